@@ -1,0 +1,46 @@
+// Attention dropout without a stored mask.
+//
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) as a pure function of
+// (seed, original edge id, head): forward and backward, CPU and CUDA draw the same mask and nothing of the size of
+// the edge set is saved. One call serves four neighbouring heads.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define EDGELESS_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define EDGELESS_HOST_DEVICE inline
+#endif
+
+namespace edgeless {
+
+struct Philox4 {
+  uint32_t lane[4];
+};
+
+EDGELESS_HOST_DEVICE Philox4 philox(uint64_t seed, uint64_t edge_id, uint32_t head_group) {
+  uint32_t c0 = static_cast<uint32_t>(edge_id), c1 = static_cast<uint32_t>(edge_id >> 32), c2 = head_group, c3 = 0;
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c0;
+    const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * c2;
+    const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
+    const uint32_t n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
+    c1 = static_cast<uint32_t>(p1);
+    c3 = static_cast<uint32_t>(p0);
+    c0 = n0;
+    c2 = n2;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// A uniform 32-bit draw below the threshold is dropped; p = 1 drops everything.
+EDGELESS_HOST_DEVICE uint64_t dropout_threshold(double p) { return static_cast<uint64_t>(p * 4294967296.0); }
+
+}  // namespace edgeless

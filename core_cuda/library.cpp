@@ -1,0 +1,33 @@
+// The schema of every op and the Python module; nothing else. Kernels register themselves from their own files.
+#include <pybind11/pybind11.h>
+#include <torch/library.h>
+
+TORCH_LIBRARY(edgeless, m) {
+  // Graphs. Index tensors are all int32 or all int64; edge_ids maps a position to the original edge id.
+  m.def("coo_to_csr(Tensor row, Tensor col, SymInt num_rows, SymInt num_cols, bool validate) -> (Tensor indptr, Tensor indices, Tensor edge_ids)");
+  m.def("csr_transpose(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor indptr, Tensor indices, Tensor edge_ids)");
+
+  // Attention. csr = [indptr, indices] or [indptr, indices, edge_ids], rows are destinations; csc the same with
+  // sources as rows, or [] where no gradient of a source tensor is needed.
+  m.def(
+      "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
+      "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "
+      "ScalarType? out_dtype) -> (Tensor out, Tensor logsumexp)");
+  m.def(
+      "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? out, Tensor logsumexp, Tensor dst, "
+      "Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, Tensor? edge_scale, "
+      "Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, bool dropped_weights, "
+      "bool[] needs) -> Tensor[]");
+  m.def(
+      "attention_weights(Tensor logsumexp, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
+      "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> Tensor");
+}
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "Compiled core of edgeless. The ops live in torch.ops.edgeless.";
+#ifdef EDGELESS_WITH_CUDA
+  m.attr("with_cuda") = true;
+#else
+  m.attr("with_cuda") = false;
+#endif
+}

@@ -1,0 +1,80 @@
+"""Builds ``edgeless._C`` against the torch that is already installed and maps the folders to import names.
+
+``shared/`` is imported as ``edgeless``, ``dgl_plugin/`` as ``edgeless.dgl`` and ``pyg_plugin/`` as ``edgeless.pyg``.
+
+Environment:
+    EDGELESS_CUDA=0|1        force the CUDA part off, or fail when it cannot be built (default: built when possible)
+    TORCH_CUDA_ARCH_LIST     CUDA architectures (default "8.0;9.0+PTX")
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import setup
+
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ImportError as error:  # without this, pip shows a bare traceback
+    raise SystemExit(
+        "edgeless compiles against the installed PyTorch, and none can be imported here. "
+        "Install it first (pip install torch), then use: pip install --no-build-isolation ."
+    ) from error
+
+ROOT = Path(__file__).parent
+CORE = ROOT / "core_cuda"
+
+
+def sources(*suffixes: str) -> list[str]:
+    return sorted(str(p.relative_to(ROOT)) for p in CORE.rglob("*") if p.name.endswith(suffixes))
+
+
+def want_cuda() -> bool:
+    choice = os.environ.get("EDGELESS_CUDA", "auto")
+    nvcc = cpp_extension.CUDA_HOME is not None and (Path(cpp_extension.CUDA_HOME) / "bin" / "nvcc").exists()
+    possible = torch.version.cuda is not None and nvcc
+    if choice == "1" and not possible:
+        raise SystemExit(
+            "EDGELESS_CUDA=1 asks for the CUDA kernels, but they need a CUDA build of PyTorch and nvcc: "
+            f"torch {torch.__version__} has CUDA {torch.version.cuda}, CUDA_HOME is {cpp_extension.CUDA_HOME}"
+        )
+    if choice == "0" or not possible:
+        why = "EDGELESS_CUDA=0" if choice == "0" else f"torch CUDA {torch.version.cuda}, nvcc {'found' if nvcc else 'not found'}"
+        print(f"edgeless: building the CPU kernels only ({why})", file=sys.stderr)
+        return False
+    os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")
+    print(f"edgeless: building CPU and CUDA kernels for {os.environ['TORCH_CUDA_ARCH_LIST']}", file=sys.stderr)
+    return True
+
+
+def extension():
+    # Instruction sets are chosen per function inside the sources, so one binary runs on any machine of this kind.
+    cxx = ["-O3", "-Wno-psabi", "-fvisibility=hidden"]
+    link = []
+    if sys.platform == "linux":
+        cxx.append("-fopenmp")
+        link.append("-fopenmp")
+    files = sources(".cpp")
+    if not want_cuda():
+        files = [f for f in files if not f.endswith("_cuda.cpp")]
+        return cpp_extension.CppExtension(
+            "edgeless._C", files, include_dirs=[str(CORE)], extra_compile_args=cxx, extra_link_args=link
+        )
+    return cpp_extension.CUDAExtension(
+        "edgeless._C",
+        files + sources(".cu"),
+        include_dirs=[str(CORE)],
+        define_macros=[("EDGELESS_WITH_CUDA", None)],
+        extra_compile_args={"cxx": cxx, "nvcc": ["-O3", "--expt-relaxed-constexpr"]},
+        extra_link_args=link,
+    )
+
+
+setup(
+    package_dir={"edgeless": "shared", "edgeless.dgl": "dgl_plugin", "edgeless.pyg": "pyg_plugin"},
+    packages=["edgeless", "edgeless.ops", "edgeless.bench", "edgeless.dgl", "edgeless.dgl.nn", "edgeless.pyg", "edgeless.pyg.nn"],
+    package_data={"edgeless": ["py.typed"]},
+    ext_modules=[extension()],
+    cmdclass={"build_ext": cpp_extension.BuildExtension},
+)
