@@ -1,0 +1,294 @@
+"""Attention over a graph, one call a layer, with no edge tensor behind it.
+
+Every function takes a :class:`edgeless.Graph` and node tensors, and is differentiable once in every floating tensor.
+``Ns``/``Nd`` are the graph's numbers of source/destination nodes, ``E`` its edges, ``H`` heads. Edge tensors are in
+the graph's original edge order. float16 and bfloat16 rows are read as they are and computed in float32.
+
+Options that all functions share:
+    edge_attr (Tensor, optional): edge features ``[E, De]``.
+    edge_proj (Tensor, optional): their projection per head; ``t_e = edge_proj @ edge_attr[e]``. Given with ``edge_attr``.
+    edge_scale (Tensor, optional): ``[E]`` or ``[E, H]``, multiplies the weights after softmax and dropout.
+    dropout (float): probability to drop an attention weight, in [0, 1]; kept ones are divided by ``1 - dropout``.
+    seed (int or int64 Tensor [1], optional): of the dropout mask; drawn from torch's generator when None.
+    return_weights (str, optional): also return the attention weights ``[E, H]`` in original edge order:
+        ``"softmax"`` before dropout, ``"dropped"`` after it.
+    out_dtype (torch.dtype, optional): default is the promoted dtype of all inputs.
+They raise ValueError for a shape, dtype, device or option that does not fit, naming the argument, what was expected
+and what came. Rows without in-edges give 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional, Union
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .backends import current_backend, kernel_refusal, NotFusedError
+from .ops.attention import statistics_dtype
+
+__all__ = ["dot_attention", "gat_attention", "gatv2_attention"]
+
+Seed = Union[int, Tensor, None]
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _expect(call: str, name: str, tensor, sizes: tuple, meaning: str) -> None:
+    """Raise unless ``tensor`` is a floating tensor whose shape is ``sizes`` (None matches anything)."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{call}: {name} must be a Tensor of shape {meaning}, got {type(tensor).__name__}")
+    shape = tensor.shape
+    if len(shape) != len(sizes) or any(want is not None and want != have for want, have in zip(sizes, shape)):
+        numbers = ", ".join("*" if size is None else str(size) for size in sizes)
+        raise ValueError(f"{call}: {name} must have shape {meaning} = [{numbers}], got {list(shape)}")
+    if tensor.dtype not in _FLOATS:
+        raise ValueError(f"{call}: {name} must be float32, float64, bfloat16 or float16, got {tensor.dtype}")
+
+
+def _check_common(call, graph, tensors, heads, edge_attr, edge_proj, edge_scale, proj_sizes, dropout, return_weights):
+    if (edge_attr is None) != (edge_proj is None):
+        missing, given = ("edge_attr", "edge_proj") if edge_attr is None else ("edge_proj", "edge_attr")
+        raise ValueError(f"{call}: {given} needs {missing} as well, got None")
+    if edge_attr is not None:
+        _expect(call, "edge_attr", edge_attr, (graph.num_edges, None), "[E, De]")
+        meaning = "[H, De]" if len(proj_sizes) == 1 else "[H, C, De]"
+        _expect(call, "edge_proj", edge_proj, (*proj_sizes, edge_attr.size(1)), meaning)
+    if edge_scale is not None:
+        if isinstance(edge_scale, Tensor) and edge_scale.dim() == 1:
+            _expect(call, "edge_scale", edge_scale, (graph.num_edges,), "[E] or [E, H]")
+        else:
+            _expect(call, "edge_scale", edge_scale, (graph.num_edges, heads), "[E] or [E, H]")
+    if not 0.0 <= dropout <= 1.0:
+        raise ValueError(f"{call}: dropout must lie in [0, 1], got {dropout}")
+    if return_weights not in (None, "softmax", "dropped"):
+        raise ValueError(f"{call}: return_weights must be None, 'softmax' or 'dropped', got {return_weights!r}")
+    device = graph.device
+    for name, tensor in (*tensors, ("edge_attr", edge_attr), ("edge_proj", edge_proj), ("edge_scale", edge_scale)):
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{call}: {name} must be on the graph's device {device}, got {tensor.device}")
+
+
+def _promoted(tensors) -> torch.dtype:
+    dtype = None
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = tensor.dtype if dtype is None else torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def _cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+
+
+def _seed_tensor(seed: Seed, device) -> Tensor:
+    if seed is None:
+        return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
+    if isinstance(seed, Tensor):
+        return seed.to(device=device, dtype=torch.int64).reshape(1)
+    return torch.tensor([seed], dtype=torch.int64, device=device)
+
+
+def _runs_reference(call: str, device: torch.device) -> bool:
+    backend = current_backend()
+    if backend == "reference":
+        return True
+    refusal = kernel_refusal(device)
+    if refusal is None:
+        return False
+    if backend == "fused":
+        raise NotFusedError(f"{call}: {refusal}")
+    return True
+
+
+def _fused(
+    graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
+    dropout, seed, return_weights, out_dtype,
+):  # fmt: skip
+    out_dtype = out_dtype or _promoted((dst, src, value, att, edge_attr, edge_proj, edge_scale))
+    rows = _promoted((dst, src, value))
+    parameters = statistics_dtype(rows)
+    dst, src, value, edge_attr = (_cast(t, rows) for t in (dst, src, value, edge_attr))
+    att, edge_proj, edge_scale = (_cast(t, parameters) for t in (att, edge_proj, edge_scale))
+    if edge_scale is not None and edge_scale.dim() == 1:
+        edge_scale = edge_scale.unsqueeze(1).expand(-1, dst.size(1))
+    seed = _seed_tensor(seed, dst.device) if dropout > 0 else None
+    csr = [t for t in graph.csr if t is not None]
+    needs_csc = torch.is_grad_enabled() and (src.requires_grad or (value is not None and value.requires_grad))
+    csc = [t for t in graph.csc if t is not None] if needs_csc else []
+    kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
+    out, logsumexp = torch.ops.edgeless.attention(
+        dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out
+    )
+    out = _cast(out, out_dtype)
+    if return_weights is None:
+        return out
+    rate = dropout if return_weights == "dropped" else 0.0
+    weights = torch.ops.edgeless.attention_weights(
+        logsumexp, dst, src, att, edge_attr, edge_proj, csr, csc, seed if rate > 0 else None, score, coefficient, rate
+    )
+    return out, _cast(weights, out_dtype)
+
+
+def gatv2_attention(
+    graph,
+    x_l: Tensor,
+    x_r: Tensor,
+    att: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    edge_attr: Optional[Tensor] = None,
+    edge_proj: Optional[Tensor] = None,
+    edge_scale: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    return_weights: Optional[str] = None,
+    out_dtype: Optional[torch.dtype] = None,
+):
+    r"""GATv2 (Brody, Alon, Yahav: "How Attentive are Graph Attention Networks?", ICLR 2022, equation 7).
+
+    .. math:: o_i = \sum_j \mathrm{softmax}_j(a^\top \mathrm{LeakyReLU}(x^l_j + x^r_i + t_{ij}))\, x^l_j
+
+    Args:
+        graph (edgeless.Graph): messages flow from sources to destinations.
+        x_l (Tensor): projected sources ``[Ns, H, C]``; keys and values at once.
+        x_r (Tensor): projected destinations ``[Nd, H, C]``.
+        att (Tensor): attention vector ``[H, C]``.
+        negative_slope (float): of the LeakyReLU.
+        edge_proj (Tensor, optional): ``[H, C, De]``; the edge term enters the logit only.
+
+    The other options, and what is raised, stand at the head of :mod:`edgeless.functional`.
+
+    Returns:
+        Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
+    """
+    call = "gatv2_attention"
+    _expect(call, "x_l", x_l, (graph.num_src, None, None), "[Ns, H, C]")
+    _, heads, channels = x_l.shape
+    _expect(call, "x_r", x_r, (graph.num_dst, heads, channels), "[Nd, H, C]")
+    _expect(call, "att", att, (heads, channels), "[H, C]")
+    _check_common(
+        call, graph, (("x_l", x_l), ("x_r", x_r), ("att", att)), heads,
+        edge_attr, edge_proj, edge_scale, (heads, channels), dropout, return_weights,
+    )  # fmt: skip
+    if _runs_reference(call, x_l.device):
+        return reference.gatv2_attention(
+            graph, x_l, x_r, att, negative_slope=negative_slope, edge_attr=edge_attr, edge_proj=edge_proj,
+            edge_scale=edge_scale, dropout=dropout, seed=seed, return_weights=return_weights, out_dtype=out_dtype,
+        )  # fmt: skip
+    return _fused(
+        graph, "gatv2", negative_slope, x_r, x_l, None, att, edge_attr, edge_proj, edge_scale,
+        dropout, seed, return_weights, out_dtype,
+    )  # fmt: skip
+
+
+def gat_attention(
+    graph,
+    x: Tensor,
+    a_l: Tensor,
+    a_r: Optional[Tensor] = None,
+    *,
+    negative_slope: float = 0.2,
+    edge_attr: Optional[Tensor] = None,
+    edge_proj: Optional[Tensor] = None,
+    edge_scale: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    return_weights: Optional[str] = None,
+    out_dtype: Optional[torch.dtype] = None,
+):
+    r"""GAT (Veličković et al.: "Graph Attention Networks", ICLR 2018, equation 3), with the two halves of the attention
+    vector already applied to the nodes.
+
+    .. math:: o_i = \sum_j \mathrm{softmax}_j(\mathrm{LeakyReLU}(a^l_j + a^r_i + t_{ij}))\, x_j
+
+    Args:
+        graph (edgeless.Graph): messages flow from sources to destinations.
+        x (Tensor): values ``[Ns, H, C]``.
+        a_l (Tensor): logit of a source ``[Ns, H]``.
+        a_r (Tensor, optional): logit of a destination ``[Nd, H]``; None is zero.
+        negative_slope (float): of the LeakyReLU.
+        edge_proj (Tensor, optional): ``[H, De]``; the edge term enters the logit only.
+
+    The other options, and what is raised, stand at the head of :mod:`edgeless.functional`.
+
+    Returns:
+        Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
+    """
+    call = "gat_attention"
+    _expect(call, "x", x, (graph.num_src, None, None), "[Ns, H, C]")
+    heads = x.size(1)
+    _expect(call, "a_l", a_l, (graph.num_src, heads), "[Ns, H]")
+    if a_r is not None:
+        _expect(call, "a_r", a_r, (graph.num_dst, heads), "[Nd, H]")
+    _check_common(
+        call, graph, (("x", x), ("a_l", a_l), ("a_r", a_r)), heads,
+        edge_attr, edge_proj, edge_scale, (heads,), dropout, return_weights,
+    )  # fmt: skip
+    if _runs_reference(call, x.device):
+        return reference.gat_attention(
+            graph, x, a_l, a_r, negative_slope=negative_slope, edge_attr=edge_attr, edge_proj=edge_proj,
+            edge_scale=edge_scale, dropout=dropout, seed=seed, return_weights=return_weights, out_dtype=out_dtype,
+        )  # fmt: skip
+    if a_r is None:
+        a_r = a_l.new_zeros(graph.num_dst, heads)
+    proj = None if edge_proj is None else edge_proj.unsqueeze(1)
+    return _fused(
+        graph, "gat", negative_slope, a_r.unsqueeze(-1), a_l.unsqueeze(-1), x, None, edge_attr, proj, edge_scale,
+        dropout, seed, return_weights, out_dtype,
+    )  # fmt: skip
+
+
+def dot_attention(
+    graph,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: Optional[float] = None,
+    edge_attr: Optional[Tensor] = None,
+    edge_proj: Optional[Tensor] = None,
+    edge_scale: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    return_weights: Optional[str] = None,
+    out_dtype: Optional[torch.dtype] = None,
+):
+    r"""Scaled dot-product attention over the edges (Shi et al.: "Masked Label Prediction", IJCAI 2021, equations 3-4).
+
+    .. math:: o_i = \sum_j \mathrm{softmax}_j(s\, q_i^\top (k_j + t_{ij}))\, (v_j + t_{ij})
+
+    Args:
+        graph (edgeless.Graph): messages flow from sources to destinations.
+        q (Tensor): queries ``[Nd, H, D]``.
+        k (Tensor): keys ``[Ns, H, D]``.
+        v (Tensor): values ``[Ns, H, C]``; C may differ from D when there is no edge term.
+        scale (float, optional): ``s``; default ``1 / sqrt(D)``.
+        edge_proj (Tensor, optional): ``[H, C, De]``; the edge term enters key and value.
+
+    The other options, and what is raised, stand at the head of :mod:`edgeless.functional`.
+
+    Returns:
+        Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
+    """
+    call = "dot_attention"
+    _expect(call, "q", q, (graph.num_dst, None, None), "[Nd, H, D]")
+    _, heads, dim = q.shape
+    _expect(call, "k", k, (graph.num_src, heads, dim), "[Ns, H, D]")
+    _expect(call, "v", v, (graph.num_src, heads, None if edge_attr is None else dim), "[Ns, H, C]")
+    _check_common(
+        call, graph, (("q", q), ("k", k), ("v", v)), heads,
+        edge_attr, edge_proj, edge_scale, (heads, dim), dropout, return_weights,
+    )  # fmt: skip
+    if _runs_reference(call, q.device):
+        return reference.dot_attention(
+            graph, q, k, v, scale=scale, edge_attr=edge_attr, edge_proj=edge_proj, edge_scale=edge_scale,
+            dropout=dropout, seed=seed, return_weights=return_weights, out_dtype=out_dtype,
+        )  # fmt: skip
+    if scale is None:
+        scale = 1 / math.sqrt(dim) if dim else 1.0
+    return _fused(
+        graph, "dot", scale, q, k, v, None, edge_attr, edge_proj, edge_scale,
+        dropout, seed, return_weights, out_dtype,
+    )  # fmt: skip

@@ -1,0 +1,158 @@
+"""The truth that the kernels are tested against: the same functions in plain PyTorch.
+
+Everything here materialises edge tensors and is slow on purpose: one line per line of the formula. 16-bit inputs are
+computed in float32 and rounded once. See :mod:`edgeless.functional` for the arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["dot_attention", "dropout_mask", "gat_attention", "gatv2_attention"]
+
+_MASK32 = 0xFFFFFFFF
+
+
+def _philox(seed: int, edge_id: Tensor, head_group: Tensor) -> list[Tensor]:
+    """Philox4x32-10 of ``core_cuda/common/dropout.h``: four int64 tensors that hold 32-bit draws."""
+    c0, c1 = edge_id & _MASK32, (edge_id >> 32) & _MASK32
+    c2, c3 = head_group.expand_as(c0), torch.zeros_like(c0)
+    k0, k1 = seed & _MASK32, (seed >> 32) & _MASK32
+    for _ in range(10):
+        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps: the low 64 bits are right
+        c0, c2 = ((p1 >> 32) & _MASK32) ^ c1 ^ k0, ((p0 >> 32) & _MASK32) ^ c3 ^ k1
+        c1, c3 = p1 & _MASK32, p0 & _MASK32
+        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
+    return [c0, c1, c2, c3]
+
+
+def dropout_mask(seed: Tensor | int, num_edges: int, heads: int, p: float, device="cpu") -> Tensor:
+    """Boolean [E, H]: True where the attention weight is kept by the generator that the kernels use."""
+    ids = torch.arange(num_edges, dtype=torch.int64, device=device)
+    groups = (heads + 3) // 4
+    lanes = [
+        lane
+        for group in range(groups)
+        for lane in _philox(int(seed), ids, torch.tensor(group, dtype=torch.int64, device=device))
+    ]
+    return torch.stack(lanes, dim=1)[:, :heads] >= int(p * 2**32)
+
+
+def _attend(graph, logits, messages, edge_scale, dropout, seed, return_weights, out_dtype):
+    """Softmax of ``logits`` [E, H] over each destination, then the weighted sum of ``messages`` [E, H, C]."""
+    dst = graph.edge_index()[1]
+    num_dst, heads = graph.num_dst, logits.size(1)
+    index = dst.unsqueeze(1).expand_as(logits)
+    top = logits.new_full((num_dst, heads), -math.inf).scatter_reduce(0, index, logits.detach(), "amax")
+    weights = (logits - top[dst]).exp()
+    weights = weights / torch.zeros_like(top).index_add(0, dst, weights)[dst]
+    softmax = weights
+    if dropout > 0:
+        keep = dropout_mask(seed, graph.num_edges, heads, dropout, logits.device)
+        weights = torch.where(keep, weights / (1 - dropout) if dropout < 1 else weights, 0.0)
+    dropped = weights
+    if edge_scale is not None:
+        weights = weights * (edge_scale.unsqueeze(1) if edge_scale.dim() == 1 else edge_scale)
+    out = messages.new_zeros(num_dst, *messages.shape[1:]).index_add(0, dst, weights.unsqueeze(-1) * messages)
+    out = out.to(out_dtype)
+    if return_weights is None:
+        return out
+    return out, (softmax if return_weights == "softmax" else dropped).to(out_dtype)
+
+
+def _prepare(tensors, dropout, seed, out_dtype):
+    """Raise 16-bit tensors to float32, settle the output's dtype and draw a seed where one is needed."""
+    given = [t for t in tensors if t is not None]
+    dtype = given[0].dtype
+    for t in given[1:]:
+        dtype = torch.promote_types(dtype, t.dtype)
+    compute = torch.promote_types(dtype, torch.float32)
+    if dropout > 0 and seed is None:
+        seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=given[0].device)
+    return [None if t is None else t.to(compute) for t in tensors], seed, out_dtype or dtype
+
+
+def gatv2_attention(
+    graph,
+    x_l: Tensor,
+    x_r: Tensor,
+    att: Tensor,
+    *,
+    negative_slope: float = 0.2,
+    edge_attr: Optional[Tensor] = None,
+    edge_proj: Optional[Tensor] = None,
+    edge_scale: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    seed: Tensor | int | None = None,
+    return_weights: Optional[str] = None,
+    out_dtype: Optional[torch.dtype] = None,
+):
+    """Plain version of :func:`edgeless.functional.gatv2_attention`."""
+    tensors, seed, out_dtype = _prepare([x_l, x_r, att, edge_attr, edge_proj, edge_scale], dropout, seed, out_dtype)
+    x_l, x_r, att, edge_attr, edge_proj, edge_scale = tensors
+    src, dst = graph.edge_index()
+    hidden = x_l[src] + x_r[dst]
+    if edge_attr is not None:
+        hidden = hidden + torch.einsum("hcd,ed->ehc", edge_proj, edge_attr)
+    logits = (F.leaky_relu(hidden, negative_slope) * att).sum(-1)
+    return _attend(graph, logits, x_l[src], edge_scale, dropout, seed, return_weights, out_dtype)
+
+
+def gat_attention(
+    graph,
+    x: Tensor,
+    a_l: Tensor,
+    a_r: Optional[Tensor],
+    *,
+    negative_slope: float = 0.2,
+    edge_attr: Optional[Tensor] = None,
+    edge_proj: Optional[Tensor] = None,
+    edge_scale: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    seed: Tensor | int | None = None,
+    return_weights: Optional[str] = None,
+    out_dtype: Optional[torch.dtype] = None,
+):
+    """Plain version of :func:`edgeless.functional.gat_attention`."""
+    tensors, seed, out_dtype = _prepare([x, a_l, a_r, edge_attr, edge_proj, edge_scale], dropout, seed, out_dtype)
+    x, a_l, a_r, edge_attr, edge_proj, edge_scale = tensors
+    src, dst = graph.edge_index()
+    logits = a_l[src] if a_r is None else a_l[src] + a_r[dst]
+    if edge_attr is not None:
+        logits = logits + edge_attr @ edge_proj.t()
+    logits = F.leaky_relu(logits, negative_slope)
+    return _attend(graph, logits, x[src], edge_scale, dropout, seed, return_weights, out_dtype)
+
+
+def dot_attention(
+    graph,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: Optional[float] = None,
+    edge_attr: Optional[Tensor] = None,
+    edge_proj: Optional[Tensor] = None,
+    edge_scale: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    seed: Tensor | int | None = None,
+    return_weights: Optional[str] = None,
+    out_dtype: Optional[torch.dtype] = None,
+):
+    """Plain version of :func:`edgeless.functional.dot_attention`."""
+    tensors, seed, out_dtype = _prepare([q, k, v, edge_attr, edge_proj, edge_scale], dropout, seed, out_dtype)
+    q, k, v, edge_attr, edge_proj, edge_scale = tensors
+    if scale is None:
+        scale = 1 / math.sqrt(q.size(-1)) if q.size(-1) else 1.0
+    src, dst = graph.edge_index()
+    key, value = k[src], v[src]
+    if edge_attr is not None:
+        term = torch.einsum("hcd,ed->ehc", edge_proj, edge_attr)
+        key, value = key + term, value + term
+    logits = (q[dst] * key).sum(-1) * scale
+    return _attend(graph, logits, value, edge_scale, dropout, seed, return_weights, out_dtype)
