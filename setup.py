@@ -8,6 +8,7 @@ Environment:
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -18,12 +19,22 @@ try:
     from torch.utils import cpp_extension
 except ImportError as error:  # without this, pip shows a bare traceback
     raise SystemExit(
-        "edgeless compiles against the installed PyTorch, and none can be imported here. "
-        "Install it first (pip install torch), then use: pip install --no-build-isolation ."
+        "edgeless compiles against the PyTorch that it will run with, and none can be imported here. "
+        "Install torch, setuptools and wheel first, then use: pip install --no-build-isolation ."
     ) from error
 
 ROOT = Path(__file__).parent
 CORE = ROOT / "core_cuda"
+
+
+def version() -> str:
+    """The one in shared/__init__.py, read and not imported: the package cannot be imported before it is built."""
+    return re.search(r'^__version__ = "(.+)"$', (ROOT / "shared" / "__init__.py").read_text(), re.MULTILINE)[1]
+
+
+def packages(name: str, folder: str) -> list[str]:
+    inner = (p.parent.relative_to(ROOT / folder) for p in (ROOT / folder).rglob("__init__.py"))
+    return sorted(".".join((name, *p.parts)) for p in inner)
 
 
 def sources(*suffixes: str) -> list[str]:
@@ -50,7 +61,8 @@ def want_cuda() -> bool:
 
 def extension():
     # Instruction sets are chosen per function inside the sources, so one binary runs on any machine of this kind.
-    cxx = ["-O3", "-Wno-psabi", "-fvisibility=hidden"]
+    # -g0: Python's own flags ask for debug information, which makes the build slower and the file ten times larger.
+    cxx = ["-O3", "-g0", "-Wno-psabi", "-fvisibility=hidden"]
     link = []
     if sys.platform == "linux":
         cxx.append("-fopenmp")
@@ -71,10 +83,13 @@ def extension():
     )
 
 
+FOLDERS = {"edgeless": "shared", "edgeless.dgl": "dgl_plugin", "edgeless.pyg": "pyg_plugin"}
+
 setup(
-    package_dir={"edgeless": "shared", "edgeless.dgl": "dgl_plugin", "edgeless.pyg": "pyg_plugin"},
-    packages=["edgeless", "edgeless.ops", "edgeless.bench", "edgeless.dgl", "edgeless.dgl.nn", "edgeless.pyg", "edgeless.pyg.nn"],
-    package_data={"edgeless": ["py.typed"]},
+    version=version(),
+    package_dir=FOLDERS,
+    packages=[package for name, folder in FOLDERS.items() for package in packages(name, folder)],
+    package_data={"edgeless": ["py.typed"], "edgeless.bench": ["*.json"]},
     ext_modules=[extension()],
     cmdclass={"build_ext": cpp_extension.BuildExtension},
 )
