@@ -1,0 +1,117 @@
+"""What a graph's input must look like. Every error names the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+_INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
+    getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)
+}
+
+
+def compiling() -> bool:
+    """Whether torch.compile or torch.export is tracing: then nothing may look at the values of a tensor."""
+    return torch.compiler.is_compiling()
+
+
+def check_integers(name: str, tensor, shape: str) -> None:
+    """Raise unless ``tensor`` is a dense tensor of integers."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a Tensor of shape {shape}, got {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise ValueError(f"{name} must be a dense Tensor, got layout {tensor.layout}; see Graph.from_torch_sparse")
+    if tensor.dtype not in _INTEGERS:
+        raise ValueError(f"{name} must have an integer dtype, got {tensor.dtype}")
+
+
+def check_edge_index(call: str, edge_index) -> None:
+    """Raise unless ``edge_index`` is an integer Tensor ``[2, E]``."""
+    check_integers(f"{call}: edge_index", edge_index, "[2, E]")
+    if edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise ValueError(f"{call}: edge_index must have shape [2, E], got {list(edge_index.shape)}")
+
+
+def check_num_nodes(call: str, name: str, value) -> None:
+    """Raise unless ``value`` is a number of nodes."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{call}: {name} must be an int, got {type(value).__name__}")
+    if value < 0:
+        raise ValueError(f"{call}: {name} must not be negative, got {value}")
+
+
+def num_nodes_of(call: str, src: Tensor, dst: Tensor, num_src: Optional[int], num_dst: Optional[int]):
+    """(num_src, num_dst), with what is None taken from the largest ids: of both sides when both are None."""
+    for name, value in (("num_src", num_src), ("num_dst", num_dst)):
+        if value is not None:
+            check_num_nodes(call, name, value)
+    square = num_src is None and num_dst is None
+    if num_src is None:
+        num_src = _largest(src) + 1
+    if num_dst is None:
+        num_dst = _largest(dst) + 1
+    if square:
+        num_src = num_dst = max(num_src, num_dst)
+    return num_src, num_dst
+
+
+def _largest(ids: Tensor) -> int:
+    return int(ids.max()) if ids.numel() else -1
+
+
+def check_ids(name: str, ids: Tensor, limit_name: str, limit: int) -> None:
+    """Raise IndexError naming the first id outside ``0 <= id < limit``."""
+    bad = (ids < 0) | (ids >= limit)
+    if bool(bad.any()):
+        position = int(bad.to(torch.uint8).argmax())
+        raise IndexError(
+            f"{name} has id {int(ids[position])} at position {position}, "
+            f"but {limit_name} = {limit} allows ids from 0 to {limit - 1}"
+        )
+
+
+def check_compressed(call, indptr, indices, edge_ids, num_cols, limit_name, values: bool) -> None:
+    """Raise unless the arrays form a compressed adjacency; look at their values only when ``values`` is set."""
+    check_integers(f"{call}: indptr", indptr, "[rows + 1]")
+    check_integers(f"{call}: indices", indices, "[E]")
+    if indptr.dim() != 1 or indptr.numel() == 0:
+        raise ValueError(f"{call}: indptr must have shape [rows + 1], got {list(indptr.shape)}")
+    if indices.dim() != 1:
+        raise ValueError(f"{call}: indices must have shape [E], got {list(indices.shape)}")
+    _check_device(f"{call}: indices", indices, indptr)
+    if edge_ids is not None:
+        check_integers(f"{call}: edge_ids", edge_ids, "[E]")
+        if edge_ids.shape != indices.shape:
+            raise ValueError(f"{call}: edge_ids must have shape [E] = {list(indices.shape)}, got {list(edge_ids.shape)}")
+        _check_device(f"{call}: edge_ids", edge_ids, indptr)
+    if values:
+        _check_indptr(call, indptr, indices.numel())
+        check_ids(f"{call}: indices", indices, limit_name, indptr.numel() - 1 if num_cols is None else num_cols)
+        if edge_ids is not None:
+            _check_permutation(call, edge_ids)
+
+
+def _check_device(name: str, tensor: Tensor, like: Tensor) -> None:
+    if tensor.device != like.device:
+        raise ValueError(f"{name} must be on the device of indptr, {like.device}, got {tensor.device}")
+
+
+def _check_indptr(call: str, indptr: Tensor, num_edges: int) -> None:
+    first, last = int(indptr[0]), int(indptr[-1])
+    if first != 0 or last != num_edges:
+        raise ValueError(f"{call}: indptr must run from 0 to E = {num_edges}, got {first} to {last}")
+    falls = indptr[1:] < indptr[:-1]
+    if bool(falls.any()):
+        row = int(falls.to(torch.uint8).argmax())
+        raise ValueError(f"{call}: indptr must not fall, got {int(indptr[row])} then {int(indptr[row + 1])} at row {row}")
+
+
+def _check_permutation(call: str, edge_ids: Tensor) -> None:
+    check_ids(f"{call}: edge_ids", edge_ids, "E", edge_ids.numel())
+    seen = torch.zeros(edge_ids.numel(), dtype=torch.bool, device=edge_ids.device)
+    seen[edge_ids.to(torch.int64)] = True
+    if not bool(seen.all()):
+        missing = int((~seen).to(torch.uint8).argmax())
+        raise ValueError(f"{call}: edge_ids must be a permutation of 0 to {edge_ids.numel() - 1}, but {missing} is missing")
