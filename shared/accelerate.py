@@ -1,0 +1,76 @@
+"""Turns the stock layers of an existing model into fused ones, in place."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass, field
+
+import torch
+
+from .backends import FAMILIES, LAYERS
+
+# Framework -> the adapter that registers its layers. Only frameworks that the user's program has imported are asked.
+ADAPTERS = {"torch_geometric": "edgeless.pyg.nn", "dgl": "edgeless.dgl.nn"}
+
+
+@dataclass
+class AccelerateReport:
+    """What :func:`accelerate` did.
+
+    Attributes:
+        swapped: (name in the model, old class, new class) of every layer that was swapped.
+        kept: (name in the model, class, why) of every graph layer that was not.
+    """
+
+    swapped: list[tuple[str, type, type]] = field(default_factory=list)
+    kept: list[tuple[str, type, str]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"swapped {len(self.swapped)}, kept {len(self.kept)}"]
+        for name, old, new in self.swapped:
+            lines.append(f"  {name or '(the model)'}: {old.__name__} -> {new.__module__}.{new.__name__}")
+        for name, cls, why in self.kept:
+            lines.append(f"  {name or '(the model)'}: {cls.__name__} kept, {why}")
+        return "\n".join(lines)
+
+
+def accelerate(model: torch.nn.Module) -> AccelerateReport:
+    """Swaps every stock layer that edgeless has a fused version of, anywhere inside ``model``.
+
+    The modules stay the same objects: parameters, the optimizer's references to them, hooks, buffers and training mode
+    are kept; only the class changes. Calling it again changes nothing.
+
+    Args:
+        model: any module, or a single layer.
+
+    Raises:
+        TypeError: if ``model`` is not a module.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"accelerate: model must be a torch.nn.Module, got {type(model).__name__}")
+    for framework, adapter in ADAPTERS.items():
+        if sys.modules.get(framework) is not None:
+            importlib.import_module(adapter)
+    report = AccelerateReport()
+    for name, module in model.named_modules():
+        cls = type(module)
+        if cls in LAYERS:
+            module.__class__ = LAYERS[cls]
+            report.swapped.append((name, cls, LAYERS[cls]))
+        elif why := _why_kept(module):
+            report.kept.append((name, cls, why))
+    return report
+
+
+def _why_kept(module: torch.nn.Module) -> str | None:
+    """Why a graph layer is left alone; None for a fused layer and for what is no graph layer at all."""
+    cls = type(module)
+    if hasattr(module, "_fusion_refusals"):
+        return None
+    for stock in cls.__mro__[1:]:
+        if stock in LAYERS:
+            return f"it is a subclass of {stock.__name__}, whose changes the fused layer does not know"
+    if any(is_layer(module) for is_layer in FAMILIES.values()):
+        return f"edgeless has no fused {cls.__name__}"
+    return None

@@ -1,0 +1,55 @@
+"""The one place where a drop-in layer chooses between its own path and the stock layer's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .backends import NotFusedError, current_backend, explain
+
+
+class FusedLayer:
+    """Mixin of every drop-in layer; stands before the stock class among the bases and holds no state of its own.
+
+    A layer of an adapter looks like this, with the stock forward's own signature three times::
+
+        class GATConv(FusedLayer, stock.GATConv):
+            def forward(self, graph, feat, edge_weight=None, get_attention=False):
+                return self._choose(graph, feat, edge_weight, get_attention)
+
+            def _fusion_refusals(self, graph, feat, edge_weight=None, get_attention=False):
+                return ["..."]  # one clause per reason, no capital, no full stop; [] when the kernels cover the call
+
+            def _fused_forward(self, graph, feat, edge_weight, get_attention):
+                ...
+
+    ``_fusion_refusals`` computes nothing, raises nothing on any input that the stock forward accepts and stays cheap:
+    it runs on every call. Input that the stock forward rejects is refused too, so that the stock layer's own error is
+    what the user sees. The class must not define ``__init__`` state: ``edgeless.accelerate`` turns a stock instance
+    into a fused one by assigning ``__class__``.
+    """
+
+    def _fusion_refusals(self, *inputs: Any) -> list[str]:
+        """Why a call with these inputs cannot run on the kernels; empty when it can."""
+        raise NotImplementedError
+
+    def _fused_forward(self, *inputs: Any) -> Any:
+        """The stock forward's result by way of ``edgeless.functional``."""
+        raise NotImplementedError
+
+    def _stock_forward(self, *inputs: Any) -> Any:
+        """The stock layer's own forward. Overridden where an input of ours has to be translated for it first."""
+        return super().forward(*inputs)
+
+    def _choose(self, *inputs: Any) -> Any:
+        """Runs the fused or the stock forward, as ``edgeless.backend`` says.
+
+        Raises:
+            NotFusedError: under ``backend("fused")`` if the kernels do not cover this call.
+        """
+        choice = current_backend()
+        if choice != "reference":
+            if not self._fusion_refusals(*inputs):
+                return self._fused_forward(*inputs)
+            if choice == "fused":
+                raise NotFusedError(str(explain(self, *inputs)))
+        return self._stock_forward(*inputs)

@@ -1,0 +1,130 @@
+"""Which path a layer takes, and the words that explain it.
+
+``backend("auto" | "fused" | "reference")`` chooses for everything inside a ``with`` block; ``explain(layer, *inputs)``
+says whether one call would run fused and, if not, why not. Layers ask :func:`current_backend`; adapters tell which
+stock class they replace with :func:`register_layer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+import torch
+
+from . import _C  # noqa: F401  registers the ops
+
+BACKENDS = ("auto", "fused", "reference")
+
+# One value for the whole process, like the flags in torch.backends: autograd and data-parallel threads see it too.
+_current = "auto"
+
+
+class NotFusedError(RuntimeError):
+    """Raised under ``backend("fused")`` by a call that the kernels do not cover, in the words of :func:`explain`."""
+
+
+def current_backend() -> str:
+    """The backend in force: ``"auto"``, ``"fused"`` or ``"reference"``."""
+    return _current
+
+
+@contextlib.contextmanager
+def backend(name: str) -> Iterator[None]:
+    """Chooses how everything inside the ``with`` block runs. The choice holds for the whole process.
+
+    Args:
+        name: ``"auto"``: the kernels where they cover a call, otherwise the stock forward (layers) or plain PyTorch
+            (functional). ``"fused"``: the kernels or an error. ``"reference"``: the stock forward or plain PyTorch.
+
+    Raises:
+        ValueError: for any other name.
+    """
+    global _current
+    if name not in BACKENDS:
+        raise ValueError(f"backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
+    previous, _current = _current, name
+    try:
+        yield
+    finally:
+        _current = previous
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` found. True in a boolean context when the call runs fused."""
+
+    layer: str
+    fused: bool
+    reasons: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return self.fused
+
+    def __str__(self) -> str:
+        if self.fused:
+            return f"{self.layer} runs fused."
+        return f"{self.layer} does not run fused, because {'; because '.join(self.reasons)}."
+
+
+def explain(layer: torch.nn.Module, *inputs, **kwargs) -> Explanation:
+    """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and why not; nothing is computed.
+
+    Args:
+        layer: a layer, of edgeless or not.
+        *inputs, **kwargs: what the layer would be called with.
+    """
+    name = type(layer).__name__
+    if not hasattr(layer, "_fusion_refusals"):
+        reason = f"{name} is not a layer of edgeless"
+        if type(layer) in LAYERS:
+            reason = (
+                f"it is the stock layer, which edgeless.accelerate(model) turns into {LAYERS[type(layer)].__module__}"
+            )
+        return Explanation(name, False, (reason,))
+    reasons = layer._fusion_refusals(*inputs, **kwargs)
+    if current_backend() == "reference":
+        reasons = ['edgeless.backend("reference") is in force', *reasons]
+    return Explanation(name, not reasons, tuple(reasons))
+
+
+def _look_for_kernels(kind: str) -> Optional[str]:
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(kind)
+    if key is None:
+        return f"edgeless has no kernels for {kind!r} devices"
+    if torch._C._dispatch_has_kernel_for_dispatch_key("edgeless::attention", key):
+        return None
+    return f"this build of edgeless has no {key} kernels"
+
+
+# Looked up at import, because torch.compile cannot trace the look-up.
+_KERNELS = {kind: _look_for_kernels(kind) for kind in ("cpu", "cuda")}
+
+
+def kernel_refusal(device: torch.device) -> Optional[str]:
+    """Why the attention kernels cannot run on ``device``, or None where they can."""
+    kind = device.type
+    return _KERNELS[kind] if kind in _KERNELS else _look_for_kernels(kind)
+
+
+# Stock layer class -> the class of edgeless that replaces it; and, per framework, what counts as one of its layers.
+LAYERS: dict[type, type] = {}
+FAMILIES: dict[str, Callable[[torch.nn.Module], bool]] = {}
+
+
+def register_layer(stock: type, fused: type) -> None:
+    """Lets ``edgeless.accelerate`` turn instances of exactly ``stock`` into ``fused`` (a subclass without own state).
+
+    Raises:
+        TypeError: if ``fused`` does not subclass ``stock``: swapping the class of an instance would break it.
+    """
+    if not issubclass(fused, stock):
+        raise TypeError(f"register_layer: fused must be a subclass of {stock.__name__}, got {fused.__name__}")
+    LAYERS[stock] = fused
+
+
+def register_family(framework: str, is_layer: Callable[[torch.nn.Module], bool]) -> None:
+    """Lets ``edgeless.accelerate`` report the layers of a framework that it has no fused version of."""
+    FAMILIES[framework] = is_layer
