@@ -1,0 +1,39 @@
+"""Fixtures of all tests: real graphs where they are at hand, and no CUDA test without a GPU."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("DGLBACKEND", "pytorch")  # before anything imports dgl, which would else write a config file
+
+import pytest
+import torch
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder with Cora and the heterophilous graphs, kept beside the repository (see DEVELOPERS.md)."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"needs the data sets in {SHARED_DATA}")
+    return SHARED_DATA
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cuda: needs a CUDA device and a build with the CUDA kernels")
+
+
+def _cuda_refusal() -> str:
+    if not torch.cuda.is_available():
+        return "needs a CUDA device"
+    from edgeless import _C
+
+    return "" if _C.with_cuda else "needs edgeless built with its CUDA kernels"
+
+
+def pytest_collection_modifyitems(config, items):
+    wanting = [item for item in items if item.get_closest_marker("cuda")]
+    refusal = _cuda_refusal() if wanting else ""
+    if refusal:
+        for item in wanting:
+            item.add_marker(pytest.mark.skip(reason=refusal))
