@@ -1,1 +1,15 @@
+"""The fused layers, under the names of ``dgl.nn``."""
 
+from edgeless.backends import register_family, register_layer
+
+from .._framework import stock
+from .dotgatconv import DotGatConv
+from .gatconv import GATConv
+from .gatv2conv import GATv2Conv
+
+__all__ = ["DotGatConv", "GATConv", "GATv2Conv"]
+
+register_layer(stock.DotGatConv, DotGatConv)
+register_layer(stock.GATConv, GATConv)
+register_layer(stock.GATv2Conv, GATv2Conv)
+register_family("dgl", lambda module: type(module).__module__.startswith("dgl.nn.pytorch.conv."))

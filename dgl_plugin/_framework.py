@@ -1,0 +1,15 @@
+"""Imports DGL, or says in one sentence what to do."""
+
+try:
+    import dgl
+    from dgl.nn.pytorch import conv as stock  # noqa: F401
+except (ImportError, OSError) as error:  # OSError: a compiled library of DGL is missing or does not load
+    _cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    _remedy = (
+        "call edgeless.dgl.graphbolt.stub() before the first import of dgl"
+        if "graphbolt" in str(error)
+        else "run `pip install 'edgeless[dgl]'`"
+    )
+    raise ImportError(f"edgeless.dgl needs DGL, whose import fails here ({_cause}): {_remedy}.") from error
+
+DGLGraph = dgl.DGLGraph

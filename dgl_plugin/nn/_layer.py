@@ -1,0 +1,89 @@
+"""What the fused layers of DGL share: when they refuse a call, and the steps around the attention."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from edgeless import FusedLayer, Graph
+from edgeless.backends import kernel_refusal
+
+from ..convert import relation_refusal, to_graph
+
+_FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
+
+
+class DGLLayer(FusedLayer):
+    """Mixin before the stock class: the stock layer's parameters and options, one fused call in place of its edges.
+
+    The stock layer raises DGLError for a graph with zero-in-degree nodes unless ``allow_zero_in_degree``. Such a call
+    is refused here, so that the stock layer raises. Whether there are such nodes is remembered with the graph.
+    """
+
+    # Submodules that the kernel takes over, and what they have to be for that.
+    _taken_over: tuple[tuple[str, type], ...] = ()
+    # Whether feat may have more dimensions than [N, F].
+    _batch_dims = False
+
+    def _fusion_refusals(self, graph, feat, get_attention=False) -> list[str]:
+        reasons = [
+            f"{name} is not a plain {cls.__name__}, or has hooks"
+            for name, cls in self._taken_over
+            if not _is_plain(getattr(self, name), cls)
+        ]
+        reason = relation_refusal(graph) or self._input_refusal(graph, to_graph(graph), feat)
+        if reason is not None:
+            reasons.append(reason)
+        return reasons
+
+    def _input_refusal(self, graph, handle: Graph, feat) -> Optional[str]:
+        """What is wrong with ``feat``, a Tensor or a pair of them; the stock layer knows the right error for it."""
+        sizes = (handle.num_src, handle.num_dst)
+        if isinstance(feat, tuple):
+            if len(feat) != 2:
+                return f"feat is a tuple of {len(feat)}, not a pair"
+        else:
+            feat = (feat,)
+            if not graph.is_block and sizes[0] != sizes[1]:
+                return f"feat is one Tensor, but graph has {sizes[0]} source and {sizes[1]} destination nodes"
+        for x, size in zip(feat, sizes):
+            if not isinstance(x, Tensor):
+                return f"feat is a {type(x).__name__}, not a Tensor or a pair of them"
+            if x.dim() < 2 or (x.dim() > 2 and not self._batch_dims):
+                return f"feat has shape {list(x.shape)}"
+            if x.size(0) != size:
+                return f"feat has {x.size(0)} rows for {size} nodes"
+            if x.dtype not in _FLOATS:
+                return f"feat is {x.dtype}"
+            if x.device != handle.device:
+                return f"feat is on {x.device}, but graph is on {handle.device}"
+        if handle.has_zero_in_degree and not self._allow_zero_in_degree:
+            return "graph has nodes without in-edges, which the stock layer rejects unless allow_zero_in_degree is set"
+        return kernel_refusal(handle.device)
+
+    def _attention_dropout(self) -> float:
+        """The probability to drop an attention weight in this call. The stock layer asks the submodule as well."""
+        return self.attn_drop.p if self.attn_drop.training else 0.0
+
+
+def heads_of(x: Tensor, layer) -> Tensor:
+    """Projected features ``[*, H * C]`` as ``[*, H, C]``."""
+    return x.view(*x.shape[:-1], layer._num_heads, layer._out_feats)
+
+
+def with_residual(layer, out: Tensor, h_dst: Tensor) -> Tensor:
+    """``out`` ``[Nd, *, H, C]`` plus the residual of the destinations' features ``h_dst`` ``[Nd, *, F]``, if any."""
+    return out if layer.res_fc is None else out + heads_of(layer.res_fc(h_dst), layer)
+
+
+def destinations(graph, handle: Graph, x: Tensor) -> Tensor:
+    """The rows of the destination nodes: a block's come first among its sources, elsewhere they are all of ``x``."""
+    return x[: handle.num_dst] if graph.is_block else x
+
+
+def _is_plain(module: nn.Module, cls: type) -> bool:
+    return type(module) is cls and not (
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )

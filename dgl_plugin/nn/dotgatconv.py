@@ -1,0 +1,50 @@
+"""DotGatConv of DGL, fused."""
+
+from __future__ import annotations
+
+from edgeless.functional import dot_attention
+
+from .._framework import stock
+from ..convert import to_graph
+from ._layer import DGLLayer, destinations, heads_of
+
+
+class DotGatConv(DGLLayer, stock.DotGatConv):
+    r"""``dgl.nn.DotGatConv`` without an edge tensor: same signature, parameters, initialisation and results.
+
+    Scaled dot-product attention (Vaswani et al.: "Attention Is All You Need", 2017, equation 1) over the in-edges, for
+    H heads of C channels; the source's projection is key and value at once:
+
+    .. math:: o_i = \sum_j \mathrm{softmax}_j((W_r x_i)^\top (W_l x_j) / \sqrt{C})\, W_l x_j
+
+    float32, float64, bfloat16, float16.
+    """
+
+    def forward(self, graph, feat, get_attention=False):
+        r"""The new features of the destination nodes.
+
+        Args:
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block.
+            feat (Tensor or pair of Tensors): ``[N, F]``, or ``[Ns, Fs]`` and ``[Nd, Fd]``. Of one Tensor, a block takes
+                the first ``Nd`` rows for its destinations.
+            get_attention (bool): also return the attention weights.
+
+        Returns:
+            Tensor ``[Nd, H, C]``, or that and the weights ``[E, H, 1]`` in the order of the graph's edge ids.
+
+        Raises:
+            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
+        """
+        return self._choose(graph, feat, get_attention)
+
+    def _fused_forward(self, graph, feat, get_attention=False):
+        handle = to_graph(graph)
+        if isinstance(feat, tuple):
+            x_l, x_r = heads_of(self.fc_src(feat[0]), self), heads_of(self.fc_dst(feat[1]), self)
+        else:
+            x_l = heads_of(self.fc(feat), self)
+            x_r = destinations(graph, handle, x_l)
+        return_weights = "softmax" if get_attention else None
+        out = dot_attention(handle, x_r, x_l, x_l, return_weights=return_weights, out_dtype=x_l.dtype)
+        return (out[0], out[1].unsqueeze(-1)) if get_attention else out

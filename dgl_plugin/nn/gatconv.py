@@ -1,0 +1,104 @@
+"""GATConv of DGL, fused."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from edgeless.functional import gat_attention
+
+from .._framework import stock
+from ..convert import to_graph
+from ._layer import DGLLayer, destinations, heads_of, with_residual
+
+
+class GATConv(DGLLayer, stock.GATConv):
+    r"""``dgl.nn.GATConv`` without an edge tensor: same signature, parameters, initialisation and results.
+
+    Veličković et al.: "Graph Attention Networks", ICLR 2018, equation 3, for H heads of C channels, with the attention
+    vector in two halves, :math:`a_l` (``attn_l``) for sources and :math:`a_r` (``attn_r``) for destinations:
+
+    .. math:: o_i = \sum_j \mathrm{softmax}_j(\mathrm{LeakyReLU}(a_l^\top W x_j + a_r^\top W x_i))\, w_{ij} W x_j
+
+    All options of the stock constructor are covered. The mask of ``attn_drop`` comes from edgeless's generator, seeded
+    by torch's: the same rate and scale as the stock layer's, other edges. float32, float64, bfloat16, float16.
+    """
+
+    _taken_over = (("attn_drop", nn.Dropout), ("leaky_relu", nn.LeakyReLU))
+    _batch_dims = True
+
+    def forward(self, graph, feat, edge_weight=None, get_attention=False):
+        r"""The new features of the destination nodes.
+
+        Args:
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block.
+            feat (Tensor or pair of Tensors): ``[N, *, F]``, or ``[Ns, *, Fs]`` and ``[Nd, *, Fd]``. Of one Tensor, a
+                block takes the first ``Nd`` rows for its destinations.
+            edge_weight (Tensor, optional): :math:`w` ``[E]``, multiplies the weights after softmax and dropout.
+            get_attention (bool): also return the attention weights, after dropout and times ``edge_weight``.
+
+        Returns:
+            Tensor ``[Nd, *, H, C]``, or that and the weights ``[E, *, H, 1]`` in the order of the graph's edge ids.
+
+        Raises:
+            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
+        """
+        return self._choose(graph, feat, edge_weight, get_attention)
+
+    def _fusion_refusals(self, graph, feat, edge_weight=None, get_attention=False):
+        reasons = super()._fusion_refusals(graph, feat)
+        if edge_weight is not None and not reasons:
+            reasons = _edge_weight_refusals(to_graph(graph).num_edges, feat, edge_weight)
+        return reasons
+
+    def _fused_forward(self, graph, feat, edge_weight=None, get_attention=False):
+        handle = to_graph(graph)
+        if isinstance(feat, tuple):
+            h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
+            fc_src, fc_dst = (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)
+            x_l, x_r = heads_of(fc_src(h_src), self), heads_of(fc_dst(h_dst), self)
+        else:
+            h_src = self.feat_drop(feat)
+            h_dst = destinations(graph, handle, h_src)
+            x_l = heads_of(self.fc(h_src), self)
+            x_r = destinations(graph, handle, x_l)
+        batch = x_l.shape[1:-2]
+        if edge_weight is not None:
+            edge_weight = edge_weight.to(x_l.dtype)
+        # The kernel knows one dimension of heads: batch dimensions are more heads.
+        out = gat_attention(
+            handle,
+            x_l.flatten(1, -2),
+            _logit(x_l, self.attn_l),
+            _logit(x_r, self.attn_r),
+            negative_slope=self.leaky_relu.negative_slope,
+            edge_scale=edge_weight,
+            dropout=self._attention_dropout(),
+            return_weights="dropped" if get_attention else None,
+            out_dtype=x_l.dtype,
+        )
+        out, weights = out if get_attention else (out, None)
+        out = with_residual(self, out.view(out.size(0), *batch, self._num_heads, self._out_feats), h_dst)
+        if self.has_explicit_bias:
+            out = out + self.bias.view(self._num_heads, self._out_feats)
+        if self.activation:
+            out = self.activation(out)
+        if not get_attention:
+            return out
+        if edge_weight is not None:
+            weights = weights * edge_weight.unsqueeze(-1)
+        return out, weights.view(weights.size(0), *batch, self._num_heads, 1)
+
+
+def _logit(x: Tensor, att: Tensor) -> Tensor:
+    """The half of the logit ``[N, B * H]`` that nodes ``x`` ``[N, *, H, C]`` bring, in the dtype of ``x``."""
+    return (x * att).sum(-1).flatten(1).to(x.dtype)
+
+
+def _edge_weight_refusals(num_edges: int, feat, edge_weight) -> list[str]:
+    if not isinstance(edge_weight, Tensor) or edge_weight.dim() != 1 or edge_weight.size(0) != num_edges:
+        what = list(edge_weight.shape) if isinstance(edge_weight, Tensor) else type(edge_weight).__name__
+        return [f"edge_weight is not a Tensor of shape [E] = [{num_edges}], but {what}"]
+    if (feat[0] if isinstance(feat, tuple) else feat).dim() > 2:
+        return ["edge_weight comes with a feat of more than two dimensions"]
+    return []

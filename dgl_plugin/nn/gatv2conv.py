@@ -1,0 +1,72 @@
+"""GATv2Conv of DGL, fused."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from edgeless.functional import gatv2_attention
+
+from .._framework import stock
+from ..convert import to_graph
+from ._layer import DGLLayer, destinations, heads_of, with_residual
+
+
+class GATv2Conv(DGLLayer, stock.GATv2Conv):
+    r"""``dgl.nn.GATv2Conv`` without an edge tensor: same signature, parameters, initialisation and results.
+
+    Brody, Alon, Yahav: "How Attentive are Graph Attention Networks?", ICLR 2022, equation 7, for H heads of C
+    channels, with :math:`W_l`, :math:`W_r` the stock layer's ``fc_src``, ``fc_dst`` and :math:`a` its ``attn``:
+
+    .. math:: o_i = \sum_j \mathrm{softmax}_j(a^\top \mathrm{LeakyReLU}(W_l x_j + W_r x_i))\, W_l x_j
+
+    All options of the stock constructor are covered. The mask of ``attn_drop`` comes from edgeless's generator, seeded
+    by torch's: the same rate and scale as the stock layer's, other edges. float32, float64, bfloat16, float16.
+    """
+
+    _taken_over = (("attn_drop", nn.Dropout), ("leaky_relu", nn.LeakyReLU))
+
+    def forward(self, graph, feat, get_attention=False):
+        r"""The new features of the destination nodes.
+
+        Args:
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block.
+            feat (Tensor or pair of Tensors): ``[N, F]``, or ``[Ns, Fs]`` and ``[Nd, Fd]``. Of one Tensor, a block takes
+                the first ``Nd`` rows for its destinations.
+            get_attention (bool): also return the attention weights, after dropout.
+
+        Returns:
+            Tensor ``[Nd, H, C]``, or that and the weights ``[E, H, 1]`` in the order of the graph's edge ids.
+
+        Raises:
+            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
+        """
+        return self._choose(graph, feat, get_attention)
+
+    def _fused_forward(self, graph, feat, get_attention=False):
+        handle = to_graph(graph)
+        if isinstance(feat, tuple):
+            h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
+        else:
+            h_src = self.feat_drop(feat)
+            h_dst = destinations(graph, handle, h_src)
+        x_l = heads_of(self.fc_src(h_src), self)
+        if self.share_weights and not isinstance(feat, tuple):
+            x_r = destinations(graph, handle, x_l)
+        else:
+            x_r = heads_of(self.fc_dst(h_dst), self)
+        out = gatv2_attention(
+            handle,
+            x_l,
+            x_r,
+            self.attn.squeeze(0),
+            negative_slope=self.leaky_relu.negative_slope,
+            dropout=self._attention_dropout(),
+            return_weights="dropped" if get_attention else None,
+            out_dtype=x_l.dtype,
+        )
+        out, weights = out if get_attention else (out, None)
+        out = with_residual(self, out, h_dst)
+        if self.activation:
+            out = self.activation(out)
+        return (out, weights.unsqueeze(-1)) if get_attention else out
