@@ -80,9 +80,8 @@ def explain(layer: torch.nn.Module, *inputs, **kwargs) -> Explanation:
     if not hasattr(layer, "_fusion_refusals"):
         reason = f"{name} is not a layer of edgeless"
         if type(layer) in LAYERS:
-            reason = (
-                f"it is the stock layer, which edgeless.accelerate(model) turns into {LAYERS[type(layer)].__module__}"
-            )
+            package = LAYERS[type(layer)].__module__.rpartition(".")[0]
+            reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"
         return Explanation(name, False, (reason,))
     reasons = layer._fusion_refusals(*inputs, **kwargs)
     if current_backend() == "reference":

@@ -1,1 +1,19 @@
+"""The layers of ``torch_geometric.nn`` that run on edgeless' kernels.
 
+Each subclasses its stock layer: constructor, state_dict, seeded initialisation, repr and results are the stock ones.
+Calls that the kernels do not cover run the stock forward; ``edgeless.explain(layer, *inputs)`` says why.
+"""
+
+from torch_geometric.nn.conv import MessagePassing
+
+from edgeless.backends import register_family, register_layer
+
+from .gat_conv import GATConv
+from .gatv2_conv import GATv2Conv
+from .transformer_conv import TransformerConv
+
+__all__ = ["GATConv", "GATv2Conv", "TransformerConv"]
+
+for _layer in (GATConv, GATv2Conv, TransformerConv):
+    register_layer(_layer.stock, _layer)
+register_family("torch_geometric", lambda module: isinstance(module, MessagePassing))

@@ -1,0 +1,209 @@
+"""What the drop-in layers of PyG share: the predicates, the edge features and the ending of a call."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.dense.linear import Linear
+
+from edgeless.adapter import FusedLayer
+from edgeless.backends import kernel_refusal
+from edgeless.graph import Graph
+
+from .convert import kind_of, with_loop_features
+
+_PLAIN = (Tensor, Parameter)
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_STEPS = ("message", "edge_update", "aggregate", "update")
+_HOOKS = tuple(
+    f"_{step}_forward_{when}"
+    for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
+    for when in ("pre_hooks", "hooks")
+)
+
+
+class FusedConv(FusedLayer):
+    """Base of the drop-in layers, between :class:`edgeless.FusedLayer` and the stock layer.
+
+    Class attributes of a layer:
+        stock: the stock class, the last of its bases.
+        edge_dims: numbers of dimensions that the stock layer takes ``edge_attr`` with.
+    """
+
+    stock: ClassVar[type]
+    edge_dims: ClassVar[tuple] = (1, 2)
+    _stock_steps: ClassVar[tuple]
+    _own_propagation: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        if FusedConv in cls.__bases__:
+            cls.stock = cls.__bases__[-1]
+            cls._stock_steps = tuple((name, getattr(cls.stock, name)) for name in _STEPS)
+        elif "propagate" in vars(cls) or "edge_updater" in vars(cls):  # later PyG writes its own into the class
+            cls._own_propagation = True
+
+    # Predicates ------------------------------------------------------------------------------------------------------
+
+    def _refusals(self, x_src, x_dst, num_dst: Optional[int], edge_index, edge_attr, loops: bool) -> list[str]:
+        """Why the kernels cannot run this call: what is common to all layers.
+
+        Args:
+            x_src, x_dst: node features, as they came.
+            num_dst: number of destinations where the layer can do without x_dst, else None.
+            loops: whether the layer adds self loops.
+        """
+        reasons = self._module_refusals()
+        for name, x in (("source", x_src), ("destination", x_dst)):
+            if x is None and x is x_dst and num_dst is not None:
+                continue
+            if type(x) not in _PLAIN or x.dim() != 2 or x.dtype not in _FLOATS:
+                reasons.append(f"the {name} features are not a plain floating tensor of two dimensions")
+                return reasons
+        kind = kind_of(edge_index)
+        if kind is None:
+            reasons.append(f"edge_index is a {type(edge_index).__name__}")
+            return reasons
+        device = x_src.device
+        if reason := kernel_refusal(device):
+            reasons.append(reason)
+        if kind.device(edge_index) != device:
+            reasons.append(f"edge_index is on {kind.device(edge_index)} and the features are on {device}")
+        num_dst = x_dst.size(0) if num_dst is None else num_dst
+        if reason := kind.refusal(edge_index, x_src.size(0), num_dst, self, loops):
+            reasons.append(reason)
+            return reasons
+        edge_attr = kind.features(edge_index) if edge_attr is None else edge_attr
+        if reason := self._edge_refusal(edge_attr, kind.num_edges(edge_index)):
+            reasons.append(reason)
+        return reasons
+
+    def _module_refusals(self) -> list[str]:
+        """What about this layer, whatever its input, the kernels do not know."""
+        reasons = [
+            f"{name}() is overridden"
+            for name, stock in self._stock_steps
+            if getattr(getattr(self, name), "__func__", None) is not stock
+        ]
+        state = self.__dict__
+        if self._own_propagation:
+            reasons.append("propagate() or edge_updater() is overridden")
+        for name in _HOOKS:
+            if state.get(name):
+                reasons.append("a message passing hook is registered")
+                break
+        if self._explain:
+            reasons.append("explain mode is on")
+        if self._decomposed_layers != 1:
+            reasons.append(f"decomposed_layers is {self._decomposed_layers}")
+        if self.node_dim != 0:
+            reasons.append(f"node_dim is {self.node_dim}")
+        if type(self.aggr_module) is not SumAggregation:
+            reasons.append(f"aggr is {self.aggr!r} and the kernels only sum")
+        elif _is_hooked(self.aggr_module):
+            reasons.append("aggr_module has hooks")
+        if torch.jit.is_tracing():
+            reasons.append("the call is being traced by torch.jit")
+        return reasons
+
+    def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
+        """Why ``edge_attr`` (None when there is none) cannot go to the kernels."""
+        lin = self.lin_edge
+        if edge_attr is None:
+            return None
+        if lin is None:
+            return "edge_attr is given to a layer without edge_dim"
+        if type(lin) is not Linear or _is_hooked(lin) or lin.bias is not None:
+            return "lin_edge is not a plain linear map"
+        if type(edge_attr) not in _PLAIN or edge_attr.dtype not in _FLOATS:
+            return "edge_attr is not a plain floating tensor"
+        if not _multiplies(edge_attr, lin.weight):
+            return f"edge_attr is {edge_attr.dtype} and lin_edge is {lin.weight.dtype}"
+        width = 1 if edge_attr.dim() == 1 else edge_attr.size(-1)
+        if edge_attr.dim() not in self.edge_dims or edge_attr.size(0) != num_edges or width != lin.weight.size(1):
+            return f"edge_attr does not have the shape [E, edge_dim] = [{num_edges}, {lin.weight.size(1)}]"
+        return None
+
+    # Pieces of a forward ---------------------------------------------------------------------------------------------
+
+    def _edge_features(self, kind, edge_index, edge_attr: Optional[Tensor], graph: Graph, loops: bool):
+        """Edge features ``[E, De]`` in the order of the graph's edges, or None where the layer uses none."""
+        if self.lin_edge is None:
+            return None
+        if edge_attr is None:
+            edge_attr = kind.features(edge_index)
+            if edge_attr is None:
+                return None
+        if loops:
+            edge_attr = with_loop_features(kind, edge_index, graph, edge_attr, self.fill_value)
+        return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+
+    def _merge_heads(self, out: Tensor) -> Tensor:
+        """``[Nd, H, C]`` to ``[Nd, H * C]``, or to the mean over heads ``[Nd, C]``."""
+        return out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(dim=1)
+
+    def _finish(self, out: Tensor, res: Optional[Tensor]) -> Tensor:
+        """The ending of GAT and GATv2: heads merged, then residual and bias."""
+        out = self._merge_heads(out)
+        if res is not None:
+            out = out + res
+        return out if self.bias is None else out + self.bias
+
+    # What users do to a layer ----------------------------------------------------------------------------------------
+
+    def _stock_forward(self, x, edge_index, *rest):
+        if type(edge_index) is Graph:  # the stock layers do not know it
+            edge_index = edge_index.edge_index()
+        return super()._stock_forward(x, edge_index, *rest)
+
+    def __prepare_scriptable__(self):
+        """TorchScript gets the stock layer with this layer's state: it cannot compile a choice between two forwards."""
+        stock = self.stock
+        if type(self).stock is not type(self).__bases__[-1]:
+            return self  # a user's subclass: to drop its own methods would be wrong
+        if "_jinja_propagate" not in vars(stock):  # PyG completes a class when it is first instantiated
+            with torch.random.fork_rng(devices=()):
+                stock(1, 1)
+        scriptable = stock.__new__(stock)
+        scriptable.__dict__ = self.__dict__
+        return scriptable
+
+
+def pair(x: Any) -> tuple:
+    """Source and destination features of what a user passes as ``x``; (None, None) for what is neither kind."""
+    if isinstance(x, Tensor):
+        return x, x
+    if isinstance(x, (tuple, list)) and len(x) == 2:
+        return x[0], x[1]
+    return None, None
+
+
+def _is_hooked(module: torch.nn.Module) -> bool:
+    """Whether calling the module does more than its forward."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _multiplies(features: Tensor, weight: Tensor) -> bool:
+    """Whether torch would multiply the two: equal dtypes, or autocast, which leaves float64 alone."""
+    if features.dtype == weight.dtype:
+        return True
+    return _autocasts(features.device.type) and torch.float64 not in (features.dtype, weight.dtype)
+
+
+def _autocasts(device_type: str) -> bool:
+    if _AUTOCAST_TAKES_DEVICE:
+        return torch.is_autocast_enabled(device_type)
+    return torch.is_autocast_cpu_enabled() if device_type == "cpu" else torch.is_autocast_enabled()
+
+
+try:
+    torch.is_autocast_enabled("cpu")
+    _AUTOCAST_TAKES_DEVICE = True
+except TypeError:  # torch < 2.4
+    _AUTOCAST_TAKES_DEVICE = False

@@ -1,0 +1,250 @@
+"""From what a PyG user passes as ``edge_index`` to an :class:`edgeless.Graph`, and back for returned attention.
+
+PyG accepts several kinds of graph. Each is one class here, with the same static methods, chosen by
+:func:`kind_of`; the rules about what a kind means (which row holds destinations, where added self loops stand, whose
+values are edge features) are PyG's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch_geometric import EdgeIndex
+from torch_geometric.typing import SparseTensor, torch_sparse
+from torch_geometric.utils import add_self_loops, remove_self_loops
+from torch_geometric.utils.loop import compute_loop_attr
+from torch_geometric.utils.sparse import set_sparse_value
+
+from edgeless import cache
+from edgeless.graph import Graph
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+_NO_REVERSE = "flow 'target_to_source' is not defined for a sparse matrix"
+
+
+class EdgeList:
+    """A plain tensor ``[2, E]``: row 0 sends, row 1 receives (the other way round for flow 'target_to_source')."""
+
+    @staticmethod
+    def refusal(edge_index: Tensor, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
+        """Why this graph has to take the stock path, or None. Also refuses what the stock layer rejects."""
+        if edge_index.dtype not in _INDEX_DTYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
+            return "edge_index is not an int64 or int32 tensor of shape [2, E]"
+        if layer.flow != "source_to_target" and num_src != num_dst:
+            return "flow 'target_to_source' is combined with different numbers of sources and destinations"
+        return None
+
+    @staticmethod
+    def device(edge_index: Tensor) -> torch.device:
+        """Where the graph is."""
+        return edge_index.device
+
+    @staticmethod
+    def num_edges(edge_index: Tensor) -> int:
+        """Number of edges before self loops are added."""
+        return edge_index.size(1)
+
+    @staticmethod
+    def features(edge_index: Tensor) -> Optional[Tensor]:
+        """Edge features that the graph itself carries, for a call without ``edge_attr``."""
+        return None
+
+    @staticmethod
+    def graph(edge_index: Tensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
+        """The (cached) graph; with ``loops``, self loops are replaced by one at every node."""
+        return cache.graph_from_edge_index(edge_index, num_src, num_dst, flow=flow, self_loops=loops)
+
+    @staticmethod
+    def targets(edge_index: Tensor) -> Tensor:
+        """The row of node ids whose in-edges a ``fill_value`` reduces: PyG takes row 1 whatever the flow."""
+        return edge_index[1]
+
+    @staticmethod
+    def with_attention(edge_index: Tensor, weights: Tensor, loops: Optional[int], set_values: bool) -> Any:
+        """What the stock layer returns beside its output.
+
+        Args:
+            weights: attention ``[E, H]`` in the order of the graph's edges.
+            loops: number of self loops that were added, None where the layer adds none.
+            set_values: GAT and GATv2 write the weights into a ``torch.sparse`` matrix, TransformerConv does not.
+        """
+        if loops is not None:
+            edge_index, _ = remove_self_loops(edge_index)
+            edge_index, _ = add_self_loops(edge_index, num_nodes=loops)
+        return edge_index, weights
+
+
+class SortedEdgeList(EdgeList):
+    """PyG's EdgeIndex: an edge list that knows its own sizes."""
+
+    @staticmethod
+    def refusal(edge_index: EdgeIndex, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
+        if edge_index.num_rows not in (None, num_src) or edge_index.num_cols not in (None, num_dst):
+            return "the EdgeIndex has other sizes than the node features"
+        return EdgeList.refusal(edge_index, num_src, num_dst, layer, loops)
+
+    @staticmethod
+    def graph(edge_index: EdgeIndex, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
+        return EdgeList.graph(edge_index.as_tensor(), num_src, num_dst, flow, loops)
+
+    @staticmethod
+    def targets(edge_index: EdgeIndex) -> Tensor:
+        return edge_index.as_tensor()[1]
+
+
+class SparseMatrix(EdgeList):
+    """A ``torch.sparse`` COO or CSR matrix ``[num_dst, num_src]``."""
+
+    @staticmethod
+    def refusal(adj_t: Tensor, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
+        if layer.flow != "source_to_target":
+            return _NO_REVERSE
+        if adj_t.layout not in (torch.sparse_coo, torch.sparse_csr):
+            return f"edge_index has the layout {adj_t.layout}"
+        if adj_t.layout == torch.sparse_coo and not adj_t.is_coalesced():
+            return "edge_index is a sparse matrix that is not coalesced"
+        dims = adj_t.values().dim()
+        if dims > 2 or adj_t.dim() != dims + 1 or tuple(adj_t.shape[:2]) != (num_dst, num_src):
+            return "edge_index is not a matrix of shape [num_dst, num_src]"
+        if loops and (dims > 1 or isinstance(layer.fill_value, Tensor)):
+            return "self loops are added to a sparse matrix with features"
+        return None
+
+    @staticmethod
+    def num_edges(adj_t: Tensor) -> int:
+        return adj_t.values().size(0)
+
+    @staticmethod
+    def features(adj_t: Tensor) -> Optional[Tensor]:
+        values = adj_t.values()
+        return values if values.dim() > 1 else None
+
+    @staticmethod
+    def _looped(adj_t: Tensor) -> Tensor:
+        return add_self_loops(remove_self_loops(adj_t.detach())[0])[0]
+
+    @staticmethod
+    def graph(adj_t: Tensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
+        if adj_t.layout == torch.sparse_coo:
+            arrays = (adj_t.indices(),)
+        else:
+            arrays = (adj_t.crow_indices(), adj_t.col_indices())
+        key = (loops, *_state(arrays))
+        build = SparseMatrix._looped if loops else Tensor.detach
+        return cache.graph_from_object(adj_t, key, lambda: Graph.from_torch_sparse(build(adj_t)))
+
+    @staticmethod
+    def with_attention(adj_t: Tensor, weights: Tensor, loops: Optional[int], set_values: bool) -> Any:
+        if not set_values:
+            return adj_t, weights
+        return set_sparse_value(adj_t if loops is None else SparseMatrix._looped(adj_t), weights), weights
+
+
+class SparseStorage(EdgeList):
+    """A ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``."""
+
+    @staticmethod
+    def refusal(adj_t: SparseTensor, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
+        if layer.flow != "source_to_target":
+            return _NO_REVERSE
+        if (adj_t.size(0), adj_t.size(1)) != (num_dst, num_src):
+            return "the SparseTensor has another shape than [num_dst, num_src]"
+        if loops and layer.edge_dim is not None:
+            return "the stock layer does not add self loops with edge features to a SparseTensor"
+        return None
+
+    @staticmethod
+    def device(adj_t: SparseTensor) -> torch.device:
+        return adj_t.device()
+
+    @staticmethod
+    def num_edges(adj_t: SparseTensor) -> int:
+        return adj_t.nnz()
+
+    @staticmethod
+    def features(adj_t: SparseTensor) -> Optional[Tensor]:
+        value = adj_t.storage.value()
+        return value if value is not None and value.dim() > 1 else None
+
+    @staticmethod
+    def _looped(adj_t: SparseTensor) -> SparseTensor:
+        return torch_sparse.set_diag(adj_t)
+
+    @staticmethod
+    def graph(adj_t: SparseTensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
+        row, col, _ = adj_t.coo()
+        key = (loops, *_state((row, col)))
+
+        def build():
+            return Graph.from_sparse_tensor(SparseStorage._looped(adj_t) if loops else adj_t)
+
+        return cache.graph_from_object(adj_t.storage, key, build)
+
+    @staticmethod
+    def with_attention(adj_t: SparseTensor, weights: Tensor, loops: Optional[int], set_values: bool) -> Any:
+        if loops is not None:
+            adj_t = SparseStorage._looped(adj_t)
+        return adj_t.set_value(weights, layout="coo")
+
+
+class Handle(EdgeList):
+    """An :class:`edgeless.Graph`, which the stock layers do not know: nothing is cached, nothing looked up."""
+
+    @staticmethod
+    def refusal(graph: Graph, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
+        return None
+
+    @staticmethod
+    def num_edges(graph: Graph) -> int:
+        return graph.num_edges
+
+    @staticmethod
+    def graph(graph: Graph, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
+        if flow != "source_to_target":
+            raise ValueError(
+                "edge_index: an edgeless.Graph needs a layer with flow 'source_to_target', got 'target_to_source'; "
+                "pass graph.reverse() instead"
+            )
+        return graph.with_self_loops() if loops else graph
+
+    @staticmethod
+    def targets(graph: Graph) -> Tensor:
+        return graph.edge_index()[1]
+
+    @staticmethod
+    def with_attention(graph: Graph, weights: Tensor, loops: Optional[int], set_values: bool) -> Any:
+        return EdgeList.with_attention(graph.edge_index(), weights, loops, set_values)
+
+
+_KINDS = {Tensor: EdgeList, EdgeIndex: SortedEdgeList, SparseTensor: SparseStorage, Graph: Handle}
+
+
+def kind_of(edge_index: Any):
+    """The class above that reads ``edge_index``, or None for anything else."""
+    kind = _KINDS.get(type(edge_index))
+    if kind is EdgeList and edge_index.layout is not torch.strided:
+        return SparseMatrix
+    return kind
+
+
+def with_loop_features(kind, edge_index, graph: Graph, edge_attr: Tensor, fill_value) -> Tensor:
+    """Edge features for a graph with added self loops: those of the kept edges, then one row per loop.
+
+    Args:
+        graph: what ``kind.graph(..., loops=True)`` made of ``edge_index``.
+        edge_attr: features ``[E]`` or ``[E, De]`` of the user's edges.
+        fill_value: as in the stock layers; a name reduces the features of a node's kept in-edges.
+    """
+    targets, kept = kind.targets(edge_index), graph._kept
+    if kept is not None:
+        targets, edge_attr = targets[kept], edge_attr[kept]
+    num_loops = min(graph.num_src, graph.num_dst)
+    loop_attr = compute_loop_attr((None, targets), edge_attr, num_loops, False, fill_value)
+    return torch.cat((edge_attr, loop_attr))
+
+
+def _state(arrays) -> tuple:
+    """What changes when one of the index arrays of a user's object is edited or replaced."""
+    return tuple((a.data_ptr(), None if a.is_inference() else a._version) for a in arrays)

@@ -1,0 +1,122 @@
+"""GATConv of PyG on the fused kernels."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import gat_conv
+from torch_geometric.typing import OptPairTensor, OptTensor  # noqa: F401  PyG evaluates the type comments below here
+
+from edgeless.functional import gat_attention
+from edgeless.graph import Graph
+
+from ..conv import FusedConv, pair
+from ..convert import kind_of
+
+
+class GATConv(FusedConv, gat_conv.GATConv):
+    r"""The GAT layer (Veličković et al.: "Graph Attention Networks", ICLR 2018, equations 3 and 4).
+
+    Constructor, parameters and results are those of :class:`torch_geometric.nn.GATConv`; nothing of the size
+    ``[E, H, C]`` is allocated. Attention dropout draws from the layer's own generator, so a mask differs from the stock
+    layer's under the same seed.
+
+    Shapes:
+        x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'] or None)``; edge_index: ``[2, E]`` tensor or EdgeIndex,
+        SparseTensor or ``torch.sparse`` COO/CSR ``[Nd, Ns]``, or :class:`edgeless.Graph`; edge_attr: ``[E]`` or
+        ``[E, edge_dim]``; size: ``(Ns, Nd)``; output: ``[Nd, H * C]``, or ``[Nd, C]`` without ``concat``.
+    """
+
+    # Read by PyG when it writes propagate() and edge_updater(), which the stock path uses:
+    # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
+    # propagate_type: (x: OptPairTensor, alpha: Tensor)
+
+    def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
+        """The layer's output, and with ``return_attention_weights`` ``(edge_index, alpha [E, H])`` beside it.
+
+        Raises:
+            IndexError: edge_index has an id that x does not have.
+        """
+        return self._choose(x, edge_index, edge_attr, size, return_attention_weights)
+
+    def _fusion_refusals(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None) -> list[str]:
+        x_src, x_dst = pair(x)
+        num_dst = None
+        if isinstance(x_src, Tensor) and (x_dst is None or size is not None):
+            num_dst = self._num_dst(x_src, x_dst, edge_index, size)
+            sizes = (x_src.size(0), num_dst if x_dst is None else x_dst.size(0))
+            if size is not None and (not isinstance(size, (tuple, list)) or tuple(size) != sizes):
+                return [f"size is {size} and the features have the sizes {sizes}"]
+        return self._refusals(x_src, x_dst, num_dst, edge_index, edge_attr, self.add_self_loops)
+
+    @staticmethod
+    def _num_dst(x_src: Tensor, x_dst: Optional[Tensor], edge_index, size) -> int:
+        """Number of destinations, which have no features of their own in a pair ``(x, None)``."""
+        if x_dst is not None:
+            return x_dst.size(0)
+        if type(edge_index) is Graph:
+            return edge_index.num_dst
+        return x_src.size(0) if size is None else size[1]
+
+    def _edge_refusal(self, edge_attr, num_edges: int) -> Optional[str]:
+        if self.lin_edge is not None:
+            return super()._edge_refusal(edge_attr, num_edges)
+        if isinstance(edge_attr, Tensor) and edge_attr.dim() > 0 and edge_attr.size(0) == num_edges:
+            return None  # without edge_dim the stock layer ignores edge_attr
+        return "edge_attr does not have one row per edge"
+
+    def _fused_forward(self, x, edge_index, edge_attr, size, return_attention_weights):
+        heads, channels = self.heads, self.out_channels
+        x_src, x_dst = pair(x)
+        num_dst = self._num_dst(x_src, x_dst, edge_index, size)
+        res = None if self.res is None or x_dst is None else self.res(x_dst)
+        if self.lin is not None:
+            lin_src = lin_dst = self.lin
+        else:
+            lin_src, lin_dst = self.lin_src, self.lin_dst
+        shared = x_src is x_dst and lin_src is lin_dst
+        x_src = lin_src(x_src).view(-1, heads, channels)
+        if shared:
+            x_dst = x_src
+        elif x_dst is not None:
+            x_dst = lin_dst(x_dst).view(-1, heads, channels)
+        alpha_src = (x_src * self.att_src).sum(dim=-1)
+        alpha_dst = None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1)
+
+        loops, kind = self.add_self_loops, kind_of(edge_index)
+        graph = kind.graph(edge_index, x_src.size(0), num_dst, self.flow, loops)
+        edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
+        edge_proj = None
+        if edge_attr is not None:  # the logit is linear in edge_attr: project the attention vector, not the edges
+            edge_proj = (self.lin_edge.weight.view(heads, channels, -1) * self.att_edge[0].unsqueeze(-1)).sum(dim=1)
+        out = gat_attention(
+            graph,
+            x_src,
+            alpha_src,
+            alpha_dst,
+            negative_slope=self.negative_slope,
+            edge_attr=edge_attr,
+            edge_proj=edge_proj,
+            dropout=self.dropout if self.training else 0.0,
+            return_weights="dropped" if return_attention_weights else None,
+            out_dtype=torch.promote_types(x_src.dtype, self.att_src.dtype),
+        )
+        if return_attention_weights:
+            out, alpha = out
+        out = self._merge_heads(out)
+        if res is not None:
+            out = out + res
+        if self.bias is not None:
+            out = out + self.bias
+        if return_attention_weights:
+            return out, kind.with_attention(
+                edge_index, alpha, min(graph.num_src, graph.num_dst) if loops else None, True
+            )
+        return out
+
+    def _stock_forward(self, x, edge_index, edge_attr, size, return_attention_weights):
+        if type(edge_index) is Graph and size is None:  # the stock layer would take the sources' number for both
+            size = (edge_index.num_src, edge_index.num_dst)
+        return super()._stock_forward(x, edge_index, edge_attr, size, return_attention_weights)

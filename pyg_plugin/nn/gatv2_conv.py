@@ -1,0 +1,77 @@
+"""GATv2Conv of PyG on the fused kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch_geometric.nn.conv import gatv2_conv
+from torch_geometric.typing import OptTensor, PairTensor  # noqa: F401  PyG evaluates the type comments below here
+
+from edgeless.functional import gatv2_attention
+
+from ..conv import FusedConv, pair
+from ..convert import kind_of
+
+
+class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
+    r"""The GATv2 layer (Brody, Alon, Yahav: "How Attentive are Graph Attention Networks?", ICLR 2022, equation 7).
+
+    Constructor, parameters and results are those of :class:`torch_geometric.nn.GATv2Conv`; nothing of the size
+    ``[E, H, C]`` is allocated. Attention dropout draws from the layer's own generator, so a mask differs from the stock
+    layer's under the same seed.
+
+    Shapes:
+        x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'])``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor or
+        ``torch.sparse`` COO/CSR ``[Nd, Ns]``, or :class:`edgeless.Graph`; edge_attr: ``[E]`` or ``[E, edge_dim]``;
+        output: ``[Nd, H * C]``, or ``[Nd, C]`` without ``concat``.
+    """
+
+    # Read by PyG when it writes propagate() and edge_updater(), which the stock path uses:
+    # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
+    # propagate_type: (x: PairTensor, alpha: Tensor)
+
+    def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
+        """The layer's output, and with ``return_attention_weights`` ``(edge_index, alpha [E, H])`` beside it.
+
+        Raises:
+            IndexError: edge_index has an id that x does not have.
+        """
+        return self._choose(x, edge_index, edge_attr, return_attention_weights)
+
+    def _fusion_refusals(self, x, edge_index, edge_attr=None, return_attention_weights=None) -> list[str]:
+        return self._refusals(*pair(x), None, edge_index, edge_attr, self.add_self_loops)
+
+    def _fused_forward(self, x, edge_index, edge_attr, return_attention_weights):
+        heads, channels = self.heads, self.out_channels
+        x_l, x_r = pair(x)
+        res = None if self.res is None else self.res(x_r)
+        shared = x_l is x_r and self.share_weights
+        x_l = self.lin_l(x_l).view(-1, heads, channels)
+        x_r = x_l if shared else self.lin_r(x_r).view(-1, heads, channels)
+
+        loops, kind = self.add_self_loops, kind_of(edge_index)
+        graph = kind.graph(edge_index, x_l.size(0), x_r.size(0), self.flow, loops)
+        edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
+        out = gatv2_attention(
+            graph,
+            x_l,
+            x_r,
+            self.att[0],
+            negative_slope=self.negative_slope,
+            edge_attr=edge_attr,
+            edge_proj=None if edge_attr is None else self.lin_edge.weight.view(heads, channels, -1),
+            dropout=self.dropout if self.training else 0.0,
+            return_weights="dropped" if return_attention_weights else None,
+            out_dtype=torch.promote_types(x_l.dtype, self.att.dtype),
+        )
+        if return_attention_weights:
+            out, alpha = out
+        out = self._merge_heads(out)
+        if res is not None:
+            out = out + res
+        if self.bias is not None:
+            out = out + self.bias
+        if return_attention_weights:
+            return out, kind.with_attention(
+                edge_index, alpha, min(graph.num_src, graph.num_dst) if loops else None, True
+            )
+        return out

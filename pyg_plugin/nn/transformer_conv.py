@@ -1,0 +1,91 @@
+"""TransformerConv of PyG on the fused kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import transformer_conv
+from torch_geometric.typing import OptTensor  # noqa: F401  PyG evaluates the type comment below here
+
+from edgeless.functional import dot_attention
+
+from ..conv import FusedConv, pair
+from ..convert import kind_of
+
+
+class TransformerConv(FusedConv, transformer_conv.TransformerConv):
+    r"""The graph transformer layer (Shi et al.: "Masked Label Prediction", IJCAI 2021, equations 3 to 5).
+
+    Constructor, parameters and results are those of :class:`torch_geometric.nn.TransformerConv`; nothing of the size
+    ``[E, H, C]`` is allocated. Attention dropout draws from the layer's own generator, so a mask differs from the stock
+    layer's under the same seed.
+
+    Shapes:
+        x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'])``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor or
+        ``torch.sparse`` COO/CSR ``[Nd, Ns]``, or :class:`edgeless.Graph`; edge_attr: ``[E, edge_dim]``;
+        output: ``[Nd, H * C]``, or ``[Nd, C]`` without ``concat``.
+    """
+
+    # Read by PyG when it writes propagate(), which the stock path uses:
+    # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
+
+    edge_dims = (2,)
+
+    def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
+        """The layer's output, and with any bool as ``return_attention_weights`` ``(edge_index, alpha [E, H])`` beside it.
+
+        Raises:
+            IndexError: edge_index has an id that x does not have.
+        """
+        return self._choose(x, edge_index, edge_attr, return_attention_weights)
+
+    def _fusion_refusals(self, x, edge_index, edge_attr=None, return_attention_weights=None) -> list[str]:
+        return self._refusals(*pair(x), None, edge_index, edge_attr, False)
+
+    def _edge_refusal(self, edge_attr, num_edges: int):
+        if edge_attr is None:
+            return "edge_attr is missing and the layer has edge_dim"
+        return super()._edge_refusal(edge_attr, num_edges)
+
+    def _fused_forward(self, x, edge_index, edge_attr, return_attention_weights):
+        heads, channels = self.heads, self.out_channels
+        x_src, x_dst = pair(x)
+        query = self.lin_query(x_dst).view(-1, heads, channels)
+        key = self.lin_key(x_src).view(-1, heads, channels)
+        value = self.lin_value(x_src).view(-1, heads, channels)
+
+        kind = kind_of(edge_index)
+        graph = kind.graph(edge_index, key.size(0), query.size(0), self.flow, False)
+        edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, False)
+        wants_attention = isinstance(return_attention_weights, bool)  # False asks for it too
+        out = dot_attention(
+            graph,
+            query,
+            key,
+            value,
+            edge_attr=edge_attr,
+            edge_proj=None if edge_attr is None else self.lin_edge.weight.view(heads, channels, -1),
+            dropout=self.dropout if self.training else 0.0,
+            return_weights="softmax" if wants_attention else None,
+            out_dtype=_out_dtype(value),
+        )
+        if wants_attention:
+            out, alpha = out
+        out = self._merge_heads(out)
+        if self.root_weight:
+            skip = self.lin_skip(x_dst)
+            if self.lin_beta is None:
+                out = out + skip
+            else:
+                beta = self.lin_beta(torch.cat((out, skip, out - skip), dim=-1)).sigmoid()
+                out = beta * skip + (1 - beta) * out
+        if wants_attention:
+            return out, kind.with_attention(edge_index, alpha, None, False)
+        return out
+
+
+def _out_dtype(value: Tensor) -> torch.dtype:
+    """The stock layer's: that of the values, except under CUDA autocast, where its softmax runs in float32."""
+    if value.is_cuda and torch.is_autocast_enabled():
+        return torch.promote_types(value.dtype, torch.float32)
+    return value.dtype
