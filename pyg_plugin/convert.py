@@ -62,17 +62,11 @@ class EdgeList:
         return edge_index[1]
 
     @staticmethod
-    def with_attention(edge_index: Tensor, weights: Tensor, loops: Optional[int], set_values: bool) -> Any:
-        """What the stock layer returns beside its output.
-
-        Args:
-            weights: attention ``[E, H]`` in the order of the graph's edges.
-            loops: number of self loops that were added, None where the layer adds none.
-            set_values: GAT and GATv2 write the weights into a ``torch.sparse`` matrix, TransformerConv does not.
-        """
-        if loops is not None:
+    def with_attention(edge_index: Tensor, weights: Tensor, loops: bool, graph: Graph) -> Any:
+        """What the stock layer returns beside its output; ``weights`` ``[E, H]`` in the order of ``graph``'s edges."""
+        if loops:
             edge_index, _ = remove_self_loops(edge_index)
-            edge_index, _ = add_self_loops(edge_index, num_nodes=loops)
+            edge_index, _ = add_self_loops(edge_index, num_nodes=min(graph.num_src, graph.num_dst))
         return edge_index, weights
 
 
@@ -136,10 +130,8 @@ class SparseMatrix(EdgeList):
         return cache.graph_from_object(adj_t, key, lambda: Graph.from_torch_sparse(build(adj_t)))
 
     @staticmethod
-    def with_attention(adj_t: Tensor, weights: Tensor, loops: Optional[int], set_values: bool) -> Any:
-        if not set_values:
-            return adj_t, weights
-        return set_sparse_value(adj_t if loops is None else SparseMatrix._looped(adj_t), weights), weights
+    def with_attention(adj_t: Tensor, weights: Tensor, loops: bool, graph: Graph) -> Any:
+        return set_sparse_value(SparseMatrix._looped(adj_t) if loops else adj_t, weights), weights
 
 
 class SparseStorage(EdgeList):
@@ -169,24 +161,18 @@ class SparseStorage(EdgeList):
         return value if value is not None and value.dim() > 1 else None
 
     @staticmethod
-    def _looped(adj_t: SparseTensor) -> SparseTensor:
-        return torch_sparse.set_diag(adj_t)
-
-    @staticmethod
     def graph(adj_t: SparseTensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
         row, col, _ = adj_t.coo()
         key = (loops, *_state((row, col)))
 
         def build():
-            return Graph.from_sparse_tensor(SparseStorage._looped(adj_t) if loops else adj_t)
+            return Graph.from_sparse_tensor(torch_sparse.set_diag(adj_t) if loops else adj_t)
 
         return cache.graph_from_object(adj_t.storage, key, build)
 
     @staticmethod
-    def with_attention(adj_t: SparseTensor, weights: Tensor, loops: Optional[int], set_values: bool) -> Any:
-        if loops is not None:
-            adj_t = SparseStorage._looped(adj_t)
-        return adj_t.set_value(weights, layout="coo")
+    def with_attention(adj_t: SparseTensor, weights: Tensor, loops: bool, graph: Graph) -> Any:
+        return (torch_sparse.set_diag(adj_t) if loops else adj_t).set_value(weights, layout="coo")
 
 
 class Handle(EdgeList):
@@ -214,8 +200,8 @@ class Handle(EdgeList):
         return graph.edge_index()[1]
 
     @staticmethod
-    def with_attention(graph: Graph, weights: Tensor, loops: Optional[int], set_values: bool) -> Any:
-        return EdgeList.with_attention(graph.edge_index(), weights, loops, set_values)
+    def with_attention(edge_index: Graph, weights: Tensor, loops: bool, graph: Graph) -> Any:
+        return graph.edge_index(), weights
 
 
 _KINDS = {Tensor: EdgeList, EdgeIndex: SortedEdgeList, SparseTensor: SparseStorage, Graph: Handle}

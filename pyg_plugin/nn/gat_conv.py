@@ -7,7 +7,6 @@ from typing import Optional
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv import gat_conv
-from torch_geometric.typing import OptPairTensor, OptTensor  # noqa: F401  PyG evaluates the type comments below here
 
 from edgeless.functional import gat_attention
 from edgeless.graph import Graph
@@ -61,7 +60,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
         return x_src.size(0) if size is None else size[1]
 
     def _edge_refusal(self, edge_attr, num_edges: int) -> Optional[str]:
-        if self.lin_edge is not None:
+        if edge_attr is None or self.lin_edge is not None:
             return super()._edge_refusal(edge_attr, num_edges)
         if isinstance(edge_attr, Tensor) and edge_attr.dim() > 0 and edge_attr.size(0) == num_edges:
             return None  # without edge_dim the stock layer ignores edge_attr
@@ -103,18 +102,10 @@ class GATConv(FusedConv, gat_conv.GATConv):
             return_weights="dropped" if return_attention_weights else None,
             out_dtype=torch.promote_types(x_src.dtype, self.att_src.dtype),
         )
-        if return_attention_weights:
-            out, alpha = out
-        out = self._merge_heads(out)
-        if res is not None:
-            out = out + res
-        if self.bias is not None:
-            out = out + self.bias
-        if return_attention_weights:
-            return out, kind.with_attention(
-                edge_index, alpha, min(graph.num_src, graph.num_dst) if loops else None, True
-            )
-        return out
+        if not return_attention_weights:
+            return self._finish(out, res)
+        out, alpha = out
+        return self._finish(out, res), kind.with_attention(edge_index, alpha, loops, graph)
 
     def _stock_forward(self, x, edge_index, edge_attr, size, return_attention_weights):
         if type(edge_index) is Graph and size is None:  # the stock layer would take the sources' number for both

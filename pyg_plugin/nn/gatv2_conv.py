@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch_geometric.nn.conv import gatv2_conv
-from torch_geometric.typing import OptTensor, PairTensor  # noqa: F401  PyG evaluates the type comments below here
 
 from edgeless.functional import gatv2_attention
 
@@ -63,15 +62,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
             return_weights="dropped" if return_attention_weights else None,
             out_dtype=torch.promote_types(x_l.dtype, self.att.dtype),
         )
-        if return_attention_weights:
-            out, alpha = out
-        out = self._merge_heads(out)
-        if res is not None:
-            out = out + res
-        if self.bias is not None:
-            out = out + self.bias
-        if return_attention_weights:
-            return out, kind.with_attention(
-                edge_index, alpha, min(graph.num_src, graph.num_dst) if loops else None, True
-            )
-        return out
+        if not return_attention_weights:
+            return self._finish(out, res)
+        out, alpha = out
+        return self._finish(out, res), kind.with_attention(edge_index, alpha, loops, graph)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv import transformer_conv
-from torch_geometric.typing import OptTensor  # noqa: F401  PyG evaluates the type comment below here
 
 from edgeless.functional import dot_attention
 
 from ..conv import FusedConv, pair
-from ..convert import kind_of
+from ..convert import SparseMatrix, kind_of
 
 
 class TransformerConv(FusedConv, transformer_conv.TransformerConv):
@@ -32,7 +31,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
     edge_dims = (2,)
 
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
-        """The layer's output, and with any bool as ``return_attention_weights`` ``(edge_index, alpha [E, H])`` beside it.
+        """The layer's output, and with a bool as ``return_attention_weights`` ``(edge_index, alpha [E, H])`` beside it.
 
         Raises:
             IndexError: edge_index has an id that x does not have.
@@ -43,7 +42,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
         return self._refusals(*pair(x), None, edge_index, edge_attr, False)
 
     def _edge_refusal(self, edge_attr, num_edges: int):
-        if edge_attr is None:
+        if edge_attr is None and self.lin_edge is not None:
             return "edge_attr is missing and the layer has edge_dim"
         return super()._edge_refusal(edge_attr, num_edges)
 
@@ -79,9 +78,11 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             else:
                 beta = self.lin_beta(torch.cat((out, skip, out - skip), dim=-1)).sigmoid()
                 out = beta * skip + (1 - beta) * out
-        if wants_attention:
-            return out, kind.with_attention(edge_index, alpha, None, False)
-        return out
+        if not wants_attention:
+            return out
+        if kind is SparseMatrix:  # unlike GAT, the stock layer does not write the weights into the matrix
+            return out, (edge_index, alpha)
+        return out, kind.with_attention(edge_index, alpha, False, graph)
 
 
 def _out_dtype(value: Tensor) -> torch.dtype:
