@@ -1,0 +1,48 @@
+"""``python -m edgeless demo | info | bench``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Optional
+
+# Imported only when chosen: `info` must answer even where the libraries of the others are missing.
+COMMANDS = {
+    "demo": ("edgeless.demo.command", "train a two-layer network with the stock layers and with edgeless, side by side"),
+    "info": ("edgeless.info", "versions, what this build has, what each framework offers"),
+    "bench": ("edgeless.bench.command", "time layers or bare aggregation against PyG, torch.compile and DGL"),
+}
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Runs one command and returns the exit status."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="edgeless", description="Graph layers that never write an edge tensor.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
+    modules = {}
+    for name, (module, help_text) in COMMANDS.items():
+        command = commands.add_parser(name, help=help_text, description=f"edgeless {name}: {help_text}.")
+        if argv[:1] == [name]:
+            modules[name] = importlib.import_module(module)
+            modules[name].add_arguments(command)
+    args = parser.parse_args(argv)
+
+    from edgeless.cli.child import ChildError
+    from edgeless.cli.devices import UsageError
+
+    try:
+        return modules[args.command].run(args)
+    except UsageError as error:
+        print(f"edgeless {args.command}: {error}", file=sys.stderr)
+        return 2
+    except ChildError as error:
+        print(f"edgeless {args.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

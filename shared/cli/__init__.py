@@ -1,0 +1,1 @@
+"""What the commands of ``python -m edgeless`` share: tables, progress, memory measurement, child processes."""

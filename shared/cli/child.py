@@ -1,0 +1,71 @@
+"""Runs one side of a comparison in a process of its own, so that its memory is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any, Callable, Optional
+
+MARK = "@edgeless "  # lines of a child's output that are events; anything else is the frameworks' chatter
+
+
+class ChildError(RuntimeError):
+    """A child process ended without a result; the message ends with what it wrote last."""
+
+
+def emit(kind: str, **fields: Any) -> None:
+    """In the child: sends one event to the parent. The event ``result`` is what :func:`run_child` returns."""
+    print(MARK + json.dumps({"event": kind, **fields}), flush=True)
+
+
+def run_child(module: str, config: dict, on_event: Optional[Callable[[dict], None]] = None) -> dict:
+    """Runs ``python -m module`` with ``config`` as JSON on its standard input.
+
+    Args:
+        module: a module whose main calls ``json.load(sys.stdin)`` and then :func:`emit`.
+        on_event: called with every event but the result.
+
+    Returns:
+        The fields of the child's ``result`` event.
+
+    Raises:
+        ChildError: if the child fails or sends no result.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment.setdefault("DGLBACKEND", "pytorch")  # otherwise DGL writes a configuration file at its first import
+    result = None
+    with tempfile.TemporaryFile("w+") as chatter:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=chatter,
+            text=True,
+            env=environment,
+        )
+        try:
+            json.dump(config, process.stdin)
+            process.stdin.close()
+            for line in process.stdout:
+                if not line.startswith(MARK):
+                    chatter.write(line)
+                    continue
+                event = json.loads(line[len(MARK) :])
+                if event.pop("event") == "result":
+                    result = event
+                elif on_event is not None:
+                    on_event(event)
+            code = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+        if code != 0 or result is None:
+            chatter.seek(0)
+            tail = "".join(chatter.readlines()[-12:]).rstrip()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+            hint = " (out of memory?)" if code == -9 else ""
+            raise ChildError(f"{module} {how}{hint}\n{tail}")
+    return result

@@ -1,0 +1,102 @@
+"""Tables and progress on a terminal: by rich where it is installed, in plain text where it is not."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Callable, Optional
+
+try:
+    import rich.console
+    import rich.progress
+    import rich.table
+except ImportError:  # the extras [demo] and [bench] bring it
+    rich = None
+
+NEXT_LINE_AFTER = 5.0  # seconds between lines of progress where there is no terminal to redraw
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
+    """Prints rows of strings; the first column is left-aligned, the others right-aligned."""
+    if rich is None:
+        print(plain_table(title, columns, rows))
+    else:
+        table = rich.table.Table(title=title, title_justify="left", header_style="bold")
+        for i, column in enumerate(columns):
+            table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i > 0)
+        for row in rows:
+            table.add_row(*row)
+        # A pipe has no width: never cut a table for it.
+        rich.console.Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    for note in notes:
+        print(note)
+
+
+def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same table in plain text."""
+    cells = [list(columns), *map(list, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+
+    def line(row: Sequence[str]) -> str:
+        first, *rest = (cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
+        return "  ".join((first, *rest)).rstrip()
+
+    return "\n".join([title, line(columns), "  ".join("-" * w for w in widths), *map(line, rows)])
+
+
+Advance = Callable[[Optional[str]], None]
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str, int], Advance]]:
+    """Yields ``add(name, total)``, which starts a bar and returns ``advance(text)``, called once per step."""
+    if rich is None or not sys.stdout.isatty():
+        yield _plain_progress
+        return
+    bars = rich.progress.Progress(
+        rich.progress.TextColumn("{task.description}"),
+        rich.progress.BarColumn(),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.TimeElapsedColumn(),
+        rich.progress.TextColumn("{task.fields[text]}"),
+    )
+    with bars:
+
+        def add(name: str, total: int) -> Advance:
+            task = bars.add_task(name, total=total, text="")
+            return lambda text=None: bars.update(task, advance=1, text=text or "")
+
+        yield add
+
+
+def _plain_progress(name: str, total: int) -> Advance:
+    done, last = 0, time.monotonic()
+    print(f"{name}: started", flush=True)
+
+    def advance(text: Optional[str] = None) -> None:
+        nonlocal done, last
+        done += 1
+        if done == total or time.monotonic() - last > NEXT_LINE_AFTER:
+            last = time.monotonic()
+            print(f"{name}: {done}/{total}  {text or ''}".rstrip(), flush=True)
+
+    return advance
+
+
+def megabytes(count: float) -> str:
+    """Bytes as MB with three significant digits."""
+    return f"{count / 1e6:,.0f} MB" if count >= 1e7 else f"{count / 1e6:.1f} MB"
+
+
+def milliseconds(ms: float) -> str:
+    """Milliseconds with three significant digits."""
+    if ms >= 100:
+        return f"{ms:,.0f}"
+    return f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}" if ms >= 1 else f"{ms:.3f}"
+
+
+def times(ratio: float) -> str:
+    """A ratio as a reader says it."""
+    return f"{ratio:.1f}x" if ratio < 100 else f"{ratio:.0f}x"

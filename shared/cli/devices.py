@@ -1,0 +1,46 @@
+"""Device, threads and frameworks of a command, with errors that say what to install."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+PACKAGES = {"pyg": ("torch_geometric", "PyTorch Geometric"), "dgl": ("dgl", "DGL")}
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done; the message is all that is printed."""
+
+
+def installed(framework: str) -> bool:
+    """Whether "pyg" or "dgl" can be imported (without importing it)."""
+    return importlib.util.find_spec(PACKAGES[framework][0]) is not None
+
+
+def require(framework: str) -> None:
+    """Raises UsageError when a framework is missing."""
+    if not installed(framework):
+        raise UsageError(f"{PACKAGES[framework][1]} is not installed; install it with: pip install 'edgeless[{framework}]'")
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" takes the GPU where both the machine and this build of edgeless have one."""
+    from edgeless import _C
+
+    usable = _C.with_cuda and torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda" if usable else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not usable:
+        why = "torch sees no GPU" if _C.with_cuda else "this edgeless was built without CUDA"
+        raise UsageError(f"--device {name}: {why}")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """The GPU's name, or the number of CPU threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    count = torch.get_num_threads()
+    return f"CPU, {count} thread{'s' * (count != 1)}, {torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,43 @@
+"""Draws what the demo's table says."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from pathlib import Path
+
+COLOURS = {"stock": "#9aa5b1", "edgeless": "#1f6feb"}
+
+
+def draw(file: Path, title: str, names: dict[str, str], sides: dict[str, dict]) -> None:
+    """Three panels: epoch time, peak memory, and the loss of the first seed over the seconds of training."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (time_axes, memory_axes, loss_axes) = plt.subplots(1, 3, figsize=(12, 4), width_ratios=(1, 1, 2))
+    for axes, heading, read in (
+        (time_axes, "epoch, ms", lambda side: 1e3 * statistics.median(side["seconds"])),
+        (memory_axes, "peak memory, MB", lambda side: side["peak_bytes"] / 1e6),
+    ):
+        values = [read(sides[side]) for side in names]
+        bars = axes.bar(list(names.values()), values, color=[COLOURS[side] for side in names])
+        axes.bar_label(bars, [f"{value:,.0f}" for value in values])
+        axes.set_title(heading)
+        axes.tick_params(axis="x", labelrotation=15)
+        axes.margins(y=0.15)
+    for side, name in names.items():
+        losses = sides[side]["runs"][0]["losses"]
+        elapsed = list(itertools.accumulate(sides[side]["seconds"][: len(losses)]))
+        loss_axes.plot(elapsed, losses, label=name, color=COLOURS[side], marker=".", markersize=4)
+    loss_axes.set_xscale("log")
+    loss_axes.set_xlabel("seconds of training")
+    loss_axes.set_title("training loss")
+    loss_axes.legend()
+    for axes in (time_axes, memory_axes, loss_axes):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
