@@ -1,34 +1,49 @@
-"""The graph ops: from a list of edges to CSR, and from CSR to its transpose."""
+"""The graph ops: from a list of edges to CSR, and from CSR to its transpose. Schemas stand in ``core_cuda/library.cpp``.
+
+``coo_to_csr(row, col, num_rows, num_cols, validate)`` sorts edges (int32 or int64) by row, those of one row in their
+original order. ``csr_transpose(indptr, indices, edge_ids, num_cols)`` sorts by column, those of one column by row.
+Both return (indptr, indices, edge_ids); edge_ids are the original ids of the edges.
+"""
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
-from torch import Tensor
 
-INT32_LIMIT = 2**31 - 1
+from .. import _C  # noqa: F401  registers the ops
+from ._registration import register_fake
+
+coo_to_csr = torch.ops.edgeless.coo_to_csr
+csr_transpose = torch.ops.edgeless.csr_transpose
+
+_INT32_LIMIT = 2**31 - 1
 
 
 def index_dtype(*sizes: int) -> torch.dtype:
     """int32 where every one of ``sizes`` (numbers of nodes and edges) is below 2**31 - 1, else int64."""
-    return torch.int32 if all(size < INT32_LIMIT for size in sizes) else torch.int64
+    return torch.int32 if all(_below_limit(size) for size in sizes) else torch.int64
 
 
-def coo_to_csr(row: Tensor, col: Tensor, num_rows: int, num_cols: int, validate: bool = True):
-    dtype = index_dtype(num_rows, num_cols, row.numel())
-    if validate and row.numel() and bool((row.min() < 0) | (row.max() >= num_rows) | (col.min() < 0) | (col.max() >= num_cols)):
-        raise IndexError("coo_to_csr: id out of range")
-    edge_ids = torch.argsort(row, stable=True)
-    indptr = torch.zeros(num_rows + 1, dtype=dtype, device=row.device)
-    indptr[1:] = torch.bincount(row.long(), minlength=num_rows).cumsum(0)
-    return indptr, col[edge_ids].to(dtype), edge_ids.to(dtype)
+def _below_limit(size) -> bool:
+    if isinstance(size, int):
+        return size < _INT32_LIMIT
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    try:
+        return bool(size < _INT32_LIMIT)
+    except GuardOnDataDependentSymNode:
+        return True  # known at run time only; no graph of two billion edges is compiled with an unknown size
 
 
-def csr_transpose(indptr: Tensor, indices: Tensor, edge_ids: Optional[Tensor], num_cols: int):
-    rows = torch.arange(indptr.numel() - 1, device=indptr.device).repeat_interleave(indptr.diff())
-    order = torch.argsort(indices, stable=True)
-    ptr = torch.zeros(num_cols + 1, dtype=indptr.dtype, device=indptr.device)
-    ptr[1:] = torch.bincount(indices.long(), minlength=num_cols).cumsum(0)
-    ids = order if edge_ids is None else edge_ids[order]
-    return ptr, rows[order].to(indptr.dtype), ids.to(indptr.dtype)
+@register_fake("edgeless::coo_to_csr")
+def _coo_to_csr_fake(row, col, num_rows, num_cols, validate):
+    dtype = index_dtype(num_rows, num_cols, row.size(0))
+    return _empty(row, num_rows, row.size(0), dtype)
+
+
+@register_fake("edgeless::csr_transpose")
+def _csr_transpose_fake(indptr, indices, edge_ids, num_cols):
+    return _empty(indptr, num_cols, indices.size(0), indptr.dtype)
+
+
+def _empty(like, num_rows, num_edges, dtype):
+    return tuple(like.new_empty((size,), dtype=dtype) for size in (num_rows + 1, num_edges, num_edges))

@@ -1,0 +1,242 @@
+// Stable sort of edges by one end point, with row pointers: the way from an edge list to CSR and from CSR to CSC.
+//
+// A radix sort, least significant digit first, of records (key, other, id). One pass over one digit:
+//   1. every block of consecutive edges counts its digits:             counts[block][digit]
+//   2. a scan in the order (digit, block) turns counts into positions: the first one that (block, digit) writes to
+//   3. every block moves its edges there in order.
+// Work:    blocks are equal slices of the edges, so a hub costs what any other edges cost.
+// Result:  depends on the edges alone, not on the number of blocks; edges of one key keep their order.
+// Memory:  nothing but counters for up to 2^kDigitBits keys; above that one or two buffers of E records, and E keys.
+//          A block has at most 2^kDigitBits counters, however many keys there are.
+// Numbers of nodes and edges must fit Index (int32_t or int64_t).
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "graph/huge_pages.h"
+
+namespace edgeless {
+
+constexpr int kDigitBits = 14;  // measured best from 10 to 20: one pass for up to 16 thousand nodes
+constexpr int64_t kMinEdgesPerBlock = int64_t{1} << 14;
+
+template <typename Index>
+struct EdgeRecord {
+  Index key;    // what is sorted by: the row of the result
+  Index other;  // the other end point: the column of the result
+  Index id;     // the edge's original id
+};
+
+// The three places edges are read from. Each offers key(position), and visit(begin, end, f), which calls
+// f(key, other, id) in order of position.
+
+template <typename In, typename Index>
+struct CooEdges {
+  const In* keys;    // [E]
+  const In* others;  // [E]
+
+  int64_t key(int64_t position) const { return keys[position]; }
+
+  template <typename F>
+  void visit(int64_t begin, int64_t end, const F& f) const {
+    for (int64_t p = begin; p < end; ++p) {
+      f(int64_t{keys[p]}, int64_t{others[p]}, static_cast<Index>(p));
+    }
+  }
+};
+
+template <typename Index>
+struct CsrEdges {  // columns are the keys
+  const Index* indptr;    // [num_rows + 1], from 0 to E, never falling
+  const Index* indices;   // [E]
+  const Index* edge_ids;  // [E] or null: the position is the id
+  int64_t num_rows;
+
+  int64_t key(int64_t position) const { return indices[position]; }
+
+  template <typename F>
+  void visit(int64_t begin, int64_t end, const F& f) const {
+    int64_t row = std::upper_bound(indptr, indptr + num_rows + 1, static_cast<Index>(begin)) - indptr - 1;
+    for (int64_t p = begin; p < end; ++p) {
+      while (indptr[row + 1] <= p) {
+        ++row;
+      }
+      f(int64_t{indices[p]}, row, edge_ids != nullptr ? edge_ids[p] : static_cast<Index>(p));
+    }
+  }
+};
+
+template <typename Index>
+struct RecordEdges {
+  const EdgeRecord<Index>* records;  // [E]
+
+  int64_t key(int64_t position) const { return records[position].key; }
+
+  template <typename F>
+  void visit(int64_t begin, int64_t end, const F& f) const {
+    for (int64_t p = begin; p < end; ++p) {
+      f(int64_t{records[p].key}, int64_t{records[p].other}, records[p].id);
+    }
+  }
+};
+
+// Work in blocks. `parallel(count, f)` calls f(0) ... f(count - 1), in any order and on any thread, and returns when
+// all are done.
+template <typename Parallel>
+struct Blocks {
+  int64_t size;   // of what is split: edges, or rows + edges
+  int64_t count;  // of blocks
+  const Parallel& parallel;
+
+  Blocks(int64_t size, int64_t max_count, int64_t min_size, const Parallel& parallel)
+      : size(size), count(std::clamp<int64_t>(size / min_size, 1, std::max<int64_t>(max_count, 1))), parallel(parallel) {}
+
+  int64_t begin(int64_t block) const { return size / count * block + std::min(block, size % count); }
+
+  // f(block, begin, end)
+  template <typename F>
+  void run(const F& f) const {
+    parallel(count, [&](int64_t block) { f(block, begin(block), begin(block + 1)); });
+  }
+};
+
+// counts [num_blocks, bins]: in, how often a digit occurs in a block; out, where the block writes the first of them.
+template <typename Index>
+void scan_counts(std::vector<Index>& counts, int64_t num_blocks, int64_t bins) {
+  Index sum = 0;
+  for (int64_t digit = 0; digit < bins; ++digit) {
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      sum += std::exchange(counts[block * bins + digit], sum);
+    }
+  }
+}
+
+// One pass over the digit (key >> shift) & (bins - 1); write(position, key, other, id) puts an edge to its place.
+// Returns where every digit starts, [num_blocks, bins] as scan_counts leaves it.
+template <typename Index, typename Source, typename Parallel, typename Write>
+std::vector<Index> radix_pass(const Source& source, const Blocks<Parallel>& blocks, int shift, int64_t bins,
+                              const Write& write) {
+  std::vector<Index> counts(blocks.count * bins, 0);
+  const int64_t mask = bins - 1;  // also keeps a key that is out of range inside the counters
+  blocks.run([&](int64_t block, int64_t begin, int64_t end) {
+    Index* count = counts.data() + block * bins;
+    for (int64_t p = begin; p < end; ++p) {
+      ++count[(source.key(p) >> shift) & mask];
+    }
+  });
+  scan_counts(counts, blocks.count, bins);
+  blocks.run([&](int64_t block, int64_t begin, int64_t end) {
+    std::vector<Index> next(counts.begin() + block * bins, counts.begin() + (block + 1) * bins);
+    source.visit(begin, end, [&](int64_t key, int64_t other, Index id) {
+      write(next[(key >> shift) & mask]++, key, other, id);
+    });
+  });
+  return counts;
+}
+
+// indptr[r] = number of sorted keys below r. Rows and keys are merged in blocks of equal rows + keys, so that neither
+// a long run of empty rows nor a hub falls to one block.
+template <typename Index, typename Parallel>
+void row_pointers(const Index* keys, int64_t num_edges, int64_t num_keys, Index* indptr, int64_t max_blocks,
+                  const Parallel& parallel) {
+  const int64_t rows = num_keys + 1;
+  const Blocks<Parallel> steps(rows + num_edges, max_blocks, kMinEdgesPerBlock, parallel);
+  // How many of the first `step` merge steps write a row pointer: row r is written before the first key >= r.
+  const auto rows_before = [&](int64_t step) {
+    int64_t low = std::max<int64_t>(0, step - num_edges), high = std::min(step, rows);
+    while (low < high) {
+      const int64_t row = (low + high) / 2;
+      (keys[step - row - 1] < row) ? high = row : low = row + 1;
+    }
+    return low;
+  };
+  steps.run([&](int64_t, int64_t begin, int64_t end) {
+    const int64_t last = rows_before(end);
+    int64_t row = rows_before(begin), position = begin - row;
+    while (row < last) {  // no branch on the keys: with short rows none could be predicted
+      const bool key_first = keys[position] < row;
+      indptr[row] = static_cast<Index>(position);
+      position += key_first;
+      row += !key_first;
+    }
+  });
+}
+
+inline int bits_for(int64_t num_keys) {
+  int bits = 1;
+  while (bits < 63 && (int64_t{1} << bits) < num_keys) {
+    ++bits;
+  }
+  return bits;
+}
+
+// Sort the edges of `source` by key.
+//   indptr [num_keys + 1], others [num_edges], ids [num_edges]: the result
+// Returns false, with unspecified results, when a key is outside [0, num_keys) or another end outside [0, num_others).
+template <typename Index, typename Source, typename Parallel>
+bool sort_edges(const Source& source, int64_t num_edges, int64_t num_keys, int64_t num_others, Index* indptr,
+                Index* others, Index* ids, int64_t max_blocks, const Parallel& parallel) {
+  using Record = EdgeRecord<Index>;
+  const int bits = bits_for(num_keys);
+  const int passes = (bits + kDigitBits - 1) / kDigitBits;
+  const int digit_bits = (bits + passes - 1) / passes;
+  const int64_t bins = int64_t{1} << digit_bits;
+  // The scan over all counters is serial: keep it short beside the edges.
+  const Blocks<Parallel> blocks(num_edges, max_blocks, std::max(kMinEdgesPerBlock, 4 * bins), parallel);
+
+  std::atomic<bool> valid{true};
+  const auto check = [&](int64_t key, int64_t other) {  // the casts send negative ids above every limit
+    if (static_cast<uint64_t>(key) >= static_cast<uint64_t>(num_keys) ||
+        static_cast<uint64_t>(other) >= static_cast<uint64_t>(num_others)) {
+      valid.store(false, std::memory_order_relaxed);
+    }
+  };
+
+  if (passes == 1) {
+    const auto starts = radix_pass<Index>(source, blocks, 0, bins, [&](Index to, int64_t key, int64_t other, Index id) {
+      check(key, other);
+      others[to] = static_cast<Index>(other);
+      ids[to] = id;
+    });
+    std::copy_n(starts.begin(), num_keys, indptr);
+    indptr[num_keys] = static_cast<Index>(num_edges);
+    return valid;
+  }
+
+  auto into = large_array<Record>(num_edges);
+  radix_pass<Index>(source, blocks, 0, bins, [&](Index to, int64_t key, int64_t other, Index id) {
+    check(key, other);
+    into[to] = {static_cast<Index>(key), static_cast<Index>(other), id};
+  });
+  if (!valid) {
+    return false;
+  }
+  decltype(into) from;
+  for (int pass = 1; pass < passes - 1; ++pass) {
+    from.swap(into);
+    if (into == nullptr) {
+      into = large_array<Record>(num_edges);
+    }
+    radix_pass<Index>(RecordEdges<Index>{from.get()}, blocks, pass * digit_bits, bins,
+                      [&](Index to, int64_t key, int64_t other, Index id) {
+                        into[to] = {static_cast<Index>(key), static_cast<Index>(other), id};
+                      });
+  }
+  auto keys = large_array<Index>(num_edges + 1);
+  keys[num_edges] = static_cast<Index>(num_keys);
+  radix_pass<Index>(RecordEdges<Index>{into.get()}, blocks, (passes - 1) * digit_bits, bins,
+                    [&](Index to, int64_t key, int64_t other, Index id) {
+                      keys[to] = static_cast<Index>(key);
+                      others[to] = static_cast<Index>(other);
+                      ids[to] = id;
+                    });
+  row_pointers(keys.get(), num_edges, num_keys, indptr, max_blocks, parallel);
+  return true;
+}
+
+}  // namespace edgeless
