@@ -1,0 +1,352 @@
+// The attention ops on the CPU: checks, allocation, and the parts of each pass dealt out to threads.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/library.h>
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "../common/dropout.h"
+#include "cpu/args.h"
+#include "cpu/dispatch.h"
+#include "cpu/partition.h"
+#include "inputs.h"
+
+namespace edgeless::cpu {
+namespace {
+
+Dtype dtype_of(at::ScalarType t) {
+  switch (t) {
+    case at::kDouble: return Dtype::f64;
+    case at::kBFloat16: return Dtype::bf16;
+    case at::kHalf: return Dtype::f16;
+    default: return Dtype::f32;
+  }
+}
+
+// Rows must be contiguous inside; nodes may stand at any distance, so slices of a wider tensor are read in place.
+at::Tensor packed_rows(const at::Tensor& t) {
+  int64_t expected = 1;
+  for (int64_t d = t.dim() - 1; d >= 1; --d) {
+    if (t.size(d) != 1 && t.stride(d) != expected) return t.contiguous();
+    expected *= t.size(d);
+  }
+  return t;
+}
+
+Compressed compressed(at::TensorList graph) {
+  Compressed g;
+  g.indptr = graph[0].data_ptr();
+  g.indices = graph[1].data_ptr();
+  g.edge_ids = graph.size() == 3 ? graph[2].data_ptr() : nullptr;
+  g.wide = graph[0].scalar_type() == at::kLong;
+  g.num_rows = graph[0].size(0) - 1;
+  g.num_edges = graph[1].size(0);
+  return g;
+}
+
+Score kernels_score(ScoreKind kind) {
+  switch (kind) {
+    case ScoreKind::dot: return Score::dot;
+    case ScoreKind::gatv2: return Score::gatv2;
+    default: return Score::gat;
+  }
+}
+
+// One call of an op: the arguments of its passes and the tensors that keep their memory alive.
+template <class A>
+class Call {
+ public:
+  Args<A> args{};
+  Kernels<A> kernels{};
+
+  explicit Call(const AttentionInputs& in) : in_(in), options_(in.dst.options().dtype(in.statistics())) {
+    kernels = choose_kernels<A>(kernels_score(in.score), in.dim(), in.channels());
+    const bool scalar_score = in.score == ScoreKind::gat;
+    args.heads = in.heads();
+    args.dim = in.dim();
+    args.channels = in.channels();
+    args.edge_dim = in.edge_dim();
+    args.padded_dim = scalar_score ? 1 : pad(args.dim);
+    args.padded_channels = pad(args.channels);
+    args.coefficient = static_cast<A>(in.coefficient);
+    args.edge_in_value = in.score == ScoreKind::dot && in.edge_attr;
+    args.dst = rows(in.dst);
+    args.src = rows(in.src);
+    if (in.value) args.value = rows(*in.value);
+    if (in.att) args.att = keep(padded(*in.att, args.padded_dim));
+    if (in.edge_attr) set_edge_term();
+    if (in.edge_scale) {
+      args.edge_scale = in.edge_scale->const_data_ptr<A>();
+      args.scale_edge_stride = in.edge_scale->stride(0);
+      args.scale_head_stride = in.edge_scale->stride(1);
+    }
+    args.keep_scale = A(1);
+    if (in.dropout > 0) {
+      args.has_dropout = true;
+      args.seed = static_cast<uint64_t>(in.seed->const_data_ptr<int64_t>()[0]);
+      args.threshold = dropout_threshold(in.dropout);
+      args.keep_scale = in.dropout < 1 ? static_cast<A>(1 / (1 - in.dropout)) : A(0);
+    }
+  }
+
+  Rows rows(const at::Tensor& t) {
+    at::Tensor packed = packed_rows(t);
+    kept_.push_back(packed);
+    return {packed.data_ptr(), packed.size(0) > 1 ? packed.stride(0) : 0, dtype_of(packed.scalar_type())};
+  }
+
+  A* zeros(at::IntArrayRef shape, at::Tensor* tensor) {
+    *tensor = at::zeros(shape, options_);
+    return tensor->data_ptr<A>();
+  }
+
+  int64_t term_width() const {
+    return (args.heads * args.padded_dim + kernels.width - 1) / kernels.width * kernels.width;
+  }
+
+  // most_bytes bounds what `bytes_per_part` adds up to; parts depend on shapes alone, so results do too.
+  int64_t set_graph(at::TensorList graph, int64_t bytes_per_part = 0) {
+    args.graph = compressed(graph);
+    args.items_per_part = choose_items_per_part(args.graph);
+    constexpr int64_t most_bytes = int64_t(32) << 20;
+    if (bytes_per_part > 0) {
+      const int64_t most_parts = std::max<int64_t>(8, most_bytes / bytes_per_part);
+      const int64_t items = (total_items(args.graph) + most_parts - 1) / most_parts;
+      args.items_per_part = std::max(args.items_per_part, items);
+    }
+    return num_parts(args.graph, args.items_per_part);
+  }
+
+  void run(Pass pass) {
+    const int64_t parts = num_parts(args.graph, args.items_per_part);
+    const int64_t carry = kernels.carry_size(pass, args);
+    at::Tensor carried;
+    args.carry = nullptr;
+    if (parts > 1 && carry > 0) {
+      carried = at::empty({parts * 2 * carry}, options_);
+      args.carry = carried.data_ptr<A>();
+    }
+    for_each_part(parts, pass, kernels.run);
+    if (args.carry) for_each_part(parts, pass, kernels.merge);
+  }
+
+ private:
+  int64_t pad(int64_t n) const { return (n + kernels.width - 1) / kernels.width * kernels.width; }
+
+  const A* keep(const at::Tensor& t) {
+    kept_.push_back(t);
+    return kept_.back().template data_ptr<A>();
+  }
+
+  at::Tensor padded(const at::Tensor& t, int64_t width) const {
+    if (t.size(1) == width) return t.contiguous();
+    at::Tensor wide = at::zeros({t.size(0), width}, options_);
+    wide.narrow(1, 0, t.size(1)).copy_(t);
+    return wide;
+  }
+
+  void set_edge_term() {
+    at::Tensor attr = packed_rows(*in_.edge_attr);
+    kept_.push_back(attr);
+    args.edge_attr = {attr.data_ptr(), attr.size(0) > 1 ? attr.stride(0) : 0, dtype_of(attr.scalar_type())};
+    args.proj_rows = keep(in_.edge_proj->contiguous());
+    at::Tensor wide = at::zeros({args.edge_dim, term_width()}, options_);
+    wide.narrow(1, 0, args.heads * args.padded_dim)
+        .view({args.edge_dim, args.heads, args.padded_dim})
+        .narrow(2, 0, args.dim)
+        .copy_(in_.edge_proj->permute({2, 0, 1}));
+    args.proj = keep(wide);
+  }
+
+  // Threads take the next part when they are done with one. Who does a part does not change what it writes.
+  void for_each_part(int64_t parts, Pass pass, void (*kernel)(Pass, const Args<A>&, int64_t, A*)) {
+    const int64_t scratch = kernels.scratch_size(args);
+    std::atomic<int64_t> next{0};
+    auto work = [&](int64_t, int64_t) {
+      std::unique_ptr<A[]> memory(new A[scratch]());
+      for (int64_t part = next++; part < parts; part = next++) kernel(pass, args, part, memory.get());
+    };
+    const int64_t threads = std::min<int64_t>(parts, at::get_num_threads());
+    if (threads <= 1 || at::in_parallel_region()) {
+      work(0, 1);
+    } else {
+      at::parallel_for(0, threads, 1, work);
+    }
+  }
+
+  const AttentionInputs& in_;
+  at::TensorOptions options_;
+  std::vector<at::Tensor> kept_;
+};
+
+OutRows out_rows(const at::Tensor& t) { return {t.data_ptr(), dtype_of(t.scalar_type())}; }
+
+template <class F>
+auto with_arithmetic(at::ScalarType rows, F&& f) {
+  return rows == at::kDouble ? f(double{}) : f(float{});
+}
+
+// Sums [parts, n] over the parts, in their order.
+at::Tensor sum_parts(const at::Tensor& partial) {
+  at::Tensor total = partial[0].clone();
+  for (int64_t p = 1; p < partial.size(0); ++p) total += partial[p];
+  return total;
+}
+
+std::tuple<at::Tensor, at::Tensor> attention(
+    const at::Tensor& dst, const at::Tensor& src, const OptTensor& value, const OptTensor& att,
+    const OptTensor& edge_attr, const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
+    at::TensorList csc, const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
+    std::optional<at::ScalarType> out_dtype) {
+  const char* op = "edgeless::attention";
+  const AttentionInputs in{dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed,
+                           parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  check_inputs(op, in);
+  const auto kind = out_dtype.value_or(in.rows());
+  TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
+                    in.statistics(), ", got ", kind);
+  at::Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
+  at::Tensor logsumexp = at::empty({in.num_dst(), in.heads()}, dst.options().dtype(in.statistics()));
+  if (logsumexp.numel() == 0) return {out, logsumexp};
+  with_arithmetic(in.rows(), [&](auto zero) {
+    using A = decltype(zero);
+    Call<A> call(in);
+    call.set_graph(csr);
+    call.args.out = out_rows(out);
+    call.args.logsumexp = logsumexp.data_ptr<A>();
+    call.run(Pass::forward);
+    return 0;
+  });
+  return {out, logsumexp};
+}
+
+at::Tensor attention_weights(
+    const at::Tensor& logsumexp, const at::Tensor& dst, const at::Tensor& src, const OptTensor& att,
+    const OptTensor& edge_attr, const OptTensor& edge_proj, at::TensorList csr, at::TensorList csc,
+    const OptTensor& seed, c10::string_view score, double coefficient, double dropout) {
+  const char* op = "edgeless::attention_weights";
+  const AttentionInputs in{dst, src, {}, att, edge_attr, edge_proj, {}, csr, csc, seed,
+                           parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  check_inputs(op, in);
+  check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
+  check_dtype(op, "logsumexp", logsumexp, in.statistics());
+  at::Tensor weights = at::empty({in.num_edges(), in.heads()}, logsumexp.options());
+  if (weights.numel() == 0) return weights;
+  with_arithmetic(in.rows(), [&](auto zero) {
+    using A = decltype(zero);
+    Call<A> call(in);
+    call.set_graph(csr);
+    call.args.edge_in_value = false;
+    const at::Tensor statistics = logsumexp.contiguous();
+    call.args.logsumexp = statistics.data_ptr<A>();
+    call.args.weights = weights.data_ptr<A>();
+    call.run(Pass::weights);
+    return 0;
+  });
+  return weights;
+}
+
+// The order of the gradients and of `needs`.
+enum { kDst, kSrc, kValue, kAtt, kEdgeAttr, kEdgeProj, kEdgeScale, kNumInputs };
+
+template <class A>
+void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights,
+              const OptTensor& out, const at::Tensor& logsumexp, const std::array<bool, kNumInputs>& needs,
+              std::vector<at::Tensor>& grads) {
+  Call<A> call(in);
+  auto& args = call.args;
+  at::Tensor edge_grads;
+  if (grad_out) {
+    args.grad_out = call.rows(*grad_out);
+    args.saved_out = call.rows(*out);
+  } else {
+    edge_grads = grad_weights->contiguous();
+    args.grad_weights = edge_grads.data_ptr<A>();
+    args.edge_in_value = false;
+  }
+  const at::Tensor stats = at::empty({in.num_dst(), args.heads, 2}, logsumexp.options());
+  stats.select(-1, 0).copy_(logsumexp);
+  args.stats = stats.data_ptr<A>();
+  call.set_graph(in.csr);
+  call.run(grad_out ? Pass::delta_of_out : Pass::delta);
+  // The pass by destination also sharpens Delta where <out, grad_out> is not what the weights give bit by bit.
+  const bool inexact = grad_out && (in.edge_scale || in.dropout > 0 || in.edge_attr || out->scalar_type() != in.statistics());
+  if (inexact || needs[kDst] || needs[kAtt] || needs[kEdgeAttr] || needs[kEdgeProj] || needs[kEdgeScale]) {
+    const int64_t term = args.edge_dim * call.term_width();
+    const int64_t parts = call.set_graph(in.csr, needs[kEdgeProj] ? term * int64_t(sizeof(A)) : 0);
+    at::Tensor att_parts, proj_parts;
+    if (needs[kDst]) args.grad_dst = out_rows(grads[kDst]);
+    if (needs[kAtt]) args.grad_att = call.zeros({parts, args.heads, args.padded_dim}, &att_parts);
+    if (needs[kEdgeProj]) args.grad_proj = call.zeros({parts, args.edge_dim, call.term_width()}, &proj_parts);
+    if (needs[kEdgeAttr]) args.grad_attr = out_rows(grads[kEdgeAttr]);
+    if (needs[kEdgeScale] && grad_out) args.grad_scale = grads[kEdgeScale].data_ptr<A>();
+    call.run(Pass::by_dst);
+    args.grad_scale = nullptr;
+    if (needs[kAtt]) grads[kAtt].copy_(sum_parts(att_parts).narrow(1, 0, args.dim));
+    if (needs[kEdgeProj]) {
+      grads[kEdgeProj].copy_(sum_parts(proj_parts)
+                                 .narrow(1, 0, args.heads * args.padded_dim)
+                                 .view({args.edge_dim, args.heads, args.padded_dim})
+                                 .narrow(2, 0, args.dim)
+                                 .permute({1, 2, 0}));
+    }
+  }
+  if (needs[kSrc] || needs[kValue]) {
+    TORCH_CHECK_VALUE(!in.csc.empty(), "edgeless::attention_backward: csc is needed for the gradient of a source tensor");
+    call.set_graph(in.csc);
+    args.grad_src = needs[kSrc] ? out_rows(grads[kSrc]) : OutRows{};
+    args.grad_value = needs[kValue] ? out_rows(grads[kValue]) : OutRows{};
+    call.run(Pass::by_src);
+  }
+}
+
+std::vector<at::Tensor> attention_backward(
+    const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out, const at::Tensor& logsumexp,
+    const at::Tensor& dst, const at::Tensor& src, const OptTensor& value, const OptTensor& att,
+    const OptTensor& edge_attr, const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
+    at::TensorList csc, const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
+    bool dropped_weights, std::array<bool, kNumInputs> needs) {
+  const char* op = "edgeless::attention_backward";
+  AttentionInputs in{dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed,
+                     parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  check_inputs(op, in);
+  check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
+  TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");
+  if (grad_out) {
+    TORCH_CHECK_VALUE(out.has_value(), op, ": grad_out needs out");
+    check_shape(op, "grad_out", *grad_out, {in.num_dst(), in.heads(), in.channels()});
+    check_shape(op, "out", *out, grad_out->sizes());
+  } else {
+    check_shape(op, "grad_weights", *grad_weights, {in.num_edges(), in.heads()});
+    check_dtype(op, "grad_weights", *grad_weights, in.statistics());
+    if (!dropped_weights) in.dropout = 0;
+  }
+  const OptTensor given[] = {dst, src, value, att, edge_attr, edge_proj, edge_scale};
+  std::vector<at::Tensor> grads(kNumInputs);
+  for (int i = 0; i < kNumInputs; ++i) {
+    needs[i] = needs[i] && given[i].has_value();
+    grads[i] = needs[i] ? at::empty(given[i]->sizes(), given[i]->options()) : at::empty({0}, dst.options());
+    if (needs[i] && (i == kValue || i == kEdgeScale) && grad_weights) grads[i].zero_();
+  }
+  if (logsumexp.numel() == 0 || src.numel() == 0 || (grad_out && grad_out->numel() == 0)) {
+    for (auto& g : grads) g.zero_();
+    return grads;
+  }
+  with_arithmetic(in.rows(), [&](auto zero) {
+    backward<decltype(zero)>(in, grad_out, grad_weights, out, logsumexp, needs, grads);
+    return 0;
+  });
+  return grads;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
+  m.impl("attention", attention);
+  m.impl("attention_weights", attention_weights);
+  m.impl("attention_backward", attention_backward);
+}
+
+}  // namespace edgeless::cpu

@@ -1,0 +1,99 @@
+// What a CPU attention kernel is given: plain pointers and sizes, no torch.
+//
+// Rows are [H, D] with contiguous elements and any distance between nodes. A is the type of all arithmetic: float for
+// float, bfloat16 and float16 rows, double for double rows. "Padded" means that each head is filled up with zeros to
+// a multiple of the vector width.
+#pragma once
+
+#include <cstdint>
+
+namespace edgeless::cpu {
+
+enum class Dtype : uint8_t { f32, f64, bf16, f16 };
+enum class Score : uint8_t { dot, gatv2, gat };
+
+struct Rows {
+  const void* data = nullptr;  // [N, heads, dim]
+  int64_t stride = 0;          // elements from one node to the next
+  Dtype dtype = Dtype::f32;
+  explicit operator bool() const { return data != nullptr; }
+};
+
+struct OutRows {
+  void* data = nullptr;  // [N, heads, dim] contiguous
+  Dtype dtype = Dtype::f32;
+  explicit operator bool() const { return data != nullptr; }
+};
+
+// CSR or CSC; all three arrays have one index type.
+struct Compressed {
+  const void* indptr = nullptr;    // [num_rows + 1]
+  const void* indices = nullptr;   // [num_edges]
+  const void* edge_ids = nullptr;  // [num_edges] original edge ids, null: the position itself
+  bool wide = false;               // int64 instead of int32
+  int64_t num_rows = 0;
+  int64_t num_edges = 0;
+
+  int64_t at(const void* array, int64_t i) const {
+    return wide ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
+  }
+  int64_t row_begin(int64_t row) const { return at(indptr, row); }
+  int64_t index(int64_t position) const { return at(indices, position); }
+  int64_t edge_id(int64_t position) const { return edge_ids ? at(edge_ids, position) : position; }
+};
+
+template <class A>
+struct Args {
+  Compressed graph;        // rows are destinations, in the pass by source rows are sources
+  int64_t items_per_part;  // see partition.h
+  int64_t heads, dim, channels, edge_dim;
+  int64_t padded_dim, padded_channels;
+
+  Rows dst, src, value;  // value is null where the values are the keys (gatv2)
+  Rows edge_attr;        // [E, edge_dim]
+  const A* att;          // [H, padded_dim]
+  const A* proj;         // [edge_dim, H, padded_dim]: the edge projection, transposed
+  const A* proj_rows;    // [H, dim, edge_dim]: the same as given
+  const A* edge_scale;   // [E, H] with the strides below
+  int64_t scale_edge_stride, scale_head_stride;
+  A coefficient;  // scale of the dot product, negative slope of the others
+
+  bool has_dropout;
+  uint64_t seed, threshold;
+  A keep_scale;  // 1 / (1 - p)
+
+  // forward
+  OutRows out;     // [Nd, H, C]
+  A* logsumexp;    // [Nd, H], also read by the weights pass
+  A* weights;      // [E, H]: the weights pass
+  bool edge_in_value;
+
+  // backward
+  Rows grad_out;          // [Nd, H, C]
+  Rows saved_out;         // [Nd, H, C], given with grad_out
+  const A* grad_weights;  // [E, H] contiguous; given instead of grad_out
+  A* stats;               // [Nd, H, 2]: logsumexp and Delta
+  OutRows grad_dst, grad_src, grad_value;
+  A* grad_att;         // [parts, H, padded_dim] partial sums
+  A* grad_proj;        // [parts, edge_dim, H, padded_dim] partial sums
+  OutRows grad_attr;   // [E, edge_dim]
+  A* grad_scale;       // [E, H] contiguous
+
+  A* carry;  // [parts, 2, carry_size]: rows that a part does not hold whole
+};
+
+// delta: Delta of returned weights, edge by edge; delta_of_out: <out, grad_out>, row by row.
+enum class Pass : uint8_t { forward, weights, delta, delta_of_out, by_dst, by_src };
+
+// The kernels of one instruction set. `run` does one part of one pass; `merge` finishes the split row that ends in
+// the part; both use `scratch`, `scratch_size` elements.
+template <class A>
+struct Kernels {
+  int64_t width;  // elements of a vector
+  int64_t (*carry_size)(Pass, const Args<A>&);
+  int64_t (*scratch_size)(const Args<A>&);
+  void (*run)(Pass, const Args<A>&, int64_t part, A* scratch);
+  void (*merge)(Pass, const Args<A>&, int64_t part, A* scratch);
+};
+
+}  // namespace edgeless::cpu

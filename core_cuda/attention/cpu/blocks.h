@@ -1,0 +1,107 @@
+// The inner loops over a chunk of gathered rows, shared by every score and pass. Included once per instruction set.
+//
+// A chunk is n <= kChunk edges; `rows` points at their padded rows [H, stride] and is filled up to a multiple of four
+// by repeating the last. Numbers per edge and head stand head-major, [H, kChunk]. NV is the number of vectors of a
+// head, 0 where it is known at run time only.
+
+static constexpr int64_t kChunk = 32;
+
+static inline int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
+
+// s[h, e] = alpha * <own_h, rows[e]_h>
+template <class A, int NV>
+static inline void dots(const A* own, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha, A* s) {
+  constexpr int64_t W = kWidth<A>;
+  const int64_t vectors = NV ? NV : padded / W;
+  for (int64_t e = 0; e < n; e += 4) {
+    const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
+    for (int64_t h = 0; h < heads; ++h) {
+      Vec<A> t[4] = {};
+#pragma GCC unroll 8
+      for (int64_t v = 0; v < vectors; ++v) {
+        const int64_t at = h * padded + v * W;
+        const Vec<A> o = load(own + at);
+        t[0] += o * load(r0 + at);
+        t[1] += o * load(r1 + at);
+        t[2] += o * load(r2 + at);
+        t[3] += o * load(r3 + at);
+      }
+      A four[4];
+      sum4<A>(t, four);
+      for (int i = 0; i < 4; ++i) s[h * kChunk + e + i] = alpha * four[i];
+    }
+  }
+}
+
+// s[h, e] = alpha * <a[e]_h, b[e]_h>, rounded as dots() rounds
+template <class A, int NV>
+static inline void dots_of_pairs(
+    const A* const* a, const A* const* b, int64_t n, int64_t heads, int64_t padded, A alpha, A* s) {
+  constexpr int64_t W = kWidth<A>;
+  const int64_t vectors = NV ? NV : padded / W;
+  for (int64_t e = 0; e < n; e += 4) {
+    for (int64_t h = 0; h < heads; ++h) {
+      Vec<A> t[4] = {};
+      for (int i = 0; i < 4; ++i) {
+        for (int64_t v = 0; v < vectors; ++v) {
+          const int64_t at = h * padded + v * W;
+          t[i] += load(a[e + i] + at) * load(b[e + i] + at);
+        }
+      }
+      A four[4];
+      sum4<A>(t, four);
+      for (int i = 0; i < 4; ++i) s[h * kChunk + e + i] = alpha * four[i];
+    }
+  }
+}
+
+// acc_h += sum over e of alpha * w[h, e] * rows[e]_h, with `vectors` vectors of HB heads in registers.
+template <class A, int HB, int NV>
+static inline void accumulate_block(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t padded, int64_t first,
+                                    A alpha, A* acc) {
+  constexpr int64_t W = kWidth<A>;
+  Vec<A> t[HB * NV] = {};
+  for (int64_t e = 0; e < n; ++e) {
+    const A* row = rows[e] + h * padded + first;
+#pragma GCC unroll 8
+    for (int b = 0; b < HB; ++b) {
+      const Vec<A> x = splat<A>(w[(h + b) * kChunk + e]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) t[b * NV + v] += x * load(row + b * padded + v * W);
+    }
+  }
+#pragma GCC unroll 8
+  for (int b = 0; b < HB; ++b) {
+#pragma GCC unroll 8
+    for (int v = 0; v < NV; ++v) {
+      A* out = acc + (h + b) * padded + first + v * W;
+      store(out, load(out) + alpha * t[b * NV + v]);
+    }
+  }
+}
+
+template <class A, int HB, int NV>
+static inline int64_t accumulate_heads(
+    const A* w, const A* const* rows, int64_t n, int64_t h, int64_t heads, int64_t padded, A alpha, A* acc) {
+  for (; h + HB <= heads; h += HB) accumulate_block<A, HB, NV>(w, rows, n, h, padded, 0, alpha, acc);
+  if constexpr (HB > 1) {
+    return accumulate_heads<A, HB / 2, NV>(w, rows, n, h, heads, padded, alpha, acc);
+  } else {
+    return h;
+  }
+}
+
+template <class A, int NV>
+static inline void accumulate(
+    const A* w, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha, A* acc) {
+  constexpr int64_t W = kWidth<A>;
+  if constexpr (NV > 0) {
+    accumulate_heads<A, 8 / NV, NV>(w, rows, n, 0, heads, padded, alpha, acc);
+  } else {
+    for (int64_t h = 0; h < heads; ++h) {
+      int64_t at = 0;
+      for (; at + 4 * W <= padded; at += 4 * W) accumulate_block<A, 1, 4>(w, rows, n, h, padded, at, alpha, acc);
+      for (; at < padded; at += W) accumulate_block<A, 1, 1>(w, rows, n, h, padded, at, alpha, acc);
+    }
+  }
+}

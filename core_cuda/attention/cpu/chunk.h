@@ -1,0 +1,144 @@
+// A chunk of edges: gathered rows, the edge term joined to them, dropout and edge scale. Included once per
+// instruction set.
+
+template <class A>
+struct Chunk {
+  int64_t n = 0;
+  int64_t node[kChunk], edge[kChunk];
+  const A* key[kChunk];    // rows that the score reads
+  const A* value[kChunk];  // rows that are averaged (by destination) or whose gradient is (by source)
+  A *keys, *values;        // copies, where the rows cannot be used in place
+  A *attr, *term;          // edge features and their projection
+  A* joined;               // rows of the source side with the edge term, pass by source
+  A *s, *dp, *w;           // [H, kChunk]
+  A* factor;               // [H, kChunk]: keep / (1 - p) * edge scale, null where that is 1
+  A* keep;                 // [H, kChunk]: keep / (1 - p) alone
+};
+
+// Hands out pieces of the scratch memory of a thread.
+template <class A>
+class Arena {
+ public:
+  explicit Arena(A* memory) : next_(memory) {}
+  A* take(int64_t n) {
+    A* piece = next_;
+    next_ += round_up(n, 64 / sizeof(A));
+    return piece;
+  }
+
+ private:
+  A* next_;
+};
+
+template <class A>
+static inline int64_t widest_row(const Args<A>& args) {
+  const int64_t key = term_stride(args), value = args.heads * args.padded_channels;
+  return key > value ? key : value;
+}
+
+template <class A>
+static inline Chunk<A> make_chunk(const Args<A>& args, Arena<A>& arena) {
+  Chunk<A> c;
+  const int64_t per_head = args.heads * kChunk;
+  c.keys = arena.take(kChunk * widest_row(args));
+  c.values = arena.take(kChunk * widest_row(args));
+  c.term = arena.take(kChunk * term_stride(args));
+  c.joined = arena.take(args.edge_in_value ? kChunk * term_stride(args) : 0);
+  c.attr = arena.take(kChunk * args.edge_dim);
+  for (int64_t i = 0; i < kChunk * args.edge_dim; ++i) c.attr[i] = A(0);
+  c.s = arena.take(per_head);
+  c.dp = arena.take(per_head);
+  c.w = arena.take(per_head);
+  const bool has_factor = args.has_dropout || args.edge_scale;
+  c.factor = has_factor ? arena.take(per_head) : nullptr;
+  c.keep = has_factor ? arena.take(per_head) : nullptr;
+  return c;
+}
+
+template <class A>
+static inline void fill_up(const A** rows, int64_t n) {
+  for (int64_t e = n; e < round_up(n, 4); ++e) rows[e] = rows[n - 1];
+}
+
+// keep[h, e] = kept / (1 - p); factor = keep * edge scale
+template <class A>
+static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
+  for (int64_t e = 0; e < c.n; ++e) {
+    for (int64_t h = 0; h < args.heads; h += 4) {
+      Philox4 draw{};
+      if (args.has_dropout) draw = philox(args.seed, static_cast<uint64_t>(c.edge[e]), static_cast<uint32_t>(h / 4));
+      const int64_t lanes = args.heads - h < 4 ? args.heads - h : 4;
+      for (int64_t i = 0; i < lanes; ++i) {
+        const bool kept = !args.has_dropout || draw.lane[i] >= args.threshold;
+        const A keep = kept ? args.keep_scale : A(0);
+        const int64_t at = (h + i) * kChunk + e;
+        c.keep[at] = keep;
+        c.factor[at] = !args.edge_scale
+            ? keep
+            : keep * args.edge_scale[c.edge[e] * args.scale_edge_stride + (h + i) * args.scale_head_stride];
+      }
+    }
+  }
+}
+
+// How many edges ahead rows are asked for.
+static constexpr int64_t kAhead = 12;
+
+// Gathers the rows of positions [begin, begin + n): `keys` for the score, `values` (may be null: the keys).
+template <class A>
+static inline void gather(const Args<A>& args, const Rows& keys, const Rows& values, int64_t begin, int64_t n,
+                          int64_t* prefetched, Chunk<A>& c) {
+  const Compressed& g = args.graph;
+  c.n = n;
+  const int64_t until = begin + n + kAhead < g.num_edges ? begin + n + kAhead : g.num_edges;
+  if (*prefetched < begin) *prefetched = begin;
+  for (int64_t p = *prefetched; p < until; ++p) {
+    const int64_t node = g.index(p);
+    prefetch_row<A>(keys, node, args.heads * args.dim);
+    if (values) prefetch_row<A>(values, node, args.heads * args.channels);
+  }
+  if (until > *prefetched) *prefetched = until;
+  const bool wants_ids = args.edge_dim || args.weights || args.has_dropout || args.edge_scale || args.grad_weights || args.grad_scale;
+  for (int64_t e = 0; e < n; ++e) {
+    const int64_t node = g.index(begin + e);
+    c.node[e] = node;
+    c.key[e] = row_of(keys, node, args.heads, args.dim, args.padded_dim, c.keys + e * term_stride(args));
+    c.value[e] = values ? row_of(values, node, args.heads, args.channels, args.padded_channels,
+                                 c.values + e * args.heads * args.padded_channels)
+                        : c.key[e];
+    if (wants_ids) c.edge[e] = g.edge_id(begin + e);
+  }
+  fill_up(c.key, n);
+  fill_up(c.value, n);
+  if (args.edge_dim) {
+    load_edge_attr(args, c.edge, n, c.attr);
+    project_edges(args, c.attr, n, c.term);
+  }
+  if (c.factor) draw_factors(args, c);
+}
+
+// rows[e] += term[e], in a copy
+template <class A>
+static inline void join_term(const Args<A>& args, const Chunk<A>& c, const A** rows, A* copies) {
+  const int64_t stride = term_stride(args), size = args.heads * args.padded_dim;
+  for (int64_t e = 0; e < c.n; ++e) {
+    A* out = copies + e * stride;
+    const A *row = rows[e], *term = c.term + e * stride;
+    for (int64_t i = 0; i < size; ++i) out[i] = row[i] + term[i];
+    rows[e] = out;
+  }
+  fill_up(rows, c.n);
+}
+
+// rows[e] = own + term[e], in a copy that may be the term itself
+template <class A>
+static inline void join_own(const Args<A>& args, const Chunk<A>& c, const A* own, const A** rows, A* copies) {
+  const int64_t stride = term_stride(args), size = args.heads * args.padded_dim;
+  for (int64_t e = 0; e < c.n; ++e) {
+    A* out = copies + e * stride;
+    const A* term = c.term + e * stride;
+    for (int64_t i = 0; i < size; ++i) out[i] = own[i] + term[i];
+    rows[e] = out;
+  }
+  fill_up(rows, c.n);
+}

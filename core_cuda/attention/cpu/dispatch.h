@@ -1,0 +1,62 @@
+// Which kernel table serves a call: the instruction sets of this machine and the head dims decide.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels.h"
+
+namespace edgeless::cpu {
+
+enum class Capability { baseline, avx2, avx512 };
+
+inline Capability detect_capability() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  const char* most = std::getenv("EDGELESS_CPU_CAPABILITY");  // for tests and comparisons: baseline, avx2, avx512
+  if (most && std::strcmp(most, "baseline") == 0) return Capability::baseline;
+  if (avx512 && !(most && std::strcmp(most, "avx2") == 0)) return Capability::avx512;
+  if (avx2) return Capability::avx2;
+#endif
+  return Capability::baseline;
+}
+
+inline Capability capability() {
+  static const Capability found = detect_capability();
+  return found;
+}
+
+// A vector over a head that it does not divide costs a padded copy of every gathered row, about as much as the row's
+// arithmetic: count such rows twice, and take the fewest vectors.
+inline int64_t row_cost(int64_t elements, int64_t width) {
+  return (elements + width - 1) / width * (elements % width ? 2 : 1);
+}
+
+template <class A>
+Kernels<A> choose_kernels(Score score, int64_t dim, int64_t channels) {
+  int bytes = 16;
+  int64_t least = 0;
+  const int widest = capability() == Capability::avx512 ? 64 : capability() == Capability::avx2 ? 32 : 16;
+  for (int candidate = 16; candidate <= widest; candidate *= 2) {
+    const int64_t width = candidate / static_cast<int64_t>(sizeof(A));
+    const int64_t cost = (score == Score::gat ? 0 : row_cost(dim, width)) + row_cost(channels, width);
+    if (candidate == 16 || cost < least) {
+      bytes = candidate;
+      least = cost;
+    }
+  }
+  const int64_t width = bytes / static_cast<int64_t>(sizeof(A));
+  const int64_t vectors = (channels + width - 1) / width;
+  const bool alike = score == Score::gat || (dim + width - 1) / width == vectors;
+  const int64_t fixed = alike ? vectors : 0;
+#if defined(__x86_64__) && defined(__GNUC__)
+  if (bytes == 64) return avx512::kernels<A>(score, fixed);
+  if (bytes == 32) return avx2::kernels<A>(score, fixed);
+#endif
+  return baseline::kernels<A>(score, fixed);
+}
+
+}  // namespace edgeless::cpu

@@ -1,0 +1,20 @@
+// The kernel tables of the instruction sets and the choice among them.
+#pragma once
+
+#include "args.h"
+
+namespace edgeless::cpu {
+
+#define EDGELESS_DECLARE_KERNELS(isa) \
+  namespace isa {                     \
+  template <class A>                  \
+  Kernels<A> kernels(Score score, int64_t vectors); \
+  }
+EDGELESS_DECLARE_KERNELS(baseline)
+#if defined(__x86_64__) && defined(__GNUC__)
+EDGELESS_DECLARE_KERNELS(avx2)
+EDGELESS_DECLARE_KERNELS(avx512)
+#endif
+#undef EDGELESS_DECLARE_KERNELS
+
+}  // namespace edgeless::cpu

@@ -1,0 +1,389 @@
+// The passes over a part of the graph: forward, attention weights, backward by destination and by source.
+//
+// With s the logits, L their logsumexp over a row, k = keep / (1 - p) and f = k * edge scale:
+//   P = exp(s - L)   w = P f   out = sum w (v + t)
+//   dP = f <dO, v + t>  (or k * dA for the gradient of returned weights)   Delta = sum P dP = <out, dO>
+//   ds = P (dP - Delta)
+// Every pass only gathers: the pass by destination walks the CSR and owns what belongs to destinations and edges, the
+// pass by source walks the CSC and owns what belongs to sources. A row that a part does not hold whole leaves its
+// state in `carry`; merge() adds the states up in the order of the parts. Included once per instruction set.
+
+template <class A, template <class, int> class ScoreOf, int NV>
+struct Passes {
+  using Score = ScoreOf<A, NV>;
+  static constexpr int64_t W = kWidth<A>;
+
+  // State of a row: forward [H max][H sum][H * padded_channels]; by_dst [keys]; by_src [keys][values]; delta [H].
+  static int64_t keys_size(const Args<A>& a) { return round_up(a.heads * a.padded_dim, 16); }
+  static int64_t values_size(const Args<A>& a) { return round_up(a.heads * a.padded_channels, 16); }
+  static int64_t heads_size(const Args<A>& a) { return round_up(a.heads, 16); }
+
+  static int64_t carry_size(Pass pass, const Args<A>& a) {
+    switch (pass) {
+      case Pass::forward: return 2 * heads_size(a) + values_size(a);
+      case Pass::by_dst: return keys_size(a);
+      case Pass::by_src: return keys_size(a) + values_size(a);
+      case Pass::delta: return heads_size(a);
+      default: return 0;
+    }
+  }
+
+  static int64_t scratch_size(const Args<A>& a) {
+    const int64_t rows = kChunk * (2 * widest_row(a) + 2 * term_stride(a) + a.edge_dim + 5 * a.heads);
+    return rows + 8 * (keys_size(a) + values_size(a)) + 4 * heads_size(a) + a.edge_dim + 1024;
+  }
+
+  static void clear(Pass pass, const Args<A>& a, A* state) {
+    const int64_t size = carry_size(pass, a);
+    for (int64_t i = 0; i < size; ++i) state[i] = A(0);
+    if (pass == Pass::forward) {
+      for (int64_t h = 0; h < a.heads; ++h) state[h] = -__builtin_inf();
+    }
+  }
+
+  // Chunks of one row ------------------------------------------------------------------------------------------
+
+  static void destination_logits(const Args<A>& a, const A* own, int64_t begin, int64_t n, int64_t* prefetched,
+                                 Chunk<A>& c) {
+    gather(a, a.src, a.value, begin, n, prefetched, c);
+    if (a.edge_dim) {
+      join_term(a, c, c.key, a.value ? c.keys : c.values);  // without a value tensor the values are the bare keys
+      if (a.edge_in_value) join_term(a, c, c.value, c.values);
+    }
+    Score::logits(a, own, c.key, n, c.s);
+  }
+
+  static void forward_chunk(const Args<A>& a, Chunk<A>& c, A* state) {
+    A *top = state, *total = state + heads_size(a), *acc = state + 2 * heads_size(a);
+    const int64_t n = c.n, full = round_up(n, W);
+    for (int64_t h = 0; h < a.heads; ++h) {
+      A* s = c.s + h * kChunk;
+      for (int64_t e = n; e < full; ++e) s[e] = -__builtin_inf();
+      Vec<A> most = load(s);
+      for (int64_t e = W; e < full; e += W) {
+        const Vec<A> x = load(s + e);
+        most = x > most ? x : most;
+      }
+      A peak = most[0];
+      for (int64_t i = 1; i < W; ++i) peak = most[i] > peak ? most[i] : peak;
+      const A before = top[h], now = peak > before ? peak : before;
+      Vec<A> sums = {};
+      for (int64_t e = 0; e < full; e += W) {
+        const Vec<A> p = exp_vec<A>(load(s + e) - now);
+        store(s + e, p);
+        sums += p;
+      }
+      if (now != before && total[h] != A(0)) {
+        const A shrink = exp_vec<A>(splat<A>(before - now))[0];
+        total[h] *= shrink;
+        A* row = acc + h * a.padded_channels;
+        for (int64_t i = 0; i < a.padded_channels; i += W) store(row + i, load(row + i) * shrink);
+      }
+      top[h] = now;
+      total[h] += sum<A>(sums);
+      if (c.factor) multiply(s, c.factor + h * kChunk, n);
+    }
+    accumulate<A, NV>(c.s, c.value, n, a.heads, a.padded_channels, A(1), acc);
+  }
+
+  static void multiply(A* s, const A* by, int64_t n) {
+    for (int64_t e = 0; e < n; ++e) s[e] *= by[e];
+  }
+
+  // s becomes P, where the logsumexp belongs to the row itself (`stats` [H, step]).
+  static void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* logsumexp, int64_t step) {
+    for (int64_t h = 0; h < a.heads; ++h) {
+      A* s = c.s + h * kChunk;
+      for (int64_t e = 0; e < c.n; e += W) store(s + e, exp_vec<A>(load(s + e) - logsumexp[h * step]));
+    }
+  }
+
+  static void weights_chunk(const Args<A>& a, Chunk<A>& c) {
+    for (int64_t e = 0; e < c.n; ++e) {
+      for (int64_t h = 0; h < a.heads; ++h) {
+        const int64_t at = h * kChunk + e;
+        a.weights[c.edge[e] * a.heads + h] = c.factor ? c.s[at] * c.keep[at] : c.s[at];
+      }
+    }
+  }
+
+  static void load_weight_grads(const Args<A>& a, Chunk<A>& c) {
+    for (int64_t e = 0; e < c.n; ++e) {
+      for (int64_t h = 0; h < a.heads; ++h) {
+        const int64_t at = h * kChunk + e;
+        const A g = a.grad_weights[c.edge[e] * a.heads + h];
+        c.dp[at] = c.factor ? g * c.keep[at] : g;
+      }
+    }
+  }
+
+  static void delta_chunk(const Args<A>& a, Chunk<A>& c, A* state) {
+    load_weight_grads(a, c);
+    for (int64_t h = 0; h < a.heads; ++h) {
+      for (int64_t e = 0; e < c.n; ++e) state[h] += c.s[h * kChunk + e] * c.dp[h * kChunk + e];
+    }
+  }
+
+  // By dots(), as dP is: the row of a single edge then has ds = P (dP - Delta) = 0 exactly, as it should.
+  static void delta_of_row(const Args<A>& a, int64_t row, A* out_buffer, A* grad_buffer, A* s) {
+    const A* out = row_of(a.saved_out, row, a.heads, a.channels, a.padded_channels, out_buffer);
+    const A* grad = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, grad_buffer);
+    const A* rows[4] = {out, out, out, out};
+    dots<A, NV>(grad, rows, 1, a.heads, a.padded_channels, A(1), s);
+    for (int64_t h = 0; h < a.heads; ++h) a.stats[(row * a.heads + h) * 2 + 1] = s[h * kChunk];
+  }
+
+  static void write_scale_grads(const Args<A>& a, const Chunk<A>& c) {
+    for (int64_t e = 0; e < c.n; ++e) {
+      for (int64_t h = 0; h < a.heads; ++h) {
+        const int64_t at = h * kChunk + e;
+        a.grad_scale[c.edge[e] * a.heads + h] = c.s[at] * c.keep[at] * c.dp[at];
+      }
+    }
+  }
+
+  // From P (in s) and <dO, v> (in dp) of a chunk: w = P f and ds = P (f dp - Delta), the latter in dp.
+  static void weigh(const Args<A>& a, Chunk<A>& c) {
+    const int64_t size = a.heads * kChunk;
+    for (int64_t i = 0; i < size; i += W) {
+      Vec<A> w = load(c.s + i);
+      if (c.factor) {
+        const Vec<A> f = load(c.factor + i);
+        w *= f;
+        if (a.grad_out) store(c.dp + i, load(c.dp + i) * f);
+      }
+      store(c.w + i, w);
+    }
+  }
+
+  // `whole`: the chunk is the row. Delta is then summed here, so that what cancels does so exactly.
+  static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, A* stats, bool whole,
+                           A* grad_att, A* grad_proj, A* attr_row, A* state) {
+    softmax_of_row(a, c, stats, 2);
+    if (a.grad_out) {
+      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp);
+      if (a.grad_scale) write_scale_grads(a, c);
+    } else {
+      load_weight_grads(a, c);
+    }
+    weigh(a, c);
+    for (int64_t h = 0; h < a.heads; ++h) {
+      if (whole) {
+        A total = 0;
+        for (int64_t e = h * kChunk; e < h * kChunk + c.n; ++e) total += c.s[e] * c.dp[e];
+        stats[2 * h + 1] = total;
+      }
+      const A delta = stats[2 * h + 1];
+      for (int64_t e = h * kChunk; e < h * kChunk + c.n; e += W) {
+        store(c.dp + e, load(c.s + e) * (load(c.dp + e) - delta));
+      }
+    }
+    const bool wants_term = grad_proj || a.grad_attr;
+    Score::grad(a, own, c.key, c.n, c.dp, state, grad_att, wants_term ? c.term : nullptr);
+    if (!wants_term) return;
+    if (a.edge_in_value && a.grad_out) add_value_term(a, c, grad_row);
+    if (grad_proj) grad_of_proj(a, c.attr, c.term, c.n, grad_proj);
+    if (a.grad_attr) grad_of_attr(a, c.term, c.edge, c.n, attr_row);
+  }
+
+  static void add_value_term(const Args<A>& a, Chunk<A>& c, const A* grad_row) {
+    for (int64_t e = 0; e < c.n; ++e) {
+      A* term = c.term + e * term_stride(a);
+      for (int64_t h = 0; h < a.heads; ++h) {
+        const A w = c.w[h * kChunk + e];
+        for (int64_t i = h * a.padded_dim; i < (h + 1) * a.padded_dim; i += W) {
+          store(term + i, load(term + i) + w * load(grad_row + i));
+        }
+      }
+    }
+  }
+
+  static void by_src_chunk(const Args<A>& a, Chunk<A>& c, const A* own_key, const A* own_value, int64_t begin,
+                           int64_t n, int64_t* prefetched, A* state) {
+    gather(a, a.dst, a.grad_out, begin, n, prefetched, c);
+    const bool term_joins_own = a.edge_dim && !Score::kTermJoinsRows;
+    if (a.edge_dim && !term_joins_own) join_term(a, c, c.key, c.keys);
+    if (!a.grad_out) load_weight_grads(a, c);
+    if (term_joins_own) {
+      // The same sums in the same order as by destination, see delta_of_row.
+      const A *keys[kChunk], *values[kChunk];
+      if (a.grad_out) {
+        join_own(a, c, own_value, values, c.joined);
+        dots_of_pairs<A, NV>(values, c.value, n, a.heads, a.padded_channels, A(1), c.dp);
+      }
+      join_own(a, c, own_key, keys, c.term);
+      dots_of_pairs<A, NV>(keys, c.key, n, a.heads, a.padded_dim, a.coefficient, c.s);
+    } else {
+      Score::logits(a, own_key, c.key, n, c.s);
+      if (a.grad_out) dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp);
+    }
+    // P and ds, with the statistics of each destination
+    for (int64_t e = 0; e < n; ++e) {
+      const A* stats = a.stats + c.node[e] * a.heads * 2;
+      for (int64_t h = 0; h < a.heads; ++h) {
+        c.s[h * kChunk + e] -= stats[2 * h];
+        c.w[h * kChunk + e] = stats[2 * h + 1];
+      }
+    }
+    for (int64_t h = 0; h < a.heads; ++h) {
+      for (int64_t e = h * kChunk; e < h * kChunk + n; e += W) {
+        const Vec<A> p = exp_vec<A>(load(c.s + e)), delta = load(c.w + e);
+        Vec<A> dp = load(c.dp + e), w = p;
+        if (c.factor) {
+          const Vec<A> f = load(c.factor + e);
+          w *= f;
+          if (a.grad_out) dp *= f;
+        }
+        store(c.w + e, w);
+        store(c.dp + e, p * (dp - delta));
+      }
+    }
+    A* values = a.value ? state + keys_size(a) : state;  // without a value tensor both gradients are the key's
+    if (a.grad_out && (a.grad_value || !a.value)) {
+      accumulate<A, NV>(c.w, c.value, n, a.heads, a.padded_channels, A(1), values);
+    }
+    if (a.grad_src) Score::grad(a, own_key, c.key, n, c.dp, state, nullptr, nullptr);
+  }
+
+  // Rows ---------------------------------------------------------------------------------------------------------
+
+  static void finish(Pass pass, const Args<A>& a, int64_t row, A* state) {
+    if (pass == Pass::forward) {
+      A *top = state, *total = state + heads_size(a), *acc = state + 2 * heads_size(a);
+      for (int64_t h = 0; h < a.heads; ++h) {
+        const bool empty = top[h] == -__builtin_inf() && total[h] == A(0);
+        a.logsumexp[row * a.heads + h] = empty ? top[h] : top[h] + A(__builtin_log(double(total[h])));
+        const A inverse = empty ? A(0) : A(1) / total[h];
+        for (int64_t i = h * a.padded_channels; i < (h + 1) * a.padded_channels; ++i) acc[i] *= inverse;
+      }
+      write_row(a.out, row, a.heads, a.channels, a.padded_channels, acc);
+    } else if (pass == Pass::delta) {
+      for (int64_t h = 0; h < a.heads; ++h) a.stats[(row * a.heads + h) * 2 + 1] = state[h];
+    } else if (pass == Pass::by_dst) {
+      if (a.grad_dst) write_row(a.grad_dst, row, a.heads, a.dim, a.padded_dim, state);
+    } else {
+      if (a.grad_src) write_row(a.grad_src, row, a.heads, a.dim, a.padded_dim, state);
+      if (a.grad_value) write_row(a.grad_value, row, a.heads, a.channels, a.padded_channels, state + keys_size(a));
+    }
+  }
+
+  static void combine(Pass pass, const Args<A>& a, A* state, const A* other) {
+    const int64_t size = carry_size(pass, a);
+    if (pass != Pass::forward) {
+      for (int64_t i = 0; i < size; ++i) state[i] += other[i];
+      return;
+    }
+    const int64_t heads = heads_size(a);
+    for (int64_t h = 0; h < a.heads; ++h) {
+      if (other[heads + h] == A(0)) continue;  // no edges in that piece
+      const A now = other[h] > state[h] ? other[h] : state[h];
+      const A mine = state[heads + h] == A(0) ? A(0) : exp_vec<A>(splat<A>(state[h] - now))[0];
+      const A theirs = exp_vec<A>(splat<A>(other[h] - now))[0];
+      state[h] = now;
+      state[heads + h] = state[heads + h] * mine + other[heads + h] * theirs;
+      for (int64_t i = 0; i < a.padded_channels; ++i) {
+        const int64_t at = 2 * heads + h * a.padded_channels + i;
+        state[at] = state[at] * mine + other[at] * theirs;
+      }
+    }
+  }
+
+  static A* slot(Pass pass, const Args<A>& a, int64_t part, int which) {
+    return a.carry + (part * 2 + which) * carry_size(pass, a);
+  }
+
+  static void run(Pass pass, const Args<A>& a, int64_t part, A* scratch) {
+    Arena<A> arena(scratch);
+    Chunk<A> c = make_chunk(a, arena);
+    A* state = arena.take(2 * heads_size(a) + keys_size(a) + values_size(a));
+    A* own_buffer = arena.take(keys_size(a));
+    A* other_buffer = arena.take(values_size(a));
+    A* attr_row = arena.take(a.edge_dim);
+    A* grad_att = a.grad_att ? a.grad_att + part * a.heads * a.padded_dim : nullptr;
+    A* grad_proj = a.grad_proj ? a.grad_proj + part * a.edge_dim * term_stride(a) : nullptr;
+    int64_t prefetched = 0;
+    Walk walk(a.graph, a.items_per_part, part);
+    Piece piece;
+    while (walk.next(&piece)) {
+      const int64_t row = piece.row;
+      if (pass == Pass::delta_of_out) {
+        if (piece.finished) delta_of_row(a, row, state, other_buffer, c.s);
+        continue;
+      }
+      clear(pass, a, state);
+      const bool by_src = pass == Pass::by_src;
+      const A* own = row_of(by_src ? a.src : a.dst, row, a.heads, a.dim, a.padded_dim, own_buffer);
+      const A* own_value = own;
+      if (by_src && a.value) own_value = row_of(a.value, row, a.heads, a.channels, a.padded_channels, other_buffer);
+      const A* grad_row = nullptr;
+      if (pass == Pass::by_dst && a.grad_out) {
+        grad_row = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
+      }
+      for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
+        const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
+        if (by_src) {
+          by_src_chunk(a, c, own, own_value, begin, n, &prefetched, state);
+          continue;
+        }
+        destination_logits(a, own, begin, n, &prefetched, c);
+        if (pass == Pass::forward) {
+          forward_chunk(a, c, state);
+        } else if (pass == Pass::weights) {
+          softmax_of_row(a, c, a.logsumexp + row * a.heads, 1);
+          weights_chunk(a, c);
+        } else if (pass == Pass::delta) {
+          softmax_of_row(a, c, a.stats + row * a.heads * 2, 2);
+          delta_chunk(a, c, state);
+        } else {
+          const bool whole = piece.fresh && piece.finished && piece.end - piece.begin <= kChunk;
+          by_dst_chunk(a, c, own, grad_row, a.stats + row * a.heads * 2, whole, grad_att, grad_proj, attr_row, state);
+        }
+      }
+      if (piece.fresh && piece.finished) {
+        finish(pass, a, row, state);
+      } else if (a.carry) {
+        A* kept = slot(pass, a, part, piece.fresh ? 1 : 0);
+        for (int64_t i = 0; i < carry_size(pass, a); ++i) kept[i] = state[i];
+      }
+    }
+  }
+
+  static void merge(Pass pass, const Args<A>& a, int64_t part, A* state) {
+    if (!a.carry) return;
+    Walk walk(a.graph, a.items_per_part, part);
+    Piece piece;
+    if (!walk.next(&piece) || piece.fresh || !piece.finished) return;
+    const int64_t first = first_part_of_row(a.graph, piece.row, a.items_per_part);
+    clear(pass, a, state);
+    for (int64_t p = first; p <= part; ++p) combine(pass, a, state, slot(pass, a, p, p == first ? 1 : 0));
+    finish(pass, a, piece.row, state);
+  }
+
+  static Kernels<A> table() { return {W, carry_size, scratch_size, run, merge}; }
+};
+
+template <class A, template <class, int> class ScoreOf>
+static Kernels<A> kernels_for_width(int64_t vectors) {
+  if constexpr (sizeof(A) == 4) {
+    switch (vectors) {
+      case 1: return Passes<A, ScoreOf, 1>::table();
+      case 2: return Passes<A, ScoreOf, 2>::table();
+      case 4: return Passes<A, ScoreOf, 4>::table();
+      default: break;
+    }
+  }
+  return Passes<A, ScoreOf, 0>::table();
+}
+
+// `vectors`: of a head, when it is the same for keys and values; anything else is 0.
+template <class A>
+Kernels<A> kernels(edgeless::cpu::Score score, int64_t vectors) {
+  switch (score) {
+    case edgeless::cpu::Score::dot: return kernels_for_width<A, DotScore>(vectors);
+    case edgeless::cpu::Score::gatv2: return kernels_for_width<A, Gatv2Score>(vectors);
+    default: return kernels_for_width<A, GatScore>(vectors);
+  }
+}
+
+template Kernels<float> kernels<float>(edgeless::cpu::Score, int64_t);
+template Kernels<double> kernels<double>(edgeless::cpu::Score, int64_t);

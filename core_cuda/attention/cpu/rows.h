@@ -1,0 +1,130 @@
+// Reading and writing rows of any storage type as padded rows of A. Included once per instruction set.
+
+// Round to nearest even, NaN stays NaN.
+static inline uint16_t bf16_from_float(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if (x != x) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline float float_from_bf16(uint16_t h) {
+  const uint32_t bits = static_cast<uint32_t>(h) << 16;
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+
+static inline float float_from_half(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
+  const uint32_t sign = static_cast<uint32_t>(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3FF;
+  float x;
+  if (exponent == 0) {
+    x = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // 2^-24
+    return sign ? -x : x;
+  }
+  const uint32_t bits = sign | (exponent == 31 ? 0x7F800000u : (exponent + 112) << 23) | (mantissa << 13);
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+#endif
+}
+
+static inline uint16_t half_from_float(float x) {
+#if defined(__F16C__)
+  return static_cast<uint16_t>(_cvtss_sh(x, 0));
+#else
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
+  const uint32_t magnitude = bits & 0x7FFFFFFF;
+  if (magnitude > 0x7F800000) return sign | 0x7E00;
+  if (magnitude >= 0x477FF000) return sign | 0x7C00;  // rounds to infinity
+  if (magnitude < 0x38800000) {                       // subnormal: let the addition do the rounding
+    float shifted;
+    __builtin_memcpy(&shifted, &magnitude, 4);
+    shifted += 0.5f;
+    uint32_t rounded;
+    __builtin_memcpy(&rounded, &shifted, 4);
+    return sign | static_cast<uint16_t>(rounded - 0x3F000000);
+  }
+  const uint32_t odd = (magnitude >> 13) & 1;
+  return sign | static_cast<uint16_t>((magnitude + 0xC8000FFF + odd) >> 13);
+#endif
+}
+
+// n elements from `source` (16-bit or of type A) to A.
+template <class A>
+static inline void widen(A* out, const void* source, Dtype dtype, int64_t first, int64_t n) {
+  if (dtype == Dtype::bf16) {
+    const uint16_t* in = static_cast<const uint16_t*>(source) + first;
+    for (int64_t i = 0; i < n; ++i) out[i] = float_from_bf16(in[i]);
+  } else if (dtype == Dtype::f16) {
+    const uint16_t* in = static_cast<const uint16_t*>(source) + first;
+    int64_t i = 0;
+#if defined(__F16C__)
+    if (sizeof(A) == 4) {
+      for (; i + 8 <= n; i += 8) {
+        const __m256 x = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(in + i)));
+        _mm256_storeu_ps(reinterpret_cast<float*>(out) + i, x);
+      }
+    }
+#endif
+    for (; i < n; ++i) out[i] = float_from_half(in[i]);
+  } else {
+    __builtin_memcpy(out, static_cast<const A*>(source) + first, n * sizeof(A));
+  }
+}
+
+template <class A>
+static inline void narrow(void* target, Dtype dtype, int64_t first, const A* in, int64_t n) {
+  if (dtype == Dtype::bf16) {
+    uint16_t* out = static_cast<uint16_t*>(target) + first;
+    for (int64_t i = 0; i < n; ++i) out[i] = bf16_from_float(static_cast<float>(in[i]));
+  } else if (dtype == Dtype::f16) {
+    uint16_t* out = static_cast<uint16_t*>(target) + first;
+    for (int64_t i = 0; i < n; ++i) out[i] = half_from_float(static_cast<float>(in[i]));
+  } else {
+    __builtin_memcpy(static_cast<A*>(target) + first, in, n * sizeof(A));
+  }
+}
+
+template <class A>
+static inline bool is_native(Dtype dtype) {
+  return dtype == (sizeof(A) == 4 ? Dtype::f32 : Dtype::f64);
+}
+
+// The row of a node as padded A: in place where it already is that, else a copy in `buffer` [H, padded].
+template <class A>
+static inline const A* row_of(const Rows& rows, int64_t node, int64_t heads, int64_t dim, int64_t padded, A* buffer) {
+  const int64_t first = node * rows.stride;
+  if (is_native<A>(rows.dtype) && dim == padded) return static_cast<const A*>(rows.data) + first;
+  if (dim == padded) {
+    widen(buffer, rows.data, rows.dtype, first, heads * dim);
+    return buffer;
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    widen(buffer + h * padded, rows.data, rows.dtype, first + h * dim, dim);
+    for (int64_t d = dim; d < padded; ++d) buffer[h * padded + d] = A(0);
+  }
+  return buffer;
+}
+
+// The inverse of row_of for an output [N, H, dim] without gaps.
+template <class A>
+static inline void write_row(const OutRows& rows, int64_t node, int64_t heads, int64_t dim, int64_t padded, const A* row) {
+  const int64_t first = node * heads * dim;
+  if (dim == padded) {
+    narrow(rows.data, rows.dtype, first, row, heads * dim);
+    return;
+  }
+  for (int64_t h = 0; h < heads; ++h) narrow(rows.data, rows.dtype, first + h * dim, row + h * padded, dim);
+}
+
+template <class A>
+static inline void prefetch_row(const Rows& rows, int64_t node, int64_t elements) {
+  const int64_t size = rows.dtype == Dtype::f64 ? 8 : rows.dtype == Dtype::f32 ? 4 : 2;
+  const char* p = static_cast<const char*>(rows.data) + node * rows.stride * size;
+  for (int64_t i = 0; i < elements * size; i += 64) __builtin_prefetch(p + i);
+}

@@ -1,0 +1,173 @@
+// What a score is: its logit and its gradient, for one row ("own") against the gathered rows of a chunk. Dot product
+// and GATv2 do not care which side is the destination, so one functor serves the pass by destination and the pass by
+// source. Included once per instruction set. To add a score, add a struct with these two functions and a line in
+// passes.h.
+//
+//   logits(args, own, rows, n, s)                    s[h, e] = score of own and rows[e]
+//   grad(args, own, rows, n, ds, grad_own, grad_att, term)
+//       grad_own += sum over e of ds[h, e] * d score / d own
+//       grad_att += the same for the attention vector (null: not wanted)
+//       term[e]   = ds[h, e] * d score / d rows[e], [n, term_stride] (null: not wanted)
+//   kTermJoinsRows: the edge term may simply be added to the gathered rows, whichever side they are.
+
+template <class A>
+static inline int64_t term_stride(const Args<A>& args) {
+  return round_up(args.heads * args.padded_dim, kWidth<A>);
+}
+
+// s = scale * <q, k>
+template <class A, int NV>
+struct DotScore {
+  static constexpr bool kTermJoinsRows = false;
+
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
+    dots<A, NV>(own, rows, n, args.heads, args.padded_dim, args.coefficient, s);
+  }
+
+  static void grad(const Args<A>& args, const A* own, const A* const* rows, int64_t n, const A* ds, A* grad_own,
+                   A* /*grad_att*/, A* term) {
+    const int64_t heads = args.heads, padded = args.padded_dim;
+    if (grad_own) accumulate<A, NV>(ds, rows, n, heads, padded, args.coefficient, grad_own);
+    if (!term) return;
+    for (int64_t e = 0; e < n; ++e) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const Vec<A> x = splat<A>(args.coefficient * ds[h * kChunk + e]);
+        for (int64_t at = h * padded; at < (h + 1) * padded; at += kWidth<A>) {
+          store(term + e * term_stride(args) + at, x * load(own + at));
+        }
+      }
+    }
+  }
+};
+
+// s = <att, leaky_relu(x_l + x_r)> (Brody et al. 2022, equation 7)
+template <class A, int NV>
+struct Gatv2Score {
+  static constexpr bool kTermJoinsRows = true;
+  static constexpr int64_t W = kWidth<A>;
+
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
+    const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
+    // att leaky(z) = att (1 + slope) / 2 z + att (1 - slope) / 2 |z|: no compare, and any slope
+    const Vec<A> linear = splat<A>((1 + args.coefficient) / 2), absolute = splat<A>((1 - args.coefficient) / 2);
+    for (int64_t e = 0; e < n; e += 4) {
+      const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
+      for (int64_t h = 0; h < heads; ++h) {
+        Vec<A> t[4] = {};
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < vectors; ++v) {
+          const int64_t at = h * padded + v * W;
+          const Vec<A> o = load(own + at), att = load(args.att + at);
+          const Vec<A> a = att * linear, b = att * absolute;
+          const Vec<A> z0 = o + load(r0 + at), z1 = o + load(r1 + at);
+          const Vec<A> z2 = o + load(r2 + at), z3 = o + load(r3 + at);
+          t[0] = (t[0] + a * z0) + b * abs_vec<A>(z0);
+          t[1] = (t[1] + a * z1) + b * abs_vec<A>(z1);
+          t[2] = (t[2] + a * z2) + b * abs_vec<A>(z2);
+          t[3] = (t[3] + a * z3) + b * abs_vec<A>(z3);
+        }
+        sum4<A>(t, s + h * kChunk + e);
+      }
+    }
+  }
+
+  static void grad(const Args<A>& args, const A* own, const A* const* rows, int64_t n, const A* ds, A* grad_own,
+                   A* grad_att, A* term) {
+    const int64_t heads = args.heads;
+    if (grad_own || grad_att) {
+      constexpr int HB = NV == 0 || NV >= 4 ? 1 : 4 / NV, VB = NV == 0 ? 1 : NV;
+      int64_t h = 0;
+      for (; h + HB <= heads; h += HB) block<HB, VB>(args, own, rows, n, h, ds, grad_own, grad_att);
+      for (; h < heads; ++h) block<1, VB>(args, own, rows, n, h, ds, grad_own, grad_att);
+    }
+    if (!term) return;
+    const int64_t padded = args.padded_dim;
+    const A slope = args.coefficient;
+    for (int64_t e = 0; e < n; ++e) {
+      for (int64_t h = 0; h < heads; ++h) {
+        const Vec<A> x = splat<A>(ds[h * kChunk + e]), y = x * slope;
+        for (int64_t at = h * padded; at < (h + 1) * padded; at += W) {
+          const Vec<A> z = load(own + at) + load(rows[e] + at);
+          store(term + e * term_stride(args) + at, load(args.att + at) * (z > Vec<A>{} ? x : y));
+        }
+      }
+    }
+  }
+
+ private:
+  template <int HB, int VB>
+  static void block(const Args<A>& args, const A* own, const A* const* rows, int64_t n, int64_t h, const A* ds,
+                    A* grad_own, A* grad_att) {
+    const int64_t padded = args.padded_dim;
+    for (int64_t first = 0; first < padded; first += VB * W) {
+      const int64_t base = h * padded + first;
+      if (grad_att) {
+        chunk<HB, VB, true>(args, own + base, rows, n, h, base, ds, grad_own, grad_att);
+      } else {
+        chunk<HB, VB, false>(args, own + base, rows, n, h, base, ds, grad_own, grad_att);
+      }
+    }
+  }
+
+  // With z = own + row and t = ds leaky'(z): d own = att * sum t, d att = sum t z.
+  template <int HB, int VB, bool WithAtt>
+  static void chunk(const Args<A>& args, const A* own, const A* const* rows, int64_t n, int64_t h, int64_t base,
+                    const A* ds, A* grad_own, A* grad_att) {
+    const int64_t padded = args.padded_dim;
+    Vec<A> o[HB * VB], sum_t[HB * VB] = {}, sum_tz[HB * VB] = {};
+#pragma GCC unroll 8
+    for (int i = 0; i < HB * VB; ++i) o[i] = load(own + (i / VB) * padded + (i % VB) * W);
+    for (int64_t e = 0; e < n; ++e) {
+      const A* row = rows[e] + base;
+#pragma GCC unroll 8
+      for (int b = 0; b < HB; ++b) {
+        const Vec<A> x = splat<A>(ds[(h + b) * kChunk + e]), y = x * args.coefficient;
+#pragma GCC unroll 8
+        for (int v = 0; v < VB; ++v) {
+          const int i = b * VB + v;
+          const Vec<A> z = o[i] + load(row + b * padded + v * W);
+          const Vec<A> t = z > Vec<A>{} ? x : y;
+          sum_t[i] += t;
+          if (WithAtt) sum_tz[i] += t * z;
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < HB * VB; ++i) {
+      const int64_t at = base + (i / VB) * padded + (i % VB) * W;
+      if (grad_own) store(grad_own + at, load(grad_own + at) + load(args.att + at) * sum_t[i]);
+      if (WithAtt) store(grad_att + at, load(grad_att + at) + sum_tz[i]);
+    }
+  }
+};
+
+// s = leaky_relu(a_l + a_r), one number per node and head (Veličković et al. 2018, equation 3)
+template <class A, int NV>
+struct GatScore {
+  static constexpr bool kTermJoinsRows = true;
+
+  static A leaky(const Args<A>& args, A z) { return z > A(0) ? z : args.coefficient * z; }
+
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
+    for (int64_t e = 0; e < n; ++e) {
+      const A* row = rows[e];
+      for (int64_t h = 0; h < args.heads; ++h) s[h * kChunk + e] = own[h] + row[h];
+    }
+    for (int64_t h = 0; h < args.heads; ++h) {
+      for (int64_t e = 0; e < n; ++e) s[h * kChunk + e] = leaky(args, s[h * kChunk + e]);
+    }
+  }
+
+  static void grad(const Args<A>& args, const A* own, const A* const* rows, int64_t n, const A* ds, A* grad_own,
+                   A* /*grad_att*/, A* term) {
+    for (int64_t h = 0; h < args.heads; ++h) {
+      A total = 0;
+      for (int64_t e = 0; e < n; ++e) {
+        const A dz = ds[h * kChunk + e] * (own[h] + rows[e][h] > A(0) ? A(1) : args.coefficient);
+        total += dz;
+        if (term) term[e * term_stride(args) + h] = dz;
+      }
+      if (grad_own) grad_own[h] += total;
+    }
+  }
+};

@@ -1,0 +1,110 @@
+// What every attention op receives, checked once for both devices.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string_view>
+
+#include "../common/checks.h"
+
+namespace edgeless {
+
+using OptTensor = std::optional<at::Tensor>;
+
+enum class ScoreKind { dot, gatv2, gat };
+
+inline ScoreKind parse_score(const char* op, std::string_view name) {
+  if (name == "dot") return ScoreKind::dot;
+  if (name == "gatv2") return ScoreKind::gatv2;
+  if (name == "gat") return ScoreKind::gat;
+  TORCH_CHECK_VALUE(false, op, ": score must be 'dot', 'gatv2' or 'gat', got '", name, "'");
+}
+
+inline at::ScalarType statistics_dtype(at::ScalarType rows) {
+  return rows == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+struct AttentionInputs {
+  at::Tensor dst, src;                                // [Nd, H, D], [Ns, H, D]
+  OptTensor value;                                    // [Ns, H, C], none: src
+  OptTensor att;                                      // [H, D]
+  OptTensor edge_attr, edge_proj;                     // [E, De], [H, D, De]
+  OptTensor edge_scale;                               // [E, H]
+  at::TensorList csr, csc;
+  OptTensor seed;                                     // int64 [1]
+  ScoreKind score;
+  double coefficient, dropout;
+
+  int64_t num_dst() const { return dst.size(0); }
+  int64_t num_src() const { return src.size(0); }
+  int64_t num_edges() const { return csr[1].size(0); }
+  int64_t heads() const { return dst.size(1); }
+  int64_t dim() const { return dst.size(2); }
+  int64_t channels() const { return value ? value->size(2) : src.size(2); }
+  int64_t edge_dim() const { return edge_attr ? edge_attr->size(1) : 0; }
+  at::ScalarType rows() const { return dst.scalar_type(); }
+  at::ScalarType statistics() const { return statistics_dtype(rows()); }
+  at::Device device() const { return dst.device(); }
+};
+
+inline void check_compressed(const char* op, const char* name, at::TensorList graph, int64_t rows, int64_t edges,
+                             const at::Device& device) {
+  TORCH_CHECK_VALUE(graph.size() == 2 || graph.size() == 3, op, ": ", name,
+                    " must hold [indptr, indices] or [indptr, indices, edge_ids], got ", graph.size(), " tensors");
+  const auto index = graph[0].scalar_type();
+  TORCH_CHECK_VALUE(index == at::kInt || index == at::kLong, op, ": ", name, " must be int32 or int64, got ", index);
+  for (const auto& t : graph) {
+    check_dim(op, name, t, 1, "one-dimensional tensors");
+    check_dtype(op, name, t, index);
+    check_device(op, name, t, device);
+    TORCH_CHECK_VALUE(t.is_contiguous(), op, ": ", name, " must be contiguous");
+  }
+  TORCH_CHECK_VALUE(graph[0].size(0) == rows + 1, op, ": indptr of ", name, " must have ", rows + 1, " elements, got ",
+                    graph[0].size(0));
+  TORCH_CHECK_VALUE(graph[1].size(0) == edges, op, ": indices of ", name, " must have ", edges, " elements, got ",
+                    graph[1].size(0));
+  if (graph.size() == 3) check_shape(op, "edge_ids", graph[2], graph[1].sizes());
+}
+
+inline void check_inputs(const char* op, const AttentionInputs& in) {
+  const auto device = in.device();
+  const auto rows = in.rows();
+  TORCH_CHECK_VALUE(rows == at::kFloat || rows == at::kDouble || rows == at::kBFloat16 || rows == at::kHalf, op,
+                    ": dst must be float32, float64, bfloat16 or float16, got ", rows);
+  check_dim(op, "dst", in.dst, 3, "[Nd, H, D]");
+  check_dim(op, "src", in.src, 3, "[Ns, H, D]");
+  const int64_t heads = in.heads(), dim = in.dim();
+  auto check = [&](const char* name, const at::Tensor& t, at::IntArrayRef shape, at::ScalarType dtype) {
+    check_shape(op, name, t, shape);
+    check_dtype(op, name, t, dtype);
+    check_device(op, name, t, device);
+  };
+  check("src", in.src, {in.num_src(), heads, dim}, rows);
+  if (in.value) {
+    check_dim(op, "value", *in.value, 3, "[Ns, H, C]");
+    check("value", *in.value, {in.num_src(), heads, in.channels()}, rows);
+  }
+  check_compressed(op, "csr", in.csr, in.num_dst(), in.csr.size() > 1 ? in.num_edges() : 0, device);
+  if (!in.csc.empty()) check_compressed(op, "csc", in.csc, in.num_src(), in.num_edges(), device);
+  TORCH_CHECK_VALUE(in.att.has_value() == (in.score == ScoreKind::gatv2), op, ": att belongs to the score 'gatv2' alone");
+  if (in.att) check("att", *in.att, {heads, dim}, in.statistics());
+  TORCH_CHECK_VALUE(in.score != ScoreKind::gat || dim == 1, op, ": the score 'gat' needs D = 1, got ", dim);
+  TORCH_CHECK_VALUE(in.edge_attr.has_value() == in.edge_proj.has_value(), op, ": edge_attr and edge_proj go together");
+  if (in.edge_attr) {
+    check_dim(op, "edge_attr", *in.edge_attr, 2, "[E, De]");
+    check("edge_attr", *in.edge_attr, {in.num_edges(), in.edge_dim()}, rows);
+    check("edge_proj", *in.edge_proj, {heads, dim, in.edge_dim()}, in.statistics());
+    TORCH_CHECK_VALUE(in.score != ScoreKind::dot || !in.value || in.channels() == dim, op,
+                      ": an edge term of the score 'dot' needs C = D, got C = ", in.channels(), " and D = ", dim);
+  }
+  if (in.edge_scale) check("edge_scale", *in.edge_scale, {in.num_edges(), heads}, in.statistics());
+  TORCH_CHECK_VALUE(in.dropout >= 0 && in.dropout <= 1, op, ": dropout must lie in [0, 1], got ", in.dropout);
+  if (in.dropout > 0) {
+    TORCH_CHECK_VALUE(in.seed.has_value(), op, ": dropout needs a seed");
+    check("seed", *in.seed, {1}, at::kLong);
+  }
+}
+
+}  // namespace edgeless

@@ -1,0 +1,25 @@
+// Checks whose message names the argument, what was expected and what came.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+namespace edgeless {
+
+inline void check_shape(const char* op, const char* name, const at::Tensor& t, at::IntArrayRef expected) {
+  TORCH_CHECK_VALUE(t.sizes() == expected, op, ": ", name, " must have shape ", expected, ", got ", t.sizes());
+}
+
+inline void check_dtype(const char* op, const char* name, const at::Tensor& t, at::ScalarType expected) {
+  TORCH_CHECK_VALUE(t.scalar_type() == expected, op, ": ", name, " must be ", expected, ", got ", t.scalar_type());
+}
+
+inline void check_device(const char* op, const char* name, const at::Tensor& t, const at::Device& expected) {
+  TORCH_CHECK_VALUE(t.device() == expected, op, ": ", name, " must be on ", expected, ", got ", t.device());
+}
+
+inline void check_dim(const char* op, const char* name, const at::Tensor& t, int64_t dim, const char* meaning) {
+  TORCH_CHECK_VALUE(t.dim() == dim, op, ": ", name, " must be ", meaning, ", got shape ", t.sizes());
+}
+
+}  // namespace edgeless
