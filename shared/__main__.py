@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Optional
 
 # Imported only when chosen: `info` must answer even where the libraries of the others are missing.
 COMMANDS = {
-    "demo": ("edgeless.demo.command", "train a two-layer network with the stock layers and with edgeless, side by side"),
+    "demo": (
+        "edgeless.demo.command",
+        "train a network with the stock layers and with edgeless, side by side",
+    ),
     "info": ("edgeless.info", "versions, what this build has, what each framework offers"),
     "bench": ("edgeless.bench.command", "time layers or bare aggregation against PyG, torch.compile and DGL"),
 }
@@ -19,6 +23,7 @@ COMMANDS = {
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs one command and returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("DGLBACKEND", "pytorch")  # otherwise DGL writes a configuration file at its first import
     parser = argparse.ArgumentParser(prog="edgeless", description="Graph layers that never write an edge tensor.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
     modules = {}

@@ -35,7 +35,6 @@ def run_child(module: str, config: dict, on_event: Optional[Callable[[dict], Non
         ChildError: if the child fails or sends no result.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    environment.setdefault("DGLBACKEND", "pytorch")  # otherwise DGL writes a configuration file at its first import
     result = None
     with tempfile.TemporaryFile("w+") as chatter:
         process = subprocess.Popen(

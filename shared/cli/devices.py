@@ -21,7 +21,9 @@ def installed(framework: str) -> bool:
 def require(framework: str) -> None:
     """Raises UsageError when a framework is missing."""
     if not installed(framework):
-        raise UsageError(f"{PACKAGES[framework][1]} is not installed; install it with: pip install 'edgeless[{framework}]'")
+        raise UsageError(
+            f"{PACKAGES[framework][1]} is not installed; install it with: pip install 'edgeless[{framework}]'"
+        )
 
 
 def pick_device(name: str) -> torch.device:

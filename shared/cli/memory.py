@@ -15,8 +15,14 @@ import torch
 
 @dataclass
 class Peak:
-    """Filled in when the ``with`` block of :func:`peak_memory` ends."""
+    """What :func:`peak_memory` found.
 
+    Attributes:
+        before: bytes in use when the block began.
+        bytes: how far the block went above that; known when it has ended.
+    """
+
+    before: int = 0
     bytes: int = 0
 
 
@@ -32,26 +38,25 @@ def peak_memory(device: torch.device) -> Iterator[Peak]:
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        peak.before = torch.cuda.memory_allocated(device)
         yield peak
         torch.cuda.synchronize(device)
-        peak.bytes = torch.cuda.max_memory_allocated(device) - before
+        peak.bytes = torch.cuda.max_memory_allocated(device) - peak.before
         return
     _return_free_memory()
     if _reset_high_water_mark():
-        before = _status("VmRSS")
+        peak.before = _status("VmRSS")
         yield peak
-        peak.bytes = max(0, _status("VmHWM") - before)
+        peak.bytes = max(0, _status("VmHWM") - peak.before)
     else:
-        with _watch() as watched:
+        with _watch(peak):
             yield peak
-        peak.bytes = watched.bytes
 
 
 def available_memory() -> Optional[int]:
     """Bytes that a new allocation could take on this machine; None where the system does not tell."""
-    with contextlib.suppress(OSError):
-        for line in open("/proc/meminfo"):
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
+        for line in file:
             if line.startswith("MemAvailable"):
                 return int(line.split()[1]) * 1024
     return None
@@ -88,8 +93,8 @@ def _resident() -> int:
 
 
 @contextlib.contextmanager
-def _watch() -> Iterator[Peak]:
-    before, highest, done = _resident(), 0, threading.Event()
+def _watch(peak: Peak) -> Iterator[None]:
+    peak.before, highest, done = _resident(), 0, threading.Event()
 
     def look() -> None:
         nonlocal highest
@@ -98,10 +103,9 @@ def _watch() -> Iterator[Peak]:
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    peak = Peak()
     try:
-        yield peak
+        yield
     finally:
         done.set()
         thread.join()
-        peak.bytes = max(0, max(highest, _resident()) - before)
+        peak.bytes = max(0, max(highest, _resident()) - peak.before)

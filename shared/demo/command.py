@@ -17,7 +17,7 @@ from .data import PLANETOID
 from .models import LAYERS
 from .train import load
 
-# (hidden, heads, dropout, lr, weight decay, epochs): for the citation graphs those of the GAT paper (2018), section 3.3.
+# (hidden, heads, dropout, lr, weight decay, epochs); for the citation graphs those of the GAT paper, section 3.3.
 DEFAULTS = {"community": (32, 4, 0.0, 0.02, 0.0, 20), "planetoid": (8, 8, 0.6, 0.005, 5e-4, 200)}
 DEFAULTS["npz"] = DEFAULTS["community"]
 
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     graph.add_argument("--dataset", choices=PLANETOID, help="with --root DIR, as PyG's Planetoid lays it out")
     graph.add_argument("--root", type=Path, help="folder of the data set")
     graph.add_argument("--npz", type=Path, help="node_features, node_labels, edges, {train,val,test}_masks")
-    model = parser.add_argument_group("training", "defaults: 4 heads of 32; Planetoid: 8 heads of 8 as in the GAT paper")
+    model = parser.add_argument_group(
+        "training", "default: 4 heads of 32; for Planetoid 8 heads of 8, as in the GAT paper"
+    )
     for name, kind in OPTIONS.items():
         model.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None)
     model.add_argument("--seed", type=int, default=0, help="of the parameters and the graph (default: 0)")
@@ -133,7 +135,11 @@ def summary(stock: dict, ours: dict) -> list[list[str]]:
     """The rows of the table."""
     rows = []
     for label, read, show in (
-        ("time of an epoch, median", lambda s: 1e3 * statistics.median(s["seconds"]), lambda v: f"{milliseconds(v)} ms"),
+        (
+            "time of an epoch, median",
+            lambda s: 1e3 * statistics.median(s["seconds"]),
+            lambda v: f"{milliseconds(v)} ms",
+        ),
         ("peak memory of training", lambda s: s["peak_bytes"], megabytes),
     ):
         a, b = read(stock), read(ours)
@@ -149,8 +155,12 @@ def summary(stock: dict, ours: dict) -> list[list[str]]:
 
 def notes(config: dict) -> list[str]:
     """What a reader needs to judge the table."""
-    lines = ["Same seed, graph and parameters; each side ran alone in a process of its own. Memory is counted above the "]
+    lines = [
+        "Same seed, graph and parameters; each side ran alone in a process of its own. Memory is counted above the "
+    ]
     lines[0] += "state before the first epoch; accuracy is that of the last epoch."
     if config["dropout"]:
-        lines.append("The two sides draw different dropout masks, so the accuracies agree only within the spread of seeds.")
+        lines.append(
+            "The two sides draw different dropout masks, so the accuracies agree only within the spread of seeds."
+        )
     return lines

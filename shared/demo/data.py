@@ -35,9 +35,9 @@ def community_graph(
 ) -> NodeData:
     """A graph of communities, one per class, that takes both features and neighbours to learn.
 
-    About a third of the edges stay within a community and the others run anywhere; the degrees are skewed (the popularity
-    of a node falls with the square root of its rank). The features are a class centre under noise too heavy to tell
-    the class from one node alone. The same seed gives the same graph on every machine.
+    About a third of the edges stay within a community and the others run anywhere; the degrees are skewed (the
+    popularity of a node falls with the square root of its rank). The features are a class centre under noise too
+    heavy to tell the class from one node alone. The same seed gives the same graph on every machine.
 
     Args:
         num_nodes: N. The split is half for training, a quarter each for validation and test.
@@ -112,7 +112,9 @@ def read_planetoid(root: Path, name: str) -> NodeData:
     folders = [Path(root) / title / "raw" for title in (name, name.capitalize(), PLANETOID[name])] + [Path(root)]
     folder = next((f for f in folders if (f / f"ind.{name}.graph").is_file()), None)
     if folder is None:
-        raise UsageError(f"--root {root}: no {PLANETOID[name]}/raw/ind.{name}.graph in it; PyG's Planetoid puts it there")
+        raise UsageError(
+            f"--root {root}: no {PLANETOID[name]}/raw/ind.{name}.graph in it; PyG's Planetoid puts it there"
+        )
     x, tx, allx, y, ty, ally, graph = (
         _unpickle(folder / f"ind.{name}.{part}") for part in ("x", "tx", "allx", "y", "ty", "ally", "graph")
     )

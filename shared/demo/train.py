@@ -66,7 +66,9 @@ def run(config: dict) -> None:
     # What loads at the first step (the optimizer's imports, thread pools, the kernels of a GPU) belongs to neither
     # side's training: one step on a graph of three nodes brings it in.
     small = make_graph(framework, layer, torch.tensor([[0, 1, 2], [1, 2, 0]], device=device), 3)
-    train_step(*new(4, 0), torch.rand(3, 4, device=device), small, y[:3], torch.ones(3, dtype=torch.bool, device=device))
+    train_step(
+        *new(4, 0), torch.rand(3, 4, device=device), small, y[:3], torch.ones(3, dtype=torch.bool, device=device)
+    )
 
     graph = make_graph(framework, layer, data.edge_index.to(device), len(x))
     runs, seconds, peak = [], [], 0

@@ -1,0 +1,166 @@
+"""The ``bench`` command: options, the loop over graphs and cases, the tables."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+import edgeless
+from edgeless.cli.console import print_table
+from edgeless.cli.devices import UsageError, describe_device, pick_device
+
+from .baseline import H200, Baseline, geometric_means
+from .graphs import OWN, BenchGraph, load
+from .measure import Plan, Result, measure, peers_of
+from .peers import LAYER_PEERS, OP_PEERS
+from .report import print_case, useful_rate
+from .roof import gather_roof
+from .timing import Timer
+from .work import DTYPES, MODES, Case, op_case
+
+OPS = ("gatv2_H2_D64", "gatv2_H8_D128", "gt_H4_D128")
+LAYERS = ("gatv2", "gat", "transformer")
+SUITES = {
+    "cpu": {
+        "graph": ["cora", "tolokers", "arxiv", "pattern"],
+        "layer": LAYERS,
+    },
+    "threads": {
+        "graph": ["tolokers", "star"],
+        "op": ["gatv2_H4_D32", "gat_H4_D32", "gt_H4_D32"],
+        "peers": ["edgeless"],
+        "compare_threads": [1, 2],
+    },
+    "h200": {
+        "graph": ["tolokers", "arxiv", "city-roads-L", "twitch", "hm", "pokec"],
+        "op": OPS,
+        "dtype": ["fp32", "bf16"],
+        "peers": ["edgeless"],
+        "baseline": H200,
+    },
+    "h200-layers": {
+        "graph": ["tolokers", "arxiv", "cora", "pattern"],
+        "layer": LAYERS,
+        "dtype": ["fp32", "bf16"],
+        "peers": ["pyg", "pyg-compiled", "edgeless-pyg"],
+        "mode": ["forward_backward"],
+        "baseline": H200,
+    },
+}
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the command."""
+    parser.add_argument("--suite", choices=SUITES, help="options of a set of figures in docs/performance.md")
+    parser.add_argument("--graph", nargs="+", help=f"{', '.join(OWN)}, a twin (pokec, ...), or a file of --data")
+    parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
+    parser.add_argument("--layer", nargs="+", choices=LAYERS, help="whole layers, 128 -> 4 heads of 32 by default")
+    parser.add_argument("--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, ...")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="of an op's inputs; a layer runs under autocast")
+    parser.add_argument("--features", type=int, default=128, help="input features of a layer (default: 128)")
+    parser.add_argument("--heads", type=int, default=4, help="of a layer (default: 4)")
+    parser.add_argument("--channels", type=int, default=32, help="of a layer, per head (default: 32)")
+    parser.add_argument("--peers", nargs="+", choices=sorted({*LAYER_PEERS, *OP_PEERS}))
+    parser.add_argument("--mode", nargs="+", choices=MODES, help="default: both")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--compare-threads", type=_numbers, metavar="1,2", help="time each peer with each of these")
+    parser.add_argument("--rounds", type=int, help="turns of each peer (default: 5 on the CPU, 3 on CUDA)")
+    parser.add_argument("--runs", type=int, default=10, help="runs of a turn on CUDA (default: 10)")
+    parser.add_argument("--warmup", type=int, help="runs before (default: 2 on the CPU, 10 on CUDA)")
+    parser.add_argument("--cold-l2", action="store_true", help="empty the L2 before every run on CUDA")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the peaks (a process for each peer)")
+    parser.add_argument("--baseline", type=Path, help="JSON with figures of the best peers; print our ratio to them")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+
+
+def complete(args: argparse.Namespace) -> argparse.Namespace:
+    """Fills what was not given from the suite, or else from the defaults."""
+    for name, value in SUITES.get(args.suite, {}).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.layer is None and args.op is None:
+        args.layer = ["gatv2"]
+    args.graph = args.graph or ["arxiv"]
+    args.dtype = args.dtype or ["fp32"]
+    args.mode = args.mode or list(MODES)
+    if args.compare_threads and torch.device(args.device if args.device != "auto" else "cpu").type == "cuda":
+        raise UsageError("--compare-threads counts CPU threads; leave out --device cuda")
+    return args
+
+
+def cases_of(args: argparse.Namespace) -> list[Case]:
+    """Every (layer or op, dtype) that was asked for."""
+    try:
+        ops = [op_case(name, dtype) for name in args.op or () for dtype in args.dtype]
+    except ValueError as error:
+        raise UsageError(f"--op: {error}") from None
+    sizes = (args.features, args.heads, args.channels)
+    return [Case("layer", name, dtype, *sizes) for name in args.layer or () for dtype in args.dtype] + ops
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints one table per graph and case."""
+    args = complete(args)
+    device = torch.device("cpu") if args.compare_threads else pick_device(args.device)
+    threads = args.compare_threads or [args.threads]
+    torch.set_num_threads(threads[0])
+    baseline = Baseline(args.baseline) if args.baseline else None
+    cuda = device.type == "cuda"
+    timer = Timer(
+        device,
+        rounds=args.rounds or (3 if cuda else 5),
+        runs=args.runs,
+        warmup=args.warmup or (10 if cuda else 2),
+        cold=args.cold_l2,
+    )
+    plan = Plan(timer, args.peers, args.mode, threads, not args.no_memory, args.data)
+    cases = cases_of(args)
+    for case in cases:
+        peers_of(case, args.peers, device)  # a wrong name is told before minutes of measuring
+    results, rows = [], []
+    for name in args.graph:
+        graph = load(name, args.data, device)
+        for case in cases:
+            found = measure(plan, graph, case)
+            print_case(graph, case, found, device, baseline)
+            results += found
+            rows += [as_row(graph, result) for result in found]
+            if args.json:  # after every case: a long run that breaks off leaves what it has
+                args.json.write_text(json.dumps({"setting": _setting(args, device), "results": rows}, indent=1))
+    if baseline is not None:
+        columns = ["case", "peer", "", "geometric mean", "least", "graphs"]
+        print()
+        print_table(f"Ratio to the best peer ({baseline.origin})", columns, geometric_means(results, baseline))
+    return 0
+
+
+def as_row(graph: BenchGraph, result: Result) -> dict:
+    """A result as it stands in the JSON file."""
+    row = asdict(result)
+    rate = useful_rate(graph, result)
+    if rate is not None:
+        row["useful_gb_per_s"] = rate / 1e9
+        row["gather_roof_gb_per_s"] = gather_roof(result.case, graph.num_nodes) / 1e9
+    return row
+
+
+def _setting(args: argparse.Namespace, device: torch.device) -> dict:
+    return {
+        "edgeless": edgeless.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "device": describe_device(device),
+        "date": datetime.date.today().isoformat(),
+        "options": {name: str(value) for name, value in vars(args).items() if value is not None},
+    }

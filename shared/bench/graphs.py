@@ -1,0 +1,70 @@
+"""Graphs by name: twins of public graphs, files of the user, and two made to be awkward or small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from edgeless.cli.devices import UsageError
+from edgeless.demo.data import PLANETOID, read_npz, read_planetoid
+
+from . import twins
+
+STAR_EDGES, STAR_LEAVES = 1_000_000, 65_536
+OWN = {
+    "star": f"one hub with {STAR_EDGES:,} in-edges from {STAR_LEAVES:,} leaves: no split by rows can balance it",
+    "toy": "1,000 nodes and 10,000 edges: to try a command",
+}
+
+
+class BenchGraph(NamedTuple):
+    """Edges run source -> destination, in the order of the file or the twin."""
+
+    name: str
+    num_nodes: int
+    edge_index: Tensor  # [2, E] int64
+    symmetric: Optional[bool]  # True when every (u, v) has its (v, u); None when nobody looked
+
+    @property
+    def num_edges(self) -> int:
+        return self.edge_index.shape[1]
+
+
+def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
+    """Makes or reads one graph.
+
+    Args:
+        name: a twin (``edgeless.bench.twins.NAMES``), ``star``, ``toy``, a Planetoid name, or the stem of an .npz file.
+        data: the folder, searched through and through, that holds the last two kinds.
+        device: where the edges end up.
+
+    Raises:
+        UsageError: for a name that is none of these.
+    """
+    if name in twins.NAMES:
+        twin = twins.twin(name, device=str(device))
+        return BenchGraph(name, twin.num_nodes, torch.stack([twin.src, twin.dst]), twin.symmetric)
+    if name == "star":
+        leaves = 1 + torch.arange(STAR_EDGES, device=device) % STAR_LEAVES
+        return BenchGraph(name, 1 + STAR_LEAVES, torch.stack([leaves, torch.zeros_like(leaves)]), False)
+    if name == "toy":
+        draw = torch.Generator().manual_seed(0)
+        return BenchGraph(name, 1000, torch.randint(1000, (2, 10_000), generator=draw).to(device), None)
+    found = _from_files(name, data) if data is not None else None
+    if found is None:
+        where = f"no file of that name in {data}" if data else "files need --data DIR"
+        own = ", ".join([*OWN, *twins.NAMES])
+        raise UsageError(f"--graph {name}: not one of {own}; {where}")
+    return BenchGraph(name, len(found.x), found.edge_index.to(device), True)
+
+
+def _from_files(name: str, data: Path):
+    if name in PLANETOID:
+        for file in data.rglob(f"ind.{name}.graph"):
+            return read_planetoid(file.parent, name)
+    for file in data.rglob(f"{name}.npz"):
+        return read_npz(file)
+    return None

@@ -1,0 +1,142 @@
+"""Times the peers of one case together, then takes their peak memory one by one."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Callable, Optional
+
+import torch
+
+from edgeless.cli.child import ChildError, run_child
+from edgeless.cli.devices import UsageError, installed
+from edgeless.cli.memory import available_memory
+
+from . import peers
+from .graphs import BenchGraph
+from .timing import OutOfMemory, Timer
+from .work import MODES, Case
+
+
+@dataclass
+class Plan:
+    """What to measure of every case.
+
+    Attributes:
+        timer: how runs are timed, and on which device.
+        peers: names, or None for all that can run here.
+        modes: of :data:`edgeless.bench.work.MODES`.
+        threads: numbers of CPU threads; each peer is timed with each of them.
+        memory: whether to take peaks, with the first number of threads.
+        data: the folder of graphs that are files.
+    """
+
+    timer: Timer
+    peers: Optional[Sequence[str]] = None
+    modes: Sequence[str] = MODES
+    threads: Sequence[int] = (2,)
+    memory: bool = True
+    data: Optional[Path] = None
+
+
+@dataclass
+class Result:
+    """One peer's figures for one case and mode. Times are in milliseconds, peaks in bytes above the inputs."""
+
+    graph: str
+    case: Case
+    peer: str
+    mode: str
+    threads: int
+    failed: Optional[str] = None
+    median_ms: Optional[float] = None
+    spread: Optional[float] = None
+    runs: int = 0
+    peak_bytes: Optional[int] = None
+    first_call_bytes: Optional[int] = None
+
+
+def peers_of(case: Case, wanted: Optional[Sequence[str]], device: torch.device) -> list[str]:
+    """Which peers run a case: those asked for, or the default ones that can run here."""
+    known = peers.LAYER_PEERS if case.kind == "layer" else peers.OP_PEERS
+    if wanted is None:
+        default = peers.LAYER_DEFAULT if case.kind == "layer" else peers.OP_DEFAULT
+        return [peer for peer in default if _can_run(case, peer, device)]
+    chosen = [peer for peer in wanted if peer in known]
+    if not chosen:
+        raise UsageError(f"--peers {' '.join(wanted)}: for {case.name} there are {', '.join(known)}")
+    return chosen
+
+
+def _can_run(case: Case, peer: str, device: torch.device) -> bool:
+    framework = peers.framework_of(case, peer)
+    if framework is None:
+        return True
+    if not installed(framework):
+        return False
+    if framework == "dgl" and device.type == "cuda":
+        import dgl
+
+        try:
+            dgl.graph(([0], [0])).to(device)
+        except dgl.DGLError:  # a DGL built for the CPU only
+            return False
+    return True
+
+
+def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
+    """Every figure of one case on one graph."""
+    device = plan.timer.device
+    results, works = [], {}
+    for peer in peers_of(case, plan.peers, device):
+        room = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        needed = peers.edge_bytes(case, peer, graph.num_edges)
+        if room is not None and needed > room:
+            why = f"left out: needs about {needed / 1e9:.0f} GB"
+            results += [Result(graph.name, case, peer, mode, plan.threads[0], failed=why) for mode in plan.modes]
+        else:
+            works[peer] = peers.build(case, peer, graph)
+    for mode in plan.modes:
+        runs = {(peer, n): _with_threads(work.mode(mode), n) for peer, work in works.items() for n in plan.threads}
+        for (peer, n), timing in plan.timer.compare(runs).items():
+            result = Result(graph.name, case, peer, mode, n)
+            if isinstance(timing, OutOfMemory):
+                result.failed = "out of memory"
+            else:
+                result.median_ms, result.spread, result.runs = timing.median, timing.spread, len(timing.runs)
+            results.append(result)
+    torch.set_num_threads(plan.threads[0])
+    works.clear()
+    runs.clear()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    if plan.memory:
+        for peer in dict.fromkeys(result.peer for result in results if result.failed is None):
+            _take_peaks(plan, [result for result in results if result.peer == peer])
+    return results
+
+
+def _with_threads(run: Callable[[], None], threads: int) -> Callable[[], None]:
+    def timed() -> None:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        run()
+
+    return timed
+
+
+def _take_peaks(plan: Plan, results: list[Result]) -> None:
+    """Fills in the peaks of one peer, measured in a process of its own."""
+    some = results[0]
+    config = {"graph": some.graph, "case": asdict(some.case), "peer": some.peer, "threads": plan.threads[0]}
+    config.update(device=str(plan.timer.device), data=None if plan.data is None else str(plan.data))
+    try:
+        peaks = run_child("edgeless.bench.memory", config)
+    except ChildError as error:
+        print(f"{some.graph}, {some.case.label}: memory of {some.peer} not measured: {str(error).splitlines()[-1]}")
+        return
+    for result in results:
+        result.peak_bytes, result.first_call_bytes = peaks[result.mode], peaks.get("first_call")

@@ -1,0 +1,57 @@
+"""Measures one peer's peak memory in a process of its own: ``python -m edgeless.bench.memory`` < JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from edgeless.cli.child import emit
+from edgeless.cli.memory import peak_memory
+
+from . import graphs
+from .peers import build
+from .work import MODES, Case
+
+
+def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, float]:
+    """Peak bytes above the inputs, per mode.
+
+    What a peer keeps between calls (a converted graph) counts; what loads at a process's first call (imports, thread
+    pools, the compiler) does not, and is brought in by a call on a toy graph. ``first_call`` is the peak of the very
+    first call on the graph, conversion included. A compiled peer compiles for the shapes that it meets, so it is
+    warmed up on the graph itself and only its steady state is told.
+    """
+    device = graph.edge_index.device
+    compiled = "compiled" in peer or "graphed" in peer
+    if not compiled:
+        build(case, peer, graphs.load("toy", None, device)).forward_backward()
+    work = build(case, peer, graph)
+    peaks = {}
+    if compiled:
+        for mode in MODES:
+            work.mode(mode)()
+    with peak_memory(device) as first:
+        work.forward_backward()
+    for mode in MODES:
+        with peak_memory(device) as steady:
+            work.mode(mode)()
+        kept = 0 if compiled else max(0, steady.before - first.before)
+        peaks[mode] = steady.bytes + kept
+    if not compiled:
+        peaks["first_call"] = first.bytes
+    return peaks
+
+
+def main(config: dict) -> None:
+    """Runs one measurement and emits its result."""
+    torch.set_num_threads(config["threads"])
+    data = config["data"] and Path(config["data"])
+    graph = graphs.load(config["graph"], data, torch.device(config["device"]))
+    emit("result", **measure(Case(**config["case"]), config["peer"], graph))
+
+
+if __name__ == "__main__":
+    main(json.load(sys.stdin))

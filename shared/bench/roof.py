@@ -1,0 +1,45 @@
+"""Useful bytes of a bare aggregation and the roof that a gather of rows has on an H200.
+
+Useful: every neighbour's row read once per edge, every row of the other side read and every output row written once.
+With R = H * D * b the bytes of one row over all heads, N nodes, M edges and 4-byte indices.
+"""
+
+from __future__ import annotations
+
+from .work import DTYPES, Case
+
+# Measured on one NVIDIA H200 with random rows of 128 bytes and more: the L2 serves a set that fits, HBM the others.
+L2_ROOF, HBM_ROOF, L2_FITS = 9.3e12, 4.7e12, 45 * 2**20
+
+
+def row_bytes(case: Case) -> int:
+    """R."""
+    return case.heads * case.channels * DTYPES[case.dtype].itemsize
+
+
+def useful_bytes(case: Case, mode: str, nodes: int, edges: int) -> int:
+    """Bytes that one run has to move under the rule above."""
+    op, r, h = case.name.split("_")[0], row_bytes(case), case.heads
+    stat = 8 * h  # (logsumexp, Delta) of a destination, read per edge by the pass over sources
+    scalar = h * DTYPES[case.dtype].itemsize  # a GAT logit's share of one node
+    forward = {
+        "gatv2": edges * (r + 4) + 2 * nodes * r + 4 * nodes * h,
+        "gat": edges * (r + scalar + 4) + nodes * (r + scalar) + 4 * nodes * h,
+        "gt": edges * (2 * r + 4) + 2 * nodes * r,
+    }[op]
+    if mode == "forward":
+        return forward
+    return (
+        forward
+        + {
+            "gatv2": edges * (3 * r + stat + 8) + 6 * nodes * r,
+            "gat": edges * (2 * r + 2 * scalar + stat + 8) + 5 * nodes * r,
+            "gt": edges * (4 * r + stat + 8) + 9 * nodes * r,
+        }[op]
+    )
+
+
+def gather_roof(case: Case, nodes: int) -> float:
+    """Bytes per second of the roof for whole rows; a kernel that walks slices that fit L2 may pass the lower one."""
+    gathered = nodes * row_bytes(case) * (2 if case.name.startswith("gt") else 1)
+    return L2_ROOF if gathered <= L2_FITS else HBM_ROOF

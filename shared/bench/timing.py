@@ -1,0 +1,105 @@
+"""Medians of interleaved runs, so that noise of the machine hits every peer alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Callable
+
+import torch
+
+LEAST_SECONDS = 0.1  # a peer's turn in a round on the CPU: one run, or as many as fit
+L2_BYTES = 256 << 20  # written between runs to leave nothing of ours in the L2 of any GPU of today
+
+
+@dataclass
+class Timing:
+    """Milliseconds of every run of one peer."""
+
+    runs: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.runs)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance from the 10th to the 90th percentile, as a share of the median."""
+        if len(self.runs) < 2:
+            return 0.0
+        deciles = statistics.quantiles(self.runs, n=10, method="inclusive")
+        return (deciles[-1] - deciles[0]) / 2 / self.median
+
+
+class OutOfMemory(Exception):
+    """A peer does not fit on the GPU."""
+
+
+@dataclass
+class Timer:
+    """How runs are timed.
+
+    Attributes:
+        device: CUDA runs are timed by events, CPU runs by the clock.
+        rounds: every peer has one turn in a round.
+        runs: CUDA runs per turn (on the CPU as many as fit :data:`LEAST_SECONDS`).
+        warmup: runs before the first round.
+        cold: empties the L2 before every CUDA run.
+    """
+
+    device: torch.device
+    rounds: int
+    runs: int
+    warmup: int
+    cold: bool = False
+
+    def compare(self, peers: dict) -> dict:
+        """Times every function of ``peers`` (key -> function without arguments); OutOfMemory where one does not fit."""
+        timings = {key: Timing() for key in peers}
+        failed = {}
+        for key, run in peers.items():
+            try:
+                self._warm_up(run)
+            except OutOfMemory as error:
+                failed[key] = error
+        for _ in range(self.rounds):
+            for key, run in peers.items():
+                if key not in failed:
+                    timings[key].runs += self._turn(run)
+        return {**timings, **failed}
+
+    def _warm_up(self, run: Callable[[], object]) -> None:
+        try:
+            for _ in range(self.warmup):
+                run()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise OutOfMemory from None
+
+    def _turn(self, run: Callable[[], object]) -> list[float]:
+        if self.device.type == "cuda":
+            return self._turn_of_events(run)
+        runs, begin = [], time.perf_counter()
+        while not runs or time.perf_counter() - begin < LEAST_SECONDS:
+            start = time.perf_counter()
+            run()
+            runs.append(1e3 * (time.perf_counter() - start))
+        return runs
+
+    def _turn_of_events(self, run: Callable[[], object]) -> list[float]:
+        flush = torch.empty(L2_BYTES, dtype=torch.uint8, device=self.device) if self.cold else None
+        run()  # another peer ran last: its rows are in the caches
+        events = []
+        for _ in range(self.runs):
+            if flush is not None:
+                flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            events.append((start, end))
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) for start, end in events]

@@ -1,0 +1,107 @@
+"""What is timed: one peer's computation on given inputs, forward alone or with all gradients."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+import torch
+from torch import Tensor
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+MODES = ("forward", "forward_backward")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer ("gatv2", "gat", "transformer") or a bare aggregation ("gatv2_H2_D64") in one precision.
+
+    For a layer a 16-bit dtype means autocast, as a user trains; for an aggregation the inputs have that dtype.
+    """
+
+    kind: str  # "layer" or "op"
+    name: str
+    dtype: str
+    features: int = 128  # of a layer
+    heads: int = 4
+    channels: int = 32
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.dtype}"
+
+
+def op_case(name: str, dtype: str) -> Case:
+    """Parses "gatv2_H8_D128"; ValueError when it is no such name."""
+    match = re.fullmatch(r"(gatv2|gat|gt)_H(\d+)_D(\d+)", name)
+    if match is None:
+        raise ValueError(f"an aggregation is called gatv2_H8_D128, gat_H4_D32 or gt_H4_D128, got {name!r}")
+    return Case("op", name, dtype, heads=int(match[2]), channels=int(match[3]))
+
+
+@dataclass
+class Work:
+    """One peer, ready to run.
+
+    Attributes:
+        compute: the forward, returning the output.
+        inputs: what the backward differentiates: features, parameters.
+        autocast: the dtype of autocast, or None.
+    """
+
+    compute: Callable[[], Tensor]
+    inputs: list[Tensor]
+    autocast: Optional[torch.dtype] = None
+    grad_out: Optional[Tensor] = None
+
+    def _precision(self):
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.inputs[0].device.type, self.autocast)
+
+    def forward(self) -> None:
+        """As in inference: nothing is kept for a backward."""
+        with torch.no_grad(), self._precision():
+            self.compute()
+
+    def forward_backward(self) -> None:
+        """The forward and the gradients of every input under a random gradient of the output."""
+        with self._precision():
+            out = self.compute()
+        if self.grad_out is None:
+            self.grad_out = torch.randn_like(out)
+        torch.autograd.grad(out, self.inputs, self.grad_out, allow_unused=True)
+
+    def mode(self, name: str) -> Callable[[], None]:
+        """The method that runs one of :data:`MODES`."""
+        return getattr(self, name)
+
+
+class GraphedWork(Work):
+    """The same work, captured in a CUDA graph at the first run of each mode and replayed from then on."""
+
+    def __post_init__(self) -> None:
+        self._captured: dict[str, torch.cuda.CUDAGraph] = {}
+
+    def forward(self) -> None:
+        """Replays the forward."""
+        self._replay("forward", super().forward)
+
+    def forward_backward(self) -> None:
+        """Replays the forward and the backward."""
+        self._replay("forward_backward", super().forward_backward)
+
+    def _replay(self, mode: str, run: Callable[[], None]) -> None:
+        if mode not in self._captured:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(3):  # allocations and look-ups of a first call do not belong in a capture
+                    run()
+            torch.cuda.current_stream().wait_stream(side)
+            self._captured[mode] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._captured[mode]):
+                run()
+        self._captured[mode].replay()
