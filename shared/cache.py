@@ -1,14 +1,331 @@
-"""Weak caches from a user's graph object to a :class:`Graph`."""
+"""Weak caches from a user's graph object to a :class:`Graph`: a graph is built once, however often it is used.
+
+A graph hangs weakly on the object that it was built from, its anchor (an edge_index tensor, a DGL graph index, a sparse
+matrix), and dies with it. It counts as valid while the tensors behind the anchor are the same memory in the same
+version: an in-place edit, through whatever view, raises PyTorch's version counter. Tensors without a counter to rely on
+(made under ``torch.inference_mode``, or wrapped like PyG's EdgeIndex) are copied, and compared at every use.
+
+What no counter sees are writes past PyTorch: through ``tensor.data``, numpy or DLPack. Under ``EDGELESS_CACHE=verify``
+the cache compares contents for every tensor and sees these too; ``EDGELESS_CACHE=0`` builds anew every time. While
+torch.compile traces, graphs are built by ops of the traced program and nothing is cached.
+
+The cache holds at most :func:`set_cache_limit` bytes; what was not used for longest goes first. The graph used last
+stays even when it alone is larger, for building it anew in every layer would help nobody; a limit of 0 keeps nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Iterator
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
 from .graph import Graph
+from .graph_checks import check_edge_index, compiling, plain_tensor
+
+__all__ = [
+    "CacheInfo",
+    "GraphCache",
+    "cache_info",
+    "clear_cache",
+    "graph_for",
+    "graph_from_edge_index",
+    "graph_from_object",
+    "set_cache_limit",
+]
+
+DEFAULT_LIMIT = 4 * 2**30  # room for both directions of 250 million edges
+
+_FLOWS = ("source_to_target", "target_to_source")
+_MODES = {"": "on", "1": "on", "0": "off", "verify": "verify"}
 
 
-def graph_from_edge_index(edge_index, num_src, num_dst, *, flow="source_to_target", self_loops=False) -> Graph:
-    graph = Graph.from_edge_index(edge_index if flow == "source_to_target" else edge_index.flip(0), num_src, num_dst)
-    return graph.with_self_loops() if self_loops else graph
+class CacheInfo(NamedTuple):
+    """Lookups that found a graph and lookups that built one, graphs held, bytes they hold now, and the byte limit."""
+
+    hits: int
+    misses: int
+    graphs: int
+    bytes: int
+    limit: int
 
 
-def graph_from_object(anchor, extra_key, build) -> Graph:
-    return build()
+class _AnchorRef(weakref.ref):
+    """A weak reference that still knows the id of its object when that is gone."""
+
+    __slots__ = ("anchor_id",)
+
+    def __init__(self, anchor, callback):
+        super().__init__(anchor, callback)
+        self.anchor_id = id(anchor)
+
+    def __new__(cls, anchor, callback):
+        return super().__new__(cls, anchor, callback)
+
+
+class _Entry:
+    """A cached graph with what it was built from."""
+
+    __slots__ = ("charge", "copies", "graph", "stamps")
+
+    def __init__(self, graph: Graph, stamps: tuple, copies: Optional[tuple[Tensor, ...]]):
+        self.graph = graph
+        self.stamps = stamps
+        self.copies = copies  # None where the stamps are proof enough
+        self.charge = 0
+
+    def bytes_at_most(self) -> int:
+        return self.graph.memory_bytes_at_most() + _num_bytes(self.copies or ())
+
+
+class GraphCache:
+    """A least recently used cache of graphs on weakly held anchors, safe to use from many threads.
+
+    Anchors are told apart by identity; they are neither hashed nor compared. A graph is charged with the bytes it can
+    grow to, so its transpose, built later, never breaks the limit.
+    """
+
+    def __init__(self, limit: int = DEFAULT_LIMIT):
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[tuple[int, Hashable], _Entry] = OrderedDict()  # by (anchor's id, key), oldest first
+        self._anchors: dict[int, tuple[_AnchorRef, set]] = {}  # id of the anchor -> its reference, its keys
+        self._dead: deque[_AnchorRef] = deque()  # of anchors that died and wait for the lock
+        self._charged = 0
+        self._limit = limit
+        self._hits = self._misses = 0
+
+    def get(self, anchor: Any, key: Hashable, build: Callable[[], Graph], tensors=(), compare: bool = False) -> Graph:
+        """The graph of ``anchor`` under ``key``, from ``build()`` when there is none that is valid.
+
+        Args:
+            anchor: what the graph hangs on; must support weak references.
+            key: tells the graphs of one anchor apart.
+            tensors: dense tensors that the graph is built from; a graph is valid while they are unchanged.
+            compare: whether to prove this by their contents, not by their version counters.
+        """
+        stamps = tuple(map(_stamp, tensors))
+        entry = self._find(anchor, key, stamps)
+        if entry is not None and (not compare or _same_contents(entry.copies, tensors)):
+            with self._locked():
+                self._hits += 1
+            return entry.graph
+        # Stamps and copies are taken before building: an edit meanwhile makes the entry stale, never wrong.
+        copies = tuple(t.clone() for t in tensors) if compare else None
+        entry = _Entry(build(), stamps, copies)
+        self._store(anchor, key, entry)
+        return entry.graph
+
+    def info(self) -> CacheInfo:
+        """See :func:`cache_info`."""
+        with self._locked():
+            entries = list(self._entries.values())
+            hits, misses, limit = self._hits, self._misses, self._limit
+        graphs = {id(e.graph): e.graph.memory_bytes() for e in entries}  # one graph may hang on two anchors
+        copies = sum(_num_bytes(e.copies or ()) for e in entries)
+        return CacheInfo(hits, misses, len(entries), sum(graphs.values()) + copies, limit)
+
+    def clear(self) -> None:
+        """See :func:`clear_cache`."""
+        with self._locked():
+            self._entries.clear()
+            self._anchors.clear()
+            self._charged = self._hits = self._misses = 0
+
+    def set_limit(self, limit: int) -> None:
+        """See :func:`set_cache_limit`."""
+        with self._locked():
+            self._limit = limit
+            self._shrink()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock:
+            yield
+        self._sweep()
+
+    def _anchor_died(self, reference: _AnchorRef) -> None:
+        # Runs wherever the last reference to the anchor goes away, maybe inside one of our own locked sections: never
+        # wait for the lock here. Who holds it sweeps after releasing it.
+        self._dead.append(reference)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        while self._dead and self._lock.acquire(blocking=False):
+            try:
+                while self._dead:
+                    reference = self._dead.popleft()
+                    record = self._anchors.get(reference.anchor_id)
+                    if record is not None and record[0] is reference:
+                        self._forget(reference.anchor_id)
+            finally:
+                self._lock.release()
+
+    # The rest runs under the lock, or takes it.
+
+    def _find(self, anchor, key, stamps) -> Optional[_Entry]:
+        with self._locked():
+            self._check_identity(anchor)
+            entry = self._entries.get((id(anchor), key))
+            if entry is None:
+                return None
+            if entry.stamps != stamps:
+                self._forget(id(anchor))
+                return None
+            self._entries.move_to_end((id(anchor), key))
+            self._charge(entry)  # may have grown by a graph derived from it
+            self._shrink()
+            return entry
+
+    def _store(self, anchor, key, entry: _Entry) -> None:
+        with self._locked():
+            self._misses += 1
+            self._check_identity(anchor)
+            self._drop((id(anchor), key))
+            if id(anchor) not in self._anchors:
+                self._anchors[id(anchor)] = (_AnchorRef(anchor, self._anchor_died), set())
+            self._anchors[id(anchor)][1].add(key)
+            self._entries[id(anchor), key] = entry
+            self._charge(entry)
+            self._shrink()
+
+    def _check_identity(self, anchor) -> None:
+        """Forget a dead anchor whose id was given to a new object before its death was noticed."""
+        record = self._anchors.get(id(anchor))
+        if record is not None and record[0]() is not anchor:
+            self._forget(id(anchor))
+
+    def _forget(self, anchor_id: int) -> None:
+        for key in list(self._anchors[anchor_id][1]):
+            self._drop((anchor_id, key))
+
+    def _drop(self, place: tuple[int, Hashable]) -> None:
+        entry = self._entries.pop(place, None)
+        if entry is None:
+            return
+        self._charged -= entry.charge
+        anchor_id, key = place
+        keys = self._anchors[anchor_id][1]
+        keys.discard(key)
+        if not keys:
+            del self._anchors[anchor_id]
+
+    def _charge(self, entry: _Entry) -> None:
+        charge = entry.bytes_at_most()
+        self._charged += charge - entry.charge
+        entry.charge = charge
+
+    def _shrink(self) -> None:
+        fewest = 1 if self._limit > 0 else 0
+        while self._charged > self._limit and len(self._entries) > fewest:
+            self._drop(next(iter(self._entries)))
+
+
+def _stamp(tensor: Tensor) -> tuple:
+    version = None if tensor.is_inference() else tensor._version
+    return (version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device, tensor.dtype)
+
+
+def _same_contents(copies: Optional[tuple[Tensor, ...]], tensors) -> bool:
+    return copies is not None and all(map(torch.equal, copies, tensors))
+
+
+def _num_bytes(tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+_cache = GraphCache()
+
+
+def _mode() -> str:
+    setting = os.environ.get("EDGELESS_CACHE", "")
+    if setting not in _MODES:
+        raise ValueError(f"EDGELESS_CACHE must be 0, 1 or verify, got {setting!r}")
+    return _MODES[setting]
+
+
+def graph_for(
+    anchor: Any, key: Hashable, build: Callable[[], Graph], *, tensors: tuple[Tensor, ...] = (), compare: bool = False
+) -> Graph:
+    """The cached graph of ``anchor`` under ``key``, or ``build()``.
+
+    Args:
+        anchor: the user's object; the graph hangs weakly on it. Raises TypeError when it allows no weak references.
+        key: hashable; tells apart the graphs that can be built from one anchor.
+        build: makes the graph. It must not keep the anchor alive through the graph, or neither ever dies.
+        tensors: the dense tensors that ``build`` reads, when the anchor can change; edited, they make the graph stale.
+        compare: whether their version counters cannot be relied on, so that contents have to be compared.
+    """
+    if compiling() or torch.jit.is_tracing():
+        return build()
+    mode = _mode()
+    if mode == "off":
+        return build()
+    compare = compare or mode == "verify" or any(t.is_inference() for t in tensors)
+    return _cache.get(anchor, key, build, tensors, compare)
+
+
+def graph_from_edge_index(
+    edge_index: Tensor,
+    num_src: Optional[int] = None,
+    num_dst: Optional[int] = None,
+    *,
+    flow: str = "source_to_target",
+    self_loops: bool = False,
+) -> Graph:
+    """The cached graph of an ``edge_index`` ``[2, E]``, a plain tensor or PyG's EdgeIndex.
+
+    Args:
+        num_src, num_dst: how many nodes send and receive; as in :meth:`Graph.from_edge_index` when None.
+        flow: ``"source_to_target"``: row 0 sends to row 1. ``"target_to_source"``: row 1 sends to row 0.
+        self_loops: whether to replace self loops as :meth:`Graph.with_self_loops` does.
+    Raises:
+        ValueError: for another flow.
+        TypeError, ValueError, IndexError: as :meth:`Graph.from_edge_index`.
+    """
+    if flow not in _FLOWS:
+        raise ValueError(f"graph_from_edge_index: flow must be one of {_FLOWS}, got {flow!r}")
+    check_edge_index("graph_from_edge_index", edge_index)
+    plain = plain_tensor(edge_index)
+
+    def build():
+        rows, names = plain.unbind(0), ("edge_index[0]", "edge_index[1]")
+        if flow == "target_to_source":
+            rows, names = rows[::-1], names[::-1]
+        return Graph._from_ends("graph_from_edge_index", names, *rows, num_src, num_dst, self_loops=self_loops)
+
+    # A wrapper's operations reach the inner tensor below its version counter.
+    key = ("edge_index", flow, num_src, num_dst, self_loops)
+    return graph_for(edge_index, key, build, tensors=(plain,), compare=plain is not edge_index)
+
+
+def graph_from_object(
+    anchor: Any, extra_key: Hashable, build: Callable[[], Graph], *, tensors: tuple[Tensor, ...] = ()
+) -> Graph:
+    """The cached graph of any object that allows weak references: a DGL graph index, a sparse matrix or its storage.
+
+    Args as in :func:`graph_for`. Without ``tensors`` the anchor must be immutable.
+    """
+    return graph_for(anchor, ("object", extra_key), build, tensors=tensors)
+
+
+def cache_info() -> CacheInfo:
+    """Statistics of the cache since the last :func:`clear_cache`."""
+    return _cache.info()
+
+
+def clear_cache() -> None:
+    """Forget every cached graph and set the statistics to zero."""
+    _cache.clear()
+
+
+def set_cache_limit(bytes: int) -> None:
+    """Let cached graphs hold at most ``bytes``; 0 caches nothing. The default is 4 GiB."""
+    if bytes < 0:
+        raise ValueError(f"set_cache_limit: bytes must not be negative, got {bytes}")
+    _cache.set_limit(bytes)

@@ -13,12 +13,16 @@ import torch
 from torch import Tensor
 
 from .graph_checks import (
+    as_index,
     check_compressed,
     check_edge_index,
     check_ids,
     check_num_nodes,
+    check_symmetric,
     compiling,
+    normal_tensors,
     num_nodes_of,
+    plain_tensor,
 )
 from .ops.graph import coo_to_csr, csr_transpose, index_dtype
 
@@ -90,20 +94,31 @@ class Graph:
             IndexError: an id is negative or not below its number of nodes.
         """
         check_edge_index("Graph.from_edge_index", edge_index)
-        src, dst = edge_index[0], edge_index[1]
-        num_src, num_dst = num_nodes_of("Graph.from_edge_index", src, dst, num_src, num_dst)
-        return cls._from_coo(src, dst, num_src, num_dst, is_symmetric, validate)
+        src, dst = plain_tensor(edge_index).unbind(0)
+        names = ("edge_index[0]", "edge_index[1]")
+        return cls._from_ends(
+            "Graph.from_edge_index", names, src, dst, num_src, num_dst, is_symmetric=is_symmetric, validate=validate
+        )
 
     @classmethod
-    def _from_coo(cls, src, dst, num_src, num_dst, is_symmetric=None, validate=True, kept=None) -> Graph:
-        _check_symmetric("Graph.from_edge_index", is_symmetric, num_src, num_dst)
-        try:
-            csr = Compressed(*coo_to_csr(dst, src, num_dst, num_src, validate))
-        except IndexError:
-            check_ids("Graph.from_edge_index: edge_index[0]", src, "num_src", num_src)
-            check_ids("Graph.from_edge_index: edge_index[1]", dst, "num_dst", num_dst)
-            raise
-        return cls(csr, None, num_src, num_dst, is_symmetric, kept)
+    def _from_ends(
+        cls, call, names, src, dst, num_src, num_dst, *, is_symmetric=None, validate=True, self_loops=False
+    ) -> Graph:
+        """From the two ends of every edge. ``call`` and ``names`` (of src, dst) are for error messages."""
+        with normal_tensors():
+            src, dst = as_index(src), as_index(dst)
+            num_src, num_dst = num_nodes_of(call, src, dst, num_src, num_dst)
+            check_symmetric(call, is_symmetric, num_src, num_dst)
+            ends, kept = (src, dst), None
+            if self_loops:
+                *ends, kept = _replace_self_loops(src, dst, min(num_src, num_dst))
+            try:
+                csr = Compressed(*coo_to_csr(ends[1], ends[0], num_dst, num_src, validate))
+            except IndexError:  # say it in the caller's words
+                check_ids(f"{call}: {names[0]}", src, "num_src", num_src)
+                check_ids(f"{call}: {names[1]}", dst, "num_dst", num_dst)
+                raise
+            return cls(csr, None, num_src, num_dst, is_symmetric, kept)
 
     @classmethod
     def from_csr(
@@ -131,7 +146,7 @@ class Graph:
         csr = _compress("Graph.from_csr", indptr, indices, edge_ids, num_src, "num_src", validate)
         num_dst = csr.indptr.numel() - 1
         num_src = num_dst if num_src is None else num_src
-        _check_symmetric("Graph.from_csr", is_symmetric, num_src, num_dst)
+        check_symmetric("Graph.from_csr", is_symmetric, num_src, num_dst)
         return cls(csr, None, num_src, num_dst, is_symmetric)
 
     @classmethod
@@ -149,7 +164,7 @@ class Graph:
         csc = _compress("Graph.from_csc", indptr, indices, edge_ids, num_dst, "num_dst", validate)
         num_src = csc.indptr.numel() - 1
         num_dst = num_src if num_dst is None else num_dst
-        _check_symmetric("Graph.from_csc", is_symmetric, num_src, num_dst)
+        check_symmetric("Graph.from_csc", is_symmetric, num_src, num_dst)
         return cls(None, csc, num_src, num_dst, is_symmetric)
 
     @classmethod
@@ -158,22 +173,24 @@ class Graph:
 
         Reads the adjacency that DGL keeps, and shares its memory where the index dtypes agree.
         """
-        stype, etype, dtype = g.to_canonical_etype(etype) if etype is not None else g.canonical_etypes[0]
-        etype = (stype, etype, dtype)
-        num_src, num_dst = g.num_src_nodes(stype), g.num_dst_nodes(dtype)
-        available = {name for names in g.formats().values() for name in names}
-        if "csc" in available:
+        if etype is None and len(g.canonical_etypes) != 1:
+            raise ValueError(f"Graph.from_dgl: etype must be one of {g.canonical_etypes}, got None")
+        etype = g.canonical_etypes[g.get_etype_id(etype)]
+        num_src, num_dst = g.num_src_nodes(etype[0]), g.num_dst_nodes(etype[2])
+        # What DGL has already, in the order of its worth to us: asking for more would make DGL build and keep it.
+        have = g.formats()["created"]
+        if "csc" in have:
             indptr, indices, ids = g.adj_tensors("csc", etype)
             return cls.from_csr(indptr, indices, num_src, edge_ids=_dgl_ids(ids, indices), validate=False)
-        if "csr" in available:
-            indptr, indices, ids = g.adj_tensors("csr", etype)
-            return cls.from_csc(indptr, indices, num_dst, edge_ids=_dgl_ids(ids, indices), validate=False)
-        src, dst = g.edges(order="eid", etype=etype)
-        return cls._from_coo(src, dst, num_src, num_dst)
+        if "coo" in have:
+            src, dst = g.edges(order="eid", etype=etype)
+            return cls._from_ends("Graph.from_dgl", ("source", "destination"), src, dst, num_src, num_dst)
+        indptr, indices, ids = g.adj_tensors("csr", etype)
+        return cls.from_csc(indptr, indices, num_dst, edge_ids=_dgl_ids(ids, indices), validate=False)
 
     @classmethod
     def from_sparse_tensor(cls, adj_t) -> Graph:
-        """From a ``torch_sparse.SparseTensor`` whose rows are destinations. Edge ids follow its stored order."""
+        """From a ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``. Edge ids follow its stored order, by rows."""
         rowptr, col, _ = adj_t.csr()
         return cls.from_csr(rowptr, col, adj_t.size(1))
 
@@ -181,20 +198,34 @@ class Graph:
     def from_torch_sparse(cls, adj_t: Tensor) -> Graph:
         """From a ``torch.sparse`` COO or CSR matrix ``[num_dst, num_src]``. Edge ids follow its stored order.
 
-        An uncoalesced matrix keeps its duplicates as multi-edges.
+        The duplicates of an uncoalesced matrix become multi-edges. Values are not looked at.
+
+        Raises:
+            TypeError: adj_t is not a Tensor.
+            ValueError: another layout, or not a matrix.
+            IndexError: an index is out of range.
         """
-        num_dst, num_src = adj_t.shape
-        if adj_t.layout == torch.sparse_coo:
-            dst, src = adj_t._indices()
-            return cls._from_coo(src, dst, num_src, num_dst)
+        if not isinstance(adj_t, Tensor):
+            raise TypeError(f"Graph.from_torch_sparse: adj_t must be a sparse Tensor, got {type(adj_t).__name__}")
+        if adj_t.layout not in (torch.sparse_coo, torch.sparse_csr):
+            raise ValueError(f"Graph.from_torch_sparse: adj_t must be sparse COO or CSR, got layout {adj_t.layout}")
+        if adj_t.dim() - adj_t.dense_dim() != 2:
+            raise ValueError(f"Graph.from_torch_sparse: adj_t must be a matrix, got shape {list(adj_t.shape)}")
+        num_dst, num_src = adj_t.shape[:2]
         if adj_t.layout == torch.sparse_csr:
             return cls.from_csr(adj_t.crow_indices(), adj_t.col_indices(), num_src)
-        raise ValueError(f"Graph.from_torch_sparse: adj_t must be sparse COO or CSR, got {adj_t.layout}")
+        dst, src = adj_t._indices()  # indices() refuses what is not coalesced
+        return cls._from_ends("Graph.from_torch_sparse", ("column", "row"), src, dst, num_src, num_dst)
 
     @classmethod
     def from_pyg(cls, edge_index) -> Graph:
-        """From a ``torch_geometric.EdgeIndex``: row 0 has the sources, row 1 the destinations."""
-        return cls.from_edge_index(edge_index.as_tensor(), edge_index.num_rows, edge_index.num_cols)
+        """From a ``torch_geometric.EdgeIndex``: row 0 has the sources, row 1 the destinations.
+
+        The row pointers that an EdgeIndex caches are not used: they outlive in-place edits, and sorting takes no longer
+        than checking them.
+        """
+        num_src, num_dst = edge_index.sparse_size()
+        return cls.from_edge_index(edge_index, num_src, num_dst, is_symmetric=edge_index.is_undirected or None)
 
     # Facts -----------------------------------------------------------------------------------------------------------
 
@@ -238,14 +269,14 @@ class Graph:
     def csr(self) -> Compressed:
         """In-edges: rows are destinations, indices are sources."""
         if self._csr is None:
-            self._csr = Compressed(*csr_transpose(*self._csc, self._num_dst))
+            self._csr = _transpose(self._csc, self._num_dst)
         return self._csr
 
     @property
     def csc(self) -> Compressed:
-        """Out-edges: rows are sources, indices are destinations. Built by the first gradient that needs it."""
+        """Out-edges: rows are sources, indices are destinations. Built when a gradient first needs it."""
         if self._csc is None:
-            self._csc = Compressed(*csr_transpose(*self._csr, self._num_src))
+            self._csc = _transpose(self._csr, self._num_src)
         return self._csc
 
     @property
@@ -253,7 +284,7 @@ class Graph:
         """Whether :attr:`csc` is already there."""
         return self._csc is not None
 
-    def _edges(self):
+    def _ends(self):
         """(src, dst) in original order and index dtype."""
         if self._csr is not None:
             dst, src = _uncompress(self._csr)
@@ -263,7 +294,7 @@ class Graph:
 
     def edge_index(self) -> Tensor:
         """The edges as ``[2, E]`` int64 in their original order: sources in row 0, destinations in row 1."""
-        src, dst = self._edges()
+        src, dst = self._ends()
         return torch.stack((src, dst)).to(torch.int64)
 
     def in_degrees(self) -> Tensor:
@@ -293,13 +324,12 @@ class Graph:
 
     def to(self, device) -> Graph:
         """This graph on ``device``: itself when it is there already, else a new handle."""
-        device = torch.device(device)
-        here = self.device
-        if device == here or (device.type == here.type and device.index is None):
-            return self
-        csr, csc = _move(self._csr, device), _move(self._csc, device)
-        kept = None if self._kept is None else self._kept.to(device)
+        with normal_tensors():
+            csr, csc = _move(self._csr, device), _move(self._csc, device)
+            kept = None if self._kept is None else self._kept.to(device)
         moved = Graph(csr, csc, self._num_src, self._num_dst, self._is_symmetric, kept)
+        if moved._any.indices is self._any.indices:
+            return self
         moved._zero_in_degree = self._zero_in_degree
         return moved
 
@@ -310,27 +340,40 @@ class Graph:
         lives as long as this graph. Its ``_kept`` holds the ids ``[K]`` (int64) of the kept edges, None for all.
         """
         if self._looped is None:
-            self._looped = self._coo_with_self_loops(*self._edges(), self._num_src, self._num_dst, self._is_symmetric)
+            self._looped = Graph._from_ends(
+                "Graph.with_self_loops",
+                ("source", "destination"),
+                *self._ends(),
+                self._num_src,
+                self._num_dst,
+                is_symmetric=self._is_symmetric,
+                validate=False,
+                self_loops=True,
+            )
         return self._looped
-
-    @classmethod
-    def _coo_with_self_loops(cls, src, dst, num_src, num_dst, is_symmetric=None, validate=False) -> Graph:
-        loops = torch.arange(min(num_src, num_dst), dtype=src.dtype, device=src.device)
-        keep = src != dst
-        kept = None
-        if not bool(keep.all()):
-            kept = keep.nonzero().squeeze(1)
-            src, dst = src[kept], dst[kept]
-        src, dst = torch.cat((src, loops)), torch.cat((dst, loops))
-        return cls._from_coo(src, dst, num_src, num_dst, is_symmetric, validate, kept)
 
     # Housekeeping ----------------------------------------------------------------------------------------------------
 
     def memory_bytes(self) -> int:
-        """Bytes held by the index tensors of this graph and of the graphs derived from it; shared tensors count once."""
-        tensors = {}
-        _collect(self, tensors)
+        """Bytes in the index tensors of this graph and of the one derived from it; shared tensors count once."""
+        tensors = {id(t): t for graph in self._family() for t in graph._tensors()}
         return sum(t.numel() * t.element_size() for t in tensors.values())
+
+    def memory_bytes_at_most(self) -> int:
+        """Bytes that :meth:`memory_bytes` can grow to by building the transposes."""
+        return sum(graph._full_bytes() for graph in self._family())
+
+    def _family(self):
+        return (self,) if self._looped is None else (self, self._looped)
+
+    def _tensors(self):
+        return (t for t in (*(self._csr or ()), *(self._csc or ()), self._kept) if t is not None)
+
+    def _full_bytes(self) -> int:
+        indices = self._any.indices
+        entries = self._num_src + self._num_dst + 2 + 4 * indices.numel()  # indptr of both, indices and ids of both
+        kept = 0 if self._kept is None else self._kept.numel() * self._kept.element_size()
+        return entries * indices.element_size() + kept
 
     def __getstate__(self):
         return {**self.__dict__, "_looped": None}
@@ -344,11 +387,6 @@ class Graph:
         )
 
 
-def _check_symmetric(call: str, is_symmetric: Optional[bool], num_src: int, num_dst: int) -> None:
-    if is_symmetric and num_src != num_dst:
-        raise ValueError(f"{call}: is_symmetric needs as many sources as destinations, got {num_src} and {num_dst}")
-
-
 def _compress(call, indptr, indices, edge_ids, num_cols, limit_name, validate) -> Compressed:
     """Check compressed arrays and bring them to one dtype and contiguous memory. ``num_cols`` None means square."""
     if num_cols is not None:
@@ -356,7 +394,29 @@ def _compress(call, indptr, indices, edge_ids, num_cols, limit_name, validate) -
     check_compressed(call, indptr, indices, edge_ids, num_cols, limit_name, validate and not compiling())
     num_rows = indptr.numel() - 1
     dtype = index_dtype(num_rows, num_rows if num_cols is None else num_cols, indices.numel())
-    return Compressed(*(None if t is None else t.to(dtype).contiguous() for t in (indptr, indices, edge_ids)))
+    with normal_tensors():
+        return Compressed(*(None if t is None else _own(t, dtype) for t in (indptr, indices, edge_ids)))
+
+
+def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """``tensor`` as ``dtype`` in contiguous memory, fit to be saved for backward."""
+    tensor = tensor.to(dtype).contiguous()
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def _transpose(compressed: Compressed, num_cols: int) -> Compressed:
+    with normal_tensors():
+        return Compressed(*csr_transpose(*compressed, num_cols))
+
+
+def _replace_self_loops(src: Tensor, dst: Tensor, num_loops: int):
+    """Both ends of the edges that are no loops and of the new loops; ids of the former, None when these are all."""
+    loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)
+    keep, kept = src != dst, None
+    if not bool(keep.all()):
+        kept = keep.nonzero().squeeze(1)
+        src, dst = src[kept], dst[kept]
+    return torch.cat((src, loops)), torch.cat((dst, loops)), kept
 
 
 def _dgl_ids(ids: Tensor, indices: Tensor) -> Optional[Tensor]:
@@ -379,15 +439,3 @@ def _move(compressed: Optional[Compressed], device) -> Optional[Compressed]:
     if compressed is None:
         return None
     return Compressed(*(None if t is None else t.to(device) for t in compressed))
-
-
-def _collect(graph: Optional[Graph], tensors: dict) -> None:
-    if graph is None:
-        return
-    for compressed in (graph._csr, graph._csc):
-        for tensor in compressed or ():
-            if tensor is not None:
-                tensors[id(tensor)] = tensor
-    if graph._kept is not None:
-        tensors[id(graph._kept)] = graph._kept
-    _collect(graph._looped, tensors)

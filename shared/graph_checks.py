@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Optional
 
 import torch
@@ -15,6 +16,23 @@ _INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
 def compiling() -> bool:
     """Whether torch.compile or torch.export is tracing: then nothing may look at the values of a tensor."""
     return torch.compiler.is_compiling()
+
+
+def normal_tensors():
+    """A context whose tensors can be saved for backward, even under torch.inference_mode: graphs outlive it."""
+    if compiling() or not torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    return torch.inference_mode(False)
+
+
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """The tensor itself, or the one inside a ``torch_geometric.EdgeIndex``."""
+    return tensor if type(tensor) is Tensor or not hasattr(tensor, "as_tensor") else tensor.as_tensor()
+
+
+def as_index(ids: Tensor) -> Tensor:
+    """Integers of any width as what the ops read: int32 stays, everything else becomes int64."""
+    return ids if ids.dtype == torch.int32 else ids.to(torch.int64)
 
 
 def check_integers(name: str, tensor, shape: str) -> None:
@@ -42,6 +60,12 @@ def check_num_nodes(call: str, name: str, value) -> None:
         raise ValueError(f"{call}: {name} must not be negative, got {value}")
 
 
+def check_symmetric(call: str, is_symmetric: Optional[bool], num_src: int, num_dst: int) -> None:
+    """Raise when a bipartite graph is called symmetric."""
+    if is_symmetric and num_src != num_dst:
+        raise ValueError(f"{call}: is_symmetric needs as many sources as destinations, got {num_src} and {num_dst}")
+
+
 def num_nodes_of(call: str, src: Tensor, dst: Tensor, num_src: Optional[int], num_dst: Optional[int]):
     """(num_src, num_dst), with what is None taken from the largest ids: of both sides when both are None."""
     for name, value in (("num_src", num_src), ("num_dst", num_dst)):
@@ -67,8 +91,7 @@ def check_ids(name: str, ids: Tensor, limit_name: str, limit: int) -> None:
     if bool(bad.any()):
         position = int(bad.to(torch.uint8).argmax())
         raise IndexError(
-            f"{name} has id {int(ids[position])} at position {position}, "
-            f"but {limit_name} = {limit} allows ids from 0 to {limit - 1}"
+            f"{name} has id {int(ids[position])} at position {position}, expected 0 <= id < {limit_name} = {limit}"
         )
 
 
@@ -84,7 +107,7 @@ def check_compressed(call, indptr, indices, edge_ids, num_cols, limit_name, valu
     if edge_ids is not None:
         check_integers(f"{call}: edge_ids", edge_ids, "[E]")
         if edge_ids.shape != indices.shape:
-            raise ValueError(f"{call}: edge_ids must have shape [E] = {list(indices.shape)}, got {list(edge_ids.shape)}")
+            raise ValueError(f"{call}: edge_ids must have shape {list(indices.shape)}, got {list(edge_ids.shape)}")
         _check_device(f"{call}: edge_ids", edge_ids, indptr)
     if values:
         _check_indptr(call, indptr, indices.numel())
@@ -105,7 +128,9 @@ def _check_indptr(call: str, indptr: Tensor, num_edges: int) -> None:
     falls = indptr[1:] < indptr[:-1]
     if bool(falls.any()):
         row = int(falls.to(torch.uint8).argmax())
-        raise ValueError(f"{call}: indptr must not fall, got {int(indptr[row])} then {int(indptr[row + 1])} at row {row}")
+        raise ValueError(
+            f"{call}: indptr must not fall, but row {row} runs from {int(indptr[row])} to {int(indptr[row + 1])}"
+        )
 
 
 def _check_permutation(call: str, edge_ids: Tensor) -> None:
@@ -114,4 +139,4 @@ def _check_permutation(call: str, edge_ids: Tensor) -> None:
     seen[edge_ids.to(torch.int64)] = True
     if not bool(seen.all()):
         missing = int((~seen).to(torch.uint8).argmax())
-        raise ValueError(f"{call}: edge_ids must be a permutation of 0 to {edge_ids.numel() - 1}, but {missing} is missing")
+        raise ValueError(f"{call}: edge_ids must be a permutation of 0 to E - 1, but {missing} is missing")

@@ -50,8 +50,9 @@ struct CooEdges {
   }
 };
 
+// Sorted by column.
 template <typename Index>
-struct CsrEdges {  // columns are the keys
+struct CsrEdges {
   const Index* indptr;    // [num_rows + 1], from 0 to E, never falling
   const Index* indices;   // [E]
   const Index* edge_ids;  // [E] or null: the position is the id
@@ -86,15 +87,15 @@ struct RecordEdges {
 };
 
 // Work in blocks. `parallel(count, f)` calls f(0) ... f(count - 1), in any order and on any thread, and returns when
-// all are done.
+// all are done; `parallel.threads()` says how many calls can run at a time.
 template <typename Parallel>
 struct Blocks {
   int64_t size;   // of what is split: edges, or rows + edges
   int64_t count;  // of blocks
   const Parallel& parallel;
 
-  Blocks(int64_t size, int64_t max_count, int64_t min_size, const Parallel& parallel)
-      : size(size), count(std::clamp<int64_t>(size / min_size, 1, std::max<int64_t>(max_count, 1))), parallel(parallel) {}
+  Blocks(int64_t size, int64_t min_size, const Parallel& parallel)
+      : size(size), count(std::clamp<int64_t>(size / min_size, 1, parallel.threads())), parallel(parallel) {}
 
   int64_t begin(int64_t block) const { return size / count * block + std::min(block, size % count); }
 
@@ -132,9 +133,8 @@ std::vector<Index> radix_pass(const Source& source, const Blocks<Parallel>& bloc
   scan_counts(counts, blocks.count, bins);
   blocks.run([&](int64_t block, int64_t begin, int64_t end) {
     std::vector<Index> next(counts.begin() + block * bins, counts.begin() + (block + 1) * bins);
-    source.visit(begin, end, [&](int64_t key, int64_t other, Index id) {
-      write(next[(key >> shift) & mask]++, key, other, id);
-    });
+    source.visit(begin, end,
+                 [&](int64_t key, int64_t other, Index id) { write(next[(key >> shift) & mask]++, key, other, id); });
   });
   return counts;
 }
@@ -142,10 +142,9 @@ std::vector<Index> radix_pass(const Source& source, const Blocks<Parallel>& bloc
 // indptr[r] = number of sorted keys below r. Rows and keys are merged in blocks of equal rows + keys, so that neither
 // a long run of empty rows nor a hub falls to one block.
 template <typename Index, typename Parallel>
-void row_pointers(const Index* keys, int64_t num_edges, int64_t num_keys, Index* indptr, int64_t max_blocks,
-                  const Parallel& parallel) {
+void row_pointers(const Index* keys, int64_t num_edges, int64_t num_keys, Index* indptr, const Parallel& parallel) {
   const int64_t rows = num_keys + 1;
-  const Blocks<Parallel> steps(rows + num_edges, max_blocks, kMinEdgesPerBlock, parallel);
+  const Blocks<Parallel> steps(rows + num_edges, kMinEdgesPerBlock, parallel);
   // How many of the first `step` merge steps write a row pointer: row r is written before the first key >= r.
   const auto rows_before = [&](int64_t step) {
     int64_t low = std::max<int64_t>(0, step - num_edges), high = std::min(step, rows);
@@ -175,68 +174,92 @@ inline int bits_for(int64_t num_keys) {
   return bits;
 }
 
-// Sort the edges of `source` by key.
-//   indptr [num_keys + 1], others [num_edges], ids [num_edges]: the result
-// Returns false, with unspecified results, when a key is outside [0, num_keys) or another end outside [0, num_others).
+// Remembers whether an edge with an end point out of range went by. Any thread may call it.
+struct RangeCheck {
+  int64_t num_keys, num_others;
+  std::atomic<bool> passed{true};
+
+  void operator()(int64_t key, int64_t other) {
+    // The casts send negative ids above every limit.
+    if (static_cast<uint64_t>(key) >= static_cast<uint64_t>(num_keys) ||
+        static_cast<uint64_t>(other) >= static_cast<uint64_t>(num_others)) {
+      passed.store(false, std::memory_order_relaxed);
+    }
+  }
+};
+
+// Where the sorted edges go.
+template <typename Index>
+struct SortedEdges {
+  Index* indptr;  // [num_keys + 1]
+  Index* others;  // [E]
+  Index* ids;     // [E]
+};
+
+// The keys as one digit: its counters are the row pointers.
 template <typename Index, typename Source, typename Parallel>
-bool sort_edges(const Source& source, int64_t num_edges, int64_t num_keys, int64_t num_others, Index* indptr,
-                Index* others, Index* ids, int64_t max_blocks, const Parallel& parallel) {
+bool sort_in_one_pass(const Source& source, const Blocks<Parallel>& blocks, int64_t bins, RangeCheck& check,
+                      const SortedEdges<Index>& to) {
+  const auto starts = radix_pass<Index>(source, blocks, 0, bins, [&](Index at, int64_t key, int64_t other, Index id) {
+    check(key, other);
+    to.others[at] = static_cast<Index>(other);
+    to.ids[at] = id;
+  });
+  std::copy_n(starts.begin(), check.num_keys, to.indptr);
+  to.indptr[check.num_keys] = static_cast<Index>(blocks.size);
+  return check.passed;
+}
+
+template <typename Index, typename Source, typename Parallel>
+bool sort_in_passes(const Source& source, const Blocks<Parallel>& blocks, int passes, int digit_bits, RangeCheck& check,
+                    const SortedEdges<Index>& to) {
   using Record = EdgeRecord<Index>;
+  const int64_t bins = int64_t{1} << digit_bits, num_edges = blocks.size;
+  auto records = large_array<Record>(num_edges);
+  radix_pass<Index>(source, blocks, 0, bins, [&](Index at, int64_t key, int64_t other, Index id) {
+    check(key, other);
+    records[at] = {static_cast<Index>(key), static_cast<Index>(other), id};
+  });
+  if (!check.passed) {
+    return false;
+  }
+  decltype(records) spare;
+  for (int pass = 1; pass < passes - 1; ++pass) {
+    if (spare == nullptr) {
+      spare = large_array<Record>(num_edges);
+    }
+    radix_pass<Index>(RecordEdges<Index>{records.get()}, blocks, pass * digit_bits, bins,
+                      [&](Index at, int64_t key, int64_t other, Index id) {
+                        spare[at] = {static_cast<Index>(key), static_cast<Index>(other), id};
+                      });
+    records.swap(spare);
+  }
+  auto keys = large_array<Index>(num_edges + 1);
+  keys[num_edges] = static_cast<Index>(check.num_keys);
+  radix_pass<Index>(RecordEdges<Index>{records.get()}, blocks, (passes - 1) * digit_bits, bins,
+                    [&](Index at, int64_t key, int64_t other, Index id) {
+                      keys[at] = static_cast<Index>(key);
+                      to.others[at] = static_cast<Index>(other);
+                      to.ids[at] = id;
+                    });
+  row_pointers(keys.get(), num_edges, check.num_keys, to.indptr, blocks.parallel);
+  return true;
+}
+
+// Sort the edges of `source` by key. Returns false, with unspecified results, when a key is outside [0, num_keys) or
+// another end point outside [0, num_others).
+template <typename Index, typename Source, typename Parallel>
+bool sort_edges(const Source& source, int64_t num_edges, int64_t num_keys, int64_t num_others,
+                const SortedEdges<Index>& to, const Parallel& parallel) {
+  RangeCheck check{num_keys, num_others};
   const int bits = bits_for(num_keys);
   const int passes = (bits + kDigitBits - 1) / kDigitBits;
   const int digit_bits = (bits + passes - 1) / passes;
   const int64_t bins = int64_t{1} << digit_bits;
   // The scan over all counters is serial: keep it short beside the edges.
-  const Blocks<Parallel> blocks(num_edges, max_blocks, std::max(kMinEdgesPerBlock, 4 * bins), parallel);
-
-  std::atomic<bool> valid{true};
-  const auto check = [&](int64_t key, int64_t other) {  // the casts send negative ids above every limit
-    if (static_cast<uint64_t>(key) >= static_cast<uint64_t>(num_keys) ||
-        static_cast<uint64_t>(other) >= static_cast<uint64_t>(num_others)) {
-      valid.store(false, std::memory_order_relaxed);
-    }
-  };
-
-  if (passes == 1) {
-    const auto starts = radix_pass<Index>(source, blocks, 0, bins, [&](Index to, int64_t key, int64_t other, Index id) {
-      check(key, other);
-      others[to] = static_cast<Index>(other);
-      ids[to] = id;
-    });
-    std::copy_n(starts.begin(), num_keys, indptr);
-    indptr[num_keys] = static_cast<Index>(num_edges);
-    return valid;
-  }
-
-  auto into = large_array<Record>(num_edges);
-  radix_pass<Index>(source, blocks, 0, bins, [&](Index to, int64_t key, int64_t other, Index id) {
-    check(key, other);
-    into[to] = {static_cast<Index>(key), static_cast<Index>(other), id};
-  });
-  if (!valid) {
-    return false;
-  }
-  decltype(into) from;
-  for (int pass = 1; pass < passes - 1; ++pass) {
-    from.swap(into);
-    if (into == nullptr) {
-      into = large_array<Record>(num_edges);
-    }
-    radix_pass<Index>(RecordEdges<Index>{from.get()}, blocks, pass * digit_bits, bins,
-                      [&](Index to, int64_t key, int64_t other, Index id) {
-                        into[to] = {static_cast<Index>(key), static_cast<Index>(other), id};
-                      });
-  }
-  auto keys = large_array<Index>(num_edges + 1);
-  keys[num_edges] = static_cast<Index>(num_keys);
-  radix_pass<Index>(RecordEdges<Index>{into.get()}, blocks, (passes - 1) * digit_bits, bins,
-                    [&](Index to, int64_t key, int64_t other, Index id) {
-                      keys[to] = static_cast<Index>(key);
-                      others[to] = static_cast<Index>(other);
-                      ids[to] = id;
-                    });
-  row_pointers(keys.get(), num_edges, num_keys, indptr, max_blocks, parallel);
-  return true;
+  const Blocks<Parallel> blocks(num_edges, std::max(kMinEdgesPerBlock, 4 * bins), parallel);
+  return passes == 1 ? sort_in_one_pass(source, blocks, bins, check, to)
+                     : sort_in_passes(source, blocks, passes, digit_bits, check, to);
 }
 
 }  // namespace edgeless

@@ -19,6 +19,8 @@ using at::Tensor;
 using CompressedArrays = std::tuple<Tensor, Tensor, Tensor>;  // indptr, indices, edge_ids
 
 struct AtenParallel {
+  int64_t threads() const { return at::get_num_threads(); }
+
   template <typename F>
   void operator()(int64_t count, const F& f) const {
     at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
@@ -47,8 +49,8 @@ template <typename Index>
 void raise_out_of_range(const char* op, const char* name, const Index* ids, int64_t size, const char* limit_name,
                         int64_t limit) {
   for (int64_t p = 0; p < size; ++p) {
-    TORCH_CHECK_INDEX(ids[p] >= 0 && ids[p] < limit, op, ": ", name, " has id ", ids[p], " at position ", p, ", but ",
-                      limit_name, " = ", limit, " allows ids from 0 to ", limit - 1);
+    TORCH_CHECK_INDEX(ids[p] >= 0 && ids[p] < limit, op, ": ", name, " has id ", ids[p], " at position ", p,
+                      ", expected 0 <= id < ", limit_name, " = ", limit);
   }
 }
 
@@ -71,9 +73,8 @@ CompressedArrays empty_compressed(int64_t num_rows, int64_t num_edges, at::Scala
 template <typename Index, typename Source>
 bool sort_into(const CompressedArrays& to, const Source& source, int64_t num_keys, int64_t num_others) {
   const auto& [indptr, indices, edge_ids] = to;
-  return sort_edges<Index>(source, indices.numel(), num_keys, num_others, indptr.data_ptr<Index>(),
-                           indices.data_ptr<Index>(), edge_ids.data_ptr<Index>(), at::get_num_threads(),
-                           AtenParallel{});
+  const SortedEdges<Index> arrays{indptr.data_ptr<Index>(), indices.data_ptr<Index>(), edge_ids.data_ptr<Index>()};
+  return sort_edges(source, indices.numel(), num_keys, num_others, arrays, AtenParallel{});
 }
 
 // row, col [E] int32 or int64 -> indptr [num_rows + 1], indices [E], edge_ids [E]. Ids are always checked: on the CPU
@@ -123,8 +124,9 @@ CompressedArrays csr_transpose_cpu(const Tensor& indptr, const Tensor& indices, 
   TORCH_CHECK_VALUE(indptr.numel() > 0, op, ": indptr must have shape [rows + 1], got ", indptr.sizes());
   if (edge_ids.has_value()) {
     check_index(op, "edge_ids", *edge_ids, indptr);
-    TORCH_CHECK_VALUE(edge_ids->numel() == indices.numel(), op, ": edge_ids and indices must have the same length, got ",
-                      edge_ids->numel(), " and ", indices.numel());
+    TORCH_CHECK_VALUE(edge_ids->numel() == indices.numel(), op,
+                      ": edge_ids and indices must have the same length, got ", edge_ids->numel(), " and ",
+                      indices.numel());
   }
   check_count(op, "num_cols", num_cols);
   const Tensor pointers = indptr.contiguous(), columns = indices.contiguous();
@@ -134,8 +136,8 @@ CompressedArrays csr_transpose_cpu(const Tensor& indptr, const Tensor& indices, 
   AT_DISPATCH_INDEX_TYPES(pointers.scalar_type(), op, [&] {
     const index_t* ptr = pointers.data_ptr<index_t>();
     check_indptr(op, ptr, num_rows, num_edges);
-    const CsrEdges<index_t> edges{ptr, columns.data_ptr<index_t>(),
-                                  ids.defined() ? ids.data_ptr<index_t>() : nullptr, num_rows};
+    const CsrEdges<index_t> edges{ptr, columns.data_ptr<index_t>(), ids.defined() ? ids.data_ptr<index_t>() : nullptr,
+                                  num_rows};
     if (!sort_into<index_t>(result, edges, num_cols, num_rows)) {
       raise_out_of_range(op, "indices", columns.data_ptr<index_t>(), num_edges, "num_cols", num_cols);
     }

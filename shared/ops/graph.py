@@ -1,4 +1,4 @@
-"""The graph ops: from a list of edges to CSR, and from CSR to its transpose. Schemas stand in ``core_cuda/library.cpp``.
+"""The graph ops, from a list of edges to CSR and from CSR to its transpose. Schemas: ``core_cuda/library.cpp``.
 
 ``coo_to_csr(row, col, num_rows, num_cols, validate)`` sorts edges (int32 or int64) by row, those of one row in their
 original order. ``csr_transpose(indptr, indices, edge_ids, num_cols)`` sorts by column, those of one column by row.
