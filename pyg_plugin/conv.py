@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
@@ -13,6 +14,7 @@ from torch_geometric.nn.dense.linear import Linear
 from edgeless.adapter import FusedLayer
 from edgeless.backends import kernel_refusal
 from edgeless.graph import Graph
+from edgeless.graph_checks import compiling
 
 from .convert import kind_of, with_loop_features
 
@@ -108,6 +110,8 @@ class FusedConv(FusedLayer):
             reasons.append("aggr_module has hooks")
         if torch.jit.is_tracing():
             reasons.append("the call is being traced by torch.jit")
+        if not compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+            reasons.append("a transform of torch.func or forward-mode differentiation is active")
         return reasons
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
@@ -159,6 +163,18 @@ class FusedConv(FusedLayer):
         if type(edge_index) is Graph:  # the stock layers do not know it
             edge_index = edge_index.edge_index()
         return super()._stock_forward(x, edge_index, *rest)
+
+    def _set_jittable_templates(self, *args, **kwargs):
+        # PyG keeps a class' propagate() before it writes an optimized one, and returns to it in explain mode. What a
+        # subclass inherits may already be the optimized one, which explains nothing: go back to the base's original.
+        super()._set_jittable_templates(*args, **kwargs)
+        cls = type(self)
+        for step in ("propagate", "edge_updater"):
+            original = vars(cls).get(f"_orig_{step}")
+            for base in cls.__mro__[1:]:
+                if original is not None and original is vars(base).get(f"_jinja_{step}"):
+                    original = vars(base)[f"_orig_{step}"]
+                    setattr(cls, f"_orig_{step}", original)
 
     def __prepare_scriptable__(self):
         """TorchScript gets the stock layer with this layer's state: it cannot compile a choice between two forwards."""

@@ -80,10 +80,6 @@ class SortedEdgeList(EdgeList):
         return EdgeList.refusal(edge_index, num_src, num_dst, layer, loops)
 
     @staticmethod
-    def graph(edge_index: EdgeIndex, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
-        return EdgeList.graph(edge_index.as_tensor(), num_src, num_dst, flow, loops)
-
-    @staticmethod
     def targets(edge_index: EdgeIndex) -> Tensor:
         return edge_index.as_tensor()[1]
 
@@ -125,9 +121,11 @@ class SparseMatrix(EdgeList):
             arrays = (adj_t.indices(),)
         else:
             arrays = (adj_t.crow_indices(), adj_t.col_indices())
-        key = (loops, *_state(arrays))
-        build = SparseMatrix._looped if loops else Tensor.detach
-        return cache.graph_from_object(adj_t, key, lambda: Graph.from_torch_sparse(build(adj_t)))
+
+        def build():
+            return Graph.from_torch_sparse(SparseMatrix._looped(adj_t) if loops else adj_t)
+
+        return cache.graph_from_object(adj_t, loops, build, tensors=arrays)
 
     @staticmethod
     def with_attention(adj_t: Tensor, weights: Tensor, loops: bool, graph: Graph) -> Any:
@@ -163,12 +161,11 @@ class SparseStorage(EdgeList):
     @staticmethod
     def graph(adj_t: SparseTensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
         row, col, _ = adj_t.coo()
-        key = (loops, *_state((row, col)))
 
         def build():
             return Graph.from_sparse_tensor(torch_sparse.set_diag(adj_t) if loops else adj_t)
 
-        return cache.graph_from_object(adj_t.storage, key, build)
+        return cache.graph_from_object(adj_t.storage, loops, build, tensors=(row, col))
 
     @staticmethod
     def with_attention(adj_t: SparseTensor, weights: Tensor, loops: bool, graph: Graph) -> Any:
@@ -229,8 +226,3 @@ def with_loop_features(kind, edge_index, graph: Graph, edge_attr: Tensor, fill_v
     num_loops = min(graph.num_src, graph.num_dst)
     loop_attr = compute_loop_attr((None, targets), edge_attr, num_loops, False, fill_value)
     return torch.cat((edge_attr, loop_attr))
-
-
-def _state(arrays) -> tuple:
-    """What changes when one of the index arrays of a user's object is edited or replaced."""
-    return tuple((a.data_ptr(), None if a.is_inference() else a._version) for a in arrays)

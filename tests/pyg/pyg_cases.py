@@ -95,7 +95,7 @@ def tensors_of(value):
     if not isinstance(value, Tensor):  # torch_sparse.SparseTensor
         return [value.storage.value()]
     if value.layout != torch.strided:
-        return [value.values()]
+        return [value.values().detach()]
     return [value] if value.is_floating_point() else []
 
 
