@@ -84,32 +84,65 @@ static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
 // How many edges ahead rows are asked for.
 static constexpr int64_t kAhead = 12;
 
+template <class Index>
+static inline void load_nodes(const Compressed& g, int64_t begin, int64_t n, int64_t* nodes) {
+  const Index* indices = static_cast<const Index*>(g.indices) + begin;
+  for (int64_t e = 0; e < n; ++e) nodes[e] = indices[e];
+}
+
+static inline int64_t size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
+
+static inline void prefetch_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t elements) {
+  const char* base = static_cast<const char*>(rows.data);
+  const int64_t bytes = elements * size_of(rows.dtype), step = rows.stride * size_of(rows.dtype);
+  for (int64_t e = 0; e < n; ++e) {
+    const char* row = base + nodes[e] * step;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+  }
+}
+
+template <class A>
+static inline void gather_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
+                               int64_t padded, A* copies, int64_t copy_stride, const A** out) {
+  if (is_native<A>(rows.dtype) && dim == padded) {
+    const A* base = static_cast<const A*>(rows.data);
+    for (int64_t e = 0; e < n; ++e) out[e] = base + nodes[e] * rows.stride;
+  } else {
+    for (int64_t e = 0; e < n; ++e) out[e] = row_of(rows, nodes[e], heads, dim, padded, copies + e * copy_stride);
+  }
+  fill_up(out, n);
+}
+
 // Gathers the rows of positions [begin, begin + n): `keys` for the score, `values` (may be null: the keys).
 template <class A>
 static inline void gather(const Args<A>& args, const Rows& keys, const Rows& values, int64_t begin, int64_t n,
                           int64_t* prefetched, Chunk<A>& c) {
   const Compressed& g = args.graph;
   c.n = n;
-  const int64_t until = begin + n + kAhead < g.num_edges ? begin + n + kAhead : g.num_edges;
-  if (*prefetched < begin) *prefetched = begin;
-  for (int64_t p = *prefetched; p < until; ++p) {
-    const int64_t node = g.index(p);
-    prefetch_row<A>(keys, node, args.heads * args.dim);
-    if (values) prefetch_row<A>(values, node, args.heads * args.channels);
+  int64_t nodes[kChunk + kAhead];
+  const int64_t known = begin + n + kAhead < g.num_edges ? n + kAhead : g.num_edges - begin;
+  if (g.wide) {
+    load_nodes<int64_t>(g, begin, known, nodes);
+  } else {
+    load_nodes<int32_t>(g, begin, known, nodes);
   }
-  if (until > *prefetched) *prefetched = until;
-  const bool wants_ids = args.edge_dim || args.weights || args.has_dropout || args.edge_scale || args.grad_weights || args.grad_scale;
-  for (int64_t e = 0; e < n; ++e) {
-    const int64_t node = g.index(begin + e);
-    c.node[e] = node;
-    c.key[e] = row_of(keys, node, args.heads, args.dim, args.padded_dim, c.keys + e * term_stride(args));
-    c.value[e] = values ? row_of(values, node, args.heads, args.channels, args.padded_channels,
-                                 c.values + e * args.heads * args.padded_channels)
-                        : c.key[e];
-    if (wants_ids) c.edge[e] = g.edge_id(begin + e);
+  const int64_t first = *prefetched > begin ? *prefetched - begin : 0;
+  if (first < known) {
+    prefetch_rows(keys, nodes + first, known - first, args.heads * args.dim);
+    if (values) prefetch_rows(values, nodes + first, known - first, args.heads * args.channels);
+    *prefetched = begin + known;
   }
-  fill_up(c.key, n);
-  fill_up(c.value, n);
+  for (int64_t e = 0; e < n; ++e) c.node[e] = nodes[e];
+  gather_rows(keys, nodes, n, args.heads, args.dim, args.padded_dim, c.keys, term_stride(args), c.key);
+  if (values) {
+    gather_rows(values, nodes, n, args.heads, args.channels, args.padded_channels, c.values,
+                args.heads * args.padded_channels, c.value);
+  } else {
+    for (int64_t e = 0; e < round_up(n, 4); ++e) c.value[e] = c.key[e];
+  }
+  if (args.edge_dim || args.weights || c.factor || args.grad_weights || args.grad_scale) {
+    for (int64_t e = 0; e < n; ++e) c.edge[e] = g.edge_id(begin + e);
+  }
   if (args.edge_dim) {
     load_edge_attr(args, c.edge, n, c.attr);
     project_edges(args, c.attr, n, c.term);

@@ -121,10 +121,3 @@ static inline void write_row(const OutRows& rows, int64_t node, int64_t heads, i
   }
   for (int64_t h = 0; h < heads; ++h) narrow(rows.data, rows.dtype, first + h * dim, row + h * padded, dim);
 }
-
-template <class A>
-static inline void prefetch_row(const Rows& rows, int64_t node, int64_t elements) {
-  const int64_t size = rows.dtype == Dtype::f64 ? 8 : rows.dtype == Dtype::f32 ? 4 : 2;
-  const char* p = static_cast<const char*>(rows.data) + node * rows.stride * size;
-  for (int64_t i = 0; i < elements * size; i += 64) __builtin_prefetch(p + i);
-}
