@@ -19,10 +19,6 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "cuda: needs a CUDA device and a build with the CUDA kernels")
-
-
 def _cuda_refusal() -> str:
     if not torch.cuda.is_available():
         return "needs a CUDA device"
