@@ -1,50 +1,18 @@
 // The attention ops on the CPU: checks, allocation, and the parts of each pass dealt out to threads.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include <atomic>
-#include <memory>
 #include <vector>
 
+#include "../common/cpu/partition.h"
+#include "../common/cpu/tensors.h"
 #include "../common/dropout.h"
 #include "cpu/args.h"
 #include "cpu/dispatch.h"
-#include "cpu/partition.h"
 #include "inputs.h"
 
 namespace edgeless::cpu {
 namespace {
-
-Dtype dtype_of(at::ScalarType t) {
-  switch (t) {
-    case at::kDouble: return Dtype::f64;
-    case at::kBFloat16: return Dtype::bf16;
-    case at::kHalf: return Dtype::f16;
-    default: return Dtype::f32;
-  }
-}
-
-// Rows must be contiguous inside; nodes may stand at any distance, so slices of a wider tensor are read in place.
-at::Tensor packed_rows(const at::Tensor& t) {
-  int64_t expected = 1;
-  for (int64_t d = t.dim() - 1; d >= 1; --d) {
-    if (t.size(d) != 1 && t.stride(d) != expected) return t.contiguous();
-    expected *= t.size(d);
-  }
-  return t;
-}
-
-Compressed compressed(at::TensorList graph) {
-  Compressed g;
-  g.indptr = graph[0].data_ptr();
-  g.indices = graph[1].data_ptr();
-  g.edge_ids = graph.size() == 3 ? graph[2].data_ptr() : nullptr;
-  g.wide = graph[0].scalar_type() == at::kLong;
-  g.num_rows = graph[0].size(0) - 1;
-  g.num_edges = graph[1].size(0);
-  return g;
-}
 
 Score kernels_score(ScoreKind kind) {
   switch (kind) {
@@ -92,9 +60,8 @@ class Call {
   }
 
   Rows rows(const at::Tensor& t) {
-    at::Tensor packed = packed_rows(t);
-    kept_.push_back(packed);
-    return {packed.data_ptr(), packed.size(0) > 1 ? packed.stride(0) : 0, dtype_of(packed.scalar_type())};
+    kept_.push_back(packed_rows(t));
+    return rows_of(kept_.back());
   }
 
   A* zeros(at::IntArrayRef shape, at::Tensor* tensor) {
@@ -128,8 +95,10 @@ class Call {
       carried = at::empty({parts * 2 * carry}, options_);
       args.carry = carried.data_ptr<A>();
     }
-    for_each_part(parts, pass, kernels.run);
-    if (args.carry) for_each_part(parts, pass, kernels.merge);
+    const int64_t scratch = kernels.scratch_size(args);
+    for_each_part<A>(parts, scratch, [&](int64_t part, A* memory) { kernels.run(pass, args, part, memory); });
+    if (!args.carry) return;
+    for_each_part<A>(parts, scratch, [&](int64_t part, A* memory) { kernels.merge(pass, args, part, memory); });
   }
 
  private:
@@ -148,9 +117,7 @@ class Call {
   }
 
   void set_edge_term() {
-    at::Tensor attr = packed_rows(*in_.edge_attr);
-    kept_.push_back(attr);
-    args.edge_attr = {attr.data_ptr(), attr.size(0) > 1 ? attr.stride(0) : 0, dtype_of(attr.scalar_type())};
+    args.edge_attr = rows(*in_.edge_attr);
     args.proj_rows = keep(in_.edge_proj->contiguous());
     at::Tensor wide = at::zeros({args.edge_dim, term_width()}, options_);
     wide.narrow(1, 0, args.heads * args.padded_dim)
@@ -160,33 +127,10 @@ class Call {
     args.proj = keep(wide);
   }
 
-  // Threads take the next part when they are done with one. Who does a part does not change what it writes.
-  void for_each_part(int64_t parts, Pass pass, void (*kernel)(Pass, const Args<A>&, int64_t, A*)) {
-    const int64_t scratch = kernels.scratch_size(args);
-    std::atomic<int64_t> next{0};
-    auto work = [&](int64_t, int64_t) {
-      std::unique_ptr<A[]> memory(new A[scratch]());
-      for (int64_t part = next++; part < parts; part = next++) kernel(pass, args, part, memory.get());
-    };
-    const int64_t threads = std::min<int64_t>(parts, at::get_num_threads());
-    if (threads <= 1 || at::in_parallel_region()) {
-      work(0, 1);
-    } else {
-      at::parallel_for(0, threads, 1, work);
-    }
-  }
-
   const AttentionInputs& in_;
   at::TensorOptions options_;
   std::vector<at::Tensor> kept_;
 };
-
-OutRows out_rows(const at::Tensor& t) { return {t.data_ptr(), dtype_of(t.scalar_type())}; }
-
-template <class F>
-auto with_arithmetic(at::ScalarType rows, F&& f) {
-  return rows == at::kDouble ? f(double{}) : f(float{});
-}
 
 // Sums [parts, n] over the parts, in their order.
 at::Tensor sum_parts(const at::Tensor& partial) {

@@ -4,10 +4,6 @@
 // by repeating the last. Numbers per edge and head stand head-major, [H, kChunk]. NV is the number of vectors of a
 // head, 0 where it is known at run time only.
 
-static constexpr int64_t kChunk = 32;
-
-static inline int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
-
 // s[h, e] = alpha * <own_h, rows[e]_h>
 template <class A, int NV>
 static inline void dots(const A* own, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha, A* s) {

@@ -2,32 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
 
+#include "../../common/cpu/capability.h"
 #include "kernels.h"
 
 namespace edgeless::cpu {
-
-enum class Capability { baseline, avx2, avx512 };
-
-inline Capability detect_capability() {
-#if defined(__x86_64__) && defined(__GNUC__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  const char* most = std::getenv("EDGELESS_CPU_CAPABILITY");  // for tests and comparisons: baseline, avx2, avx512
-  if (most && std::strcmp(most, "baseline") == 0) return Capability::baseline;
-  if (avx512 && !(most && std::strcmp(most, "avx2") == 0)) return Capability::avx512;
-  if (avx2) return Capability::avx2;
-#endif
-  return Capability::baseline;
-}
-
-inline Capability capability() {
-  static const Capability found = detect_capability();
-  return found;
-}
 
 // A vector over a head that it does not divide costs a padded copy of every gathered row, about as much as the row's
 // arithmetic: count such rows twice, and take the fewest vectors.
@@ -52,7 +31,7 @@ Kernels<A> choose_kernels(Score score, int64_t dim, int64_t channels) {
   const int64_t vectors = (channels + width - 1) / width;
   const bool alike = score == Score::gat || (dim + width - 1) / width == vectors;
   const int64_t fixed = alike ? vectors : 0;
-#if defined(__x86_64__) && defined(__GNUC__)
+#if EDGELESS_X86
   if (bytes == 64) return avx512::kernels<A>(score, fixed);
   if (bytes == 32) return avx2::kernels<A>(score, fixed);
 #endif

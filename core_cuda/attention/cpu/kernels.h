@@ -1,6 +1,7 @@
 // The kernel tables of the instruction sets and the choice among them.
 #pragma once
 
+#include "../../common/cpu/isa.h"
 #include "args.h"
 
 namespace edgeless::cpu {
@@ -11,7 +12,7 @@ namespace edgeless::cpu {
   Kernels<A> kernels(Score score, int64_t vectors); \
   }
 EDGELESS_DECLARE_KERNELS(baseline)
-#if defined(__x86_64__) && defined(__GNUC__)
+#if EDGELESS_X86
 EDGELESS_DECLARE_KERNELS(avx2)
 EDGELESS_DECLARE_KERNELS(avx512)
 #endif

@@ -1,27 +1,14 @@
-// The CPU attention kernels for the instruction set "avx512". The pragma, not a compiler flag, selects it, so one build
-// serves every machine; headers of others stay outside of it.
+// The kernels of this folder for the instruction set "avx512".
+#include "../../common/cpu/isa.h"
+#include "../../common/cpu/partition.h"
+#include "../../common/dropout.h"
 #include "kernels.h"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-
-#include "../../common/dropout.h"
-#include "partition.h"
-
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512vl,avx512bw,avx512dq")
+#if EDGELESS_X86
+EDGELESS_PUSH_TARGET(EDGELESS_AVX512_FEATURES)
 #define EDGELESS_VECTOR_BYTES 64
 namespace edgeless::cpu::avx512 {
-#include "vec.h"
-// order matters below
-#include "rows.h"
-// clang-format off
-#include "blocks.h"
-#include "scores.h"
-#include "edge_term.h"
-#include "chunk.h"
-#include "passes.h"
-// clang-format on
-}  // namespace
-#pragma GCC pop_options
+#include "bodies.h"
+}  // namespace edgeless::cpu::avx512
+EDGELESS_POP_TARGET
 #endif

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "args.h"
+#include "views.h"
 
 namespace edgeless::cpu {
 

@@ -1,0 +1,10 @@
+// Every instruction set compiles these, in this order (each uses what stands before it).
+// clang-format off
+#include "../../common/cpu/vec.h"
+#include "../../common/cpu/rows.h"
+#include "../../common/cpu/gather.h"
+#include "blocks.h"
+#include "scores.h"
+#include "edge_term.h"
+#include "chunk.h"
+#include "passes.h"

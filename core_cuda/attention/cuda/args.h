@@ -1,0 +1,109 @@
+// What a CUDA attention pass is given: plain pointers and sizes, no torch.
+//
+// "Rows" are [rows, heads, dim] tensors read in vectors of 16 bytes: the innermost dimension is contiguous and filled
+// up with zeros to whole vectors, every head begins on 16 bytes. A is the type of arithmetic and statistics: float,
+// for double rows double.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "../../common/partition.cuh"
+
+namespace edgeless::cuda {
+
+enum class Dtype : uint8_t { f32, f16, bf16, f64 };
+enum class Score : uint8_t { dot, gatv2, gat };
+enum class Pass : uint8_t { forward, by_dst, by_src };
+
+struct Rows {
+  const char* base = nullptr;
+  uint32_t row = 0;  // bytes from row to row
+  int64_t head = 0;  // bytes from head to head
+  constexpr explicit operator bool() const { return base != nullptr; }
+};
+
+struct OutRows {
+  char* base = nullptr;  // [rows, heads, dim] contiguous
+  int32_t dim = 0;
+  bool wide = false;     // elements are A, not storage
+  bool aligned = false;  // every head begins on 16 bytes
+  constexpr explicit operator bool() const { return base != nullptr; }
+};
+
+struct Graph {
+  const void* indptr = nullptr;    // [num_rows + 1]
+  const void* indices = nullptr;   // [num_edges]
+  const void* edge_ids = nullptr;  // [num_edges] original ids, null: the position itself
+  int64_t num_rows = 0;
+  int64_t num_edges = 0;
+};
+
+// How a block's lanes are laid over edges and heads. Chosen by the launcher.
+struct Layout {
+  int team_log2 = 2;        // lanes of a team, 4 to 32
+  int vectors = 1;          // 16-byte vectors a lane holds of a row
+  int heads_per_slice = 1;  // heads walked at once; slices follow each other, so that what they gather stays in L2
+};
+
+template <class A>
+struct Args {
+  Graph graph;  // rows are destinations; in the pass by source, sources
+  Partition part;
+  Layout layout;
+  int heads = 0;
+  int key_vectors = 0;    // vectors of a head of dst and src
+  int value_vectors = 0;  // vectors of a head of value and grad_out
+
+  Rows dst, src, value;      // value is null where the values are the keys (gatv2)
+  const A* att = nullptr;    // [heads, key_vectors * vector]
+  A coefficient = 0;         // scale of the dot product, negative slope of the others
+
+  // Options, all by original edge id; [E, H] arrays are contiguous unless strides are given.
+  bool has_dropout = false;
+  const int64_t* seed = nullptr;
+  uint64_t threshold = 0;
+  A keep_scale = 1;            // 1 / (1 - p)
+  const A* scale = nullptr;    // multiplies a weight after softmax and dropout
+  int64_t scale_edge = 0, scale_head = 0;
+  const A* logit_term = nullptr;  // [E, H] added to the logit (gat: inside the LeakyReLU)
+  const A* value_term = nullptr;  // [E, H] added to <grad_out, value>
+  const A* given = nullptr;       // [E, H] forward of gat only: weights as they are, no softmax
+  Rows edge_attr;                 // gatv2: [E, edge_dim], storage; head unused
+  const A* proj = nullptr;        // gatv2: [heads, edge_dim, key_vectors * vector]
+  int edge_dim = 0;
+
+  // forward
+  OutRows out;
+  A* logsumexp = nullptr;       // [Nd, H]; read by the other passes
+  A* logits_out = nullptr;      // [E, H] may be logit_term
+
+  // backward
+  Rows grad_out, saved_out;
+  bool saved_out_wide = false;  // saved_out holds A, not storage
+  A* delta = nullptr;           // [Nd, H], written by the pass by destination unless given
+  bool delta_given = false;
+  const A* grad_weights = nullptr;  // [E, H]: gradient of returned weights, in place of grad_out
+  OutRows grad_dst, grad_src, grad_value;
+  A* grad_att = nullptr;        // [ranges, heads, key_vectors * vector] partial sums
+  A* ds_out = nullptr;          // [E, H] gradient of the logit (gat: of what is inside the LeakyReLU)
+  A* weights_out = nullptr;     // [E, H] weights with dropout; times scale where weights_scaled
+  bool weights_scaled = false;
+  A* grad_scale = nullptr;      // [E, H]
+
+  A* carry = nullptr;  // pieces of hubs: [2, slots, heads, carry_size]
+  int carry_size = 0;
+};
+
+// The kernels' entries; all arrays are on the current device. Return the launch's error.
+template <class A>
+cudaError_t launch(Pass pass, Score score, Dtype storage, bool wide_index, const Args<A>& args, cudaStream_t stream);
+
+// Vectors a lane holds and lanes of a team for rows of that many vectors; vectors = 0 where there is no kernel.
+Layout choose_layout(Pass pass, Score score, Dtype storage, bool wide_index, bool options, int key_vectors,
+                     int value_vectors);
+
+constexpr int kBlockThreads = 128;
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,68 @@
+// Gathering the rows of a chunk of edges, and asking early for those that come next. Included once per instruction set.
+
+static constexpr int64_t kChunk = 32;
+
+static inline int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
+
+// Hands out pieces of the scratch memory of a thread.
+template <class A>
+class Arena {
+ public:
+  explicit Arena(A* memory) : next_(memory) {}
+  A* take(int64_t n) {
+    A* piece = next_;
+    next_ += round_up(n, 64 / sizeof(A));
+    return piece;
+  }
+
+ private:
+  A* next_;
+};
+
+template <class A>
+static inline void fill_up(const A** rows, int64_t n) {
+  for (int64_t e = n; e < round_up(n, 4); ++e) rows[e] = rows[n - 1];
+}
+
+// How many edges ahead rows are asked for.
+static constexpr int64_t kAhead = 12;
+
+template <class Index>
+static inline void load_nodes(const Compressed& g, int64_t begin, int64_t n, int64_t* nodes) {
+  const Index* indices = static_cast<const Index*>(g.indices) + begin;
+  for (int64_t e = 0; e < n; ++e) nodes[e] = indices[e];
+}
+
+// The nodes of positions [begin, begin + n) and of up to kAhead more; returns how many.
+static inline int64_t load_nodes_ahead(const Compressed& g, int64_t begin, int64_t n, int64_t* nodes) {
+  const int64_t known = begin + n + kAhead < g.num_edges ? n + kAhead : g.num_edges - begin;
+  if (g.wide) {
+    load_nodes<int64_t>(g, begin, known, nodes);
+  } else {
+    load_nodes<int32_t>(g, begin, known, nodes);
+  }
+  return known;
+}
+
+static inline int64_t size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
+
+static inline void prefetch_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t elements) {
+  const char* base = static_cast<const char*>(rows.data);
+  const int64_t bytes = elements * size_of(rows.dtype), step = rows.stride * size_of(rows.dtype);
+  for (int64_t e = 0; e < n; ++e) {
+    const char* row = base + nodes[e] * step;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+  }
+}
+
+template <class A>
+static inline void gather_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
+                               int64_t padded, A* copies, int64_t copy_stride, const A** out) {
+  if (is_native<A>(rows.dtype) && dim == padded) {
+    const A* base = static_cast<const A*>(rows.data);
+    for (int64_t e = 0; e < n; ++e) out[e] = base + nodes[e] * rows.stride;
+  } else {
+    for (int64_t e = 0; e < n; ++e) out[e] = row_of(rows, nodes[e], heads, dim, padded, copies + e * copy_stride);
+  }
+  fill_up(out, n);
+}

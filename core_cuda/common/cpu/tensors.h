@@ -1,0 +1,75 @@
+// From tensors to what the CPU kernels take, and parts of work to threads.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "views.h"
+
+namespace edgeless::cpu {
+
+inline Dtype dtype_of(at::ScalarType t) {
+  switch (t) {
+    case at::kDouble: return Dtype::f64;
+    case at::kBFloat16: return Dtype::bf16;
+    case at::kHalf: return Dtype::f16;
+    default: return Dtype::f32;
+  }
+}
+
+// Rows must be contiguous inside; nodes may stand at any distance, so slices of a wider tensor are read in place.
+inline at::Tensor packed_rows(const at::Tensor& t) {
+  int64_t expected = 1;
+  for (int64_t d = t.dim() - 1; d >= 1; --d) {
+    if (t.size(d) != 1 && t.stride(d) != expected) return t.contiguous();
+    expected *= t.size(d);
+  }
+  return t;
+}
+
+inline Compressed compressed(at::TensorList graph) {
+  Compressed g;
+  g.indptr = graph[0].data_ptr();
+  g.indices = graph[1].data_ptr();
+  g.edge_ids = graph.size() == 3 ? graph[2].data_ptr() : nullptr;
+  g.wide = graph[0].scalar_type() == at::kLong;
+  g.num_rows = graph[0].size(0) - 1;
+  g.num_edges = graph[1].size(0);
+  return g;
+}
+
+// `t` must be packed.
+inline Rows rows_of(const at::Tensor& t) {
+  return {t.data_ptr(), t.size(0) > 1 ? t.stride(0) : 0, dtype_of(t.scalar_type())};
+}
+
+inline OutRows out_rows(const at::Tensor& t) { return {t.data_ptr(), dtype_of(t.scalar_type())}; }
+
+// Calls f with a zero of the type that rows of this dtype are computed in.
+template <class F>
+auto with_arithmetic(at::ScalarType rows, F&& f) {
+  return rows == at::kDouble ? f(double{}) : f(float{});
+}
+
+// Calls work(part, scratch) for every part, with `scratch` zeroed elements per thread. Threads take the next part when
+// they are done with one; who does a part must not change what it writes.
+template <class A, class F>
+void for_each_part(int64_t parts, int64_t scratch, F&& work) {
+  std::atomic<int64_t> next{0};
+  auto thread = [&](int64_t, int64_t) {
+    std::unique_ptr<A[]> memory(new A[scratch]());
+    for (int64_t part = next++; part < parts; part = next++) work(part, memory.get());
+  };
+  const int64_t threads = std::min<int64_t>(parts, at::get_num_threads());
+  if (threads <= 1 || at::in_parallel_region()) {
+    thread(0, 1);
+  } else {
+    at::parallel_for(0, threads, 1, thread);
+  }
+}
+
+}  // namespace edgeless::cpu
