@@ -5,11 +5,25 @@ if __name__ != "edgeless":  # a checkout's folder name must not become a second 
 
 __version__ = "0.1.0"
 
-from . import cache
+from . import cache, functional, reference
+from .accelerate import accelerate
+from .adapter import FusedLayer
+from .backends import Explanation, NotFusedError, backend, explain
+from .cache import cache_info, clear_cache, set_cache_limit
 from .graph import Graph
 
-from .accelerate import accelerate  # noqa: E402
-from .adapter import FusedLayer  # noqa: E402
-from .backends import NotFusedError, backend, explain  # noqa: E402
-
-__all__ = ["FusedLayer", "NotFusedError", "accelerate", "backend", "explain"]
+__all__ = [
+    "Explanation",
+    "FusedLayer",
+    "Graph",
+    "NotFusedError",
+    "accelerate",
+    "backend",
+    "cache",
+    "cache_info",
+    "clear_cache",
+    "explain",
+    "functional",
+    "reference",
+    "set_cache_limit",
+]
