@@ -413,7 +413,7 @@ def _replace_self_loops(src: Tensor, dst: Tensor, num_loops: int):
     """Both ends of the edges that are no loops and of the new loops; ids of the former, None when these are all."""
     loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)
     keep, kept = src != dst, None
-    if not bool(keep.all()):
+    if compiling() or not bool(keep.all()):  # a traced program cannot branch on values
         kept = keep.nonzero().squeeze(1)
         src, dst = src[kept], dst[kept]
     return torch.cat((src, loops)), torch.cat((dst, loops)), kept
