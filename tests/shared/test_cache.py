@@ -1,0 +1,443 @@
+"""The cache of graphs: found again, never stale, never kept alive, bounded."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+import edgeless
+from edgeless import Graph
+from edgeless.cache import GraphCache, graph_for, graph_from_edge_index, graph_from_object
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(monkeypatch):
+    monkeypatch.delenv("EDGELESS_CACHE", raising=False)
+    limit = edgeless.cache_info().limit
+    edgeless.clear_cache()
+    yield
+    edgeless.set_cache_limit(limit)
+    edgeless.clear_cache()
+
+
+def new_edges():
+    return torch.tensor([[0, 1, 1, 2], [1, 1, 2, 0]])
+
+
+def lookup(edge_index, **options):
+    return graph_from_edge_index(edge_index, 4, 4, **options)
+
+
+def counts():
+    info = edgeless.cache_info()
+    return info.hits, info.misses, info.graphs
+
+
+# Found again ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_second_call_builds_nothing():
+    edge_index = new_edges()
+    graph = lookup(edge_index)
+    assert lookup(edge_index) is graph
+    assert torch.equal(graph.edge_index(), edge_index)
+    assert counts() == (1, 1, 1)
+
+
+def test_an_equal_tensor_is_another_graph():
+    kept = new_edges(), new_edges()
+    assert lookup(kept[0]) is not lookup(kept[1])
+    assert counts() == (0, 2, 2)
+
+
+def test_what_tells_the_graphs_of_one_tensor_apart():
+    edge_index = new_edges()
+    variants = [
+        lambda: graph_from_edge_index(edge_index, 4, 4),
+        lambda: graph_from_edge_index(edge_index, 5, 4),
+        lambda: graph_from_edge_index(edge_index, 4, 5),
+        lambda: graph_from_edge_index(edge_index, 4, 4, flow="target_to_source"),
+        lambda: graph_from_edge_index(edge_index, 4, 4, self_loops=True),
+        lambda: graph_from_edge_index(edge_index),
+        lambda: graph_from_object(edge_index, "mine", lambda: Graph.from_edge_index(edge_index)),
+    ]
+    graphs = [build() for build in variants]
+    assert len(set(map(id, graphs))) == len(graphs)
+    assert [build() for build in variants] == graphs
+    assert counts() == (len(graphs), len(graphs), len(graphs))
+
+
+def test_flow_says_which_row_sends():
+    edge_index = torch.tensor([[0, 1], [5, 5]])
+    assert torch.equal(graph_from_edge_index(edge_index, 2, 6).edge_index(), edge_index)
+    backward = graph_from_edge_index(edge_index, 6, 2, flow="target_to_source")
+    assert torch.equal(backward.edge_index(), edge_index.flip(0))
+    assert (backward.num_src, backward.num_dst) == (6, 2)
+    with pytest.raises(ValueError, match="flow must be one of .*source_to_target.*, got 'sideways'"):
+        graph_from_edge_index(edge_index, 2, 6, flow="sideways")
+
+
+@pytest.mark.parametrize("edges", [new_edges(), new_edges()[:, [0, 2, 3]]], ids=["loops", "no loops"])
+@pytest.mark.parametrize("sizes", [(3, 3), (3, 5), (6, 4)])
+def test_self_loops_as_the_graph_itself_replaces_them(edges, sizes):
+    graph = graph_from_edge_index(edges, *sizes, self_loops=True)
+    want = Graph.from_edge_index(edges, *sizes).with_self_loops()
+    assert torch.equal(graph.edge_index(), want.edge_index())
+    assert graph._kept is want._kept is None or torch.equal(graph._kept, want._kept)
+
+
+def test_errors_speak_of_the_users_tensor_and_nothing_is_kept():
+    edge_index = torch.tensor([[0, 0, 1], [0, 9, 1]])
+    for options in ({}, {"self_loops": True}):
+        with pytest.raises(IndexError, match=r"edge_index\[1\] has id 9 at position 1, .* num_dst = 4"):
+            lookup(edge_index, **options)
+        with pytest.raises(IndexError, match=r"edge_index\[1\] has id 9 at position 1, .* num_src = 4"):
+            lookup(edge_index, flow="target_to_source", **options)
+    with pytest.raises(TypeError, match="edge_index must be a Tensor"):
+        lookup([[0], [1]])
+    assert edgeless.cache_info().graphs == 0
+
+
+# Never stale ---------------------------------------------------------------------------------------------------------
+
+
+def through_numpy(edge_index):
+    edge_index.numpy()[0, 0] = 3
+
+
+EDITS = {
+    "setitem": lambda e: e.__setitem__((0, 0), 3),
+    "in-place method": lambda e: e.add_(1),
+    "view": lambda e: e[0].fill_(3),
+    "view of a view": lambda e: e.t()[:2].unsqueeze(0).__setitem__((0, 0, 0), 3),
+    "detached": lambda e: e.detach().__setitem__((0, 0), 3),
+    "copy_": lambda e: e.copy_(e.flip(1)),
+    "set_": lambda e: e.set_(new_edges().flip(0)),
+    "resize": lambda e: e.resize_(2, 3),
+    "out=": lambda e: torch.add(new_edges(), 1, out=e),
+    "under inference mode": lambda e: _edit_under_inference_mode(e),
+    "data replaced": lambda e: setattr(e, "data", new_edges().flip(0)),
+    "transposed": lambda e: e.set_(e.untyped_storage(), 0, (2, 2), (1, 2)),
+}
+UNCOUNTED_EDITS = {  # past PyTorch's version counter
+    "data edited": lambda e: e.data.__setitem__((0, 0), 3),
+    "numpy": through_numpy,
+    "dlpack": lambda e: torch.from_dlpack(e.numpy()).__setitem__((0, 0), 3),
+}
+
+
+def _edit_under_inference_mode(edge_index):
+    with torch.inference_mode():
+        edge_index[0, 0] = 3
+
+
+@pytest.mark.parametrize("self_loops", [False, True])
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS.keys())
+def test_an_edited_tensor_is_a_new_graph(edit, self_loops):
+    edge_index = new_edges()
+    lookup(edge_index, self_loops=self_loops)
+    before = lookup(edge_index, self_loops=self_loops).edge_index()
+    edit(edge_index)
+    after = lookup(edge_index, self_loops=self_loops)
+    want = Graph.from_edge_index(edge_index, 4, 4)
+    want = want.with_self_loops() if self_loops else want
+    assert torch.equal(after.edge_index(), want.edge_index())
+    assert not torch.equal(before, want.edge_index())  # the edit was one
+    assert lookup(edge_index, self_loops=self_loops) is after
+    assert edgeless.cache_info().graphs == 1  # the stale one is gone
+
+
+@pytest.mark.parametrize("edit", [*EDITS.values(), *UNCOUNTED_EDITS.values()], ids=[*EDITS, *UNCOUNTED_EDITS])
+def test_verify_sees_every_edit(edit, monkeypatch):
+    monkeypatch.setenv("EDGELESS_CACHE", "verify")
+    edge_index = new_edges()
+    graph = lookup(edge_index)
+    assert lookup(edge_index) is graph
+    edit(edge_index)
+    assert torch.equal(lookup(edge_index).edge_index(), edge_index)
+
+
+def test_verify_does_not_trust_what_was_cached_without(monkeypatch):
+    edge_index = new_edges()
+    lookup(edge_index)
+    edge_index.data[0, 0] = 3
+    monkeypatch.setenv("EDGELESS_CACHE", "verify")
+    assert torch.equal(lookup(edge_index).edge_index(), edge_index)
+
+
+def test_all_graphs_of_an_edited_tensor_are_forgotten():
+    edge_index = new_edges()
+    lookup(edge_index), lookup(edge_index, self_loops=True)
+    edge_index[0, 0] = 3
+    lookup(edge_index)
+    assert edgeless.cache_info().graphs == 1
+
+
+@pytest.mark.parametrize("edit", [EDITS["setitem"], EDITS["view"], EDITS["copy_"]])
+def test_inference_tensors_are_compared(edit):
+    with torch.inference_mode():
+        edge_index = new_edges()
+        assert edge_index.is_inference()
+        graph = lookup(edge_index)
+        assert lookup(edge_index) is graph
+        edit(edge_index)
+        assert torch.equal(lookup(edge_index).edge_index(), edge_index)
+    assert torch.equal(lookup(edge_index).edge_index(), edge_index)
+
+
+def test_a_graph_cached_under_inference_mode_serves_training():
+    edge_index = new_edges()
+    with torch.inference_mode():
+        graph = lookup(edge_index, self_loops=True)
+    assert lookup(edge_index, self_loops=True) is graph
+    assert not any(t.is_inference() for t in (*graph.csr, graph._kept))
+
+
+def test_a_reused_address_is_a_new_graph():
+    memory = new_edges().numpy()
+    seen = set()
+    for step in range(20):
+        memory[0, 0] = step % 4  # while no tensor looks at it
+        edge_index = torch.from_numpy(memory)
+        assert edge_index._version == 0
+        assert torch.equal(lookup(edge_index).edge_index(), edge_index)
+        seen.add((id(edge_index), edge_index.data_ptr()))
+        del edge_index
+    assert len(seen) < 20  # the interpreter gave ids again too
+
+
+def test_a_reused_id_before_its_death_was_noticed():
+    class Anchor:
+        pass
+
+    class Forgetful(GraphCache):
+        def _anchor_died(self, reference):
+            pass  # as if the callback had not come yet
+
+    cache = Forgetful()
+    for step in range(50):
+        anchor = Anchor()
+        graph = Graph.from_edge_index(torch.tensor([[step], [0]]))
+        assert cache.get(anchor, "key", lambda graph=graph: graph) is graph
+        del anchor
+
+
+# Off, and while tracing ----------------------------------------------------------------------------------------------
+
+
+def test_switched_off(monkeypatch):
+    monkeypatch.setenv("EDGELESS_CACHE", "0")
+    edge_index = new_edges()
+    assert lookup(edge_index) is not lookup(edge_index)
+    assert counts() == (0, 0, 0)
+    monkeypatch.setenv("EDGELESS_CACHE", "1")
+    assert lookup(edge_index) is lookup(edge_index)
+
+
+def test_an_unknown_setting_is_named(monkeypatch):
+    monkeypatch.setenv("EDGELESS_CACHE", "maybe")
+    with pytest.raises(ValueError, match="EDGELESS_CACHE must be 0, 1 or verify, got 'maybe'"):
+        lookup(new_edges())
+
+
+def test_tracing_records_the_ops():
+    def degrees(edge_index):
+        return lookup(edge_index).csr.indptr.diff()
+
+    edge_index = new_edges()
+    lookup(edge_index)
+    traced = torch.jit.trace(degrees, (edge_index,), check_trace=False)
+    other = edge_index.flip(0)
+    assert torch.equal(traced(other), degrees(other))
+
+
+# Life and death ------------------------------------------------------------------------------------------------------
+
+
+def test_a_graph_dies_with_its_tensor():
+    edge_index = new_edges()
+    graph = weakref.ref(lookup(edge_index))
+    looped = weakref.ref(lookup(edge_index, self_loops=True))
+    derived = weakref.ref(graph().with_self_loops())
+    assert graph() is not None
+    del edge_index
+    assert graph() is looped() is derived() is None  # at once, without a garbage collection
+    assert counts()[2] == 0
+    assert edgeless.cache_info().bytes == 0
+
+
+def test_the_tensor_is_not_kept_by_its_graph():
+    edge_index = new_edges()
+    graph = lookup(edge_index)
+    tensor = weakref.ref(edge_index)
+    del edge_index
+    assert tensor() is None
+    assert graph.csc.indices.numel() == 4  # who holds a graph can go on using it
+
+
+def test_clear_cache():
+    edge_index = new_edges()
+    graph = lookup(edge_index)
+    lookup(edge_index)
+    edgeless.clear_cache()
+    assert edgeless.cache_info()[:4] == (0, 0, 0, 0)
+    assert lookup(edge_index) is not graph
+    del edge_index
+    assert counts()[2] == 0
+
+
+# Bounds --------------------------------------------------------------------------------------------------------------
+
+
+def bytes_of_one():
+    return Graph.from_edge_index(new_edges(), 4, 4).memory_bytes_at_most()
+
+
+def test_the_least_recently_used_goes_first():
+    edgeless.set_cache_limit(2 * bytes_of_one())
+    first, second, third = new_edges(), new_edges(), new_edges()
+    graphs = [lookup(first), lookup(second)]
+    lookup(first)
+    lookup(third)
+    assert lookup(first) is graphs[0]
+    assert counts()[2] == 2
+    assert lookup(second) is not graphs[1]
+
+
+def test_the_limit_holds_after_transposes_were_built():
+    edgeless.set_cache_limit(3 * bytes_of_one())
+    tensors = [new_edges() for _ in range(8)]
+    for edge_index in tensors:
+        lookup(edge_index).csc  # noqa: B018
+        assert edgeless.cache_info().bytes <= 3 * bytes_of_one()
+    assert counts()[2] == 3
+
+
+def test_the_graph_in_use_stays_even_when_it_is_too_large():
+    edgeless.set_cache_limit(10)
+    edge_index, other = new_edges(), new_edges()
+    assert lookup(edge_index) is lookup(edge_index)
+    lookup(other)
+    assert counts()[2] == 1
+
+
+def test_a_lower_limit_evicts_at_once_and_zero_keeps_nothing():
+    tensors = [new_edges() for _ in range(4)]
+    for edge_index in tensors:
+        lookup(edge_index)
+    edgeless.set_cache_limit(2 * bytes_of_one())
+    assert counts()[2] == 2
+    edgeless.set_cache_limit(0)
+    assert counts()[2] == 0
+    assert lookup(tensors[0]) is not lookup(tensors[0])
+    with pytest.raises(ValueError, match="bytes must not be negative, got -1"):
+        edgeless.set_cache_limit(-1)
+
+
+def test_derived_graphs_count():
+    edge_index, other = new_edges(), new_edges()
+    graph = lookup(edge_index)
+    edgeless.set_cache_limit(2 * bytes_of_one())
+    graph.with_self_loops()
+    lookup(edge_index)
+    lookup(other)
+    assert counts()[2] == 1  # the first has grown too large to stay beside the second
+
+
+def test_bytes_are_those_of_the_graphs_and_the_copies(monkeypatch):
+    edge_index = new_edges()
+    graph = lookup(edge_index)
+    assert edgeless.cache_info().bytes == graph.memory_bytes()
+    graph.csc  # noqa: B018
+    assert edgeless.cache_info().bytes == graph.memory_bytes()
+    graph_from_object(edge_index, "again", lambda: graph)
+    assert edgeless.cache_info().bytes == graph.memory_bytes()
+    edgeless.clear_cache()
+    monkeypatch.setenv("EDGELESS_CACHE", "verify")
+    graph = lookup(edge_index)
+    assert edgeless.cache_info().bytes == graph.memory_bytes() + edge_index.numel() * 8
+
+
+# Any object ----------------------------------------------------------------------------------------------------------
+
+
+class Unhashable:
+    """Like a DGL graph index under some versions: equal to nothing, not hashable, but weakly referenceable."""
+
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise AssertionError("anchors must not be compared")
+
+
+def test_objects_are_told_apart_by_identity():
+    anchor, other = Unhashable(), Unhashable()
+    graphs = [graph_from_object(a, 0, lambda: Graph.from_edge_index(new_edges())) for a in (anchor, other, anchor)]
+    assert graphs[0] is graphs[2] is not graphs[1]
+    del anchor
+    assert counts()[2] == 1
+
+
+def test_an_object_that_changes_names_its_tensors():
+    anchor, edges = Unhashable(), new_edges()
+
+    def build():
+        return Graph.from_edge_index(edges, 4, 4)
+
+    graph = graph_from_object(anchor, 0, build, tensors=(edges,))
+    assert graph_from_object(anchor, 0, build, tensors=(edges,)) is graph
+    edges[0, 0] = 3
+    assert torch.equal(graph_from_object(anchor, 0, build, tensors=(edges,)).edge_index(), edges)
+    edges = new_edges().flip(0)
+    assert torch.equal(graph_from_object(anchor, 0, build, tensors=(edges,)).edge_index(), edges)
+
+
+def test_an_anchor_without_weak_references_is_refused():
+    with pytest.raises(TypeError, match="weak reference"):
+        graph_for((1, 2), 0, lambda: Graph.from_edge_index(new_edges()))
+
+
+# Threads -------------------------------------------------------------------------------------------------------------
+
+
+def test_many_threads():
+    shared = [new_edges() + step % 2 for step in range(4)]
+    failures = []
+
+    def work(seed):
+        try:
+            for step in range(200):
+                edge_index = shared[(seed + step) % 4]
+                assert torch.equal(lookup(edge_index).edge_index(), edge_index)
+                passing = new_edges() if step % 3 else new_edges().flip(0)
+                assert torch.equal(lookup(passing).edge_index(), passing)
+                if step % 50 == 0:
+                    edgeless.set_cache_limit((1 + seed) * bytes_of_one())
+                    edgeless.cache_info()
+                    gc.collect()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    edgeless.set_cache_limit(2**30)
+    shared.clear()
+    assert counts()[2] == 0
+    assert edgeless.cache._cache._charged == 0
+
+
+def test_an_anchor_that_dies_inside_the_cache():
+    """The callback of a death must not wait for the lock that its own thread holds."""
+    cache = GraphCache(limit=10**9)
+    anchor = Unhashable()
+    cache.get(anchor, 0, lambda: Graph.from_edge_index(new_edges()))
+    with cache._locked():
+        del anchor
+        assert len(cache._entries) == 1
+    assert len(cache._entries) == 0  # swept when the lock was free
