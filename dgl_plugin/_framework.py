@@ -12,4 +12,4 @@ except (ImportError, OSError) as error:  # OSError: a compiled library of DGL is
     )
     raise ImportError(f"edgeless.dgl needs DGL, whose import fails here ({_cause}): {_remedy}.") from error
 
-DGLGraph = dgl.DGLGraph
+DGLError, DGLGraph, heterograph = dgl.DGLError, dgl.DGLGraph, dgl.heterograph

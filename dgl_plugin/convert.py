@@ -4,36 +4,32 @@ DGL never changes the structure of a graph in place: ``add_edges``, ``remove_nod
 the like all put a new index object into ``graph._graph``, and ``local_scope`` keeps the old one. So a handle that
 hangs weakly on that object is never stale and dies with it.
 
-A relation sliced from a heterograph, ``hg['follows']``, gets a new index object at every slicing, but it shares its
-arrays and its frame of edge features with the parent. There the handle hangs weakly on that frame, and is valid as long
-as the arrays are the same memory.
+A relation sliced from a heterograph, ``hg['follows']``, has a new index object at every slicing. What it shares with
+the parent is the frame of edge features and the memory of DGL's CSC arrays. So a handle found by a frame is right as
+long as the arrays are the same memory, which is held until then, so that no other graph's arrays can be there.
 """
 
 from __future__ import annotations
 
 from typing import Optional
 
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
 from edgeless import Graph
 from edgeless.cache import graph_from_object
 
-from ._framework import DGLGraph
+from ._framework import DGLError, DGLGraph, heterograph
 
-__all__ = ["relation_refusal", "to_graph"]
+__all__ = ["handle_of", "relation_refusal", "to_dgl", "to_graph"]
 
 _HOMOGENEOUS = "_E"  # the edge type that DGL gives to a graph without types
 
 
-def relation_refusal(graph) -> Optional[str]:
-    """Why ``to_graph(graph)`` cannot choose a relation, or None where there is exactly one."""
-    if not isinstance(graph, DGLGraph):
-        return f"graph is a {type(graph).__name__}, not a DGLGraph"
-    if len(graph.canonical_etypes) != 1:
-        return f"graph has {len(graph.canonical_etypes)} edge types, and the layer works on one"
-    return None
-
-
 def to_graph(graph, etype=None) -> Graph:
     """The handle of one relation of ``graph``, built at the first call and found again at the next.
+
+    What is written through ``graph.adj_tensors`` into the memory of DGL is not noticed.
 
     Args:
         graph (DGLGraph): homogeneous, bipartite, a heterograph or a block, with int32 or int64 ids.
@@ -48,36 +44,77 @@ def to_graph(graph, etype=None) -> Graph:
     """
     if not isinstance(graph, DGLGraph):
         raise TypeError(f"to_graph: graph must be a DGLGraph, got {type(graph).__name__}")
-    relation = graph.get_etype_id(etype)
-    return graph_from_object(graph._graph, relation, lambda: _build(graph, relation))
+    return _cached(graph, graph.get_etype_id(etype))
 
 
-def _build(graph, relation: int) -> Graph:
-    """The handle of a relation that hangs on no index object yet."""
+def relation_refusal(graph) -> Optional[str]:
+    """Why :func:`handle_of` cannot take ``graph``, or None where it can."""
+    if isinstance(graph, Graph):
+        return None
+    if not isinstance(graph, DGLGraph):
+        return f"graph is a {type(graph).__name__}, not a DGLGraph"
+    if len(graph.canonical_etypes) != 1:
+        return f"graph has {len(graph.canonical_etypes)} edge types, and the layer works on one"
+    if len(graph.srctypes) != 1 or len(graph.dsttypes) != 1:
+        return f"graph has {len(graph.ntypes)} node types, and not all of them at one end of its edges"
+    return None
+
+
+def handle_of(graph) -> Graph:
+    """The handle of what a layer was called with: a DGLGraph of one relation, or a handle already."""
+    return graph if isinstance(graph, Graph) else _cached(graph, 0)
+
+
+def to_dgl(handle: Graph) -> DGLGraph:
+    """A new DGLGraph with the edges of ``handle`` in their order, from one node type to another."""
+    src, dst = handle.edge_index()
+    sizes = {"_SRC": handle.num_src, "_DST": handle.num_dst}
+    return heterograph({("_SRC", _HOMOGENEOUS, "_DST"): (src, dst)}, sizes)
+
+
+@torch.compiler.disable  # DGL's calls cannot be traced: one graph break here instead of one in each of them
+def _cached(graph, relation: int) -> Graph:
     etype = graph.canonical_etypes[relation]
-    if etype[1] == _HOMOGENEOUS or "csc" not in _formats(graph):
-        return Graph.from_dgl(graph, etype)
-    # Maybe a slice. The key holds the arrays, so that their memory cannot become another graph's while it is a key.
-    key = _Arrays(graph.adj_tensors("csc", etype))
-    return graph_from_object(graph._edge_frames[relation], key, lambda: Graph.from_dgl(graph, etype))
+    if etype[1] == _HOMOGENEOUS:
+        return graph_from_object(graph._graph, relation, lambda: Graph.from_dgl(graph, etype))
+    frame = graph._edge_frames[relation]
+    known = _relations.get(frame)
+    arrays = None if known is None else _csc_arrays(graph, etype)
+    if known is not None and known == arrays:
+        return graph_from_object(known, None, lambda: Graph.from_dgl(graph, etype))
+    return graph_from_object(graph._graph, relation, lambda: _build_and_remember(graph, etype, frame, arrays))
 
 
-def _formats(graph) -> set:
-    """The sparse formats that the graph has or is allowed to make."""
-    return {name for names in graph.formats().values() for name in names}
+def _build_and_remember(graph, etype, frame, arrays) -> Graph:
+    """Builds a handle that will be found again by the frame as well."""
+    arrays = arrays or _csc_arrays(graph, etype)
+    handle = Graph.from_dgl(graph, etype)
+    if arrays is not None:
+        _relations[frame] = arrays
+        graph_from_object(arrays, None, lambda: handle)
+    return handle
 
 
 class _Arrays:
-    """Index tensors as a key: equal to others that are the same memory."""
-
-    __slots__ = ("_identity", "_tensors")
+    """The index arrays of a relation; equal to others that are the same memory."""
 
     def __init__(self, tensors):
-        self._tensors = tuple(tensors)
+        self._tensors = tuple(tensors)  # holds the memory
         self._identity = tuple((t.data_ptr(), t.numel(), t.dtype, t.device) for t in self._tensors)
 
     def __eq__(self, other):
         return isinstance(other, _Arrays) and self._identity == other._identity
 
-    def __hash__(self):
-        return hash(self._identity)
+    __hash__ = None
+
+
+# Frame of a relation's edge features -> the arrays that the relation had when its handle was built.
+_relations = WeakIdKeyDictionary()
+
+
+def _csc_arrays(graph, etype) -> Optional[_Arrays]:
+    """DGL's own CSC, which it makes and keeps when first asked; None where ``graph.formats()`` forbids it."""
+    try:
+        return _Arrays(graph.adj_tensors("csc", etype))
+    except DGLError:
+        return None

@@ -10,16 +10,28 @@ imported under any other. Nothing else in DGL needs it: with an empty module in 
     import dgl
 """
 
+import importlib.util
 import sys
 import types
+from pathlib import Path
+
+import torch
 
 
-def stub() -> None:
-    """Puts an empty module in the place of ``dgl.graphbolt``. ``dgl.graphbolt`` cannot be used in this process then.
+def stub() -> bool:
+    """Puts an empty module in the place of ``dgl.graphbolt`` if that cannot be loaded under this torch.
 
-    Raises:
-        RuntimeError: if dgl has been imported already: it is too late then, and not needed.
+    Returns:
+        bool: whether it did. Not where DGL is imported already, has no graphbolt, or has one for this torch.
     """
-    if "dgl" in sys.modules:
-        raise RuntimeError("edgeless.dgl.graphbolt.stub must be called before dgl is imported, but dgl is imported already")
-    sys.modules.setdefault("dgl.graphbolt", types.ModuleType("dgl.graphbolt"))
+    if "dgl" in sys.modules or _loads():
+        return False
+    sys.modules["dgl.graphbolt"] = types.ModuleType("dgl.graphbolt")
+    return True
+
+
+def _loads() -> bool:
+    """Whether importing DGL will not fail for want of a graphbolt library."""
+    folder = Path(importlib.util.find_spec("dgl").origin).parent / "graphbolt"
+    version = torch.__version__.split("+")[0]
+    return not folder.is_dir() or any(folder.glob(f"*graphbolt_pytorch_{version}.*"))

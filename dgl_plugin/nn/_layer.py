@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from edgeless import FusedLayer, Graph
 from edgeless.backends import kernel_refusal
 
-from ..convert import relation_refusal, to_graph
+from ..convert import handle_of, relation_refusal, to_dgl
 
 _FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
@@ -33,7 +33,7 @@ class DGLLayer(FusedLayer):
             for name, cls in self._taken_over
             if not _is_plain(getattr(self, name), cls)
         ]
-        reason = relation_refusal(graph) or self._input_refusal(graph, to_graph(graph), feat)
+        reason = relation_refusal(graph) or self._input_refusal(graph, handle_of(graph), feat)
         if reason is not None:
             reasons.append(reason)
         return reasons
@@ -46,7 +46,7 @@ class DGLLayer(FusedLayer):
                 return f"feat is a tuple of {len(feat)}, not a pair"
         else:
             feat = (feat,)
-            if not graph.is_block and sizes[0] != sizes[1]:
+            if not is_block(graph) and sizes[0] != sizes[1]:
                 return f"feat is one Tensor, but graph has {sizes[0]} source and {sizes[1]} destination nodes"
         for x, size in zip(feat, sizes):
             if not isinstance(x, Tensor):
@@ -59,9 +59,12 @@ class DGLLayer(FusedLayer):
                 return f"feat is {x.dtype}"
             if x.device != handle.device:
                 return f"feat is on {x.device}, but graph is on {handle.device}"
-        if handle.has_zero_in_degree and not self._allow_zero_in_degree:
+        if not self._allow_zero_in_degree and handle.has_zero_in_degree:
             return "graph has nodes without in-edges, which the stock layer rejects unless allow_zero_in_degree is set"
         return kernel_refusal(handle.device)
+
+    def _stock_forward(self, graph, *inputs):
+        return super()._stock_forward(to_dgl(graph) if isinstance(graph, Graph) else graph, *inputs)
 
     def _attention_dropout(self) -> float:
         """The probability to drop an attention weight in this call. The stock layer asks the submodule as well."""
@@ -78,9 +81,14 @@ def with_residual(layer, out: Tensor, h_dst: Tensor) -> Tensor:
     return out if layer.res_fc is None else out + heads_of(layer.res_fc(h_dst), layer)
 
 
+def is_block(graph) -> bool:
+    """Whether the destination nodes of ``graph`` are the first of its source nodes."""
+    return not isinstance(graph, Graph) and graph.is_block
+
+
 def destinations(graph, handle: Graph, x: Tensor) -> Tensor:
-    """The rows of the destination nodes: a block's come first among its sources, elsewhere they are all of ``x``."""
-    return x[: handle.num_dst] if graph.is_block else x
+    """The rows of the destination nodes in the sources' ``x``; all of them unless ``graph`` is a block."""
+    return x[: handle.num_dst] if is_block(graph) else x
 
 
 def _is_plain(module: nn.Module, cls: type) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from edgeless import Graph
 from edgeless.functional import dot_attention
 
 from .._framework import stock
-from ..convert import to_graph
+from ..convert import handle_of
 from ._layer import DGLLayer, destinations, heads_of
 
 
@@ -17,14 +18,15 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
 
     .. math:: o_i = \sum_j \mathrm{softmax}_j((W_r x_i)^\top (W_l x_j) / \sqrt{C})\, W_l x_j
 
-    float32, float64, bfloat16, float16.
+    Like the stock layer, it takes a pair of features on a graph with one node type as if both were the second; only
+    there ``fc_src`` gets no gradient. float32, float64, bfloat16, float16.
     """
 
     def forward(self, graph, feat, get_attention=False):
         r"""The new features of the destination nodes.
 
         Args:
-            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block.
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block; or an :class:`edgeless.Graph`.
             feat (Tensor or pair of Tensors): ``[N, F]``, or ``[Ns, Fs]`` and ``[Nd, Fd]``. Of one Tensor, a block takes
                 the first ``Nd`` rows for its destinations.
             get_attention (bool): also return the attention weights.
@@ -39,12 +41,19 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
         return self._choose(graph, feat, get_attention)
 
     def _fused_forward(self, graph, feat, get_attention=False):
-        handle = to_graph(graph)
+        handle = handle_of(graph)
         if isinstance(feat, tuple):
-            x_l, x_r = heads_of(self.fc_src(feat[0]), self), heads_of(self.fc_dst(feat[1]), self)
+            x_r = heads_of(self.fc_dst(feat[1]), self)
+            # The stock layer stores both projections under one name. Where sources and destinations are the same
+            # nodes, the second takes the place of the first.
+            x_l = x_r if _one_node_type(graph) else heads_of(self.fc_src(feat[0]), self)
         else:
             x_l = heads_of(self.fc(feat), self)
             x_r = destinations(graph, handle, x_l)
         return_weights = "softmax" if get_attention else None
         out = dot_attention(handle, x_r, x_l, x_l, return_weights=return_weights, out_dtype=x_l.dtype)
         return (out[0], out[1].unsqueeze(-1)) if get_attention else out
+
+
+def _one_node_type(graph) -> bool:
+    return not isinstance(graph, Graph) and len(graph.ntypes) == 1

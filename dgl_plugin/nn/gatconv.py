@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from edgeless.functional import gat_attention
 
 from .._framework import stock
-from ..convert import to_graph
+from ..convert import handle_of
 from ._layer import DGLLayer, destinations, heads_of, with_residual
 
 
@@ -30,7 +30,7 @@ class GATConv(DGLLayer, stock.GATConv):
         r"""The new features of the destination nodes.
 
         Args:
-            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block.
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block; or an :class:`edgeless.Graph`.
             feat (Tensor or pair of Tensors): ``[N, *, F]``, or ``[Ns, *, Fs]`` and ``[Nd, *, Fd]``. Of one Tensor, a
                 block takes the first ``Nd`` rows for its destinations.
             edge_weight (Tensor, optional): :math:`w` ``[E]``, multiplies the weights after softmax and dropout.
@@ -48,11 +48,11 @@ class GATConv(DGLLayer, stock.GATConv):
     def _fusion_refusals(self, graph, feat, edge_weight=None, get_attention=False):
         reasons = super()._fusion_refusals(graph, feat)
         if edge_weight is not None and not reasons:
-            reasons = _edge_weight_refusals(to_graph(graph).num_edges, feat, edge_weight)
+            reasons = _edge_weight_refusals(handle_of(graph).num_edges, feat, edge_weight)
         return reasons
 
     def _fused_forward(self, graph, feat, edge_weight=None, get_attention=False):
-        handle = to_graph(graph)
+        handle = handle_of(graph)
         if isinstance(feat, tuple):
             h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)

@@ -7,7 +7,7 @@ from torch import nn
 from edgeless.functional import gatv2_attention
 
 from .._framework import stock
-from ..convert import to_graph
+from ..convert import handle_of
 from ._layer import DGLLayer, destinations, heads_of, with_residual
 
 
@@ -29,7 +29,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
         r"""The new features of the destination nodes.
 
         Args:
-            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block.
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block; or an :class:`edgeless.Graph`.
             feat (Tensor or pair of Tensors): ``[N, F]``, or ``[Ns, Fs]`` and ``[Nd, Fd]``. Of one Tensor, a block takes
                 the first ``Nd`` rows for its destinations.
             get_attention (bool): also return the attention weights, after dropout.
@@ -44,7 +44,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
         return self._choose(graph, feat, get_attention)
 
     def _fused_forward(self, graph, feat, get_attention=False):
-        handle = to_graph(graph)
+        handle = handle_of(graph)
         if isinstance(feat, tuple):
             h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
         else:

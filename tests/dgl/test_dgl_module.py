@@ -1,0 +1,280 @@
+"""What a user's code does to a layer besides calling it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+
+import dgl
+import dgl.nn as stock
+import pytest
+import torch
+from dgl_cases import (
+    IN,
+    LAYERS,
+    assert_close,
+    features,
+    graph_named,
+    hetero,
+    layer_pair,
+    options_for,
+    run,
+    run_fused,
+)
+from torch import nn
+
+import edgeless
+import edgeless.dgl.nn as fused
+from edgeless.dgl import to_graph
+
+EVERY_LAYER = pytest.mark.parametrize("layer", LAYERS)
+
+
+class Model(nn.Module):
+    """Two stock layers, one twice in the tree, something that is no graph layer, and one that edgeless has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = stock.GATv2Conv(IN, 4, 2, residual=True)
+        self.layers = nn.ModuleList([stock.GATConv(8, 4, 2), stock.DotGatConv(8, 3, 1), stock.GraphConv(3, 3)])
+        self.again = self.first
+        self.norm = nn.LayerNorm(3)
+
+    def forward(self, graph, x):
+        x = self.first(graph, x).flatten(1).relu()
+        x = self.layers[0](graph, x).flatten(1).relu()
+        return self.norm(self.layers[2](graph, self.layers[1](graph, x).flatten(1)))
+
+
+@EVERY_LAYER
+def test_is_the_stock_layer_with_its_signature(layer):
+    ours, theirs = getattr(fused, layer), getattr(stock, layer)
+    assert issubclass(ours, theirs) and ours.__name__ == theirs.__name__
+    assert ours.__init__ is theirs.__init__
+    assert inspect.signature(ours.forward) == inspect.signature(theirs.forward)
+
+
+@pytest.mark.parametrize(
+    "layer, in_feats, options",
+    [
+        ("GATv2Conv", IN, {}),
+        ("GATv2Conv", (IN, 3), {"residual": True}),
+        ("GATv2Conv", IN, {"share_weights": True, "bias": False}),
+        ("GATConv", IN, {"residual": True}),
+        ("GATConv", (IN, 3), {"bias": False}),
+        ("DotGatConv", IN, {}),
+        ("DotGatConv", (IN, 3), {}),
+    ],
+)
+def test_seeded_initialisation_and_repr_are_the_stock_layers(layer, in_feats, options):
+    modules = []
+    for module in (stock, fused):
+        torch.manual_seed(4)
+        modules.append(getattr(module, layer)(in_feats, 4, 2, **options))
+    states = [m.state_dict() for m in modules]
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states)))
+    assert repr(modules[0]) == repr(modules[1])
+    if hasattr(modules[0], "reset_parameters"):
+        for m in modules:
+            torch.manual_seed(9)
+            m.reset_parameters()
+        assert all(torch.equal(a, b) for a, b in zip(modules[0].parameters(), modules[1].parameters()))
+
+
+@EVERY_LAYER
+def test_state_dicts_load_both_ways(layer):
+    theirs, ours = layer_pair(layer)
+    for source, target in ((theirs, ours), (ours, theirs)):
+        with torch.no_grad():
+            for p in source.parameters():
+                p.add_(1)
+        assert str(target.load_state_dict(source.state_dict())) == "<All keys matched successfully>"
+        assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters()))
+
+
+@EVERY_LAYER
+@pytest.mark.parametrize("how", ("deepcopy", "pickle", "save"))
+def test_copies_give_the_same_and_are_fused(layer, how):
+    graph = graph_named("random")
+    _, ours = layer_pair(layer, **options_for(layer, residual=True, activation=torch.tanh))
+    feat = features(graph)
+    ours(graph, feat)  # a layer that has been used copies as well as a new one
+    if how == "deepcopy":
+        other = copy.deepcopy(ours)
+    elif how == "pickle":
+        other = pickle.loads(pickle.dumps(ours))
+    else:
+        file = io.BytesIO()
+        torch.save(ours, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    assert type(other) is type(ours)
+    assert_close(run_fused(other, graph, feat), run_fused(ours, graph, feat))
+
+
+@EVERY_LAYER
+def test_hooks_and_subclasses_of_the_user(layer):
+    graph = graph_named("random")
+    theirs, ours = layer_pair(layer)
+
+    class Mine(getattr(fused, layer)):
+        def forward(self, graph, feat, *args, **kwargs):
+            return 2 * super().forward(graph, feat, *args, **kwargs)
+
+    ours.__class__ = Mine
+    calls = []
+    ours.register_forward_hook(lambda module, args, out: calls.append(out.shape))
+    feat = features(graph)
+    with edgeless.backend("fused"):
+        out = ours(graph, feat)
+    assert_close({"out": out}, {"out": 2 * theirs(graph, feat)})
+    assert calls == [out.shape]
+
+
+@pytest.mark.parametrize("layer", ("GATv2Conv", "GATConv"))
+def test_normalised_and_parametrised_weights(layer):
+    graph = graph_named("random")
+    feat = features(graph)
+    for module in layer_pair(layer):
+        torch.manual_seed(2)
+        nn.utils.parametrizations.weight_norm(module.fc_src if layer == "GATv2Conv" else module.fc)
+        name = "attn" if layer == "GATv2Conv" else "attn_l"
+        nn.utils.parametrize.register_parametrization(module, name, nn.Tanh())
+        out = module(graph, feat)
+        want = out if module.__class__.__mro__[1] is getattr(stock, layer) else want  # noqa: F821
+    assert edgeless.explain(module, graph, feat)
+    assert_close({"out": out}, {"out": want})
+
+
+# Heterographs ----------------------------------------------------------------------------------------------------
+
+
+def hetero_convs(layer, **options):
+    """(stock, fused) HeteroGraphConv with a layer for every relation of ``hetero()``."""
+    convs = []
+    for module in (stock, fused):
+        torch.manual_seed(6)
+        layers = {e: getattr(module, layer)((IN, IN), 4, 2, **options) for e in ("follows", "plays", "likes")}
+        if layer == "DotGatConv":  # no set_allow_zero_in_degree in DGL, so HeteroGraphConv cannot ask for it
+            for each in layers.values():
+                each._allow_zero_in_degree = True
+        convs.append(stock.HeteroGraphConv(layers, aggregate="sum"))
+    return convs
+
+
+def run_hetero(conv, graph, feats, call=None):
+    leaves = {k: v.clone().requires_grad_() for k, v in feats.items()}
+    out = conv(graph, leaves)
+    loss = sum((o * o).sum() for o in out.values())
+    named = {**leaves, **dict(conv.named_parameters())}
+    grads = torch.autograd.grad(loss, named.values(), allow_unused=True)
+    return {**out, **{f"grad of {name}": grad for name, grad in zip(named, grads)}}
+
+
+@EVERY_LAYER
+@pytest.mark.parametrize("block", (False, True))
+def test_hetero_graph_conv(layer, block):
+    graph = hetero()
+    if block:
+        seeds = {"user": torch.tensor([1, 2, 5]), "game": torch.tensor([0, 4])}
+        graph = dgl.to_block(dgl.in_subgraph(graph, seeds), seeds)
+    feats = {n: torch.randn(graph.num_src_nodes(n), IN) for n in ("user", "game")}
+    theirs, ours = hetero_convs(layer)
+    want = run_hetero(theirs, graph, feats)
+    with edgeless.backend("fused"):
+        assert_close(run_hetero(ours, graph, feats), want)
+
+
+@EVERY_LAYER
+def test_allowing_zero_in_degree_later(layer):
+    graph, theirs, ours = graph_named("isolated"), *layer_pair(layer, allow_zero_in_degree=False)
+    assert hasattr(ours, "set_allow_zero_in_degree") == hasattr(theirs, "set_allow_zero_in_degree")
+    feat = features(graph)
+    with pytest.raises(dgl.DGLError):
+        ours(graph, feat)
+    if layer != "DotGatConv":
+        ours.set_allow_zero_in_degree(True)
+        theirs.set_allow_zero_in_degree(True)
+        assert_close(run_fused(ours, graph, feat), run(theirs, graph, feat))
+
+
+# accelerate ------------------------------------------------------------------------------------------------------
+
+
+def test_accelerate_swaps_what_it_can_and_says_so():
+    graph = dgl.add_self_loop(graph_named("random"))
+    torch.manual_seed(3)
+    model = Model().double()
+    x = torch.randn(graph.num_nodes(), IN, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameters = list(model.parameters())
+    want = run(copy.deepcopy(model), graph, x)
+
+    report = edgeless.accelerate(model)
+    assert [(name, new) for name, _, new in report.swapped] == [
+        ("first", fused.GATv2Conv),
+        ("layers.0", fused.GATConv),
+        ("layers.1", fused.DotGatConv),
+    ]
+    assert [(name, old) for name, old, _ in report.kept] == [("layers.2", stock.GraphConv)]
+    assert all(a is b for a, b in zip(parameters, model.parameters()))
+    assert_close(run(model, graph, x), want)
+
+    before = [p.detach().clone() for p in parameters]
+    model(graph, x).square().sum().backward()
+    optimizer.step()
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.first.parameters()))
+    assert edgeless.accelerate(model).swapped == []
+
+
+def test_accelerate_keeps_subclasses():
+    class Mine(stock.GATConv):
+        def forward(self, graph, feat):
+            return -super().forward(graph, feat)
+
+    report = edgeless.accelerate(nn.Sequential(Mine(IN, 4, 2)))
+    assert report.swapped == [] and report.kept[0][1] is Mine
+
+
+# torch.compile ---------------------------------------------------------------------------------------------------
+
+
+def graph_breaks(module, graph, feat):
+    """Compiles and runs ``module`` forward and backward; returns its results and how often the trace broke."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = run(torch.compile(module, backend="aot_eager"), graph, feat, get_attention=True)
+    return found, sum(torch._dynamo.utils.counters["graph_break"].values())
+
+
+@EVERY_LAYER
+def test_compiled_layer_gives_the_same(layer):
+    graph = graph_named("random")
+    feat = features(graph)
+    theirs, ours = layer_pair(layer)
+    found, _ = graph_breaks(ours, graph, feat)
+    assert_close(_plain_names(found), run(theirs, graph, feat, get_attention=True))
+
+
+def test_compiled_stock_layer_breaks_more_often():
+    graph = graph_named("random")
+    theirs, ours = layer_pair("GATConv")
+    assert graph_breaks(ours, graph, features(graph))[1] < graph_breaks(theirs, graph, features(graph))[1]
+
+
+@EVERY_LAYER
+def test_compiled_with_an_explicit_graph_in_one_piece(layer):
+    graph = graph_named("random")
+    feat = features(graph)
+    theirs, ours = layer_pair(layer)
+    handle = to_graph(graph)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    assert_close(_plain_names(run(compiled, handle, feat)), run(theirs, graph, feat))
+
+
+def _plain_names(found):
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in found.items()}
