@@ -5,7 +5,12 @@ if __name__ != "edgeless":  # a checkout's folder name must not become a second 
 
 __version__ = "0.1.0"
 
-from . import cache, functional, reference
+from . import (
+    _extension,  # noqa: F401  first: without the compiled part nothing else is worth importing
+    cache,
+    functional,
+    reference,
+)
 from .accelerate import accelerate
 from .adapter import FusedLayer
 from .backends import Explanation, NotFusedError, backend, explain

@@ -22,16 +22,17 @@ def draw(file: Path, title: str, names: dict[str, str], sides: dict[str, dict]) 
         (memory_axes, "peak memory, MB", lambda side: side["peak_bytes"] / 1e6),
     ):
         values = [read(sides[side]) for side in names]
-        bars = axes.bar(list(names.values()), values, color=[COLOURS[side] for side in names])
+        bars = axes.bar([name.split()[0] for name in names.values()], values, color=[COLOURS[side] for side in names])
         axes.bar_label(bars, [f"{value:,.0f}" for value in values])
         axes.set_title(heading)
-        axes.tick_params(axis="x", labelrotation=15)
         axes.margins(y=0.15)
     for side, name in names.items():
         losses = sides[side]["runs"][0]["losses"]
         elapsed = list(itertools.accumulate(sides[side]["seconds"][: len(losses)]))
         loss_axes.plot(elapsed, losses, label=name, color=COLOURS[side], marker=".", markersize=4)
     loss_axes.set_xscale("log")
+    loss_axes.xaxis.set_major_formatter("{x:g}")
+    loss_axes.xaxis.set_minor_formatter("")
     loss_axes.set_xlabel("seconds of training")
     loss_axes.set_title("training loss")
     loss_axes.legend()

@@ -1,0 +1,81 @@
+"""The sdist and the wheel hold everything that the checkout has, under the right names."""
+
+import subprocess
+import tarfile
+import zipfile
+
+import pytest
+import tomllib
+
+FOLDERS = {"shared": "edgeless", "dgl_plugin": "edgeless/dgl", "pyg_plugin": "edgeless/pyg"}
+PAYLOAD = (".py", ".json", ".typed")
+
+
+def checked_in(root, *folders):
+    """Files of the project in these folders: what git knows or, in an unpacked sdist, what lies there."""
+    listed = subprocess.run(["git", "ls-files", *folders], cwd=root, capture_output=True, text=True)
+    if listed.returncode == 0 and listed.stdout:
+        return {name for name in listed.stdout.split() if (root / name).is_file()}
+    found = (path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(root)) for path in found if "__pycache__" not in path.parts and path.suffix != ".so"}
+
+
+def installed_name(name):
+    folder, rest = name.split("/", 1)
+    return f"{FOLDERS[folder]}/{rest}"
+
+
+@pytest.fixture(scope="module")
+def built(root, tmp_path_factory):
+    """An sdist and what the wheel's Python part would be, made without compiling anything."""
+    out = tmp_path_factory.mktemp("built")
+    run = ["python", "setup.py", "-q", "egg_info", "--egg-base", str(out)]
+    for command in (["sdist", "-d", str(out)], ["build_py", "--build-lib", str(out / "lib")]):
+        subprocess.run([*run, *command], cwd=root, check=True, capture_output=True, text=True)
+    return out
+
+
+def test_the_sdist_has_every_source_and_test(root, built):
+    (file,) = built.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    wanted = checked_in(root, "core_cuda", *FOLDERS, "tests", "docs")
+    wanted |= {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "tox.ini"}
+    assert wanted - names == set()
+    assert {name for name in names if name.endswith((".so", ".pyc", ".o"))} == set()
+
+
+def test_the_wheel_has_every_module_and_no_other_top_level(root, built):
+    files = {str(path.relative_to(built / "lib")) for path in (built / "lib").rglob("*") if path.is_file()}
+    wanted = {installed_name(name) for name in checked_in(root, *FOLDERS) if name.endswith(PAYLOAD)}
+    assert wanted - files == set()
+    assert {name.split("/")[0] for name in files} == {"edgeless"}
+
+
+def test_the_metadata_say_what_pyproject_says(root, built):
+    import edgeless
+
+    info = built / "edgeless.egg-info"
+    assert (info / "top_level.txt").read_text().split() == ["edgeless"]
+    metadata = (info / "PKG-INFO").read_text()
+    assert f"Version: {edgeless.__version__}\n" in metadata
+    for extra in ("pyg", "dgl", "demo", "bench", "test"):
+        assert f"Provides-Extra: {extra}\n" in metadata
+    assert "edgeless = edgeless.__main__:main" in (info / "entry_points.txt").read_text()
+
+
+def test_no_framework_is_a_hard_dependency(root):
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    assert project["dependencies"] == ["torch>=2.2"]
+
+
+def test_a_wheel_that_tox_built_is_complete(root):
+    """The wheel in the environment next door, where there is one: it has the extension too."""
+    wheels = list(root.glob(".tox/.pkg_*/tmp/dist/*.whl"))
+    if not wheels:
+        pytest.skip("no tox environment has built a wheel here")
+    for wheel in wheels:
+        names = set(zipfile.ZipFile(wheel).namelist())
+        assert any(name.startswith("edgeless/_C.") and name.endswith((".so", ".pyd")) for name in names)
+        assert {name.split("/")[0].split("-")[0] for name in names} == {"edgeless"}
+        assert "edgeless/py.typed" in names

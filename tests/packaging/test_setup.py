@@ -1,0 +1,45 @@
+"""setup.py explains itself when it cannot build."""
+
+import pytest
+
+
+def test_without_torch_it_says_what_to_do(python, root, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    done = python("setup.py", "--version", cwd=root, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("edgeless compiles against the PyTorch that it will run with")
+    assert "--no-build-isolation" in last
+
+
+def test_cuda_by_force_is_refused_where_it_cannot_be(python, root):
+    import torch
+
+    if torch.version.cuda is not None:
+        pytest.skip("torch is a CUDA build here")
+    done = python("setup.py", "--version", cwd=root, EDGELESS_CUDA="1")
+    assert done.returncode == 1
+    assert "EDGELESS_CUDA=1 asks for the CUDA kernels" in done.stderr
+
+
+def test_it_says_why_it_builds_for_the_cpu_only(python, root):
+    done = python("setup.py", "--version", cwd=root, EDGELESS_CUDA="0")
+    assert done.returncode == 0, done.stderr
+    assert "edgeless: building the CPU kernels only (EDGELESS_CUDA=0)" in done.stderr
+    import edgeless
+
+    assert done.stdout.split() == [edgeless.__version__]
+
+
+def test_no_cuda_source_is_in_a_build_for_the_cpu(python, root):
+    """And the other way round: every source of core_cuda belongs to one of the two builds."""
+    code = (
+        "import setuptools; setuptools.setup = lambda **options: print(*options['ext_modules'][0].sources, sep='\\n');"
+        "import runpy; runpy.run_path('setup.py')"
+    )
+    done = python("-c", code, cwd=root, EDGELESS_CUDA="0")
+    assert done.returncode == 0, done.stderr
+    built = set(done.stdout.split())
+    there = {str(path.relative_to(root)) for path in (root / "core_cuda").rglob("*.cpp")}
+    assert built == {name for name in there if not name.endswith("_cuda.cpp")}
+    assert "core_cuda/library.cpp" in built

@@ -1,0 +1,149 @@
+"""The parts of the benchmark that a wrong number could hide in: graphs, bytes, timing, baselines."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from edgeless.bench import graphs, roof, twins
+from edgeless.bench.baseline import H200, Baseline, geometric_means
+from edgeless.bench.measure import Result
+from edgeless.bench.timing import Timer, Timing
+from edgeless.bench.work import Case, Work, op_case
+from edgeless.cli.devices import UsageError
+
+CPU = torch.device("cpu")
+
+
+def test_a_twin_has_the_counts_of_its_table_and_is_always_the_same():
+    one, two = twins.twin("city-roads-M"), twins.twin("city-roads-M")
+    assert (one.num_nodes, one.num_edges) == (57_073, 132_570)
+    assert torch.equal(one.src, two.src)
+    # written down on 2026-11-21: a twin that changes would make old figures meaningless
+    assert int((one.src * 31 + one.dst).sum() % 1_000_003) == 209_759
+    assert not torch.equal(one.src, twins.twin("city-roads-M", seed=1).src)
+
+
+def test_a_symmetric_twin_is_symmetric_and_the_orders_differ():
+    shuffled, community = twins.twin("artnet"), twins.twin("artnet", order="community")
+    assert shuffled.symmetric
+    n = shuffled.num_nodes
+    forward, backward = (
+        torch.sort(a * n + b)[0] for a, b in ((shuffled.src, shuffled.dst), (shuffled.dst, shuffled.src))
+    )
+    assert torch.equal(forward, backward)
+    near = [(t.src - t.dst).abs().double().median() for t in (shuffled, community)]
+    assert near[1] < near[0] / 2
+
+
+def test_the_star_is_one_hub():
+    star = graphs.load("star", None, CPU)
+    degree = torch.bincount(star.edge_index[1], minlength=star.num_nodes)
+    assert int(degree[0]) == star.num_edges == 1_000_000
+    assert int(star.edge_index[0].min()) == 1
+
+
+def test_graphs_of_files_are_found_anywhere_in_the_folder(shared_data):
+    tolokers = graphs.load("tolokers", shared_data, CPU)
+    assert (tolokers.num_nodes, tolokers.num_edges) == (11_758, 1_038_000)
+    assert graphs.load("cora", shared_data, CPU).num_edges == 10_556
+
+
+def test_an_unknown_graph_lists_the_known_ones(tmp_path):
+    with pytest.raises(UsageError, match=r"not one of star, toy, artnet.*no file of that name in"):
+        graphs.load("nowhere", tmp_path, CPU)
+
+
+def test_case_names_are_parsed():
+    assert op_case("gatv2_H8_D128", "bf16") == Case("op", "gatv2_H8_D128", "bf16", heads=8, channels=128)
+    with pytest.raises(ValueError, match="got 'gatv2_8_128'"):
+        op_case("gatv2_8_128", "fp32")
+
+
+def test_useful_bytes_of_a_case_counted_by_hand():
+    """GATv2, 2 heads of 4 float32: a row is 32 bytes. 10 nodes, 100 edges."""
+    case = op_case("gatv2_H2_D4", "fp32")
+    forward = 100 * (32 + 4) + 10 * (32 + 32) + 10 * 2 * 4  # gathered x_l and index; x_r and out; logsumexp
+    assert roof.useful_bytes(case, "forward", 10, 100) == forward
+    backward = 100 * (3 * 32 + 2 * 8 + 2 * 4) + 10 * 6 * 32
+    assert roof.useful_bytes(case, "forward_backward", 10, 100) == forward + backward
+    assert roof.useful_bytes(op_case("gt_H2_D4", "bf16"), "forward", 10, 100) == 100 * (2 * 16 + 4) + 10 * 2 * 16
+
+
+def test_the_roof_is_that_of_the_l2_while_the_gathered_rows_fit():
+    case = op_case("gatv2_H2_D64", "bf16")  # rows of 256 bytes
+    fits = 45 * 2**20 // 256
+    assert roof.gather_roof(case, fits) == roof.L2_ROOF
+    assert roof.gather_roof(case, fits + 1) == roof.HBM_ROOF
+    assert roof.gather_roof(op_case("gt_H2_D64", "bf16"), fits) == roof.HBM_ROOF  # keys and values
+
+
+def test_medians_and_spread():
+    timing = Timing([4.0, 1.0, 2.0, 3.0, 100.0])
+    assert timing.median == 3.0
+    assert Timing([5.0] * 10).spread == 0.0
+    assert Timing(list(map(float, range(1, 12)))).spread == pytest.approx((10 - 2) / 2 / 6)
+
+
+def test_peers_take_turns():
+    calls = []
+    timer = Timer(CPU, rounds=2, runs=1, warmup=1)
+    timings = timer.compare({name: lambda name=name: (calls.append(name), _busy(0.11)) for name in "ab"})
+    assert calls == ["a", "b"] + ["a", "b"] * 2
+    assert [len(timings[name].runs) for name in "ab"] == [2, 2]
+    assert timings["a"].median >= 110
+
+
+def test_a_short_run_is_repeated_within_its_turn():
+    timings = Timer(CPU, rounds=1, runs=1, warmup=0).compare({"short": lambda: _busy(0.01)})
+    assert 5 <= len(timings["short"].runs) <= 10
+
+
+def _busy(seconds):
+    import time
+
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_work_differentiates_every_input_and_forward_none():
+    seen = []
+    a, b = (torch.rand(3, requires_grad=True) for _ in range(2))
+    for tensor, name in ((a, "a"), (b, "b")):
+        tensor.register_hook(lambda grad, name=name: seen.append(name))
+    work = Work(lambda: a * b, [a, b])
+    work.forward()
+    assert seen == []
+    work.forward_backward()
+    assert sorted(seen) == ["a", "b"]
+    assert work.grad_out.abs().min() > 0
+    assert a.grad is None  # nothing piles up from run to run
+
+
+def test_the_figures_of_the_h200_are_read():
+    baseline = Baseline(H200)
+    figure = baseline.figure("hm", op_case("gatv2_H8_D128", "fp32"), "forward_backward")
+    assert (figure.peer, figure.ms, figure.peak_mb) == ("reference kernels", 84.9, 765.0)
+    layer = baseline.figure("cora", Case("layer", "transformer", "bf16"), "forward_backward")
+    assert (layer.peer, layer.ms, layer.peak_mb) == ("PyG compiled", 1.96, 10.0)
+    assert baseline.figure("hm", Case("layer", "gat", "fp32"), "forward_backward") is None
+    assert baseline.figure("cora", Case("layer", "gat", "fp32"), "forward") is None
+
+
+def test_a_file_that_is_no_baseline_is_refused(tmp_path):
+    (tmp_path / "b.json").write_text(json.dumps({"machine": "x"}))
+    with pytest.raises(UsageError, match="not a file of peer figures"):
+        Baseline(tmp_path / "b.json")
+
+
+def test_geometric_means_of_ratios():
+    case = op_case("gatv2_H2_D64", "fp32")
+    times = {"tolokers": 0.224 / 4, "arxiv": 0.735}  # 4 times and 1 time as fast as the best peer
+    results = [Result(graph, case, "edgeless", "forward", 2, median_ms=ms) for graph, ms in times.items()]
+    results.append(Result("hm", case, "edgeless", "forward", 2, failed="out of memory"))
+    ((label, peer, mode, mean, least, count),) = geometric_means(results, Baseline(H200))
+    assert (label, peer, mode) == ("gatv2_H2_D64 fp32", "edgeless", "forward")
+    assert float(mean) == pytest.approx(math.sqrt(4), abs=0.01)
+    assert (least, count) == ("1.00 (arxiv)", "2")

@@ -1,0 +1,108 @@
+"""A comparison is worth nothing unless all peers compute the same thing."""
+
+import json
+
+import pytest
+import torch
+
+from edgeless.__main__ import main
+from edgeless.bench import graphs
+from edgeless.bench.peers import LAYER_PEERS, build
+from edgeless.bench.work import Case, op_case
+from edgeless.cli.devices import installed
+
+TOY = graphs.load("toy", None, torch.device("cpu"))
+
+
+def norm_error(a, b):
+    """Relative, but for the gradient of a key's bias, which is zero up to rounding: softmax does not see a shift."""
+    return ((a.double() - b.double()).norm() / max(b.double().norm(), 0.1)).item()
+
+
+def computed(case, peer):
+    """Output and gradients of one peer, under the gradient 1, 2, 3, ... of the output."""
+    work = build(case, peer, TOY)
+    out = work.compute()
+    weight = torch.arange(1, out.numel() + 1, dtype=out.dtype).reshape(out.shape) / out.numel()
+    grads = torch.autograd.grad((out * weight).sum(), work.inputs, allow_unused=True)
+    return [out, *grads]
+
+
+@pytest.mark.parametrize("op", ["gatv2_H2_D8", "gat_H2_D8", "gt_H2_D8"])
+@pytest.mark.parametrize("peer", ["edgeless", "dgl"])
+def test_aggregation_peers_agree(op, peer):
+    if peer == "dgl" and not installed("dgl"):
+        pytest.skip("needs DGL")
+    case = op_case(op, "fp64")
+    for mine, plain in zip(computed(case, peer), computed(case, "plain")):
+        assert norm_error(mine, plain) < 1e-10
+
+
+@pytest.mark.parametrize("layer", ["gatv2", "gat", "transformer"])
+@pytest.mark.parametrize("framework", ["pyg", "dgl"])
+def test_layers_agree_with_the_stock_ones(layer, framework):
+    if not installed(framework):
+        pytest.skip(f"needs {framework}")
+    case = Case("layer", layer, "fp64", features=16, heads=2, channels=8)
+    for mine, stock in zip(computed(case, f"edgeless-{framework}"), computed(case, framework)):
+        assert (mine is None) == (stock is None)
+        if mine is not None:
+            assert norm_error(mine, stock) < 1e-10
+
+
+def test_autocast_is_on_for_16_bit_layers():
+    if not installed("pyg"):
+        pytest.skip("needs pyg")
+    work = build(Case("layer", "transformer", "bf16", features=16, heads=2, channels=8), "pyg", TOY)
+    seen = []
+    compute = work.compute
+    work.compute = lambda: (seen.append(torch.is_autocast_enabled("cpu")), compute())[1]
+    work.forward_backward()
+    assert seen == [True]
+
+
+def test_every_layer_peer_names_a_framework_and_a_way_to_run():
+    assert {framework for framework, _, _ in LAYER_PEERS.values()} == {"pyg", "dgl"}
+    assert {how for _, _, how in LAYER_PEERS.values()} == {"eager", "compiled", "graphed"}
+
+
+def test_bench_measures_and_writes_what_it_prints(tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    options = ["--graph", "toy", "--op", "gatv2_H2_D8", "--peers", "plain", "edgeless", "--device", "cpu"]
+    assert main(["bench", *options, "--rounds", "1", "--warmup", "1", "--json", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "toy: 1,000 nodes, 10,000 edges; gatv2_H2_D8 fp32" in out
+    written = json.loads(file.read_text())
+    assert [(row["peer"], row["mode"]) for row in written["results"]] == [
+        (peer, mode) for mode in ("forward", "forward_backward") for peer in ("plain", "edgeless")
+    ]
+    for row in written["results"]:
+        assert row["median_ms"] > 0
+        assert row["peak_bytes"] is not None
+        assert row["useful_gb_per_s"] > 0
+    assert written["setting"]["torch"] == torch.__version__
+
+
+def test_threads_are_compared_and_restored(capsys):
+    before = torch.get_num_threads()
+    options = ["--graph", "toy", "--op", "gat_H1_D8", "--peers", "edgeless", "--mode", "forward", "--no-memory"]
+    try:
+        assert main(["bench", *options, "--compare-threads", "1,2", "--rounds", "1"]) == 0
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    out = capsys.readouterr().out
+    assert "edgeless, 1 thread " in out
+    assert "edgeless, 2 threads" in out
+    assert "against 1 thread" in out
+
+
+def test_figures_of_a_baseline_are_printed_with_their_mean(tmp_path, capsys):
+    figures = {"graph": "toy", "op": "gat_H1_D8", "dtype": "fp32", "forward_ms": 1e6, "forward_peer": "a slow one"}
+    baseline = {"machine": "a machine", "date": "2026-11-21", "aggregation": [figures], "layers": []}
+    (tmp_path / "b.json").write_text(json.dumps(baseline))
+    options = ["--graph", "toy", "--op", "gat_H1_D8", "--peers", "edgeless", "--mode", "forward", "--no-memory"]
+    assert main(["bench", *options, "--device", "cpu", "--rounds", "1", "--baseline", str(tmp_path / "b.json")]) == 0
+    out = capsys.readouterr().out
+    assert "of 1,000,000" in out
+    assert "Ratio to the best peer (a machine, 2026-11-21)" in out

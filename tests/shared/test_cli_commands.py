@@ -1,0 +1,110 @@
+"""The commands as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import edgeless
+from edgeless.__main__ import main
+from edgeless.cli import devices
+
+FRAMEWORKS = [name for name in ("pyg", "dgl") if devices.installed(name)]
+TINY = ["--nodes", "200", "--edges", "2000", "--epochs", "3", "--device", "cpu", "--threads", "1"]
+
+
+def test_info_prints_versions_and_frameworks(capsys):
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert edgeless.__version__ in out
+    for name, title in (("pyg", "PyTorch Geometric"), ("dgl", "DGL")):
+        (line,) = (line for line in out.splitlines() if line.startswith(title))
+        assert ("GATv2Conv" in line) == (name in FRAMEWORKS)
+        assert ("not installed" in line) == (name not in FRAMEWORKS)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("layer", ["gatv2", "gat", "transformer"])
+def test_demo_trains_both_sides_to_the_same_loss(tmp_path, capsys, framework, layer):
+    file = tmp_path / "demo.json"
+    assert main(["demo", "--framework", framework, "--layer", layer, "--json", str(file), *TINY]) == 0
+    out = capsys.readouterr().out
+    for row in ("time of an epoch", "peak memory", "test accuracy"):
+        assert row in out
+    measured = json.loads(file.read_text())
+    stock, ours = (measured[side] for side in ("stock", "edgeless"))
+    assert stock["layer"].split(".")[0] in ("torch_geometric", "dgl")
+    assert ours["layer"].startswith(f"edgeless.{framework}.nn")
+    assert len(ours["seconds"]) == len(stock["seconds"]) == 3
+    assert stock["peak_bytes"] > 0
+    losses = [side["runs"][0]["losses"] for side in (stock, ours)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
+def test_demo_repeats_seeds_and_draws(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "demo.png"
+    options = ["--seeds", "2", "--dropout", "0.5", "--plot", str(plot), *TINY]
+    assert main(["demo", "--framework", FRAMEWORKS[0], *options]) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    out = capsys.readouterr().out
+    assert "±" in out
+    assert "different dropout masks" in out
+
+
+@pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
+def test_demo_reads_cora(shared_data, tmp_path, capsys):
+    file = tmp_path / "cora.json"
+    options = ["--dataset", "cora", "--root", str(shared_data / "planetoid"), "--epochs", "2", "--json", str(file)]
+    assert main(["demo", "--framework", FRAMEWORKS[0], "--device", "cpu", *options]) == 0
+    config = json.loads(file.read_text())["config"]
+    assert (config["hidden"], config["heads"], config["dropout"]) == (8, 8, 0.6)
+    assert "2,708 nodes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo", "--dataset", "cora"], "--dataset and --root go together"),
+        (["demo", "--dataset", "cora", "--root", "x", "--npz", "y"], "give one"),
+        (["demo", "--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["demo", "--npz", "missing.npz"], "missing.npz: cannot be read"),
+        (["bench", "--graph", "nowhere"], "--graph nowhere: not one of star, toy"),
+        (["bench", "--graph", "toy", "--op", "gatv3_H1_D1"], "an aggregation is called gatv2_H8_D128"),
+        (["bench", "--graph", "toy", "--op", "gat_H1_D1", "--peers", "pyg"], "for gat_H1_D1 there are plain"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_status_2(monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(devices, "installed", lambda framework: True)  # the complaint is not about frameworks
+    assert main(arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_missing_framework_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(devices, "installed", lambda framework: False)
+    assert main(["demo", "--framework", "dgl"]) == 2
+    assert capsys.readouterr().err == (
+        "edgeless demo: DGL is not installed; install it with: pip install 'edgeless[dgl]'\n"
+    )
+
+
+def test_cuda_without_a_gpu_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(devices.torch.cuda, "is_available", lambda: False)
+    assert main(["bench", "--graph", "toy", "--op", "gat_H1_D4", "--device", "cuda"]) == 2
+    assert "edgeless bench: --device cuda: " in capsys.readouterr().err
+
+
+def test_the_module_runs_without_any_framework(tmp_path):
+    """`python -m edgeless info` in a fresh HOME, where importing a framework fails."""
+    for name in ("torch_geometric", "dgl"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('broken on purpose')")
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "edgeless", "info"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cannot be imported") == 2

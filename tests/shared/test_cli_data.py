@@ -1,0 +1,130 @@
+"""The graphs of the demo: made by a seed, or read from files that may be wrong."""
+
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from edgeless.cli.devices import UsageError
+from edgeless.demo.data import community_graph, read_npz, read_planetoid
+
+SMALL = {"num_nodes": 500, "num_edges": 8000, "num_classes": 5, "num_features": 8}
+
+
+def test_the_community_graph_is_a_function_of_its_seed():
+    one, two, other = (community_graph(**SMALL, seed=seed) for seed in (3, 3, 4))
+    for a, b in zip(one[1:], two[1:]):
+        assert torch.equal(a, b)
+    assert not torch.equal(one.edge_index, other.edge_index)
+
+
+def test_the_community_graph_is_simple_undirected_and_as_large_as_asked():
+    data = community_graph(**SMALL)
+    u, v = data.edge_index
+    assert data.edge_index.shape == (2, 8000)
+    assert int((u == v).sum()) == 0
+    keys = set((u * 500 + v).tolist())
+    assert len(keys) == 8000
+    assert keys == set((v * 500 + u).tolist())
+
+
+def test_the_community_graph_has_learnable_labels_and_a_split():
+    data = community_graph(**SMALL)
+    assert torch.bincount(data.y).tolist() == [100] * 5
+    u, v = data.edge_index
+    inside = (data.y[u] == data.y[v]).double().mean()
+    assert inside > 0.35  # one fifth if the edges knew nothing of the labels
+    assert torch.equal(data.train.int() + data.val.int() + data.test.int(), torch.ones(500, dtype=torch.int))
+
+
+def arrays(**changes):
+    good = {
+        "node_features": np.ones((3, 2), np.float32),
+        "node_labels": np.array([0, 1, 1]),
+        "edges": np.array([[0, 1], [1, 2]]),
+        "train_masks": np.array([[True, False, False], [False, True, False]]),
+        "val_masks": np.array([False, True, False]),
+        "test_masks": np.array([False, False, True]),
+    }
+    return {**good, **changes}
+
+
+def test_npz_is_read_in_both_directions_with_the_first_split(tmp_path):
+    np.savez(tmp_path / "g.npz", **arrays())
+    data = read_npz(tmp_path / "g.npz")
+    assert data.name == "g"
+    assert sorted(data.edge_index.t().tolist()) == [[0, 1], [1, 0], [1, 2], [2, 1]]
+    assert data.train.tolist() == [True, False, False]
+    assert data.val.tolist() == [False, True, False]
+    assert (data.x.dtype, data.y.dtype, data.num_classes) == (torch.float32, torch.int64, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"edges": np.array([[0, 3]])}, r"edges must be node ids in \[0, 3\), got 0 to 3"),
+        ({"edges": np.array([[-1, 2]])}, r"edges must be node ids in \[0, 3\), got -1 to 2"),
+        ({"edges": np.zeros((2, 5), int)}, r"edges must have shape \[E, 2\], got \[2, 5\]"),
+    ],
+)
+def test_npz_with_wrong_edges_is_refused(tmp_path, changes, message):
+    np.savez(tmp_path / "g.npz", **arrays(**changes))
+    with pytest.raises(UsageError, match=message):
+        read_npz(tmp_path / "g.npz")
+
+
+def test_npz_without_an_array_names_it(tmp_path):
+    rest = arrays()
+    del rest["val_masks"]
+    np.savez(tmp_path / "g.npz", **rest)
+    with pytest.raises(UsageError, match="val_masks missing"):
+        read_npz(tmp_path / "g.npz")
+
+
+def test_a_file_that_is_no_npz_is_refused(tmp_path):
+    (tmp_path / "g.npz").write_text("hello")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_npz(tmp_path / "g.npz")
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_npz(tmp_path / "missing.npz")
+
+
+def test_planetoid_without_files_says_where_they_belong(tmp_path):
+    with pytest.raises(UsageError, match=r"CiteSeer/raw/ind\.citeseer\.graph"):
+        read_planetoid(tmp_path, "citeseer")
+
+
+def test_a_planetoid_pickle_that_runs_code_is_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
+        (tmp_path / f"ind.cora.{part}").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UsageError, match=r"asks for \w+\.mkdir, which is no array"):
+        read_planetoid(tmp_path, "cora")
+    assert not (tmp_path / "owned").exists()
+
+
+def test_cora_has_the_standard_split(shared_data):
+    data = read_planetoid(shared_data / "planetoid", "cora")
+    assert data.x.shape == (2708, 1433)
+    assert torch.bincount(data.y[data.train]).tolist() == [20] * 7
+    assert (int(data.val.sum()), int(data.test.sum())) == (500, 1000)
+
+
+def test_cora_is_the_same_as_read_by_pyg(shared_data, tmp_path):
+    datasets = pytest.importorskip("torch_geometric.datasets")
+    transforms = pytest.importorskip("torch_geometric.transforms")
+    pytest.importorskip("scipy")
+    shutil.copytree(shared_data / "planetoid", tmp_path / "root")  # PyG writes beside the raw files
+    theirs = datasets.Planetoid(str(tmp_path / "root"), "Cora", transform=transforms.NormalizeFeatures())[0]
+    ours = read_planetoid(shared_data / "planetoid", "cora")
+    torch.testing.assert_close(ours.x, theirs.x)
+    assert torch.equal(ours.y, theirs.y)
+    for mine, his in ((ours.train, theirs.train_mask), (ours.val, theirs.val_mask), (ours.test, theirs.test_mask)):
+        assert torch.equal(mine, his)
+    assert set(map(tuple, ours.edge_index.t().tolist())) == set(map(tuple, theirs.edge_index.t().tolist()))
