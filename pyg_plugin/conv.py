@@ -86,12 +86,12 @@ class FusedConv(FusedLayer):
 
     def _module_refusals(self) -> list[str]:
         """What about this layer, whatever its input, the kernels do not know."""
+        cls, state = type(self), self.__dict__
         reasons = [
             f"{name}() is overridden"
             for name, stock in self._stock_steps
-            if getattr(getattr(self, name), "__func__", None) is not stock
+            if getattr(cls, name) is not stock or name in state
         ]
-        state = self.__dict__
         if self._own_propagation:
             reasons.append("propagate() or edge_updater() is overridden")
         for name in _HOOKS:

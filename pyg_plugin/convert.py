@@ -113,7 +113,8 @@ class SparseMatrix(EdgeList):
 
     @staticmethod
     def _looped(adj_t: Tensor) -> Tensor:
-        return add_self_loops(remove_self_loops(adj_t.detach())[0])[0]
+        adj_t = adj_t.detach().clone()  # PyG writes the flag of coalescence into what it is given
+        return add_self_loops(remove_self_loops(adj_t)[0])[0]
 
     @staticmethod
     def graph(adj_t: Tensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
