@@ -21,6 +21,23 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "attention_weights(Tensor logsumexp, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> Tensor");
+
+  // Sums: out[i] = dst_scale[i] * sum of weight[e] * src_scale[j] * x[j]; its transpose is the same op on the other
+  // direction of the graph. sddmm: <dst[i], src[j]> of every edge, scaled alike.
+  m.def(
+      "spmm(Tensor x, Tensor? weight, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc, "
+      "ScalarType? out_dtype) -> Tensor");
+  m.def("sddmm(Tensor dst, Tensor src, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc) -> Tensor");
+
+  // Min and max: arg is the position of the extremum within its row. ties: what equal extrema get of the gradient,
+  // "first" all to the first, "shared" equal parts, "scatter" equal parts and one more part lost where the extremum is
+  // 0 (torch's scatter_reduce on zeros). tied says in which rows there is something to share.
+  m.def(
+      "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
+      "str ties) -> (Tensor out, Tensor arg, Tensor tied)");
+  m.def(
+      "neighbor_reduce_backward(Tensor grad_out, Tensor x, Tensor out, Tensor arg, Tensor tied, Tensor[] csr, "
+      "Tensor[] csc, str reduce, str ties) -> Tensor");
 }
 
 PYBIND11_MODULE(_C, m) {

@@ -1,4 +1,4 @@
-"""Attention over a graph, one call a layer, with no edge tensor behind it.
+"""Attention over a graph, one call a layer, with no edge tensor behind it; and sums and extrema over in-neighbours.
 
 Every function takes a :class:`edgeless.Graph` and node tensors, and is differentiable once in every floating tensor.
 ``Ns``/``Nd`` are the graph's numbers of source/destination nodes, ``E`` its edges, ``H`` heads. Edge tensors are in
@@ -26,27 +26,16 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .backends import current_backend, kernel_refusal, NotFusedError
+from .aggregation import neighbor_reduce, sddmm_dot, spmm
+from .functional_checks import cast as _cast
+from .functional_checks import expect as _expect
+from .functional_checks import promoted as _promoted
+from .functional_checks import runs_reference as _runs_reference
 from .ops.attention import statistics_dtype
 
-__all__ = ["dot_attention", "gat_attention", "gatv2_attention"]
+__all__ = ["dot_attention", "gat_attention", "gatv2_attention", "neighbor_reduce", "sddmm_dot", "spmm"]
 
 Seed = Union[int, Tensor, None]
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-def _expect(call: str, name: str, tensor, sizes: tuple, meaning: str) -> None:
-    """Raise unless ``tensor`` is a floating tensor whose shape is ``sizes`` (None matches anything)."""
-    if not isinstance(tensor, Tensor):
-        raise ValueError(f"{call}: {name} must be a Tensor of shape {meaning}, got {type(tensor).__name__}")
-    shape = tensor.shape
-    if len(shape) != len(sizes) or any(want is not None and want != have for want, have in zip(sizes, shape)):
-        numbers = ", ".join("*" if size is None else str(size) for size in sizes)
-        raise ValueError(f"{call}: {name} must have shape {meaning} = [{numbers}], got {list(shape)}")
-    if tensor.dtype not in _FLOATS:
-        raise ValueError(f"{call}: {name} must be float32, float64, bfloat16 or float16, got {tensor.dtype}")
-
-
 def _check_common(call, graph, tensors, heads, edge_attr, edge_proj, edge_scale, proj_sizes, dropout, return_weights):
     if (edge_attr is None) != (edge_proj is None):
         missing, given = ("edge_attr", "edge_proj") if edge_attr is None else ("edge_proj", "edge_attr")
@@ -70,36 +59,12 @@ def _check_common(call, graph, tensors, heads, edge_attr, edge_proj, edge_scale,
             raise ValueError(f"{call}: {name} must be on the graph's device {device}, got {tensor.device}")
 
 
-def _promoted(tensors) -> torch.dtype:
-    dtype = None
-    for tensor in tensors:
-        if tensor is not None:
-            dtype = tensor.dtype if dtype is None else torch.promote_types(dtype, tensor.dtype)
-    return dtype
-
-
-def _cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
-    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
-
-
 def _seed_tensor(seed: Seed, device) -> Tensor:
     if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
     if isinstance(seed, Tensor):
         return seed.to(device=device, dtype=torch.int64).reshape(1)
     return torch.tensor([seed], dtype=torch.int64, device=device)
-
-
-def _runs_reference(call: str, device: torch.device) -> bool:
-    backend = current_backend()
-    if backend == "reference":
-        return True
-    refusal = kernel_refusal(device)
-    if refusal is None:
-        return False
-    if backend == "fused":
-        raise NotFusedError(f"{call}: {refusal}")
-    return True
 
 
 def _fused(

@@ -68,6 +68,8 @@ class Graph:
         self._kept = kept  # set by with_self_loops
         self._looped: Optional[Graph] = None
         self._zero_in_degree: Optional[bool] = None
+        self._max_in_degree: Optional[int] = None
+        self._scales: dict = {}  # see degree_scale
 
     # Constructors ----------------------------------------------------------------------------------------------------
 
@@ -316,6 +318,24 @@ class Graph:
             self._zero_in_degree = bool((self.in_degrees() == 0).any())
         return self._zero_in_degree
 
+    @property
+    def max_in_degree(self) -> int:
+        """The largest number of in-edges of a destination, 0 without destinations. Kept; waits for the GPU once."""
+        if self._max_in_degree is None:
+            self._max_in_degree = int(self.in_degrees().max()) if self._num_dst else 0
+        return self._max_in_degree
+
+    def degree_scale(self, side: str, power: float, dtype: torch.dtype) -> Tensor:
+        """``max(degree, 1) ** power`` of every node: in-degrees of side ``"dst"``, out-degrees of side ``"src"``. Kept."""
+        key = (side, power, dtype)
+        scale = self._scales.get(key)
+        if scale is None:
+            with normal_tensors():
+                degrees = self.in_degrees() if side == "dst" else self.out_degrees()
+                scale = degrees.clamp(min=1).to(dtype).pow(power)
+            self._scales[key] = scale
+        return scale
+
     # Other graphs ----------------------------------------------------------------------------------------------------
 
     def reverse(self) -> Graph:
@@ -330,7 +350,7 @@ class Graph:
         moved = Graph(csr, csc, self._num_src, self._num_dst, self._is_symmetric, kept)
         if moved._any.indices is self._any.indices:
             return self
-        moved._zero_in_degree = self._zero_in_degree
+        moved._zero_in_degree, moved._max_in_degree = self._zero_in_degree, self._max_in_degree
         return moved
 
     def with_self_loops(self) -> Graph:
@@ -367,7 +387,8 @@ class Graph:
         return (self,) if self._looped is None else (self, self._looped)
 
     def _tensors(self):
-        return (t for t in (*(self._csr or ()), *(self._csc or ()), self._kept) if t is not None)
+        arrays = (*(self._csr or ()), *(self._csc or ()), self._kept, *self._scales.values())
+        return (t for t in arrays if t is not None)
 
     def _full_bytes(self) -> int:
         indices = self._any.indices
@@ -376,7 +397,7 @@ class Graph:
         return entries * indices.element_size() + kept
 
     def __getstate__(self):
-        return {**self.__dict__, "_looped": None}
+        return {**self.__dict__, "_looped": None, "_scales": {}}
 
     def __repr__(self) -> str:
         symmetric = ", symmetric" if self._is_symmetric else ""

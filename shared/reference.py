@@ -13,7 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["dot_attention", "dropout_mask", "gat_attention", "gatv2_attention"]
+__all__ = [
+    "dot_attention",
+    "dropout_mask",
+    "gat_attention",
+    "gatv2_attention",
+    "neighbor_reduce",
+    "sddmm_dot",
+    "spmm",
+]
 
 _MASK32 = 0xFFFFFFFF
 
@@ -156,3 +164,53 @@ def dot_attention(
         key, value = key + term, value + term
     logits = (q[dst] * key).sum(-1) * scale
     return _attend(graph, logits, value, edge_scale, dropout, seed, return_weights, out_dtype)
+
+
+def spmm(graph, x: Tensor, weight: Optional[Tensor] = None, src_scale=None, dst_scale=None) -> Tensor:
+    """Plain version of :func:`edgeless.functional.spmm`, with the scales ``[Ns]`` and ``[Nd]`` given."""
+    dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
+    x = x.to(torch.promote_types(dtype, torch.float32))
+    src, dst = graph.edge_index()
+    ones = (1,) * (x.dim() - 1)
+    if src_scale is not None:
+        x = x * src_scale.to(x.dtype).view(-1, *ones)
+    messages = x[src]
+    if weight is not None:
+        weight = weight.to(x.dtype)
+        messages = messages * (weight.view(-1, *ones) if weight.dim() == 1 else weight.unsqueeze(-1))
+    out = messages.new_zeros(graph.num_dst, *x.shape[1:]).index_add(0, dst, messages)
+    if dst_scale is not None:
+        out = out * dst_scale.to(x.dtype).view(-1, *ones)
+    return out.to(dtype)
+
+
+def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
+    """Plain version of :func:`edgeless.functional.sddmm_dot`."""
+    dtype = torch.promote_types(x_dst.dtype, x_src.dtype)
+    compute = torch.promote_types(dtype, torch.float32)
+    src, dst = graph.edge_index()
+    return (x_dst.to(compute)[dst] * x_src.to(compute)[src]).sum(-1).to(dtype)
+
+
+def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:
+    """Plain version of :func:`edgeless.functional.neighbor_reduce`."""
+    src, dst = graph.edge_index()
+    if ties == "scatter":
+        index = dst.unsqueeze(1).expand(-1, x.size(1))
+        out = x.new_zeros(graph.num_dst, x.size(1))
+        out = out.scatter_reduce(0, index, x[src], "a" + reduce, include_self=False)
+    else:
+        out = torch.stack([_extremum(x[src[dst == i]], reduce, ties) for i in range(graph.num_dst)] or [x[:0].sum(0)])
+        out = out[: graph.num_dst]
+    isolated = graph.in_degrees() == 0
+    return torch.where(isolated.unsqueeze(1), torch.full_like(out, fill), out)
+
+
+def _extremum(rows: Tensor, reduce: str, ties: str) -> Tensor:
+    if len(rows) == 0:
+        return rows.new_zeros(rows.size(1))
+    if ties == "shared":
+        return rows.amin(0) if reduce == "min" else rows.amax(0)
+    best = rows.amin(0) if reduce == "min" else rows.amax(0)
+    first = ((rows == best) | rows.isnan()).to(torch.uint8).argmax(0)
+    return rows.gather(0, first.unsqueeze(0))[0]

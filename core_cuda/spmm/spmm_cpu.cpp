@@ -1,0 +1,108 @@
+// SpMM and SDDMM on the CPU: checks, allocation, and the parts dealt out to threads.
+#include <torch/library.h>
+
+#include "../common/cpu/partition.h"
+#include "../common/cpu/tensors.h"
+#include "cpu/args.h"
+#include "cpu/kernels.h"
+#include "inputs.h"
+
+namespace edgeless::cpu {
+namespace {
+
+template <class A>
+struct ScaleMemory {
+  at::Tensor row, column;
+
+  void set(SpmmArgs<A>& args, const OptTensor& row_scale, const OptTensor& column_scale) {
+    if (row_scale) args.row_scale = (row = row_scale->contiguous()).template data_ptr<A>();
+    if (column_scale) args.column_scale = (column = column_scale->contiguous()).template data_ptr<A>();
+  }
+};
+
+template <class A>
+void run_spmm(SpmmPass pass, SpmmArgs<A>& args, const at::TensorOptions& options) {
+  args.items_per_part = choose_items_per_part(args.graph);
+  const int64_t parts = num_parts(args.graph, args.items_per_part);
+  const auto kernels = choose_spmm_kernels<A>();
+  const int64_t scratch = kernels.scratch_size(args);
+  at::Tensor carry;
+  if (parts > 1 && pass == SpmmPass::product) {
+    carry = at::empty({parts * 2 * args.heads * args.width}, options);
+    args.carry = carry.data_ptr<A>();
+  }
+  for_each_part<A>(parts, scratch, [&](int64_t part, A* memory) { kernels.run(pass, args, part, memory); });
+  if (!args.carry) return;
+  for_each_part<A>(parts, scratch, [&](int64_t part, A* memory) { kernels.merge(args, part, memory); });
+}
+
+at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+                at::TensorList csr, at::TensorList /*csc*/, std::optional<at::ScalarType> out_dtype) {
+  const char* op = "edgeless::spmm";
+  check_spmm(op, x, weight, src_scale, dst_scale, csr);
+  const auto statistics = statistics_dtype(x.scalar_type());
+  const auto kind = out_dtype.value_or(x.scalar_type());
+  TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
+                    statistics, ", got ", kind);
+  at::Tensor out = at::empty({csr[0].size(0) - 1, x.size(1), x.size(2)}, x.options().dtype(kind));
+  if (out.numel() == 0) return out;
+  with_arithmetic(x.scalar_type(), [&](auto zero) {
+    using A = decltype(zero);
+    SpmmArgs<A> args{};
+    const at::Tensor packed = packed_rows(x);
+    ScaleMemory<A> scales;
+    args.graph = compressed(csr);
+    args.heads = weight && weight->stride(1) != 0 ? x.size(1) : 1;  // heads of equal weight are one wide head
+    args.width = x.size(1) * x.size(2) / args.heads;
+    args.x = rows_of(packed);
+    if (weight) {
+      args.weight = weight->const_data_ptr<A>();
+      args.weight_edge_stride = weight->stride(0);
+      args.weight_head_stride = weight->stride(1);
+    }
+    scales.set(args, dst_scale, src_scale);
+    args.out = out_rows(out);
+    run_spmm(SpmmPass::product, args, x.options().dtype(statistics));
+    return 0;
+  });
+  return out;
+}
+
+at::Tensor sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
+                 at::TensorList csr, at::TensorList /*csc*/) {
+  const char* op = "edgeless::sddmm";
+  check_spmm(op, src, {}, src_scale, dst_scale, csr);
+  check_shape(op, "dst", dst, {csr[0].size(0) - 1, src.size(1), src.size(2)});
+  check_rows_dtype(op, "dst", dst);
+  TORCH_CHECK_VALUE(statistics_dtype(dst.scalar_type()) == statistics_dtype(src.scalar_type()), op, ": dst and src must ",
+                    "both be float64 or neither, got ", dst.scalar_type(), " and ", src.scalar_type());
+  check_device(op, "dst", dst, src.device());
+  const auto statistics = statistics_dtype(src.scalar_type());
+  at::Tensor products = at::empty({csr[1].size(0), src.size(1)}, src.options().dtype(statistics));
+  if (products.numel() == 0 || src.numel() == 0) return products.zero_();
+  with_arithmetic(src.scalar_type(), [&](auto zero) {
+    using A = decltype(zero);
+    SpmmArgs<A> args{};
+    const at::Tensor columns = packed_rows(src), rows = packed_rows(dst);
+    ScaleMemory<A> scales;
+    args.graph = compressed(csr);
+    args.heads = src.size(1);
+    args.width = src.size(2);
+    args.x = rows_of(columns);
+    args.own = rows_of(rows);
+    scales.set(args, dst_scale, src_scale);
+    args.products = products.data_ptr<A>();
+    run_spmm(SpmmPass::sampled, args, products.options());
+    return 0;
+  });
+  return products;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
+  m.impl("spmm", spmm);
+  m.impl("sddmm", sddmm);
+}
+
+}  // namespace edgeless::cpu

@@ -1,0 +1,200 @@
+"""Sums, sampled products and extrema over in-neighbours. Called as ``edgeless.functional``'s."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .functional_checks import cast, expect, promoted, runs_reference
+from .graph_checks import compiling
+from .ops import reduction as _reduction  # noqa: F401  registers the autograd of the ops
+from .ops import spmm as _spmm_op  # noqa: F401
+from .ops.attention import statistics_dtype
+
+NORMS = ("none", "left", "right", "both")
+
+
+def _check_choice(call: str, name: str, value, choices) -> None:
+    if value not in choices:
+        raise ValueError(f"{call}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def _check_device(call: str, graph, **tensors) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != graph.device:
+            raise ValueError(f"{call}: {name} must be on the graph's device {graph.device}, got {tensor.device}")
+
+
+def _arrays(compressed) -> list:
+    return [t for t in compressed if t is not None]
+
+
+def _scales(graph, norm: str, reduce: str, dtype: torch.dtype):
+    """(of sources, of destinations) of a norm and a reduction; None is 1."""
+    src = dst = None
+    if norm == "left":
+        src = graph.degree_scale("src", -1.0, dtype)
+    elif norm == "right":
+        dst = graph.degree_scale("dst", -1.0, dtype)
+    elif norm == "both":
+        src, dst = graph.degree_scale("src", -0.5, dtype), graph.degree_scale("dst", -0.5, dtype)
+    if reduce == "mean":
+        mean = graph.degree_scale("dst", -1.0, dtype)
+        dst = mean if dst is None else dst * mean
+    return src, dst
+
+
+def _check_weight(call: str, graph, x: Tensor, weight: Tensor) -> None:
+    if isinstance(weight, Tensor) and weight.dim() == 1:
+        expect(call, "weight", weight, (graph.num_edges,), "[E]")
+    elif x.dim() == 3:
+        expect(call, "weight", weight, (graph.num_edges, x.size(1)), "[E] or [E, H]")
+    else:
+        expect(call, "weight", weight, (graph.num_edges,), "[E], or [E, H] with x of shape [Ns, H, F],")
+
+
+def _as_heads(x: Tensor) -> Tensor:
+    """``[N, ..., F]`` as ``[N, H, F]``."""
+    return x if x.dim() == 3 else x.reshape(x.size(0), 1, x[0].numel() if x.size(0) else x.shape[1:].numel())
+
+
+def spmm(
+    graph,
+    x: Tensor,
+    weight: Optional[Tensor] = None,
+    *,
+    norm: str = "none",
+    reduce: str = "sum",
+    src_scale: Optional[Tensor] = None,
+    dst_scale: Optional[Tensor] = None,
+    out_dtype: Optional[torch.dtype] = None,
+) -> Tensor:
+    r"""Weighted sum of the features of in-neighbours.
+
+    .. math:: o_i = d_i \sum_{e = (j, i)} w_e\, s_j\, x_j
+
+    Differentiable, any number of times, in x and weight.
+
+    Args:
+        graph (edgeless.Graph): messages flow from sources to destinations.
+        x (Tensor): ``[Ns, ..., F]``, float32, float64, bfloat16 or float16 (computed in float32).
+        weight (Tensor, optional): ``[E]`` in the graph's original edge order, or ``[E, H]`` for x ``[Ns, H, F]``.
+        norm: ``"none"``; ``"left"``: :math:`s_j` is 1 / out-degree; ``"right"``: :math:`d_i` is 1 / in-degree;
+            ``"both"``: both are 1 / square root of the degree (Kipf, Welling: "Semi-Supervised Classification with
+            Graph Convolutional Networks", ICLR 2017, equation 2). A degree of 0 counts as 1.
+        reduce: ``"sum"`` or ``"mean"``, which divides by the in-degree.
+        src_scale, dst_scale (Tensor, optional): :math:`s` ``[Ns]`` and :math:`d` ``[Nd]`` themselves, taken as
+            constants. Not together with a norm.
+        out_dtype (torch.dtype, optional): default is the promoted dtype of x and weight.
+    Returns:
+        Tensor ``[Nd, ..., F]``. Rows without in-edges give 0.
+    Raises:
+        ValueError: a shape, dtype, device or option that does not fit.
+    """
+    call = "spmm"
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        came = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"{call}: x must be a Tensor of shape [Ns, ..., F], got {came}")
+    expect(call, "x", x, (graph.num_src, *[None] * (x.dim() - 1)), "[Ns, ..., F]")
+    if weight is not None:
+        _check_weight(call, graph, x, weight)
+    _check_choice(call, "norm", norm, NORMS)
+    _check_choice(call, "reduce", reduce, ("sum", "mean"))
+    for name, scale, size in (("src_scale", src_scale, graph.num_src), ("dst_scale", dst_scale, graph.num_dst)):
+        if scale is not None:
+            expect(call, name, scale, (size,), "[Ns]" if name == "src_scale" else "[Nd]")
+            if norm != "none":
+                raise ValueError(f"{call}: {name} goes with norm 'none', got {norm!r}")
+    _check_device(call, graph, x=x, weight=weight, src_scale=src_scale, dst_scale=dst_scale)
+    out_dtype = out_dtype or promoted((x, weight))
+    parameters = statistics_dtype(x.dtype)
+    by_norm = _scales(graph, norm, reduce, parameters)
+    src_scale = by_norm[0] if src_scale is None else src_scale.detach().to(parameters)
+    if dst_scale is not None:
+        dst_scale = dst_scale.detach().to(parameters)
+        dst_scale = dst_scale if by_norm[1] is None else dst_scale * by_norm[1]
+    else:
+        dst_scale = by_norm[1]
+    if runs_reference(call, x.device):
+        return reference.spmm(graph, x, weight, src_scale, dst_scale).to(out_dtype)
+    rows = _as_heads(x)
+    if weight is not None:
+        weight = cast(weight, parameters)
+        weight = weight.unsqueeze(1).expand(-1, rows.size(1)) if weight.dim() == 1 else weight
+    csr = _arrays(graph.csr)
+    csc = _arrays(graph.csc) if torch.is_grad_enabled() and x.requires_grad else []
+    kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
+    out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out)
+    return cast(out.view(graph.num_dst, *x.shape[1:]), out_dtype)
+
+
+def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
+    r"""Dot product of the two ends of every edge (a sampled dense-dense matrix product).
+
+    .. math:: p_e = \langle x^{dst}_i, x^{src}_j \rangle, \quad e = (j, i)
+
+    Differentiable, any number of times, in both.
+
+    Args:
+        graph (edgeless.Graph): its edges are sampled.
+        x_dst (Tensor): ``[Nd, F]`` or ``[Nd, H, F]``.
+        x_src (Tensor): ``[Ns, F]`` or ``[Ns, H, F]``, of the same dtype.
+    Returns:
+        Tensor ``[E]`` or ``[E, H]`` in the graph's original edge order.
+    Raises:
+        ValueError: a shape, dtype or device that does not fit.
+    """
+    call = "sddmm_dot"
+    if not isinstance(x_dst, Tensor) or x_dst.dim() not in (2, 3):
+        came = list(x_dst.shape) if isinstance(x_dst, Tensor) else type(x_dst).__name__
+        raise ValueError(f"{call}: x_dst must be a Tensor of shape [Nd, F] or [Nd, H, F], got {came}")
+    expect(call, "x_dst", x_dst, (graph.num_dst, *[None] * (x_dst.dim() - 1)), "[Nd, F] or [Nd, H, F]")
+    expect(call, "x_src", x_src, (graph.num_src, *x_dst.shape[1:]), "[Ns, F] or [Ns, H, F]")
+    _check_device(call, graph, x_dst=x_dst, x_src=x_src)
+    dtype = promoted((x_dst, x_src))
+    if runs_reference(call, x_dst.device):
+        return reference.sddmm_dot(graph, x_dst, x_src)
+    dst, src = (_as_heads(cast(t, dtype)) for t in (x_dst, x_src))
+    csc = _arrays(graph.csc) if torch.is_grad_enabled() and src.requires_grad else []
+    products = torch.ops.edgeless.sddmm(dst, src, None, None, _arrays(graph.csr), csc)
+    return cast(products if x_dst.dim() == 3 else products.squeeze(1), dtype)
+
+
+def _arg_dtype(graph) -> torch.dtype:
+    """The narrowest type that holds every position within a row; int32 where looking would cost more than it saves."""
+    if compiling() or (graph.device.type == "cuda" and graph._max_in_degree is None):
+        return torch.int32
+    degree = graph.max_in_degree
+    return torch.uint8 if degree <= 2**8 else torch.int16 if degree <= 2**16 else torch.int32
+
+
+def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:
+    r"""Minimum or maximum of the features of in-neighbours, element by element. NaN wins, as in ``torch.amax``.
+
+    Args:
+        graph (edgeless.Graph): messages flow from sources to destinations.
+        x (Tensor): ``[Ns, F]``, float32, float64, bfloat16 or float16.
+        reduce: ``"min"`` or ``"max"``.
+        ties: what equal extrema get of the gradient: ``"shared"`` equal parts, as of ``torch.amax``; ``"first"`` all
+            to the first edge, as DGL gives all to one; ``"scatter"`` as of ``torch.scatter_reduce`` into zeros, which
+            PyG uses: equal parts, but where the extremum is 0 the zeros themselves keep one part.
+        fill: the value of rows without in-edges.
+    Returns:
+        Tensor ``[Nd, F]`` of x's dtype, differentiable once.
+    Raises:
+        ValueError: a shape, dtype, device or option that does not fit.
+    """
+    call = "neighbor_reduce"
+    expect(call, "x", x, (graph.num_src, None), "[Ns, F]")
+    _check_choice(call, "reduce", reduce, ("min", "max"))
+    _check_choice(call, "ties", ties, ("shared", "first", "scatter"))
+    _check_device(call, graph, x=x)
+    if runs_reference(call, x.device):
+        return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)
+    csr = _arrays(graph.csr)
+    needs_csc = x.is_cuda and torch.is_grad_enabled() and x.requires_grad
+    csc = _arrays(graph.csc) if needs_csc else []
+    return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, _arg_dtype(graph), ties)[0]

@@ -1,0 +1,48 @@
+"""What all functions of :mod:`edgeless.functional` check and decide alike."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .backends import NotFusedError, current_backend, kernel_refusal
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def expect(call: str, name: str, tensor, sizes: tuple, meaning: str) -> None:
+    """Raise unless ``tensor`` is a floating tensor whose shape is ``sizes`` (None matches anything)."""
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{call}: {name} must be a Tensor of shape {meaning}, got {type(tensor).__name__}")
+    shape = tensor.shape
+    if len(shape) != len(sizes) or any(want is not None and want != have for want, have in zip(sizes, shape)):
+        numbers = ", ".join("*" if size is None else str(size) for size in sizes)
+        raise ValueError(f"{call}: {name} must have shape {meaning} = [{numbers}], got {list(shape)}")
+    if tensor.dtype not in _FLOATS:
+        raise ValueError(f"{call}: {name} must be float32, float64, bfloat16 or float16, got {tensor.dtype}")
+
+
+def promoted(tensors) -> torch.dtype:
+    dtype = None
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = tensor.dtype if dtype is None else torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
+    return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+
+
+def runs_reference(call: str, device: torch.device) -> bool:
+    backend = current_backend()
+    if backend == "reference":
+        return True
+    refusal = kernel_refusal(device)
+    if refusal is None:
+        return False
+    if backend == "fused":
+        raise NotFusedError(f"{call}: {refusal}")
+    return True
