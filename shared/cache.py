@@ -261,7 +261,7 @@ def graph_for(
         tensors: the dense tensors that ``build`` reads, when the anchor can change; edited, they make the graph stale.
         compare: whether their version counters cannot be relied on, so that contents have to be compared.
     """
-    if compiling() or torch.jit.is_tracing():
+    if compiling():
         return build()
     mode = _mode()
     if mode == "off":

@@ -119,6 +119,8 @@ EDITS = {
     "out=": lambda e: torch.add(new_edges(), 1, out=e),
     "under inference mode": lambda e: _edit_under_inference_mode(e),
     "data replaced": lambda e: setattr(e, "data", new_edges().flip(0)),
+    "data narrowed": lambda e: setattr(e, "data", e.data[:, :3]),
+    "data restrided": lambda e: setattr(e, "data", e.data.as_strided((2, 4), (1, 1))),
     "transposed": lambda e: e.set_(e.untyped_storage(), 0, (2, 2), (1, 2)),
 }
 UNCOUNTED_EDITS = {  # past PyTorch's version counter
