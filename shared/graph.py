@@ -179,16 +179,17 @@ class Graph:
             raise ValueError(f"Graph.from_dgl: etype must be one of {g.canonical_etypes}, got None")
         etype = g.canonical_etypes[g.get_etype_id(etype)]
         num_src, num_dst = g.num_src_nodes(etype[0]), g.num_dst_nodes(etype[2])
-        # What DGL has already, in the order of its worth to us: asking for more would make DGL build and keep it.
+        # What DGL has already, in the order of its worth to us: asking for more would make DGL build and keep it. Its
+        # arrays are checked like any: DGL takes indptr and edge ids from the user as they are.
         have = g.formats()["created"]
         if "csc" in have:
             indptr, indices, ids = g.adj_tensors("csc", etype)
-            return cls.from_csr(indptr, indices, num_src, edge_ids=_dgl_ids(ids, indices), validate=False)
+            return cls.from_csr(indptr, indices, num_src, edge_ids=_dgl_ids(ids, indices))
         if "coo" in have:
             src, dst = g.edges(order="eid", etype=etype)
             return cls._from_ends("Graph.from_dgl", ("source", "destination"), src, dst, num_src, num_dst)
         indptr, indices, ids = g.adj_tensors("csr", etype)
-        return cls.from_csc(indptr, indices, num_dst, edge_ids=_dgl_ids(ids, indices), validate=False)
+        return cls.from_csc(indptr, indices, num_dst, edge_ids=_dgl_ids(ids, indices))
 
     @classmethod
     def from_sparse_tensor(cls, adj_t) -> Graph:

@@ -87,9 +87,11 @@ def _largest(ids: Tensor) -> int:
 
 def check_ids(name: str, ids: Tensor, limit_name: str, limit: int) -> None:
     """Raise IndexError naming the first id outside ``0 <= id < limit``."""
-    bad = (ids < 0) | (ids >= limit)
-    if bool(bad.any()):
-        position = int(bad.to(torch.uint8).argmax())
+    if ids.numel() == 0:
+        return
+    smallest, largest = torch.aminmax(ids)  # one pass where all is well
+    if bool(smallest < 0) or bool(largest >= limit):
+        position = int(((ids < 0) | (ids >= limit)).to(torch.uint8).argmax())
         raise IndexError(
             f"{name} has id {int(ids[position])} at position {position}, expected 0 <= id < {limit_name} = {limit}"
         )

@@ -68,3 +68,12 @@ def test_empty():
     graph = Graph.from_dgl(dgl.graph(([], []), num_nodes=3))
     assert (graph.num_src, graph.num_dst, graph.num_edges) == (3, 3, 0)
     assert Graph.from_dgl(dgl.graph(([], []), num_nodes=3).formats("csc")).edge_index().shape == (2, 0)
+
+
+def test_arrays_that_dgl_does_not_check():
+    with pytest.raises(ValueError, match="indptr must run from 0 to E = 3, got 0 to 1"):
+        Graph.from_dgl(dgl.graph(("csc", ([0, 2, 1], [1, 1, 0], []))))
+    with pytest.raises(IndexError, match="edge_ids has id 9 at position 2, expected 0 <= id < E = 3"):
+        Graph.from_dgl(dgl.graph(("csc", ([0, 2, 3], [1, 1, 0], [0, 1, 9]))))
+    with pytest.raises(ValueError, match="edge_ids must be a permutation of 0 to E - 1, but 1 is missing"):
+        Graph.from_dgl(dgl.graph(("csr", ([0, 2, 3], [1, 1, 0], [0, 0, 2]))))
