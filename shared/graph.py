@@ -327,7 +327,7 @@ class Graph:
         return self._max_in_degree
 
     def degree_scale(self, side: str, power: float, dtype: torch.dtype) -> Tensor:
-        """``max(degree, 1) ** power`` of every node: in-degrees of side ``"dst"``, out-degrees of side ``"src"``. Kept."""
+        """``max(degree, 1) ** power`` of every node, kept: in-degrees of side ``"dst"``, out-degrees of ``"src"``."""
         key = (side, power, dtype)
         scale = self._scales.get(key)
         if scale is None:
@@ -394,8 +394,8 @@ class Graph:
     def _full_bytes(self) -> int:
         indices = self._any.indices
         entries = self._num_src + self._num_dst + 2 + 4 * indices.numel()  # indptr of both, indices and ids of both
-        kept = 0 if self._kept is None else self._kept.numel() * self._kept.element_size()
-        return entries * indices.element_size() + kept
+        others = (t for t in (self._kept, *self._scales.values()) if t is not None)
+        return entries * indices.element_size() + sum(t.numel() * t.element_size() for t in others)
 
     def __getstate__(self):
         return {**self.__dict__, "_looped": None, "_scales": {}}

@@ -310,6 +310,7 @@ def test_memory_is_what_the_tensors_take():
     assert looped._kept is not None
     assert graph.memory_bytes() == most + looped.memory_bytes()
     looped.csc  # noqa: B018
+    looped.degree_scale("dst", -1.0, torch.float32)
     assert graph.memory_bytes() == graph.memory_bytes_at_most()
     shared = Graph.from_csr(graph.csr.indptr, graph.csr.indptr[:0], 4, validate=False)
     assert shared.memory_bytes() == 4 * 4
