@@ -1,0 +1,84 @@
+"""Every CUDA source compiles for sm_90, GPU or not, so that a change on a machine without one cannot break them.
+
+The CPU build of torch has all headers that the sources may use: c10/cuda is there, the CUDA libraries' own headers
+(cuBLAS, cuSPARSE, cuSOLVER), which ATen/cuda/CUDAContext.h asks for, are not. Where the toolkit lacks them too, they
+are taken from the PyPI wheels nvidia-cublas, nvidia-cusparse and nvidia-cusolver if those are installed.
+"""
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from torch.utils import cpp_extension
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "core_cuda"
+# Relative names, sorted: what setup.py adds to the CUDA build.
+SOURCES = sorted(str(p.relative_to(ROOT)) for p in CORE.rglob("*") if p.name.endswith((".cu", "_cuda.cpp")))
+NVCC = shutil.which("nvcc")
+
+pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
+
+
+def _toolkit_include() -> Path:
+    """The include folder of the toolkit that nvcc belongs to; nvcc on PATH may be a link or a wrapper."""
+    dry = subprocess.run([NVCC, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True)
+    for line in dry.stderr.splitlines():
+        if line.startswith("#$ _HERE_="):
+            return Path(line.split("=", 1)[1]).parent / "include"
+    return Path(NVCC).resolve().parents[1] / "include"
+
+
+def _flags() -> list[str]:
+    include = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+    include += map(str, Path(sysconfig.get_paths()["purelib"]).glob("nvidia/cu*/include"))
+    return [
+        f"-I{CORE}",
+        *(flag for path in include for flag in ("-isystem", path)),
+        "-std=c++20",
+        "-DEDGELESS_WITH_CUDA",
+        "-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE",  # the one header of torch's CUDA build that its CPU build lacks
+        "-DTORCH_EXTENSION_NAME=_C",
+    ]
+
+
+def _compile(source: str, out: Path) -> subprocess.CompletedProcess:
+    target = str(out / (source.replace("/", "_") + ".o"))
+    if source.endswith(".cu"):
+        command = [NVCC, "-arch=sm_90", "-O3", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC"]
+    else:
+        command = [os.environ.get("CXX", "c++"), "-O0", "-fPIC", f"-I{_toolkit_include()}"]
+    return subprocess.run([*command, *_flags(), "-c", source, "-o", target], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Source -> the running compiler, one per core."""
+    out = tmp_path_factory.mktemp("objects")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {source: pool.submit(_compile, source, out) for source in SOURCES}
+
+
+def test_there_are_cuda_sources():
+    """Otherwise the test below would pass by testing nothing."""
+    assert any(source.endswith(".cu") for source in SOURCES)
+    assert any(source.endswith("_cuda.cpp") for source in SOURCES)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_cuda_source_compiles(compiled, source):
+    done = compiled[source].result()
+    assert done.returncode == 0, f"{source} does not compile:\n{done.stderr[-4000:]}"
+
+
+def test_a_broken_source_would_be_noticed(tmp_path):
+    broken = tmp_path / "broken.cu"
+    broken.write_text("__global__ void kernel(int* p) { *p = threadIdx.q; }\n")
+    done = _compile(str(broken), tmp_path)
+    assert done.returncode != 0
+    assert "threadIdx" in done.stderr or '"q"' in done.stderr
