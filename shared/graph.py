@@ -437,7 +437,7 @@ def _replace_self_loops(src: Tensor, dst: Tensor, num_loops: int):
     keep, kept = src != dst, None
     if compiling() or not bool(keep.all()):  # a traced program cannot branch on values
         kept = keep.nonzero().squeeze(1)
-        src, dst = src[kept], dst[kept]
+        src, dst = src.index_select(0, kept), dst.index_select(0, kept)
     return torch.cat((src, loops)), torch.cat((dst, loops)), kept
 
 
