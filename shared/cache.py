@@ -43,6 +43,7 @@ __all__ = [
 DEFAULT_LIMIT = 4 * 2**30  # room for both directions of 250 million edges
 
 _FLOWS = ("source_to_target", "target_to_source")
+_CONCRETE = (Tensor, torch.nn.Parameter)  # anything else may be a stand-in without contents, while a tracer runs
 _MODES = {"": "on", "1": "on", "0": "off", "verify": "verify"}
 
 
@@ -261,7 +262,7 @@ def graph_for(
         tensors: the dense tensors that ``build`` reads, when the anchor can change; edited, they make the graph stale.
         compare: whether their version counters cannot be relied on, so that contents have to be compared.
     """
-    if compiling():
+    if compiling() or any(type(t) not in _CONCRETE for t in tensors):
         return build()
     mode = _mode()
     if mode == "off":

@@ -6,6 +6,7 @@ import weakref
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import edgeless
 from edgeless import Graph
@@ -244,15 +245,24 @@ def test_an_unknown_setting_is_named(monkeypatch):
         lookup(new_edges())
 
 
-def test_tracing_records_the_ops():
-    def degrees(edge_index):
-        return lookup(edge_index).csr.indptr.diff()
+def degrees(edge_index):
+    return lookup(edge_index).csr.indptr.diff()
 
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace", "ignore:Converting a tensor:torch.jit.TracerWarning")
+def test_jit_trace_records_the_ops():
     edge_index = new_edges()
     lookup(edge_index)
     traced = torch.jit.trace(degrees, (edge_index,), check_trace=False)
-    other = edge_index.flip(0)
-    assert torch.equal(traced(other), degrees(other))
+    assert torch.equal(traced(edge_index.flip(0)), degrees(edge_index.flip(0)))
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "register_fake"), reason="needs torch 2.4")
+@pytest.mark.parametrize("mode", ["fake", "symbolic"])
+def test_make_fx_records_the_ops(mode):
+    traced = make_fx(degrees, tracing_mode=mode)(new_edges())
+    assert edgeless.cache_info().graphs == 0
+    assert torch.equal(traced(new_edges().flip(0)), degrees(new_edges().flip(0)))
 
 
 # Life and death ------------------------------------------------------------------------------------------------------
