@@ -208,7 +208,7 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
 
 def _extremum(rows: Tensor, reduce: str, ties: str) -> Tensor:
     if len(rows) == 0:
-        return rows.new_zeros(rows.size(1))
+        return rows.sum(0)
     if ties == "shared":
         return rows.amin(0) if reduce == "min" else rows.amax(0)
     best = rows.amin(0) if reduce == "min" else rows.amax(0)

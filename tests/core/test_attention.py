@@ -109,9 +109,7 @@ def assert_close(found, expected, tolerance):
 def compare(score, graph, heads, channels, options, dtype):
     args, tensors, rest = inputs_of(score, graph, heads, channels, options, dtype)
     found = run(functional, score, graph, args, tensors, rest)
-    expected = run(
-        reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest
-    )
+    expected = run(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
     if dtype in TOLERANCE:
         assert_close(found, expected, TOLERANCE[dtype])
     return found, expected

@@ -14,7 +14,7 @@ struct ReducePasses {
 
   struct State {
     A* best;    // [width]
-    Int* arg;   // [width]; -1: no edge yet
+    Int* arg;   // [width]
     Int ties;
   };
 
@@ -46,10 +46,8 @@ struct ReducePasses {
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
         const Vec<A> x = load(row + v * W);
-        const IVec better = (Min ? x < best[v] : x > best[v]) | (x != x) | (arg[v] < 0);
-        const IVec win = better & ~((best[v] != best[v]) & (arg[v] >= 0));
-        tie[v] |= (x == best[v]) & ~win;
-        tie[v] &= ~(win & (x != best[v]));
+        const IVec win = ~(Min ? x >= best[v] : x <= best[v]) & (best[v] == best[v]);  // NaN wins and stays
+        tie[v] |= x == best[v];  // maybe of a value that is beaten later: says "look again", no more
         best[v] = win ? x : best[v];
         arg[v] = win ? here : arg[v];
       }
@@ -76,28 +74,23 @@ struct ReducePasses {
   }
 
   static void take(const ReduceArgs& a, State& s, int64_t at, A x, Int position) {
-    if (s.arg[at] < 0 || beats(a, x, s.best[at])) {
-      s.best[at] = x;
-      s.arg[at] = position;
-    } else if (x == s.best[at]) {
-      s.ties = 1;  // maybe of a value that is beaten later: says "look again", no more
-    }
+    if (x == s.best[at]) s.ties = 1;
+    if (!beats(a, x, s.best[at])) return;
+    s.best[at] = x;
+    s.arg[at] = position;
   }
 
   static void clear(const ReduceArgs& a, State& s) {
     for (int64_t i = 0; i < a.width; ++i) {
-      s.best[i] = A(0);
-      s.arg[i] = -1;
+      s.best[i] = a.is_min ? __builtin_inf() : -__builtin_inf();
+      s.arg[i] = 0;  // right for a row of nothing but that infinity, too
     }
     s.ties = 0;
   }
 
   static void finish(const ReduceArgs& a, int64_t row, State& s) {
-    for (int64_t i = 0; i < a.width; ++i) {
-      if (s.arg[i] < 0) {
-        s.best[i] = static_cast<A>(a.fill);
-        s.arg[i] = 0;
-      }
+    if (a.graph.row_begin(row) == a.graph.row_begin(row + 1)) {
+      for (int64_t i = 0; i < a.width; ++i) s.best[i] = static_cast<A>(a.fill);
     }
     narrow(a.out.data, a.out.dtype, row * a.width, s.best, a.width);
     const int64_t first = row * a.width;
@@ -178,7 +171,7 @@ struct ReducePasses {
       const State other = slot(a, p, p == first ? 1 : 0);
       s.ties |= *slot_ties(a, other);
       for (int64_t i = 0; i < a.width; ++i) {
-        if (other.arg[i] >= 0) take(a, s, i, other.best[i], other.arg[i]);
+        take(a, s, i, other.best[i], other.arg[i]);
       }
     }
     finish(a, piece.row, s);
