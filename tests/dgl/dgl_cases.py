@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import dgl
 import dgl.nn as stock
 import torch
@@ -45,8 +47,10 @@ def hetero():
 def _sampled_block():
     graph = random_graph()
     sampler = dgl.dataloading.NeighborSampler([4])
-    loader = dgl.dataloading.DataLoader(graph, torch.arange(12), sampler, batch_size=12, shuffle=False)
-    _, _, (block,) = next(iter(loader))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of DGL, about CPU affinity
+        loader = dgl.dataloading.DataLoader(graph, torch.arange(12), sampler, batch_size=12, shuffle=False)
+        _, _, (block,) = next(iter(loader))
     return block
 
 

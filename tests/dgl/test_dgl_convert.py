@@ -12,7 +12,7 @@ from dgl_cases import GRAPHS, IN, LAYERS, assert_close, features, graph_named, h
 
 import edgeless
 from edgeless.cache import cache_info, clear_cache
-from edgeless.dgl import to_graph
+from edgeless.dgl import convert, to_graph
 
 EVERY_LAYER = pytest.mark.parametrize("layer", LAYERS)
 
@@ -269,6 +269,17 @@ def test_reused_addresses_are_not_taken_for_the_old_graph():
         assert_is(to_graph(relation), relation)
 
 
+def test_arrays_that_identify_a_relation_keep_their_addresses():
+    """No other tensor can be where they are, as long as they are compared with."""
+    tensors = [torch.arange(1000) for _ in range(3)]
+    addresses = {t.data_ptr() for t in tensors}
+    arrays = convert._Arrays(tensors)
+    del tensors
+    others = [torch.arange(1000) for _ in range(100)]
+    assert addresses.isdisjoint(t.data_ptr() for t in others)
+    assert arrays != convert._Arrays(others[:3]) and arrays == arrays
+
+
 # No leak ---------------------------------------------------------------------------------------------------------
 
 
@@ -286,8 +297,6 @@ def test_handles_die_with_their_graphs():
 
 @pytest.mark.parametrize("kind", ("homogeneous", "heterogeneous", "changed in place"))
 def test_a_thousand_sampled_graphs_leave_nothing(kind):
-    from edgeless.dgl import convert
-
     graph, relations = random_graph(), hetero()
     sampler = dgl.dataloading.NeighborSampler([3])
     ours = layer_pair("GATv2Conv", (IN, IN))[1]
