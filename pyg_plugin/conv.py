@@ -209,10 +209,11 @@ def _multiplies(features: Tensor, weight: Tensor) -> bool:
     """Whether torch would multiply the two: equal dtypes, or autocast, which leaves float64 alone."""
     if features.dtype == weight.dtype:
         return True
-    return _autocasts(features.device.type) and torch.float64 not in (features.dtype, weight.dtype)
+    return autocasts(features.device.type) and torch.float64 not in (features.dtype, weight.dtype)
 
 
-def _autocasts(device_type: str) -> bool:
+def autocasts(device_type: str) -> bool:
+    """Whether autocast is on for a kind of device."""
     if _AUTOCAST_TAKES_DEVICE:
         return torch.is_autocast_enabled(device_type)
     return torch.is_autocast_cpu_enabled() if device_type == "cpu" else torch.is_autocast_enabled()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import gat_conv
 
 from edgeless.functional import gat_attention
 from edgeless.graph import Graph
 
-from ..conv import FusedConv, pair
+from ..conv import FusedConv, autocasts, pair
 from ..convert import kind_of
 
 
@@ -81,8 +82,11 @@ class GATConv(FusedConv, gat_conv.GATConv):
             x_dst = x_src
         elif x_dst is not None:
             x_dst = lin_dst(x_dst).view(-1, heads, channels)
-        alpha_src = (x_src * self.att_src).sum(dim=-1)
-        alpha_dst = None if x_dst is None else (x_dst * self.att_dst).sum(dim=-1)
+        if shared:
+            alpha_src, alpha_dst = _node_logits(x_src, self.att_src, self.att_dst)
+        else:
+            (alpha_src,) = _node_logits(x_src, self.att_src)
+            (alpha_dst,) = (None,) if x_dst is None else _node_logits(x_dst, self.att_dst)
 
         loops, kind = self.add_self_loops, kind_of(edge_index)
         graph = kind.graph(edge_index, x_src.size(0), num_dst, self.flow, loops)
@@ -111,3 +115,15 @@ class GATConv(FusedConv, gat_conv.GATConv):
         if type(edge_index) is Graph and size is None:  # the stock layer would take the sources' number for both
             size = (edge_index.num_src, edge_index.num_dst)
         return super()._stock_forward(x, edge_index, edge_attr, size, return_attention_weights)
+
+
+def _node_logits(x: Tensor, *atts: Tensor) -> tuple[Tensor, ...]:
+    """``(x * att).sum(-1)`` ``[N, H]`` for every att ``[1, H, C]``, without the product ``[N, H, C]``.
+
+    One matrix multiplication with the vectors on a block diagonal ``[K * H, H * C]`` reads x once for all of them.
+    """
+    _, heads, channels = x.shape
+    if x.dtype != atts[0].dtype or autocasts(x.device.type):  # autocast would round what the stock layer does not
+        return tuple((x * att).sum(dim=-1) for att in atts)
+    blocks = torch.diag_embed(torch.cat(atts).transpose(1, 2)).permute(0, 2, 3, 1)  # [K, H, H, C]
+    return F.linear(x.flatten(1), blocks.reshape(-1, heads * channels)).split(heads, dim=1)
