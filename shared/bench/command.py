@@ -44,6 +44,13 @@ SUITES = {
         "peers": ["edgeless"],
         "baseline": H200,
     },
+    "h200-sums": {
+        "graph": ["tolokers", "arxiv", "city-roads-L", "twitch", "hm", "pokec"],
+        "op": ["min_F512", "spmm_none_F512", "spmm_both_F512"],
+        "dtype": ["fp32", "bf16"],
+        "peers": ["torch-csr", "edgeless"],
+        "baseline": H200,
+    },
     "h200-layers": {
         "graph": ["tolokers", "arxiv", "cora", "pattern"],
         "layer": LAYERS,
@@ -65,7 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--graph", nargs="+", help=f"{', '.join(OWN)}, a twin (pokec, ...), or a file of --data")
     parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
     parser.add_argument("--layer", nargs="+", choices=LAYERS, help="whole layers, 128 -> 4 heads of 32 by default")
-    parser.add_argument("--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, ...")
+    parser.add_argument(
+        "--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512"
+    )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="of an op's inputs; a layer runs under autocast")
     parser.add_argument("--features", type=int, default=128, help="input features of a layer (default: 128)")
     parser.add_argument("--heads", type=int, default=4, help="of a layer (default: 4)")

@@ -60,13 +60,11 @@ class Result:
 
 def peers_of(case: Case, wanted: Optional[Sequence[str]], device: torch.device) -> list[str]:
     """Which peers run a case: those asked for, or the default ones that can run here."""
-    known = peers.LAYER_PEERS if case.kind == "layer" else peers.OP_PEERS
     if wanted is None:
-        default = peers.LAYER_DEFAULT if case.kind == "layer" else peers.OP_DEFAULT
-        return [peer for peer in default if _can_run(case, peer, device)]
-    chosen = [peer for peer in wanted if peer in known]
+        return [peer for peer in peers.default(case) if _can_run(case, peer, device)]
+    chosen = [peer for peer in wanted if peer in peers.known(case)]
     if not chosen:
-        raise UsageError(f"--peers {' '.join(wanted)}: for {case.name} there are {', '.join(known)}")
+        raise UsageError(f"--peers {' '.join(wanted)}: for {case.name} there are {', '.join(peers.known(case))}")
     return chosen
 
 

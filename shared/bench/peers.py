@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Callable, Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import edgeless
-import edgeless.functional
-import edgeless.reference
 from edgeless.demo.models import layer_class, make_graph
 
 from .graphs import BenchGraph
+from .ops import OPS, graph_of
 from .work import DTYPES, Case, GraphedWork, Work
 
 # Name -> (framework, side, how it runs)
@@ -28,13 +25,26 @@ LAYER_PEERS = {
     "edgeless-pyg-graphed": ("pyg", "edgeless", "graphed"),
 }
 LAYER_DEFAULT = ("pyg", "pyg-compiled", "dgl", "edgeless-pyg", "edgeless-dgl")
-OP_PEERS = ("plain", "plain-compiled", "dgl", "edgeless")
-OP_DEFAULT = ("plain", "dgl", "edgeless")
+OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless")
 
 
 def ours(peer: str) -> bool:
     """Whether a peer is edgeless."""
     return peer.startswith("edgeless")
+
+
+def known(case: Case) -> tuple[str, ...]:
+    """Every peer that computes a case."""
+    if case.kind == "layer":
+        return tuple(LAYER_PEERS)
+    return tuple(peer for peer in OP_PEERS if peer in ("plain", "plain-compiled", "edgeless", *OPS[case.op].others))
+
+
+def default(case: Case) -> tuple[str, ...]:
+    """The peers that are compared when none are named."""
+    if case.kind == "layer":
+        return LAYER_DEFAULT
+    return tuple(peer for peer in known(case) if peer != "plain-compiled")
 
 
 def framework_of(case: Case, peer: str) -> Optional[str]:
@@ -94,52 +104,17 @@ def _fused(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _op(case: Case, peer: str, graph: BenchGraph) -> Work:
-    op = case.name.split("_")[0]
-    device, dtype = graph.edge_index.device, DTYPES[case.dtype]
-    n, heads, channels = graph.num_nodes, case.heads, case.channels
-
-    def rows(*shape: int) -> Tensor:
-        return torch.randn(*shape, device=device).to(dtype).requires_grad_()
-
-    shapes = {
-        "gatv2": [(n, heads, channels), (n, heads, channels), (heads, channels)],  # x_l, x_r, att
-        "gat": [(n, heads, channels), (n, heads), (n, heads)],  # x, a_l, a_r
-        "gt": [(n, heads, channels)] * 3,  # q, k, v
-    }
-    inputs = [rows(*shape) for shape in shapes[op]]
-    if peer == "dgl":
-        handle = make_graph("dgl", "transformer", graph.edge_index, n)
-        return Work(lambda: DGL_OPS[op](handle, *inputs), inputs)
-    handle = edgeless.Graph.from_edge_index(graph.edge_index, n, n, is_symmetric=graph.symmetric, validate=False)
-    module = edgeless.functional if peer == "edgeless" else edgeless.reference
-    function = getattr(module, {"gatv2": "gatv2_attention", "gat": "gat_attention", "gt": "dot_attention"}[op])
-    if peer == "edgeless":
-        _ = handle.csr, handle.csc  # part of the graph, as in the peers' formats
-        function = _fused(function)
-    elif peer == "plain-compiled":
-        function = torch.compile(function, dynamic=False)
+    op, dtype = OPS[case.op], DTYPES[case.dtype]
+    inputs = [
+        torch.randn(*shape, device=graph.edge_index.device).to(dtype).requires_grad_()
+        for shape in op.shapes(graph.num_nodes, case.heads, case.channels)
+    ]
+    if peer in op.others:
+        prepare, function = op.others[peer]
+        handle = prepare(graph, dtype)
+    else:
+        handle = graph_of(graph)
+        function = _fused(op.edgeless) if peer == "edgeless" else op.plain
+        if peer == "plain-compiled":
+            function = torch.compile(function, dynamic=False)
     return Work(lambda: function(handle, *inputs), inputs)
-
-
-def _dgl_gatv2(graph, x_l: Tensor, x_r: Tensor, att: Tensor) -> Tensor:
-    import dgl
-
-    logits = (F.leaky_relu(dgl.ops.u_add_v(graph, x_l, x_r), 0.2) * att).sum(-1, keepdim=True)
-    return dgl.ops.u_mul_e_sum(graph, x_l, dgl.ops.edge_softmax(graph, logits))
-
-
-def _dgl_gat(graph, x: Tensor, a_l: Tensor, a_r: Tensor) -> Tensor:
-    import dgl
-
-    logits = F.leaky_relu(dgl.ops.u_add_v(graph, a_l, a_r), 0.2).unsqueeze(-1)
-    return dgl.ops.u_mul_e_sum(graph, x, dgl.ops.edge_softmax(graph, logits))
-
-
-def _dgl_dot(graph, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    import dgl
-
-    logits = dgl.ops.u_dot_v(graph, k, q) / math.sqrt(q.shape[-1])
-    return dgl.ops.u_mul_e_sum(graph, v, dgl.ops.edge_softmax(graph, logits))
-
-
-DGL_OPS = {"gatv2": _dgl_gatv2, "gat": _dgl_gat, "gt": _dgl_dot}

@@ -12,6 +12,9 @@ from .work import DTYPES, Case
 L2_ROOF, HBM_ROOF, L2_FITS = 9.3e12, 4.7e12, 45 * 2**20
 
 
+FAMILY = {"spmm_none": "spmm", "spmm_both": "spmm", "max": "min"}
+
+
 def row_bytes(case: Case) -> int:
     """R."""
     return case.heads * case.channels * DTYPES[case.dtype].itemsize
@@ -19,27 +22,30 @@ def row_bytes(case: Case) -> int:
 
 def useful_bytes(case: Case, mode: str, nodes: int, edges: int) -> int:
     """Bytes that one run has to move under the rule above."""
-    op, r, h = case.name.split("_")[0], row_bytes(case), case.heads
+    r, h, size = row_bytes(case), case.heads, DTYPES[case.dtype].itemsize
     stat = 8 * h  # (logsumexp, Delta) of a destination, read per edge by the pass over sources
-    scalar = h * DTYPES[case.dtype].itemsize  # a GAT logit's share of one node
-    forward = {
-        "gatv2": edges * (r + 4) + 2 * nodes * r + 4 * nodes * h,
-        "gat": edges * (r + scalar + 4) + nodes * (r + scalar) + 4 * nodes * h,
-        "gt": edges * (2 * r + 4) + 2 * nodes * r,
-    }[op]
-    if mode == "forward":
-        return forward
-    return (
-        forward
-        + {
-            "gatv2": edges * (3 * r + stat + 8) + 6 * nodes * r,
-            "gat": edges * (2 * r + 2 * scalar + stat + 8) + 5 * nodes * r,
-            "gt": edges * (4 * r + stat + 8) + 9 * nodes * r,
-        }[op]
-    )
+    scalar = h * size  # a GAT logit's share of one node
+    arg = 4 * case.channels  # which edge won
+    forward, backward = {
+        "gatv2": (
+            edges * (r + 4) + 2 * nodes * r + 4 * nodes * h,
+            edges * (3 * r + stat + 8) + 6 * nodes * r,
+        ),
+        "gat": (
+            edges * (r + scalar + 4) + nodes * (r + scalar) + 4 * nodes * h,
+            edges * (2 * r + 2 * scalar + stat + 8) + 5 * nodes * r,
+        ),
+        "gt": (
+            edges * (2 * r + 4) + 2 * nodes * r,
+            edges * (4 * r + stat + 8) + 9 * nodes * r,
+        ),
+        "spmm": (edges * (r + 4) + nodes * r, edges * (r + 4) + nodes * r),
+        "min": (edges * (r + 4) + nodes * (r + arg), nodes * (2 * r + arg)),
+    }[FAMILY.get(case.op, case.op)]
+    return forward if mode == "forward" else forward + backward
 
 
 def gather_roof(case: Case, nodes: int) -> float:
     """Bytes per second of the roof for whole rows; a kernel that walks slices that fit L2 may pass the lower one."""
-    gathered = nodes * row_bytes(case) * (2 if case.name.startswith("gt") else 1)
+    gathered = nodes * row_bytes(case) * (2 if case.op == "gt" else 1)
     return L2_ROOF if gathered <= L2_FITS else HBM_ROOF

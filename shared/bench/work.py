@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import dataclass
 from typing import Callable, Optional
 
 import torch
 from torch import Tensor
+
+from .ops import parse
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MODES = ("forward", "forward_backward")
@@ -30,15 +31,19 @@ class Case:
 
     @property
     def label(self) -> str:
+        """For a heading."""
         return f"{self.name} {self.dtype}"
+
+    @property
+    def op(self) -> str:
+        """The aggregation without its sizes: "gatv2", "spmm_both"."""
+        return parse(self.name)[0]
 
 
 def op_case(name: str, dtype: str) -> Case:
-    """Parses "gatv2_H8_D128"; ValueError when it is no such name."""
-    match = re.fullmatch(r"(gatv2|gat|gt)_H(\d+)_D(\d+)", name)
-    if match is None:
-        raise ValueError(f"an aggregation is called gatv2_H8_D128, gat_H4_D32 or gt_H4_D128, got {name!r}")
-    return Case("op", name, dtype, heads=int(match[2]), channels=int(match[3]))
+    """The case of an aggregation called like "gatv2_H8_D128" or "spmm_both_F512"; ValueError for other names."""
+    _, heads, channels = parse(name)
+    return Case("op", name, dtype, heads=heads, channels=channels)
 
 
 @dataclass

@@ -69,6 +69,8 @@ def test_useful_bytes_of_a_case_counted_by_hand():
     backward = 100 * (3 * 32 + 2 * 8 + 2 * 4) + 10 * 6 * 32
     assert roof.useful_bytes(case, "forward_backward", 10, 100) == forward + backward
     assert roof.useful_bytes(op_case("gt_H2_D4", "bf16"), "forward", 10, 100) == 100 * (2 * 16 + 4) + 10 * 2 * 16
+    assert roof.useful_bytes(op_case("spmm_both_F8", "fp32"), "forward_backward", 10, 100) == 2 * (3600 + 320)
+    assert roof.useful_bytes(op_case("min_F8", "fp32"), "forward", 10, 100) == 3600 + 10 * (32 + 32)
 
 
 def test_the_roof_is_that_of_the_l2_while_the_gathered_rows_fit():

@@ -7,7 +7,7 @@ import torch
 
 from edgeless.__main__ import main
 from edgeless.bench import graphs
-from edgeless.bench.peers import LAYER_PEERS, build
+from edgeless.bench.peers import LAYER_PEERS, build, known
 from edgeless.bench.work import Case, op_case
 from edgeless.cli.devices import installed
 
@@ -28,12 +28,16 @@ def computed(case, peer):
     return [out, *grads]
 
 
-@pytest.mark.parametrize("op", ["gatv2_H2_D8", "gat_H2_D8", "gt_H2_D8"])
-@pytest.mark.parametrize("peer", ["edgeless", "dgl"])
+@pytest.mark.parametrize(
+    "op", ["gatv2_H2_D8", "gat_H2_D8", "gt_H2_D8", "spmm_none_F8", "spmm_both_F8", "min_F8", "max_F8"]
+)
+@pytest.mark.parametrize("peer", ["edgeless", "dgl", "torch-csr"])
 def test_aggregation_peers_agree(op, peer):
     if peer == "dgl" and not installed("dgl"):
         pytest.skip("needs DGL")
     case = op_case(op, "fp64")
+    if peer not in known(case):
+        pytest.skip(f"{peer} has no {op}")
     for mine, plain in zip(computed(case, peer), computed(case, "plain")):
         assert norm_error(mine, plain) < 1e-10
 
