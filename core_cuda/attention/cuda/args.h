@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "../../common/partition.cuh"
+#include "../../common/partition.h"
 
 namespace edgeless::cuda {
 
@@ -40,10 +40,10 @@ struct Graph {
   int64_t num_edges = 0;
 };
 
-// How a block's lanes are laid over edges and heads. Chosen by the launcher.
+// How a block's lanes are laid over edges and heads.
 struct Layout {
   int team_log2 = 2;        // lanes of a team, 4 to 32
-  int vectors = 1;          // 16-byte vectors a lane holds of a row
+  int vectors = 0;          // 16-byte vectors a lane holds of a row; 0: no kernel for rows this wide
   int heads_per_slice = 1;  // heads walked at once; slices follow each other, so that what they gather stays in L2
 };
 
@@ -95,14 +95,6 @@ struct Args {
   A* carry = nullptr;  // pieces of hubs: [2, slots, heads, carry_size]
   int carry_size = 0;
 };
-
-// The kernels' entries; all arrays are on the current device. Return the launch's error.
-template <class A>
-cudaError_t launch(Pass pass, Score score, Dtype storage, bool wide_index, const Args<A>& args, cudaStream_t stream);
-
-// Vectors a lane holds and lanes of a team for rows of that many vectors; vectors = 0 where there is no kernel.
-Layout choose_layout(Pass pass, Score score, Dtype storage, bool wide_index, bool options, int key_vectors,
-                     int value_vectors);
 
 constexpr int kBlockThreads = 128;
 

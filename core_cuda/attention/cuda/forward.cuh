@@ -17,21 +17,25 @@ struct ForwardPieces {  // shared memory: the piece of a row that a chain owes t
   A m[kMaxTeams], l[kMaxTeams];
 };
 
-template <class Fn, class S, class I, int kVecs, int kMode>
-__global__ void __launch_bounds__(kBlockThreads) forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
+template <class Fn, class S, class I, int kVecs, int kWidth, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kVecs))
+    forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
   __shared__ BlockShares<I> shares;
   __shared__ ForwardPieces<A, kPer> pieces;
 
-  const Place place(args.layout, args.heads);
+  const Place<kWidth> place(args.layout, args.heads);
   divide_block(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
-  const I* indices = static_cast<const I*>(args.graph.indices);
+  const I* indices = held(static_cast<const I*>(args.graph.indices));
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
-  const RowPointers<kVecs> keys(args.src, place.head, key_offsets), own_rows(args.dst, place.head, key_offsets);
-  const RowPointers<kVecs> values(Fn::kOwnValue ? args.value : args.src, place.head, value_offsets);
+  const RowPointers<kVecs> own_rows(args.dst, place.head, key_offsets);
+  RowPointers<kVecs> keys(args.src, place.head, key_offsets);
+  RowPointers<kVecs> values(Fn::kOwnValue ? args.value : args.src, place.head, value_offsets);
+  if constexpr (!Fn::kScalar) keys.hold();
+  if constexpr (Fn::kOwnValue) values.hold();
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const bool steep = kMode >= kOptions && args.coefficient > 1;
 
@@ -61,7 +65,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(const __grid_con
   // Writes a row, or its piece where other blocks have others. l is the team's.
   auto emit = [&](I row, bool lead, bool complete, A total) {
     if (lead || !complete) {
-      A* piece = carry_at(args, lead, walk.indptr[row], shares.cuts[0].edge, place.head);
+      A* piece = carry_at(args, shares, lead, place.head);
       store_piece<S, kVecs>(piece, place, args.value_vectors, acc);
       if (place.lane == 0) piece[args.value_vectors * kV] = m, piece[args.value_vectors * kV + 1] = total;
       return;
@@ -78,7 +82,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(const __grid_con
 
   bool leader = false, leader_lead = false;
   auto end_row = [&] {
-    A total = quad_sum(l, place.mask);
+    A total = quad_sum(l, place.mask());
     if (kMode >= kOptions && args.given) total = 1, m = 0;
     if (walk.lead && place.chain > 0) {
 #pragma unroll
@@ -101,17 +105,14 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(const __grid_con
 
   I next = 0;  // source of edge walk.edge + slot
   if (args.graph.num_edges > 0) {
-    next = indices[min(static_cast<int64_t>(walk.edge) + place.slot, args.graph.num_edges - 1)];
+    next = __ldg(indices + min(static_cast<int64_t>(walk.edge) + place.slot, args.graph.num_edges - 1));
   }
-  if (walk.active) begin_row();
-  while (walk.active && walk.edge == walk.row_end) {  // rows without edges
-    end_row();
-    walk.next_row();
-    if (walk.active) begin_row();
-  }
+  if (walk.more() && walk.edge < walk.row_end) begin_row();
 
-  while (__any_sync(kFullWarp, walk.active)) {
-    const int n = walk.active ? static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(walk.row_end - walk.edge))) : 0;
+  while (true) {
+    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
+    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+    const int n = walk.batch();
     const bool valid = place.slot < n;
     const I position = walk.edge + place.slot, other = next;
     uint4 key_raw[kBatch][kVecs], value_raw[kBatch][kVecs];
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(const __grid_con
           args.src.base + place.head * args.src.head + static_cast<uint64_t>(other) * args.src.row));
     }
     walk.edge += n;
-    if (place.slot < walk.last_edge - walk.edge) next = indices[walk.edge + place.slot];
+    if (place.slot < walk.last_edge - walk.edge) next = __ldg(indices + walk.edge + place.slot);
     if (fresh) {
       if constexpr (!Fn::kScalar) {
         unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own,
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(const __grid_con
           partial[u] = Fn::template logit<kMode >= kOptions>(partial[u], own[k], hidden[k], att[k], args.coefficient, steep);
         }
       }
-      s = sum_of_own_edge(partial, place.lane, place.width);
+      s = sum_of_own_edge(partial, place.lane, place.width());
     }
     A factor = 1;
     if constexpr (kMode >= kOptions) {
@@ -208,17 +209,10 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(const __grid_con
         }
       }
     }
-
-    while (walk.active && walk.edge == walk.row_end) {
-      end_row();
-      walk.next_row();
-      if (walk.active) begin_row();
-    }
   }
 
   __syncthreads();
   if (leader) {
-    const I row = walk.row - 1;
     bool complete = false;
     for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
       const int ahead = (chain - place.chain) * place.heads, team = place.team + ahead;
@@ -230,11 +224,11 @@ __global__ void __launch_bounds__(kBlockThreads) forward_kernel(const __grid_con
       l = l * mine + pieces.l[team] * theirs;
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
-        acc[k] = acc[k] * mine + pieces.acc[k][threadIdx.x + ahead * place.width] * theirs;
+        acc[k] = acc[k] * mine + pieces.acc[k][threadIdx.x + ahead * place.width()] * theirs;
       }
     }
     if (kMode >= kOptions && args.given) l = 1;
-    emit(row, leader_lead, complete, l);
+    emit(walk.last_row, leader_lead, complete, l);
   }
 }
 

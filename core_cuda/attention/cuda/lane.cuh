@@ -10,15 +10,25 @@ namespace edgeless::cuda {
 // Which parts of the options a kernel carries: none; all but the edge term of gatv2; that as well.
 enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
 
+// Blocks that must fit on a multiprocessor: what bounds the registers. Chosen by measurement (docs/performance.md).
+template <class S>
+constexpr int min_blocks(Pass pass, int vectors) {
+  const int numbers = vectors * kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
+  if (numbers > 16) return 2;
+  if (numbers > 8) return 3;
+  return pass == Pass::forward ? 5 : 4;
+}
+
 // Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its first
 // vector; whatever they make of it is multiplied by zero or never stored.
 template <int kVecs>
 struct Offsets {
   uint32_t at[kVecs];
-  __device__ Offsets(const Place& place, int vectors) {
+  template <class P>
+  __device__ Offsets(const P& place, int vectors) {
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int vector = v * place.width + place.lane;
+      const int vector = v * place.width() + place.lane;
       at[v] = vector < vectors ? vector * 16 : 0;
     }
   }
@@ -35,8 +45,17 @@ struct RowPointers {
     for (int v = 0; v < kVecs; ++v) at[v] = rows.base + head * rows.head + offsets.at[v];
   }
 
+  // For the rows that the loop reads.
+  __device__ void hold() {
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) at[v] = held(at[v]);
+    stride = held(stride);
+  }
+
   __device__ __forceinline__ const char* row(int v, int32_t index) const {
-    return at[v] + static_cast<uint64_t>(static_cast<uint32_t>(index)) * stride;
+    const char* address;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(index), "r"(stride), "l"(at[v]));
+    return address;
   }
   __device__ __forceinline__ const char* row(int v, int64_t index) const {
     return at[v] + static_cast<uint64_t>(index) * stride;
@@ -44,40 +63,40 @@ struct RowPointers {
 };
 
 // Numbers beyond the row's end are zero.
-template <class S, int kVecs>
-__device__ inline void load_vector(const Arithmetic<S>* vector, const Place& place, int vectors,
+template <class S, int kVecs, class P>
+__device__ inline void load_vector(const Arithmetic<S>* vector, const P& place, int vectors,
                                    Arithmetic<S> (&to)[kVecs * kVec<S>]) {
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
-    const int at = v * place.width + place.lane;
+    const int at = v * place.width() + place.lane;
 #pragma unroll
     for (int k = 0; k < kVec<S>; ++k) to[v * kVec<S> + k] = at < vectors ? vector[at * kVec<S> + k] : Arithmetic<S>(0);
   }
 }
 
 // The lane's part of a row, times a factor each, as floats.
-template <class S, int kVecs, class F>
-__device__ __forceinline__ void unpack_row(const uint4 (&raw)[kVecs], const Place& place, int vectors,
+template <class S, int kVecs, class P, class F>
+__device__ __forceinline__ void unpack_row(const uint4 (&raw)[kVecs], const P& place, int vectors,
                                            Arithmetic<S> (&to)[kVecs * kVec<S>], F&& f) {
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     Arithmetic<S> x[kVec<S>];
     unpack(raw[v], x, S{});
-    const bool inside = v * place.width + place.lane < vectors;
+    const bool inside = v * place.width() + place.lane < vectors;
 #pragma unroll
     for (int k = 0; k < kVec<S>; ++k) to[v * kVec<S> + k] = inside ? f(x[k]) : Arithmetic<S>(0);
   }
 }
 
 // Stores the lane's part of a row of a contiguous [rows, heads, dim] tensor.
-template <class S, int kVecs>
-__device__ inline void store_row(const OutRows& out, int64_t row, int heads, const Place& place,
+template <class S, int kVecs, class P>
+__device__ inline void store_row(const OutRows& out, int64_t row, int heads, const P& place,
                                  const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
   const int64_t first = (row * heads + place.head) * out.dim;
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
-    const int at = (v * place.width + place.lane) * kVec<S>;
+    const int at = (v * place.width() + place.lane) * kVec<S>;
     if (at >= out.dim) continue;
     A part[kVec<S>];
 #pragma unroll
@@ -108,12 +127,12 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
 }
 
 // A piece of a hub: the lane's part of a vector of numbers.
-template <class S, int kVecs>
-__device__ inline void store_piece(Arithmetic<S>* to, const Place& place, int vectors,
+template <class S, int kVecs, class P>
+__device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vectors,
                                    const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
-    const int at = v * place.width + place.lane;
+    const int at = v * place.width() + place.lane;
     if (at >= vectors) continue;
 #pragma unroll
     for (int k = 0; k < kVec<S>; ++k) to[at * kVec<S> + k] = x[v * kVec<S> + k];
@@ -146,8 +165,8 @@ struct EdgeFactors {
 };
 
 // gatv2's edge term of edge `id`, taken off `n`: W_h e, for the lane's part of the head. `n` is -(x_l + x_r).
-template <class S, int kVecs>
-__device__ inline void subtract_edge_term(const Args<Arithmetic<S>>& args, const Place& place, int64_t id,
+template <class S, int kVecs, class P>
+__device__ inline void subtract_edge_term(const Args<Arithmetic<S>>& args, const P& place, int64_t id,
                                           Arithmetic<S> (&n)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
   const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + id * args.edge_attr.row);
@@ -157,7 +176,7 @@ __device__ inline void subtract_edge_term(const Args<Arithmetic<S>>& args, const
     const A x = to_arithmetic(attr[d]);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int at = v * place.width + place.lane;
+      const int at = v * place.width() + place.lane;
       if (at >= args.key_vectors) continue;
 #pragma unroll
       for (int k = 0; k < kVec<S>; ++k) n[v * kVec<S> + k] = fma(-x, proj[at * kVec<S> + k], n[v * kVec<S> + k]);

@@ -14,27 +14,45 @@ namespace edgeless::cuda {
 
 constexpr int kMaxTeams = kBlockThreads / 4;
 
+// Keeps the compiler from computing a value again and again in the loop instead of holding it.
+template <class T>
+__device__ __forceinline__ T held(T x) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(x));
+  } else {
+    asm volatile("" : "+r"(x));
+  }
+  return x;
+}
+
+// kWidth: lanes of a team where it is known when compiling, else 0.
+template <int kWidth>
 struct Place {
-  int width, lane, slot;  // lanes of the team, lane in it, edge of a batch that this lane owns
+  int runtime_width;
+  int lane, slot;  // lane in the team, edge of a batch that this lane owns
   int team, chain, chains;
-  int heads;              // of the slice; also the distance between neighbouring chains' teams
+  int heads;       // of the slice; also the distance between neighbouring chains' teams
   int head;
-  unsigned mask;          // the team's lanes in its warp
   bool working;
 
   __device__ Place(const Layout& layout, int all_heads) {
     const int thread = threadIdx.x;
-    width = 1 << layout.team_log2;
-    lane = thread & (width - 1);
-    slot = thread & (kBatch - 1);
-    team = thread >> layout.team_log2;
+    runtime_width = 1 << layout.team_log2;
+    lane = held(thread & (width() - 1));
+    slot = held(thread & (kBatch - 1));
+    team = thread / width();
     heads = layout.heads_per_slice;
     chain = team / heads;
-    chains = (kBlockThreads >> layout.team_log2) / heads;
+    chains = kBlockThreads / width() / heads;
     head = static_cast<int>(blockIdx.y) * heads + team % heads;
-    mask = width == 32 ? kFullWarp : ((1u << width) - 1) << (thread & 31 & ~(width - 1));
     working = chain < chains && head < all_heads;
     if (!working) head = 0;
+  }
+
+  __device__ __forceinline__ int width() const { return kWidth ? kWidth : runtime_width; }
+  // The team's lanes in its warp.
+  __device__ unsigned mask() const {
+    return width() == 32 ? kFullWarp : ((1u << width()) - 1) << (threadIdx.x & 31 & ~(width() - 1));
   }
 };
 
@@ -43,16 +61,21 @@ enum PieceStatus : uint8_t { kNoPiece, kRowEnds, kRowGoesOn };
 template <class I>
 struct BlockShares {  // shared memory
   Cut<I> cuts[kMaxTeams + 1];
+  int64_t lead_slot, last_slot;  // pieces of hubs: the one that an earlier block began, the one that begins here
   uint8_t status[kMaxTeams];
 };
 
-template <class I>
-__device__ inline void divide_block(const Graph& graph, const Partition& part, const Place& place, BlockShares<I>& s) {
+template <class I, class P>
+__device__ inline void divide_block(const Graph& graph, const Partition& part, const P& place, BlockShares<I>& s) {
   const I* indptr = static_cast<const I*>(graph.indptr);
   const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
   if (warp < 2) {
     const Cut<I> cut = range_cut(indptr, graph.num_rows, graph.num_edges, part, blockIdx.x + warp, warp_lane);
-    if (warp_lane == 0) s.cuts[warp ? place.chains : 0] = cut;
+    if (warp_lane == 0) {
+      s.cuts[warp ? place.chains : 0] = cut;
+      if (warp == 0) s.lead_slot = piece_slot(cut.edge, part.piece);
+      if (warp == 1) s.last_slot = cut.row < graph.num_rows ? piece_slot(indptr[cut.row] + part.piece, part.piece) : 0;
+    }
   }
   if (threadIdx.x < kMaxTeams) s.status[threadIdx.x] = kNoPiece;
   __syncthreads();
@@ -62,47 +85,62 @@ __device__ inline void divide_block(const Graph& graph, const Partition& part, c
   __syncthreads();
 }
 
-// A team's way through its share, row by row.
+// A team's way through its share, row by row. It stands between batches at an edge before row_end, and is done when
+// the two are equal.
 template <class I>
 struct Walk {
   const I* indptr;
   I row, edge, row_end, next_end;
   I last_row, last_edge;  // whole rows before last_row, and that row's edges before last_edge
-  bool active;
-  bool lead;  // the row began in an earlier share
+  bool lead;              // the row began in an earlier share
 
-  __device__ Walk(const Graph& graph, const Place& place, const BlockShares<I>& s)
+  template <class P>
+  __device__ Walk(const Graph& graph, const P& place, const BlockShares<I>& s)
       : indptr(static_cast<const I*>(graph.indptr)) {
     if (!place.working) {
       row = edge = row_end = next_end = last_row = last_edge = 0;
-      active = lead = false;
+      lead = false;
       return;
     }
     const Cut<I> begin = s.cuts[place.chain], end = s.cuts[place.chain + 1];
     row = begin.row, edge = begin.edge, last_row = end.row, last_edge = end.edge;
-    active = row < last_row || edge < last_edge;
-    lead = active && edge > indptr[row];
-    row_end = row < last_row ? indptr[row + 1] : last_edge;
+    lead = more() && edge > indptr[row];
+    row_end = !more() ? edge : row < last_row ? indptr[row + 1] : last_edge;
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
   }
 
+  __device__ bool more() const { return row < last_row || (row == last_row && edge < last_edge); }
   __device__ bool row_complete() const { return row < last_row; }
+  __device__ int batch() const { return static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(row_end - edge))); }
 
   __device__ void next_row() {
     ++row;
     lead = false;
     row_end = next_end;
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
-    active = row < last_row || (row == last_row && edge < last_edge);
+  }
+
+  __device__ bool at_row_end() const { return edge == row_end && more(); }
+
+  // At the end of a row: ends it and those without edges after it; true if there is another one to begin.
+  template <class F>
+  __device__ bool finish_rows(F&& end_row) {
+    do {
+      end_row();
+      next_row();
+    } while (more() && edge == row_end);
+    if (more()) return true;
+    row_end = edge;
+    return false;
   }
 };
 
 // Where a piece of a hub is kept.
-template <class A>
-__device__ inline A* carry_at(const Args<A>& args, bool lead, int64_t row_begin, int64_t block_begin, int head) {
+template <class A, class I>
+__device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool lead, int head) {
   const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
-  const int64_t slot = piece_slot(lead ? block_begin : row_begin + args.part.piece, args.part.piece);
-  return args.carry + (((lead ? slots : 0) + slot) * args.heads + head) * args.carry_size;
+  const int64_t slot = lead ? slots + s.lead_slot : s.last_slot;
+  return args.carry + (slot * args.heads + head) * args.carry_size;
 }
 
 }  // namespace edgeless::cuda

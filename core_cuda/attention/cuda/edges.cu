@@ -1,0 +1,202 @@
+// Small kernels around the passes: sums of partial results, and what edge features need by edge. Every number is
+// written by one thread that adds in a fixed order.
+#include "../../common/vec.cuh"
+#include "kernels.h"
+
+namespace edgeless::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
+
+// Block (x, y) sums share y of the rows for 128 columns.
+template <class A>
+__global__ void sum_rows_kernel(const A* in, int64_t rows, int64_t cols, A* out) {
+  const int64_t col = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (col >= cols) return;
+  const int64_t share = (rows + gridDim.y - 1) / gridDim.y, first = share * blockIdx.y;
+  const int64_t last = min(rows, first + share);
+  A sums[4] = {};
+  int64_t row = first;
+  for (; row + 4 <= last; row += 4) {
+#pragma unroll
+    for (int u = 0; u < 4; ++u) sums[u] += in[(row + u) * cols + col];
+  }
+  for (; row < last; ++row) sums[0] += in[row * cols + col];
+  out[blockIdx.y * cols + col] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+template <class I>
+__global__ void edge_ends_kernel(Graph graph, I* dst, I* src) {
+  const int64_t position = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (position >= graph.num_edges) return;
+  const I* indptr = static_cast<const I*>(graph.indptr);
+  int64_t low = 0, high = graph.num_rows - 1;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (static_cast<int64_t>(indptr[middle]) <= position) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  const I* ids = static_cast<const I*>(graph.edge_ids);
+  const int64_t id = ids ? static_cast<int64_t>(ids[position]) : position;
+  dst[id] = static_cast<I>(low);
+  src[id] = static_cast<const I*>(graph.indices)[position];
+}
+
+template <class A, class S, class I>
+__global__ void edge_dot_kernel(const A* rows, const I* end, const S* attr, int64_t edges, int heads, int dim,
+                                A factor, A* out) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= edges * heads) return;
+  const int64_t edge = at / heads, head = at % heads;
+  const A* row = rows + (static_cast<int64_t>(end[edge]) * heads + head) * dim;
+  A sum = 0;
+  for (int k = 0; k < dim; ++k) sum = fma(row[k], A(to_arithmetic(attr[edge * dim + k])), sum);
+  out[at] = factor * sum;
+}
+
+template <class A, class S, class I>
+__global__ void edge_combine_kernel(const A* a, const A* x, const A* b, const A* y, const I* end, int64_t edges,
+                                    int heads, int dim, S* out) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= edges * dim) return;
+  const int64_t edge = at / dim, k = at % dim, node = end[edge];
+  A sum = 0;
+  for (int h = 0; h < heads; ++h) {
+    const int64_t row = (node * heads + h) * dim + k;
+    sum = fma(a[edge * heads + h], x[row], sum);
+    if (b) sum = fma(b[edge * heads + h], y[row], sum);
+  }
+  out[at] = to_storage<S>(sum);
+}
+
+template <class A, class S, class I>
+__global__ void hidden_gradient_kernel(Rows dst, Rows src, const I* dst_end, const I* src_end, const A* ds,
+                                       int64_t first, int64_t count, int heads, int dim, A slope, A* term) {
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (at >= count * heads * dim) return;
+  const int64_t k = at % dim, h = at / dim % heads, edge = first + at / dim / heads;
+  const S* x = reinterpret_cast<const S*>(src.base + h * src.head + static_cast<int64_t>(src_end[edge]) * src.row);
+  const S* y = reinterpret_cast<const S*>(dst.base + h * dst.head + static_cast<int64_t>(dst_end[edge]) * dst.row);
+  const A z = A(to_arithmetic(x[k])) + A(to_arithmetic(y[k])) + term[at];
+  term[at] = ds[edge * heads + h] * (z > 0 ? A(1) : slope);
+}
+
+// One block a row and head.
+template <class A, class I>
+__global__ void row_dot_kernel(Graph graph, const A* a, const A* b, int heads, A* out) {
+  __shared__ A sums[kThreads];
+  const I *indptr = static_cast<const I*>(graph.indptr), *ids = static_cast<const I*>(graph.edge_ids);
+  const int64_t row = blockIdx.x, head = blockIdx.y;
+  A sum = 0;
+  for (int64_t p = indptr[row] + threadIdx.x; p < indptr[row + 1]; p += kThreads) {
+    const int64_t at = (ids ? static_cast<int64_t>(ids[p]) : p) * heads + head;
+    sum = fma(a[at], b[at], sum);
+  }
+  sums[threadIdx.x] = sum;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) out[row * heads + head] = sums[0];
+}
+
+template <class A, class F>
+cudaError_t with_storage(Dtype storage, F&& f) {
+  if constexpr (std::is_same_v<A, double>) {
+    f(double{});
+  } else {
+    switch (storage) {
+      case Dtype::f16: f(__half{}); break;
+      case Dtype::bf16: f(__nv_bfloat16{}); break;
+      default: f(float{}); break;
+    }
+  }
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+template <class A>
+cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, A* scratch, A* out, cudaStream_t stream) {
+  const unsigned across = static_cast<unsigned>((cols + 127) / 128);
+  if (rows <= 32) {
+    sum_rows_kernel<<<dim3(across, 1), 128, 0, stream>>>(in, rows, cols, out);
+    return cudaGetLastError();
+  }
+  sum_rows_kernel<<<dim3(across, kSumRows), 128, 0, stream>>>(in, rows, cols, scratch);
+  sum_rows_kernel<<<dim3(across, 1), 128, 0, stream>>>(scratch, kSumRows, cols, out);
+  return cudaGetLastError();
+}
+
+template <class I>
+cudaError_t edge_ends(const Graph& graph, I* dst, I* src, cudaStream_t stream) {
+  if (graph.num_edges == 0) return cudaSuccess;
+  edge_ends_kernel<I><<<blocks_for(graph.num_edges), kThreads, 0, stream>>>(graph, dst, src);
+  return cudaGetLastError();
+}
+
+template <class A, class I>
+cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Dtype storage, int64_t edges, int heads, int dim,
+                     A factor, A* out, cudaStream_t stream) {
+  if (edges * heads == 0) return cudaSuccess;
+  return with_storage<A>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    edge_dot_kernel<A, S, I><<<blocks_for(edges * heads), kThreads, 0, stream>>>(
+        rows, end, static_cast<const S*>(attr), edges, heads, dim, factor, out);
+  });
+}
+
+template <class A, class I>
+cudaError_t edge_combine(const A* a, const A* x, const A* b, const A* y, const I* end, int64_t edges, int heads,
+                         int dim, void* out, Dtype storage, cudaStream_t stream) {
+  if (edges * dim == 0) return cudaSuccess;
+  return with_storage<A>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    edge_combine_kernel<A, S, I><<<blocks_for(edges * dim), kThreads, 0, stream>>>(a, x, b, y, end, edges, heads, dim,
+                                                                                  static_cast<S*>(out));
+  });
+}
+
+template <class A, class I>
+cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Dtype storage, const I* dst_end, const I* src_end,
+                            const A* ds, int64_t first, int64_t count, int heads, int dim, A slope, A* term,
+                            cudaStream_t stream) {
+  if (count * heads * dim == 0) return cudaSuccess;
+  return with_storage<A>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    hidden_gradient_kernel<A, S, I><<<blocks_for(count * heads * dim), kThreads, 0, stream>>>(
+        dst, src, dst_end, src_end, ds, first, count, heads, dim, slope, term);
+  });
+}
+
+template <class A, class I>
+cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream) {
+  if (graph.num_rows * heads == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(graph.num_rows), static_cast<unsigned>(heads));
+  row_dot_kernel<A, I><<<grid, kThreads, 0, stream>>>(graph, a, b, heads, out);
+  return cudaGetLastError();
+}
+
+#define INSTANTIATE(A, I)                                                                                            \
+  template cudaError_t edge_dot<A, I>(const A*, const I*, const void*, Dtype, int64_t, int, int, A, A*, cudaStream_t); \
+  template cudaError_t edge_combine<A, I>(const A*, const A*, const A*, const A*, const I*, int64_t, int, int, void*, \
+                                          Dtype, cudaStream_t);                                                      \
+  template cudaError_t hidden_gradient<A, I>(const Rows&, const Rows&, Dtype, const I*, const I*, const A*, int64_t,  \
+                                             int64_t, int, int, A, A*, cudaStream_t);                                \
+  template cudaError_t row_dot<A, I>(const Graph&, const A*, const A*, int, A*, cudaStream_t);
+INSTANTIATE(float, int32_t)
+INSTANTIATE(float, int64_t)
+INSTANTIATE(double, int32_t)
+INSTANTIATE(double, int64_t)
+#undef INSTANTIATE
+template cudaError_t sum_rows(const float*, int64_t, int64_t, float*, float*, cudaStream_t);
+template cudaError_t sum_rows(const double*, int64_t, int64_t, double*, double*, cudaStream_t);
+template cudaError_t edge_ends(const Graph&, int32_t*, int32_t*, cudaStream_t);
+template cudaError_t edge_ends(const Graph&, int64_t*, int64_t*, cudaStream_t);
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,48 @@
+// The entries of the CUDA kernels, for the ops that call them. Each returns the error of its launch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "args.h"
+#include "plan.h"
+
+namespace edgeless::cuda {
+
+// One pass. args.part and args.layout are the plan's.
+template <class A>
+cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<A>& args, cudaStream_t stream);
+
+// Merges the pieces of hubs that a pass left in args.carry.
+template <class A>
+cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, cudaStream_t stream);
+
+// Sums [rows, cols] over the rows in a fixed order; `scratch` holds kSumRows * cols numbers.
+constexpr int kSumRows = 64;
+template <class A>
+cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, A* scratch, A* out, cudaStream_t stream);
+
+// Destination and source of every edge, by its original id. I is int32_t or int64_t.
+template <class I>
+cudaError_t edge_ends(const Graph& graph, I* dst, I* src, cudaStream_t stream);
+
+// out[e, h] = factor * <rows[end[e], h], attr[e]>;  rows [n, heads, dim] of A, attr [edges, dim] of storage.
+template <class A, class I>
+cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Dtype storage, int64_t edges, int heads, int dim,
+                     A factor, A* out, cudaStream_t stream);
+
+// out[e] = sum over h of a[e, h] * x[end[e], h] + b[e, h] * y[end[e], h]; x, y [n, heads, dim]; out in storage.
+template <class A, class I>
+cudaError_t edge_combine(const A* a, const A* x, const A* b, const A* y, const I* end, int64_t edges, int heads,
+                         int dim, void* out, Dtype storage, cudaStream_t stream);
+
+// gatv2's edge term: term[e, h, d] (W e) becomes ds[e, h] * LeakyReLU'(x_l + x_r + term), edges first .. first + count.
+template <class A, class I>
+cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Dtype storage, const I* dst_end, const I* src_end,
+                            const A* ds, int64_t first, int64_t count, int heads, int dim, A slope, A* term,
+                            cudaStream_t stream);
+
+// out[row, h] = sum of a * b over the row's edges, both [E, H] by original id.
+template <class A, class I>
+cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream);
+
+}  // namespace edgeless::cuda

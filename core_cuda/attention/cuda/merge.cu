@@ -1,0 +1,137 @@
+// Merges the pieces of hubs: rows so long that several blocks walk them (common/partition.cuh). One block of threads
+// for each possible first cut of a row and each head; most find no hub and leave. Pieces are added in their order.
+#include "../../common/partition.cuh"
+#include "../../common/vec.cuh"
+#include "kernels.h"
+
+namespace edgeless::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+struct Hub {
+  int64_t row, pieces;  // pieces: cuts of the row plus one
+};
+
+// The hub whose first cut has this slot, if there is one (pieces > 0). Only the row that holds the slot's first edge
+// can have a cut there.
+template <class I>
+__device__ Hub find_hub(const Graph& graph, const Partition& part, int64_t slot) {
+  const I* indptr = static_cast<const I*>(graph.indptr);
+  const int64_t edge = slot * part.piece;
+  int64_t low = 0, high = graph.num_rows - 1;  // last row with indptr[row] <= edge
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (static_cast<int64_t>(indptr[middle]) <= edge) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  const int64_t first = indptr[low], degree = indptr[low + 1] - first;
+  if (degree <= 2 * part.piece || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};
+  return {low, last_cut(first + kRowUnits * low, degree, part) + 1};
+}
+
+// Piece number `piece` of a hub whose first cut has slot `slot`.
+template <class A>
+__device__ const A* piece_at(const Args<A>& args, int64_t slot, int64_t piece, int head) {
+  const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
+  const int64_t at = piece == 0 ? slot : slots + slot + piece - 1;
+  return args.carry + (at * args.heads + head) * args.carry_size;
+}
+
+template <class S>
+__device__ void store_element(const OutRows& out, int64_t row, int heads, int head, int k, Arithmetic<S> x) {
+  const int64_t at = (row * heads + head) * out.dim + k;
+  if (out.wide) {
+    reinterpret_cast<Arithmetic<S>*>(out.base)[at] = x;
+  } else {
+    reinterpret_cast<S*>(out.base)[at] = to_storage<S>(x);
+  }
+}
+
+template <class S, class I>
+__global__ void merge_softmax_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
+  using A = Arithmetic<S>;
+  const Hub hub = find_hub<I>(args.graph, args.part, blockIdx.x);
+  if (hub.pieces == 0) return;
+  const int head = blockIdx.y, width = args.carry_size - 2;
+  A m = -INFINITY, l = 0;
+  for (int64_t p = 0; p < hub.pieces; ++p) m = max(m, piece_at(args, blockIdx.x, p, head)[width]);
+  for (int64_t p = 0; p < hub.pieces; ++p) {
+    const A* piece = piece_at(args, blockIdx.x, p, head);
+    l += piece[width + 1] * power_of_two(piece[width] - m);
+  }
+  if (args.given) l = 1;
+  for (int k = threadIdx.x; k < args.out.dim; k += kThreads) {
+    A sum = 0;
+    for (int64_t p = 0; p < hub.pieces; ++p) {
+      const A* piece = piece_at(args, blockIdx.x, p, head);
+      sum = fma(piece[k], power_of_two(piece[width] - m), sum);
+    }
+    store_element<S>(args.out, hub.row, args.heads, head, k, sum / l);
+  }
+  if (threadIdx.x == 0 && args.logsumexp) {
+    args.logsumexp[hub.row * args.heads + head] = (m + log2(l)) * A(kLn2);
+  }
+}
+
+// Two vectors a piece: `second` begins at element `split`.
+template <class S, class I>
+__global__ void merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> args, OutRows first, OutRows second,
+                                 int split) {
+  using A = Arithmetic<S>;
+  const Hub hub = find_hub<I>(args.graph, args.part, blockIdx.x);
+  if (hub.pieces == 0) return;
+  const int head = blockIdx.y;
+  for (int k = threadIdx.x; k < args.carry_size; k += kThreads) {
+    const bool in_second = k >= split;
+    const OutRows& out = in_second ? second : first;
+    const int at = in_second ? k - split : k;
+    if (!out.base || at >= out.dim) continue;
+    A sum = 0;
+    for (int64_t p = 0; p < hub.pieces; ++p) sum += piece_at(args, blockIdx.x, p, head)[k];
+    store_element<S>(out, hub.row, args.heads, head, at, sum);
+  }
+}
+
+template <class S, class I>
+cudaError_t merge(const Problem& problem, const Plan& plan, const Args<Arithmetic<S>>& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(plan.slots), static_cast<unsigned>(args.heads));
+  if (problem.pass == Pass::forward) {
+    merge_softmax_kernel<S, I><<<grid, kThreads, 0, stream>>>(args);
+  } else {
+    const int lanes = kVec<S>;
+    const int split = problem.score == Score::gat ? 1 : args.key_vectors * lanes;
+    const OutRows first = problem.pass == Pass::by_dst ? args.grad_dst : args.grad_src;
+    const OutRows second = problem.pass == Pass::by_dst ? OutRows{} : args.grad_value;
+    merge_sum_kernel<S, I><<<grid, kThreads, 0, stream>>>(args, first, second, split);
+  }
+  return cudaGetLastError();
+}
+
+template <class S>
+cudaError_t merge(const Problem& problem, const Plan& plan, const Args<Arithmetic<S>>& args, cudaStream_t stream) {
+  return problem.wide_index ? merge<S, int64_t>(problem, plan, args, stream)
+                            : merge<S, int32_t>(problem, plan, args, stream);
+}
+
+}  // namespace
+
+template <>
+cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<float>& args, cudaStream_t stream) {
+  switch (problem.storage) {
+    case Dtype::f32: return merge<float>(problem, plan, args, stream);
+    case Dtype::f16: return merge<__half>(problem, plan, args, stream);
+    case Dtype::bf16: return merge<__nv_bfloat16>(problem, plan, args, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+template <>
+cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<double>& args, cudaStream_t stream) {
+  return merge<double>(problem, plan, args, stream);
+}
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,36 @@
+// The dispatch over scores and storage types; the kernels are in instances/.
+#include "kernels.h"
+#include "scores.cuh"
+
+namespace edgeless::cuda {
+
+template <class S, class Fn>
+cudaError_t run_instance(const Problem&, const Plan&, const Args<Arithmetic<S>>&, cudaStream_t);
+
+template <class S>
+static cudaError_t run_score(const Problem& problem, const Plan& plan, const Args<Arithmetic<S>>& args,
+                             cudaStream_t stream) {
+  switch (problem.score) {
+    case Score::dot: return run_instance<S, DotScore>(problem, plan, args, stream);
+    case Score::gatv2: return run_instance<S, Gatv2Score>(problem, plan, args, stream);
+    case Score::gat: return run_instance<S, GatScore>(problem, plan, args, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <>
+cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<float>& args, cudaStream_t stream) {
+  switch (problem.storage) {
+    case Dtype::f32: return run_score<float>(problem, plan, args, stream);
+    case Dtype::f16: return run_score<__half>(problem, plan, args, stream);
+    case Dtype::bf16: return run_score<__nv_bfloat16>(problem, plan, args, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+template <>
+cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<double>& args, cudaStream_t stream) {
+  return run_score<double>(problem, plan, args, stream);
+}
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,29 @@
+// What every CUDA op does before and after its kernels. The only header that knows both torch and CUDA.
+#pragma once
+
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+namespace edgeless {
+
+// Makes the tensor's device current for the scope, and gives its current stream.
+class OnDevice {
+ public:
+  explicit OnDevice(const at::Device& device) : guard_(device), stream_(c10::cuda::getCurrentCUDAStream()) {}
+  cudaStream_t stream() const { return stream_.stream(); }
+
+ private:
+  c10::cuda::CUDAGuard guard_;
+  c10::cuda::CUDAStream stream_;
+};
+
+// Constant for a device, and cheap to ask for: the runtime keeps it.
+inline int device_attribute(cudaDeviceAttr attribute, int device) {
+  int value = 0;
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
+}  // namespace edgeless

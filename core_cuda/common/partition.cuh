@@ -1,0 +1,87 @@
+// The cuts of a partition (partition.h), found on the device.
+#pragma once
+
+#include "partition.h"
+
+namespace edgeless::cuda {
+
+// A place between two edges. `edge` is the row's first edge, or one inside the row.
+template <class I>
+struct Cut {
+  I row, edge;
+};
+
+template <class I>
+__device__ __forceinline__ int64_t row_position(const I* indptr, int64_t row) {
+  return static_cast<int64_t>(indptr[row]) + kRowUnits * row;
+}
+
+// The last row in [0, num_rows] that begins at or before `position`. Whole warp.
+template <class I>
+__device__ inline int64_t find_row(const I* indptr, int64_t num_rows, int64_t position, int lane) {
+  int64_t low = 0, high = num_rows;
+  while (high > low) {
+    const int64_t step = (high - low) / 33 + 1, probe = low + step * (lane + 1);
+    const bool before = probe <= high && row_position(indptr, probe) <= position;
+    const int found = __popc(__ballot_sync(0xffffffffu, before));
+    high = min(high, low + step * (found + 1) - 1);
+    low += step * found;
+  }
+  return low;
+}
+
+// The cut before range `range`. Whole warp.
+template <class I>
+__device__ inline Cut<I> range_cut(const I* indptr, int64_t num_rows, int64_t num_edges, const Partition& part,
+                                   int64_t range, int lane) {
+  const int64_t position = min(range * part.range_units, num_edges + kRowUnits * num_rows);
+  const int64_t row = find_row(indptr, num_rows, position, lane);
+  if (row == num_rows) return {static_cast<I>(num_rows), static_cast<I>(num_edges)};
+  const int64_t first = indptr[row], degree = indptr[row + 1] - first, inside = position - first - kRowUnits * row;
+  if (degree > 2 * part.piece) {
+    const int64_t offset = inside <= kRowUnits ? 0 : (inside - kRowUnits) / part.piece * part.piece;
+    return {static_cast<I>(row), static_cast<I>(first + offset)};
+  }
+  if (2 * inside <= degree + kRowUnits) return {static_cast<I>(row), static_cast<I>(first)};
+  return {static_cast<I>(row + 1), static_cast<I>(first + degree)};
+}
+
+// Cut number `share` of `shares` equal shares of the range between two cuts. One thread.
+template <class I>
+__device__ inline Cut<I> share_cut(const I* indptr, Cut<I> begin, Cut<I> end, int share, int shares) {
+  if (share <= 0) return begin;
+  if (share >= shares) return end;
+  const int64_t from = static_cast<int64_t>(begin.edge) + kRowUnits * static_cast<int64_t>(begin.row);
+  const int64_t to = static_cast<int64_t>(end.edge) + kRowUnits * static_cast<int64_t>(end.row);
+  const int64_t position = from + (to - from) * share / shares;
+  int64_t low = begin.row, high = end.row;
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (row_position(indptr, middle) <= position) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  const int64_t first = indptr[low], inside = position - first - kRowUnits * low;
+  if (low == end.row) {  // nothing of this row, or the first part of a hub
+    const int64_t edge = min(static_cast<int64_t>(end.edge), max(static_cast<int64_t>(begin.edge), first + inside / 4 * 4));
+    return {end.row, static_cast<I>(edge)};
+  }
+  const int64_t degree = indptr[low + 1] - first;
+  const int64_t least = low == begin.row ? static_cast<int64_t>(begin.edge) : first;
+  if (degree <= 8) {
+    if (2 * inside > degree + kRowUnits) return {static_cast<I>(low + 1), static_cast<I>(first + degree)};
+    return {static_cast<I>(low), static_cast<I>(least)};
+  }
+  const int64_t offset = inside <= kRowUnits ? 0 : (inside - kRowUnits) / 4 * 4;
+  return {static_cast<I>(low), static_cast<I>(max(least, first + offset))};
+}
+
+// The last range cut inside the row, in pieces from its start; a row of `degree` > 2 * piece edges.
+__device__ inline int64_t last_cut(int64_t row_begin, int64_t degree, const Partition& part) {
+  const int64_t last = (row_begin + kRowUnits + degree - 1) / part.range_units * part.range_units;
+  return (last - row_begin - kRowUnits) / part.piece;
+}
+
+}  // namespace edgeless::cuda

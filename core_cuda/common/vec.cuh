@@ -1,0 +1,112 @@
+// 16-byte vectors of storage and what a lane does with them. No torch.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace edgeless::cuda {
+
+// Arithmetic and statistics are float, for double rows double.
+template <class S>
+using Arithmetic = std::conditional_t<std::is_same_v<S, double>, double, float>;
+
+template <class S>
+constexpr int kVec = 16 / sizeof(S);
+
+__device__ __forceinline__ void unpack(const uint4& raw, float (&x)[4], float) {
+  x[0] = __uint_as_float(raw.x), x[1] = __uint_as_float(raw.y);
+  x[2] = __uint_as_float(raw.z), x[3] = __uint_as_float(raw.w);
+}
+
+__device__ __forceinline__ void unpack(const uint4& raw, float (&x)[8], __nv_bfloat16) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    x[2 * i] = __uint_as_float(words[i] << 16);
+    x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  }
+}
+
+__device__ __forceinline__ void unpack(const uint4& raw, float (&x)[8], __half) {
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
+  }
+}
+
+__device__ __forceinline__ void unpack(const uint4& raw, double (&x)[2], double) {
+  x[0] = __hiloint2double(raw.y, raw.x), x[1] = __hiloint2double(raw.w, raw.z);
+}
+
+__device__ __forceinline__ uint4 pack(const float (&x)[4], float) {
+  return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
+}
+
+__device__ __forceinline__ uint4 pack(const float (&x)[8], __nv_bfloat16) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+    words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+__device__ __forceinline__ uint4 pack(const float (&x)[8], __half) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+    words[i] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+__device__ __forceinline__ uint4 pack(const double (&x)[2], double) {
+  return {static_cast<uint32_t>(__double2loint(x[0])), static_cast<uint32_t>(__double2hiint(x[0])),
+          static_cast<uint32_t>(__double2loint(x[1])), static_cast<uint32_t>(__double2hiint(x[1]))};
+}
+
+// Rows that many edges share: kept in L2. Rows that are read or written once: first to be evicted.
+__device__ __forceinline__ uint4 load_shared_row(const char* at) {
+  return __ldg(reinterpret_cast<const uint4*>(at));
+}
+__device__ __forceinline__ uint4 load_once(const char* at) { return __ldcs(reinterpret_cast<const uint4*>(at)); }
+__device__ __forceinline__ void store_once(char* at, const uint4& raw) { __stcs(reinterpret_cast<uint4*>(at), raw); }
+
+__device__ __forceinline__ float to_arithmetic(float x) { return x; }
+__device__ __forceinline__ float to_arithmetic(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_arithmetic(__half x) { return __half2float(x); }
+__device__ __forceinline__ double to_arithmetic(double x) { return x; }
+
+template <class S>
+__device__ __forceinline__ S to_storage(Arithmetic<S> x) {
+  if constexpr (std::is_same_v<S, __nv_bfloat16>) return __float2bfloat16_rn(x);
+  if constexpr (std::is_same_v<S, __half>) return __float2half_rn(x);
+  if constexpr (std::is_same_v<S, Arithmetic<S>>) return x;
+}
+
+// Powers of two: softmax is computed in base 2, the factor log2(e) is folded into the logits.
+constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
+
+__device__ __forceinline__ float power_of_two(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
+
+// x with the sign flipped where y is negative.
+__device__ __forceinline__ float flip_sign(float x, float y) {
+  return __uint_as_float(__float_as_uint(x) ^ (__float_as_uint(y) & 0x80000000u));
+}
+__device__ __forceinline__ double flip_sign(double x, double y) {
+  return __longlong_as_double(__double_as_longlong(x) ^ (__double_as_longlong(y) & (1ll << 63)));
+}
+
+}  // namespace edgeless::cuda

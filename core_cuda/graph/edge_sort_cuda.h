@@ -1,0 +1,37 @@
+// Edges sorted by a key on the GPU: what coo_to_csr and csr_transpose have in common. No torch, no host sync.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgeless::cuda {
+
+// In: type of the ids given, I: of the arrays made (int32_t or int64_t). Keys are kept as I.
+
+// *bad becomes 1 if an id lies outside [0, limit).
+template <class In>
+cudaError_t check_ids(const In* ids, int64_t count, int64_t limit, int32_t* bad, cudaStream_t stream);
+
+// Row of every position, [num_edges].
+template <class I>
+cudaError_t expand_rows(const I* indptr, int64_t num_rows, int64_t num_edges, I* rows, cudaStream_t stream);
+
+// Stable radix sort of keys in [0, num_keys): `order` lists the positions of the sorted keys. `scratch` holds
+// sort_scratch<I>(count, num_keys) bytes.
+template <class I>
+size_t sort_scratch(int64_t count, int64_t num_keys);
+template <class I>
+cudaError_t sort_keys(const I* keys, int64_t count, int64_t num_keys, void* scratch, I* sorted, I* order,
+                      cudaStream_t stream);
+
+// indptr [num_rows + 1] of sorted row ids.
+template <class I>
+cudaError_t row_pointers(const I* sorted, int64_t count, int64_t num_rows, I* indptr, cudaStream_t stream);
+
+// to[p] = from[order[p]]
+template <class In, class I>
+cudaError_t permute(const In* from, const I* order, int64_t count, I* to, cudaStream_t stream);
+
+}  // namespace edgeless::cuda

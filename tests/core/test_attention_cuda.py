@@ -1,0 +1,529 @@
+"""The attention functions on CUDA against plain PyTorch in float64: the suite of test_attention.py, and what only a GPU
+can get wrong: every kernel instance, hubs over many blocks, streams, graph capture, host syncs, more than 2**31 elements.
+"""
+
+import pytest
+import torch
+from test_attention import (
+    GRAPHS,
+    OPTIONS,
+    SCORES,
+    TOLERANCE,
+    assert_close,
+    error,
+    graph_of,
+    in_its_own_precision,
+    inputs_of,
+    op_samples,
+    raised,
+    run,
+)
+
+from edgeless import Graph, functional, reference
+
+pytestmark = pytest.mark.cuda
+DEVICE = "cuda"
+
+
+def to_cuda(tensors):
+    return [t.detach().to(DEVICE).requires_grad_(t.requires_grad) for t in tensors]
+
+
+def cuda_inputs(score, graph, heads, channels, options, dtype):
+    args, tensors, rest = inputs_of(score, graph, heads, channels, options, dtype)
+    return to_cuda(args), dict(zip(tensors, to_cuda(tensors.values()))), rest
+
+
+def poison():
+    """Fills freed memory with NaN, so that a result that was never written shows."""
+    blocks = [torch.full((n,), float("nan"), device=DEVICE) for n in (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)]
+    del blocks
+
+
+def compare(score, graph, heads, channels, options, dtype):
+    args, tensors, rest = inputs_of(score, graph, heads, channels, options, dtype)
+    poison()
+    found = run_cuda(score, graph, args, tensors, rest)
+    expected = run(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
+    if dtype in TOLERANCE:
+        assert_close(found, expected, TOLERANCE[dtype])
+    return found, expected
+
+
+def run_cuda(score, graph, args, tensors, rest):
+    """As run() of test_attention.py, with inputs and outputs on the CPU and the function on the GPU."""
+    moved, named = to_cuda(args), dict(zip(tensors, to_cuda(tensors.values())))
+    outs = getattr(functional, f"{score}_attention")(graph.to(DEVICE), *moved, **named, **rest)
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    gen = torch.Generator().manual_seed(11)
+    grads = [torch.randn(o.shape, dtype=torch.float64, generator=gen) for o in outs]
+    leaves = [*moved, *named.values()]
+    found = torch.autograd.grad(outs, leaves, [g.to(DEVICE, o.dtype) for g, o in zip(grads, outs)], allow_unused=True)
+    found = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves)]
+    return [t.detach().cpu() for t in (*outs, *found)]
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_double_equals_the_reference(score, kind, options):
+    for index_dtype in (torch.int32, torch.int64):
+        compare(score, graph_of(kind, index_dtype), 4, 8, OPTIONS[options], torch.float64)
+
+
+# Widths that reach every kernel of the table in core_cuda/attention/cuda/plan.h, whole vectors and tails.
+SHAPES = [
+    (1, 1), (4, 32), (8, 8), (3, 40), (2, 7), (1, 7), (1, 64), (2, 64), (2, 128), (8, 128), (5, 16), (1, 20),
+    (3, 256), (1, 250), (2, 512), (1, 500), (33, 4), (40, 33),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("heads,channels", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", ["plain", "dropout", "all"])
+def test_every_head_dim(score, heads, channels, dtype, options):
+    graph = graph_of("square")
+    if dtype == torch.float32:
+        if score == "gatv2" and options == "all":
+            return  # a sum of three terms near the kink of the LeakyReLU may round to either side: see below
+        compare(score, graph, heads, channels, OPTIONS[options], dtype)
+    else:
+        found, expected = compare(score, graph, heads, channels, OPTIONS[options], dtype)
+        bound = 0.02 if dtype == torch.bfloat16 else 0.003
+        assert all(torch.isfinite(t).all() and error(t, e) < bound for t, e in zip(found, expected))
+
+
+@pytest.mark.parametrize("dtype,channels", [(torch.bfloat16, 1024), (torch.float16, 1000), (torch.float64, 256)])
+def test_the_widest_heads(dtype, channels):
+    for score in SCORES:
+        found, expected = compare(score, graph_of("bipartite"), 1, channels, (), dtype)
+        bound = {torch.bfloat16: 0.02, torch.float16: 0.003, torch.float64: 1e-10}[dtype]
+        assert all(error(t, e) < bound for t, e in zip(found, expected))
+
+
+@pytest.mark.parametrize("heads,channels", SHAPES)
+def test_gatv2_with_edges_in_single_precision(heads, channels):
+    """As above, with inputs on a grid of 1/256: their sums are exact, so no rounding decides a sign."""
+    graph = graph_of("square")
+    args, tensors, rest = inputs_of("gatv2", graph, heads, channels, OPTIONS["all"], torch.float64)
+    grid = [(t.detach() * 256).round() / 256 for t in [*args, *tensors.values()]]
+    single = [t.float().requires_grad_() for t in grid]
+    double = [t.requires_grad_() for t in grid]
+    n = len(args)
+    found = run_cuda("gatv2", graph, single[:n], dict(zip(tensors, single[n:])), rest)
+    expected = run(reference, "gatv2", graph, double[:n], dict(zip(tensors, double[n:])), rest)
+    assert_close(found, expected, 1e-5)
+
+
+def test_wide_indices():
+    """Graphs of more than 2**31 edges have int64 arrays; any graph may be given so to the op."""
+    for score in SCORES:
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            graph = graph_of("hub").to(DEVICE)
+            args, _, _ = cuda_inputs(score, graph, 2, 16, (), dtype)
+            narrow = run(functional, score, graph, args, {}, {}, grads_like(score, graph, args))
+            wide = Graph(*[type(c)(*[None if t is None else t.long() for t in c]) for c in (graph.csr, graph.csc)], 50, 40)
+            found = run(functional, score, wide, args, {}, {}, grads_like(score, graph, args))
+            bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
+            assert all(error(a, b) < bound for a, b in zip(found, narrow))
+
+
+def grads_like(score, graph, args):
+    gen = torch.Generator().manual_seed(11)
+    channels = args[0].shape[-1]
+    return [torch.randn(graph.num_dst, args[0].shape[1], channels, generator=gen, dtype=torch.float64).to(DEVICE)]
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["square", "hub", "bipartite"])
+def test_half_precision_errs_at_most_twice_as_much_as_torch(score, dtype, kind, monkeypatch):
+    graph = graph_of(kind)
+    for heads, channels in ((4, 32), (3, 7)):
+        for options in ("plain", "all"):
+            args, tensors, rest = inputs_of(score, graph, heads, channels, OPTIONS[options], dtype)
+            found = run_cuda(score, graph, args, tensors, rest)
+            exact = run(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
+            with monkeypatch.context() as patch:
+                patch.setattr(reference, "_prepare", in_its_own_precision)
+                torchs = run(reference, score, graph, args, tensors, rest)
+            for i, (a, b, c) in enumerate(zip(found, torchs, exact)):
+                assert error(a, c) <= 2 * error(b, c), (heads, channels, options, i)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_float_output_of_half_inputs(score):
+    """As under autocast: rows in bfloat16, output and its gradient in float32."""
+    graph = graph_of("hub")
+    for channels in (32, 12, 7):
+        args, _, _ = inputs_of(score, graph, 4, channels, (), torch.bfloat16)
+        found = run_cuda(score, graph, args, {}, {"out_dtype": torch.float32})
+        exact = run(reference, score, graph, raised(args), {}, {})
+        assert found[0].dtype == torch.float32
+        assert error(found[0], exact[0]) < 1e-5
+        assert all(error(a, b) < 0.01 for a, b in zip(found[1:], exact[1:]))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("options", ["plain", "all"])
+def test_gradcheck(score, options):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 2, 3, 3], [0, 0, 1, 2, 2, 2]]), 5, 4)
+    args, tensors, rest = cuda_inputs(score, graph, 2, 3, OPTIONS[options], torch.float64)
+    graph = graph.to(DEVICE)
+    names = list(tensors)
+
+    def call(*leaves):
+        given = dict(zip(names, leaves[len(args) :]))
+        return getattr(functional, f"{score}_attention")(graph, *leaves[: len(args)], **given, **rest)
+
+    assert torch.autograd.gradcheck(call, [*args, *tensors.values()])
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("options", ["plain", "all"])
+def test_each_gradient_alone_is_the_same(score, options):
+    """Passes that nobody asked for are left out; what is left must not change."""
+    graph = graph_of("hub")
+    args, tensors, rest = cuda_inputs(score, graph, 2, 8, OPTIONS[options], torch.float32)
+    graph = graph.to(DEVICE)
+    rest.pop("return_weights", None)
+    leaves = [*args, *tensors.values()]
+    call = getattr(functional, f"{score}_attention")
+
+    def grads(wanted):
+        given = [t.detach().requires_grad_(w) for t, w in zip(leaves, wanted)]
+        out = call(graph, *given[: len(args)], **dict(zip(tensors, given[len(args) :])), **rest)
+        return torch.autograd.grad(out.square().sum(), [t for t, w in zip(given, wanted) if w])
+
+    together = grads([True] * len(leaves))
+    for i in range(len(leaves)):
+        (alone,) = grads([i == j for j in range(len(leaves))])
+        assert torch.equal(alone, together[i]), i
+
+
+# Hubs ------------------------------------------------------------------------------------------------------------
+
+
+def star(edges=300_000, leaves=5000):
+    """One row of most edges, and a hub among the sources."""
+    gen = torch.Generator().manual_seed(1)
+    src = torch.randint(0, leaves, (edges,), generator=gen)
+    dst = torch.where(torch.rand(edges, generator=gen) < 0.7, 3, torch.randint(0, leaves, (edges,), generator=gen))
+    src = torch.where(torch.rand(edges, generator=gen) < 0.2, 17, src)
+    return Graph.from_edge_index(torch.stack([src, dst]), leaves, leaves)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("options", ["plain", "all"])
+def test_hubs_over_many_blocks(score, options):
+    graph = star()
+    args, tensors, rest = inputs_of(score, graph, 2, 16, OPTIONS[options], torch.float64)
+    rest.pop("return_weights", None)
+    found = run_cuda(score, graph, args, tensors, rest)
+    expected = run(reference, score, graph, args, tensors, rest)
+    assert_close(found, expected, 1e-9)
+    if options == "plain":
+        single = [t.detach().float().requires_grad_() for t in args]
+        exact = run(reference, score, graph, raised(single), {}, rest)
+        assert_close(run_cuda(score, graph, single, {}, rest), exact, 1e-5)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", ["plain", "all"])
+def test_bitwise_the_same_in_twenty_runs(score, dtype, options):
+    graph = star(60_000)
+    args, tensors, rest = inputs_of(score, graph, 4, 32, OPTIONS[options], dtype)
+    first = run_cuda(score, graph, args, tensors, rest)
+    for _ in range(19):
+        assert all(torch.equal(a, b) for a, b in zip(first, run_cuda(score, graph, args, tensors, rest)))
+
+
+# Inputs of all kinds ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_strided_expanded_and_transposed_inputs(score, dtype):
+    graph = graph_of("square").to(DEVICE)
+    n, options = graph.num_src, dict(dtype=dtype, device=DEVICE)
+    wide = torch.randn(n, 3 * 4 * 8, **options)
+    slices = [wide[:, i * 32 : (i + 1) * 32].view(n, 4, 8) for i in range(3)]
+    turned = torch.randn(8, 4, n, **options).permute(2, 1, 0)
+    same = torch.randn(1, 4, 8, **options).expand(n, 4, 8)
+    shifted = [torch.randn(n * 32 + 1, **options)[1:].view(n, 4, 8) for _ in range(3)]  # not on 16 bytes
+    for a, b, c in ((*slices,), (turned, same, slices[0]), (*shifted,)):
+        if score == "gatv2":
+            args = [a, b, torch.randn(8, 4, **options).t()]
+        elif score == "gat":
+            args = [a, b[..., 0], c[..., 1]]
+        else:
+            args = [a, b, c]
+        scale = torch.rand(graph.num_edges, 1, **options).expand(-1, 4)
+        leaves = [t.detach().requires_grad_() for t in args]
+        packed = [t.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for t in args]
+        call = getattr(functional, f"{score}_attention")
+        out = call(graph, *leaves, edge_scale=scale)
+        expected = call(graph, *packed, edge_scale=scale.contiguous())
+        assert torch.equal(out, expected)
+        found = torch.autograd.grad(out.sum(), leaves)  # an expanded gradient
+        wanted = torch.autograd.grad((expected * torch.ones_like(expected)).sum(), packed)
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted))
+
+
+def test_rows_without_edges_are_zero_and_get_no_gradient():
+    graph = Graph.from_edge_index(torch.tensor([[0], [1]]), 3, 4)
+    for score in SCORES:
+        args, _, _ = cuda_inputs(score, graph, 2, 4, (), torch.float32)
+        poison()
+        out = getattr(functional, f"{score}_attention")(graph.to(DEVICE), *args)
+        assert out[[0, 2, 3]].eq(0).all() and out[1].ne(0).any()
+        grads = torch.autograd.grad(out.square().sum(), args)
+        assert all(torch.isfinite(g).all() for g in grads)
+
+
+@pytest.mark.parametrize("slope", [0.0, 1.0, 1.5, -0.3])
+def test_any_negative_slope(slope):
+    graph = graph_of("square")
+    for score in ("gatv2", "gat"):
+        args, _, rest = inputs_of(score, graph, 2, 8, (), torch.float32)
+        found = run_cuda(score, graph, args, {}, {"negative_slope": slope})
+        assert_close(found, run(reference, score, graph, raised(args), {}, {"negative_slope": slope}), 1e-5)
+
+
+def test_zero_features_take_the_slope():
+    """x_l + x_r = 0 everywhere: PyTorch's LeakyReLU has the slope as its derivative at 0."""
+    graph = graph_of("square")
+    for score in ("gatv2", "gat"):
+        args, _, _ = inputs_of(score, graph, 2, 8, (), torch.float32)
+        with torch.no_grad():
+            for t in args[:2] if score == "gatv2" else args[1:]:
+                t.zero_()
+            if score == "gat":
+                args[0].copy_(torch.randn(args[0].shape, generator=torch.Generator().manual_seed(1)))
+        assert_close(run_cuda(score, graph, args, {}, {}), run(reference, score, graph, raised(args), {}, {}), 1e-5)
+
+
+def test_large_logits_do_not_overflow():
+    graph = graph_of("hub")
+    q, k, v = (torch.randn(n, 2, 16) for n in (graph.num_dst, graph.num_src, graph.num_src))
+    found = functional.dot_attention(graph.to(DEVICE), *(t.to(DEVICE) for t in (100 * q, 100 * k, v)))
+    expected = reference.dot_attention(graph, 100 * q.double(), 100 * k.double(), v.double())
+    assert torch.isfinite(found).all()
+    assert error(found.cpu(), expected) < 1e-4  # logits of a few thousand carry an error of 1e-4 in float32
+
+
+def test_nan_reaches_its_rows_and_no_others():
+    edges = torch.stack([torch.arange(600) % 300, torch.arange(600) // 2])  # row r: sources 2r and 2r + 1, mod 300
+    graph = Graph.from_edge_index(edges, 300, 300).to(DEVICE)
+    touched = torch.zeros(300, dtype=torch.bool)
+    touched[edges[1][edges[0] == 7]] = True
+    for score in SCORES:
+        args, _, _ = cuda_inputs(score, graph.to("cpu"), 2, 8, (), torch.float32)
+        args = [t.detach() for t in args]
+        args[1 if score == "dot" else 0][7] = float("nan")
+        out = getattr(functional, f"{score}_attention")(graph, *args).cpu()
+        assert torch.equal(out.isnan().flatten(1).all(1), touched) and torch.equal(out.isnan().flatten(1).any(1), touched)
+
+
+def test_values_of_another_width_than_keys():
+    graph = graph_of("bipartite")
+    for dtype in (torch.float64, torch.float32):
+        for dim, channels in ((8, 32), (5, 16), (64, 3), (128, 8), (4, 200)):
+            gen = torch.Generator().manual_seed(2)
+            shapes = [(graph.num_dst, dim), (graph.num_src, dim), (graph.num_src, channels)]
+            args = [torch.randn(n, 2, c, dtype=dtype, generator=gen).requires_grad_() for n, c in shapes]
+            found = run_cuda("dot", graph, args, {}, {})
+            assert_close(found, run(reference, "dot", graph, raised(args), {}, {}), TOLERANCE[dtype])
+
+
+def test_heads_wider_than_any_kernel_are_named():
+    graph = graph_of("square").to(DEVICE)
+    x = torch.randn(40, 1, 1025, device=DEVICE, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="may take up to 1024 features .* got 1025"):
+        functional.dot_attention(graph, x, x, x)
+
+
+# Dropout ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.9, 1.0])
+def test_the_dropout_mask_is_that_of_the_cpu(p):
+    graph = graph_of("hub")
+    for score in SCORES:
+        args, _, _ = inputs_of(score, graph, 6, 4, (), torch.float64)
+        options = dict(dropout=p, seed=-9, return_weights="dropped")
+        call = getattr(functional, f"{score}_attention")
+        out, kept = call(graph, *args, **options)
+        found, weights = call(graph.to(DEVICE), *to_cuda(args), **options)
+        assert torch.equal(weights.cpu() == 0, kept == 0)
+        assert error(weights.cpu(), kept) < 1e-12 and error(found.cpu(), out) < 1e-12
+
+
+def test_dropout_follows_torchs_generator():
+    graph = graph_of("square")
+    args, _, _ = cuda_inputs("gat", graph, 2, 4, (), torch.float32)
+    graph, call = graph.to(DEVICE), functional.gat_attention
+    torch.manual_seed(1)
+    first, second = call(graph, *args, dropout=0.5), call(graph, *args, dropout=0.5)
+    torch.manual_seed(1)
+    assert torch.equal(first, call(graph, *args, dropout=0.5)) and not torch.equal(first, second)
+
+
+# As an op --------------------------------------------------------------------------------------------------------
+
+
+def test_opcheck():
+    def moved(sample):
+        return [
+            [t.to(DEVICE) for t in x] if isinstance(x, list) else x.detach().to(DEVICE) if torch.is_tensor(x) else x
+            for x in sample
+        ]
+
+    for sample in map(moved, op_samples(False)):
+        torch.library.opcheck(torch.ops.edgeless.attention, sample)
+        dst, src, value, att, attr, proj, scale, csr, csc, seed, *options = sample
+        out, logsumexp = torch.ops.edgeless.attention(*sample)
+        weights = (logsumexp, dst, src, att, attr, proj, csr, csc, seed, *options[:3])
+        torch.library.opcheck(torch.ops.edgeless.attention_weights, weights)
+        backward = (torch.ones_like(out), None, out, logsumexp, *sample[:7], csr, csc, seed, *options[:3], False, [True] * 7)
+        torch.library.opcheck(torch.ops.edgeless.attention_backward, backward)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_compiles_whole_and_equals_eager(score):
+    graph = graph_of("square")
+    args, tensors, rest = cuda_inputs(score, graph, 2, 8, OPTIONS["all"], torch.float64)
+    graph = graph.to(DEVICE)
+
+    def call(graph, args, tensors):
+        return getattr(functional, f"{score}_attention")(graph, *args, **tensors, **rest)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    leaves = [*args, *tensors.values()]
+
+    def results(fn):
+        out, weights = fn(graph, args, tensors)
+        return [out, weights, *torch.autograd.grad((out.square().sum(), weights.square().sum()), leaves)]
+
+    assert_close(results(compiled), results(call), 1e-12)
+
+
+def forward_backward(score, graph, args, tensors, rest):
+    out = getattr(functional, f"{score}_attention")(graph, *args, **tensors, **rest)
+    outs = out if isinstance(out, tuple) else (out,)
+    return [*outs, *torch.autograd.grad([o.float().square().sum() for o in outs], [*args, *tensors.values()])]
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("options", ["plain", "all"])
+def test_no_host_sync(score, options):
+    graph = star(20_000)
+    args, tensors, rest = cuda_inputs(score, graph, 2, 16, OPTIONS[options], torch.float32)
+    graph = graph.to(DEVICE)
+    graph.csc  # noqa: B018  built on first use
+    if "seed" in rest:
+        rest["seed"] = torch.tensor([3], device=DEVICE)
+    expected = forward_backward(score, graph, args, tensors, rest)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = forward_backward(score, graph, args, tensors, rest)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_runs_on_the_current_stream(score):
+    graph = star(20_000)
+    args, _, _ = cuda_inputs(score, graph, 2, 16, (), torch.float32)
+    graph = graph.to(DEVICE)
+    expected = forward_backward(score, graph, args, {}, {})
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        late = [t.detach().clone() for t in args]
+        for t in late:
+            t.fill_(float("nan"))
+        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
+        for t, value in zip(late, args):
+            t.copy_(value.detach())
+        found = forward_backward(score, graph, [t.requires_grad_() for t in late], {}, {})
+    torch.cuda.current_stream().wait_stream(stream)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("options", ["plain", "dropout"])
+def test_captured_in_a_cuda_graph(score, options):
+    graph = star(20_000)
+    args, _, rest = cuda_inputs(score, graph, 2, 16, OPTIONS[options], torch.float32)
+    graph = graph.to(DEVICE)
+    if rest:
+        rest["seed"] = torch.tensor([3], device=DEVICE)
+    expected = forward_backward(score, graph, args, {}, rest)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        forward_backward(score, graph, args, {}, rest)
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        found = forward_backward(score, graph, args, {}, rest)
+    for t in found:
+        t.detach().fill_(float("nan"))
+    captured.replay()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_another_device_than_the_current():
+    graph = star(20_000)
+    args, _, _ = inputs_of("gatv2", graph, 2, 16, (), torch.float32)
+    first = forward_backward("gatv2", graph.to("cuda:0"), [t.detach().to("cuda:0").requires_grad_() for t in args], {}, {})
+    second = forward_backward("gatv2", graph.to("cuda:1"), [t.detach().to("cuda:1").requires_grad_() for t in args], {}, {})
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, second))
+
+
+def test_arrays_on_two_devices_are_refused():
+    graph = graph_of("square")
+    csr = [t for t in graph.csr if t is not None]
+    x = torch.randn(40, 2, 8, device=DEVICE)
+    with pytest.raises((ValueError, RuntimeError), match="csr must be on cuda:0, got cpu"):
+        torch.ops.edgeless.attention(x, x, x, None, None, None, None, csr, [], None, "dot", 1.0, 0.0, None)
+
+
+# Size ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 60 << 30, reason="needs 60 GB"
+)
+def test_more_than_two_to_the_31_elements():
+    """3.1e9 edge-feature elements, and node rows that lie beyond 2**31 elements of their tensor."""
+    heads, channels, nodes, edges = 4, 128, 4_400_000, 6_000_000  # 2.25e9 elements a node tensor
+    gen = torch.Generator(device=DEVICE).manual_seed(0)
+    ends = torch.randint(nodes, (2, edges), device=DEVICE, generator=gen)
+    ends[:, : edges // 2] = nodes - 1 - ends[:, : edges // 2] % 1000  # many among the last rows
+    graph = Graph.from_edge_index(ends, nodes, nodes)
+    shape = (nodes, heads, channels)
+    q, k, v = (torch.randn(shape, device=DEVICE, generator=gen, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    out = functional.dot_attention(graph, q, k, v)
+    # Rows at the end of the tensors and some others; their in-edges make a small graph with the same results.
+    rows = torch.cat([torch.arange(nodes - 200, nodes, device=DEVICE), ends[1, -200:]]).unique()
+    grad = torch.zeros_like(out)
+    grad[rows] = torch.randn(rows.numel(), heads, channels, device=DEVICE, generator=gen, dtype=torch.bfloat16)
+    grads = torch.autograd.grad(out, [q, k, v], grad)
+    near = torch.isin(ends[1], rows)
+    nodes_near, local = torch.unique(torch.cat([ends[0, near], ends[1, near], rows]), return_inverse=True)
+    count = int(near.sum())
+    small = Graph.from_edge_index(local[: 2 * count].view(2, count), nodes_near.numel(), nodes_near.numel())
+    leaves = [t.detach()[nodes_near].double().requires_grad_() for t in (q, k, v)]
+    expected = reference.dot_attention(small, *leaves)
+    place = local[2 * count :]
+    assert error(out[rows], expected[place]) < 0.01
+    for found, wanted in zip(grads, torch.autograd.grad(expected[place], leaves, grad[rows].double())):
+        assert error(found[nodes_near], wanted) < 0.02
+        assert torch.isfinite(found.sum(dtype=torch.float32))
