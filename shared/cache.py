@@ -66,9 +66,6 @@ class _AnchorRef(weakref.ref):
         super().__init__(anchor, callback)
         self.anchor_id = id(anchor)
 
-    def __new__(cls, anchor, callback):
-        return super().__new__(cls, anchor, callback)
-
 
 class _Entry:
     """A cached graph with what it was built from."""
