@@ -11,7 +11,7 @@ long as the arrays are the same memory, which is held until then, so that no oth
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -21,7 +21,7 @@ from edgeless.cache import graph_from_object
 
 from ._framework import DGLError, DGLGraph, heterograph
 
-__all__ = ["handle_of", "relation_refusal", "to_dgl", "to_graph"]
+__all__ = ["Relation", "relation_of", "to_dgl", "to_graph"]
 
 _HOMOGENEOUS = "_E"  # the edge type that DGL gives to a graph without types
 
@@ -47,22 +47,40 @@ def to_graph(graph, etype=None) -> Graph:
     return _cached(graph, graph.get_etype_id(etype))
 
 
-def relation_refusal(graph) -> Optional[str]:
-    """Why :func:`handle_of` cannot take ``graph``, or None where it can."""
+class Relation(NamedTuple):
+    """What a layer was called with, looked up once.
+
+    Of a graph that no layer of edgeless can take, ``handle`` is None and ``refusal`` says why.
+    """
+
+    graph: Any  # the caller's
+    handle: Optional[Graph]
+    refusal: Optional[str] = None
+    is_block: bool = False  # the destination nodes are the first of the source nodes
+    one_node_type: bool = False  # sources and destinations are the same nodes
+
+
+def relation_of(graph) -> Relation:
+    """The one relation of a DGLGraph, of a handle, or of what is a Relation already."""
+    if isinstance(graph, Relation):
+        return graph
     if isinstance(graph, Graph):
-        return None
+        return Relation(graph, graph)
+    return _relation_of_dgl(graph)
+
+
+@torch.compiler.disable  # DGL's calls cannot be traced: one graph break here instead of one in each of them
+def _relation_of_dgl(graph) -> Relation:
+    refusal = None
     if not isinstance(graph, DGLGraph):
-        return f"graph is a {type(graph).__name__}, not a DGLGraph"
-    if len(graph.canonical_etypes) != 1:
-        return f"graph has {len(graph.canonical_etypes)} edge types, and the layer works on one"
-    if len(graph.srctypes) != 1 or len(graph.dsttypes) != 1:
-        return f"graph has {len(graph.ntypes)} node types, and not all of them at one end of its edges"
-    return None
-
-
-def handle_of(graph) -> Graph:
-    """The handle of what a layer was called with: a DGLGraph of one relation, or a handle already."""
-    return graph if isinstance(graph, Graph) else _cached(graph, 0)
+        refusal = f"graph is a {type(graph).__name__}, not a DGLGraph"
+    elif len(graph.canonical_etypes) != 1:
+        refusal = f"graph has {len(graph.canonical_etypes)} edge types, and the layer works on one"
+    elif len(graph.srctypes) != 1 or len(graph.dsttypes) != 1:
+        refusal = f"graph has {len(graph.ntypes)} node types, and not all of them at one end of its edges"
+    if refusal is not None:
+        return Relation(graph, None, refusal)
+    return Relation(graph, _cached(graph, 0), None, graph.is_block, len(graph.ntypes) == 1)
 
 
 def to_dgl(handle: Graph) -> DGLGraph:
@@ -72,7 +90,6 @@ def to_dgl(handle: Graph) -> DGLGraph:
     return heterograph({("_SRC", _HOMOGENEOUS, "_DST"): (src, dst)}, sizes)
 
 
-@torch.compiler.disable  # DGL's calls cannot be traced: one graph break here instead of one in each of them
 def _cached(graph, relation: int) -> Graph:
     etype = graph.canonical_etypes[relation]
     if etype[1] == _HOMOGENEOUS:

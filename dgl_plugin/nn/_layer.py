@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from edgeless import FusedLayer, Graph
-from edgeless.backends import kernel_refusal
+from edgeless.backends import current_backend, kernel_refusal
 
-from ..convert import handle_of, relation_refusal, to_dgl
+from ..convert import Relation, relation_of, to_dgl
 
 _FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
@@ -27,26 +27,34 @@ class DGLLayer(FusedLayer):
     # Whether feat may have more dimensions than [N, F].
     _batch_dims = False
 
+    def _call(self, graph, *inputs):
+        """What ``forward`` does: the graph is looked up once, and not at all where the stock layer was asked for."""
+        if current_backend() != "reference":
+            graph = relation_of(graph)
+        return self._choose(graph, *inputs)
+
     def _fusion_refusals(self, graph, feat, get_attention=False) -> list[str]:
         reasons = [
             f"{name} is not a plain {cls.__name__}, or has hooks"
             for name, cls in self._taken_over
             if not _is_plain(getattr(self, name), cls)
         ]
-        reason = relation_refusal(graph) or self._input_refusal(graph, handle_of(graph), feat)
+        relation = relation_of(graph)
+        reason = relation.refusal or self._input_refusal(relation, feat)
         if reason is not None:
             reasons.append(reason)
         return reasons
 
-    def _input_refusal(self, graph, handle: Graph, feat) -> Optional[str]:
+    def _input_refusal(self, relation: Relation, feat) -> Optional[str]:
         """What is wrong with ``feat``, a Tensor or a pair of them; the stock layer knows the right error for it."""
+        handle = relation.handle
         sizes = (handle.num_src, handle.num_dst)
         if isinstance(feat, tuple):
             if len(feat) != 2:
                 return f"feat is a tuple of {len(feat)}, not a pair"
         else:
             feat = (feat,)
-            if not is_block(graph) and sizes[0] != sizes[1]:
+            if not relation.is_block and sizes[0] != sizes[1]:
                 return f"feat is one Tensor, but graph has {sizes[0]} source and {sizes[1]} destination nodes"
         for x, size in zip(feat, sizes):
             if not isinstance(x, Tensor):
@@ -64,6 +72,8 @@ class DGLLayer(FusedLayer):
         return kernel_refusal(handle.device)
 
     def _stock_forward(self, graph, *inputs):
+        if isinstance(graph, Relation):
+            graph = graph.graph
         return super()._stock_forward(to_dgl(graph) if isinstance(graph, Graph) else graph, *inputs)
 
     def _attention_dropout(self) -> float:
@@ -81,14 +91,9 @@ def with_residual(layer, out: Tensor, h_dst: Tensor) -> Tensor:
     return out if layer.res_fc is None else out + heads_of(layer.res_fc(h_dst), layer)
 
 
-def is_block(graph) -> bool:
-    """Whether the destination nodes of ``graph`` are the first of its source nodes."""
-    return not isinstance(graph, Graph) and graph.is_block
-
-
-def destinations(graph, handle: Graph, x: Tensor) -> Tensor:
-    """The rows of the destination nodes in the sources' ``x``; all of them unless ``graph`` is a block."""
-    return x[: handle.num_dst] if is_block(graph) else x
+def destinations(relation: Relation, x: Tensor) -> Tensor:
+    """The rows of the destination nodes in the sources' ``x``; all of them unless the graph is a block."""
+    return x[: relation.handle.num_dst] if relation.is_block else x
 
 
 def _is_plain(module: nn.Module, cls: type) -> bool:

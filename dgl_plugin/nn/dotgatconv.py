@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from edgeless import Graph
 from edgeless.functional import dot_attention
 
 from .._framework import stock
-from ..convert import handle_of
 from ._layer import DGLLayer, destinations, heads_of
 
 
@@ -38,22 +36,17 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
             dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
-        return self._choose(graph, feat, get_attention)
+        return self._call(graph, feat, get_attention)
 
-    def _fused_forward(self, graph, feat, get_attention=False):
-        handle = handle_of(graph)
+    def _fused_forward(self, relation, feat, get_attention=False):
         if isinstance(feat, tuple):
             x_r = heads_of(self.fc_dst(feat[1]), self)
             # The stock layer stores both projections under one name. Where sources and destinations are the same
             # nodes, the second takes the place of the first.
-            x_l = x_r if _one_node_type(graph) else heads_of(self.fc_src(feat[0]), self)
+            x_l = x_r if relation.one_node_type else heads_of(self.fc_src(feat[0]), self)
         else:
             x_l = heads_of(self.fc(feat), self)
-            x_r = destinations(graph, handle, x_l)
+            x_r = destinations(relation, x_l)
         return_weights = "softmax" if get_attention else None
-        out = dot_attention(handle, x_r, x_l, x_l, return_weights=return_weights, out_dtype=x_l.dtype)
+        out = dot_attention(relation.handle, x_r, x_l, x_l, return_weights=return_weights, out_dtype=x_l.dtype)
         return (out[0], out[1].unsqueeze(-1)) if get_attention else out
-
-
-def _one_node_type(graph) -> bool:
-    return not isinstance(graph, Graph) and len(graph.ntypes) == 1

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from edgeless.functional import gat_attention
 
 from .._framework import stock
-from ..convert import handle_of
+from ..convert import relation_of
 from ._layer import DGLLayer, destinations, heads_of, with_residual
 
 
@@ -43,31 +43,30 @@ class GATConv(DGLLayer, stock.GATConv):
             dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
-        return self._choose(graph, feat, edge_weight, get_attention)
+        return self._call(graph, feat, edge_weight, get_attention)
 
     def _fusion_refusals(self, graph, feat, edge_weight=None, get_attention=False):
         reasons = super()._fusion_refusals(graph, feat)
         if edge_weight is not None and not reasons:
-            reasons = _edge_weight_refusals(handle_of(graph).num_edges, feat, edge_weight)
+            reasons = _edge_weight_refusals(relation_of(graph).handle.num_edges, feat, edge_weight)
         return reasons
 
-    def _fused_forward(self, graph, feat, edge_weight=None, get_attention=False):
-        handle = handle_of(graph)
+    def _fused_forward(self, relation, feat, edge_weight=None, get_attention=False):
         if isinstance(feat, tuple):
             h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)
             x_l, x_r = heads_of(fc_src(h_src), self), heads_of(fc_dst(h_dst), self)
         else:
             h_src = self.feat_drop(feat)
-            h_dst = destinations(graph, handle, h_src)
+            h_dst = destinations(relation, h_src)
             x_l = heads_of(self.fc(h_src), self)
-            x_r = destinations(graph, handle, x_l)
+            x_r = destinations(relation, x_l)
         batch = x_l.shape[1:-2]
         if edge_weight is not None:
             edge_weight = edge_weight.to(x_l.dtype)
         # The kernel knows one dimension of heads: batch dimensions are more heads.
         out = gat_attention(
-            handle,
+            relation.handle,
             x_l.flatten(1, -2),
             _logit(x_l, self.attn_l),
             _logit(x_r, self.attn_r),

@@ -7,7 +7,6 @@ from torch import nn
 from edgeless.functional import gatv2_attention
 
 from .._framework import stock
-from ..convert import handle_of
 from ._layer import DGLLayer, destinations, heads_of, with_residual
 
 
@@ -41,22 +40,21 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
             dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
-        return self._choose(graph, feat, get_attention)
+        return self._call(graph, feat, get_attention)
 
-    def _fused_forward(self, graph, feat, get_attention=False):
-        handle = handle_of(graph)
+    def _fused_forward(self, relation, feat, get_attention=False):
         if isinstance(feat, tuple):
             h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
         else:
             h_src = self.feat_drop(feat)
-            h_dst = destinations(graph, handle, h_src)
+            h_dst = destinations(relation, h_src)
         x_l = heads_of(self.fc_src(h_src), self)
         if self.share_weights and not isinstance(feat, tuple):
-            x_r = destinations(graph, handle, x_l)
+            x_r = destinations(relation, x_l)
         else:
             x_r = heads_of(self.fc_dst(h_dst), self)
         out = gatv2_attention(
-            handle,
+            relation.handle,
             x_l,
             x_r,
             self.attn.squeeze(0),
