@@ -56,11 +56,13 @@ def _compile(source: str, out: Path) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """Source -> the running compiler, one per core."""
+def compiled(request, tmp_path_factory):
+    """Source -> the running compiler, one per core, for the sources of the tests that were selected."""
     out = tmp_path_factory.mktemp("objects")
+    wanted = (getattr(item, "callspec", None) for item in request.session.items)
+    wanted = [spec.params["source"] for spec in wanted if spec is not None and spec.params.get("source") in SOURCES]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {source: pool.submit(_compile, source, out) for source in SOURCES}
+        yield {source: pool.submit(_compile, source, out) for source in wanted}
 
 
 def test_there_are_cuda_sources():
