@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from edgeless.functional import gat_attention
@@ -55,26 +56,28 @@ class GATConv(DGLLayer, stock.GATConv):
         if isinstance(feat, tuple):
             h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)
-            x_l, x_r = heads_of(fc_src(h_src), self), heads_of(fc_dst(h_dst), self)
+            x, x_dst = heads_of(fc_src(h_src), self), heads_of(fc_dst(h_dst), self)
+            a_l, a_r = _logits(x, self.attn_l), _logits(x_dst, self.attn_r)
         else:
             h_src = self.feat_drop(feat)
             h_dst = destinations(relation, h_src)
-            x_l = heads_of(self.fc(h_src), self)
-            x_r = destinations(relation, x_l)
-        batch = x_l.shape[1:-2]
+            x = heads_of(self.fc(h_src), self)
+            a_l, a_r = _logits(x, self.attn_l, self.attn_r)
+            a_r = destinations(relation, a_r)
+        batch = x.shape[1:-2]
         if edge_weight is not None:
-            edge_weight = edge_weight.to(x_l.dtype)
+            edge_weight = edge_weight.to(x.dtype)
         # The kernel knows one dimension of heads: batch dimensions are more heads.
         out = gat_attention(
             relation.handle,
-            x_l.flatten(1, -2),
-            _logit(x_l, self.attn_l),
-            _logit(x_r, self.attn_r),
+            x.flatten(1, -2),
+            a_l,
+            a_r,
             negative_slope=self.leaky_relu.negative_slope,
             edge_scale=edge_weight,
             dropout=self._attention_dropout(),
             return_weights="dropped" if get_attention else None,
-            out_dtype=x_l.dtype,
+            out_dtype=x.dtype,
         )
         out, weights = out if get_attention else (out, None)
         out = with_residual(self, out.view(out.size(0), *batch, self._num_heads, self._out_feats), h_dst)
@@ -89,9 +92,16 @@ class GATConv(DGLLayer, stock.GATConv):
         return out, weights.view(weights.size(0), *batch, self._num_heads, 1)
 
 
-def _logit(x: Tensor, att: Tensor) -> Tensor:
-    """The half of the logit ``[N, B * H]`` that nodes ``x`` ``[N, *, H, C]`` bring, in the dtype of ``x``."""
-    return (x * att).sum(-1).flatten(1).to(x.dtype)
+def _logits(x: Tensor, *vectors: Tensor):
+    """What nodes ``x`` ``[N, *, H, C]`` bring to the logits, ``[N, B * H]`` for each of the vectors ``[1, H, C]``.
+
+    One matrix product a head: it reads ``x`` once and leaves nothing of its size behind, as ``(x * a).sum(-1)`` would.
+    """
+    heads = x.flatten(1, -2).transpose(0, 1)  # [B * H, N, C]
+    columns = torch.cat(vectors).to(x.dtype).permute(1, 2, 0)  # [H, C, number of vectors]
+    columns = columns.repeat(heads.size(0) // columns.size(0), 1, 1)
+    found = torch.bmm(heads, columns).permute(2, 1, 0).unbind(0)
+    return found if len(vectors) > 1 else found[0]
 
 
 def _edge_weight_refusals(num_edges: int, feat, edge_weight) -> list[str]:
