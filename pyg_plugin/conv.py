@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Optional
+import inspect
+from typing import Any, Callable, ClassVar, Optional
 
 import torch
 from torch import Tensor
@@ -33,10 +34,12 @@ class FusedConv(FusedLayer):
 
     Class attributes of a layer:
         stock: the stock class, the last of its bases.
+        wants_attention: whether the stock forward returns the attention for a value of ``return_attention_weights``.
         edge_dims: numbers of dimensions that the stock layer takes ``edge_attr`` with.
     """
 
     stock: ClassVar[type]
+    wants_attention: ClassVar[Callable[[Any], bool]]
     edge_dims: ClassVar[tuple] = (1, 2)
     _stock_steps: ClassVar[tuple]
     _own_propagation: ClassVar[bool] = False
@@ -45,6 +48,7 @@ class FusedConv(FusedLayer):
         super().__init_subclass__(**kwargs)
         if FusedConv in cls.__bases__:
             cls.stock = cls.__bases__[-1]
+            cls.wants_attention = staticmethod(_attention_rule(cls.stock))
             cls._stock_steps = tuple((name, getattr(cls.stock, name)) for name in _STEPS)
         elif "propagate" in vars(cls) or "edge_updater" in vars(cls):  # later PyG writes its own into the class
             cls._own_propagation = True
@@ -187,6 +191,13 @@ class FusedConv(FusedLayer):
         scriptable = stock.__new__(stock)
         scriptable.__dict__ = self.__dict__
         return scriptable
+
+
+def _attention_rule(stock: type) -> Callable[[Any], bool]:
+    """A stock forward asks either for any bool, False too, or for a true value; which one changed between versions."""
+    if "isinstance(return_attention_weights, bool)" in inspect.getsource(stock.forward):
+        return lambda value: isinstance(value, bool)
+    return bool
 
 
 def pair(x: Any) -> tuple:

@@ -89,6 +89,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
             (alpha_dst,) = (None,) if x_dst is None else _node_logits(x_dst, self.att_dst)
 
         loops, kind = self.add_self_loops, kind_of(edge_index)
+        wants_attention = self.wants_attention(return_attention_weights)
         graph = kind.graph(edge_index, x_src.size(0), num_dst, self.flow, loops)
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
         edge_proj = None
@@ -103,10 +104,10 @@ class GATConv(FusedConv, gat_conv.GATConv):
             edge_attr=edge_attr,
             edge_proj=edge_proj,
             dropout=self.dropout if self.training else 0.0,
-            return_weights="dropped" if return_attention_weights else None,
+            return_weights="dropped" if wants_attention else None,
             out_dtype=torch.promote_types(x_src.dtype, self.att_src.dtype),
         )
-        if not return_attention_weights:
+        if not wants_attention:
             return self._finish(out, res)
         out, alpha = out
         return self._finish(out, res), kind.with_attention(edge_index, alpha, loops, graph)

@@ -48,6 +48,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         x_r = x_l if shared else self.lin_r(x_r).view(-1, heads, channels)
 
         loops, kind = self.add_self_loops, kind_of(edge_index)
+        wants_attention = self.wants_attention(return_attention_weights)
         graph = kind.graph(edge_index, x_l.size(0), x_r.size(0), self.flow, loops)
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
         out = gatv2_attention(
@@ -59,10 +60,10 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
             edge_attr=edge_attr,
             edge_proj=None if edge_attr is None else self.lin_edge.weight.view(heads, channels, -1),
             dropout=self.dropout if self.training else 0.0,
-            return_weights="dropped" if return_attention_weights else None,
+            return_weights="dropped" if wants_attention else None,
             out_dtype=torch.promote_types(x_l.dtype, self.att.dtype),
         )
-        if not return_attention_weights:
+        if not wants_attention:
             return self._finish(out, res)
         out, alpha = out
         return self._finish(out, res), kind.with_attention(edge_index, alpha, loops, graph)

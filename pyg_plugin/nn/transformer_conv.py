@@ -56,7 +56,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
         kind = kind_of(edge_index)
         graph = kind.graph(edge_index, key.size(0), query.size(0), self.flow, False)
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, False)
-        wants_attention = isinstance(return_attention_weights, bool)  # False asks for it too
+        wants_attention = self.wants_attention(return_attention_weights)
         out = dot_attention(
             graph,
             query,

