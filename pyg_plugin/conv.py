@@ -17,7 +17,7 @@ from edgeless.backends import kernel_refusal
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 
-from .convert import kind_of, with_loop_features
+from .convert import check_flow, kind_of, with_loop_features
 
 _PLAIN = (Tensor, Parameter)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -165,6 +165,7 @@ class FusedConv(FusedLayer):
 
     def _stock_forward(self, x, edge_index, *rest):
         if type(edge_index) is Graph:  # the stock layers do not know it
+            check_flow(self.flow)
             edge_index = edge_index.edge_index()
         return super()._stock_forward(x, edge_index, *rest)
 

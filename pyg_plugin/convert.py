@@ -186,11 +186,7 @@ class Handle(EdgeList):
 
     @staticmethod
     def graph(graph: Graph, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
-        if flow != "source_to_target":
-            raise ValueError(
-                "edge_index: an edgeless.Graph needs a layer with flow 'source_to_target', got 'target_to_source'; "
-                "pass graph.reverse() instead"
-            )
+        check_flow(flow)
         return graph.with_self_loops() if loops else graph
 
     @staticmethod
@@ -200,6 +196,15 @@ class Handle(EdgeList):
     @staticmethod
     def with_attention(edge_index: Graph, weights: Tensor, loops: bool, graph: Graph) -> Any:
         return graph.edge_index(), weights
+
+
+def check_flow(flow: str) -> None:
+    """Raise ValueError if a layer of this flow was given an edgeless.Graph, which says itself what flows where."""
+    if flow != "source_to_target":
+        raise ValueError(
+            f"edge_index: an edgeless.Graph needs a layer with flow 'source_to_target', got {flow!r}; "
+            "pass graph.reverse() instead"
+        )
 
 
 _KINDS = {Tensor: EdgeList, EdgeIndex: SortedEdgeList, SparseTensor: SparseStorage, Graph: Handle}

@@ -27,6 +27,9 @@ def _square(edges, num_nodes):
 
 
 GRAPHS = {
+    "no_nodes": _square([], 0),
+    "no_sources": (torch.zeros(2, 0, dtype=torch.int64), 0, 3),
+    "no_targets": (torch.zeros(2, 0, dtype=torch.int64), 3, 0),
     "no_edges": _square([], 4),
     "one_node": _square([], 1),
     "one_edge": _square([[2, 1]], 4),

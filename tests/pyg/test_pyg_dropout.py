@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from pyg_cases import GRAPHS, LAYERS, assert_close, edge_features, layer_pair, node_features, run, run_fused
 
 import edgeless
@@ -73,6 +74,23 @@ def test_reproducible(name):
     first, again, other = outputs(3), outputs(3), outputs(4)
     assert torch.equal(first[0], again[0]) and torch.equal(first[1], again[1])
     assert not torch.equal(first[0], first[1]) and not torch.equal(first[0], other[0])
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("reentrant", (True, False))
+def test_checkpointing_repeats_the_mask(name, reentrant):
+    _, ours = layer_pair(name, dropout=0.5)
+    grads = []
+    for checkpointed in (False, True):
+        torch.manual_seed(2)
+        x = node_features(GRAPHS["random"]).requires_grad_()
+        if checkpointed:
+            out = torch.utils.checkpoint.checkpoint(ours, x, GRAPHS["random"][0], use_reentrant=reentrant)
+        else:
+            out = ours(x, GRAPHS["random"][0])
+        out.square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -286,8 +286,12 @@ def test_graph_handle_errors():
     graph = GRAPHS["random"]
     handle = edgeless.Graph.from_edge_index(*graph)
     _, ours = layer_pair("GATv2Conv", flow="target_to_source")
-    with pytest.raises(ValueError, match=r"edge_index: .* got 'target_to_source'; pass graph.reverse\(\)"):
-        ours(node_features(graph), handle)
+    for backend in ("auto", "reference"):
+        with (
+            edgeless.backend(backend),
+            pytest.raises(ValueError, match=r"edge_index: .* got 'target_to_source'; pass graph.reverse\(\)"),
+        ):
+            ours(node_features(graph), handle)
     _, ours = layer_pair("GATv2Conv")
     with pytest.raises(ValueError, match=r"x_l must have shape \[Ns, H, C\] = \[40, \*, \*\], got \[7, 3, 4\]"):
         ours(torch.randn(7, IN), handle)
