@@ -149,6 +149,25 @@ def test_normalised_and_parametrised_weights(layer):
     assert_close({"out": out}, {"out": want})
 
 
+@EVERY_LAYER
+def test_nothing_of_the_size_of_the_edges_is_allocated(layer):
+    """With 400 edges a node, the largest allocation of a forward and backward pass has no room for [E, H] floats."""
+    graph = dgl.graph(tuple(torch.randint(50, (2, 20_000))), num_nodes=50)
+    theirs, ours = layer_pair(layer, **options_for(layer, attn_drop=0.5))
+    feat = features(graph)
+    with edgeless.backend("fused"):
+        ours(graph, feat).sum().backward()  # builds the graph's handle
+        largest = _largest_allocation(lambda: ours(graph, feat).sum().backward())
+    limit = graph.num_edges() * 3 * 4
+    assert largest < limit <= _largest_allocation(lambda: theirs(graph, feat).sum().backward())
+
+
+def _largest_allocation(call):
+    with torch.profiler.profile(profile_memory=True) as profile:
+        call()
+    return max(event.cpu_memory_usage for event in profile.events())
+
+
 # Heterographs ----------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +282,22 @@ def test_compiled_stock_layer_breaks_more_often():
     graph = graph_named("random")
     theirs, ours = layer_pair("GATConv")
     assert graph_breaks(ours, graph, features(graph))[1] < graph_breaks(theirs, graph, features(graph))[1]
+
+
+@EVERY_LAYER
+def test_compiled_layer_is_traced_anew_only_once_for_new_sizes(layer):
+    """The second size makes the trace dynamic, and that serves all others, as sampled blocks need it."""
+    _, ours = layer_pair(layer)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(ours, backend="aot_eager")
+    traces = []
+    for size in (40, 50, 61, 77, 90):
+        graph = dgl.rand_graph(size, 5 * size + 3)
+        compiled(graph, features(graph)).sum().backward()
+        traces.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    torch._dynamo.reset()
+    assert traces[1:] == [traces[1]] * 4
 
 
 @EVERY_LAYER
