@@ -245,6 +245,28 @@ def test_autocast(name, dtype, edge_dim):
         )
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast_takes_edge_features_of_another_dtype(name):
+    theirs, ours = layer_pair(name, edge_dim=2, bias=False)  # the gradient of a key's bias is rounding noise
+    inputs = (node_features(GRAPH), GRAPH[0], edge_features(GRAPH, dtype=torch.bfloat16))
+    assert not edgeless.explain(ours, *inputs)  # as torch itself: without autocast the two do not multiply
+    with torch.autocast("cpu", torch.bfloat16):
+        have, want = run_fused(ours, *inputs), run(theirs, theirs, *inputs)
+    assert [None if t is None else t.dtype for t in have.values()] == [
+        None if t is None else t.dtype for t in want.values()
+    ]
+    assert_close(have, want, tolerance=0.03)  # bfloat16 has 8 bits: test_autocast has the comparison with float64
+
+
+def test_autocast_does_not_round_what_a_hook_raised_to_float32():
+    theirs, ours = layer_pair("GATConv")
+    for layer in (theirs, ours):
+        layer.lin.register_forward_hook(lambda module, inputs, output: output.float())
+    inputs = (node_features(GRAPH), GRAPH[0])
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        torch.testing.assert_close(ours(*inputs), theirs(*inputs))
+
+
 def test_threads():
     """Many threads on one layer and one graph: forward, backward and the cache hold."""
     theirs, ours = layer_pair("GATv2Conv", dtype=torch.float64)
