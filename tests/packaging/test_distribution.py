@@ -1,6 +1,7 @@
 """The sdist and the wheel hold everything that the checkout has, under the right names."""
 
 import subprocess
+import sys
 import tarfile
 import zipfile
 
@@ -29,7 +30,7 @@ def installed_name(name):
 def built(root, tmp_path_factory):
     """An sdist and what the wheel's Python part would be, made without compiling anything."""
     out = tmp_path_factory.mktemp("built")
-    run = ["python", "setup.py", "-q", "egg_info", "--egg-base", str(out)]
+    run = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(out)]
     for command in (["sdist", "-d", str(out)], ["build_py", "--build-lib", str(out / "lib")]):
         subprocess.run([*run, *command], cwd=root, check=True, capture_output=True, text=True)
     return out

@@ -72,12 +72,16 @@ def test_no_python_object_is_left():
     tracemalloc.start()
     try:
         run(10)
-        before, _ = tracemalloc.get_traced_memory()
-        run(200)
-        after, _ = tracemalloc.get_traced_memory()
+        grown = []
+        for _ in range(3):
+            before, _ = tracemalloc.get_traced_memory()
+            run(200)
+            after, _ = tracemalloc.get_traced_memory()
+            grown.append(after - before)
     finally:
         tracemalloc.stop()
-    assert after - before < 200 * 20  # a single small object a graph would be more
+    # A single small object a graph would be more, in every window; a table that doubles is seen in one of them.
+    assert min(grown) < 200 * 20, grown
 
 
 def test_dgl_minibatches():
