@@ -6,10 +6,16 @@ from .._framework import stock
 from .dotgatconv import DotGatConv
 from .gatconv import GATConv
 from .gatv2conv import GATv2Conv
+from .ginconv import GINConv
+from .graphconv import GraphConv
+from .sageconv import SAGEConv
 
-__all__ = ["DotGatConv", "GATConv", "GATv2Conv"]
+__all__ = ["DotGatConv", "GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv"]
 
 register_layer(stock.DotGatConv, DotGatConv)
 register_layer(stock.GATConv, GATConv)
 register_layer(stock.GATv2Conv, GATv2Conv)
+register_layer(stock.GINConv, GINConv)
+register_layer(stock.GraphConv, GraphConv)
+register_layer(stock.SAGEConv, SAGEConv)
 register_family("dgl", lambda module: type(module).__module__.startswith("dgl.nn.pytorch.conv."))

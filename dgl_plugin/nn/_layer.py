@@ -26,6 +26,10 @@ class DGLLayer(FusedLayer):
     _taken_over: tuple[tuple[str, type], ...] = ()
     # Whether feat may have more dimensions than [N, F].
     _batch_dims = False
+    # Whether one Tensor of the sources' features is enough where the destinations are other nodes.
+    _sources_suffice = False
+    # Stock layers that ask for in-edges have this option as an attribute of the instance.
+    _allow_zero_in_degree = True
 
     def _call(self, graph, *inputs):
         """What ``forward`` does: the graph is looked up once, and not at all where the stock layer was asked for."""
@@ -54,7 +58,7 @@ class DGLLayer(FusedLayer):
                 return f"feat is a tuple of {len(feat)}, not a pair"
         else:
             feat = (feat,)
-            if not relation.is_block and sizes[0] != sizes[1]:
+            if not (relation.is_block or self._sources_suffice or sizes[0] == sizes[1]):
                 return f"feat is one Tensor, but graph has {sizes[0]} source and {sizes[1]} destination nodes"
         for x, size in zip(feat, sizes):
             if not isinstance(x, Tensor):

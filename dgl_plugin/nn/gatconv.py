@@ -105,9 +105,12 @@ def _logits(x: Tensor, *vectors: Tensor):
 
 
 def _edge_weight_refusals(num_edges: int, feat, edge_weight) -> list[str]:
-    if not isinstance(edge_weight, Tensor) or edge_weight.dim() != 1 or edge_weight.size(0) != num_edges:
-        what = list(edge_weight.shape) if isinstance(edge_weight, Tensor) else type(edge_weight).__name__
-        return [f"edge_weight is not a Tensor of shape [E] = [{num_edges}], but {what}"]
+    if not isinstance(edge_weight, Tensor):
+        return [f"edge_weight is a {type(edge_weight).__name__}, not a Tensor"]
+    if edge_weight.dim() != 1 or edge_weight.size(0) != num_edges:
+        return [f"edge_weight must have shape [E] = [{num_edges}] for that, got {list(edge_weight.shape)}"]
+    if edge_weight.is_complex():
+        return [f"edge_weight is {edge_weight.dtype}"]
     if (feat[0] if isinstance(feat, tuple) else feat).dim() > 2:
         return ["edge_weight comes with a feat of more than two dimensions"]
     return []

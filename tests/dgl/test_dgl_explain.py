@@ -74,9 +74,27 @@ def test_edge_weight_of_a_shape_that_only_the_stock_layer_knows():
     theirs, ours = layer_pair("GATConv")
     weight = torch.rand(1)
     assert_close(run(ours, graph, feat, edge_weight=weight), run(theirs, graph, feat, edge_weight=weight))
-    assert "edge_weight is not a Tensor of shape [E] = [300], but [1]" in str(
-        edgeless.explain(ours, graph, feat, edge_weight=weight)
-    )
+
+
+EDGE_WEIGHTS = {
+    "edge_weight must have shape [E] = [300] for that, got [1]": torch.rand(1),
+    "edge_weight is a list, not a Tensor": [1.0] * 300,
+    "edge_weight is torch.complex64": torch.ones(300, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("reason", EDGE_WEIGHTS)
+def test_edge_weights_that_are_refused(reason):
+    graph = graph_named("random")
+    ours = layer_pair("GATConv")[1]
+    assert reason in str(edgeless.explain(ours, graph, features(graph), edge_weight=EDGE_WEIGHTS[reason]))
+
+
+def test_edge_weight_with_batch_dimensions_is_refused():
+    graph = graph_named("random")
+    ours = layer_pair("GATConv")[1]
+    explanation = edgeless.explain(ours, graph, features(graph, batch=(2,)), edge_weight=torch.rand(300))
+    assert "edge_weight comes with a feat of more than two dimensions" in str(explanation)
 
 
 def _cases():

@@ -1,0 +1,64 @@
+"""GINConv of DGL, fused."""
+
+from __future__ import annotations
+
+import torch
+
+from edgeless.functional import neighbor_reduce, spmm
+
+from .._autocast import as_dgl_reads
+from .._framework import stock
+from ..convert import relation_of
+from ._layer import DGLLayer, destinations
+from ._sums import edge_weight_refusal, per_edge
+
+
+class GINConv(DGLLayer, stock.GINConv):
+    r"""``dgl.nn.GINConv`` on fused sums and maxima: same signature, parameters, initialisation and results.
+
+    Xu et al.: "How Powerful are Graph Neural Networks?", ICLR 2019, equation 4.1, with a sum, mean or maximum:
+
+    .. math:: o_i = f\bigl((1 + \epsilon)\, x_i + \operatorname{aggregate}(\{x_j\})\bigr)
+
+    A maximum with ``edge_weight`` runs the stock layer. float32, float64, bfloat16, float16.
+    """
+
+    def forward(self, graph, feat, edge_weight=None):
+        r"""The new features of the destination nodes.
+
+        Args:
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block; or an :class:`edgeless.Graph`.
+            feat (Tensor or pair of Tensors): ``[N, F]``, or ``[Ns, F]`` and ``[Nd, F]``. Of one Tensor, a block takes
+                the first ``Nd`` rows for its destinations.
+            edge_weight (Tensor, optional): ``[E]`` or ``[E, 1]``, of feat's dtype, multiplies the messages.
+
+        Returns:
+            Tensor ``[Nd, F]``, or what ``apply_func`` makes of it.
+
+        Raises:
+            dgl.DGLError: what the stock layer raises.
+            edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
+        """
+        return self._call(graph, feat, edge_weight)
+
+    def _fusion_refusals(self, graph, feat, edge_weight=None):
+        reasons = super()._fusion_refusals(graph, feat)
+        if reasons or edge_weight is None:
+            return reasons
+        if self._aggregator_type == "max":
+            return ["edge_weight comes with the aggregator max"]
+        reason = edge_weight_refusal(relation_of(graph), feat, edge_weight)
+        return [] if reason is None else [reason]
+
+    def _fused_forward(self, relation, feat, edge_weight=None):
+        x, x_dst = feat if isinstance(feat, tuple) else (feat, destinations(relation, feat))
+        x, handle = as_dgl_reads(x), relation.handle
+        if self._aggregator_type == "max":
+            neighbors = neighbor_reduce(handle, x, "max", ties="first")
+        else:
+            edge_weight = per_edge(handle, edge_weight)
+            neighbors = spmm(handle, x, edge_weight, reduce=self._aggregator_type, out_dtype=x.dtype)
+        out = torch.addcmul(neighbors, x_dst, 1 + self.eps)
+        if self.apply_func is not None:
+            out = self.apply_func(out)
+        return out if self.activation is None else self.activation(out)

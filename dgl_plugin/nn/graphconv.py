@@ -1,0 +1,91 @@
+"""GraphConv of DGL, fused."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgeless.functional import spmm
+
+from .._autocast import as_dgl_reads, autocasts
+from .._framework import stock
+from ..convert import relation_of
+from ._layer import DGLLayer
+from ._sums import edge_weight_refusal, per_edge
+
+
+class GraphConv(DGLLayer, stock.GraphConv):
+    r"""``dgl.nn.GraphConv`` with both normalisations inside the sum: same signature, parameters and results.
+
+    Kipf, Welling: "Semi-Supervised Classification with Graph Convolutional Networks", ICLR 2017, equation 2, for any
+    of the four norms, with optional weights :math:`w` of the edges:
+
+    .. math:: o_i = \sigma\bigl(b + d_i \sum_{e = (j, i)} w_e\, s_j\, W^\top x_j\bigr)
+
+    All options of the stock constructor are covered. As there, the narrower side of :math:`W` is what gets summed.
+    float32, float64, bfloat16, float16.
+    """
+
+    _batch_dims = True
+    _sources_suffice = True
+
+    def forward(self, graph, feat, weight=None, edge_weight=None):
+        r"""The new features of the destination nodes.
+
+        Args:
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block; or an :class:`edgeless.Graph`.
+            feat (Tensor or pair of Tensors): ``[N, *, F]``, or ``[Ns, *, F]`` and any Tensor of ``Nd`` rows and as many
+                dimensions, of which only the dtype counts.
+            weight (Tensor, optional): ``[F, C]`` for a layer made with ``weight=False``.
+            edge_weight (Tensor, optional): ``[E]`` or ``[E, 1]``, of feat's dtype.
+
+        Returns:
+            Tensor ``[Nd, *, C]``.
+
+        Raises:
+            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
+        """
+        return self._call(graph, feat, weight, edge_weight)
+
+    def _fusion_refusals(self, graph, feat, weight=None, edge_weight=None):
+        reasons = super()._fusion_refusals(graph, feat)
+        if reasons:
+            return reasons
+        if weight is not None and self.weight is not None:
+            reasons.append("weight is given, but the layer has its own")
+        if weight is not None and not isinstance(weight, Tensor):
+            reasons.append(f"weight is a {type(weight).__name__}, not a Tensor")
+        if isinstance(feat, tuple) and feat[0].dim() != feat[1].dim():
+            reasons.append(f"feat is a pair of {feat[0].dim()} and {feat[1].dim()} dimensions")
+        if edge_weight is not None and (reason := edge_weight_refusal(relation_of(graph), feat, edge_weight)):
+            reasons.append(reason)
+        return reasons
+
+    def _fused_forward(self, relation, feat, weight=None, edge_weight=None):
+        x, x_dst = feat if isinstance(feat, tuple) else (feat, feat)
+        weight = self.weight if weight is None else weight
+        before = weight is not None and self._in_feats > self._out_feats
+        after = weight is not None and not before
+        if before:
+            x = torch.matmul(x, weight)
+        x = as_dgl_reads(x)
+        # The stock layer multiplies by the in-degrees' part at the end, in the dtype of the destinations' features.
+        widest = torch.promote_types(x.dtype, x_dst.dtype) if self._norm in ("right", "both") else x.dtype
+        out_dtype = x.dtype if after else widest
+        edge_weight = per_edge(relation.handle, edge_weight)
+        out = spmm(relation.handle, x, edge_weight, norm=self._norm, out_dtype=out_dtype)
+        bias = self.bias
+        if after and bias is not None and self._adds_bias_for_free(out, weight, widest):
+            out, bias = torch.addmm(bias, out, weight), None
+        elif after:
+            out = torch.matmul(out, weight)
+            out = out.to(torch.promote_types(out.dtype, widest))
+        if bias is not None:
+            out = out + bias
+        return out if self._activation is None else self._activation(out)
+
+    def _adds_bias_for_free(self, x: Tensor, weight: Tensor, widest: torch.dtype) -> bool:
+        """Whether one call multiplies and adds in the same dtypes as two."""
+        one_dtype = x.dtype == weight.dtype == self.bias.dtype == widest
+        return one_dtype and x.dim() == 2 and not autocasts(x.device.type)

@@ -1,0 +1,102 @@
+"""SAGEConv of DGL, fused."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from edgeless.functional import neighbor_reduce, spmm
+
+from .._autocast import as_dgl_reads
+from .._framework import stock
+from ..convert import relation_of
+from ._layer import DGLLayer, destinations
+from ._sums import edge_weight_refusal, per_edge
+
+
+class SAGEConv(DGLLayer, stock.SAGEConv):
+    r"""``dgl.nn.SAGEConv`` on fused sums and maxima: same signature, parameters, initialisation and results.
+
+    Hamilton, Ying, Leskovec: "Inductive Representation Learning on Large Graphs", NeurIPS 2017, algorithm 1 and
+    section 3.3:
+
+    .. math:: o_i = W_{self} x_i + W_{neigh} \operatorname{aggregate}(\{x_j\})
+
+    with the aggregators mean, gcn (the mean over the node and its neighbours, without the first term) and pool (the
+    maximum of :math:`\mathrm{ReLU}(W_{pool} x_j + b)`). ``lstm`` and ``pool`` with ``edge_weight`` run the stock
+    layer. float32, float64, bfloat16, float16.
+    """
+
+    def forward(self, graph, feat, edge_weight=None):
+        r"""The new features of the destination nodes.
+
+        Args:
+            graph (DGLGraph): homogeneous, one relation of a heterograph, or a block; or an :class:`edgeless.Graph`.
+            feat (Tensor or pair of Tensors): ``[N, F]``, or ``[Ns, Fs]`` and ``[Nd, Fd]``. Of one Tensor, a block takes
+                the first ``Nd`` rows for its destinations.
+            edge_weight (Tensor, optional): ``[E]`` or ``[E, 1]``, of feat's dtype, multiplies the messages.
+
+        Returns:
+            Tensor ``[Nd, C]``.
+
+        Raises:
+            dgl.DGLError: what the stock layer raises.
+            edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
+        """
+        return self._call(graph, feat, edge_weight)
+
+    def _fusion_refusals(self, graph, feat, edge_weight=None):
+        reasons = super()._fusion_refusals(graph, feat)
+        if self._aggre_type == "lstm":
+            reasons.append("aggregator_type is lstm, which is no sum, mean or maximum")
+        if reasons:
+            return reasons
+        if self._aggre_type == "gcn" and isinstance(feat, tuple) and feat[0].size(1) != feat[1].size(1):
+            reasons.append(f"feat is a pair of {feat[0].size(1)} and {feat[1].size(1)} columns, and the aggregator gcn")
+        if edge_weight is not None:
+            if self._aggre_type == "pool":
+                reasons.append("edge_weight comes with the aggregator pool")
+            elif reason := edge_weight_refusal(relation_of(graph), feat, edge_weight):
+                reasons.append(reason)
+        return reasons
+
+    def _fused_forward(self, relation, feat, edge_weight=None):
+        if isinstance(feat, tuple):
+            x, x_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
+        else:
+            x = self.feat_drop(feat)
+            x_dst = destinations(relation, x)
+        edge_weight = per_edge(relation.handle, edge_weight)
+        if self._aggre_type == "pool":
+            h = as_dgl_reads(F.relu(self.fc_pool(x)))
+            neighbors = self.fc_neigh(neighbor_reduce(relation.handle, h, "max", ties="first"))
+        else:
+            aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
+            before = self._in_src_feats > self._out_feats  # as the stock layer: sum what is narrower
+            h = self.fc_neigh(x) if before else x
+            if self._aggre_type == "gcn" and isinstance(feat, tuple):
+                h_dst = self.fc_neigh(x_dst) if before else x_dst
+            else:
+                h_dst = destinations(relation, h)
+            neighbors = aggregate(relation.handle, h, h_dst, x_dst.dtype, edge_weight)
+            neighbors = neighbors if before else self.fc_neigh(neighbors)
+        if self._aggre_type != "gcn":
+            out = self.fc_self(x_dst) + neighbors
+        else:
+            out = neighbors if self.bias is None else neighbors + self.bias
+        if self.activation is not None:
+            out = self.activation(out)
+        return out if self.norm is None else self.norm(out)
+
+    @staticmethod
+    def _mean(handle, h, h_dst, dtype, edge_weight):
+        h = as_dgl_reads(h)
+        return spmm(handle, h, edge_weight, reduce="mean", out_dtype=h.dtype)
+
+    @staticmethod
+    def _mean_with_self(handle, h, h_dst, dtype, edge_weight):
+        """The mean over a node and its neighbours. ``dtype`` is that of the degrees in the stock layer."""
+        dtype = torch.promote_types(h_dst.dtype, dtype)
+        scale = 1 / (handle.in_degrees() + 1).to(torch.float64 if dtype == torch.float64 else torch.float32)
+        total = spmm(handle, as_dgl_reads(h), edge_weight, dst_scale=scale, out_dtype=dtype)
+        return torch.addcmul(total, h_dst.to(dtype), scale.to(dtype).unsqueeze(1))
