@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
@@ -71,21 +73,26 @@ class GraphConv(DGLLayer, stock.GraphConv):
             x = torch.matmul(x, weight)
         x = as_dgl_reads(x)
         # The stock layer multiplies by the in-degrees' part at the end, in the dtype of the destinations' features.
-        widest = torch.promote_types(x.dtype, x_dst.dtype) if self._norm in ("right", "both") else x.dtype
-        out_dtype = x.dtype if after else widest
+        norm_dtype = x_dst.dtype if self._norm in ("right", "both") else None
+        out_dtype = x.dtype if after else _promoted(x.dtype, norm_dtype)
         edge_weight = per_edge(relation.handle, edge_weight)
         out = spmm(relation.handle, x, edge_weight, norm=self._norm, out_dtype=out_dtype)
         bias = self.bias
-        if after and bias is not None and self._adds_bias_for_free(out, weight, widest):
+        if after and bias is not None and _adds_for_free(bias, out, weight, norm_dtype):
             out, bias = torch.addmm(bias, out, weight), None
         elif after:
             out = torch.matmul(out, weight)
-            out = out.to(torch.promote_types(out.dtype, widest))
+            out = out.to(_promoted(out.dtype, norm_dtype))
         if bias is not None:
             out = out + bias
         return out if self._activation is None else self._activation(out)
 
-    def _adds_bias_for_free(self, x: Tensor, weight: Tensor, widest: torch.dtype) -> bool:
-        """Whether one call multiplies and adds in the same dtypes as two."""
-        one_dtype = x.dtype == weight.dtype == self.bias.dtype == widest
-        return one_dtype and x.dim() == 2 and not autocasts(x.device.type)
+
+def _promoted(dtype: torch.dtype, other: Optional[torch.dtype]) -> torch.dtype:
+    return dtype if other is None else torch.promote_types(dtype, other)
+
+
+def _adds_for_free(bias: Tensor, x: Tensor, weight: Tensor, norm_dtype: Optional[torch.dtype]) -> bool:
+    """Whether one call that multiplies and adds comes to the same dtypes as the stock layer's steps."""
+    one_dtype = bias.dtype == x.dtype == weight.dtype == _promoted(x.dtype, norm_dtype)
+    return one_dtype and x.dim() == 2 and not autocasts(x.device.type)
