@@ -11,11 +11,11 @@ from typing import Optional
 from edgeless.cli.console import milliseconds
 from edgeless.cli.devices import UsageError
 
+from .layers import LAYERS
 from .measure import Result
 from .work import MODES, Case
 
 H200 = Path(__file__).parent / "h200_peers.json"
-LAYERS = {"gatv2": "GATv2Conv", "gat": "GATConv", "transformer": "TransformerConv"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Baseline:
 
     def figure(self, graph: str, case: Case, mode: str) -> Optional[Figure]:
         """The best peer of one cell, or None where none was measured."""
-        name = LAYERS.get(case.name, case.name) if case.kind == "layer" else case.name
+        name = LAYERS[case.name].baseline if case.kind == "layer" else case.name
         row = self._rows.get((case.kind, graph, name, case.dtype))
         if row is None or f"{mode}_ms" not in row:
             return None

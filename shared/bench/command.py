@@ -17,6 +17,7 @@ from edgeless.cli.devices import UsageError, describe_device, pick_device
 
 from .baseline import H200, Baseline, geometric_means
 from .graphs import OWN, BenchGraph, load
+from .layers import LAYERS
 from .measure import Plan, Result, measure, peers_of
 from .peers import LAYER_PEERS, OP_PEERS
 from .report import print_case, useful_rate
@@ -25,11 +26,15 @@ from .timing import Timer
 from .work import DTYPES, MODES, Case, op_case
 
 OPS = ("gatv2_H2_D64", "gatv2_H8_D128", "gt_H4_D128")
-LAYERS = ("gatv2", "gat", "transformer")
+ATTENTION = ("gatv2", "gat", "transformer")
 SUITES = {
     "cpu": {
         "graph": ["cora", "tolokers", "arxiv", "pattern"],
-        "layer": LAYERS,
+        "layer": ATTENTION,
+    },
+    "cpu-sums": {
+        "graph": ["cora", "tolokers", "arxiv", "pattern"],
+        "layer": ("gcn", "sage-mean", "sage-max"),
     },
     "threads": {
         "graph": ["tolokers", "star"],
@@ -53,9 +58,9 @@ SUITES = {
     },
     "h200-layers": {
         "graph": ["tolokers", "arxiv", "cora", "pattern"],
-        "layer": LAYERS,
+        "layer": ATTENTION,
         "dtype": ["fp32", "bf16"],
-        "peers": ["pyg", "pyg-compiled", "edgeless-pyg"],
+        "peers": ["pyg", "pyg-compiled", "edgeless-pyg", "edgeless-pyg-compiled"],
         "mode": ["forward_backward"],
         "baseline": H200,
     },

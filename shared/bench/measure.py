@@ -16,8 +16,12 @@ from edgeless.cli.memory import available_memory
 
 from . import peers
 from .graphs import BenchGraph
-from .timing import OutOfMemory, Timer
+from .timing import Failed, Timer
 from .work import MODES, Case
+
+
+# An illegal access ends the CUDA context and with it every measurement that follows.
+BREAKS_CUDA = {("gat", "pyg-compiled"): "left out: dies with a misaligned address (seen with torch 2.11)"}
 
 
 @dataclass
@@ -91,8 +95,10 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
     for peer in peers_of(case, plan.peers, device):
         room = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
         needed = peers.edge_bytes(case, peer, graph.num_edges)
+        why = BREAKS_CUDA.get((case.name, peer)) if device.type == "cuda" else None
         if room is not None and needed > room:
             why = f"left out: needs about {needed / 1e9:.0f} GB"
+        if why is not None:
             results += [Result(graph.name, case, peer, mode, plan.threads[0], failed=why) for mode in plan.modes]
         else:
             works[peer] = peers.build(case, peer, graph)
@@ -100,8 +106,8 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
         runs = {(peer, n): _with_threads(work.mode(mode), n) for peer, work in works.items() for n in plan.threads}
         for (peer, n), timing in plan.timer.compare(runs).items():
             result = Result(graph.name, case, peer, mode, n)
-            if isinstance(timing, OutOfMemory):
-                result.failed = "out of memory"
+            if isinstance(timing, Failed):
+                result.failed = str(timing)
             else:
                 result.median_ms, result.spread, result.runs = timing.median, timing.spread, len(timing.runs)
             results.append(result)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 import edgeless
-from edgeless.demo.models import layer_class, make_graph
+from edgeless.demo.models import make_graph
 
 from .graphs import BenchGraph
+from .layers import LAYERS, make_layer
 from .ops import OPS, graph_of
 from .work import DTYPES, Case, GraphedWork, Work
 
@@ -76,11 +77,9 @@ def build(case: Case, peer: str, graph: BenchGraph) -> Work:
 def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
     framework, side, how = LAYER_PEERS[peer]
     device = graph.edge_index.device
-    cls = layer_class(framework, side, case.name)
-    sizes = {"heads": case.heads} if framework == "pyg" else {"num_heads": case.heads}
-    layer = cls(case.features, case.channels, **sizes).to(device)
+    layer = make_layer(case.name, framework, side, case.features, case.heads, case.channels).to(device)
     x = torch.randn(graph.num_nodes, case.features, device=device, requires_grad=True)
-    handle = make_graph(framework, case.name, graph.edge_index, graph.num_nodes)
+    handle = make_graph(framework, graph.edge_index, graph.num_nodes, LAYERS[case.name].self_loops)
     call = torch.compile(layer, dynamic=False) if how == "compiled" else layer
     arguments = (x, handle) if framework == "pyg" else (handle, x)
 

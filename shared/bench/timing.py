@@ -32,8 +32,8 @@ class Timing:
         return (deciles[-1] - deciles[0]) / 2 / self.median
 
 
-class OutOfMemory(Exception):
-    """A peer does not fit on the GPU."""
+class Failed(Exception):
+    """A peer cannot run this case; the message is for the table."""
 
 
 @dataclass
@@ -55,13 +55,13 @@ class Timer:
     cold: bool = False
 
     def compare(self, peers: dict) -> dict:
-        """Times every function of ``peers`` (key -> function without arguments); OutOfMemory where one does not fit."""
+        """Times every function of ``peers`` (key -> function without arguments); Failed where one cannot run."""
         timings = {key: Timing() for key in peers}
         failed = {}
         for key, run in peers.items():
             try:
                 self._warm_up(run)
-            except OutOfMemory as error:
+            except Failed as error:
                 failed[key] = error
         for _ in range(self.rounds):
             for key, run in peers.items():
@@ -77,7 +77,9 @@ class Timer:
                 torch.cuda.synchronize(self.device)
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
-            raise OutOfMemory from None
+            raise Failed("out of memory") from None
+        except Exception as error:  # one peer's trouble must not end an hour of measuring the others
+            raise Failed(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:100]) from error
 
     def _turn(self, run: Callable[[], object]) -> list[float]:
         if self.device.type == "cuda":

@@ -46,8 +46,9 @@ class DGLNet(torch.nn.Module):
 
     def __init__(self, conv: type, features: int, hidden: int, classes: int, heads: int, dropout: float):
         super().__init__()
-        # DotGatConv has no dropout of its own.
-        options = {} if conv.__name__ == "DotGatConv" else {"attn_drop": dropout}
+        options = {"allow_zero_in_degree": True}
+        if conv.__name__ != "DotGatConv":  # which has no dropout of its own
+            options["attn_drop"] = dropout
         self.conv1 = conv(features, hidden, heads, **options)
         self.conv2 = conv(hidden * heads, classes, 1, **options)
         self.dropout = dropout
@@ -59,14 +60,18 @@ class DGLNet(torch.nn.Module):
         return self.conv2(graph, x).mean(1)
 
 
-def make_graph(framework: str, layer: str, edge_index: Tensor, num_nodes: int):
-    """What the network takes as its graph: PyG's edge_index, or a DGLGraph with the self loops that PyG adds itself."""
+def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: bool):
+    """What the network takes as its graph: PyG's edge_index, or a DGLGraph.
+
+    Args:
+        self_loops: PyG's layer adds self loops; DGL's graph then gets them here, so that both walk the same edges.
+    """
     if framework == "pyg":
         return edge_index
     import dgl
 
     graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=num_nodes)
-    return graph if layer == "transformer" else dgl.add_self_loop(dgl.remove_self_loop(graph))
+    return dgl.add_self_loop(dgl.remove_self_loop(graph)) if self_loops else graph
 
 
 def make_net(framework: str, side: str, layer: str, **sizes) -> torch.nn.Module:

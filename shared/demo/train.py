@@ -65,12 +65,13 @@ def run(config: dict) -> None:
 
     # What loads at the first step (the optimizer's imports, thread pools, the kernels of a GPU) belongs to neither
     # side's training: one step on a graph of three nodes brings it in.
-    small = make_graph(framework, layer, torch.tensor([[0, 1, 2], [1, 2, 0]], device=device), 3)
+    loops = layer != "transformer"
+    small = make_graph(framework, torch.tensor([[0, 1, 2], [1, 2, 0]], device=device), 3, loops)
     train_step(
         *new(4, 0), torch.rand(3, 4, device=device), small, y[:3], torch.ones(3, dtype=torch.bool, device=device)
     )
 
-    graph = make_graph(framework, layer, data.edge_index.to(device), len(x))
+    graph = make_graph(framework, data.edge_index.to(device), len(x), loops)
     runs, seconds, peak = [], [], 0
     with edgeless.backend("fused" if side == "edgeless" else "auto"):  # never a stock layer under our name
         for seed in range(config["seed"], config["seed"] + config["seeds"]):

@@ -97,6 +97,15 @@ def test_peers_take_turns():
     assert timings["a"].median >= 110
 
 
+def test_a_peer_that_fails_is_told_and_the_others_go_on():
+    def broken():
+        raise ValueError("cannot do this\nat all")
+
+    timings = Timer(CPU, rounds=1, runs=1, warmup=1).compare({"broken": broken, "fine": lambda: None})
+    assert str(timings["broken"]) == "ValueError: cannot do this"
+    assert timings["fine"].runs
+
+
 def test_a_short_run_is_repeated_within_its_turn():
     timings = Timer(CPU, rounds=1, runs=1, warmup=0).compare({"short": lambda: _busy(0.01)})
     assert 5 <= len(timings["short"].runs) <= 10

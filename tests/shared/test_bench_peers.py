@@ -7,6 +7,7 @@ import torch
 
 from edgeless.__main__ import main
 from edgeless.bench import graphs
+from edgeless.bench.layers import LAYERS
 from edgeless.bench.peers import LAYER_PEERS, build, known
 from edgeless.bench.work import Case, op_case
 from edgeless.cli.devices import installed
@@ -42,7 +43,7 @@ def test_aggregation_peers_agree(op, peer):
         assert norm_error(mine, plain) < 1e-10
 
 
-@pytest.mark.parametrize("layer", ["gatv2", "gat", "transformer"])
+@pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("framework", ["pyg", "dgl"])
 def test_layers_agree_with_the_stock_ones(layer, framework):
     if not installed(framework):

@@ -1,0 +1,66 @@
+"""Whole layers by name: how each framework builds one with the same sizes."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Callable, Optional
+
+import torch
+
+from edgeless.demo.models import MODULES
+
+Build = Callable[[type, int, int, int], torch.nn.Module]  # (class, features, heads, channels)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that both frameworks may have.
+
+    Attributes:
+        pyg, dgl: (class name, how to build it), or None where the framework has no such layer.
+        self_loops: PyG's layer adds self loops, so DGL's graph gets them beforehand: all peers walk the same edges.
+        baseline: what the layer is called in a file of peer figures.
+    """
+
+    pyg: tuple[str, Build]
+    dgl: Optional[tuple[str, Build]]
+    self_loops: bool
+    baseline: str
+
+
+def _pyg_attention(cls: type, features: int, heads: int, channels: int) -> torch.nn.Module:
+    return cls(features, channels, heads=heads)
+
+
+def _dgl_attention(cls: type, features: int, heads: int, channels: int) -> torch.nn.Module:
+    return cls(features, channels, num_heads=heads, allow_zero_in_degree=True)
+
+
+def _wide(**options) -> Build:
+    """A layer without heads, as wide as the heads together."""
+    return lambda cls, features, heads, channels: cls(features, heads * channels, **options)
+
+
+def _dgl_sage(aggregator: str) -> Build:
+    return lambda cls, features, heads, channels: cls(features, heads * channels, aggregator)
+
+
+LAYERS = {
+    "gatv2": Layer(("GATv2Conv", _pyg_attention), ("GATv2Conv", _dgl_attention), True, "GATv2Conv"),
+    "gat": Layer(("GATConv", _pyg_attention), ("GATConv", _dgl_attention), True, "GATConv"),
+    "transformer": Layer(("TransformerConv", _pyg_attention), ("DotGatConv", _dgl_attention), False, "TransformerConv"),
+    "gcn": Layer(("GCNConv", _wide()), ("GraphConv", _wide(allow_zero_in_degree=True)), True, "GCNConv"),
+    "sage-mean": Layer(("SAGEConv", _wide()), ("SAGEConv", _dgl_sage("mean")), False, "SAGEConv(mean)"),
+    "sage-max": Layer(("SAGEConv", _wide(aggr="max")), ("SAGEConv", _dgl_sage("pool")), False, "SAGEConv(max)"),
+}
+
+
+def make_layer(name: str, framework: str, side: str, features: int, heads: int, channels: int) -> torch.nn.Module:
+    """One side's layer, e.g. ("gatv2", "pyg", "edgeless") -> an edgeless.pyg.nn.GATv2Conv.
+
+    Raises:
+        AttributeError: edgeless has no such layer for this framework.
+    """
+    class_name, build = getattr(LAYERS[name], framework)
+    return build(getattr(importlib.import_module(MODULES[framework, side]), class_name), features, heads, channels)
