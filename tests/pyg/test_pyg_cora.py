@@ -4,10 +4,20 @@ import statistics
 
 import cora
 import pytest
+import torch
 import torch_geometric.nn as stock
 
 import edgeless
 import edgeless.pyg.nn as fused
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """The many small steps of an epoch get slower with threads where something else wants the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
