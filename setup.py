@@ -23,7 +23,7 @@ except ImportError as error:  # without this, pip shows a bare traceback
         "Install torch, setuptools and wheel first, then use: pip install --no-build-isolation ."
     ) from error
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
 CORE = ROOT / "core_cuda"
 
 
@@ -89,6 +89,8 @@ FOLDERS = {"edgeless": "shared", "edgeless.dgl": "dgl_plugin", "edgeless.pyg": "
 
 setup(
     version=version(),
+    license="Apache-2.0",
+    license_files=["LICENSE"],
     package_dir=FOLDERS,
     packages=[package for name, folder in FOLDERS.items() for package in packages(name, folder)],
     package_data={"edgeless": ["py.typed"], "edgeless.bench": ["*.json"]},

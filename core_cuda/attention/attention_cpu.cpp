@@ -143,7 +143,7 @@ std::tuple<at::Tensor, at::Tensor> attention(
     const at::Tensor& dst, const at::Tensor& src, const OptTensor& value, const OptTensor& att,
     const OptTensor& edge_attr, const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
     at::TensorList csc, const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-    std::optional<at::ScalarType> out_dtype) {
+    Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
   const AttentionInputs in{dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed,
                            parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};

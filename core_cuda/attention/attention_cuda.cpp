@@ -164,14 +164,14 @@ class Call {
     problem.key_vectors = args.key_vectors, problem.value_vectors = args.value_vectors;
     problem.options = args.has_dropout || args.scale || args.logit_term || args.value_term || args.given ||
                       args.logits_out || args.grad_weights || args.ds_out || args.weights_out || args.grad_scale ||
-                      args.delta_given || problem.edge_term ||
-                      (problem.score == Score::gatv2 && args.coefficient > 1);
+                      args.delta_given || problem.edge_term;
     args.carry_size = carry_size(pass);
     problem.carry_bytes = args.carry_size * args.heads * int64_t(sizeof(A));
-    // Pieces of hubs take a sixteenth of a result; in the last pass of a backward, when all results stand, a crumb.
+    // Pieces of hubs may take half a result where there is memory left of the peak, else a crumb: the last pass of a
+    // backward stands beside all results, and for gatv2 they are one fewer.
     const int64_t result = problem.num_rows * args.heads * args.value_vectors * 16;
-    const bool last = pass == Pass::by_src && problem.score != Score::gatv2;
-    problem.carry_budget = std::max<int64_t>(256 << 10, result / (last ? 800 : 16));
+    const bool scarce = pass == Pass::by_src && problem.score != Score::gatv2;
+    problem.carry_budget = scarce ? 256 << 10 : std::max<int64_t>(256 << 10, result / 2);
     // Of sizes alone: a gradient must not depend on which others are asked for.
     const bool att_shares = problem.score == Score::gatv2 && pass != Pass::forward;
     problem.range_bytes = att_shares ? args.heads * args.key_vectors * vector_ * int64_t(sizeof(A)) : 0;
@@ -179,6 +179,10 @@ class Call {
     const Plan plan = make_plan(problem, device_);
     TORCH_CHECK_VALUE(plan.layout.vectors > 0, "edgeless: a head of attention may take up to ",
                       4 * 32 * vector_, " features in ", in_.rows(), " on CUDA, got ", in_.dim(), " and ", in_.channels());
+    // The two passes of a gatv2 backward must agree on what Args::stats means.
+    const bool by_edge = plan.mode == 2;
+    TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
+    by_edge_ = by_edge;
     args.layout = plan.layout, args.part = plan.part;
     Tensor carry, shares;
     if (plan.hubs) {
@@ -239,6 +243,7 @@ class Call {
   Device device_;
   at::TensorOptions numbers_;
   int64_t vector_ = 1;
+  bool by_edge_ = false;
   std::vector<Tensor> kept_;
 };
 
@@ -410,22 +415,25 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
                                            (needs[kAtt] && in.edge_attr) || (dot_edges && needs[kDst]));
   const Tensor statistics = logsumexp.contiguous();
   args.logsumexp = call.keep(statistics);
-  const Tensor delta = call.empty({in.num_dst(), heads});
-  args.delta = delta.template data_ptr<A>();
-  Tensor edge_weights;
+  // Pairs save the pass by source a sector an edge; float rows of the other scores leave no memory for them.
+  const bool pairs = in.score == ScoreKind::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16;
+  const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
+  (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
+  Tensor edge_weights, weights_delta;
   if (grad_out) {
     call.set_grad_out(*grad_out, *out);
   } else {
     edge_weights = grad_weights->contiguous();
     const Tensor softmax = weights<A>(in, logsumexp);
+    weights_delta = call.empty({in.num_dst(), heads});
     with_index(in.csr[0], [&](auto zero) {
       using I = decltype(zero);
       C10_CUDA_CHECK((row_dot<A, I>(graph_of(in.csr), softmax.data_ptr<A>(), edge_weights.data_ptr<A>(), int(heads),
-                                    delta.template data_ptr<A>(), call.stream())));
+                                    weights_delta.template data_ptr<A>(), call.stream())));
       return 0;
     });
     args.grad_weights = edge_weights.data_ptr<A>();
-    args.delta_given = true;
+    args.delta_given = weights_delta.data_ptr<A>();
   }
 
   // by destination
@@ -481,7 +489,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (needs[kValue]) {
       args.grad_value = out_rows(grads[kValue] = at::empty(in.value->sizes(), in.value->options()), in.rows());
     }
-    args.delta_given = false;
+    args.delta_given = nullptr;
     call.run(Pass::by_src, transpose, in.num_dst(), att_shares[1]);
   }
 
@@ -523,7 +531,7 @@ std::tuple<Tensor, Tensor> attention(
     const Tensor& dst, const Tensor& src, const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
     const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
     const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-    std::optional<at::ScalarType> out_dtype) {
+    Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
   AttentionInputs in{dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed,
                      parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};

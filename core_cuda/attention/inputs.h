@@ -4,14 +4,14 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <string_view>
 
 #include "../common/checks.h"
+#include "../common/optional.h"
 
 namespace edgeless {
 
-using OptTensor = std::optional<at::Tensor>;
+using OptTensor = Optional<at::Tensor>;
 
 enum class ScoreKind { dot, gatv2, gat };
 

@@ -6,10 +6,10 @@
 #include <torch/library.h>
 
 #include <limits>
-#include <optional>
 #include <tuple>
 
 #include "common/checks.h"
+#include "common/optional.h"
 #include "graph/edge_sort.h"
 
 namespace edgeless {
@@ -116,7 +116,7 @@ void check_indptr(const char* op, const Index* indptr, int64_t num_rows, int64_t
 }
 
 // indptr [R + 1], indices [E], edge_ids [E] or none -> the same of the transpose, whose rows are the columns.
-CompressedArrays csr_transpose_cpu(const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_ids,
+CompressedArrays csr_transpose_cpu(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
                                    int64_t num_cols) {
   constexpr const char* op = "csr_transpose";
   check_index(op, "indptr", indptr, indptr);

@@ -108,7 +108,7 @@ CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t n
 
 // indptr [R + 1], indices [E], edge_ids [E] or none -> the same of the transpose, whose rows are the columns. The
 // arrays are taken for what a graph holds: ids were checked when it was built.
-CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices, const std::optional<Tensor>& edge_ids,
+CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
                                     int64_t num_cols) {
   constexpr const char* op = "csr_transpose";
   check_index(op, "indptr", indptr, indptr);

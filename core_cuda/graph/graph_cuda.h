@@ -3,13 +3,14 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <tuple>
+
+#include "../common/optional.h"
 
 namespace edgeless {
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> csr_transpose_cuda(const at::Tensor& indptr, const at::Tensor& indices,
-                                                                  const std::optional<at::Tensor>& edge_ids,
+                                                                  const Optional<at::Tensor>& edge_ids,
                                                                   int64_t num_cols);
 
 }  // namespace edgeless

@@ -37,7 +37,7 @@ void run_spmm(SpmmPass pass, SpmmArgs<A>& args, const at::TensorOptions& options
 }
 
 at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-                at::TensorList csr, at::TensorList /*csc*/, std::optional<at::ScalarType> out_dtype) {
+                at::TensorList csr, at::TensorList /*csc*/, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::spmm";
   check_spmm(op, x, weight, src_scale, dst_scale, csr);
   const auto statistics = statistics_dtype(x.scalar_type());
