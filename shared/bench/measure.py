@@ -19,7 +19,6 @@ from .graphs import BenchGraph
 from .timing import Failed, Timer
 from .work import MODES, Case
 
-
 # An illegal access ends the CUDA context and with it every measurement that follows.
 BREAKS_CUDA = {("gat", "pyg-compiled"): "left out: dies with a misaligned address (seen with torch 2.11)"}
 

@@ -79,7 +79,8 @@ class Timer:
             torch.cuda.empty_cache()
             raise Failed("out of memory") from None
         except Exception as error:  # one peer's trouble must not end an hour of measuring the others
-            raise Failed(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"[:100]) from error
+            first_line = str(error).strip().partition("\n")[0]
+            raise Failed(f"{type(error).__name__}: {first_line}"[:100]) from error
 
     def _turn(self, run: Callable[[], object]) -> list[float]:
         if self.device.type == "cuda":
