@@ -21,7 +21,7 @@ from .convert import check_flow, kind_of, with_loop_features
 
 _PLAIN = (Tensor, Parameter)
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_STEPS = ("message", "edge_update", "aggregate", "update")
+_STEPS = ("message", "edge_update", "aggregate", "message_and_aggregate", "update")
 _HOOKS = tuple(
     f"_{step}_forward_{when}"
     for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -36,11 +36,15 @@ class FusedConv(FusedLayer):
         stock: the stock class, the last of its bases.
         wants_attention: whether the stock forward returns the attention for a value of ``return_attention_weights``.
         edge_dims: numbers of dimensions that the stock layer takes ``edge_attr`` with.
+        node_dims: values of ``node_dim`` that mean the first dimension of a message.
+        aggregations: the kernels' name of the aggregations that they know.
     """
 
     stock: ClassVar[type]
     wants_attention: ClassVar[Callable[[Any], bool]]
     edge_dims: ClassVar[tuple] = (1, 2)
+    node_dims: ClassVar[tuple] = (0,)
+    aggregations: ClassVar[dict] = {SumAggregation: "sum"}
     _stock_steps: ClassVar[tuple]
     _own_propagation: ClassVar[bool] = False
 
@@ -106,10 +110,11 @@ class FusedConv(FusedLayer):
             reasons.append("explain mode is on")
         if self._decomposed_layers != 1:
             reasons.append(f"decomposed_layers is {self._decomposed_layers}")
-        if self.node_dim != 0:
+        if self.node_dim not in self.node_dims:
             reasons.append(f"node_dim is {self.node_dim}")
-        if type(self.aggr_module) is not SumAggregation:
-            reasons.append(f"aggr is {self.aggr!r} and the kernels only sum")
+        if type(self.aggr_module) not in self.aggregations:
+            known = "only sum" if len(self.aggregations) == 1 else "know " + ", ".join(self.aggregations.values())
+            reasons.append(f"aggr is {self.aggr!r} and the kernels {known}")
         elif _is_hooked(self.aggr_module):
             reasons.append("aggr_module has hooks")
         if torch.jit.is_tracing():

@@ -52,6 +52,11 @@ class EdgeList:
         return None
 
     @staticmethod
+    def weights(edge_index: Tensor) -> Optional[Tensor]:
+        """The values of a sparse matrix, whatever their dimensions; None where there are none."""
+        return None
+
+    @staticmethod
     def graph(edge_index: Tensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
         """The (cached) graph; with ``loops``, self loops are replaced by one at every node."""
         return cache.graph_from_edge_index(edge_index, num_src, num_dst, flow=flow, self_loops=loops)
@@ -112,6 +117,10 @@ class SparseMatrix(EdgeList):
         return values if values.dim() > 1 else None
 
     @staticmethod
+    def weights(adj_t: Tensor) -> Optional[Tensor]:
+        return adj_t.values()
+
+    @staticmethod
     def _looped(adj_t: Tensor) -> Tensor:
         adj_t = adj_t.detach().clone()  # PyG writes the flag of coalescence into what it is given
         return add_self_loops(remove_self_loops(adj_t)[0])[0]
@@ -158,6 +167,10 @@ class SparseStorage(EdgeList):
     def features(adj_t: SparseTensor) -> Optional[Tensor]:
         value = adj_t.storage.value()
         return value if value is not None and value.dim() > 1 else None
+
+    @staticmethod
+    def weights(adj_t: SparseTensor) -> Optional[Tensor]:
+        return adj_t.storage.value()
 
     @staticmethod
     def graph(adj_t: SparseTensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:

@@ -10,10 +10,14 @@ from edgeless.backends import register_family, register_layer
 
 from .gat_conv import GATConv
 from .gatv2_conv import GATv2Conv
+from .gcn_conv import GCNConv
+from .gin_conv import GINConv
+from .graph_conv import GraphConv
+from .sage_conv import SAGEConv
 from .transformer_conv import TransformerConv
 
-__all__ = ["GATConv", "GATv2Conv", "TransformerConv"]
+__all__ = ["GATConv", "GATv2Conv", "GCNConv", "GINConv", "GraphConv", "SAGEConv", "TransformerConv"]
 
-for _layer in (GATConv, GATv2Conv, TransformerConv):
+for _layer in (GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv, TransformerConv):
     register_layer(_layer.stock, _layer)
 register_family("torch_geometric", lambda module: isinstance(module, MessagePassing))

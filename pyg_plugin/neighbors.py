@@ -1,0 +1,147 @@
+"""What the layers share whose messages are their neighbours' features, multiplied by an edge's weight or not."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+import torch_geometric.typing
+from torch import Tensor
+from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
+
+from edgeless.functional import neighbor_reduce, spmm
+from edgeless.graph import Graph
+from edgeless.graph_checks import compiling
+
+from .conv import _FLOATS, _PLAIN, autocasts, pair
+from .convert import EdgeList, Handle, SortedEdgeList, SparseMatrix, SparseStorage, kind_of
+
+SPARSE = (SparseMatrix, SparseStorage)
+_NAMES = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"}
+
+
+class NeighborReduction:
+    """Mixin, before :class:`FusedConv` among the bases of a layer.
+
+    Class attributes of a layer:
+        takes_size: whether the stock forward's last argument is ``size``.
+        drops_values: whether the stock layer ignores the values of a SparseTensor.
+    """
+
+    node_dims = (0, -2)
+    aggregations = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
+    takes_size = True
+    drops_values = False
+
+    # Predicates ------------------------------------------------------------------------------------------------------
+
+    def _reduction_refusals(self, x: Any, edge_index: Any, edge_weight: Any = None, size: Any = None) -> list[str]:
+        """Why the kernels cannot run this call; the arguments are those of the stock forward."""
+        x_src, x_dst = pair(x)
+        num_dst = None
+        if isinstance(x_src, Tensor) and x_src.dim() == 2:
+            num_dst = _num_dst(x_src, x_dst, edge_index, size)
+            if reason := self._size_refusal(x_src, num_dst, edge_index, size):
+                return [reason]
+        reasons = self._refusals(x_src, x_dst, num_dst if x_dst is None else None, edge_index, None, False)
+        kind = kind_of(edge_index)
+        if kind is None or type(x_src) not in _PLAIN:
+            return reasons
+        if kind in SPARSE and not self.fuse:
+            reasons.append("edge_index is a sparse matrix and the layer's fuse is off, which changes what it means")
+        elif kind in SPARSE and type(self.aggr_module) in self.aggregations and _NAMES.get(self.aggr) != self._reduce:
+            reasons.append(f"aggr is {self.aggr!r} and aggr_module is {self.aggr_module}")
+        elif not reasons and (reason := self._weight_refusal(kind, x_src, edge_index, edge_weight)):
+            reasons.append(reason)
+        return reasons
+
+    @staticmethod
+    def _size_refusal(x_src: Tensor, num_dst: int, edge_index: Any, size: Any) -> Optional[str]:
+        if size is None or kind_of(edge_index) not in (EdgeList, Handle):  # the others know their own sizes
+            return None
+        have = (x_src.size(0), num_dst)
+        if not isinstance(size, (tuple, list)) or len(size) != 2 or any(s not in (None, n) for s, n in zip(size, have)):
+            return f"size is {size} and the features have the sizes {have}"
+        return None
+
+    def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
+        return None  # weights are looked at below, with the features that they multiply
+
+    def _weight_refusal(self, kind, x: Tensor, edge_index: Any, edge_weight: Any) -> Optional[str]:
+        """Why the weights of the edges cannot go to the kernels."""
+        weight, name = self._given_weight(kind, edge_index, edge_weight), "edge_weight"
+        if kind in SPARSE:
+            name = "the values of edge_index"
+            if kind is SparseMatrix and autocasts(x.device.type):
+                return "autocast is on and edge_index is a torch.sparse matrix"
+        if weight is None:
+            return None
+        if self._reduce in ("min", "max"):
+            return f"aggr is {self.aggr!r} and the messages are weighted"
+        if type(weight) not in _PLAIN or weight.dtype not in _FLOATS or weight.device != x.device:
+            return f"{name}: not a plain floating tensor on the device of the features"
+        if kind in SPARSE:
+            if weight.dim() != 1:
+                return f"{name} have {weight.dim()} dimensions"
+            if weight.dtype != x.dtype or autocasts(x.device.type):
+                return f"{name} are {weight.dtype} and the features are {x.dtype}, or autocast is on"
+            return None
+        num_edges = kind.num_edges(edge_index)
+        if tuple(weight.shape) not in ((num_edges,), (num_edges, 1)):
+            return f"edge_weight does not have the shape [E] = [{num_edges}]"
+        if torch.float64 in (weight.dtype, x.dtype) and weight.dtype != x.dtype:
+            return f"edge_weight is {weight.dtype} and the features are {x.dtype}"
+        return None
+
+    # Pieces of a forward ---------------------------------------------------------------------------------------------
+
+    @property
+    def _reduce(self) -> str:
+        return self.aggregations[type(self.aggr_module)]
+
+    def _given_weight(self, kind, edge_index: Any, edge_weight: Optional[Tensor]) -> Optional[Tensor]:
+        """Weights as they came: a sparse matrix' own values win over ``edge_weight``."""
+        if kind in SPARSE:
+            return None if kind is SparseStorage and self.drops_values else kind.weights(edge_index)
+        return edge_weight
+
+    def _propagate(self, x: tuple, edge_index: Any, edge_weight: Optional[Tensor] = None, size: Any = None) -> Tensor:
+        """What the stock layer's ``propagate`` gives."""
+        x_src, x_dst = x
+        kind = kind_of(edge_index)
+        graph = kind.graph(edge_index, x_src.size(0), _num_dst(x_src, x_dst, edge_index, size), self.flow, False)
+        reduce, weight = self._reduce, self._given_weight(kind, edge_index, edge_weight)
+        if reduce in ("min", "max"):
+            return neighbor_reduce(graph, x_src, reduce, ties=self._ties(kind, x_src, edge_index))
+        return spmm(graph, x_src, None if weight is None else weight.flatten(), reduce=reduce)
+
+    def _ties(self, kind, x: Tensor, edge_index: Any) -> str:
+        """Who gets the gradient of equal extrema: one edge in sparse products and torch_scatter, else as in torch."""
+        if kind in SPARSE:
+            return "first"
+        package = x.is_cuda and torch_geometric.typing.WITH_TORCH_SCATTER
+        if kind is SortedEdgeList and self.SUPPORTS_FUSED_EDGE_INDEX and self.fuse and edge_index.is_sorted_by_col:
+            package = torch_geometric.typing.WITH_TORCH_SPARSE  # the stock layer multiplies by the EdgeIndex
+        return "first" if package and not compiling() else "scatter"
+
+    def _stock_forward(self, x, edge_index, *rest):
+        if type(edge_index) is Graph and self.takes_size and rest[-1] is None:
+            rest = (*rest[:-1], (edge_index.num_src, edge_index.num_dst))  # else it would take x's number for both
+        return super()._stock_forward(x, edge_index, *rest)
+
+
+def _num_dst(x_src: Tensor, x_dst: Any, edge_index: Any, size: Any) -> int:
+    """Number of destinations, also where they have no features of their own."""
+    if isinstance(x_dst, Tensor) and x_dst.dim() > 0:
+        return x_dst.size(0)
+    kind = kind_of(edge_index)
+    num_dst = None
+    if kind is Handle:
+        num_dst = edge_index.num_dst
+    elif kind in SPARSE:
+        num_dst = edge_index.size(0)
+    elif kind is SortedEdgeList:
+        num_dst = edge_index.num_cols
+    elif isinstance(size, (tuple, list)) and len(size) == 2:
+        num_dst = size[1]
+    return x_src.size(0) if num_dst is None else num_dst

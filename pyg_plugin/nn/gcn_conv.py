@@ -1,0 +1,164 @@
+"""GCNConv of PyG on the kernel for weighted sums."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
+from torch_geometric.nn.conv import gcn_conv
+from torch_geometric.typing import SparseTensor
+
+from edgeless.functional import sddmm_dot, spmm
+from edgeless.graph import Graph
+from edgeless.ops.attention import statistics_dtype
+
+from ..conv import FusedConv
+from ..convert import SparseMatrix, SparseStorage, kind_of
+from ..neighbors import SPARSE, NeighborReduction
+
+
+class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
+    r"""The graph convolution (Kipf, Welling: "Semi-Supervised Classification with Graph Convolutional Networks", ICLR
+    2017, equation 2).
+
+    Constructor, parameters and results are those of :class:`torch_geometric.nn.GCNConv`; nothing of the size
+    ``[E, C]`` is allocated. Without edge weights nothing of the size ``[E]`` is either: the normalisation is one factor
+    for every node, which stays with the graph.
+
+    Shapes:
+        x: ``[N, F]``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor or ``torch.sparse`` COO/CSR ``[N, N]``,
+        whose values are the weights, or :class:`edgeless.Graph`; edge_weight: ``[E]``; output: ``[N, C]``.
+    """
+
+    # Read by PyG when it writes propagate(), which the stock path uses:
+    # propagate_type: (x: Tensor, edge_weight: OptTensor)
+
+    aggregations = {SumAggregation: "sum", MeanAggregation: "mean"}
+    takes_size = False
+
+    def forward(self, x, edge_index, edge_weight=None):
+        """The layer's output.
+
+        Raises:
+            IndexError: edge_index has an id that x does not have.
+            ValueError: x is a pair.
+        """
+        return self._choose(x, edge_index, edge_weight)
+
+    def _fusion_refusals(self, x, edge_index, edge_weight=None) -> list[str]:
+        if not isinstance(x, Tensor):
+            return ["x is not a tensor"]
+        kept = self._kept_norm(edge_index)
+        if kept is not None:
+            edge_index, edge_weight = kept
+        reasons = self._reduction_refusals(x, edge_index, edge_weight)
+        if kind_of(edge_index) is SparseMatrix and self.add_self_loops and type(self.aggr_module) is MeanAggregation:
+            reasons.append("aggr is 'mean' and added self loops may merge edges of the sparse matrix")
+        return reasons
+
+    def _fused_forward(self, x, edge_index, edge_weight):
+        dtype, num_nodes = x.dtype, x.size(0)
+        kept = self._kept_norm(edge_index)
+        if kept is None and self.normalize and self.cached:
+            kept = self._keep_norm(x, edge_index, edge_weight)
+        if kept is not None:
+            edge_index, edge_weight = kept
+        x = self.lin(x)
+        kind = kind_of(edge_index)
+        if self.normalize and kept is None:
+            graph, weight, scale = self._norm(edge_index, edge_weight, num_nodes, dtype)
+            weighs = dtype if edge_weight is None or kind in SPARSE else edge_weight.dtype
+        else:
+            graph, scale = kind.graph(edge_index, num_nodes, num_nodes, self.flow, False), None
+            weight = self._given_weight(kind, edge_index, edge_weight)
+            weight = None if weight is None else weight.flatten()
+            weighs = x.dtype if weight is None else weight.dtype
+        out = spmm(
+            graph,
+            x,
+            weight,
+            reduce=self._reduce,
+            src_scale=scale,
+            dst_scale=scale,
+            out_dtype=torch.promote_types(x.dtype, weighs),
+        )
+        return out if self.bias is None else out + self.bias
+
+    # The normalisation that a layer with cached=True keeps: the stock layer's own, in the stock layer's attributes ----
+
+    def _kept_norm(self, edge_index: Any) -> Optional[tuple]:
+        """(edge_index, edge_weight) of an earlier call, which the stock layer uses whatever graph comes now."""
+        if not self.normalize:
+            return None
+        if isinstance(edge_index, SparseTensor):
+            return None if self._cached_adj_t is None else (self._cached_adj_t, None)
+        return self._cached_edge_index if isinstance(edge_index, (Tensor, Graph)) else None
+
+    def _keep_norm(self, x: Tensor, edge_index: Any, edge_weight: Optional[Tensor]) -> tuple:
+        if type(edge_index) is Graph:
+            edge_index = edge_index.edge_index()
+        norm = gcn_conv.gcn_norm(
+            edge_index, edge_weight, x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
+        )
+        if isinstance(edge_index, SparseTensor):
+            self._cached_adj_t = norm
+        else:
+            self._cached_edge_index = norm
+        return self._kept_norm(edge_index)
+
+    # The normalisation of one call -----------------------------------------------------------------------------------
+
+    def _norm(self, edge_index: Any, edge_weight: Optional[Tensor], num_nodes: int, dtype: torch.dtype) -> _Norm:
+        """The graph with the self loops that the layer adds, and what its messages are multiplied by."""
+        kind = kind_of(edge_index)
+        loops, statistics = self.add_self_loops, statistics_dtype(dtype)
+        graph = kind.graph(edge_index, num_nodes, num_nodes, self.flow, loops and kind not in SPARSE)
+        if graph.num_src != graph.num_dst:
+            raise ValueError(f"GCNConv: edge_index must have as many sources as destinations, got {graph}")
+        base = graph
+        if loops and kind in SPARSE:
+            graph = base.with_self_loops()
+        weight = self._given_weight(kind, edge_index, edge_weight)
+        if weight is None and kind is SparseStorage and loops and self.improved:
+            weight = torch.ones(base.num_edges, dtype=statistics, device=base.device)
+        if weight is None:  # as in the stock layer, improved changes nothing without weights
+            scale = graph.degree_scale("dst", -0.5, statistics)
+            return _Norm(graph, None, scale if loops else scale.masked_fill(graph.in_degrees() == 0, 0.0))
+        weight = weight.flatten().to(statistics)
+        if loops:
+            weight = self._with_loops(kind, edge_index, base, graph, weight)
+        degrees = spmm(graph, weight.new_ones(num_nodes, 1), weight).squeeze(1)
+        scale = degrees.pow(-0.5)
+        scale = scale.masked_fill(scale == float("inf"), 0.0)
+        if not scale.requires_grad:
+            return _Norm(graph, weight, scale)
+        ends = scale.unsqueeze(1)
+        return _Norm(graph, weight * sddmm_dot(graph, ends, ends), None)
+
+    def _with_loops(self, kind, edge_index: Any, base: Graph, graph: Graph, weight: Tensor) -> Tensor:
+        """Weights of ``graph``'s edges: those of kept edges, then of a loop at every node.
+
+        A node that has a loop keeps its weight in an edge list, adds to it in a torch.sparse matrix and loses it in a
+        SparseTensor.
+        """
+        loops = weight.new_full((graph.num_dst,), 2.0 if self.improved else 1.0)
+        if graph._kept is None:
+            return torch.cat((weight, loops))
+        if kind is not SparseStorage:
+            is_loop = torch.ones(weight.size(0), dtype=torch.bool, device=weight.device)
+            is_loop[graph._kept] = False
+            ids = is_loop.nonzero().squeeze(1)
+            targets = base.edge_index()[1] if kind is SparseMatrix else kind.targets(edge_index)
+            nodes, values = targets.index_select(0, ids).long(), weight.index_select(0, ids)
+            loops = loops.index_put((nodes,), values, accumulate=kind is SparseMatrix)
+        return torch.cat((weight.index_select(0, graph._kept), loops))
+
+
+class _Norm(NamedTuple):
+    """The factor of edge e from j to i is ``scale[i] * weight[e] * scale[j]``; None is 1."""
+
+    graph: Graph
+    weight: Optional[Tensor]  # [E]
+    scale: Optional[Tensor]  # [N]
