@@ -256,7 +256,7 @@ def in_16_bit(kind, graph, seed):
 def test_sixteen_bit_error_is_at_most_twice_the_stock_layers(kind, graph, dtype):
     """DGL has no float16 on the CPU: there twice an eighth of the error in bfloat16, which is what the bits are worth.
 
-    A single number, such as the gradient of eps, may be off by more or less as luck has it: not above the stock layer's.
+    A single number, such as the gradient of eps, is off by luck: not above the stock layer's.
     """
     graph = graph_named(graph)
     squares = {}
