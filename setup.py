@@ -51,8 +51,12 @@ def want_cuda() -> bool:
             f"torch {torch.__version__} has CUDA {torch.version.cuda}, CUDA_HOME is {cpp_extension.CUDA_HOME}"
         )
     if choice == "0" or not possible:
-        found = f"torch has CUDA {torch.version.cuda}, nvcc was {'found' if nvcc else 'not found'}"
-        why = "EDGELESS_CUDA=0" if choice == "0" else found
+        if choice == "0":
+            why = "EDGELESS_CUDA=0"
+        elif torch.version.cuda is None:
+            why = f"torch {torch.__version__} is a build without CUDA"
+        else:
+            why = f"there is no nvcc in {cpp_extension.CUDA_HOME}; set CUDA_HOME"
         print(f"edgeless: building the CPU kernels only ({why})", file=sys.stderr)
         return False
     os.environ.setdefault("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX")

@@ -2,6 +2,14 @@
 #include <pybind11/pybind11.h>
 #include <torch/library.h>
 
+#include "common/cpu/capability.h"
+
+#ifdef EDGELESS_WITH_CUDA
+namespace edgeless::cuda {
+const char* built_archs();
+}
+#endif
+
 TORCH_LIBRARY(edgeless, m) {
   // Graphs. Index tensors are all int32 or all int64; edge_ids maps a position to the original edge id.
   m.def("coo_to_csr(Tensor row, Tensor col, SymInt num_rows, SymInt num_cols, bool validate) -> (Tensor indptr, Tensor indices, Tensor edge_ids)");
@@ -42,8 +50,16 @@ TORCH_LIBRARY(edgeless, m) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled core of edgeless. The ops live in torch.ops.edgeless.";
+  m.def("cpu_capability", [] {
+    switch (edgeless::cpu::capability()) {
+      case edgeless::cpu::Capability::avx512: return "AVX-512";
+      case edgeless::cpu::Capability::avx2: return "AVX2";
+      default: return "baseline";
+    }
+  });
 #ifdef EDGELESS_WITH_CUDA
   m.attr("with_cuda") = true;
+  m.attr("cuda_archs") = edgeless::cuda::built_archs();
 #else
   m.attr("with_cuda") = false;
 #endif

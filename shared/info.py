@@ -37,7 +37,7 @@ def rows() -> list[tuple[str, str]]:
         ("edgeless", edgeless.__version__),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"),
-        ("CPU kernels", f"built in; instruction set chosen at run time: {cpu_level()}"),
+        ("CPU kernels", f"built in; chosen on this machine: {_C.cpu_capability()}"),
         ("CUDA kernels", cuda_build()),
         ("GPU", gpus()),
     ]
@@ -54,18 +54,14 @@ def version(package: str) -> Optional[str]:
         return None
 
 
-def cpu_level() -> str:
-    """The instruction set that the kernels picked, or what torch sees where the build does not tell."""
-    level = getattr(_C, "cpu_level", None)
-    return level() if callable(level) else torch.backends.cpu.get_cpu_capability()
-
-
 def cuda_build() -> str:
     """What this build has for GPUs and, when nothing, what it would take."""
     if not _C.with_cuda:
-        return f"not built (torch has CUDA {torch.version.cuda}; the build needs a CUDA build of torch and nvcc)"
-    archs = getattr(_C, "cuda_archs", None)
-    return f"built in{f' for {archs}' if archs else ''}, CUDA {torch.version.cuda}"
+        if torch.version.cuda is None:
+            return f"not built (torch {torch.__version__} is a build without CUDA)"
+        return "not built (install edgeless again where nvcc is; EDGELESS_CUDA=1 says why it cannot be)"
+    archs = ", ".join(f"sm_{int(arch) // 10}" for arch in _C.cuda_archs.split(","))
+    return f"built in for {archs}, CUDA {torch.version.cuda}"
 
 
 def gpus() -> str:
