@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import edgeless
+from edgeless import _C
 from edgeless.__main__ import main
 from edgeless.cli import devices
 
@@ -19,6 +20,8 @@ def test_info_prints_versions_and_frameworks(capsys):
     assert main(["info"]) == 0
     out = capsys.readouterr().out
     assert edgeless.__version__ in out
+    assert f"chosen on this machine: {_C.cpu_capability()}\n" in out
+    assert ("built in for sm_" in out) == _C.with_cuda
     for name, title in (("pyg", "PyTorch Geometric"), ("dgl", "DGL")):
         (line,) = (line for line in out.splitlines() if line.startswith(title))
         assert ("GATv2Conv" in line) == (name in FRAMEWORKS)
