@@ -51,7 +51,7 @@ def print_case(
     print()
     print_table(
         f"{graph.name}: {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; {case.label}{size}; "
-        f"{describe_device(device)}",
+        f"{describe_device(device, threads)}",
         list(columns),
         list(zip(*columns.values())),
     )

@@ -23,7 +23,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     if rich is None:
         print(plain_table(title, columns, rows))
     else:
-        table = rich.table.Table(title=title, title_justify="left", header_style="bold")
+        print(title)  # not the table's own title, which is wrapped to the table's width
+        table = rich.table.Table(header_style="bold")
         for i, column in enumerate(columns):
             table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i > 0)
         for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 
 import torch
 
@@ -40,9 +41,12 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def describe_device(device: torch.device) -> str:
-    """The GPU's name, or the number of CPU threads."""
+def describe_device(device: torch.device, threads: Sequence[int] = ()) -> str:
+    """The GPU's name, or the numbers of CPU threads (torch's own where none are given) and the instruction set."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    count = torch.get_num_threads()
-    return f"CPU, {count} thread{'s' * (count != 1)}, {torch.backends.cpu.get_cpu_capability()}"
+    from edgeless import _C
+
+    counts = list(threads) or [torch.get_num_threads()]
+    plural = "s" * (counts != [1])
+    return f"CPU, {' and '.join(map(str, counts))} thread{plural}, {_C.cpu_capability()}"
