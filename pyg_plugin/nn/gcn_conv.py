@@ -37,6 +37,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
 
     aggregations = {SumAggregation: "sum", MeanAggregation: "mean"}
     takes_size = False
+    _degree_norm = (None, 0)  # see _is_degree_norm
 
     def forward(self, x, edge_index, edge_weight=None):
         """The layer's output.
@@ -73,8 +74,10 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         else:
             graph, scale = kind.graph(edge_index, num_nodes, num_nodes, self.flow, False), None
             weight = self._given_weight(kind, edge_index, edge_weight)
-            weight = None if weight is None else weight.flatten()
             weighs = x.dtype if weight is None else weight.dtype
+            if kept is not None and self._is_degree_norm(weight):
+                weight, scale = None, _degree_norm(graph, statistics_dtype(x.dtype))
+            weight = None if weight is None else weight.flatten()
         out = spmm(
             graph,
             x,
@@ -106,7 +109,14 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             self._cached_adj_t = norm
         else:
             self._cached_edge_index = norm
+            if edge_weight is None and norm[1] is not None and not norm[1].is_inference():
+                self._degree_norm = (norm[1], norm[1]._version)
         return self._kept_norm(edge_index)
+
+    def _is_degree_norm(self, weight: Tensor) -> bool:
+        """Whether the weights of edges are known to be products of two factors of nodes, and nobody wrote to them."""
+        known, version = self._degree_norm
+        return weight is known and weight._version == version
 
     # The normalisation of one call -----------------------------------------------------------------------------------
 
@@ -124,8 +134,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         if weight is None and kind is SparseStorage and loops and self.improved:
             weight = torch.ones(base.num_edges, dtype=statistics, device=base.device)
         if weight is None:  # as in the stock layer, improved changes nothing without weights
-            scale = graph.degree_scale("dst", -0.5, statistics)
-            return _Norm(graph, None, scale if loops else scale.masked_fill(graph.in_degrees() == 0, 0.0))
+            return _Norm(graph, None, _degree_norm(graph, statistics, has_loops=loops))
         weight = weight.flatten().to(statistics)
         if loops:
             weight = self._with_loops(kind, edge_index, base, graph, weight)
@@ -154,6 +163,12 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             nodes, values = targets.index_select(0, ids).long(), weight.index_select(0, ids)
             loops = loops.index_put((nodes,), values, accumulate=kind is SparseMatrix)
         return torch.cat((weight.index_select(0, graph._kept), loops))
+
+
+def _degree_norm(graph: Graph, dtype: torch.dtype, has_loops: bool = False) -> Tensor:
+    """One over the square root of the in-degree, 0 where that is 0; ``[N]``."""
+    scale = graph.degree_scale("dst", -0.5, dtype)
+    return scale if has_loops else scale.masked_fill(graph.in_degrees() == 0, 0.0)
 
 
 class _Norm(NamedTuple):

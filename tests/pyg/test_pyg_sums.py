@@ -1,5 +1,6 @@
 """GCN, SAGE, GIN and GraphConv against the stock layers: outputs and all gradients."""
 
+import copy
 import itertools
 
 import pytest
@@ -374,6 +375,22 @@ def test_cached_weights_are_those_of_the_first_call():
     for rest in ((weights,), (), (weights * 3,)):
         with torch.no_grad(), edgeless.backend("fused"):
             torch.testing.assert_close(ours(x, graph[0], *rest), theirs(x, graph[0], *rest))
+
+
+@pytest.mark.parametrize("loops", _BOOL)
+def test_cached_norms_that_were_written_to(loops):
+    graph = GRAPHS["isolated"]
+    theirs, ours = sum_pair("GCNConv", cached=True, add_self_loops=loops)
+    for num_nodes in (10, 10, 14):
+        x = torch.randn(num_nodes, IN)
+        assert_same(theirs, ours, x, graph[0])
+    for layer in (theirs, ours):
+        layer._cached_edge_index[1].mul_(2.5)
+    assert_same(theirs, ours, x, graph[0])
+    edge_index, weight = theirs._cached_edge_index
+    for layer in (theirs, ours):
+        layer._cached_edge_index = (edge_index, weight + 1)
+    assert_same(theirs, copy.deepcopy(ours), x, graph[0])
 
 
 @pytest.mark.parametrize("graph", SQUARE)
