@@ -1,8 +1,8 @@
 """Drop-in layers for DGL: replace ``from dgl.nn import GATv2Conv`` by ``from edgeless.dgl.nn import GATv2Conv``.
 
-``edgeless.dgl.nn`` has the layers, :func:`to_graph` the cached handle of a DGLGraph for :mod:`edgeless.functional`,
-``edgeless.dgl.graphbolt`` a way to import a DGL whose graphbolt was not built for the installed torch. DGL itself is
-imported by the first two only.
+``edgeless.dgl.nn`` has the layers, ``edgeless.dgl.ops`` functions of ``dgl.ops``, :func:`to_graph` the cached handle of
+a DGLGraph for :mod:`edgeless.functional`, ``edgeless.dgl.graphbolt`` a way to import a DGL whose graphbolt was not
+built for the installed torch. DGL itself is imported by the first three only.
 """
 
 import importlib
@@ -14,12 +14,12 @@ if sys.modules.get("dgl") is None:
     if _spec is None or _spec.origin is None:  # no origin: just a folder of this name, say of someone's tests
         raise ImportError("edgeless.dgl needs DGL, which is not installed: run `pip install 'edgeless[dgl]'`.")
 
-__all__ = ["nn", "to_graph"]
+__all__ = ["nn", "ops", "to_graph"]
 
 
 def __getattr__(name):
-    if name == "nn":
-        return importlib.import_module("edgeless.dgl.nn")
+    if name in ("nn", "ops"):
+        return importlib.import_module(f"edgeless.dgl.{name}")
     if name == "to_graph":
         return importlib.import_module("edgeless.dgl.convert").to_graph
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

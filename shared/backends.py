@@ -73,10 +73,10 @@ def explain(layer: torch.nn.Module, *inputs, **kwargs) -> Explanation:
     """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and why not; nothing is computed.
 
     Args:
-        layer: a layer, of edgeless or not.
+        layer: a layer, of edgeless or not, or a function of ``edgeless.dgl.ops``.
         *inputs, **kwargs: what the layer would be called with.
     """
-    name = type(layer).__name__
+    name = getattr(layer, "__name__", type(layer).__name__)
     if not hasattr(layer, "_fusion_refusals"):
         reason = f"{name} is not a layer of edgeless"
         if type(layer) in LAYERS:

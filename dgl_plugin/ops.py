@@ -1,0 +1,327 @@
+"""Drop-ins for functions of ``dgl.ops``: the same arguments, shapes and results, on the kernels of edgeless.
+
+``copy_u_sum``, ``copy_u_mean``, ``copy_u_min``, ``copy_u_max``, ``u_mul_e_sum``, ``u_dot_v`` and ``edge_softmax`` are
+here; every other name is DGL's own, so that ``from edgeless.dgl import ops`` can stand for ``from dgl import ops``.
+
+Each takes a DGLGraph, a block, one relation of a heterograph, or an :class:`edgeless.Graph`. A call that the kernels do
+not cover runs DGL's function; ``edgeless.explain(ops.u_dot_v, g, x, y)`` says whether and why, and under
+``edgeless.backend("fused")`` it raises :class:`edgeless.NotFusedError`. What DGL rejects raises DGL's own error.
+
+Three results differ from DGL's. Of a node without in-edges ``copy_u_min`` and ``copy_u_max`` pass no gradient on, where
+DGL adds it to source node 0. NaN is never skipped. 16-bit features are summed in float32, and float16 works on the CPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+from math import inf, prod
+from typing import Callable, Optional, Union
+
+import torch
+from torch import Tensor
+
+from edgeless import Graph
+from edgeless.backends import NotFusedError, current_backend, explain, kernel_refusal
+from edgeless.functional import gat_attention, neighbor_reduce, sddmm_dot, spmm
+
+from ._autocast import as_dgl_reads
+from ._framework import ALL, stock_ops
+from .convert import relation_of, to_dgl
+
+__all__ = [
+    "copy_u_max",
+    "copy_u_mean",
+    "copy_u_min",
+    "copy_u_sum",
+    "edge_softmax",
+    "u_dot_v",
+    "u_mul_e_sum",
+]
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_MOST_SOFTMAX_HEADS = 8  # the kernel's work per edge grows with their square
+
+# What a call comes to: why the kernels do not cover it, or what computes it.
+Plan = Union[str, Callable[[], Tensor]]
+
+
+def copy_u_sum(g, x):
+    """Sum of the features of in-neighbours.
+
+    Args:
+        g (DGLGraph): messages flow from sources to destinations.
+        x (Tensor): ``[Ns, *]``, float32, float64, bfloat16 or float16.
+
+    Returns:
+        Tensor ``[Nd, *]`` of x's dtype; 0 for nodes without in-edges.
+    """
+    return _run("copy_u_sum", g, x)
+
+
+def copy_u_mean(g, x):
+    """Mean of the features of in-neighbours: shapes and dtypes of :func:`copy_u_sum`."""
+    return _run("copy_u_mean", g, x)
+
+
+def copy_u_min(g, x):
+    """Minimum of the features of in-neighbours, element by element: shapes and dtypes of :func:`copy_u_sum`.
+
+    Nodes without in-edges give infinity, or 0 where the whole graph has no edge, as in DGL. Of equal minima one gets
+    the gradient.
+    """
+    return _run("copy_u_min", g, x)
+
+
+def copy_u_max(g, x):
+    """Maximum of the features of in-neighbours: as :func:`copy_u_min`, with minus infinity."""
+    return _run("copy_u_max", g, x)
+
+
+def u_mul_e_sum(g, x, y):
+    """Sum of the features of in-neighbours times those of the edges.
+
+    Args:
+        g (DGLGraph): messages flow from sources to destinations.
+        x (Tensor): ``[Ns, *]``, such as ``[Ns, H, C]``.
+        y (Tensor): ``[E, *]`` of the same dtype, in the order of the graph's edge ids. The kernels cover one number an
+            edge, ``[E]`` or ``[E, 1, ...]``, and one number a head, ``[E, H, 1]``.
+
+    Returns:
+        Tensor ``[Nd, *]`` of the broadcast shape; 0 for nodes without in-edges.
+    """
+    return _run("u_mul_e_sum", g, x, y)
+
+
+def u_dot_v(g, x, y):
+    """Dot product, over the last dimension, of the features of both ends of every edge.
+
+    Args:
+        g (DGLGraph): its edges are sampled.
+        x (Tensor): of the sources, ``[Ns, *, F]``.
+        y (Tensor): of the destinations, ``[Nd, *, F]``, of the same dtype.
+
+    Returns:
+        Tensor ``[E, *, 1]`` in the order of the graph's edge ids.
+    """
+    return _run("u_dot_v", g, x, y)
+
+
+def edge_softmax(graph, logits, eids=ALL, norm_by="dst"):
+    """Softmax of the edges' logits over the in-edges of every destination, or the out-edges of every source.
+
+    On the CPU the kernels take the 16-bit dtypes, which DGL sums in 16 bits; the others are left to DGL's own kernel.
+
+    Args:
+        graph (DGLGraph): the graph.
+        logits (Tensor): ``[E, *]``, such as ``[E, H, 1]``, in the order of the graph's edge ids.
+        eids (Tensor, optional): the edges that ``logits`` is of; all of them by default, which the kernels need.
+        norm_by (str): ``"dst"`` or ``"src"``.
+
+    Returns:
+        Tensor of logits' shape and dtype.
+    """
+    return _run("edge_softmax", graph, logits, eids, norm_by)
+
+
+# The choice ------------------------------------------------------------------------------------------------------
+
+
+def _run(name: str, graph, *inputs):
+    choice = current_backend()
+    if choice != "reference":
+        plan = _plan(name, graph, *inputs)
+        if not isinstance(plan, str):
+            return plan()
+        if choice == "fused":
+            raise NotFusedError(str(explain(globals()[name], graph, *inputs)))
+    return getattr(stock_ops, name)(to_dgl(graph) if isinstance(graph, Graph) else graph, *inputs)
+
+
+def _plan(name: str, graph, *inputs) -> Plan:
+    relation = relation_of(graph)
+    if relation.refusal is not None:
+        return relation.refusal
+    return kernel_refusal(relation.handle.device) or _PLANS[name](relation.handle, *inputs)
+
+
+def _explained(name: str):
+    """What :func:`edgeless.explain` asks of the function ``name``."""
+    function = globals()[name]
+
+    def refusals(*inputs, **kwargs) -> list[str]:
+        given = inspect.signature(function).bind(*inputs, **kwargs)
+        given.apply_defaults()
+        plan = _plan(name, *given.args)
+        return [plan] if isinstance(plan, str) else []
+
+    function._fusion_refusals = refusals
+
+
+# What each comes to ----------------------------------------------------------------------------------------------
+
+
+def _copy_u_sum(handle: Graph, x, reduce: str = "sum") -> Plan:
+    if refusal := _tensor_refusal(handle, "x", x, handle.num_src):
+        return refusal
+
+    def compute():
+        rows = as_dgl_reads(x).reshape(handle.num_src, prod(x.shape[1:]))
+        return spmm(handle, rows, reduce=reduce).view(handle.num_dst, *x.shape[1:])
+
+    return compute
+
+
+def _copy_u_mean(handle: Graph, x) -> Plan:
+    return _copy_u_sum(handle, x, "mean")
+
+
+def _extremum(handle: Graph, x, reduce: str) -> Plan:
+    if refusal := _tensor_refusal(handle, "x", x, handle.num_src):
+        return refusal
+    fill = 0.0 if handle.num_edges == 0 else inf if reduce == "min" else -inf
+
+    def compute():
+        rows = as_dgl_reads(x).reshape(handle.num_src, prod(x.shape[1:]))
+        out = neighbor_reduce(handle, rows, reduce, ties="first", fill=fill)
+        return out.view(handle.num_dst, *x.shape[1:])
+
+    return compute
+
+
+def _copy_u_min(handle: Graph, x) -> Plan:
+    return _extremum(handle, x, "min")
+
+
+def _copy_u_max(handle: Graph, x) -> Plan:
+    return _extremum(handle, x, "max")
+
+
+def _u_mul_e_sum(handle: Graph, x, y) -> Plan:
+    refusal = _tensor_refusal(handle, "x", x, handle.num_src) or _tensor_refusal(handle, "y", y, handle.num_edges)
+    if refusal or (refusal := _dtype_refusal(x, y)):
+        return refusal
+    sizes = max(x.dim(), y.dim()) - 1
+    of_x, of_y = (_padded(t.shape[1:], sizes) for t in (x, y))
+    while of_y and of_y[-1] == 1:
+        of_y = of_y[:-1]
+    heads, channels = prod(of_y), prod(of_x[len(of_y) :])
+    if of_x[: len(of_y)] != of_y:
+        return f"x of shape {list(x.shape)} and y of shape {list(y.shape)} are not one number an edge or a head"
+    if heads > 1 and channels == 1:
+        return f"y has as many numbers an edge as x a node, {heads}, for which DGL's own kernel is made"
+
+    def compute():
+        rows = as_dgl_reads(x).reshape(handle.num_src, heads, channels)
+        out = spmm(handle, rows, as_dgl_reads(y).reshape(handle.num_edges, heads))
+        return out.view(handle.num_dst, *of_x)
+
+    return compute
+
+
+def _u_dot_v(handle: Graph, x, y) -> Plan:
+    refusal = _tensor_refusal(handle, "x", x, handle.num_src) or _tensor_refusal(handle, "y", y, handle.num_dst)
+    if refusal or (refusal := _dtype_refusal(x, y)):
+        return refusal
+    if x.shape[1:] != y.shape[1:]:
+        return f"x and y have different shapes, {list(x.shape)} and {list(y.shape)}"
+    if x.dim() == 1 or x.size(-1) == 1:
+        return "x and y have one number to multiply, which is no dot product"
+    batch, size = x.shape[1:-1], x.size(-1)
+
+    def compute():
+        src = as_dgl_reads(x).reshape(handle.num_src, prod(batch), size)
+        dst = as_dgl_reads(y).reshape(handle.num_dst, prod(batch), size)
+        return sddmm_dot(handle, dst, src).view(handle.num_edges, *batch, 1)
+
+    return compute
+
+
+def _edge_softmax(handle: Graph, logits, eids, norm_by) -> Plan:
+    if not (isinstance(eids, str) and eids == ALL):
+        return "eids are given, so the softmax is over a subgraph"
+    if norm_by not in ("dst", "src"):
+        return f"norm_by is {norm_by!r}"
+    if refusal := _tensor_refusal(handle, "logits", logits, handle.num_edges):
+        return refusal
+    heads = prod(logits.shape[1:])
+    if heads > _MOST_SOFTMAX_HEADS:
+        return f"logits has {heads} numbers an edge, more than {_MOST_SOFTMAX_HEADS}"
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        return f"logits is {logits.dtype} on the CPU, for which DGL's own kernel is made"
+
+    def compute():
+        graph = _reversed(handle) if norm_by == "src" else handle
+        rows = as_dgl_reads(logits).reshape(handle.num_edges, heads)
+        # Attention with LeakyReLU the identity and nothing in its logits but the edges' own.
+        nodes = rows.new_zeros(graph.num_src, heads)
+        identity = torch.eye(heads, dtype=rows.dtype, device=rows.device)
+        _, weights = gat_attention(
+            graph,
+            nodes.unsqueeze(-1),
+            nodes,
+            None,
+            negative_slope=1.0,
+            edge_attr=rows,
+            edge_proj=identity,
+            return_weights="softmax",
+        )
+        return weights.view(logits.shape)
+
+    return compute
+
+
+_PLANS = {
+    "copy_u_max": _copy_u_max,
+    "copy_u_mean": _copy_u_mean,
+    "copy_u_min": _copy_u_min,
+    "copy_u_sum": _copy_u_sum,
+    "edge_softmax": _edge_softmax,
+    "u_dot_v": _u_dot_v,
+    "u_mul_e_sum": _u_mul_e_sum,
+}
+
+for _name in _PLANS:
+    _explained(_name)
+
+
+# Checks ----------------------------------------------------------------------------------------------------------
+
+
+def _tensor_refusal(handle: Graph, name: str, x, rows: int) -> Optional[str]:
+    """What is wrong with a tensor of ``rows`` rows; DGL knows the right error for it."""
+    if not isinstance(x, Tensor):
+        return f"{name} is a {type(x).__name__}, not a Tensor"
+    if x.dim() == 0 or x.size(0) != rows:
+        return f"{name} has shape {list(x.shape)}, not {rows} rows"
+    if 0 in x.shape[1:]:
+        return f"{name} has shape {list(x.shape)}, which has no features"
+    if x.dtype not in _FLOATS:
+        return f"{name} is {x.dtype}"
+    if x.device != handle.device:
+        return f"{name} is on {x.device}, but graph is on {handle.device}"
+    return None
+
+
+def _dtype_refusal(x: Tensor, y: Tensor) -> Optional[str]:
+    dtypes = as_dgl_reads(x[:0]).dtype, as_dgl_reads(y[:0]).dtype
+    return None if dtypes[0] == dtypes[1] else f"x is {x.dtype}, but y is {y.dtype}"
+
+
+def _padded(sizes, length: int) -> tuple[int, ...]:
+    return (1,) * (length - len(sizes)) + tuple(sizes)
+
+
+def _reversed(handle: Graph) -> Graph:
+    """``handle`` with its edges turned round, and with its transpose kept."""
+    _ = handle.csc
+    return handle.reverse()
+
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(stock_ops, name)
+
+
+def __dir__():
+    return sorted({*globals(), *dir(stock_ops)})
