@@ -20,8 +20,8 @@ class GATConv(FusedConv, gat_conv.GATConv):
     r"""The GAT layer (Veličković et al.: "Graph Attention Networks", ICLR 2018, equations 3 and 4).
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.GATConv`; nothing of the size
-    ``[E, H, C]`` is allocated. Attention dropout draws from the layer's own generator, so a mask differs from the stock
-    layer's under the same seed.
+    ``[E, H, C]`` is allocated. The mask of attention dropout comes from a counter-based generator that is seeded from
+    torch's: reproducible under ``torch.manual_seed``, but not the stock layer's mask.
 
     Shapes:
         x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'] or None)``; edge_index: ``[2, E]`` tensor or EdgeIndex,

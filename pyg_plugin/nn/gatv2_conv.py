@@ -15,8 +15,8 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
     r"""The GATv2 layer (Brody, Alon, Yahav: "How Attentive are Graph Attention Networks?", ICLR 2022, equation 7).
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.GATv2Conv`; nothing of the size
-    ``[E, H, C]`` is allocated. Attention dropout draws from the layer's own generator, so a mask differs from the stock
-    layer's under the same seed.
+    ``[E, H, C]`` is allocated. The mask of attention dropout comes from a counter-based generator that is seeded from
+    torch's: reproducible under ``torch.manual_seed``, but not the stock layer's mask.
 
     Shapes:
         x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'])``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor or

@@ -16,8 +16,8 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
     r"""The graph transformer layer (Shi et al.: "Masked Label Prediction", IJCAI 2021, equations 3 to 5).
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.TransformerConv`; nothing of the size
-    ``[E, H, C]`` is allocated. Attention dropout draws from the layer's own generator, so a mask differs from the stock
-    layer's under the same seed.
+    ``[E, H, C]`` is allocated. The mask of attention dropout comes from a counter-based generator that is seeded from
+    torch's: reproducible under ``torch.manual_seed``, but not the stock layer's mask.
 
     Shapes:
         x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'])``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor or
