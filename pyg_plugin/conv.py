@@ -19,8 +19,8 @@ from edgeless.graph_checks import compiling
 
 from .convert import check_flow, kind_of, with_loop_features
 
-_PLAIN = (Tensor, Parameter)
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+PLAIN = (Tensor, Parameter)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _STEPS = ("message", "edge_update", "aggregate", "message_and_aggregate", "update")
 _HOOKS = tuple(
     f"_{step}_forward_{when}"
@@ -71,7 +71,7 @@ class FusedConv(FusedLayer):
         for name, x in (("source", x_src), ("destination", x_dst)):
             if x is None and x is x_dst and num_dst is not None:
                 continue
-            if type(x) not in _PLAIN or x.dim() != 2 or x.dtype not in _FLOATS:
+            if type(x) not in PLAIN or x.dim() != 2 or x.dtype not in FLOATS:
                 reasons.append(f"the {name} features are not a plain floating tensor of two dimensions")
                 return reasons
         kind = kind_of(edge_index)
@@ -113,15 +113,12 @@ class FusedConv(FusedLayer):
         if self.node_dim not in self.node_dims:
             reasons.append(f"node_dim is {self.node_dim}")
         if type(self.aggr_module) not in self.aggregations:
-            known = "only sum" if len(self.aggregations) == 1 else "know " + ", ".join(self.aggregations.values())
+            names = dict.fromkeys(self.aggregations.values())
+            known = "only sum" if len(names) == 1 else "know " + ", ".join(names)
             reasons.append(f"aggr is {self.aggr!r} and the kernels {known}")
         elif _is_hooked(self.aggr_module):
             reasons.append("aggr_module has hooks")
-        if torch.jit.is_tracing():
-            reasons.append("the call is being traced by torch.jit")
-        if not compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
-            reasons.append("a transform of torch.func or forward-mode differentiation is active")
-        return reasons
+        return reasons + transform_refusals()
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
         """Why ``edge_attr`` (None when there is none) cannot go to the kernels."""
@@ -132,7 +129,7 @@ class FusedConv(FusedLayer):
             return "edge_attr is given to a layer without edge_dim"
         if type(lin) is not Linear or _is_hooked(lin) or lin.bias is not None:
             return "lin_edge is not a plain linear map"
-        if type(edge_attr) not in _PLAIN or edge_attr.dtype not in _FLOATS:
+        if type(edge_attr) not in PLAIN or edge_attr.dtype not in FLOATS:
             return "edge_attr is not a plain floating tensor"
         if not _multiplies(edge_attr, lin.weight):
             return f"edge_attr is {edge_attr.dtype} and lin_edge is {lin.weight.dtype}"
@@ -204,6 +201,16 @@ def _attention_rule(stock: type) -> Callable[[Any], bool]:
     if "isinstance(return_attention_weights, bool)" in inspect.getsource(stock.forward):
         return lambda value: isinstance(value, bool)
     return bool
+
+
+def transform_refusals() -> list[str]:
+    """What about the surroundings of a call the kernels do not know."""
+    reasons = []
+    if torch.jit.is_tracing():
+        reasons.append("the call is being traced by torch.jit")
+    if not compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+        reasons.append("a transform of torch.func or forward-mode differentiation is active")
+    return reasons
 
 
 def pair(x: Any) -> tuple:

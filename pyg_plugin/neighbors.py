@@ -13,8 +13,9 @@ from edgeless.functional import neighbor_reduce, spmm
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 
-from .conv import _FLOATS, _PLAIN, autocasts, pair
+from .conv import FLOATS, PLAIN, autocasts, pair
 from .convert import EdgeList, Handle, SortedEdgeList, SparseMatrix, SparseStorage, kind_of
+from .nn import aggr as fused
 
 SPARSE = (SparseMatrix, SparseStorage)
 _NAMES = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"}
@@ -29,7 +30,14 @@ class NeighborReduction:
     """
 
     node_dims = (0, -2)
-    aggregations = {SumAggregation: "sum", MeanAggregation: "mean", MaxAggregation: "max", MinAggregation: "min"}
+    aggregations = {
+        SumAggregation: "sum",
+        MeanAggregation: "mean",
+        MaxAggregation: "max",
+        MinAggregation: "min",
+        fused.MaxAggregation: "max",
+        fused.MinAggregation: "min",
+    }
     takes_size = True
     drops_values = False
 
@@ -45,7 +53,7 @@ class NeighborReduction:
                 return [reason]
         reasons = self._refusals(x_src, x_dst, num_dst if x_dst is None else None, edge_index, None, False)
         kind = kind_of(edge_index)
-        if kind is None or type(x_src) not in _PLAIN:
+        if kind is None or type(x_src) not in PLAIN:
             return reasons
         if kind in SPARSE and not self.fuse:
             reasons.append("edge_index is a sparse matrix and the layer's fuse is off, which changes what it means")
@@ -78,7 +86,7 @@ class NeighborReduction:
             return None
         if self._reduce in ("min", "max"):
             return f"aggr is {self.aggr!r} and the messages are weighted"
-        if type(weight) not in _PLAIN or weight.dtype not in _FLOATS or weight.device != x.device:
+        if type(weight) not in PLAIN or weight.dtype not in FLOATS or weight.device != x.device:
             return f"{name}: not a plain floating tensor on the device of the features"
         if kind in SPARSE:
             if weight.dim() != 1:

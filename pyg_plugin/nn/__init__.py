@@ -8,6 +8,8 @@ from torch_geometric.nn.conv import MessagePassing
 
 from edgeless.backends import register_family, register_layer
 
+from . import aggr
+from .aggr import MaxAggregation, MinAggregation
 from .gat_conv import GATConv
 from .gatv2_conv import GATv2Conv
 from .gcn_conv import GCNConv
@@ -16,8 +18,21 @@ from .graph_conv import GraphConv
 from .sage_conv import SAGEConv
 from .transformer_conv import TransformerConv
 
-__all__ = ["GATConv", "GATv2Conv", "GCNConv", "GINConv", "GraphConv", "SAGEConv", "TransformerConv"]
+__all__ = [
+    "GATConv",
+    "GATv2Conv",
+    "GCNConv",
+    "GINConv",
+    "GraphConv",
+    "MaxAggregation",
+    "MinAggregation",
+    "SAGEConv",
+    "TransformerConv",
+    "aggr",
+]
 
-for _layer in (GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, SAGEConv, TransformerConv):
+_LAYERS = [GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, MaxAggregation, MinAggregation, SAGEConv, TransformerConv]
+
+for _layer in _LAYERS:
     register_layer(_layer.stock, _layer)
 register_family("torch_geometric", lambda module: isinstance(module, MessagePassing))

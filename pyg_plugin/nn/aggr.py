@@ -1,0 +1,93 @@
+"""MaxAggregation and MinAggregation of PyG on the kernel for extrema, where the rows are sorted by group."""
+
+from __future__ import annotations
+
+import torch
+import torch_geometric.typing
+from torch import Tensor
+from torch_geometric.nn.aggr import basic
+
+from edgeless import cache
+from edgeless.adapter import FusedLayer
+from edgeless.backends import kernel_refusal
+from edgeless.functional import neighbor_reduce
+from edgeless.graph import Graph
+from edgeless.graph_checks import compiling
+
+from ..conv import FLOATS, PLAIN, transform_refusals
+
+
+class _Extremum(FusedLayer):
+    """What the two share; ``stock`` and ``reduce`` are the layer's own."""
+
+    def forward(self, x, index=None, ptr=None, dim_size=None, dim=-2):
+        """The extremum of every group, 0 for an empty one.
+
+        Args:
+            x: ``[E, F]``, sorted by group.
+            ptr: ``[G + 1]`` int64, from 0 to E: the rows of group g are ``ptr[g]`` to ``ptr[g + 1]``.
+            index, dim_size, dim: as in the stock layer; a call with index takes the stock path.
+        Returns:
+            Tensor ``[G, F]``.
+        Raises:
+            ValueError: ptr falls, or does not go from 0 to E.
+        """
+        return self._choose(x, index, ptr, dim_size, dim)
+
+    def _fusion_refusals(self, x, index=None, ptr=None, dim_size=None, dim=-2) -> list[str]:
+        reasons = transform_refusals()
+        if type(x) not in PLAIN or x.dim() != 2 or x.dtype not in FLOATS:
+            return [*reasons, "x is not a plain floating tensor of two dimensions"]
+        if dim not in (-2, 0):
+            reasons.append(f"dim is {dim}")
+        if index is not None:
+            reasons.append("index is given, and whether it is sorted is not known")
+        if type(ptr) not in PLAIN or ptr.dim() != 1 or ptr.dtype != torch.int64 or ptr.numel() == 0:
+            reasons.append("ptr is not an int64 tensor of one dimension")
+        elif ptr.device != x.device:
+            reasons.append(f"ptr is on {ptr.device} and x is on {x.device}")
+        elif dim_size not in (None, ptr.numel() - 1):
+            reasons.append(f"dim_size is {dim_size} and ptr has {ptr.numel() - 1} groups")
+        if reason := kernel_refusal(x.device):
+            reasons.append(reason)
+        return reasons
+
+    def _fused_forward(self, x, index, ptr, dim_size, dim):
+        graph = _graph_of(ptr, x.size(0))
+        if torch_geometric.typing.WITH_TORCH_SCATTER and not compiling():  # else PyG takes torch's segment_reduce
+            return neighbor_reduce(graph, x, self.reduction, ties="first")
+        out = neighbor_reduce(graph, x, self.reduction, ties="shared")
+        return torch.where(out.isinf(), 0, out)
+
+    def __prepare_scriptable__(self):
+        """TorchScript gets the stock layer with this layer's state."""
+        if type(self) not in (MaxAggregation, MinAggregation):
+            return self
+        scriptable = self.stock.__new__(self.stock)
+        scriptable.__dict__ = self.__dict__
+        return scriptable
+
+
+def _graph_of(ptr: Tensor, num_rows: int) -> Graph:
+    """Every row an edge of its own, from itself to its group."""
+
+    def build():
+        rows = torch.arange(num_rows, dtype=ptr.dtype, device=ptr.device)
+        return Graph.from_csr(ptr, rows, num_rows)
+
+    return cache.graph_from_object(ptr, ("groups", num_rows), build, tensors=(ptr,))
+
+
+class MaxAggregation(_Extremum, basic.MaxAggregation):
+    """:class:`torch_geometric.nn.MaxAggregation`, whose gradient goes to one of equal rows where torch_scatter is
+    installed, as in the stock layer, and else to all of them in equal parts."""
+
+    stock = basic.MaxAggregation
+    reduction = "max"
+
+
+class MinAggregation(_Extremum, basic.MinAggregation):
+    """:class:`torch_geometric.nn.MinAggregation`; of equal rows as in :class:`MaxAggregation`."""
+
+    stock = basic.MinAggregation
+    reduction = "min"
