@@ -210,8 +210,8 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     args.grad_weights = edge_grads.data_ptr<A>();
     args.edge_in_value = false;
   }
-  const at::Tensor stats = at::empty({in.num_dst(), args.heads, 2}, logsumexp.options());
-  stats.select(-1, 0).copy_(logsumexp);
+  const at::Tensor stats = at::empty({in.num_dst(), 2, args.heads}, logsumexp.options());
+  stats.select(1, 0).copy_(logsumexp);
   args.stats = stats.data_ptr<A>();
   call.set_graph(in.csr);
   call.run(grad_out ? Pass::delta_of_out : Pass::delta);

@@ -40,7 +40,7 @@ struct Args {
   Rows grad_out;          // [Nd, H, C]
   Rows saved_out;         // [Nd, H, C], given with grad_out
   const A* grad_weights;  // [E, H] contiguous; given instead of grad_out
-  A* stats;               // [Nd, H, 2]: logsumexp and Delta
+  A* stats;               // [Nd, 2, H]: logsumexp, then Delta
   OutRows grad_dst, grad_src, grad_value;
   A* grad_att;         // [parts, H, padded_dim] partial sums
   A* grad_proj;        // [parts, edge_dim, H, padded_dim] partial sums

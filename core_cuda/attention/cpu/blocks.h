@@ -101,3 +101,36 @@ static inline void accumulate(
     }
   }
 }
+
+// out[h, e] = rows[e][h] for heads [first, first + 4); rows are filled up to a multiple of four.
+template <class A>
+static inline void four_heads(const A* const* rows, int64_t n, int64_t first, A* out) {
+  for (int64_t e = 0; e < n; ++e) {
+    for (int64_t i = 0; i < 4; ++i) out[i * kChunk + e] = rows[e][first + i];
+  }
+}
+
+#if EDGELESS_X86
+template <>
+inline void four_heads<float>(const float* const* rows, int64_t n, int64_t first, float* out) {
+  for (int64_t e = 0; e < n; e += 4) {
+    __m128 a = _mm_loadu_ps(rows[e] + first), b = _mm_loadu_ps(rows[e + 1] + first);
+    __m128 c = _mm_loadu_ps(rows[e + 2] + first), d = _mm_loadu_ps(rows[e + 3] + first);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(out + e, a);
+    _mm_storeu_ps(out + kChunk + e, b);
+    _mm_storeu_ps(out + 2 * kChunk + e, c);
+    _mm_storeu_ps(out + 3 * kChunk + e, d);
+  }
+}
+#endif
+
+// out[h, e] = rows[e][h]: numbers per node as numbers per edge, head-major.
+template <class A>
+static inline void spread_heads(const A* const* rows, int64_t n, int64_t heads, A* out) {
+  int64_t h = 0;
+  for (; h + 4 <= heads; h += 4) four_heads(rows, n, h, out + h * kChunk);
+  for (; h < heads; ++h) {
+    for (int64_t e = 0; e < n; ++e) out[h * kChunk + e] = rows[e][h];
+  }
+}

@@ -10,7 +10,7 @@ struct Chunk {
   A *keys, *values;        // copies, where the rows cannot be used in place
   A *attr, *term;          // edge features and their projection
   A* joined;               // rows of the source side with the edge term, pass by source
-  A *s, *dp, *w;           // [H, kChunk]
+  A *s, *dp, *w, *lse;     // [H, kChunk]
   A* factor;               // [H, kChunk]: keep / (1 - p) * edge scale, null where that is 1
   A* keep;                 // [H, kChunk]: keep / (1 - p) alone
 };
@@ -34,6 +34,7 @@ static inline Chunk<A> make_chunk(const Args<A>& args, Arena<A>& arena) {
   c.s = arena.take(per_head);
   c.dp = arena.take(per_head);
   c.w = arena.take(per_head);
+  c.lse = arena.take(per_head);
   const bool has_factor = args.has_dropout || args.edge_scale;
   c.factor = has_factor ? arena.take(per_head) : nullptr;
   c.keep = has_factor ? arena.take(per_head) : nullptr;

@@ -29,7 +29,7 @@ struct Passes {
   }
 
   static int64_t scratch_size(const Args<A>& a) {
-    const int64_t rows = kChunk * (2 * widest_row(a) + 2 * term_stride(a) + a.edge_dim + 5 * a.heads);
+    const int64_t rows = kChunk * (2 * widest_row(a) + 2 * term_stride(a) + a.edge_dim + 6 * a.heads);
     return rows + 8 * (keys_size(a) + values_size(a)) + 4 * heads_size(a) + a.edge_dim + 1024;
   }
 
@@ -90,11 +90,11 @@ struct Passes {
     for (int64_t e = 0; e < n; ++e) s[e] *= by[e];
   }
 
-  // s becomes P, where the logsumexp belongs to the row itself (`stats` [H, step]).
-  static void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* logsumexp, int64_t step) {
+  // s becomes P, where the logsumexp [H] belongs to the row itself.
+  static void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* logsumexp) {
     for (int64_t h = 0; h < a.heads; ++h) {
       A* s = c.s + h * kChunk;
-      for (int64_t e = 0; e < c.n; e += W) store(s + e, exp_vec<A>(load(s + e) - logsumexp[h * step]));
+      for (int64_t e = 0; e < c.n; e += W) store(s + e, exp_vec<A>(load(s + e) - logsumexp[h]));
     }
   }
 
@@ -130,7 +130,7 @@ struct Passes {
     const A* grad = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, grad_buffer);
     const A* rows[4] = {out, out, out, out};
     dots<A, NV>(grad, rows, 1, a.heads, a.padded_channels, A(1), s);
-    for (int64_t h = 0; h < a.heads; ++h) a.stats[(row * a.heads + h) * 2 + 1] = s[h * kChunk];
+    for (int64_t h = 0; h < a.heads; ++h) a.stats[(2 * row + 1) * a.heads + h] = s[h * kChunk];
   }
 
   static void write_scale_grads(const Args<A>& a, const Chunk<A>& c) {
@@ -159,7 +159,7 @@ struct Passes {
   // `whole`: the chunk is the row. Delta is then summed here, so that what cancels does so exactly.
   static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, A* stats, bool whole,
                            A* grad_att, A* grad_proj, A* attr_row, A* state) {
-    softmax_of_row(a, c, stats, 2);
+    softmax_of_row(a, c, stats);
     if (a.grad_out) {
       dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp);
       if (a.grad_scale) write_scale_grads(a, c);
@@ -171,9 +171,9 @@ struct Passes {
       if (whole) {
         A total = 0;
         for (int64_t e = h * kChunk; e < h * kChunk + c.n; ++e) total += c.s[e] * c.dp[e];
-        stats[2 * h + 1] = total;
+        stats[a.heads + h] = total;
       }
-      const A delta = stats[2 * h + 1];
+      const A delta = stats[a.heads + h];
       for (int64_t e = h * kChunk; e < h * kChunk + c.n; e += W) {
         store(c.dp + e, load(c.s + e) * (load(c.dp + e) - delta));
       }
@@ -218,16 +218,15 @@ struct Passes {
       if (a.grad_out) dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp);
     }
     // P and ds, with the statistics of each destination
-    for (int64_t e = 0; e < n; ++e) {
-      const A* stats = a.stats + c.node[e] * a.heads * 2;
-      for (int64_t h = 0; h < a.heads; ++h) {
-        c.s[h * kChunk + e] -= stats[2 * h];
-        c.w[h * kChunk + e] = stats[2 * h + 1];
-      }
-    }
+    const A* stats[kChunk];
+    for (int64_t e = 0; e < n; ++e) stats[e] = a.stats + c.node[e] * a.heads * 2;
+    fill_up(stats, n);
+    spread_heads(stats, n, a.heads, c.lse);
+    for (int64_t e = 0; e < round_up(n, 4); ++e) stats[e] += a.heads;
+    spread_heads(stats, n, a.heads, c.w);
     for (int64_t h = 0; h < a.heads; ++h) {
       for (int64_t e = h * kChunk; e < h * kChunk + n; e += W) {
-        const Vec<A> p = exp_vec<A>(load(c.s + e)), delta = load(c.w + e);
+        const Vec<A> p = exp_vec<A>(load(c.s + e) - load(c.lse + e)), delta = load(c.w + e);
         Vec<A> dp = load(c.dp + e), w = p;
         if (c.factor) {
           const Vec<A> f = load(c.factor + e);
@@ -258,7 +257,7 @@ struct Passes {
       }
       write_row(a.out, row, a.heads, a.channels, a.padded_channels, acc);
     } else if (pass == Pass::delta) {
-      for (int64_t h = 0; h < a.heads; ++h) a.stats[(row * a.heads + h) * 2 + 1] = state[h];
+      for (int64_t h = 0; h < a.heads; ++h) a.stats[(2 * row + 1) * a.heads + h] = state[h];
     } else if (pass == Pass::by_dst) {
       if (a.grad_dst) write_row(a.grad_dst, row, a.heads, a.dim, a.padded_dim, state);
     } else {
@@ -329,10 +328,10 @@ struct Passes {
         if (pass == Pass::forward) {
           forward_chunk(a, c, state);
         } else if (pass == Pass::weights) {
-          softmax_of_row(a, c, a.logsumexp + row * a.heads, 1);
+          softmax_of_row(a, c, a.logsumexp + row * a.heads);
           weights_chunk(a, c);
         } else if (pass == Pass::delta) {
-          softmax_of_row(a, c, a.stats + row * a.heads * 2, 2);
+          softmax_of_row(a, c, a.stats + row * a.heads * 2);
           delta_chunk(a, c, state);
         } else {
           const bool whole = piece.fresh && piece.finished && piece.end - piece.begin <= kChunk;

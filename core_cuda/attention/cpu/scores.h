@@ -146,24 +146,31 @@ template <class A, int NV>
 struct GatScore {
   static constexpr bool kTermJoinsRows = true;
 
-  static A leaky(const Args<A>& args, A z) { return z > A(0) ? z : args.coefficient * z; }
-
   static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
-    for (int64_t e = 0; e < n; ++e) {
-      const A* row = rows[e];
-      for (int64_t h = 0; h < args.heads; ++h) s[h * kChunk + e] = own[h] + row[h];
-    }
+    spread_heads(rows, n, args.heads, s);
     for (int64_t h = 0; h < args.heads; ++h) {
-      for (int64_t e = 0; e < n; ++e) s[h * kChunk + e] = leaky(args, s[h * kChunk + e]);
+      for (int64_t e = h * kChunk; e < h * kChunk + n; e += kWidth<A>) {
+        const Vec<A> z = load(s + e) + own[h];
+        store(s + e, z > Vec<A>{} ? z : z * args.coefficient);
+      }
     }
   }
 
   static void grad(const Args<A>& args, const A* own, const A* const* rows, int64_t n, const A* ds, A* grad_own,
                    A* /*grad_att*/, A* term) {
+    A z[4 * kChunk];
     for (int64_t h = 0; h < args.heads; ++h) {
+      if (h % 4 == 0 && h + 4 <= args.heads) {
+        four_heads(rows, n, h, z);
+      } else if (h % 4 == 0) {
+        for (int64_t i = h; i < args.heads; ++i) {
+          for (int64_t e = 0; e < n; ++e) z[(i - h) * kChunk + e] = rows[e][i];
+        }
+      }
+      const A* zs = z + h % 4 * kChunk;
       A total = 0;
       for (int64_t e = 0; e < n; ++e) {
-        const A dz = ds[h * kChunk + e] * (own[h] + rows[e][h] > A(0) ? A(1) : args.coefficient);
+        const A dz = ds[h * kChunk + e] * (own[h] + zs[e] > A(0) ? A(1) : args.coefficient);
         total += dz;
         if (term) term[e * term_stride(args) + h] = dz;
       }
