@@ -332,6 +332,19 @@ def test_gradcheck(kind, graph):
         assert torch.autograd.gradcheck(call, (*feat, weight, *parameters.values()))
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in MAXIMA])
+def test_second_derivatives(kind):
+    graph = graph_named("random")
+    found = []
+    for module in of_kind(kind, torch.float64):
+        feat, weight = features(graph, torch.float64), torch.ones(300, dtype=torch.float64, requires_grad=True)
+        leaves = {"feat": feat, "edge_weight": weight, **dict(module.named_parameters())}
+        first = torch.autograd.grad(module(graph, feat, edge_weight=weight).pow(3).sum(), feat, create_graph=True)
+        second = torch.autograd.grad(first[0].pow(2).sum(), leaves.values(), allow_unused=True)
+        found.append({f"grad of {name}": grad for name, grad in zip(leaves, second)})
+    assert_close(found[1], found[0])
+
+
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_two_runs_are_equal_bit_by_bit(kind, dtype):
