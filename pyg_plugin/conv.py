@@ -45,6 +45,7 @@ class FusedConv(FusedLayer):
     edge_dims: ClassVar[tuple] = (1, 2)
     node_dims: ClassVar[tuple] = (0,)
     aggregations: ClassVar[dict] = {SumAggregation: "sum"}
+    _op: ClassVar[str] = "attention"  # the compiled op of the layer
     _stock_steps: ClassVar[tuple]
     _own_propagation: ClassVar[bool] = False
 
@@ -79,7 +80,7 @@ class FusedConv(FusedLayer):
             reasons.append(f"edge_index is a {type(edge_index).__name__}")
             return reasons
         device = x_src.device
-        if reason := kernel_refusal(device):
+        if reason := kernel_refusal(device, self._op):
             reasons.append(reason)
         if kind.device(edge_index) != device:
             reasons.append(f"edge_index is on {kind.device(edge_index)} and the features are on {device}")

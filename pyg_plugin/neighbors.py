@@ -107,6 +107,10 @@ class NeighborReduction:
     def _reduce(self) -> str:
         return self.aggregations[type(self.aggr_module)]
 
+    @property
+    def _op(self) -> str:
+        return "neighbor_reduce" if self.aggregations.get(type(self.aggr_module)) in ("min", "max") else "spmm"
+
     def _given_weight(self, kind, edge_index: Any, edge_weight: Optional[Tensor]) -> Optional[Tensor]:
         """Weights as they came: a sparse matrix' own values win over ``edge_weight``."""
         if kind in SPARSE:

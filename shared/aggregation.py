@@ -118,7 +118,7 @@ def spmm(
         dst_scale = dst_scale if by_norm[1] is None else dst_scale * by_norm[1]
     else:
         dst_scale = by_norm[1]
-    if runs_reference(call, x.device):
+    if runs_reference(call, x.device, "spmm"):
         return reference.spmm(graph, x, weight, src_scale, dst_scale).to(out_dtype)
     rows = _as_heads(x)
     if weight is not None:
@@ -155,7 +155,7 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
     expect(call, "x_src", x_src, (graph.num_src, *x_dst.shape[1:]), "[Ns, F] or [Ns, H, F]")
     _check_device(call, graph, x_dst=x_dst, x_src=x_src)
     dtype = promoted((x_dst, x_src))
-    if runs_reference(call, x_dst.device):
+    if runs_reference(call, x_dst.device, "sddmm"):
         return reference.sddmm_dot(graph, x_dst, x_src)
     dst, src = (_as_heads(cast(t, dtype)) for t in (x_dst, x_src))
     csc = _arrays(graph.csc) if torch.is_grad_enabled() and src.requires_grad else []
@@ -192,7 +192,7 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     _check_choice(call, "reduce", reduce, ("min", "max"))
     _check_choice(call, "ties", ties, ("shared", "first", "scatter"))
     _check_device(call, graph, x=x)
-    if runs_reference(call, x.device):
+    if runs_reference(call, x.device, "neighbor_reduce"):
         return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)
     csr = _arrays(graph.csr)
     needs_csc = x.is_cuda and torch.is_grad_enabled() and x.requires_grad

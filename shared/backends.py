@@ -89,23 +89,27 @@ def explain(layer: torch.nn.Module, *inputs, **kwargs) -> Explanation:
     return Explanation(name, not reasons, tuple(reasons))
 
 
-def _look_for_kernels(kind: str) -> Optional[str]:
+def _look_for_kernels(kind: str, op: str) -> Optional[str]:
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(kind)
     if key is None:
         return f"edgeless has no kernels for {kind!r} devices"
-    if torch._C._dispatch_has_kernel_for_dispatch_key("edgeless::attention", key):
+    if torch._C._dispatch_has_kernel_for_dispatch_key(f"edgeless::{op}", key):
         return None
-    return f"this build of edgeless has no {key} kernels"
+    return f"this build of edgeless has no {key} kernels" + ("" if op == "attention" else f" for {op}")
 
 
 # Looked up at import, because torch.compile cannot trace the look-up.
-_KERNELS = {kind: _look_for_kernels(kind) for kind in ("cpu", "cuda")}
+_KERNELS = {
+    (kind, op): _look_for_kernels(kind, op)
+    for kind in ("cpu", "cuda")
+    for op in ("attention", "spmm", "sddmm", "neighbor_reduce")
+}
 
 
-def kernel_refusal(device: torch.device) -> Optional[str]:
-    """Why the attention kernels cannot run on ``device``, or None where they can."""
-    kind = device.type
-    return _KERNELS[kind] if kind in _KERNELS else _look_for_kernels(kind)
+def kernel_refusal(device: torch.device, op: str = "attention") -> Optional[str]:
+    """Why the kernels of the compiled op ``op`` cannot run on ``device``, or None where they can."""
+    key = (device.type, op)
+    return _KERNELS[key] if key in _KERNELS else _look_for_kernels(*key)
 
 
 # Stock layer class -> the class of edgeless that replaces it; and, per framework, what counts as one of its layers.

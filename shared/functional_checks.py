@@ -36,11 +36,11 @@ def cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
     return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
-def runs_reference(call: str, device: torch.device) -> bool:
+def runs_reference(call: str, device: torch.device, op: str = "attention") -> bool:
     backend = current_backend()
     if backend == "reference":
         return True
-    refusal = kernel_refusal(device)
+    refusal = kernel_refusal(device, op)
     if refusal is None:
         return False
     if backend == "fused":

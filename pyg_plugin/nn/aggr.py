@@ -48,7 +48,7 @@ class _Extremum(FusedLayer):
             reasons.append(f"ptr is on {ptr.device} and x is on {x.device}")
         elif dim_size not in (None, ptr.numel() - 1):
             reasons.append(f"dim_size is {dim_size} and ptr has {ptr.numel() - 1} groups")
-        if reason := kernel_refusal(x.device):
+        if reason := kernel_refusal(x.device, "neighbor_reduce"):
             reasons.append(reason)
         return reasons
 

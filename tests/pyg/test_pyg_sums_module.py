@@ -285,3 +285,11 @@ def test_sizes_that_do_not_fit(name):
         for layer in (theirs, ours):
             with pytest.raises(ValueError, match="but expected size"):
                 layer(x, edge_index, size=size)
+
+
+@pytest.mark.parametrize("name,options,op", (("GCNConv", {}, "spmm"), ("SAGEConv", {"aggr": "max"}, "neighbor_reduce")))
+def test_a_build_without_their_kernels(name, options, op, monkeypatch):
+    """A device may have the kernels for attention and not yet those for sums or extrema."""
+    theirs, ours = sum_pair(name, **options)
+    monkeypatch.setitem(edgeless.backends._KERNELS, ("cpu", op), f"this build has no kernels for {op}")
+    assert_falls_back(theirs, ours, f"no kernels for {op}", node_features(GRAPH), GRAPH[0])
