@@ -12,8 +12,12 @@ const char* built_archs();
 
 TORCH_LIBRARY(edgeless, m) {
   // Graphs. Index tensors are all int32 or all int64; edge_ids maps a position to the original edge id.
-  m.def("coo_to_csr(Tensor row, Tensor col, SymInt num_rows, SymInt num_cols, bool validate) -> (Tensor indptr, Tensor indices, Tensor edge_ids)");
-  m.def("csr_transpose(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor indptr, Tensor indices, Tensor edge_ids)");
+  m.def(
+      "coo_to_csr(Tensor row, Tensor col, SymInt num_rows, SymInt num_cols, bool validate) -> (Tensor indptr, Tensor "
+      "indices, Tensor edge_ids)");
+  m.def(
+      "csr_transpose(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor indptr, Tensor "
+      "indices, Tensor edge_ids)");
 
   // Attention. csr = [indptr, indices] or [indptr, indices, edge_ids], rows are destinations; csc the same with
   // sources as rows, or [] where no gradient of a source tensor is needed.
@@ -28,7 +32,8 @@ TORCH_LIBRARY(edgeless, m) {
       "bool[] needs) -> Tensor[]");
   m.def(
       "attention_weights(Tensor logsumexp, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
-      "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> Tensor");
+      "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "
+      "Tensor");
 
   // Sums: out[i] = dst_scale[i] * sum of weight[e] * src_scale[j] * x[j]; its transpose is the same op on the other
   // direction of the graph. sddmm: <dst[i], src[j]> of every edge, scaled alike.

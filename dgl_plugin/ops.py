@@ -141,7 +141,8 @@ def _plan(name: str, graph, *inputs) -> Plan:
     relation = relation_of(graph)
     if relation.refusal is not None:
         return relation.refusal
-    return kernel_refusal(relation.handle.device) or _PLANS[name](relation.handle, *inputs)
+    refusals = (kernel_refusal(relation.handle.device, op) for op in ("spmm", "sddmm", "neighbor_reduce"))
+    return next(filter(None, refusals), None) or _PLANS[name](relation.handle, *inputs)
 
 
 def _explained(name: str):

@@ -6,7 +6,7 @@ the graph's original edge order. float16 and bfloat16 rows are read as they are 
 
 Options that all functions share:
     edge_attr (Tensor, optional): edge features ``[E, De]``.
-    edge_proj (Tensor, optional): their projection per head; ``t_e = edge_proj @ edge_attr[e]``. Given with ``edge_attr``.
+    edge_proj (Tensor, optional): their projection per head; ``t_e = edge_proj @ edge_attr[e]``.
     edge_scale (Tensor, optional): ``[E]`` or ``[E, H]``, multiplies the weights after softmax and dropout.
     dropout (float): probability to drop an attention weight, in [0, 1]; kept ones are divided by ``1 - dropout``.
     seed (int or int64 Tensor [1], optional): of the dropout mask; drawn from torch's generator when None.
@@ -36,6 +36,8 @@ from .ops.attention import statistics_dtype
 __all__ = ["dot_attention", "gat_attention", "gatv2_attention", "neighbor_reduce", "sddmm_dot", "spmm"]
 
 Seed = Union[int, Tensor, None]
+
+
 def _check_common(call, graph, tensors, heads, edge_attr, edge_proj, edge_scale, proj_sizes, dropout, return_weights):
     if (edge_attr is None) != (edge_proj is None):
         missing, given = ("edge_attr", "edge_proj") if edge_attr is None else ("edge_proj", "edge_attr")

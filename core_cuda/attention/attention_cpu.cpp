@@ -139,14 +139,26 @@ at::Tensor sum_parts(const at::Tensor& partial) {
   return total;
 }
 
-std::tuple<at::Tensor, at::Tensor> attention(
-    const at::Tensor& dst, const at::Tensor& src, const OptTensor& value, const OptTensor& att,
-    const OptTensor& edge_attr, const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
-    at::TensorList csc, const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-    Optional<at::ScalarType> out_dtype) {
+std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& dst, const at::Tensor& src, const OptTensor& value,
+                                             const OptTensor& att, const OptTensor& edge_attr,
+                                             const OptTensor& edge_proj, const OptTensor& edge_scale,
+                                             at::TensorList csr, at::TensorList csc, const OptTensor& seed,
+                                             c10::string_view score, double coefficient, double dropout,
+                                             Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
-  const AttentionInputs in{dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed,
-                           parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  const AttentionInputs in{dst,
+                           src,
+                           value,
+                           att,
+                           edge_attr,
+                           edge_proj,
+                           edge_scale,
+                           csr,
+                           csc,
+                           seed,
+                           parse_score(op, std::string_view(score.data(), score.size())),
+                           coefficient,
+                           dropout};
   check_inputs(op, in);
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
@@ -166,13 +178,24 @@ std::tuple<at::Tensor, at::Tensor> attention(
   return {out, logsumexp};
 }
 
-at::Tensor attention_weights(
-    const at::Tensor& logsumexp, const at::Tensor& dst, const at::Tensor& src, const OptTensor& att,
-    const OptTensor& edge_attr, const OptTensor& edge_proj, at::TensorList csr, at::TensorList csc,
-    const OptTensor& seed, c10::string_view score, double coefficient, double dropout) {
+at::Tensor attention_weights(const at::Tensor& logsumexp, const at::Tensor& dst, const at::Tensor& src,
+                             const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
+                             at::TensorList csr, at::TensorList csc, const OptTensor& seed, c10::string_view score,
+                             double coefficient, double dropout) {
   const char* op = "edgeless::attention_weights";
-  const AttentionInputs in{dst, src, {}, att, edge_attr, edge_proj, {}, csr, csc, seed,
-                           parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  const AttentionInputs in{dst,
+                           src,
+                           {},
+                           att,
+                           edge_attr,
+                           edge_proj,
+                           {},
+                           csr,
+                           csc,
+                           seed,
+                           parse_score(op, std::string_view(score.data(), score.size())),
+                           coefficient,
+                           dropout};
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   check_dtype(op, "logsumexp", logsumexp, in.statistics());
@@ -196,9 +219,8 @@ at::Tensor attention_weights(
 enum { kDst, kSrc, kValue, kAtt, kEdgeAttr, kEdgeProj, kEdgeScale, kNumInputs };
 
 template <class A>
-void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights,
-              const OptTensor& out, const at::Tensor& logsumexp, const std::array<bool, kNumInputs>& needs,
-              std::vector<at::Tensor>& grads) {
+void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
+              const at::Tensor& logsumexp, const std::array<bool, kNumInputs>& needs, std::vector<at::Tensor>& grads) {
   Call<A> call(in);
   auto& args = call.args;
   at::Tensor edge_grads;
@@ -216,7 +238,8 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   call.set_graph(in.csr);
   call.run(grad_out ? Pass::delta_of_out : Pass::delta);
   // The pass by destination also sharpens Delta where <out, grad_out> is not what the weights give bit by bit.
-  const bool inexact = grad_out && (in.edge_scale || in.dropout > 0 || in.edge_attr || out->scalar_type() != in.statistics());
+  const bool inexact =
+      grad_out && (in.edge_scale || in.dropout > 0 || in.edge_attr || out->scalar_type() != in.statistics());
   if (inexact || needs[kDst] || needs[kAtt] || needs[kEdgeAttr] || needs[kEdgeProj] || needs[kEdgeScale]) {
     const int64_t term = args.edge_dim * call.term_width();
     const int64_t parts = call.set_graph(in.csr, needs[kEdgeProj] ? term * int64_t(sizeof(A)) : 0);
@@ -238,7 +261,8 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     }
   }
   if (needs[kSrc] || needs[kValue]) {
-    TORCH_CHECK_VALUE(!in.csc.empty(), "edgeless::attention_backward: csc is needed for the gradient of a source tensor");
+    TORCH_CHECK_VALUE(!in.csc.empty(),
+                      "edgeless::attention_backward: csc is needed for the gradient of a source tensor");
     call.set_graph(in.csc);
     args.grad_src = needs[kSrc] ? out_rows(grads[kSrc]) : OutRows{};
     args.grad_value = needs[kValue] ? out_rows(grads[kValue]) : OutRows{};
@@ -246,15 +270,27 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   }
 }
 
-std::vector<at::Tensor> attention_backward(
-    const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out, const at::Tensor& logsumexp,
-    const at::Tensor& dst, const at::Tensor& src, const OptTensor& value, const OptTensor& att,
-    const OptTensor& edge_attr, const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
-    at::TensorList csc, const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-    bool dropped_weights, std::array<bool, kNumInputs> needs) {
+std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights,
+                                           const OptTensor& out, const at::Tensor& logsumexp, const at::Tensor& dst,
+                                           const at::Tensor& src, const OptTensor& value, const OptTensor& att,
+                                           const OptTensor& edge_attr, const OptTensor& edge_proj,
+                                           const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
+                                           const OptTensor& seed, c10::string_view score, double coefficient,
+                                           double dropout, bool dropped_weights, std::array<bool, kNumInputs> needs) {
   const char* op = "edgeless::attention_backward";
-  AttentionInputs in{dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed,
-                     parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  AttentionInputs in{dst,
+                     src,
+                     value,
+                     att,
+                     edge_attr,
+                     edge_proj,
+                     edge_scale,
+                     csr,
+                     csc,
+                     seed,
+                     parse_score(op, std::string_view(score.data(), score.size())),
+                     coefficient,
+                     dropout};
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");

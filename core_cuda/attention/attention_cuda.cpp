@@ -92,7 +92,10 @@ class Call {
   Problem problem{};
 
   explicit Call(const AttentionInputs& in)
-      : in_(in), on_device_(in.device()), device_(device_of(in.device())), numbers_(in.dst.options().dtype(in.statistics())) {
+      : in_(in),
+        on_device_(in.device()),
+        device_(device_of(in.device())),
+        numbers_(in.dst.options().dtype(in.statistics())) {
     problem.score = score_of(in.score);
     problem.storage = dtype_of(in.rows());
     problem.wide_index = in.csr[0].scalar_type() == at::kLong;
@@ -120,7 +123,8 @@ class Call {
     }
     if (in.edge_attr && problem.score == Score::gatv2) {
       problem.edge_term = true;
-      const Tensor attr = in.edge_attr->stride(1) == 1 || in.edge_dim() == 1 ? *in.edge_attr : in.edge_attr->contiguous();
+      const Tensor attr =
+          in.edge_attr->stride(1) == 1 || in.edge_dim() == 1 ? *in.edge_attr : in.edge_attr->contiguous();
       kept_.push_back(attr);
       args.edge_attr.base = static_cast<const char*>(attr.data_ptr());
       args.edge_attr.row = static_cast<uint32_t>(attr.stride(0) * attr.element_size());
@@ -177,8 +181,8 @@ class Call {
     problem.range_bytes = att_shares ? args.heads * args.key_vectors * vector_ * int64_t(sizeof(A)) : 0;
     problem.range_budget = std::max<int64_t>(2 << 20, result / 4);
     const Plan plan = make_plan(problem, device_);
-    TORCH_CHECK_VALUE(plan.layout.vectors > 0, "edgeless: a head of attention may take up to ",
-                      4 * 32 * vector_, " features in ", in_.rows(), " on CUDA, got ", in_.dim(), " and ", in_.channels());
+    TORCH_CHECK_VALUE(plan.layout.vectors > 0, "edgeless: a head of attention may take up to ", 4 * 32 * vector_,
+                      " features in ", in_.rows(), " on CUDA, got ", in_.dim(), " and ", in_.channels());
     // The two passes of a gatv2 backward must agree on what Args::stats means.
     const bool by_edge = plan.mode == 2;
     TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
@@ -404,15 +408,14 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionInputs& in, const 
 }
 
 template <class A>
-void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights,
-              const OptTensor& out, const Tensor& logsumexp, const std::array<bool, kNumInputs>& needs,
-              std::vector<Tensor>& grads) {
+void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
+              const Tensor& logsumexp, const std::array<bool, kNumInputs>& needs, std::vector<Tensor>& grads) {
   Call<A> call(in);
   auto& args = call.args;
   const int64_t edges = in.num_edges(), heads = in.heads();
   const bool dot_edges = in.edge_attr && in.score == ScoreKind::dot;
-  const bool edge_grads = in.edge_attr && (needs[kEdgeAttr] || needs[kEdgeProj] ||
-                                           (needs[kAtt] && in.edge_attr) || (dot_edges && needs[kDst]));
+  const bool edge_grads = in.edge_attr && (needs[kEdgeAttr] || needs[kEdgeProj] || (needs[kAtt] && in.edge_attr) ||
+                                           (dot_edges && needs[kDst]));
   const Tensor statistics = logsumexp.contiguous();
   args.logsumexp = call.keep(statistics);
   // Pairs save the pass by source a sector an edge; float rows of the other scores leave no memory for them.
@@ -527,14 +530,25 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   }
 }
 
-std::tuple<Tensor, Tensor> attention(
-    const Tensor& dst, const Tensor& src, const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
-    const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
-    const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-    Optional<at::ScalarType> out_dtype) {
+std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const OptTensor& value, const OptTensor& att,
+                                     const OptTensor& edge_attr, const OptTensor& edge_proj,
+                                     const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
+                                     const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
+                                     Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
-  AttentionInputs in{dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed,
-                     parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  AttentionInputs in{dst,
+                     src,
+                     value,
+                     att,
+                     edge_attr,
+                     edge_proj,
+                     edge_scale,
+                     csr,
+                     csc,
+                     seed,
+                     parse_score(op, std::string_view(score.data(), score.size())),
+                     coefficient,
+                     dropout};
   check_inputs(op, in);
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
@@ -551,12 +565,22 @@ std::tuple<Tensor, Tensor> attention(
 }
 
 Tensor attention_weights(const Tensor& logsumexp, const Tensor& dst, const Tensor& src, const OptTensor& att,
-                         const OptTensor& edge_attr, const OptTensor& edge_proj, at::TensorList csr,
-                         at::TensorList csc, const OptTensor& seed, c10::string_view score, double coefficient,
-                         double dropout) {
+                         const OptTensor& edge_attr, const OptTensor& edge_proj, at::TensorList csr, at::TensorList csc,
+                         const OptTensor& seed, c10::string_view score, double coefficient, double dropout) {
   const char* op = "edgeless::attention_weights";
-  const AttentionInputs in{dst, src, {}, att, edge_attr, edge_proj, {}, csr, csc, seed,
-                           parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  const AttentionInputs in{dst,
+                           src,
+                           {},
+                           att,
+                           edge_attr,
+                           edge_proj,
+                           {},
+                           csr,
+                           csc,
+                           seed,
+                           parse_score(op, std::string_view(score.data(), score.size())),
+                           coefficient,
+                           dropout};
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   check_dtype(op, "logsumexp", logsumexp, in.statistics());
@@ -564,15 +588,27 @@ Tensor attention_weights(const Tensor& logsumexp, const Tensor& dst, const Tenso
   return with_arithmetic(in.rows(), [&](auto zero) { return weights<decltype(zero)>(in, logsumexp); });
 }
 
-std::vector<Tensor> attention_backward(
-    const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out, const Tensor& logsumexp,
-    const Tensor& dst, const Tensor& src, const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
-    const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
-    const OptTensor& seed, c10::string_view score, double coefficient, double dropout, bool dropped_weights,
-    std::array<bool, kNumInputs> needs) {
+std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
+                                       const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
+                                       const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
+                                       const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
+                                       at::TensorList csc, const OptTensor& seed, c10::string_view score,
+                                       double coefficient, double dropout, bool dropped_weights,
+                                       std::array<bool, kNumInputs> needs) {
   const char* op = "edgeless::attention_backward";
-  AttentionInputs in{dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed,
-                     parse_score(op, std::string_view(score.data(), score.size())), coefficient, dropout};
+  AttentionInputs in{dst,
+                     src,
+                     value,
+                     att,
+                     edge_attr,
+                     edge_proj,
+                     edge_scale,
+                     csr,
+                     csc,
+                     seed,
+                     parse_score(op, std::string_view(score.data(), score.size())),
+                     coefficient,
+                     dropout};
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   check_device(op, "logsumexp", logsumexp, in.device());
@@ -596,8 +632,8 @@ std::vector<Tensor> attention_backward(
   for (int i = 0; i < kNumInputs; ++i) {
     needs[i] = needs[i] && given[i].has_value();
     const bool later = (i == kSrc || i == kValue) && !nothing && (grad_out || i == kSrc);  // see backward()
-    grads[i] = at::empty(needs[i] && !later ? given[i]->sizes() : at::IntArrayRef{0},
-                         (needs[i] ? *given[i] : dst).options());
+    grads[i] =
+        at::empty(needs[i] && !later ? given[i]->sizes() : at::IntArrayRef{0}, (needs[i] ? *given[i] : dst).options());
     if (nothing || (grad_weights && (i == kValue || i == kEdgeScale))) grads[i].zero_();
   }
   if (nothing) return grads;

@@ -22,18 +22,16 @@ inline ScoreKind parse_score(const char* op, std::string_view name) {
   TORCH_CHECK_VALUE(false, op, ": score must be 'dot', 'gatv2' or 'gat', got '", name, "'");
 }
 
-inline at::ScalarType statistics_dtype(at::ScalarType rows) {
-  return rows == at::kDouble ? at::kDouble : at::kFloat;
-}
+inline at::ScalarType statistics_dtype(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
 
 struct AttentionInputs {
-  at::Tensor dst, src;                                // [Nd, H, D], [Ns, H, D]
-  OptTensor value;                                    // [Ns, H, C], none: src
-  OptTensor att;                                      // [H, D]
-  OptTensor edge_attr, edge_proj;                     // [E, De], [H, D, De]
-  OptTensor edge_scale;                               // [E, H]
+  at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]
+  OptTensor value;                 // [Ns, H, C], none: src
+  OptTensor att;                   // [H, D]
+  OptTensor edge_attr, edge_proj;  // [E, De], [H, D, De]
+  OptTensor edge_scale;            // [E, H]
   at::TensorList csr, csc;
-  OptTensor seed;                                     // int64 [1]
+  OptTensor seed;  // int64 [1]
   ScoreKind score;
   double coefficient, dropout;
 
@@ -88,7 +86,8 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
   }
   check_compressed(op, "csr", in.csr, in.num_dst(), in.csr.size() > 1 ? in.num_edges() : 0, device);
   if (!in.csc.empty()) check_compressed(op, "csc", in.csc, in.num_src(), in.num_edges(), device);
-  TORCH_CHECK_VALUE(in.att.has_value() == (in.score == ScoreKind::gatv2), op, ": att belongs to the score 'gatv2' alone");
+  TORCH_CHECK_VALUE(in.att.has_value() == (in.score == ScoreKind::gatv2), op,
+                    ": att belongs to the score 'gatv2' alone");
   if (in.att) check("att", *in.att, {heads, dim}, in.statistics());
   TORCH_CHECK_VALUE(in.score != ScoreKind::gat || dim == 1, op, ": the score 'gat' needs D = 1, got ", dim);
   TORCH_CHECK_VALUE(in.edge_attr.has_value() == in.edge_proj.has_value(), op, ": edge_attr and edge_proj go together");

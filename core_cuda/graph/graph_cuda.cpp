@@ -98,7 +98,8 @@ CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t n
     using I = index_t;
     std::tie(indptr, order) = sort_by<I>(keys, num_rows, stream);
     AT_DISPATCH_INDEX_TYPES(cols.scalar_type(), op, [&] {
-      C10_CUDA_CHECK(cuda::permute(cols.data_ptr<index_t>(), order.data_ptr<I>(), count, indices.data_ptr<I>(), stream));
+      C10_CUDA_CHECK(
+          cuda::permute(cols.data_ptr<index_t>(), order.data_ptr<I>(), count, indices.data_ptr<I>(), stream));
     });
   });
   return {indptr, indices, order};
@@ -129,8 +130,8 @@ CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices,
   AT_DISPATCH_INDEX_TYPES(pointers.scalar_type(), op, [&] {
     std::tie(out_pointers, order) = sort_by<index_t>(columns, num_cols, stream);
     const Tensor rows = at::empty_like(columns);
-    C10_CUDA_CHECK(cuda::expand_rows(pointers.data_ptr<index_t>(), pointers.numel() - 1, count,
-                                     rows.data_ptr<index_t>(), stream));
+    C10_CUDA_CHECK(
+        cuda::expand_rows(pointers.data_ptr<index_t>(), pointers.numel() - 1, count, rows.data_ptr<index_t>(), stream));
     const index_t* places = order.data_ptr<index_t>();
     C10_CUDA_CHECK(cuda::permute(rows.data_ptr<index_t>(), places, count, out_indices.data_ptr<index_t>(), stream));
     out_ids = order;

@@ -36,9 +36,10 @@ int64_t arg_size(const char* op, at::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(
-    const at::Tensor& x, at::TensorList csr, at::TensorList /*csc*/, c10::string_view reduce, double fill,
-    at::ScalarType arg_dtype, c10::string_view ties) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(const at::Tensor& x, at::TensorList csr,
+                                                               at::TensorList /*csc*/, c10::string_view reduce,
+                                                               double fill, at::ScalarType arg_dtype,
+                                                               c10::string_view ties) {
   const char* op = "edgeless::neighbor_reduce";
   check_reduce(op, x, csr);
   const at::Tensor packed = packed_rows(x);
@@ -72,9 +73,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(
   return {out, arg, tied};
 }
 
-at::Tensor neighbor_reduce_backward(
-    const at::Tensor& grad_out, const at::Tensor& x, const at::Tensor& out, const at::Tensor& arg,
-    const at::Tensor& tied, at::TensorList csr, at::TensorList /*csc*/, c10::string_view reduce, c10::string_view ties) {
+at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor& x, const at::Tensor& out,
+                                    const at::Tensor& arg, const at::Tensor& tied, at::TensorList csr,
+                                    at::TensorList /*csc*/, c10::string_view reduce, c10::string_view ties) {
   const char* op = "edgeless::neighbor_reduce_backward";
   check_reduce(op, x, csr);
   const at::Tensor packed = packed_rows(x), grad = packed_rows(grad_out), saved = packed_rows(out);

@@ -74,8 +74,9 @@ at::Tensor sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& 
   check_spmm(op, src, {}, src_scale, dst_scale, csr);
   check_shape(op, "dst", dst, {csr[0].size(0) - 1, src.size(1), src.size(2)});
   check_rows_dtype(op, "dst", dst);
-  TORCH_CHECK_VALUE(statistics_dtype(dst.scalar_type()) == statistics_dtype(src.scalar_type()), op, ": dst and src must ",
-                    "both be float64 or neither, got ", dst.scalar_type(), " and ", src.scalar_type());
+  TORCH_CHECK_VALUE(statistics_dtype(dst.scalar_type()) == statistics_dtype(src.scalar_type()), op,
+                    ": dst and src must ", "both be float64 or neither, got ", dst.scalar_type(), " and ",
+                    src.scalar_type());
   check_device(op, "dst", dst, src.device());
   const auto statistics = statistics_dtype(src.scalar_type());
   at::Tensor products = at::empty({csr[1].size(0), src.size(1)}, src.options().dtype(statistics));

@@ -24,6 +24,8 @@ class DGLLayer(FusedLayer):
 
     # Submodules that the kernel takes over, and what they have to be for that.
     _taken_over: tuple[tuple[str, type], ...] = ()
+    # The compiled ops that the layer may run.
+    _ops: tuple[str, ...] = ("attention",)
     # Whether feat may have more dimensions than [N, F].
     _batch_dims = False
     # Whether one Tensor of the sources' features is enough where the destinations are other nodes.
@@ -73,7 +75,7 @@ class DGLLayer(FusedLayer):
                 return f"feat is on {x.device}, but graph is on {handle.device}"
         if not self._allow_zero_in_degree and handle.has_zero_in_degree:
             return "graph has nodes without in-edges, which the stock layer rejects unless allow_zero_in_degree is set"
-        return kernel_refusal(handle.device)
+        return next(filter(None, (kernel_refusal(handle.device, op) for op in self._ops)), None)
 
     def _stock_forward(self, graph, *inputs):
         if isinstance(graph, Relation):

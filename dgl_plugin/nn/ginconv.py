@@ -23,6 +23,8 @@ class GINConv(DGLLayer, stock.GINConv):
     A maximum with ``edge_weight`` runs the stock layer. float32, float64, bfloat16, float16.
     """
 
+    _ops = ("spmm", "sddmm", "neighbor_reduce")
+
     def forward(self, graph, feat, edge_weight=None):
         r"""The new features of the destination nodes.
 

@@ -28,6 +28,8 @@ class GraphConv(DGLLayer, stock.GraphConv):
     float32, float64, bfloat16, float16.
     """
 
+    _ops = ("spmm", "sddmm")
+
     _batch_dims = True
     _sources_suffice = True
 

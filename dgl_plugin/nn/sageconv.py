@@ -27,6 +27,8 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
     layer. float32, float64, bfloat16, float16.
     """
 
+    _ops = ("spmm", "sddmm", "neighbor_reduce")
+
     def forward(self, graph, feat, edge_weight=None):
         r"""The new features of the destination nodes.
 

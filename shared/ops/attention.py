@@ -34,10 +34,7 @@ def _attention_fake(
 def _attention_backward_fake(grad_out, grad_weights, out, logsumexp, *rest):
     inputs, needs = rest[:_NUM_INPUTS], rest[-1]
     some = inputs[0]
-    return [
-        t.new_empty(t.shape) if need and t is not None else some.new_empty((0,))
-        for t, need in zip(inputs, needs)
-    ]
+    return [t.new_empty(t.shape) if need and t is not None else some.new_empty((0,)) for t, need in zip(inputs, needs)]
 
 
 @register_fake("edgeless::attention_weights")
@@ -57,7 +54,7 @@ def _grads(found, needs):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, *args):
-        inputs, (csr, csc, seed, score, coefficient, dropout, out_dtype) = args[:_NUM_INPUTS], args[_NUM_INPUTS:]
+        inputs, (csr, csc, seed, score, coefficient, dropout, _) = args[:_NUM_INPUTS], args[_NUM_INPUTS:]
         with below_autograd():
             out, logsumexp = _ops.attention(*args)
         ctx.save_for_backward(out, logsumexp, *inputs, seed, *csr, *csc)
@@ -129,6 +126,13 @@ def _attention_backward(*args):
         return _ops.attention_backward(*args)
 
 
-register_autograd_kernel("attention", lambda *args: _Attention.apply(*args))
+def _attention(*args):
+    if torch.is_grad_enabled():
+        return _Attention.apply(*args)
+    with below_autograd():
+        return _ops.attention(*args)
+
+
+register_autograd_kernel("attention", _attention)
 register_autograd_kernel("attention_weights", lambda *args: _AttentionWeights.apply(*args))
 register_autograd_kernel("attention_backward", _attention_backward)

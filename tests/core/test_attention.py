@@ -500,11 +500,12 @@ def test_bad_input_is_named(call, args, kwargs, message):
     ({"dropout": 0.5}, "dropout needs a seed"),
 ])  # fmt: skip
 def test_the_op_itself_guards_its_memory(change, message):
-    given = dict(
-        dst=torch.zeros(4, 2, 8), src=torch.zeros(5, 2, 8), value=None, att=None, edge_attr=None, edge_proj=None,
-        edge_scale=None, csr=[torch.zeros(5, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)], csc=[],
-        seed=None, score="dot", coefficient=1.0, dropout=0.0, out_dtype=None,
-    )  # fmt: skip
+    given = {
+        "dst": torch.zeros(4, 2, 8), "src": torch.zeros(5, 2, 8), "value": None, "att": None, "edge_attr": None,
+        "edge_proj": None, "edge_scale": None,
+        "csr": [torch.zeros(5, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)], "csc": [], "seed": None,
+        "score": "dot", "coefficient": 1.0, "dropout": 0.0, "out_dtype": None,
+    }  # fmt: skip
     torch.ops.edgeless.attention(*given.values())
     given.update(change)
     with pytest.raises((ValueError, RuntimeError), match=message):

@@ -31,9 +31,9 @@ struct Args {
   A keep_scale;  // 1 / (1 - p)
 
   // forward
-  OutRows out;     // [Nd, H, C]
-  A* logsumexp;    // [Nd, H], also read by the weights pass
-  A* weights;      // [E, H]: the weights pass
+  OutRows out;   // [Nd, H, C]
+  A* logsumexp;  // [Nd, H], also read by the weights pass
+  A* weights;    // [E, H]: the weights pass
   bool edge_in_value;
 
   // backward
@@ -42,10 +42,10 @@ struct Args {
   const A* grad_weights;  // [E, H] contiguous; given instead of grad_out
   A* stats;               // [Nd, 2, H]: logsumexp, then Delta
   OutRows grad_dst, grad_src, grad_value;
-  A* grad_att;         // [parts, H, padded_dim] partial sums
-  A* grad_proj;        // [parts, edge_dim, H, padded_dim] partial sums
-  OutRows grad_attr;   // [E, edge_dim]
-  A* grad_scale;       // [E, H] contiguous
+  A* grad_att;        // [parts, H, padded_dim] partial sums
+  A* grad_proj;       // [parts, edge_dim, H, padded_dim] partial sums
+  OutRows grad_attr;  // [E, edge_dim]
+  A* grad_scale;      // [E, H] contiguous
 
   A* carry;  // [parts, 2, carry_size]: rows that a part does not hold whole
 };

@@ -31,8 +31,8 @@ static inline void dots(const A* own, const A* const* rows, int64_t n, int64_t h
 
 // s[h, e] = alpha * <a[e]_h, b[e]_h>, rounded as dots() rounds
 template <class A, int NV>
-static inline void dots_of_pairs(
-    const A* const* a, const A* const* b, int64_t n, int64_t heads, int64_t padded, A alpha, A* s) {
+static inline void dots_of_pairs(const A* const* a, const A* const* b, int64_t n, int64_t heads, int64_t padded,
+                                 A alpha, A* s) {
   constexpr int64_t W = kWidth<A>;
   const int64_t vectors = NV ? NV : padded / W;
   for (int64_t e = 0; e < n; e += 4) {
@@ -53,8 +53,8 @@ static inline void dots_of_pairs(
 
 // acc_h += sum over e of alpha * w[h, e] * rows[e]_h, with `vectors` vectors of HB heads in registers.
 template <class A, int HB, int NV>
-static inline void accumulate_block(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t padded, int64_t first,
-                                    A alpha, A* acc) {
+static inline void accumulate_block(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t padded,
+                                    int64_t first, A alpha, A* acc) {
   constexpr int64_t W = kWidth<A>;
   Vec<A> t[HB * NV] = {};
   for (int64_t e = 0; e < n; ++e) {
@@ -77,8 +77,8 @@ static inline void accumulate_block(const A* w, const A* const* rows, int64_t n,
 }
 
 template <class A, int HB, int NV>
-static inline int64_t accumulate_heads(
-    const A* w, const A* const* rows, int64_t n, int64_t h, int64_t heads, int64_t padded, A alpha, A* acc) {
+static inline int64_t accumulate_heads(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t heads,
+                                       int64_t padded, A alpha, A* acc) {
   for (; h + HB <= heads; h += HB) accumulate_block<A, HB, NV>(w, rows, n, h, padded, 0, alpha, acc);
   if constexpr (HB > 1) {
     return accumulate_heads<A, HB / 2, NV>(w, rows, n, h, heads, padded, alpha, acc);
@@ -88,8 +88,8 @@ static inline int64_t accumulate_heads(
 }
 
 template <class A, int NV>
-static inline void accumulate(
-    const A* w, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha, A* acc) {
+static inline void accumulate(const A* w, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha,
+                              A* acc) {
   constexpr int64_t W = kWidth<A>;
   if constexpr (NV > 0) {
     accumulate_heads<A, 8 / NV, NV>(w, rows, n, 0, heads, padded, alpha, acc);

@@ -54,9 +54,10 @@ static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
         const A keep = kept ? args.keep_scale : A(0);
         const int64_t at = (h + i) * kChunk + e;
         c.keep[at] = keep;
-        c.factor[at] = !args.edge_scale
-            ? keep
-            : keep * args.edge_scale[c.edge[e] * args.scale_edge_stride + (h + i) * args.scale_head_stride];
+        c.factor[at] =
+            !args.edge_scale
+                ? keep
+                : keep * args.edge_scale[c.edge[e] * args.scale_edge_stride + (h + i) * args.scale_head_stride];
       }
     }
   }

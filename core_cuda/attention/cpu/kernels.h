@@ -6,9 +6,9 @@
 
 namespace edgeless::cpu {
 
-#define EDGELESS_DECLARE_KERNELS(isa) \
-  namespace isa {                     \
-  template <class A>                  \
+#define EDGELESS_DECLARE_KERNELS(isa)               \
+  namespace isa {                                   \
+  template <class A>                                \
   Kernels<A> kernels(Score score, int64_t vectors); \
   }
 EDGELESS_DECLARE_KERNELS(baseline)

@@ -14,7 +14,7 @@ inline Capability detect_capability() {
 #if EDGELESS_X86
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
   const char* most = std::getenv("EDGELESS_CPU_CAPABILITY");  // for tests and comparisons: baseline, avx2, avx512
   if (most && std::strcmp(most, "baseline") == 0) return Capability::baseline;
   if (avx512 && !(most && std::strcmp(most, "avx2") == 0)) return Capability::avx512;

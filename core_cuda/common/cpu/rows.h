@@ -113,7 +113,8 @@ static inline const A* row_of(const Rows& rows, int64_t node, int64_t heads, int
 
 // The inverse of row_of for an output [N, H, dim] without gaps.
 template <class A>
-static inline void write_row(const OutRows& rows, int64_t node, int64_t heads, int64_t dim, int64_t padded, const A* row) {
+static inline void write_row(const OutRows& rows, int64_t node, int64_t heads, int64_t dim, int64_t padded,
+                             const A* row) {
   const int64_t first = node * heads * dim;
   if (dim == padded) {
     narrow(rows.data, rows.dtype, first, row, heads * dim);

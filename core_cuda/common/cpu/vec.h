@@ -53,8 +53,8 @@ inline void sum4<float>(const Vec<float>* v, float* out) {
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
   const __m512d ab_ = _mm512_castps_pd(ab), cd_ = _mm512_castps_pd(cd);
-  const __m512 x = _mm512_add_ps(
-      _mm512_castpd_ps(_mm512_unpacklo_pd(ab_, cd_)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_, cd_)));
+  const __m512 x =
+      _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab_, cd_)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_, cd_)));
   const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
@@ -68,8 +68,8 @@ inline void sum4<float>(const Vec<float>* v, float* out) {
 #endif
 
 static constexpr double kInverseFactorial[14] = {
-    1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
-    1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+    1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+    1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
 
 template <class A>
 struct ExpTraits;

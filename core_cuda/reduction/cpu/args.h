@@ -14,13 +14,13 @@ struct ReduceArgs {
   bool is_min;
   double fill;  // of rows without edges
 
-  Rows x;              // [columns, width]
-  OutRows out;         // [rows, width]
-  void* arg;           // [rows, width] position within the row, of arg_size bytes
-  int64_t arg_size;    // 1, 2 or 4
-  uint8_t* tied;       // [rows]: some element of the row may have its extremum twice; null: the first takes all
-  bool zero_shares;    // where the extremum is 0, the zero that a scatter starts from counts as one more
-  void* carry;         // [parts, 2, width] of A, then [parts, 2, width] of int32, then [parts, 2] of int32 for ties
+  Rows x;            // [columns, width]
+  OutRows out;       // [rows, width]
+  void* arg;         // [rows, width] position within the row, of arg_size bytes
+  int64_t arg_size;  // 1, 2 or 4
+  uint8_t* tied;     // [rows]: some element of the row may have its extremum twice; null: the first takes all
+  bool zero_shares;  // where the extremum is 0, the zero that a scatter starts from counts as one more
+  void* carry;       // [parts, 2, width] of A, then [parts, 2, width] of int32, then [parts, 2] of int32 for ties
 
   // backward
   Rows grad_out, saved_out;  // [rows, width]

@@ -13,16 +13,14 @@ struct ReducePasses {
   typedef Int IVec __attribute__((vector_size(EDGELESS_VECTOR_BYTES)));
 
   struct State {
-    A* best;    // [width]
-    Int* arg;   // [width]
+    A* best;   // [width]
+    Int* arg;  // [width]
     Int ties;
   };
 
   static int64_t padded(const ReduceArgs& a) { return round_up(a.width, W); }
 
-  static int64_t scratch_size(const ReduceArgs& a) {
-    return (kChunk + 6) * padded(a) + 1024;
-  }
+  static int64_t scratch_size(const ReduceArgs& a) { return (kChunk + 6) * padded(a) + 1024; }
 
   static bool beats(const ReduceArgs& a, A x, A best) {
     if (best != best) return false;
