@@ -70,7 +70,7 @@ def test_what_falls_back(name):
     assert_falls_back(theirs, ours, "index is given", x, index)
     assert_falls_back(theirs, ours, "index is given", x, index, PTR)
     assert_falls_back(theirs, ours, "not a plain floating tensor", torch.randn(2, 60, 3), index)
-    assert_falls_back(theirs, ours, "not a plain floating tensor", torch.ones(60, 3, dtype=torch.int64), ptr=PTR)
+    assert_falls_back(theirs, ours, "not a plain floating tensor", torch.ones(60, 3, dtype=torch.int64), index)
     assert_falls_back(theirs, ours, "dim is -1", x.t().contiguous(), index, dim=-1)
 
 
