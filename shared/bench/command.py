@@ -8,6 +8,7 @@ import json
 import platform
 from dataclasses import asdict
 from pathlib import Path
+from typing import Optional
 
 import torch
 
@@ -149,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
             found = measure(plan, graph, case)
             print_case(graph, case, found, device, baseline)
             results += found
-            rows += [as_row(graph, result) for result in found]
+            rows += [as_row(graph, result, baseline) for result in found]
             if args.json:  # after every case: a long run that breaks off leaves what it has
                 args.json.write_text(json.dumps({"setting": _setting(args, device), "results": rows}, indent=1))
     if baseline is not None:
@@ -159,9 +160,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def as_row(graph: BenchGraph, result: Result) -> dict:
+def as_row(graph: BenchGraph, result: Result, baseline: Optional[Baseline]) -> dict:
     """A result as it stands in the JSON file."""
     row = asdict(result)
+    figure = None if baseline is None else baseline.figure(graph.name, result.case, result.mode)
+    if figure is not None:
+        row["best_peer"] = asdict(figure)
     rate = useful_rate(graph, result)
     if rate is not None:
         row["useful_gb_per_s"] = rate / 1e9

@@ -43,9 +43,9 @@ def print_case(
                 "" if speed is None else f"{100 * speed / limit:.0f} %" for speed in speeds
             ]
     if baseline is not None:
-        columns["ratio to the best peer"] = [
-            "" if r.failed else describe(baseline.figure(graph.name, case, r.mode), r.median_ms) for r in results
-        ]
+        figures = [None if r.failed else baseline.figure(graph.name, case, r.mode) for r in results]
+        columns["ratio to the best peer"] = [describe(f, r.median_ms) for f, r in zip(figures, results)]
+        columns["its peak"] = ["" if f is None or f.peak_mb is None else f"{f.peak_mb:,.0f} MB" for f in figures]
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     size = "" if case.kind == "op" else f", {case.features} -> {case.heads} x {case.channels}"
     print()
