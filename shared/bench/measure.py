@@ -10,11 +10,12 @@ from typing import Callable, Optional
 
 import torch
 
+import edgeless
 from edgeless.cli.child import ChildError, run_child
 from edgeless.cli.devices import UsageError, installed
 from edgeless.cli.memory import available_memory
 
-from . import peers
+from . import memory, peers
 from .graphs import BenchGraph
 from .timing import Failed, Timer
 from .work import MODES, Case
@@ -118,7 +119,7 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
         torch.cuda.empty_cache()
     if plan.memory:
         for peer in dict.fromkeys(result.peer for result in results if result.failed is None):
-            _take_peaks(plan, [result for result in results if result.peer == peer])
+            _take_peaks(plan, graph, [result for result in results if result.peer == peer])
     return results
 
 
@@ -131,15 +132,29 @@ def _with_threads(run: Callable[[], None], threads: int) -> Callable[[], None]:
     return timed
 
 
-def _take_peaks(plan: Plan, results: list[Result]) -> None:
-    """Fills in the peaks of one peer, measured in a process of its own."""
+def _take_peaks(plan: Plan, graph: BenchGraph, results: list[Result]) -> None:
+    """Fills in the peaks of one peer.
+
+    The resident set of this process says nothing about one peer, so on the CPU each gets a process of its own. The
+    CUDA allocator counts exactly, here too: only what earlier runs left behind has to go.
+    """
     some = results[0]
-    config = {"graph": some.graph, "case": asdict(some.case), "peer": some.peer, "threads": plan.threads[0]}
-    config.update(device=str(plan.timer.device), data=None if plan.data is None else str(plan.data))
     try:
-        peaks = run_child("edgeless.bench.memory", config)
-    except ChildError as error:
+        peaks = _peaks_here(graph, some) if plan.timer.device.type == "cuda" else _peaks_of_child(plan, some)
+    except (ChildError, torch.cuda.OutOfMemoryError) as error:
         print(f"{some.graph}, {some.case.label}: memory of {some.peer} not measured: {str(error).splitlines()[-1]}")
         return
     for result in results:
         result.peak_bytes, result.first_call_bytes = peaks[result.mode], peaks.get("first_call")
+
+
+def _peaks_here(graph: BenchGraph, some: Result) -> dict:
+    edgeless.clear_cache()
+    gc.collect()
+    return memory.measure(some.case, some.peer, graph)
+
+
+def _peaks_of_child(plan: Plan, some: Result) -> dict:
+    config = {"graph": some.graph, "case": asdict(some.case), "peer": some.peer, "threads": plan.threads[0]}
+    config.update(device=str(plan.timer.device), data=None if plan.data is None else str(plan.data))
+    return run_child("edgeless.bench.memory", config)

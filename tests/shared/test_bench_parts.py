@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from edgeless.bench import graphs, roof, twins
+from edgeless.bench import graphs, memory, roof, twins
 from edgeless.bench.baseline import H200, Baseline, geometric_means
 from edgeless.bench.measure import Result
 from edgeless.bench.timing import Timer, Timing
@@ -131,6 +131,26 @@ def test_work_differentiates_every_input_and_forward_none():
     assert sorted(seen) == ["a", "b"]
     assert work.grad_out.abs().min() > 0
     assert a.grad is None  # nothing piles up from run to run
+
+
+def test_peaks_count_what_is_kept_and_not_the_inputs(monkeypatch):
+    """A peer that keeps 40 MB and needs 100 MB more while it runs, on inputs and a gradient of 80 MB."""
+    mb = 1 << 20
+    kept = []
+
+    def compute():
+        if not kept:
+            kept.append(torch.ones(10 * mb))
+        torch.ones(25 * mb).exp_()
+        return x.expand(1000, 20 * 1049).contiguous()
+
+    x = torch.ones(20 * 1049, requires_grad=True)
+    toy = graphs.load("toy", None, CPU)
+    works = iter([Work(lambda: x.expand(1000, 20 * 1049), [x]), Work(compute, [x])])
+    monkeypatch.setattr(memory, "build", lambda *args: next(works))
+    peaks = memory.measure(op_case("gat_H1_D1", "fp32"), "plain", toy)
+    assert 140 * mb <= peaks["forward"] < 170 * mb
+    assert 140 * mb <= peaks["first_call"] < 170 * mb
 
 
 def test_the_figures_of_the_h200_are_read():
