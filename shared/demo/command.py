@@ -20,6 +20,7 @@ from .train import load
 # (hidden, heads, dropout, lr, weight decay, epochs); for the citation graphs those of the GAT paper, section 3.3.
 DEFAULTS = {"community": (32, 4, 0.0, 0.02, 0.0, 30), "planetoid": (8, 8, 0.6, 0.005, 5e-4, 200)}
 DEFAULTS["npz"] = DEFAULTS["community"]
+MIN_NODES = 160  # ten for each class of the community graph
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +66,8 @@ def configure(args: argparse.Namespace) -> dict:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UsageError(f"--{name} must be at least 1, got {value}")
+    if args.nodes < MIN_NODES:
+        raise UsageError(f"--nodes must be at least {MIN_NODES}, got {args.nodes}: every class needs some to train on")
     config = {
         name: default if getattr(args, name) is None else getattr(args, name)
         for name, default in zip(OPTIONS, DEFAULTS[data["kind"]])
@@ -146,7 +149,7 @@ def summary(stock: dict, ours: dict) -> list[list[str]]:
         rows.append([label, show(a), show(b), f"{times(a / b)} less" if b > 0 else ""])
     for label, name in (("test accuracy", "test"), ("validation accuracy", "val")):
         a, b = ([run[name] for run in side["runs"]] for side in (stock, ours))
-        difference = 100 * (statistics.mean(b) - statistics.mean(a))
+        difference = round(100 * (statistics.mean(b) - statistics.mean(a)), 1) + 0.0  # no -0.0
         rows.append([label, _spread(a), _spread(b), f"{difference:+.1f} points"])
     a, b = ([run["losses"][-1] for run in side["runs"]] for side in (stock, ours))
     rows.append(["training loss, last epoch", f"{statistics.mean(a):.4f}", f"{statistics.mean(b):.4f}", ""])

@@ -75,6 +75,7 @@ def test_demo_reads_cora(shared_data, tmp_path, capsys):
         (["demo", "--dataset", "cora"], "--dataset and --root go together"),
         (["demo", "--dataset", "cora", "--root", "x", "--npz", "y"], "give one"),
         (["demo", "--epochs", "0"], "--epochs must be at least 1, got 0"),
+        (["demo", "--nodes", "20"], "--nodes must be at least 160, got 20"),
         (["demo", "--npz", "missing.npz"], "missing.npz: cannot be read"),
         (["bench", "--graph", "nowhere"], "--graph nowhere: not one of star, toy"),
         (["bench", "--graph", "toy", "--op", "gatv3_H1_D1"], "an aggregation is called gatv2_H8_D128"),
