@@ -1,5 +1,6 @@
 """The attention functions on CUDA against plain PyTorch in float64: the suite of test_attention.py, and what only a GPU
-can get wrong: every kernel instance, hubs over many blocks, streams, graph capture, host syncs, more than 2**31 elements.
+can get wrong: every kernel instance, hubs over many blocks, streams, graph capture, host syncs, more than
+2**31 elements.
 """
 
 import pytest
@@ -123,7 +124,9 @@ def test_wide_indices():
             graph = graph_of("hub").to(DEVICE)
             args, _, _ = cuda_inputs(score, graph, 2, 16, (), dtype)
             narrow = run(functional, score, graph, args, {}, {}, grads_like(score, graph, args))
-            wide = Graph(*[type(c)(*[None if t is None else t.long() for t in c]) for c in (graph.csr, graph.csc)], 50, 40)
+            wide = Graph(
+                *[type(c)(*[None if t is None else t.long() for t in c]) for c in (graph.csr, graph.csc)], 50, 40
+            )
             found = run(functional, score, wide, args, {}, {}, grads_like(score, graph, args))
             bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
             assert all(error(a, b) < bound for a, b in zip(found, narrow))
@@ -247,7 +250,7 @@ def test_bitwise_the_same_in_twenty_runs(score, dtype, options):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_strided_expanded_and_transposed_inputs(score, dtype):
     graph = graph_of("square").to(DEVICE)
-    n, options = graph.num_src, dict(dtype=dtype, device=DEVICE)
+    n, options = graph.num_src, {"dtype": dtype, "device": DEVICE}
     wide = torch.randn(n, 3 * 4 * 8, **options)
     slices = [wide[:, i * 32 : (i + 1) * 32].view(n, 4, 8) for i in range(3)]
     turned = torch.randn(8, 4, n, **options).permute(2, 1, 0)
@@ -324,7 +327,9 @@ def test_nan_reaches_its_rows_and_no_others():
         args = [t.detach() for t in args]
         args[1 if score == "dot" else 0][7] = float("nan")
         out = getattr(functional, f"{score}_attention")(graph, *args).cpu()
-        assert torch.equal(out.isnan().flatten(1).all(1), touched) and torch.equal(out.isnan().flatten(1).any(1), touched)
+        assert torch.equal(out.isnan().flatten(1).all(1), touched) and torch.equal(
+            out.isnan().flatten(1).any(1), touched
+        )
 
 
 def test_values_of_another_width_than_keys():
@@ -353,7 +358,7 @@ def test_the_dropout_mask_is_that_of_the_cpu(p):
     graph = graph_of("hub")
     for score in SCORES:
         args, _, _ = inputs_of(score, graph, 6, 4, (), torch.float64)
-        options = dict(dropout=p, seed=-9, return_weights="dropped")
+        options = {"dropout": p, "seed": -9, "return_weights": "dropped"}
         call = getattr(functional, f"{score}_attention")
         out, kept = call(graph, *args, **options)
         found, weights = call(graph.to(DEVICE), *to_cuda(args), **options)
@@ -387,7 +392,19 @@ def test_opcheck():
         out, logsumexp = torch.ops.edgeless.attention(*sample)
         weights = (logsumexp, dst, src, att, attr, proj, csr, csc, seed, *options[:3])
         torch.library.opcheck(torch.ops.edgeless.attention_weights, weights)
-        backward = (torch.ones_like(out), None, out, logsumexp, *sample[:7], csr, csc, seed, *options[:3], False, [True] * 7)
+        backward = (
+            torch.ones_like(out),
+            None,
+            out,
+            logsumexp,
+            *sample[:7],
+            csr,
+            csc,
+            seed,
+            *options[:3],
+            False,
+            [True] * 7,
+        )
         torch.library.opcheck(torch.ops.edgeless.attention_backward, backward)
 
 
@@ -482,8 +499,12 @@ def test_captured_in_a_cuda_graph(score, options):
 def test_on_another_device_than_the_current():
     graph = star(20_000)
     args, _, _ = inputs_of("gatv2", graph, 2, 16, (), torch.float32)
-    first = forward_backward("gatv2", graph.to("cuda:0"), [t.detach().to("cuda:0").requires_grad_() for t in args], {}, {})
-    second = forward_backward("gatv2", graph.to("cuda:1"), [t.detach().to("cuda:1").requires_grad_() for t in args], {}, {})
+    first = forward_backward(
+        "gatv2", graph.to("cuda:0"), [t.detach().to("cuda:0").requires_grad_() for t in args], {}, {}
+    )
+    second = forward_backward(
+        "gatv2", graph.to("cuda:1"), [t.detach().to("cuda:1").requires_grad_() for t in args], {}, {}
+    )
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, second))
 
 
@@ -509,7 +530,9 @@ def test_more_than_two_to_the_31_elements():
     ends[:, : edges // 2] = nodes - 1 - ends[:, : edges // 2] % 1000  # many among the last rows
     graph = Graph.from_edge_index(ends, nodes, nodes)
     shape = (nodes, heads, channels)
-    q, k, v = (torch.randn(shape, device=DEVICE, generator=gen, dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    q, k, v = (
+        torch.randn(shape, device=DEVICE, generator=gen, dtype=torch.bfloat16).requires_grad_() for _ in range(3)
+    )
     out = functional.dot_attention(graph, q, k, v)
     # Rows at the end of the tensors and some others; their in-edges make a small graph with the same results.
     rows = torch.cat([torch.arange(nodes - 200, nodes, device=DEVICE), ends[1, -200:]]).unique()

@@ -21,7 +21,16 @@ def assert_same(found, expected):
         assert a.is_cuda and a.dtype == b.dtype and torch.equal(a.cpu(), b)
 
 
-SIZES = [(1, 1, 0), (0, 0, 0), (5, 0, 0), (1, 1, 1), (3, 7, 20), (300, 2, 5000), (2, 70_000, 5000), (70_000, 9, 100_000)]
+SIZES = [
+    (1, 1, 0),
+    (0, 0, 0),
+    (5, 0, 0),
+    (1, 1, 1),
+    (3, 7, 20),
+    (300, 2, 5000),
+    (2, 70_000, 5000),
+    (70_000, 9, 100_000),
+]
 
 
 @pytest.mark.parametrize("num_rows,num_cols,num_edges", SIZES)
