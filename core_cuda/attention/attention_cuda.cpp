@@ -66,6 +66,7 @@ OutRows out_rows(const Tensor& t, at::ScalarType storage) {
   out.dim = static_cast<int32_t>(t.size(2));
   out.wide = t.scalar_type() != storage;
   out.aligned = t.size(2) * t.element_size() % 16 == 0;
+  out.whole = out.aligned && !out.wide;
   return out;
 }
 

@@ -38,7 +38,7 @@ __device__ inline Cut<I> range_cut(const I* indptr, int64_t num_rows, int64_t nu
   const int64_t row = find_row(indptr, num_rows, position, lane);
   if (row == num_rows) return {static_cast<I>(num_rows), static_cast<I>(num_edges)};
   const int64_t first = indptr[row], degree = indptr[row + 1] - first, inside = position - first - kRowUnits * row;
-  if (degree > 2 * part.piece) {
+  if (is_hub(degree, part)) {
     const int64_t offset = inside <= kRowUnits ? 0 : (inside - kRowUnits) / part.piece * part.piece;
     return {static_cast<I>(row), static_cast<I>(first + offset)};
   }
@@ -65,7 +65,8 @@ __device__ inline Cut<I> share_cut(const I* indptr, Cut<I> begin, Cut<I> end, in
   }
   const int64_t first = indptr[low], inside = position - first - kRowUnits * low;
   if (low == end.row) {  // nothing of this row, or the first part of a hub
-    const int64_t edge = min(static_cast<int64_t>(end.edge), max(static_cast<int64_t>(begin.edge), first + inside / 4 * 4));
+    const int64_t edge =
+        min(static_cast<int64_t>(end.edge), max(static_cast<int64_t>(begin.edge), first + inside / 4 * 4));
     return {end.row, static_cast<I>(edge)};
   }
   const int64_t degree = indptr[low + 1] - first;
@@ -78,7 +79,7 @@ __device__ inline Cut<I> share_cut(const I* indptr, Cut<I> begin, Cut<I> end, in
   return {static_cast<I>(low), static_cast<I>(max(least, first + offset))};
 }
 
-// The last range cut inside the row, in pieces from its start; a row of `degree` > 2 * piece edges.
+// The last range cut inside the row, in pieces from its start.
 __device__ inline int64_t last_cut(int64_t row_begin, int64_t degree, const Partition& part) {
   const int64_t last = (row_begin + kRowUnits + degree - 1) / part.range_units * part.range_units;
   return (last - row_begin - kRowUnits) / part.piece;

@@ -43,6 +43,21 @@ __device__ __forceinline__ void unpack(const uint4& raw, double (&x)[2], double)
   x[0] = __hiloint2double(raw.y, raw.x), x[1] = __hiloint2double(raw.w, raw.z);
 }
 
+// The same numbers by other instructions, so that the compiler does not keep them in registers from the first time.
+template <class S, int kSize>
+__device__ __forceinline__ void unpack_again(const uint4& raw, Arithmetic<S> (&x)[kSize]) {
+  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * i] = __uint_as_float(__byte_perm(words[i], 0, 0x1044));
+      x[2 * i + 1] = __uint_as_float(__byte_perm(words[i], 0, 0x3244));
+    }
+  } else {
+    unpack(raw, x, S{});
+  }
+}
+
 __device__ __forceinline__ uint4 pack(const float (&x)[4], float) {
   return {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3])};
 }
@@ -73,9 +88,7 @@ __device__ __forceinline__ uint4 pack(const double (&x)[2], double) {
 }
 
 // Rows that many edges share: kept in L2. Rows that are read or written once: first to be evicted.
-__device__ __forceinline__ uint4 load_shared_row(const char* at) {
-  return __ldg(reinterpret_cast<const uint4*>(at));
-}
+__device__ __forceinline__ uint4 load_shared_row(const char* at) { return __ldg(reinterpret_cast<const uint4*>(at)); }
 __device__ __forceinline__ uint4 load_once(const char* at) { return __ldcs(reinterpret_cast<const uint4*>(at)); }
 __device__ __forceinline__ void store_once(char* at, const uint4& raw) { __stcs(reinterpret_cast<uint4*>(at), raw); }
 
@@ -101,12 +114,10 @@ __device__ __forceinline__ float power_of_two(float x) {
 }
 __device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 
-// x with the sign flipped where y is negative.
-__device__ __forceinline__ float flip_sign(float x, float y) {
-  return __uint_as_float(__float_as_uint(x) ^ (__float_as_uint(y) & 0x80000000u));
-}
-__device__ __forceinline__ double flip_sign(double x, double y) {
-  return __longlong_as_double(__double_as_longlong(x) ^ (__double_as_longlong(y) & (1ll << 63)));
-}
+// Of the sum of a softmax: at least 1 unless it is 0 or NaN.
+__device__ __forceinline__ float log_base_two(float x) { return __log2f(x); }
+__device__ __forceinline__ double log_base_two(double x) { return log2(x); }
+__device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
+__device__ __forceinline__ double reciprocal(double x) { return 1 / x; }
 
 }  // namespace edgeless::cuda

@@ -125,13 +125,13 @@ cudaError_t permute(const In* from, const I* order, int64_t count, I* to, cudaSt
   return cudaGetLastError();
 }
 
-#define INSTANTIATE(I)                                                                                               \
-  template cudaError_t check_ids<I>(const I*, int64_t, int64_t, int32_t*, cudaStream_t);                             \
-  template cudaError_t expand_rows<I>(const I*, int64_t, int64_t, I*, cudaStream_t);                                 \
-  template size_t sort_scratch<I>(int64_t, int64_t);                                                                 \
-  template cudaError_t sort_keys<I>(const I*, int64_t, int64_t, void*, I*, I*, cudaStream_t);                        \
-  template cudaError_t row_pointers<I>(const I*, int64_t, int64_t, I*, cudaStream_t);                                \
-  template cudaError_t permute<int32_t, I>(const int32_t*, const I*, int64_t, I*, cudaStream_t);                     \
+#define INSTANTIATE(I)                                                                           \
+  template cudaError_t check_ids<I>(const I*, int64_t, int64_t, int32_t*, cudaStream_t);         \
+  template cudaError_t expand_rows<I>(const I*, int64_t, int64_t, I*, cudaStream_t);             \
+  template size_t sort_scratch<I>(int64_t, int64_t);                                             \
+  template cudaError_t sort_keys<I>(const I*, int64_t, int64_t, void*, I*, I*, cudaStream_t);    \
+  template cudaError_t row_pointers<I>(const I*, int64_t, int64_t, I*, cudaStream_t);            \
+  template cudaError_t permute<int32_t, I>(const int32_t*, const I*, int64_t, I*, cudaStream_t); \
   template cudaError_t permute<int64_t, I>(const int64_t*, const I*, int64_t, I*, cudaStream_t);
 INSTANTIATE(int32_t)
 INSTANTIATE(int64_t)

@@ -29,6 +29,7 @@ struct OutRows {
   int32_t dim = 0;
   bool wide = false;     // elements are A, not storage
   bool aligned = false;  // every head begins on 16 bytes
+  bool whole = false;    // and is made of whole vectors of storage
   constexpr explicit operator bool() const { return base != nullptr; }
 };
 
@@ -56,16 +57,16 @@ struct Args {
   int key_vectors = 0;    // vectors of a head of dst and src
   int value_vectors = 0;  // vectors of a head of value and grad_out
 
-  Rows dst, src, value;      // value is null where the values are the keys (gatv2)
-  const A* att = nullptr;    // [heads, key_vectors * vector]
-  A coefficient = 0;         // scale of the dot product, negative slope of the others
+  Rows dst, src, value;    // value is null where the values are the keys (gatv2)
+  const A* att = nullptr;  // [heads, key_vectors * vector]
+  A coefficient = 0;       // scale of the dot product, negative slope of the others
 
   // Options, all by original edge id; [E, H] arrays are contiguous unless strides are given.
   bool has_dropout = false;
   const int64_t* seed = nullptr;
   uint64_t threshold = 0;
-  A keep_scale = 1;            // 1 / (1 - p)
-  const A* scale = nullptr;    // multiplies a weight after softmax and dropout
+  A keep_scale = 1;          // 1 / (1 - p)
+  const A* scale = nullptr;  // multiplies a weight after softmax and dropout
   int64_t scale_edge = 0, scale_head = 0;
   const A* logit_term = nullptr;  // [E, H] added to the logit (gat: inside the LeakyReLU)
   const A* value_term = nullptr;  // [E, H] added to <grad_out, value>
@@ -76,21 +77,24 @@ struct Args {
 
   // forward
   OutRows out;
-  A* logsumexp = nullptr;       // [Nd, H]; read by the other passes
-  A* logits_out = nullptr;      // [E, H] may be logit_term
+  A* logsumexp = nullptr;   // [Nd, H]; read by the other passes
+  A* logits_out = nullptr;  // [E, H] may be logit_term
 
   // backward
   Rows grad_out, saved_out;
-  bool saved_out_wide = false;  // saved_out holds A, not storage
-  A* delta = nullptr;           // [Nd, H], written by the pass by destination unless given
-  bool delta_given = false;
+  bool saved_out_wide = false;     // saved_out holds A, not storage
+  const A* delta_given = nullptr;  // [Nd, H], where it is not <saved_out, grad_out>
+  // What the pass by destination leaves for the pass by source: pairs (shift, Delta), so that P = 2^(sum - shift) with
+  // the sum that the pass by source makes; or Delta alone, if shift is the logsumexp (base 2) and memory is short.
+  A* stats = nullptr;               // [Nd, H, 2]
+  A* delta = nullptr;               // [Nd, H], where stats is null
   const A* grad_weights = nullptr;  // [E, H]: gradient of returned weights, in place of grad_out
   OutRows grad_dst, grad_src, grad_value;
-  A* grad_att = nullptr;        // [ranges, heads, key_vectors * vector] partial sums
-  A* ds_out = nullptr;          // [E, H] gradient of the logit (gat: of what is inside the LeakyReLU)
-  A* weights_out = nullptr;     // [E, H] weights with dropout; times scale where weights_scaled
+  A* grad_att = nullptr;     // [ranges, heads, key_vectors * vector] partial sums
+  A* ds_out = nullptr;       // [E, H] gradient of the logit (gat: of what is inside the LeakyReLU)
+  A* weights_out = nullptr;  // [E, H] weights with dropout; times scale where weights_scaled
   bool weights_scaled = false;
-  A* grad_scale = nullptr;      // [E, H]
+  A* grad_scale = nullptr;  // [E, H]
 
   A* carry = nullptr;  // pieces of hubs: [2, slots, heads, carry_size]
   int carry_size = 0;

@@ -9,9 +9,10 @@
 
 namespace edgeless::cuda {
 
-template <class A, int kPer>
-struct SourcePieces {  // shared memory
-  A key[kPer][kBlockThreads];
+// Shared memory. Pieces of gatv2 hold one vector, the gradient that their edges amount to.
+template <class A, int kPer, bool kTwoVectors>
+struct SourcePieces {
+  A key[kTwoVectors ? kPer : 1][kTwoVectors ? kBlockThreads : 1];
   A value[kPer][kBlockThreads];
   A scalar[kMaxTeams];
 };
@@ -21,40 +22,41 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
+  constexpr bool kKeys = !Fn::kScalar, kTwoVectors = Fn::kOwnValue && kKeys;
   __shared__ BlockShares<I> shares;
-  __shared__ SourcePieces<A, kPer> pieces;
+  __shared__ SourcePieces<A, kPer, kTwoVectors> pieces;
+  __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
 
   const Place<kWidth> place(args.layout, args.heads);
   divide_block(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
-  const I* indices = static_cast<const I*>(args.graph.indices);
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
   const RowPointers<kVecs> own_rows(args.src, place.head, key_offsets);
   const RowPointers<kVecs> value_rows(args.value, place.head, value_offsets);
   RowPointers<kVecs> keys(args.dst, place.head, key_offsets), grads(args.grad_out, place.head, value_offsets);
-  if constexpr (!Fn::kScalar) keys.hold();
+  if constexpr (kKeys) keys.hold();
   grads.hold();
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
-  const bool steep = kMode >= kOptions && args.coefficient > 1;
   const bool has_grad = kMode == kPlain || args.grad_out;
 
-  A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer], att_acc[kPer];
-  A own_scalar = 0, acc_scalar = 0;  // of the team (gatv2: sum of ds), for gat of the lane until the row ends
+  A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
+  A own_scalar = 0;  // of the row: gat's number; gatv2: the lane's share of <att, x>
+  A acc_scalar = 0;  // of the team (gatv2: sum of ds), for gat of the lane until the row ends
   uint4 own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
-    key_acc[k] = 0, value_acc[k] = 0, att_acc[k] = 0;
-    if constexpr (Fn::kAtt) att[k] *= A(-kLog2e);
+    key_acc[k] = 0, value_acc[k] = 0;
+    if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
     if constexpr (Fn::kOwnValue) value[k] = 0;
   }
+  if constexpr (Fn::kAtt) att_shares.clear();
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
     if constexpr (Fn::kScalar) {
-      if (args.src) own_scalar = to_arithmetic(*reinterpret_cast<const S*>(
-          args.src.base + place.head * args.src.head + static_cast<uint64_t>(walk.row) * args.src.row));
+      if (args.src) own_scalar = load_scalar<S>(args.src, walk.row, place.head);
     } else {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
@@ -69,13 +71,27 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
   };
   auto take_row = [&] {
     if constexpr (!Fn::kScalar) {
-      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own,
-                           [&](A x) { return Fn::own(x, args.coefficient); });
+      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+    }
+    if constexpr (Fn::kAtt) {
+      own_scalar = 0;
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) own_scalar = fma(att[k], Fn::raw(own[k]), own_scalar);
     }
     if constexpr (Fn::kOwnValue) {
       if (has_grad) unpack_row<S, kVecs>(value_raw, place, args.value_vectors, value, [](A x) { return x; });
     }
     fresh = false;
+  };
+
+  // gatv2: value_acc becomes the gradient of the row that the edges so far amount to.
+  auto join = [&] {
+    if constexpr (Fn::kAtt) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        value_acc[k] = fma(Fn::finish(key_acc[k], acc_scalar, args.coefficient), att[k] * A(kLn2), value_acc[k]);
+      }
+    }
   };
 
   // Writes a row's gradients, or its piece where other blocks have others: first the key's part, then the value's.
@@ -92,13 +108,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
         }
       }
       if (piece) carry += 1;
+    } else if constexpr (Fn::kAtt) {
+      if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, value_acc);
+      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.heads, place, value_acc);
     } else {
       A out[kPer];
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        out[k] = Fn::finish(key_acc[k], acc_scalar, args.coefficient);
-        if constexpr (Fn::kAtt) out[k] = fma(out[k], att[k] * A(-kLn2), value_acc[k]);
-      }
+      for (int k = 0; k < kPer; ++k) out[k] = Fn::finish(key_acc[k], acc_scalar, args.coefficient);
       if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, out);
       if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.heads, place, out);
       if (piece) carry += args.key_vectors * kV;
@@ -112,17 +128,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
   bool leader = false, leader_lead = false;
   auto end_row = [&] {
     if constexpr (Fn::kScalar) acc_scalar = quad_sum(acc_scalar, place.mask());
-    if constexpr (Fn::kAtt) {
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        att_acc[k] = fma(Fn::raw(own[k]), Fn::finish(key_acc[k], acc_scalar, args.coefficient), att_acc[k]);
-      }
-    }
+    if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, key_acc, acc_scalar, args.coefficient);
+    join();
     if (walk.lead && place.chain > 0) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
         pieces.value[k][threadIdx.x] = value_acc[k];
-        if constexpr (!Fn::kScalar) pieces.key[k][threadIdx.x] = key_acc[k];
+        if constexpr (kTwoVectors) pieces.key[k][threadIdx.x] = key_acc[k];
       }
       if (place.lane == 0) {
         pieces.scalar[place.team] = acc_scalar;
@@ -139,54 +151,48 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
   };
 
-  I next = 0;  // destination of edge walk.edge + slot
-  if (args.graph.num_edges > 0) {
-    next = __ldg(indices + min(static_cast<int64_t>(walk.edge) + place.slot, args.graph.num_edges - 1));
-  }
-  if (walk.more() && walk.edge < walk.row_end) begin_row();
+  EdgeWindow<I> window(args.graph, place, walk);
+  if (walk.edge < walk.row_end) begin_row();
 
   while (true) {
     if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
     if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
-    const int n = walk.batch();
-    const bool valid = place.slot < n;
-    const I position = walk.edge + place.slot, other = next;
     uint4 key_raw[kBatch][kVecs], grad_raw[kBatch][kVecs];
-    const int64_t stat = static_cast<int64_t>(other) * args.heads + place.head;
-    const A shift = __ldg(args.logsumexp + stat) * A(kLog2e), delta = __ldg(args.delta + stat);
+    if constexpr (kKeys) window.load(keys, key_raw);
+    if (has_grad) {
+      window.load(grads, grad_raw);
+    } else {
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      const I i = from_owner(next, min(u, max(n - 1, 0)));
+      for (int u = 0; u < kBatch; ++u) {
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) {
-        if constexpr (!Fn::kScalar) key_raw[u][v] = load_shared_row(keys.row(v, i));
-        grad_raw[u][v] = has_grad ? load_shared_row(grads.row(v, i)) : uint4{0, 0, 0, 0};
+        for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
       }
     }
-    A other_scalar = 0;
-    if constexpr (Fn::kScalar) {
-      if (args.dst) other_scalar = to_arithmetic(*reinterpret_cast<const S*>(
-          args.dst.base + place.head * args.dst.head + static_cast<uint64_t>(other) * args.dst.row));
+    const Stat<A> stat = Stat<A>::load(args, static_cast<int64_t>(window.index) * args.heads + place.head);
+    A target_scalar = 0;
+    if constexpr (!kKeys) {
+      if (args.dst) target_scalar = load_scalar<S>(args.dst, window.index, place.head);
     }
-    walk.edge += n;
-    if (place.slot < walk.last_edge - walk.edge) next = __ldg(indices + walk.edge + place.slot);
+    const int n = window.take(walk);
+    const bool valid = place.slot < n;
+    window.advance(walk);
     if (fresh) take_row();
 
     // logits and dP
     A s, dp;
-    A hidden[kBatch][kPer];
+    A other[kBatch][kPer];
     {
       A logit[kBatch], product[kBatch];
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
-        logit[u] = 0, product[u] = 0;
+        product[u] = 0;
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) {
           A x[kV], g[kV];
           if constexpr (!Fn::kScalar) {
             unpack(key_raw[u][v], x, S{});
 #pragma unroll
-            for (int k = 0; k < kV; ++k) hidden[u][v * kV + k] = Fn::hidden(own[v * kV + k], x[k]);
+            for (int k = 0; k < kV; ++k) other[u][v * kV + k] = x[k];
           }
           unpack(grad_raw[u][v], g, S{});
 #pragma unroll
@@ -199,20 +205,19 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
           }
         }
         if constexpr (kMode == kEdgeTerm) {
-          const I at = walk.edge - n + min(u, max(n - 1, 0));
-          const I* ids = static_cast<const I*>(args.graph.edge_ids);
-          if (n > 0 && args.proj) subtract_edge_term<S, kVecs>(args, place, ids ? ids[at] : at, hidden[u]);
+          if (n > 0 && args.proj) {
+            add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other[u]);
+          }
         }
         if constexpr (!Fn::kScalar) {
+          typename Fn::template Partial<A, kMode == kEdgeTerm> sum(own_scalar);
 #pragma unroll
-          for (int k = 0; k < kPer; ++k) {
-            logit[u] = Fn::template logit<kMode >= kOptions>(logit[u], own[k], hidden[u][k], att[k], args.coefficient,
-                                                             steep);
-          }
+          for (int k = 0; k < kPer; ++k) sum.add(own[k], other[u][k], att[k]);
+          logit[u] = sum.sum(args.coefficient);
         }
       }
       if constexpr (Fn::kScalar) {
-        s = own_scalar + other_scalar;
+        s = own_scalar + target_scalar;
       } else {
         s = sum_of_own_edge(logit, place.lane, place.width());
       }
@@ -220,7 +225,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     }
     A derivative = 1, factor = 1;
     if constexpr (kMode >= kOptions) {
-      const EdgeFactors<A> edge(args, seed, position, place.head, valid);
+      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + place.slot), place.head, valid);
       if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
       if (args.value_term && valid) dp += args.value_term[edge.at];
       factor = edge.keep * edge.scale;
@@ -231,8 +236,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
       derivative = GatScore::derivative(s, args.coefficient);
       s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
     }
-    const A p = valid ? power_of_two(s - shift) : A(0);
-    const A weight = p * factor, ds = valid ? p * (dp - delta) : A(0);
+    const A p = valid ? power_of_two(s - stat.shift) : A(0);
+    const A weight = p * factor, ds = valid ? p * (dp - stat.delta) : A(0);
 
     A w[kBatch], d[kBatch];
 #pragma unroll
@@ -241,20 +246,18 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
       if constexpr (!Fn::kScalar) d[u] = from_owner(ds, u);
     }
     if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
-    if (n > 0) {
-      if constexpr (Fn::kAtt) acc_scalar += (d[0] + d[1]) + (d[2] + d[3]);
+    if constexpr (Fn::kAtt) acc_scalar += (d[0] + d[1]) + (d[2] + d[3]);
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
+    for (int u = 0; u < kBatch; ++u) {
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) {
-          A g[kV];
-          unpack(grad_raw[u][v], g, S{});
+      for (int v = 0; v < kVecs; ++v) {
+        A g[kV];
+        unpack_again<S>(grad_raw[u][v], g);
 #pragma unroll
-          for (int k = 0; k < kV; ++k) {
-            value_acc[v * kV + k] = fma(w[u], g[k], value_acc[v * kV + k]);
-            if constexpr (!Fn::kScalar) {
-              key_acc[v * kV + k] = Fn::grad(key_acc[v * kV + k], hidden[u][v * kV + k], d[u]);
-            }
+        for (int k = 0; k < kV; ++k) {
+          value_acc[v * kV + k] = fma(w[u], g[k], value_acc[v * kV + k]);
+          if constexpr (!Fn::kScalar) {
+            Fn::grad(key_acc[v * kV + k], own[v * kV + k], other[u][v * kV + k], d[u]);
           }
         }
       }
@@ -265,20 +268,20 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
   if (leader) {
     bool complete = false;
     for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
-      const int ahead = (chain - place.chain) * place.heads, team = place.team + ahead;
+      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
       if (shares.status[team] == kNoPiece) continue;
       complete = shares.status[team] == kRowEnds;
       acc_scalar += pieces.scalar[team];
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
         value_acc[k] += pieces.value[k][threadIdx.x + ahead * place.width()];
-        if constexpr (!Fn::kScalar) key_acc[k] += pieces.key[k][threadIdx.x + ahead * place.width()];
+        if constexpr (kTwoVectors) key_acc[k] += pieces.key[k][threadIdx.x + ahead * place.width()];
       }
     }
     emit(walk.last_row, leader_lead, complete);
   }
   if constexpr (Fn::kAtt) {
-    if (args.grad_att) store_att_partial<S, kVecs>(args, place, att_acc, pieces.key);
+    if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }
 }
 

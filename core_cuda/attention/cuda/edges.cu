@@ -48,8 +48,8 @@ __global__ void edge_ends_kernel(Graph graph, I* dst, I* src) {
 }
 
 template <class A, class S, class I>
-__global__ void edge_dot_kernel(const A* rows, const I* end, const S* attr, int64_t edges, int heads, int dim,
-                                A factor, A* out) {
+__global__ void edge_dot_kernel(const A* rows, const I* end, const S* attr, int64_t edges, int heads, int dim, A factor,
+                                A* out) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= edges * heads) return;
   const int64_t edge = at / heads, head = at % heads;
@@ -146,8 +146,8 @@ cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Dtype storag
   if (edges * heads == 0) return cudaSuccess;
   return with_storage<A>(storage, [&](auto zero) {
     using S = decltype(zero);
-    edge_dot_kernel<A, S, I><<<blocks_for(edges * heads), kThreads, 0, stream>>>(
-        rows, end, static_cast<const S*>(attr), edges, heads, dim, factor, out);
+    edge_dot_kernel<A, S, I><<<blocks_for(edges * heads), kThreads, 0, stream>>>(rows, end, static_cast<const S*>(attr),
+                                                                                 edges, heads, dim, factor, out);
   });
 }
 
@@ -157,8 +157,8 @@ cudaError_t edge_combine(const A* a, const A* x, const A* b, const A* y, const I
   if (edges * dim == 0) return cudaSuccess;
   return with_storage<A>(storage, [&](auto zero) {
     using S = decltype(zero);
-    edge_combine_kernel<A, S, I><<<blocks_for(edges * dim), kThreads, 0, stream>>>(a, x, b, y, end, edges, heads, dim,
-                                                                                  static_cast<S*>(out));
+    edge_combine_kernel<A, S, I>
+        <<<blocks_for(edges * dim), kThreads, 0, stream>>>(a, x, b, y, end, edges, heads, dim, static_cast<S*>(out));
   });
 }
 
@@ -182,12 +182,12 @@ cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* ou
   return cudaGetLastError();
 }
 
-#define INSTANTIATE(A, I)                                                                                            \
+#define INSTANTIATE(A, I)                                                                                              \
   template cudaError_t edge_dot<A, I>(const A*, const I*, const void*, Dtype, int64_t, int, int, A, A*, cudaStream_t); \
-  template cudaError_t edge_combine<A, I>(const A*, const A*, const A*, const A*, const I*, int64_t, int, int, void*, \
-                                          Dtype, cudaStream_t);                                                      \
-  template cudaError_t hidden_gradient<A, I>(const Rows&, const Rows&, Dtype, const I*, const I*, const A*, int64_t,  \
-                                             int64_t, int, int, A, A*, cudaStream_t);                                \
+  template cudaError_t edge_combine<A, I>(const A*, const A*, const A*, const A*, const I*, int64_t, int, int, void*,  \
+                                          Dtype, cudaStream_t);                                                        \
+  template cudaError_t hidden_gradient<A, I>(const Rows&, const Rows&, Dtype, const I*, const I*, const A*, int64_t,   \
+                                             int64_t, int, int, A, A*, cudaStream_t);                                  \
   template cudaError_t row_dot<A, I>(const Graph&, const A*, const A*, int, A*, cudaStream_t);
 INSTANTIATE(float, int32_t)
 INSTANTIATE(float, int64_t)

@@ -16,7 +16,13 @@ constexpr int min_blocks(Pass pass, int vectors) {
   const int numbers = vectors * kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
   if (numbers > 16) return 2;
   if (numbers > 8) return 3;
-  return pass == Pass::forward ? 5 : 4;
+  return 4;
+}
+
+constexpr int quad_blocks(Pass pass, int vectors) {
+  if (vectors <= 1) return 5;
+  if (vectors == 2) return pass == Pass::by_src ? 3 : 4;
+  return pass == Pass::forward ? 4 : pass == Pass::by_dst ? 3 : 2;
 }
 
 // Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its first
@@ -62,10 +68,11 @@ struct RowPointers {
   }
 };
 
-// Numbers beyond the row's end are zero.
+// The head's part of a vector [heads, vectors]. Numbers beyond the row's end are zero.
 template <class S, int kVecs, class P>
 __device__ inline void load_vector(const Arithmetic<S>* vector, const P& place, int vectors,
                                    Arithmetic<S> (&to)[kVecs * kVec<S>]) {
+  vector += place.head * vectors * kVec<S>;
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     const int at = v * place.width() + place.lane;
@@ -88,12 +95,90 @@ __device__ __forceinline__ void unpack_row(const uint4 (&raw)[kVecs], const P& p
   }
 }
 
+template <class S, int kVecs>
+__device__ __forceinline__ void unpack_all(const uint4 (&raw)[kVecs], Arithmetic<S> (&to)[kVecs * kVec<S>]) {
+#pragma unroll
+  for (int v = 0; v < kVecs; ++v) {
+    Arithmetic<S> x[kVec<S>];
+    unpack(raw[v], x, S{});
+#pragma unroll
+    for (int k = 0; k < kVec<S>; ++k) to[v * kVec<S> + k] = x[k];
+  }
+}
+
+// gat's number of a node and head.
+template <class S, class I>
+__device__ __forceinline__ Arithmetic<S> load_scalar(const Rows& rows, I index, int head) {
+  return to_arithmetic(
+      *reinterpret_cast<const S*>(rows.base + head * rows.head + static_cast<uint64_t>(index) * rows.row));
+}
+
+// The batch of edges at hand: up to four of one row. It is chosen one batch ahead, so that its rows can be loaded
+// before the batch before it is done. Places beyond its end repeat an edge of the row, so that no row gets to see
+// what belongs to another.
+template <class I>
+struct EdgeWindow {
+  const I* indices;
+  int slot;
+  I index, next;  // other end of the edge that this lane owns, of this batch and of the next
+  int count;      // edges that are loaded
+
+  template <class P>
+  __device__ EdgeWindow(const Graph& graph, const P& place, const Walk<I>& walk)
+      : indices(held(static_cast<const I*>(graph.indices))), slot(place.slot) {
+    const int64_t last = graph.num_edges - 1;
+    index = next = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + slot, last));
+    choose(walk);
+  }
+
+  // How many edges the batch that begins at walk.edge may have.
+  __device__ __forceinline__ void choose(const Walk<I>& walk) {
+    const I end = walk.edge < walk.row_end ? walk.row_end : walk.next_end;
+    count = max(1, static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(end - walk.edge))));
+  }
+
+  // Takes the batch: returns its number of edges, 0 for an idle team, and asks for the indices of the next.
+  __device__ __forceinline__ int take(Walk<I>& walk) {
+    const int n = min(count, walk.batch(kBatch));
+    walk.edge += n;
+    if (slot < walk.last_edge - walk.edge) next = __ldg(indices + (walk.edge + slot));
+    return n;
+  }
+
+  __device__ __forceinline__ void advance(const Walk<I>& walk) {
+    index = next;
+    choose(walk);
+  }
+
+  template <int kVecs>
+  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, uint4 (&raw)[kBatch][kVecs]) const {
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const I j = from_owner(index, min(u, count - 1));
+#pragma unroll
+      for (int v = 0; v < kVecs; ++v) raw[u][v] = load_shared_row(rows.row(v, j));
+    }
+  }
+};
+
 // Stores the lane's part of a row of a contiguous [rows, heads, dim] tensor.
 template <class S, int kVecs, class P>
 __device__ inline void store_row(const OutRows& out, int64_t row, int heads, const P& place,
                                  const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
   const int64_t first = (row * heads + place.head) * out.dim;
+  if (out.whole) {
+    char* to = out.base + first * sizeof(S);
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      const int at = v * place.width() + place.lane;
+      A part[kVec<S>];
+#pragma unroll
+      for (int k = 0; k < kVec<S>; ++k) part[k] = x[v * kVec<S> + k];
+      if (at * kVec<S> < out.dim) store_once(to + at * 16, pack(part, S{}));
+    }
+    return;
+  }
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     const int at = (v * place.width() + place.lane) * kVec<S>;
@@ -101,9 +186,7 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
     A part[kVec<S>];
 #pragma unroll
     for (int k = 0; k < kVec<S>; ++k) part[k] = x[v * kVec<S> + k];
-    if (out.aligned && at + kVec<S> <= out.dim && !out.wide) {
-      store_once(out.base + (first + at) * sizeof(S), pack(part, S{}));
-    } else if (out.aligned && at + kVec<S> <= out.dim) {
+    if (out.wide && out.aligned && at + kVec<S> <= out.dim) {
       A* to = reinterpret_cast<A*>(out.base) + first + at;
 #pragma unroll
       for (int k = 0; k < kVec<S>; k += kVec<A>) {
@@ -139,6 +222,29 @@ __device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vector
   }
 }
 
+// Stat of a destination, see Args::stats.
+template <class A>
+struct Stat {
+  A shift, delta;
+
+  static __device__ __forceinline__ Stat load(const Args<A>& args, int64_t at) {
+    if (args.stats) {
+      using Pair = std::conditional_t<sizeof(A) == 8, double2, float2>;
+      const Pair pair = __ldg(reinterpret_cast<const Pair*>(args.stats) + at);
+      return {pair.x, pair.y};
+    }
+    return {__ldg(args.logsumexp + at) * A(kLog2e), __ldg(args.delta + at)};
+  }
+
+  __device__ __forceinline__ void store(const Args<A>& args, int64_t at) const {
+    if (args.stats) {
+      args.stats[2 * at] = shift, args.stats[2 * at + 1] = delta;
+    } else if (args.delta) {
+      args.delta[at] = delta;
+    }
+  }
+};
+
 // The dropout factor of one edge and head: 0 or 1 / (1 - p).
 template <class A>
 __device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, int64_t edge_id, int head) {
@@ -146,6 +252,12 @@ __device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, 
   const int lane = head & 3;
   const uint32_t r = lane < 2 ? (lane == 0 ? draw.lane[0] : draw.lane[1]) : (lane == 2 ? draw.lane[2] : draw.lane[3]);
   return r < args.threshold ? A(0) : args.keep_scale;
+}
+
+template <class I>
+__device__ __forceinline__ int64_t edge_id(const Graph& graph, I position) {
+  const I* ids = static_cast<const I*>(graph.edge_ids);
+  return ids ? static_cast<int64_t>(ids[position]) : static_cast<int64_t>(position);
 }
 
 // What the options say about the edge that this lane owns.
@@ -156,30 +268,29 @@ struct EdgeFactors {
 
   template <class I>
   __device__ __forceinline__ EdgeFactors(const Args<A>& args, uint64_t seed, I position, int head, bool valid) {
-    const I* ids = static_cast<const I*>(args.graph.edge_ids);
-    const int64_t id = !valid ? 0 : ids ? static_cast<int64_t>(ids[position]) : static_cast<int64_t>(position);
+    const int64_t id = valid ? edge_id(args.graph, position) : 0;
     at = id * args.heads + head;
     if (args.has_dropout) keep = dropout_factor(args, seed, id, head);
     if (args.scale && valid) scale = args.scale[id * args.scale_edge + head * args.scale_head];
   }
 };
 
-// gatv2's edge term of edge `id`, taken off `n`: W_h e, for the lane's part of the head. `n` is -(x_l + x_r).
+// Adds gatv2's edge term of edge `id`, W_h e, to the lane's part of a row.
 template <class S, int kVecs, class P>
-__device__ inline void subtract_edge_term(const Args<Arithmetic<S>>& args, const P& place, int64_t id,
-                                          Arithmetic<S> (&n)[kVecs * kVec<S>]) {
+__device__ inline void add_edge_term(const Args<Arithmetic<S>>& args, const P& place, int64_t id,
+                                     Arithmetic<S> (&x)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
   const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + id * args.edge_attr.row);
   const int width = args.key_vectors * kVec<S>;
   const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * width;
   for (int d = 0; d < args.edge_dim; ++d, proj += width) {
-    const A x = to_arithmetic(attr[d]);
+    const A e = to_arithmetic(attr[d]);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
       const int at = v * place.width() + place.lane;
       if (at >= args.key_vectors) continue;
 #pragma unroll
-      for (int k = 0; k < kVec<S>; ++k) n[v * kVec<S> + k] = fma(-x, proj[at * kVec<S> + k], n[v * kVec<S> + k]);
+      for (int k = 0; k < kVec<S>; ++k) x[v * kVec<S> + k] = fma(e, proj[at * kVec<S> + k], x[v * kVec<S> + k]);
     }
   }
 }

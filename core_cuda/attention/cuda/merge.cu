@@ -29,8 +29,9 @@ __device__ Hub find_hub(const Graph& graph, const Partition& part, int64_t slot)
     }
   }
   const int64_t first = indptr[low], degree = indptr[low + 1] - first;
-  if (degree <= 2 * part.piece || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};
-  return {low, last_cut(first + kRowUnits * low, degree, part) + 1};
+  if (!is_hub(degree, part) || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};
+  const int64_t cuts = last_cut(first + kRowUnits * low, degree, part);
+  return {low, cuts > 0 ? cuts + 1 : 0};
 }
 
 // Piece number `piece` of a hub whose first cut has slot `slot`.

@@ -25,13 +25,14 @@ __device__ __forceinline__ T held(T x) {
   return x;
 }
 
-// kWidth: lanes of a team where it is known when compiling, else 0.
-template <int kWidth>
+// kWidth: lanes of a team where it is known when compiling, else 0. Neighbouring teams take the heads of one edge, or,
+// with kOneHeadAWarp, neighbouring chains of one head.
+template <int kWidth, bool kOneHeadAWarp = false>
 struct Place {
   int runtime_width;
   int lane, slot;  // lane in the team, edge of a batch that this lane owns
   int team, chain, chains;
-  int heads;       // of the slice; also the distance between neighbouring chains' teams
+  int chain_distance;  // in teams
   int head;
   bool working;
 
@@ -41,10 +42,11 @@ struct Place {
     lane = held(thread & (width() - 1));
     slot = held(thread & (kBatch - 1));
     team = thread / width();
-    heads = layout.heads_per_slice;
-    chain = team / heads;
+    const int heads = layout.heads_per_slice;
     chains = kBlockThreads / width() / heads;
-    head = static_cast<int>(blockIdx.y) * heads + team % heads;
+    chain = kOneHeadAWarp ? team % chains : team / heads;
+    chain_distance = kOneHeadAWarp ? 1 : heads;
+    head = static_cast<int>(blockIdx.y) * heads + (kOneHeadAWarp ? team / chains : team % heads);
     working = chain < chains && head < all_heads;
     if (!working) head = 0;
   }
@@ -93,25 +95,30 @@ struct Walk {
   I row, edge, row_end, next_end;
   I last_row, last_edge;  // whole rows before last_row, and that row's edges before last_edge
   bool lead;              // the row began in an earlier share
+  bool pending;           // there is a row to end, perhaps with edges before that
 
   template <class P>
   __device__ Walk(const Graph& graph, const P& place, const BlockShares<I>& s)
       : indptr(static_cast<const I*>(graph.indptr)) {
     if (!place.working) {
       row = edge = row_end = next_end = last_row = last_edge = 0;
-      lead = false;
+      lead = pending = false;
       return;
     }
     const Cut<I> begin = s.cuts[place.chain], end = s.cuts[place.chain + 1];
     row = begin.row, edge = begin.edge, last_row = end.row, last_edge = end.edge;
-    lead = more() && edge > indptr[row];
-    row_end = !more() ? edge : row < last_row ? indptr[row + 1] : last_edge;
+    pending = more();
+    lead = pending && edge > indptr[row];
+    row_end = !pending ? edge : row < last_row ? indptr[row + 1] : last_edge;
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
   }
 
+  // Whether there is another row, from the place between two rows.
   __device__ bool more() const { return row < last_row || (row == last_row && edge < last_edge); }
   __device__ bool row_complete() const { return row < last_row; }
-  __device__ int batch() const { return static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(row_end - edge))); }
+  __device__ int batch(int most) const {
+    return static_cast<int>(min(static_cast<I>(most), static_cast<I>(row_end - edge)));
+  }
 
   __device__ void next_row() {
     ++row;
@@ -120,7 +127,7 @@ struct Walk {
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
   }
 
-  __device__ bool at_row_end() const { return edge == row_end && more(); }
+  __device__ bool at_row_end() const { return edge == row_end && pending; }
 
   // At the end of a row: ends it and those without edges after it; true if there is another one to begin.
   template <class F>
@@ -129,9 +136,9 @@ struct Walk {
       end_row();
       next_row();
     } while (more() && edge == row_end);
-    if (more()) return true;
-    row_end = edge;
-    return false;
+    pending = more();
+    if (!pending) row_end = edge;
+    return pending;
   }
 };
 

@@ -2,5 +2,5 @@
 
 namespace edgeless::cuda {
 template cudaError_t run_instance<float, DotScore>(const Problem&, const Plan&, const Args<Arithmetic<float>>&,
-                                                 cudaStream_t);
+                                                   cudaStream_t);
 }  // namespace edgeless::cuda

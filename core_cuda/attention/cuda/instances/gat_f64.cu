@@ -2,5 +2,5 @@
 
 namespace edgeless::cuda {
 template cudaError_t run_instance<double, GatScore>(const Problem&, const Plan&, const Args<Arithmetic<double>>&,
-                                                 cudaStream_t);
+                                                    cudaStream_t);
 }  // namespace edgeless::cuda
