@@ -200,8 +200,9 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
         out = x.new_zeros(graph.num_dst, x.size(1))
         out = out.scatter_reduce(0, index, x[src], "a" + reduce, include_self=False)
     else:
-        out = torch.stack([_extremum(x[src[dst == i]], reduce, ties) for i in range(graph.num_dst)] or [x[:0].sum(0)])
-        out = out[: graph.num_dst]
+        gathered = x[src[dst.argsort(stable=True)]]  # one gather: a gradient per row would each be as large as x
+        rows = gathered.split(graph.in_degrees().tolist()) if graph.num_dst else ()
+        out = torch.stack([_extremum(row, reduce, ties) for row in rows]) if rows else gathered
     isolated = graph.in_degrees() == 0
     return torch.where(isolated.unsqueeze(1), torch.full_like(out, fill), out)
 
