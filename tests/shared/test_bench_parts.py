@@ -149,8 +149,9 @@ def test_peaks_count_what_is_kept_and_not_the_inputs(monkeypatch):
     works = iter([Work(lambda: x.expand(1000, 20 * 1049), [x]), Work(compute, [x])])
     monkeypatch.setattr(memory, "build", lambda *args: next(works))
     peaks = memory.measure(op_case("gat_H1_D1", "fp32"), "plain", toy)
-    assert 140 * mb <= peaks["forward"] < 170 * mb
-    assert 140 * mb <= peaks["first_call"] < 170 * mb
+    # A few pages may have been the process's before; leaving out what is kept would be 100, counting the inputs 220.
+    assert 135 * mb <= peaks["forward"] < 170 * mb
+    assert 135 * mb <= peaks["first_call"] < 170 * mb
 
 
 def test_the_figures_of_the_h200_are_read():
