@@ -64,6 +64,20 @@ def want_cuda() -> bool:
     return True
 
 
+def torch_runtime() -> list[str]:
+    """The libstdc++ that torch runs with, to be linked before the compiler's own.
+
+    A compiler that brings a static libstdc++ alone (some toolchains outside the system do) puts a second copy into the
+    extension. Streams then look up their facets by the numbers of one copy in the tables of the other, and the first
+    number in an error message ends the process.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    return sorted({line.split()[-1] for line in maps if re.search(r"/libstdc\+\+\.so\.6[^/]*$", line)})
+
+
 def extension():
     # Instruction sets are chosen per function inside the sources, so one binary runs on any machine of this kind.
     # -g0: Python's own flags ask for debug information, which makes the build slower and the file ten times larger.
@@ -72,7 +86,7 @@ def extension():
     link = []
     if sys.platform == "linux":
         cxx.append("-fopenmp")
-        link.append("-fopenmp")
+        link += ["-fopenmp", *torch_runtime()]
     files = sources(".cpp")
     if not want_cuda():
         files = [f for f in files if not f.endswith("_cuda.cpp")]

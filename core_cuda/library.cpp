@@ -44,13 +44,20 @@ TORCH_LIBRARY(edgeless, m) {
 
   // Min and max: arg is the position of the extremum within its row. ties: what equal extrema get of the gradient,
   // "first" all to the first, "shared" equal parts, "scatter" equal parts and one more part lost where the extremum is
-  // 0 (torch's scatter_reduce on zeros). tied says in which rows there is something to share.
+  // 0 (torch's scatter_reduce on zeros). tied says in which rows there is something to share; there arg on CUDA says
+  // among how many (core_cuda/reduction/cuda/args.h). arg and tied are for the backward on the same device alone.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
       "str ties) -> (Tensor out, Tensor arg, Tensor tied)");
   m.def(
       "neighbor_reduce_backward(Tensor grad_out, Tensor x, Tensor out, Tensor arg, Tensor tied, Tensor[] csr, "
       "Tensor[] csc, str reduce, str ties) -> Tensor");
+
+  // Linear maps of one input: x weights[k]^T + biases[k]. needs: x, every weight, every bias.
+  m.def("project(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
+  m.def("project_backward(Tensor?[] grads, Tensor x, Tensor[] weights, bool[] needs) -> Tensor[]");
+  // x [N, F] + row [F]
+  m.def("add_row(Tensor x, Tensor row) -> Tensor");
 }
 
 PYBIND11_MODULE(_C, m) {

@@ -12,14 +12,17 @@ from torch.nn import Parameter
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
-from edgeless.adapter import FusedLayer
+from edgeless.adapter import FusedLayer, is_hooked
+from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
+from edgeless.projection import add, add_row, is_plain, project
 
 from .convert import check_flow, kind_of, with_loop_features
 
 PLAIN = (Tensor, Parameter)
+LINEAR = (Linear, torch.nn.Linear)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _STEPS = ("message", "edge_update", "aggregate", "message_and_aggregate", "update")
 _HOOKS = tuple(
@@ -117,7 +120,7 @@ class FusedConv(FusedLayer):
             names = dict.fromkeys(self.aggregations.values())
             known = "only sum" if len(names) == 1 else "know " + ", ".join(names)
             reasons.append(f"aggr is {self.aggr!r} and the kernels {known}")
-        elif _is_hooked(self.aggr_module):
+        elif is_hooked(self.aggr_module):
             reasons.append("aggr_module has hooks")
         return reasons + transform_refusals()
 
@@ -128,7 +131,7 @@ class FusedConv(FusedLayer):
             return None
         if lin is None:
             return "edge_attr is given to a layer without edge_dim"
-        if type(lin) is not Linear or _is_hooked(lin) or lin.bias is not None:
+        if type(lin) is not Linear or is_hooked(lin) or lin.bias is not None:
             return "lin_edge is not a plain linear map"
         if type(edge_attr) not in PLAIN or edge_attr.dtype not in FLOATS:
             return "edge_attr is not a plain floating tensor"
@@ -153,6 +156,16 @@ class FusedConv(FusedLayer):
             edge_attr = with_loop_features(kind, edge_index, graph, edge_attr, self.fill_value)
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
+    @staticmethod
+    def _project(x: Tensor, *linears: torch.nn.Module) -> list[Tensor]:
+        """The maps' results for one input, see :func:`edgeless.projection.project`."""
+        return project(x, *linears, kinds=LINEAR)
+
+    @staticmethod
+    def _add_map(out: Tensor, x: Tensor, linear: torch.nn.Module) -> Tensor:
+        """``out + linear(x)``."""
+        return add(project(x, linear, kinds=LINEAR)[0], out, own=is_plain(linear, LINEAR))
+
     def _merge_heads(self, out: Tensor) -> Tensor:
         """``[Nd, H, C]`` to ``[Nd, H * C]``, or to the mean over heads ``[Nd, C]``."""
         return out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(dim=1)
@@ -162,7 +175,7 @@ class FusedConv(FusedLayer):
         out = self._merge_heads(out)
         if res is not None:
             out = out + res
-        return out if self.bias is None else out + self.bias
+        return out if self.bias is None else add_row(out, self.bias)
 
     # What users do to a layer ----------------------------------------------------------------------------------------
 
@@ -223,29 +236,8 @@ def pair(x: Any) -> tuple:
     return None, None
 
 
-def _is_hooked(module: torch.nn.Module) -> bool:
-    """Whether calling the module does more than its forward."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
-
-
 def _multiplies(features: Tensor, weight: Tensor) -> bool:
     """Whether torch would multiply the two: equal dtypes, or autocast, which leaves float64 alone."""
     if features.dtype == weight.dtype:
         return True
     return autocasts(features.device.type) and torch.float64 not in (features.dtype, weight.dtype)
-
-
-def autocasts(device_type: str) -> bool:
-    """Whether autocast is on for a kind of device."""
-    if _AUTOCAST_TAKES_DEVICE:
-        return torch.is_autocast_enabled(device_type)
-    return torch.is_autocast_cpu_enabled() if device_type == "cpu" else torch.is_autocast_enabled()
-
-
-try:
-    torch.is_autocast_enabled("cpu")
-    _AUTOCAST_TAKES_DEVICE = True
-except TypeError:  # torch < 2.4
-    _AUTOCAST_TAKES_DEVICE = False

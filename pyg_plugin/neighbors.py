@@ -9,11 +9,12 @@ import torch_geometric.typing
 from torch import Tensor
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
+from edgeless.autocast import autocasts
 from edgeless.functional import neighbor_reduce, spmm
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 
-from .conv import FLOATS, PLAIN, autocasts, pair
+from .conv import FLOATS, PLAIN, pair
 from .convert import EdgeList, Handle, SortedEdgeList, SparseMatrix, SparseStorage, kind_of
 from .nn import aggr as fused
 

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .backends import NotFusedError, current_backend, explain
+
+
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether calling the module does more than its forward, for hooks of its own."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
 
 
 class FusedLayer:

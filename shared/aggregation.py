@@ -163,12 +163,24 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
     return cast(products if x_dst.dim() == 3 else products.squeeze(1), dtype)
 
 
-def _arg_dtype(graph) -> torch.dtype:
-    """The narrowest type that holds every position within a row; int32 where looking would cost more than it saves."""
-    if compiling() or (graph.device.type == "cuda" and graph._max_in_degree is None):
+def _arg_dtype(graph, ties: str) -> torch.dtype:
+    """The narrowest type that holds every position within a row; int32 where looking would cost more than it saves.
+
+    On CUDA one bit more says that the extremum is shared, by at most the degree and one.
+    """
+    degree = None if compiling() else graph.max_in_degree_at_hand()
+    if degree is None:
         return torch.int32
-    degree = graph.max_in_degree
+    if graph.device.type == "cuda" and ties != "first":
+        degree = 2 * (degree + 1)
     return torch.uint8 if degree <= 2**8 else torch.int16 if degree <= 2**16 else torch.int32
+
+
+def _gathers_gradient(graph, x: Tensor) -> bool:
+    """Whether the backward reads the transpose. On CUDA that beats sending the gradient until, at this degree, too few
+    of the edges that it looks at have something to give (docs/performance.md)."""
+    needed = x.is_cuda and torch.is_grad_enabled() and x.requires_grad
+    return needed and graph.num_edges <= 48 * graph.num_dst
 
 
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:
@@ -194,7 +206,6 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     _check_device(call, graph, x=x)
     if runs_reference(call, x.device, "neighbor_reduce"):
         return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)
-    csr = _arrays(graph.csr)
-    needs_csc = x.is_cuda and torch.is_grad_enabled() and x.requires_grad
-    csc = _arrays(graph.csc) if needs_csc else []
-    return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, _arg_dtype(graph), ties)[0]
+    csr, arg_dtype = _arrays(graph.csr), _arg_dtype(graph, ties)
+    csc = _arrays(graph.csc) if _gathers_gradient(graph, x) else []
+    return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties)[0]

@@ -33,7 +33,15 @@ from .functional_checks import promoted as _promoted
 from .functional_checks import runs_reference as _runs_reference
 from .ops.attention import statistics_dtype
 
-__all__ = ["dot_attention", "gat_attention", "gatv2_attention", "neighbor_reduce", "sddmm_dot", "spmm"]
+__all__ = [
+    "cosine_attention",
+    "dot_attention",
+    "gat_attention",
+    "gatv2_attention",
+    "neighbor_reduce",
+    "sddmm_dot",
+    "spmm",
+]
 
 Seed = Union[int, Tensor, None]
 
@@ -259,3 +267,80 @@ def dot_attention(
         graph, "dot", scale, q, k, v, None, edge_attr, edge_proj, edge_scale,
         dropout, seed, return_weights, out_dtype,
     )  # fmt: skip
+
+
+def cosine_attention(
+    graph,
+    x: Tensor,
+    x_dst: Optional[Tensor] = None,
+    beta: Union[float, Tensor] = 1.0,
+    *,
+    eps: float = 1e-12,
+    edge_scale: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    seed: Seed = None,
+    return_weights: Optional[str] = None,
+    out_dtype: Optional[torch.dtype] = None,
+):
+    r"""Attention by cosine similarity (Thekumparampil et al.: "Attention-based Graph Neural Network for
+    Semi-supervised Learning", 2018, equation 4).
+
+    .. math:: o_i = \sum_j \mathrm{softmax}_j(\beta \cos(x^r_i, x_j))\, x_j
+
+    Args:
+        graph (edgeless.Graph): messages flow from sources to destinations.
+        x (Tensor): sources ``[Ns, H, C]``; keys and values at once.
+        x_dst (Tensor, optional): destinations ``[Nd, H, C]``; None is ``x``, in a graph with Nd = Ns.
+        beta (float or Tensor): ``[1]`` or one for every head, ``[H]``.
+        eps (float): a shorter norm counts as this one, as in :func:`torch.nn.functional.normalize`.
+
+    The other options, and what is raised, stand at the head of :mod:`edgeless.functional`; there are no edge features.
+
+    Returns:
+        Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
+    """
+    call = "cosine_attention"
+    _expect(call, "x", x, (graph.num_src, None, None), "[Ns, H, C]")
+    _, heads, channels = x.shape
+    if x_dst is not None:
+        _expect(call, "x_dst", x_dst, (graph.num_dst, heads, channels), "[Nd, H, C]")
+    elif graph.num_dst != graph.num_src:
+        raise ValueError(
+            f"{call}: x_dst must be a Tensor for a graph with {graph.num_src} source and {graph.num_dst} destination "
+            "nodes, got None"
+        )
+    given_beta = beta if isinstance(beta, Tensor) else None
+    if given_beta is not None:
+        _expect(call, "beta", beta, (1 if beta.shape == (1,) else heads,), "[1] or [H]")
+    elif not isinstance(beta, (int, float)):
+        raise ValueError(f"{call}: beta must be a number or a Tensor, got {type(beta).__name__}")
+    if not eps >= 0:
+        raise ValueError(f"{call}: eps must not be negative, got {eps}")
+    _check_common(
+        call, graph, (("x", x), ("x_dst", x_dst), ("beta", given_beta)), heads,
+        None, None, edge_scale, (), dropout, return_weights,
+    )  # fmt: skip
+    options = {"edge_scale": edge_scale, "dropout": dropout, "seed": seed, "return_weights": return_weights}
+    if _runs_reference(call, x.device):
+        return reference.cosine_attention(graph, x, x_dst, beta, eps=eps, out_dtype=out_dtype, **options)
+    out_dtype = out_dtype or _promoted((x, x_dst, given_beta, edge_scale))
+    rows = _promoted((x, x_dst))
+    if x.is_cuda:  # the score has no kernel there: the keys are a tensor of their own
+        keys = _over_norm(x, eps, 1.0).to(rows)
+        query = _over_norm(x if x_dst is None else x_dst, eps, beta).to(rows)
+        return dot_attention(graph, query, keys, x, scale=1.0, out_dtype=out_dtype, **options)
+    if given_beta is None:
+        beta = torch.full((1,), float(beta), dtype=statistics_dtype(rows), device=x.device)
+    return _fused(
+        graph, "cosine", eps, x if x_dst is None else x_dst, x, None, beta.expand(heads).unsqueeze(1), None, None,
+        edge_scale,
+        dropout, seed, return_weights, out_dtype,
+    )  # fmt: skip
+
+
+def _over_norm(x: Tensor, eps: float, factor: Union[float, Tensor]) -> Tensor:
+    """``factor * x / max(|x|, eps)`` over the last dimension of ``x`` ``[N, H, C]``; not rounded to 16 bits."""
+    x = _cast(x, statistics_dtype(x.dtype))
+    if isinstance(factor, Tensor):
+        factor = _cast(factor, x.dtype).unsqueeze(-1)
+    return x * (factor / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(eps))

@@ -69,6 +69,7 @@ class Graph:
         self._looped: Optional[Graph] = None
         self._zero_in_degree: Optional[bool] = None
         self._max_in_degree: Optional[int] = None
+        self._max_in_degree_asked = 0  # how often; then what is on its way from the GPU
         self._scales: dict = {}  # see degree_scale
 
     # Constructors ----------------------------------------------------------------------------------------------------
@@ -326,6 +327,26 @@ class Graph:
             self._max_in_degree = int(self.in_degrees().max()) if self._num_dst else 0
         return self._max_in_degree
 
+    def max_in_degree_at_hand(self) -> Optional[int]:
+        """:attr:`max_in_degree` if it can be had without waiting for a GPU, else None.
+
+        A GPU is asked the second time, so that a graph used once costs nothing, and a later call finds the answer.
+        """
+        if self._max_in_degree is None:
+            if self.device.type != "cuda":
+                return self.max_in_degree
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            if self._max_in_degree_asked == 0:
+                self._max_in_degree_asked = 1
+            elif self._max_in_degree_asked == 1:
+                self._max_in_degree_asked = _on_its_way(self.in_degrees().amax() if self._num_dst else None)
+            else:
+                answer, arrival = self._max_in_degree_asked
+                if arrival.query():
+                    self._max_in_degree = int(answer)
+        return self._max_in_degree
+
     def degree_scale(self, side: str, power: float, dtype: torch.dtype) -> Tensor:
         """``max(degree, 1) ** power`` of every node, kept: in-degrees of side ``"dst"``, out-degrees of ``"src"``."""
         key = (side, power, dtype)
@@ -398,7 +419,7 @@ class Graph:
         return entries * indices.element_size() + sum(t.numel() * t.element_size() for t in others)
 
     def __getstate__(self):
-        return {**self.__dict__, "_looped": None, "_scales": {}}
+        return {**self.__dict__, "_looped": None, "_scales": {}, "_max_in_degree_asked": 0}
 
     def __repr__(self) -> str:
         symmetric = ", symmetric" if self._is_symmetric else ""
@@ -407,6 +428,16 @@ class Graph:
             f"Graph(num_src={self._num_src}, num_dst={self._num_dst}, num_edges={self.num_edges}, "
             f"device={str(self.device)!r}, {dtype}{symmetric})"
         )
+
+
+def _on_its_way(value: Optional[Tensor]):
+    """A copy of a number on the GPU in the host's memory, and the event after which it is there."""
+    answer = torch.zeros((), dtype=torch.int64, pin_memory=True)
+    if value is not None:
+        answer.copy_(value, non_blocking=True)
+    arrival = torch.cuda.Event()
+    arrival.record()
+    return answer, arrival
 
 
 def _compress(call, indptr, indices, edge_ids, num_cols, limit_name, validate) -> Compressed:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "cosine_attention",
     "dot_attention",
     "dropout_mask",
     "gat_attention",
@@ -164,6 +165,29 @@ def dot_attention(
         key, value = key + term, value + term
     logits = (q[dst] * key).sum(-1) * scale
     return _attend(graph, logits, value, edge_scale, dropout, seed, return_weights, out_dtype)
+
+
+def cosine_attention(
+    graph,
+    x: Tensor,
+    x_dst: Optional[Tensor] = None,
+    beta: float | Tensor = 1.0,
+    *,
+    eps: float = 1e-12,
+    edge_scale: Optional[Tensor] = None,
+    dropout: float = 0.0,
+    seed: Tensor | int | None = None,
+    return_weights: Optional[str] = None,
+    out_dtype: Optional[torch.dtype] = None,
+):
+    """Plain version of :func:`edgeless.functional.cosine_attention`."""
+    factor = beta if isinstance(beta, Tensor) else None
+    (x, x_dst, factor, edge_scale), seed, out_dtype = _prepare([x, x_dst, factor, edge_scale], dropout, seed, out_dtype)
+    src, dst = graph.edge_index()
+    unit = F.normalize(x, dim=-1, eps=eps)
+    unit_dst = unit if x_dst is None else F.normalize(x_dst, dim=-1, eps=eps)
+    logits = (beta if factor is None else factor) * (unit_dst[dst] * unit[src]).sum(-1)
+    return _attend(graph, logits, x[src], edge_scale, dropout, seed, return_weights, out_dtype)
 
 
 def spmm(graph, x: Tensor, weight: Optional[Tensor] = None, src_scale=None, dst_scale=None) -> Tensor:

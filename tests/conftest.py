@@ -13,7 +13,7 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """Folder with Cora and the heterophilous graphs, kept beside the repository (see DEVELOPERS.md)."""
+    """Folder with Cora and the heterophilous graphs, kept beside the repository."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"needs the data sets in {SHARED_DATA}")
     return SHARED_DATA

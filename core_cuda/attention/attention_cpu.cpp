@@ -18,6 +18,7 @@ Score kernels_score(ScoreKind kind) {
   switch (kind) {
     case ScoreKind::dot: return Score::dot;
     case ScoreKind::gatv2: return Score::gatv2;
+    case ScoreKind::cosine: return Score::cosine;
     default: return Score::gat;
   }
 }
@@ -163,7 +164,7 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& dst, const at::Te
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
                     in.statistics(), ", got ", kind);
-  at::Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
+  at::Tensor out = empty_rows({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
   at::Tensor logsumexp = at::empty({in.num_dst(), in.heads()}, dst.options().dtype(in.statistics()));
   if (logsumexp.numel() == 0) return {out, logsumexp};
   with_arithmetic(in.rows(), [&](auto zero) {
@@ -199,7 +200,7 @@ at::Tensor attention_weights(const at::Tensor& logsumexp, const at::Tensor& dst,
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   check_dtype(op, "logsumexp", logsumexp, in.statistics());
-  at::Tensor weights = at::empty({in.num_edges(), in.heads()}, logsumexp.options());
+  at::Tensor weights = empty_rows({in.num_edges(), in.heads()}, logsumexp.options());
   if (weights.numel() == 0) return weights;
   with_arithmetic(in.rows(), [&](auto zero) {
     using A = decltype(zero);
@@ -235,12 +236,16 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   const at::Tensor stats = at::empty({in.num_dst(), 2, args.heads}, logsumexp.options());
   stats.select(1, 0).copy_(logsumexp);
   args.stats = stats.data_ptr<A>();
-  call.set_graph(in.csr);
-  call.run(grad_out ? Pass::delta_of_out : Pass::delta);
   // The pass by destination also sharpens Delta where <out, grad_out> is not what the weights give bit by bit.
   const bool inexact =
       grad_out && (in.edge_scale || in.dropout > 0 || in.edge_attr || out->scalar_type() != in.statistics());
-  if (inexact || needs[kDst] || needs[kAtt] || needs[kEdgeAttr] || needs[kEdgeProj] || needs[kEdgeScale]) {
+  const bool by_dst =
+      inexact || needs[kDst] || needs[kAtt] || needs[kEdgeAttr] || needs[kEdgeProj] || needs[kEdgeScale];
+  if (!grad_out || !by_dst) {
+    call.set_graph(in.csr);
+    call.run(grad_out ? Pass::delta_of_out : Pass::delta);
+  }
+  if (by_dst) {
     const int64_t term = args.edge_dim * call.term_width();
     const int64_t parts = call.set_graph(in.csr, needs[kEdgeProj] ? term * int64_t(sizeof(A)) : 0);
     at::Tensor att_parts, proj_parts;
@@ -251,7 +256,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (needs[kEdgeScale] && grad_out) args.grad_scale = grads[kEdgeScale].data_ptr<A>();
     call.run(Pass::by_dst);
     args.grad_scale = nullptr;
-    if (needs[kAtt]) grads[kAtt].copy_(sum_parts(att_parts).narrow(1, 0, args.dim));
+    if (needs[kAtt]) grads[kAtt].copy_(sum_parts(att_parts).narrow(1, 0, in.att->size(1)));
     if (needs[kEdgeProj]) {
       grads[kEdgeProj].copy_(sum_parts(proj_parts)
                                  .narrow(1, 0, args.heads * args.padded_dim)
@@ -307,7 +312,7 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
   std::vector<at::Tensor> grads(kNumInputs);
   for (int i = 0; i < kNumInputs; ++i) {
     needs[i] = needs[i] && given[i].has_value();
-    grads[i] = needs[i] ? at::empty(given[i]->sizes(), given[i]->options()) : at::empty({0}, dst.options());
+    grads[i] = needs[i] ? empty_rows(given[i]->sizes(), given[i]->options()) : at::empty({0}, dst.options());
     if (needs[i] && (i == kValue || i == kEdgeScale) && grad_weights) grads[i].zero_();
   }
   if (logsumexp.numel() == 0 || src.numel() == 0 || (grad_out && grad_out->numel() == 0)) {

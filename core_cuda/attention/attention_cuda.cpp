@@ -30,6 +30,9 @@ Score score_of(ScoreKind kind) {
   switch (kind) {
     case ScoreKind::dot: return Score::dot;
     case ScoreKind::gatv2: return Score::gatv2;
+    case ScoreKind::cosine:
+      TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                  "edgeless: the score 'cosine' has no CUDA kernel; give normalised rows to 'dot'");
     default: return Score::gat;
   }
 }
@@ -146,8 +149,14 @@ class Call {
 
   void set_grad_out(const Tensor& grad_out, const Tensor& out) {
     args.grad_out = rows(grad_out.to(in_.rows()));
-    args.saved_out_wide = out.scalar_type() != in_.rows();
     args.saved_out = rows(out);
+    if (out.scalar_type() == in_.rows()) return;
+    if constexpr (std::is_same_v<A, float>) {
+      delta_ = empty({out.size(0), out.size(1)});
+      C10_CUDA_CHECK(row_delta(args.grad_out, problem.storage, args.saved_out, out.size(0), args.heads,
+                               args.value_vectors, delta_.template data_ptr<float>(), stream()));
+      args.delta_given = delta_.template data_ptr<float>();
+    }
   }
 
   // Memory that the edges' terms need is kept as well.
@@ -156,11 +165,13 @@ class Call {
     return t.numel() ? t.data_ptr<A>() : nullptr;
   }
 
-  // Runs a pass over the graph; `attention_vector` receives its share of the gradient of att, [H, D padded].
-  void run(Pass pass, at::TensorList graph, int64_t num_gathered, const Tensor& att_share = {}) {
+  Tensor keep_tensor(const Tensor& t) { return kept_.emplace_back(t); }
+
+  // Runs a pass over the graph; `att_sums` [n, H, D padded] receives n shares of the gradient of att.
+  void run(Pass pass, at::TensorList graph, int64_t num_gathered, const Tensor& att_sums = {}) {
     args.graph = graph_of(graph);
     if (args.graph.num_rows == 0) {
-      if (att_share.defined()) att_share.zero_();
+      if (att_sums.defined()) att_sums.zero_();
       return;
     }
     problem.pass = pass;
@@ -169,14 +180,16 @@ class Call {
     problem.key_vectors = args.key_vectors, problem.value_vectors = args.value_vectors;
     problem.options = args.has_dropout || args.scale || args.logit_term || args.value_term || args.given ||
                       args.logits_out || args.grad_weights || args.ds_out || args.weights_out || args.grad_scale ||
-                      args.delta_given || problem.edge_term;
+                      problem.edge_term;
     args.carry_size = carry_size(pass);
     problem.carry_bytes = args.carry_size * args.heads * int64_t(sizeof(A));
-    // Pieces of hubs may take half a result where there is memory left of the peak, else a crumb: the last pass of a
-    // backward stands beside all results, and for gatv2 they are one fewer.
+    // Pieces of hubs may take half a result where there is memory left of the peak. A forward has nothing but its
+    // result, and the last pass of a backward stands beside all results (for gatv2 one fewer): there they take a
+    // sixteenth, of float results a crumb.
     const int64_t result = problem.num_rows * args.heads * args.value_vectors * 16;
-    const bool scarce = pass == Pass::by_src && problem.score != Score::gatv2;
-    problem.carry_budget = scarce ? 256 << 10 : std::max<int64_t>(256 << 10, result / 2);
+    const bool scarce = pass == Pass::forward || (pass == Pass::by_src && problem.score != Score::gatv2);
+    const int64_t crumb = 256 << 10, share = result / (scarce ? in_.rows() == at::kFloat ? 512 : 16 : 2);
+    problem.carry_budget = std::max(crumb, scarce && in_.rows() == at::kFloat ? std::min(2 * crumb, share) : share);
     // Of sizes alone: a gradient must not depend on which others are asked for.
     const bool att_shares = problem.score == Score::gatv2 && pass != Pass::forward;
     problem.range_bytes = att_shares ? args.heads * args.key_vectors * vector_ * int64_t(sizeof(A)) : 0;
@@ -194,20 +207,20 @@ class Call {
       carry = empty({2 * plan.slots * args.heads * args.carry_size});
       args.carry = carry.data_ptr<A>();
     }
-    if (att_share.defined()) {
-      shares = empty({plan.part.num_ranges, att_share.numel()});
+    if (att_sums.defined()) {
+      shares = empty({plan.part.num_ranges, att_sums[0].numel()});
       args.grad_att = shares.template data_ptr<A>();
     }
     C10_CUDA_CHECK(run_pass(problem, plan, args, stream()));
     if (plan.hubs) C10_CUDA_CHECK(merge_pieces(problem, plan, args, stream()));
-    if (att_share.defined()) sum_over_rows(shares, att_share);
+    if (att_sums.defined()) sum_over_rows(shares, att_sums);
     args.carry = nullptr, args.grad_att = nullptr;
   }
 
+  // t [rows, ...], to [sums, ...]
   void sum_over_rows(const Tensor& t, const Tensor& to) {
-    const Tensor scratch = empty({kSumRows, to.numel()});
-    C10_CUDA_CHECK(sum_rows(t.data_ptr<A>(), t.size(0), to.numel(), scratch.template data_ptr<A>(),
-                            to.template data_ptr<A>(), stream()));
+    const int sums = static_cast<int>(to.size(0));
+    C10_CUDA_CHECK(sum_rows(t.data_ptr<A>(), t.size(0), to.numel() / sums, sums, to.template data_ptr<A>(), stream()));
   }
 
  private:
@@ -249,6 +262,7 @@ class Call {
   at::TensorOptions numbers_;
   int64_t vector_ = 1;
   bool by_edge_ = false;
+  Tensor delta_;  // where the pass by destination cannot make it
   std::vector<Tensor> kept_;
 };
 
@@ -423,21 +437,21 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   const bool pairs = in.score == ScoreKind::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16;
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
-  Tensor edge_weights, weights_delta;
+  Tensor edge_weights;
   if (grad_out) {
     call.set_grad_out(*grad_out, *out);
   } else {
     edge_weights = grad_weights->contiguous();
     const Tensor softmax = weights<A>(in, logsumexp);
-    weights_delta = call.empty({in.num_dst(), heads});
+    const Tensor delta = call.keep_tensor(call.empty({in.num_dst(), heads}));
     with_index(in.csr[0], [&](auto zero) {
       using I = decltype(zero);
       C10_CUDA_CHECK((row_dot<A, I>(graph_of(in.csr), softmax.data_ptr<A>(), edge_weights.data_ptr<A>(), int(heads),
-                                    weights_delta.template data_ptr<A>(), call.stream())));
+                                    delta.template data_ptr<A>(), call.stream())));
       return 0;
     });
     args.grad_weights = edge_weights.data_ptr<A>();
-    args.delta_given = weights_delta.data_ptr<A>();
+    args.delta_given = delta.template data_ptr<A>();
   }
 
   // by destination
@@ -470,11 +484,12 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (dot_edges) grad_dst = call.empty(in.dst.sizes());
     args.grad_dst = out_rows(grad_dst, in.rows());
   }
-  Tensor att_shares[2];
-  if (needs[kAtt]) {
-    for (auto& share : att_shares) share = call.empty({heads, args.key_vectors * (16 / in.src.element_size())});
-  }
-  call.run(Pass::by_dst, in.csr, in.num_src(), att_shares[0]);
+  // Half of it is written by either pass.
+  constexpr int64_t kSums = 16;
+  const int64_t padded_dim = args.key_vectors * (16 / in.src.element_size());
+  const Tensor att_sums = needs[kAtt] ? call.empty({2 * kSums, heads, padded_dim}) : Tensor();
+  const auto half = [&](int64_t i) { return needs[kAtt] ? att_sums.narrow(0, i * kSums, kSums) : Tensor(); };
+  call.run(Pass::by_dst, in.csr, in.num_src(), half(0));
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
 
   // by source; the attention vector needs it as well, and then a transpose that nobody else asked for
@@ -494,15 +509,19 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
       args.grad_value = out_rows(grads[kValue] = at::empty(in.value->sizes(), in.value->options()), in.rows());
     }
     args.delta_given = nullptr;
-    call.run(Pass::by_src, transpose, in.num_dst(), att_shares[1]);
+    call.run(Pass::by_src, transpose, in.num_dst(), half(1));
   }
 
   Tensor att_grad;
-  if (needs[kAtt]) att_grad = (att_shares[0] + att_shares[1]).narrow(1, 0, in.dim());
+  if (needs[kAtt]) {
+    att_grad = padded_dim == in.dim() ? grads[kAtt] : call.empty({heads, padded_dim});
+    call.sum_over_rows(att_sums, att_grad.unsqueeze(0));
+    att_grad = att_grad.narrow(1, 0, in.dim());
+  }
   if (in.edge_attr && in.score == ScoreKind::gatv2 && edge_grads) {
     gatv2_edge_gradients(call, in, ds, needs, grads, att_grad);
   }
-  if (needs[kAtt]) grads[kAtt].copy_(att_grad);
+  if (needs[kAtt] && att_grad.data_ptr() != grads[kAtt].data_ptr()) grads[kAtt].copy_(att_grad);
   if (in.edge_attr && in.score == ScoreKind::gat && edge_grads) {
     if (needs[kEdgeAttr]) grads[kEdgeAttr].copy_(at::mm(ds, in.edge_proj->select(1, 0)));
     if (needs[kEdgeProj]) grads[kEdgeProj].copy_(at::mm(ds.t(), in.edge_attr->to(in.statistics())).unsqueeze(1));

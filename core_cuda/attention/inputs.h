@@ -13,13 +13,14 @@ namespace edgeless {
 
 using OptTensor = Optional<at::Tensor>;
 
-enum class ScoreKind { dot, gatv2, gat };
+enum class ScoreKind { dot, gatv2, gat, cosine };
 
 inline ScoreKind parse_score(const char* op, std::string_view name) {
   if (name == "dot") return ScoreKind::dot;
   if (name == "gatv2") return ScoreKind::gatv2;
   if (name == "gat") return ScoreKind::gat;
-  TORCH_CHECK_VALUE(false, op, ": score must be 'dot', 'gatv2' or 'gat', got '", name, "'");
+  if (name == "cosine") return ScoreKind::cosine;
+  TORCH_CHECK_VALUE(false, op, ": score must be 'dot', 'gatv2', 'gat' or 'cosine', got '", name, "'");
 }
 
 inline at::ScalarType statistics_dtype(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
@@ -27,7 +28,7 @@ inline at::ScalarType statistics_dtype(at::ScalarType rows) { return rows == at:
 struct AttentionInputs {
   at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]
   OptTensor value;                 // [Ns, H, C], none: src
-  OptTensor att;                   // [H, D]
+  OptTensor att;                   // [H, D]; of the cosine [H, 1], its factor
   OptTensor edge_attr, edge_proj;  // [E, De], [H, D, De]
   OptTensor edge_scale;            // [E, H]
   at::TensorList csr, csc;
@@ -86,10 +87,17 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
   }
   check_compressed(op, "csr", in.csr, in.num_dst(), in.csr.size() > 1 ? in.num_edges() : 0, device);
   if (!in.csc.empty()) check_compressed(op, "csc", in.csc, in.num_src(), in.num_edges(), device);
-  TORCH_CHECK_VALUE(in.att.has_value() == (in.score == ScoreKind::gatv2), op,
-                    ": att belongs to the score 'gatv2' alone");
-  if (in.att) check("att", *in.att, {heads, dim}, in.statistics());
+  const bool cosine = in.score == ScoreKind::cosine;
+  TORCH_CHECK_VALUE(in.att.has_value() == (in.score == ScoreKind::gatv2 || cosine), op,
+                    ": att belongs to the scores 'gatv2' and 'cosine'");
+  if (in.att) check("att", *in.att, {heads, cosine ? 1 : dim}, in.statistics());
   TORCH_CHECK_VALUE(in.score != ScoreKind::gat || dim == 1, op, ": the score 'gat' needs D = 1, got ", dim);
+  if (cosine) {
+    TORCH_CHECK_VALUE(!in.value, op, ": the score 'cosine' takes no value, its values are src");
+    TORCH_CHECK_VALUE(!in.edge_attr && !in.edge_proj, op, ": the score 'cosine' takes no edge_attr");
+    TORCH_CHECK_VALUE(in.coefficient >= 0, op, ": coefficient, the least norm, must not be negative, got ",
+                      in.coefficient);
+  }
   TORCH_CHECK_VALUE(in.edge_attr.has_value() == in.edge_proj.has_value(), op, ": edge_attr and edge_proj go together");
   if (in.edge_attr) {
     check_dim(op, "edge_attr", *in.edge_attr, 2, "[E, De]");

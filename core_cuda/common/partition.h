@@ -2,7 +2,7 @@
 //
 // Rows and edges lie on one line: row r begins at indptr[r] + kRowUnits * r, first its kRowUnits (what a row costs
 // besides its edges), then its edges. The line is cut every `range_units` into ranges, one for each block. A cut
-// moves to the nearer end of its row, so that a block holds whole rows, unless the row is longer than 3 / 2 piece:
+// moves to the nearer end of its row, so that a block holds whole rows, unless the row is longer than a piece:
 // those rows (hubs) are cut at multiples of `piece` edges from their start, and their pieces are merged afterwards.
 // Inside a block the line is cut again, at any edge: its teams merge through shared memory.
 //
@@ -22,7 +22,7 @@ struct Partition {
   int64_t piece = 0;  // at least a range
 };
 
-constexpr bool is_hub(int64_t degree, const Partition& part) { return 2 * degree > 3 * part.piece; }
+constexpr bool is_hub(int64_t degree, const Partition& part) { return degree > part.piece; }
 
 // The place of the piece after a cut, and the number of places.
 constexpr int64_t piece_slot(int64_t cut_edge, int64_t piece) { return cut_edge / piece; }

@@ -89,6 +89,14 @@ __device__ __forceinline__ uint4 pack(const double (&x)[2], double) {
 
 // Rows that many edges share: kept in L2. Rows that are read or written once: first to be evicted.
 __device__ __forceinline__ uint4 load_shared_row(const char* at) { return __ldg(reinterpret_cast<const uint4*>(at)); }
+// The same, where the rest of the line of 128 bytes is read by the next instructions.
+__device__ __forceinline__ uint4 load_shared_line(const char* at) {
+  uint4 raw;
+  asm("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+      : "l"(at));
+  return raw;
+}
 __device__ __forceinline__ uint4 load_once(const char* at) { return __ldcs(reinterpret_cast<const uint4*>(at)); }
 __device__ __forceinline__ void store_once(char* at, const uint4& raw) { __stcs(reinterpret_cast<uint4*>(at), raw); }
 

@@ -1,7 +1,7 @@
 // Teams: 4, 8, 16 or 32 neighbouring lanes of a warp that walk one row of one head together. No torch.
 //
-// A team takes its edges in batches of four. Each of its quads of lanes owns the scalars (logit, weight) of one batch:
-// lane q of a quad owns edge q. So four dot products cost three exchanges and a few plain ones, exponentials and
+// A team takes its edges in batches of four or eight. Lane q owns the scalars (logit, weight) of edge q of a batch, and
+// so do the lanes 4 or 8 further on. So four dot products cost three exchanges and a few plain ones, exponentials and
 // dropout are computed once, and a weight reaches all lanes by one shuffle.
 #pragma once
 
@@ -9,34 +9,44 @@
 
 namespace edgeless::cuda {
 
-constexpr int kBatch = 4;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
-// Sums v[u] over the lanes of the team; the lane that owns edge u gets the sum of v[u]. Whole warp.
-template <class A>
-__device__ __forceinline__ A sum_of_own_edge(const A (&v)[kBatch], int lane, int width) {
-  const bool odd = lane & 1, upper = lane & 2;
-  A low = odd ? v[1] : v[0], high = odd ? v[3] : v[2];
-  low += __shfl_xor_sync(kFullWarp, odd ? v[0] : v[1], 1);
-  high += __shfl_xor_sync(kFullWarp, odd ? v[2] : v[3], 1);
-  A sum = upper ? high : low;
-  sum += __shfl_xor_sync(kFullWarp, upper ? low : high, 2);
-  if (width > 4) sum += __shfl_xor_sync(kFullWarp, sum, 4);
-  if (width > 8) sum += __shfl_xor_sync(kFullWarp, sum, 8);
-  if (width > 16) sum += __shfl_xor_sync(kFullWarp, sum, 16);
+// Sums v[u] over the lanes of the team; the lanes that own edge u get the sum of v[u]. Whole warp.
+template <int kEdges, class A>
+__device__ __forceinline__ A sum_of_own_edge(const A (&v)[kEdges], int lane, int width) {
+  A x[kEdges];
+#pragma unroll
+  for (int u = 0; u < kEdges; ++u) x[u] = v[u];
+#pragma unroll
+  for (int step = 1; step < kEdges; step *= 2) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (int i = 0; i < kEdges / 2 / step; ++i) {
+      const A keep = upper ? x[2 * i + 1] : x[2 * i], give = upper ? x[2 * i] : x[2 * i + 1];
+      x[i] = keep + __shfl_xor_sync(kFullWarp, give, step);
+    }
+  }
+  A sum = x[0];
+#pragma unroll
+  for (int step = kEdges; step < 32; step *= 2) {
+    if (width > step) sum += __shfl_xor_sync(kFullWarp, sum, step);
+  }
   return sum;
 }
 
-template <class A>
-__device__ __forceinline__ A quad_sum(A x, unsigned mask) {
-  x += __shfl_xor_sync(mask, x, 1);
-  return x + __shfl_xor_sync(mask, x, 2);
+// Over the lanes that own the edges of a batch.
+template <int kEdges, class A>
+__device__ __forceinline__ A batch_sum(A x, unsigned mask) {
+#pragma unroll
+  for (int step = 1; step < kEdges; step *= 2) x += __shfl_xor_sync(mask, x, step);
+  return x;
 }
 
-template <class A>
-__device__ __forceinline__ A quad_max(A x) {
-  x = max(x, __shfl_xor_sync(kFullWarp, x, 1));
-  return max(x, __shfl_xor_sync(kFullWarp, x, 2));
+template <int kEdges, class A>
+__device__ __forceinline__ A batch_max(A x) {
+#pragma unroll
+  for (int step = 1; step < kEdges; step *= 2) x = max(x, __shfl_xor_sync(kFullWarp, x, step));
+  return x;
 }
 
 template <class A>
@@ -45,10 +55,10 @@ __device__ __forceinline__ A team_sum(A x, int width, unsigned mask) {
   return x;
 }
 
-// The value that the owner of edge `edge` holds, in every lane. `edge` may differ from quad to quad.
-template <class T>
+// The value that the owner of edge `edge` holds, in every lane. `edge` may differ from team to team.
+template <int kEdges, class T>
 __device__ __forceinline__ T from_owner(T x, int edge) {
-  return __shfl_sync(kFullWarp, x, edge, kBatch);
+  return __shfl_sync(kFullWarp, x, edge, kEdges);
 }
 
 }  // namespace edgeless::cuda

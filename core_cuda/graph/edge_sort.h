@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "graph/huge_pages.h"
+#include "common/cpu/huge_pages.h"
 
 namespace edgeless {
 

@@ -3,18 +3,16 @@
 
 #include "../common/cpu/partition.h"
 #include "../common/cpu/tensors.h"
-#include "../spmm/inputs.h"
 #include "cpu/args.h"
 #include "cpu/kernels.h"
+#include "inputs.h"
 
 namespace edgeless::cpu {
 namespace {
 
 ReduceArgs reduce_args(const char* op, const at::Tensor& packed, at::TensorList csr, c10::string_view reduce,
                        c10::string_view ties) {
-  TORCH_CHECK_VALUE(reduce == "min" || reduce == "max", op, ": reduce must be 'min' or 'max', got '", reduce, "'");
-  TORCH_CHECK_VALUE(ties == "first" || ties == "shared" || ties == "scatter", op,
-                    ": ties must be 'first', 'shared' or 'scatter', got '", ties, "'");
+  check_rule(op, reduce, ties);
   ReduceArgs args{};
   args.zero_shares = ties == "scatter";
   args.graph = compressed(csr);
@@ -23,17 +21,6 @@ ReduceArgs reduce_args(const char* op, const at::Tensor& packed, at::TensorList 
   args.is_min = reduce == "min";
   args.x = rows_of(packed);
   return args;
-}
-
-void check_reduce(const char* op, const at::Tensor& x, at::TensorList csr) {
-  check_dim(op, "x", x, 2, "[Ns, F]");
-  check_spmm(op, x.unsqueeze(1), {}, {}, {}, csr);
-}
-
-int64_t arg_size(const char* op, at::ScalarType dtype) {
-  TORCH_CHECK_VALUE(dtype == at::kByte || dtype == at::kShort || dtype == at::kInt, op,
-                    ": arg_dtype must be uint8, int16 or int32, got ", dtype);
-  return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(const at::Tensor& x, at::TensorList csr,
@@ -47,8 +34,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(const at::Tensor&
   args.arg_size = arg_size(op, arg_dtype);
   args.fill = fill;
   const int64_t rows = args.graph.num_rows;
-  at::Tensor out = at::empty({rows, args.width}, x.options());
-  at::Tensor arg = at::empty({rows, args.width}, x.options().dtype(arg_dtype));
+  at::Tensor out = empty_rows({rows, args.width}, x.options());
+  at::Tensor arg = empty_rows({rows, args.width}, x.options().dtype(arg_dtype));
   at::Tensor tied = at::empty({rows}, x.options().dtype(at::kByte));
   if (out.numel() == 0) return {out, arg, tied.zero_()};
   args.out = out_rows(out);
@@ -89,7 +76,7 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
   check_shape(op, "tied", tied, {rows});
   check_dtype(op, "tied", tied, at::kByte);
   const auto statistics = statistics_dtype(x.scalar_type());
-  at::Tensor grad_x = at::zeros(x.sizes(), x.options().dtype(statistics));
+  at::Tensor grad_x = empty_rows(x.sizes(), x.options().dtype(statistics)).zero_();
   const at::Tensor where = arg.contiguous(), flags = tied.contiguous();
   if (grad_x.numel() > 0 && rows > 0) {
     args.arg = where.data_ptr();

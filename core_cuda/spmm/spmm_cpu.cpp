@@ -44,7 +44,7 @@ at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& s
   const auto kind = out_dtype.value_or(x.scalar_type());
   TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
                     statistics, ", got ", kind);
-  at::Tensor out = at::empty({csr[0].size(0) - 1, x.size(1), x.size(2)}, x.options().dtype(kind));
+  at::Tensor out = empty_rows({csr[0].size(0) - 1, x.size(1), x.size(2)}, x.options().dtype(kind));
   if (out.numel() == 0) return out;
   with_arithmetic(x.scalar_type(), [&](auto zero) {
     using A = decltype(zero);
@@ -79,7 +79,7 @@ at::Tensor sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& 
                     src.scalar_type());
   check_device(op, "dst", dst, src.device());
   const auto statistics = statistics_dtype(src.scalar_type());
-  at::Tensor products = at::empty({csr[1].size(0), src.size(1)}, src.options().dtype(statistics));
+  at::Tensor products = empty_rows({csr[1].size(0), src.size(1)}, src.options().dtype(statistics));
   if (products.numel() == 0 || src.numel() == 0) return products.zero_();
   with_arithmetic(src.scalar_type(), [&](auto zero) {
     using A = decltype(zero);

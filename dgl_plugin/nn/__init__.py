@@ -3,6 +3,7 @@
 from edgeless.backends import register_family, register_layer
 
 from .._framework import stock
+from .agnnconv import AGNNConv
 from .dotgatconv import DotGatConv
 from .gatconv import GATConv
 from .gatv2conv import GATv2Conv
@@ -10,8 +11,9 @@ from .ginconv import GINConv
 from .graphconv import GraphConv
 from .sageconv import SAGEConv
 
-__all__ = ["DotGatConv", "GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv"]
+__all__ = ["AGNNConv", "DotGatConv", "GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv"]
 
+register_layer(stock.AGNNConv, AGNNConv)
 register_layer(stock.DotGatConv, DotGatConv)
 register_layer(stock.GATConv, GATConv)
 register_layer(stock.GATv2Conv, GATv2Conv)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeless import FusedLayer, Graph
+from edgeless.adapter import is_hooked
 from edgeless.backends import current_backend, kernel_refusal
 
 from ..convert import Relation, relation_of, to_dgl
@@ -103,6 +104,4 @@ def destinations(relation: Relation, x: Tensor) -> Tensor:
 
 
 def _is_plain(module: nn.Module, cls: type) -> bool:
-    return type(module) is cls and not (
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
+    return type(module) is cls and not is_hooked(module)

@@ -7,8 +7,8 @@ from typing import Optional
 from torch import Tensor
 
 from edgeless import Graph
+from edgeless.autocast import autocasts
 
-from .._autocast import autocasts
 from ..convert import Relation
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgeless.functional import dot_attention
+from edgeless.projection import project
 
 from .._framework import stock
 from ._layer import DGLLayer, destinations, heads_of
@@ -40,12 +41,12 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
 
     def _fused_forward(self, relation, feat, get_attention=False):
         if isinstance(feat, tuple):
-            x_r = heads_of(self.fc_dst(feat[1]), self)
+            x_r = heads_of(project(feat[1], self.fc_dst)[0], self)
             # The stock layer stores both projections under one name. Where sources and destinations are the same
             # nodes, the second takes the place of the first.
-            x_l = x_r if relation.one_node_type else heads_of(self.fc_src(feat[0]), self)
+            x_l = x_r if relation.one_node_type else heads_of(project(feat[0], self.fc_src)[0], self)
         else:
-            x_l = heads_of(self.fc(feat), self)
+            x_l = heads_of(project(feat, self.fc)[0], self)
             x_r = destinations(relation, x_l)
         return_weights = "softmax" if get_attention else None
         out = dot_attention(relation.handle, x_r, x_l, x_l, return_weights=return_weights, out_dtype=x_l.dtype)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeless.functional import gat_attention
+from edgeless.projection import add_row, project_with_logits
 
 from .._framework import stock
 from ..convert import relation_of
@@ -56,13 +57,12 @@ class GATConv(DGLLayer, stock.GATConv):
         if isinstance(feat, tuple):
             h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)
-            x, x_dst = heads_of(fc_src(h_src), self), heads_of(fc_dst(h_dst), self)
-            a_l, a_r = _logits(x, self.attn_l), _logits(x_dst, self.attn_r)
+            x, a_l = self._with_logits(h_src, fc_src, self.attn_l)
+            _, a_r = self._with_logits(h_dst, fc_dst, self.attn_r)
         else:
             h_src = self.feat_drop(feat)
             h_dst = destinations(relation, h_src)
-            x = heads_of(self.fc(h_src), self)
-            a_l, a_r = _logits(x, self.attn_l, self.attn_r)
+            x, a_l, a_r = self._with_logits(h_src, self.fc, self.attn_l, self.attn_r)
             a_r = destinations(relation, a_r)
         batch = x.shape[1:-2]
         if edge_weight is not None:
@@ -82,7 +82,7 @@ class GATConv(DGLLayer, stock.GATConv):
         out, weights = out if get_attention else (out, None)
         out = with_residual(self, out.view(out.size(0), *batch, self._num_heads, self._out_feats), h_dst)
         if self.has_explicit_bias:
-            out = out + self.bias.view(self._num_heads, self._out_feats)
+            out = add_row(out.flatten(-2), self.bias.flatten()).view(out.shape)
         if self.activation:
             out = self.activation(out)
         if not get_attention:
@@ -90,6 +90,13 @@ class GATConv(DGLLayer, stock.GATConv):
         if edge_weight is not None:
             weights = weights * edge_weight.unsqueeze(-1)
         return out, weights.view(weights.size(0), *batch, self._num_heads, 1)
+
+    def _with_logits(self, h: Tensor, fc: nn.Module, *vectors: Tensor) -> tuple[Tensor, ...]:
+        """The projection ``[N, *, H, C]`` of ``h`` and what it brings to the logits, for each of the vectors."""
+        if h.dim() == 2 and (found := project_with_logits(h, fc, *vectors)) is not None:
+            return heads_of(found[0], self), *found[1:]
+        x = heads_of(fc(h), self)
+        return x, *_logits(x, *vectors)
 
 
 def _logits(x: Tensor, *vectors: Tensor):
@@ -101,7 +108,7 @@ def _logits(x: Tensor, *vectors: Tensor):
     columns = torch.cat(vectors).to(x.dtype).permute(1, 2, 0)  # [H, C, number of vectors]
     columns = columns.repeat(heads.size(0) // columns.size(0), 1, 1)
     found = torch.bmm(heads, columns).permute(2, 1, 0).unbind(0)
-    return found if len(vectors) > 1 else found[0]
+    return found
 
 
 def _edge_weight_refusals(num_edges: int, feat, edge_weight) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from edgeless.functional import gatv2_attention
+from edgeless.projection import project
 
 from .._framework import stock
 from ._layer import DGLLayer, destinations, heads_of, with_residual
@@ -48,11 +49,13 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
         else:
             h_src = self.feat_drop(feat)
             h_dst = destinations(relation, h_src)
-        x_l = heads_of(self.fc_src(h_src), self)
         if self.share_weights and not isinstance(feat, tuple):
+            x_l = heads_of(project(h_src, self.fc_src)[0], self)
             x_r = destinations(relation, x_l)
+        elif h_src is h_dst:
+            x_l, x_r = (heads_of(x, self) for x in project(h_src, self.fc_src, self.fc_dst))
         else:
-            x_r = heads_of(self.fc_dst(h_dst), self)
+            x_l, x_r = (heads_of(project(h, fc)[0], self) for h, fc in ((h_src, self.fc_src), (h_dst, self.fc_dst)))
         out = gatv2_attention(
             relation.handle,
             x_l,

@@ -7,9 +7,11 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from edgeless.autocast import autocasts
 from edgeless.functional import spmm
+from edgeless.projection import add_row, product
 
-from .._autocast import as_dgl_reads, autocasts
+from .._autocast import as_dgl_reads
 from .._framework import stock
 from ..convert import relation_of
 from ._layer import DGLLayer
@@ -72,7 +74,7 @@ class GraphConv(DGLLayer, stock.GraphConv):
         before = weight is not None and self._in_feats > self._out_feats
         after = weight is not None and not before
         if before:
-            x = torch.matmul(x, weight)
+            x = product(x, weight)
         x = as_dgl_reads(x)
         # The stock layer multiplies by the in-degrees' part at the end, in the dtype of the destinations' features.
         norm_dtype = x_dst.dtype if self._norm in ("right", "both") else None
@@ -81,12 +83,12 @@ class GraphConv(DGLLayer, stock.GraphConv):
         out = spmm(relation.handle, x, edge_weight, norm=self._norm, out_dtype=out_dtype)
         bias = self.bias
         if after and bias is not None and _adds_for_free(bias, out, weight, norm_dtype):
-            out, bias = torch.addmm(bias, out, weight), None
+            out, bias = product(out, weight, bias), None
         elif after:
-            out = torch.matmul(out, weight)
+            out = product(out, weight)
             out = out.to(_promoted(out.dtype, norm_dtype))
         if bias is not None:
-            out = out + bias
+            out = add_row(out, bias)
         return out if self._activation is None else self._activation(out)
 
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from edgeless.functional import neighbor_reduce, spmm
+from edgeless.projection import add, is_plain, project
 
 from .._autocast import as_dgl_reads
 from .._framework import stock
@@ -70,20 +71,20 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
             x_dst = destinations(relation, x)
         edge_weight = per_edge(relation.handle, edge_weight)
         if self._aggre_type == "pool":
-            h = as_dgl_reads(F.relu(self.fc_pool(x)))
-            neighbors = self.fc_neigh(neighbor_reduce(relation.handle, h, "max", ties="first"))
+            h = as_dgl_reads(F.relu(project(x, self.fc_pool)[0]))
+            (neighbors,) = project(neighbor_reduce(relation.handle, h, "max", ties="first"), self.fc_neigh)
         else:
             aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
             before = self._in_src_feats > self._out_feats  # as the stock layer: sum what is narrower
-            h = self.fc_neigh(x) if before else x
+            h = project(x, self.fc_neigh)[0] if before else x
             if self._aggre_type == "gcn" and isinstance(feat, tuple):
                 h_dst = self.fc_neigh(x_dst) if before else x_dst
             else:
                 h_dst = destinations(relation, h)
             neighbors = aggregate(relation.handle, h, h_dst, x_dst.dtype, edge_weight)
-            neighbors = neighbors if before else self.fc_neigh(neighbors)
+            neighbors = neighbors if before else project(neighbors, self.fc_neigh)[0]
         if self._aggre_type != "gcn":
-            out = self.fc_self(x_dst) + neighbors
+            out = add(project(x_dst, self.fc_self)[0], neighbors, own=is_plain(self.fc_self))
         else:
             out = neighbors if self.bias is None else neighbors + self.bias
         if self.activation is not None:

@@ -10,6 +10,7 @@ from edgeless.backends import register_family, register_layer
 
 from . import aggr
 from .aggr import MaxAggregation, MinAggregation
+from .agnn_conv import AGNNConv
 from .gat_conv import GATConv
 from .gatv2_conv import GATv2Conv
 from .gcn_conv import GCNConv
@@ -19,6 +20,7 @@ from .sage_conv import SAGEConv
 from .transformer_conv import TransformerConv
 
 __all__ = [
+    "AGNNConv",
     "GATConv",
     "GATv2Conv",
     "GCNConv",
@@ -31,7 +33,18 @@ __all__ = [
     "aggr",
 ]
 
-_LAYERS = [GATConv, GATv2Conv, GCNConv, GINConv, GraphConv, MaxAggregation, MinAggregation, SAGEConv, TransformerConv]
+_LAYERS = [
+    AGNNConv,
+    GATConv,
+    GATv2Conv,
+    GCNConv,
+    GINConv,
+    GraphConv,
+    MaxAggregation,
+    MinAggregation,
+    SAGEConv,
+    TransformerConv,
+]
 
 for _layer in _LAYERS:
     register_layer(_layer.stock, _layer)

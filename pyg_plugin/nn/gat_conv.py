@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import gat_conv
 
+from edgeless.autocast import autocasts
 from edgeless.functional import gat_attention
 from edgeless.graph import Graph
+from edgeless.projection import project_with_logits
 
-from ..conv import FusedConv, autocasts, pair
+from ..conv import LINEAR, FusedConv, pair
 from ..convert import kind_of
 
 
@@ -76,17 +78,11 @@ class GATConv(FusedConv, gat_conv.GATConv):
             lin_src = lin_dst = self.lin
         else:
             lin_src, lin_dst = self.lin_src, self.lin_dst
-        shared = x_src is x_dst and lin_src is lin_dst
-        x_src = lin_src(x_src).view(-1, heads, channels)
-        if shared:
-            x_dst = x_src
-        elif x_dst is not None:
-            x_dst = lin_dst(x_dst).view(-1, heads, channels)
-        if shared:
-            alpha_src, alpha_dst = _node_logits(x_src, self.att_src, self.att_dst)
+        if x_src is x_dst and lin_src is lin_dst:
+            x_src, alpha_src, alpha_dst = self._with_logits(x_src, lin_src, self.att_src, self.att_dst)
         else:
-            (alpha_src,) = _node_logits(x_src, self.att_src)
-            (alpha_dst,) = (None,) if x_dst is None else _node_logits(x_dst, self.att_dst)
+            x_src, alpha_src = self._with_logits(x_src, lin_src, self.att_src)
+            _, alpha_dst = (None, None) if x_dst is None else self._with_logits(x_dst, lin_dst, self.att_dst)
 
         loops, kind = self.add_self_loops, kind_of(edge_index)
         wants_attention = self.wants_attention(return_attention_weights)
@@ -111,6 +107,14 @@ class GATConv(FusedConv, gat_conv.GATConv):
             return self._finish(out, res)
         out, alpha = out
         return self._finish(out, res), kind.with_attention(edge_index, alpha, loops, graph)
+
+    def _with_logits(self, x: Tensor, lin: torch.nn.Module, *atts: Tensor) -> tuple[Tensor, ...]:
+        """The projection ``[N, H, C]`` and ``(projection * att).sum(-1)`` ``[N, H]`` for every att ``[1, H, C]``."""
+        found = project_with_logits(x, lin, *atts, kinds=LINEAR)
+        if found is not None:
+            return found[0].view(-1, self.heads, self.out_channels), *found[1:]
+        x = lin(x).view(-1, self.heads, self.out_channels)
+        return x, *_node_logits(x, *atts)
 
     def _stock_forward(self, x, edge_index, edge_attr, size, return_attention_weights):
         if type(edge_index) is Graph and size is None:  # the stock layer would take the sources' number for both

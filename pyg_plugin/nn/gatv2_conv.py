@@ -44,8 +44,13 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         x_l, x_r = pair(x)
         res = None if self.res is None else self.res(x_r)
         shared = x_l is x_r and self.share_weights
-        x_l = self.lin_l(x_l).view(-1, heads, channels)
-        x_r = x_l if shared else self.lin_r(x_r).view(-1, heads, channels)
+        if shared:
+            x_l = x_r = self._project(x_l, self.lin_l)[0]
+        elif x_l is x_r:
+            x_l, x_r = self._project(x_l, self.lin_l, self.lin_r)
+        else:
+            (x_l,), (x_r,) = self._project(x_l, self.lin_l), self._project(x_r, self.lin_r)
+        x_l, x_r = x_l.view(-1, heads, channels), x_r.view(-1, heads, channels)
 
         loops, kind = self.add_self_loops, kind_of(edge_index)
         wants_attention = self.wants_attention(return_attention_weights)

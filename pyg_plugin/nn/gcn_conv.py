@@ -13,6 +13,7 @@ from torch_geometric.typing import SparseTensor
 from edgeless.functional import sddmm_dot, spmm
 from edgeless.graph import Graph
 from edgeless.ops.attention import statistics_dtype
+from edgeless.projection import add_row
 
 from ..conv import FusedConv
 from ..convert import SparseMatrix, SparseStorage, kind_of
@@ -66,7 +67,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             kept = self._keep_norm(x, edge_index, edge_weight)
         if kept is not None:
             edge_index, edge_weight = kept
-        x = self.lin(x)
+        (x,) = self._project(x, self.lin)
         kind = kind_of(edge_index)
         if self.normalize and kept is None:
             graph, weight, scale = self._norm(edge_index, edge_weight, num_nodes, dtype)
@@ -87,7 +88,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             dst_scale=scale,
             out_dtype=torch.promote_types(x.dtype, weighs),
         )
-        return out if self.bias is None else out + self.bias
+        return out if self.bias is None else add_row(out, self.bias)
 
     # The normalisation that a layer with cached=True keeps: the stock layer's own, in the stock layer's attributes ----
 
@@ -161,8 +162,20 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             ids = is_loop.nonzero().squeeze(1)
             targets = base.edge_index()[1] if kind is SparseMatrix else kind.targets(edge_index)
             nodes, values = targets.index_select(0, ids).long(), weight.index_select(0, ids)
-            loops = loops.index_put((nodes,), values, accumulate=kind is SparseMatrix)
+            loops = _replace(loops, nodes, values, add=kind is SparseMatrix)
         return torch.cat((weight.index_select(0, graph._kept), loops))
+
+
+def _replace(loops: Tensor, nodes: Tensor, values: Tensor, add: bool) -> Tensor:
+    """``loops`` with ``values`` at ``nodes``: of several for one node their sum, or the last on every device.
+
+    The stock layer's gradient goes to all of those, whichever counts.
+    """
+    if not add:
+        order = torch.arange(nodes.numel(), device=nodes.device)
+        last = torch.zeros_like(loops, dtype=torch.int64).scatter_reduce(0, nodes, order, "amax")
+        values = values - values.detach() + values.detach()[last[nodes]]
+    return loops.index_put((nodes,), values, accumulate=add)
 
 
 def _degree_norm(graph: Graph, dtype: torch.dtype, has_loops: bool = False) -> Tensor:

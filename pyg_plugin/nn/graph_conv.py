@@ -37,5 +37,5 @@ class GraphConv(NeighborReduction, FusedConv, graph_conv.GraphConv):
 
     def _fused_forward(self, x, edge_index, edge_weight, size):
         x_l, x_r = pair(x)
-        out = self.lin_rel(self._propagate((x_l, x_r), edge_index, edge_weight, size))
-        return out if x_r is None else out + self.lin_root(x_r)
+        (out,) = self._project(self._propagate((x_l, x_r), edge_index, edge_weight, size), self.lin_rel)
+        return out if x_r is None else self._add_map(out, x_r, self.lin_root)

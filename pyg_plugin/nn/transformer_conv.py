@@ -7,8 +7,9 @@ from torch import Tensor
 from torch_geometric.nn.conv import transformer_conv
 
 from edgeless.functional import dot_attention
+from edgeless.projection import add, is_plain
 
-from ..conv import FusedConv, pair
+from ..conv import LINEAR, FusedConv, pair
 from ..convert import SparseMatrix, kind_of
 
 
@@ -49,9 +50,14 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
     def _fused_forward(self, x, edge_index, edge_attr, return_attention_weights):
         heads, channels = self.heads, self.out_channels
         x_src, x_dst = pair(x)
-        query = self.lin_query(x_dst).view(-1, heads, channels)
-        key = self.lin_key(x_src).view(-1, heads, channels)
-        value = self.lin_value(x_src).view(-1, heads, channels)
+        skip = [self.lin_skip] if self.root_weight else []
+        if x_src is x_dst:  # lazy maps draw their weights in this order
+            query, key, value, *skip = self._project(x_src, self.lin_query, self.lin_key, self.lin_value, *skip)
+        else:
+            (query,) = self._project(x_dst, self.lin_query)
+            key, value = self._project(x_src, self.lin_key, self.lin_value)
+            skip = self._project(x_dst, *skip) if skip else []
+        query, key, value = (t.view(-1, heads, channels) for t in (query, key, value))
 
         kind = kind_of(edge_index)
         graph = kind.graph(edge_index, key.size(0), query.size(0), self.flow, False)
@@ -72,9 +78,9 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             out, alpha = out
         out = self._merge_heads(out)
         if self.root_weight:
-            skip = self.lin_skip(x_dst)
+            (skip,) = skip
             if self.lin_beta is None:
-                out = out + skip
+                out = add(skip, out, own=is_plain(self.lin_skip, LINEAR))
             else:
                 beta = self.lin_beta(torch.cat((out, skip, out - skip), dim=-1)).sigmoid()
                 out = beta * skip + (1 - beta) * out

@@ -31,7 +31,7 @@ ATTENTION = ("gatv2", "gat", "transformer")
 SUITES = {
     "cpu": {
         "graph": ["cora", "tolokers", "arxiv", "pattern"],
-        "layer": ATTENTION,
+        "layer": (*ATTENTION, "agnn"),
     },
     "cpu-sums": {
         "graph": ["cora", "tolokers", "arxiv", "pattern"],

@@ -46,10 +46,19 @@ def _dgl_sage(aggregator: str) -> Build:
     return lambda cls, features, heads, channels: cls(features, heads * channels, aggregator)
 
 
+def _pyg_agnn(cls: type, features: int, heads: int, channels: int) -> torch.nn.Module:
+    return cls()
+
+
+def _dgl_agnn(cls: type, features: int, heads: int, channels: int) -> torch.nn.Module:
+    return cls(allow_zero_in_degree=True)
+
+
 LAYERS = {
     "gatv2": Layer(("GATv2Conv", _pyg_attention), ("GATv2Conv", _dgl_attention), True, "GATv2Conv"),
     "gat": Layer(("GATConv", _pyg_attention), ("GATConv", _dgl_attention), True, "GATConv"),
     "transformer": Layer(("TransformerConv", _pyg_attention), ("DotGatConv", _dgl_attention), False, "TransformerConv"),
+    "agnn": Layer(("AGNNConv", _pyg_agnn), ("AGNNConv", _dgl_agnn), True, "AGNNConv"),
     "gcn": Layer(("GCNConv", _wide()), ("GraphConv", _wide(allow_zero_in_degree=True)), True, "GCNConv"),
     "sage-mean": Layer(("SAGEConv", _wide()), ("SAGEConv", _dgl_sage("mean")), False, "SAGEConv(mean)"),
     "sage-max": Layer(("SAGEConv", _wide(aggr="max")), ("SAGEConv", _dgl_sage("pool")), False, "SAGEConv(max)"),

@@ -164,7 +164,8 @@ def _plain_both(graph, x: Tensor) -> Tensor:
 def _extremum(reduce: str) -> Op:
     return Op(
         lambda n, h, c: [(n, c)],
-        lambda graph, x: functional.neighbor_reduce(graph, x, reduce),
+        # As every peer but the plain one: the gradient of an element goes to one edge.
+        lambda graph, x: functional.neighbor_reduce(graph, x, reduce, ties="first"),
         # Not the reference's default: that one loops over nodes.
         lambda graph, x: reference.neighbor_reduce(graph, x, reduce, ties="scatter"),
         {"dgl": (_dgl_graph, _dgl_extremum(reduce))},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, Optional
 
 import torch
@@ -17,7 +17,7 @@ MODES = ("forward", "forward_backward")
 
 @dataclass(frozen=True)
 class Case:
-    """A layer ("gatv2", "gat", "transformer") or a bare aggregation ("gatv2_H2_D64") in one precision.
+    """A layer ("gatv2", "gat", "transformer", "agnn") or a bare aggregation ("gatv2_H2_D64") in one precision.
 
     For a layer a 16-bit dtype means autocast, as a user trains; for an aggregation the inputs have that dtype.
     """
@@ -84,11 +84,11 @@ class Work:
         return getattr(self, name)
 
 
+@dataclass
 class GraphedWork(Work):
     """The same work, captured in a CUDA graph at the first run of each mode and replayed from then on."""
 
-    def __post_init__(self) -> None:
-        self._captured: dict[str, torch.cuda.CUDAGraph] = {}
+    _captured: dict[str, torch.cuda.CUDAGraph] = field(default_factory=dict, init=False)
 
     def forward(self) -> None:
         """Replays the forward."""

@@ -33,10 +33,13 @@ class _NeighborReduce(torch.autograd.Function):
         ctx.sizes = (len(csr), len(csc))
         ctx.options = (reduce, ties)
         ctx.mark_non_differentiable(arg, tied)
+        ctx.set_materialize_grads(False)  # else zeros as large as arg
         return out, arg, tied
 
     @staticmethod
     def backward(ctx, grad_out, *_):
+        if grad_out is None:
+            return (None,) * 7
         x, out, arg, tied, *indices = ctx.saved_tensors
         csr, csc = indices[: ctx.sizes[0]], indices[ctx.sizes[0] :]
         grad_x = _ops.neighbor_reduce_backward(grad_out, x, out, arg, tied, csr, csc, *ctx.options)
@@ -64,5 +67,12 @@ def _neighbor_reduce_backward(*args):
         return _ops.neighbor_reduce_backward(*args)
 
 
-register_autograd_kernel("neighbor_reduce", lambda *args: _NeighborReduce.apply(*args))
+def _neighbor_reduce(*args):
+    if torch.is_grad_enabled():
+        return _NeighborReduce.apply(*args)
+    with below_autograd():
+        return _ops.neighbor_reduce(*args)
+
+
+register_autograd_kernel("neighbor_reduce", _neighbor_reduce)
 register_autograd_kernel("neighbor_reduce_backward", _neighbor_reduce_backward)

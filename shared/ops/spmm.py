@@ -64,5 +64,19 @@ class _SDDMM(torch.autograd.Function):
         return grad_dst, grad_src, None, None, None, None
 
 
-register_autograd_kernel("spmm", lambda *args: _SpMM.apply(*args))
-register_autograd_kernel("sddmm", lambda *args: _SDDMM.apply(*args))
+def _spmm(*args):
+    if torch.is_grad_enabled():
+        return _SpMM.apply(*args)
+    with below_autograd():
+        return _ops.spmm(*args)
+
+
+def _sddmm(*args):
+    if torch.is_grad_enabled():
+        return _SDDMM.apply(*args)
+    with below_autograd():
+        return _ops.sddmm(*args)
+
+
+register_autograd_kernel("spmm", _spmm)
+register_autograd_kernel("sddmm", _sddmm)

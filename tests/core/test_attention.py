@@ -9,7 +9,7 @@ import edgeless
 from edgeless import Graph, functional, reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-SCORES = ("gatv2", "gat", "dot")
+SCORES = ("gatv2", "gat", "dot", "cosine")
 SHAPES = [(1, 1), (4, 32), (8, 8), (3, 40), (2, 7), (1, 64), (2, 128), (5, 16), (1, 20)]
 OPTIONS = {
     "plain": (),
@@ -63,10 +63,12 @@ def inputs_of(score, graph, heads, channels, options, dtype):
         args = [leaf(ns, heads, channels), leaf(nd, heads, channels), leaf(heads, channels, scale=channels**-0.5)]
     elif score == "gat":
         args = [leaf(ns, heads, channels), leaf(ns, heads), leaf(nd, heads)]
+    elif score == "cosine":
+        args = [leaf(ns, heads, channels), leaf(nd, heads, channels), leaf(heads, scale=2.0)]
     else:
         args = [leaf(nd, heads, channels), leaf(ns, heads, channels), leaf(ns, heads, channels)]
     tensors, rest = {}, {}
-    if "edges" in options:
+    if "edges" in options and score != "cosine":  # which has no edge features
         tensors["edge_attr"] = leaf(e, 5)
         tensors["edge_proj"] = leaf(heads, 5, scale=0.5) if score == "gat" else leaf(heads, channels, 5, scale=0.5)
     if "scale" in options:
@@ -233,6 +235,8 @@ def test_strided_expanded_and_transposed_inputs(score):
             args = [a, b, torch.randn(8, 4, dtype=torch.float64).t()]
         elif score == "gat":
             args = [a, b[..., 0], c[..., 1]]
+        elif score == "cosine":
+            args = [a, b, torch.randn(8, dtype=torch.float64)[::2]]
         else:
             args = [a, b, c]
         scale = torch.rand(graph.num_edges, 1, dtype=torch.float64).expand(-1, 4)
@@ -345,6 +349,8 @@ def op_samples(grad: bool):
         elif score == "gat":
             dst, src, value, att = args[2].unsqueeze(-1), args[1].unsqueeze(-1), args[0], None
             proj = None if proj is None else proj.unsqueeze(1)
+        elif score == "cosine":
+            dst, src, value, att = args[1], args[0], None, args[2].unsqueeze(1)
         else:
             dst, src, value, att = *args, None
         yield (dst, src, value, att, attr, proj, scale, csr, csc, seed, score, 0.3, dropout, None)
@@ -493,10 +499,10 @@ def test_bad_input_is_named(call, args, kwargs, message):
 
 @pytest.mark.parametrize("change,message", [
     ({"dst": torch.zeros(4, 2, 3)}, "src must have shape"),
-    ({"score": "sum"}, "score must be 'dot', 'gatv2' or 'gat', got 'sum'"),
+    ({"score": "sum"}, "score must be 'dot', 'gatv2', 'gat' or 'cosine', got 'sum'"),
     ({"csr": [torch.zeros(3, dtype=torch.int64)]}, "csr must hold"),
     ({"csr": [torch.zeros(4, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)]}, "indptr of csr must have 5"),
-    ({"att": torch.zeros(2, 8)}, "att belongs to the score 'gatv2' alone"),
+    ({"att": torch.zeros(2, 8)}, "att belongs to the scores 'gatv2' and 'cosine'"),
     ({"dropout": 0.5}, "dropout needs a seed"),
 ])  # fmt: skip
 def test_the_op_itself_guards_its_memory(change, message):

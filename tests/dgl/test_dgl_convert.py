@@ -297,6 +297,8 @@ def test_handles_die_with_their_graphs():
 
 @pytest.mark.parametrize("kind", ("homogeneous", "heterogeneous", "changed in place"))
 def test_a_thousand_sampled_graphs_leave_nothing(kind):
+    gc.collect()
+    before = len(convert._relations)  # of graphs that DGL 2 still holds from an earlier test
     graph, relations = random_graph(), hetero()
     sampler = dgl.dataloading.NeighborSampler([3])
     ours = layer_pair("GATv2Conv", (IN, IN))[1]
@@ -312,10 +314,10 @@ def test_a_thousand_sampled_graphs_leave_nothing(kind):
             block = relations["plays"]
         ours(block, features(block, pair=True))
         most = max(most, cache_info().graphs + len(convert._relations))
-    assert most <= 6
+    assert most <= 6 + before
     del block, relations, graph
     gc.collect()
-    assert cache_info().graphs == 0 and len(convert._relations) == 0
+    assert cache_info().graphs == 0 and len(convert._relations) == before
 
 
 @EVERY_LAYER

@@ -1,4 +1,7 @@
-"""setup.py explains itself when it cannot build."""
+"""setup.py explains itself when it cannot build, and links what torch runs with."""
+
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,3 +46,11 @@ def test_no_cuda_source_is_in_a_build_for_the_cpu(python, root):
     there = {str(path.relative_to(root)) for path in (root / "core_cuda").rglob("*.cpp")}
     assert built == {name for name in there if not name.endswith("_cuda.cpp")}
     assert "core_cuda/library.cpp" in built
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libstdc++ of Linux")
+def test_there_is_one_libstdcxx():
+    """With a second, static copy in the extension the first number in an error message ended the process."""
+    from edgeless import _C
+
+    assert b"libstdc++.so.6" in Path(_C.__file__).read_bytes()  # among the libraries that the extension needs

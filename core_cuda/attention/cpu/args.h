@@ -8,7 +8,7 @@
 
 namespace edgeless::cpu {
 
-enum class Score : uint8_t { dot, gatv2, gat };
+enum class Score : uint8_t { dot, gatv2, gat, cosine };
 
 template <class A>
 struct Args {
@@ -17,14 +17,14 @@ struct Args {
   int64_t heads, dim, channels, edge_dim;
   int64_t padded_dim, padded_channels;
 
-  Rows dst, src, value;  // value is null where the values are the keys (gatv2)
+  Rows dst, src, value;  // value is null where the values are the keys (gatv2, cosine)
   Rows edge_attr;        // [E, edge_dim]
-  const A* att;          // [H, padded_dim]
+  const A* att;          // [H, padded_dim]; the cosine's beta stands in [H, 0]
   const A* proj;         // [edge_dim, H, padded_dim]: the edge projection, transposed
   const A* proj_rows;    // [H, dim, edge_dim]: the same as given
   const A* edge_scale;   // [E, H] with the strides below
   int64_t scale_edge_stride, scale_head_stride;
-  A coefficient;  // scale of the dot product, negative slope of the others
+  A coefficient;  // scale of the dot product, least norm of the cosine, negative slope of the others
 
   bool has_dropout;
   uint64_t seed, threshold;

@@ -11,6 +11,7 @@ struct Chunk {
   A *attr, *term;          // edge features and their projection
   A* joined;               // rows of the source side with the edge term, pass by source
   A *s, *dp, *w, *lse;     // [H, kChunk]
+  A* r;                    // [H, kChunk]: 1 / norm of the gathered rows, for a score over norms
   A* factor;               // [H, kChunk]: keep / (1 - p) * edge scale, null where that is 1
   A* keep;                 // [H, kChunk]: keep / (1 - p) alone
 };
@@ -35,6 +36,7 @@ static inline Chunk<A> make_chunk(const Args<A>& args, Arena<A>& arena) {
   c.dp = arena.take(per_head);
   c.w = arena.take(per_head);
   c.lse = arena.take(per_head);
+  c.r = arena.take(per_head);
   const bool has_factor = args.has_dropout || args.edge_scale;
   c.factor = has_factor ? arena.take(per_head) : nullptr;
   c.keep = has_factor ? arena.take(per_head) : nullptr;
@@ -63,10 +65,11 @@ static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
   }
 }
 
-// Gathers the rows of positions [begin, begin + n): `keys` for the score, `values` (may be null: the keys).
+// Gathers the rows of positions [begin, begin + n): `keys` for the score, `values` (may be null: the keys). The nodes'
+// `stats` [N, 2, H], where the pass reads them, are asked for with the rows.
 template <class A>
 static inline void gather(const Args<A>& args, const Rows& keys, const Rows& values, int64_t begin, int64_t n,
-                          int64_t* prefetched, Chunk<A>& c) {
+                          int64_t* prefetched, Chunk<A>& c, const A* stats = nullptr) {
   const Compressed& g = args.graph;
   c.n = n;
   int64_t nodes[kChunk + kAhead];
@@ -75,6 +78,10 @@ static inline void gather(const Args<A>& args, const Rows& keys, const Rows& val
   if (first < known) {
     prefetch_rows(keys, nodes + first, known - first, args.heads * args.dim);
     if (values) prefetch_rows(values, nodes + first, known - first, args.heads * args.channels);
+    if (stats) {
+      const Rows rows{stats, 2 * args.heads, sizeof(A) == 4 ? Dtype::f32 : Dtype::f64};
+      prefetch_rows(rows, nodes + first, known - first, 2 * args.heads);
+    }
     *prefetched = begin + known;
   }
   for (int64_t e = 0; e < n; ++e) c.node[e] = nodes[e];

@@ -29,7 +29,7 @@ struct Passes {
   }
 
   static int64_t scratch_size(const Args<A>& a) {
-    const int64_t rows = kChunk * (2 * widest_row(a) + 2 * term_stride(a) + a.edge_dim + 6 * a.heads);
+    const int64_t rows = kChunk * (2 * widest_row(a) + 2 * term_stride(a) + a.edge_dim + 7 * a.heads);
     return rows + 8 * (keys_size(a) + values_size(a)) + 4 * heads_size(a) + a.edge_dim + 1024;
   }
 
@@ -50,7 +50,22 @@ struct Passes {
       join_term(a, c, c.key, a.value ? c.keys : c.values);  // without a value tensor the values are the bare keys
       if (a.edge_in_value) join_term(a, c, c.value, c.values);
     }
-    Score::logits(a, own, c.key, n, c.s);
+    score_logits(a, own, c);
+  }
+
+  static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c) {
+    if constexpr (Score::kOverNorms) {
+      Score::logits(a, own, c.key, c.n, c.s, c.r);
+    } else {
+      Score::logits(a, own, c.key, c.n, c.s);
+    }
+  }
+
+  static void score_grad(const Args<A>& a, const A* own, Chunk<A>& c, A* grad_own, A* grad_att, A* term) {
+    if constexpr (Score::kOverNorms) {
+      for (int64_t h = 0; h < a.heads; ++h) multiply(c.dp + h * kChunk, c.r + h * kChunk, c.n);
+    }
+    Score::grad(a, own, c.key, c.n, c.dp, grad_own, grad_att, term);
   }
 
   static void forward_chunk(const Args<A>& a, Chunk<A>& c, A* state) {
@@ -64,9 +79,7 @@ struct Passes {
         const Vec<A> x = load(s + e);
         most = x > most ? x : most;
       }
-      A peak = most[0];
-      for (int64_t i = 1; i < W; ++i) peak = most[i] > peak ? most[i] : peak;
-      const A before = top[h], now = peak > before ? peak : before;
+      const A peak = largest<A>(most), before = top[h], now = peak > before ? peak : before;
       Vec<A> sums = {};
       for (int64_t e = 0; e < full; e += W) {
         const Vec<A> p = exp_vec<A>(load(s + e) - now);
@@ -124,13 +137,13 @@ struct Passes {
     }
   }
 
-  // By dots(), as dP is: the row of a single edge then has ds = P (dP - Delta) = 0 exactly, as it should.
-  static void delta_of_row(const Args<A>& a, int64_t row, A* out_buffer, A* grad_buffer, A* s) {
+  // delta = <out, dO>. By dots(), as dP is: the row of a single edge then has ds = P (dP - Delta) = 0 exactly, as it
+  // should.
+  static void delta_of_row(const Args<A>& a, int64_t row, const A* grad, A* out_buffer, A* s, A* delta) {
     const A* out = row_of(a.saved_out, row, a.heads, a.channels, a.padded_channels, out_buffer);
-    const A* grad = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, grad_buffer);
     const A* rows[4] = {out, out, out, out};
     dots<A, NV>(grad, rows, 1, a.heads, a.padded_channels, A(1), s);
-    for (int64_t h = 0; h < a.heads; ++h) a.stats[(2 * row + 1) * a.heads + h] = s[h * kChunk];
+    for (int64_t h = 0; h < a.heads; ++h) delta[h] = s[h * kChunk];
   }
 
   static void write_scale_grads(const Args<A>& a, const Chunk<A>& c) {
@@ -157,9 +170,9 @@ struct Passes {
   }
 
   // `whole`: the chunk is the row. Delta is then summed here, so that what cancels does so exactly.
-  static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, A* stats, bool whole,
-                           A* grad_att, A* grad_proj, A* attr_row, A* state) {
-    softmax_of_row(a, c, stats);
+  static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, const A* logsumexp, A* delta,
+                           bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
+    softmax_of_row(a, c, logsumexp);
     if (a.grad_out) {
       dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp);
       if (a.grad_scale) write_scale_grads(a, c);
@@ -169,17 +182,21 @@ struct Passes {
     weigh(a, c);
     for (int64_t h = 0; h < a.heads; ++h) {
       if (whole) {
-        A total = 0;
-        for (int64_t e = h * kChunk; e < h * kChunk + c.n; ++e) total += c.s[e] * c.dp[e];
-        stats[a.heads + h] = total;
+        // Over the sum of P, which is not quite 1: the logsumexp of large logits is rounded as coarsely as they are.
+        Vec<A> total = {}, mass = {};
+        for (int64_t e = 0; e < c.n; e += W) {
+          const Vec<A> p = first_lanes<A>(load(c.s + h * kChunk + e), c.n - e);
+          mass += p;
+          total += first_lanes<A>(p * load(c.dp + h * kChunk + e), c.n - e);
+        }
+        delta[h] = sum<A>(total) / sum<A>(mass);
       }
-      const A delta = stats[a.heads + h];
       for (int64_t e = h * kChunk; e < h * kChunk + c.n; e += W) {
-        store(c.dp + e, load(c.s + e) * (load(c.dp + e) - delta));
+        store(c.dp + e, load(c.s + e) * (load(c.dp + e) - delta[h]));
       }
     }
     const bool wants_term = grad_proj || a.grad_attr;
-    Score::grad(a, own, c.key, c.n, c.dp, state, grad_att, wants_term ? c.term : nullptr);
+    score_grad(a, own, c, state, grad_att, wants_term ? c.term : nullptr);
     if (!wants_term) return;
     if (a.edge_in_value && a.grad_out) add_value_term(a, c, grad_row);
     if (grad_proj) grad_of_proj(a, c.attr, c.term, c.n, grad_proj);
@@ -200,7 +217,7 @@ struct Passes {
 
   static void by_src_chunk(const Args<A>& a, Chunk<A>& c, const A* own_key, const A* own_value, int64_t begin,
                            int64_t n, int64_t* prefetched, A* state) {
-    gather(a, a.dst, a.grad_out, begin, n, prefetched, c);
+    gather(a, a.dst, a.grad_out, begin, n, prefetched, c, a.stats);
     const bool term_joins_own = a.edge_dim && !Score::kTermJoinsRows;
     if (a.edge_dim && !term_joins_own) join_term(a, c, c.key, c.keys);
     if (!a.grad_out) load_weight_grads(a, c);
@@ -214,7 +231,7 @@ struct Passes {
       join_own(a, c, own_key, keys, c.term);
       dots_of_pairs<A, NV>(keys, c.key, n, a.heads, a.padded_dim, a.coefficient, c.s);
     } else {
-      Score::logits(a, own_key, c.key, n, c.s);
+      score_logits(a, own_key, c);
       if (a.grad_out) dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp);
     }
     // P and ds, with the statistics of each destination
@@ -237,21 +254,26 @@ struct Passes {
         store(c.dp + e, p * (dp - delta));
       }
     }
-    A* values = a.value ? state + keys_size(a) : state;  // without a value tensor both gradients are the key's
+    // Without a value tensor both gradients are the key's, whose norm only one of them goes through.
+    A* values = a.value || Score::kOverNorms ? state + keys_size(a) : state;
     if (a.grad_out && (a.grad_value || !a.value)) {
       accumulate<A, NV>(c.w, c.value, n, a.heads, a.padded_channels, A(1), values);
     }
-    if (a.grad_src) Score::grad(a, own_key, c.key, n, c.dp, state, nullptr, nullptr);
+    if (a.grad_src) score_grad(a, own_key, c, state, nullptr, nullptr);
   }
 
   // Rows ---------------------------------------------------------------------------------------------------------
 
-  static void finish(Pass pass, const Args<A>& a, int64_t row, A* state) {
+  static float log_of(float x) { return __builtin_logf(x); }
+  static double log_of(double x) { return __builtin_log(x); }
+
+  // `buffer` has room for a row of keys; grad_att is the part's.
+  static void finish(Pass pass, const Args<A>& a, int64_t row, A* state, A* buffer, A* grad_att) {
     if (pass == Pass::forward) {
       A *top = state, *total = state + heads_size(a), *acc = state + 2 * heads_size(a);
       for (int64_t h = 0; h < a.heads; ++h) {
         const bool empty = top[h] == -__builtin_inf() && total[h] == A(0);
-        a.logsumexp[row * a.heads + h] = empty ? top[h] : top[h] + A(__builtin_log(double(total[h])));
+        a.logsumexp[row * a.heads + h] = empty ? top[h] : top[h] + log_of(total[h]);
         const A inverse = empty ? A(0) : A(1) / total[h];
         for (int64_t i = h * a.padded_channels; i < (h + 1) * a.padded_channels; ++i) acc[i] *= inverse;
       }
@@ -259,8 +281,17 @@ struct Passes {
     } else if (pass == Pass::delta) {
       for (int64_t h = 0; h < a.heads; ++h) a.stats[(2 * row + 1) * a.heads + h] = state[h];
     } else if (pass == Pass::by_dst) {
+      if constexpr (Score::kOverNorms) {
+        const A* own = row_of(a.dst, row, a.heads, a.dim, a.padded_dim, buffer);
+        Score::through_norm(a, own, state, grad_att);
+      }
       if (a.grad_dst) write_row(a.grad_dst, row, a.heads, a.dim, a.padded_dim, state);
     } else {
+      if constexpr (Score::kOverNorms) {
+        const A* own = row_of(a.src, row, a.heads, a.dim, a.padded_dim, buffer);
+        Score::through_norm(a, own, state, nullptr);
+        for (int64_t i = 0; i < keys_size(a); ++i) state[i] += state[keys_size(a) + i];
+      }
       if (a.grad_src) write_row(a.grad_src, row, a.heads, a.dim, a.padded_dim, state);
       if (a.grad_value) write_row(a.grad_value, row, a.heads, a.channels, a.padded_channels, state + keys_size(a));
     }
@@ -291,6 +322,10 @@ struct Passes {
     return a.carry + (part * 2 + which) * carry_size(pass, a);
   }
 
+  static A* part_of_att(const Args<A>& a, int64_t part) {
+    return a.grad_att ? a.grad_att + part * a.heads * a.padded_dim : nullptr;
+  }
+
   static void run(Pass pass, const Args<A>& a, int64_t part, A* scratch) {
     Arena<A> arena(scratch);
     Chunk<A> c = make_chunk(a, arena);
@@ -298,7 +333,8 @@ struct Passes {
     A* own_buffer = arena.take(keys_size(a));
     A* other_buffer = arena.take(values_size(a));
     A* attr_row = arena.take(a.edge_dim);
-    A* grad_att = a.grad_att ? a.grad_att + part * a.heads * a.padded_dim : nullptr;
+    A* delta = arena.take(heads_size(a));
+    A* grad_att = part_of_att(a, part);
     A* grad_proj = a.grad_proj ? a.grad_proj + part * a.edge_dim * term_stride(a) : nullptr;
     int64_t prefetched = 0;
     Walk walk(a.graph, a.items_per_part, part);
@@ -306,7 +342,8 @@ struct Passes {
     while (walk.next(&piece)) {
       const int64_t row = piece.row;
       if (pass == Pass::delta_of_out) {
-        if (piece.finished) delta_of_row(a, row, state, other_buffer, c.s);
+        const A* grad = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
+        if (piece.finished) delta_of_row(a, row, grad, state, c.s, a.stats + (2 * row + 1) * a.heads);
         continue;
       }
       clear(pass, a, state);
@@ -317,6 +354,13 @@ struct Passes {
       const A* grad_row = nullptr;
       if (pass == Pass::by_dst && a.grad_out) {
         grad_row = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
+      }
+      const bool whole = piece.fresh && piece.finished && piece.end - piece.begin <= kChunk;
+      if (pass == Pass::by_dst && !a.grad_out) {
+        for (int64_t h = 0; h < a.heads; ++h) delta[h] = a.stats[(2 * row + 1) * a.heads + h];
+      } else if (pass == Pass::by_dst && !whole) {
+        delta_of_row(a, row, grad_row, state, c.s, delta);
+        clear(pass, a, state);
       }
       for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
         const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
@@ -334,17 +378,21 @@ struct Passes {
           softmax_of_row(a, c, a.stats + row * a.heads * 2);
           delta_chunk(a, c, state);
         } else {
-          const bool whole = piece.fresh && piece.finished && piece.end - piece.begin <= kChunk;
-          by_dst_chunk(a, c, own, grad_row, a.stats + row * a.heads * 2, whole, grad_att, grad_proj, attr_row, state);
+          by_dst_chunk(a, c, own, grad_row, a.stats + row * a.heads * 2, delta, whole, grad_att, grad_proj, attr_row,
+                       state);
         }
       }
+      if (pass == Pass::by_dst && piece.finished) {
+        for (int64_t h = 0; h < a.heads; ++h) a.stats[(2 * row + 1) * a.heads + h] = delta[h];
+      }
       if (piece.fresh && piece.finished) {
-        finish(pass, a, row, state);
+        finish(pass, a, row, state, own_buffer, grad_att);
       } else if (a.carry) {
         A* kept = slot(pass, a, part, piece.fresh ? 1 : 0);
         for (int64_t i = 0; i < carry_size(pass, a); ++i) kept[i] = state[i];
       }
     }
+    fence_streams();
   }
 
   static void merge(Pass pass, const Args<A>& a, int64_t part, A* state) {
@@ -355,7 +403,8 @@ struct Passes {
     const int64_t first = first_part_of_row(a.graph, piece.row, a.items_per_part);
     clear(pass, a, state);
     for (int64_t p = first; p <= part; ++p) combine(pass, a, state, slot(pass, a, p, p == first ? 1 : 0));
-    finish(pass, a, piece.row, state);
+    finish(pass, a, piece.row, state, state + carry_size(pass, a), part_of_att(a, part));
+    fence_streams();
   }
 
   static Kernels<A> table() { return {W, carry_size, scratch_size, run, merge}; }
@@ -380,6 +429,7 @@ Kernels<A> kernels(edgeless::cpu::Score score, int64_t vectors) {
   switch (score) {
     case edgeless::cpu::Score::dot: return kernels_for_width<A, DotScore>(vectors);
     case edgeless::cpu::Score::gatv2: return kernels_for_width<A, Gatv2Score>(vectors);
+    case edgeless::cpu::Score::cosine: return kernels_for_width<A, CosineScore>(vectors);
     default: return kernels_for_width<A, GatScore>(vectors);
   }
 }

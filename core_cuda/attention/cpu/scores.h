@@ -1,7 +1,6 @@
-// What a score is: its logit and its gradient, for one row ("own") against the gathered rows of a chunk. Dot product
-// and GATv2 do not care which side is the destination, so one functor serves the pass by destination and the pass by
-// source. Included once per instruction set. To add a score, add a struct with these two functions and a line in
-// passes.h.
+// What a score is: its logit and its gradient, for one row ("own") against the gathered rows of a chunk. The functions
+// do not care which side is the destination, so one functor serves the pass by destination and the pass by source.
+// Included once per instruction set. To add a score, add a struct with these two functions and a line in passes.h.
 //
 //   logits(args, own, rows, n, s)                    s[h, e] = score of own and rows[e]
 //   grad(args, own, rows, n, ds, grad_own, grad_att, term)
@@ -9,6 +8,11 @@
 //       grad_att += the same for the attention vector (null: not wanted)
 //       term[e]   = ds[h, e] * d score / d rows[e], [n, term_stride] (null: not wanted)
 //   kTermJoinsRows: the edge term may simply be added to the gathered rows, whichever side they are.
+//   kOverNorms: the score divides by the norms of both rows. Then logits() also gives r[h, e] = 1 / norm of rows[e],
+//   the
+//       passes multiply ds by it before grad(), and what grad() adds up is the gradient of own's unit row, of which
+//   through_norm(args, own, grad, grad_att)          makes that of the row and of the attention vector (null: not
+//   wanted)
 
 template <class A>
 static inline int64_t term_stride(const Args<A>& args) {
@@ -18,7 +22,7 @@ static inline int64_t term_stride(const Args<A>& args) {
 // s = scale * <q, k>
 template <class A, int NV>
 struct DotScore {
-  static constexpr bool kTermJoinsRows = false;
+  static constexpr bool kTermJoinsRows = false, kOverNorms = false;
 
   static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
     dots<A, NV>(own, rows, n, args.heads, args.padded_dim, args.coefficient, s);
@@ -43,7 +47,7 @@ struct DotScore {
 // s = <att, leaky_relu(x_l + x_r)> (Brody et al. 2022, equation 7)
 template <class A, int NV>
 struct Gatv2Score {
-  static constexpr bool kTermJoinsRows = true;
+  static constexpr bool kTermJoinsRows = true, kOverNorms = false;
   static constexpr int64_t W = kWidth<A>;
 
   static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
@@ -144,7 +148,7 @@ struct Gatv2Score {
 // s = leaky_relu(a_l + a_r), one number per node and head (Veličković et al. 2018, equation 3)
 template <class A, int NV>
 struct GatScore {
-  static constexpr bool kTermJoinsRows = true;
+  static constexpr bool kTermJoinsRows = true, kOverNorms = false;
 
   static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
     spread_heads(rows, n, args.heads, s);
@@ -167,14 +171,94 @@ struct GatScore {
           for (int64_t e = 0; e < n; ++e) z[(i - h) * kChunk + e] = rows[e][i];
         }
       }
-      const A* zs = z + h % 4 * kChunk;
-      A total = 0;
-      for (int64_t e = 0; e < n; ++e) {
-        const A dz = ds[h * kChunk + e] * (own[h] + zs[e] > A(0) ? A(1) : args.coefficient);
-        total += dz;
-        if (term) term[e * term_stride(args) + h] = dz;
+      const A *zs = z + h % 4 * kChunk, *mine = ds + h * kChunk;
+      Vec<A> total = {};
+      for (int64_t e = 0; e < n; e += kWidth<A>) {
+        const Vec<A> dz = load(mine + e);
+        total += first_lanes<A>(load(zs + e) + own[h] > Vec<A>{} ? dz : dz * args.coefficient, n - e);
       }
-      if (grad_own) grad_own[h] += total;
+      if (grad_own) grad_own[h] += sum<A>(total);
+      for (int64_t e = 0; term && e < n; ++e) {
+        term[e * term_stride(args) + h] = own[h] + zs[e] > A(0) ? mine[e] : mine[e] * args.coefficient;
+      }
     }
+  }
+};
+
+// s = beta <own, row> / (max(|own|, least) max(|row|, least)), with beta_h in att[h, 0] (Thekumparampil et al. 2018,
+// equation 4). An edge gathers one row, which is key and value.
+template <class A, int NV>
+struct CosineScore {
+  static constexpr bool kTermJoinsRows = true, kOverNorms = true;
+  static constexpr int64_t W = kWidth<A>;
+
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, A* r) {
+    const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
+    for (int64_t e = 0; e < n; e += 4) {
+      const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
+      for (int64_t h = 0; h < heads; ++h) {
+        Vec<A> dot[4] = {}, square[4] = {};
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < vectors; ++v) {
+          const int64_t at = h * padded + v * W;
+          const Vec<A> o = load(own + at);
+          const Vec<A> x0 = load(r0 + at), x1 = load(r1 + at), x2 = load(r2 + at), x3 = load(r3 + at);
+          dot[0] += o * x0, square[0] += x0 * x0;
+          dot[1] += o * x1, square[1] += x1 * x1;
+          dot[2] += o * x2, square[2] += x2 * x2;
+          dot[3] += o * x3, square[3] += x3 * x3;
+        }
+        sum4<A>(dot, s + h * kChunk + e);
+        sum4<A>(square, r + h * kChunk + e);
+      }
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      const Vec<A> mine = over(args, splat<A>(norm(args, own, h)));
+      for (int64_t e = h * kChunk; e < h * kChunk + n; e += W) {
+        const Vec<A> other = over(args, sqrt_vec<A>(load(r + e)));
+        store(r + e, other);
+        store(s + e, load(s + e) * (mine * other) * args.att[h * padded]);  // the same bits from either side
+      }
+    }
+  }
+
+  static void grad(const Args<A>& args, const A* /*own*/, const A* const* rows, int64_t n, const A* ds, A* grad_own,
+                   A* /*grad_att*/, A* /*term*/) {
+    if (grad_own) accumulate<A, NV>(ds, rows, n, args.heads, args.padded_dim, A(1), grad_own);
+  }
+
+  // With r = 1 / max(|x|, least) and G = grad: beta r (G - <G, rx> rx); where |x| < least, r is constant and it is
+  // beta r G.
+  static void through_norm(const Args<A>& args, const A* own, A* grad, A* grad_att) {
+    const int64_t padded = args.padded_dim;
+    for (int64_t h = 0; h < args.heads; ++h) {
+      const A length = norm(args, own, h), r = over(args, splat<A>(length))[0], scale = args.att[h * padded] * r;
+      Vec<A> products = {};
+      for (int64_t at = h * padded; at < (h + 1) * padded; at += W) products += load(grad + at) * load(own + at);
+      const A dot = sum<A>(products) * r;
+      if (grad_att) grad_att[h * padded] += dot;
+      const A along = length < args.coefficient ? A(0) : dot * r;
+      for (int64_t at = h * padded; at < (h + 1) * padded; at += W) {
+        store(grad + at, (load(grad + at) - load(own + at) * along) * scale);
+      }
+    }
+  }
+
+ private:
+  static Vec<A> over(const Args<A>& args, Vec<A> norms) {
+    const Vec<A> least = splat<A>(args.coefficient);
+    return splat<A>(A(1)) / (norms < least ? least : norms);
+  }
+
+  // Summed in the order of sum4(), for the same bits as in logits().
+  static A norm(const Args<A>& args, const A* own, int64_t h) {
+    Vec<A> square[4] = {};
+    for (int64_t at = h * args.padded_dim; at < (h + 1) * args.padded_dim; at += W) {
+      const Vec<A> x = load(own + at);
+      square[0] += x * x;
+    }
+    A four[4];
+    sum4<A>(square, four);
+    return sqrt_vec<A>(splat<A>(four[0]))[0];
   }
 };

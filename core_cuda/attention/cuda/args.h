@@ -82,7 +82,6 @@ struct Args {
 
   // backward
   Rows grad_out, saved_out;
-  bool saved_out_wide = false;     // saved_out holds A, not storage
   const A* delta_given = nullptr;  // [Nd, H], where it is not <saved_out, grad_out>
   // What the pass by destination leaves for the pass by source: pairs (shift, Delta), so that P = 2^(sum - shift) with
   // the sum that the pass by source makes; or Delta alone, if shift is the logsumexp (base 2) and memory is short.

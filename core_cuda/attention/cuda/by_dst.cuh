@@ -38,6 +38,17 @@ struct AttShares {
     }
   }
 
+  // The same, own as 16-bit words, paired (mma.cuh).
+  template <class Fn, class S, int kVecs>
+  __device__ void add_words(const uint4 (&own)[kVecs], const A (&sum)[kPer], A sum_ds, A coefficient) {
+    uint4 words[kVecs];
+    A x[kPer];
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) words[v] = uint4{own[v].x, own[v].z, own[v].y, own[v].w};
+    unpack_all<S, kVecs>(words, x);
+    add<Fn>(x, sum, sum_ds, coefficient);
+  }
+
   template <class S, int kVecs, class P>
   __device__ void store(const Args<A>& args, const P& place) const {
     __syncthreads();
@@ -57,11 +68,11 @@ struct AttShares {
 
 struct NoShares {};
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVecs))
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVecs, kEdges))
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
-  constexpr int kV = kVec<S>, kPer = kVecs * kV, kOutVecs = sizeof(S) < sizeof(A) ? 2 * kVecs : kVecs;
+  constexpr int kV = kVec<S>, kPer = kVecs * kV;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
   __shared__ BackwardPieces<A, kPer> pieces;
@@ -74,6 +85,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
   const RowPointers<kVecs> own_rows(args.dst, place.head, key_offsets);
   const RowPointers<kVecs> grad_rows(args.grad_out, place.head, value_offsets);
+  const RowPointers<kVecs> out_rows(args.saved_out, place.head, value_offsets);
   RowPointers<kVecs> keys(args.src, place.head, key_offsets);
   RowPointers<kVecs> values(kValues ? args.value : args.src, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
@@ -83,13 +95,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
 
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
   A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A acc_scalar = 0;        // gatv2: sum of ds; gat: the gradient, of the lane until the row ends
+  A acc_scalar = 0;        // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
   A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
-  uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kOutVecs];
+  uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
-    acc[k] = 0, grad[k] = 0, own[k] = 0;  // a row without edges reads no own row
+    acc[k] = 0, grad[k] = 0, own[k] = 0;
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
   }
   if constexpr (Fn::kAtt) att_shares.clear();
@@ -107,16 +119,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     if (has_grad) {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) grad_raw[v] = load_once(grad_rows.row(v, walk.row));
-      const char* out =
-          args.saved_out.base + place.head * args.saved_out.head + static_cast<uint64_t>(walk.row) * args.saved_out.row;
+      if (!args.delta_given) {
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) {
-        if (kOutVecs > kVecs && args.saved_out_wide) {
-          out_raw[2 * v] = load_once(out + 2 * value_offsets.at[v]);
-          out_raw[kOutVecs > kVecs ? 2 * v + 1 : v] = load_once(out + 2 * value_offsets.at[v] + 16);
-        } else {
-          out_raw[kOutVecs > kVecs ? 2 * v : v] = load_once(out + value_offsets.at[v]);
-        }
+        for (int v = 0; v < kVecs; ++v) out_raw[v] = load_once(out_rows.row(v, walk.row));
       }
     }
     fresh = true;
@@ -136,19 +141,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
       if (has_grad) {
         unpack_row<S, kVecs>(grad_raw, place, args.value_vectors, grad, [](A x) { return x; });
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) {
+        for (int v = 0; v < kVecs && !args.delta_given; ++v) {
           A out[kV];
-          if (kOutVecs > kVecs && args.saved_out_wide) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-              A four[kVec<A>];
-              unpack(out_raw[kOutVecs > kVecs ? 2 * v + half : v], four, A{});
-#pragma unroll
-              for (int k = 0; k < kVec<A>; ++k) out[(half * kVec<A> + k) % kV] = four[k];
-            }
-          } else {
-            unpack(out_raw[kOutVecs > kVecs ? 2 * v : v], out, S{});
-          }
+          unpack(out_raw[v], out, S{});
 #pragma unroll
           for (int k = 0; k < kV; ++k) dot = fma(grad[v * kV + k], out[k], dot);
         }
@@ -159,9 +154,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     if constexpr (Fn::kAtt && kMode < kEdgeTerm) constant = team_sum(own_scalar, place.width(), kFullWarp);
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
-      delta = kMode >= kOptions && args.delta_given ? args.delta_given[at] : dot;
+      delta = args.delta_given ? args.delta_given[at] : dot;
       shift *= A(kLog2e);
-      if (place.lane == 0 && !walk.lead) Stat<A>{shift - args.coefficient * constant, delta}.store(args, at);
+      if (place.lane == 0 && !walk.lead) Stat<Fn, S>{shift - args.coefficient * constant, delta}.store(args, at);
       fresh = false;
     }
   };
@@ -194,7 +189,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
 
   bool leader = false, leader_lead = false;
   auto end_row = [&] {
-    if constexpr (Fn::kScalar) acc_scalar = quad_sum(acc_scalar, place.mask());
+    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, acc, acc_scalar, args.coefficient);
     if (walk.lead && place.chain > 0) {
       if constexpr (kKeys) {
@@ -216,66 +211,80 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
 
-  EdgeWindow<I> window(args.graph, place, walk);
-  uint4 key_raw[kBatch][kVecs], value_raw[kBatch][kVecs];
-  auto load_batch = [&] {
-    if constexpr (kKeys) window.load(keys, key_raw);
-    if constexpr (kValues) {
-      if (has_grad) window.load(values, value_raw);
-    }
-  };
-#pragma unroll
-  for (int u = 0; u < kBatch; ++u) {
-#pragma unroll
-    for (int v = 0; v < kVecs; ++v) value_raw[u][v] = uint4{0, 0, 0, 0};
-  }
-  if (args.graph.num_edges > 0) load_batch();
+  EdgeWindow<I, kEdges> window(args.graph, walk);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges == 4 && kWidth > 4;
+  std::conditional_t<kAhead, Ahead<I, kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane, args.key_vectors,
+                                                                              walk);
   if (walk.edge < walk.row_end) begin_row();
 
   while (true) {
     if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
     if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
-    const int n = window.take(walk);
-    const bool valid = place.slot < n;
+    window.begin(walk);
+    uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
+    if constexpr (kKeys) window.load(keys, key_raw);
+    if constexpr (kValues) {
+      if (has_grad) {
+        window.load(values, value_raw);
+      } else {
+#pragma unroll
+        for (int u = 0; u < kEdges; ++u) {
+#pragma unroll
+          for (int v = 0; v < kVecs; ++v) value_raw[u][v] = uint4{0, 0, 0, 0};
+        }
+      }
+    }
     A source_scalar = 0;
     if constexpr (!kKeys) {
       if (args.src) source_scalar = load_scalar<S>(args.src, window.index, place.head);
     }
+    ahead.ask(keys.at[0], keys.stride);
+    window.advance(walk);
+    ahead.advance(walk);
+    const int n = window.count;
+    const bool valid = window.slot < n;
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     // logits and dP
-    A logit[kBatch], product[kBatch], other[kBatch][kPer];
+    A logit[kEdges], product[kEdges];
+    A termed[kMode == kEdgeTerm ? kEdges : 1][kPer];  // keys with the edge term
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      if constexpr (kKeys) unpack_all<S, kVecs>(key_raw[u], other[u]);
-      A value[kPer];
-      unpack_all<S, kVecs>(kValues ? value_raw[u] : key_raw[u], value);
+    for (int u = 0; u < kEdges; ++u) {
+      A other[kPer];
       product[u] = 0;
+      if constexpr (kValues) {
+        unpack_all<S, kVecs>(value_raw[u], other);
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], value[k], product[u]);
-      if constexpr (kMode == kEdgeTerm) {
-        if (n > 0 && args.proj) {
-          add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other[u]);
-        }
+        for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
       }
       if constexpr (kKeys) {
+        unpack_all<S, kVecs>(key_raw[u], other);
+        if constexpr (!kValues) {
+#pragma unroll
+          for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
+        }
+        if constexpr (kMode == kEdgeTerm) {
+          if (n > 0 && args.proj) {
+            add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other);
+          }
+#pragma unroll
+          for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];
+        }
         typename Fn::template Partial<A, true> sum(own_scalar);
 #pragma unroll
-        for (int k = 0; k < kPer; ++k) sum.add(own[k], other[u][k], att[k]);
+        for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
         logit[u] = sum.sum(args.coefficient);
       }
     }
-    window.advance(walk);
-    load_batch();
-    A s, dp = sum_of_own_edge(product, place.lane, place.width());
+    A s, dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     if constexpr (kKeys) {
-      s = sum_of_own_edge(logit, place.lane, place.width());
+      s = sum_of_own_edge<kEdges>(logit, place.lane, place.width());
     } else {
       s = own_scalar + source_scalar;
     }
     A ds, derivative = 1;
     if constexpr (kMode >= kOptions) {
-      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + place.slot), place.head, valid);
+      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
       if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);
@@ -302,14 +311,22 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     if constexpr (Fn::kScalar) {
       acc_scalar = fma(ds, derivative, acc_scalar);
     } else {
-      A d[kBatch];
+      if constexpr (Fn::kAtt) acc_scalar += ds;
+      A d[kEdges];
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) d[u] = from_owner(ds, u);
-      if constexpr (Fn::kAtt) acc_scalar += (d[0] + d[1]) + (d[2] + d[3]);
+      for (int u = 0; u < kEdges; ++u) d[u] = from_owner<kEdges>(ds, u);
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
+      for (int u = 0; u < kEdges; ++u) {
 #pragma unroll
-        for (int k = 0; k < kPer; ++k) Fn::grad(acc[k], own[k], other[u][k], d[u]);
+        for (int v = 0; v < kVecs; ++v) {
+          A x[kV];
+          if constexpr (kMode < kEdgeTerm) unpack_again<S>(key_raw[u][v], x);
+#pragma unroll
+          for (int k = 0; k < kV; ++k) {
+            if constexpr (kMode == kEdgeTerm) x[k] = termed[u][v * kV + k];
+            Fn::grad(acc[v * kV + k], own[v * kV + k], x[k], d[u]);
+          }
+        }
       }
     }
   }

@@ -17,8 +17,8 @@ struct SourcePieces {
   A scalar[kMaxTeams];
 };
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVecs))
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVecs, kEdges))
     by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
@@ -37,17 +37,18 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
   RowPointers<kVecs> keys(args.dst, place.head, key_offsets), grads(args.grad_out, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
   grads.hold();
+  const StatPointer<Fn, S> stats(args, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const bool has_grad = kMode == kPlain || args.grad_out;
 
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
   A own_scalar = 0;  // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A acc_scalar = 0;  // of the team (gatv2: sum of ds), for gat of the lane until the row ends
+  A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
   uint4 own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
-    key_acc[k] = 0, value_acc[k] = 0;
+    key_acc[k] = 0, value_acc[k] = 0, own[k] = 0;
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
     if constexpr (Fn::kOwnValue) value[k] = 0;
   }
@@ -68,6 +69,12 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
       }
     }
     fresh = true;
+    if (place.lane % 8 == 0 && walk.row + kRowsAhead < walk.last_row) {
+      if constexpr (!Fn::kScalar) own_rows.ask(walk.row + kRowsAhead);
+      if constexpr (Fn::kOwnValue) {
+        if (has_grad) value_rows.ask(walk.row + kRowsAhead);
+      }
+    }
   };
   auto take_row = [&] {
     if constexpr (!Fn::kScalar) {
@@ -127,7 +134,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
 
   bool leader = false, leader_lead = false;
   auto end_row = [&] {
-    if constexpr (Fn::kScalar) acc_scalar = quad_sum(acc_scalar, place.mask());
+    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, key_acc, acc_scalar, args.coefficient);
     join();
     if (walk.lead && place.chain > 0) {
@@ -151,81 +158,77 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
   };
 
-  EdgeWindow<I> window(args.graph, place, walk);
+  EdgeWindow<I, kEdges> window(args.graph, walk);
   if (walk.edge < walk.row_end) begin_row();
 
   while (true) {
     if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
     if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
-    uint4 key_raw[kBatch][kVecs], grad_raw[kBatch][kVecs];
+    window.begin(walk);
+    uint4 key_raw[kEdges][kVecs], grad_raw[kEdges][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if (has_grad) {
       window.load(grads, grad_raw);
     } else {
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
+      for (int u = 0; u < kEdges; ++u) {
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
       }
     }
-    const Stat<A> stat = Stat<A>::load(args, static_cast<int64_t>(window.index) * args.heads + place.head);
+    const Stat<Fn, S> stat = stats.load(window.index);
     A target_scalar = 0;
     if constexpr (!kKeys) {
       if (args.dst) target_scalar = load_scalar<S>(args.dst, window.index, place.head);
     }
-    const int n = window.take(walk);
-    const bool valid = place.slot < n;
     window.advance(walk);
+    const int n = window.count;
+    const bool valid = window.slot < n;
     if (fresh) take_row();
 
     // logits and dP
     A s, dp;
-    A other[kBatch][kPer];
+    A termed[kMode == kEdgeTerm ? kEdges : 1][kPer];  // keys with the edge term
     {
-      A logit[kBatch], product[kBatch];
+      A logit[kEdges], product[kEdges];
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
+      for (int u = 0; u < kEdges; ++u) {
         product[u] = 0;
+        A other[kPer];
+        unpack_all<S, kVecs>(grad_raw[u], other);
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) {
-          A x[kV], g[kV];
-          if constexpr (!Fn::kScalar) {
-            unpack(key_raw[u][v], x, S{});
-#pragma unroll
-            for (int k = 0; k < kV; ++k) other[u][v * kV + k] = x[k];
-          }
-          unpack(grad_raw[u][v], g, S{});
-#pragma unroll
-          for (int k = 0; k < kV; ++k) {
-            if constexpr (Fn::kOwnValue) {
-              product[u] = fma(g[k], value[v * kV + k], product[u]);
-            } else {
-              product[u] = fma(g[k], Fn::raw(own[v * kV + k]), product[u]);
-            }
-          }
-        }
-        if constexpr (kMode == kEdgeTerm) {
-          if (n > 0 && args.proj) {
-            add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other[u]);
+        for (int k = 0; k < kPer; ++k) {
+          if constexpr (Fn::kOwnValue) {
+            product[u] = fma(other[k], value[k], product[u]);
+          } else {
+            product[u] = fma(other[k], Fn::raw(own[k]), product[u]);
           }
         }
         if constexpr (!Fn::kScalar) {
+          unpack_all<S, kVecs>(key_raw[u], other);
+          if constexpr (kMode == kEdgeTerm) {
+            if (n > 0 && args.proj) {
+              add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other);
+            }
+#pragma unroll
+            for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];
+          }
           typename Fn::template Partial<A, kMode == kEdgeTerm> sum(own_scalar);
 #pragma unroll
-          for (int k = 0; k < kPer; ++k) sum.add(own[k], other[u][k], att[k]);
+          for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
           logit[u] = sum.sum(args.coefficient);
         }
       }
       if constexpr (Fn::kScalar) {
         s = own_scalar + target_scalar;
       } else {
-        s = sum_of_own_edge(logit, place.lane, place.width());
+        s = sum_of_own_edge<kEdges>(logit, place.lane, place.width());
       }
-      dp = sum_of_own_edge(product, place.lane, place.width());
+      dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     }
     A derivative = 1, factor = 1;
     if constexpr (kMode >= kOptions) {
-      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + place.slot), place.head, valid);
+      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
       if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
       if (args.value_term && valid) dp += args.value_term[edge.at];
       factor = edge.keep * edge.scale;
@@ -239,26 +242,26 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     const A p = valid ? power_of_two(s - stat.shift) : A(0);
     const A weight = p * factor, ds = valid ? p * (dp - stat.delta) : A(0);
 
-    A w[kBatch], d[kBatch];
+    A w[kEdges], d[kEdges];
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      w[u] = from_owner(weight, u);
-      if constexpr (!Fn::kScalar) d[u] = from_owner(ds, u);
+    for (int u = 0; u < kEdges; ++u) {
+      w[u] = from_owner<kEdges>(weight, u);
+      if constexpr (!Fn::kScalar) d[u] = from_owner<kEdges>(ds, u);
     }
     if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
-    if constexpr (Fn::kAtt) acc_scalar += (d[0] + d[1]) + (d[2] + d[3]);
+    if constexpr (Fn::kAtt) acc_scalar += ds;
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
+    for (int u = 0; u < kEdges; ++u) {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) {
-        A g[kV];
+        A g[kV], x[kV];
         unpack_again<S>(grad_raw[u][v], g);
+        if constexpr (!Fn::kScalar && kMode < kEdgeTerm) unpack_again<S>(key_raw[u][v], x);
 #pragma unroll
         for (int k = 0; k < kV; ++k) {
           value_acc[v * kV + k] = fma(w[u], g[k], value_acc[v * kV + k]);
-          if constexpr (!Fn::kScalar) {
-            Fn::grad(key_acc[v * kV + k], own[v * kV + k], other[u][v * kV + k], d[u]);
-          }
+          if constexpr (kMode == kEdgeTerm) x[k] = termed[u][v * kV + k];
+          if constexpr (!Fn::kScalar) Fn::grad(key_acc[v * kV + k], own[v * kV + k], x[k], d[u]);
         }
       }
     }

@@ -10,21 +10,31 @@ constexpr int kThreads = 256;
 
 inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 
-// Block (x, y) sums share y of the rows for 128 columns.
+// Block (x, y) sums share y of the rows for 32 columns: eight rows at a time, four sums each.
 template <class A>
 __global__ void sum_rows_kernel(const A* in, int64_t rows, int64_t cols, A* out) {
-  const int64_t col = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (col >= cols) return;
+  constexpr int kTall = kThreads / 32;
+  __shared__ A parts[kTall][32];
+  const int lane = threadIdx.x % 32, tall = threadIdx.x / 32;
+  const int64_t col = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   const int64_t share = (rows + gridDim.y - 1) / gridDim.y, first = share * blockIdx.y;
   const int64_t last = min(rows, first + share);
   A sums[4] = {};
-  int64_t row = first;
-  for (; row + 4 <= last; row += 4) {
+  if (col < cols) {
+    int64_t row = first + tall;
+    for (; row + 3 * kTall < last; row += 4 * kTall) {
 #pragma unroll
-    for (int u = 0; u < 4; ++u) sums[u] += in[(row + u) * cols + col];
+      for (int u = 0; u < 4; ++u) sums[u] += in[(row + u * kTall) * cols + col];
+    }
+    for (; row < last; row += kTall) sums[0] += in[row * cols + col];
   }
-  for (; row < last; ++row) sums[0] += in[row * cols + col];
-  out[blockIdx.y * cols + col] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  parts[tall][lane] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  __syncthreads();
+  if (tall > 0 || col >= cols) return;
+  A sum = 0;
+#pragma unroll
+  for (int t = 0; t < kTall; ++t) sum += parts[t][lane];
+  out[blockIdx.y * cols + col] = sum;
 }
 
 template <class I>
@@ -86,6 +96,28 @@ __global__ void hidden_gradient_kernel(Rows dst, Rows src, const I* dst_end, con
   term[at] = ds[edge * heads + h] * (z > 0 ? A(1) : slope);
 }
 
+// Four lanes a row and head.
+template <class S>
+__global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, int vectors, float* delta) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 4;
+  const bool inside = at < rows * heads;
+  const int64_t row = inside ? at / heads : 0, head = inside ? at % heads : 0;
+  const char* g = grad.base + row * grad.row + head * grad.head;
+  const char* o = out.base + row * out.row + head * out.head;
+  float sum = 0;
+  for (int v = threadIdx.x % 4; v < vectors; v += 4) {
+    float x[8], low[4], high[4];
+    unpack(load_once(g + v * 16), x, S{});
+    unpack(load_once(o + v * 32), low, float{});
+    unpack(load_once(o + v * 32 + 16), high, float{});
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sum = fma(x[k], low[k], fma(x[4 + k], high[k], sum));
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  if (inside && threadIdx.x % 4 == 0) delta[at] = sum;
+}
+
 // One block a row and head.
 template <class A, class I>
 __global__ void row_dot_kernel(Graph graph, const A* a, const A* b, int heads, A* out) {
@@ -122,14 +154,9 @@ cudaError_t with_storage(Dtype storage, F&& f) {
 }  // namespace
 
 template <class A>
-cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, A* scratch, A* out, cudaStream_t stream) {
-  const unsigned across = static_cast<unsigned>((cols + 127) / 128);
-  if (rows <= 32) {
-    sum_rows_kernel<<<dim3(across, 1), 128, 0, stream>>>(in, rows, cols, out);
-    return cudaGetLastError();
-  }
-  sum_rows_kernel<<<dim3(across, kSumRows), 128, 0, stream>>>(in, rows, cols, scratch);
-  sum_rows_kernel<<<dim3(across, 1), 128, 0, stream>>>(scratch, kSumRows, cols, out);
+cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, int sums, A* out, cudaStream_t stream) {
+  const unsigned across = static_cast<unsigned>((cols + 31) / 32);
+  sum_rows_kernel<<<dim3(across, sums), kThreads, 0, stream>>>(in, rows, cols, out);
   return cudaGetLastError();
 }
 
@@ -174,6 +201,18 @@ cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Dtype storage, con
   });
 }
 
+cudaError_t row_delta(const Rows& grad, Dtype storage, const Rows& out, int64_t rows, int heads, int vectors,
+                      float* delta, cudaStream_t stream) {
+  if (rows * heads == 0) return cudaSuccess;
+  const unsigned blocks = blocks_for(rows * heads * 4);
+  if (storage == Dtype::f16) {
+    row_delta_kernel<__half><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, delta);
+  } else {
+    row_delta_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, delta);
+  }
+  return cudaGetLastError();
+}
+
 template <class A, class I>
 cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream) {
   if (graph.num_rows * heads == 0) return cudaSuccess;
@@ -194,8 +233,8 @@ INSTANTIATE(float, int64_t)
 INSTANTIATE(double, int32_t)
 INSTANTIATE(double, int64_t)
 #undef INSTANTIATE
-template cudaError_t sum_rows(const float*, int64_t, int64_t, float*, float*, cudaStream_t);
-template cudaError_t sum_rows(const double*, int64_t, int64_t, double*, double*, cudaStream_t);
+template cudaError_t sum_rows(const float*, int64_t, int64_t, int, float*, cudaStream_t);
+template cudaError_t sum_rows(const double*, int64_t, int64_t, int, double*, cudaStream_t);
 template cudaError_t edge_ends(const Graph&, int32_t*, int32_t*, cudaStream_t);
 template cudaError_t edge_ends(const Graph&, int64_t*, int64_t*, cudaStream_t);
 

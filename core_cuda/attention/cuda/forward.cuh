@@ -1,9 +1,9 @@
 // Forward: out_i = sum_j softmax_j(s_ij) v_j, with online softmax.
 //
-// A team owns a row of one head and walks its edges in batches of four. The keys of a batch are loaded while the one
-// before it is worked on; the four logits meet in the lanes that own the edges; one maximum and one rescaling serve
-// all four. Softmax is kept in base 2: maximum m, sum l of 2^(s - m), sum acc of 2^(s - m) v. See walk.cuh for who
-// owns what, scores.cuh for s.
+// A team owns a row of one head and walks its edges in batches. All rows of a batch are asked for at once; what hides
+// their latency is the number of warps, so that registers are what counts. The logits meet in the lanes that own the
+// edges; one maximum and one rescaling serve the whole batch. Softmax is kept in base 2: maximum m, sum l of 2^(s - m),
+// sum acc of 2^(s - m) v. See walk.cuh for who owns what, scores.cuh for s.
 #pragma once
 
 #include "lane.cuh"
@@ -17,8 +17,8 @@ struct ForwardPieces {  // shared memory: the piece of a row that a chain owes t
   A m[kMaxTeams], l[kMaxTeams];
 };
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kVecs))
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kVecs, kEdges))
     forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
@@ -39,13 +39,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
 
   A att[kPer], own[kPer], acc[kPer];
-  A m = -INFINITY, l = 0;  // l: of the team, with options of the lane until the row ends
+  A m = -INFINITY, l = 0;  // l: of the lane until the row ends
   A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
   uint4 own_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
-    acc[k] = 0;
+    acc[k] = 0, own[k] = 0;
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
   }
 
@@ -58,19 +58,26 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
       for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, row));
     }
   };
+  bool fresh = false;  // the own row was asked for, not yet taken
   auto begin_row = [&] {
     if constexpr (kKeys) {
       if (asked_row != walk.row) ask_row(walk.row);
-      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
-      if (walk.row < walk.last_row && walk.row + 1 < args.graph.num_rows) ask_row(walk.row + 1);
     } else if (args.dst) {
       own_scalar = load_scalar<S>(args.dst, walk.row, place.head);
+    }
+    fresh = kKeys;
+  };
+  auto take_row = [&] {
+    if constexpr (kKeys) {
+      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+      if (walk.row < walk.last_row && walk.row + 1 < args.graph.num_rows) ask_row(walk.row + 1);
     }
     if constexpr (Fn::kAtt) {
       own_scalar = 0;
 #pragma unroll
       for (int k = 0; k < kPer; ++k) own_scalar = fma(att[k], Fn::raw(own[k]), own_scalar);
     }
+    fresh = false;
   };
 
   // Writes a row, or its piece where other blocks have others. total: l of the team
@@ -93,7 +100,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
 
   bool leader = false, leader_lead = false;
   auto end_row = [&] {
-    if (kMode >= kOptions) l = args.given ? A(1) : quad_sum(l, place.mask());
+    l = kMode >= kOptions && args.given ? A(1) : batch_sum<kEdges>(l, place.mask());
     if (kMode >= kOptions && args.given) m = 0;
     if (walk.lead && place.chain > 0) {
 #pragma unroll
@@ -114,59 +121,55 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
   };
 
   if (walk.pending) ask_row(walk.row);
-  EdgeWindow<I> window(args.graph, place, walk);
-  uint4 key_raw[kBatch][kVecs];
-  if constexpr (kKeys) {
-    if (args.graph.num_edges > 0) window.load(keys, key_raw);
-  }
+  EdgeWindow<I, kEdges> window(args.graph, walk);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges == 4 && kWidth > 4;
+  std::conditional_t<kAhead, Ahead<I, kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane, args.key_vectors,
+                                                                              walk);
   if (walk.edge < walk.row_end) begin_row();
 
   while (true) {
     if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
     if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
-    const int n = window.take(walk);
-    const bool valid = place.slot < n;
-    uint4 value_raw[kBatch][kVecs];
+    window.begin(walk);
+    uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
+    if constexpr (kKeys) window.load(keys, key_raw);
     if constexpr (kValues) window.load(values, value_raw);
     A source_scalar = 0;
     if constexpr (!kKeys) {
       if (args.src) source_scalar = load_scalar<S>(args.src, window.index, place.head);
     }
+    ahead.ask(keys.at[0], keys.stride);
+    window.advance(walk);
+    ahead.advance(walk);
+    const int n = window.count;
+    const bool valid = window.slot < n;
+    if (kKeys && fresh) take_row();
 
     // logits
     A s;
-    A other[kBatch][kPer];
     if constexpr (kKeys) {
-      A partial[kBatch];
+      A partial[kEdges];
 #pragma unroll
-      for (int u = 0; u < kBatch; ++u) {
-        unpack_all<S, kVecs>(key_raw[u], other[u]);
-        typename Fn::template Partial<A, true> sum(own_scalar);
+      for (int u = 0; u < kEdges; ++u) {
+        A other[kPer];
+        unpack_all<S, kVecs>(key_raw[u], other);
         if constexpr (kMode == kEdgeTerm) {
-          A keyed[kPer];
-#pragma unroll
-          for (int k = 0; k < kPer; ++k) keyed[k] = other[u][k];
           if (n > 0 && args.proj) {
-            add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), keyed);
+            add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other);
           }
-#pragma unroll
-          for (int k = 0; k < kPer; ++k) sum.add(own[k], keyed[k], att[k]);
-        } else {
-#pragma unroll
-          for (int k = 0; k < kPer; ++k) sum.add(own[k], other[u][k], att[k]);
         }
+        typename Fn::template Partial<A, true> sum(own_scalar);
+#pragma unroll
+        for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
         partial[u] = sum.sum(args.coefficient);
       }
-      window.advance(walk);
-      window.load(keys, key_raw);
-      s = sum_of_own_edge(partial, place.lane, place.width());
+      s = sum_of_own_edge<kEdges>(partial, place.lane, place.width());
     } else {
       s = own_scalar + source_scalar;
-      window.advance(walk);
     }
     A factor = 1;
     if constexpr (kMode >= kOptions) {
-      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + place.slot), place.head, valid);
+      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
       factor = edge.keep * edge.scale;
       if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
       if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
@@ -179,7 +182,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
 
     // Softmax. An idle team goes on with an edge of its last row and weight 0.
     if (__any_sync(kFullWarp, s > m)) {
-      const A top = max(m, quad_max(s));
+      const A top = max(m, batch_max<kEdges>(s));
       const A shrink = top > m ? power_of_two(m - top) : A(1);
       m = top;
       l *= shrink;
@@ -187,15 +190,19 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
       for (int k = 0; k < kPer; ++k) acc[k] *= shrink;
     }
     const A p = power_of_two(s - m);
-    A w[kBatch];
+    l += p;
+    A w[kEdges];
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) w[u] = from_owner(kMode >= kOptions ? p * factor : p, u);
-    l += kMode >= kOptions ? p : (w[0] + w[1]) + (w[2] + w[3]);
+    for (int u = 0; u < kEdges; ++u) w[u] = from_owner<kEdges>(kMode >= kOptions ? p * factor : p, u);
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      if constexpr (kValues) unpack_all<S, kVecs>(value_raw[u], other[u]);
+    for (int u = 0; u < kEdges; ++u) {
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) acc[k] = fma(w[u], other[u][k], acc[k]);
+      for (int v = 0; v < kVecs; ++v) {
+        A x[kV];
+        unpack_again<S>(kValues ? value_raw[u][v] : key_raw[u][v], x);
+#pragma unroll
+        for (int k = 0; k < kV; ++k) acc[v * kV + k] = fma(w[u], x[k], acc[v * kV + k]);
+      }
     }
   }
 

@@ -4,49 +4,103 @@
 #include "by_dst.cuh"
 #include "by_src.cuh"
 #include "forward.cuh"
+#include "mma_by_dst.cuh"
+#include "mma_by_src.cuh"
+#include "mma_forward.cuh"
 #include "plan.h"
 
 namespace edgeless::cuda {
 
-template <Pass kPass, class Fn, class S, class I, int kVecs, int kWidth, int kMode>
+inline dim3 grid_of(const Partition& part, const Layout& layout, int heads) {
+  const int slices = (heads + layout.heads_per_slice - 1) / layout.heads_per_slice;
+  return dim3(static_cast<unsigned>(part.num_ranges), static_cast<unsigned>(slices));
+}
+
+template <Pass kPass, class Fn, class S, class I, int kVecs, int kWidth, int kMode, int kEdges = 4>
 cudaError_t launch(const Args<Arithmetic<S>>& args, cudaStream_t stream) {
-  const int slices = (args.heads + args.layout.heads_per_slice - 1) / args.layout.heads_per_slice;
-  const dim3 grid(static_cast<unsigned>(args.part.num_ranges), static_cast<unsigned>(slices));
+  const dim3 grid = grid_of(args.part, args.layout, args.heads);
   if constexpr (kPass == Pass::forward) {
-    forward_kernel<Fn, S, I, kVecs, kWidth, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
+    forward_kernel<Fn, S, I, kVecs, kWidth, kEdges, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
   } else if constexpr (kPass == Pass::by_dst) {
-    by_dst_kernel<Fn, S, I, kVecs, kWidth, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
+    by_dst_kernel<Fn, S, I, kVecs, kWidth, kEdges, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
   } else {
-    by_src_kernel<Fn, S, I, kVecs, kWidth, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
+    by_src_kernel<Fn, S, I, kVecs, kWidth, kEdges, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
 
+template <Pass kPass, class Fn, class S, int kTeam, int kVecs, bool kWhole, int kMode>
+cudaError_t launch_mma(const Args<float>& args, cudaStream_t stream) {
+  constexpr int kEdges = mma_edges(kPass, kVecs);
+  const dim3 grid = grid_of(args.part, args.layout, args.heads);
+  if constexpr (kPass == Pass::forward) {
+    mma_forward_kernel<Fn, S, kTeam, kVecs, kEdges, kWhole, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
+  } else if constexpr (kPass == Pass::by_dst) {
+    mma_by_dst_kernel<Fn, S, kTeam, kVecs, kEdges, kWhole, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
+  } else {
+    mma_by_src_kernel<Fn, S, kTeam, kVecs, kEdges, kWhole, kMode><<<grid, kBlockThreads, 0, stream>>>(args);
+  }
+  return cudaGetLastError();
+}
+
+template <Pass kPass, class Fn, class S, int kTeam, int kVecs>
+cudaError_t run_mma(const Plan& plan, const Args<float>& args, cudaStream_t stream) {
+  if (plan.mode == kOptions) return launch_mma<kPass, Fn, S, kTeam, kVecs, false, kOptions>(args, stream);
+  return plan.whole ? launch_mma<kPass, Fn, S, kTeam, kVecs, true, kPlain>(args, stream)
+                    : launch_mma<kPass, Fn, S, kTeam, kVecs, false, kPlain>(args, stream);
+}
+
+template <Pass kPass, class Fn, class S>
+cudaError_t run_mma(const Plan& plan, const Args<float>& args, cudaStream_t stream) {
+  const bool wide = plan.layout.team_log2 == 3, two = plan.layout.vectors == 2;
+  if (wide && two) return run_mma<kPass, Fn, S, 8, 2>(plan, args, stream);
+  if constexpr (kPass == Pass::by_src) {
+    if (wide) return run_mma<kPass, Fn, S, 8, 1>(plan, args, stream);
+  } else {
+    if (two) return run_mma<kPass, Fn, S, 4, 2>(plan, args, stream);
+  }
+  if constexpr (kPass == Pass::forward && Fn::kAtt) {
+    if (!wide && !two) return run_mma<kPass, Fn, S, 4, 1>(plan, args, stream);
+  }
+  return cudaErrorInvalidDeviceFunction;
+}
+
+template <Pass kPass, class Fn, class S, int kEdges>
+cudaError_t run_plain(const Plan& plan, const Args<float>& args, cudaStream_t stream) {
+  if constexpr (sizeof(S) == 4 || !Fn::kMma) {  // else the tensor cores'
+    if (plan.width == 8) return launch<kPass, Fn, S, int32_t, 1, 8, kPlain, kEdges>(args, stream);
+    if (plan.width == 16) return launch<kPass, Fn, S, int32_t, 1, 16, kPlain, kEdges>(args, stream);
+  }
+  if (plan.width == 32) return launch<kPass, Fn, S, int32_t, 1, 32, kPlain, kEdges>(args, stream);
+  return cudaErrorInvalidDeviceFunction;
+}
+
+template <Pass kPass, class Fn, class S>
+cudaError_t run_plain(const Plan& plan, const Args<float>& args, cudaStream_t stream) {
+  if (plan.layout.vectors == 2) return launch<kPass, Fn, S, int32_t, 2, 32, kPlain>(args, stream);
+  if (plan.width == 4) return launch<kPass, Fn, S, int32_t, 1, 4, kPlain>(args, stream);
+  if constexpr (many_edges(kPass, Fn::kScore) > 4) {
+    if (plan.edges > 4) return run_plain<kPass, Fn, S, many_edges(kPass, Fn::kScore)>(plan, args, stream);
+  }
+  return run_plain<kPass, Fn, S, 4>(plan, args, stream);
+}
+
 template <Pass kPass, class Fn, class S>
 cudaError_t run(const Problem& problem, const Plan& plan, const Args<Arithmetic<S>>& args, cudaStream_t stream) {
-  constexpr bool kFloat = std::is_same_v<S, float>;
   constexpr int kTop = Fn::kScore == Score::gatv2 ? kEdgeTerm : kOptions;
-  constexpr int kFew = vectors_of_choice(kPass, kFloat ? Dtype::f32 : Dtype::bf16);
-  const int vectors = plan.layout.vectors;
   if (problem.wide_index) return launch<kPass, Fn, S, int64_t, 4, 0, kTop>(args, stream);
   if constexpr (std::is_same_v<S, double>) {
     return launch<kPass, Fn, S, int32_t, 4, 0, kTop>(args, stream);
   } else {
-    if (plan.mode == kTop && vectors == 4) return launch<kPass, Fn, S, int32_t, 4, 0, kTop>(args, stream);
+    if constexpr (sizeof(S) == 2 && Fn::kMma) {
+      if (plan.mma) return run_mma<kPass, Fn, S>(plan, args, stream);
+    }
+    if (plan.mode == kPlain) return run_plain<kPass, Fn, S>(plan, args, stream);
+    if (plan.layout.vectors == 4) return launch<kPass, Fn, S, int32_t, 4, 0, kTop>(args, stream);
     if constexpr (kTop == kEdgeTerm) {
-      if (plan.mode == kEdgeTerm) return launch<kPass, Fn, S, int32_t, kFew, 0, kEdgeTerm>(args, stream);
+      if (plan.mode == kEdgeTerm) return launch<kPass, Fn, S, int32_t, 1, 0, kEdgeTerm>(args, stream);
     }
-    if (plan.mode == kOptions) return launch<kPass, Fn, S, int32_t, kFew, 0, kOptions>(args, stream);
-    if (vectors == 1 && plan.width == 4) return launch<kPass, Fn, S, int32_t, 1, 4, kPlain>(args, stream);
-    if (vectors == 2 && plan.width == 32) return launch<kPass, Fn, S, int32_t, 2, 32, kPlain>(args, stream);
-    if (vectors != kFew) return cudaErrorInvalidDeviceFunction;
-    switch (plan.width) {
-      case 4: return launch<kPass, Fn, S, int32_t, kFew, 4, kPlain>(args, stream);
-      case 8: return launch<kPass, Fn, S, int32_t, kFew, 8, kPlain>(args, stream);
-      case 16: return launch<kPass, Fn, S, int32_t, kFew, 16, kPlain>(args, stream);
-      case 32: return launch<kPass, Fn, S, int32_t, kFew, 32, kPlain>(args, stream);
-    }
-    return cudaErrorInvalidDeviceFunction;
+    return launch<kPass, Fn, S, int32_t, 1, 0, kOptions>(args, stream);
   }
 }
 

@@ -16,10 +16,9 @@ cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<A>& ar
 template <class A>
 cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, cudaStream_t stream);
 
-// Sums [rows, cols] over the rows in a fixed order; `scratch` holds kSumRows * cols numbers.
-constexpr int kSumRows = 64;
+// Sums `sums` equal shares of the rows of [rows, cols], each in a fixed order: out is [sums, cols].
 template <class A>
-cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, A* scratch, A* out, cudaStream_t stream);
+cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, int sums, A* out, cudaStream_t stream);
 
 // Destination and source of every edge, by its original id. I is int32_t or int64_t.
 template <class I>
@@ -40,6 +39,11 @@ template <class A, class I>
 cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Dtype storage, const I* dst_end, const I* src_end,
                             const A* ds, int64_t first, int64_t count, int heads, int dim, A slope, A* term,
                             cudaStream_t stream);
+
+// delta[row, h] = <grad[row, h], out[row, h]>, where out holds floats and grad 16-bit numbers; both in whole vectors
+// of 8.
+cudaError_t row_delta(const Rows& grad, Dtype storage, const Rows& out, int64_t rows, int heads, int vectors,
+                      float* delta, cudaStream_t stream);
 
 // out[row, h] = sum of a * b over the row's edges, both [E, H] by original id.
 template <class A, class I>

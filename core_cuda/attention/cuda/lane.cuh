@@ -12,17 +12,17 @@ enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
 
 // Blocks that must fit on a multiprocessor: what bounds the registers. Chosen by measurement (docs/performance.md).
 template <class S>
-constexpr int min_blocks(Pass pass, int vectors) {
+constexpr int min_blocks(Pass pass, int vectors, int edges) {
   const int numbers = vectors * kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
   if (numbers > 16) return 2;
-  if (numbers > 8) return 3;
-  return 4;
+  if (numbers > 4) return 3;
+  return pass == Pass::forward ? (edges == 4 ? 6 : 5) : 4;
 }
 
-constexpr int quad_blocks(Pass pass, int vectors) {
-  if (vectors <= 1) return 5;
-  if (vectors == 2) return pass == Pass::by_src ? 3 : 4;
-  return pass == Pass::forward ? 4 : pass == Pass::by_dst ? 3 : 2;
+// The same for the kernels of mma.cuh, and the number of edges of a batch.
+constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
+constexpr int mma_blocks(Pass pass, int vectors) {
+  return pass == Pass::forward ? (vectors == 1 ? 5 : 4) : vectors == 1 ? 4 : 3;
 }
 
 // Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its first
@@ -39,6 +39,20 @@ struct Offsets {
     }
   }
 };
+
+__device__ __forceinline__ const char* row_address(const char* base, int32_t index, uint32_t stride) {
+  const char* address;
+  asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(index), "r"(stride), "l"(base));
+  return address;
+}
+__device__ __forceinline__ const char* row_address(const char* base, int64_t index, uint32_t stride) {
+  return base + static_cast<uint64_t>(index) * stride;
+}
+
+__device__ __forceinline__ void ask_l2(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+// Rows of the own side are walked in order: asked for two rows ahead.
+constexpr int kRowsAhead = 2;
 
 // A lane's pointers into a [rows, heads, dim] tensor.
 template <int kVecs>
@@ -58,13 +72,16 @@ struct RowPointers {
     stride = held(stride);
   }
 
-  __device__ __forceinline__ const char* row(int v, int32_t index) const {
-    const char* address;
-    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(index), "r"(stride), "l"(at[v]));
-    return address;
+  template <class I>
+  __device__ __forceinline__ const char* row(int v, I index) const {
+    return row_address(at[v], index, stride);
   }
-  __device__ __forceinline__ const char* row(int v, int64_t index) const {
-    return at[v] + static_cast<uint64_t>(index) * stride;
+
+  // By one lane of eight: a line of 128 bytes.
+  template <class I>
+  __device__ void ask(I index) const {
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) ask_l2(row(v, index));
   }
 };
 
@@ -113,52 +130,74 @@ __device__ __forceinline__ Arithmetic<S> load_scalar(const Rows& rows, I index, 
       *reinterpret_cast<const S*>(rows.base + head * rows.head + static_cast<uint64_t>(index) * rows.row));
 }
 
-// The batch of edges at hand: up to four of one row. It is chosen one batch ahead, so that its rows can be loaded
-// before the batch before it is done. Places beyond its end repeat an edge of the row, so that no row gets to see
-// what belongs to another.
-template <class I>
+// The batch of edges at hand: up to kEdges of one row. Their indices are loaded one batch ahead, one by each lane that
+// owns an edge. Places beyond the batch's end repeat its last edge, so that no row gets to see what belongs to another.
+template <class I, int kEdges>
 struct EdgeWindow {
   const I* indices;
-  int slot;
-  I index, next;  // other end of the edge that this lane owns, of this batch and of the next
-  int count;      // edges that are loaded
+  int slot;   // edge of a batch that this lane owns
+  I index;    // its other end
+  int count;  // edges of the batch, 0 for an idle team
 
-  template <class P>
-  __device__ EdgeWindow(const Graph& graph, const P& place, const Walk<I>& walk)
-      : indices(held(static_cast<const I*>(graph.indices))), slot(place.slot) {
+  __device__ EdgeWindow(const Graph& graph, const Walk<I>& walk)
+      : indices(held(static_cast<const I*>(graph.indices))), slot(held(static_cast<int>(threadIdx.x % kEdges))) {
     const int64_t last = graph.num_edges - 1;
-    index = next = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + slot, last));
-    choose(walk);
+    index = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + slot, last));
   }
 
-  // How many edges the batch that begins at walk.edge may have.
-  __device__ __forceinline__ void choose(const Walk<I>& walk) {
-    const I end = walk.edge < walk.row_end ? walk.row_end : walk.next_end;
-    count = max(1, static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(end - walk.edge))));
-  }
+  __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges); }
 
-  // Takes the batch: returns its number of edges, 0 for an idle team, and asks for the indices of the next.
-  __device__ __forceinline__ int take(Walk<I>& walk) {
-    const int n = min(count, walk.batch(kBatch));
-    walk.edge += n;
-    if (slot < walk.last_edge - walk.edge) next = __ldg(indices + (walk.edge + slot));
-    return n;
-  }
-
-  __device__ __forceinline__ void advance(const Walk<I>& walk) {
-    index = next;
-    choose(walk);
+  // Moves on, once the batch's rows are asked for, and asks for the next indices.
+  __device__ __forceinline__ void advance(Walk<I>& walk) {
+    walk.edge += count;
+    if (slot < walk.last_edge - walk.edge) index = __ldg(indices + (walk.edge + slot));
   }
 
   template <int kVecs>
-  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, uint4 (&raw)[kBatch][kVecs]) const {
+  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, uint4 (&raw)[kEdges][kVecs]) const {
+    const int last = max(count, 1) - 1;
 #pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      const I j = from_owner(index, min(u, count - 1));
+    for (int u = 0; u < kEdges; ++u) {
+      const I j = from_owner<kEdges>(index, min(u, last));
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) raw[u][v] = load_shared_row(rows.row(v, j));
     }
   }
+};
+
+// Asks L2 for the rows that come after the batch at hand: no register waits for them. One line of 128 bytes a lane.
+// Pays where rows are short and a team is held up at each; elsewhere other warps hide it all.
+template <class I, int kLanes, int kVecs, int kEdges>
+struct Ahead {
+  static constexpr int kLines = kLanes * kVecs > 8 ? kLanes * kVecs / 8 : 1;  // of a row
+  const I* indices;
+  int edge, shift;  // which of those rows, -1: none; its line, in bytes from where the lane itself reads
+  I index;          // -1: nothing to ask for
+
+  __device__ Ahead(const Graph& graph, int lane, int vectors, const Walk<I>& walk)
+      : indices(held(static_cast<const I*>(graph.indices))),
+        edge(held(lane / kLines < kEdges ? lane / kLines : -1)),
+        shift(held(min(lane % kLines * 8, vectors - 1) * 16 - (lane < vectors ? lane * 16 : 0))) {
+    advance(walk);
+  }
+
+  // From the place where the next batch begins.
+  __device__ __forceinline__ void advance(const Walk<I>& walk) {
+    index = edge >= 0 && kEdges + edge < walk.last_edge - walk.edge ? __ldg(indices + (walk.edge + kEdges + edge)) : -1;
+  }
+
+  __device__ __forceinline__ void ask(const char* base, uint32_t stride) const {
+    if (index >= 0) ask_l2(row_address(base, index, stride) + shift);
+  }
+};
+
+struct NotAhead {
+  template <class... T>
+  __device__ explicit NotAhead(const T&...) {}
+  template <class... T>
+  __device__ void advance(const T&...) const {}
+  template <class... T>
+  __device__ void ask(const T&...) const {}
 };
 
 // Stores the lane's part of a row of a contiguous [rows, heads, dim] tensor.
@@ -222,25 +261,44 @@ __device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vector
   }
 }
 
-// Stat of a destination, see Args::stats.
-template <class A>
+// Stat of a destination, see Args::stats. Where they are pairs is known when compiling.
+template <class Fn, class S>
 struct Stat {
+  using A = Arithmetic<S>;
+  static constexpr bool kPairs = Fn::kAtt || sizeof(S) == 2;
   A shift, delta;
 
-  static __device__ __forceinline__ Stat load(const Args<A>& args, int64_t at) {
-    if (args.stats) {
-      using Pair = std::conditional_t<sizeof(A) == 8, double2, float2>;
-      const Pair pair = __ldg(reinterpret_cast<const Pair*>(args.stats) + at);
-      return {pair.x, pair.y};
-    }
-    return {__ldg(args.logsumexp + at) * A(kLog2e), __ldg(args.delta + at)};
-  }
-
   __device__ __forceinline__ void store(const Args<A>& args, int64_t at) const {
-    if (args.stats) {
-      args.stats[2 * at] = shift, args.stats[2 * at + 1] = delta;
-    } else if (args.delta) {
-      args.delta[at] = delta;
+    if (kPairs) {
+      if (args.stats) args.stats[2 * at] = shift, args.stats[2 * at + 1] = delta;
+    } else {
+      if (args.delta) args.delta[at] = delta;
+    }
+  }
+};
+
+// Where a lane finds those of its head.
+template <class Fn, class S>
+struct StatPointer {
+  using A = Arithmetic<S>;
+  using Pair = std::conditional_t<sizeof(A) == 8, double2, float2>;
+  static constexpr bool kPairs = Stat<Fn, S>::kPairs;
+  const char *first, *second;  // pairs; or shift and Delta
+  uint32_t stride;
+
+  __device__ StatPointer(const Args<A>& args, int head)
+      : first(held(reinterpret_cast<const char*>(kPairs ? args.stats + 2 * head : args.logsumexp + head))),
+        second(kPairs ? nullptr : held(reinterpret_cast<const char*>(args.delta + head))),
+        stride(held(static_cast<uint32_t>(args.heads * sizeof(A) * (kPairs ? 2 : 1)))) {}
+
+  template <class I>
+  __device__ __forceinline__ Stat<Fn, S> load(I index) const {
+    if constexpr (kPairs) {
+      const Pair pair = __ldg(reinterpret_cast<const Pair*>(row_address(first, index, stride)));
+      return {pair.x, pair.y};
+    } else {
+      return {__ldg(reinterpret_cast<const A*>(row_address(first, index, stride))) * A(kLog2e),
+              __ldg(reinterpret_cast<const A*>(row_address(second, index, stride)))};
     }
   }
 };

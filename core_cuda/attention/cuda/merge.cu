@@ -19,14 +19,14 @@ template <class I>
 __device__ Hub find_hub(const Graph& graph, const Partition& part, int64_t slot) {
   const I* indptr = static_cast<const I*>(graph.indptr);
   const int64_t edge = slot * part.piece;
-  int64_t low = 0, high = graph.num_rows - 1;  // last row with indptr[row] <= edge
+  const int lane = threadIdx.x % 32;
+  int64_t low = 0, high = graph.num_rows - 1;  // the last row with indptr[row] <= edge; every warp finds it
   while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (static_cast<int64_t>(indptr[middle]) <= edge) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
+    const int64_t step = (high - low) / 33 + 1, probe = low + step * (lane + 1);
+    const bool before = probe <= high && static_cast<int64_t>(indptr[probe]) <= edge;
+    const int found = __popc(__ballot_sync(0xffffffffu, before));
+    high = min(high, low + step * (found + 1) - 1);
+    low += step * found;
   }
   const int64_t first = indptr[low], degree = indptr[low + 1] - first;
   if (!is_hub(degree, part) || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};

@@ -33,25 +33,38 @@ struct Device {
 struct Plan {
   Layout layout;
   Partition part;
-  int mode = 0;       // of the kernel, see lane.cuh
-  int width = 0;      // lanes of a team where the kernel knows them, else 0
-  bool hubs = false;  // rows may be cut: a carry is needed
-  int64_t slots = 0;  // pieces in each half of the carry
+  int mode = 0;        // of the kernel, see lane.cuh
+  int width = 0;       // lanes of a team where the kernel knows them, else 0
+  int edges = 4;       // of a batch
+  bool mma = false;    // the kernels of mma.cuh
+  bool whole = false;  // of those: every lane has all its vectors
+  bool hubs = false;   // rows may be cut: a carry is needed
+  int64_t slots = 0;   // pieces in each half of the carry
 };
 
-// The table of kernels; instances.cuh generates just these. What a lane holds is bounded by registers: one vector of
-// 16-bit rows, or two of float rows in the forward pass, which holds least.
-//
-//   int32, plain     1 vector: 4 to 32 lanes (float in the forward pass: 4); 2 vectors: 32 lanes (that: 4 to 32)
-//   int32, options   1 vector (float in the forward pass: 2) or 4 vectors, any number of lanes
-//   int64, double    4 vectors, any number of lanes, with all options
-constexpr int vectors_of_choice(Pass pass, Dtype storage) {
-  return storage == Dtype::f32 && pass == Pass::forward ? 2 : 1;
+// Where tensor cores are the faster way (docs/performance.md): rows of more than 64 bytes, and in the forward pass of
+// gatv2 any. gat is slower there: it has one dot product in its backward and none in its forward pass.
+constexpr int kMmaVectors = 16;
+inline bool use_mma(const Problem& problem, int vectors) {
+  const bool narrow = problem.storage == Dtype::bf16 || problem.storage == Dtype::f16;
+  const bool there_is = problem.score == Score::dot || problem.score == Score::gatv2;
+  if (!there_is || !narrow || problem.edge_term || vectors > kMmaVectors) return false;
+  return vectors > 4 || (problem.score == Score::gatv2 && problem.pass == Pass::forward);
 }
 
+// Edges of a batch where rows are long enough: as many as leave registers for 16 or more warps.
+constexpr int many_edges(Pass pass, Score score) { return pass == Pass::by_src || score == Score::dot ? 4 : 8; }
+
+// The table of kernels; instances.cuh generates just these. What a lane holds is bounded by registers.
+//
+//   16-bit, int32   where use_mma() says so: mma.cuh, whole rows or not; with options or plain
+//   f32, 16-bit     int32, plain: 1 vector a lane: 4 lanes, or 8 to 32 with few or many edges a batch; 2 vectors: 32
+//   the same        with options: 1 or 4 vectors, any number of lanes
+//   int64, double   4 vectors, any number of lanes, with all options
 inline void choose_kernel(const Problem& problem, Plan& plan) {
-  const int vectors = std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
-  const int top = problem.score == Score::gatv2 ? 2 : 1, few = vectors_of_choice(problem.pass, problem.storage);
+  const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
+  const int vectors = std::max(keys, problem.value_vectors);
+  const int top = problem.score == Score::gatv2 ? 2 : 1;
   Layout& layout = plan.layout;
   if (vectors > 4 * 32) {
     layout.vectors = 0;
@@ -59,12 +72,22 @@ inline void choose_kernel(const Problem& problem, Plan& plan) {
   }
   if (problem.wide_index || problem.storage == Dtype::f64) {
     layout.vectors = 4, plan.mode = top;
+  } else if (use_mma(problem, vectors)) {
+    const bool lines = vectors > 4 && problem.pass == Pass::by_src;  // a line of 128 bytes by one instruction
+    layout.team_log2 = vectors > 8 || lines ? 3 : 2;
+    layout.vectors = vectors <= 1 << layout.team_log2 ? 1 : 2;
+    plan.mma = true;
+    const int whole = layout.vectors << layout.team_log2;
+    plan.whole = problem.value_vectors == whole && (keys == 0 || keys == whole);
+    plan.mode = problem.options ? 1 : 0;
+    return;
   } else if (problem.options || vectors > 64) {
-    layout.vectors = vectors <= few * 32 ? few : 4;
+    layout.vectors = vectors <= 32 ? 1 : 4;
     plan.mode = problem.edge_term || (top == 2 && layout.vectors == 4) ? top : 1;
   } else {
-    layout.vectors = vectors <= 4 ? 1 : vectors <= few * 32 ? few : 2;
+    layout.vectors = vectors <= 32 ? 1 : 2;
     plan.mode = 0;
+    if (problem.num_edges >= 8 * problem.num_rows) plan.edges = many_edges(problem.pass, problem.score);
   }
   layout.team_log2 = 2;
   while (layout.team_log2 < 5 && (layout.vectors << layout.team_log2) < vectors) ++layout.team_log2;
@@ -72,17 +95,17 @@ inline void choose_kernel(const Problem& problem, Plan& plan) {
 }
 
 // One head at a time, so that what is gathered stays in L2 if it can, but at least 256 bytes of a node.
-inline void choose_slice(const Problem& problem, const Device& device, Layout& layout) {
+inline void choose_slice(const Problem& problem, const Device& device, bool mma, Layout& layout) {
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
   const int values = problem.score != Score::gatv2 || problem.pass == Pass::by_src ? problem.value_vectors : 0;
   const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * 7 / 10;
   int64_t most = 16 / std::max(1, std::max(keys, values));
   if (head * most > fits && head <= 2 * fits) most = fits / head;
-  most = std::clamp<int64_t>(most, 1, std::min(problem.heads, teams));
+  most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
   // Of those the number that leaves the fewest teams without work.
   double best = 0;
-  for (int heads = 1; heads <= most; ++heads) {
+  for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
     const double share = double(busy) / teams * problem.heads / (slices * heads);
     if (share >= best * 0.999) best = std::max(best, share), layout.heads_per_slice = heads;
@@ -109,7 +132,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
   Plan plan;
   choose_kernel(problem, plan);
   if (plan.layout.vectors) {
-    choose_slice(problem, device, plan.layout);
+    choose_slice(problem, device, plan.mma, plan.layout);
     choose_partition(problem, device, plan);
   }
   return plan;

@@ -4,6 +4,7 @@
 //
 //   kScalar    the logit is made of one number per node and head, no rows are gathered for it
 //   kOwnValue  the values are other rows than the keys
+//   kMma       mma.cuh has the score for 16-bit rows (MmaScore); plan.h must agree (use_mma)
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
 //   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of
 //              what depends on the row alone. Logits are in base 2: att, or the own row, comes times log2 e
@@ -19,6 +20,7 @@ namespace edgeless::cuda {
 // s = scale * <q, k>
 struct DotScore {
   static constexpr Score kScore = Score::dot;
+  static constexpr bool kMma = true;
   static constexpr bool kScalar = false, kOwnValue = true, kAtt = false;
 
   template <class A>
@@ -59,6 +61,7 @@ struct DotScore {
 // term's: nothing is done for it per edge.
 struct Gatv2Score {
   static constexpr Score kScore = Score::gatv2;
+  static constexpr bool kMma = true;
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = true;
 
   template <class A>
@@ -94,6 +97,7 @@ struct Gatv2Score {
 // s = leaky_relu(a_l + a_r + t), numbers (Veličković et al. 2018, equation 3)
 struct GatScore {
   static constexpr Score kScore = Score::gat;
+  static constexpr bool kMma = false;
   static constexpr bool kScalar = true, kOwnValue = true, kAtt = false;
 
   template <class A>

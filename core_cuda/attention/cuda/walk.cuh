@@ -30,7 +30,7 @@ __device__ __forceinline__ T held(T x) {
 template <int kWidth, bool kOneHeadAWarp = false>
 struct Place {
   int runtime_width;
-  int lane, slot;  // lane in the team, edge of a batch that this lane owns
+  int lane;  // in the team
   int team, chain, chains;
   int chain_distance;  // in teams
   int head;
@@ -40,7 +40,6 @@ struct Place {
     const int thread = threadIdx.x;
     runtime_width = 1 << layout.team_log2;
     lane = held(thread & (width() - 1));
-    slot = held(thread & (kBatch - 1));
     team = thread / width();
     const int heads = layout.heads_per_slice;
     chains = kBlockThreads / width() / heads;

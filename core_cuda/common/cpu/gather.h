@@ -25,7 +25,7 @@ static inline void fill_up(const A** rows, int64_t n) {
 }
 
 // How many edges ahead rows are asked for.
-static constexpr int64_t kAhead = 12;
+static constexpr int64_t kAhead = 24;
 
 template <class Index>
 static inline void load_nodes(const Compressed& g, int64_t begin, int64_t n, int64_t* nodes) {
@@ -33,14 +33,18 @@ static inline void load_nodes(const Compressed& g, int64_t begin, int64_t n, int
   for (int64_t e = 0; e < n; ++e) nodes[e] = indices[e];
 }
 
+static inline void load_nodes(const Compressed& g, int64_t begin, int64_t n, int64_t* nodes) {
+  if (g.wide) {
+    load_nodes<int64_t>(g, begin, n, nodes);
+  } else {
+    load_nodes<int32_t>(g, begin, n, nodes);
+  }
+}
+
 // The nodes of positions [begin, begin + n) and of up to kAhead more; returns how many.
 static inline int64_t load_nodes_ahead(const Compressed& g, int64_t begin, int64_t n, int64_t* nodes) {
   const int64_t known = begin + n + kAhead < g.num_edges ? n + kAhead : g.num_edges - begin;
-  if (g.wide) {
-    load_nodes<int64_t>(g, begin, known, nodes);
-  } else {
-    load_nodes<int32_t>(g, begin, known, nodes);
-  }
+  load_nodes(g, begin, known, nodes);
   return known;
 }
 
@@ -52,6 +56,8 @@ static inline void prefetch_rows(const Rows& rows, const int64_t* nodes, int64_t
   for (int64_t e = 0; e < n; ++e) {
     const char* row = base + nodes[e] * step;
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
+    // GCC 12 takes a function that only prefetches for one without effects, and leaves its calls out.
+    __asm__ volatile("" : : "r"(row));
   }
 }
 

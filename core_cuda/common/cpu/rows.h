@@ -90,6 +90,35 @@ static inline void narrow(void* target, Dtype dtype, int64_t first, const A* in,
   }
 }
 
+// A copy that does not read the lines it writes, nor keep them in the caches.
+static inline void copy_around_caches(void* target, const void* source, int64_t bytes) {
+#if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
+  if (reinterpret_cast<uintptr_t>(target) % 64 == 0 && bytes % 64 == 0) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+      _mm512_stream_ps(reinterpret_cast<float*>(static_cast<char*>(target) + i),
+                       _mm512_loadu_ps(reinterpret_cast<const float*>(static_cast<const char*>(source) + i)));
+    }
+    return;
+  }
+#elif EDGELESS_VECTOR_BYTES == 32 && EDGELESS_X86
+  if (reinterpret_cast<uintptr_t>(target) % 32 == 0 && bytes % 64 == 0) {
+    for (int64_t i = 0; i < bytes; i += 32) {
+      _mm256_stream_ps(reinterpret_cast<float*>(static_cast<char*>(target) + i),
+                       _mm256_loadu_ps(reinterpret_cast<const float*>(static_cast<const char*>(source) + i)));
+    }
+    return;
+  }
+#endif
+  __builtin_memcpy(target, source, bytes);
+}
+
+// What was written around the caches is seen by other threads after this.
+static inline void fence_streams() {
+#if EDGELESS_X86
+  _mm_sfence();
+#endif
+}
+
 template <class A>
 static inline bool is_native(Dtype dtype) {
   return dtype == (sizeof(A) == 4 ? Dtype::f32 : Dtype::f64);
@@ -117,6 +146,10 @@ static inline void write_row(const OutRows& rows, int64_t node, int64_t heads, i
                              const A* row) {
   const int64_t first = node * heads * dim;
   if (dim == padded) {
+    if (rows.bypass && is_native<A>(rows.dtype)) {
+      copy_around_caches(static_cast<A*>(rows.data) + first, row, heads * dim * sizeof(A));
+      return;
+    }
     narrow(rows.data, rows.dtype, first, row, heads * dim);
     return;
   }

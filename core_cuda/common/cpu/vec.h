@@ -34,10 +34,64 @@ static inline Vec<A> abs_vec(Vec<A> x) {
 }
 
 template <class A>
+static inline Vec<A> sqrt_vec(Vec<A> x) {
+  for (int64_t i = 0; i < kWidth<A>; ++i) x[i] = sizeof(A) == 4 ? __builtin_sqrtf(x[i]) : __builtin_sqrt(x[i]);
+  return x;
+}
+
+template <class A>
 static inline A sum(Vec<A> v) {
   A total = v[0];
   for (int64_t i = 1; i < kWidth<A>; ++i) total += v[i];
   return total;
+}
+
+// The largest element; any where one is NaN.
+template <class A>
+static inline A largest(Vec<A> v) {
+  A most = v[0];
+  for (int64_t i = 1; i < kWidth<A>; ++i) most = v[i] > most ? v[i] : most;
+  return most;
+}
+
+// Written out because the compiler keeps a call for errno in the loop.
+#if EDGELESS_VECTOR_BYTES == 64
+template <>
+inline Vec<float> sqrt_vec<float>(Vec<float> x) {
+  return (Vec<float>)_mm512_sqrt_ps((__m512)x);
+}
+template <>
+inline Vec<double> sqrt_vec<double>(Vec<double> x) {
+  return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
+}
+#elif EDGELESS_VECTOR_BYTES == 32
+template <>
+inline Vec<float> sqrt_vec<float>(Vec<float> x) {
+  return (Vec<float>)_mm256_sqrt_ps((__m256)x);
+}
+template <>
+inline Vec<double> sqrt_vec<double>(Vec<double> x) {
+  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+}
+#endif
+
+#if EDGELESS_VECTOR_BYTES == 64
+template <>
+inline float sum<float>(Vec<float> v) {
+  return _mm512_reduce_add_ps((__m512)v);
+}
+template <>
+inline float largest<float>(Vec<float> v) {
+  return _mm512_reduce_max_ps((__m512)v);
+}
+#endif
+
+// x in the first n lanes, 0 in the others
+template <class A>
+static inline Vec<A> first_lanes(Vec<A> x, int64_t n) {
+  Vec<A> lane;
+  for (int64_t i = 0; i < kWidth<A>; ++i) lane[i] = A(i);
+  return lane < splat<A>(A(n)) ? x : Vec<A>{};
 }
 
 // out[i] = sum of the elements of v[i], i < 4.

@@ -20,6 +20,7 @@ struct Rows {
 struct OutRows {
   void* data = nullptr;  // [N, heads, dim] contiguous
   Dtype dtype = Dtype::f32;
+  bool bypass = false;  // larger than the caches: rows are written around them
   explicit operator bool() const { return data != nullptr; }
 };
 

@@ -1,0 +1,303 @@
+// Rows of 16-bit numbers on the tensor cores: a team is one or two quads of lanes, and the eight quads of a warp
+// multiply their rows together.
+//
+// mma.m16n8k16 takes rows of A from the lanes (quad g holds parts of rows g and g + 8) and columns of B from the same
+// lanes (quad g holds column g), features running over the quad's lanes and their registers. A dot product does not
+// care in which order its features come, as long as both sides agree, so the 16 bytes that a lane has loaded of a row
+// are the four registers of A as they are: words 0 and 2 in row g, words 1 and 3 in row g + 8, nothing unpacked,
+// nothing moved. B holds the words of the other factor that belong to the one or to the other. Products of two 16-bit
+// numbers are exact, sums are float.
+
+#pragma once
+
+#include "lane.cuh"
+#include "scores.cuh"
+
+namespace edgeless::cuda {
+
+constexpr int kQuad = 4;  // lanes
+
+template <class S>
+__device__ __forceinline__ void multiply_step(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                              uint32_t b0, uint32_t b1) {
+  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+}
+
+// d += the row's words times the columns of all quads. Whole warp.
+template <class S>
+__device__ __forceinline__ void multiply(float (&d)[4], const uint4& row, uint32_t b0, uint32_t b1) {
+  multiply_step<S>(d, row.x, row.y, row.z, row.w, b0, b1);
+}
+
+// The own row's words in the order in which B wants them: 0 and 2, then 1 and 3.
+__device__ __forceinline__ uint4 paired(const uint4& x) { return {x.x, x.z, x.y, x.w}; }
+
+// <row, own row>, own paired: the columns are the quads' own rows, once for the words in rows g, once for those in
+// g + 8; quad g's products stand in column g.
+template <class S, int kTeam, int kVecs>
+__device__ __forceinline__ float times_own(const uint4 (&row)[kVecs], const uint4 (&own)[kVecs], int quad) {
+  float upper[4] = {}, lower[4] = {};
+#pragma unroll
+  for (int v = 0; v < kVecs; ++v) {
+    multiply<S>(upper, row[v], own[v].x, own[v].y);
+    multiply<S>(lower, row[v], own[v].z, own[v].w);
+  }
+  float sum = quad & 1 ? upper[1] + lower[3] : upper[0] + lower[2];
+  sum = __shfl_sync(kFullWarp, sum, quad >> 1, kQuad);
+  if (kTeam > kQuad) sum += __shfl_xor_sync(kFullWarp, sum, kQuad);
+  return sum;
+}
+
+// A vector of floats as eight columns: its 16-bit value (even) and what that leaves (odd); of words 0 and 2 (columns 0,
+// 1, 4, 5) and of words 1 and 3; for the first quad of a team (columns 0 to 3) and for the second.
+template <class S, int kTeam, int kVecs>
+struct SharedColumns {
+  uint2 words[kVecs];
+
+  __device__ void load(const float* vector, float factor, int vectors) {
+    const int quad = threadIdx.x / kQuad % 8;
+    const bool rest = quad & 1, odd_words = quad & 2;
+    const int lane = threadIdx.x % kQuad + (kTeam > kQuad ? quad / 4 * kQuad : 0);
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      const int at = v * kTeam + lane;
+      float part[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const float whole = at < vectors ? vector[at * 8 + k] * factor : 0, high = to_arithmetic(to_storage<S>(whole));
+        part[k] = rest ? whole - high : high;
+      }
+      const uint4 all = pack(part, S{});
+      words[v] = odd_words ? uint2{all.y, all.w} : uint2{all.x, all.z};
+    }
+  }
+
+  // <row, vector>
+  __device__ __forceinline__ float times(const uint4 (&row)[kVecs]) const {
+    float d[4] = {};
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) multiply<S>(d, row[v], words[v].x, words[v].y);
+    // Lane t of a quad holds columns 2 t and 2 t + 1.
+    float sum = threadIdx.x & 1 ? d[2] + d[3] : d[0] + d[1];
+    if constexpr (kTeam > kQuad) {
+      if ((threadIdx.x / 2 ^ threadIdx.x / kQuad) & 1) sum = 0;  // the other quad's columns
+      sum += __shfl_xor_sync(kFullWarp, sum, 2);
+      sum += __shfl_xor_sync(kFullWarp, sum, 4);
+    }
+    return sum + __shfl_xor_sync(kFullWarp, sum, 1);
+  }
+};
+
+__device__ __forceinline__ uint32_t packed_max(uint32_t a, uint32_t b, __nv_bfloat16) {
+  uint32_t c;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+__device__ __forceinline__ uint32_t packed_max(uint32_t a, uint32_t b, __half) {
+  uint32_t c;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
+  return c;
+}
+
+// low += amount where the low half of a is greater than that of b, high likewise.
+template <class S>
+__device__ __forceinline__ void add_where_greater(float& low, float& high, uint32_t a, uint32_t b, float amount) {
+  if constexpr (std::is_same_v<S, __half>) {
+    asm("{.reg .pred p, q; setp.gt.f16x2 p|q, %2, %3; @p add.f32 %0, %0, %4; @q add.f32 %1, %1, %4;}"
+        : "+f"(low), "+f"(high)
+        : "r"(a), "r"(b), "f"(amount));
+  } else {
+#if __CUDA_ARCH__ >= 900
+    asm("{.reg .pred p, q; setp.gt.bf16x2 p|q, %2, %3; @p add.f32 %0, %0, %4; @q add.f32 %1, %1, %4;}"
+        : "+f"(low), "+f"(high)
+        : "r"(a), "r"(b), "f"(amount));
+#else
+    if (__uint_as_float(a << 16) > __uint_as_float(b << 16)) low += amount;
+    if (__uint_as_float(a & 0xffff0000u) > __uint_as_float(b & 0xffff0000u)) high += amount;
+#endif
+  }
+}
+
+__device__ __forceinline__ uint4 negated(const uint4& x) {
+  return {x.x ^ 0x80008000u, x.y ^ 0x80008000u, x.z ^ 0x80008000u, x.w ^ 0x80008000u};
+}
+
+// Scores as these teams compute them; see scores.cuh for what they are. `own` are the words of the own row, paired,
+// gatv2's negated.
+//
+//   logits   of kEdges edges in base 2, less gatv2's <att, own row>. kLinear as in scores.cuh
+//   grad     adds ds * d logit / d own up to Fn::finish(), for one vector of one edge
+template <class Fn, class S, int kTeam, int kVecs, int kEdges>
+struct MmaScore;
+
+template <class S, int kTeam, int kVecs, int kEdges>
+struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
+  __device__ void load(const Args<float>&, int /*head*/) {}
+
+  template <bool kLinear>
+  __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
+                                         float scale, float (&to)[kEdges]) const {
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad) * (scale * float(kLog2e));
+  }
+
+  static __device__ __forceinline__ void grad(float (&sum)[8], const uint4& row, const uint4& /*own*/, float ds) {
+    float x[8];
+    unpack_again<S>(row, x);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum[k] = fma(ds, x[k], sum[k]);
+  }
+};
+
+template <class S, int kTeam, int kVecs, int kEdges>
+struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
+  SharedColumns<S, kTeam, kVecs> att;  // times log2 e
+
+  __device__ void load(const Args<float>& args, int head) {
+    att.load(args.att + head * args.key_vectors * 8, float(kLog2e), args.key_vectors);
+  }
+
+  template <bool kLinear>
+  __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int /*quad*/,
+                                         float slope, float (&to)[kEdges]) const {
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) {
+      uint4 bent[kVecs];
+#pragma unroll
+      for (int v = 0; v < kVecs; ++v) {
+        bent[v] = {packed_max(rows[e][v].x, own[v].x, S{}), packed_max(rows[e][v].y, own[v].z, S{}),
+                   packed_max(rows[e][v].z, own[v].y, S{}), packed_max(rows[e][v].w, own[v].w, S{})};
+      }
+      const float sum = att.times(bent);
+      to[e] = kLinear ? fma(slope, att.times(rows[e]) - sum, sum) : (1 - slope) * sum;
+    }
+  }
+
+  // <att, own row>
+  __device__ __forceinline__ float of_row(const uint4 (&own)[kVecs]) const {
+    uint4 row[kVecs];
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) row[v] = paired(own[v]);
+    return -att.times(row);
+  }
+
+  static __device__ __forceinline__ void grad(float (&sum)[8], const uint4& row, const uint4& own, float ds) {
+    add_where_greater<S>(sum[0], sum[1], row.x, own.x, ds);
+    add_where_greater<S>(sum[2], sum[3], row.y, own.z, ds);
+    add_where_greater<S>(sum[4], sum[5], row.z, own.y, ds);
+    add_where_greater<S>(sum[6], sum[7], row.w, own.w, ds);
+  }
+};
+
+// The batch of edges at hand, up to kEdges of one row; all lanes of a quad know all of them. Places beyond its end
+// repeat its first edge.
+template <class I, int kEdges>
+struct MmaWindow {
+  const I* indices;
+  I next[kEdges];   // of the batch to come
+  I index[kEdges];  // of the batch that was taken
+  I first;          // its first position
+  int count;
+
+  __device__ MmaWindow(const Graph& graph, const Walk<I>& walk) : indices(held(static_cast<const I*>(graph.indices))) {
+    const int64_t last = graph.num_edges - 1;
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      next[u] = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + u, last));
+    }
+  }
+
+  // Takes a batch, of 0 edges for a team that is done, and asks for the indices of the next.
+  __device__ __forceinline__ void take(Walk<I>& walk) {
+    count = walk.batch(kEdges);
+    first = walk.edge;
+    index[0] = next[0];
+#pragma unroll
+    for (int u = 1; u < kEdges; ++u) index[u] = u < count ? next[u] : next[0];
+    walk.edge += count;
+    const I left = walk.last_edge - walk.edge;
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      if (u < left) next[u] = __ldg(indices + (walk.edge + u));
+    }
+  }
+
+  template <class Pointers, int kVecs>
+  __device__ __forceinline__ void load(const Pointers& rows, uint4 (&raw)[kEdges][kVecs]) const {
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) rows.load(index[u], raw[u]);
+  }
+};
+
+// A lane's pointers into a [rows, heads, dim] tensor: its vectors are a team apart. With kWhole the row has all of
+// them; else those beyond its end repeat the first (see Offsets).
+template <int kTeam, int kVecs, bool kWhole>
+struct MmaPointers {
+  const char* base;
+  uint32_t stride;
+  int inside;  // vectors of the lane that the row has
+
+  template <class P>
+  __device__ MmaPointers(const Rows& rows, const P& place, int vectors)
+      : base(rows.base + place.head * rows.head + (place.lane < vectors ? place.lane * 16 : 0)),
+        stride(rows.row),
+        inside((vectors - place.lane + kTeam - 1) / kTeam) {}
+
+  __device__ void hold() { base = held(base), stride = held(stride); }
+
+  template <class I>
+  __device__ __forceinline__ void load(I index, uint4 (&raw)[kVecs]) const {
+    const char* at = row_address(base, index, stride);
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      const char* vector = at + (kWhole || v < inside ? v * kTeam * 16 : 0);
+      raw[v] = kTeam * 16 < 128 ? load_shared_line(vector) : load_shared_row(vector);
+    }
+  }
+
+  // By one lane.
+  template <class I>
+  __device__ void ask(I index) const {
+    const char* at = row_address(base, index, stride);
+#pragma unroll
+    for (int v = 0; v < kVecs; v += 8 / kTeam) ask_l2(at + (kWhole || v < inside ? v * kTeam * 16 : 0));
+  }
+
+  // The own row: zero beyond its end.
+  template <class I>
+  __device__ __forceinline__ void load_own(I index, uint4 (&raw)[kVecs]) const {
+    const char* at = row_address(base, index, stride);
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      raw[v] = kWhole || v < inside ? load_once(at + v * kTeam * 16) : uint4{0, 0, 0, 0};
+    }
+  }
+};
+
+// Options: lane t of a quad works for edge t % kEdges; `mine` picks its number, `all` gives everyone's to everyone.
+template <int kEdges>
+struct MmaShare {
+  int edge = threadIdx.x % kEdges;
+
+  __device__ __forceinline__ float mine(const float (&x)[kEdges]) const {
+    float y = x[0];
+#pragma unroll
+    for (int e = 1; e < kEdges; ++e) y = edge == e ? x[e] : y;
+    return y;
+  }
+
+  static __device__ __forceinline__ void all(float x, float (&to)[kEdges]) {
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) to[e] = __shfl_sync(kFullWarp, x, e, kQuad);
+  }
+};
+
+}  // namespace edgeless::cuda

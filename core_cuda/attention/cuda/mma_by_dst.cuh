@@ -1,0 +1,211 @@
+// Backward, pass by destination, for 16-bit rows: by_dst.cuh with both dot products of an edge on the tensor cores
+// (mma.cuh).
+#pragma once
+
+#include "by_dst.cuh"
+#include "mma.cuh"
+
+namespace edgeless::cuda {
+
+template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs))
+    mma_by_dst_kernel(const __grid_constant__ Args<float> args) {
+  using I = int32_t;
+  constexpr int kPer = kVecs * 8;
+  constexpr bool kValues = Fn::kOwnValue;
+  __shared__ BlockShares<I> shares;
+  __shared__ BackwardPieces<float, kPer> pieces;
+  __shared__ std::conditional_t<Fn::kAtt, AttShares<float, kPer>, NoShares> att_shares;
+
+  const Place<kTeam, true> place(args.layout, args.heads);
+  divide_block(args.graph, args.part, place, shares);
+  Walk<I> walk(args.graph, place, shares);
+
+  const int quad = threadIdx.x / kQuad % 8;
+  using Pointers = MmaPointers<kTeam, kVecs, kWhole>;
+  const Pointers own_rows(args.dst, place, args.key_vectors);
+  Pointers keys(args.src, place, args.key_vectors);
+  Pointers values(kValues ? args.value : args.src, place, args.value_vectors);
+  keys.hold();
+  if constexpr (kValues) values.hold();
+  const Pointers grad_rows(args.grad_out, place, args.value_vectors),
+      out_rows(args.saved_out, place, args.value_vectors);
+  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
+  const bool has_grad = kMode == kPlain || args.grad_out;
+  const MmaShare<kEdges> share;
+
+  MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
+  score.load(args, place.head);
+  uint4 own[kVecs], grad[kVecs];
+  float own_scalar = 0;             // of the row: gatv2's <att, x>
+  float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s as the score gives it; Delta
+  float acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) acc[k] = 0;
+#pragma unroll
+  for (int v = 0; v < kVecs; ++v) own[v] = grad[v] = uint4{0, 0, 0, 0};
+  if constexpr (Fn::kAtt) att_shares.clear();
+
+  bool fresh = false;  // the row's own part was asked for, not yet taken
+  uint4 out_raw[kVecs];
+  auto begin_row = [&] {
+    shift = args.logsumexp[static_cast<int64_t>(walk.row) * args.heads + place.head];
+    own_rows.load_own(walk.row, own);
+    if (has_grad) {
+      grad_rows.load_own(walk.row, grad);
+      if (!args.delta_given) out_rows.load_own(walk.row, out_raw);
+    }
+    fresh = true;
+  };
+  // The lane's share of <out, grad_out>.
+  auto delta_share = [&] {
+    float sum = 0;
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      float g[8], o[8];
+      unpack(grad[v], g, S{});
+      unpack(out_raw[v], o, S{});
+#pragma unroll
+      for (int k = 0; k < 8; ++k) sum = fma(g[k], o[k], sum);
+    }
+    return sum;
+  };
+  auto take_rows = [&] {  // whole warp
+    const float dot = team_sum(fresh && has_grad && !args.delta_given ? delta_share() : 0.0f, kTeam, kFullWarp);
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      if (fresh) own[v] = paired(Fn::kAtt ? negated(own[v]) : own[v]), grad[v] = paired(grad[v]);
+    }
+    if constexpr (Fn::kAtt) {
+      const float constant = score.of_row(own);
+      if (fresh) own_scalar = constant;
+    }
+    if (fresh) {
+      const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
+      delta = args.delta_given ? args.delta_given[at] : dot;
+      shift *= float(kLog2e);
+      if (place.lane == 0 && !walk.lead) {
+        Stat<Fn, S>{Fn::kAtt ? fma(-args.coefficient, own_scalar, shift) : shift, delta}.store(args, at);
+      }
+      if constexpr (Fn::kAtt) shift -= own_scalar;
+      fresh = false;
+    }
+  };
+
+  // Writes a row's gradient, or its piece where other blocks have others.
+  auto emit = [&](I row, bool lead, bool complete) {
+    const bool piece = lead || !complete;
+    if (!args.grad_dst) return;
+    float out[kPer], att[kPer];
+    if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      out[k] = Fn::finish(acc[k], acc_scalar, args.coefficient);
+      if constexpr (Fn::kAtt) out[k] *= att[k];
+    }
+    if (piece) {
+      store_piece<S, kVecs>(carry_at(args, shares, lead, place.head), place, args.key_vectors, out);
+    } else {
+      store_row<S, kVecs>(args.grad_dst, row, args.heads, place, out);
+    }
+  };
+
+  bool leader = false, leader_lead = false;
+  auto end_row = [&] {
+    if constexpr (Fn::kAtt) att_shares.template add_words<Fn, S, kVecs>(own, acc, acc_scalar, args.coefficient);
+    if (walk.lead && place.chain > 0) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
+      if (place.lane == 0) {
+        pieces.scalar[place.team] = acc_scalar;
+        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
+      }
+    } else if (walk.row_complete()) {
+      emit(walk.row, walk.lead, true);
+    } else {
+      leader = true, leader_lead = walk.lead;
+      return;
+    }
+    acc_scalar = 0;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) acc[k] = 0;
+  };
+
+  MmaWindow<I, kEdges> window(args.graph, walk);
+  if (walk.edge < walk.row_end) begin_row();
+
+  while (true) {
+    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
+    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+    window.take(walk);
+    const int n = window.count;
+    uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
+    window.load(keys, key_raw);
+    if constexpr (kValues) {
+      if (has_grad) {
+        window.load(values, value_raw);
+      } else {
+#pragma unroll
+        for (int u = 0; u < kEdges; ++u) {
+#pragma unroll
+          for (int v = 0; v < kVecs; ++v) value_raw[u][v] = uint4{0, 0, 0, 0};
+        }
+      }
+    }
+    if (__any_sync(kFullWarp, fresh)) take_rows();
+
+    float s[kEdges], dp[kEdges], ds[kEdges];
+    score.template logits<true>(key_raw, own, quad, args.coefficient, s);
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) dp[u] = times_own<S, kTeam>(kValues ? value_raw[u] : key_raw[u], grad, quad);
+
+    if constexpr (kMode >= kOptions) {
+      const bool valid = share.edge < n;
+      const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
+      float logit = share.mine(s), product = share.mine(dp);
+      if (args.logit_term && valid) logit += args.logit_term[edge.at] * float(kLog2e);
+      const float p = power_of_two(logit - shift);
+      if (args.value_term && valid) product += args.value_term[edge.at];
+      const bool writes = valid && place.lane < kEdges;
+      if (args.grad_scale && writes) args.grad_scale[edge.at] = p * edge.keep * product;
+      if (args.weights_out && writes) {
+        args.weights_out[edge.at] = p * edge.keep * (args.weights_scaled ? edge.scale : 1);
+      }
+      product *= edge.scale;
+      if (args.grad_weights && valid) product += args.grad_weights[edge.at];
+      const float mine = valid ? p * (edge.keep * product - delta) : 0;
+      if (args.ds_out && writes) args.ds_out[edge.at] = mine;
+      share.all(mine, ds);
+    } else {
+#pragma unroll
+      for (int u = 0; u < kEdges; ++u) ds[u] = u < n ? power_of_two(s[u] - shift) * (dp[u] - delta) : 0;
+    }
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      if constexpr (Fn::kAtt) acc_scalar += ds[u];
+#pragma unroll
+      for (int v = 0; v < kVecs; ++v) {
+        score.grad(*reinterpret_cast<float (*)[8]>(&acc[v * 8]), key_raw[u][v], own[v], ds[u]);
+      }
+    }
+  }
+
+  __syncthreads();
+  if (leader) {
+    bool complete = false;
+    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
+      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
+      if (shares.status[team] == kNoPiece) continue;
+      complete = shares.status[team] == kRowEnds;
+      acc_scalar += pieces.scalar[team];
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) acc[k] += pieces.acc[k][threadIdx.x + ahead * kTeam];
+    }
+    emit(walk.last_row, leader_lead, complete);
+  }
+  if constexpr (Fn::kAtt) {
+    if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
+  }
+}
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,220 @@
+// Backward, pass by source, for 16-bit rows: by_src.cuh with both dot products of an edge on the tensor cores
+// (mma.cuh).
+#pragma once
+
+#include "by_src.cuh"
+#include "mma.cuh"
+
+namespace edgeless::cuda {
+
+template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs))
+    mma_by_src_kernel(const __grid_constant__ Args<float> args) {
+  using I = int32_t;
+  constexpr int kPer = kVecs * 8;
+  constexpr bool kTwoVectors = Fn::kOwnValue;
+  __shared__ BlockShares<I> shares;
+  __shared__ SourcePieces<float, kPer, kTwoVectors> pieces;
+  __shared__ std::conditional_t<Fn::kAtt, AttShares<float, kPer>, NoShares> att_shares;
+
+  const Place<kTeam, true> place(args.layout, args.heads);
+  divide_block(args.graph, args.part, place, shares);
+  Walk<I> walk(args.graph, place, shares);
+
+  const int quad = threadIdx.x / kQuad % 8;
+  using Pointers = MmaPointers<kTeam, kVecs, kWhole>;
+  const Pointers own_rows(args.src, place, args.key_vectors), value_rows(args.value, place, args.value_vectors);
+  Pointers keys(args.dst, place, args.key_vectors), grads(args.grad_out, place, args.value_vectors);
+  keys.hold();
+  grads.hold();
+  const StatPointer<Fn, S> stats(args, place.head);
+  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
+  const bool has_grad = kMode == kPlain || args.grad_out;
+  const MmaShare<kEdges> share;
+
+  MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
+  score.load(args, place.head);
+  uint4 own[kVecs], value[kVecs];
+  float own_scalar = 0;                                  // of the row: gatv2's <att, x>
+  float key_acc[kPer], value_acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
+#pragma unroll
+  for (int v = 0; v < kVecs; ++v) own[v] = value[v] = uint4{0, 0, 0, 0};
+  if constexpr (Fn::kAtt) att_shares.clear();
+
+  bool fresh = false;  // the own row was asked for, not yet taken
+  auto begin_row = [&] {
+    own_rows.load_own(walk.row, own);
+    if constexpr (Fn::kOwnValue) {
+      if (has_grad) value_rows.load_own(walk.row, value);
+    }
+    fresh = true;
+    if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.ask(walk.row + kRowsAhead);
+  };
+  auto take_rows = [&] {  // whole warp
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      if (fresh) own[v] = paired(Fn::kAtt ? negated(own[v]) : own[v]), value[v] = paired(value[v]);
+    }
+    if constexpr (Fn::kAtt) {
+      const float constant = score.of_row(own);
+      if (fresh) own_scalar = constant;
+    }
+    fresh = false;
+  };
+
+  // gatv2: value_acc becomes the gradient of the row that the edges so far amount to.
+  auto join = [&] {
+    if constexpr (Fn::kAtt) {
+      float att[kPer];
+      load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        value_acc[k] = fma(Fn::finish(key_acc[k], acc_scalar, args.coefficient), att[k], value_acc[k]);
+      }
+    }
+  };
+
+  // Writes a row's gradients, or its piece where other blocks have others: first the key's part, then the value's.
+  auto emit = [&](I row, bool lead, bool complete) {
+    const bool piece = lead || !complete;
+    float* carry = piece ? carry_at(args, shares, lead, place.head) : nullptr;
+    if constexpr (Fn::kAtt) {
+      if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, value_acc);
+      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.heads, place, value_acc);
+    } else {
+      float out[kPer];
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) out[k] = Fn::finish(key_acc[k], acc_scalar, args.coefficient);
+      if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, out);
+      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.heads, place, out);
+      if (piece) carry += args.key_vectors * 8;
+    }
+    if constexpr (Fn::kOwnValue) {
+      if (args.grad_value && piece) store_piece<S, kVecs>(carry, place, args.value_vectors, value_acc);
+      if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, args.heads, place, value_acc);
+    }
+  };
+
+  bool leader = false, leader_lead = false;
+  auto end_row = [&] {
+    if constexpr (Fn::kAtt) att_shares.template add_words<Fn, S, kVecs>(own, key_acc, acc_scalar, args.coefficient);
+    join();
+    if (walk.lead && place.chain > 0) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        pieces.value[k][threadIdx.x] = value_acc[k];
+        if constexpr (kTwoVectors) pieces.key[k][threadIdx.x] = key_acc[k];
+      }
+      if (place.lane == 0) {
+        pieces.scalar[place.team] = acc_scalar;
+        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
+      }
+    } else if (walk.row_complete()) {
+      emit(walk.row, walk.lead, true);
+    } else {
+      leader = true, leader_lead = walk.lead;
+      return;
+    }
+    acc_scalar = 0;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
+  };
+
+  MmaWindow<I, kEdges> window(args.graph, walk);
+  if (walk.edge < walk.row_end) begin_row();
+
+  while (true) {
+    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
+    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+    window.take(walk);
+    const int n = window.count;
+    uint4 key_raw[kEdges][kVecs], grad_raw[kEdges][kVecs];
+    Stat<Fn, S> stat[kEdges];
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) stat[u] = stats.load(window.index[u]);
+    window.load(keys, key_raw);
+    if (has_grad) {
+      window.load(grads, grad_raw);
+    } else {
+#pragma unroll
+      for (int u = 0; u < kEdges; ++u) {
+#pragma unroll
+        for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
+      }
+    }
+    if (__any_sync(kFullWarp, fresh)) take_rows();
+
+    float s[kEdges], dp[kEdges], ds[kEdges], w[kEdges];
+    score.template logits<false>(key_raw, own, quad, args.coefficient, s);
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      if constexpr (Fn::kOwnValue) {
+        dp[u] = times_own<S, kTeam>(grad_raw[u], value, quad);
+      } else {
+        dp[u] = -times_own<S, kTeam>(grad_raw[u], own, quad);
+        s[u] += own_scalar;
+      }
+    }
+
+    if constexpr (kMode >= kOptions) {
+      const bool valid = share.edge < n;
+      const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
+      float logit = share.mine(s), product = share.mine(dp);
+      if (args.logit_term && valid) logit += args.logit_term[edge.at] * float(kLog2e);
+      if (args.value_term && valid) product += args.value_term[edge.at];
+      const float factor = edge.keep * edge.scale;
+      product *= factor;
+      if (args.grad_weights && valid) product += edge.keep * args.grad_weights[edge.at];
+      float shift = stat[0].shift, delta = stat[0].delta;
+#pragma unroll
+      for (int u = 1; u < kEdges; ++u) {
+        if (share.edge == u) shift = stat[u].shift, delta = stat[u].delta;
+      }
+      const float p = valid ? power_of_two(logit - shift) : 0;
+      share.all(p * factor, w);
+      share.all(valid ? p * (product - delta) : 0, ds);
+    } else {
+#pragma unroll
+      for (int u = 0; u < kEdges; ++u) {
+        w[u] = u < n ? power_of_two(s[u] - stat[u].shift) : 0;
+        ds[u] = u < n ? w[u] * (dp[u] - stat[u].delta) : 0;
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      if constexpr (Fn::kAtt) acc_scalar += ds[u];
+#pragma unroll
+      for (int v = 0; v < kVecs; ++v) {
+        float g[8];
+        unpack(grad_raw[u][v], g, S{});
+#pragma unroll
+        for (int k = 0; k < 8; ++k) value_acc[v * 8 + k] = fma(w[u], g[k], value_acc[v * 8 + k]);
+        score.grad(*reinterpret_cast<float (*)[8]>(&key_acc[v * 8]), key_raw[u][v], own[v], ds[u]);
+      }
+    }
+  }
+
+  __syncthreads();
+  if (leader) {
+    bool complete = false;
+    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
+      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
+      if (shares.status[team] == kNoPiece) continue;
+      complete = shares.status[team] == kRowEnds;
+      acc_scalar += pieces.scalar[team];
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        value_acc[k] += pieces.value[k][threadIdx.x + ahead * kTeam];
+        if constexpr (kTwoVectors) key_acc[k] += pieces.key[k][threadIdx.x + ahead * kTeam];
+      }
+    }
+    emit(walk.last_row, leader_lead, complete);
+  }
+  if constexpr (Fn::kAtt) {
+    if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
+  }
+}
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,186 @@
+// Forward for 16-bit rows: forward.cuh with the logits on the tensor cores (mma.cuh).
+//
+// A team walks a row of one head, two or four edges at a time. All its lanes know all logits of a batch, so the softmax
+// needs no exchange between lanes. What is summed is float, as everywhere.
+#pragma once
+
+#include "mma.cuh"
+
+namespace edgeless::cuda {
+
+template <int kPer>
+struct MmaForwardPieces {  // shared memory: the piece of a row that a chain owes to an earlier one
+  float acc[kPer][kBlockThreads];
+  float m[kMaxTeams], l[kMaxTeams];
+};
+
+template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs))
+    mma_forward_kernel(const __grid_constant__ Args<float> args) {
+  using I = int32_t;
+  constexpr int kPer = kVecs * 8;
+  constexpr bool kValues = Fn::kOwnValue;
+  __shared__ BlockShares<I> shares;
+  __shared__ MmaForwardPieces<kPer> pieces;
+
+  const Place<kTeam, true> place(args.layout, args.heads);
+  divide_block(args.graph, args.part, place, shares);
+  Walk<I> walk(args.graph, place, shares);
+
+  const int quad = threadIdx.x / kQuad % 8;
+  using Pointers = MmaPointers<kTeam, kVecs, kWhole>;
+  const Pointers own_rows(args.dst, place, args.key_vectors);
+  Pointers keys(args.src, place, args.key_vectors);
+  Pointers values(kValues ? args.value : args.src, place, args.value_vectors);
+  keys.hold();
+  if constexpr (kValues) values.hold();
+  const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
+  const MmaShare<kEdges> share;
+
+  MmaScore<Fn, S, kTeam, kVecs, kEdges> score;
+  score.load(args, place.head);
+  uint4 own[kVecs];
+  float own_scalar = 0;  // of the row: gatv2's <att, x>
+  float acc[kPer], m = -INFINITY, l = 0;
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) acc[k] = 0;
+#pragma unroll
+  for (int v = 0; v < kVecs; ++v) own[v] = uint4{0, 0, 0, 0};
+
+  bool fresh = false;  // the own row was asked for, not yet taken
+  auto begin_row = [&] {
+    own_rows.load_own(walk.row, own);
+    fresh = true;
+    if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.ask(walk.row + kRowsAhead);
+  };
+  auto take_rows = [&] {  // whole warp
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) {
+      if (fresh) own[v] = paired(Fn::kAtt ? negated(own[v]) : own[v]);
+    }
+    if constexpr (Fn::kAtt) {
+      const float constant = score.of_row(own);
+      if (fresh) own_scalar = constant;
+    }
+    fresh = false;
+  };
+
+  // Writes a row, or its piece where other blocks have others.
+  auto emit = [&](I row, bool lead, bool complete) {
+    const float shift = Fn::kAtt ? m + own_scalar : m;
+    if (lead || !complete) {
+      float* piece = carry_at(args, shares, lead, place.head);
+      store_piece<S, kVecs>(piece, place, args.value_vectors, acc);
+      if (place.lane == 0) piece[args.value_vectors * 8] = shift, piece[args.value_vectors * 8 + 1] = l;
+      return;
+    }
+    float out[kPer];
+    const float inverse = l != 0 ? reciprocal(l) : 0;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
+    store_row<S, kVecs>(args.out, row, args.heads, place, out);
+    if (place.lane == 0 && args.logsumexp) {
+      args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (shift + log_base_two(l)) * float(kLn2);
+    }
+  };
+
+  bool leader = false, leader_lead = false;
+  auto end_row = [&] {
+    if (kMode >= kOptions && args.given) m = 0, l = 1;
+    if (walk.lead && place.chain > 0) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
+      if (place.lane == 0) {
+        pieces.m[place.team] = m, pieces.l[place.team] = l;
+        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
+      }
+    } else if (walk.row_complete()) {
+      emit(walk.row, walk.lead, true);
+    } else {
+      leader = true, leader_lead = walk.lead;
+      return;
+    }
+    m = -INFINITY, l = 0;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) acc[k] = 0;
+  };
+
+  MmaWindow<I, kEdges> window(args.graph, walk);
+  if (walk.edge < walk.row_end) begin_row();
+
+  while (true) {
+    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
+    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+    window.take(walk);
+    const int n = window.count;
+    uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
+    window.load(keys, key_raw);
+    if constexpr (kValues) window.load(values, value_raw);
+    if (__any_sync(kFullWarp, fresh)) take_rows();
+
+    float s[kEdges];
+    score.template logits<true>(key_raw, own, quad, args.coefficient, s);
+    float factor[kEdges];
+    if constexpr (kMode >= kOptions) {
+      const bool valid = share.edge < n;
+      const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
+      float mine = share.mine(s), weight = edge.keep * edge.scale;
+      if (args.logit_term && valid) mine += args.logit_term[edge.at] * float(kLog2e);
+      if (args.logits_out && valid) args.logits_out[edge.at] = (mine + (Fn::kAtt ? own_scalar : 0)) * float(kLn2);
+      if (args.given) weight = valid ? args.given[edge.at] : 0, mine = 0;
+      share.all(mine, s);
+      share.all(weight, factor);
+    }
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      if (u >= n) s[u] = -INFINITY;
+    }
+
+    // Softmax. An idle team goes on with an edge of its last row and weight 0.
+    float top = m;
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) top = max(top, s[u]);
+    if (__any_sync(kFullWarp, top > m)) {
+      const float shrink = top > m ? power_of_two(m - top) : 1;
+      m = top;
+      l *= shrink;
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) acc[k] *= shrink;
+    }
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      float w = power_of_two(s[u] - m);
+      l += w;
+      if constexpr (kMode >= kOptions) w *= factor[u];
+#pragma unroll
+      for (int v = 0; v < kVecs; ++v) {
+        float x[8];
+        unpack(kValues ? value_raw[u][v] : key_raw[u][v], x, S{});
+#pragma unroll
+        for (int k = 0; k < 8; ++k) acc[v * 8 + k] = fma(w, x[k], acc[v * 8 + k]);
+      }
+    }
+  }
+
+  __syncthreads();
+  if (leader) {
+    bool complete = false;
+    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
+      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
+      if (shares.status[team] == kNoPiece) continue;
+      complete = shares.status[team] == kRowEnds;
+      const float top = max(m, pieces.m[team]);
+      const float mine = top > m ? power_of_two(m - top) : 1, theirs = power_of_two(pieces.m[team] - top);
+      m = top;
+      l = l * mine + pieces.l[team] * theirs;
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        acc[k] = acc[k] * mine + pieces.acc[k][threadIdx.x + ahead * kTeam] * theirs;
+      }
+    }
+    if (kMode >= kOptions && args.given) l = 1;
+    emit(walk.last_row, leader_lead, complete);
+  }
+}
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,213 @@
+// Folds the neighbours' rows, edge by edge, into one row for each row of the graph.
+//
+// A block owns a range of the graph (partition.cuh) for one slice of the features, each of its teams an equal share of
+// the range: some whole rows, perhaps the end of a row before them and the beginning of one after them. A team walks
+// its edges in batches, whatever rows they belong to, so that short rows leave as many loads in flight as long ones.
+// The pieces of a row that several teams share are merged in their order: each but the first leaves its piece in
+// shared memory, the first adds them up. Pieces that cross blocks (hubs) go to the carry, which a second kernel merges.
+//
+// Fold is what happens to the rows:
+//   Piece                        what is known of a part of a row, one per lane
+//   own(index, position, valid)  this lane's edge of the window ahead
+//   load(u, index, position)     asks for the row of edge u of a batch
+//   choose(b)                    the batch is number b and following of the window; whole warp
+//   take(u, offset)              folds edge u in; offset: of the edge from the beginning of the piece
+//   begin(row, offset)           an empty piece; offset: of its first edge from the beginning of the row
+//   piece(first, last)           what the edges [first, last) came to
+//   merge(piece, later), store(row, piece), store_empty(row), keep(slot, piece)
+//   kCheapEnd                    the end of a row is little code
+// and Fold(args, vector) for the lane of that vector of a row.
+#pragma once
+
+#include "fold.h"
+#include "partition.cuh"
+#include "words.cuh"
+
+namespace edgeless::cuda {
+
+enum class FoldStatus : uint8_t { none, ends, goes_on };
+
+template <class I>
+struct FoldShares {  // shared memory
+  Cut<I> cuts[kMostFoldTeams + 1];
+  int64_t lead_slot, last_slot;  // pieces of hubs: the one that an earlier block began, the one that begins here
+  FoldStatus status[kMostFoldTeams];
+};
+
+template <class I>
+__device__ inline void divide_range(const FoldGraph& graph, const Partition& part, int teams, FoldShares<I>& s) {
+  const I* indptr = static_cast<const I*>(graph.indptr);
+  const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
+  if (warp < 2) {
+    const Cut<I> cut = range_cut(indptr, graph.num_rows, graph.num_edges, part, blockIdx.x + warp, warp_lane);
+    if (warp_lane == 0) {
+      s.cuts[warp ? teams : 0] = cut;
+      if (warp == 0) s.lead_slot = piece_slot(cut.edge, part.piece);
+      if (warp == 1) s.last_slot = cut.row < graph.num_rows ? piece_slot(indptr[cut.row] + part.piece, part.piece) : 0;
+    }
+  }
+  if (threadIdx.x < kMostFoldTeams) s.status[threadIdx.x] = FoldStatus::none;
+  __syncthreads();
+  const Cut<I> begin = s.cuts[0], end = s.cuts[teams];
+  const int share = threadIdx.x;
+  if (share > 0 && share < teams) s.cuts[share] = share_cut(indptr, begin, end, share, teams);
+  __syncthreads();
+}
+
+template <int kBatch, class I, class Fold>
+__device__ inline void fold_rows(const FoldGraph& graph, const FoldPlan& plan, Fold& fold) {
+  using Piece = typename Fold::Piece;
+  constexpr unsigned kWarp = 0xffffffffu;
+  __shared__ FoldShares<I> s;
+  __shared__ Piece pieces[kFoldThreads];
+  const I* indptr = static_cast<const I*>(graph.indptr);
+  const I* indices = static_cast<const I*>(graph.indices);
+  const int width = 1 << plan.team_log2, lane = threadIdx.x & (width - 1), team = threadIdx.x >> plan.team_log2;
+  const int teams = kFoldThreads >> plan.team_log2;
+  divide_range(graph, plan.part, teams, s);
+
+  const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
+  const I last = to.edge, last_row = to.row;
+  I row = from.row, at = from.edge, first = at;  // first: of the piece at hand
+  bool lead = at > indptr[row];                  // the row began in an earlier share
+  const I never = -1;
+  I row_end = row < last_row ? indptr[row + 1] : never, next_end = row + 1 < last_row ? indptr[row + 2] : never;
+  auto next_row = [&] {
+    ++row;
+    row_end = next_end;
+    next_end = row + 1 < last_row ? indptr[row + 2] : never;
+  };
+  auto keep = [&](const Piece& piece) { fold.keep(lead ? plan.slots + s.lead_slot : s.last_slot, piece); };
+  auto end_row = [&](I edge) {
+    const Piece piece = fold.piece(first, edge);
+    if (!lead) {
+      fold.store(row, piece);
+    } else if (team > 0) {
+      pieces[threadIdx.x] = piece;
+      s.status[team] = FoldStatus::ends;
+    } else {
+      keep(piece);
+    }
+    lead = false;
+    for (next_row(); row_end == edge; next_row()) fold.store_empty(row);
+    first = edge;
+    fold.begin(row, 0);
+  };
+
+  if (!lead) {
+    for (; row_end == at; next_row()) fold.store_empty(row);
+  }
+  fold.begin(row, at - indptr[row]);
+
+  const I end_of_all = static_cast<I>(graph.num_edges - 1);
+  auto further = [&](I edge, int by) { return end_of_all - edge < by ? end_of_all : static_cast<I>(edge + by); };
+  I window = at, next = 0;
+  if (graph.num_edges > 0) next = __ldcs(indices + further(window, lane));
+  while (__any_sync(kWarp, at < last)) {
+    const I index = next;
+    fold.own(index, further(window, lane));
+    window = further(window, width);
+    next = __ldcs(indices + further(window, lane));
+    for (int b = 0; b < width && __any_sync(kWarp, at < last); b += kBatch) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) fold.load(u, __shfl_sync(kWarp, index, b + u, width), further(at, u));
+      fold.choose(b);
+      const bool within = last - at >= kBatch && (row_end == never || row_end - at > kBatch);
+      if (__all_sync(kWarp, within)) {
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) fold.take(u, at - first + u);
+        at += kBatch;
+      } else if constexpr (Fold::kCheapEnd) {
+        const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
+#pragma unroll
+        for (int u = 0; u < kBatch; ++u) {
+          if (u < n) fold.take(u, at - first + u);
+          if (row_end - at == u + 1) end_row(at + u + 1);
+        }
+        at += n;
+      } else {
+        // From row end to row end: one copy of the code of a row end, not one for each edge of a batch.
+        const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
+        for (int begin = 0; begin < n;) {
+          const I left = row_end - at;
+          const bool ends = row_end != never && left <= n;
+          const int end = ends ? static_cast<int>(left) : n;
+#pragma unroll
+          for (int u = 0; u < kBatch; ++u) {
+            if (u >= begin && u < end) fold.take(u, at - first + u);
+          }
+          begin = end;
+          if (ends) end_row(at + end);
+        }
+        at += n;
+      }
+    }
+  }
+
+  bool leads = false;
+  if (last > from.edge && last > indptr[last_row]) {  // the beginning of a row, or a part of its middle
+    if (lead && team > 0) {
+      pieces[threadIdx.x] = fold.piece(first, last);
+      s.status[team] = FoldStatus::goes_on;
+    } else {
+      leads = true;
+    }
+  }
+  __syncthreads();
+  if (!leads) return;
+  Piece piece = fold.piece(first, last);
+  bool complete = false;
+  for (int other = team + 1; other < teams && !complete; ++other) {
+    if (s.status[other] == FoldStatus::none) continue;
+    complete = s.status[other] == FoldStatus::ends;
+    fold.merge(piece, pieces[threadIdx.x + (other - team) * width]);
+  }
+  if (lead || !complete) {
+    keep(piece);
+  } else {
+    fold.store(last_row, piece);
+  }
+}
+
+// The hub whose first cut has this slot, if there is one (pieces > 0). Only the row that holds the slot's first edge
+// can have a cut there. Its first piece is kept at `slot`, piece p after it at slots + slot + p - 1.
+struct FoldHub {
+  int64_t row, pieces;
+};
+
+template <class I>
+__device__ inline FoldHub find_fold_hub(const FoldGraph& graph, const Partition& part, int64_t slot) {
+  const I* indptr = static_cast<const I*>(graph.indptr);
+  const int64_t edge = slot * part.piece;
+  int64_t low = 0, high = graph.num_rows - 1;  // last row with indptr[row] <= edge
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (static_cast<int64_t>(indptr[middle]) <= edge) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  const int64_t first = indptr[low], degree = indptr[low + 1] - first;
+  if (!is_hub(degree, part) || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};
+  const int64_t cuts = last_cut(first + kRowUnits * low, degree, part);
+  return {low, cuts > 0 ? cuts + 1 : 0};
+}
+
+// One block for each possible first cut of a row; most find no hub and leave. Pieces are merged in their order.
+template <class Fold, class I, class Args>
+__global__ void __launch_bounds__(kFoldThreads) merge_fold_kernel(const __grid_constant__ Args args) {
+  const int64_t slot = blockIdx.x, slots = args.plan.slots;
+  const FoldHub hub = find_fold_hub<I>(args.graph, args.plan.part, slot);
+  if (hub.pieces == 0) return;
+  for (int vector = threadIdx.x; vector < args.vectors; vector += kFoldThreads) {
+    Fold fold(args, vector);
+    fold.begin(hub.row, 0);
+    typename Fold::Piece piece = fold.kept(slot);
+#pragma unroll 4
+    for (int64_t p = 1; p < hub.pieces; ++p) fold.merge(piece, fold.kept(slots + slot + p - 1));
+    fold.store(hub.row, piece);
+  }
+}
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,63 @@
+// From tensors to what the folds of a graph's neighbours are given (fold.h).
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "fold.h"
+#include "launch.h"
+
+namespace edgeless::cuda {
+
+inline Storage storage_of(at::ScalarType t) {
+  switch (t) {
+    case at::kDouble: return Storage::f64;
+    case at::kBFloat16: return Storage::bf16;
+    case at::kHalf: return Storage::f16;
+    default: return Storage::f32;
+  }
+}
+
+inline FoldGraph fold_graph(at::TensorList arrays) {
+  FoldGraph graph;
+  graph.indptr = arrays[0].data_ptr();
+  graph.indices = arrays[1].data_ptr();
+  graph.edge_ids = arrays.size() == 3 ? arrays[2].data_ptr() : nullptr;
+  graph.num_rows = arrays[0].size(0) - 1;
+  graph.num_edges = arrays[1].size(0);
+  return graph;
+}
+
+// `t` is [N, H, D].
+inline FoldRows fold_rows(const at::Tensor& t) {
+  FoldRows r;
+  r.base = static_cast<const char*>(t.data_ptr());
+  r.row = t.size(0) > 1 ? static_cast<uint32_t>(t.stride(0) * t.element_size()) : 0;
+  r.head = t.size(1) > 1 ? t.stride(1) * t.element_size() : 0;
+  return r;
+}
+
+inline FoldProblem fold_problem(const FoldGraph& graph, const at::Tensor& gathered, int64_t vectors) {
+  FoldProblem p;
+  p.num_rows = graph.num_rows, p.num_edges = graph.num_edges, p.num_gathered = gathered.size(0);
+  p.vectors = static_cast<int>(vectors);
+  p.multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, gathered.get_device());
+  p.l2_bytes = device_attribute(cudaDevAttrL2CacheSize, gathered.get_device());
+  return p;
+}
+
+// Pieces of hubs may take an eighth of the result.
+inline void budget_carry(FoldProblem& problem, int64_t carry_bytes, const at::Tensor& result) {
+  problem.carry_bytes = carry_bytes;
+  problem.carry_budget = std::max<int64_t>(1 << 20, result.nbytes() / 8);
+}
+
+// Memory for the pieces of hubs; undefined where the plan cuts no row.
+template <class Args>
+at::Tensor take_carry(const FoldProblem& problem, const at::Tensor& like, Args& args) {
+  if (!args.plan.hubs) return {};
+  at::Tensor carry = at::empty({2 * args.plan.slots * problem.carry_bytes}, like.options().dtype(at::kByte));
+  args.carry = static_cast<char*>(carry.data_ptr());
+  return carry;
+}
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,197 @@
+// Minimum or maximum over the in-neighbours, element by element, with its argument (args.h). See common/fold.cuh for
+// who owns what. Storage: float, half, bfloat16, double, each compared as it is.
+#pragma once
+
+#include "../../common/fold.cuh"
+#include "best.cuh"
+#include "kernels.h"
+
+namespace edgeless::cuda::extrema {
+
+template <class S, class I, bool kShares>
+struct BestFold {
+  using A = Arithmetic<S>;
+  static constexpr int kPer = kNumbers<S, 4>;
+  static constexpr int kBatch = 4;  // eight would need more registers than their loads gain
+  static constexpr bool kCheapEnd = false;
+  struct Piece {
+    A best[kPer];
+    int at[kPer];  // within the row
+    int count[kShares ? kPer : 1];
+  };
+
+  const ReduceArgs& args;
+  const char* base;
+  int vector;
+  bool inside;
+  Words<4> raw[kBatch];
+  Best<S, kShares> state;
+  I offset;  // of the piece within its row
+
+  __device__ BestFold(const ReduceArgs& args, int vector) : args(args), vector(vector) {
+    inside = vector < args.vectors;
+    base = args.x.base + (inside ? vector : 0) * 16;
+  }
+
+  __device__ __forceinline__ const Words<4>* words_of(I index) const {
+    return reinterpret_cast<const Words<4>*>(row_address(base, index, args.x.row));
+  }
+
+  __device__ __forceinline__ void own(I, I) {}
+  __device__ __forceinline__ void choose(int) {}
+  __device__ __forceinline__ void load(int u, I index, I) { raw[u] = load_shared_words(words_of(index)); }
+  __device__ __forceinline__ void take(int u, I at) {
+    state.take(turn_signs<S>(raw[u], args.is_max), static_cast<int>(at));
+  }
+
+  __device__ __forceinline__ void begin(I, I from) {
+    offset = from;
+    state.init();
+  }
+
+  __device__ __forceinline__ Piece piece(I first, I last) const {
+    A best[kPer];
+    int at[kPer], count[kPer];
+    state.unpack(best, at, count);
+    bool nan = false;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) nan |= best[k] != best[k];
+    if (nan) find_nans(first, last, best, at);
+    Piece p;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      p.best[k] = best[k], p.at[k] = at[k] + static_cast<int>(offset);
+      if constexpr (kShares) p.count[k] = count[k];
+    }
+    return p;
+  }
+
+  // The first NaN of every number that is one.
+  __device__ void find_nans(I first, I last, const A (&best)[kPer], int (&at)[kPer]) const {
+    const I* indices = static_cast<const I*>(args.graph.indices);
+    for (I edge = last; edge-- > first;) {
+      A x[kPer];
+      unpack_words<S, 4>(load_shared_words(words_of(indices[edge])), x);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        if (best[k] != best[k] && x[k] != x[k]) at[k] = static_cast<int>(edge - first);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const A x = later.best[k], best = piece.best[k];
+      const bool wins = best == best && (x < best || x != x);
+      if constexpr (kShares) piece.count[k] = wins ? later.count[k] : piece.count[k] + (x == best ? later.count[k] : 0);
+      piece.best[k] = wins ? x : best;
+      piece.at[k] = wins ? later.at[k] : piece.at[k];
+    }
+  }
+
+  template <class T>
+  __device__ __forceinline__ void write_arg(int64_t first, const int (&codes)[kPer]) const {
+    T* to = static_cast<T*>(args.arg) + first;
+    constexpr int kBytes = kPer * static_cast<int>(sizeof(T));
+    if (kBytes >= 4 && args.whole) {  // vectors of arguments, as many as a vector of numbers
+      constexpr int kStep = kBytes >= 16 ? 16 : kBytes >= 4 ? kBytes : 4;
+#pragma unroll
+      for (int part = 0; part < kBytes / kStep; ++part) {
+        Words<kStep / 4> raw = {};
+#pragma unroll
+        for (int k = 0; k < kStep / static_cast<int>(sizeof(T)); ++k) {
+          const uint32_t code = static_cast<T>(codes[part * kStep / static_cast<int>(sizeof(T)) + k]);
+          raw.w[k * sizeof(T) / 4] |= code << (k * sizeof(T) % 4 * 8);
+        }
+        store_words_once(to + part * kStep / sizeof(T), raw);
+      }
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      if (vector * kPer + k < args.width) to[k] = static_cast<T>(codes[k]);
+    }
+  }
+
+  __device__ __forceinline__ void write(int64_t row, const A (&best)[kPer], const int (&codes)[kPer]) const {
+    if (!inside) return;
+    const int at = vector * kPer;
+    store_numbers<S, 4>(static_cast<S*>(args.out) + row * args.width, at, args.width, args.whole, best);
+    const int64_t first = row * args.width + at;
+    if (args.arg_size == 1) {
+      write_arg<uint8_t>(first, codes);
+    } else if (args.arg_size == 2) {
+      write_arg<uint16_t>(first, codes);
+    } else {
+      write_arg<uint32_t>(first, codes);
+    }
+  }
+
+  __device__ __forceinline__ void store(int64_t row, const Piece& piece) const {
+    A best[kPer];
+    int codes[kPer];
+    bool tied = false;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      best[k] = args.is_max ? -piece.best[k] : piece.best[k];
+      codes[k] = piece.at[k];
+      if constexpr (kShares) {
+        const int count = piece.count[k] + (args.zero_shares && best[k] == A(0));
+        if (count > 1 || best[k] != best[k]) {
+          codes[k] = static_cast<int>(1u << (8 * args.arg_size - 1)) | (count > 1 ? count - 1 : 0);
+          tied |= vector * kPer + k < args.width;
+        }
+      }
+    }
+    write(row, best, codes);
+    if (tied && inside) args.tied[row] = 1;
+  }
+
+  __device__ __forceinline__ void store_empty(int64_t row) const {
+    A fill[kPer];
+    const int none[kPer] = {};
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) fill[k] = static_cast<A>(args.fill);
+    write(row, fill, none);
+  }
+
+  __device__ __forceinline__ Piece* place(int64_t slot) const {
+    return reinterpret_cast<Piece*>(args.carry) + slot * args.vectors + vector;
+  }
+  __device__ __forceinline__ void keep(int64_t slot, const Piece& piece) const {
+    if (inside) *place(slot) = piece;
+  }
+  __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
+};
+
+template <class S, class I, bool kShares>
+__global__ void __launch_bounds__(kFoldThreads, sizeof(I) == 8 ? 4
+                                                : kShares ? 5
+                                                          : 6) reduce_kernel(const __grid_constant__ ReduceArgs args) {
+  const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
+  const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
+  BestFold<S, I, kShares> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  fold_rows<BestFold<S, I, kShares>::kBatch, I>(args.graph, args.plan, fold);
+}
+
+template <class S, class I, bool kShares>
+cudaError_t launch_reduce(const ReduceArgs& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
+  reduce_kernel<S, I, kShares><<<grid, kFoldThreads, 0, stream>>>(args);
+  if (args.plan.hubs) {
+    const unsigned slots = static_cast<unsigned>(args.plan.slots);
+    merge_fold_kernel<BestFold<S, I, kShares>, I><<<slots, kFoldThreads, 0, stream>>>(args);
+  }
+  return cudaGetLastError();
+}
+
+template <class S>
+cudaError_t reduce_instance(bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream) {
+  if (wide_index) {
+    return shares ? launch_reduce<S, int64_t, true>(args, stream) : launch_reduce<S, int64_t, false>(args, stream);
+  }
+  return shares ? launch_reduce<S, int32_t, true>(args, stream) : launch_reduce<S, int32_t, false>(args, stream);
+}
+
+}  // namespace edgeless::cuda::extrema

@@ -1,0 +1,171 @@
+// The gradient of a minimum or maximum, gathered: grad_x[j] is a sum over the out-edges (j, i) of what i's elements
+// give to that edge. The graph's other direction is walked as in common/fold.cuh, its rows are the nodes j.
+//
+// An edge reads i's gradient and i's arguments, and takes the elements whose argument is its own position in i's row.
+// Reading the gradient only where an argument fits was tried: the second wait costs more than the bytes. Elements that
+// are shared name nobody: there j's own value is compared with the extremum. Storage: float, half, bfloat16, sums in
+// float.
+#pragma once
+
+#include "../../common/fold.cuh"
+#include "kernels.h"
+
+namespace edgeless::cuda::extrema {
+
+template <class S, class Arg, bool kShares, int kBatch>
+struct GiveFold {
+  using I = int32_t;
+  static constexpr int kPer = kNumbers<S, 4>, kArgWords = kPer * sizeof(Arg) / 4, kInWord = 4 / sizeof(Arg);
+  static constexpr uint32_t kShared = 1u << (8 * sizeof(Arg) - 1);
+  static constexpr bool kCheapEnd = false;
+  struct Piece {
+    float sum[kPer];
+  };
+
+  const GatherArgs& args;
+  int vector;
+  bool inside;
+  Words<4> grad[kBatch];
+  uint32_t code_words[kBatch][kArgWords], position[kBatch];
+  I index[kShares ? kBatch : 1];
+  float mine[kShares ? kPer : 1];  // j's own values
+  I own_position;
+  float sum[kPer];
+
+  __device__ GiveFold(const GatherArgs& args, int vector) : args(args), vector(vector) {
+    inside = vector < args.vectors;
+  }
+
+  __device__ __forceinline__ const Words<4>* words_of(const FoldRows& rows, I row) const {
+    return reinterpret_cast<const Words<4>*>(
+        row_address(rows.base + (inside ? vector : 0) * int64_t(kPer * sizeof(S)), row, rows.row));
+  }
+
+  __device__ __forceinline__ void own(I, I position) {
+    const I* ids = static_cast<const I*>(args.graph.edge_ids);
+    own_position = __ldg(static_cast<const I*>(args.positions) + (ids ? __ldcs(ids + position) : position));
+  }
+
+  __device__ __forceinline__ void load(int u, I row, I) {
+    if constexpr (kShares) index[u] = row;
+    grad[u] = load_shared_words(words_of(args.grad, row));
+    const char* at =
+        row_address(static_cast<const char*>(args.arg) + (inside ? vector : 0) * int64_t(kPer * sizeof(Arg)), row,
+                    static_cast<uint32_t>(args.width * sizeof(Arg)));
+    constexpr int kStep = kArgWords < 4 ? kArgWords : 4;
+#pragma unroll
+    for (int part = 0; part < kArgWords / kStep; ++part) {
+      const Words<kStep> words = load_shared_words(reinterpret_cast<const Words<kStep>*>(at) + part);
+#pragma unroll
+      for (int i = 0; i < kStep; ++i) code_words[u][part * kStep + i] = words.w[i];
+    }
+  }
+
+  __device__ __forceinline__ uint32_t code(int u, int k) const {
+    const uint32_t word = code_words[u][k / kInWord];
+    if constexpr (sizeof(Arg) == 4) return word;
+    return word >> (k % kInWord * 8 * sizeof(Arg)) & ((1u << (8 * (sizeof(Arg) % 4))) - 1);
+  }
+
+  __device__ __forceinline__ void choose(int b) {
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      position[u] = static_cast<uint32_t>(__shfl_sync(0xffffffffu, own_position, b + u, 1 << args.plan.team_log2));
+    }
+  }
+
+  __device__ __forceinline__ void take(int u, I) {
+    float x[kPer];
+    unpack_words<S, 4>(grad[u], x);
+    bool shared = false;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      if (code(u, k) == position[u]) sum[k] += x[k];
+      if constexpr (kShares) shared |= (code(u, k) & kShared) != 0;
+    }
+    if constexpr (kShares) {
+      if (!shared) return;
+      float best[kPer];
+      unpack_words<S, 4>(load_shared_words(words_of(args.out, index[u])), best);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) {
+        if (code(u, k) & kShared && mine[k] == best[k]) {
+          sum[k] += x[k] / static_cast<float>((code(u, k) & ~kShared) + 1);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void begin(I row, I) {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) sum[k] = 0;
+    if constexpr (kShares) {
+      if (row < args.graph.num_rows) unpack_words<S, 4>(load_shared_words(words_of(args.x, row)), mine);
+    }
+  }
+
+  __device__ __forceinline__ Piece piece(I, I) const {
+    Piece p;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) p.sum[k] = sum[k];
+    return p;
+  }
+
+  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) piece.sum[k] += later.sum[k];
+  }
+
+  __device__ __forceinline__ void store(int64_t row, const Piece& piece) const {
+    if (inside)
+      store_words_once(static_cast<S*>(args.grad_x) + row * args.width + vector * kPer, pack_words<S, 4>(piece.sum));
+  }
+
+  __device__ __forceinline__ void store_empty(int64_t row) const { store(row, Piece{}); }
+
+  __device__ __forceinline__ Piece* place(int64_t slot) const {
+    return reinterpret_cast<Piece*>(args.carry) + slot * args.vectors + vector;
+  }
+  __device__ __forceinline__ void keep(int64_t slot, const Piece& piece) const {
+    if (inside) *place(slot) = piece;
+  }
+  __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
+};
+
+// Blocks that must fit on a multiprocessor: what bounds the registers.
+template <class S, class Arg>
+constexpr int give_blocks(bool shares) {
+  if (shares) return sizeof(S) == 2 ? 3 : 5;
+  return sizeof(Arg) == 4 ? 6 : 7;
+}
+
+template <class S, class Arg, bool kShares>
+__global__ void __launch_bounds__(kFoldThreads, give_blocks<S, Arg>(kShares))
+    give_kernel(const __grid_constant__ GatherArgs args) {
+  const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
+  const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
+  GiveFold<S, Arg, kShares, 4> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  fold_rows<4, int32_t>(args.graph, args.plan, fold);
+}
+
+template <class S, class Arg, bool kShares>
+cudaError_t launch_give(const GatherArgs& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
+  give_kernel<S, Arg, kShares><<<grid, kFoldThreads, 0, stream>>>(args);
+  if (args.plan.hubs) {
+    const unsigned slots = static_cast<unsigned>(args.plan.slots);
+    merge_fold_kernel<GiveFold<S, Arg, kShares, 4>, int32_t><<<slots, kFoldThreads, 0, stream>>>(args);
+  }
+  return cudaGetLastError();
+}
+
+template <class S, bool kShares>
+cudaError_t give_instance(const GatherArgs& args, cudaStream_t stream) {
+  switch (args.arg_size) {
+    case 1: return launch_give<S, uint8_t, kShares>(args, stream);
+    case 2: return launch_give<S, uint16_t, kShares>(args, stream);
+    default: return launch_give<S, uint32_t, kShares>(args, stream);
+  }
+}
+
+}  // namespace edgeless::cuda::extrema

@@ -1,0 +1,21 @@
+// The kernels of one storage type, defined in instances.cuh.
+#pragma once
+
+#include "kernels.h"
+
+namespace edgeless::cuda::extrema {
+
+template <class S>
+struct Instance {
+  static cudaError_t reduce(bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream);
+  static int64_t piece_bytes(bool shares);
+  static cudaError_t measure(const ScatterArgs& args, cudaStream_t stream);
+  static cudaError_t slice(bool wide_index, const ScatterArgs& args, cudaStream_t stream);
+  static cudaError_t rest(bool wide_index, const ScatterArgs& args, cudaStream_t stream);
+};
+
+// Of the gathered backward, in instances/gather_*.cu.
+template <class S, bool kShares>
+cudaError_t give_instance(const GatherArgs& args, cudaStream_t stream);
+
+}  // namespace edgeless::cuda::extrema

@@ -1,0 +1,5 @@
+#include "../instances.cuh"
+
+namespace edgeless::cuda::extrema {
+template struct Instance<__nv_bfloat16>;
+}  // namespace edgeless::cuda::extrema

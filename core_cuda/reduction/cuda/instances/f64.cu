@@ -1,0 +1,5 @@
+#include "../instances.cuh"
+
+namespace edgeless::cuda::extrema {
+template struct Instance<double>;
+}  // namespace edgeless::cuda::extrema

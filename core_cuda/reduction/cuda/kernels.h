@@ -1,0 +1,22 @@
+// The entries of the CUDA kernels of neighbor_reduce. Each returns the error of its launches.
+#pragma once
+
+#include "args.h"
+
+namespace edgeless::cuda::extrema {
+
+// The forward, hubs merged. shares: edges with the extremum are counted (args.h).
+cudaError_t run_reduce(Storage storage, bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream);
+int64_t piece_bytes(Storage storage, bool shares);  // of a lane, in the carry
+
+// The backward, gathered; 32-bit indices, no doubles. First the positions that it needs, over the rows of the forward.
+cudaError_t edge_positions(const FoldGraph& graph, const Partition& part, int32_t* positions, cudaStream_t stream);
+cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream);
+
+// The backward, sent: first measure() once, then slice() for one slice of the features after the other (sums are zero
+// before the first, and after each), then rest().
+cudaError_t measure(Storage storage, const ScatterArgs& args, cudaStream_t stream);
+cudaError_t slice(Storage storage, bool wide_index, const ScatterArgs& args, cudaStream_t stream);
+cudaError_t rest(Storage storage, bool wide_index, const ScatterArgs& args, cudaStream_t stream);
+
+}  // namespace edgeless::cuda::extrema

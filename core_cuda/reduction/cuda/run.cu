@@ -1,0 +1,53 @@
+// The dispatch over storage types; the kernels are in instances/.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "instance.h"
+
+namespace edgeless::cuda::extrema {
+
+template <class F>
+static auto with_storage(Storage storage, F&& f) {
+  switch (storage) {
+    case Storage::f16: return f(Instance<__half>());
+    case Storage::bf16: return f(Instance<__nv_bfloat16>());
+    case Storage::f64: return f(Instance<double>());
+    default: return f(Instance<float>());
+  }
+}
+
+cudaError_t run_reduce(Storage storage, bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream) {
+  return with_storage(storage, [&](auto of) { return of.reduce(wide_index, shares, args, stream); });
+}
+
+int64_t piece_bytes(Storage storage, bool shares) {
+  return with_storage(storage, [&](auto of) { return of.piece_bytes(shares); });
+}
+
+template <bool kShares>
+static cudaError_t gather_shared(Storage storage, const GatherArgs& args, cudaStream_t stream) {
+  switch (storage) {
+    case Storage::f32: return give_instance<float, kShares>(args, stream);
+    case Storage::f16: return give_instance<__half, kShares>(args, stream);
+    case Storage::bf16: return give_instance<__nv_bfloat16, kShares>(args, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream) {
+  return shares ? gather_shared<true>(storage, args, stream) : gather_shared<false>(storage, args, stream);
+}
+
+cudaError_t measure(Storage storage, const ScatterArgs& args, cudaStream_t stream) {
+  return with_storage(storage, [&](auto of) { return of.measure(args, stream); });
+}
+
+cudaError_t slice(Storage storage, bool wide_index, const ScatterArgs& args, cudaStream_t stream) {
+  return with_storage(storage, [&](auto of) { return of.slice(wide_index, args, stream); });
+}
+
+cudaError_t rest(Storage storage, bool wide_index, const ScatterArgs& args, cudaStream_t stream) {
+  return with_storage(storage, [&](auto of) { return of.rest(wide_index, args, stream); });
+}
+
+}  // namespace edgeless::cuda::extrema

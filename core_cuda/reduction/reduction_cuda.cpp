@@ -1,0 +1,176 @@
+// Min and max on CUDA: checks, allocation, slices. The kernels and what they are given are in cuda/. Nothing here waits
+// for the device.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "../common/fold_tensors.h"
+#include "../common/launch.h"
+#include "../common/vector_rows.h"
+#include "cuda/kernels.h"
+#include "inputs.h"
+
+namespace edgeless::cuda::extrema {
+namespace {
+
+using at::Tensor;
+
+std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList /*csc*/,
+                                                   c10::string_view reduce, double fill, at::ScalarType arg_dtype,
+                                                   c10::string_view ties) {
+  const char* op = "edgeless::neighbor_reduce";
+  check_reduce(op, x, csr);
+  check_rule(op, reduce, ties);
+  const OnDevice on_device(x.device());
+  ReduceArgs args;
+  args.arg_size = static_cast<int>(arg_size(op, arg_dtype));
+  args.graph = fold_graph(csr);
+  const int64_t rows = args.graph.num_rows, width = x.size(1);
+  Tensor out = at::empty({rows, width}, x.options());
+  Tensor arg = at::empty({rows, width}, x.options().dtype(arg_dtype));
+  Tensor tied = at::zeros({rows}, x.options().dtype(at::kByte));
+  if (out.numel() == 0) return {out, arg, tied};
+  const Tensor packed = rows_of_16_bytes(x.unsqueeze(1));
+  const int64_t numbers = 16 / x.element_size();
+  const bool shares = ties != "first";
+  const Storage storage = storage_of(x.scalar_type());
+  args.width = static_cast<int>(width), args.vectors = static_cast<int>(packed.size(2) / numbers);
+  args.whole = width % numbers == 0;
+  args.is_max = reduce == "max", args.zero_shares = ties == "scatter";
+  args.fill = fill;
+  args.x = fold_rows(packed);
+  args.out = out.data_ptr(), args.arg = arg.data_ptr(), args.tied = tied.data_ptr<uint8_t>();
+  FoldProblem problem = fold_problem(args.graph, packed, args.vectors);
+  budget_carry(problem, args.vectors * piece_bytes(storage, shares), out);
+  args.plan = make_fold_plan(problem);
+  const Tensor carry = take_carry(problem, out, args);
+  C10_CUDA_CHECK(run_reduce(storage, csr[0].scalar_type() == at::kLong, shares, args, on_device.stream()));
+  return {out, arg, tied};
+}
+
+// The features of a slice: as many, 8 to 128, as keep the sums in L2 and to half of what the result takes.
+int slice_log2(const ScatterArgs& args, int64_t sum_bytes, int64_t l2_bytes, int64_t result_bytes) {
+  const int64_t fits = std::min(l2_bytes * 4 / 5, std::max<int64_t>(result_bytes / 2, 1 << 20));
+  int log2 = 3;
+  while ((1 << log2) < args.width && log2 < (sum_bytes > 8 ? 6 : 7) &&
+         (args.num_columns * sum_bytes << (log2 + 1)) <= fits) {
+    ++log2;
+  }
+  return log2;
+}
+
+int bits_for(int64_t count) {
+  int bits = 1;
+  while ((int64_t(1) << bits) < count) ++bits;
+  return bits;
+}
+
+// What a backward is given, checked.
+struct Backward {
+  const Tensor &grad_out, &x, &out, &arg, &tied;
+  at::TensorList csr, csc;
+  bool shares;
+  Storage storage;
+  int64_t rows, width;
+  cudaStream_t stream;
+};
+
+// See gather.cuh: over the graph's other direction, where rows are whole vectors and it was given.
+bool can_gather(const Backward& b) {
+  return !b.csc.empty() && b.width % 8 == 0 && b.storage != Storage::f64 && b.csr[0].scalar_type() == at::kInt;
+}
+
+void gather_gradient(const Backward& b, const Tensor& grad_x) {
+  const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = rows_of_16_bytes(b.x.unsqueeze(1));
+  const Tensor out = rows_of_16_bytes(b.out.unsqueeze(1)), where = b.arg.contiguous();
+  const Tensor positions = at::empty({b.csr[1].size(0)}, b.csr[1].options());
+  FoldProblem problem = fold_problem(fold_graph(b.csr), x, 8);
+  C10_CUDA_CHECK(
+      edge_positions(fold_graph(b.csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), b.stream));
+  GatherArgs args;
+  args.graph = fold_graph(b.csc);
+  args.width = static_cast<int>(b.width), args.vectors = static_cast<int>(b.width * grad.element_size() / 16);
+  args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
+  args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
+  args.positions = positions.data_ptr<int32_t>();
+  args.grad_x = grad_x.data_ptr();
+  problem = fold_problem(args.graph, grad, args.vectors);
+  problem.vector_bytes = static_cast<int>(16 + 16 / grad.element_size() * where.element_size());
+  budget_carry(problem, b.width * int64_t(sizeof(float)), grad_x);
+  args.plan = make_fold_plan(problem);
+  const Tensor carry = take_carry(problem, grad_x, args);
+  C10_CUDA_CHECK(gather(b.storage, b.shares, args, b.stream));
+}
+
+void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
+  const bool wide_index = b.csr[0].scalar_type() == at::kLong;
+  const Tensor packed = rows_of_16_bytes(b.x.unsqueeze(1));
+  const Tensor where = b.arg.contiguous(), values = b.out.contiguous(), flags = b.tied.contiguous();
+  const int64_t sum_bytes = b.storage == Storage::f64 ? 16 : 8;
+  ScatterArgs args;
+  args.graph = fold_graph(b.csr);
+  args.width = static_cast<int>(b.width), args.num_columns = b.x.size(0);
+  args.grad = b.grad_out.data_ptr(), args.grad_row = b.grad_out.stride(0), args.grad_column = b.grad_out.stride(1);
+  args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
+  args.shares = b.shares, args.zero_shares = zero_shares, args.tied = flags.data_ptr<uint8_t>();
+  args.x = fold_rows(packed), args.out = values.data_ptr(), args.grad_x = grad_x.data_ptr();
+  args.headroom = bits_for(b.rows);
+  const Tensor largest = at::empty({b.width + 1}, b.x.options().dtype(sum_bytes > 8 ? at::kLong : at::kInt));
+  args.largest = largest.data_ptr();
+  const int64_t l2_bytes = device_attribute(cudaDevAttrL2CacheSize, b.x.get_device());
+  args.columns_log2 = slice_log2(args, sum_bytes, l2_bytes, grad_x.nbytes());
+  const int step = 1 << args.columns_log2;
+  const Tensor sums = at::zeros({args.num_columns * step * sum_bytes / 8}, b.x.options().dtype(at::kLong));
+  args.sums = reinterpret_cast<long long*>(sums.data_ptr<int64_t>());
+  const int64_t numbers = 16 / b.x.element_size();
+  args.plan = make_fold_plan(fold_problem(args.graph, packed, std::min<int64_t>(32, (step + numbers - 1) / numbers)));
+  C10_CUDA_CHECK(measure(b.storage, args, b.stream));
+  for (args.first = 0; args.first < b.width; args.first += step) {
+    args.columns = std::min<int>(step, args.width - args.first);
+    C10_CUDA_CHECK(slice(b.storage, wide_index, args, b.stream));
+  }
+  args.first = 0, args.columns = args.width, args.columns_log2 = bits_for(b.width);
+  C10_CUDA_CHECK(rest(b.storage, wide_index, args, b.stream));
+}
+
+Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
+                                const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
+                                c10::string_view ties) {
+  const char* op = "edgeless::neighbor_reduce_backward";
+  check_reduce(op, x, csr);
+  check_rule(op, reduce, ties);
+  const int64_t rows = csr[0].size(0) - 1, width = x.size(1);
+  check_shape(op, "grad_out", grad_out, {rows, width});
+  check_dtype(op, "grad_out", grad_out, x.scalar_type());
+  check_shape(op, "out", out, {rows, width});
+  check_dtype(op, "out", out, x.scalar_type());
+  check_shape(op, "arg", arg, {rows, width});
+  arg_size(op, arg.scalar_type());
+  check_shape(op, "tied", tied, {rows});
+  check_dtype(op, "tied", tied, at::kByte);
+  check_device(op, "grad_out", grad_out, x.device());
+  check_device(op, "out", out, x.device());
+  check_device(op, "arg", arg, x.device());
+  check_device(op, "tied", tied, x.device());
+  if (!csc.empty()) check_compressed(op, "csc", csc, x.size(0), csr[1].size(0), x.device());
+  const OnDevice on_device(x.device());
+  Tensor grad_x = at::empty(x.sizes(), x.options());
+  if (grad_x.numel() == 0 || csr[1].size(0) == 0) return grad_x.zero_();
+  const Backward b{
+      grad_out,          x, out, arg, tied, csr, csc, ties != "first", storage_of(x.scalar_type()), rows, width,
+      on_device.stream()};
+  if (can_gather(b)) {
+    gather_gradient(b, grad_x);
+  } else {
+    send_gradient(b, ties == "scatter", grad_x);
+  }
+  return grad_x;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
+  m.impl("neighbor_reduce", neighbor_reduce);
+  m.impl("neighbor_reduce_backward", neighbor_reduce_backward);
+}
+
+}  // namespace edgeless::cuda::extrema

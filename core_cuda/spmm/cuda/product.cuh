@@ -1,0 +1,187 @@
+// SpMM: out[r] = row_scale[r] * sum over the edges of r of weight[e] column_scale[c] x[c]. See common/fold.cuh for who
+// owns what. The transposed product is the same over the other direction of the graph with the scales exchanged.
+// Storage: float, half, bfloat16 with sums in float; double.
+#pragma once
+
+#include "../../common/fold.cuh"
+#include "kernels.h"
+#include "weight.cuh"
+
+namespace edgeless::cuda::sums {
+
+// What an edge weighs: 1; one number for all heads, which the lane that owns the edge fetches; any number per head.
+enum class Weighing { none, by_edge, by_head };
+
+template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
+struct SumFold {
+  using A = Arithmetic<S>;
+  static constexpr int kPer = kNumbers<S, kWords>;
+  static constexpr bool kCheapEnd = true;
+  struct Piece {
+    A sum[kPer];
+  };
+
+  const SpmmArgs<A>& args;
+  const char* base;
+  int vector, head, at;  // at: of the lane's first number in its head
+  bool inside;
+  Words<kWords> raw[kBatch];
+  A weight[kBatch], own_weight;
+  A sum[kPer], scale;
+
+  __device__ SumFold(const SpmmArgs<A>& args, int vector) : args(args), vector(vector) {
+    inside = vector < args.vectors;
+    const int some = inside ? vector : 0;
+    head = some / args.head_vectors;
+    const int in_head = some - head * args.head_vectors;
+    at = in_head * kPer;
+    base = args.x.base + head * args.x.head + in_head * sizeof(raw[0]);
+  }
+
+  __device__ __forceinline__ void own(I index, I position) {
+    if constexpr (kWeighing == Weighing::by_edge) {
+      own_weight = args.values ? __ldcs(args.values + position) : edge_weight(args, index, position, 0);
+    }
+  }
+
+  __device__ __forceinline__ void load(int u, I index, I position) {
+    raw[u] = load_shared_words(reinterpret_cast<const Words<kWords>*>(row_address(base, index, args.x.row)));
+    if constexpr (kWeighing == Weighing::by_head) weight[u] = edge_weight(args, index, position, head);
+  }
+
+  __device__ __forceinline__ void choose(int b) {
+    if constexpr (kWeighing == Weighing::by_edge) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u)
+        weight[u] = __shfl_sync(0xffffffffu, own_weight, b + u, 1 << args.plan.team_log2);
+    }
+  }
+
+  __device__ __forceinline__ void take(int u, I) {
+    A x[kPer];
+    unpack_words<S, kWords>(raw[u], x);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      sum[k] = kWeighing == Weighing::none ? sum[k] + x[k] : fma(weight[u], x[k], sum[k]);
+    }
+  }
+
+  __device__ __forceinline__ void begin(I row, I) {
+    scale = args.row_scale && row < args.graph.num_rows ? __ldg(args.row_scale + row) : A(1);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) sum[k] = 0;
+  }
+
+  __device__ __forceinline__ Piece piece(I, I) const {
+    Piece p;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) p.sum[k] = sum[k];
+    return p;
+  }
+
+  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) piece.sum[k] += later.sum[k];
+  }
+
+  __device__ __forceinline__ void write(int64_t row, const A (&x)[kPer]) const {
+    if (!inside) return;
+    const int64_t first = row * args.out_row + static_cast<int64_t>(head) * args.dim;
+    if constexpr (sizeof(S) < sizeof(A)) {
+      if (args.wide) {
+        A* to = reinterpret_cast<A*>(args.out) + first;
+        if (args.whole) {
+#pragma unroll
+          for (int k = 0; k < kPer; k += 2) {
+            const A pair[2] = {x[k], x[k + 1]};
+            store_words_once(to + at + k, pack_words<A, 2>(pair));
+          }
+        } else {
+#pragma unroll
+          for (int k = 0; k < kPer; ++k) {
+            if (at + k < args.dim) to[at + k] = x[k];
+          }
+        }
+        return;
+      }
+    }
+    store_numbers<S, kWords>(reinterpret_cast<S*>(args.out) + first, at, args.dim, args.whole, x);
+  }
+
+  __device__ __forceinline__ void store(int64_t row, const Piece& piece) const {
+    A x[kPer];
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) x[k] = piece.sum[k] * scale;
+    write(row, x);
+  }
+
+  __device__ __forceinline__ void store_empty(int64_t row) const {
+    const A zero[kPer] = {};
+    write(row, zero);
+  }
+
+  __device__ __forceinline__ Piece* place(int64_t slot) const {
+    return reinterpret_cast<Piece*>(args.carry) + slot * args.vectors + vector;
+  }
+  __device__ __forceinline__ void keep(int64_t slot, const Piece& piece) const {
+    if (inside) *place(slot) = piece;
+  }
+  __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
+};
+
+// Blocks that must fit on a multiprocessor: what bounds the registers.
+template <class I>
+constexpr int min_blocks(Weighing weighing) {
+  return weighing == Weighing::none ? 7 : weighing == Weighing::by_edge ? 6 : sizeof(I) == 4 ? 5 : 4;
+}
+
+template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
+__global__ void __launch_bounds__(kFoldThreads, min_blocks<I>(kWeighing))
+    spmm_kernel(const __grid_constant__ SpmmArgs<Arithmetic<S>> args) {
+  const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
+  const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
+  SumFold<S, I, kWords, kWeighing, kBatch> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  fold_rows<kBatch, I>(args.graph, args.plan, fold);
+}
+
+template <class S, class I, int kWords, Weighing kWeighing, int kBatch = 4>
+cudaError_t launch_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
+  spmm_kernel<S, I, kWords, kWeighing, kBatch><<<grid, kFoldThreads, 0, stream>>>(args);
+  if (args.plan.hubs) {
+    const unsigned slots = static_cast<unsigned>(args.plan.slots);
+    merge_fold_kernel<SumFold<S, I, kWords, kWeighing, 4>, I><<<slots, kFoldThreads, 0, stream>>>(args);
+  }
+  return cudaGetLastError();
+}
+
+// Edges of a batch: rows end in most batches of a graph of low degree, and ends cost more in a long one.
+template <class S, Weighing kWeighing>
+cudaError_t launch_fast_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
+  return args.graph.num_edges < 16 * args.graph.num_rows ? launch_spmm<S, int32_t, 4, kWeighing, 4>(args, stream)
+                                                         : launch_spmm<S, int32_t, 4, kWeighing, 8>(args, stream);
+}
+
+// The table of kernels: vectors of 16 bytes and 32-bit indices have two for each way of weighing, others one for all.
+template <class S>
+cudaError_t spmm_instance(bool wide_index, int words, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
+  if (words == 4 && !wide_index) {
+    if (!args.weight && !args.column_scale) return launch_fast_spmm<S, Weighing::none>(args, stream);
+    if (!args.weight_by_head) return launch_fast_spmm<S, Weighing::by_edge>(args, stream);
+  }
+  if (words == 4) {
+    return wide_index ? launch_spmm<S, int64_t, 4, Weighing::by_head>(args, stream)
+                      : launch_spmm<S, int32_t, 4, Weighing::by_head>(args, stream);
+  }
+  if (words == 2) {
+    return wide_index ? launch_spmm<S, int64_t, 2, Weighing::by_head>(args, stream)
+                      : launch_spmm<S, int32_t, 2, Weighing::by_head>(args, stream);
+  }
+  if constexpr (sizeof(S) <= 4) {
+    return wide_index ? launch_spmm<S, int64_t, 1, Weighing::by_head>(args, stream)
+                      : launch_spmm<S, int32_t, 1, Weighing::by_head>(args, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace edgeless::cuda::sums

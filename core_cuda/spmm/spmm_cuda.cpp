@@ -1,0 +1,142 @@
+// SpMM and SDDMM on CUDA: checks, allocation, layout. The kernels and what they are given are in cuda/. Nothing here
+// waits for the device.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "../common/fold_tensors.h"
+#include "../common/launch.h"
+#include "../common/vector_rows.h"
+#include "cuda/kernels.h"
+#include "inputs.h"
+
+namespace edgeless::cuda::sums {
+namespace {
+
+using at::Tensor;
+
+template <class F>
+auto with_arithmetic(at::ScalarType rows, F&& f) {
+  return rows == at::kDouble ? f(double{}) : f(float{});
+}
+
+// The two scales as the kernels read them.
+template <class A>
+struct Scales {
+  Tensor row, column;
+
+  template <class Args>
+  void set(Args& args, const OptTensor& row_scale, const OptTensor& column_scale) {
+    if (row_scale) args.row_scale = (row = row_scale->contiguous()).template data_ptr<A>();
+    if (column_scale) args.column_scale = (column = column_scale->contiguous()).template data_ptr<A>();
+  }
+};
+
+// Heads that lie side by side and weigh the same are one wide head.
+bool joins_heads(const Tensor& x, const OptTensor& weight) {
+  const bool same = !weight || weight->size(1) == 1 || weight->stride(1) == 0;
+  return same && (x.size(1) == 1 || x.stride(1) == x.size(2) * x.stride(2));
+}
+
+Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+            at::TensorList csr, at::TensorList /*csc*/, Optional<at::ScalarType> out_dtype) {
+  const char* op = "edgeless::spmm";
+  check_spmm(op, x, weight, src_scale, dst_scale, csr);
+  const auto statistics = statistics_dtype(x.scalar_type());
+  const auto kind = out_dtype.value_or(x.scalar_type());
+  TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
+                    statistics, ", got ", kind);
+  const OnDevice on_device(x.device());
+  Tensor out = at::empty({csr[0].size(0) - 1, x.size(1), x.size(2)}, x.options().dtype(kind));
+  if (out.numel() == 0) return out;
+  const int64_t wide_row = x.size(1) * x.size(2);
+  const Tensor joined =
+      joins_heads(x, weight) ? x.as_strided({x.size(0), 1, wide_row}, {x.stride(0), wide_row, x.stride(2)}) : x;
+  const int64_t fitting = vector_bytes(joined);
+  const Tensor rows = fitting ? joined : padded_rows(joined);
+  const int bytes = fitting ? static_cast<int>(fitting) : 16;
+  with_arithmetic(x.scalar_type(), [&](auto zero) {
+    using A = decltype(zero);
+    SpmmArgs<A> args;
+    Scales<A> scales;
+    args.graph = fold_graph(csr);
+    const int64_t heads = rows.size(1);
+    args.head_vectors = static_cast<int>(rows.size(2) * rows.element_size() / bytes);
+    args.vectors = static_cast<int>(heads * args.head_vectors);
+    args.x = fold_rows(rows);
+    if (weight) {
+      args.weight = weight->data_ptr<A>();
+      args.weight_edge = weight->stride(0), args.weight_head = weight->stride(1);
+      args.weight_by_head = heads > 1 && weight->stride(1) != 0;
+    }
+    scales.set(args, dst_scale, src_scale);
+    args.out = static_cast<char*>(out.data_ptr());
+    args.dim = static_cast<int>(joined.size(2)), args.out_row = heads * args.dim;
+    args.wide = kind != x.scalar_type();
+    const int64_t numbers = bytes / x.element_size();
+    args.whole = args.dim % numbers == 0;
+    FoldProblem problem = fold_problem(args.graph, rows, args.vectors);
+    problem.vector_bytes = bytes;
+    budget_carry(problem, args.vectors * numbers * int64_t(sizeof(A)), out);
+    args.plan = make_fold_plan(problem);
+    const Tensor carry = take_carry(problem, out, args);
+    const bool wide_index = csr[0].scalar_type() == at::kLong;
+    Tensor values;
+    if ((weight || src_scale) && !args.weight_by_head && !wide_index && bytes == 16 && args.plan.slices > 1 &&
+        args.graph.num_edges * sizeof(A) <= out.nbytes()) {
+      values = at::empty({args.graph.num_edges}, x.options().dtype(statistics));
+      C10_CUDA_CHECK(fill_values(args, values.data_ptr<A>(), on_device.stream()));
+      args.values = values.data_ptr<A>();
+    }
+    C10_CUDA_CHECK(run_spmm(storage_of(x.scalar_type()), wide_index, bytes / 4, args, on_device.stream()));
+    return 0;
+  });
+  return out;
+}
+
+Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
+             at::TensorList csr, at::TensorList /*csc*/) {
+  const char* op = "edgeless::sddmm";
+  check_spmm(op, src, {}, src_scale, dst_scale, csr);
+  check_shape(op, "dst", dst, {csr[0].size(0) - 1, src.size(1), src.size(2)});
+  check_rows_dtype(op, "dst", dst);
+  const auto statistics = statistics_dtype(src.scalar_type());
+  TORCH_CHECK_VALUE(statistics_dtype(dst.scalar_type()) == statistics, op,
+                    ": dst and src must both be float64 or neither, got ", dst.scalar_type(), " and ",
+                    src.scalar_type());
+  check_device(op, "dst", dst, src.device());
+  const OnDevice on_device(src.device());
+  Tensor products = at::empty({csr[1].size(0), src.size(1)}, src.options().dtype(statistics));
+  if (products.numel() == 0 || src.numel() == 0) return products.zero_();
+  const auto kind = dst.scalar_type() == src.scalar_type() ? src.scalar_type() : statistics;
+  const Tensor own = rows_of_16_bytes(dst.to(kind)), columns = rows_of_16_bytes(src.to(kind));
+  with_arithmetic(kind, [&](auto zero) {
+    using A = decltype(zero);
+    SddmmArgs<A> args;
+    Scales<A> scales;
+    args.graph = fold_graph(csr);
+    args.heads = static_cast<int>(src.size(1));
+    args.own = fold_rows(own), args.x = fold_rows(columns);
+    scales.set(args, dst_scale, src_scale);
+    args.products = products.data_ptr<A>();
+    const int vectors = static_cast<int>(columns.size(2) * columns.element_size() / 16);
+    for (int first = 0; first < vectors; first += kMostSddmmVectors) {
+      args.first_vector = first, args.vectors = std::min(kMostSddmmVectors, vectors - first);
+      args.add = first > 0;
+      const FoldPlan plan = make_fold_plan(fold_problem(args.graph, columns, std::min(args.vectors, 32)));
+      args.part = plan.part, args.team_log2 = 3;
+      while (args.team_log2 < 5 && (1 << args.team_log2) < args.vectors) ++args.team_log2;
+      C10_CUDA_CHECK(run_sddmm(storage_of(kind), csr[0].scalar_type() == at::kLong, args, on_device.stream()));
+    }
+    return 0;
+  });
+  return products;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
+  m.impl("spmm", spmm);
+  m.impl("sddmm", sddmm);
+}
+
+}  // namespace edgeless::cuda::sums

@@ -1,0 +1,189 @@
+"""Linear maps of one input as one op: against the modules, gradients, what keeps the modules' own path, bad input."""
+
+import pytest
+import torch
+from torch import nn
+
+from edgeless import projection
+
+ops = torch.ops.edgeless
+SHAPES = [(0, 3, (4,)), (1, 3, (4, 1)), (700, 16, (8, 24)), (5000, 33, (128, 7, 300))]
+
+
+def maps(features, widths, dtype=torch.float64, bias=True):
+    torch.manual_seed(len(widths))
+    return [nn.Linear(features, width, bias=bias and k != 1, dtype=dtype) for k, width in enumerate(widths)]
+
+
+def rows(count, features, dtype=torch.float64):
+    return torch.randn(count, features, dtype=dtype, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def run(x, linears):
+    return ops.project(x, [lin.weight for lin in linears], [lin.bias for lin in linears])
+
+
+def assert_same(found, expected, tolerance):
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert (a - b).norm() <= tolerance * b.norm().clamp(min=1e-30)
+
+
+@pytest.mark.parametrize("count,features,widths", SHAPES)
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_same_as_the_modules(count, features, widths, dtype, tolerance):
+    x, linears = rows(count, features, dtype), maps(features, widths, dtype)
+    leaves = [x, *(p for lin in linears for p in lin.parameters())]
+    outs, expected = run(x, linears), [lin(x) for lin in linears]
+    assert_same(outs, expected, tolerance)
+    grads = [torch.randn_like(out) for out in outs]
+    assert_same(torch.autograd.grad(outs, leaves, grads), torch.autograd.grad(expected, leaves, grads), tolerance)
+
+
+def test_results_without_a_gradient_count_as_zero():
+    x, linears = rows(50, 4), maps(4, (3, 2, 5))
+    leaves = [x, *(p for lin in linears for p in lin.parameters())]
+    found = torch.autograd.grad(run(x, linears)[2].sum(), leaves, materialize_grads=True)
+    expected = torch.autograd.grad(linears[2](x).sum(), leaves, materialize_grads=True)
+    assert_same(found, expected, 1e-12)
+
+
+def test_strided_and_expanded_inputs():
+    linears = maps(6, (4, 3))
+    for x in (rows(6, 40).t(), rows(40, 12)[:, ::2], rows(1, 6).expand(40, 6), rows(80, 6)[::2]):
+        assert_same(run(x, linears), [lin(x) for lin in linears], 1e-12)
+    x = rows(40, 6)
+    out = run(x, linears)[0]
+    (found,) = torch.autograd.grad(out.sum(), x)  # an expanded gradient
+    assert_same([found], torch.autograd.grad(linears[0](x).sum(), x), 1e-12)
+
+
+def test_gradients_of_gradients():
+    x, linears = rows(5, 3), maps(3, (2, 2))
+    parameters = [lin.weight for lin in linears] + [lin.bias for lin in linears if lin.bias is not None]
+
+    def call(x, *parameters):
+        return tuple(ops.project(x, parameters[:2], [*parameters[2:], None]))
+
+    assert torch.autograd.gradcheck(call, (x, *parameters))
+    assert torch.autograd.gradgradcheck(call, (x, *parameters))
+
+
+def test_opcheck():
+    x, linears = rows(9, 4), maps(4, (3, 5))
+    weights, biases = [lin.weight for lin in linears], [lin.bias for lin in linears]
+    torch.library.opcheck(ops.project.default, (x, weights, biases))
+    torch.library.opcheck(ops.add_row.default, (x, rows(1, 4)[0]))
+    detached = [w.detach() for w in weights]
+    for needs in ([True] * 5, [False, True, False, False, True]):
+        grads = [torch.randn(9, 3, dtype=x.dtype), None]
+        torch.library.opcheck(ops.project_backward.default, (grads, x.detach(), detached, needs))
+
+
+def test_two_runs_are_the_same_bits():
+    x, linears = rows(5000, 64, torch.float32), maps(64, (128, 128), torch.float32)
+    once = [*run(x, linears), *torch.autograd.grad(sum(o.square().sum() for o in run(x, linears)), x)]
+    again = [*run(x, linears), *torch.autograd.grad(sum(o.square().sum() for o in run(x, linears)), x)]
+    assert all(torch.equal(a, b) for a, b in zip(once, again))
+
+
+def test_bad_input():
+    x, weight = rows(5, 3), rows(4, 3)
+    for message, args in {
+        "x must be [N, F], got shape [5, 3, 1]": (x.unsqueeze(2), [weight], [None]),
+        "weights must have shape [4, 3], got [4, 2]": (x, [weight[:, :2]], [None]),
+        "weights must hold at least one tensor, got none": (x, [], []),
+        "weights must be Double, got Float": (x, [weight.float()], [None]),
+        "biases must have shape [4], got [3]": (x, [weight], [x[0]]),
+        "biases must have one entry for each of the 1 weights, got 2": (x, [weight], [None, None]),
+    }.items():
+        with pytest.raises(ValueError, match=message.replace("[", r"\[").replace("]", r"\]")):
+            ops.project(*args)
+    with pytest.raises(ValueError, match=r"add_row: row must have shape \[3\], got \[5\]"):
+        ops.add_row(x, x[:, 0])
+
+
+# The choice between the op and the modules ------------------------------------------------------------------------
+
+
+class Spy(torch.utils._python_dispatch.TorchDispatchMode):
+    """Names of the ops that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.seen.append(op.name())
+        return op(*args, **(kwargs or {}))
+
+
+def ops_of(x, *linears, **kwargs):
+    with Spy() as spy, torch.no_grad():
+        projection.project(x, *linears, **kwargs)
+    return spy.seen
+
+
+def test_large_float32_takes_the_op(monkeypatch):
+    (linear,) = maps(4, (8,), torch.float32)
+    x = rows(100, 4, torch.float32)
+    assert "edgeless::project" not in ops_of(x, linear)
+    monkeypatch.setattr(projection, "_LEAST", 800)
+    assert ops_of(x, linear) == ["edgeless::project"]
+    assert "edgeless::project" not in ops_of(x[:99], linear)
+    assert "edgeless::project" not in ops_of(x.double(), linear.double())
+
+
+def test_what_a_user_did_to_a_module_is_kept(monkeypatch):
+    monkeypatch.setattr(projection, "_LEAST", 0)
+
+    class Doubling(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    def hooked(hook):
+        linear = maps(4, (8,), torch.float32)[0]
+        getattr(linear, hook)(lambda *args: None)
+        return linear
+
+    overridden = maps(4, (8,), torch.float32)[0]
+    overridden.forward = lambda x: x.new_zeros(len(x), 8)
+    x = rows(10, 4, torch.float32)
+    cases = [
+        Doubling(4, 8),
+        overridden,
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 8)),
+        *map(hooked, ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook")),
+    ]
+    for linear in cases:
+        assert "edgeless::project" not in ops_of(x, linear)
+        assert torch.equal(projection.project(x, linear)[0], linear(x))
+    handle = nn.modules.module.register_module_forward_hook(lambda *args: None)
+    try:
+        assert "edgeless::project" not in ops_of(x, nn.Linear(4, 8))
+    finally:
+        handle.remove()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert projection.project(x, nn.Linear(4, 8))[0].dtype == torch.bfloat16
+
+
+def test_logits_are_those_of_the_projected_rows(monkeypatch):
+    monkeypatch.setattr(projection, "_LEAST", 0)
+    (linear,) = maps(16, (12,), torch.float32, bias=False)
+    vectors = [torch.randn(1, 3, 4, requires_grad=True) for _ in range(2)]
+    x = rows(300, 16, torch.float32)
+    found = projection.project_with_logits(x, linear, *vectors)
+    y = linear(x)
+    expected = [y, *((y.view(-1, 3, 4) * a).sum(-1) for a in vectors)]
+    assert_same(found, expected, 1e-5)
+    leaves, grads = [x, linear.weight, *vectors], [torch.randn_like(t) for t in expected]
+    assert_same(torch.autograd.grad(found, leaves, grads), torch.autograd.grad(expected, leaves, grads), 1e-5)
+    assert projection.project_with_logits(x, nn.Linear(16, 12), *vectors) is None
+
+
+def test_add_writes_only_what_is_its_own(monkeypatch):
+    monkeypatch.setattr(projection, "_LEAST", 0)
+    x, y = torch.ones(3, 2), torch.ones(3, 2)
+    assert torch.equal(projection.add(x, y, own=False), torch.full((3, 2), 2.0)) and x.sum() == 6
+    assert projection.add(x, y, own=True) is x and x.sum() == 12
+    assert projection.add(x, y.double(), own=True).dtype == torch.float64

@@ -1,0 +1,56 @@
+"""The layers on sums and extrema on CUDA: fused on the GPU against the stock layer on the CPU."""
+
+import pytest
+import torch
+from pyg_cases import GRAPHS, assert_close, node_features, run, run_fused
+from sum_cases import SUMS, WEIGHTED, graphs_of, sum_pair, weights_of, with_ties
+
+pytestmark = pytest.mark.cuda
+DEVICE = "cuda"
+
+
+def moved(value):
+    if isinstance(value, torch.Tensor):
+        return value.to(DEVICE)
+    return tuple(map(moved, value))
+
+
+class Home:
+    """A layer on the GPU that takes and gives tensors on the CPU, as the helpers that draw gradients expect."""
+
+    def __init__(self, layer):
+        self.layer = layer.to(DEVICE)
+
+    def __call__(self, *inputs):
+        return self.layer(*moved(inputs)).cpu()
+
+    def named_parameters(self):
+        return self.layer.named_parameters()
+
+
+def check(name, graph, *, dtype=torch.float64, weighted=False, ties=False, **options):
+    x = node_features(graph, dtype)
+    x = with_ties(x) if ties else x
+    if isinstance(x, tuple) and name != "GINConv":
+        options.setdefault("in_channels", (x[0].size(1), x[1].size(1)))
+    theirs, ours = sum_pair(name, dtype=dtype, **options)
+    inputs = (x, graph[0], weights_of(graph, dtype)) if weighted else (x, graph[0])
+    home = Home(ours)
+    found = {key: None if t is None else t.cpu() for key, t in run_fused(home, *inputs).items()}
+    assert_close(found, run(theirs, theirs, *inputs))
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_the_stock_layers(name):
+    for kind in graphs_of(name):
+        check(name, GRAPHS[kind])
+        check(name, GRAPHS[kind], dtype=torch.float32)
+        if name in WEIGHTED:
+            check(name, GRAPHS[kind], weighted=True)
+
+
+@pytest.mark.parametrize("aggr", ["mean", "min", "max"])
+def test_other_aggregations_are_the_stock_layers(aggr):
+    for graph in GRAPHS.values():
+        for ties in (False, True):
+            check("SAGEConv", graph, aggr=aggr, ties=ties)
