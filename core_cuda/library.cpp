@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "common/cpu/capability.h"
+#include "common/cpu/pool.h"
 
 #ifdef EDGELESS_WITH_CUDA
 namespace edgeless::cuda {
@@ -69,6 +70,8 @@ PYBIND11_MODULE(_C, m) {
       default: return "baseline";
     }
   });
+  m.def("pooled_bytes", &edgeless::cpu::pooled_bytes);
+  m.def("release_pool", &edgeless::cpu::release_blocks);
 #ifdef EDGELESS_WITH_CUDA
   m.attr("with_cuda") = true;
   m.attr("cuda_archs") = edgeless::cuda::built_archs();

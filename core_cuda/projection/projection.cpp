@@ -1,20 +1,24 @@
 // The linear maps in front of the attention, several of one input at once, and the row that is added behind it.
 //
-// Matrix products are the libraries' business; what is ours is where results lie. On the CPU a product of large
-// matrices by torch spends as long on the first touch of its result's pages as on the product. Here blocks of rows go
-// through a buffer that stays in the cache, all maps of the input in one product, into results on large pages. On
-// CUDA all rows are one block; layers do not call it there.
+// On the CPU a product of many rows by torch spends as long on the first touch of its result's pages as on the product,
+// and MKL and oneDNN reach a quarter and a half of what this shape allows on AMD's processors. So float32 rows and maps
+// that fit the caches go through kernels of our own (cpu/passes.h): every row is read once for all maps of the input,
+// and every gradient once for the input's, the weights' and the biases' gradients. All else goes through the
+// libraries, by blocks of rows and a buffer that stays in the cache. On CUDA all rows are one block; layers do not
+// call it there.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <deque>
 #include <vector>
 
 #include "common/checks.h"
 #include "common/cpu/tensors.h"
 #include "common/optional.h"
+#include "cpu/kernels.h"
 
 namespace edgeless {
 namespace {
@@ -89,6 +93,113 @@ int64_t total_width(at::TensorList weights) {
   return width;
 }
 
+// The kernels of cpu/ and what they are given.
+class OwnKernels {
+ public:
+  // Numbers of the packed weights, and of their gradient: 1 MB of float32, an L2.
+  static constexpr int64_t kMost = int64_t(1) << 18;
+
+  OwnKernels(const Tensor& x, int64_t columns)
+      : x_(x.is_cpu() ? cpu::packed_rows(x) : x), features_(x.size(1)), columns_(columns) {
+    usable_ = x.is_cpu() && x.scalar_type() == at::kFloat && x.numel() > 0 && columns > 0 &&
+              features_ * columns <= kMost && cpu::choose_projection_kernels(&kernels_);
+    args_.x = usable_ ? x_.const_data_ptr<float>() : nullptr;
+    args_.features = features_;
+    args_.x_stride = x_.stride(0);
+  }
+
+  bool usable() const { return usable_; }
+
+  void forward(at::TensorList weights, const c10::List<OptTensor>& biases, std::vector<Tensor>& outs) {
+    for (size_t k = 0; k < weights.size(); ++k) {
+      const cpu::OutRows out = cpu::out_rows(outs[k]);
+      const OptTensor bias = biases.get(k);
+      const Tensor* kept = bias ? keep(bias->contiguous()) : nullptr;
+      cpu::ProjectionMap map{};
+      map.width = weights[k].size(0);
+      map.weight = packed(weights[k].t());
+      map.bias = kept ? kept->const_data_ptr<float>() : nullptr;
+      map.out = static_cast<float*>(out.data);
+      map.bypass = out.bypass;
+      maps_.push_back(map);
+    }
+    finish_args(features_);
+    constexpr int64_t rows = 8 * cpu::kProjectionRows;
+    const int64_t all = x_.size(0);
+    cpu::for_each_part<float>((all + rows - 1) / rows, block_size(), [&](int64_t part, float* block) {
+      kernels_.forward(args_, part * rows, std::min(all, (part + 1) * rows), block);
+    });
+  }
+
+  // `grads` of the maps that have one, `weights` these maps' on top of each other. grad_x is written where it is
+  // given; grad_weight [F, columns] and grad_bias [columns] are returned, undefined where not wanted.
+  void backward(const std::vector<Tensor>& grads, const Tensor& weights, const Tensor* grad_x, bool want_weight,
+                bool want_bias, Tensor* grad_weight, Tensor* grad_bias) {
+    for (const Tensor& grad : grads) {
+      const Tensor* kept = keep(cpu::packed_rows(grad));
+      cpu::ProjectionMap map{};
+      map.width = grad.size(1);
+      map.grad = kept->const_data_ptr<float>();
+      map.grad_stride = kept->stride(0);
+      maps_.push_back(map);
+    }
+    finish_args(columns_);
+    args_.columns = columns_;
+    if (grad_x) {
+      const cpu::OutRows out = cpu::out_rows(*grad_x);
+      args_.weights = packed(weights);
+      args_.grad_x = static_cast<float*>(out.data);
+      args_.bypass = out.bypass;
+    }
+    // The parts, and with them the order of the sums, depend on the rows alone.
+    constexpr int64_t most_parts = 32, step = cpu::kProjectionRows;
+    const int64_t all = x_.size(0), blocks = (all + step - 1) / step;
+    const int64_t rows = std::max<int64_t>(8, (blocks + most_parts - 1) / most_parts) * step;
+    const int64_t parts = (all + rows - 1) / rows;
+    Tensor weight_sums, bias_sums;
+    if (want_weight) weight_sums = at::zeros({parts, features_, args_.block_stride}, x_.options());
+    if (want_bias) bias_sums = at::zeros({parts, args_.block_stride}, x_.options());
+    cpu::for_each_part<float>(parts, block_size(), [&](int64_t part, float* block) {
+      kernels_.backward(args_, part * rows, std::min(all, (part + 1) * rows),
+                        want_weight ? weight_sums.mutable_data_ptr<float>() + part * weight_sums.stride(0) : nullptr,
+                        want_bias ? bias_sums.mutable_data_ptr<float>() + part * args_.block_stride : nullptr, block);
+    });
+    if (want_weight) *grad_weight = weight_sums.sum(0).narrow(1, 0, columns_);
+    if (want_bias) *grad_bias = bias_sums.sum(0).narrow(0, 0, columns_);
+  }
+
+ private:
+  int64_t block_size() const { return cpu::kProjectionRows * args_.block_stride; }
+
+  const Tensor* keep(Tensor t) {
+    kept_.push_back(std::move(t));
+    return &kept_.back();
+  }
+
+  const float* packed(const Tensor& matrix) {
+    const int64_t k = matrix.size(0), n = matrix.size(1);
+    const Tensor* room = keep(at::empty({kernels_.packed_size(k, n)}, matrix.options()));
+    kernels_.pack(matrix.const_data_ptr<float>(), matrix.stride(0), matrix.stride(1), k, n,
+                  room->mutable_data_ptr<float>());
+    return room->const_data_ptr<float>();
+  }
+
+  void finish_args(int64_t block_width) {
+    // An odd number of cache lines: rows spread over all sets of a cache.
+    args_.block_stride = ((block_width + 15) / 16 | 1) * 16;
+    args_.maps = maps_.data();
+    args_.num_maps = static_cast<int64_t>(maps_.size());
+  }
+
+  const Tensor x_;
+  const int64_t features_, columns_;
+  bool usable_ = false;
+  cpu::ProjectionKernels kernels_{};
+  cpu::ProjectionArgs args_{};
+  std::vector<cpu::ProjectionMap> maps_;
+  std::deque<Tensor> kept_;  // what the pointers above point into
+};
+
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   const char* op = "edgeless::project";
   at::AutoDispatchBelowADInplaceOrView guard;
@@ -106,8 +217,16 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
       check_device(op, "biases", *bias, x.device());
     }
     has_bias |= bias.has_value();
-    rows_of_bias.push_back(bias ? *bias : at::zeros({width}, x.options()));
     outs.push_back(empty_like_rows(x, x.size(0), width));
+  }
+  OwnKernels own(x, total_width(weights));
+  if (own.usable()) {
+    own.forward(weights, biases, outs);
+    return outs;
+  }
+  for (size_t k = 0; k < weights.size(); ++k) {
+    const OptTensor bias = biases.get(k);
+    rows_of_bias.push_back(bias ? *bias : at::zeros({weights[k].size(0)}, x.options()));
   }
   Optional<Tensor> bias;
   if (has_bias) bias = at::cat(rows_of_bias);
@@ -151,9 +270,14 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   if (needs[0]) results[0] = empty_like_rows(x, x.size(0), x.size(1));
   if (needs[0] && width == 0) results[0].zero_();
   Tensor grad_weight, grad_bias;
-  if (any_weight) grad_weight = at::zeros({x.size(1), width}, x.options());
-  if (any_bias) grad_bias = at::zeros({width}, x.options());
-  if (width > 0) {
+  OwnKernels own(x, width);
+  if (own.usable()) {
+    own.backward(given, weight, needs[0] ? &results[0] : nullptr, any_weight, any_bias, &grad_weight, &grad_bias);
+  } else {
+    if (any_weight) grad_weight = at::zeros({x.size(1), width}, x.options());
+    if (any_bias) grad_bias = at::zeros({width}, x.options());
+  }
+  if (width > 0 && !own.usable()) {
     const Product product(x);
     const Tensor columns = weight.t().contiguous();
     Blocks(x, width).each([&](int64_t begin, int64_t count) {

@@ -3,12 +3,14 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
 
 #include "huge_pages.h"
+#include "pool.h"
 #include "views.h"
 
 namespace edgeless::cpu {
@@ -53,10 +55,29 @@ inline OutRows out_rows(const at::Tensor& t) {
   return {t.data_ptr(), dtype_of(t.scalar_type()), t.nbytes() > cache};
 }
 
-// at::empty for what is as large as the rows: a first touch of 4 KiB pages took a third of a training step's time.
+// at::empty for what is as large as the rows: from the pool where it is large.
 inline at::Tensor empty_rows(at::IntArrayRef shape, const at::TensorOptions& options) {
-  at::Tensor t = at::empty(shape, options);
-  prefer_huge_pages(t.data_ptr(), t.nbytes());
+  const caffe2::TypeMeta type = options.dtype();
+  const size_t bytes = c10::multiply_integers(shape) * type.itemsize();
+  if (bytes < kLeastPooled) return at::empty(shape, options);
+  const Block block = take_block(bytes);
+  if (!block.data) {
+    at::Tensor t = at::empty(shape, options);
+    prefer_huge_pages(t.data_ptr(), t.nbytes());
+    return t;
+  }
+  c10::DataPtr data(
+      block.data, new Block(block),
+      [](void* context) {
+        const std::unique_ptr<Block> owned(static_cast<Block*>(context));
+        give_block(*owned);
+      },
+      at::Device(at::kCPU));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(),
+                       /*resizable=*/true);
+  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                          c10::DispatchKeySet(c10::DispatchKey::CPU), type);
+  t.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
   return t;
 }
 

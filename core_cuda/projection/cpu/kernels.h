@@ -1,0 +1,29 @@
+// The projection kernels of each instruction set and the choice among them.
+#pragma once
+
+#include "../../common/cpu/capability.h"
+#include "../../common/cpu/isa.h"
+#include "../../common/cpu/views.h"
+#include "args.h"
+
+namespace edgeless::cpu {
+
+#if EDGELESS_X86
+namespace avx2 {
+ProjectionKernels projection_kernels();
+}
+namespace avx512 {
+ProjectionKernels projection_kernels();
+}
+#endif
+
+// No table where the libraries' products are to be used: with narrower vectors theirs are no slower.
+inline bool choose_projection_kernels(ProjectionKernels* kernels) {
+#if EDGELESS_X86
+  if (capability() == Capability::avx512) return *kernels = avx512::projection_kernels(), true;
+  if (capability() == Capability::avx2) return *kernels = avx2::projection_kernels(), true;
+#endif
+  return false;
+}
+
+}  // namespace edgeless::cpu
