@@ -2,16 +2,23 @@
 //
 // A chunk is n <= kChunk edges; `rows` points at their padded rows [H, stride] and is filled up to a multiple of four
 // by repeating the last. Numbers per edge and head stand head-major, [H, kChunk]. NV is the number of vectors of a
-// head, 0 where it is known at run time only.
+// head, 0 where it is known at run time only. `ask` is called about once for every edge, to ask for rows ahead.
+
+struct AskNothing {
+  void operator()() const {}
+};
 
 // s[h, e] = alpha * <own_h, rows[e]_h>
-template <class A, int NV>
-static inline void dots(const A* own, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha, A* s) {
+template <class A, int NV, class Ask = AskNothing>
+static inline void dots(const A* own, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha, A* s,
+                        Ask ask = {}) {
   constexpr int64_t W = kWidth<A>;
   const int64_t vectors = NV ? NV : padded / W;
   for (int64_t e = 0; e < n; e += 4) {
     const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
+    for (int64_t h = heads; h < 4; ++h) ask();
     for (int64_t h = 0; h < heads; ++h) {
+      if (h < 4) ask();
       Vec<A> t[4] = {};
 #pragma GCC unroll 8
       for (int64_t v = 0; v < vectors; ++v) {
@@ -52,13 +59,14 @@ static inline void dots_of_pairs(const A* const* a, const A* const* b, int64_t n
 }
 
 // acc_h += sum over e of alpha * w[h, e] * rows[e]_h, with `vectors` vectors of HB heads in registers.
-template <class A, int HB, int NV>
+template <class A, int HB, int NV, class Ask>
 static inline void accumulate_block(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t padded,
-                                    int64_t first, A alpha, A* acc) {
+                                    int64_t first, A alpha, A* acc, Ask ask) {
   constexpr int64_t W = kWidth<A>;
   Vec<A> t[HB * NV] = {};
   for (int64_t e = 0; e < n; ++e) {
     const A* row = rows[e] + h * padded + first;
+    ask();
 #pragma GCC unroll 8
     for (int b = 0; b < HB; ++b) {
       const Vec<A> x = splat<A>(w[(h + b) * kChunk + e]);
@@ -76,28 +84,28 @@ static inline void accumulate_block(const A* w, const A* const* rows, int64_t n,
   }
 }
 
-template <class A, int HB, int NV>
+template <class A, int HB, int NV, class Ask>
 static inline int64_t accumulate_heads(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t heads,
-                                       int64_t padded, A alpha, A* acc) {
-  for (; h + HB <= heads; h += HB) accumulate_block<A, HB, NV>(w, rows, n, h, padded, 0, alpha, acc);
+                                       int64_t padded, A alpha, A* acc, Ask ask) {
+  for (; h + HB <= heads; h += HB) accumulate_block<A, HB, NV>(w, rows, n, h, padded, 0, alpha, acc, ask);
   if constexpr (HB > 1) {
-    return accumulate_heads<A, HB / 2, NV>(w, rows, n, h, heads, padded, alpha, acc);
+    return accumulate_heads<A, HB / 2, NV>(w, rows, n, h, heads, padded, alpha, acc, ask);
   } else {
     return h;
   }
 }
 
-template <class A, int NV>
+template <class A, int NV, class Ask = AskNothing>
 static inline void accumulate(const A* w, const A* const* rows, int64_t n, int64_t heads, int64_t padded, A alpha,
-                              A* acc) {
+                              A* acc, Ask ask = {}) {
   constexpr int64_t W = kWidth<A>;
   if constexpr (NV > 0) {
-    accumulate_heads<A, 8 / NV, NV>(w, rows, n, 0, heads, padded, alpha, acc);
+    accumulate_heads<A, 8 / NV, NV>(w, rows, n, 0, heads, padded, alpha, acc, ask);
   } else {
     for (int64_t h = 0; h < heads; ++h) {
       int64_t at = 0;
-      for (; at + 4 * W <= padded; at += 4 * W) accumulate_block<A, 1, 4>(w, rows, n, h, padded, at, alpha, acc);
-      for (; at < padded; at += W) accumulate_block<A, 1, 1>(w, rows, n, h, padded, at, alpha, acc);
+      for (; at + 4 * W <= padded; at += 4 * W) accumulate_block<A, 1, 4>(w, rows, n, h, padded, at, alpha, acc, ask);
+      for (; at < padded; at += W) accumulate_block<A, 1, 1>(w, rows, n, h, padded, at, alpha, acc, ask);
     }
   }
 }

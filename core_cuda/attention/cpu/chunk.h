@@ -4,8 +4,9 @@
 template <class A>
 struct Chunk {
   int64_t n = 0;
-  int64_t node[kChunk], edge[kChunk];
-  const A* key[kChunk];    // rows that the score reads
+  int64_t node[kChunk + kAhead], edge[kChunk];  // the nodes of the next chunk's edges too
+  Ahead ahead;                                  // lane 0 is the score's loop, lane 1 that of the values
+  const A* key[kChunk];                         // rows that the score reads
   const A* value[kChunk];  // rows that are averaged (by destination) or whose gradient is (by source)
   A *keys, *values;        // copies, where the rows cannot be used in place
   A *attr, *term;          // edge features and their projection
@@ -65,29 +66,34 @@ static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
   }
 }
 
-// Gathers the rows of positions [begin, begin + n): `keys` for the score, `values` (may be null: the keys). The nodes'
-// `stats` [N, 2, H], where the pass reads them, are asked for with the rows.
+// Gathers the rows of positions [begin, begin + n): `keys` for the score, `values` (may be null: the keys). Those of
+// the next positions wait in c.ahead; the nodes' `stats` [N, 2, H], where the pass reads them, are asked for at once.
 template <class A>
 static inline void gather(const Args<A>& args, const Rows& keys, const Rows& values, int64_t begin, int64_t n,
                           int64_t* prefetched, Chunk<A>& c, const A* stats = nullptr) {
   const Compressed& g = args.graph;
   c.n = n;
-  int64_t nodes[kChunk + kAhead];
-  const int64_t known = load_nodes_ahead(g, begin, n, nodes);
+  const int64_t known = load_nodes_ahead(g, begin, n, c.node);
   const int64_t first = *prefetched > begin ? *prefetched - begin : 0;
-  if (first < known) {
-    prefetch_rows(keys, nodes + first, known - first, args.heads * args.dim);
-    if (values) prefetch_rows(values, nodes + first, known - first, args.heads * args.channels);
-    if (stats) {
-      const Rows rows{stats, 2 * args.heads, sizeof(A) == 4 ? Dtype::f32 : Dtype::f64};
-      prefetch_rows(rows, nodes + first, known - first, 2 * args.heads);
-    }
-    *prefetched = begin + known;
-  }
-  for (int64_t e = 0; e < n; ++e) c.node[e] = nodes[e];
-  gather_rows(keys, nodes, n, args.heads, args.dim, args.padded_dim, c.keys, term_stride(args), c.key);
+  c.ahead.nodes = c.node + first;
+  c.ahead.count = known - first;
+  const int64_t key_size = args.heads * args.dim;
   if (values) {
-    gather_rows(values, nodes, n, args.heads, args.channels, args.padded_channels, c.values,
+    c.ahead.set_rows(0, keys, 0, key_size);
+    c.ahead.set_rows(1, values, 0, args.heads * args.channels);
+  } else {
+    c.ahead.set_rows(0, keys, 0, key_size / 2);
+    c.ahead.set_rows(1, keys, key_size / 2, key_size - key_size / 2);
+  }
+  c.ahead.lanes[0].next = c.ahead.lanes[1].next = 0;
+  if (stats) {
+    const Rows rows{stats, 2 * args.heads, sizeof(A) == 4 ? Dtype::f32 : Dtype::f64};
+    prefetch_rows(rows, c.node + first, known - first, 2 * args.heads);
+  }
+  *prefetched = begin + known;
+  gather_rows(keys, c.node, n, args.heads, args.dim, args.padded_dim, c.keys, term_stride(args), c.key);
+  if (values) {
+    gather_rows(values, c.node, n, args.heads, args.channels, args.padded_channels, c.values,
                 args.heads * args.padded_channels, c.value);
   } else {
     for (int64_t e = 0; e < round_up(n, 4); ++e) c.value[e] = c.key[e];

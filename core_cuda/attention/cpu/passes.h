@@ -55,9 +55,9 @@ struct Passes {
 
   static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c) {
     if constexpr (Score::kOverNorms) {
-      Score::logits(a, own, c.key, c.n, c.s, c.r);
+      Score::logits(a, own, c.key, c.n, c.s, c.r, [&] { c.ahead.ask(0); });
     } else {
-      Score::logits(a, own, c.key, c.n, c.s);
+      Score::logits(a, own, c.key, c.n, c.s, [&] { c.ahead.ask(0); });
     }
   }
 
@@ -68,35 +68,83 @@ struct Passes {
     Score::grad(a, own, c.key, c.n, c.dp, grad_own, grad_att, term);
   }
 
+  // Numbers of an edge and a head, for G <= 4 heads at a time: one after the other, each would wait for the sums and
+  // maxima across the lanes of the one before. NE: vectors of the chunk, 0 where it
+  // has more than one.
+  template <class F>
+  static void by_heads(const Args<A>& a, int64_t n, F&& work) {
+    const int64_t vectors = (n + W - 1) / W;
+    int64_t h = 0;
+    for (; h + 4 <= a.heads; h += 4) {
+      if (vectors == 1) {
+        work(h, Fixed<4>{}, Fixed<1>{});
+      } else {
+        work(h, Fixed<4>{}, Fixed<0>{});
+      }
+    }
+    for (; h < a.heads; ++h) work(h, Fixed<1>{}, Fixed<0>{});
+  }
+
+  template <int N>
+  struct Fixed {};
+
+  template <int G>
+  static void across_lanes(const Vec<A>* v, A* sums) {
+    if constexpr (G == 4) {
+      sum4<A>(v, sums);
+    } else {
+      sums[0] = sum<A>(v[0]);
+    }
+  }
+
   static void forward_chunk(const Args<A>& a, Chunk<A>& c, A* state) {
-    A *top = state, *total = state + heads_size(a), *acc = state + 2 * heads_size(a);
-    const int64_t n = c.n, full = round_up(n, W);
-    for (int64_t h = 0; h < a.heads; ++h) {
-      A* s = c.s + h * kChunk;
-      for (int64_t e = n; e < full; ++e) s[e] = -__builtin_inf();
-      Vec<A> most = load(s);
-      for (int64_t e = W; e < full; e += W) {
-        const Vec<A> x = load(s + e);
-        most = x > most ? x : most;
+    by_heads(a, c.n, [&](int64_t h, auto heads, auto vectors) { forward_heads(a, c, h, heads, vectors, state); });
+    accumulate<A, NV>(c.s, c.value, c.n, a.heads, a.padded_channels, A(1), state + 2 * heads_size(a),
+                      [&] { c.ahead.ask(1); });
+  }
+
+  template <int G, int NE>
+  static void forward_heads(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, A* state) {
+    const int64_t n = c.n, vectors = NE ? NE : (n + W - 1) / W;
+    A *top = state + h, *total = top + heads_size(a), *s = c.s + h * kChunk;
+    Vec<A> most[G], p[G];
+    for (int g = 0; g < G; ++g) most[g] = splat<A>(-__builtin_inf());
+    for (int64_t v = 0; v < vectors; ++v) {
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) {
+        p[g] = first_lanes_or<A>(load_fours(s + g * kChunk + v * W), n - v * W, -__builtin_inf());
+        most[g] = p[g] > most[g] ? p[g] : most[g];
+        if (NE != 1) store(s + g * kChunk + v * W, p[g]);
       }
-      const A peak = largest<A>(most), before = top[h], now = peak > before ? peak : before;
-      Vec<A> sums = {};
-      for (int64_t e = 0; e < full; e += W) {
-        const Vec<A> p = exp_vec<A>(load(s + e) - now);
-        store(s + e, p);
-        sums += p;
+    }
+    A peak[4], now[G], added[4];
+    if constexpr (G == 4) {
+      largest4<A>(most, peak);
+    } else {
+      peak[0] = largest<A>(most[0]);
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) now[g] = peak[g] > top[g] ? peak[g] : top[g];
+    Vec<A> sums[G] = {};
+    for (int64_t v = 0; v < vectors; ++v) {
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) {
+        const Vec<A> x = exp_vec<A>((NE == 1 ? p[g] : load(s + g * kChunk + v * W)) - now[g]);
+        sums[g] += x;
+        store(s + g * kChunk + v * W, c.factor ? x * load(c.factor + (h + g) * kChunk + v * W) : x);
       }
-      if (now != before && total[h] != A(0)) {
-        const A shrink = exp_vec<A>(splat<A>(before - now))[0];
-        total[h] *= shrink;
-        A* row = acc + h * a.padded_channels;
+    }
+    across_lanes<G>(sums, added);
+    for (int g = 0; g < G; ++g) {
+      if (now[g] != top[g] && total[g] != A(0)) {
+        const A shrink = exp_vec<A>(splat<A>(top[g] - now[g]))[0];
+        total[g] *= shrink;
+        A* row = state + 2 * heads_size(a) + (h + g) * a.padded_channels;
         for (int64_t i = 0; i < a.padded_channels; i += W) store(row + i, load(row + i) * shrink);
       }
-      top[h] = now;
-      total[h] += sum<A>(sums);
-      if (c.factor) multiply(s, c.factor + h * kChunk, n);
+      top[g] = now[g];
+      total[g] += added[g];
     }
-    accumulate<A, NV>(c.s, c.value, n, a.heads, a.padded_channels, A(1), acc);
   }
 
   static void multiply(A* s, const A* by, int64_t n) {
@@ -107,7 +155,7 @@ struct Passes {
   static void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* logsumexp) {
     for (int64_t h = 0; h < a.heads; ++h) {
       A* s = c.s + h * kChunk;
-      for (int64_t e = 0; e < c.n; e += W) store(s + e, exp_vec<A>(load(s + e) - logsumexp[h]));
+      for (int64_t e = 0; e < c.n; e += W) store(s + e, exp_vec<A>(load_fours(s + e) - logsumexp[h]));
     }
   }
 
@@ -150,51 +198,69 @@ struct Passes {
     for (int64_t e = 0; e < c.n; ++e) {
       for (int64_t h = 0; h < a.heads; ++h) {
         const int64_t at = h * kChunk + e;
-        a.grad_scale[c.edge[e] * a.heads + h] = c.s[at] * c.keep[at] * c.dp[at];
+        a.grad_scale[c.edge[e] * a.heads + h] = c.s[at] * c.keep[at] * c.lse[at];  // by_dst_heads() left dp there
       }
     }
   }
 
-  // From P (in s) and <dO, v> (in dp) of a chunk: w = P f and ds = P (f dp - Delta), the latter in dp.
-  static void weigh(const Args<A>& a, Chunk<A>& c) {
-    const int64_t size = a.heads * kChunk;
-    for (int64_t i = 0; i < size; i += W) {
-      Vec<A> w = load(c.s + i);
-      if (c.factor) {
-        const Vec<A> f = load(c.factor + i);
-        w *= f;
-        if (a.grad_out) store(c.dp + i, load(c.dp + i) * f);
+  // From the logits (in s) and <dO, v> (in dp): P in s, w = P f, ds = P (f dp - Delta) in dp. `whole`: the chunk is the
+  // row, whose Delta is then summed here, so that what cancels does so exactly: over the sum of P, which is not quite
+  // 1, for the logsumexp of large logits is rounded as coarsely as they are.
+  template <int G, int NE>
+  static void by_dst_heads(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, const A* logsumexp,
+                           bool whole, A* delta) {
+    const int64_t n = c.n, vectors = NE ? NE : (n + W - 1) / W;
+    A *s = c.s + h * kChunk, *dp = c.dp + h * kChunk;
+    const A* factor = c.factor ? c.factor + h * kChunk : nullptr;
+    Vec<A> mass[G] = {}, total[G] = {}, p[G], d[G];
+    for (int64_t v = 0; v < vectors; ++v) {
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) {
+        const int64_t at = g * kChunk + v * W;
+        p[g] = exp_vec<A>(load_fours(s + at) - logsumexp[g]);
+        d[g] = load_fours(dp + at);
+        store(s + at, p[g]);
+        if (a.grad_scale) store(c.lse + h * kChunk + at, d[g]);
+        if (factor) {
+          const Vec<A> f = load(factor + at);
+          store(c.w + h * kChunk + at, p[g] * f);
+          if (a.grad_out) d[g] *= f;
+        } else if (a.edge_in_value) {
+          store(c.w + h * kChunk + at, p[g]);
+        }
+        if (NE != 1) store(dp + at, d[g]);
+        mass[g] += first_lanes<A>(p[g], n - v * W);
+        total[g] += first_lanes<A>(p[g] * d[g], n - v * W);
       }
-      store(c.w + i, w);
+    }
+    if (whole) {
+      A all[4], mean[4];
+      across_lanes<G>(mass, all);
+      across_lanes<G>(total, mean);
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) delta[g] = mean[g] / all[g];
+    }
+    for (int64_t v = 0; v < vectors; ++v) {
+#pragma GCC unroll 4
+      for (int g = 0; g < G; ++g) {
+        const int64_t at = g * kChunk + v * W;
+        store(dp + at, NE == 1 ? p[g] * (d[g] - delta[g]) : load(s + at) * (load(dp + at) - delta[g]));
+      }
     }
   }
 
-  // `whole`: the chunk is the row. Delta is then summed here, so that what cancels does so exactly.
+  // `whole`: the chunk is the row.
   static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, const A* logsumexp, A* delta,
                            bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
-    softmax_of_row(a, c, logsumexp);
     if (a.grad_out) {
-      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp);
-      if (a.grad_scale) write_scale_grads(a, c);
+      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp, [&] { c.ahead.ask(1); });
     } else {
       load_weight_grads(a, c);
     }
-    weigh(a, c);
-    for (int64_t h = 0; h < a.heads; ++h) {
-      if (whole) {
-        // Over the sum of P, which is not quite 1: the logsumexp of large logits is rounded as coarsely as they are.
-        Vec<A> total = {}, mass = {};
-        for (int64_t e = 0; e < c.n; e += W) {
-          const Vec<A> p = first_lanes<A>(load(c.s + h * kChunk + e), c.n - e);
-          mass += p;
-          total += first_lanes<A>(p * load(c.dp + h * kChunk + e), c.n - e);
-        }
-        delta[h] = sum<A>(total) / sum<A>(mass);
-      }
-      for (int64_t e = h * kChunk; e < h * kChunk + c.n; e += W) {
-        store(c.dp + e, load(c.s + e) * (load(c.dp + e) - delta[h]));
-      }
-    }
+    by_heads(a, c.n, [&](int64_t h, auto heads, auto vectors) {
+      by_dst_heads(a, c, h, heads, vectors, logsumexp + h, whole, delta + h);
+    });
+    if (a.grad_scale && a.grad_out) write_scale_grads(a, c);
     const bool wants_term = grad_proj || a.grad_attr;
     score_grad(a, own, c, state, grad_att, wants_term ? c.term : nullptr);
     if (!wants_term) return;
@@ -232,7 +298,9 @@ struct Passes {
       dots_of_pairs<A, NV>(keys, c.key, n, a.heads, a.padded_dim, a.coefficient, c.s);
     } else {
       score_logits(a, own_key, c);
-      if (a.grad_out) dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp);
+      if (a.grad_out) {
+        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp, [&] { c.ahead.ask(1); });
+      }
     }
     // P and ds, with the statistics of each destination
     const A* stats[kChunk];
@@ -243,8 +311,8 @@ struct Passes {
     spread_heads(stats, n, a.heads, c.w);
     for (int64_t h = 0; h < a.heads; ++h) {
       for (int64_t e = h * kChunk; e < h * kChunk + n; e += W) {
-        const Vec<A> p = exp_vec<A>(load(c.s + e) - load(c.lse + e)), delta = load(c.w + e);
-        Vec<A> dp = load(c.dp + e), w = p;
+        const Vec<A> p = exp_vec<A>(load_fours(c.s + e) - load_fours(c.lse + e)), delta = load_fours(c.w + e);
+        Vec<A> dp = load_fours(c.dp + e), w = p;
         if (c.factor) {
           const Vec<A> f = load(c.factor + e);
           w *= f;
@@ -366,6 +434,7 @@ struct Passes {
         const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
         if (by_src) {
           by_src_chunk(a, c, own, own_value, begin, n, &prefetched, state);
+          c.ahead.ask_rest();
           continue;
         }
         destination_logits(a, own, begin, n, &prefetched, c);
@@ -381,6 +450,7 @@ struct Passes {
           by_dst_chunk(a, c, own, grad_row, a.stats + row * a.heads * 2, delta, whole, grad_att, grad_proj, attr_row,
                        state);
         }
+        c.ahead.ask_rest();
       }
       if (pass == Pass::by_dst && piece.finished) {
         for (int64_t h = 0; h < a.heads; ++h) a.stats[(2 * row + 1) * a.heads + h] = delta[h];

@@ -2,7 +2,7 @@
 // do not care which side is the destination, so one functor serves the pass by destination and the pass by source.
 // Included once per instruction set. To add a score, add a struct with these two functions and a line in passes.h.
 //
-//   logits(args, own, rows, n, s)                    s[h, e] = score of own and rows[e]
+//   logits(args, own, rows, n, s, ask)               s[h, e] = score of own and rows[e]; ask() about once an edge
 //   grad(args, own, rows, n, ds, grad_own, grad_att, term)
 //       grad_own += sum over e of ds[h, e] * d score / d own
 //       grad_att += the same for the attention vector (null: not wanted)
@@ -24,8 +24,9 @@ template <class A, int NV>
 struct DotScore {
   static constexpr bool kTermJoinsRows = false, kOverNorms = false;
 
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
-    dots<A, NV>(own, rows, n, args.heads, args.padded_dim, args.coefficient, s);
+  template <class Ask>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Ask ask) {
+    dots<A, NV>(own, rows, n, args.heads, args.padded_dim, args.coefficient, s, ask);
   }
 
   static void grad(const Args<A>& args, const A* own, const A* const* rows, int64_t n, const A* ds, A* grad_own,
@@ -50,13 +51,16 @@ struct Gatv2Score {
   static constexpr bool kTermJoinsRows = true, kOverNorms = false;
   static constexpr int64_t W = kWidth<A>;
 
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
+  template <class Ask>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Ask ask) {
     const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
     // att leaky(z) = att (1 + slope) / 2 z + att (1 - slope) / 2 |z|: no compare, and any slope
     const Vec<A> linear = splat<A>((1 + args.coefficient) / 2), absolute = splat<A>((1 - args.coefficient) / 2);
     for (int64_t e = 0; e < n; e += 4) {
       const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
+      for (int64_t h = heads; h < 4; ++h) ask();
       for (int64_t h = 0; h < heads; ++h) {
+        if (h < 4) ask();
         Vec<A> t[4] = {};
 #pragma GCC unroll 8
         for (int64_t v = 0; v < vectors; ++v) {
@@ -150,8 +154,10 @@ template <class A, int NV>
 struct GatScore {
   static constexpr bool kTermJoinsRows = true, kOverNorms = false;
 
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s) {
+  template <class Ask>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Ask ask) {
     spread_heads(rows, n, args.heads, s);
+    for (int64_t e = 0; e < n; ++e) ask();
     for (int64_t h = 0; h < args.heads; ++h) {
       for (int64_t e = h * kChunk; e < h * kChunk + n; e += kWidth<A>) {
         const Vec<A> z = load(s + e) + own[h];
@@ -192,11 +198,14 @@ struct CosineScore {
   static constexpr bool kTermJoinsRows = true, kOverNorms = true;
   static constexpr int64_t W = kWidth<A>;
 
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, A* r) {
+  template <class Ask>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, A* r, Ask ask) {
     const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
     for (int64_t e = 0; e < n; e += 4) {
       const A *r0 = rows[e], *r1 = rows[e + 1], *r2 = rows[e + 2], *r3 = rows[e + 3];
+      for (int64_t h = heads; h < 4; ++h) ask();
       for (int64_t h = 0; h < heads; ++h) {
+        if (h < 4) ask();
         Vec<A> dot[4] = {}, square[4] = {};
 #pragma GCC unroll 8
         for (int64_t v = 0; v < vectors; ++v) {

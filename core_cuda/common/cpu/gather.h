@@ -61,6 +61,41 @@ static inline void prefetch_rows(const Rows& rows, const int64_t* nodes, int64_t
   }
 }
 
+// Rows that are needed soon, to be asked for one at a time from the loops over the present ones. Asked for all at once,
+// they would stop those loops until the memory had taken the last: it can keep only so many lines in flight. Two lanes
+// for two loops, each with a tensor of its own or with half of each row.
+struct Ahead {
+  struct Lane {
+    const char* base = nullptr;
+    int64_t step = 0, bytes = 0;
+    int64_t next = 0;  // node to ask for
+  };
+  Lane lanes[2];
+  const int64_t* nodes = nullptr;
+  int64_t count = 0;
+
+  void set_rows(int lane, const Rows& rows, int64_t first, int64_t elements) {
+    const int64_t size = size_of(rows.dtype);
+    lanes[lane].base = static_cast<const char*>(rows.data) + first * size;
+    lanes[lane].step = rows.stride * size;
+    lanes[lane].bytes = elements * size;
+  }
+
+  void ask(int lane) {
+    Lane& of = lanes[lane];
+    if (of.next >= count) return;
+    const char* row = of.base + nodes[of.next++] * of.step;
+    for (int64_t i = 0; i < of.bytes; i += 64) __builtin_prefetch(row + i);
+    __asm__ volatile("" : : "r"(row));  // see prefetch_rows()
+  }
+
+  void ask_rest() {
+    for (int lane = 0; lane < 2; ++lane) {
+      while (lanes[lane].next < count) ask(lane);
+    }
+  }
+};
+
 template <class A>
 static inline void gather_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
                                int64_t padded, A* copies, int64_t copy_stride, const A** out) {

@@ -75,8 +75,8 @@ inline at::Tensor empty_rows(at::IntArrayRef shape, const at::TensorOptions& opt
       at::Device(at::kCPU));
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(data), c10::GetCPUAllocator(),
                        /*resizable=*/true);
-  at::Tensor t = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
-                                                          c10::DispatchKeySet(c10::DispatchKey::CPU), type);
+  at::Tensor t =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), type);
   t.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
   return t;
 }

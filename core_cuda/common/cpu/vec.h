@@ -94,6 +94,33 @@ static inline Vec<A> first_lanes(Vec<A> x, int64_t n) {
   return lane < splat<A>(A(n)) ? x : Vec<A>{};
 }
 
+// x in the first n lanes, `other` in the others
+template <class A>
+static inline Vec<A> first_lanes_or(Vec<A> x, int64_t n, A other) {
+  Vec<A> lane;
+  for (int64_t i = 0; i < kWidth<A>; ++i) lane[i] = A(i);
+  return lane < splat<A>(A(n)) ? x : splat<A>(other);
+}
+
+// load() of what was stored by fours: a load that spans several stores has to wait until they have left the core.
+template <class A>
+static inline Vec<A> load_fours(const A* p) {
+  return load(p);
+}
+
+#if EDGELESS_VECTOR_BYTES == 64
+template <>
+inline Vec<float> load_fours<float>(const float* p) {
+  const __m512 a = _mm512_insertf32x4(_mm512_castps128_ps512(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4), 1);
+  return (Vec<float>)_mm512_insertf32x4(_mm512_insertf32x4(a, _mm_loadu_ps(p + 8), 2), _mm_loadu_ps(p + 12), 3);
+}
+#elif EDGELESS_VECTOR_BYTES == 32
+template <>
+inline Vec<float> load_fours<float>(const float* p) {
+  return (Vec<float>)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4), 1);
+}
+#endif
+
 // out[i] = sum of the elements of v[i], i < 4.
 template <class A>
 static inline void sum4(const Vec<A>* v, A* out) {
@@ -118,6 +145,37 @@ inline void sum4<float>(const Vec<float>* v, float* out) {
   const __m256 a = (__m256)v[0], b = (__m256)v[1], c = (__m256)v[2], d = (__m256)v[3];
   const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+#endif
+
+// out[i] = the largest element of v[i], i < 4; any where one is NaN.
+template <class A>
+static inline void largest4(const Vec<A>* v, A* out) {
+  for (int i = 0; i < 4; ++i) out[i] = largest<A>(v[i]);
+}
+
+#if EDGELESS_VECTOR_BYTES == 64
+template <>
+inline void largest4<float>(const Vec<float>* v, float* out) {
+  const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
+  const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+  const __m512d ab_ = _mm512_castps_pd(ab), cd_ = _mm512_castps_pd(cd);
+  const __m512 x =
+      _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab_, cd_)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab_, cd_)));
+  const __m256 y = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
+}
+#elif EDGELESS_VECTOR_BYTES == 32
+template <>
+inline void largest4<float>(const Vec<float>* v, float* out) {
+  const __m256 a = (__m256)v[0], b = (__m256)v[1], c = (__m256)v[2], d = (__m256)v[3];
+  const __m256 ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+  const __m256 cd = _mm256_max_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+  const __m256d ab_ = _mm256_castps_pd(ab), cd_ = _mm256_castps_pd(cd);
+  const __m256 x =
+      _mm256_max_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(ab_, cd_)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab_, cd_)));
+  _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
 }
 #endif
 
