@@ -104,6 +104,25 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         return torch.addcmul(total, h_dst.to(dtype), scale.to(dtype).unsqueeze(1))
 
 
+class _ReluInPlace(torch.autograd.Function):
+    """ReLU of a tensor that nobody else has, and whose gradient nobody else has either."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.mark_dirty(h.relu_())
+        ctx.save_for_backward(h)
+        return h
+
+    @staticmethod
+    def backward(ctx, grad):
+        (h,) = ctx.saved_tensors
+        into = {} if torch.is_grad_enabled() else {"grad_input": grad}
+        return torch.ops.aten.threshold_backward(grad, h, 0, **into)
+
+
 def _relu(h: torch.Tensor, own: bool) -> torch.Tensor:
-    """ReLU; in place of a large h where nobody else has it (``own``): the gradient of a linear map does not need it."""
-    return h.relu_() if own and h.dim() == 2 and pays(h, h.size(1)) else h.relu()
+    """ReLU, without new memory for a large result and its gradient, whose first touches are most of its time.
+
+    ``own``: h is a linear map's, so that no other reads it, and goes to one op, whose gradient no other reads.
+    """
+    return _ReluInPlace.apply(h) if own and h.dim() == 2 and pays(h, h.size(1)) else h.relu()
