@@ -176,15 +176,15 @@ def _arg_dtype(graph, ties: str) -> torch.dtype:
     return torch.uint8 if degree <= 2**8 else torch.int16 if degree <= 2**16 else torch.int32
 
 
-# Mean in-degree up to which the gradient of an extremum is gathered over the transpose, which reads all edges, and from
-# which it is sent, which reads all rows: where the two take equally long (docs/performance.md).
-_GATHERED_DEGREE = {"cpu": 24, "cuda": 48}
-
-
 def _gathers_gradient(graph, x: Tensor) -> bool:
-    """Whether the backward reads the transpose."""
-    needed = torch.is_grad_enabled() and x.requires_grad
-    return needed and graph.num_edges <= _GATHERED_DEGREE.get(x.device.type, 0) * graph.num_dst
+    """Whether the backward reads the transpose, and all edges of it, instead of sending one number for each element of
+    the output: where mean degrees are low. On the CPU what is sent stays in the caches where sources are few.
+    The limits are where both take equally long (docs/performance.md).
+    """
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return False
+    degree = 48 if x.is_cuda else min(16, graph.num_src // 12_500)
+    return graph.num_edges <= degree * graph.num_dst
 
 
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:

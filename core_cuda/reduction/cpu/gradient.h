@@ -229,12 +229,11 @@ struct ReduceGradient {
     }
   }
 
-  // Columns [first, last), at most a.slice, of every row and every source.
+  // Columns [first, last), at most a.slice, of every row and every source. The sums are zero before, and again after.
   static void scatter(const ReduceArgs& a, int64_t first, int64_t last, A* scratch) {
     Arena<A> arena(scratch);
     const Buffers b = buffers(a, arena);
     A* sums = arena.take(a.graph_columns * a.slice);
-    __builtin_memset(sums, 0, a.graph_columns * a.slice * sizeof(A));
     with_positions(a.arg_size, [&](auto* null) {
       typedef std::remove_cv_t<std::remove_pointer_t<decltype(null)>> P;
       a.graph.wide ? scatter_as<int64_t, P>(a, first, last, b, sums) : scatter_as<int32_t, P>(a, first, last, b, sums);
@@ -246,6 +245,7 @@ struct ReduceGradient {
       } else {
         narrow(a.grad_x.data, a.grad_x.dtype, to, sums + node * a.slice, last - first);
       }
+      __builtin_memset(sums + node * a.slice, 0, (last - first) * sizeof(A));
     }
     if (a.grad_x.bypass) fence_streams();
   }
