@@ -177,10 +177,14 @@ def _arg_dtype(graph, ties: str) -> torch.dtype:
 
 
 def _gathers_gradient(graph, x: Tensor) -> bool:
-    """Whether the backward reads the transpose. On CUDA that beats sending the gradient until, at this degree, too few
-    of the edges that it looks at have something to give (docs/performance.md)."""
-    needed = x.is_cuda and torch.is_grad_enabled() and x.requires_grad
-    return needed and graph.num_edges <= 48 * graph.num_dst
+    """Whether the backward reads the transpose, and all edges of it, instead of sending one number for each element of
+    the output: where mean degrees are low. On the CPU what is sent stays in the caches where sources are few.
+    The limits are where both take equally long (docs/performance.md).
+    """
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return False
+    degree = 48 if x.is_cuda else min(16, graph.num_src // 12_500)
+    return graph.num_edges <= degree * graph.num_dst
 
 
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:

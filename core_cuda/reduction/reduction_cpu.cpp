@@ -1,4 +1,6 @@
 // Min/max over in-neighbours on the CPU: checks, allocation, and parts and columns dealt out to threads.
+//
+// The gradient is gathered over the CSC where the caller gives it, else scattered (cpu/gradient.h).
 #include <torch/library.h>
 
 #include "../common/cpu/partition.h"
@@ -18,6 +20,7 @@ ReduceArgs reduce_args(const char* op, const at::Tensor& packed, at::TensorList 
   args.graph = compressed(csr);
   args.items_per_part = choose_items_per_part(args.graph);
   args.width = packed.size(1);
+  args.graph_columns = packed.size(0);
   args.is_min = reduce == "min";
   args.x = rows_of(packed);
   return args;
@@ -40,7 +43,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(const at::Tensor&
   if (out.numel() == 0) return {out, arg, tied.zero_()};
   args.out = out_rows(out);
   args.arg = arg.data_ptr();
-  args.tied = tied.data_ptr<uint8_t>();
+  if (ties == "first") {
+    tied.zero_();
+  } else {
+    args.tied = tied.data_ptr<uint8_t>();
+  }
   with_arithmetic(x.scalar_type(), [&](auto zero) {
     using A = decltype(zero);
     const auto kernels = choose_reduce_kernels<A>();
@@ -60,9 +67,58 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(const at::Tensor&
   return {out, arg, tied};
 }
 
+// The position of every edge within its row, by edge id.
+at::Tensor positions_in_rows(const Compressed& graph, const at::TensorOptions& options) {
+  at::Tensor positions = empty_rows({graph.num_edges}, options.dtype(at::kInt));
+  int32_t* out = positions.data_ptr<int32_t>();
+  const int64_t items = choose_items_per_part(graph), parts = num_parts(graph, items);
+  for_each_part<char>(parts, 0, [&](int64_t part, char*) {
+    Walk walk(graph, items, part);
+    for (Piece piece; walk.next(&piece);) {
+      const int64_t begin = graph.row_begin(piece.row);
+      for (int64_t p = piece.begin; p < piece.end; ++p) out[graph.edge_id(p)] = static_cast<int32_t>(p - begin);
+    }
+  });
+  return positions;
+}
+
+bool any_nonzero(const uint8_t* flags, int64_t n) {
+  uint8_t any = 0;
+  for (int64_t i = 0; i < n; ++i) any |= flags[i];
+  return any != 0;
+}
+
+template <class A>
+void gather_gradient(ReduceArgs& args, const at::TensorOptions& options) {
+  const auto kernels = choose_reduce_kernels<A>();
+  args.items_per_part = choose_items_per_part(args.transposed);
+  const int64_t parts = num_parts(args.transposed, args.items_per_part), scratch = kernels.scratch_size(args);
+  at::Tensor positions, carry;
+  if (args.graph.edge_ids) {
+    positions = positions_in_rows(args.graph, options);
+    args.positions = positions.data_ptr<int32_t>();
+  }
+  if (parts > 1) {
+    carry = at::empty({parts * 2 * args.width * int64_t(sizeof(A))}, options.dtype(at::kByte));
+    args.carry = carry.data_ptr();
+  }
+  for_each_part<A>(parts, scratch, [&](int64_t part, A* memory) { kernels.gather(args, part, memory); });
+  if (parts > 1) {
+    for_each_part<A>(parts, scratch, [&](int64_t part, A* memory) { kernels.merge_gather(args, part, memory); });
+  }
+}
+
+// Calls work(first, last, scratch) for slices of `columns` columns.
+template <class A, class F>
+void for_each_slice(const ReduceArgs& args, int64_t columns, int64_t scratch, F&& work) {
+  for_each_part<A>((args.width + columns - 1) / columns, scratch, [&](int64_t slice, A* memory) {
+    work(slice * columns, std::min((slice + 1) * columns, args.width), memory);
+  });
+}
+
 at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor& x, const at::Tensor& out,
                                     const at::Tensor& arg, const at::Tensor& tied, at::TensorList csr,
-                                    at::TensorList /*csc*/, c10::string_view reduce, c10::string_view ties) {
+                                    at::TensorList csc, c10::string_view reduce, c10::string_view ties) {
   const char* op = "edgeless::neighbor_reduce_backward";
   check_reduce(op, x, csr);
   const at::Tensor packed = packed_rows(x), grad = packed_rows(grad_out), saved = packed_rows(out);
@@ -75,29 +131,40 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
   check_shape(op, "arg", arg, {rows, args.width});
   check_shape(op, "tied", tied, {rows});
   check_dtype(op, "tied", tied, at::kByte);
-  const auto statistics = statistics_dtype(x.scalar_type());
-  at::Tensor grad_x = empty_rows(x.sizes(), x.options().dtype(statistics)).zero_();
+  if (!csc.empty()) check_compressed(op, "csc", csc, x.size(0), csr[1].size(0), x.device());
   const at::Tensor where = arg.contiguous(), flags = tied.contiguous();
-  if (grad_x.numel() > 0 && rows > 0) {
-    args.arg = where.data_ptr();
-    args.arg_size = arg_size(op, arg.scalar_type());
-    args.grad_out = rows_of(grad);
-    args.saved_out = rows_of(saved);
-    args.tied = ties == "first" ? nullptr : flags.data_ptr<uint8_t>();
-    args.grad_x = grad_x.data_ptr();
-    with_arithmetic(x.scalar_type(), [&](auto zero) {
-      using A = decltype(zero);
-      const auto kernels = choose_reduce_kernels<A>();
-      constexpr int64_t columns = 64 / sizeof(A);  // a cache line: no two threads write the same one
-      const int64_t lines = (args.width + columns - 1) / columns;
-      const int64_t slices = std::min<int64_t>(lines, at::get_num_threads());
-      for_each_part<A>(slices, kernels.scratch_size(args), [&](int64_t slice, A* memory) {
-        const int64_t first = lines * slice / slices * columns, last = lines * (slice + 1) / slices * columns;
-        kernels.backward(args, first, std::min(last, args.width), memory);
-      });
-      return 0;
-    });
-  }
+  const bool shares = ties != "first" && any_nonzero(flags.data_ptr<uint8_t>(), rows), gathers = !csc.empty();
+  // What share() adds to must not be rounded before.
+  const auto dtype = shares && gathers ? statistics_dtype(x.scalar_type()) : x.scalar_type();
+  at::Tensor grad_x = empty_rows(x.sizes(), x.options().dtype(dtype));
+  if (grad_x.numel() == 0 || args.graph.num_edges == 0) return grad_x.zero_().to(x.scalar_type());
+  args.arg = where.data_ptr();
+  args.arg_size = arg_size(op, arg.scalar_type());
+  args.grad_out = rows_of(grad);
+  args.saved_out = rows_of(saved);
+  args.tied = shares ? flags.data_ptr<uint8_t>() : nullptr;
+  args.grad_x = out_rows(grad_x);
+  with_arithmetic(x.scalar_type(), [&](auto zero) {
+    using A = decltype(zero);
+    const auto kernels = choose_reduce_kernels<A>();
+    constexpr int64_t line = 64 / sizeof(A);  // no two threads write the same cache line
+    const int64_t lines = (args.width + line - 1) / line;
+    int64_t per_slice = (lines + at::get_num_threads() - 1) / at::get_num_threads();
+    if (gathers) {
+      args.transposed = compressed(csc);
+      gather_gradient<A>(args, x.options());
+      if (!shares) return 0;
+      for_each_slice<A>(args, per_slice * line, kernels.scratch_size(args),
+                        [&](int64_t first, int64_t last, A* memory) { kernels.share(args, first, last, memory); });
+    } else {
+      constexpr int64_t cache = int64_t{4} << 20;  // for each thread
+      per_slice = std::max<int64_t>(1, std::min(per_slice, cache / (args.graph_columns * 64)));
+      args.slice = per_slice * line;
+      for_each_slice<A>(args, args.slice, kernels.scratch_size(args),
+                        [&](int64_t first, int64_t last, A* memory) { kernels.scatter(args, first, last, memory); });
+    }
+    return 0;
+  });
   return grad_x.to(x.scalar_type());
 }
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 
 from edgeless.functional import neighbor_reduce, spmm
-from edgeless.projection import add, is_plain, project
+from edgeless.projection import add, is_plain, pays, project
 
 from .._autocast import as_dgl_reads
 from .._framework import stock
@@ -71,7 +70,7 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
             x_dst = destinations(relation, x)
         edge_weight = per_edge(relation.handle, edge_weight)
         if self._aggre_type == "pool":
-            h = as_dgl_reads(F.relu(project(x, self.fc_pool)[0]))
+            h = as_dgl_reads(_relu(project(x, self.fc_pool)[0], own=is_plain(self.fc_pool)))
             (neighbors,) = project(neighbor_reduce(relation.handle, h, "max", ties="first"), self.fc_neigh)
         else:
             aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
@@ -103,3 +102,27 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         scale = 1 / (handle.in_degrees() + 1).to(torch.float64 if dtype == torch.float64 else torch.float32)
         total = spmm(handle, as_dgl_reads(h), edge_weight, dst_scale=scale, out_dtype=dtype)
         return torch.addcmul(total, h_dst.to(dtype), scale.to(dtype).unsqueeze(1))
+
+
+class _ReluInPlace(torch.autograd.Function):
+    """ReLU of a tensor that nobody else has, and whose gradient nobody else has either."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.mark_dirty(h.relu_())
+        ctx.save_for_backward(h)
+        return h
+
+    @staticmethod
+    def backward(ctx, grad):
+        (h,) = ctx.saved_tensors
+        into = {} if torch.is_grad_enabled() else {"grad_input": grad}
+        return torch.ops.aten.threshold_backward(grad, h, 0, **into)
+
+
+def _relu(h: torch.Tensor, own: bool) -> torch.Tensor:
+    """ReLU, without new memory for a large result and its gradient, whose first touches are most of its time.
+
+    ``own``: h is a linear map's, so that no other reads it, and goes to one op, whose gradient no other reads.
+    """
+    return _ReluInPlace.apply(h) if own and h.dim() == 2 and pays(h, h.size(1)) else h.relu()

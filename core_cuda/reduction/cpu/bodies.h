@@ -3,4 +3,6 @@
 #include "../../common/cpu/vec.h"
 #include "../../common/cpu/rows.h"
 #include "../../common/cpu/gather.h"
+#include "vectors.h"
 #include "passes.h"
+#include "gradient.h"

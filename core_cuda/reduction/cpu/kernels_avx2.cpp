@@ -1,4 +1,6 @@
 // The kernels of this folder for the instruction set "avx2".
+#include <type_traits>
+
 #include "../../common/cpu/isa.h"
 #include "../../common/cpu/partition.h"
 #include "kernels.h"

@@ -1,73 +1,132 @@
 // Minimum or maximum over the in-neighbours, element by element, with the position of the extremum within its row.
 //
-// Forward walks merge-path parts (partition.h); a row that a part does not hold whole leaves its state in `carry`, and
-// merge() combines these in the order of the parts, so the first of equal values wins, as in one sweep. NaN wins over
-// every number and stays. Backward scatters row by row, and threads own columns, so each element is added in one order
-// whatever the number of threads. Where ties share the gradient, rows that have some are read again.
-// Included once per instruction set.
+// Forward walks merge-path parts (partition.h). Columns outside, edges inside: the best values of up to eight vectors
+// and their positions stay in registers for a whole row, or 256 edges of a longer one. A row that a part does not hold
+// whole leaves its state in `carry`, and merge() combines these in the order of the parts, so the first of equal values
+// wins, as in one sweep. NaN wins over every number and stays: a piece that may hold one is walked again with the
+// comparisons that this takes. The gradient is in gradient.h. Included once per instruction set.
 
 template <class A>
 struct ReducePasses {
   static constexpr int64_t W = kWidth<A>;
+  static constexpr int kMost = EDGELESS_VECTOR_BYTES == 64 ? 8 : 4;  // vectors at a time: what the registers hold
   typedef typename ExpTraits<A>::Int Int;
-  typedef Int IVec __attribute__((vector_size(EDGELESS_VECTOR_BYTES)));
+  typedef IntVec<A> IVec;
 
+  // Of the columns. Those after the last whole vector are in one more vector that ends with the row, and settle()
+  // puts them where they belong.
   struct State {
-    A* best;   // [width]
-    Int* arg;  // [width]
+    A* best;   // [padded]
+    Int* arg;  // [padded]
     Int ties;
+  };
+
+  struct Seen {
+    Vec<A> nan = {};  // NaN, or an infinity, was met: NaN
+    IVec tie = {};    // maybe of a value that is beaten later: says "look again", no more
   };
 
   static int64_t padded(const ReduceArgs& a) { return round_up(a.width, W); }
 
-  static int64_t scratch_size(const ReduceArgs& a) { return (kChunk + 6) * padded(a) + 1024; }
+  static int64_t scratch_size(const ReduceArgs& a) { return 6 * (padded(a) + 64) + a.graph_columns * a.slice + 64; }
 
   static bool beats(const ReduceArgs& a, A x, A best) {
     if (best != best) return false;
     return (a.is_min ? x < best : x > best) || x != x;
   }
 
-  // NV vectors of best values over a chunk; `position` is that of the chunk within its row.
-  template <int NV, bool Min>
-  static Int block(const A* const* rows, int64_t n, int64_t at, Int position, State s) {
-    Vec<A> best[NV];
-    IVec arg[NV], tie[NV];
-#pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) {
-      best[v] = load(s.best + at + v * W);
-      __builtin_memcpy(&arg[v], s.arg + at + v * W, sizeof(IVec));
-      tie[v] = IVec{};
-    }
-    for (int64_t e = 0; e < n; ++e) {
-      const IVec here = IVec{} + (position + static_cast<Int>(e));
-      const A* row = rows[e] + at;
+  // NV vectors from column `at` on over n edges, kept at `slot` of the state; `position` is that of the first edge
+  // within its row. Fresh: the first edge is the first best.
+  template <int NV, bool Min, bool Ties, bool Careful, bool Fresh, class S>
+  static void block(const S* columns, const int64_t* offset, int64_t n, int64_t known, Int position, A* best_out,
+                    Int* arg_out, Seen& seen) {
+    constexpr int NN = NV < 4 ? NV : 4;
+    Vec<A> best[NV], nan[NN] = {};
+    IVec arg[NV], tie[NN] = {};
+    const Vec<A> zero = {};
+    IVec here = IVec{} + position;
+    const int64_t last = known - 1;
+    int64_t e = 0;
+    if (Fresh) {
+      prefetch_bytes<NV * W * sizeof(S)>(columns + offset[last < kAhead ? last : kAhead]);
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
-        const Vec<A> x = load(row + v * W);
-        const IVec win = ~(Min ? x >= best[v] : x <= best[v]) & (best[v] == best[v]);  // NaN wins and stays
-        tie[v] |= x == best[v];  // maybe of a value that is beaten later: says "look again", no more
-        best[v] = win ? x : best[v];
-        arg[v] = win ? here : arg[v];
+        best[v] = Stored<A, S>::vector(columns + offset[0] + v * W);
+        if (!Careful) nan[v % NN] += best[v] * zero;
+        arg[v] = here;
+      }
+      here += 1;
+      e = 1;
+    } else {
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) {
+        best[v] = load(best_out + v * W);
+        __builtin_memcpy(&arg[v], arg_out + v * W, sizeof(IVec));
       }
     }
-    Int any = 0;
+    for (; e < n; ++e) {
+      const S* row = columns + offset[e];
+      prefetch_bytes<NV * W * sizeof(S)>(columns + offset[e + kAhead < last ? e + kAhead : last]);
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) {
+        const Vec<A> x = Stored<A, S>::vector(row + v * W);
+        if (Ties) tie[v % NN] = x == best[v] ? ~IVec{} : tie[v % NN];
+        if (Careful) {
+          const IVec win = ~(Min ? x >= best[v] : x <= best[v]) & (best[v] == best[v]);  // NaN wins and stays
+          best[v] = win ? x : best[v];
+          arg[v] = win ? here : arg[v];
+        } else {
+          const IVec win = Min ? x < best[v] : x > best[v];
+          best[v] = win ? x : best[v];
+          arg[v] = win ? here : arg[v];
+          nan[v % NN] += x * zero;
+        }
+      }
+      here += 1;
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < NV; ++v) {
-      store(s.best + at + v * W, best[v]);
-      __builtin_memcpy(s.arg + at + v * W, &arg[v], sizeof(IVec));
-      for (int64_t i = 0; i < W; ++i) any |= tie[v][i];
+      store(best_out + v * W, best[v]);
+      __builtin_memcpy(arg_out + v * W, &arg[v], sizeof(IVec));
     }
-    return any;
+#pragma GCC unroll 4
+    for (int v = 0; v < NN; ++v) {
+      seen.nan += nan[v];
+      seen.tie |= tie[v];
+    }
   }
 
-  template <bool Min>
-  static void chunk(const ReduceArgs& a, const A* const* rows, int64_t n, Int position, State& s) {
+  template <bool Min, bool Ties, bool Careful, bool Fresh, class S>
+  static void columns(const ReduceArgs& a, const int64_t* offset, int64_t n, int64_t known, Int position, State& s,
+                      Seen& seen) {
+    const S* x = static_cast<const S*>(a.x.data);
+    const int64_t whole = a.width / W * W;
     int64_t at = 0;
-    const int64_t end = a.width;
-    for (; at + 4 * W <= end; at += 4 * W) s.ties |= block<4, Min>(rows, n, at, position, s);
-    for (; at + W <= end; at += W) s.ties |= block<1, Min>(rows, n, at, position, s);
-    for (; at < end; ++at) {
-      for (int64_t e = 0; e < n; ++e) take(a, s, at, rows[e][at], position + static_cast<Int>(e));
+    if (!Careful) {  // rows with NaN are rare: no more code than they need
+      for (; at + kMost * W <= whole; at += kMost * W) {
+        block<kMost, Min, Ties, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
+      }
+      if (kMost > 4 && at + 4 * W <= whole) {
+        block<4, Min, Ties, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
+        at += 4 * W;
+      }
+      if (at + 2 * W <= whole) {
+        block<2, Min, Ties, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
+        at += 2 * W;
+      }
+    }
+    for (; at < a.width; at += W) {
+      const S* from = x + (at < whole ? at : a.width - W);
+      block<1, Min, Ties, Careful, Fresh>(from, offset, n, known, position, s.best + at, s.arg + at, seen);
+    }
+  }
+
+  static void settle(const ReduceArgs& a, State& s) {
+    const int64_t whole = a.width / W * W, shift = whole + W - a.width;
+    if (whole == 0) return;
+    for (int64_t i = whole; i < a.width; ++i) {
+      s.best[i] = s.best[i + shift];
+      s.arg[i] = s.arg[i + shift];
     }
   }
 
@@ -86,26 +145,110 @@ struct ReducePasses {
     s.ties = 0;
   }
 
-  static void finish(const ReduceArgs& a, int64_t row, State& s) {
-    if (a.graph.row_begin(row) == a.graph.row_begin(row + 1)) {
-      for (int64_t i = 0; i < a.width; ++i) s.best[i] = static_cast<A>(a.fill);
-    }
-    narrow(a.out.data, a.out.dtype, row * a.width, s.best, a.width);
-    const int64_t first = row * a.width;
-    for (int64_t i = 0; i < a.width; ++i) {
-      if (a.arg_size == 1) {
-        static_cast<uint8_t*>(a.arg)[first + i] = static_cast<uint8_t>(s.arg[i]);
-      } else if (a.arg_size == 2) {
-        static_cast<uint16_t*>(a.arg)[first + i] = static_cast<uint16_t>(s.arg[i]);
+  template <class S>
+  static void locate(const ReduceArgs& a, int64_t begin, int64_t n, Upcoming& next) {
+    next.reach(a.graph, begin, n, [&](int64_t first, int64_t count) {
+      load_nodes(a.graph, first, count, next.offset);
+      for (int64_t e = 0; e < count; ++e) next.offset[e] *= a.x.stride;
+    });
+  }
+
+  template <bool Min, bool Ties, bool Careful, class S>
+  static void walk(const ReduceArgs& a, const Piece& piece, Upcoming& next, State& s, Seen& seen) {
+    const int64_t row_begin = a.graph.row_begin(piece.row);
+    for (int64_t begin = piece.begin; begin < piece.end; begin += Upcoming::kSize) {
+      const int64_t n = piece.end - begin < Upcoming::kSize ? piece.end - begin : Upcoming::kSize;
+      locate<S>(a, begin, n, next);
+      const int64_t* offset = next.offset + (begin - next.first);
+      const Int position = static_cast<Int>(begin - row_begin);
+      if (begin == piece.begin) {
+        columns<Min, Ties, Careful, true, S>(a, offset, n, next.end - begin, position, s, seen);
       } else {
-        static_cast<int32_t*>(a.arg)[first + i] = static_cast<int32_t>(s.arg[i]);
+        columns<Min, Ties, Careful, false, S>(a, offset, n, next.end - begin, position, s, seen);
       }
     }
+  }
+
+  // Rows of less than one vector.
+  static void narrow_piece(const ReduceArgs& a, const Piece& piece, State& s, A* buffer) {
+    const int64_t row_begin = a.graph.row_begin(piece.row);
+    for (int64_t p = piece.begin; p < piece.end; ++p) {
+      const A* row = row_of(a.x, a.graph.index(p), 1, a.width, a.width, buffer);
+      for (int64_t i = 0; i < a.width; ++i) take(a, s, i, row[i], static_cast<Int>(p - row_begin));
+    }
+  }
+
+  template <bool Min, bool Ties, class S>
+  static void run_as(const ReduceArgs& a, int64_t part, A* scratch) {
+    Arena<A> arena(scratch);
+    State s{arena.take(padded(a)), reinterpret_cast<Int*>(arena.take(padded(a))), 0};
+    A* buffer = arena.take(padded(a));
+    Upcoming next;
+    Walk walk_over(a.graph, a.items_per_part, part);
+    Piece piece;
+    while (walk_over.next(&piece)) {
+      if (piece.begin == piece.end || a.width < W) {
+        clear(a, s);
+        narrow_piece(a, piece, s, buffer);
+      } else {
+        Seen seen;
+        walk<Min, Ties, false, S>(a, piece, next, s, seen);
+        if (any_bit(seen.nan != seen.nan)) {
+          seen.tie = IVec{};
+          walk<Min, Ties, true, S>(a, piece, next, s, seen);
+        }
+        s.ties = Ties && any_bit(seen.tie);
+        settle(a, s);
+      }
+      if (piece.fresh && piece.finished) {
+        finish(a, piece.row, s, buffer);
+      } else {
+        State kept = slot(a, part, piece.fresh ? 1 : 0);
+        for (int64_t i = 0; i < a.width; ++i) {
+          kept.best[i] = s.best[i];
+          kept.arg[i] = s.arg[i];
+        }
+        *slot_ties(a, kept) = s.ties;
+      }
+    }
+    if (a.out.bypass) fence_streams();
+  }
+
+  static void run(const ReduceArgs& a, int64_t part, A* scratch) {
+    with_storage<A>(a.x.dtype, [&](auto* null) {
+      typedef std::remove_cv_t<std::remove_pointer_t<decltype(null)>> S;
+      if (a.is_min) {
+        a.tied ? run_as<true, true, S>(a, part, scratch) : run_as<true, false, S>(a, part, scratch);
+      } else {
+        a.tied ? run_as<false, true, S>(a, part, scratch) : run_as<false, false, S>(a, part, scratch);
+      }
+    });
+  }
+
+  // `buffer` holds one row.
+  static void finish(const ReduceArgs& a, int64_t row, State& s, A* buffer) {
+    const bool empty = a.graph.row_begin(row) == a.graph.row_begin(row + 1);
+    if (empty) {
+      for (int64_t i = 0; i < a.width; ++i) s.best[i] = static_cast<A>(a.fill);
+    }
+    write_row(a.out, row, 1, a.width, a.width, s.best);
+    const int64_t first = row * a.width;
+    with_positions(a.arg_size, [&](auto* null) {
+      typedef std::remove_cv_t<std::remove_pointer_t<decltype(null)>> P;
+      P* narrowed = reinterpret_cast<P*>(buffer);
+      for (int64_t i = 0; i < a.width; ++i) narrowed[i] = static_cast<P>(s.arg[i]);
+      P* target = static_cast<P*>(a.arg) + first;
+      if (a.out.bypass) {
+        copy_around_caches(target, narrowed, a.width * sizeof(P));
+      } else {
+        __builtin_memcpy(target, narrowed, a.width * sizeof(P));
+      }
+    });
     if (!a.tied) return;
     if (a.zero_shares) {
       for (int64_t i = 0; i < a.width; ++i) s.ties |= s.best[i] == A(0);
     }
-    a.tied[row] = s.ties != 0;
+    a.tied[row] = s.ties != 0 && !empty;
   }
 
   // A piece's state in `carry`: width of A, width of Int and one Int, [part, which].
@@ -117,50 +260,10 @@ struct ReducePasses {
 
   static Int* slot_ties(const ReduceArgs& a, const State& s) { return s.arg + padded(a); }
 
-  static void run(const ReduceArgs& a, int64_t part, A* scratch) {
-    Arena<A> arena(scratch);
-    A* copies = arena.take(kChunk * padded(a));
-    State s{arena.take(padded(a)), reinterpret_cast<Int*>(arena.take(padded(a))), 0};
-    const A* rows[kChunk];
-    int64_t nodes[kChunk + kAhead], prefetched = 0;
-    Walk walk(a.graph, a.items_per_part, part);
-    Piece piece;
-    while (walk.next(&piece)) {
-      clear(a, s);
-      const int64_t row_begin = a.graph.row_begin(piece.row);
-      for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
-        const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
-        const int64_t known = load_nodes_ahead(a.graph, begin, n, nodes);
-        const int64_t first = prefetched > begin ? prefetched - begin : 0;
-        if (first < known) {
-          prefetch_rows(a.x, nodes + first, known - first, a.width);
-          prefetched = begin + known;
-        }
-        gather_rows(a.x, nodes, n, 1, a.width, a.width, copies, padded(a), rows);
-        const Int position = static_cast<Int>(begin - row_begin);
-        if (a.is_min) {
-          chunk<true>(a, rows, n, position, s);
-        } else {
-          chunk<false>(a, rows, n, position, s);
-        }
-      }
-      if (piece.fresh && piece.finished) {
-        finish(a, piece.row, s);
-      } else {
-        State kept = slot(a, part, piece.fresh ? 1 : 0);
-        for (int64_t i = 0; i < a.width; ++i) {
-          kept.best[i] = s.best[i];
-          kept.arg[i] = s.arg[i];
-        }
-        *slot_ties(a, kept) = s.ties;
-      }
-    }
-  }
-
   static void merge(const ReduceArgs& a, int64_t part, A* scratch) {
-    Walk walk(a.graph, a.items_per_part, part);
+    Walk walk_over(a.graph, a.items_per_part, part);
     Piece piece;
-    if (!walk.next(&piece) || piece.fresh || !piece.finished) return;
+    if (!walk_over.next(&piece) || piece.fresh || !piece.finished) return;
     Arena<A> arena(scratch);
     State s{arena.take(padded(a)), reinterpret_cast<Int*>(arena.take(padded(a))), 0};
     clear(a, s);
@@ -172,54 +275,7 @@ struct ReducePasses {
         take(a, s, i, other.best[i], other.arg[i]);
       }
     }
-    finish(a, piece.row, s);
-  }
-
-  static int64_t arg_at(const ReduceArgs& a, int64_t i) {
-    if (a.arg_size == 1) return static_cast<const uint8_t*>(a.arg)[i];
-    if (a.arg_size == 2) return static_cast<const uint16_t*>(a.arg)[i];
-    return static_cast<const int32_t*>(a.arg)[i];
-  }
-
-  static void backward(const ReduceArgs& a, int64_t first, int64_t last, A* scratch) {
-    Arena<A> arena(scratch);
-    A* grad_buffer = arena.take(padded(a));
-    A* out_buffer = arena.take(padded(a));
-    A* row_buffer = arena.take(padded(a));
-    A* share = arena.take(padded(a));
-    A* grad_x = static_cast<A*>(a.grad_x);
-    for (int64_t row = 0; row < a.graph.num_rows; ++row) {
-      const int64_t begin = a.graph.row_begin(row), end = a.graph.row_begin(row + 1);
-      if (begin == end) continue;
-      const A* grad = row_of(a.grad_out, row, 1, a.width, a.width, grad_buffer);
-      if (!a.tied || !a.tied[row]) {
-        for (int64_t i = first; i < last; ++i) {
-          const int64_t node = a.graph.index(begin + arg_at(a, row * a.width + i));
-          grad_x[node * a.width + i] += grad[i];
-        }
-        continue;
-      }
-      const A* out = row_of(a.saved_out, row, 1, a.width, a.width, out_buffer);
-      for (int64_t i = first; i < last; ++i) share[i] = a.zero_shares && out[i] == A(0) ? A(1) : A(0);
-      for (int64_t p = begin; p < end; ++p) {
-        const A* x = row_of(a.x, a.graph.index(p), 1, a.width, a.width, row_buffer);
-        for (int64_t i = first; i < last; ++i) share[i] += x[i] == out[i] ? A(1) : A(0);
-      }
-      for (int64_t i = first; i < last; ++i) share[i] = grad[i] / share[i];  // NaN: no value equals it
-      for (int64_t p = begin; p < end; ++p) {
-        const int64_t node = a.graph.index(p);
-        const A* x = row_of(a.x, node, 1, a.width, a.width, row_buffer);
-        A* target = grad_x + node * a.width;
-        for (int64_t i = first; i < last; ++i) target[i] += x[i] == out[i] ? share[i] : A(0);
-      }
-    }
+    finish(a, piece.row, s, arena.take(padded(a)));
+    if (a.out.bypass) fence_streams();
   }
 };
-
-template <class A>
-ReduceKernels<A> reduce_kernels() {
-  return {ReducePasses<A>::scratch_size, ReducePasses<A>::run, ReducePasses<A>::merge, ReducePasses<A>::backward};
-}
-
-template ReduceKernels<float> reduce_kernels<float>();
-template ReduceKernels<double> reduce_kernels<double>();
