@@ -55,9 +55,9 @@ struct Passes {
 
   static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c) {
     if constexpr (Score::kOverNorms) {
-      Score::logits(a, own, c.key, c.n, c.s, c.r, [&] { c.ahead.ask(0); });
+      Score::logits(a, own, c.key, c.n, c.s, c.r, [&]() __attribute__((always_inline)) { c.ahead.ask(0); });
     } else {
-      Score::logits(a, own, c.key, c.n, c.s, [&] { c.ahead.ask(0); });
+      Score::logits(a, own, c.key, c.n, c.s, [&]() __attribute__((always_inline)) { c.ahead.ask(0); });
     }
   }
 
@@ -100,7 +100,7 @@ struct Passes {
   static void forward_chunk(const Args<A>& a, Chunk<A>& c, A* state) {
     by_heads(a, c.n, [&](int64_t h, auto heads, auto vectors) { forward_heads(a, c, h, heads, vectors, state); });
     accumulate<A, NV>(c.s, c.value, c.n, a.heads, a.padded_channels, A(1), state + 2 * heads_size(a),
-                      [&] { c.ahead.ask(1); });
+                      [&]() __attribute__((always_inline)) { c.ahead.ask(1); });
   }
 
   template <int G, int NE>
@@ -253,7 +253,8 @@ struct Passes {
   static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, const A* logsumexp, A* delta,
                            bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
     if (a.grad_out) {
-      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp, [&] { c.ahead.ask(1); });
+      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp,
+                  [&]() __attribute__((always_inline)) { c.ahead.ask(1); });
     } else {
       load_weight_grads(a, c);
     }
@@ -299,7 +300,8 @@ struct Passes {
     } else {
       score_logits(a, own_key, c);
       if (a.grad_out) {
-        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp, [&] { c.ahead.ask(1); });
+        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp,
+                    [&]() __attribute__((always_inline)) { c.ahead.ask(1); });
       }
     }
     // P and ds, with the statistics of each destination
@@ -390,6 +392,18 @@ struct Passes {
     return a.carry + (part * 2 + which) * carry_size(pass, a);
   }
 
+  // The rows of a row itself lie one after the other, but too far apart in time for the hardware to fetch them ahead.
+  static void ask_for_own(Pass pass, const Args<A>& a, int64_t row) {
+    if (row >= a.graph.num_rows) return;
+    const int64_t keys = a.heads * a.dim, values = a.heads * a.channels;
+    prefetch_rows(pass == Pass::by_src ? a.src : a.dst, &row, 1, keys);
+    if (pass == Pass::by_src && a.value) prefetch_rows(a.value, &row, 1, values);
+    if (pass == Pass::by_dst && a.grad_out) {
+      prefetch_rows(a.grad_out, &row, 1, values);
+      prefetch_rows(a.saved_out, &row, 1, values);
+    }
+  }
+
   static A* part_of_att(const Args<A>& a, int64_t part) {
     return a.grad_att ? a.grad_att + part * a.heads * a.padded_dim : nullptr;
   }
@@ -415,6 +429,7 @@ struct Passes {
         continue;
       }
       clear(pass, a, state);
+      ask_for_own(pass, a, row + 2);
       const bool by_src = pass == Pass::by_src;
       const A* own = row_of(by_src ? a.src : a.dst, row, a.heads, a.dim, a.padded_dim, own_buffer);
       const A* own_value = own;

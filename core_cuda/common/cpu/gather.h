@@ -81,7 +81,7 @@ struct Ahead {
     lanes[lane].bytes = elements * size;
   }
 
-  void ask(int lane) {
+  EDGELESS_INLINE void ask(int lane) {
     Lane& of = lanes[lane];
     if (of.next >= count) return;
     const char* row = of.base + nodes[of.next++] * of.step;

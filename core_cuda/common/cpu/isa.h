@@ -19,6 +19,13 @@
 #define EDGELESS_AVX2_FEATURES "avx2,fma,f16c"
 #define EDGELESS_AVX512_FEATURES "avx2,fma,f16c,avx512f,avx512vl,avx512bw,avx512dq"
 
+// For the small functions of an inner loop: a call would have every vector register saved around it.
+#if defined(__GNUC__)
+#define EDGELESS_INLINE inline __attribute__((always_inline))
+#else
+#define EDGELESS_INLINE inline
+#endif
+
 #define EDGELESS_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
 #define EDGELESS_PUSH_TARGET(features) \

@@ -12,35 +12,35 @@ template <class A>
 constexpr int64_t kWidth = EDGELESS_VECTOR_BYTES / sizeof(A);
 
 template <class A>
-static inline Vec<A> load(const A* p) {
+static EDGELESS_INLINE Vec<A> load(const A* p) {
   Vec<A> v;
   __builtin_memcpy(&v, p, sizeof v);
   return v;
 }
 
 template <class A>
-static inline void store(A* p, Vec<A> v) {
+static EDGELESS_INLINE void store(A* p, Vec<A> v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
 
 template <class A>
-static inline Vec<A> splat(A x) {
+static EDGELESS_INLINE Vec<A> splat(A x) {
   return x - Vec<A>{};  // x - 0 keeps the sign of zero and NaN
 }
 
 template <class A>
-static inline Vec<A> abs_vec(Vec<A> x) {
+static EDGELESS_INLINE Vec<A> abs_vec(Vec<A> x) {
   return x > Vec<A>{} ? x : -x;  // one and-not, or one max
 }
 
 template <class A>
-static inline Vec<A> sqrt_vec(Vec<A> x) {
+static EDGELESS_INLINE Vec<A> sqrt_vec(Vec<A> x) {
   for (int64_t i = 0; i < kWidth<A>; ++i) x[i] = sizeof(A) == 4 ? __builtin_sqrtf(x[i]) : __builtin_sqrt(x[i]);
   return x;
 }
 
 template <class A>
-static inline A sum(Vec<A> v) {
+static EDGELESS_INLINE A sum(Vec<A> v) {
   A total = v[0];
   for (int64_t i = 1; i < kWidth<A>; ++i) total += v[i];
   return total;
@@ -48,7 +48,7 @@ static inline A sum(Vec<A> v) {
 
 // The largest element; any where one is NaN.
 template <class A>
-static inline A largest(Vec<A> v) {
+static EDGELESS_INLINE A largest(Vec<A> v) {
   A most = v[0];
   for (int64_t i = 1; i < kWidth<A>; ++i) most = v[i] > most ? v[i] : most;
   return most;
@@ -57,38 +57,38 @@ static inline A largest(Vec<A> v) {
 // Written out because the compiler keeps a call for errno in the loop.
 #if EDGELESS_VECTOR_BYTES == 64
 template <>
-inline Vec<float> sqrt_vec<float>(Vec<float> x) {
+EDGELESS_INLINE Vec<float> sqrt_vec<float>(Vec<float> x) {
   return (Vec<float>)_mm512_sqrt_ps((__m512)x);
 }
 template <>
-inline Vec<double> sqrt_vec<double>(Vec<double> x) {
+EDGELESS_INLINE Vec<double> sqrt_vec<double>(Vec<double> x) {
   return (Vec<double>)_mm512_sqrt_pd((__m512d)x);
 }
 #elif EDGELESS_VECTOR_BYTES == 32
 template <>
-inline Vec<float> sqrt_vec<float>(Vec<float> x) {
+EDGELESS_INLINE Vec<float> sqrt_vec<float>(Vec<float> x) {
   return (Vec<float>)_mm256_sqrt_ps((__m256)x);
 }
 template <>
-inline Vec<double> sqrt_vec<double>(Vec<double> x) {
+EDGELESS_INLINE Vec<double> sqrt_vec<double>(Vec<double> x) {
   return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
 }
 #endif
 
 #if EDGELESS_VECTOR_BYTES == 64
 template <>
-inline float sum<float>(Vec<float> v) {
+EDGELESS_INLINE float sum<float>(Vec<float> v) {
   return _mm512_reduce_add_ps((__m512)v);
 }
 template <>
-inline float largest<float>(Vec<float> v) {
+EDGELESS_INLINE float largest<float>(Vec<float> v) {
   return _mm512_reduce_max_ps((__m512)v);
 }
 #endif
 
 // x in the first n lanes, 0 in the others
 template <class A>
-static inline Vec<A> first_lanes(Vec<A> x, int64_t n) {
+static EDGELESS_INLINE Vec<A> first_lanes(Vec<A> x, int64_t n) {
   Vec<A> lane;
   for (int64_t i = 0; i < kWidth<A>; ++i) lane[i] = A(i);
   return lane < splat<A>(A(n)) ? x : Vec<A>{};
@@ -96,7 +96,7 @@ static inline Vec<A> first_lanes(Vec<A> x, int64_t n) {
 
 // x in the first n lanes, `other` in the others
 template <class A>
-static inline Vec<A> first_lanes_or(Vec<A> x, int64_t n, A other) {
+static EDGELESS_INLINE Vec<A> first_lanes_or(Vec<A> x, int64_t n, A other) {
   Vec<A> lane;
   for (int64_t i = 0; i < kWidth<A>; ++i) lane[i] = A(i);
   return lane < splat<A>(A(n)) ? x : splat<A>(other);
@@ -104,32 +104,32 @@ static inline Vec<A> first_lanes_or(Vec<A> x, int64_t n, A other) {
 
 // load() of what was stored by fours: a load that spans several stores has to wait until they have left the core.
 template <class A>
-static inline Vec<A> load_fours(const A* p) {
+static EDGELESS_INLINE Vec<A> load_fours(const A* p) {
   return load(p);
 }
 
 #if EDGELESS_VECTOR_BYTES == 64
 template <>
-inline Vec<float> load_fours<float>(const float* p) {
+EDGELESS_INLINE Vec<float> load_fours<float>(const float* p) {
   const __m512 a = _mm512_insertf32x4(_mm512_castps128_ps512(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4), 1);
   return (Vec<float>)_mm512_insertf32x4(_mm512_insertf32x4(a, _mm_loadu_ps(p + 8), 2), _mm_loadu_ps(p + 12), 3);
 }
 #elif EDGELESS_VECTOR_BYTES == 32
 template <>
-inline Vec<float> load_fours<float>(const float* p) {
+EDGELESS_INLINE Vec<float> load_fours<float>(const float* p) {
   return (Vec<float>)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4), 1);
 }
 #endif
 
 // out[i] = sum of the elements of v[i], i < 4.
 template <class A>
-static inline void sum4(const Vec<A>* v, A* out) {
+static EDGELESS_INLINE void sum4(const Vec<A>* v, A* out) {
   for (int i = 0; i < 4; ++i) out[i] = sum<A>(v[i]);
 }
 
 #if EDGELESS_VECTOR_BYTES == 64
 template <>
-inline void sum4<float>(const Vec<float>* v, float* out) {
+EDGELESS_INLINE void sum4<float>(const Vec<float>* v, float* out) {
   const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
   const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -141,7 +141,7 @@ inline void sum4<float>(const Vec<float>* v, float* out) {
 }
 #elif EDGELESS_VECTOR_BYTES == 32
 template <>
-inline void sum4<float>(const Vec<float>* v, float* out) {
+EDGELESS_INLINE void sum4<float>(const Vec<float>* v, float* out) {
   const __m256 a = (__m256)v[0], b = (__m256)v[1], c = (__m256)v[2], d = (__m256)v[3];
   const __m256 x = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
@@ -150,13 +150,13 @@ inline void sum4<float>(const Vec<float>* v, float* out) {
 
 // out[i] = the largest element of v[i], i < 4; any where one is NaN.
 template <class A>
-static inline void largest4(const Vec<A>* v, A* out) {
+static EDGELESS_INLINE void largest4(const Vec<A>* v, A* out) {
   for (int i = 0; i < 4; ++i) out[i] = largest<A>(v[i]);
 }
 
 #if EDGELESS_VECTOR_BYTES == 64
 template <>
-inline void largest4<float>(const Vec<float>* v, float* out) {
+EDGELESS_INLINE void largest4<float>(const Vec<float>* v, float* out) {
   const __m512 a = (__m512)v[0], b = (__m512)v[1], c = (__m512)v[2], d = (__m512)v[3];
   const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   const __m512 cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
@@ -168,7 +168,7 @@ inline void largest4<float>(const Vec<float>* v, float* out) {
 }
 #elif EDGELESS_VECTOR_BYTES == 32
 template <>
-inline void largest4<float>(const Vec<float>* v, float* out) {
+EDGELESS_INLINE void largest4<float>(const Vec<float>* v, float* out) {
   const __m256 a = (__m256)v[0], b = (__m256)v[1], c = (__m256)v[2], d = (__m256)v[3];
   const __m256 ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
   const __m256 cd = _mm256_max_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
@@ -204,7 +204,7 @@ struct ExpTraits<double> {
 // e^x by 2^n e^r with |r| <= ln(2) / 2 and the Taylor series of e^r; 0 below the smallest normal number, NaN stays NaN.
 // Relative error below 2e-7 in float and 3e-16 in double.
 template <class A>
-static inline Vec<A> exp_vec(Vec<A> x) {
+static EDGELESS_INLINE Vec<A> exp_vec(Vec<A> x) {
   typedef ExpTraits<A> T;
   typedef typename T::Int I;
   const Vec<A> low = splat<A>(T::lowest), high = splat<A>(T::highest);
