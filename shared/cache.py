@@ -26,6 +26,7 @@ from typing import Any, Callable, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from . import _C
 from .graph import Graph
 from .graph_checks import check_edge_index, compiling, plain_tensor
 
@@ -48,13 +49,18 @@ _MODES = {"": "on", "1": "on", "0": "off", "verify": "verify"}
 
 
 class CacheInfo(NamedTuple):
-    """Lookups that found a graph and lookups that built one, graphs held, bytes they hold now, and the byte limit."""
+    """Lookups that found a graph and lookups that built one, graphs held, bytes they hold now, and the byte limit.
+
+    ``pooled`` are the bytes of large CPU results that were freed and wait for the next result of their size; the system
+    may take them when memory is short. ``EDGELESS_POOL=0`` keeps none.
+    """
 
     hits: int
     misses: int
     graphs: int
     bytes: int
     limit: int
+    pooled: int = 0
 
 
 class _AnchorRef(weakref.ref):
@@ -126,7 +132,7 @@ class GraphCache:
             hits, misses, limit = self._hits, self._misses, self._limit
         graphs = {id(e.graph): e.graph.memory_bytes() for e in entries}  # one graph may hang on two anchors
         copies = sum(_num_bytes(e.copies or ()) for e in entries)
-        return CacheInfo(hits, misses, len(entries), sum(graphs.values()) + copies, limit)
+        return CacheInfo(hits, misses, len(entries), sum(graphs.values()) + copies, limit, _C.pooled_bytes())
 
     def clear(self) -> None:
         """See :func:`clear_cache`."""
@@ -318,8 +324,9 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> None:
-    """Forget every cached graph and set the statistics to zero."""
+    """Forget every cached graph, set the statistics to zero and give pooled memory back to the system."""
     _cache.clear()
+    _C.release_pool()
 
 
 def set_cache_limit(bytes: int) -> None:

@@ -1,5 +1,10 @@
 """Linear maps of one input as one op: against the modules, gradients, what keeps the modules' own path, bad input."""
 
+import copy
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +12,8 @@ from torch import nn
 from edgeless import projection
 
 ops = torch.ops.edgeless
-SHAPES = [(0, 3, (4,)), (1, 3, (4, 1)), (700, 16, (8, 24)), (5000, 33, (128, 7, 300))]
+# The last one is too wide for the CPU kernels, whose packed weights must fit a cache.
+SHAPES = [(0, 3, (4,)), (1, 3, (4, 1)), (700, 16, (8, 24)), (5000, 33, (128, 7, 300)), (101, 700, (300, 100))]
 
 
 def maps(features, widths, dtype=torch.float64, bias=True):
@@ -187,3 +193,58 @@ def test_add_writes_only_what_is_its_own(monkeypatch):
     assert torch.equal(projection.add(x, y, own=False), torch.full((3, 2), 2.0)) and x.sum() == 6
     assert projection.add(x, y, own=True) is x and x.sum() == 12
     assert projection.add(x, y.double(), own=True).dtype == torch.float64
+
+
+@pytest.mark.parametrize("features", [1, 5, 6, 7, 16, 31])
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 33, 48, 63, 64, 65, 130])
+def test_every_tail_of_a_tile(features, width):
+    x, linears = rows(197, features, torch.float32), maps(features, (width, 3), torch.float32)
+    leaves = [x, *(p for lin in linears for p in lin.parameters())]
+    outs = run(x, linears)
+    grads = [torch.randn_like(out) for out in outs]
+    found = [*outs, *torch.autograd.grad(outs, leaves, grads)]
+    exact = in_float64(x, linears, grads, lambda t: t)
+    # Rounding is relative to the sum of the terms' sizes, whatever cancels.
+    sizes = in_float64(x, linears, grads, torch.abs)
+    for a, b, size in zip(found, exact, sizes, strict=True):
+        assert ((a.double() - b).abs() <= 1e-6 * size).all()
+
+
+def in_float64(x, linears, grads, change):
+    wide = change(x.detach().double()).requires_grad_()
+    copies = [copy.deepcopy(lin).double() for lin in linears]
+    for parameter in (p for lin in copies for p in lin.parameters()):
+        parameter.data = change(parameter.data)
+    outs = [lin(wide) for lin in copies]
+    leaves = [wide, *(p for lin in copies for p in lin.parameters())]
+    return [*outs, *torch.autograd.grad(outs, leaves, [change(g.double()) for g in grads])]
+
+
+def test_threads_change_no_bit():
+    x, linears = rows(4001, 40, torch.float32), maps(40, (70, 20), torch.float32)
+    leaves = [x, *(p for lin in linears for p in lin.parameters())]
+
+    def once():
+        outs = run(x, linears)
+        return [*outs, *torch.autograd.grad(outs, leaves, [out.detach().cos() for out in outs])]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = once()
+        torch.set_num_threads(4)
+        assert all(torch.equal(a, b) for a, b in zip(one, once(), strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("capability", ["baseline", "avx2"])
+def test_narrower_instruction_sets(capability):
+    tests = ["test_every_tail_of_a_tile", "test_same_as_the_modules", "test_strided_and_expanded_inputs"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", " or ".join(tests)],
+        env={**os.environ, "EDGELESS_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:]
