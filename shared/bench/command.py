@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
     parser.add_argument(
-        "--fanout", type=_numbers, default=[15, 10], help="neighbours that a node draws, from the seeds outwards (15,10)"
+        "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
     )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="of an op's inputs; a layer runs under autocast")
     parser.add_argument("--features", type=int, default=128, help="input features of a layer (default: 128)")
