@@ -36,7 +36,7 @@ SUITES = {
     },
     "cpu-sums": {
         "graph": ["cora", "tolokers", "arxiv", "pattern"],
-        "layer": ("gcn", "sage-mean", "sage-max"),
+        "layer": ("gcn", "graphconv", "sage-mean", "sage-max"),
     },
     "minibatch": {
         "graph": ["arxiv"],
