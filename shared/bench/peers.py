@@ -110,15 +110,16 @@ def has_torch_sparse() -> bool:
 
 def _sparse(peer: str, graph: BenchGraph, dtype: torch.dtype):
     """The adjacency that PyG multiplies by, destinations as rows, multi-edges kept."""
-    indptr, indices, _ = (t.long() for t in graph_of(graph).csr)
     sizes = (graph.num_nodes, graph.num_nodes)
     if peer == "pyg-csr":
+        indptr, indices, _ = (t.long() for t in graph_of(graph).csr)
         return torch.sparse_csr_tensor(indptr, indices, torch.ones_like(indices, dtype=dtype), sizes)
     if not has_torch_sparse():
         raise UsageError("--peers pyg-sparsetensor needs torch_sparse: pip install --no-build-isolation torch_sparse")
     from torch_sparse import SparseTensor
 
-    adj_t = SparseTensor(rowptr=indptr, col=indices, sparse_sizes=sizes, is_sorted=True, trust_data=True)
+    src, dst = graph.edge_index
+    adj_t = SparseTensor(row=dst, col=src, sparse_sizes=sizes)
     return adj_t.fill_cache_()  # the transpose of the backward, as PyG's ToSparseTensor leaves it
 
 
