@@ -182,7 +182,7 @@ class Graph:
         etype = g.canonical_etypes[g.get_etype_id(etype)]
         num_src, num_dst = g.num_src_nodes(etype[0]), g.num_dst_nodes(etype[2])
         # What DGL has already, in the order of its worth to us: asking for more would make DGL build and keep it. Its
-        # arrays are checked like any, for users may have made them; to sort a small block anew takes half of that time.
+        # arrays are checked like any, for users may have made them; to sort a small block anew is faster than that.
         have = g.formats()["created"]
         if "csc" in have and not (g.is_block and "coo" in have):
             indptr, indices, ids = g.adj_tensors("csc", etype)
