@@ -7,14 +7,17 @@ from typing import Any, Optional
 import torch
 import torch_geometric.typing
 from torch import Tensor
+from torch.nn import Module
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from edgeless.autocast import autocasts
 from edgeless.functional import neighbor_reduce, spmm
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
+from edgeless.graph_rows import receiving
+from edgeless.projection import is_plain, product
 
-from .conv import FLOATS, PLAIN, pair
+from .conv import FLOATS, LINEAR, PLAIN, pair
 from .convert import EdgeList, Handle, SortedEdgeList, SparseMatrix, SparseStorage, kind_of
 from .nn import aggr as fused
 
@@ -118,11 +121,33 @@ class NeighborReduction:
             return None if kind is SparseStorage and self.drops_values else kind.weights(edge_index)
         return edge_weight
 
+    def _graph(self, x: tuple, edge_index: Any, size: Any) -> Graph:
+        x_src, x_dst = x
+        num_dst = _num_dst(x_src, x_dst, edge_index, size)
+        return kind_of(edge_index).graph(edge_index, x_src.size(0), num_dst, self.flow, False)
+
     def _propagate(self, x: tuple, edge_index: Any, edge_weight: Optional[Tensor] = None, size: Any = None) -> Tensor:
         """What the stock layer's ``propagate`` gives."""
+        return self._aggregate(self._graph(x, edge_index, size), x[0], edge_index, edge_weight)
+
+    def _map_neighbors(self, x: tuple, edge_index: Any, edge_weight, size, linear, own: Optional[Module]) -> Tensor:
+        """``linear(propagate(x)) + own(x_dst)``; ``own`` may be None, and only ``linear`` may have a bias.
+
+        Where most destinations have no in-edges, ``linear`` gives its bias there, and is applied to the others only.
+        """
         x_src, x_dst = x
+        graph = self._graph(x, edge_index, size)
+        if x_dst is not None and own is not None and _both_plain(linear, own):
+            dense, rows = receiving(graph)
+            if dense is not None:
+                out = product(x_dst, own.weight.t(), linear.bias)
+                neighbors = self._aggregate(dense, x_src, edge_index, edge_weight)
+                return out.index_add_(0, rows, product(neighbors, linear.weight.t()))
+        (out,) = self._project(self._aggregate(graph, x_src, edge_index, edge_weight), linear)
+        return out if own is None or x_dst is None else self._add_map(out, x_dst, own)
+
+    def _aggregate(self, graph: Graph, x_src: Tensor, edge_index: Any, edge_weight: Optional[Tensor]) -> Tensor:
         kind = kind_of(edge_index)
-        graph = kind.graph(edge_index, x_src.size(0), _num_dst(x_src, x_dst, edge_index, size), self.flow, False)
         reduce, weight = self._reduce, self._given_weight(kind, edge_index, edge_weight)
         if reduce in ("min", "max"):
             return neighbor_reduce(graph, x_src, reduce, ties=self._ties(kind, x_src, edge_index))
@@ -141,6 +166,12 @@ class NeighborReduction:
         if type(edge_index) is Graph and self.takes_size and rest[-1] is None:
             rest = (*rest[:-1], (edge_index.num_src, edge_index.num_dst))  # else it would take x's number for both
         return super()._stock_forward(x, edge_index, *rest)
+
+
+def _both_plain(linear: Module, own: Module) -> bool:
+    """Whether both maps are their weights alone, but for the first one's bias, and give the same dtype."""
+    plain = is_plain(linear, LINEAR) and is_plain(own, LINEAR)
+    return plain and own.bias is None and linear.weight.dtype == own.weight.dtype
 
 
 def _num_dst(x_src: Tensor, x_dst: Any, edge_index: Any, size: Any) -> int:

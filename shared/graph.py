@@ -67,6 +67,7 @@ class Graph:
         self._is_symmetric = is_symmetric
         self._kept = kept  # set by with_self_loops
         self._looped: Optional[Graph] = None
+        self._dense: Optional[tuple] = None  # see graph_rows.py
         self._zero_in_degree: Optional[bool] = None
         self._max_in_degree: Optional[int] = None
         self._max_in_degree_asked = 0  # how often; then what is on its way from the GPU
@@ -181,9 +182,9 @@ class Graph:
         etype = g.canonical_etypes[g.get_etype_id(etype)]
         num_src, num_dst = g.num_src_nodes(etype[0]), g.num_dst_nodes(etype[2])
         # What DGL has already, in the order of its worth to us: asking for more would make DGL build and keep it. Its
-        # arrays are checked like any: DGL takes indptr and edge ids from the user as they are.
+        # arrays are checked like any, for users may have made them; to sort a small block anew is faster than that.
         have = g.formats()["created"]
-        if "csc" in have:
+        if "csc" in have and not (g.is_block and "coo" in have):
             indptr, indices, ids = g.adj_tensors("csc", etype)
             return cls.from_csr(indptr, indices, num_src, edge_ids=_dgl_ids(ids, indices))
         if "coo" in have:
@@ -406,20 +407,24 @@ class Graph:
         return sum(graph._full_bytes() for graph in self._family())
 
     def _family(self):
-        return (self,) if self._looped is None else (self, self._looped)
+        dense = self._dense and self._dense[0]
+        return tuple(graph for graph in (self, self._looped, dense) if graph is not None)
+
+    def _others(self):
+        return (self._kept, self._dense and self._dense[1], *self._scales.values())
 
     def _tensors(self):
-        arrays = (*(self._csr or ()), *(self._csc or ()), self._kept, *self._scales.values())
+        arrays = (*(self._csr or ()), *(self._csc or ()), *self._others())
         return (t for t in arrays if t is not None)
 
     def _full_bytes(self) -> int:
         indices = self._any.indices
         entries = self._num_src + self._num_dst + 2 + 4 * indices.numel()  # indptr of both, indices and ids of both
-        others = (t for t in (self._kept, *self._scales.values()) if t is not None)
+        others = (t for t in self._others() if t is not None)
         return entries * indices.element_size() + sum(t.numel() * t.element_size() for t in others)
 
     def __getstate__(self):
-        return {**self.__dict__, "_looped": None, "_scales": {}, "_max_in_degree_asked": 0}
+        return {**self.__dict__, "_looped": None, "_dense": None, "_scales": {}, "_max_in_degree_asked": 0}
 
     def __repr__(self) -> str:
         symmetric = ", symmetric" if self._is_symmetric else ""

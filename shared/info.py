@@ -80,7 +80,8 @@ def framework(short: str) -> str:
     if not installed(short):
         return f"not installed (pip install 'edgeless[{short}]')"
     try:
-        layers = importlib.import_module(f"edgeless.{short}.nn").__all__
+        nn = importlib.import_module(f"edgeless.{short}.nn")
+        layers = [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]  # not nn.aggr
         found = getattr(sys.modules.get(package), "__version__", None) or version(package)
         return f"{found}; edgeless.{short}.nn has {', '.join(layers)}"
     except Exception as error:  # whatever a broken framework raises belongs in the table

@@ -36,6 +36,4 @@ class GraphConv(NeighborReduction, FusedConv, graph_conv.GraphConv):
         return self._reduction_refusals(x, edge_index, edge_weight, size)
 
     def _fused_forward(self, x, edge_index, edge_weight, size):
-        x_l, x_r = pair(x)
-        (out,) = self._project(self._propagate((x_l, x_r), edge_index, edge_weight, size), self.lin_rel)
-        return out if x_r is None else self._add_map(out, x_r, self.lin_root)
+        return self._map_neighbors(pair(x), edge_index, edge_weight, size, self.lin_rel, self.lin_root)

@@ -42,7 +42,6 @@ class SAGEConv(NeighborReduction, FusedConv, sage_conv.SAGEConv):
         x_l, x_r = pair(x)
         if self.project:
             x_l = self.lin(x_l).relu()
-        (out,) = self._project(self._propagate((x_l, x_r), edge_index, None, size), self.lin_l)
-        if self.root_weight and x_r is not None:
-            out = self._add_map(out, x_r, self.lin_r)
+        own = self.lin_r if self.root_weight else None
+        out = self._map_neighbors((x_l, x_r), edge_index, None, size, self.lin_l, own)
         return F.normalize(out, p=2.0, dim=-1) if self.normalize else out

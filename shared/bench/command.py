@@ -16,6 +16,7 @@ import edgeless
 from edgeless.cli.console import print_table
 from edgeless.cli.devices import UsageError, describe_device, pick_device
 
+from . import minibatch
 from .baseline import H200, Baseline, geometric_means
 from .graphs import OWN, BenchGraph, load
 from .layers import LAYERS
@@ -35,7 +36,11 @@ SUITES = {
     },
     "cpu-sums": {
         "graph": ["cora", "tolokers", "arxiv", "pattern"],
-        "layer": ("gcn", "sage-mean", "sage-max"),
+        "layer": ("gcn", "graphconv", "sage-mean", "sage-max"),
+    },
+    "minibatch": {
+        "graph": ["arxiv"],
+        "minibatch": ("sage-mean", "sage-max", "gatv2"),
     },
     "threads": {
         "graph": ["tolokers", "star"],
@@ -81,6 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512"
     )
+    parser.add_argument(
+        "--minibatch", nargs="+", choices=LAYERS, help="training two such layers on sampled neighbours, in float32"
+    )
+    parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
+    parser.add_argument(
+        "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
+    )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="of an op's inputs; a layer runs under autocast")
     parser.add_argument("--features", type=int, default=128, help="input features of a layer (default: 128)")
     parser.add_argument("--heads", type=int, default=4, help="of a layer (default: 4)")
@@ -104,11 +116,13 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in SUITES.get(args.suite, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.layer is None and args.op is None:
+    if args.layer is None and args.op is None and args.minibatch is None:
         args.layer = ["gatv2"]
     args.graph = args.graph or ["arxiv"]
     args.dtype = args.dtype or ["fp32"]
     args.mode = args.mode or list(MODES)
+    if len(args.fanout) != 2:
+        raise UsageError(f"--fanout takes a number for each of the two layers, as in 15,10, got {args.fanout}")
     if args.compare_threads and torch.device(args.device if args.device != "auto" else "cpu").type == "cuda":
         raise UsageError("--compare-threads counts CPU threads; leave out --device cuda")
     return args
@@ -141,18 +155,30 @@ def run(args: argparse.Namespace) -> int:
     )
     plan = Plan(timer, args.peers, args.mode, threads, not args.no_memory, args.data)
     cases = cases_of(args)
+    steps = [Case("minibatch", name, "fp32", args.features, args.heads, args.channels) for name in args.minibatch or ()]
+    sampling = minibatch.Sampling(args.batch_size, args.fanout)
     for case in cases:
         peers_of(case, args.peers, device)  # a wrong name is told before minutes of measuring
+    if steps:
+        minibatch.peers_of(args.peers)
     results, rows = [], []
+
+    def keep(more: list[dict]) -> None:
+        rows.extend(more)
+        if args.json:  # after every case: a long run that breaks off leaves what it has
+            args.json.write_text(json.dumps({"setting": _setting(args, device), "results": rows}, indent=1))
+
     for name in args.graph:
         graph = load(name, args.data, device)
         for case in cases:
             found = measure(plan, graph, case)
             print_case(graph, case, found, device, baseline)
             results += found
-            rows += [as_row(graph, result, baseline) for result in found]
-            if args.json:  # after every case: a long run that breaks off leaves what it has
-                args.json.write_text(json.dumps({"setting": _setting(args, device), "results": rows}, indent=1))
+            keep([as_row(graph, result, baseline) for result in found])
+        for case in steps:
+            measured = minibatch.measure(graph, case, args.peers, timer.rounds, sampling)
+            minibatch.print_steps(graph, case, measured, sampling, device)
+            keep([asdict(step) for step in measured])
     if baseline is not None:
         columns = ["case", "peer", "", "geometric mean", "least", "graphs"]
         print()

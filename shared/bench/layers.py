@@ -21,12 +21,14 @@ class Layer:
         pyg, dgl: (class name, how to build it), or None where the framework has no such layer.
         self_loops: PyG's layer adds self loops, so DGL's graph gets them beforehand: all peers walk the same edges.
         baseline: what the layer is called in a file of peer figures.
+        multiplies: PyG's layer multiplies by a sparse matrix where it is given one, which is faster than edge tensors.
     """
 
     pyg: tuple[str, Build]
     dgl: Optional[tuple[str, Build]]
     self_loops: bool
     baseline: str
+    multiplies: bool = False
 
 
 def _pyg_attention(cls: type, features: int, heads: int, channels: int) -> torch.nn.Module:
@@ -40,6 +42,10 @@ def _dgl_attention(cls: type, features: int, heads: int, channels: int) -> torch
 def _wide(**options) -> Build:
     """A layer without heads, as wide as the heads together."""
     return lambda cls, features, heads, channels: cls(features, heads * channels, **options)
+
+
+def _dgl_graph_conv(norm: str) -> Build:
+    return _wide(norm=norm, allow_zero_in_degree=True)
 
 
 def _dgl_sage(aggregator: str) -> Build:
@@ -59,9 +65,14 @@ LAYERS = {
     "gat": Layer(("GATConv", _pyg_attention), ("GATConv", _dgl_attention), True, "GATConv"),
     "transformer": Layer(("TransformerConv", _pyg_attention), ("DotGatConv", _dgl_attention), False, "TransformerConv"),
     "agnn": Layer(("AGNNConv", _pyg_agnn), ("AGNNConv", _dgl_agnn), True, "AGNNConv"),
-    "gcn": Layer(("GCNConv", _wide()), ("GraphConv", _wide(allow_zero_in_degree=True)), True, "GCNConv"),
-    "sage-mean": Layer(("SAGEConv", _wide()), ("SAGEConv", _dgl_sage("mean")), False, "SAGEConv(mean)"),
-    "sage-max": Layer(("SAGEConv", _wide(aggr="max")), ("SAGEConv", _dgl_sage("pool")), False, "SAGEConv(max)"),
+    "gcn": Layer(("GCNConv", _wide()), ("GraphConv", _dgl_graph_conv("both")), True, "GCNConv", True),
+    "gcn-cached": Layer(
+        ("GCNConv", _wide(cached=True)), ("GraphConv", _dgl_graph_conv("both")), True, "GCNConv(cached)", True
+    ),
+    # DGL has no such layer: its nearest lacks the product with the node's own features.
+    "graphconv": Layer(("GraphConv", _wide()), ("GraphConv", _dgl_graph_conv("none")), False, "GraphConv", True),
+    "sage-mean": Layer(("SAGEConv", _wide()), ("SAGEConv", _dgl_sage("mean")), False, "SAGEConv(mean)", True),
+    "sage-max": Layer(("SAGEConv", _wide(aggr="max")), ("SAGEConv", _dgl_sage("pool")), False, "SAGEConv(max)", True),
 }
 
 

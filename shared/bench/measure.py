@@ -80,7 +80,7 @@ def _can_run(case: Case, peer: str, device: torch.device) -> bool:
     framework = peers.framework_of(case, peer)
     if framework is None:
         return True
-    if not installed(framework):
+    if not installed(framework) or (peer == "pyg-sparsetensor" and not peers.has_torch_sparse()):
         return False
     if framework == "dgl" and device.type == "cuda":
         import dgl

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Callable, Optional
 
 import torch
 from torch import Tensor
 
 import edgeless
+from edgeless.cli.devices import UsageError
 from edgeless.demo.models import make_graph
 
 from .graphs import BenchGraph
@@ -19,6 +21,8 @@ from .work import DTYPES, Case, GraphedWork, Work
 LAYER_PEERS = {
     "pyg": ("pyg", "stock", "eager"),
     "pyg-compiled": ("pyg", "stock", "compiled"),
+    "pyg-csr": ("pyg", "stock", "eager"),
+    "pyg-sparsetensor": ("pyg", "stock", "eager"),
     "dgl": ("dgl", "stock", "eager"),
     "edgeless-pyg": ("pyg", "edgeless", "eager"),
     "edgeless-dgl": ("dgl", "edgeless", "eager"),
@@ -26,6 +30,8 @@ LAYER_PEERS = {
     "edgeless-pyg-graphed": ("pyg", "edgeless", "graphed"),
 }
 LAYER_DEFAULT = ("pyg", "pyg-compiled", "dgl", "edgeless-pyg", "edgeless-dgl")
+# What these give to a layer in place of edge_index; only layers that multiply by it have them.
+SPARSE_PEERS = ("pyg-csr", "pyg-sparsetensor")
 OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless")
 
 
@@ -37,14 +43,14 @@ def ours(peer: str) -> bool:
 def known(case: Case) -> tuple[str, ...]:
     """Every peer that computes a case."""
     if case.kind == "layer":
-        return tuple(LAYER_PEERS)
+        return tuple(p for p in LAYER_PEERS if p not in SPARSE_PEERS or LAYERS[case.name].multiplies)
     return tuple(peer for peer in OP_PEERS if peer in ("plain", "plain-compiled", "edgeless", *OPS[case.op].others))
 
 
 def default(case: Case) -> tuple[str, ...]:
     """The peers that are compared when none are named."""
     if case.kind == "layer":
-        return LAYER_DEFAULT
+        return (*LAYER_DEFAULT, *(SPARSE_PEERS if LAYERS[case.name].multiplies else ()))
     return tuple(peer for peer in known(case) if peer != "plain-compiled")
 
 
@@ -79,7 +85,10 @@ def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
     device = graph.edge_index.device
     layer = make_layer(case.name, framework, side, case.features, case.heads, case.channels).to(device)
     x = torch.randn(graph.num_nodes, case.features, device=device, requires_grad=True)
-    handle = make_graph(framework, graph.edge_index, graph.num_nodes, LAYERS[case.name].self_loops)
+    if peer in SPARSE_PEERS:
+        handle = _sparse(peer, graph, DTYPES[case.dtype] if case.dtype == "fp64" else torch.float32)
+    else:
+        handle = make_graph(framework, graph.edge_index, graph.num_nodes, LAYERS[case.name].self_loops)
     call = torch.compile(layer, dynamic=False) if how == "compiled" else layer
     arguments = (x, handle) if framework == "pyg" else (handle, x)
 
@@ -92,6 +101,26 @@ def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
         x.data = x.data.double()
     kind = GraphedWork if how == "graphed" else Work
     return kind(_fused(compute) if side == "edgeless" else compute, [x, *layer.parameters()], autocast)
+
+
+def has_torch_sparse() -> bool:
+    """Whether there are SparseTensors."""
+    return importlib.util.find_spec("torch_sparse") is not None
+
+
+def _sparse(peer: str, graph: BenchGraph, dtype: torch.dtype):
+    """The adjacency that PyG multiplies by, destinations as rows, multi-edges kept."""
+    sizes = (graph.num_nodes, graph.num_nodes)
+    if peer == "pyg-csr":
+        indptr, indices, _ = (t.long() for t in graph_of(graph).csr)
+        return torch.sparse_csr_tensor(indptr, indices, torch.ones_like(indices, dtype=dtype), sizes)
+    if not has_torch_sparse():
+        raise UsageError("--peers pyg-sparsetensor needs torch_sparse: pip install --no-build-isolation torch_sparse")
+    from torch_sparse import SparseTensor
+
+    src, dst = graph.edge_index
+    adj_t = SparseTensor(row=dst, col=src, sparse_sizes=sizes)
+    return adj_t.fill_cache_()  # the transpose of the backward, as PyG's ToSparseTensor leaves it
 
 
 def _fused(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

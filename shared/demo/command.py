@@ -134,6 +134,12 @@ def _spread(values: list[float]) -> str:
     return text if len(values) == 1 else f"{text} ± {100 * statistics.stdev(values):.1f}"
 
 
+def _change(stock: float, ours: float) -> str:
+    if min(stock, ours) <= 0:
+        return ""
+    return f"{times(stock / ours)} less" if ours <= stock else f"{times(ours / stock)} more"
+
+
 def summary(stock: dict, ours: dict) -> list[list[str]]:
     """The rows of the table."""
     rows = []
@@ -146,7 +152,7 @@ def summary(stock: dict, ours: dict) -> list[list[str]]:
         ("peak memory of training", lambda s: s["peak_bytes"], megabytes),
     ):
         a, b = read(stock), read(ours)
-        rows.append([label, show(a), show(b), f"{times(a / b)} less" if b > 0 else ""])
+        rows.append([label, show(a), show(b), _change(a, b)])
     for label, name in (("test accuracy", "test"), ("validation accuracy", "val")):
         a, b = ([run[name] for run in side["runs"]] for side in (stock, ours))
         difference = round(100 * (statistics.mean(b) - statistics.mean(a)), 1) + 0.0  # no -0.0

@@ -24,6 +24,7 @@ from sum_cases import (
 from torch_geometric import EdgeIndex
 
 import edgeless
+from edgeless.pyg import neighbors
 
 FULL = (torch.float32, torch.float64)
 CASES = [(name, graph) for name in SUMS for graph in graphs_of(name)]
@@ -408,3 +409,20 @@ def test_cached_by_the_stock_path_and_back(graph):
     for backend in ("reference", "fused"):
         with edgeless.backend(backend):
             torch.testing.assert_close(ours(x, graph[0]), want)
+
+
+@pytest.mark.parametrize("aggr", ("mean", "max"))
+@pytest.mark.parametrize("name", ("SAGEConv", "GraphConv"))
+def test_rows_without_neighbours_are_not_mapped(name, aggr, monkeypatch):
+    """As in a sampled graph, where most nodes have been drawn and not expanded."""
+    graph, mapped = GRAPHS["isolated"], []
+    product = neighbors.product
+    monkeypatch.setattr(neighbors, "product", lambda x, *rest: mapped.append(x.size(0)) or product(x, *rest))
+    theirs, ours = sum_pair(name, dtype=torch.float64, aggr=aggr)
+    assert_same(theirs, ours, node_features(graph, torch.float64), graph[0])
+    assert set(mapped) == {10, 2}
+    mapped.clear()
+    ours.lin_l = ours.lin_rel = torch.nn.Sequential(theirs.lin_l if name == "SAGEConv" else theirs.lin_rel)
+    with edgeless.backend("fused"):  # a map that is more than its weight is called with every row
+        ours(node_features(graph, torch.float64), graph[0])
+    assert not mapped

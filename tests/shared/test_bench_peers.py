@@ -8,7 +8,7 @@ import torch
 from edgeless.__main__ import main
 from edgeless.bench import graphs
 from edgeless.bench.layers import LAYERS
-from edgeless.bench.peers import LAYER_PEERS, build, known
+from edgeless.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
 from edgeless.bench.work import Case, op_case
 from edgeless.cli.devices import installed
 
@@ -20,9 +20,9 @@ def norm_error(a, b):
     return ((a.double() - b.double()).norm() / max(b.double().norm(), 0.1)).item()
 
 
-def computed(case, peer):
+def computed(case, peer, graph=TOY):
     """Output and gradients of one peer, under the gradient 1, 2, 3, ... of the output."""
-    work = build(case, peer, TOY)
+    work = build(case, peer, graph)
     out = work.compute()
     weight = torch.arange(1, out.numel() + 1, dtype=out.dtype).reshape(out.shape) / out.numel()
     grads = torch.autograd.grad((out * weight).sum(), work.inputs, allow_unused=True)
@@ -53,6 +53,25 @@ def test_layers_agree_with_the_stock_ones(layer, framework):
         assert (mine is None) == (stock is None)
         if mine is not None:
             assert norm_error(mine, stock) < 1e-10
+
+
+@pytest.mark.parametrize("layer", [name for name, layer in LAYERS.items() if layer.multiplies])
+@pytest.mark.parametrize("peer", SPARSE_PEERS)
+def test_sparse_peers_compute_what_the_stock_layers_do(layer, peer):
+    if not installed("pyg"):
+        pytest.skip("needs pyg")
+    if peer == "pyg-sparsetensor" and not has_torch_sparse():
+        pytest.skip("needs torch_sparse")
+    case = Case("layer", layer, "fp64", features=16, heads=2, channels=8)
+    src, dst = TOY.edge_index
+    loopless = TOY._replace(edge_index=TOY.edge_index[:, src != dst])  # GCNConv weighs a matrix' loops twice
+    for mine, stock in zip(computed(case, peer, loopless), computed(case, "pyg", loopless)):
+        assert norm_error(mine, stock) < 1e-10
+
+
+def test_only_layers_that_multiply_have_sparse_peers():
+    assert set(SPARSE_PEERS) <= set(known(Case("layer", "graphconv", "fp32")))
+    assert not set(SPARSE_PEERS) & set(known(Case("layer", "gatv2", "fp32")))
 
 
 def test_autocast_is_on_for_16_bit_layers():

@@ -26,6 +26,7 @@ def test_info_prints_versions_and_frameworks(capsys):
         (line,) = (line for line in out.splitlines() if line.startswith(title))
         assert ("GATv2Conv" in line) == (name in FRAMEWORKS)
         assert ("not installed" in line) == (name not in FRAMEWORKS)
+        assert "aggr" not in line.split()  # a module of two layers, not a layer
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -45,6 +46,15 @@ def test_demo_trains_both_sides_to_the_same_loss(tmp_path, capsys, framework, la
     losses = [side["runs"][0]["losses"] for side in (stock, ours)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.parametrize(
+    ("stock", "ours", "said"), [(3.0, 1.5, "2.0x less"), (1.5, 3.0, "2.0x more"), (1.0, 1.0, "1.0x less"), (1, 0, "")]
+)
+def test_the_demo_says_more_where_it_is_more(stock, ours, said):
+    from edgeless.demo.command import _change
+
+    assert _change(stock, ours) == said
 
 
 @pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
