@@ -69,8 +69,7 @@ struct Passes {
   }
 
   // Numbers of an edge and a head, for G <= 4 heads at a time: one after the other, each would wait for the sums and
-  // maxima across the lanes of the one before. NE: vectors of the chunk, 0 where it
-  // has more than one.
+  // maxima across the lanes of the one before. NE: vectors of the chunk, 0 where it has more than one.
   template <class F>
   static void by_heads(const Args<A>& a, int64_t n, F&& work) {
     const int64_t vectors = (n + W - 1) / W;
@@ -112,7 +111,7 @@ struct Passes {
     for (int64_t v = 0; v < vectors; ++v) {
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g) {
-        p[g] = first_lanes_or<A>(load_fours(s + g * kChunk + v * W), n - v * W, -__builtin_inf());
+        p[g] = first_lanes<A>(load_fours(s + g * kChunk + v * W), n - v * W, -__builtin_inf());
         most[g] = p[g] > most[g] ? p[g] : most[g];
         if (NE != 1) store(s + g * kChunk + v * W, p[g]);
       }

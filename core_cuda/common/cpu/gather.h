@@ -50,15 +50,17 @@ static inline int64_t load_nodes_ahead(const Compressed& g, int64_t begin, int64
 
 static inline int64_t size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
 
+static EDGELESS_INLINE void prefetch_range(const void* from, int64_t bytes) {
+  const char* p = static_cast<const char*>(from);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+  // GCC 12 takes a function that only prefetches for one without effects, and leaves its calls out.
+  __asm__ volatile("" : : "r"(p));
+}
+
 static inline void prefetch_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t elements) {
   const char* base = static_cast<const char*>(rows.data);
   const int64_t bytes = elements * size_of(rows.dtype), step = rows.stride * size_of(rows.dtype);
-  for (int64_t e = 0; e < n; ++e) {
-    const char* row = base + nodes[e] * step;
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(row + i);
-    // GCC 12 takes a function that only prefetches for one without effects, and leaves its calls out.
-    __asm__ volatile("" : : "r"(row));
-  }
+  for (int64_t e = 0; e < n; ++e) prefetch_range(base + nodes[e] * step, bytes);
 }
 
 // Rows that are needed soon, to be asked for one at a time from the loops over the present ones. Asked for all at once,
@@ -84,9 +86,7 @@ struct Ahead {
   EDGELESS_INLINE void ask(int lane) {
     Lane& of = lanes[lane];
     if (of.next >= count) return;
-    const char* row = of.base + nodes[of.next++] * of.step;
-    for (int64_t i = 0; i < of.bytes; i += 64) __builtin_prefetch(row + i);
-    __asm__ volatile("" : : "r"(row));  // see prefetch_rows()
+    prefetch_range(of.base + nodes[of.next++] * of.step, of.bytes);
   }
 
   void ask_rest() {

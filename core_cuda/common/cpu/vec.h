@@ -86,17 +86,9 @@ EDGELESS_INLINE float largest<float>(Vec<float> v) {
 }
 #endif
 
-// x in the first n lanes, 0 in the others
-template <class A>
-static EDGELESS_INLINE Vec<A> first_lanes(Vec<A> x, int64_t n) {
-  Vec<A> lane;
-  for (int64_t i = 0; i < kWidth<A>; ++i) lane[i] = A(i);
-  return lane < splat<A>(A(n)) ? x : Vec<A>{};
-}
-
 // x in the first n lanes, `other` in the others
 template <class A>
-static EDGELESS_INLINE Vec<A> first_lanes_or(Vec<A> x, int64_t n, A other) {
+static EDGELESS_INLINE Vec<A> first_lanes(Vec<A> x, int64_t n, A other = A(0)) {
   Vec<A> lane;
   for (int64_t i = 0; i < kWidth<A>; ++i) lane[i] = A(i);
   return lane < splat<A>(A(n)) ? x : splat<A>(other);

@@ -1,6 +1,5 @@
 // The kernels of this folder for the instruction set "avx512".
 #include "../../common/cpu/isa.h"
-#include "../../common/cpu/partition.h"
 #include "kernels.h"
 
 #if EDGELESS_X86

@@ -1,6 +1,6 @@
 // Matrix products of many rows with a small matrix. A tile of kTileRows x kTileVectors vectors of the result stays in
-// registers over the whole inner dimension: four loads of the matrix serve six rows. Rows are read where they lie, the
-// matrix is packed into panels as wide as a tile. Included once per instruction set.
+// registers over the whole inner dimension: four loads of the matrix serve six rows. Rows go through a block that stays
+// in the caches, the matrix is packed into panels as wide as a tile. Included once per instruction set.
 
 struct Projection {
   static constexpr int64_t W = kWidth<float>;
@@ -124,14 +124,15 @@ struct Projection {
     }
   }
 
-  // The rows are copied first: six rows at a time are no stream that the hardware would fetch ahead.
+  // Rows go into a block first: six rows at a time are no stream that the hardware would fetch ahead.
+  static void copy_rows(const float* in, int64_t stride, int64_t n, int64_t width, float* out, int64_t out_stride) {
+    for (int64_t r = 0; r < n; ++r) __builtin_memcpy(out + r * out_stride, in + r * stride, width * sizeof(float));
+  }
+
   static void forward(const ProjectionArgs& args, int64_t begin, int64_t end, float* block) {
     for (int64_t row = begin; row < end; row += kProjectionRows) {
       const int64_t n = end - row < kProjectionRows ? end - row : kProjectionRows;
-      for (int64_t r = 0; r < n; ++r) {
-        const float* in = args.x + (row + r) * args.x_stride;
-        __builtin_memcpy(block + r * args.block_stride, in, args.features * sizeof(float));
-      }
+      copy_rows(args.x + row * args.x_stride, args.x_stride, n, args.features, block, args.block_stride);
       for (int64_t m = 0; m < args.num_maps; ++m) {
         const ProjectionMap& map = args.maps[m];
         product(n, block, args.block_stride, map.weight, args.features,
@@ -146,10 +147,7 @@ struct Projection {
     int64_t column = 0;
     for (int64_t m = 0; m < args.num_maps; ++m) {
       const ProjectionMap& map = args.maps[m];
-      for (int64_t r = 0; r < n; ++r) {
-        const float* in = map.grad + (row + r) * map.grad_stride;
-        __builtin_memcpy(block + r * args.block_stride + column, in, map.width * sizeof(float));
-      }
+      copy_rows(map.grad + row * map.grad_stride, map.grad_stride, n, map.width, block + column, args.block_stride);
       column += map.width;
     }
   }

@@ -42,8 +42,8 @@ struct ReduceGradient {
     const int64_t last = next.end - next.first - from - 1;
     for (int64_t e = 0; e < n; ++e) {
       const int64_t soon = offset[e + kAhead < last ? e + kAhead : last];
-      prefetch_bytes<NV * W * sizeof(S)>(grad + soon * stride);
-      prefetch_bytes<NV * W * sizeof(P)>(arg + soon * width);
+      prefetch_range(grad + soon * stride, NV * W * sizeof(S));
+      prefetch_range(arg + soon * width, NV * W * sizeof(P));
       const S* row = grad + offset[e] * stride;
       const P* where = arg + offset[e] * width;
       const IVec here = IVec{} + static_cast<typename Passes::Int>(position[e]);

@@ -48,7 +48,7 @@ struct ReducePasses {
     const int64_t last = known - 1;
     int64_t e = 0;
     if (Fresh) {
-      prefetch_bytes<NV * W * sizeof(S)>(columns + offset[last < kAhead ? last : kAhead]);
+      prefetch_range(columns + offset[last < kAhead ? last : kAhead], NV * W * sizeof(S));
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
         best[v] = Stored<A, S>::vector(columns + offset[0] + v * W);
@@ -66,7 +66,7 @@ struct ReducePasses {
     }
     for (; e < n; ++e) {
       const S* row = columns + offset[e];
-      prefetch_bytes<NV * W * sizeof(S)>(columns + offset[e + kAhead < last ? e + kAhead : last]);
+      prefetch_range(columns + offset[e + kAhead < last ? e + kAhead : last], NV * W * sizeof(S));
 #pragma GCC unroll 8
       for (int v = 0; v < NV; ++v) {
         const Vec<A> x = Stored<A, S>::vector(row + v * W);

@@ -99,18 +99,3 @@ struct Upcoming {
     fill(first, end - first);
   }
 };
-
-// Asks for `bytes` of a row. An empty asm keeps GCC 12 from taking the loop for one without effects.
-template <int Bytes>
-static inline void prefetch_bytes(const void* row) {
-  const char* p = static_cast<const char*>(row);
-#pragma GCC unroll 8
-  for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(p + i);
-  __asm__ volatile("" : : "r"(p));
-}
-
-static inline void prefetch_range(const void* from, int64_t bytes) {
-  const char* p = static_cast<const char*>(from);
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
-  __asm__ volatile("" : : "r"(p));
-}
