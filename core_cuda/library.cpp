@@ -57,8 +57,11 @@ TORCH_LIBRARY(edgeless, m) {
   // Linear maps of one input: x weights[k]^T + biases[k]. needs: x, every weight, every bias.
   m.def("project(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
   m.def("project_backward(Tensor?[] grads, Tensor x, Tensor[] weights, bool[] needs) -> Tensor[]");
-  // x [N, F] + row [F]
+  // x [N, F] + row [F]; the sum over the rows of x, [F]
   m.def("add_row(Tensor x, Tensor row) -> Tensor");
+  m.def("column_sums(Tensor x) -> Tensor");
+  // Contiguous copies in another dtype.
+  m.def("cast_all(Tensor[] tensors, ScalarType dtype) -> Tensor[]");
 }
 
 PYBIND11_MODULE(_C, m) {

@@ -1,4 +1,5 @@
-"""The linear maps in front of a layer's kernel and the bias behind it: on large CPU graphs most of a layer's time.
+"""The linear maps in front of a layer's kernel and the bias behind it: on large CPU graphs most of a layer's time, on
+CUDA most of its launches.
 
 A layer calls its submodules unless that is known to be the same as the compiled op: see :func:`is_plain`.
 """
@@ -13,13 +14,15 @@ from torch.nn import Parameter
 from torch.nn.modules import module as _module
 
 from .adapter import is_hooked
-from .autocast import autocasts
+from .autocast import autocasts, cuda_autocast_dtype
 from .graph_checks import compiling
-from .ops import projection as _projection_op  # noqa: F401  registers the autograd of the ops
+from .ops import projection as _projection_op  # noqa: F401  registers the fake kernels of the ops
 
-# Numbers of the results from which on the op is faster: below 4 MB, first touches of memory cost little.
+# Numbers of the results from which on the op is faster on the CPU: below 4 MB, first touches of memory cost little.
 _LEAST = 1 << 20
 _PLAIN = (Tensor, Parameter)
+_ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
+_FLOATS = (*_ROUNDED, torch.float64)
 
 
 def is_plain(linear: nn.Module, kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
@@ -35,16 +38,14 @@ def is_plain(linear: nn.Module, kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
 
 
 def pays(x: Tensor, width: int) -> bool:
-    """Whether maps of ``x`` ``[N, F]`` to ``width`` numbers a row should be one op: large, float32, on the CPU."""
-    return (
-        x.device.type == "cpu"
-        and type(x) in _PLAIN
-        and x.dtype == torch.float32
-        and x.dim() == 2
-        and x.size(0) * width >= _LEAST
-        and not autocasts("cpu")
-        and not compiling()
-    )
+    """Whether maps of ``x`` ``[N, F]`` to ``width`` numbers a row should be one op: on CUDA, and on the CPU where they
+    are float32 and large.
+    """
+    if type(x) not in _PLAIN or x.dim() != 2 or x.dtype not in _FLOATS or compiling():
+        return False
+    if x.is_cuda:
+        return True
+    return x.device.type == "cpu" and x.dtype == torch.float32 and x.size(0) * width >= _LEAST and not autocasts("cpu")
 
 
 def project(x: Tensor, *linears: nn.Module, kinds: tuple[type, ...] = (nn.Linear,)) -> list[Tensor]:
@@ -53,13 +54,11 @@ def project(x: Tensor, *linears: nn.Module, kinds: tuple[type, ...] = (nn.Linear
     Args:
         kinds: the classes whose forward is ``x @ weight.T + bias``.
     """
-    if x.device.type != "cpu" or not all(is_plain(linear, kinds) for linear in linears):
-        return [linear(x) for linear in linears]
-    weights = [linear.weight for linear in linears]
-    biases = [linear.bias for linear in linears]
-    if not _fits(x, weights, biases):
-        return [linear(x) for linear in linears]
-    return torch.ops.edgeless.project(x, weights, biases)
+    if x.device.type in ("cpu", "cuda") and all(is_plain(linear, kinds) for linear in linears):
+        weights = [linear.weight for linear in linears]
+        if (outs := _project(x, weights, [linear.bias for linear in linears])) is not None:
+            return outs
+    return [linear(x) for linear in linears]
 
 
 def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(nn.Linear,)) -> Optional[list[Tensor]]:
@@ -81,32 +80,55 @@ def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(n
 
 def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     """``x @ weight``, and ``+ bias``, for ``x`` ``[N, F]`` and ``weight`` ``[F, C]``."""
-    if weight.dim() == 2 and _fits(x, [weight.t()], [bias]):
-        return torch.ops.edgeless.project(x, [weight.t()], [bias])[0]
+    if weight.dim() == 2 and (outs := _project(x, [weight.t()], [bias])) is not None:
+        return outs[0]
     return torch.matmul(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def add(x: Tensor, y: Tensor, own: bool) -> Tensor:
-    """``x + y``; in place of a large x where nobody else has it and its gradient does not need it (``own``)."""
-    if own and x.dim() == 2 and pays(x, x.size(1)) and type(y) in _PLAIN and y.shape == x.shape and y.dtype == x.dtype:
+    """``x + y``; in place of x where nobody else has it and its gradient does not need it (``own``)."""
+    if own and pays(x, x.size(-1)) and type(y) in _PLAIN and y.shape == x.shape and y.dtype == x.dtype:
         return x.add_(y)
     return x + y
 
 
 def add_row(x: Tensor, row: Tensor) -> Tensor:
-    """``x + row`` for ``x`` ``[N, F]`` and ``row`` ``[F]``; a large result lies on large pages."""
-    if x.dim() == 2 and pays(x, x.size(1)) and type(row) in _PLAIN and row.dtype == x.dtype and row.device == x.device:
+    """``x + row`` for ``x`` ``[N, F]`` and ``row`` ``[F]``."""
+    if pays(x, x.size(-1)) and type(row) in _PLAIN and row.dtype == x.dtype and row.device == x.device:
         return torch.ops.edgeless.add_row(x, row)
     return x + row
 
 
+def _project(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> Optional[list[Tensor]]:
+    """By the op; None where it does not fit, or where torch knows the error."""
+    if not _fits(x, weights, biases):
+        return None
+    if x.is_cuda and autocasts("cuda"):
+        x, weights, biases = _rounded(x, weights, biases)
+    return torch.ops.edgeless.project(x, weights, biases)
+
+
 def _fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
-    width = sum(weight.size(0) for weight in weights)
-    return (
-        pays(x, width)
-        and all(weight.size(1) == x.size(1) for weight in weights)  # else torch knows the error
-        and all(
-            t is None or (type(t) in _PLAIN and t.dtype == torch.float32 and t.device.type == "cpu")
-            for t in (*weights, *biases)
-        )
-    )
+    width = sum(weight.size(0) for weight in weights if type(weight) in _PLAIN)
+    if not pays(x, width) or any(type(w) not in _PLAIN or w.dim() != 2 or w.size(1) != x.size(1) for w in weights):
+        return False
+    others = [t for t in (*weights, *biases) if t is not None]
+    if any(type(t) not in _PLAIN or t.device != x.device for t in others):
+        return False
+    if all(t.dtype == x.dtype for t in others):
+        return True
+    return x.is_cuda and autocasts("cuda") and all(t.dtype in _ROUNDED for t in (x, *others))
+
+
+def _rounded(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]):
+    """What autocast makes of the arguments of a linear map: copies in its dtype, but of float64."""
+    if x.dtype == torch.float64:
+        return x, weights, biases
+    dtype = cuda_autocast_dtype()
+    given = [x, *weights, *(bias for bias in biases if bias is not None)]
+    which = [i for i, t in enumerate(given) if t.dtype != dtype]
+    if which:
+        for i, copy in zip(which, torch.ops.edgeless.cast_all([given[i] for i in which], dtype)):
+            given[i] = copy
+    rest = iter(given[1 + len(weights) :])
+    return given[0], given[1 : 1 + len(weights)], [None if bias is None else next(rest) for bias in biases]

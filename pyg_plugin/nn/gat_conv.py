@@ -113,7 +113,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
         found = project_with_logits(x, lin, *atts, kinds=LINEAR)
         if found is not None:
             return found[0].view(-1, self.heads, self.out_channels), *found[1:]
-        x = lin(x).view(-1, self.heads, self.out_channels)
+        x = self._project(x, lin)[0].view(-1, self.heads, self.out_channels)
         return x, *_node_logits(x, *atts)
 
     def _stock_forward(self, x, edge_index, edge_attr, size, return_attention_weights):

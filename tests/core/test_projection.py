@@ -80,10 +80,24 @@ def test_opcheck():
     weights, biases = [lin.weight for lin in linears], [lin.bias for lin in linears]
     torch.library.opcheck(ops.project.default, (x, weights, biases))
     torch.library.opcheck(ops.add_row.default, (x, rows(1, 4)[0]))
+    torch.library.opcheck(ops.column_sums.default, (x,))
+    torch.library.opcheck(ops.cast_all.default, ([x, *weights], torch.float32))
     detached = [w.detach() for w in weights]
     for needs in ([True] * 5, [False, True, False, False, True]):
         grads = [torch.randn(9, 3, dtype=x.dtype), None]
         torch.library.opcheck(ops.project_backward.default, (grads, x.detach(), detached, needs))
+
+
+def test_sums_and_copies_of_rows():
+    x, row = rows(5, 3), rows(1, 3)[0]
+    assert torch.autograd.gradcheck(ops.add_row, (x, row)) and torch.autograd.gradgradcheck(ops.add_row, (x, row))
+    assert torch.autograd.gradcheck(ops.column_sums, (x,)) and torch.autograd.gradgradcheck(ops.column_sums, (x,))
+    halves = ops.cast_all([x, row], torch.float16)
+    assert all(t.dtype == torch.float16 for t in halves)
+    found = torch.autograd.grad([t.sum() for t in halves], [x, row])
+    assert all(torch.equal(g, torch.ones_like(t)) and g.dtype == t.dtype for g, t in zip(found, (x, row)))
+    (found,) = torch.autograd.grad(ops.cast_all([x, row], torch.float16)[1].sum(), [row])
+    assert torch.equal(found, torch.ones_like(row))
 
 
 def test_two_runs_are_the_same_bits():

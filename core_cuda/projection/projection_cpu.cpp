@@ -1,11 +1,11 @@
-// The linear maps in front of the attention, several of one input at once, and the row that is added behind it.
+// The linear maps in front of the attention, several of one input at once, and the row that is added behind it, on the
+// CPU.
 //
-// On the CPU a product of many rows by torch spends as long on the first touch of its result's pages as on the product,
-// and MKL and oneDNN reach a quarter and a half of what this shape allows on AMD's processors. So float32 rows and maps
-// that fit the caches go through kernels of our own (cpu/passes.h): every row is read once for all maps of the input,
-// and every gradient once for the input's, the weights' and the biases' gradients. All else goes through the
-// libraries, by blocks of rows and a buffer that stays in the cache. On CUDA all rows are one block; layers do not
-// call it there.
+// A product of many rows by torch spends as long on the first touch of its result's pages as on the product, and MKL
+// and oneDNN reach a quarter and a half of what this shape allows on AMD's processors. So float32 rows and maps that
+// fit the caches go through kernels of our own (cpu/passes.h): every row is read once for all maps of the input, and
+// every gradient once for the input's, the weights' and the biases' gradients. All else goes through the libraries, by
+// blocks of rows and a buffer that stays in the cache.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,16 +15,14 @@
 #include <deque>
 #include <vector>
 
-#include "common/checks.h"
-#include "common/cpu/tensors.h"
-#include "common/optional.h"
+#include "../common/cpu/tensors.h"
 #include "cpu/kernels.h"
+#include "inputs.h"
 
 namespace edgeless {
 namespace {
 
 using at::Tensor;
-using OptTensor = Optional<Tensor>;
 
 // Numbers of a block: 4 MB of float32, at most twice an L2.
 constexpr int64_t kBlock = int64_t(1) << 20;
@@ -33,7 +31,7 @@ struct Blocks {
   int64_t rows, step;
 
   Blocks(const Tensor& x, int64_t width) : rows(x.size(0)) {
-    step = x.is_cpu() ? std::max<int64_t>(512, kBlock / std::max<int64_t>(1, width)) : std::max<int64_t>(1, rows);
+    step = std::max<int64_t>(512, kBlock / std::max<int64_t>(1, width));
   }
 
   template <class F>
@@ -46,7 +44,7 @@ struct Blocks {
 class Product {
  public:
   explicit Product(const Tensor& x) {
-    if (!x.is_cpu() || x.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) return;
+    if (x.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) return;
     const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
     if (found && found->schema().arguments().size() == 6) onednn_ = found;
   }
@@ -73,18 +71,7 @@ class Product {
 };
 
 Tensor empty_like_rows(const Tensor& x, int64_t rows, int64_t width) {
-  return x.is_cpu() ? cpu::empty_rows({rows, width}, x.options()) : at::empty({rows, width}, x.options());
-}
-
-void check_maps(const char* op, const Tensor& x, at::TensorList weights) {
-  check_dim(op, "x", x, 2, "[N, F]");
-  TORCH_CHECK_VALUE(!weights.empty(), op, ": weights must hold at least one tensor, got none");
-  for (const Tensor& weight : weights) {
-    check_dim(op, "weights", weight, 2, "[F_out, F] each");
-    check_shape(op, "weights", weight, {weight.size(0), x.size(1)});
-    check_dtype(op, "weights", weight, x.scalar_type());
-    check_device(op, "weights", weight, x.device());
-  }
+  return cpu::empty_rows({rows, width}, x.options());
 }
 
 int64_t total_width(at::TensorList weights) {
@@ -99,10 +86,9 @@ class OwnKernels {
   // Numbers of the packed weights, and of their gradient: 1 MB of float32, an L2.
   static constexpr int64_t kMost = int64_t(1) << 18;
 
-  OwnKernels(const Tensor& x, int64_t columns)
-      : x_(x.is_cpu() ? cpu::packed_rows(x) : x), features_(x.size(1)), columns_(columns) {
-    usable_ = x.is_cpu() && x.scalar_type() == at::kFloat && x.numel() > 0 && columns > 0 &&
-              features_ * columns <= kMost && cpu::choose_projection_kernels(&kernels_);
+  OwnKernels(const Tensor& x, int64_t columns) : x_(cpu::packed_rows(x)), features_(x.size(1)), columns_(columns) {
+    usable_ = x.scalar_type() == at::kFloat && x.numel() > 0 && columns > 0 && features_ * columns <= kMost &&
+              cpu::choose_projection_kernels(&kernels_);
     args_.x = usable_ ? x_.const_data_ptr<float>() : nullptr;
     args_.features = features_;
     args_.x_stride = x_.stride(0);
@@ -203,19 +189,12 @@ class OwnKernels {
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   const char* op = "edgeless::project";
   at::AutoDispatchBelowADInplaceOrView guard;
-  check_maps(op, x, weights);
-  TORCH_CHECK_VALUE(biases.size() == weights.size(), op, ": biases must have one entry for each of the ",
-                    weights.size(), " weights, got ", biases.size());
+  check_maps(op, x, weights, biases);
   std::vector<Tensor> outs, rows_of_bias;
   bool has_bias = false;
   for (size_t k = 0; k < weights.size(); ++k) {
     const OptTensor bias = biases.get(k);
     const int64_t width = weights[k].size(0);
-    if (bias) {
-      check_shape(op, "biases", *bias, {width});
-      check_dtype(op, "biases", *bias, x.scalar_type());
-      check_device(op, "biases", *bias, x.device());
-    }
     has_bias |= bias.has_value();
     outs.push_back(empty_like_rows(x, x.size(0), width));
   }
@@ -249,10 +228,8 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
                                      c10::List<bool> needs) {
   const char* op = "edgeless::project_backward";
   at::AutoDispatchBelowADInplaceOrView guard;
-  check_maps(op, x, weights);
+  check_map_gradients(op, grads, x, weights, needs.size());
   const size_t maps = weights.size();
-  TORCH_CHECK_VALUE(grads.size() == maps && needs.size() == 1 + 2 * maps, op, ": there must be ", maps, " grads and ",
-                    1 + 2 * maps, " needs, got ", grads.size(), " and ", needs.size());
   std::vector<Tensor> given, used, results;
   for (size_t k = 0; k < 1 + 2 * maps; ++k) results.push_back(at::empty({0}, x.options()));
   bool any_weight = false, any_bias = false;
@@ -261,8 +238,6 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
     any_weight |= needs[1 + k], any_bias |= needs[1 + maps + k];
     const OptTensor grad = grads.get(k);
     if (!grad) continue;
-    check_shape(op, "grads", *grad, {x.size(0), weights[k].size(0)});
-    check_dtype(op, "grads", *grad, x.scalar_type());
     given.push_back(*grad), used.push_back(weights[k]), which.push_back(k);
   }
   const int64_t width = total_width(used);
@@ -307,23 +282,32 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
 Tensor add_row(const Tensor& x, const Tensor& row) {
   const char* op = "edgeless::add_row";
   at::AutoDispatchBelowADInplaceOrView guard;
-  check_dim(op, "x", x, 2, "[N, F]");
-  check_shape(op, "row", row, {x.size(1)});
-  check_dtype(op, "row", row, x.scalar_type());
-  check_device(op, "row", row, x.device());
+  check_row(op, x, row);
   Tensor out = empty_like_rows(x, x.size(0), x.size(1));
   return at::add_out(out, x, row);
 }
 
+Tensor column_sums(const Tensor& x) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  check_dim("edgeless::column_sums", "x", x, 2, "[N, F]");
+  return x.sum(0);
+}
+
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  std::vector<Tensor> cast;
+  for (const Tensor& t : tensors) cast.push_back(t.to(dtype, /*non_blocking=*/false, /*copy=*/true).contiguous());
+  return cast;
+}
+
 }  // namespace
 
-#define EDGELESS_REGISTER_PROJECTION(Device)      \
-  TORCH_LIBRARY_IMPL(edgeless, Device, m) {       \
-    m.impl("project", project);                   \
-    m.impl("project_backward", project_backward); \
-    m.impl("add_row", add_row);                   \
-  }
-EDGELESS_REGISTER_PROJECTION(CPU)
-EDGELESS_REGISTER_PROJECTION(CUDA)
+TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
+  m.impl("project", project);
+  m.impl("project_backward", project_backward);
+  m.impl("add_row", add_row);
+  m.impl("column_sums", column_sums);
+  m.impl("cast_all", cast_all);
+}
 
 }  // namespace edgeless

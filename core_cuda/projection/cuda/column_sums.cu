@@ -1,0 +1,95 @@
+// Sums of the columns of several matrices that have the same rows, in an order that depends on the shapes alone.
+//
+// A block sums 128 columns of a chunk of rows, 8 rows side by side; a second kernel adds up the chunks. 4 bytes read a
+// number and next to nothing written: at the speed of memory, where torch's own sum of a tall matrix of 128 columns
+// reached 0.5 TB/s on an H200.
+#include "../../common/vec.cuh"
+#include "kernels.h"
+
+namespace edgeless::cuda::maps {
+namespace {
+
+constexpr int kLanes = 32, kSides = 8, kPer = 4;
+
+// The sums over a block's sides, in their order; valid on side 0.
+template <class A>
+__device__ __forceinline__ A over_sides(A x, A (&shared)[kSides][kLanes]) {
+  shared[threadIdx.y][threadIdx.x] = x;
+  __syncthreads();
+  A sum = 0;
+  if (threadIdx.y == 0) {
+#pragma unroll
+    for (int side = 0; side < kSides; ++side) sum += shared[side][threadIdx.x];
+  }
+  __syncthreads();
+  return sum;
+}
+
+template <class S>
+__global__ void __launch_bounds__(kLanes* kSides) partial_sums_kernel(const __grid_constant__ ColumnSumsArgs args) {
+  using A = Arithmetic<S>;
+  __shared__ A shared[kSides][kLanes];
+  const Columns& c = args.columns[blockIdx.z];
+  const int column = blockIdx.y * kLanes * kPer + threadIdx.x;
+  if (blockIdx.y * kLanes * kPer >= c.width) return;
+  const int64_t begin = args.num_rows * blockIdx.x / args.chunks, end = args.num_rows * (blockIdx.x + 1) / args.chunks;
+  const S* rows = static_cast<const S*>(c.rows);
+  A sum[kPer] = {};
+#pragma unroll 4
+  for (int64_t row = begin + threadIdx.y; row < end; row += kSides) {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      const int at = column + k * kLanes;
+      if (at < c.width) sum[k] += to_arithmetic(rows[row * c.row_stride + at]);
+    }
+  }
+  A* partial = static_cast<A*>(args.partial) + static_cast<int64_t>(blockIdx.x) * args.total + c.first;
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) {
+    const A all = over_sides(sum[k], shared);
+    const int at = column + k * kLanes;
+    if (threadIdx.y == 0 && at < c.width) partial[at] = all;
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(kLanes* kSides) add_chunks_kernel(const __grid_constant__ ColumnSumsArgs args) {
+  using A = Arithmetic<S>;
+  __shared__ A shared[kSides][kLanes];
+  const Columns& c = args.columns[blockIdx.z];
+  const int column = blockIdx.y * kLanes + threadIdx.x;
+  if (blockIdx.y * kLanes >= c.width) return;
+  const A* partial = static_cast<const A*>(args.partial) + c.first + column;
+  A sum = 0;
+  if (column < c.width) {
+#pragma unroll 4
+    for (int chunk = threadIdx.y; chunk < args.chunks; chunk += kSides) sum += partial[int64_t(chunk) * args.total];
+  }
+  const A all = over_sides(sum, shared);
+  if (threadIdx.y == 0 && column < c.width) static_cast<S*>(c.out)[column] = to_storage<S>(all);
+}
+
+template <class S>
+cudaError_t launch(const ColumnSumsArgs& args, cudaStream_t stream) {
+  int widest = 0;
+  for (int t = 0; t < args.tensors; ++t) widest = args.columns[t].width > widest ? args.columns[t].width : widest;
+  const dim3 block(kLanes, kSides);
+  const auto blocks = [&](int columns) { return static_cast<unsigned>((widest + columns - 1) / columns); };
+  const unsigned chunks = static_cast<unsigned>(args.chunks), tensors = static_cast<unsigned>(args.tensors);
+  partial_sums_kernel<S><<<dim3(chunks, blocks(kLanes * kPer), tensors), block, 0, stream>>>(args);
+  add_chunks_kernel<S><<<dim3(1, blocks(kLanes), tensors), block, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t run_column_sums(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
+  switch (dtype) {
+    case Dtype::f32: return launch<float>(args, stream);
+    case Dtype::f16: return launch<__half>(args, stream);
+    case Dtype::bf16: return launch<__nv_bfloat16>(args, stream);
+    default: return launch<double>(args, stream);
+  }
+}
+
+}  // namespace edgeless::cuda::maps

@@ -1,0 +1,49 @@
+// Sums over rows and changes of dtype, of several tensors in one launch. No torch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace edgeless::cuda::maps {
+
+enum class Dtype : uint8_t { f32, f16, bf16, f64 };
+
+constexpr int kMostTensors = 16;  // of a launch
+
+struct Columns {
+  const void* rows = nullptr;  // [N, width]
+  int64_t row_stride = 0;      // in numbers; those of a row lie side by side
+  int width = 0;
+  int first = 0;        // column of `partial`
+  void* out = nullptr;  // [width], of the rows' dtype
+};
+
+struct ColumnSumsArgs {
+  Columns columns[kMostTensors];
+  int tensors = 0;
+  int64_t num_rows = 0;
+  int total = 0;            // columns of all
+  int chunks = 0;           // of rows
+  void* partial = nullptr;  // [chunks, total] of float, for double double
+};
+
+// How many chunks of rows are summed apart: of the number of rows alone, so that results depend on nothing else.
+constexpr int chunks_of(int64_t num_rows) {
+  const int64_t chunks = (num_rows + 127) / 128;
+  return static_cast<int>(chunks < 256 ? chunks : 256);
+}
+
+cudaError_t run_column_sums(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream);
+
+struct CastArgs {
+  const void* from[kMostTensors];
+  void* to[kMostTensors];
+  int64_t numbers[kMostTensors];
+  Dtype dtype[kMostTensors];  // of from
+  int tensors = 0;
+};
+
+cudaError_t run_cast(Dtype to, const CastArgs& args, cudaStream_t stream);
+
+}  // namespace edgeless::cuda::maps

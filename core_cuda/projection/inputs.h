@@ -1,0 +1,61 @@
+// What the projection ops are given, checked alike on every device.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+
+#include "../common/checks.h"
+#include "../common/optional.h"
+
+namespace edgeless {
+
+using OptTensor = Optional<at::Tensor>;
+
+inline void check_weights(const char* op, const at::Tensor& x, at::TensorList weights) {
+  check_dim(op, "x", x, 2, "[N, F]");
+  TORCH_CHECK_VALUE(!weights.empty(), op, ": weights must hold at least one tensor, got none");
+  for (const at::Tensor& weight : weights) {
+    check_dim(op, "weights", weight, 2, "[F_out, F] each");
+    check_shape(op, "weights", weight, {weight.size(0), x.size(1)});
+    check_dtype(op, "weights", weight, x.scalar_type());
+    check_device(op, "weights", weight, x.device());
+  }
+}
+
+inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weights,
+                       const c10::List<OptTensor>& biases) {
+  check_weights(op, x, weights);
+  TORCH_CHECK_VALUE(biases.size() == weights.size(), op, ": biases must have one entry for each of the ",
+                    weights.size(), " weights, got ", biases.size());
+  for (size_t k = 0; k < weights.size(); ++k) {
+    const OptTensor bias = biases.get(k);
+    if (!bias) continue;
+    check_shape(op, "biases", *bias, {weights[k].size(0)});
+    check_dtype(op, "biases", *bias, x.scalar_type());
+    check_device(op, "biases", *bias, x.device());
+  }
+}
+
+inline void check_map_gradients(const char* op, const c10::List<OptTensor>& grads, const at::Tensor& x,
+                                at::TensorList weights, size_t needs) {
+  check_weights(op, x, weights);
+  const size_t maps = weights.size();
+  TORCH_CHECK_VALUE(grads.size() == maps && needs == 1 + 2 * maps, op, ": there must be ", maps, " grads and ",
+                    1 + 2 * maps, " needs, got ", grads.size(), " and ", needs);
+  for (size_t k = 0; k < maps; ++k) {
+    const OptTensor grad = grads.get(k);
+    if (!grad) continue;
+    check_shape(op, "grads", *grad, {x.size(0), weights[k].size(0)});
+    check_dtype(op, "grads", *grad, x.scalar_type());
+    check_device(op, "grads", *grad, x.device());
+  }
+}
+
+inline void check_row(const char* op, const at::Tensor& x, const at::Tensor& row) {
+  check_dim(op, "x", x, 2, "[N, F]");
+  check_shape(op, "row", row, {x.size(1)});
+  check_dtype(op, "row", row, x.scalar_type());
+  check_device(op, "row", row, x.device());
+}
+
+}  // namespace edgeless

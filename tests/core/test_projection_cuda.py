@@ -1,0 +1,163 @@
+"""The linear maps of one input on CUDA: against the modules, under autocast, strides, launches, graph capture."""
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from edgeless import projection
+
+pytestmark = pytest.mark.cuda
+DEVICE = "cuda"
+ops = torch.ops.edgeless
+SHAPES = [(0, 3, (4,)), (1, 3, (4, 1)), (700, 16, (8, 24)), (40_000, 33, (128, 7, 300)), (129, 70, (1,) * 20)]
+
+
+def maps(features, widths, dtype=torch.float32):
+    torch.manual_seed(len(widths))
+    return [nn.Linear(features, w, bias=k != 1, dtype=dtype, device=DEVICE) for k, w in enumerate(widths)]
+
+
+def rows(count, features, dtype=torch.float32):
+    return torch.randn(count, features, generator=torch.Generator().manual_seed(0)).to(DEVICE, dtype).requires_grad_()
+
+
+def leaves_of(x, linears):
+    return [x, *(p for lin in linears for p in lin.parameters())]
+
+
+def error(found, exact):
+    return float((found.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+
+
+def in_float64(x, linears, grads):
+    wide = x.detach().double().requires_grad_()
+    copies = [nn.Linear(lin.in_features, lin.out_features, lin.bias is not None).to(DEVICE).double() for lin in linears]
+    for copy, lin in zip(copies, linears):
+        copy.load_state_dict(lin.state_dict())
+    outs = [lin(wide) for lin in copies]
+    return [*outs, *torch.autograd.grad(outs, leaves_of(wide, copies), [g.double() for g in grads])]
+
+
+@pytest.mark.parametrize("count,features,widths", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_errs_at_most_twice_as_much_as_the_modules(count, features, widths, dtype):
+    x, linears = rows(count, features, dtype), maps(features, widths, dtype)
+    outs, stock = projection.project(x, *linears), [lin(x) for lin in linears]
+    grads = [torch.randn_like(out) for out in outs]
+    leaves = leaves_of(x, linears)
+    found = [*outs, *torch.autograd.grad(outs, leaves, grads)]
+    stock = [*stock, *torch.autograd.grad(stock, leaves, grads)]
+    exact = in_float64(x, linears, grads)
+    for a, b, c in zip(found, stock, exact, strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        assert error(a, c) <= 2 * error(b, c) + 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows_dtype", [torch.float32, torch.bfloat16])
+def test_autocast(dtype, rows_dtype):
+    x, linears = rows(3000, 40, rows_dtype), maps(40, (64, 24, 8))
+    with torch.autocast(DEVICE, dtype):
+        outs, stock = projection.project(x, *linears), [lin(x) for lin in linears]
+        added = projection.product(x, linears[1].weight.t())
+    assert all(torch.equal(a, b) and a.dtype == dtype for a, b in zip(outs, stock, strict=True))
+    assert torch.equal(added, stock[1])
+    grads = [torch.randn_like(out) for out in outs]
+    leaves = leaves_of(x, linears)
+    found = torch.autograd.grad(outs, leaves, grads)
+    expected = torch.autograd.grad(stock, leaves, grads)
+    exact = in_float64(x, linears, grads)[len(outs) :]
+    for a, b, c in zip(found, expected, exact, strict=True):
+        assert a.dtype == b.dtype and error(a, c) <= 2 * error(b, c) + torch.finfo(dtype).eps
+
+
+def test_float64_is_left_alone_by_autocast():
+    x, linears = rows(30, 4, torch.float64), maps(4, (3,), torch.float64)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert torch.equal(projection.project(x, *linears)[0], linears[0](x))
+        with pytest.raises(RuntimeError):
+            projection.project(x, *maps(4, (3,)))  # torch's own error
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (1, 1), (127, 33), (128, 128), (100_001, 3), (33_000, 257), (5, 0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_sums_of_columns(shape, dtype):
+    wide = torch.randn(shape[0], 2 * shape[1] + 1, device=DEVICE).to(dtype)
+    for x in (wide[:, : shape[1]], wide[:, 1::2], wide[:, :1].expand(shape), wide[:1, : shape[1]].expand(shape)):
+        if x.shape != shape:
+            continue
+        exact = x.double().sum(0)
+        found = ops.column_sums(x)
+        assert found.dtype == dtype and found.shape == exact.shape
+        arithmetic = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+        bound = torch.finfo(dtype).eps * exact.abs() + 32 * arithmetic.eps * x.double().abs().sum(0)
+        assert ((found.double() - exact).abs() <= bound).all()
+        assert torch.equal(found, ops.column_sums(x))
+
+
+@pytest.mark.parametrize("to", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_copies_in_another_dtype(to):
+    gen = torch.Generator().manual_seed(0)
+    tensors = [
+        torch.randn(shape, generator=gen).to(DEVICE, dtype)
+        for shape in ((7,), (130, 9), (0, 4), (5, 4, 3), (40_001,))
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    ]
+    tensors += [tensors[16][1:], tensors[4].t(), tensors[4][:, ::2]]
+    for found, t in zip(ops.cast_all(tensors, to), tensors, strict=True):
+        assert found.is_contiguous() and torch.equal(found, t.to(to))
+
+
+def test_launches():
+    x, linears = rows(3000, 64), maps(64, (64, 64, 64))
+    leaves = leaves_of(x, linears)
+
+    def step():
+        with torch.autocast(DEVICE, torch.bfloat16):
+            outs = projection.project(x, *linears)
+        torch.autograd.grad(outs, leaves, outs)
+
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    own = [e.key for e in found.events() if "maps::" in e.key]
+    assert len(own) == 4, own  # one cast, two for the biases, one cast back
+
+
+def test_captured_in_a_cuda_graph():
+    x, linears = rows(500, 16), maps(16, (8, 8))
+    leaves = leaves_of(x, linears)
+
+    def step():
+        with torch.autocast(DEVICE, torch.bfloat16):
+            outs = projection.project(x, *linears)
+        return torch.autograd.grad(
+            [ops.add_row(outs[0], outs[0][0]).float()], leaves, [outs[0].float()], allow_unused=True
+        )
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    for a, b in zip(captured, step(), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+def test_two_runs_are_the_same_bits():
+    x, linears = rows(50_000, 64), maps(64, (128, 128))
+    leaves = leaves_of(x, linears)
+
+    def once():
+        outs = projection.project(x, *linears)
+        return [*outs, *torch.autograd.grad(outs, leaves, [out.detach().cos() for out in outs])]
+
+    assert all(torch.equal(a, b) for a, b in zip(once(), once(), strict=True))
