@@ -58,4 +58,33 @@ inline void check_row(const char* op, const at::Tensor& x, const at::Tensor& row
   check_device(op, "row", row, x.device());
 }
 
+// Vectors and logits are of the rows' dtype or of the arithmetic's; the logits of the wider one.
+inline at::ScalarType check_node_logits(const char* op, const at::Tensor& x, at::TensorList vectors) {
+  check_dim(op, "x", x, 3, "[N, H, C]");
+  TORCH_CHECK_VALUE(!vectors.empty(), op, ": vectors must hold at least one tensor, got none");
+  const auto arithmetic = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  for (const at::Tensor& vector : vectors) {
+    check_shape(op, "vectors", vector, {x.size(1), x.size(2)});
+    TORCH_CHECK_VALUE(vector.scalar_type() == x.scalar_type() || vector.scalar_type() == arithmetic, op,
+                      ": vectors must be ", x.scalar_type(), " or ", arithmetic, ", got ", vector.scalar_type());
+    check_dtype(op, "vectors", vector, vectors[0].scalar_type());
+    check_device(op, "vectors", vector, x.device());
+  }
+  return vectors[0].scalar_type() == arithmetic ? arithmetic : x.scalar_type();
+}
+
+inline void check_node_logit_gradients(const char* op, const c10::List<OptTensor>& grads, const at::Tensor& x,
+                                       at::TensorList vectors, size_t needs) {
+  const auto logits = check_node_logits(op, x, vectors);
+  TORCH_CHECK_VALUE(grads.size() == vectors.size() && needs == 1 + vectors.size(), op, ": there must be ",
+                    vectors.size(), " grads and ", 1 + vectors.size(), " needs, got ", grads.size(), " and ", needs);
+  for (size_t k = 0; k < vectors.size(); ++k) {
+    const OptTensor grad = grads.get(k);
+    if (!grad) continue;
+    check_shape(op, "grads", *grad, {x.size(0), x.size(1)});
+    check_dtype(op, "grads", *grad, logits);
+    check_device(op, "grads", *grad, x.device());
+  }
+}
+
 }  // namespace edgeless

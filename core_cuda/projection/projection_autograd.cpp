@@ -181,6 +181,61 @@ class CastAll : public Function<CastAll> {
   }
 };
 
+class NodeLogits : public Function<NodeLogits> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList vectors) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    variable_list saved{x};
+    saved.insert(saved.end(), vectors.begin(), vectors.end());
+    ctx->save_for_backward(std::move(saved));
+    ctx->set_materialize_grads(false);
+    static const auto op = op_of<std::vector<Tensor>(const Tensor&, at::TensorList)>("edgeless::node_logits");
+    return op.call(x, vectors);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& given) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::TensorList vectors(saved.data() + 1, saved.size() - 1);
+    c10::List<bool> needs;
+    for (size_t i = 0; i < saved.size(); ++i) needs.push_back(ctx->needs_input_grad(i));
+    variable_list grads = at::GradMode::is_enabled() ? differentiable(given, saved[0], vectors)
+                                                     : below_autograd(given, saved[0], vectors, needs);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!needs[i]) grads[i] = Tensor();
+    }
+    return grads;
+  }
+
+ private:
+  static variable_list below_autograd(const variable_list& given, const Tensor& x, at::TensorList vectors,
+                                      const c10::List<bool>& needs) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    c10::List<OptTensor> grads;
+    for (const Tensor& grad : given) grads.push_back(grad.defined() ? OptTensor(grad) : OptTensor());
+    static const auto op =
+        op_of<std::vector<Tensor>(const c10::List<OptTensor>&, const Tensor&, at::TensorList, c10::List<bool>)>(
+            "edgeless::node_logits_backward");
+    return op.call(grads, x, vectors, needs);
+  }
+
+  // To be differentiated once more.
+  static variable_list differentiable(const variable_list& given, const Tensor& x, at::TensorList vectors) {
+    variable_list grads{at::zeros_like(x)};
+    for (size_t k = 0; k < vectors.size(); ++k) {
+      if (!given[k].defined()) {
+        grads.push_back(at::zeros_like(vectors[k]));
+        continue;
+      }
+      const Tensor grad = given[k].unsqueeze(-1);
+      grads[0] = grads[0] + (grad * vectors[k]).to(x.scalar_type());
+      grads.push_back((grad * x).sum(0).to(vectors[k].scalar_type()));
+    }
+    return grads;
+  }
+};
+
+std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) { return NodeLogits::apply(x, vectors); }
+
 std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) { return CastAll::apply(tensors, dtype); }
 
 }  // namespace
@@ -190,6 +245,7 @@ TORCH_LIBRARY_IMPL(edgeless, Autograd, m) {
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);
+  m.impl("node_logits", node_logits);
 }
 
 }  // namespace edgeless

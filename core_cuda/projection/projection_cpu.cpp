@@ -300,6 +300,39 @@ std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
   return cast;
 }
 
+std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  const auto dtype = check_node_logits("edgeless::node_logits", x, vectors);
+  std::vector<Tensor> logits;
+  for (const Tensor& vector : vectors) logits.push_back((x * vector).sum(-1).to(dtype));
+  return logits;
+}
+
+std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList vectors,
+                                         c10::List<bool> needs) {
+  at::AutoDispatchBelowADInplaceOrView guard;
+  check_node_logit_gradients("edgeless::node_logits_backward", grads, x, vectors, needs.size());
+  const auto arithmetic = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  std::vector<Tensor> results;
+  for (size_t i = 0; i <= vectors.size(); ++i) {
+    const Tensor& like = i ? vectors[i - 1] : x;
+    results.push_back(needs[i] ? at::zeros(like.sizes(), like.options()) : at::empty({0}, like.options()));
+  }
+  Tensor grad_x;
+  for (size_t k = 0; k < vectors.size(); ++k) {
+    const OptTensor given = grads.get(k);
+    if (!given) continue;
+    const Tensor grad = given->to(arithmetic).unsqueeze(-1);
+    if (needs[0]) {
+      const Tensor share = grad * vectors[k];
+      grad_x = grad_x.defined() ? grad_x + share : share;
+    }
+    if (needs[1 + k]) results[1 + k].copy_((grad * x).sum(0));
+  }
+  if (grad_x.defined()) results[0].copy_(grad_x);
+  return results;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
@@ -308,6 +341,8 @@ TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);
+  m.impl("node_logits", node_logits);
+  m.impl("node_logits_backward", node_logits_backward);
 }
 
 }  // namespace edgeless

@@ -150,6 +150,93 @@ std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
   return cast;
 }
 
+at::ScalarType arithmetic_of(const Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
+
+// Of [N, H, C]: a row's numbers of a head lie side by side.
+LogitsArgs logits_args(const Tensor& x, size_t vectors) {
+  LogitsArgs args;
+  args.rows = x.const_data_ptr();
+  args.row_stride = x.stride(0), args.head_stride = x.stride(1);
+  args.num_rows = x.size(0), args.heads = static_cast<int>(x.size(1)), args.channels = static_cast<int>(x.size(2));
+  args.vectors = static_cast<int>(vectors);
+  while (args.team_log2 < 5 && (1 << args.team_log2) < args.channels) ++args.team_log2;
+  return args;
+}
+
+Tensor packed_heads(const Tensor& x) { return x.stride(2) == 1 || x.size(2) == 1 ? x : x.contiguous(); }
+
+std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
+  const char* op = "edgeless::node_logits";
+  const Below below;
+  const auto dtype = check_node_logits(op, x, vectors), arithmetic = arithmetic_of(x);
+  const Dtype rows_dtype = dtype_of(op, "x", x.scalar_type());
+  const OnDevice on_device(x.device());
+  const Tensor rows = packed_heads(x);
+  std::vector<Tensor> logits;
+  for (size_t first = 0; first < vectors.size(); first += kMostVectors) {
+    const size_t count = std::min<size_t>(kMostVectors, vectors.size() - first);
+    LogitsArgs args = logits_args(rows, count);
+    std::vector<Tensor> kept, outs;
+    for (size_t k = 0; k < count; ++k) {
+      args.vector[k] = kept.emplace_back(vectors[first + k].to(arithmetic).contiguous()).const_data_ptr();
+      args.logits[k] = outs.emplace_back(at::empty({x.size(0), x.size(1)}, x.options().dtype(arithmetic))).data_ptr();
+    }
+    if (outs[0].numel() > 0) C10_CUDA_CHECK(run_logits(rows_dtype, args, on_device.stream()));
+    for (const Tensor& out : outs) logits.push_back(out.to(dtype));
+  }
+  return logits;
+}
+
+std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList vectors,
+                                         c10::List<bool> needs) {
+  const char* op = "edgeless::node_logits_backward";
+  const Below below;
+  check_node_logit_gradients(op, grads, x, vectors, needs.size());
+  const auto arithmetic = arithmetic_of(x);
+  const Dtype rows_dtype = dtype_of(op, "x", x.scalar_type());
+  const OnDevice on_device(x.device());
+  const Tensor rows = packed_heads(x);
+  std::vector<Tensor> results;
+  for (size_t i = 0; i <= vectors.size(); ++i) {
+    const Tensor& like = i ? vectors[i - 1] : x;
+    results.push_back(needs[i] ? at::empty(like.sizes(), like.options()) : at::empty({0}, like.options()));
+  }
+  for (size_t first = 0; first < vectors.size(); first += kMostVectors) {
+    const size_t count = std::min<size_t>(kMostVectors, vectors.size() - first);
+    const auto sums = at::empty({chunks_of(x.size(0)), static_cast<int64_t>(count), x.size(1), x.size(2)},
+                                x.options().dtype(arithmetic));
+    LogitsArgs args = logits_args(rows, count);
+    args.chunks = chunks_of(x.size(0));
+    ColumnSumsArgs adding;
+    std::vector<Tensor> kept;
+    const int width = args.heads * args.channels;
+    bool any = false;
+    for (size_t k = 0; k < count; ++k) {
+      const OptTensor grad = grads.get(first + k);
+      args.vector[k] = kept.emplace_back(vectors[first + k].to(arithmetic).contiguous()).const_data_ptr();
+      if (grad) args.grad[k] = kept.emplace_back(grad->to(arithmetic).contiguous()).const_data_ptr();
+      if (!needs[1 + first + k]) continue;
+      any = true;
+      Columns& columns = adding.columns[adding.tensors++];
+      columns.width = width, columns.first = static_cast<int>(k) * width,
+      columns.out = results[1 + first + k].data_ptr();
+    }
+    // A second pair of vectors adds to what the first gave the rows.
+    const Tensor more = needs[0] && first > 0 ? at::empty_like(results[0]) : Tensor();
+    if (needs[0]) args.grad_rows = (more.defined() ? more : results[0]).data_ptr();
+    if (any) args.partial = sums.data_ptr();
+    if (x.numel() > 0) {
+      C10_CUDA_CHECK(run_logit_gradients(rows_dtype, args, on_device.stream()));
+      if (more.defined()) results[0].add_(more);
+    }
+    if (any && width > 0) {
+      adding.chunks = args.chunks, adding.total = static_cast<int>(count) * width, adding.partial = sums.data_ptr();
+      C10_CUDA_CHECK(add_chunks(dtype_of(op, "vectors", vectors[0].scalar_type()), adding, on_device.stream()));
+    }
+  }
+  return results;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
@@ -158,6 +245,8 @@ TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);
+  m.impl("node_logits", node_logits);
+  m.impl("node_logits_backward", node_logits_backward);
 }
 
 }  // namespace edgeless::cuda::maps

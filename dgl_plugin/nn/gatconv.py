@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeless.functional import gat_attention
-from edgeless.projection import add_row, project_with_logits
+from edgeless.projection import add_row, node_logits, project_with_logits
 
 from .._framework import stock
 from ..convert import relation_of
@@ -104,6 +104,8 @@ def _logits(x: Tensor, *vectors: Tensor):
 
     One matrix product a head: it reads ``x`` once and leaves nothing of its size behind, as ``(x * a).sum(-1)`` would.
     """
+    if (found := node_logits(x, *(a.to(x.dtype) for a in vectors))) is not None:
+        return found
     heads = x.flatten(1, -2).transpose(0, 1)  # [B * H, N, C]
     columns = torch.cat(vectors).to(x.dtype).permute(1, 2, 0)  # [H, C, number of vectors]
     columns = columns.repeat(heads.size(0) // columns.size(0), 1, 1)

@@ -12,7 +12,7 @@ from torch_geometric.nn.conv import gat_conv
 from edgeless.autocast import autocasts
 from edgeless.functional import gat_attention
 from edgeless.graph import Graph
-from edgeless.projection import project_with_logits
+from edgeless.projection import node_logits, project_with_logits
 
 from ..conv import LINEAR, FusedConv, pair
 from ..convert import kind_of
@@ -125,8 +125,10 @@ class GATConv(FusedConv, gat_conv.GATConv):
 def _node_logits(x: Tensor, *atts: Tensor) -> tuple[Tensor, ...]:
     """``(x * att).sum(-1)`` ``[N, H]`` for every att ``[1, H, C]``, without the product ``[N, H, C]``.
 
-    One matrix multiplication with the vectors on a block diagonal ``[K * H, H * C]`` reads x once for all of them.
+    On the CPU one matrix multiplication with the vectors on a block diagonal ``[K * H, H * C]`` reads x once for all.
     """
+    if (found := node_logits(x, *atts)) is not None:
+        return tuple(found)
     _, heads, channels = x.shape
     if x.dtype != atts[0].dtype or autocasts(x.device.type):  # autocast would round what the stock layer does not
         return tuple((x * att).sum(dim=-1) for att in atts)

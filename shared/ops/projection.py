@@ -31,3 +31,14 @@ def _column_sums_fake(x):
 @register_fake("edgeless::cast_all")
 def _cast_all_fake(tensors, dtype):
     return [t.new_empty(t.shape, dtype=dtype) for t in tensors]
+
+
+@register_fake("edgeless::node_logits")
+def _node_logits_fake(x, vectors):
+    dtype = torch.promote_types(x.dtype, vectors[0].dtype)
+    return [x.new_empty(x.shape[:2], dtype=dtype) for _ in vectors]
+
+
+@register_fake("edgeless::node_logits_backward")
+def _node_logits_backward_fake(grads, x, vectors, needs):
+    return [t.new_empty(t.shape if need else (0,)) for t, need in zip((x, *vectors), needs)]

@@ -81,6 +81,10 @@ def test_opcheck():
     torch.library.opcheck(ops.project.default, (x, weights, biases))
     torch.library.opcheck(ops.add_row.default, (x, rows(1, 4)[0]))
     torch.library.opcheck(ops.column_sums.default, (x,))
+    heads, vectors = rows(9, 12).detach().view(9, 3, 4).requires_grad_(), [rows(3, 4), rows(3, 4).detach()]
+    torch.library.opcheck(ops.node_logits.default, (heads, vectors))
+    args = ([torch.randn(9, 3, dtype=x.dtype), None], heads.detach(), [v.detach() for v in vectors])
+    torch.library.opcheck(ops.node_logits_backward.default, (*args, [True, False, True]))
     torch.library.opcheck(ops.cast_all.default, ([x, *weights], torch.float32))
     detached = [w.detach() for w in weights]
     for needs in ([True] * 5, [False, True, False, False, True]):
@@ -98,6 +102,22 @@ def test_sums_and_copies_of_rows():
     assert all(torch.equal(g, torch.ones_like(t)) and g.dtype == t.dtype for g, t in zip(found, (x, row)))
     (found,) = torch.autograd.grad(ops.cast_all([x, row], torch.float16)[1].sum(), [row])
     assert torch.equal(found, torch.ones_like(row))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_logits_of_nodes(count):
+    x = rows(7, 12).detach().view(7, 3, 4).requires_grad_()
+    vectors = [rows(3, 4) for _ in range(count)]
+
+    def call(x, *vectors):
+        return tuple(ops.node_logits(x, vectors))
+
+    assert_same(call(x, *vectors), [(x * a).sum(-1) for a in vectors], 1e-12)
+    assert torch.autograd.gradcheck(call, (x, *vectors)) and torch.autograd.gradgradcheck(call, (x, *vectors))
+    (found,) = torch.autograd.grad(call(x, *vectors)[-1].sum(), [x])
+    assert torch.equal(found, vectors[-1].expand(7, 3, 4))
+    wide = call(x.detach().bfloat16(), *(a.float() for a in vectors))
+    assert all(t.dtype == torch.float32 for t in wide)
 
 
 def test_two_runs_are_the_same_bits():
@@ -119,6 +139,14 @@ def test_bad_input():
     }.items():
         with pytest.raises(ValueError, match=message.replace("[", r"\[").replace("]", r"\]")):
             ops.project(*args)
+    for message, args in {
+        r"node_logits: x must be \[N, H, C\], got shape \[5, 3\]": (x, [weight]),
+        r"vectors must have shape \[3, 4\], got \[4, 3\]": (x.new_zeros(2, 3, 4), [weight]),
+        r"vectors must be Double or Double, got Float": (x.new_zeros(2, 4, 3), [weight.float()]),
+        r"vectors must hold at least one tensor": (x.new_zeros(2, 4, 3), []),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            ops.node_logits(*args)
     with pytest.raises(ValueError, match=r"add_row: row must have shape \[3\], got \[5\]"):
         ops.add_row(x, x[:, 0])
 

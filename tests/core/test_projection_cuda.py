@@ -109,6 +109,35 @@ def test_copies_in_another_dtype(to):
         assert found.is_contiguous() and torch.equal(found, t.to(to))
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 3), (5, 1, 7), (3000, 8, 8), (20_001, 4, 32), (700, 3, 40), (90, 2, 300)])
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    "dtype,vectors_dtype",
+    [(torch.float32,) * 2, (torch.float64,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)],
+)
+def test_logits_of_nodes(shape, count, dtype, vectors_dtype):
+    gen = torch.Generator().manual_seed(1)
+    wide = torch.randn(*shape[:2], 2 * shape[2], generator=gen).to(DEVICE, dtype)
+    vectors = [
+        torch.randn(1, *shape[1:], generator=gen).to(DEVICE, vectors_dtype).requires_grad_() for _ in range(count)
+    ]
+    for x in (wide[:, :, : shape[2]].contiguous(), wide[:, :, shape[2] :], wide[:, :, ::2]):
+        x = x.detach().requires_grad_()
+        found, stock = projection.node_logits(x, *vectors), [(x * a).sum(-1) for a in vectors]
+        exact_leaves = [t.detach().double().requires_grad_() for t in (x, *vectors)]
+        exact = [(exact_leaves[0] * a).sum(-1) for a in exact_leaves[1:]]
+        grads = [torch.randn_like(t) for t in found]
+        results = [
+            [*outs, *torch.autograd.grad(outs, leaves, [g.to(outs[0].dtype) for g in grads])]
+            for outs, leaves in ((found, [x, *vectors]), (stock, [x, *vectors]), (exact, exact_leaves))
+        ]
+        for a, b, c in zip(*results, strict=True):
+            assert a.shape == b.shape and a.dtype == b.dtype
+            assert error(a, c) <= 2 * error(b, c) + 2 * torch.finfo(b.dtype).eps
+    (alone,) = torch.autograd.grad(projection.node_logits(x, *vectors)[-1].sum(), [vectors[-1]])
+    assert error(alone, x.double().sum(0)) <= (1e-2 if dtype == torch.bfloat16 else 1e-3)
+
+
 def test_launches():
     x, linears = rows(3000, 64), maps(64, (64, 64, 64))
     leaves = leaves_of(x, linears)

@@ -1,29 +1,13 @@
 // Sums of the columns of several matrices that have the same rows, in an order that depends on the shapes alone.
 //
-// A block sums 128 columns of a chunk of rows, 8 rows side by side; a second kernel adds up the chunks. 4 bytes read a
-// number and next to nothing written: at the speed of memory, where torch's own sum of a tall matrix of 128 columns
-// reached 0.5 TB/s on an H200.
-#include "../../common/vec.cuh"
+// A block sums 128 columns of a chunk of rows (columns.cuh); a second kernel adds up the chunks. Next to nothing is
+// written, so this runs at the speed of memory; torch's own sum of a tall matrix of 128 columns reached 0.5 TB/s on an
+// H200.
+#include "columns.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda::maps {
 namespace {
-
-constexpr int kLanes = 32, kSides = 8, kPer = 4;
-
-// The sums over a block's sides, in their order; valid on side 0.
-template <class A>
-__device__ __forceinline__ A over_sides(A x, A (&shared)[kSides][kLanes]) {
-  shared[threadIdx.y][threadIdx.x] = x;
-  __syncthreads();
-  A sum = 0;
-  if (threadIdx.y == 0) {
-#pragma unroll
-    for (int side = 0; side < kSides; ++side) sum += shared[side][threadIdx.x];
-  }
-  __syncthreads();
-  return sum;
-}
 
 template <class S>
 __global__ void __launch_bounds__(kLanes* kSides) partial_sums_kernel(const __grid_constant__ ColumnSumsArgs args) {
@@ -70,26 +54,37 @@ __global__ void __launch_bounds__(kLanes* kSides) add_chunks_kernel(const __grid
 }
 
 template <class S>
-cudaError_t launch(const ColumnSumsArgs& args, cudaStream_t stream) {
+cudaError_t launch(const ColumnSumsArgs& args, bool partial_sums, cudaStream_t stream) {
   int widest = 0;
   for (int t = 0; t < args.tensors; ++t) widest = args.columns[t].width > widest ? args.columns[t].width : widest;
   const dim3 block(kLanes, kSides);
   const auto blocks = [&](int columns) { return static_cast<unsigned>((widest + columns - 1) / columns); };
   const unsigned chunks = static_cast<unsigned>(args.chunks), tensors = static_cast<unsigned>(args.tensors);
-  partial_sums_kernel<S><<<dim3(chunks, blocks(kLanes * kPer), tensors), block, 0, stream>>>(args);
+  if (partial_sums) {
+    partial_sums_kernel<S><<<dim3(chunks, blocks(kLanes * kPer), tensors), block, 0, stream>>>(args);
+  }
   add_chunks_kernel<S><<<dim3(1, blocks(kLanes), tensors), block, 0, stream>>>(args);
   return cudaGetLastError();
+}
+
+template <bool kPartialSums>
+cudaError_t dispatch(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
+  switch (dtype) {
+    case Dtype::f32: return launch<float>(args, kPartialSums, stream);
+    case Dtype::f16: return launch<__half>(args, kPartialSums, stream);
+    case Dtype::bf16: return launch<__nv_bfloat16>(args, kPartialSums, stream);
+    default: return launch<double>(args, kPartialSums, stream);
+  }
 }
 
 }  // namespace
 
 cudaError_t run_column_sums(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
-  switch (dtype) {
-    case Dtype::f32: return launch<float>(args, stream);
-    case Dtype::f16: return launch<__half>(args, stream);
-    case Dtype::bf16: return launch<__nv_bfloat16>(args, stream);
-    default: return launch<double>(args, stream);
-  }
+  return dispatch<true>(dtype, args, stream);
+}
+
+cudaError_t add_chunks(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
+  return dispatch<false>(dtype, args, stream);
 }
 
 }  // namespace edgeless::cuda::maps

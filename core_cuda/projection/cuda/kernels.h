@@ -35,6 +35,30 @@ constexpr int chunks_of(int64_t num_rows) {
 }
 
 cudaError_t run_column_sums(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream);
+// The second half of it: `partial` is there, Columns::rows are not looked at.
+cudaError_t add_chunks(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream);
+
+constexpr int kMostVectors = 2;
+
+// Numbers are those of the rows' dtype in `rows` and `grad_rows`, else of the arithmetic's.
+struct LogitsArgs {
+  const void* rows = nullptr;  // [N, heads, channels]
+  int64_t row_stride = 0, head_stride = 0;
+  int64_t num_rows = 0;
+  int heads = 0, channels = 0;
+  int team_log2 = 0;  // lanes of a head, forward
+  int vectors = 0;
+  const void* vector[kMostVectors] = {};  // [heads, channels]
+  void* logits[kMostVectors] = {};        // [N, heads], forward
+  // Backward
+  int chunks = 0;
+  const void* grad[kMostVectors] = {};  // [N, heads], null: zero
+  void* grad_rows = nullptr;            // [N, heads, channels], null: not wanted
+  void* partial = nullptr;              // [chunks, vectors, heads, channels], null: not wanted
+};
+
+cudaError_t run_logits(Dtype dtype, const LogitsArgs& args, cudaStream_t stream);
+cudaError_t run_logit_gradients(Dtype dtype, const LogitsArgs& args, cudaStream_t stream);
 
 struct CastArgs {
   const void* from[kMostTensors];
