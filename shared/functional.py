@@ -325,10 +325,6 @@ def cosine_attention(
         return reference.cosine_attention(graph, x, x_dst, beta, eps=eps, out_dtype=out_dtype, **options)
     out_dtype = out_dtype or _promoted((x, x_dst, given_beta, edge_scale))
     rows = _promoted((x, x_dst))
-    if x.is_cuda:  # the score has no kernel there: the keys are a tensor of their own
-        keys = _over_norm(x, eps, 1.0).to(rows)
-        query = _over_norm(x if x_dst is None else x_dst, eps, beta).to(rows)
-        return dot_attention(graph, query, keys, x, scale=1.0, out_dtype=out_dtype, **options)
     if given_beta is None:
         beta = torch.full((1,), float(beta), dtype=statistics_dtype(rows), device=x.device)
     return _fused(
@@ -336,11 +332,3 @@ def cosine_attention(
         edge_scale,
         dropout, seed, return_weights, out_dtype,
     )  # fmt: skip
-
-
-def _over_norm(x: Tensor, eps: float, factor: Union[float, Tensor]) -> Tensor:
-    """``factor * x / max(|x|, eps)`` over the last dimension of ``x`` ``[N, H, C]``; not rounded to 16 bits."""
-    x = _cast(x, statistics_dtype(x.dtype))
-    if isinstance(factor, Tensor):
-        factor = _cast(factor, x.dtype).unsqueeze(-1)
-    return x * (factor / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(eps))

@@ -8,6 +8,7 @@
 
 #include "../common/dropout.h"
 #include "../common/launch.h"
+#include "../common/vector_rows.h"
 #include "../graph/graph_cuda.h"
 #include "cuda/kernels.h"
 #include "inputs.h"
@@ -30,9 +31,7 @@ Score score_of(ScoreKind kind) {
   switch (kind) {
     case ScoreKind::dot: return Score::dot;
     case ScoreKind::gatv2: return Score::gatv2;
-    case ScoreKind::cosine:
-      TORCH_CHECK_NOT_IMPLEMENTED(false,
-                                  "edgeless: the score 'cosine' has no CUDA kernel; give normalised rows to 'dot'");
+    case ScoreKind::cosine: return Score::cosine;
     default: return Score::gat;
   }
 }
@@ -48,20 +47,6 @@ auto with_index(const Tensor& index, F&& f) {
 }
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-
-// The kernels read vectors of 16 bytes: [N, H, D] as it is where that is possible, else a copy filled up with zeros.
-// `vector` is the number of elements that D must be a multiple of.
-Tensor vector_rows(const Tensor& t, int64_t vector) {
-  const int64_t size = t.element_size(), dim = t.size(2);
-  auto whole = [&](int64_t d) { return t.size(d) <= 1 || t.stride(d) * size % 16 == 0; };
-  const bool fits = dim % vector == 0 && (dim <= 1 || t.stride(2) == 1) && whole(0) && whole(1) &&
-                    reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0 && t.stride(0) * size < (int64_t(1) << 32);
-  if (fits) return t;
-  Tensor padded = at::empty({t.size(0), t.size(1), round_up(dim, vector)}, t.options());
-  if (padded.size(2) > dim) padded.narrow(2, dim, padded.size(2) - dim).zero_();
-  padded.narrow(2, 0, dim).copy_(t);
-  return padded;
-}
 
 OutRows out_rows(const Tensor& t, at::ScalarType storage) {
   OutRows out;
@@ -114,7 +99,7 @@ class Call {
       args.key_vectors = static_cast<int>(round_up(in.dim(), vector_) / vector_);
       if (!in.value) args.value_vectors = args.key_vectors;
     }
-    if (in.att) args.att = keep(padded(*in.att, 1, args.key_vectors * vector_));
+    if (in.att) args.att = keep(padded(*in.att, 1, att_width()));
     if (in.edge_scale) {
       args.scale = in.edge_scale->data_ptr<A>();
       args.scale_edge = in.edge_scale->stride(0), args.scale_head = in.edge_scale->stride(1);
@@ -152,6 +137,7 @@ class Call {
     args.saved_out = rows(out);
     if (out.scalar_type() == in_.rows()) return;
     if constexpr (std::is_same_v<A, float>) {
+      prepare_rows();
       delta_ = empty({out.size(0), out.size(1)});
       C10_CUDA_CHECK(row_delta(args.grad_out, problem.storage, args.saved_out, out.size(0), args.heads,
                                args.value_vectors, delta_.template data_ptr<float>(), stream()));
@@ -167,6 +153,9 @@ class Call {
 
   Tensor keep_tensor(const Tensor& t) { return kept_.emplace_back(t); }
 
+  // Numbers of a head in the kernels' att, and in the shares of its gradient.
+  int64_t att_width() const { return problem.score == Score::cosine ? 1 : args.key_vectors * vector_; }
+
   // Runs a pass over the graph; `att_sums` [n, H, D padded] receives n shares of the gradient of att.
   void run(Pass pass, at::TensorList graph, int64_t num_gathered, const Tensor& att_sums = {}) {
     args.graph = graph_of(graph);
@@ -174,6 +163,7 @@ class Call {
       if (att_sums.defined()) att_sums.zero_();
       return;
     }
+    prepare_rows();
     problem.pass = pass;
     problem.num_rows = args.graph.num_rows, problem.num_edges = args.graph.num_edges;
     problem.num_gathered = num_gathered;
@@ -184,15 +174,16 @@ class Call {
     args.carry_size = carry_size(pass);
     problem.carry_bytes = args.carry_size * args.heads * int64_t(sizeof(A));
     // Pieces of hubs may take half a result where there is memory left of the peak. A forward has nothing but its
-    // result, and the last pass of a backward stands beside all results (for gatv2 one fewer): there they take a
-    // sixteenth, of float results a crumb.
+    // result, and the last pass of a backward stands beside all results (one fewer where the values are the keys):
+    // there they take a sixteenth, of float results a crumb.
     const int64_t result = problem.num_rows * args.heads * args.value_vectors * 16;
-    const bool scarce = pass == Pass::forward || (pass == Pass::by_src && problem.score != Score::gatv2);
+    const bool scarce = pass == Pass::forward || (pass == Pass::by_src && !values_are_keys(problem.score));
     const int64_t crumb = 256 << 10, share = result / (scarce ? in_.rows() == at::kFloat ? 512 : 16 : 2);
     problem.carry_budget = std::max(crumb, scarce && in_.rows() == at::kFloat ? std::min(2 * crumb, share) : share);
     // Of sizes alone: a gradient must not depend on which others are asked for.
-    const bool att_shares = problem.score == Score::gatv2 && pass != Pass::forward;
-    problem.range_bytes = att_shares ? args.heads * args.key_vectors * vector_ * int64_t(sizeof(A)) : 0;
+    const bool att_shares =
+        pass == Pass::by_dst ? values_are_keys(problem.score) : pass == Pass::by_src && problem.score == Score::gatv2;
+    problem.range_bytes = att_shares ? args.heads * att_width() * int64_t(sizeof(A)) : 0;
     problem.range_budget = std::max<int64_t>(2 << 20, result / 4);
     const Plan plan = make_plan(problem, device_);
     TORCH_CHECK_VALUE(plan.layout.vectors > 0, "edgeless: a head of attention may take up to ", 4 * 32 * vector_,
@@ -228,15 +219,34 @@ class Call {
     const int keys = problem.score == Score::gat ? 1 : static_cast<int>(args.key_vectors * vector_);
     const int values = static_cast<int>(args.value_vectors * vector_);
     if (pass == Pass::forward) return values + 2;
-    return keys + (pass == Pass::by_src && problem.score != Score::gatv2 ? values : 0);
+    return keys + (pass == Pass::by_src && !values_are_keys(problem.score) ? values : 0);
   }
 
+  // The kernels read vectors of 16 bytes, and of every tensor as many numbers as of the rows, whatever its own type.
+  // Copies are made when the first kernel is about to run: all by one launch.
   Rows rows(const Tensor& t) {
-    const Tensor packed = vector_rows(t, vector_);
+    const bool fits = t.size(2) % vector_ == 0 && vector_bytes(t) == 16;
+    const Tensor packed = fits ? t : copies_.add(t, vector_);
     kept_.push_back(packed);
     Rows r = scalars(packed);
     TORCH_INTERNAL_ASSERT(r.row % 16 == 0 && r.head % 16 == 0);
     return r;
+  }
+
+  void prepare_rows() {
+    copies_.run();
+    if (problem.score != Score::cosine || args.src_over_norm) return;
+    args.src_over_norm = over_norms_of(args.src, in_.num_src());
+    const bool same = args.dst.base == args.src.base && args.dst.row == args.src.row &&
+                      args.dst.head == args.src.head && in_.num_dst() == in_.num_src();
+    args.dst_over_norm = same ? args.src_over_norm : over_norms_of(args.dst, in_.num_dst());
+  }
+
+  const A* over_norms_of(const Rows& rows, int64_t count) {
+    A* over = keep(empty({count, in_.heads()}));
+    C10_CUDA_CHECK(
+        over_norms(rows, problem.storage, count, args.heads, args.key_vectors, args.coefficient, over, stream()));
+    return over;
   }
 
   Rows scalars(const Tensor& t) {
@@ -263,6 +273,7 @@ class Call {
   int64_t vector_ = 1;
   bool by_edge_ = false;
   Tensor delta_;  // where the pass by destination cannot make it
+  PaddedRows copies_;
   std::vector<Tensor> kept_;
 };
 
@@ -397,20 +408,13 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionInputs& in, const 
   const Tensor weighted = (in.att->unsqueeze(2) * *in.edge_proj).view({width, in.edge_dim()});
   Tensor sums = at::zeros({width, in.edge_dim()}, call.numbers());
   const int64_t chunk = std::max<int64_t>(1024, (int64_t(32) << 20) / (width * int64_t(sizeof(A))));
-  const Tensor dst = vector_rows(in.dst, 1), src = vector_rows(in.src, 1);
-  auto as_rows = [](const Tensor& t) {
-    Rows r;
-    r.base = static_cast<const char*>(t.data_ptr());
-    r.row = static_cast<uint32_t>(t.stride(0) * t.element_size()), r.head = t.stride(1) * t.element_size();
-    return r;
-  };
   for (int64_t first = 0; first < edges; first += chunk) {
     const int64_t count = std::min(chunk, edges - first);
     const Tensor attr = in.edge_attr->narrow(0, first, count).to(in.statistics());
     Tensor hidden = at::mm(attr, proj.t());
     with_index(ends.dst, [&](auto zero) {
       using I = decltype(zero);
-      C10_CUDA_CHECK((hidden_gradient<A, I>(as_rows(dst), as_rows(src), dtype_of(in.rows()), ends.dst.data_ptr<I>(),
+      C10_CUDA_CHECK((hidden_gradient<A, I>(call.args.dst, call.args.src, dtype_of(in.rows()), ends.dst.data_ptr<I>(),
                                             ends.src.data_ptr<I>(), ds.data_ptr<A>(), first, count, int(in.heads()),
                                             int(in.dim()), A(in.coefficient), hidden.data_ptr<A>(), call.stream())));
       return 0;
@@ -484,17 +488,19 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (dot_edges) grad_dst = call.empty(in.dst.sizes());
     args.grad_dst = out_rows(grad_dst, in.rows());
   }
-  // Half of it is written by either pass.
+  // Half of it is written by either pass; the cosine's factor has all from the first.
   constexpr int64_t kSums = 16;
-  const int64_t padded_dim = args.key_vectors * (16 / in.src.element_size());
-  const Tensor att_sums = needs[kAtt] ? call.empty({2 * kSums, heads, padded_dim}) : Tensor();
-  const auto half = [&](int64_t i) { return needs[kAtt] ? att_sums.narrow(0, i * kSums, kSums) : Tensor(); };
+  const int64_t halves = in.score == ScoreKind::cosine ? 1 : 2;
+  const Tensor att_sums = needs[kAtt] ? call.empty({halves * kSums, heads, call.att_width()}) : Tensor();
+  const auto half = [&](int64_t i) {
+    return needs[kAtt] && i < halves ? att_sums.narrow(0, i * kSums, kSums) : Tensor();
+  };
   call.run(Pass::by_dst, in.csr, in.num_src(), half(0));
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
 
   // by source; the attention vector needs it as well, and then a transpose that nobody else asked for
   Tensor grad_value;
-  if (needs[kSrc] || needs[kValue] || needs[kAtt]) {
+  if (needs[kSrc] || needs[kValue] || half(1).defined()) {
     std::vector<Tensor> transpose(in.csc.begin(), in.csc.end());
     if (transpose.empty()) {
       TORCH_CHECK_VALUE(!needs[kSrc] && !needs[kValue],
@@ -514,9 +520,10 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
 
   Tensor att_grad;
   if (needs[kAtt]) {
-    att_grad = padded_dim == in.dim() ? grads[kAtt] : call.empty({heads, padded_dim});
+    const int64_t width = in.att->size(1);
+    att_grad = call.att_width() == width ? grads[kAtt] : call.empty({heads, call.att_width()});
     call.sum_over_rows(att_sums, att_grad.unsqueeze(0));
-    att_grad = att_grad.narrow(1, 0, in.dim());
+    att_grad = att_grad.narrow(1, 0, width);
   }
   if (in.edge_attr && in.score == ScoreKind::gatv2 && edge_grads) {
     gatv2_edge_gradients(call, in, ds, needs, grads, att_grad);
@@ -576,7 +583,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const
   Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
   Tensor logsumexp = at::empty({in.num_dst(), in.heads()}, dst.options().dtype(in.statistics()));
   if (logsumexp.numel() == 0) return {out, logsumexp};
-  if (!in.value && in.score != ScoreKind::gatv2) in.value = src;
+  if (!in.value && !values_are_keys(score_of(in.score))) in.value = src;
   with_arithmetic(in.rows(), [&](auto zero) {
     forward<decltype(zero)>(in, out, logsumexp);
     return 0;
@@ -661,7 +668,7 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
     needs[kValue] = needs[kEdgeScale] = false;
     in.value.reset();
   }
-  const bool value_is_src = grad_out && !in.value && in.score != ScoreKind::gatv2;
+  const bool value_is_src = grad_out && !in.value && !values_are_keys(score_of(in.score));
   const bool needs_src = needs[kSrc];
   if (value_is_src) {
     in.value = src;

@@ -3,6 +3,11 @@
 
 #include <ATen/ATen.h>
 
+#include <vector>
+
+#include "launch.h"
+#include "pad_rows.h"
+
 namespace edgeless {
 
 // The largest of 16, 8 and 4 bytes that every head of every row of [N, H, D] is made of and begins on; 0 for none.
@@ -17,12 +22,47 @@ inline int64_t vector_bytes(const at::Tensor& t) {
   return 0;
 }
 
-// A copy in vectors of 16 bytes, filled up with zeros.
+// Copies in vectors of 16 bytes, filled up with zeros, made together: add() gives a tensor that run() fills.
+class PaddedRows {
+ public:
+  // A head is filled up to a multiple of `numbers` numbers, which are 16 bytes or a multiple of that.
+  at::Tensor add(const at::Tensor& t, int64_t numbers) {
+    for (size_t i = 0; i < from_.size(); ++i) {
+      if (same(from_[i], t) && to_[i].size(2) % numbers == 0) return to_[i];
+    }
+    if (copies_.count == cuda::kMostCopies) run();
+    const int64_t size = t.element_size(), dim = t.size(2), padded = (dim + numbers - 1) / numbers * numbers;
+    at::Tensor to = at::empty({t.size(0), t.size(1), padded}, t.options());
+    cuda::RowsCopy& copy = copies_.at[copies_.count++];
+    copy.from = static_cast<const char*>(t.data_ptr()), copy.to = static_cast<char*>(to.data_ptr());
+    copy.from_row = t.stride(0) * size, copy.from_head = t.stride(1) * size, copy.from_step = t.stride(2) * size;
+    copy.rows = t.size(0), copy.heads = t.size(1), copy.dim = dim, copy.padded = padded;
+    copy.size = static_cast<int>(size);
+    from_.push_back(t), to_.push_back(to);
+    return to;
+  }
+
+  // On the current stream.
+  void run() {
+    if (copies_.count) C10_CUDA_CHECK(cuda::pad_rows(copies_, c10::cuda::getCurrentCUDAStream()));
+    copies_.count = 0;
+    from_.clear(), to_.clear();
+  }
+
+ private:
+  static bool same(const at::Tensor& a, const at::Tensor& b) {
+    return a.data_ptr() == b.data_ptr() && a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+           a.strides() == b.strides();
+  }
+
+  cuda::RowsCopies copies_;
+  std::vector<at::Tensor> from_, to_;  // of the copies still to be made
+};
+
 inline at::Tensor padded_rows(const at::Tensor& t) {
-  const int64_t vector = 16 / t.element_size(), dim = t.size(2);
-  at::Tensor padded = at::empty({t.size(0), t.size(1), (dim + vector - 1) / vector * vector}, t.options());
-  if (padded.size(2) > dim) padded.narrow(2, dim, padded.size(2) - dim).zero_();
-  padded.narrow(2, 0, dim).copy_(t);
+  PaddedRows rows;
+  const at::Tensor padded = rows.add(t, 16 / t.element_size());
+  rows.run();
   return padded;
 }
 

@@ -23,7 +23,7 @@ from edgeless import Graph, functional, reference
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
-SCORES = ("gatv2", "gat", "dot")  # that have kernels; the cosine is made of the dot product, see the end
+SCORES = ("gatv2", "gat", "dot", "cosine")
 
 
 def to_cuda(tensors):
@@ -261,6 +261,8 @@ def test_strided_expanded_and_transposed_inputs(score, dtype):
             args = [a, b, torch.randn(8, 4, **options).t()]
         elif score == "gat":
             args = [a, b[..., 0], c[..., 1]]
+        elif score == "cosine":
+            args = [a, b, torch.randn(8, dtype=torch.promote_types(dtype, torch.float32), device=DEVICE)[::2]]
         else:
             args = [a, b, c]
         scale = torch.rand(graph.num_edges, 1, **options).expand(-1, 4)
@@ -398,8 +400,6 @@ def test_opcheck():
         ]
 
     for sample in map(moved, op_samples(False)):
-        if sample[10] not in SCORES:
-            continue
         torch.library.opcheck(torch.ops.edgeless.attention, sample)
         dst, src, value, att, attr, proj, scale, csr, csc, seed, *options = sample
         out, logsumexp = torch.ops.edgeless.attention(*sample)
@@ -569,16 +569,105 @@ def test_more_than_two_to_the_31_elements():
 # Cosine attention ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", GRAPHS)
-@pytest.mark.parametrize("options", OPTIONS)
-def test_cosine_attention_equals_the_reference(kind, options):
+def cosine_results(call, graph, leaves, device, **options):
+    leaves = [t.detach().to(device).requires_grad_() for t in leaves]
+    out = call(graph.to(device), *leaves, **options)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    return [t.cpu() for t in (out, *torch.autograd.grad(out, leaves, grad.to(device, out.dtype)))]
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("eps", [1e-12, 1.5])
+@pytest.mark.parametrize("heads,channels", [(3, 5), (2, 8), (3, 40), (1, 128), (1, 600)])
+def test_cosine_of_rows_shorter_than_eps(dtype, tolerance, eps, heads, channels):
+    """Zero rows, rows below the clamp and above it: values and gradients are those of F.normalize."""
+    if dtype == torch.float64 and channels > 256:
+        return
+    gen = torch.Generator().manual_seed(1)
+    graph = graph_of("square")
+    x, x_dst = (torch.randn(40, heads, channels, dtype=torch.float64, generator=gen) for _ in range(2))
+    for t in (x, x_dst):
+        t[::5] = 0
+        t[1::5] *= 0.1
+        t[2::5] *= eps * 1e-3
+    for both in (True, False):
+        leaves = [t.to(dtype) for t in ((x, x_dst) if both else (x,))]
+        found = cosine_results(functional.cosine_attention, graph, leaves, DEVICE, beta=3.0, eps=eps)
+        expected = cosine_results(reference.cosine_attention, graph, raised(leaves), "cpu", beta=3.0, eps=eps)
+        for a, b in zip(found, expected):
+            assert torch.isfinite(a).all()
+            short = b.norm(dim=-1) > 1e3  # rows whose gradient is that of a division by eps
+            assert error(a[short], b[short]) <= tolerance and error(a[~short], b[~short]) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_cosine_of_short_rows_in_half_precision(dtype, channels):
+    """On and off the tensor cores. The short rows are not so short that their gradients leave the type."""
+    gen = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 2, channels, dtype=torch.float64, generator=gen)
+    x[::5] = 0
+    x[1::5] *= 0.05
+    leaf = x.to(dtype)
+    found = cosine_results(functional.cosine_attention, graph_of("square"), [leaf], DEVICE, beta=3.0, eps=2.0)
+    exact = cosine_results(reference.cosine_attention, graph_of("square"), raised([leaf]), "cpu", beta=3.0, eps=2.0)
+    bound = 0.02 if dtype == torch.bfloat16 else 0.003
+    assert all(torch.isfinite(a).all() and error(a, b) < bound for a, b in zip(found, exact))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [7, 64])
+def test_cosine_with_one_tensor_for_both_sides(dtype, channels):
+    """Whose norms and padded copy are made once."""
+    gen = torch.Generator().manual_seed(1)
+    graph = graph_of("square")
+    x, beta = torch.randn(40, 2, channels, generator=gen).to(dtype), torch.tensor([1.7]).to(dtype)
+    one = cosine_results(lambda g, x, b: functional.cosine_attention(g, x, None, b), graph, [x, beta], DEVICE)
+    copied = cosine_results(lambda g, x, b: functional.cosine_attention(g, x, x.clone(), b), graph, [x, beta], DEVICE)
+    assert all(torch.equal(a, b) for a, b in zip(one, copied))
+
+
+def test_cosine_of_zero_beta_still_has_its_gradient():
     for dtype in (torch.float32, torch.float64):
-        compare("cosine", graph_of(kind), 4, 8, OPTIONS[options], dtype)
+        graph = graph_of("hub")
+        args, _, _ = inputs_of("cosine", graph, 3, 16, (), dtype)
+        with torch.no_grad():
+            args[2].zero_()
+        assert_close(run_cuda("cosine", graph, args, {}, {}), run(reference, "cosine", graph, raised(args), {}, {}),
+                     TOLERANCE[dtype])  # fmt: skip
 
 
-def test_the_op_says_that_the_cosine_has_no_kernel():
-    sample = next(s for s in op_samples(False) if s[10] == "cosine")
-    moved = [[t.to(DEVICE) for t in x] if isinstance(x, list) else x.to(DEVICE) if torch.is_tensor(x) else x
-             for x in sample]  # fmt: skip
-    with pytest.raises(NotImplementedError, match="the score 'cosine' has no CUDA kernel"):
-        torch.ops.edgeless.attention(*moved)
+# Rows that are no whole vectors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("channels", [1, 3, 7, 13])
+def test_odd_rows_of_any_strides(score, dtype, channels):
+    """The copies in whole vectors: same bits from contiguous, strided, transposed and expanded rows."""
+    graph = graph_of("square").to(DEVICE)
+    n, heads, options = graph.num_src, 3, {"dtype": dtype, "device": DEVICE}
+
+    def rows(kind):
+        if kind == "strided":
+            return torch.randn(2 * n, heads + 1, channels + 2, **options)[::2, 1:, 1:-1]
+        if kind == "transposed":
+            return torch.randn(channels, heads, n, **options).permute(2, 1, 0)
+        return torch.randn(1, heads, channels, **options).expand(n, -1, -1)
+
+    for kinds in (("strided", "transposed", "expanded"), ("transposed", "expanded", "strided")):
+        a, b, c = (rows(kind) for kind in kinds)
+        if score == "gatv2":
+            args = [a, b, c[0]]
+        elif score == "gat":
+            args = [a, b[..., 0], c[..., 0]]
+        else:
+            args = [a, b] if score == "cosine" else [a, b, c]
+        call = getattr(functional, f"{score}_attention")
+        leaves = [t.detach().requires_grad_() for t in args]
+        packed = [t.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for t in args]
+        out, expected = call(graph, *leaves), call(graph, *packed)
+        assert torch.equal(out, expected)
+        found = torch.autograd.grad(out.sum(), leaves)
+        wanted = torch.autograd.grad((expected * torch.ones_like(expected)).sum(), packed)
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted))

@@ -14,7 +14,11 @@
 namespace edgeless::cuda {
 
 enum class Dtype : uint8_t { f32, f16, bf16, f64 };
-enum class Score : uint8_t { dot, gatv2, gat };
+enum class Score : uint8_t { dot, gatv2, gat, cosine };
+
+// An edge gathers one row, which is key and value.
+constexpr bool values_are_keys(Score score) { return score == Score::gatv2 || score == Score::cosine; }
+
 enum class Pass : uint8_t { forward, by_dst, by_src };
 
 struct Rows {
@@ -57,9 +61,11 @@ struct Args {
   int key_vectors = 0;    // vectors of a head of dst and src
   int value_vectors = 0;  // vectors of a head of value and grad_out
 
-  Rows dst, src, value;    // value is null where the values are the keys (gatv2)
-  const A* att = nullptr;  // [heads, key_vectors * vector]
-  A coefficient = 0;       // scale of the dot product, negative slope of the others
+  Rows dst, src, value;    // value is null where the values are the keys
+  const A* att = nullptr;  // [heads, key_vectors * vector]; of the cosine [heads], its factor
+  A coefficient = 0;       // scale of the dot product, least norm of the cosine, negative slope of the others
+  // cosine: [Nd, H], [Ns, H] 1 / norm, negative where the norm is below the least one and that one stands for it
+  const A *dst_over_norm = nullptr, *src_over_norm = nullptr;
 
   // Options, all by original edge id; [E, H] arrays are contiguous unless strides are given.
   bool has_dropout = false;
@@ -89,7 +95,7 @@ struct Args {
   A* delta = nullptr;               // [Nd, H], where stats is null
   const A* grad_weights = nullptr;  // [E, H]: gradient of returned weights, in place of grad_out
   OutRows grad_dst, grad_src, grad_value;
-  A* grad_att = nullptr;     // [ranges, heads, key_vectors * vector] partial sums
+  A* grad_att = nullptr;     // [ranges, heads, key_vectors * vector] partial sums; of the cosine [ranges, heads]
   A* ds_out = nullptr;       // [E, H] gradient of the logit (gat: of what is inside the LeakyReLU)
   A* weights_out = nullptr;  // [E, H] weights with dropout; times scale where weights_scaled
   bool weights_scaled = false;

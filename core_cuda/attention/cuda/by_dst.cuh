@@ -8,6 +8,7 @@
 #pragma once
 
 #include "lane.cuh"
+#include "over_norms.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {
@@ -68,6 +69,10 @@ struct AttShares {
 
 struct NoShares {};
 
+template <class Fn, class A, int kPer>
+using RowShares =
+    std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kOverNorms, FactorShares<A>, NoShares>>;
+
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
 __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVecs, kEdges))
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
@@ -76,7 +81,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
   __shared__ BackwardPieces<A, kPer> pieces;
-  __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
+  __shared__ RowShares<Fn, A, kPer> att_shares;
 
   const Place<kWidth> place(args.layout, args.heads);
   divide_block(args.graph, args.part, place, shares);
@@ -90,6 +95,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
   RowPointers<kVecs> values(kValues ? args.value : args.src, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
   if constexpr (kValues) values.hold();
+  const OverNorms<A, Fn::kOverNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const bool has_grad = kMode == kPlain || args.grad_out;
 
@@ -97,6 +103,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
   A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
   A acc_scalar = 0;        // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
   A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
+  A own_over = 0;          // of the row: see over_norms.cuh
   uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -105,6 +112,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
   }
   if constexpr (Fn::kAtt) att_shares.clear();
+  if constexpr (Fn::kOverNorms) att_shares.clear(place);
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
@@ -115,6 +123,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     } else {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
+      own_over = norms.own(walk.row);
     }
     if (has_grad) {
 #pragma unroll
@@ -164,6 +173,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
   // Writes a row's gradient, or its piece where other blocks have others.
   auto emit = [&](I row, bool lead, bool complete) {
     const bool piece = lead || !complete;
+    if constexpr (Fn::kOverNorms) {
+      if (args.grad_dst || args.grad_att) att_shares.add(place, norms.close(acc, own, own_over, place));
+    }
     if constexpr (kKeys) {
       if (!args.grad_dst) return;
       A out[kPer];
@@ -206,7 +218,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
       leader = true, leader_lead = walk.lead;
       return;
     }
-    acc_scalar = 0;
+    acc_scalar = 0, own_over = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
@@ -238,6 +250,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     if constexpr (!kKeys) {
       if (args.src) source_scalar = load_scalar<S>(args.src, window.index, place.head);
     }
+    const A other_over = norms.other(window.index);
     ahead.ask(keys.at[0], keys.stride);
     window.advance(walk);
     ahead.advance(walk);
@@ -278,7 +291,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     }
     A s, dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     if constexpr (kKeys) {
-      s = sum_of_own_edge<kEdges>(logit, place.lane, place.width());
+      s = norms.logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
     }
@@ -314,7 +327,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
       if constexpr (Fn::kAtt) acc_scalar += ds;
       A d[kEdges];
 #pragma unroll
-      for (int u = 0; u < kEdges; ++u) d[u] = from_owner<kEdges>(ds, u);
+      for (int u = 0; u < kEdges; ++u) d[u] = from_owner<kEdges>(norms.of_edge(ds, other_over, valid), u);
 #pragma unroll
       for (int u = 0; u < kEdges; ++u) {
 #pragma unroll
@@ -348,6 +361,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
   }
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
+  }
+  if constexpr (Fn::kOverNorms) {
+    if (args.grad_att) att_shares.store(args, place);
   }
 }
 

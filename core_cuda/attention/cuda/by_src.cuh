@@ -1,15 +1,15 @@
 // Backward, pass by source: d k_j and d v_j, or d x_l,j, over the transpose; gathers only, no atomics.
 //
 // A row is a source. It gathers its destinations' rows of dst and grad_out, and the lanes that own an edge read its
-// logsumexp and Delta:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in by_dst.cuh. For gatv2,
-// whose values are its keys, the two are summed in the end. See walk.cuh for who owns what.
+// logsumexp and Delta:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in by_dst.cuh. Where the
+// values are the keys, the two are summed in the end. See walk.cuh for who owns what.
 #pragma once
 
 #include "by_dst.cuh"
 
 namespace edgeless::cuda {
 
-// Shared memory. Pieces of gatv2 hold one vector, the gradient that their edges amount to.
+// Shared memory. Where the values are the keys pieces hold one vector, the gradient that their edges amount to.
 template <class A, int kPer, bool kTwoVectors>
 struct SourcePieces {
   A key[kTwoVectors ? kPer : 1][kTwoVectors ? kBlockThreads : 1];
@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
   RowPointers<kVecs> keys(args.dst, place.head, key_offsets), grads(args.grad_out, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
   grads.hold();
+  const OverNorms<A, Fn::kOverNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
   const StatPointer<Fn, S> stats(args, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const bool has_grad = kMode == kPlain || args.grad_out;
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
   A own_scalar = 0;  // of the row: gat's number; gatv2: the lane's share of <att, x>
   A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
+  A own_over = 0;    // of the row: see over_norms.cuh
   uint4 own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -61,6 +63,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     } else {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
+      own_over = norms.own(walk.row);
     }
     if constexpr (Fn::kOwnValue) {
       if (has_grad) {
@@ -91,13 +94,18 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     fresh = false;
   };
 
-  // gatv2: value_acc becomes the gradient of the row that the edges so far amount to.
+  // Where the values are the keys, value_acc becomes the gradient of the row that the edges so far amount to.
   auto join = [&] {
     if constexpr (Fn::kAtt) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
         value_acc[k] = fma(Fn::finish(key_acc[k], acc_scalar, args.coefficient), att[k] * A(kLn2), value_acc[k]);
       }
+    }
+    if constexpr (Fn::kOverNorms) {
+      norms.close(key_acc, own, own_over, place);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) value_acc[k] += key_acc[k];
     }
   };
 
@@ -115,7 +123,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
         }
       }
       if (piece) carry += 1;
-    } else if constexpr (Fn::kAtt) {
+    } else if constexpr (!Fn::kOwnValue) {
       if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, value_acc);
       if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.heads, place, value_acc);
     } else {
@@ -153,7 +161,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
       leader = true, leader_lead = walk.lead;
       return;
     }
-    acc_scalar = 0;
+    acc_scalar = 0, own_over = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
   };
@@ -177,6 +185,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
       }
     }
     const Stat<Fn, S> stat = stats.load(window.index);
+    const A other_over = norms.other(window.index);
     A target_scalar = 0;
     if constexpr (!kKeys) {
       if (args.dst) target_scalar = load_scalar<S>(args.dst, window.index, place.head);
@@ -222,7 +231,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
       if constexpr (Fn::kScalar) {
         s = own_scalar + target_scalar;
       } else {
-        s = sum_of_own_edge<kEdges>(logit, place.lane, place.width());
+        s = norms.logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), own_over, other_over);
       }
       dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     }
@@ -246,7 +255,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
       w[u] = from_owner<kEdges>(weight, u);
-      if constexpr (!Fn::kScalar) d[u] = from_owner<kEdges>(ds, u);
+      if constexpr (!Fn::kScalar) d[u] = from_owner<kEdges>(norms.of_edge(ds, other_over, valid), u);
     }
     if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
     if constexpr (Fn::kAtt) acc_scalar += ds;

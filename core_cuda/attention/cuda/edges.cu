@@ -118,6 +118,26 @@ __global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, i
   if (inside && threadIdx.x % 4 == 0) delta[at] = sum;
 }
 
+// Four lanes a row and head. The rows are about to be gathered, so L2 may keep them.
+template <class A, class S>
+__global__ void over_norms_kernel(Rows rows, int64_t num_rows, int heads, int vectors, A least, A* over) {
+  const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 4;
+  const bool inside = at < num_rows * heads;
+  const int64_t row = inside ? at / heads : 0, head = inside ? at % heads : 0;
+  const char* from = rows.base + row * rows.row + head * rows.head;
+  A sum = 0;
+  for (int v = threadIdx.x % 4; v < vectors; v += 4) {
+    A x[kVec<S>];
+    unpack(load_shared_row(from + v * 16), x, S{});
+#pragma unroll
+    for (int k = 0; k < kVec<S>; ++k) sum = fma(x[k], x[k], sum);
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+  const A norm = sqrt(sum);
+  if (inside && threadIdx.x % 4 == 0) over[at] = norm < least ? -1 / least : 1 / norm;
+}
+
 // One block a row and head.
 template <class A, class I>
 __global__ void row_dot_kernel(Graph graph, const A* a, const A* b, int heads, A* out) {
@@ -213,6 +233,17 @@ cudaError_t row_delta(const Rows& grad, Dtype storage, const Rows& out, int64_t 
   return cudaGetLastError();
 }
 
+template <class A>
+cudaError_t over_norms(const Rows& rows, Dtype storage, int64_t num_rows, int heads, int vectors, A least, A* over,
+                       cudaStream_t stream) {
+  if (num_rows * heads == 0) return cudaSuccess;
+  return with_storage<A>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    over_norms_kernel<A, S>
+        <<<blocks_for(num_rows * heads * 4), kThreads, 0, stream>>>(rows, num_rows, heads, vectors, least, over);
+  });
+}
+
 template <class A, class I>
 cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream) {
   if (graph.num_rows * heads == 0) return cudaSuccess;
@@ -235,6 +266,8 @@ INSTANTIATE(double, int64_t)
 #undef INSTANTIATE
 template cudaError_t sum_rows(const float*, int64_t, int64_t, int, float*, cudaStream_t);
 template cudaError_t sum_rows(const double*, int64_t, int64_t, int, double*, cudaStream_t);
+template cudaError_t over_norms(const Rows&, Dtype, int64_t, int, int, float, float*, cudaStream_t);
+template cudaError_t over_norms(const Rows&, Dtype, int64_t, int, int, double, double*, cudaStream_t);
 template cudaError_t edge_ends(const Graph&, int32_t*, int32_t*, cudaStream_t);
 template cudaError_t edge_ends(const Graph&, int64_t*, int64_t*, cudaStream_t);
 

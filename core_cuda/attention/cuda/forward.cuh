@@ -7,6 +7,7 @@
 #pragma once
 
 #include "lane.cuh"
+#include "over_norms.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {
@@ -36,11 +37,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
   RowPointers<kVecs> values(kValues ? args.value : args.src, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
   if constexpr (kValues) values.hold();
+  const OverNorms<A, Fn::kOverNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
 
   A att[kPer], own[kPer], acc[kPer];
-  A m = -INFINITY, l = 0;  // l: of the lane until the row ends
-  A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
+  A m = -INFINITY, l = 0;          // l: of the lane until the row ends
+  A own_scalar = 0;                // of the row: gat's number; gatv2: the lane's share of <att, x>
+  A own_over = 0, asked_over = 0;  // of the row: see over_norms.cuh
   uint4 own_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -56,6 +59,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
     if constexpr (kKeys) {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, row));
+      asked_over = norms.own(row);
     }
   };
   bool fresh = false;  // the own row was asked for, not yet taken
@@ -70,6 +74,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
   auto take_row = [&] {
     if constexpr (kKeys) {
       unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+      own_over = asked_over;
       if (walk.row < walk.last_row && walk.row + 1 < args.graph.num_rows) ask_row(walk.row + 1);
     }
     if constexpr (Fn::kAtt) {
@@ -138,6 +143,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
     if constexpr (!kKeys) {
       if (args.src) source_scalar = load_scalar<S>(args.src, window.index, place.head);
     }
+    const A other_over = norms.other(window.index);
     ahead.ask(keys.at[0], keys.stride);
     window.advance(walk);
     ahead.advance(walk);
@@ -163,7 +169,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
         for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
         partial[u] = sum.sum(args.coefficient);
       }
-      s = sum_of_own_edge<kEdges>(partial, place.lane, place.width());
+      s = norms.logit(sum_of_own_edge<kEdges>(partial, place.lane, place.width()), own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
     }

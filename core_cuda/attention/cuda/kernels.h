@@ -45,6 +45,11 @@ cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Dtype storage, con
 cudaError_t row_delta(const Rows& grad, Dtype storage, const Rows& out, int64_t rows, int heads, int vectors,
                       float* delta, cudaStream_t stream);
 
+// over[row, h] = 1 / |rows[row, h]|; where the norm is below `least`, -1 / least. Rows of `vectors` whole vectors.
+template <class A>
+cudaError_t over_norms(const Rows& rows, Dtype storage, int64_t num_rows, int heads, int vectors, A least, A* over,
+                       cudaStream_t stream);
+
 // out[row, h] = sum of a * b over the row's edges, both [E, H] by original id.
 template <class A, class I>
 cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream);

@@ -157,6 +157,17 @@ struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
   }
 };
 
+// The dot product alone: OverNorms::logit() does the rest.
+template <class S, int kTeam, int kVecs, int kEdges>
+struct MmaScore<CosineScore, S, kTeam, kVecs, kEdges> : MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
+  template <bool kLinear>
+  __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
+                                         float /*least*/, float (&to)[kEdges]) const {
+#pragma unroll
+    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad);
+  }
+};
+
 template <class S, int kTeam, int kVecs, int kEdges>
 struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
   SharedColumns<S, kTeam, kVecs> att;  // times log2 e

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
   constexpr bool kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
   __shared__ BackwardPieces<float, kPer> pieces;
-  __shared__ std::conditional_t<Fn::kAtt, AttShares<float, kPer>, NoShares> att_shares;
+  __shared__ RowShares<Fn, float, kPer> att_shares;
 
   const Place<kTeam, true> place(args.layout, args.heads);
   divide_block(args.graph, args.part, place, shares);
@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
   Pointers values(kValues ? args.value : args.src, place, args.value_vectors);
   keys.hold();
   if constexpr (kValues) values.hold();
+  const OverNorms<float, Fn::kOverNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const Pointers grad_rows(args.grad_out, place, args.value_vectors),
       out_rows(args.saved_out, place, args.value_vectors);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
@@ -38,6 +39,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
   score.load(args, place.head);
   uint4 own[kVecs], grad[kVecs];
   float own_scalar = 0;             // of the row: gatv2's <att, x>
+  float own_over = 0;               // of the row: see over_norms.cuh
   float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s as the score gives it; Delta
   float acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
 #pragma unroll
@@ -45,12 +47,14 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) own[v] = grad[v] = uint4{0, 0, 0, 0};
   if constexpr (Fn::kAtt) att_shares.clear();
+  if constexpr (Fn::kOverNorms) att_shares.clear(place);
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   uint4 out_raw[kVecs];
   auto begin_row = [&] {
     shift = args.logsumexp[static_cast<int64_t>(walk.row) * args.heads + place.head];
     own_rows.load_own(walk.row, own);
+    own_over = norms.own(walk.row);
     if (has_grad) {
       grad_rows.load_own(walk.row, grad);
       if (!args.delta_given) out_rows.load_own(walk.row, out_raw);
@@ -95,6 +99,11 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
   // Writes a row's gradient, or its piece where other blocks have others.
   auto emit = [&](I row, bool lead, bool complete) {
     const bool piece = lead || !complete;
+    if constexpr (Fn::kOverNorms) {
+      if (args.grad_dst || args.grad_att) {
+        att_shares.add(place, norms.template close_words<S, kVecs>(acc, own, own_over, place));
+      }
+    }
     if (!args.grad_dst) return;
     float out[kPer], att[kPer];
     if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
@@ -126,7 +135,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
       leader = true, leader_lead = walk.lead;
       return;
     }
-    acc_scalar = 0;
+    acc_scalar = 0, own_over = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
@@ -152,12 +161,18 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
         }
       }
     }
+    float other_over[kEdges];
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) other_over[u] = norms.other(window.index[u]);
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     float s[kEdges], dp[kEdges], ds[kEdges];
     score.template logits<true>(key_raw, own, quad, args.coefficient, s);
 #pragma unroll
-    for (int u = 0; u < kEdges; ++u) dp[u] = times_own<S, kTeam>(kValues ? value_raw[u] : key_raw[u], grad, quad);
+    for (int u = 0; u < kEdges; ++u) {
+      s[u] = norms.logit(s[u], own_over, other_over[u]);
+      dp[u] = times_own<S, kTeam>(kValues ? value_raw[u] : key_raw[u], grad, quad);
+    }
 
     if constexpr (kMode >= kOptions) {
       const bool valid = share.edge < n;
@@ -185,7 +200,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
       if constexpr (Fn::kAtt) acc_scalar += ds[u];
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) {
-        score.grad(*reinterpret_cast<float (*)[8]>(&acc[v * 8]), key_raw[u][v], own[v], ds[u]);
+        score.grad(*reinterpret_cast<float (*)[8]>(&acc[v * 8]), key_raw[u][v], own[v],
+                   norms.of_edge(ds[u], other_over[u], u < n));
       }
     }
   }
@@ -205,6 +221,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
   }
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
+  }
+  if constexpr (Fn::kOverNorms) {
+    if (args.grad_att) att_shares.store(args, place);
   }
 }
 

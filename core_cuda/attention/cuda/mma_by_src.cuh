@@ -27,6 +27,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
   Pointers keys(args.dst, place, args.key_vectors), grads(args.grad_out, place, args.value_vectors);
   keys.hold();
   grads.hold();
+  const OverNorms<float, Fn::kOverNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
   const StatPointer<Fn, S> stats(args, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const bool has_grad = kMode == kPlain || args.grad_out;
@@ -36,6 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
   score.load(args, place.head);
   uint4 own[kVecs], value[kVecs];
   float own_scalar = 0;                                  // of the row: gatv2's <att, x>
+  float own_over = 0;                                    // of the row: see over_norms.cuh
   float key_acc[kPer], value_acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
@@ -46,6 +48,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
   bool fresh = false;  // the own row was asked for, not yet taken
   auto begin_row = [&] {
     own_rows.load_own(walk.row, own);
+    own_over = norms.own(walk.row);
     if constexpr (Fn::kOwnValue) {
       if (has_grad) value_rows.load_own(walk.row, value);
     }
@@ -64,7 +67,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
     fresh = false;
   };
 
-  // gatv2: value_acc becomes the gradient of the row that the edges so far amount to.
+  // Where the values are the keys, value_acc becomes the gradient of the row that the edges so far amount to.
   auto join = [&] {
     if constexpr (Fn::kAtt) {
       float att[kPer];
@@ -74,13 +77,18 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
         value_acc[k] = fma(Fn::finish(key_acc[k], acc_scalar, args.coefficient), att[k], value_acc[k]);
       }
     }
+    if constexpr (Fn::kOverNorms) {
+      norms.template close_words<S, kVecs>(key_acc, own, own_over, place);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) value_acc[k] += key_acc[k];
+    }
   };
 
   // Writes a row's gradients, or its piece where other blocks have others: first the key's part, then the value's.
   auto emit = [&](I row, bool lead, bool complete) {
     const bool piece = lead || !complete;
     float* carry = piece ? carry_at(args, shares, lead, place.head) : nullptr;
-    if constexpr (Fn::kAtt) {
+    if constexpr (!Fn::kOwnValue) {
       if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, value_acc);
       if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.heads, place, value_acc);
     } else {
@@ -117,7 +125,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
       leader = true, leader_lead = walk.lead;
       return;
     }
-    acc_scalar = 0;
+    acc_scalar = 0, own_over = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
   };
@@ -134,6 +142,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
     Stat<Fn, S> stat[kEdges];
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) stat[u] = stats.load(window.index[u]);
+    float other_over[kEdges];
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) other_over[u] = norms.other(window.index[u]);
     window.load(keys, key_raw);
     if (has_grad) {
       window.load(grads, grad_raw);
@@ -152,6 +163,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
     for (int u = 0; u < kEdges; ++u) {
       if constexpr (Fn::kOwnValue) {
         dp[u] = times_own<S, kTeam>(grad_raw[u], value, quad);
+      } else if constexpr (Fn::kOverNorms) {
+        dp[u] = times_own<S, kTeam>(grad_raw[u], own, quad);
+        s[u] = norms.logit(s[u], own_over, other_over[u]);
       } else {
         dp[u] = -times_own<S, kTeam>(grad_raw[u], own, quad);
         s[u] += own_scalar;
@@ -191,7 +205,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
         unpack(grad_raw[u][v], g, S{});
 #pragma unroll
         for (int k = 0; k < 8; ++k) value_acc[v * 8 + k] = fma(w[u], g[k], value_acc[v * 8 + k]);
-        score.grad(*reinterpret_cast<float (*)[8]>(&key_acc[v * 8]), key_raw[u][v], own[v], ds[u]);
+        score.grad(*reinterpret_cast<float (*)[8]>(&key_acc[v * 8]), key_raw[u][v], own[v],
+                   norms.of_edge(ds[u], other_over[u], u < n));
       }
     }
   }

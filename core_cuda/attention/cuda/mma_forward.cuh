@@ -5,6 +5,7 @@
 #pragma once
 
 #include "mma.cuh"
+#include "over_norms.cuh"
 
 namespace edgeless::cuda {
 
@@ -34,6 +35,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs
   Pointers values(kValues ? args.value : args.src, place, args.value_vectors);
   keys.hold();
   if constexpr (kValues) values.hold();
+  const OverNorms<float, Fn::kOverNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const MmaShare<kEdges> share;
 
@@ -41,6 +43,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs
   score.load(args, place.head);
   uint4 own[kVecs];
   float own_scalar = 0;  // of the row: gatv2's <att, x>
+  float own_over = 0;    // see over_norms.cuh
   float acc[kPer], m = -INFINITY, l = 0;
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
@@ -50,6 +53,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs
   bool fresh = false;  // the own row was asked for, not yet taken
   auto begin_row = [&] {
     own_rows.load_own(walk.row, own);
+    own_over = norms.own(walk.row);
     fresh = true;
     if (Fn::kAtt && place.lane == 0 && walk.row + kRowsAhead < walk.last_row) own_rows.ask(walk.row + kRowsAhead);
   };
@@ -116,10 +120,15 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
     window.load(keys, key_raw);
     if constexpr (kValues) window.load(values, value_raw);
+    float other_over[kEdges];
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) other_over[u] = norms.other(window.index[u]);
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     float s[kEdges];
     score.template logits<true>(key_raw, own, quad, args.coefficient, s);
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) s[u] = norms.logit(s[u], own_over, other_over[u]);
     float factor[kEdges];
     if constexpr (kMode >= kOptions) {
       const bool valid = share.edge < n;

@@ -47,7 +47,7 @@ struct Plan {
 constexpr int kMmaVectors = 16;
 inline bool use_mma(const Problem& problem, int vectors) {
   const bool narrow = problem.storage == Dtype::bf16 || problem.storage == Dtype::f16;
-  const bool there_is = problem.score == Score::dot || problem.score == Score::gatv2;
+  const bool there_is = problem.score != Score::gat;
   if (!there_is || !narrow || problem.edge_term || vectors > kMmaVectors) return false;
   return vectors > 4 || (problem.score == Score::gatv2 && problem.pass == Pass::forward);
 }
@@ -98,7 +98,7 @@ inline void choose_kernel(const Problem& problem, Plan& plan) {
 inline void choose_slice(const Problem& problem, const Device& device, bool mma, Layout& layout) {
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
-  const int values = problem.score != Score::gatv2 || problem.pass == Pass::by_src ? problem.value_vectors : 0;
+  const int values = !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
   const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * 7 / 10;
   int64_t most = 16 / std::max(1, std::max(keys, values));
   if (head * most > fits && head <= 2 * fits) most = fits / head;

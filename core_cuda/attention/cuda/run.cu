@@ -14,6 +14,7 @@ static cudaError_t run_score(const Problem& problem, const Plan& plan, const Arg
     case Score::dot: return run_instance<S, DotScore>(problem, plan, args, stream);
     case Score::gatv2: return run_instance<S, Gatv2Score>(problem, plan, args, stream);
     case Score::gat: return run_instance<S, GatScore>(problem, plan, args, stream);
+    case Score::cosine: return run_instance<S, CosineScore>(problem, plan, args, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -4,6 +4,9 @@
 //
 //   kScalar    the logit is made of one number per node and head, no rows are gathered for it
 //   kOwnValue  the values are other rows than the keys
+//   kAtt       there is an attention vector, and the gradients are made of the sum of ds as well
+//   kOverNorms the score divides by the norms of both rows, see over_norms.cuh: it is made of the rows as they are, and
+//              the skeleton does the rest
 //   kMma       mma.cuh has the score for 16-bit rows (MmaScore); plan.h must agree (use_mma)
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
 //   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of
@@ -21,7 +24,7 @@ namespace edgeless::cuda {
 struct DotScore {
   static constexpr Score kScore = Score::dot;
   static constexpr bool kMma = true;
-  static constexpr bool kScalar = false, kOwnValue = true, kAtt = false;
+  static constexpr bool kScalar = false, kOwnValue = true, kAtt = false, kOverNorms = false;
 
   template <class A>
   static __device__ A own(A x, A scale) {
@@ -62,7 +65,7 @@ struct DotScore {
 struct Gatv2Score {
   static constexpr Score kScore = Score::gatv2;
   static constexpr bool kMma = true;
-  static constexpr bool kScalar = false, kOwnValue = false, kAtt = true;
+  static constexpr bool kScalar = false, kOwnValue = false, kAtt = true, kOverNorms = false;
 
   template <class A>
   static __device__ A own(A x, A /*slope*/) {
@@ -94,11 +97,45 @@ struct Gatv2Score {
   }
 };
 
+// s = factor <x, y> / (max(|x|, least) max(|y|, least)) (Thekumparampil et al. 2018, equation 4). An edge gathers one
+// row, which is key and value.
+struct CosineScore {
+  static constexpr Score kScore = Score::cosine;
+  static constexpr bool kMma = true;
+  static constexpr bool kScalar = false, kOwnValue = false, kAtt = false, kOverNorms = true;
+
+  template <class A>
+  static __device__ A own(A x, A /*least*/) {
+    return x;
+  }
+  template <class A>
+  static __device__ A raw(A own) {
+    return own;
+  }
+
+  template <class A, bool kLinear>
+  struct Partial {
+    A dot = 0;
+    __device__ explicit Partial(A /*of_row*/) {}
+    __device__ void add(A own, A other, A /*att*/) { dot = fma(own, other, dot); }
+    __device__ A sum(A /*least*/) const { return dot; }
+  };
+
+  template <class A>
+  static __device__ void grad(A& sum, A /*own*/, A other, A ds) {
+    sum = fma(ds, other, sum);
+  }
+  template <class A>
+  static __device__ A finish(A sum, A /*sum_ds*/, A /*least*/) {
+    return sum;
+  }
+};
+
 // s = leaky_relu(a_l + a_r + t), numbers (Veličković et al. 2018, equation 3)
 struct GatScore {
   static constexpr Score kScore = Score::gat;
   static constexpr bool kMma = false;
-  static constexpr bool kScalar = true, kOwnValue = true, kAtt = false;
+  static constexpr bool kScalar = true, kOwnValue = true, kAtt = false, kOverNorms = false;
 
   template <class A>
   static __device__ A leaky(A z, A slope) {

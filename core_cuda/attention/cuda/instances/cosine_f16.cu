@@ -1,0 +1,6 @@
+#include "../instances.cuh"
+
+namespace edgeless::cuda {
+template cudaError_t run_instance<__half, CosineScore>(const Problem&, const Plan&, const Args<Arithmetic<__half>>&,
+                                                       cudaStream_t);
+}  // namespace edgeless::cuda

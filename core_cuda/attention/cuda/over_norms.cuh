@@ -1,0 +1,110 @@
+// Scores that divide by the norms of both rows (kOverNorms): s = factor * <own, other> / (norm of own * norm of other),
+// with the factor of a head in Args::att and 1 / norm of every node and head in Args::dst_over_norm, src_over_norm.
+//
+// What a pass sums by edge is linear in the other rows: G = sum of ds / norm of other * other. The own norm enters when
+// a row ends: with r = 1 / norm of own, its gradient is factor * r (G - <G, r own> r own), and the factor's <G, r own>.
+// A norm below the least one is no function of the row: r comes negative, and the second term is left out. All this is
+// linear in G, so pieces of a row may be closed each for itself.
+#pragma once
+
+#include "lane.cuh"
+
+namespace edgeless::cuda {
+
+// Of all other scores: nothing.
+template <class A, bool kThere>
+struct OverNorms {
+  __device__ OverNorms(const Args<A>&, const A* /*own*/, const A* /*others*/, int /*head*/) {}
+  template <class I>
+  __device__ A own(I /*row*/) const {
+    return 0;
+  }
+  template <class I>
+  __device__ A other(I /*index*/) const {
+    return 1;
+  }
+  __device__ A logit(A dot, A /*own*/, A /*other*/) const { return dot; }
+  __device__ A of_edge(A ds, A /*other*/, bool /*valid*/) const { return ds; }
+};
+
+template <class A>
+struct OverNorms<A, true> {
+  const A* own_base;     // read once a row: costs no register
+  const char* other_at;  // of the head
+  uint32_t stride;
+  int heads, head;
+  A factor;  // logits are in base 2
+
+  __device__ OverNorms(const Args<A>& args, const A* own, const A* others, int head)
+      : own_base(own),
+        other_at(held(reinterpret_cast<const char*>(others + head))),
+        stride(static_cast<uint32_t>(args.heads * sizeof(A))),
+        heads(args.heads),
+        head(head),
+        factor(args.att[head] * A(kLog2e)) {}
+
+  // 1 / norm, negative where the norm does not count; 0 stands for no row.
+  template <class I>
+  __device__ __forceinline__ A own(I row) const {
+    return __ldg(own_base + (static_cast<int64_t>(row) * heads + head));
+  }
+  template <class I>
+  __device__ __forceinline__ A other(I index) const {
+    return fabs(__ldg(reinterpret_cast<const A*>(row_address(other_at, index, stride))));
+  }
+  __device__ __forceinline__ A logit(A dot, A own, A other) const { return dot * (factor * fabs(own) * other); }
+  // What the edge adds to G, times other. The norm of a place without an edge may be that of any row, and NaN.
+  __device__ __forceinline__ A of_edge(A ds, A other, bool valid) const { return valid ? ds * other : A(0); }
+
+  // G becomes the gradient of the row; gives <G, r own>. By all lanes of a team.
+  template <int kPer, class P>
+  __device__ __forceinline__ A close(A (&sum)[kPer], const A (&own)[kPer], A over, const P& place) const {
+    A dot = 0;
+    if (over != 0) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) dot = fma(sum[k], own[k], dot);
+      dot = team_sum(dot, place.width(), place.mask()) * fabs(over);
+    }
+    const A along = over > 0 ? dot * over : A(0), scale = factor * A(kLn2) * fabs(over);
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) sum[k] = over != 0 ? fma(-own[k], along, sum[k]) * scale : A(0);
+    return dot;
+  }
+
+  // The same, own as 16-bit words, paired (mma.cuh).
+  template <class S, int kVecs, int kPer, class P>
+  __device__ __forceinline__ A close_words(A (&sum)[kPer], const uint4 (&own)[kVecs], A over, const P& place) const {
+    uint4 words[kVecs];
+    A x[kPer];
+#pragma unroll
+    for (int v = 0; v < kVecs; ++v) words[v] = uint4{own[v].x, own[v].z, own[v].y, own[v].w};
+    unpack_all<S, kVecs>(words, x);
+    return close(sum, x, over, place);
+  }
+};
+
+// The gradient of the factor: every team keeps its share in shared memory. In the end the chains of a block are summed
+// in their order: one partial sum a block and head.
+template <class A>
+struct FactorShares {
+  A at[kMaxTeams];
+
+  template <class P>
+  __device__ void clear(const P& place) {
+    if (place.lane == 0) at[place.team] = 0;
+  }
+  template <class P>
+  __device__ void add(const P& place, A share) {
+    if (place.lane == 0) at[place.team] += share;
+  }
+  template <class P>
+  __device__ void store(const Args<A>& args, const P& place) const {
+    __syncthreads();
+    if (!place.working || place.chain > 0 || place.lane > 0) return;
+    A total = at[place.team];
+    for (int chain = 1; chain < place.chains; ++chain) total += at[place.team + chain * place.chain_distance];
+    args.grad_att[static_cast<int64_t>(blockIdx.x) * args.heads + place.head] = total;
+  }
+};
+
+}  // namespace edgeless::cuda
