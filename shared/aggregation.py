@@ -10,7 +10,7 @@ from torch import Tensor
 from . import reference
 from .functional_checks import cast, expect, promoted, runs_reference
 from .graph_checks import compiling
-from .ops import reduction as _reduction  # noqa: F401  registers the autograd of the ops
+from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
 from .ops.attention import statistics_dtype
 
