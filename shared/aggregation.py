@@ -128,7 +128,9 @@ def spmm(
     csc = arrays(graph.csc) if torch.is_grad_enabled() and x.requires_grad else []
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
     out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out)
-    return cast(out.view(graph.num_dst, *x.shape[1:]), out_dtype)
+    if x.dim() != 3:
+        out = out.squeeze(1) if x.dim() == 2 else out.view(graph.num_dst, *x.shape[1:])
+    return cast(out, out_dtype)
 
 
 def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
