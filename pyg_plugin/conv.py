@@ -57,7 +57,7 @@ class FusedConv(FusedLayer):
         if FusedConv in cls.__bases__:
             cls.stock = cls.__bases__[-1]
             cls.wants_attention = staticmethod(_attention_rule(cls.stock))
-            cls._stock_steps = tuple((name, getattr(cls.stock, name)) for name in _STEPS)
+            cls._stock_steps = _steps_of(cls.stock)
         elif "propagate" in vars(cls) or "edge_updater" in vars(cls):  # later PyG writes its own into the class
             cls._own_propagation = True
 
@@ -98,29 +98,27 @@ class FusedConv(FusedLayer):
 
     def _module_refusals(self) -> list[str]:
         """What about this layer, whatever its input, the kernels do not know."""
-        cls, state = type(self), self.__dict__
+        steps, state, aggr = _steps_of(type(self)), self.__dict__, self.aggr_module
         reasons = [
             f"{name}() is overridden"
-            for name, stock in self._stock_steps
-            if getattr(cls, name) is not stock or name in state
+            for name, step, stock in zip(_STEPS, steps, self._stock_steps)
+            if step is not stock or name in state
         ]
         if self._own_propagation:
             reasons.append("propagate() or edge_updater() is overridden")
-        for name in _HOOKS:
-            if state.get(name):
-                reasons.append("a message passing hook is registered")
-                break
+        if any(map(state.get, _HOOKS)):
+            reasons.append("a message passing hook is registered")
         if self._explain:
             reasons.append("explain mode is on")
         if self._decomposed_layers != 1:
             reasons.append(f"decomposed_layers is {self._decomposed_layers}")
         if self.node_dim not in self.node_dims:
             reasons.append(f"node_dim is {self.node_dim}")
-        if type(self.aggr_module) not in self.aggregations:
+        if type(aggr) not in self.aggregations:
             names = dict.fromkeys(self.aggregations.values())
             known = "only sum" if len(names) == 1 else "know " + ", ".join(names)
             reasons.append(f"aggr is {self.aggr!r} and the kernels {known}")
-        elif is_hooked(self.aggr_module):
+        elif is_hooked(aggr):
             reasons.append("aggr_module has hooks")
         return reasons + transform_refusals()
 
@@ -208,6 +206,11 @@ class FusedConv(FusedLayer):
         scriptable = stock.__new__(stock)
         scriptable.__dict__ = self.__dict__
         return scriptable
+
+
+def _steps_of(cls: type) -> tuple:
+    """The methods of :data:`_STEPS`."""
+    return cls.message, cls.edge_update, cls.aggregate, cls.message_and_aggregate, cls.update
 
 
 def _attention_rule(stock: type) -> Callable[[Any], bool]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .functional_checks import cast, expect, promoted, runs_reference
+from .functional_checks import arrays, cast, expect, promoted, runs_reference
 from .graph_checks import compiling
-from .ops import reduction as _reduction  # noqa: F401  registers the autograd of the ops
+from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
 from .ops.attention import statistics_dtype
 
@@ -23,13 +23,10 @@ def _check_choice(call: str, name: str, value, choices) -> None:
 
 
 def _check_device(call: str, graph, **tensors) -> None:
+    device = graph.device
     for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != graph.device:
-            raise ValueError(f"{call}: {name} must be on the graph's device {graph.device}, got {tensor.device}")
-
-
-def _arrays(compressed) -> list:
-    return [t for t in compressed if t is not None]
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"{call}: {name} must be on the graph's device {device}, got {tensor.device}")
 
 
 def _scales(graph, norm: str, reduce: str, dtype: torch.dtype):
@@ -58,7 +55,10 @@ def _check_weight(call: str, graph, x: Tensor, weight: Tensor) -> None:
 
 def _as_heads(x: Tensor) -> Tensor:
     """``[N, ..., F]`` as ``[N, H, F]``."""
-    return x if x.dim() == 3 else x.reshape(x.size(0), 1, x[0].numel() if x.size(0) else x.shape[1:].numel())
+    dims = x.dim()
+    if dims == 3:
+        return x
+    return x.unsqueeze(1) if dims == 2 else x.reshape(x.size(0), 1, x.shape[1:].numel())
 
 
 def spmm(
@@ -124,11 +124,13 @@ def spmm(
     if weight is not None:
         weight = cast(weight, parameters)
         weight = weight.unsqueeze(1).expand(-1, rows.size(1)) if weight.dim() == 1 else weight
-    csr = _arrays(graph.csr)
-    csc = _arrays(graph.csc) if torch.is_grad_enabled() and x.requires_grad else []
+    csr = arrays(graph.csr)
+    csc = arrays(graph.csc) if torch.is_grad_enabled() and x.requires_grad else []
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
     out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out)
-    return cast(out.view(graph.num_dst, *x.shape[1:]), out_dtype)
+    if x.dim() != 3:
+        out = out.squeeze(1) if x.dim() == 2 else out.view(graph.num_dst, *x.shape[1:])
+    return cast(out, out_dtype)
 
 
 def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
@@ -158,8 +160,8 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
     if runs_reference(call, x_dst.device, "sddmm"):
         return reference.sddmm_dot(graph, x_dst, x_src)
     dst, src = (_as_heads(cast(t, dtype)) for t in (x_dst, x_src))
-    csc = _arrays(graph.csc) if torch.is_grad_enabled() and src.requires_grad else []
-    products = torch.ops.edgeless.sddmm(dst, src, None, None, _arrays(graph.csr), csc)
+    csc = arrays(graph.csc) if torch.is_grad_enabled() and src.requires_grad else []
+    products = torch.ops.edgeless.sddmm(dst, src, None, None, arrays(graph.csr), csc)
     return cast(products if x_dst.dim() == 3 else products.squeeze(1), dtype)
 
 
@@ -210,6 +212,6 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     _check_device(call, graph, x=x)
     if runs_reference(call, x.device, "neighbor_reduce"):
         return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)
-    csr, arg_dtype = _arrays(graph.csr), _arg_dtype(graph, ties)
-    csc = _arrays(graph.csc) if _gathers_gradient(graph, x) else []
+    csr, arg_dtype = arrays(graph.csr), _arg_dtype(graph, ties)
+    csc = arrays(graph.csc) if _gathers_gradient(graph, x) else []
     return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties)[0]

@@ -15,12 +15,11 @@ stays even when it alone is larger, for building it anew in every layer would he
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from typing import Any, Callable, NamedTuple, Optional
 
 import torch
@@ -76,16 +75,33 @@ class _AnchorRef(weakref.ref):
 class _Entry:
     """A cached graph with what it was built from."""
 
-    __slots__ = ("charge", "copies", "graph", "stamps")
+    __slots__ = ("charge", "copies", "derived", "graph", "stamps")
 
     def __init__(self, graph: Graph, stamps: tuple, copies: Optional[tuple[Tensor, ...]]):
         self.graph = graph
         self.stamps = stamps
         self.copies = copies  # None where the stamps are proof enough
         self.charge = 0
+        self.derived = -1  # the graph's num_derived() when it was charged
 
     def bytes_at_most(self) -> int:
         return self.graph.memory_bytes_at_most() + _num_bytes(self.copies or ())
+
+
+class _Section:
+    """What runs under the lock of a cache; anchors that died meanwhile are swept behind it."""
+
+    __slots__ = ("_lock", "_sweep")
+
+    def __init__(self, lock: threading.Lock, sweep: Callable[[], None]):
+        self._lock, self._sweep = lock, sweep
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *exception) -> None:
+        self._lock.release()
+        self._sweep()
 
 
 class GraphCache:
@@ -115,10 +131,11 @@ class GraphCache:
         """
         stamps = tuple(map(_stamp, tensors))
         entry = self._find(anchor, key, stamps)
-        if entry is not None and (not compare or _same_contents(entry.copies, tensors)):
+        if entry is not None:
+            if not compare or _same_contents(entry.copies, tensors):
+                return entry.graph
             with self._locked():
-                self._hits += 1
-            return entry.graph
+                self._hits -= 1
         # Stamps and copies are taken before building: an edit meanwhile makes the entry stale, never wrong.
         copies = tuple(t.clone() for t in tensors) if compare else None
         entry = _Entry(build(), stamps, copies)
@@ -147,11 +164,8 @@ class GraphCache:
             self._limit = limit
             self._shrink()
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._lock:
-            yield
-        self._sweep()
+    def _locked(self) -> _Section:
+        return _Section(self._lock, self._sweep)
 
     def _anchor_died(self, reference: _AnchorRef) -> None:
         # Runs wherever the last reference to the anchor goes away, maybe inside one of our own locked sections: never
@@ -182,8 +196,10 @@ class GraphCache:
                 self._forget(id(anchor))
                 return None
             self._entries.move_to_end((id(anchor), key))
-            self._charge(entry)  # may have grown by a graph derived from it
-            self._shrink()
+            if entry.derived != entry.graph.num_derived():
+                self._charge(entry)
+                self._shrink()
+            self._hits += 1
             return entry
 
     def _store(self, anchor, key, entry: _Entry) -> None:
@@ -220,6 +236,7 @@ class GraphCache:
             del self._anchors[anchor_id]
 
     def _charge(self, entry: _Entry) -> None:
+        entry.derived = entry.graph.num_derived()  # before the bytes: what comes between is charged next time
         charge = entry.bytes_at_most()
         self._charged += charge - entry.charge
         entry.charge = charge
@@ -265,12 +282,16 @@ def graph_for(
         tensors: the dense tensors that ``build`` reads, when the anchor can change; edited, they make the graph stale.
         compare: whether their version counters cannot be relied on, so that contents have to be compared.
     """
-    if compiling() or any(type(t) not in _CONCRETE for t in tensors):
+    if compiling():
         return build()
     mode = _mode()
     if mode == "off":
         return build()
-    compare = compare or mode == "verify" or any(t.is_inference() for t in tensors)
+    compare = compare or mode == "verify"
+    for t in tensors:
+        if type(t) not in _CONCRETE:
+            return build()
+        compare = compare or t.is_inference()
     return _cache.get(anchor, key, build, tensors, compare)
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from . import reference
 from .aggregation import neighbor_reduce, sddmm_dot, spmm
+from .functional_checks import arrays as _arrays
 from .functional_checks import cast as _cast
 from .functional_checks import expect as _expect
 from .functional_checks import promoted as _promoted
@@ -84,14 +85,14 @@ def _fused(
     out_dtype = out_dtype or _promoted((dst, src, value, att, edge_attr, edge_proj, edge_scale))
     rows = _promoted((dst, src, value))
     parameters = statistics_dtype(rows)
-    dst, src, value, edge_attr = (_cast(t, rows) for t in (dst, src, value, edge_attr))
-    att, edge_proj, edge_scale = (_cast(t, parameters) for t in (att, edge_proj, edge_scale))
+    dst, src, value, edge_attr = _cast(dst, rows), _cast(src, rows), _cast(value, rows), _cast(edge_attr, rows)
+    att, edge_proj, edge_scale = _cast(att, parameters), _cast(edge_proj, parameters), _cast(edge_scale, parameters)
     if edge_scale is not None and edge_scale.dim() == 1:
         edge_scale = edge_scale.unsqueeze(1).expand(-1, dst.size(1))
     seed = _seed_tensor(seed, dst.device) if dropout > 0 else None
-    csr = [t for t in graph.csr if t is not None]
+    csr = _arrays(graph.csr)
     needs_csc = torch.is_grad_enabled() and (src.requires_grad or (value is not None and value.requires_grad))
-    csc = [t for t in graph.csc if t is not None] if needs_csc else []
+    csc = _arrays(graph.csc) if needs_csc else []
     kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
     out, logsumexp = torch.ops.edgeless.attention(
         dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out

@@ -17,23 +17,38 @@ def expect(call: str, name: str, tensor, sizes: tuple, meaning: str) -> None:
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{call}: {name} must be a Tensor of shape {meaning}, got {type(tensor).__name__}")
     shape = tensor.shape
-    if len(shape) != len(sizes) or any(want is not None and want != have for want, have in zip(sizes, shape)):
+    if not _matches(shape, sizes):
         numbers = ", ".join("*" if size is None else str(size) for size in sizes)
         raise ValueError(f"{call}: {name} must have shape {meaning} = [{numbers}], got {list(shape)}")
     if tensor.dtype not in _FLOATS:
         raise ValueError(f"{call}: {name} must be float32, float64, bfloat16 or float16, got {tensor.dtype}")
 
 
+def _matches(shape, sizes: tuple) -> bool:
+    if len(shape) != len(sizes):
+        return False
+    for have, want in zip(shape, sizes):  # a loop: every call comes here, and any() takes twice as long
+        if want is not None and want != have:
+            return False
+    return True
+
+
 def promoted(tensors) -> torch.dtype:
     dtype = None
     for tensor in tensors:
-        if tensor is not None:
+        if tensor is not None and tensor.dtype != dtype:
             dtype = tensor.dtype if dtype is None else torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 
 def cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
     return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
+
+
+def arrays(compressed) -> list[Tensor]:
+    """One direction of a graph as the ops take it: without the edge ids where these are the positions."""
+    indptr, indices, edge_ids = compressed
+    return [indptr, indices] if edge_ids is None else [indptr, indices, edge_ids]
 
 
 def runs_reference(call: str, device: torch.device, op: str = "attention") -> bool:

@@ -406,6 +406,14 @@ class Graph:
         """Bytes that :meth:`memory_bytes` can grow to by building the transposes."""
         return sum(graph._full_bytes() for graph in self._family())
 
+    def num_derived(self) -> int:
+        """How many graphs and tensors were derived from this graph and kept: bytes at most change with it alone."""
+        num = len(self._scales)
+        for graph in (self._looped, self._dense and self._dense[0]):
+            if graph is not None:
+                num += 1 + len(graph._scales)
+        return num
+
     def _family(self):
         dense = self._dense and self._dense[0]
         return tuple(graph for graph in (self, self._looped, dense) if graph is not None)

@@ -35,19 +35,21 @@ def as_index(ids: Tensor) -> Tensor:
     return ids if ids.dtype == torch.int32 else ids.to(torch.int64)
 
 
-def check_integers(name: str, tensor, shape: str) -> None:
+def check_integers(call: str, name: str, tensor, shape: str) -> None:
     """Raise unless ``tensor`` is a dense tensor of integers."""
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a Tensor of shape {shape}, got {type(tensor).__name__}")
+        raise TypeError(f"{call}: {name} must be a Tensor of shape {shape}, got {type(tensor).__name__}")
     if tensor.layout != torch.strided:
-        raise ValueError(f"{name} must be a dense Tensor, got layout {tensor.layout}; see Graph.from_torch_sparse")
+        raise ValueError(
+            f"{call}: {name} must be a dense Tensor, got layout {tensor.layout}; see Graph.from_torch_sparse"
+        )
     if tensor.dtype not in _INTEGERS:
-        raise ValueError(f"{name} must have an integer dtype, got {tensor.dtype}")
+        raise ValueError(f"{call}: {name} must have an integer dtype, got {tensor.dtype}")
 
 
 def check_edge_index(call: str, edge_index) -> None:
     """Raise unless ``edge_index`` is an integer Tensor ``[2, E]``."""
-    check_integers(f"{call}: edge_index", edge_index, "[2, E]")
+    check_integers(call, "edge_index", edge_index, "[2, E]")
     if edge_index.dim() != 2 or edge_index.size(0) != 2:
         raise ValueError(f"{call}: edge_index must have shape [2, E], got {list(edge_index.shape)}")
 
@@ -99,15 +101,15 @@ def check_ids(name: str, ids: Tensor, limit_name: str, limit: int) -> None:
 
 def check_compressed(call, indptr, indices, edge_ids, num_cols, limit_name, values: bool) -> None:
     """Raise unless the arrays form a compressed adjacency; look at their values only when ``values`` is set."""
-    check_integers(f"{call}: indptr", indptr, "[rows + 1]")
-    check_integers(f"{call}: indices", indices, "[E]")
+    check_integers(call, "indptr", indptr, "[rows + 1]")
+    check_integers(call, "indices", indices, "[E]")
     if indptr.dim() != 1 or indptr.numel() == 0:
         raise ValueError(f"{call}: indptr must have shape [rows + 1], got {list(indptr.shape)}")
     if indices.dim() != 1:
         raise ValueError(f"{call}: indices must have shape [E], got {list(indices.shape)}")
     _check_device(f"{call}: indices", indices, indptr)
     if edge_ids is not None:
-        check_integers(f"{call}: edge_ids", edge_ids, "[E]")
+        check_integers(call, "edge_ids", edge_ids, "[E]")
         if edge_ids.shape != indices.shape:
             raise ValueError(f"{call}: edge_ids must have shape {list(indices.shape)}, got {list(edge_ids.shape)}")
         _check_device(f"{call}: edge_ids", edge_ids, indptr)

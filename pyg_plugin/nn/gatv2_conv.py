@@ -40,7 +40,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         return self._refusals(*pair(x), None, edge_index, edge_attr, self.add_self_loops)
 
     def _fused_forward(self, x, edge_index, edge_attr, return_attention_weights):
-        heads, channels = self.heads, self.out_channels
+        heads, channels, att = self.heads, self.out_channels, self.att
         x_l, x_r = pair(x)
         res = None if self.res is None else self.res(x_r)
         shared = x_l is x_r and self.share_weights
@@ -60,13 +60,13 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
             graph,
             x_l,
             x_r,
-            self.att[0],
+            att.squeeze(0),
             negative_slope=self.negative_slope,
             edge_attr=edge_attr,
             edge_proj=None if edge_attr is None else self.lin_edge.weight.view(heads, channels, -1),
             dropout=self.dropout if self.training else 0.0,
             return_weights="dropped" if wants_attention else None,
-            out_dtype=torch.promote_types(x_l.dtype, self.att.dtype),
+            out_dtype=torch.promote_types(x_l.dtype, att.dtype),
         )
         if not wants_attention:
             return self._finish(out, res)

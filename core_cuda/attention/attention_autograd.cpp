@@ -1,0 +1,152 @@
+// The gradients of the attention ops. Kept for the backward are the inputs, the output and the logsumexp: nothing of
+// the size of the edge set.
+#include "../common/autograd.h"
+#include "inputs.h"
+
+namespace edgeless {
+namespace {
+
+constexpr size_t kNumInputs = 7;  // dst, src, value, att, edge_attr, edge_proj, edge_scale
+using Choice = std::array<bool, kNumInputs>;
+
+std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
+                                       const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
+                                       const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
+                                       const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
+                                       at::TensorList csc, const OptTensor& seed, c10::string_view score,
+                                       double coefficient, double dropout, bool dropped_weights, Choice needs) {
+  static const Kernels kernels("edgeless::attention_backward", attention_backward);
+  return once_differentiable(
+      "attention", {grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale},
+      [&] {
+        return kernels(grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale,
+                       csr, csc, seed, score, coefficient, dropout, dropped_weights, needs);
+      });
+}
+
+// The arguments of an op that have no gradient.
+struct Options {
+  at::TensorList csr, csc;
+  const OptTensor& seed;
+  c10::string_view score;
+  double coefficient, dropout;
+
+  void save(AutogradContext* ctx) const {
+    ctx->saved_data["score"] = std::string(score.data(), score.size());
+    ctx->saved_data["coefficient"] = coefficient;
+    ctx->saved_data["dropout"] = dropout;
+  }
+};
+
+struct SavedOptions {
+  std::string score;
+  double coefficient, dropout;
+
+  explicit SavedOptions(const AutogradContext* ctx)
+      : score(ctx->saved_data.at("score").toStringRef()),
+        coefficient(ctx->saved_data.at("coefficient").toDouble()),
+        dropout(ctx->saved_data.at("dropout").toDouble()) {}
+};
+
+struct Attention : torch::autograd::Function<Attention> {
+  static constexpr bool is_traceable = true;
+  using Compute = std::function<std::tuple<Tensor, Tensor>()>;
+
+  static variable_list forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
+                               const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
+                               const OptTensor& edge_scale, const Options& options, const Compute& compute) {
+    auto [out, logsumexp] = compute();
+    save(ctx, {out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale, options.seed}, options.csr,
+         options.csc);
+    options.save(ctx);
+    ctx->mark_non_differentiable({logsumexp});
+    ctx->set_materialize_grads(false);
+    return {out, logsumexp};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    constexpr size_t first = 2, seed = first + kNumInputs;
+    variable_list results(kNumInputs + 2);
+    if (!grads[0].defined()) return results;
+    const Saved saved(ctx, seed + 1);
+    const SavedOptions options(ctx);
+    Needs need(ctx);
+    Choice needs{};
+    for (size_t i = 0; i < kNumInputs; ++i) needs[i] = need(saved[first + i].defined());
+    const auto found =
+        attention_backward(grads[0], {}, saved[0], saved[1], saved[2], saved[3], saved.optional(4), saved.optional(5),
+                           saved.optional(6), saved.optional(7), saved.optional(8), saved.csr, saved.csc,
+                           saved.optional(seed), options.score, options.coefficient, options.dropout, false, needs);
+    for (size_t i = 0; i < kNumInputs; ++i) {
+      if (needs[i]) results[i] = found[i];
+    }
+    return results;
+  }
+};
+
+std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const OptTensor& value, const OptTensor& att,
+                                     const OptTensor& edge_attr, const OptTensor& edge_proj,
+                                     const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
+                                     const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
+                                     Optional<at::ScalarType> out_dtype) {
+  static const Kernels kernels("edgeless::attention", attention);
+  const Attention::Compute compute = [&] {
+    return kernels(dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout,
+                   out_dtype);
+  };
+  if (!at::GradMode::is_enabled()) return compute();
+  const Options options{csr, csc, seed, score, coefficient, dropout};
+  auto found = Attention::apply(dst, src, value, att, edge_attr, edge_proj, edge_scale, options, compute);
+  return {std::move(found[0]), std::move(found[1])};
+}
+
+struct AttentionWeights : torch::autograd::Function<AttentionWeights> {
+  static constexpr bool is_traceable = true;
+  using Compute = std::function<Tensor()>;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
+                        const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
+                        const Options& options, const Compute& compute) {
+    save(ctx, {logsumexp, dst, src, att, edge_attr, edge_proj, options.seed}, options.csr, options.csc);
+    options.save(ctx);
+    return compute();
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    constexpr size_t seed = 6;
+    const Saved saved(ctx, seed + 1);
+    const SavedOptions options(ctx);
+    Needs need(ctx);
+    std::array<bool, seed> wanted{};  // of the inputs in their own order, of which attention knows all but the first
+    for (size_t i = 0; i < seed; ++i) wanted[i] = need(saved[i].defined());
+    const Choice needs{wanted[1], wanted[2], false, wanted[3], wanted[4], wanted[5], false};
+    const auto found =
+        attention_backward({}, grads[0], {}, saved[0], saved[1], saved[2], {}, saved.optional(3), saved.optional(4),
+                           saved.optional(5), {}, saved.csr, saved.csc, saved.optional(seed), options.score,
+                           options.coefficient, options.dropout, options.dropout > 0, needs);
+    const auto grad = [&](size_t i) { return needs[i] ? found[i] : Tensor(); };
+    return {Tensor(), grad(0), grad(1), grad(3), grad(4), grad(5), Tensor(), Tensor()};
+  }
+};
+
+Tensor attention_weights(const Tensor& logsumexp, const Tensor& dst, const Tensor& src, const OptTensor& att,
+                         const OptTensor& edge_attr, const OptTensor& edge_proj, at::TensorList csr, at::TensorList csc,
+                         const OptTensor& seed, c10::string_view score, double coefficient, double dropout) {
+  static const Kernels kernels("edgeless::attention_weights", attention_weights);
+  const AttentionWeights::Compute compute = [&] {
+    return kernels(logsumexp, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout);
+  };
+  if (!at::GradMode::is_enabled()) return compute();
+  const Options options{csr, csc, seed, score, coefficient, dropout};
+  return AttentionWeights::apply(logsumexp, dst, src, att, edge_attr, edge_proj, options, compute);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, Autograd, m) {
+  m.impl("attention", attention);
+  m.impl("attention_weights", attention_weights);
+  m.impl("attention_backward", attention_backward);
+}
+
+}  // namespace edgeless

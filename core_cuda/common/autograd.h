@@ -1,0 +1,115 @@
+// What the autograd of the ops shares. A function of autograd stands between an op and the kernels of a device: it
+// calls the op again, below autograd, and keeps what the backward needs. It looks at no sizes and keeps nothing outside
+// of its context, so torch.compile traces through it.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "optional.h"
+
+namespace edgeless {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The kernels of an op, one for each device. They have the signature of the function that autograd registers for it.
+template <class Result, class... Args>
+class Kernels {
+ public:
+  Kernels(const char* op, Result (*)(Args...))
+      : handle_(c10::Dispatcher::singleton().findSchemaOrThrow(op, "").template typed<Result(Args...)>()) {}
+
+  Result operator()(Args... args) const {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return handle_.call(std::forward<Args>(args)...);
+  }
+
+ private:
+  c10::TypedOperatorHandle<Result(Args...)> handle_;
+};
+
+// Saves tensors, missing ones too, and behind them the arrays of both directions of a graph.
+inline void save(AutogradContext* ctx, std::initializer_list<Optional<Tensor>> tensors, at::TensorList csr,
+                 at::TensorList csc) {
+  variable_list all;
+  all.reserve(tensors.size() + csr.size() + csc.size());
+  for (const auto& t : tensors) all.push_back(t.value_or(Tensor()));
+  all.insert(all.end(), csr.begin(), csr.end());
+  all.insert(all.end(), csc.begin(), csc.end());
+  ctx->saved_data["csr"] = static_cast<int64_t>(csr.size());
+  ctx->save_for_backward(std::move(all));
+}
+
+// What save() saved; missing tensors are undefined.
+class Saved {
+ public:
+  Saved(const AutogradContext* ctx, size_t count) : all_(ctx->get_saved_variables()) {
+    const auto graph = at::TensorList(all_).slice(count);
+    const auto size = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
+    csr = graph.slice(0, size);
+    csc = graph.slice(size);
+  }
+
+  const Tensor& operator[](size_t i) const { return all_[i]; }
+
+  Optional<Tensor> optional(size_t i) const {
+    return all_[i].defined() ? Optional<Tensor>(all_[i]) : Optional<Tensor>();
+  }
+
+  at::TensorList csr, csc;
+
+ private:
+  variable_list all_;
+};
+
+// Whether an input needs a gradient, asked in the order of the inputs: autograd counts only those that were given.
+class Needs {
+ public:
+  explicit Needs(const AutogradContext* ctx) : ctx_(ctx) {}
+
+  bool operator()(bool given = true) { return given && ctx_->needs_input_grad(next_++); }
+
+ private:
+  const AutogradContext* ctx_;
+  size_t next_ = 0;
+};
+
+// Gradients that can be used, but not differentiated once more.
+struct OnceDifferentiable : torch::autograd::Function<OnceDifferentiable> {
+  static constexpr bool is_traceable = true;
+
+  static variable_list forward(AutogradContext* ctx, at::TensorList /*inputs*/, const char* op,
+                               const std::function<variable_list()>& compute) {
+    ctx->saved_data["op"] = std::string(op);
+    return compute();
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& /*grads*/) {
+    TORCH_CHECK(false, "edgeless: ", ctx->saved_data.at("op").toStringRef(),
+                " can be differentiated once only (double backward is not implemented); for second derivatives run "
+                "under `with edgeless.backend(\"reference\")`");
+  }
+};
+
+// What `compute` gives, the gradients of `op` from `inputs`; the error comes when these are differentiated.
+inline variable_list once_differentiable(const char* op, std::initializer_list<Optional<Tensor>> inputs,
+                                         const std::function<variable_list()>& compute) {
+  if (!at::GradMode::is_enabled()) return compute();
+  variable_list given;
+  for (const auto& t : inputs) {
+    if (t) given.push_back(*t);
+  }
+  return OnceDifferentiable::apply(at::TensorList(given), op, compute);
+}
+
+}  // namespace edgeless

@@ -1,0 +1,65 @@
+// The gradient of min and max over in-neighbours.
+#include "../common/autograd.h"
+#include "inputs.h"
+
+namespace edgeless {
+namespace {
+
+Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
+                                const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
+                                c10::string_view ties) {
+  static const Kernels kernels("edgeless::neighbor_reduce_backward", neighbor_reduce_backward);
+  return once_differentiable("neighbor_reduce", {grad_out, x, out, arg, tied}, [&] {
+    return variable_list{kernels(grad_out, x, out, arg, tied, csr, csc, reduce, ties)};
+  })[0];
+}
+
+// The arguments of the op that have no gradient.
+struct Options {
+  at::TensorList csr, csc;
+  c10::string_view reduce, ties;
+};
+
+struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
+  static constexpr bool is_traceable = true;
+  using Compute = std::function<std::tuple<Tensor, Tensor, Tensor>()>;
+
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Options& options, const Compute& compute) {
+    auto [out, arg, tied] = compute();
+    save(ctx, {x, out, arg, tied}, options.csr, options.csc);
+    ctx->saved_data["reduce"] = std::string(options.reduce.data(), options.reduce.size());
+    ctx->saved_data["ties"] = std::string(options.ties.data(), options.ties.size());
+    ctx->mark_non_differentiable({arg, tied});
+    ctx->set_materialize_grads(false);  // else zeros as large as arg
+    return {out, arg, tied};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list results(3);
+    if (!grads[0].defined()) return results;
+    const Saved saved(ctx, 4);
+    results[0] =
+        neighbor_reduce_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved.csr, saved.csc,
+                                 ctx->saved_data.at("reduce").toStringRef(), ctx->saved_data.at("ties").toStringRef());
+    return results;
+  }
+};
+
+std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList csc,
+                                                   c10::string_view reduce, double fill, at::ScalarType arg_dtype,
+                                                   c10::string_view ties) {
+  static const Kernels kernels("edgeless::neighbor_reduce", neighbor_reduce);
+  const NeighborReduce::Compute compute = [&] { return kernels(x, csr, csc, reduce, fill, arg_dtype, ties); };
+  if (!at::GradMode::is_enabled()) return compute();
+  auto found = NeighborReduce::apply(x, Options{csr, csc, reduce, ties}, compute);
+  return {std::move(found[0]), std::move(found[1]), std::move(found[2])};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, Autograd, m) {
+  m.impl("neighbor_reduce", neighbor_reduce);
+  m.impl("neighbor_reduce_backward", neighbor_reduce_backward);
+}
+
+}  // namespace edgeless

@@ -1,0 +1,91 @@
+// The gradients of SpMM and SDDMM: each is the other's, so both can be differentiated as often as one likes.
+#include "../common/autograd.h"
+#include "inputs.h"
+
+namespace edgeless {
+namespace {
+
+Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype);
+Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
+             at::TensorList csr, at::TensorList csc);
+
+// The arguments of an op that have no gradient.
+struct Options {
+  const OptTensor &src_scale, &dst_scale;
+  at::TensorList csr, csc;
+};
+
+using Compute = std::function<Tensor()>;
+
+struct SpMM : torch::autograd::Function<SpMM> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const OptTensor& weight, const Options& options,
+                        const Compute& compute) {
+    const bool needs_x = weight && weight->requires_grad();
+    save(ctx, {needs_x ? OptTensor(x) : OptTensor(), weight, options.src_scale, options.dst_scale}, options.csr,
+         options.csc);
+    ctx->saved_data["dtype"] = static_cast<int64_t>(x.scalar_type());
+    return compute();
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Saved saved(ctx, 4);
+    const OptTensor weight = saved.optional(1), src_scale = saved.optional(2), dst_scale = saved.optional(3);
+    Needs need(ctx);
+    Tensor grad_x, grad_weight;
+    if (need()) {
+      const auto dtype = static_cast<at::ScalarType>(ctx->saved_data.at("dtype").toInt());
+      grad_x = spmm(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr, {}).to(dtype);
+    }
+    if (need(weight.has_value())) grad_weight = sddmm(grads[0], saved[0], src_scale, dst_scale, saved.csr, saved.csc);
+    return {grad_x, grad_weight, Tensor(), Tensor()};
+  }
+};
+
+struct SDDMM : torch::autograd::Function<SDDMM> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const Options& options,
+                        const Compute& compute) {
+    save(ctx, {dst, src, options.src_scale, options.dst_scale}, options.csr, options.csc);
+    return compute();
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Saved saved(ctx, 4);
+    const Tensor &dst = saved[0], &src = saved[1];
+    const OptTensor src_scale = saved.optional(2), dst_scale = saved.optional(3);
+    Needs need(ctx);
+    Tensor grad_dst, grad_src;
+    if (need()) grad_dst = spmm(src, grads[0], src_scale, dst_scale, saved.csr, saved.csc, {}).to(dst.scalar_type());
+    if (need()) grad_src = spmm(dst, grads[0], dst_scale, src_scale, saved.csc, saved.csr, {}).to(src.scalar_type());
+    return {grad_dst, grad_src, Tensor(), Tensor()};
+  }
+};
+
+Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype) {
+  static const Kernels kernels("edgeless::spmm", spmm);
+  const Compute compute = [&] { return kernels(x, weight, src_scale, dst_scale, csr, csc, out_dtype); };
+  if (!at::GradMode::is_enabled()) return compute();
+  return SpMM::apply(x, weight, Options{src_scale, dst_scale, csr, csc}, compute);
+}
+
+Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
+             at::TensorList csr, at::TensorList csc) {
+  static const Kernels kernels("edgeless::sddmm", sddmm);
+  const Compute compute = [&] { return kernels(dst, src, src_scale, dst_scale, csr, csc); };
+  if (!at::GradMode::is_enabled()) return compute();
+  return SDDMM::apply(dst, src, Options{src_scale, dst_scale, csr, csc}, compute);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, Autograd, m) {
+  m.impl("spmm", spmm);
+  m.impl("sddmm", sddmm);
+}
+
+}  // namespace edgeless

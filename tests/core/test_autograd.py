@@ -1,0 +1,174 @@
+"""The ops' autograd: what is kept, what hooks and checkpoints do to it, what is asked for and what is refused."""
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from saved import saved_by
+from test_attention import graph_of
+
+from edgeless import functional
+
+GRAPH = graph_of("square")
+
+
+def rows(*shape, dtype=torch.float64, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=gen).to(dtype).requires_grad_()
+
+
+def attention(x, att, **options):
+    return functional.gatv2_attention(GRAPH, x, x, att, **options)
+
+
+def weights(x, att):
+    return attention(x, att, return_weights="dropped", dropout=0.5, seed=3)[1]
+
+
+def weighted(x, weight):
+    return functional.spmm(GRAPH, x, weight)
+
+
+def products(x, y):
+    return functional.sddmm_dot(GRAPH, x, y)
+
+
+def largest(x, _):
+    return functional.neighbor_reduce(GRAPH, x, "max", ties="shared")
+
+
+def inputs_of(call):
+    n = GRAPH.num_src
+    second = {weighted: (GRAPH.num_edges,), products: (n, 2, 4)}.get(call, (2, 4))
+    return rows(*((n, 8) if call is largest else (n, 2, 4))), rows(*second, seed=1)
+
+
+CALLS = (attention, weights, weighted, products, largest)
+calls = pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+
+
+def gradients(call, x, y):
+    out = call(x, y)
+    return torch.autograd.grad(out, [x, y], torch.ones_like(out), allow_unused=call is largest)
+
+
+def same(found, expected):
+    return all(a is b or torch.equal(a, b) for a, b in zip(found, expected))
+
+
+def shapes(call):
+    return [tuple(t.shape) for t in saved_by(call)]
+
+
+def test_attention_keeps_nodes_and_the_graph_alone():
+    x, att = inputs_of(attention)
+    n, edges = GRAPH.num_src, GRAPH.num_edges
+    direction = [(n + 1,), (edges,), (edges,)]
+    node = [(n, 2, 4), (n, 2)]  # the output, the logsumexp
+    assert shapes(lambda: attention(x, att)) == [*node, (n, 2, 4), (n, 2, 4), (2, 4), *direction, *direction]
+    dropped = shapes(lambda: attention(x, att, dropout=0.5))
+    assert dropped == [*node, (n, 2, 4), (n, 2, 4), (2, 4), (1,), *direction, *direction]
+    assert shapes(lambda: attention(x.detach(), att)) == [*node, (n, 2, 4), (n, 2, 4), (2, 4), *direction]
+    assert shapes(lambda: attention(x.detach(), att.detach())) == []
+
+
+def test_a_sum_keeps_its_rows_for_the_weights_alone():
+    x, weight = inputs_of(weighted)
+    kept = saved_by(lambda: weighted(x, weight))
+    assert kept[0].data_ptr() == x.data_ptr() and kept[1].data_ptr() == weight.data_ptr()
+    assert all(t.data_ptr() != x.data_ptr() for t in saved_by(lambda: weighted(x, weight.detach())))
+    assert all(not t.is_floating_point() for t in saved_by(lambda: weighted(x, None)))
+
+
+@calls
+def test_hooks_move_what_is_saved(call):
+    x, y = inputs_of(call)
+    expected = gradients(call, x, y)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lambda t: t):
+        assert same(gradients(call, x, y), expected)
+
+
+@calls
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_computes_the_same(call, reentrant):
+    x, y = inputs_of(call)
+    expected = gradients(call, x, y)
+    out = torch.utils.checkpoint.checkpoint(call, x, y, use_reentrant=reentrant)
+    if reentrant:
+        out.backward(torch.ones_like(out))
+        found = (x.grad, y.grad)
+    else:
+        found = torch.autograd.grad(out, [x, y], torch.ones_like(out), allow_unused=call is largest)
+    assert same(found, expected)
+
+
+@calls
+def test_only_what_is_asked_for_is_computed(call):
+    x, y = inputs_of(call)
+    both = gradients(call, x, y)
+    for which in range(1 if call is largest else 2):
+        for others_require_grad in (True, False):
+            pair = [x, y]
+            if not others_require_grad:
+                pair[1 - which] = pair[1 - which].detach()
+            out = call(*pair)
+            assert same(torch.autograd.grad(out, pair[which], torch.ones_like(out)), [both[which]])
+
+
+@calls
+def test_nothing_is_recorded_without_gradients(call):
+    x, y = inputs_of(call)
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            assert saved_by(lambda: call(x, y)) == []
+            assert not call(x, y).requires_grad
+    assert not call(x.detach(), y.detach()).requires_grad
+
+
+@calls
+def test_a_second_backward_needs_the_graph_retained(call):
+    x, y = inputs_of(call)
+    out = call(x, y)
+    out.sum().backward(retain_graph=True)
+    out.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        out.sum().backward()
+
+
+@calls
+def test_an_edit_before_the_backward_is_an_error(call):
+    x, y = inputs_of(call)
+    leaf, x = x, x * 1
+    out = call(x, y)
+    with torch.no_grad():
+        x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), leaf)
+
+
+@pytest.mark.parametrize("call,op", [(attention, "attention"), (weights, "attention"), (largest, "neighbor_reduce")])
+def test_second_derivatives_are_refused_when_they_are_taken(call, op):
+    x, y = inputs_of(call)
+    out = call(x, y)
+    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    assert torch.isfinite(grad).all()  # the first may be used
+    message = (
+        rf"edgeless: {op} can be differentiated once only \(double backward is not implemented\); for second "
+        r'derivatives run under `with edgeless.backend\("reference"\)`'
+    )
+    with pytest.raises(RuntimeError, match=message):
+        torch.autograd.grad(grad.sum(), x)
+
+
+@calls
+def test_transforms_are_refused(call):
+    x, y = inputs_of(call)
+    with pytest.raises(RuntimeError, match="functorch|autograd.Function"):
+        torch.func.grad(lambda x: call(x, y).sum())(x.detach())
+
+
+def test_the_logsumexp_has_no_gradient():
+    x, att = inputs_of(attention)
+    csr, csc = list(GRAPH.csr), list(GRAPH.csc)
+    op = torch.ops.edgeless.attention
+    out, logsumexp = op(x, x, None, att, None, None, None, csr, csc, None, "gatv2", 0.2, 0.0, None)
+    assert out.requires_grad and not logsumexp.requires_grad
