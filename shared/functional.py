@@ -85,7 +85,10 @@ def _fused(
     out_dtype = out_dtype or _promoted((dst, src, value, att, edge_attr, edge_proj, edge_scale))
     rows = _promoted((dst, src, value))
     parameters = statistics_dtype(rows)
-    dst, src, value, edge_attr = _cast(dst, rows), _cast(src, rows), _cast(value, rows), _cast(edge_attr, rows)
+    keys = rows
+    if score == "gat":  # its keys are numbers of the nodes: they need not take less, nor make the values take more
+        keys, rows = parameters, rows if rows == torch.float64 else value.dtype
+    dst, src, value, edge_attr = _cast(dst, keys), _cast(src, keys), _cast(value, rows), _cast(edge_attr, rows)
     att, edge_proj, edge_scale = _cast(att, parameters), _cast(edge_proj, parameters), _cast(edge_scale, parameters)
     if edge_scale is not None and edge_scale.dim() == 1:
         edge_scale = edge_scale.unsqueeze(1).expand(-1, dst.size(1))

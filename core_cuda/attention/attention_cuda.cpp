@@ -89,7 +89,7 @@ class Call {
     problem.storage = dtype_of(in.rows());
     problem.wide_index = in.csr[0].scalar_type() == at::kLong;
     problem.heads = args.heads = static_cast<int>(in.heads());
-    vector_ = 16 / in.src.element_size();
+    vector_ = 16 / static_cast<int64_t>(c10::elementSize(in.rows()));
     args.coefficient = static_cast<A>(in.coefficient);
     set_value(in.value);
     if (problem.score == Score::gat) {

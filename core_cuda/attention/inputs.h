@@ -26,7 +26,7 @@ inline ScoreKind parse_score(const char* op, std::string_view name) {
 inline at::ScalarType statistics_dtype(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
 
 struct AttentionInputs {
-  at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]
+  at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]; of gat, numbers of the nodes, in the statistics' dtype
   OptTensor value;                 // [Ns, H, C], none: src
   OptTensor att;                   // [H, D]; of the cosine [H, 1], its factor
   OptTensor edge_attr, edge_proj;  // [E, De], [H, D, De]
@@ -43,7 +43,7 @@ struct AttentionInputs {
   int64_t dim() const { return dst.size(2); }
   int64_t channels() const { return value ? value->size(2) : src.size(2); }
   int64_t edge_dim() const { return edge_attr ? edge_attr->size(1) : 0; }
-  at::ScalarType rows() const { return dst.scalar_type(); }
+  at::ScalarType rows() const { return score == ScoreKind::gat && value ? value->scalar_type() : dst.scalar_type(); }
   at::ScalarType statistics() const { return statistics_dtype(rows()); }
   at::Device device() const { return dst.device(); }
 };
@@ -71,7 +71,7 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
   const auto device = in.device();
   const auto rows = in.rows();
   TORCH_CHECK_VALUE(rows == at::kFloat || rows == at::kDouble || rows == at::kBFloat16 || rows == at::kHalf, op,
-                    ": dst must be float32, float64, bfloat16 or float16, got ", rows);
+                    ": rows must be float32, float64, bfloat16 or float16, got ", rows);
   check_dim(op, "dst", in.dst, 3, "[Nd, H, D]");
   check_dim(op, "src", in.src, 3, "[Ns, H, D]");
   const int64_t heads = in.heads(), dim = in.dim();
@@ -80,7 +80,8 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
     check_dtype(op, name, t, dtype);
     check_device(op, name, t, device);
   };
-  check("src", in.src, {in.num_src(), heads, dim}, rows);
+  check("src", in.src, {in.num_src(), heads, dim}, in.score == ScoreKind::gat ? in.statistics() : rows);
+  check_dtype(op, "dst", in.dst, in.src.scalar_type());
   if (in.value) {
     check_dim(op, "value", *in.value, 3, "[Ns, H, C]");
     check("value", *in.value, {in.num_src(), heads, in.channels()}, rows);
@@ -101,7 +102,10 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
   TORCH_CHECK_VALUE(in.edge_attr.has_value() == in.edge_proj.has_value(), op, ": edge_attr and edge_proj go together");
   if (in.edge_attr) {
     check_dim(op, "edge_attr", *in.edge_attr, 2, "[E, De]");
-    check("edge_attr", *in.edge_attr, {in.num_edges(), in.edge_dim()}, rows);
+    // Of gat, what rows() is depends on whether the op has values.
+    const auto attr = in.edge_attr->scalar_type();
+    const bool of_gat = in.score == ScoreKind::gat && statistics_dtype(attr) == in.statistics();
+    check("edge_attr", *in.edge_attr, {in.num_edges(), in.edge_dim()}, of_gat ? attr : rows);
     check("edge_proj", *in.edge_proj, {heads, dim, in.edge_dim()}, in.statistics());
     TORCH_CHECK_VALUE(in.score != ScoreKind::dot || !in.value || in.channels() == dim, op,
                       ": an edge term of the score 'dot' needs C = D, got C = ", in.channels(), " and D = ", dim);

@@ -18,8 +18,8 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 def _attention_fake(
     dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, out_dtype
 ):
-    channels = src.size(2) if value is None else value.size(2)
-    out = dst.new_empty((dst.size(0), dst.size(1), channels), dtype=out_dtype or dst.dtype)
+    rows = src if value is None else value
+    out = dst.new_empty((dst.size(0), dst.size(1), rows.size(2)), dtype=out_dtype or rows.dtype)
     return out, dst.new_empty((dst.size(0), dst.size(1)), dtype=statistics_dtype(dst.dtype))
 
 

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
     shift = args.logsumexp[at];
     if constexpr (Fn::kScalar) {
-      if (args.dst) own_scalar = load_scalar<S>(args.dst, walk.row, place.head);
+      if (args.dst) own_scalar = load_scalar<A>(args.dst, walk.row, place.head);
     } else {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
@@ -193,8 +193,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
       if (piece) {
         *carry_at(args, shares, lead, place.head) = acc_scalar;
       } else {
-        reinterpret_cast<S*>(args.grad_dst.base)[static_cast<int64_t>(row) * args.heads + place.head] =
-            to_storage<S>(acc_scalar);
+        reinterpret_cast<A*>(args.grad_dst.base)[static_cast<int64_t>(row) * args.heads + place.head] = acc_scalar;
       }
     }
   };
@@ -248,7 +247,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
     }
     A source_scalar = 0;
     if constexpr (!kKeys) {
-      if (args.src) source_scalar = load_scalar<S>(args.src, window.index, place.head);
+      if (args.src) source_scalar = load_scalar<A>(args.src, window.index, place.head);
     }
     const A other_over = norms.other(window.index);
     ahead.ask(keys.at[0], keys.stride);

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
     if constexpr (Fn::kScalar) {
-      if (args.src) own_scalar = load_scalar<S>(args.src, walk.row, place.head);
+      if (args.src) own_scalar = load_scalar<A>(args.src, walk.row, place.head);
     } else {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
@@ -118,8 +118,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
         if (piece) {
           *carry = acc_scalar;
         } else {
-          reinterpret_cast<S*>(args.grad_src.base)[static_cast<int64_t>(row) * args.heads + place.head] =
-              to_storage<S>(acc_scalar);
+          reinterpret_cast<A*>(args.grad_src.base)[static_cast<int64_t>(row) * args.heads + place.head] = acc_scalar;
         }
       }
       if (piece) carry += 1;
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     const A other_over = norms.other(window.index);
     A target_scalar = 0;
     if constexpr (!kKeys) {
-      if (args.dst) target_scalar = load_scalar<S>(args.dst, window.index, place.head);
+      if (args.dst) target_scalar = load_scalar<A>(args.dst, window.index, place.head);
     }
     window.advance(walk);
     const int n = window.count;

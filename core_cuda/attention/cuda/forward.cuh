@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
     if constexpr (kKeys) {
       if (asked_row != walk.row) ask_row(walk.row);
     } else if (args.dst) {
-      own_scalar = load_scalar<S>(args.dst, walk.row, place.head);
+      own_scalar = load_scalar<A>(args.dst, walk.row, place.head);
     }
     fresh = kKeys;
   };
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
     if constexpr (kValues) window.load(values, value_raw);
     A source_scalar = 0;
     if constexpr (!kKeys) {
-      if (args.src) source_scalar = load_scalar<S>(args.src, window.index, place.head);
+      if (args.src) source_scalar = load_scalar<A>(args.src, window.index, place.head);
     }
     const A other_over = norms.other(window.index);
     ahead.ask(keys.at[0], keys.stride);

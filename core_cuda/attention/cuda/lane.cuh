@@ -124,10 +124,9 @@ __device__ __forceinline__ void unpack_all(const uint4 (&raw)[kVecs], Arithmetic
 }
 
 // gat's number of a node and head.
-template <class S, class I>
-__device__ __forceinline__ Arithmetic<S> load_scalar(const Rows& rows, I index, int head) {
-  return to_arithmetic(
-      *reinterpret_cast<const S*>(rows.base + head * rows.head + static_cast<uint64_t>(index) * rows.row));
+template <class A, class I>
+__device__ __forceinline__ A load_scalar(const Rows& rows, I index, int head) {
+  return *reinterpret_cast<const A*>(rows.base + head * rows.head + static_cast<uint64_t>(index) * rows.row);
 }
 
 // The batch of edges at hand: up to kEdges of one row. Their indices are loaded one batch ahead, one by each lane that
