@@ -52,7 +52,7 @@ TORCH_LIBRARY(edgeless, m) {
       "str ties) -> (Tensor out, Tensor arg, Tensor tied)");
   m.def(
       "neighbor_reduce_backward(Tensor grad_out, Tensor x, Tensor out, Tensor arg, Tensor tied, Tensor[] csr, "
-      "Tensor[] csc, str reduce, str ties) -> Tensor");
+      "Tensor[] csc, str reduce, str ties, str way='auto') -> Tensor");
 
   // Linear maps of one input: x weights[k]^T + biases[k]. needs: x, every weight, every bias.
   m.def("project(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]");
