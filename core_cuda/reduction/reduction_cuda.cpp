@@ -109,6 +109,13 @@ bool can_deal(const Backward& b) {
   return !b.csc.empty() && !b.shares && b.storage != Storage::f64 && b.csr[0].scalar_type() == at::kInt;
 }
 
+// Where rows are out of reach of the L2 and have edges enough that most of what a gather reads is another edge's.
+bool prefers_deal(const Backward& b) {
+  const int64_t l2_bytes = device_attribute(cudaDevAttrL2CacheSize, b.x.get_device());
+  return static_cast<int64_t>(b.grad_out.numel()) * b.grad_out.element_size() > 4 * l2_bytes &&
+         b.csr[1].size(0) >= 8 * b.rows;
+}
+
 void deal_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor where = b.arg.contiguous();
   const int64_t edges = b.csr[1].size(0);
@@ -117,10 +124,10 @@ void deal_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor places = at::empty({edges}, b.csr[1].options());
   {
     const Tensor scratch = at::empty_like(places);
-    C10_CUDA_CHECK(
-        edge_places(graph, other, scratch.data_ptr<int32_t>(), places.data_ptr<int32_t>(), b.stream));
+    C10_CUDA_CHECK(edge_places(graph, other, scratch.data_ptr<int32_t>(), places.data_ptr<int32_t>(), b.stream));
   }
-  const Tensor values = at::empty({b.rows, kDealt}, b.grad_out.options()), features = at::empty({b.rows, kDealt}, bytes);
+  const Tensor values = at::empty({b.rows, kDealt}, b.grad_out.options()),
+               features = at::empty({b.rows, kDealt}, bytes);
   const Tensor hands = at::empty({edges}, b.x.options().dtype(at::kShort));
   DealArgs args;
   args.width = static_cast<int>(b.width);
@@ -190,10 +197,12 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   C10_CUDA_CHECK(rest(b.storage, wide_index, args, b.stream));
 }
 
-// How many blocks hold the sums of a column, and how many columns they hold: see own.cuh. None where nodes are too many.
+// How many blocks hold the sums of a column, and how many columns they hold: see own.cuh. None where nodes are too
+// many.
 std::optional<OwnArgs> plan_own(const Backward& b, int owners_log2, bool cluster) {
   const int device = b.x.get_device();
   const int64_t room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device) / 8;
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
   if (b.storage == Storage::f64) return {};
   if (owners_log2 < 0) {
     owners_log2 = 0;
@@ -204,10 +213,15 @@ std::optional<OwnArgs> plan_own(const Backward& b, int owners_log2, bool cluster
   const int64_t nodes = ((b.x.size(0) - 1) >> owners_log2) + 1;
   if (nodes > room) return {};
   OwnArgs own;
-  int& columns_log2 = own.scatter.columns_log2;
-  while (columns_log2 < 5 && (1 << columns_log2) < b.width && nodes << (columns_log2 + 1) <= room) ++columns_log2;
   own.owners_log2 = owners_log2, own.nodes = static_cast<int>(nodes), own.cluster = cluster;
-  own.groups = static_cast<unsigned>(((b.width - 1) >> columns_log2) + 1);
+  // As many columns as there is room for, while every multiprocessor has a block.
+  const auto groups = [&](int log2) { return ((b.width - 1) >> log2) + 1; };
+  int& columns_log2 = own.scatter.columns_log2;
+  while (columns_log2 < 5 && nodes << (columns_log2 + 1) <= room &&
+         groups(columns_log2 + 1) << owners_log2 >= multiprocessors) {
+    ++columns_log2;
+  }
+  own.groups = static_cast<unsigned>(groups(columns_log2));
   return own;
 }
 
@@ -229,8 +243,11 @@ struct Way {
 // owners that read everything. None where the inputs do not allow it.
 std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
   if (way == "auto") {
+    if (can_deal(b) && prefers_deal(b)) return Way{Way::deal, {}};
     if (can_gather(b)) return Way{Way::gather, {}};
-    if (const auto own = plan_own(b, -1, false)) return Way{Way::own, *own};
+    const auto own = plan_own(b, -1, false);
+    const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, b.x.get_device());
+    if (own && own->groups << own->owners_log2 >= multiprocessors / 2) return Way{Way::own, *own};
     return Way{Way::send, {}};
   }
   if (way == "gather" && can_gather(b)) return Way{Way::gather, {}};

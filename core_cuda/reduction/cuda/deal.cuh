@@ -27,10 +27,6 @@ __global__ void __launch_bounds__(32 * kDealWarps) deal_kernel(const __grid_cons
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kDealWarps + warp;
   if (row >= args.graph.num_rows) return;
-  const int32_t* indptr = static_cast<const int32_t*>(args.graph.indptr);
-  const int32_t begin = __ldg(indptr + row), degree = __ldg(indptr + row + 1) - begin;
-  if (degree == 0) return;
-  uint32_t* histogram = histograms[warp];
   uint32_t code[kEach], place[kEach];
   S x[kEach];
 #pragma unroll
@@ -44,9 +40,20 @@ __global__ void __launch_bounds__(32 * kDealWarps) deal_kernel(const __grid_cons
                                    : __ldcs(static_cast<const uint32_t*>(args.arg) + at);
     x[j] = __ldcs(static_cast<const S*>(args.grad) + row * args.grad_row + feature * args.grad_column);
   }
+  const int32_t* indptr = static_cast<const int32_t*>(args.graph.indptr);
+  const int32_t begin = __ldg(indptr + row), degree = __ldg(indptr + row + 1) - begin;
+  if (degree == 0) return;
+  uint32_t* histogram = histograms[warp];
   uint32_t before = 0;  // elements of the edges so far
   for (int32_t window = 0; window < degree; window += kWindow) {
     const int size = min(kWindow, degree - window);
+    bool any = false;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) any |= code[j] - window < static_cast<uint32_t>(size);
+    if (!__any_sync(0xffffffffu, any)) {  // most of a hub
+      for (int at = lane; at < size; at += 32) args.hands[begin + window + at] = 0;
+      continue;
+    }
     for (int at = lane; at < size; at += 32) histogram[at] = 0;
     __syncwarp();
 #pragma unroll

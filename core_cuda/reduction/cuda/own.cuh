@@ -4,9 +4,9 @@
 // A group of columns belongs to one block, or to the few that hold its sums together: block r has the nodes n with
 // n % owners == r. Blocks of one cluster divide the rows among them and send to each other's shared memory; without
 // clusters each reads all rows and keeps what is its own. A sum is a whole number of 64 bits, added as two words: the
-// carry of the lower one, which the atomic gives back with the old value, goes with the upper one. So the sums are those
-// of scatter.cuh bit for bit. Shared memory: lower words [nodes, columns], upper words [nodes, columns].
-// Storage: float, half, bfloat16.
+// carry of the lower one, which the atomic gives back with the old value, goes with the upper one. So the sums are
+// those of scatter.cuh bit for bit. Shared memory: lower words [nodes, columns], upper words [nodes, columns]. Storage:
+// float, half, bfloat16.
 #pragma once
 
 #include "instance.h"

@@ -1,4 +1,5 @@
-// The position of every edge within its row, by original edge id, or in the other direction. For the former teams of eight lanes own equal shares of the graph.
+// The position of every edge within its row, by original edge id, or in the other direction. For the former teams of
+// eight lanes own equal shares of the graph.
 #include "../../common/fold.cuh"
 #include "kernels.h"
 
