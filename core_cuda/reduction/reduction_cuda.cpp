@@ -255,7 +255,7 @@ std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
   if (way == "send") return Way{Way::send, {}};
   int owners_log2 = -1;
   if (way != "own") {
-    for (int log2 = 0; log2 < 4; ++log2) {
+    for (int log2 = 0; log2 < 5; ++log2) {
       const std::string count = std::to_string(1 << log2);
       if (way == "own-" + count || way == "each-" + count) owners_log2 = log2;
     }

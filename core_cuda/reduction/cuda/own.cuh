@@ -204,6 +204,10 @@ cudaError_t launch_own(const OwnArgs& own, cudaStream_t stream) {
   const int bytes = own.nodes * 8 << own.scatter.columns_log2;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
+  if (kCluster && own.owners_log2 > 3) {  // more blocks than every device has to take
+    const cudaError_t refused = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (refused != cudaSuccess) return refused;
+  }
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = 1u << own.owners_log2, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
