@@ -47,12 +47,13 @@ TORCH_LIBRARY(edgeless, m) {
   // "first" all to the first, "shared" equal parts, "scatter" equal parts and one more part lost where the extremum is
   // 0 (torch's scatter_reduce on zeros). tied says in which rows there is something to share; there arg on CUDA says
   // among how many (core_cuda/reduction/cuda/args.h). arg and tied are for the backward on the same device alone.
+  // way: how the gradient goes back on CUDA, for tests (docs/design.md); the CPU has no choice.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
       "str ties) -> (Tensor out, Tensor arg, Tensor tied)");
   m.def(
       "neighbor_reduce_backward(Tensor grad_out, Tensor x, Tensor out, Tensor arg, Tensor tied, Tensor[] csr, "
-      "Tensor[] csc, str reduce, str ties) -> Tensor");
+      "Tensor[] csc, str reduce, str ties, str way='auto') -> Tensor");
 
   // Linear maps of one input: x weights[k]^T + biases[k]. needs: x, every weight, every bias.
   m.def("project(Tensor x, Tensor[] weights, Tensor?[] biases) -> Tensor[]");

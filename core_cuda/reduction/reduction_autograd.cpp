@@ -7,10 +7,10 @@ namespace {
 
 Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
                                 const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
-                                c10::string_view ties) {
+                                c10::string_view ties, c10::string_view way) {
   static const Kernels kernels("edgeless::neighbor_reduce_backward", neighbor_reduce_backward);
   return once_differentiable("neighbor_reduce", {grad_out, x, out, arg, tied}, [&] {
-    return variable_list{kernels(grad_out, x, out, arg, tied, csr, csc, reduce, ties)};
+    return variable_list{kernels(grad_out, x, out, arg, tied, csr, csc, reduce, ties, way)};
   })[0];
 }
 
@@ -38,9 +38,9 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
     variable_list results(3);
     if (!grads[0].defined()) return results;
     const Saved saved(ctx, 4);
-    results[0] =
-        neighbor_reduce_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved.csr, saved.csc,
-                                 ctx->saved_data.at("reduce").toStringRef(), ctx->saved_data.at("ties").toStringRef());
+    results[0] = neighbor_reduce_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved.csr, saved.csc,
+                                          ctx->saved_data.at("reduce").toStringRef(),
+                                          ctx->saved_data.at("ties").toStringRef(), "auto");
     return results;
   }
 };

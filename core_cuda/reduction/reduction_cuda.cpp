@@ -3,6 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <optional>
+#include <string>
+
 #include "../common/fold_tensors.h"
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
@@ -101,12 +104,64 @@ void gather_gradient(const Backward& b, const Tensor& grad_x) {
   C10_CUDA_CHECK(gather(b.storage, b.shares, args, b.stream));
 }
 
-void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
-  const bool wide_index = b.csr[0].scalar_type() == at::kLong;
-  const Tensor packed = rows_of_16_bytes(b.x.unsqueeze(1));
-  const Tensor where = b.arg.contiguous(), values = b.out.contiguous(), flags = b.tied.contiguous();
-  const int64_t sum_bytes = b.storage == Storage::f64 ? 16 : 8;
+// See deal.cuh.
+bool can_deal(const Backward& b) {
+  return !b.csc.empty() && !b.shares && b.storage != Storage::f64 && b.csr[0].scalar_type() == at::kInt;
+}
+
+// Where rows are out of reach of the L2 and have edges enough that most of what a gather reads is another edge's.
+bool prefers_deal(const Backward& b) {
+  const int64_t l2_bytes = device_attribute(cudaDevAttrL2CacheSize, b.x.get_device());
+  return static_cast<int64_t>(b.grad_out.numel()) * b.grad_out.element_size() > 4 * l2_bytes &&
+         b.csr[1].size(0) >= 8 * b.rows;
+}
+
+void deal_gradient(const Backward& b, const Tensor& grad_x) {
+  const Tensor where = b.arg.contiguous();
+  const int64_t edges = b.csr[1].size(0);
+  const auto bytes = b.x.options().dtype(at::kByte);
+  const FoldGraph graph = fold_graph(b.csr), other = fold_graph(b.csc);
+  const Tensor places = at::empty({edges}, b.csr[1].options());
+  {
+    const Tensor scratch = at::empty_like(places);
+    C10_CUDA_CHECK(edge_places(graph, other, scratch.data_ptr<int32_t>(), places.data_ptr<int32_t>(), b.stream));
+  }
+  const Tensor values = at::empty({b.rows, kDealt}, b.grad_out.options()),
+               features = at::empty({b.rows, kDealt}, bytes);
+  const Tensor hands = at::empty({edges}, b.x.options().dtype(at::kShort));
+  DealArgs args;
+  args.width = static_cast<int>(b.width);
+  args.grad = b.grad_out.data_ptr(), args.grad_row = b.grad_out.stride(0), args.grad_column = b.grad_out.stride(1);
+  args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
+  args.values = values.data_ptr(), args.features = features.data_ptr<uint8_t>();
+  args.hands = reinterpret_cast<uint16_t*>(hands.data_ptr<int16_t>()), args.places = places.data_ptr<int32_t>();
+  args.grad_x = grad_x.data_ptr();
+  args.vectors = 8;
+  FoldProblem problem = fold_problem(other, values, args.vectors);
+  budget_carry(problem, kDealt * int64_t(sizeof(float)), grad_x);
+  args.plan = make_fold_plan(problem);
+  const Tensor carry = take_carry(problem, grad_x, args);
+  for (args.first = 0; args.first < b.width; args.first += kDealt) {
+    args.columns = std::min(kDealt, args.width - args.first);
+    args.graph = graph;
+    C10_CUDA_CHECK(deal(b.storage, args, b.stream));
+    args.graph = other;
+    C10_CUDA_CHECK(take_dealt(b.storage, args, b.stream));
+  }
+}
+
+// What is sent, and tensors that live as long.
+struct Sent {
   ScatterArgs args;
+  Tensor packed, where, values, flags, largest;
+};
+
+Sent what_is_sent(const Backward& b, bool zero_shares, const Tensor& grad_x) {
+  Sent sent;
+  const Tensor& packed = sent.packed = rows_of_16_bytes(b.x.unsqueeze(1));
+  const Tensor& where = sent.where = b.arg.contiguous();
+  const Tensor &values = sent.values = b.out.contiguous(), &flags = sent.flags = b.tied.contiguous();
+  ScatterArgs& args = sent.args;
   args.graph = fold_graph(b.csr);
   args.width = static_cast<int>(b.width), args.num_columns = b.x.size(0);
   args.grad = b.grad_out.data_ptr(), args.grad_row = b.grad_out.stride(0), args.grad_column = b.grad_out.stride(1);
@@ -114,8 +169,18 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   args.shares = b.shares, args.zero_shares = zero_shares, args.tied = flags.data_ptr<uint8_t>();
   args.x = fold_rows(packed), args.out = values.data_ptr(), args.grad_x = grad_x.data_ptr();
   args.headroom = bits_for(b.rows);
-  const Tensor largest = at::empty({b.width + 1}, b.x.options().dtype(sum_bytes > 8 ? at::kLong : at::kInt));
-  args.largest = largest.data_ptr();
+  const at::ScalarType bits = b.storage == Storage::f64 ? at::kLong : at::kInt;
+  sent.largest = at::empty({b.width + 1}, b.x.options().dtype(bits));
+  args.largest = sent.largest.data_ptr();
+  return sent;
+}
+
+void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
+  Sent sent = what_is_sent(b, zero_shares, grad_x);
+  ScatterArgs& args = sent.args;
+  const Tensor& packed = sent.packed;
+  const bool wide_index = b.csr[0].scalar_type() == at::kLong;
+  const int64_t sum_bytes = b.storage == Storage::f64 ? 16 : 8;
   const int64_t l2_bytes = device_attribute(cudaDevAttrL2CacheSize, b.x.get_device());
   args.columns_log2 = slice_log2(args, sum_bytes, l2_bytes, grad_x.nbytes());
   const int step = 1 << args.columns_log2;
@@ -132,9 +197,79 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   C10_CUDA_CHECK(rest(b.storage, wide_index, args, b.stream));
 }
 
+// How many blocks hold the sums of a column, and how many columns they hold: see own.cuh. None where nodes are too
+// many.
+std::optional<OwnArgs> plan_own(const Backward& b, int owners_log2, bool cluster) {
+  const int device = b.x.get_device();
+  const int64_t room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device) / 8;
+  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
+  if (b.storage == Storage::f64) return {};
+  if (owners_log2 < 0) {
+    owners_log2 = 0;
+    while (owners_log2 < 3 && ((b.x.size(0) - 1) >> owners_log2) + 1 > room) ++owners_log2;
+    cluster = owners_log2 > 0;
+  }
+  if (cluster && device_attribute(cudaDevAttrClusterLaunch, device) == 0) return {};
+  const int64_t nodes = ((b.x.size(0) - 1) >> owners_log2) + 1;
+  if (nodes > room) return {};
+  OwnArgs own;
+  own.owners_log2 = owners_log2, own.nodes = static_cast<int>(nodes), own.cluster = cluster;
+  // As many columns as there is room for, while every multiprocessor has a block.
+  const auto groups = [&](int log2) { return ((b.width - 1) >> log2) + 1; };
+  int& columns_log2 = own.scatter.columns_log2;
+  while (columns_log2 < 5 && nodes << (columns_log2 + 1) <= room &&
+         groups(columns_log2 + 1) << owners_log2 >= multiprocessors) {
+    ++columns_log2;
+  }
+  own.groups = static_cast<unsigned>(groups(columns_log2));
+  return own;
+}
+
+void own_gradient(const Backward& b, bool zero_shares, OwnArgs own, const Tensor& grad_x) {
+  Sent sent = what_is_sent(b, zero_shares, grad_x);
+  sent.args.columns = sent.args.width, sent.args.columns_log2 = own.scatter.columns_log2;
+  own.scatter = sent.args;
+  C10_CUDA_CHECK(measure(b.storage, own.scatter, b.stream));
+  C10_CUDA_CHECK(cuda::extrema::own(b.storage, b.csr[0].scalar_type() == at::kLong, own, b.stream));
+}
+
+// How a gradient goes back; docs/design.md tells the four.
+struct Way {
+  enum Kind { gather, deal, own, send } kind;
+  OwnArgs owners;
+};
+
+// `way`: auto, or gather, deal, own, send, which tests force; own-N asks for N owners in a cluster, each-N for N
+// owners that read everything. None where the inputs do not allow it.
+std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
+  if (way == "auto") {
+    if (can_deal(b) && prefers_deal(b)) return Way{Way::deal, {}};
+    if (can_gather(b)) return Way{Way::gather, {}};
+    const auto own = plan_own(b, -1, false);
+    const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, b.x.get_device());
+    if (own && own->groups << own->owners_log2 >= multiprocessors / 2) return Way{Way::own, *own};
+    return Way{Way::send, {}};
+  }
+  if (way == "gather" && can_gather(b)) return Way{Way::gather, {}};
+  if (way == "deal" && can_deal(b)) return Way{Way::deal, {}};
+  if (way == "send") return Way{Way::send, {}};
+  int owners_log2 = -1;
+  if (way != "own") {
+    for (int log2 = 0; log2 < 5; ++log2) {
+      const std::string count = std::to_string(1 << log2);
+      if (way == "own-" + count || way == "each-" + count) owners_log2 = log2;
+    }
+    if (owners_log2 < 0) return {};
+  }
+  if (const auto own = plan_own(b, owners_log2, way.substr(0, 4) == "own-" && owners_log2 > 0)) {
+    return Way{Way::own, *own};
+  }
+  return {};
+}
+
 Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
                                 const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
-                                c10::string_view ties) {
+                                c10::string_view ties, c10::string_view way) {
   const char* op = "edgeless::neighbor_reduce_backward";
   check_reduce(op, x, csr);
   check_rule(op, reduce, ties);
@@ -158,10 +293,13 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   const Backward b{
       grad_out,          x, out, arg, tied, csr, csc, ties != "first", storage_of(x.scalar_type()), rows, width,
       on_device.stream()};
-  if (can_gather(b)) {
-    gather_gradient(b, grad_x);
-  } else {
-    send_gradient(b, ties == "scatter", grad_x);
+  const std::optional<Way> chosen = choose_way(b, way);
+  TORCH_CHECK_VALUE(chosen, op, ": way must be one that these inputs allow, got '", way, "'");
+  switch (chosen->kind) {
+    case Way::gather: gather_gradient(b, grad_x); break;
+    case Way::deal: deal_gradient(b, grad_x); break;
+    case Way::own: own_gradient(b, ties == "scatter", chosen->owners, grad_x); break;
+    case Way::send: send_gradient(b, ties == "scatter", grad_x); break;
   }
   return grad_x;
 }

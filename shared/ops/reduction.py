@@ -20,5 +20,5 @@ def _neighbor_reduce_fake(x, csr, csc, reduce, fill, arg_dtype, ties):
 
 
 @register_fake("edgeless::neighbor_reduce_backward")
-def _neighbor_reduce_backward_fake(grad_out, x, out, arg, tied, csr, csc, reduce, ties):
+def _neighbor_reduce_backward_fake(grad_out, x, out, arg, tied, csr, csc, reduce, ties, way="auto"):
     return x.new_empty(x.shape)

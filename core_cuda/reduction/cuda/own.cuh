@@ -1,0 +1,231 @@
+// The gradient of a minimum or maximum sent as in scatter.cuh, with the sums in shared memory: atomics there run at
+// several times the rate of those in L2.
+//
+// A group of columns belongs to one block, or to the few that hold its sums together: block r has the nodes n with
+// n % owners == r. Blocks of one cluster divide the rows among them and send to each other's shared memory; without
+// clusters each reads all rows and keeps what is its own. A sum is a whole number of 64 bits, added as two words: the
+// carry of the lower one, which the atomic gives back with the old value, goes with the upper one. So the sums are
+// those of scatter.cuh bit for bit. Shared memory: lower words [nodes, columns], upper words [nodes, columns]. Storage:
+// float, half, bfloat16.
+#pragma once
+
+#include "instance.h"
+#include "scatter.cuh"
+
+namespace edgeless::cuda::extrema {
+
+constexpr int kOwnThreads = 1024;
+constexpr int kOwnBatch = 4;  // elements of a thread in flight
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define EDGELESS_CLUSTERS 1
+#else
+#define EDGELESS_CLUSTERS 0
+#endif
+
+// Adds to a word of the shared memory of the block `rank` of the cluster; the address is this block's own.
+__device__ __forceinline__ uint32_t add_to_cluster(uint32_t address, uint32_t rank, uint32_t x) {
+  uint32_t old = 0;
+#if EDGELESS_CLUSTERS
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  asm volatile("atom.relaxed.cluster.shared::cluster.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "r"(there), "r"(x)
+               : "memory");
+#endif
+  return old;
+}
+
+template <bool kCluster>
+__device__ __forceinline__ void wait_for_owners() {
+  if constexpr (kCluster) {
+#if EDGELESS_CLUSTERS
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+#endif
+  } else {
+    __syncthreads();
+  }
+}
+
+template <class S, class I, bool kCluster>
+struct Owner {
+  const OwnArgs& own;
+  const ScatterArgs& args;
+  uint32_t* sums;
+  int rank, column, feature;  // of the thread; the number of threads is a multiple of the columns
+  Scale<float> scale;
+
+  __device__ __forceinline__ Owner(const OwnArgs& own, uint32_t* sums, int rank, int column, int feature)
+      : own(own),
+        args(own.scatter),
+        sums(sums),
+        rank(rank),
+        column(column),
+        feature(feature),
+        scale(scale_of<S>(own.scatter, feature)) {}
+
+  template <bool kRest>
+  __device__ __forceinline__ void send_to(int node, float x) const {
+    const int owner = node & ((1 << own.owners_log2) - 1);
+    if (!kCluster && owner != rank) return;
+    const bool finite = Scale<float>::bits(x) < Scale<float>::kInfinity;
+    if constexpr (kRest) {
+      S* to = static_cast<S*>(args.grad_x) + static_cast<int64_t>(node) * args.width + feature;
+      if (!finite) atomicAdd(to, to_storage<S>(x));
+    } else {
+      if (!finite || x == 0.0f) return;
+      const long long whole = __double2ll_rn(static_cast<double>(x) * scale.up);
+      const uint32_t lower = static_cast<uint32_t>(whole);
+      uint32_t upper = static_cast<uint32_t>(whole >> 32);
+      const int at = ((node >> own.owners_log2) << args.columns_log2) + column;
+      const int words = own.nodes << args.columns_log2;
+      if constexpr (kCluster) {
+        const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(sums)) + at * 4;
+        upper += lower > ~add_to_cluster(address, owner, lower);
+        if (upper != 0) add_to_cluster(address + words * 4, owner, upper);
+      } else {
+        upper += lower > ~atomicAdd(sums + at, lower);
+        if (upper != 0) atomicAdd(sums + words + at, upper);
+      }
+    }
+  }
+
+  // What edges share, row by row: the warp walks the row once more and compares.
+  template <bool kRest>
+  __device__ __forceinline__ void send_shared(unsigned lanes, int64_t row, uint32_t parts, float x) const {
+    const I* indptr = static_cast<const I*>(args.graph.indptr);
+    const I* indices = static_cast<const I*>(args.graph.indices);
+    const int lane = threadIdx.x & 31;
+    for (; lanes; lanes &= lanes - 1) {
+      const int from = __ffs(lanes) - 1;
+      const int64_t that_row = __shfl_sync(0xffffffffu, row, from);
+      const float part = __shfl_sync(0xffffffffu, x, from) / static_cast<float>(__shfl_sync(0xffffffffu, parts, from));
+      Owner that(*this);
+      that.column = __shfl_sync(0xffffffffu, column, from);
+      that.feature = __shfl_sync(0xffffffffu, feature, from);
+      that.scale.up = __shfl_sync(0xffffffffu, scale.up, from);
+      const float best =
+          to_arithmetic(static_cast<const S*>(args.out)[that_row * static_cast<int64_t>(args.width) + that.feature]);
+      const char* base = args.x.base + that.feature * static_cast<int64_t>(sizeof(S));
+      const I end = indptr[that_row + 1];
+      for (I edge = indptr[that_row] + lane; edge < end; edge += 32) {
+        const I node = __ldg(indices + edge);
+        const float mine = to_arithmetic(__ldg(reinterpret_cast<const S*>(row_address(base, node, args.x.row))));
+        if (mine == best) that.template send_to<kRest>(static_cast<int>(node), part);
+      }
+    }
+  }
+
+  template <bool kRest>
+  __device__ __forceinline__ void walk() const {
+    const I* indptr = static_cast<const I*>(args.graph.indptr);
+    const I* indices = static_cast<const I*>(args.graph.indices);
+    const uint32_t shared = args.shares ? 1u << (8 * args.arg_size - 1) : 0;
+    const int64_t end = args.graph.num_rows << args.columns_log2;
+    const int64_t step = kCluster ? static_cast<int64_t>(kOwnThreads) << own.owners_log2 : kOwnThreads;
+    const int64_t first = (kCluster ? rank * kOwnThreads : 0) + (threadIdx.x & ~31);
+    for (int64_t warp = first; warp < end; warp += step * kOwnBatch) {
+      int64_t row[kOwnBatch];
+      uint32_t code[kOwnBatch];
+      float x[kOwnBatch];
+      I begin[kOwnBatch];
+      bool here[kOwnBatch];
+#pragma unroll
+      for (int u = 0; u < kOwnBatch; ++u) {
+        const int64_t t = warp + u * step + (threadIdx.x & 31);
+        here[u] = t < end && feature < args.width;
+        row[u] = here[u] ? t >> args.columns_log2 : 0;
+        const int64_t at = here[u] ? feature : 0;
+        begin[u] = __ldg(indptr + row[u]);
+        here[u] &= __ldg(indptr + row[u] + 1) > begin[u];
+        code[u] = keep_arg(row[u] * args.width + at);
+        x[u] = to_arithmetic(__ldg(static_cast<const S*>(args.grad) + row[u] * args.grad_row + at * args.grad_column));
+      }
+      int node[kOwnBatch];
+#pragma unroll
+      for (int u = 0; u < kOwnBatch; ++u) {
+        const bool alone = here[u] && !(code[u] & shared);
+        node[u] = alone ? static_cast<int>(__ldg(indices + begin[u] + static_cast<I>(code[u]))) : -1;
+      }
+#pragma unroll
+      for (int u = 0; u < kOwnBatch; ++u) {
+        if (node[u] >= 0) send_to<kRest>(node[u], x[u]);
+      }
+      if (!args.shares) continue;
+#pragma unroll
+      for (int u = 0; u < kOwnBatch; ++u) {
+        const unsigned lanes = __ballot_sync(0xffffffffu, here[u] && (code[u] & shared));
+        if (lanes) send_shared<kRest>(lanes, row[u], (code[u] & ~shared) + 1, x[u]);
+      }
+    }
+  }
+
+  // Unlike load_arg, may stay in the caches: the columns beside these come soon.
+  __device__ __forceinline__ uint32_t keep_arg(int64_t at) const {
+    if (args.arg_size == 1) return __ldg(static_cast<const uint8_t*>(args.arg) + at);
+    if (args.arg_size == 2) return __ldg(static_cast<const uint16_t*>(args.arg) + at);
+    return __ldg(static_cast<const uint32_t*>(args.arg) + at);
+  }
+
+  __device__ __forceinline__ void finish() const {
+    const int words = own.nodes << args.columns_log2;
+    if (feature >= args.width) return;
+    for (int at = threadIdx.x; at < words; at += kOwnThreads) {  // the column is the thread's
+      const int64_t node = (static_cast<int64_t>(at >> args.columns_log2) << own.owners_log2) + rank;
+      if (node >= args.num_columns) break;
+      const long long sum = static_cast<long long>(static_cast<uint64_t>(sums[words + at]) << 32 | sums[at]);
+      static_cast<S*>(args.grad_x)[node * args.width + feature] = to_storage<S>(scale.total(&sum));
+    }
+  }
+};
+
+template <class S, class I, bool kCluster>
+__global__ void __launch_bounds__(kOwnThreads, 1) own_kernel(const __grid_constant__ OwnArgs own) {
+  extern __shared__ uint32_t sums[];
+  const ScatterArgs& args = own.scatter;
+  const int rank = blockIdx.x & ((1 << own.owners_log2) - 1);
+  const int column = threadIdx.x & ((1 << args.columns_log2) - 1);
+  const int feature = static_cast<int>(blockIdx.x >> own.owners_log2 << args.columns_log2) + column;
+  const Owner<S, I, kCluster> owner(own, sums, rank, column, feature);
+  for (int at = threadIdx.x; at < own.nodes << (args.columns_log2 + 1); at += kOwnThreads) sums[at] = 0;
+  wait_for_owners<kCluster>();
+  owner.template walk<false>();
+  wait_for_owners<kCluster>();
+  owner.finish();
+  if (nothing_left<S>(args)) return;
+  wait_for_owners<kCluster>();
+  owner.template walk<true>();
+}
+
+template <class S, class I, bool kCluster>
+cudaError_t launch_own(const OwnArgs& own, cudaStream_t stream) {
+  auto kernel = own_kernel<S, I, kCluster>;
+  const int bytes = own.nodes * 8 << own.scatter.columns_log2;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  if (kCluster && own.owners_log2 > 3) {  // more blocks than every device has to take
+    const cudaError_t refused = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (refused != cudaSuccess) return refused;
+  }
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = 1u << own.owners_log2, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(own.groups << own.owners_log2);
+  config.blockDim = dim3(kOwnThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(bytes);
+  config.stream = stream;
+  config.attrs = &cluster, config.numAttrs = kCluster ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, own);
+}
+
+template <class S>
+cudaError_t own_instance(bool wide_index, const OwnArgs& own, cudaStream_t stream) {
+  if (wide_index) {
+    return own.cluster ? launch_own<S, int64_t, true>(own, stream) : launch_own<S, int64_t, false>(own, stream);
+  }
+  return own.cluster ? launch_own<S, int32_t, true>(own, stream) : launch_own<S, int32_t, false>(own, stream);
+}
+
+}  // namespace edgeless::cuda::extrema
