@@ -99,7 +99,7 @@ class Call {
       args.key_vectors = static_cast<int>(round_up(in.dim(), vector_) / vector_);
       if (!in.value) args.value_vectors = args.key_vectors;
     }
-    if (in.att) args.att = keep(padded(*in.att, 1, att_width()));
+    if (in.att) args.att = keep(padded(in.att->unsqueeze(1), att_width()));
     if (in.edge_scale) {
       args.scale = in.edge_scale->data_ptr<A>();
       args.scale_edge = in.edge_scale->stride(0), args.scale_head = in.edge_scale->stride(1);
@@ -118,7 +118,7 @@ class Call {
       args.edge_attr.base = static_cast<const char*>(attr.data_ptr());
       args.edge_attr.row = static_cast<uint32_t>(attr.stride(0) * attr.element_size());
       args.edge_dim = static_cast<int>(in.edge_dim());
-      args.proj = keep(padded(in.edge_proj->transpose(1, 2), 2, args.key_vectors * vector_));
+      args.proj = keep(padded(in.edge_proj->transpose(1, 2), args.key_vectors * vector_));
     }
   }
 
@@ -257,14 +257,8 @@ class Call {
     return r;
   }
 
-  Tensor padded(const Tensor& t, int64_t d, int64_t size) const {
-    if (t.size(d) == size) return t.contiguous();
-    auto shape = t.sizes().vec();
-    shape[d] = size;
-    Tensor wide = at::zeros(shape, numbers_);
-    wide.narrow(d, 0, t.size(d)).copy_(t);
-    return wide;
-  }
+  // [n, m, size] contiguous, filled up with zeros; `size` is a multiple of 16 bytes unless t has it.
+  Tensor padded(const Tensor& t, int64_t size) { return t.size(2) == size ? t.contiguous() : copies_.add(t, size); }
 
   const AttentionInputs& in_;
   OnDevice on_device_;

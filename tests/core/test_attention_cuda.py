@@ -46,9 +46,25 @@ def compare(score, graph, heads, channels, options, dtype):
     poison()
     found = run_cuda(score, graph, args, tensors, rest)
     expected = run(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
+    if score == "cosine":
+        # The gradient of beta, a number a head, is what is left of sums over rows that cancel, perhaps to nothing: its
+        # error is seen against them.
+        at, size = len(found) - len(tensors) - 1, size_of_beta_gradient(graph, args, tensors, rest)
+        found[at], expected[at] = (torch.cat([t[at].double(), size]) for t in (found, expected))
     if dtype in TOLERANCE:
         assert_close(found, expected, TOLERANCE[dtype])
     return found, expected
+
+
+def size_of_beta_gradient(graph, args, tensors, rest):
+    """[H]: the sum of what the rows give to the gradient of the cosine's beta, less their signs."""
+    x, x_dst, beta = raised(args)
+    keys, query = (torch.nn.functional.normalize(t.detach(), dim=-1) for t in (x, x_dst))
+    leaves = [query * beta.detach().unsqueeze(-1), keys, x]
+    named = dict(zip(tensors, raised(tensors.values())))
+    found = run(reference, "dot", graph, [t.requires_grad_() for t in leaves], named, {**rest, "scale": 1.0})
+    grad_query = found[2 if "return_weights" in rest else 1]
+    return (grad_query * query).sum(-1).abs().sum(0)
 
 
 def run_cuda(score, graph, args, tensors, rest):
@@ -578,11 +594,9 @@ def cosine_results(call, graph, leaves, device, **options):
 
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("eps", [1e-12, 1.5])
-@pytest.mark.parametrize("heads,channels", [(3, 5), (2, 8), (3, 40), (1, 128), (1, 600)])
+@pytest.mark.parametrize("heads,channels", [(3, 5), (2, 8), (3, 40), (1, 128), (1, 250)])
 def test_cosine_of_rows_shorter_than_eps(dtype, tolerance, eps, heads, channels):
     """Zero rows, rows below the clamp and above it: values and gradients are those of F.normalize."""
-    if dtype == torch.float64 and channels > 256:
-        return
     gen = torch.Generator().manual_seed(1)
     graph = graph_of("square")
     x, x_dst = (torch.randn(40, heads, channels, dtype=torch.float64, generator=gen) for _ in range(2))

@@ -179,7 +179,11 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
       factor = edge.keep * edge.scale;
       if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
       if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
-      if (args.logits_out && valid) args.logits_out[edge.at] = s * A(kLn2);
+      // May be the term itself, which other lanes that own the edge have read by then.
+      if (args.logits_out) {
+        __syncwarp();
+        if (valid) args.logits_out[edge.at] = s * A(kLn2);
+      }
       if (args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
     } else if constexpr (Fn::kScalar) {
       s = GatScore::leaky(s, args.coefficient) * A(kLog2e);

@@ -135,7 +135,11 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs
       const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
       float mine = share.mine(s), weight = edge.keep * edge.scale;
       if (args.logit_term && valid) mine += args.logit_term[edge.at] * float(kLog2e);
-      if (args.logits_out && valid) args.logits_out[edge.at] = (mine + (Fn::kAtt ? own_scalar : 0)) * float(kLn2);
+      // May be the term itself, which other lanes that own the edge have read by then.
+      if (args.logits_out) {
+        __syncwarp();
+        if (valid) args.logits_out[edge.at] = (mine + (Fn::kAtt ? own_scalar : 0)) * float(kLn2);
+      }
       if (args.given) weight = valid ? args.given[edge.at] : 0, mine = 0;
       share.all(mine, s);
       share.all(weight, factor);
