@@ -178,7 +178,7 @@ def _arg_dtype(graph, ties: str) -> torch.dtype:
     return torch.uint8 if degree <= 2**8 else torch.int16 if degree <= 2**16 else torch.int32
 
 
-def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype) -> bool:
+def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype, ties: str) -> bool:
     """Whether the backward reads the transpose, and all edges of it, instead of sending one number for each element of
     the output: where mean degrees are low. A gather on CUDA reads the gradient and the argument of every edge; on the
     CPU what is sent stays in the caches where sources are few.
@@ -186,7 +186,10 @@ def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype) -> bool:
     """
     if not (torch.is_grad_enabled() and x.requires_grad):
         return False
-    degree = 288 // (x.element_size() + arg_dtype.itemsize) if x.is_cuda else min(16, graph.num_src // 12_500)
+    if x.is_cuda:
+        degree = (288 if ties == "first" else 240) // (x.element_size() + arg_dtype.itemsize)
+    else:
+        degree = min(16, graph.num_src // 12_500)
     return graph.num_edges <= degree * graph.num_dst
 
 
@@ -214,5 +217,5 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     if runs_reference(call, x.device, "neighbor_reduce"):
         return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)
     csr, arg_dtype = arrays(graph.csr), _arg_dtype(graph, ties)
-    csc = arrays(graph.csc) if _gathers_gradient(graph, x, arg_dtype) else []
+    csc = arrays(graph.csc) if _gathers_gradient(graph, x, arg_dtype, ties) else []
     return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties)[0]

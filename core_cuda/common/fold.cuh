@@ -70,6 +70,7 @@ __device__ inline void fold_rows(const FoldGraph& graph, const FoldPlan& plan, F
   const I last = to.edge, last_row = to.row;
   I row = from.row, at = from.edge, first = at;  // first: of the piece at hand
   bool lead = at > indptr[row];                  // the row began in an earlier share
+  const bool follows = at > s.cuts[0].edge;      // there are edges before this share's in the block
   const I never = -1;
   I row_end = row < last_row ? indptr[row + 1] : never, next_end = row + 1 < last_row ? indptr[row + 2] : never;
   auto next_row = [&] {
@@ -82,7 +83,7 @@ __device__ inline void fold_rows(const FoldGraph& graph, const FoldPlan& plan, F
     const Piece piece = fold.piece(first, edge);
     if (!lead) {
       fold.store(row, piece);
-    } else if (team > 0) {
+    } else if (follows) {
       pieces[threadIdx.x] = piece;
       s.status[team] = FoldStatus::ends;
     } else {
@@ -146,7 +147,7 @@ __device__ inline void fold_rows(const FoldGraph& graph, const FoldPlan& plan, F
 
   bool leads = false;
   if (last > from.edge && last > indptr[last_row]) {  // the beginning of a row, or a part of its middle
-    if (lead && team > 0) {
+    if (lead && follows) {
       pieces[threadIdx.x] = fold.piece(first, last);
       s.status[team] = FoldStatus::goes_on;
     } else {

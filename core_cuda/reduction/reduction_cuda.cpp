@@ -104,52 +104,6 @@ void gather_gradient(const Backward& b, const Tensor& grad_x) {
   C10_CUDA_CHECK(gather(b.storage, b.shares, args, b.stream));
 }
 
-// See deal.cuh.
-bool can_deal(const Backward& b) {
-  return !b.csc.empty() && !b.shares && b.storage != Storage::f64 && b.csr[0].scalar_type() == at::kInt;
-}
-
-// Where rows are out of reach of the L2 and have edges enough that most of what a gather reads is another edge's.
-bool prefers_deal(const Backward& b) {
-  const int64_t l2_bytes = device_attribute(cudaDevAttrL2CacheSize, b.x.get_device());
-  return static_cast<int64_t>(b.grad_out.numel()) * b.grad_out.element_size() > 4 * l2_bytes &&
-         b.csr[1].size(0) >= 8 * b.rows;
-}
-
-void deal_gradient(const Backward& b, const Tensor& grad_x) {
-  const Tensor where = b.arg.contiguous();
-  const int64_t edges = b.csr[1].size(0);
-  const auto bytes = b.x.options().dtype(at::kByte);
-  const FoldGraph graph = fold_graph(b.csr), other = fold_graph(b.csc);
-  const Tensor places = at::empty({edges}, b.csr[1].options());
-  {
-    const Tensor scratch = at::empty_like(places);
-    C10_CUDA_CHECK(edge_places(graph, other, scratch.data_ptr<int32_t>(), places.data_ptr<int32_t>(), b.stream));
-  }
-  const Tensor values = at::empty({b.rows, kDealt}, b.grad_out.options()),
-               features = at::empty({b.rows, kDealt}, bytes);
-  const Tensor hands = at::empty({edges}, b.x.options().dtype(at::kShort));
-  DealArgs args;
-  args.width = static_cast<int>(b.width);
-  args.grad = b.grad_out.data_ptr(), args.grad_row = b.grad_out.stride(0), args.grad_column = b.grad_out.stride(1);
-  args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
-  args.values = values.data_ptr(), args.features = features.data_ptr<uint8_t>();
-  args.hands = reinterpret_cast<uint16_t*>(hands.data_ptr<int16_t>()), args.places = places.data_ptr<int32_t>();
-  args.grad_x = grad_x.data_ptr();
-  args.vectors = 8;
-  FoldProblem problem = fold_problem(other, values, args.vectors);
-  budget_carry(problem, kDealt * int64_t(sizeof(float)), grad_x);
-  args.plan = make_fold_plan(problem);
-  const Tensor carry = take_carry(problem, grad_x, args);
-  for (args.first = 0; args.first < b.width; args.first += kDealt) {
-    args.columns = std::min(kDealt, args.width - args.first);
-    args.graph = graph;
-    C10_CUDA_CHECK(deal(b.storage, args, b.stream));
-    args.graph = other;
-    C10_CUDA_CHECK(take_dealt(b.storage, args, b.stream));
-  }
-}
-
 // What is sent, and tensors that live as long.
 struct Sent {
   ScatterArgs args;
@@ -197,23 +151,16 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   C10_CUDA_CHECK(rest(b.storage, wide_index, args, b.stream));
 }
 
-// How many blocks hold the sums of a column, and how many columns they hold: see own.cuh. None where nodes are too
-// many.
-std::optional<OwnArgs> plan_own(const Backward& b, int owners_log2, bool cluster) {
+// Whether one block, or a cluster of two, can hold the sums of a column, and how many columns: see own.cuh.
+std::optional<OwnArgs> plan_own(const Backward& b, int owners_log2) {
   const int device = b.x.get_device();
   const int64_t room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device) / 8;
   const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
-  if (b.storage == Storage::f64) return {};
-  if (owners_log2 < 0) {
-    owners_log2 = 0;
-    while (owners_log2 < 3 && ((b.x.size(0) - 1) >> owners_log2) + 1 > room) ++owners_log2;
-    cluster = owners_log2 > 0;
-  }
-  if (cluster && device_attribute(cudaDevAttrClusterLaunch, device) == 0) return {};
   const int64_t nodes = ((b.x.size(0) - 1) >> owners_log2) + 1;
-  if (nodes > room) return {};
+  if (b.storage == Storage::f64 || nodes > room) return {};
+  if (owners_log2 > 0 && device_attribute(cudaDevAttrClusterLaunch, device) == 0) return {};
   OwnArgs own;
-  own.owners_log2 = owners_log2, own.nodes = static_cast<int>(nodes), own.cluster = cluster;
+  own.owners_log2 = owners_log2, own.nodes = static_cast<int>(nodes);
   // As many columns as there is room for, while every multiprocessor has a block.
   const auto groups = [&](int log2) { return ((b.width - 1) >> log2) + 1; };
   int& columns_log2 = own.scatter.columns_log2;
@@ -233,37 +180,24 @@ void own_gradient(const Backward& b, bool zero_shares, OwnArgs own, const Tensor
   C10_CUDA_CHECK(cuda::extrema::own(b.storage, b.csr[0].scalar_type() == at::kLong, own, b.stream));
 }
 
-// How a gradient goes back; docs/design.md tells the four.
+// How a gradient goes back; docs/design.md tells the three.
 struct Way {
-  enum Kind { gather, deal, own, send } kind;
+  enum Kind { gather, own, send } kind;
   OwnArgs owners;
 };
 
-// `way`: auto, or gather, deal, own, send, which tests force; own-N asks for N owners in a cluster, each-N for N
-// owners that read everything. None where the inputs do not allow it.
+// `way`: auto, or what tests force: gather, own-1, own-2 (owners), send. None where the inputs do not allow it.
 std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
-  if (way == "auto") {
-    if (can_deal(b) && prefers_deal(b)) return Way{Way::deal, {}};
-    if (can_gather(b)) return Way{Way::gather, {}};
-    const auto own = plan_own(b, -1, false);
-    const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, b.x.get_device());
-    if (own && own->groups << own->owners_log2 >= multiprocessors / 2) return Way{Way::own, *own};
-    return Way{Way::send, {}};
+  const bool automatic = way == "auto";
+  if ((automatic || way == "gather") && can_gather(b)) return Way{Way::gather, {}};
+  // A cluster's atomics are slower than a block's own: worth it where edges share, which L2 takes worse.
+  const int64_t least_blocks = automatic ? device_attribute(cudaDevAttrMultiProcessorCount, b.x.get_device()) / 2 : 0;
+  for (const int owners_log2 : {0, 1}) {
+    if (automatic ? owners_log2 == 1 && !b.shares : way != (owners_log2 == 0 ? "own-1" : "own-2")) continue;
+    const auto own = plan_own(b, owners_log2);
+    if (own && static_cast<int64_t>(own->groups) << owners_log2 >= least_blocks) return Way{Way::own, *own};
   }
-  if (way == "gather" && can_gather(b)) return Way{Way::gather, {}};
-  if (way == "deal" && can_deal(b)) return Way{Way::deal, {}};
-  if (way == "send") return Way{Way::send, {}};
-  int owners_log2 = -1;
-  if (way != "own") {
-    for (int log2 = 0; log2 < 5; ++log2) {
-      const std::string count = std::to_string(1 << log2);
-      if (way == "own-" + count || way == "each-" + count) owners_log2 = log2;
-    }
-    if (owners_log2 < 0) return {};
-  }
-  if (const auto own = plan_own(b, owners_log2, way.substr(0, 4) == "own-" && owners_log2 > 0)) {
-    return Way{Way::own, *own};
-  }
+  if (automatic || way == "send") return Way{Way::send, {}};
   return {};
 }
 
@@ -297,7 +231,6 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   TORCH_CHECK_VALUE(chosen, op, ": way must be one that these inputs allow, got '", way, "'");
   switch (chosen->kind) {
     case Way::gather: gather_gradient(b, grad_x); break;
-    case Way::deal: deal_gradient(b, grad_x); break;
     case Way::own: own_gradient(b, ties == "scatter", chosen->owners, grad_x); break;
     case Way::send: send_gradient(b, ties == "scatter", grad_x); break;
   }

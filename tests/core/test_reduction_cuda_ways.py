@@ -8,12 +8,13 @@ from test_reduction import TIES, features
 
 import edgeless
 from edgeless import Graph, functional
-from edgeless.aggregation import _arg_dtype, _arrays
+from edgeless.aggregation import _arg_dtype
+from edgeless.functional_checks import arrays
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
-OWN = ("own", "own-1", "own-2", "own-4", "own-8", "each-2", "each-8")  # owners of the sums in shared memory
-WAYS = ("gather", "deal", "send", *OWN)
+OWN = ("own-1", "own-2")  # owners of the sums in shared memory
+WAYS = ("gather", "send", *OWN)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
@@ -21,13 +22,13 @@ def allowed(way, width, dtype, ties, wide=False):
     """Whether a way takes such inputs: on the small graphs here, shared memory holds every sum."""
     if way == "send":
         return True
-    if dtype == torch.float64 or (wide and way in ("gather", "deal")):
+    if dtype == torch.float64 or (wide and way == "gather"):
         return False
-    return {"gather": width % 8 == 0, "deal": ties == "first"}.get(way, True)
+    return width % 8 == 0 if way == "gather" else True
 
 
 def backward(graph, x, grad, reduce, ties, way, forward=None):
-    csr, csc = _arrays(graph.csr), _arrays(graph.csc)
+    csr, csc = arrays(graph.csr), arrays(graph.csc)
     forward = forward or torch.ops.edgeless.neighbor_reduce(x, csr, [], reduce, 0.0, _arg_dtype(graph, ties), ties)
     poison()
     return torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, reduce, ties, way)
@@ -92,7 +93,7 @@ def test_every_width_and_type(way, dtype):
             assert_close([found.cpu()], [wanted(graph, x, grad, "max", ties)], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("way", [w for w in WAYS if w not in ("gather", "deal")])
+@pytest.mark.parametrize("way", [w for w in WAYS if w != "gather"])
 def test_wide_indices(way):
     graph = long_rows()
     moved = graph.to(DEVICE)
@@ -163,7 +164,7 @@ def test_nan_and_infinite_features(way):
     for value in (float("nan"), float("inf"), -float("inf")):
         x, grad = features(graph, 32, torch.float32).detach(), gradients(graph, 32, torch.float32)
         x[::17] = value
-        csr = _arrays(moved.csr)
+        csr = arrays(moved.csr)
         forward = torch.ops.edgeless.neighbor_reduce(
             x.to(DEVICE), csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first"
         )
@@ -191,7 +192,7 @@ def test_captured_in_a_cuda_graph_without_a_sync(way):
     graph = star(20_000)
     moved = narrow(graph)
     x, grad = features(graph, 40, torch.float32).detach().to(DEVICE), gradients(graph, 40, torch.float32).to(DEVICE)
-    csr, csc = _arrays(moved.csr), _arrays(moved.csc)
+    csr, csc = arrays(moved.csr), arrays(moved.csc)
     forward = torch.ops.edgeless.neighbor_reduce(x, csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first")
     call = lambda: torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, "max", "first", way)  # noqa: E731
     expected = call()
@@ -213,8 +214,7 @@ def test_a_way_that_the_inputs_do_not_allow_is_refused():
     graph = graph_of("square").to(DEVICE)
     for way, width, dtype, ties in (
         ("gather", 5, torch.float32, "first"),
-        ("deal", 8, torch.float32, "shared"),
-        ("own", 8, torch.float64, "first"),
+        ("own-1", 8, torch.float64, "first"),
         ("own-3", 8, torch.float32, "first"),
         ("any", 8, torch.float32, "first"),
     ):

@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
   auto end_row = [&] {
     if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, acc, acc_scalar, args.coefficient);
-    if (walk.lead && place.chain > 0) {
+    if (walk.joins) {
       if constexpr (kKeys) {
 #pragma unroll
         for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];

@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
     if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, key_acc, acc_scalar, args.coefficient);
     join();
-    if (walk.lead && place.chain > 0) {
+    if (walk.joins) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
         pieces.value[k][threadIdx.x] = value_acc[k];

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
   auto end_row = [&] {
     l = kMode >= kOptions && args.given ? A(1) : batch_sum<kEdges>(l, place.mask());
     if (kMode >= kOptions && args.given) m = 0;
-    if (walk.lead && place.chain > 0) {
+    if (walk.joins) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
       if (place.lane == 0) {

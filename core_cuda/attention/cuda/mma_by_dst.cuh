@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
   bool leader = false, leader_lead = false;
   auto end_row = [&] {
     if constexpr (Fn::kAtt) att_shares.template add_words<Fn, S, kVecs>(own, acc, acc_scalar, args.coefficient);
-    if (walk.lead && place.chain > 0) {
+    if (walk.joins) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
       if (place.lane == 0) {

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
   auto end_row = [&] {
     if constexpr (Fn::kAtt) att_shares.template add_words<Fn, S, kVecs>(own, key_acc, acc_scalar, args.coefficient);
     join();
-    if (walk.lead && place.chain > 0) {
+    if (walk.joins) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
         pieces.value[k][threadIdx.x] = value_acc[k];

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs
   bool leader = false, leader_lead = false;
   auto end_row = [&] {
     if (kMode >= kOptions && args.given) m = 0, l = 1;
-    if (walk.lead && place.chain > 0) {
+    if (walk.joins) {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
       if (place.lane == 0) {

@@ -94,6 +94,7 @@ struct Walk {
   I row, edge, row_end, next_end;
   I last_row, last_edge;  // whole rows before last_row, and that row's edges before last_edge
   bool lead;              // the row began in an earlier share
+  bool joins;             // in one of this block
   bool pending;           // there is a row to end, perhaps with edges before that
 
   template <class P>
@@ -101,13 +102,14 @@ struct Walk {
       : indptr(static_cast<const I*>(graph.indptr)) {
     if (!place.working) {
       row = edge = row_end = next_end = last_row = last_edge = 0;
-      lead = pending = false;
+      lead = joins = pending = false;
       return;
     }
     const Cut<I> begin = s.cuts[place.chain], end = s.cuts[place.chain + 1];
     row = begin.row, edge = begin.edge, last_row = end.row, last_edge = end.edge;
     pending = more();
     lead = pending && edge > indptr[row];
+    joins = lead && edge > s.cuts[0].edge;
     row_end = !pending ? edge : row < last_row ? indptr[row + 1] : last_edge;
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
   }
@@ -121,7 +123,7 @@ struct Walk {
 
   __device__ void next_row() {
     ++row;
-    lead = false;
+    lead = joins = false;
     row_end = next_end;
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
   }

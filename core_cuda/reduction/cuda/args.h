@@ -57,11 +57,10 @@ struct ScatterArgs {
 
 // The sums of ScatterArgs in shared memory, see own.cuh. `first` is 0, `columns` the width; plan and sums are not used.
 struct OwnArgs {
-  ScatterArgs scatter;   // columns_log2: the columns of a group
-  int owners_log2 = 0;   // blocks that share the sums of a group of columns: block r has the nodes n % owners == r
-  int nodes = 0;         // of a block
-  bool cluster = false;  // the blocks of a group send to each other, else each reads everything
-  unsigned groups = 0;   // of columns
+  ScatterArgs scatter;  // columns_log2: the columns of a group
+  int owners_log2 = 0;  // one block, or a cluster of two, for a group of columns: block r has the nodes n % owners == r
+  int nodes = 0;        // of a block
+  unsigned groups = 0;  // of columns
 };
 
 // The gradient gathered over the other direction of the graph, see gather.cuh. FoldRows are whole vectors.
@@ -77,27 +76,6 @@ struct GatherArgs {
   FoldRows x, out;                     // where edges share
   void* grad_x = nullptr;              // [rows, width]
   char* carry = nullptr;               // pieces of hubs: [2, slots, vectors]
-};
-
-// The gradient dealt out and gathered in slices of kDealt features, see deal.cuh.
-constexpr int kDealt = 128;
-
-struct DealArgs {
-  FoldGraph graph;  // of the forward while a slice is dealt, then its other direction
-  FoldPlan plan;
-  int vectors = 0;                        // pieces of a row
-  int width = 0;                          // numbers of a row
-  int first = 0, columns = 0;             // features of this slice
-  const void* grad = nullptr;             // [rows, width]
-  int64_t grad_row = 0, grad_column = 0;  // strides in numbers
-  const void* arg = nullptr;
-  int arg_size = 4;
-  void* values = nullptr;           // [rows, kDealt] the slice of grad, what one edge takes side by side
-  uint8_t* features = nullptr;      // [rows, kDealt] the features, within the slice, that they belong to
-  uint16_t* hands = nullptr;        // [E] what an edge of the forward takes: the first of them, and their number << 8
-  const int32_t* places = nullptr;  // [E] where an edge of the other direction stands in the forward
-  void* grad_x = nullptr;           // [nodes, width]
-  char* carry = nullptr;            // pieces of hubs: [2, slots, vectors]
 };
 
 }  // namespace edgeless::cuda::extrema

@@ -18,12 +18,6 @@ struct Instance {
 template <class S, bool kShares>
 cudaError_t give_instance(const GatherArgs& args, cudaStream_t stream);
 
-// Of the dealt backward, in instances/deal_*.cu.
-template <class S>
-cudaError_t deal_instance(const DealArgs& args, cudaStream_t stream);
-template <class S>
-cudaError_t take_dealt_instance(const DealArgs& args, cudaStream_t stream);
-
 // Of the sums in shared memory, in instances/own_*.cu.
 template <class S>
 cudaError_t own_instance(bool wide_index, const OwnArgs& args, cudaStream_t stream);

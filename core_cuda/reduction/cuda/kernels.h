@@ -13,13 +13,6 @@ int64_t piece_bytes(Storage storage, bool shares);  // of a lane, in the carry
 cudaError_t edge_positions(const FoldGraph& graph, const Partition& part, int32_t* positions, cudaStream_t stream);
 cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream);
 
-// The backward, dealt out; 32-bit indices, no doubles, no shared extrema. First the places, with `scratch` of as many
-// words, then for one slice after the other deal() over the forward's graph and take() over its other direction.
-cudaError_t edge_places(const FoldGraph& graph, const FoldGraph& other, int32_t* scratch, int32_t* places,
-                        cudaStream_t stream);
-cudaError_t deal(Storage storage, const DealArgs& args, cudaStream_t stream);
-cudaError_t take_dealt(Storage storage, const DealArgs& args, cudaStream_t stream);
-
 // The backward, sent: first measure() once, then slice() for one slice of the features after the other (sums are zero
 // before the first, and after each), then rest().
 cudaError_t measure(Storage storage, const ScatterArgs& args, cudaStream_t stream);

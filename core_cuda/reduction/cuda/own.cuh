@@ -1,12 +1,11 @@
 // The gradient of a minimum or maximum sent as in scatter.cuh, with the sums in shared memory: atomics there run at
 // several times the rate of those in L2.
 //
-// A group of columns belongs to one block, or to the few that hold its sums together: block r has the nodes n with
-// n % owners == r. Blocks of one cluster divide the rows among them and send to each other's shared memory; without
-// clusters each reads all rows and keeps what is its own. A sum is a whole number of 64 bits, added as two words: the
-// carry of the lower one, which the atomic gives back with the old value, goes with the upper one. So the sums are
-// those of scatter.cuh bit for bit. Shared memory: lower words [nodes, columns], upper words [nodes, columns]. Storage:
-// float, half, bfloat16.
+// A group of columns belongs to one block, or to a cluster of two that divide the rows among them and send to each
+// other's shared memory: block r has the nodes n with n % owners == r. A sum is a whole number of 64 bits, added as two
+// words (64 bits at once would be a loop): the carry of the lower one, which the atomic gives back with the old value,
+// goes with the upper one. So the sums are those of scatter.cuh bit for bit. Shared memory: lower words [nodes,
+// columns], upper words [nodes, columns]. Storage: float, half, bfloat16.
 #pragma once
 
 #include "instance.h"
@@ -67,8 +66,6 @@ struct Owner {
 
   template <bool kRest>
   __device__ __forceinline__ void send_to(int node, float x) const {
-    const int owner = node & ((1 << own.owners_log2) - 1);
-    if (!kCluster && owner != rank) return;
     const bool finite = Scale<float>::bits(x) < Scale<float>::kInfinity;
     if constexpr (kRest) {
       S* to = static_cast<S*>(args.grad_x) + static_cast<int64_t>(node) * args.width + feature;
@@ -81,6 +78,7 @@ struct Owner {
       const int at = ((node >> own.owners_log2) << args.columns_log2) + column;
       const int words = own.nodes << args.columns_log2;
       if constexpr (kCluster) {
+        const int owner = node & ((1 << own.owners_log2) - 1);
         const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(sums)) + at * 4;
         upper += lower > ~add_to_cluster(address, owner, lower);
         if (upper != 0) add_to_cluster(address + words * 4, owner, upper);
@@ -204,10 +202,6 @@ cudaError_t launch_own(const OwnArgs& own, cudaStream_t stream) {
   const int bytes = own.nodes * 8 << own.scatter.columns_log2;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  if (kCluster && own.owners_log2 > 3) {  // more blocks than every device has to take
-    const cudaError_t refused = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-    if (refused != cudaSuccess) return refused;
-  }
   cudaLaunchAttribute cluster = {};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = 1u << own.owners_log2, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
@@ -223,9 +217,9 @@ cudaError_t launch_own(const OwnArgs& own, cudaStream_t stream) {
 template <class S>
 cudaError_t own_instance(bool wide_index, const OwnArgs& own, cudaStream_t stream) {
   if (wide_index) {
-    return own.cluster ? launch_own<S, int64_t, true>(own, stream) : launch_own<S, int64_t, false>(own, stream);
+    return own.owners_log2 ? launch_own<S, int64_t, true>(own, stream) : launch_own<S, int64_t, false>(own, stream);
   }
-  return own.cluster ? launch_own<S, int32_t, true>(own, stream) : launch_own<S, int32_t, false>(own, stream);
+  return own.owners_log2 ? launch_own<S, int32_t, true>(own, stream) : launch_own<S, int32_t, false>(own, stream);
 }
 
 }  // namespace edgeless::cuda::extrema

@@ -1,5 +1,4 @@
-// The position of every edge within its row, by original edge id, or in the other direction. For the former teams of
-// eight lanes own equal shares of the graph.
+// The position of every edge within its row, by original edge id. Teams of eight lanes own equal shares of the graph.
 #include "../../common/fold.cuh"
 #include "kernels.h"
 
@@ -23,28 +22,7 @@ __global__ void __launch_bounds__(kFoldThreads)
   }
 }
 
-// to[from[at]] = at; without `from` to[at] = at.
-__global__ void invert_kernel(const int32_t* from, int32_t* to, int64_t size) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at < size) to[from ? from[at] : at] = static_cast<int32_t>(at);
-}
-
-// to[at] = table[from[at]]; without `from` to[at] = table[at].
-__global__ void look_up_kernel(const int32_t* from, const int32_t* table, int32_t* to, int64_t size) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (at < size) to[at] = table[from ? from[at] : at];
-}
-
 }  // namespace
-
-cudaError_t edge_places(const FoldGraph& graph, const FoldGraph& other, int32_t* scratch, int32_t* places,
-                        cudaStream_t stream) {
-  const unsigned blocks = static_cast<unsigned>((graph.num_edges + 255) / 256);
-  invert_kernel<<<blocks, 256, 0, stream>>>(static_cast<const int32_t*>(graph.edge_ids), scratch, graph.num_edges);
-  look_up_kernel<<<blocks, 256, 0, stream>>>(static_cast<const int32_t*>(other.edge_ids), scratch, places,
-                                             graph.num_edges);
-  return cudaGetLastError();
-}
 
 cudaError_t edge_positions(const FoldGraph& graph, const Partition& part, int32_t* positions, cudaStream_t stream) {
   positions_kernel<<<static_cast<unsigned>(part.num_ranges), kFoldThreads, 0, stream>>>(graph, part, positions);

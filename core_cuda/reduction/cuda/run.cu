@@ -50,24 +50,6 @@ cudaError_t rest(Storage storage, bool wide_index, const ScatterArgs& args, cuda
   return with_storage(storage, [&](auto of) { return of.rest(wide_index, args, stream); });
 }
 
-cudaError_t deal(Storage storage, const DealArgs& args, cudaStream_t stream) {
-  switch (storage) {
-    case Storage::f32: return deal_instance<float>(args, stream);
-    case Storage::f16: return deal_instance<__half>(args, stream);
-    case Storage::bf16: return deal_instance<__nv_bfloat16>(args, stream);
-    default: return cudaErrorInvalidValue;
-  }
-}
-
-cudaError_t take_dealt(Storage storage, const DealArgs& args, cudaStream_t stream) {
-  switch (storage) {
-    case Storage::f32: return take_dealt_instance<float>(args, stream);
-    case Storage::f16: return take_dealt_instance<__half>(args, stream);
-    case Storage::bf16: return take_dealt_instance<__nv_bfloat16>(args, stream);
-    default: return cudaErrorInvalidValue;
-  }
-}
-
 cudaError_t own(Storage storage, bool wide_index, const OwnArgs& args, cudaStream_t stream) {
   switch (storage) {
     case Storage::f32: return own_instance<float>(wide_index, args, stream);
