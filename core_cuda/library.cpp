@@ -36,6 +36,9 @@ TORCH_LIBRARY(edgeless, m) {
       "attention_weights(Tensor logsumexp, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "
       "Tensor");
+  // <x[n, h], vector[h]> of x [N, H, C] for every one of the vectors [1, H, C], side by side: [N, K H]. blocks are for
+  // the backward alone.
+  m.def("node_logits(Tensor x, Tensor[] vectors) -> (Tensor logits, Tensor blocks)");
 
   // Sums: out[i] = dst_scale[i] * sum of weight[e] * src_scale[j] * x[j]; its transpose is the same op on the other
   // direction of the graph. sddmm: <dst[i], src[j]> of every edge, scaled alike.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeless.functional import gat_attention
+from edgeless.logits import node_logits
 from edgeless.projection import add_row, project_with_logits
 
 from .._framework import stock
@@ -96,7 +97,8 @@ class GATConv(DGLLayer, stock.GATConv):
         if h.dim() == 2 and (found := project_with_logits(h, fc, *vectors)) is not None:
             return heads_of(found[0], self), *found[1:]
         x = heads_of(fc(h), self)
-        return x, *_logits(x, *vectors)
+        logits = node_logits(x, *vectors) if x.dim() == 3 else None
+        return x, *(_logits(x, *vectors) if logits is None else logits)
 
 
 def _logits(x: Tensor, *vectors: Tensor):

@@ -30,6 +30,12 @@ def _attention_backward_fake(grad_out, grad_weights, out, logsumexp, *rest):
     return [t.new_empty(t.shape) if need and t is not None else some.new_empty((0,)) for t, need in zip(inputs, needs)]
 
 
+@register_fake("edgeless::node_logits")
+def _node_logits_fake(x, vectors):
+    rows = len(vectors) * x.size(1)
+    return x.new_empty((x.size(0), rows)), x.new_empty((rows, x.size(1) * x.size(2)))
+
+
 @register_fake("edgeless::attention_weights")
 def _attention_weights_fake(
     logsumexp, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout
