@@ -1,4 +1,5 @@
-// The schema of every op and the Python module; nothing else. Kernels register themselves from their own files.
+// The schema of every op and the Python module; nothing else. Kernels and gradients register themselves from their own
+// files. Two ops of Python alone stand in shared/program_cache.py, since their tag is newer than the oldest torch.
 #include <pybind11/pybind11.h>
 #include <torch/library.h>
 

@@ -6,8 +6,9 @@ version: an in-place edit, through whatever view, raises PyTorch's version count
 (made under ``torch.inference_mode``, or wrapped like PyG's EdgeIndex) are copied, and compared at every use.
 
 What no counter sees are writes past PyTorch: through ``tensor.data``, numpy or DLPack. Under ``EDGELESS_CACHE=verify``
-the cache compares contents for every tensor and sees these too; ``EDGELESS_CACHE=0`` builds anew every time. While
-torch.compile traces, graphs are built by ops of the traced program and nothing is cached.
+the cache compares contents for every tensor and sees these too; ``EDGELESS_CACHE=0`` builds anew every time. Programs
+of torch.compile ask the cache for the graph of an edge_index when they run (:mod:`edgeless.program_cache`) and build
+all others by ops of their own.
 
 The cache holds at most :func:`set_cache_limit` bytes; what was not used for longest goes first. The graph used last
 stays even when it alone is larger, for building it anew in every layer would help nobody; a limit of 0 keeps nothing.
@@ -28,6 +29,7 @@ from torch import Tensor
 from . import _C
 from .graph import Graph
 from .graph_checks import check_edge_index, compiling, plain_tensor
+from .program_cache import caches, graph_in_program
 
 __all__ = [
     "CacheInfo",
@@ -317,6 +319,8 @@ def graph_from_edge_index(
         raise ValueError(f"graph_from_edge_index: flow must be one of {_FLOWS}, got {flow!r}")
     check_edge_index("graph_from_edge_index", edge_index)
     plain = plain_tensor(edge_index)
+    if compiling() and plain is edge_index and None not in (num_src, num_dst) and caches():
+        return graph_in_program(edge_index, num_src, num_dst, flow, self_loops)
 
     def build():
         rows, names = plain.unbind(0), ("edge_index[0]", "edge_index[1]")

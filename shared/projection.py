@@ -80,10 +80,10 @@ def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(n
 
 def node_logits(x: Tensor, *vectors: Tensor) -> Optional[list[Tensor]]:
     """``(x * a).sum(-1)`` ``[N, H]`` for ``x`` ``[N, H, C]`` and every ``a`` ``[1, H, C]``, without the product, in the
-    dtype that it would have; None where torch's own ways are as fast, which is on the CPU.
+    dtype that it would have; None for dtypes and tensors that the op does not take.
     """
     dtype = vectors[0].dtype
-    if not x.is_cuda or type(x) not in _PLAIN or x.dim() != 3 or x.dtype not in _FLOATS:
+    if x.device.type not in ("cpu", "cuda") or type(x) not in _PLAIN or x.dim() != 3 or x.dtype not in _FLOATS:
         return None
     if any(type(a) not in _PLAIN or a.dtype != dtype or a.device != x.device for a in vectors):
         return None

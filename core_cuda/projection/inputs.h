@@ -1,6 +1,7 @@
 // What the projection ops are given, checked alike on every device.
 #pragma once
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
@@ -10,6 +11,12 @@
 namespace edgeless {
 
 using OptTensor = Optional<at::Tensor>;
+
+// For torch's ops within a kernel: of tensors whose dtypes are settled, and whose gradients are the op's own.
+struct BelowAutograd {
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+};
 
 inline void check_weights(const char* op, const at::Tensor& x, at::TensorList weights) {
   check_dim(op, "x", x, 2, "[N, F]");

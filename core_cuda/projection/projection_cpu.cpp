@@ -7,7 +7,6 @@
 // every gradient once for the input's, the weights' and the biases' gradients. All else goes through the libraries, by
 // blocks of rows and a buffer that stays in the cache.
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
@@ -188,7 +187,7 @@ class OwnKernels {
 
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   const char* op = "edgeless::project";
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   check_maps(op, x, weights, biases);
   std::vector<Tensor> outs, rows_of_bias;
   bool has_bias = false;
@@ -227,7 +226,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
 std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
                                      c10::List<bool> needs) {
   const char* op = "edgeless::project_backward";
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   check_map_gradients(op, grads, x, weights, needs.size());
   const size_t maps = weights.size();
   std::vector<Tensor> given, used, results;
@@ -281,55 +280,77 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
 
 Tensor add_row(const Tensor& x, const Tensor& row) {
   const char* op = "edgeless::add_row";
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   check_row(op, x, row);
   Tensor out = empty_like_rows(x, x.size(0), x.size(1));
   return at::add_out(out, x, row);
 }
 
 Tensor column_sums(const Tensor& x) {
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   check_dim("edgeless::column_sums", "x", x, 2, "[N, F]");
   return x.sum(0);
 }
 
 std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   std::vector<Tensor> cast;
   for (const Tensor& t : tensors) cast.push_back(t.to(dtype, /*non_blocking=*/false, /*copy=*/true).contiguous());
   return cast;
 }
 
+// One product with the vectors on a block diagonal, [K H, H C], reads x once for all of them, and so does the gradient
+// of the vectors; the products of zero that it adds cost less than strided products by head would.
+Tensor block_diagonal(const std::vector<Tensor>& vectors) {
+  const auto num = static_cast<int64_t>(vectors.size()), heads = vectors[0].size(0), channels = vectors[0].size(1);
+  const Tensor blocks = at::zeros({num, heads, heads, channels}, vectors[0].options());
+  for (int64_t k = 0; k < num; ++k) blocks.select(0, k).diagonal(0, 0, 1).copy_(vectors[k].t());
+  return blocks.view({num * heads, heads * channels});
+}
+
+std::vector<Tensor> in_dtype(at::TensorList tensors, at::ScalarType dtype) {
+  std::vector<Tensor> cast;
+  for (const Tensor& t : tensors) cast.push_back(t.to(dtype));
+  return cast;
+}
+
 std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   const auto dtype = check_node_logits("edgeless::node_logits", x, vectors);
+  const Tensor all = at::mm(x.flatten(1).to(dtype), block_diagonal(in_dtype(vectors, dtype)).t());
   std::vector<Tensor> logits;
-  for (const Tensor& vector : vectors) logits.push_back((x * vector).sum(-1).to(dtype));
+  for (const Tensor& part : all.split(x.size(1), 1)) logits.push_back(part.contiguous());
   return logits;
 }
 
 std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList vectors,
                                          c10::List<bool> needs) {
-  at::AutoDispatchBelowADInplaceOrView guard;
+  const BelowAutograd below;
   check_node_logit_gradients("edgeless::node_logits_backward", grads, x, vectors, needs.size());
-  const auto arithmetic = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  std::vector<Tensor> results;
+  const auto dtype = at::promote_types(x.scalar_type(), vectors[0].scalar_type());
+  const int64_t heads = x.size(1), channels = x.size(2);
+  std::vector<Tensor> results, given, of;
+  std::vector<size_t> which;
   for (size_t i = 0; i <= vectors.size(); ++i) {
     const Tensor& like = i ? vectors[i - 1] : x;
     results.push_back(needs[i] ? at::zeros(like.sizes(), like.options()) : at::empty({0}, like.options()));
   }
-  Tensor grad_x;
+  bool any = false;
   for (size_t k = 0; k < vectors.size(); ++k) {
-    const OptTensor given = grads.get(k);
-    if (!given) continue;
-    const Tensor grad = given->to(arithmetic).unsqueeze(-1);
-    if (needs[0]) {
-      const Tensor share = grad * vectors[k];
-      grad_x = grad_x.defined() ? grad_x + share : share;
-    }
-    if (needs[1 + k]) results[1 + k].copy_((grad * x).sum(0));
+    const OptTensor grad = grads.get(k);
+    if (!grad) continue;
+    given.push_back(*grad), of.push_back(vectors[k].to(dtype)), which.push_back(1 + k);
+    any |= needs[1 + k];
   }
-  if (grad_x.defined()) results[0].copy_(grad_x);
+  if (given.empty()) return results;
+  const Tensor grad = given.size() == 1 ? given[0] : at::cat(given, 1);
+  if (needs[0]) results[0] = at::mm(grad, block_diagonal(of)).view(x.sizes()).to(x.scalar_type());
+  if (!any) return results;
+  const Tensor products = at::mm(grad.t(), x.flatten(1).to(dtype));
+  const Tensor found = products.view({static_cast<int64_t>(of.size()), heads, heads, channels}).diagonal(0, 1, 2);
+  for (size_t k = 0; k < of.size(); ++k) {
+    if (needs[which[k]]) results[which[k]].copy_(found.select(0, k).t());
+  }
   return results;
 }
 

@@ -4,7 +4,6 @@
 // The products are the libraries'. What is around them is not: the input's gradient is added up inside the products,
 // the biases' gradients take two launches for all maps, and a cast of all that autocast rounds takes one.
 #include <ATen/ATen.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -19,12 +18,6 @@ namespace {
 
 using at::Tensor;
 
-// Products of one dtype need neither autograd nor autocast.
-struct Below {
-  at::AutoDispatchBelowADInplaceOrView no_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-};
-
 Dtype dtype_of(const char* op, const char* name, at::ScalarType t) {
   switch (t) {
     case at::kFloat: return Dtype::f32;
@@ -36,7 +29,7 @@ Dtype dtype_of(const char* op, const char* name, at::ScalarType t) {
 }
 
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
-  const Below below;
+  const BelowAutograd below;
   check_maps("edgeless::project", x, weights, biases);
   std::vector<Tensor> outs;
   for (size_t k = 0; k < weights.size(); ++k) {
@@ -83,7 +76,7 @@ std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& m
 std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
                                      c10::List<bool> needs) {
   const char* op = "edgeless::project_backward";
-  const Below below;
+  const BelowAutograd below;
   check_map_gradients(op, grads, x, weights, needs.size());
   const size_t maps = weights.size();
   std::vector<Tensor> results(1 + 2 * maps), summed;
@@ -115,21 +108,21 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
 }
 
 Tensor add_row(const Tensor& x, const Tensor& row) {
-  const Below below;
+  const BelowAutograd below;
   check_row("edgeless::add_row", x, row);
   return at::add(x, row).contiguous();
 }
 
 Tensor column_sums(const Tensor& x) {
   const char* op = "edgeless::column_sums";
-  const Below below;
+  const BelowAutograd below;
   check_dim(op, "x", x, 2, "[N, F]");
   return sums_of_columns(op, {x})[0];
 }
 
 std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
   const char* op = "edgeless::cast_all";
-  const Below below;
+  const BelowAutograd below;
   const Dtype to = dtype_of(op, "dtype", dtype);
   std::vector<Tensor> cast, kept;
   if (tensors.empty()) return cast;
@@ -167,7 +160,7 @@ Tensor packed_heads(const Tensor& x) { return x.stride(2) == 1 || x.size(2) == 1
 
 std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
   const char* op = "edgeless::node_logits";
-  const Below below;
+  const BelowAutograd below;
   const auto dtype = check_node_logits(op, x, vectors), arithmetic = arithmetic_of(x);
   const Dtype rows_dtype = dtype_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
@@ -190,7 +183,7 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
 std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList vectors,
                                          c10::List<bool> needs) {
   const char* op = "edgeless::node_logits_backward";
-  const Below below;
+  const BelowAutograd below;
   check_node_logit_gradients(op, grads, x, vectors, needs.size());
   const auto arithmetic = arithmetic_of(x);
   const Dtype rows_dtype = dtype_of(op, "x", x.scalar_type());

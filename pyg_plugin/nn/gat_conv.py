@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.nn.conv import gat_conv
 
-from edgeless.autocast import autocasts
 from edgeless.functional import gat_attention
 from edgeless.graph import Graph
 from edgeless.projection import node_logits, project_with_logits
@@ -114,23 +112,10 @@ class GATConv(FusedConv, gat_conv.GATConv):
         if found is not None:
             return found[0].view(-1, self.heads, self.out_channels), *found[1:]
         x = self._project(x, lin)[0].view(-1, self.heads, self.out_channels)
-        return x, *_node_logits(x, *atts)
+        logits = node_logits(x, *atts)
+        return x, *([(x * att).sum(dim=-1) for att in atts] if logits is None else logits)
 
     def _stock_forward(self, x, edge_index, edge_attr, size, return_attention_weights):
         if type(edge_index) is Graph and size is None:  # the stock layer would take the sources' number for both
             size = (edge_index.num_src, edge_index.num_dst)
         return super()._stock_forward(x, edge_index, edge_attr, size, return_attention_weights)
-
-
-def _node_logits(x: Tensor, *atts: Tensor) -> tuple[Tensor, ...]:
-    """``(x * att).sum(-1)`` ``[N, H]`` for every att ``[1, H, C]``, without the product ``[N, H, C]``.
-
-    On the CPU one matrix multiplication with the vectors on a block diagonal ``[K * H, H * C]`` reads x once for all.
-    """
-    if (found := node_logits(x, *atts)) is not None:
-        return tuple(found)
-    _, heads, channels = x.shape
-    if x.dtype != atts[0].dtype or autocasts(x.device.type):  # autocast would round what the stock layer does not
-        return tuple((x * att).sum(dim=-1) for att in atts)
-    blocks = torch.diag_embed(torch.cat(atts).transpose(1, 2)).permute(0, 2, 3, 1)  # [K, H, H, C]
-    return F.linear(x.flatten(1), blocks.reshape(-1, heads * channels)).split(heads, dim=1)

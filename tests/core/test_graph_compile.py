@@ -10,6 +10,8 @@ from edgeless.cache import graph_from_edge_index
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.library, "register_fake"), reason="needs torch 2.4")
 
+needs_program_cache = pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="needs this tag")
+
 BACKEND = "aot_eager"  # traces like inductor and needs no C++ compiler
 
 
@@ -91,6 +93,11 @@ def on_edge_index(edge_index: Tensor, x: Tensor) -> Tensor:
     return sum_of_neighbours(graph_from_edge_index(edge_index, x.size(0), x.size(0)), x)
 
 
+def both_directions(edge_index: Tensor, x: Tensor) -> Tensor:
+    graph = graph_from_edge_index(edge_index, x.size(0), x.size(0))
+    return sum_of_neighbours(graph, x) * graph.csc.indptr.diff().unsqueeze(1)
+
+
 @pytest.mark.parametrize("flow", ["source_to_target", "target_to_source"])
 def test_plain_edge_index_fullgraph(flow):
     def function(edge_index, x):
@@ -100,11 +107,66 @@ def test_plain_edge_index_fullgraph(flow):
     edge_index, x = random_edges(9, 9, 40), torch.randn(9, 3)
     compiled = torch.compile(function, backend=BACKEND, fullgraph=True)
     want = function(edge_index, x)
-    before = edgeless.cache_info()
     assert torch.equal(compiled(edge_index, x), want)
-    assert edgeless.cache_info() == before  # a traced graph is no graph to keep
+    assert edgeless.cache_info().graphs == 1  # a traced graph is no graph to keep
     edge_index[:, 0] = 0
     assert torch.equal(compiled(edge_index, x), function(edge_index, x))
+
+
+@needs_program_cache
+def test_a_program_finds_the_graph_that_is_cached():
+    edgeless.clear_cache()
+    edge_index, x = random_edges(9, 9, 40), torch.randn(9, 3)
+    compiled = torch.compile(both_directions, backend=BACKEND, fullgraph=True)
+    for _ in range(3):
+        assert torch.equal(compiled(edge_index, x), both_directions(edge_index, x))
+    info = edgeless.cache_info()
+    assert (info.misses, info.graphs) == (1, 1) and info.hits >= 3 + 3  # the compiled calls and the plain ones
+    edge_index[:, 0] = 0
+    assert torch.equal(compiled(edge_index, x), both_directions(edge_index, x))
+    assert edgeless.cache_info().misses == 2
+
+
+@needs_program_cache
+def test_a_program_builds_anew_without_a_cache(monkeypatch):
+    monkeypatch.setenv("EDGELESS_CACHE", "0")
+    edgeless.clear_cache()
+    edge_index, x = random_edges(9, 9, 40), torch.randn(9, 3)
+    compiled = torch.compile(both_directions, backend=BACKEND, fullgraph=True)
+    assert torch.equal(compiled(edge_index, x), both_directions(edge_index, x))
+    assert edgeless.cache_info().graphs == 0
+
+
+@needs_program_cache
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("self_loops", [False, True])
+@pytest.mark.parametrize("edges", ["random", "no loops"])
+def test_what_a_program_gets_are_copies_of_the_cached_arrays(reverse, self_loops, edges):
+    flow = "target_to_source" if reverse else "source_to_target"
+    edge_index = random_edges(9, 9, 40)
+    if edges == "no loops":
+        edge_index = edge_index[:, edge_index[0] != edge_index[1]].contiguous()
+    graph = graph_from_edge_index(edge_index, 9, 9, flow=flow, self_loops=self_loops)
+    key = (9, 9, reverse, self_loops)
+    *csr, kept = torch.ops.edgeless.cached_csr(edge_index, *key)
+    csc = torch.ops.edgeless.cached_csc(edge_index, csr[1], *key)
+    for found, cached in ((csr, graph.csr), (csc, graph.csc)):
+        assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(found, cached))
+    if self_loops:
+        every = torch.arange(edge_index.size(1))
+        assert torch.equal(kept, every if graph._kept is None else graph._kept)
+    torch.library.opcheck(torch.ops.edgeless.cached_csr, (edge_index, *key))
+    torch.library.opcheck(torch.ops.edgeless.cached_csc, (edge_index, csr[1], *key))
+
+
+@needs_program_cache
+def test_an_exported_program_holds_no_cache():
+    class Module(torch.nn.Module):
+        def forward(self, edge_index, x):
+            return on_edge_index(edge_index, x)
+
+    program = torch.export.export(Module(), (random_edges(9, 9, 40), torch.randn(9, 3)))
+    assert "cached_csr" not in str(program) and "coo_to_csr" in str(program)
 
 
 def test_plain_edge_index_of_new_sizes_does_not_compile_again():
@@ -138,5 +200,5 @@ def test_ids_out_of_range_raise_at_run_time():
     compiled = torch.compile(on_edge_index, backend=BACKEND, fullgraph=True)
     compiled(edge_index, x)
     edge_index[1, 7] = 9
-    with pytest.raises(IndexError, match="row has id 9 at position 7, expected 0 <= id < num_rows = 9"):
+    with pytest.raises(IndexError, match="has id 9 at position 7, expected 0 <= id < num_(rows|dst) = 9"):
         compiled(edge_index, x)
