@@ -35,22 +35,22 @@ std::tuple<Tensor, Tensor> node_logits(const Tensor& x, at::TensorList vectors) 
 struct NodeLogits : torch::autograd::Function<NodeLogits> {
   static constexpr bool is_traceable = true;
 
-  static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList vectors,
-                               const std::function<std::tuple<Tensor, Tensor>()>& compute) {
-    auto [logits, blocks] = compute();
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList vectors,
+                        const std::function<std::tuple<Tensor, Tensor>()>& compute, Tensor* blocks) {
+    Tensor logits;
+    std::tie(logits, *blocks) = compute();
     variable_list saved = vectors.vec();
     saved.push_back(x);
-    saved.push_back(blocks);
+    saved.push_back(*blocks);
     ctx->save_for_backward(std::move(saved));
-    ctx->mark_non_differentiable({blocks});
     ctx->set_materialize_grads(false);
-    return {logits, blocks};
+    return logits;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const int64_t num = saved.size() - 2;
-    variable_list results(num + 2);
+    variable_list results(num + 3);
     if (!grads[0].defined()) return results;
     const Tensor& x = saved[num];
     if (ctx->needs_input_grad(0)) {
@@ -76,8 +76,9 @@ std::tuple<Tensor, Tensor> differentiable_node_logits(const Tensor& x, at::Tenso
   static const Kernels kernels("edgeless::node_logits", differentiable_node_logits);
   const std::function<std::tuple<Tensor, Tensor>()> compute = [&] { return kernels(x, vectors); };
   if (!at::GradMode::is_enabled()) return compute();
-  auto found = NodeLogits::apply(x, vectors, compute);
-  return {std::move(found[0]), std::move(found[1])};
+  Tensor blocks;  // beside autograd: they have no gradient
+  Tensor logits = NodeLogits::apply(x, vectors, compute, &blocks);
+  return {std::move(logits), std::move(blocks)};
 }
 
 }  // namespace
