@@ -155,9 +155,9 @@ class FusedConv(FusedLayer):
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
     @staticmethod
-    def _project(x: Tensor, *linears: torch.nn.Module) -> list[Tensor]:
+    def _project(x: Tensor, *linears: torch.nn.Module, joined: int = 0) -> list[Tensor]:
         """The maps' results for one input, see :func:`edgeless.projection.project`."""
-        return project(x, *linears, kinds=LINEAR)
+        return project(x, *linears, kinds=LINEAR, joined=joined)
 
     @staticmethod
     def _add_map(out: Tensor, x: Tensor, linear: torch.nn.Module) -> Tensor:

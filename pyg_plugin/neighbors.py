@@ -137,9 +137,9 @@ class NeighborReduction:
         """
         x_src, x_dst = x
         graph = self._graph(x, edge_index, size)
-        if x_dst is not None and own is not None and _both_plain(linear, own):
+        if x_dst is not None and own is not None:
             dense, rows = receiving(graph)
-            if dense is not None:
+            if dense is not None and _both_plain(linear, own):
                 out = product(x_dst, own.weight.t(), linear.bias)
                 neighbors = self._aggregate(dense, x_src, edge_index, edge_weight)
                 return out.index_add_(0, rows, product(neighbors, linear.weight.t()))

@@ -53,6 +53,10 @@ def _check_weight(call: str, graph, x: Tensor, weight: Tensor) -> None:
         expect(call, "weight", weight, (graph.num_edges,), "[E], or [E, H] with x of shape [Ns, H, F],")
 
 
+def _constant(scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return cast(scale.detach() if scale.requires_grad else scale, dtype)
+
+
 def _as_heads(x: Tensor) -> Tensor:
     """``[N, ..., F]`` as ``[N, H, F]``."""
     dims = x.dim()
@@ -112,9 +116,9 @@ def spmm(
     out_dtype = out_dtype or promoted((x, weight))
     parameters = statistics_dtype(x.dtype)
     by_norm = _scales(graph, norm, reduce, parameters)
-    src_scale = by_norm[0] if src_scale is None else src_scale.detach().to(parameters)
+    src_scale = by_norm[0] if src_scale is None else _constant(src_scale, parameters)
     if dst_scale is not None:
-        dst_scale = dst_scale.detach().to(parameters)
+        dst_scale = _constant(dst_scale, parameters)
         dst_scale = dst_scale if by_norm[1] is None else dst_scale * by_norm[1]
     else:
         dst_scale = by_norm[1]

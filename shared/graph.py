@@ -348,14 +348,17 @@ class Graph:
                     self._max_in_degree = int(answer)
         return self._max_in_degree
 
-    def degree_scale(self, side: str, power: float, dtype: torch.dtype) -> Tensor:
-        """``max(degree, 1) ** power`` of every node, kept: in-degrees of side ``"dst"``, out-degrees of ``"src"``."""
-        key = (side, power, dtype)
+    def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
+        """``degree ** power`` of every node, kept: in-degrees of side ``"dst"``, out-degrees of ``"src"``; ``isolated``
+        where the degree is 0."""
+        key = (side, power, dtype, isolated)
         scale = self._scales.get(key)
         if scale is None:
             with normal_tensors():
                 degrees = self.in_degrees() if side == "dst" else self.out_degrees()
                 scale = degrees.clamp(min=1).to(dtype).pow(power)
+                if isolated != 1.0:
+                    scale.masked_fill_(degrees == 0, isolated)
             self._scales[key] = scale
         return scale
 

@@ -48,15 +48,16 @@ def pays(x: Tensor, width: int) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.size(0) * width >= _LEAST and not autocasts("cpu")
 
 
-def project(x: Tensor, *linears: nn.Module, kinds: tuple[type, ...] = (nn.Linear,)) -> list[Tensor]:
+def project(x: Tensor, *linears: nn.Module, kinds: tuple[type, ...] = (nn.Linear,), joined: int = 0) -> list[Tensor]:
     """``[linear(x) for linear in linears]`` for ``x`` ``[N, F]``, in one op where that is the same and faster.
 
     Args:
         kinds: the classes whose forward is ``x @ weight.T + bias``.
+        joined: how many of the first results may be parts of one tensor, whose memory lives as long as any of them.
     """
     if x.device.type in ("cpu", "cuda") and all(is_plain(linear, kinds) for linear in linears):
         weights = [linear.weight for linear in linears]
-        if (outs := _project(x, weights, [linear.bias for linear in linears])) is not None:
+        if (outs := _project(x, weights, [linear.bias for linear in linears], joined)) is not None:
             return outs
     return [linear(x) for linear in linears]
 
@@ -113,13 +114,15 @@ def add_row(x: Tensor, row: Tensor) -> Tensor:
     return x + row
 
 
-def _project(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> Optional[list[Tensor]]:
+def _project(
+    x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]], joined: int = 0
+) -> Optional[list[Tensor]]:
     """By the op; None where it does not fit, or where torch knows the error."""
     if not _fits(x, weights, biases):
         return None
     if x.is_cuda and autocasts("cuda"):
         x, weights, biases = _rounded(x, weights, biases)
-    return torch.ops.edgeless.project(x, weights, biases)
+    return torch.ops.edgeless.project(x, weights, biases, joined)
 
 
 def _fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:

@@ -52,21 +52,22 @@ struct Attention : torch::autograd::Function<Attention> {
   static constexpr bool is_traceable = true;
   using Compute = std::function<std::tuple<Tensor, Tensor>()>;
 
-  static variable_list forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
-                               const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
-                               const OptTensor& edge_scale, const Options& options, const Compute& compute) {
-    auto [out, logsumexp] = compute();
-    save(ctx, {out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale, options.seed}, options.csr,
+  static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
+                        const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
+                        const OptTensor& edge_scale, const Options& options, const Compute& compute,
+                        Tensor* logsumexp) {
+    Tensor out;
+    std::tie(out, *logsumexp) = compute();
+    save(ctx, {out, *logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale, options.seed}, options.csr,
          options.csc);
     options.save(ctx);
-    ctx->mark_non_differentiable({logsumexp});
     ctx->set_materialize_grads(false);
-    return {out, logsumexp};
+    return out;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     constexpr size_t first = 2, seed = first + kNumInputs;
-    variable_list results(kNumInputs + 2);
+    variable_list results(kNumInputs + 3);
     if (!grads[0].defined()) return results;
     const Saved saved(ctx, seed + 1);
     const SavedOptions options(ctx);
@@ -96,8 +97,9 @@ std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const
   };
   if (!at::GradMode::is_enabled()) return compute();
   const Options options{csr, csc, seed, score, coefficient, dropout};
-  auto found = Attention::apply(dst, src, value, att, edge_attr, edge_proj, edge_scale, options, compute);
-  return {std::move(found[0]), std::move(found[1])};
+  Tensor logsumexp;  // beside autograd: it has no gradient
+  Tensor out = Attention::apply(dst, src, value, att, edge_attr, edge_proj, edge_scale, options, compute, &logsumexp);
+  return {std::move(out), std::move(logsumexp)};
 }
 
 struct AttentionWeights : torch::autograd::Function<AttentionWeights> {

@@ -1,6 +1,7 @@
 // What the autograd of the ops shares. A function of autograd stands between an op and the kernels of a device: it
 // calls the op again, below autograd, and keeps what the backward needs. It looks at no sizes and keeps nothing outside
-// of its context, so torch.compile traces through it.
+// of its context, so torch.compile traces through it. Compiled autograd knows no results without a gradient: a function
+// hands these on beside its output.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -29,9 +29,11 @@ inline void check_weights(const char* op, const at::Tensor& x, at::TensorList we
   }
 }
 
-inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weights,
-                       const c10::List<OptTensor>& biases) {
+inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases,
+                       int64_t joined) {
   check_weights(op, x, weights);
+  TORCH_CHECK_VALUE(0 <= joined && joined <= static_cast<int64_t>(weights.size()), op, ": joined must be 0 to ",
+                    weights.size(), ", got ", joined);
   TORCH_CHECK_VALUE(biases.size() == weights.size(), op, ": biases must have one entry for each of the ",
                     weights.size(), " weights, got ", biases.size());
   for (size_t k = 0; k < weights.size(); ++k) {

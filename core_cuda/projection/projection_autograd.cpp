@@ -1,55 +1,64 @@
 // Gradients of the projection ops. In C++, because on a GPU a layer on a small graph takes as long as what starts it.
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
+#include "../common/autograd.h"
 #include "inputs.h"
 
 namespace edgeless {
 namespace {
 
-using at::Tensor;
-using torch::autograd::AutogradContext;
-using torch::autograd::Function;
-using torch::autograd::variable_list;
+using OptTensors = c10::List<OptTensor>;
 
-template <class Signature>
-auto op_of(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+std::vector<Tensor> call_project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined) {
+  static const Kernels kernels("edgeless::project", call_project);
+  return kernels(x, weights, biases, joined);
 }
 
-std::vector<Tensor> call_project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
-  static const auto op =
-      op_of<std::vector<Tensor>(const Tensor&, at::TensorList, const c10::List<OptTensor>&)>("edgeless::project");
-  return op.call(x, weights, biases);
+std::vector<Tensor> call_project_backward(const OptTensors& grads, const Tensor& x, at::TensorList weights,
+                                          c10::List<bool> needs) {
+  static const Kernels kernels("edgeless::project_backward", call_project_backward);
+  return kernels(grads, x, weights, std::move(needs));
 }
 
-std::vector<Tensor> call_project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
-                                          const c10::List<bool>& needs) {
-  static const auto op =
-      op_of<std::vector<Tensor>(const c10::List<OptTensor>&, const Tensor&, at::TensorList, c10::List<bool>)>(
-          "edgeless::project_backward");
-  return op.call(grads, x, weights, needs);
+Tensor call_add_row(const Tensor& x, const Tensor& row) {
+  static const Kernels kernels("edgeless::add_row", call_add_row);
+  return kernels(x, row);
 }
 
 Tensor call_column_sums(const Tensor& x) {
-  static const auto op = op_of<Tensor(const Tensor&)>("edgeless::column_sums");
-  return op.call(x);
+  static const Kernels kernels("edgeless::column_sums", call_column_sums);
+  return kernels(x);
 }
 
 std::vector<Tensor> call_cast_all(at::TensorList tensors, at::ScalarType dtype) {
-  static const auto op = op_of<std::vector<Tensor>(at::TensorList, at::ScalarType)>("edgeless::cast_all");
-  return op.call(tensors, dtype);
+  static const Kernels kernels("edgeless::cast_all", call_cast_all);
+  return kernels(tensors, dtype);
+}
+
+std::vector<Tensor> call_node_logits(const Tensor& x, at::TensorList vectors) {
+  static const Kernels kernels("edgeless::node_logits", call_node_logits);
+  return kernels(x, vectors);
+}
+
+std::vector<Tensor> call_node_logits_backward(const OptTensors& grads, const Tensor& x, at::TensorList vectors,
+                                              c10::List<bool> needs) {
+  static const Kernels kernels("edgeless::node_logits_backward", call_node_logits_backward);
+  return kernels(grads, x, vectors, std::move(needs));
+}
+
+OptTensors optional(const variable_list& tensors) {
+  OptTensors given;
+  for (const Tensor& t : tensors) given.push_back(t.defined() ? OptTensor(t) : OptTensor());
+  return given;
 }
 
 // biases: those that are there; has_bias: which maps they belong to.
-class Project : public Function<Project> {
- public:
+struct Project : torch::autograd::Function<Project> {
+  static constexpr bool is_traceable = true;
+
   static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
-                               const std::vector<bool>& has_bias) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    c10::List<OptTensor> all;
+                               const std::vector<bool>& has_bias, int64_t joined) {
+    OptTensors all;
     size_t next = 0;
     for (const bool has : has_bias) all.push_back(has ? OptTensor(biases[next++]) : OptTensor());
     variable_list saved{x};
@@ -59,7 +68,7 @@ class Project : public Function<Project> {
     for (const bool has : has_bias) flags.push_back(has);
     ctx->saved_data["has_bias"] = std::move(flags);
     ctx->set_materialize_grads(false);
-    return call_project(x, weights, all);
+    return call_project(x, weights, all, joined);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& given) {
@@ -72,23 +81,14 @@ class Project : public Function<Project> {
     for (size_t i = 0; i <= maps; ++i) needs.push_back(ctx->needs_input_grad(i));
     size_t next = 1 + maps;
     for (const bool has : has_bias) needs.push_back(has && ctx->needs_input_grad(next++));
-    const variable_list found =
-        at::GradMode::is_enabled() ? differentiable(given, x, weights) : below_autograd(given, x, weights, needs);
+    const variable_list found = at::GradMode::is_enabled() ? differentiable(given, x, weights)
+                                                           : call_project_backward(optional(given), x, weights, needs);
     variable_list grads;
     for (size_t i = 0; i < found.size(); ++i) {
       if (i <= maps || has_bias[i - 1 - maps]) grads.push_back(needs[i] ? found[i] : Tensor());
     }
-    grads.emplace_back();  // of has_bias
+    grads.resize(grads.size() + 2);  // of has_bias, joined
     return grads;
-  }
-
- private:
-  static variable_list below_autograd(const variable_list& given, const Tensor& x, at::TensorList weights,
-                                      const c10::List<bool>& needs) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    c10::List<OptTensor> grads;
-    for (const Tensor& grad : given) grads.push_back(grad.defined() ? OptTensor(grad) : OptTensor());
-    return call_project_backward(grads, x, weights, needs);
   }
 
   // To be differentiated once more: by torch's own products.
@@ -108,7 +108,8 @@ class Project : public Function<Project> {
   }
 };
 
-std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
+std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined) {
+  if (!at::GradMode::is_enabled()) return call_project(x, weights, biases, joined);
   variable_list present;
   std::vector<bool> has_bias;
   for (size_t k = 0; k < biases.size(); ++k) {
@@ -116,28 +117,13 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
     has_bias.push_back(bias.has_value());
     if (bias) present.push_back(*bias);
   }
-  return Project::apply(x, weights, at::TensorList(present), has_bias);
+  return Project::apply(x, weights, at::TensorList(present), has_bias, joined);
 }
 
-class AddRow : public Function<AddRow> {
- public:
-  static Tensor forward(AutogradContext*, const Tensor& x, const Tensor& row) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    static const auto op = op_of<Tensor(const Tensor&, const Tensor&)>("edgeless::add_row");
-    return op.call(x, row);
-  }
+struct ColumnSums : torch::autograd::Function<ColumnSums> {
+  static constexpr bool is_traceable = true;
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {grads[0], ctx->needs_input_grad(1) ? call_column_sums(grads[0]) : Tensor()};
-  }
-};
-
-Tensor add_row(const Tensor& x, const Tensor& row) { return AddRow::apply(x, row); }
-
-class ColumnSums : public Function<ColumnSums> {
- public:
   static Tensor forward(AutogradContext* ctx, const Tensor& x) {
-    at::AutoDispatchBelowADInplaceOrView guard;
     ctx->saved_data["rows"] = x.sym_size(0);
     return call_column_sums(x);
   }
@@ -147,12 +133,28 @@ class ColumnSums : public Function<ColumnSums> {
   }
 };
 
-Tensor column_sums(const Tensor& x) { return ColumnSums::apply(x); }
+Tensor column_sums(const Tensor& x) { return at::GradMode::is_enabled() ? ColumnSums::apply(x) : call_column_sums(x); }
 
-class CastAll : public Function<CastAll> {
- public:
+struct AddRow : torch::autograd::Function<AddRow> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext*, const Tensor& x, const Tensor& row) { return call_add_row(x, row); }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return {grads[0], ctx->needs_input_grad(1) ? column_sums(grads[0]) : Tensor()};
+  }
+};
+
+Tensor add_row(const Tensor& x, const Tensor& row) {
+  return at::GradMode::is_enabled() ? AddRow::apply(x, row) : call_add_row(x, row);
+}
+
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype);
+
+struct CastAll : torch::autograd::Function<CastAll> {
+  static constexpr bool is_traceable = true;
+
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, at::ScalarType dtype) {
-    at::AutoDispatchBelowADInplaceOrView guard;
     c10::List<int64_t> dtypes;
     for (const Tensor& t : tensors) dtypes.push_back(static_cast<int64_t>(t.scalar_type()));
     ctx->saved_data["dtypes"] = std::move(dtypes);
@@ -174,23 +176,22 @@ class CastAll : public Function<CastAll> {
         group.push_back(given[i]), which.push_back(i);
       }
       if (group.empty()) continue;
-      const variable_list cast = call_cast_all(group, static_cast<at::ScalarType>(dtypes[first]));
+      const variable_list cast = cast_all(group, static_cast<at::ScalarType>(dtypes[first]));
       for (size_t i = 0; i < which.size(); ++i) grads[which[i]] = cast[i];
     }
     return grads;
   }
 };
 
-class NodeLogits : public Function<NodeLogits> {
- public:
+struct NodeLogits : torch::autograd::Function<NodeLogits> {
+  static constexpr bool is_traceable = true;
+
   static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList vectors) {
-    at::AutoDispatchBelowADInplaceOrView guard;
     variable_list saved{x};
     saved.insert(saved.end(), vectors.begin(), vectors.end());
     ctx->save_for_backward(std::move(saved));
     ctx->set_materialize_grads(false);
-    static const auto op = op_of<std::vector<Tensor>(const Tensor&, at::TensorList)>("edgeless::node_logits");
-    return op.call(x, vectors);
+    return call_node_logits(x, vectors);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& given) {
@@ -198,24 +199,13 @@ class NodeLogits : public Function<NodeLogits> {
     const at::TensorList vectors(saved.data() + 1, saved.size() - 1);
     c10::List<bool> needs;
     for (size_t i = 0; i < saved.size(); ++i) needs.push_back(ctx->needs_input_grad(i));
-    variable_list grads = at::GradMode::is_enabled() ? differentiable(given, saved[0], vectors)
-                                                     : below_autograd(given, saved[0], vectors, needs);
+    variable_list grads = at::GradMode::is_enabled()
+                              ? differentiable(given, saved[0], vectors)
+                              : call_node_logits_backward(optional(given), saved[0], vectors, needs);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!needs[i]) grads[i] = Tensor();
     }
     return grads;
-  }
-
- private:
-  static variable_list below_autograd(const variable_list& given, const Tensor& x, at::TensorList vectors,
-                                      const c10::List<bool>& needs) {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    c10::List<OptTensor> grads;
-    for (const Tensor& grad : given) grads.push_back(grad.defined() ? OptTensor(grad) : OptTensor());
-    static const auto op =
-        op_of<std::vector<Tensor>(const c10::List<OptTensor>&, const Tensor&, at::TensorList, c10::List<bool>)>(
-            "edgeless::node_logits_backward");
-    return op.call(grads, x, vectors, needs);
   }
 
   // To be differentiated once more.
@@ -234,9 +224,13 @@ class NodeLogits : public Function<NodeLogits> {
   }
 };
 
-std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) { return NodeLogits::apply(x, vectors); }
+std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
+  return at::GradMode::is_enabled() ? NodeLogits::apply(x, vectors) : call_node_logits(x, vectors);
+}
 
-std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) { return CastAll::apply(tensors, dtype); }
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
+  return at::GradMode::is_enabled() ? CastAll::apply(tensors, dtype) : call_cast_all(tensors, dtype);
+}
 
 }  // namespace
 

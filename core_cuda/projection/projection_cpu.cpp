@@ -185,10 +185,11 @@ class OwnKernels {
   std::deque<Tensor> kept_;  // what the pointers above point into
 };
 
-std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
+std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases,
+                            int64_t joined) {
   const char* op = "edgeless::project";
   const BelowAutograd below;
-  check_maps(op, x, weights, biases);
+  check_maps(op, x, weights, biases, joined);
   std::vector<Tensor> outs, rows_of_bias;
   bool has_bias = false;
   for (size_t k = 0; k < weights.size(); ++k) {

@@ -28,11 +28,38 @@ Dtype dtype_of(const char* op, const char* name, at::ScalarType t) {
   }
 }
 
-std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
-  const BelowAutograd below;
-  check_maps("edgeless::project", x, weights, biases);
-  std::vector<Tensor> outs;
+// Rows from which on one wide product is faster than several narrow ones by more than it takes to join the weights.
+constexpr int64_t kRowsToJoin = 1 << 15;
+
+// The results of several maps side by side, as parts of one tensor.
+std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
+  std::vector<Tensor> parts, outs;
+  bool has_bias = false;
   for (size_t k = 0; k < weights.size(); ++k) {
+    const OptTensor bias = biases.get(k);
+    has_bias |= bias.has_value();
+    parts.push_back(bias ? *bias : at::zeros({weights[k].size(0)}, x.options()));
+  }
+  const Tensor weight = at::cat(weights).t();
+  const Tensor all = has_bias ? at::addmm(at::cat(parts), x, weight) : at::mm(x, weight);
+  int64_t column = 0;
+  for (const Tensor& map : weights) {
+    outs.push_back(all.narrow(1, column, map.size(0)));
+    column += map.size(0);
+  }
+  return outs;
+}
+
+std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases,
+                            int64_t joined) {
+  const BelowAutograd below;
+  check_maps("edgeless::project", x, weights, biases, joined);
+  std::vector<Tensor> outs;
+  const at::TensorList first = weights.slice(0, joined);
+  const bool whole =
+      std::all_of(first.begin(), first.end(), [](const Tensor& w) { return w.size(0) * w.element_size() % 16 == 0; });
+  if (joined > 1 && whole && x.size(0) >= kRowsToJoin) outs = project_joined(x, first, biases);
+  for (size_t k = outs.size(); k < weights.size(); ++k) {
     const OptTensor bias = biases.get(k);
     outs.push_back(bias ? at::addmm(*bias, x, weights[k].t()) : at::mm(x, weights[k].t()));
   }

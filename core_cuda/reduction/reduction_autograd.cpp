@@ -24,18 +24,19 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
   static constexpr bool is_traceable = true;
   using Compute = std::function<std::tuple<Tensor, Tensor, Tensor>()>;
 
-  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Options& options, const Compute& compute) {
-    auto [out, arg, tied] = compute();
-    save(ctx, {x, out, arg, tied}, options.csr, options.csc);
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Options& options, const Compute& compute,
+                        Tensor* arg, Tensor* tied) {
+    Tensor out;
+    std::tie(out, *arg, *tied) = compute();
+    save(ctx, {x, out, *arg, *tied}, options.csr, options.csc);
     ctx->saved_data["reduce"] = std::string(options.reduce.data(), options.reduce.size());
     ctx->saved_data["ties"] = std::string(options.ties.data(), options.ties.size());
-    ctx->mark_non_differentiable({arg, tied});
-    ctx->set_materialize_grads(false);  // else zeros as large as arg
-    return {out, arg, tied};
+    ctx->set_materialize_grads(false);
+    return out;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    variable_list results(3);
+    variable_list results(5);
     if (!grads[0].defined()) return results;
     const Saved saved(ctx, 4);
     results[0] = neighbor_reduce_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved.csr, saved.csc,
@@ -51,8 +52,9 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   static const Kernels kernels("edgeless::neighbor_reduce", neighbor_reduce);
   const NeighborReduce::Compute compute = [&] { return kernels(x, csr, csc, reduce, fill, arg_dtype, ties); };
   if (!at::GradMode::is_enabled()) return compute();
-  auto found = NeighborReduce::apply(x, Options{csr, csc, reduce, ties}, compute);
-  return {std::move(found[0]), std::move(found[1]), std::move(found[2])};
+  Tensor arg, tied;  // beside autograd: they have no gradient
+  Tensor out = NeighborReduce::apply(x, Options{csr, csc, reduce, ties}, compute, &arg, &tied);
+  return {std::move(out), std::move(arg), std::move(tied)};
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
             x_l = heads_of(project(h_src, self.fc_src)[0], self)
             x_r = destinations(relation, x_l)
         elif h_src is h_dst:
-            x_l, x_r = (heads_of(x, self) for x in project(h_src, self.fc_src, self.fc_dst))
+            x_l, x_r = (heads_of(x, self) for x in project(h_src, self.fc_src, self.fc_dst, joined=2))
         else:
             x_l, x_r = (heads_of(project(h, fc)[0], self) for h, fc in ((h_src, self.fc_src), (h_dst, self.fc_dst)))
         out = gatv2_attention(

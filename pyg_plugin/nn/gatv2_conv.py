@@ -47,7 +47,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         if shared:
             x_l = x_r = self._project(x_l, self.lin_l)[0]
         elif x_l is x_r:
-            x_l, x_r = self._project(x_l, self.lin_l, self.lin_r)
+            x_l, x_r = self._project(x_l, self.lin_l, self.lin_r, joined=2)
         else:
             (x_l,), (x_r,) = self._project(x_l, self.lin_l), self._project(x_r, self.lin_r)
         x_l, x_r = x_l.view(-1, heads, channels), x_r.view(-1, heads, channels)

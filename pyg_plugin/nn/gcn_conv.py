@@ -180,8 +180,7 @@ def _replace(loops: Tensor, nodes: Tensor, values: Tensor, add: bool) -> Tensor:
 
 def _degree_norm(graph: Graph, dtype: torch.dtype, has_loops: bool = False) -> Tensor:
     """One over the square root of the in-degree, 0 where that is 0; ``[N]``."""
-    scale = graph.degree_scale("dst", -0.5, dtype)
-    return scale if has_loops else scale.masked_fill(graph.in_degrees() == 0, 0.0)
+    return graph.degree_scale("dst", -0.5, dtype, isolated=1.0 if has_loops else 0.0)
 
 
 class _Norm(NamedTuple):

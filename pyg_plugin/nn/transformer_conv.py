@@ -52,10 +52,11 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
         x_src, x_dst = pair(x)
         skip = [self.lin_skip] if self.root_weight else []
         if x_src is x_dst:  # lazy maps draw their weights in this order
-            query, key, value, *skip = self._project(x_src, self.lin_query, self.lin_key, self.lin_value, *skip)
+            maps = (self.lin_query, self.lin_key, self.lin_value, *skip)
+            query, key, value, *skip = self._project(x_src, *maps, joined=3)
         else:
             (query,) = self._project(x_dst, self.lin_query)
-            key, value = self._project(x_src, self.lin_key, self.lin_value)
+            key, value = self._project(x_src, self.lin_key, self.lin_value, joined=2)
             skip = self._project(x_dst, *skip) if skip else []
         query, key, value = (t.view(-1, heads, channels) for t in (query, key, value))
 

@@ -38,6 +38,11 @@ SUITES = {
         "graph": ["cora", "tolokers", "arxiv", "pattern"],
         "layer": ("gcn", "graphconv", "sage-mean", "sage-max"),
     },
+    "overhead": {
+        "graph": ["tiny"],
+        "layer": (*ATTENTION, "agnn", "gcn", "graphconv", "sage-mean", "sage-max"),
+        "peers": ["pyg", "dgl", "edgeless-pyg", "edgeless-dgl"],
+    },
     "minibatch": {
         "graph": ["arxiv"],
         "minibatch": ("sage-mean", "sage-max", "gatv2"),

@@ -1,4 +1,4 @@
-"""Graphs by name: twins of public graphs, files of the user, and two made to be awkward or small."""
+"""Graphs by name: twins of public graphs, files of the user, and some made to be awkward or small."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from edgeless.demo.data import PLANETOID, read_npz, read_planetoid
 from . import twins
 
 STAR_EDGES, STAR_LEAVES = 1_000_000, 65_536
+RANDOM = {"toy": (1000, 10_000), "tiny": (30, 100)}  # nodes, edges
 OWN = {
     "star": f"one hub with {STAR_EDGES:,} in-edges from {STAR_LEAVES:,} leaves: no split by rows can balance it",
     "toy": "1,000 nodes and 10,000 edges: to try a command",
+    "tiny": "30 nodes and 100 edges: what takes time is Python, dispatch and autograd",
 }
 
 
@@ -37,7 +39,7 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
     """Makes or reads one graph.
 
     Args:
-        name: a twin (``edgeless.bench.twins.NAMES``), ``star``, ``toy``, a Planetoid name, or the stem of an .npz file.
+        name: a twin (``edgeless.bench.twins.NAMES``), one of :data:`OWN`, a Planetoid name, or an .npz file's stem.
         data: the folder, searched through and through, that holds the last two kinds.
         device: where the edges end up.
 
@@ -50,9 +52,10 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
     if name == "star":
         leaves = 1 + torch.arange(STAR_EDGES, device=device) % STAR_LEAVES
         return BenchGraph(name, 1 + STAR_LEAVES, torch.stack([leaves, torch.zeros_like(leaves)]), False)
-    if name == "toy":
+    if name in RANDOM:
+        num_nodes, num_edges = RANDOM[name]
         draw = torch.Generator().manual_seed(0)
-        return BenchGraph(name, 1000, torch.randint(1000, (2, 10_000), generator=draw).to(device), None)
+        return BenchGraph(name, num_nodes, torch.randint(num_nodes, (2, num_edges), generator=draw).to(device), None)
     found = _from_files(name, data) if data is not None else None
     if found is None:
         where = f"no file of that name in {data}" if data else "files need --data DIR"

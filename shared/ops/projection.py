@@ -8,7 +8,7 @@ from ._registration import register_fake
 
 
 @register_fake("edgeless::project")
-def _project_fake(x, weights, biases):
+def _project_fake(x, weights, biases, joined=0):
     return [x.new_empty((x.size(0), weight.size(0))) for weight in weights]
 
 

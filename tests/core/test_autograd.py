@@ -172,3 +172,16 @@ def test_the_logsumexp_has_no_gradient():
     op = torch.ops.edgeless.attention
     out, logsumexp = op(x, x, None, att, None, None, None, csr, csc, None, "gatv2", 0.2, 0.0, None)
     assert out.requires_grad and not logsumexp.requires_grad
+
+
+@calls
+@pytest.mark.skipif(not hasattr(torch._dynamo.config, "compiled_autograd"), reason="needs compiled autograd")
+def test_the_backward_compiles(call):
+    torch._dynamo.reset()
+    x, y = inputs_of(call)
+    call(x, y).square().sum().backward()
+    want, x.grad, y.grad = (x.grad, y.grad), None, None
+    loss = call(x, y).square().sum()
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda: loss.backward(), backend="aot_eager")()
+    assert same((x.grad, y.grad), want)

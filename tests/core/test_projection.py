@@ -136,6 +136,7 @@ def test_bad_input():
         "weights must be Double, got Float": (x, [weight.float()], [None]),
         "biases must have shape [4], got [3]": (x, [weight], [x[0]]),
         "biases must have one entry for each of the 1 weights, got 2": (x, [weight], [None, None]),
+        "joined must be 0 to 1, got 2": (x, [weight], [None], 2),
     }.items():
         with pytest.raises(ValueError, match=message.replace("[", r"\[").replace("]", r"\]")):
             ops.project(*args)

@@ -138,6 +138,19 @@ def test_logits_of_nodes(shape, count, dtype, vectors_dtype):
     assert error(alone, x.double().sum(0)) <= (1e-2 if dtype == torch.bfloat16 else 1e-3)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_joined_results_are_parts_of_one_tensor(bias):
+    x, linears = rows(40_000, 33), [nn.Linear(33, w, bias=bias and w != 24, device=DEVICE) for w in (8, 24, 16, 12)]
+    leaves = leaves_of(x, linears)
+    outs, stock = projection.project(x, *linears, joined=3), [lin(x) for lin in linears]
+    assert len({out.untyped_storage().data_ptr() for out in outs}) == 2 and outs[3].is_contiguous()
+    grads = [torch.randn_like(out) for out in stock]
+    found = [*outs, *torch.autograd.grad(outs, leaves, grads)]
+    assert all(error(a, c) <= 1e-5 for a, c in zip(found, in_float64(x, linears, grads), strict=True))
+    odd = [nn.Linear(33, w, device=DEVICE) for w in (7, 5)]  # no whole vectors side by side
+    assert all(out.is_contiguous() for out in projection.project(x, *odd, joined=2))
+
+
 def test_launches():
     x, linears = rows(3000, 64), maps(64, (64, 64, 64))
     leaves = leaves_of(x, linears)
