@@ -349,16 +349,13 @@ class Graph:
         return self._max_in_degree
 
     def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
-        """``degree ** power`` of every node, kept: in-degrees of side ``"dst"``, out-degrees of ``"src"``; ``isolated``
-        where the degree is 0."""
+        """``degree ** power`` of every node (of 0: ``isolated``), kept; in-degrees for ``"dst"``, else out-degrees."""
         key = (side, power, dtype, isolated)
         scale = self._scales.get(key)
         if scale is None:
             with normal_tensors():
                 degrees = self.in_degrees() if side == "dst" else self.out_degrees()
-                scale = degrees.clamp(min=1).to(dtype).pow(power)
-                if isolated != 1.0:
-                    scale.masked_fill_(degrees == 0, isolated)
+                scale = degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
             self._scales[key] = scale
         return scale
 
@@ -408,14 +405,6 @@ class Graph:
     def memory_bytes_at_most(self) -> int:
         """Bytes that :meth:`memory_bytes` can grow to by building the transposes."""
         return sum(graph._full_bytes() for graph in self._family())
-
-    def num_derived(self) -> int:
-        """How many graphs and tensors were derived from this graph and kept: bytes at most change with it alone."""
-        num = len(self._scales)
-        for graph in (self._looped, self._dense and self._dense[0]):
-            if graph is not None:
-                num += 1 + len(graph._scales)
-        return num
 
     def _family(self):
         dense = self._dense and self._dense[0]

@@ -351,3 +351,12 @@ def test_built_under_inference_mode_it_serves_training():
 
 def test_exported():
     assert edgeless.Graph is Graph
+
+
+@pytest.mark.parametrize("side,degrees", [("src", [4, 0, 1]), ("dst", [0, 4, 1])])
+@pytest.mark.parametrize("isolated", [1.0, 0.0])
+def test_powers_of_degrees_are_kept(side, degrees, isolated):
+    graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 0, 2], [1, 1, 1, 1, 2]]), 3, 3)
+    scale = graph.degree_scale(side, -0.5, torch.float64, isolated=isolated)
+    assert torch.equal(scale, torch.tensor([d**-0.5 if d else isolated for d in degrees], dtype=torch.float64))
+    assert graph.degree_scale(side, -0.5, torch.float64, isolated=isolated) is scale
