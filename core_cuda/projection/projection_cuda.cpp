@@ -28,8 +28,8 @@ Dtype dtype_of(const char* op, const char* name, at::ScalarType t) {
   }
 }
 
-// Rows from which on one wide product is faster than several narrow ones by more than it takes to join the weights.
-constexpr int64_t kRowsToJoin = 1 << 15;
+// Below, a product takes less time than its launch: as few as possible, and copies cost nothing.
+constexpr int64_t kFewRows = 1 << 15;
 
 // The results of several maps side by side, as parts of one tensor.
 std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
@@ -55,10 +55,12 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   const BelowAutograd below;
   check_maps("edgeless::project", x, weights, biases, joined);
   std::vector<Tensor> outs;
-  const at::TensorList first = weights.slice(0, joined);
+  const size_t together = joined > 1 && x.size(0) < kFewRows ? weights.size() : joined;
+  const at::TensorList first = weights.slice(0, together);
   const bool whole =
       std::all_of(first.begin(), first.end(), [](const Tensor& w) { return w.size(0) * w.element_size() % 16 == 0; });
-  if (joined > 1 && whole && x.size(0) >= kRowsToJoin) outs = project_joined(x, first, biases);
+  if (together > 1 && whole) outs = project_joined(x, first, biases);
+  for (size_t k = joined; k < outs.size(); ++k) outs[k] = outs[k].contiguous();
   for (size_t k = outs.size(); k < weights.size(); ++k) {
     const OptTensor bias = biases.get(k);
     outs.push_back(bias ? at::addmm(*bias, x, weights[k].t()) : at::mm(x, weights[k].t()));
@@ -106,27 +108,34 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   const BelowAutograd below;
   check_map_gradients(op, grads, x, weights, needs.size());
   const size_t maps = weights.size();
-  std::vector<Tensor> results(1 + 2 * maps), summed;
-  std::vector<size_t> which;
+  std::vector<Tensor> results(1 + 2 * maps), given, of, summed;
+  std::vector<size_t> which, biases;
   for (size_t k = 0; k < maps; ++k) {
-    const OptTensor grad = grads.get(k);
-    if (grad) {
-      if (needs[0]) {
-        if (results[0].defined()) {
-          results[0].addmm_(*grad, weights[k]);
-        } else {
-          results[0] = at::mm(*grad, weights[k]);
-        }
-      }
-      if (needs[1 + k]) results[1 + k] = at::mm(grad->t(), x);
-      if (needs[1 + maps + k]) summed.push_back(*grad), which.push_back(1 + maps + k);
+    if (const OptTensor grad = grads.get(k)) {
+      given.push_back(*grad), of.push_back(weights[k]), which.push_back(k);
+      if (needs[1 + maps + k]) summed.push_back(*grad), biases.push_back(1 + maps + k);
     } else {
       if (needs[1 + k]) results[1 + k] = at::zeros_like(weights[k]);
       if (needs[1 + maps + k]) results[1 + maps + k] = at::zeros({weights[k].size(0)}, x.options());
     }
   }
+  if (given.size() > 1 && x.size(0) < kFewRows) {
+    const Tensor grad = at::cat(given, 1), weight = at::cat(of);
+    if (needs[0]) results[0] = at::mm(grad, weight);
+    const Tensor products = at::mm(grad.t(), x);
+    int64_t row = 0;
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (needs[1 + which[i]]) results[1 + which[i]] = products.narrow(0, row, of[i].size(0));
+      row += of[i].size(0);
+    }
+  } else {
+    for (size_t i = 0; i < given.size(); ++i) {
+      if (needs[0]) results[0] = i ? results[0].addmm_(given[i], of[i]) : at::mm(given[i], of[i]);
+      if (needs[1 + which[i]]) results[1 + which[i]] = at::mm(given[i].t(), x);
+    }
+  }
   const std::vector<Tensor> sums = sums_of_columns(op, summed);
-  for (size_t i = 0; i < which.size(); ++i) results[which[i]] = sums[i];
+  for (size_t i = 0; i < sums.size(); ++i) results[biases[i]] = sums[i];
   if (needs[0] && !results[0].defined()) results[0] = at::zeros(x.sizes(), x.options());
   for (Tensor& result : results) {
     if (!result.defined()) result = at::empty({0}, x.options());

@@ -264,7 +264,9 @@ def test_hubs_of_many_lengths(score, heads, channels, dtype, bound):
     graph = rows_of_many_lengths()
     args, tensors, rest = inputs_of(score, graph, heads, channels, (), dtype)
     found = run_cuda(score, graph, args, tensors, rest)
-    expected = run(reference, score, graph.to(DEVICE), to_cuda(raised(args)), {}, rest)
+    gen = torch.Generator().manual_seed(11)  # as in run_cuda
+    grads = [torch.randn(graph.num_dst, heads, channels, dtype=torch.float64, generator=gen).to(DEVICE)]
+    expected = run(reference, score, graph.to(DEVICE), to_cuda(raised(args)), {}, rest, grads)
     for a, b in zip(found, expected):
         if len(b) == graph.num_src:  # a wrong row hides among the others
             a, b = a.double().flatten(1), b.cpu().flatten(1)

@@ -10,6 +10,7 @@ from edgeless import projection
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
 ops = torch.ops.edgeless
+# Few rows and many: see kFewRows.
 SHAPES = [(0, 3, (4,)), (1, 3, (4, 1)), (700, 16, (8, 24)), (40_000, 33, (128, 7, 300)), (129, 70, (1,) * 20)]
 
 
@@ -51,7 +52,8 @@ def test_errs_at_most_twice_as_much_as_the_modules(count, features, widths, dtyp
     exact = in_float64(x, linears, grads)
     for a, b, c in zip(found, stock, exact, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
-        assert error(a, c) <= 2 * error(b, c) + 2 * torch.finfo(dtype).eps
+        bound = 1e-14 if dtype == torch.float64 else 2 * error(b, c) + 2 * torch.finfo(dtype).eps
+        assert error(a, c) <= bound
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -83,7 +85,7 @@ def test_float64_is_left_alone_by_autocast():
 @pytest.mark.parametrize("shape", [(0, 5), (1, 1), (127, 33), (128, 128), (100_001, 3), (33_000, 257), (5, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_sums_of_columns(shape, dtype):
-    wide = torch.randn(shape[0], 2 * shape[1] + 1, device=DEVICE).to(dtype)
+    wide = (torch.randn(shape[0], 2 * shape[1] + 1, device=DEVICE) / 8).to(dtype)
     for x in (wide[:, : shape[1]], wide[:, 1::2], wide[:, :1].expand(shape), wide[:1, : shape[1]].expand(shape)):
         if x.shape != shape:
             continue
@@ -133,14 +135,15 @@ def test_logits_of_nodes(shape, count, dtype, vectors_dtype):
         ]
         for a, b, c in zip(*results, strict=True):
             assert a.shape == b.shape and a.dtype == b.dtype
-            assert error(a, c) <= 2 * error(b, c) + 2 * torch.finfo(b.dtype).eps
+            assert error(a, c) <= (1e-14 if dtype == torch.float64 else 2 * error(b, c) + 2 * torch.finfo(b.dtype).eps)
     (alone,) = torch.autograd.grad(projection.node_logits(x, *vectors)[-1].sum(), [vectors[-1]])
     assert error(alone, x.double().sum(0)) <= (1e-2 if dtype == torch.bfloat16 else 1e-3)
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_joined_results_are_parts_of_one_tensor(bias):
-    x, linears = rows(40_000, 33), [nn.Linear(33, w, bias=bias and w != 24, device=DEVICE) for w in (8, 24, 16, 12)]
+@pytest.mark.parametrize("count", [300, 40_000])
+def test_joined_results_are_parts_of_one_tensor(count, bias):
+    x, linears = rows(count, 33), [nn.Linear(33, w, bias=bias and w != 24, device=DEVICE) for w in (8, 24, 16, 12)]
     leaves = leaves_of(x, linears)
     outs, stock = projection.project(x, *linears, joined=3), [lin(x) for lin in linears]
     assert len({out.untyped_storage().data_ptr() for out in outs}) == 2 and outs[3].is_contiguous()
