@@ -56,9 +56,9 @@ TORCH_LIBRARY(edgeless, m) {
       "neighbor_reduce_backward(Tensor grad_out, Tensor x, Tensor out, Tensor arg, Tensor tied, Tensor[] csr, "
       "Tensor[] csc, str reduce, str ties, str way='auto') -> Tensor");
 
-  // Linear maps of one input: x weights[k]^T + biases[k]. The first `joined` results may be parts of the rows of one
-  // tensor. needs: x, every weight, every bias.
-  m.def("project(Tensor x, Tensor[] weights, Tensor?[] biases, int joined=0) -> Tensor[]");
+  // Linear maps of one input: x weights[k]^T + biases[k], in `dtype` as autocast would do them. The first `joined`
+  // results may be parts of the rows of one tensor. needs: x, every weight, every bias.
+  m.def("project(Tensor x, Tensor[] weights, Tensor?[] biases, int joined=0, ScalarType? dtype=None) -> Tensor[]");
   m.def("project_backward(Tensor?[] grads, Tensor x, Tensor[] weights, bool[] needs) -> Tensor[]");
   // x [N, F] + row [F]; the sum over the rows of x, [F]
   m.def("add_row(Tensor x, Tensor row) -> Tensor");

@@ -120,9 +120,8 @@ def _project(
     """By the op; None where it does not fit, or where torch knows the error."""
     if not _fits(x, weights, biases):
         return None
-    if x.is_cuda and autocasts("cuda"):
-        x, weights, biases = _rounded(x, weights, biases)
-    return torch.ops.edgeless.project(x, weights, biases, joined)
+    rounds = x.is_cuda and x.dtype in _ROUNDED and autocasts("cuda")
+    return torch.ops.edgeless.project(x, weights, biases, joined, cuda_autocast_dtype() if rounds else None)
 
 
 def _fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
@@ -135,17 +134,3 @@ def _fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> b
     if all(t.dtype == x.dtype for t in others):
         return True
     return x.is_cuda and autocasts("cuda") and all(t.dtype in _ROUNDED for t in (x, *others))
-
-
-def _rounded(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]):
-    """What autocast makes of the arguments of a linear map: copies in its dtype, but of float64."""
-    if x.dtype == torch.float64:
-        return x, weights, biases
-    dtype = cuda_autocast_dtype()
-    given = [x, *weights, *(bias for bias in biases if bias is not None)]
-    which = [i for i, t in enumerate(given) if t.dtype != dtype]
-    if which:
-        for i, copy in zip(which, torch.ops.edgeless.cast_all([given[i] for i in which], dtype)):
-            given[i] = copy
-    rest = iter(given[1 + len(weights) :])
-    return given[0], given[1 : 1 + len(weights)], [None if bias is None else next(rest) for bias in biases]

@@ -5,6 +5,8 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "../common/checks.h"
 #include "../common/optional.h"
 
@@ -44,6 +46,36 @@ inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weigh
     check_device(op, "biases", *bias, x.device());
   }
 }
+
+// What project() is given; where a dtype is asked for, what is of another one is copied by cast(tensors, dtype).
+struct Maps {
+  at::Tensor x;
+  std::vector<at::Tensor> weights;
+  c10::List<OptTensor> biases;
+
+  template <class Cast>
+  Maps(const at::Tensor& given, at::TensorList of, const c10::List<OptTensor>& with, at::ScalarType dtype,
+       Cast&& cast) {
+    std::vector<at::Tensor> all{given};
+    all.insert(all.end(), of.begin(), of.end());
+    for (size_t k = 0; k < with.size(); ++k) {
+      if (const OptTensor bias = with.get(k)) all.push_back(*bias);
+    }
+    std::vector<at::Tensor> others;
+    std::vector<size_t> which;
+    for (size_t i = 0; i < all.size(); ++i) {
+      if (dtype && all[i].scalar_type() != *dtype) others.push_back(all[i]), which.push_back(i);
+    }
+    if (!others.empty()) others = cast(others, *dtype);
+    for (size_t i = 0; i < which.size(); ++i) all[which[i]] = others[i];
+    x = all[0];
+    weights.assign(all.begin() + 1, all.begin() + 1 + of.size());
+    size_t next = 1 + of.size();
+    for (size_t k = 0; k < with.size(); ++k) {
+      biases.push_back(with.get(k) ? OptTensor(all[next++]) : OptTensor());
+    }
+  }
+};
 
 inline void check_map_gradients(const char* op, const c10::List<OptTensor>& grads, const at::Tensor& x,
                                 at::TensorList weights, size_t needs) {

@@ -9,9 +9,10 @@ namespace {
 
 using OptTensors = c10::List<OptTensor>;
 
-std::vector<Tensor> call_project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined) {
+std::vector<Tensor> call_project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined,
+                                 Optional<at::ScalarType> dtype) {
   static const Kernels kernels("edgeless::project", call_project);
-  return kernels(x, weights, biases, joined);
+  return kernels(x, weights, biases, joined, dtype);
 }
 
 std::vector<Tensor> call_project_backward(const OptTensors& grads, const Tensor& x, at::TensorList weights,
@@ -52,23 +53,50 @@ OptTensors optional(const variable_list& tensors) {
   return given;
 }
 
+// What autocast would do to the gradients: copies of those of another dtype, one launch for all of a dtype.
+void cast_back(variable_list& tensors, const c10::List<int64_t>& dtypes) {
+  std::vector<bool> done(tensors.size());
+  for (size_t first = 0; first < tensors.size(); ++first) {
+    variable_list group;
+    std::vector<size_t> which;
+    const auto dtype = static_cast<at::ScalarType>(dtypes[first]);
+    for (size_t i = first; i < tensors.size(); ++i) {
+      if (done[i] || !tensors[i].defined() || dtypes[i] != dtypes[first]) continue;
+      done[i] = true;
+      if (tensors[i].scalar_type() != dtype) group.push_back(tensors[i]), which.push_back(i);
+    }
+    if (group.empty()) continue;
+    if (at::GradMode::is_enabled()) {
+      for (Tensor& t : group) t = t.to(dtype);
+    } else {
+      group = call_cast_all(group, dtype);
+    }
+    for (size_t i = 0; i < which.size(); ++i) tensors[which[i]] = group[i];
+  }
+}
+
 // biases: those that are there; has_bias: which maps they belong to.
 struct Project : torch::autograd::Function<Project> {
   static constexpr bool is_traceable = true;
 
   static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
-                               const std::vector<bool>& has_bias, int64_t joined) {
+                               const std::vector<bool>& has_bias, int64_t joined, Optional<at::ScalarType> dtype) {
     OptTensors all;
     size_t next = 0;
-    for (const bool has : has_bias) all.push_back(has ? OptTensor(biases[next++]) : OptTensor());
-    variable_list saved{x};
-    saved.insert(saved.end(), weights.begin(), weights.end());
-    ctx->save_for_backward(std::move(saved));
     c10::List<bool> flags;
-    for (const bool has : has_bias) flags.push_back(has);
+    for (const bool has : has_bias) all.push_back(has ? OptTensor(biases[next++]) : OptTensor()), flags.push_back(has);
+    c10::List<int64_t> dtypes;
+    for (const at::TensorList list : {at::TensorList(x), weights, biases}) {
+      for (const Tensor& t : list) dtypes.push_back(static_cast<int64_t>(t.scalar_type()));
+    }
+    const Maps maps(x, weights, all, dtype, call_cast_all);
+    variable_list saved{maps.x};
+    saved.insert(saved.end(), maps.weights.begin(), maps.weights.end());
+    ctx->save_for_backward(std::move(saved));
     ctx->saved_data["has_bias"] = std::move(flags);
+    ctx->saved_data["dtypes"] = std::move(dtypes);
     ctx->set_materialize_grads(false);
-    return call_project(x, weights, all, joined);
+    return call_project(maps.x, maps.weights, maps.biases, joined, {});
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& given) {
@@ -87,7 +115,8 @@ struct Project : torch::autograd::Function<Project> {
     for (size_t i = 0; i < found.size(); ++i) {
       if (i <= maps || has_bias[i - 1 - maps]) grads.push_back(needs[i] ? found[i] : Tensor());
     }
-    grads.resize(grads.size() + 2);  // of has_bias, joined
+    cast_back(grads, ctx->saved_data["dtypes"].toIntList());
+    grads.resize(grads.size() + 3);  // of has_bias, joined, dtype
     return grads;
   }
 
@@ -108,8 +137,9 @@ struct Project : torch::autograd::Function<Project> {
   }
 };
 
-std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined) {
-  if (!at::GradMode::is_enabled()) return call_project(x, weights, biases, joined);
+std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined,
+                            Optional<at::ScalarType> dtype) {
+  if (!at::GradMode::is_enabled()) return call_project(x, weights, biases, joined, dtype);
   variable_list present;
   std::vector<bool> has_bias;
   for (size_t k = 0; k < biases.size(); ++k) {
@@ -117,7 +147,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTe
     has_bias.push_back(bias.has_value());
     if (bias) present.push_back(*bias);
   }
-  return Project::apply(x, weights, at::TensorList(present), has_bias, joined);
+  return Project::apply(x, weights, at::TensorList(present), has_bias, joined, dtype);
 }
 
 struct ColumnSums : torch::autograd::Function<ColumnSums> {
@@ -149,8 +179,6 @@ Tensor add_row(const Tensor& x, const Tensor& row) {
   return at::GradMode::is_enabled() ? AddRow::apply(x, row) : call_add_row(x, row);
 }
 
-std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype);
-
 struct CastAll : torch::autograd::Function<CastAll> {
   static constexpr bool is_traceable = true;
 
@@ -162,23 +190,13 @@ struct CastAll : torch::autograd::Function<CastAll> {
     return call_cast_all(tensors, dtype);
   }
 
-  // One launch for all gradients of one dtype.
   static variable_list backward(AutogradContext* ctx, const variable_list& given) {
-    const c10::List<int64_t> dtypes = ctx->saved_data["dtypes"].toIntList();
-    variable_list grads(given.size() + 1);
-    std::vector<bool> done(given.size());
-    for (size_t first = 0; first < given.size(); ++first) {
-      variable_list group;
-      std::vector<size_t> which;
-      for (size_t i = first; i < given.size(); ++i) {
-        if (done[i] || !given[i].defined() || dtypes[i] != dtypes[first] || !ctx->needs_input_grad(i)) continue;
-        done[i] = true;
-        group.push_back(given[i]), which.push_back(i);
-      }
-      if (group.empty()) continue;
-      const variable_list cast = cast_all(group, static_cast<at::ScalarType>(dtypes[first]));
-      for (size_t i = 0; i < which.size(); ++i) grads[which[i]] = cast[i];
+    variable_list grads = given;
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!ctx->needs_input_grad(i)) grads[i] = Tensor();
     }
+    cast_back(grads, ctx->saved_data["dtypes"].toIntList());
+    grads.emplace_back();  // of dtype
     return grads;
   }
 };

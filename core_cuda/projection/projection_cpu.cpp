@@ -185,8 +185,14 @@ class OwnKernels {
   std::deque<Tensor> kept_;  // what the pointers above point into
 };
 
-std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases,
-                            int64_t joined) {
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype);
+
+std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases, int64_t joined,
+                            Optional<at::ScalarType> dtype) {
+  if (dtype) {
+    const Maps cast(x, weights, biases, dtype, cast_all);
+    return project(cast.x, cast.weights, cast.biases, joined, {});
+  }
   const char* op = "edgeless::project";
   const BelowAutograd below;
   check_maps(op, x, weights, biases, joined);

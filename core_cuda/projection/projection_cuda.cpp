@@ -50,8 +50,14 @@ std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, cons
   return outs;
 }
 
-std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases,
-                            int64_t joined) {
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype);
+
+std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases, int64_t joined,
+                            Optional<at::ScalarType> dtype) {
+  if (dtype) {
+    const Maps cast(x, weights, biases, dtype, cast_all);
+    return project(cast.x, cast.weights, cast.biases, joined, {});
+  }
   const BelowAutograd below;
   check_maps("edgeless::project", x, weights, biases, joined);
   std::vector<Tensor> outs;

@@ -8,8 +8,8 @@ from ._registration import register_fake
 
 
 @register_fake("edgeless::project")
-def _project_fake(x, weights, biases, joined=0):
-    return [x.new_empty((x.size(0), weight.size(0))) for weight in weights]
+def _project_fake(x, weights, biases, joined=0, dtype=None):
+    return [x.new_empty((x.size(0), weight.size(0)), dtype=dtype or x.dtype) for weight in weights]
 
 
 @register_fake("edgeless::project_backward")

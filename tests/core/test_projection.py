@@ -46,6 +46,24 @@ def test_same_as_the_modules(count, features, widths, dtype, tolerance):
     assert_same(torch.autograd.grad(outs, leaves, grads), torch.autograd.grad(expected, leaves, grads), tolerance)
 
 
+def test_in_another_dtype():
+    x, linears = rows(30, 4, torch.float32), maps(4, (3, 2), torch.float32)
+    weights, biases = [lin.weight for lin in linears], [lin.bias for lin in linears]
+    parameters = [*weights, biases[0]]
+    outs = ops.project(x, weights, biases, 0, torch.bfloat16)
+    stock = [
+        nn.functional.linear(*(None if t is None else t.bfloat16() for t in (x, w, b))) for w, b in zip(weights, biases)
+    ]
+    assert all(out.dtype == torch.bfloat16 for out in outs)
+    assert_same(outs, stock, 4e-3)
+    grads = [torch.randn_like(out) for out in outs]
+    found = torch.autograd.grad(outs, [x, *parameters], grads)
+    assert all(g.dtype == torch.float32 for g in found)
+    assert_same(found, torch.autograd.grad(stock, [x, *parameters], grads), 8e-3)
+    with torch.inference_mode():
+        assert_same(ops.project(x, weights, biases, 0, torch.bfloat16), stock, 4e-3)
+
+
 def test_results_without_a_gradient_count_as_zero():
     x, linears = rows(50, 4), maps(4, (3, 2, 5))
     leaves = [x, *(p for lin in linears for p in lin.parameters())]
