@@ -54,7 +54,7 @@ struct Maps {
   c10::List<OptTensor> biases;
 
   template <class Cast>
-  Maps(const at::Tensor& given, at::TensorList of, const c10::List<OptTensor>& with, at::ScalarType dtype,
+  Maps(const at::Tensor& given, at::TensorList of, const c10::List<OptTensor>& with, Optional<at::ScalarType> dtype,
        Cast&& cast) {
     std::vector<at::Tensor> all{given};
     all.insert(all.end(), of.begin(), of.end());
