@@ -194,8 +194,17 @@ LogitsArgs logits_args(const Tensor& x, size_t vectors) {
   args.row_stride = x.stride(0), args.head_stride = x.stride(1);
   args.num_rows = x.size(0), args.heads = static_cast<int>(x.size(1)), args.channels = static_cast<int>(x.size(2));
   args.vectors = static_cast<int>(vectors);
-  while (args.team_log2 < 5 && (1 << args.team_log2) < args.channels) ++args.team_log2;
+  const auto in_fours = [](int64_t n) { return n % 4 == 0; };
+  args.fours = in_fours(args.channels) && in_fours(args.row_stride) && in_fours(args.head_stride) &&
+               reinterpret_cast<uintptr_t>(args.rows) % (4 * x.element_size()) == 0;
+  const int lanes = args.fours ? args.channels / 4 : args.channels;
+  while (args.team_log2 < 5 && (1 << args.team_log2) < lanes) ++args.team_log2;
   return args;
+}
+
+Tensor aligned_vector(const Tensor& vector, at::ScalarType dtype) {
+  const Tensor packed = vector.to(dtype).contiguous();
+  return reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % (4 * packed.element_size()) ? packed.clone() : packed;
 }
 
 Tensor packed_heads(const Tensor& x) { return x.stride(2) == 1 || x.size(2) == 1 ? x : x.contiguous(); }
@@ -213,7 +222,7 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
     LogitsArgs args = logits_args(rows, count);
     std::vector<Tensor> kept, outs;
     for (size_t k = 0; k < count; ++k) {
-      args.vector[k] = kept.emplace_back(vectors[first + k].to(arithmetic).contiguous()).const_data_ptr();
+      args.vector[k] = kept.emplace_back(aligned_vector(vectors[first + k], arithmetic)).const_data_ptr();
       args.logits[k] = outs.emplace_back(at::empty({x.size(0), x.size(1)}, x.options().dtype(arithmetic))).data_ptr();
     }
     if (outs[0].numel() > 0) C10_CUDA_CHECK(run_logits(rows_dtype, args, on_device.stream()));
@@ -248,7 +257,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
     bool any = false;
     for (size_t k = 0; k < count; ++k) {
       const OptTensor grad = grads.get(first + k);
-      args.vector[k] = kept.emplace_back(vectors[first + k].to(arithmetic).contiguous()).const_data_ptr();
+      args.vector[k] = kept.emplace_back(aligned_vector(vectors[first + k], arithmetic)).const_data_ptr();
       if (grad) args.grad[k] = kept.emplace_back(grad->to(arithmetic).contiguous()).const_data_ptr();
       if (!needs[1 + first + k]) continue;
       any = true;

@@ -1,16 +1,11 @@
 // Copies of several tensors in another dtype, in one launch: what autocast does to an input and its maps.
-#include "../../common/vec.cuh"
+#include "fours.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda::maps {
 namespace {
 
 constexpr int kThreads = 256, kPer = 4, kMostBlocks = 2048;
-
-template <class S>
-struct alignas(kPer * sizeof(S)) Four {
-  S x[kPer];
-};
 
 template <class From, class To>
 __device__ __forceinline__ To convert(From x) {

@@ -46,7 +46,8 @@ struct LogitsArgs {
   int64_t row_stride = 0, head_stride = 0;
   int64_t num_rows = 0;
   int heads = 0, channels = 0;
-  int team_log2 = 0;  // lanes of a head, forward
+  bool fours = false;  // four numbers of a head lie side by side and aligned, in rows and vectors
+  int team_log2 = 0;   // lanes of a head, forward
   int vectors = 0;
   const void* vector[kMostVectors] = {};  // [heads, channels]
   void* logits[kMostVectors] = {};        // [N, heads], forward

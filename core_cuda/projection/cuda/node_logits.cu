@@ -4,6 +4,7 @@
 // the rows' gradient and sums what the vectors get of it; a second kernel adds up the chunks (columns.cuh). Rows are
 // read once for all vectors.
 #include "columns.cuh"
+#include "fours.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda::maps {
@@ -11,70 +12,84 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <class S>
+// kFours: heads are made of fours of numbers that are loaded at once.
+template <class S, bool kFours>
 __global__ void __launch_bounds__(kThreads) logits_kernel(const __grid_constant__ LogitsArgs args) {
   using A = Arithmetic<S>;
+  constexpr int kStep = kFours ? 4 : 1;
   const int width = 1 << args.team_log2, lane = threadIdx.x & (width - 1);
-  const int64_t head_of_row = (int64_t(blockIdx.x) * kThreads + threadIdx.x) >> args.team_log2;
-  const int64_t row = head_of_row / args.heads;
-  const int head = static_cast<int>(head_of_row - row * args.heads);
+  const int64_t place = (int64_t(blockIdx.x) * kThreads + threadIdx.x) >> args.team_log2;
+  const bool small = args.num_rows * args.heads < (int64_t(1) << 31);  // a division of 64 bits takes long
+  const int64_t row = small ? static_cast<uint32_t>(place) / static_cast<uint32_t>(args.heads) : place / args.heads;
+  const int head = static_cast<int>(place - row * args.heads);
   const bool inside = row < args.num_rows;
   A dot[kMostVectors] = {};
   if (inside) {
     const S* x = static_cast<const S*>(args.rows) + row * args.row_stride + head * args.head_stride;
-    for (int c = lane; c < args.channels; c += width) {
-      const A number = to_arithmetic(x[c]);
+    for (int c = lane * kStep; c < args.channels; c += width * kStep) {
+      A number[kStep];
+      load_numbers<S>(x + c, number);
 #pragma unroll
       for (int v = 0; v < kMostVectors; ++v) {
-        if (v < args.vectors) {
-          dot[v] = fma(number, static_cast<const A*>(args.vector[v])[head * args.channels + c], dot[v]);
-        }
+        if (v >= args.vectors) continue;
+        A weight[kStep];
+        load_numbers<A>(static_cast<const A*>(args.vector[v]) + head * args.channels + c, weight);
+#pragma unroll
+        for (int k = 0; k < kStep; ++k) dot[v] = fma(number[k], weight[k], dot[v]);
       }
     }
   }
 #pragma unroll
   for (int v = 0; v < kMostVectors; ++v) {
     for (int step = width / 2; step > 0; step /= 2) dot[v] += __shfl_xor_sync(0xffffffffu, dot[v], step);
-    if (inside && lane == 0 && v < args.vectors) static_cast<A*>(args.logits[v])[head_of_row] = dot[v];
+    if (inside && lane == 0 && v < args.vectors) static_cast<A*>(args.logits[v])[place] = dot[v];
   }
 }
 
-template <class S>
+template <class S, bool kFours>
 __global__ void __launch_bounds__(kLanes* kSides) gradients_kernel(const __grid_constant__ LogitsArgs args) {
   using A = Arithmetic<S>;
+  constexpr int kStep = kFours ? 4 : 1, kGroups = kPer / kStep;  // columns of a group lie side by side, in one head
   __shared__ A shared[kSides][kLanes];
-  const int width = args.heads * args.channels, first = static_cast<int>(blockIdx.y) * kLanes * kPer + threadIdx.x;
-  int head[kPer], channel[kPer];
+  const int width = args.heads * args.channels;
+  int first[kGroups], head[kGroups];
+  int64_t offset[kGroups];
   A vector[kMostVectors][kPer] = {}, sum[kMostVectors][kPer] = {};
 #pragma unroll
-  for (int k = 0; k < kPer; ++k) {
-    const int at = min(first + k * kLanes, width - 1);
-    head[k] = at / args.channels, channel[k] = at - head[k] * args.channels;
+  for (int group = 0; group < kGroups; ++group) {
+    first[group] = (static_cast<int>(blockIdx.y) * kPer + group * kStep) * kLanes + threadIdx.x * kStep;
+    const int at = min(first[group], width - kStep);
+    head[group] = at / args.channels;
+    offset[group] = head[group] * args.head_stride + (at - head[group] * args.channels);
 #pragma unroll
     for (int v = 0; v < kMostVectors; ++v) {
-      if (v < args.vectors && args.grad[v]) vector[v][k] = static_cast<const A*>(args.vector[v])[at];
+      if (v >= args.vectors || !args.grad[v]) continue;
+#pragma unroll
+      for (int k = 0; k < kStep; ++k) vector[v][group * kStep + k] = static_cast<const A*>(args.vector[v])[at + k];
     }
   }
   const int64_t begin = args.num_rows * blockIdx.x / args.chunks, end = args.num_rows * (blockIdx.x + 1) / args.chunks;
   const S* rows = static_cast<const S*>(args.rows);
   S* grad_rows = static_cast<S*>(args.grad_rows);
-#pragma unroll 2
+#pragma unroll 4
   for (int64_t row = begin + threadIdx.y; row < end; row += kSides) {
 #pragma unroll
-    for (int k = 0; k < kPer; ++k) {
-      const int at = first + k * kLanes;
-      if (at >= width) continue;
-      const A number =
-          args.partial ? to_arithmetic(rows[row * args.row_stride + head[k] * args.head_stride + channel[k]]) : A(0);
-      A grad = 0;
+    for (int group = 0; group < kGroups; ++group) {
+      if (first[group] >= width) continue;
+      A number[kStep] = {}, grad[kStep] = {};
+      if (args.partial) load_numbers<S>(rows + row * args.row_stride + offset[group], number);
 #pragma unroll
       for (int v = 0; v < kMostVectors; ++v) {
         if (v >= args.vectors || !args.grad[v]) continue;
-        const A g = static_cast<const A*>(args.grad[v])[row * args.heads + head[k]];
-        grad = fma(g, vector[v][k], grad);
-        sum[v][k] = fma(g, number, sum[v][k]);
+        const A g = static_cast<const A*>(args.grad[v])[row * args.heads + head[group]];
+#pragma unroll
+        for (int k = 0; k < kStep; ++k) {
+          const int at = group * kStep + k;
+          grad[k] = fma(g, vector[v][at], grad[k]);
+          sum[v][at] = fma(g, number[k], sum[v][at]);
+        }
       }
-      if (grad_rows) grad_rows[row * width + at] = to_storage<S>(grad);
+      if (grad_rows) store_numbers<S>(grad_rows + row * width + first[group], grad);
     }
   }
   if (!args.partial) return;
@@ -85,7 +100,7 @@ __global__ void __launch_bounds__(kLanes* kSides) gradients_kernel(const __grid_
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       const A all = over_sides(sum[v][k], shared);
-      const int at = first + k * kLanes;
+      const int at = first[k / kStep] + k % kStep;
       if (threadIdx.y == 0 && at < width) partial[v * width + at] = all;
     }
   }
@@ -94,7 +109,12 @@ __global__ void __launch_bounds__(kLanes* kSides) gradients_kernel(const __grid_
 template <class S>
 cudaError_t launch_logits(const LogitsArgs& args, cudaStream_t stream) {
   const int64_t threads = (args.num_rows * args.heads) << args.team_log2;
-  logits_kernel<S><<<static_cast<unsigned>((threads + kThreads - 1) / kThreads), kThreads, 0, stream>>>(args);
+  const unsigned blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  if (args.fours) {
+    logits_kernel<S, true><<<blocks, kThreads, 0, stream>>>(args);
+  } else {
+    logits_kernel<S, false><<<blocks, kThreads, 0, stream>>>(args);
+  }
   return cudaGetLastError();
 }
 
@@ -102,7 +122,11 @@ template <class S>
 cudaError_t launch_gradients(const LogitsArgs& args, cudaStream_t stream) {
   const int width = args.heads * args.channels, columns = kLanes * kPer;
   const dim3 grid(static_cast<unsigned>(args.chunks), static_cast<unsigned>((width + columns - 1) / columns));
-  gradients_kernel<S><<<grid, dim3(kLanes, kSides), 0, stream>>>(args);
+  if (args.fours) {
+    gradients_kernel<S, true><<<grid, dim3(kLanes, kSides), 0, stream>>>(args);
+  } else {
+    gradients_kernel<S, false><<<grid, dim3(kLanes, kSides), 0, stream>>>(args);
+  }
   return cudaGetLastError();
 }
 
