@@ -8,6 +8,7 @@
 
 #include "../common/dropout.h"
 #include "../common/launch.h"
+#include "../common/storage_of.h"
 #include "../common/vector_rows.h"
 #include "../graph/graph_cuda.h"
 #include "cuda/kernels.h"
@@ -18,15 +19,6 @@ namespace {
 
 using at::Tensor;
 
-Dtype dtype_of(at::ScalarType t) {
-  switch (t) {
-    case at::kDouble: return Dtype::f64;
-    case at::kBFloat16: return Dtype::bf16;
-    case at::kHalf: return Dtype::f16;
-    default: return Dtype::f32;
-  }
-}
-
 Score score_of(ScoreKind kind) {
   switch (kind) {
     case ScoreKind::dot: return Score::dot;
@@ -34,11 +26,6 @@ Score score_of(ScoreKind kind) {
     case ScoreKind::cosine: return Score::cosine;
     default: return Score::gat;
   }
-}
-
-template <class F>
-auto with_arithmetic(at::ScalarType rows, F&& f) {
-  return rows == at::kDouble ? f(double{}) : f(float{});
 }
 
 template <class F>
@@ -56,16 +43,6 @@ OutRows out_rows(const Tensor& t, at::ScalarType storage) {
   out.aligned = t.size(2) * t.element_size() % 16 == 0;
   out.whole = out.aligned && !out.wide;
   return out;
-}
-
-Graph graph_of(at::TensorList arrays) {
-  Graph graph;
-  graph.indptr = arrays[0].data_ptr();
-  graph.indices = arrays[1].data_ptr();
-  graph.edge_ids = arrays.size() == 3 ? arrays[2].data_ptr() : nullptr;
-  graph.num_rows = arrays[0].size(0) - 1;
-  graph.num_edges = arrays[1].size(0);
-  return graph;
 }
 
 Device device_of(const at::Device& device) {
@@ -86,7 +63,7 @@ class Call {
         device_(device_of(in.device())),
         numbers_(in.dst.options().dtype(in.statistics())) {
     problem.score = score_of(in.score);
-    problem.storage = dtype_of(in.rows());
+    problem.storage = storage_of(in.rows());
     problem.wide_index = in.csr[0].scalar_type() == at::kLong;
     problem.heads = args.heads = static_cast<int>(in.heads());
     vector_ = 16 / static_cast<int64_t>(c10::elementSize(in.rows()));
@@ -158,7 +135,7 @@ class Call {
 
   // Runs a pass over the graph; `att_sums` [n, H, D padded] receives n shares of the gradient of att.
   void run(Pass pass, at::TensorList graph, int64_t num_gathered, const Tensor& att_sums = {}) {
-    args.graph = graph_of(graph);
+    args.graph = compressed_graph(graph);
     if (args.graph.num_rows == 0) {
       if (att_sums.defined()) att_sums.zero_();
       return;
@@ -281,7 +258,8 @@ EdgeEnds ends_of(const Call<A>& call, const AttentionInputs& in) {
   EdgeEnds ends{at::empty_like(in.csr[1]), at::empty_like(in.csr[1])};
   with_index(in.csr[0], [&](auto zero) {
     using I = decltype(zero);
-    C10_CUDA_CHECK(edge_ends<I>(graph_of(in.csr), ends.dst.data_ptr<I>(), ends.src.data_ptr<I>(), call.stream()));
+    C10_CUDA_CHECK(
+        edge_ends<I>(compressed_graph(in.csr), ends.dst.data_ptr<I>(), ends.src.data_ptr<I>(), call.stream()));
     return 0;
   });
   return ends;
@@ -307,7 +285,7 @@ Tensor edge_products(const Call<A>& call, const AttentionInputs& in, const Tenso
   const Tensor attr = in.edge_attr->contiguous();
   with_index(ends.dst, [&](auto zero) {
     using I = decltype(zero);
-    C10_CUDA_CHECK((edge_dot<A, I>(rows.data_ptr<A>(), ends.dst.data_ptr<I>(), attr.data_ptr(), dtype_of(in.rows()),
+    C10_CUDA_CHECK((edge_dot<A, I>(rows.data_ptr<A>(), ends.dst.data_ptr<I>(), attr.data_ptr(), storage_of(in.rows()),
                                    in.num_edges(), int(in.heads()), int(in.edge_dim()), A(factor),
                                    out.template data_ptr<A>(), call.stream())));
     return 0;
@@ -408,7 +386,7 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionInputs& in, const 
     Tensor hidden = at::mm(attr, proj.t());
     with_index(ends.dst, [&](auto zero) {
       using I = decltype(zero);
-      C10_CUDA_CHECK((hidden_gradient<A, I>(call.args.dst, call.args.src, dtype_of(in.rows()), ends.dst.data_ptr<I>(),
+      C10_CUDA_CHECK((hidden_gradient<A, I>(call.args.dst, call.args.src, storage_of(in.rows()), ends.dst.data_ptr<I>(),
                                             ends.src.data_ptr<I>(), ds.data_ptr<A>(), first, count, int(in.heads()),
                                             int(in.dim()), A(in.coefficient), hidden.data_ptr<A>(), call.stream())));
       return 0;
@@ -444,8 +422,8 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     const Tensor delta = call.keep_tensor(call.empty({in.num_dst(), heads}));
     with_index(in.csr[0], [&](auto zero) {
       using I = decltype(zero);
-      C10_CUDA_CHECK((row_dot<A, I>(graph_of(in.csr), softmax.data_ptr<A>(), edge_weights.data_ptr<A>(), int(heads),
-                                    delta.template data_ptr<A>(), call.stream())));
+      C10_CUDA_CHECK((row_dot<A, I>(compressed_graph(in.csr), softmax.data_ptr<A>(), edge_weights.data_ptr<A>(),
+                                    int(heads), delta.template data_ptr<A>(), call.stream())));
       return 0;
     });
     args.grad_weights = edge_weights.data_ptr<A>();
@@ -544,7 +522,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
         C10_CUDA_CHECK((edge_combine<A, I>(
             ds.data_ptr<A>(), scaled.data_ptr<A>(), grad_out ? weights_out.data_ptr<A>() : nullptr,
             grad_out ? projected_grad.data_ptr<A>() : nullptr, ends.dst.data_ptr<I>(), edges, int(heads),
-            int(in.edge_dim()), grads[kEdgeAttr].data_ptr(), dtype_of(in.rows()), call.stream())));
+            int(in.edge_dim()), grads[kEdgeAttr].data_ptr(), storage_of(in.rows()), call.stream())));
         return 0;
       });
     }

@@ -35,7 +35,7 @@ struct FoldShares {  // shared memory
 };
 
 template <class I>
-__device__ inline void divide_range(const FoldGraph& graph, const Partition& part, int teams, FoldShares<I>& s) {
+__device__ inline void divide_range(const CompressedGraph& graph, const Partition& part, int teams, FoldShares<I>& s) {
   const I* indptr = static_cast<const I*>(graph.indptr);
   const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
   if (warp < 2) {
@@ -55,7 +55,7 @@ __device__ inline void divide_range(const FoldGraph& graph, const Partition& par
 }
 
 template <int kBatch, class I, class Fold>
-__device__ inline void fold_rows(const FoldGraph& graph, const FoldPlan& plan, Fold& fold) {
+__device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& plan, Fold& fold) {
   using Piece = typename Fold::Piece;
   constexpr unsigned kWarp = 0xffffffffu;
   __shared__ FoldShares<I> s;
@@ -177,7 +177,7 @@ struct FoldHub {
 };
 
 template <class I>
-__device__ inline FoldHub find_fold_hub(const FoldGraph& graph, const Partition& part, int64_t slot) {
+__device__ inline FoldHub find_fold_hub(const CompressedGraph& graph, const Partition& part, int64_t slot) {
   const I* indptr = static_cast<const I*>(graph.indptr);
   const int64_t edge = slot * part.piece;
   int64_t low = 0, high = graph.num_rows - 1;  // last row with indptr[row] <= edge

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "partition.h"
+#include "storage.h"
 
 namespace edgeless::cuda {
 
@@ -20,16 +21,6 @@ constexpr int kFoldThreads = 128;
 constexpr int kMostFoldTeams = kFoldThreads / 8;
 constexpr int kMostShare = 1024;       // units of a team's share
 constexpr int64_t kMostPiece = 32768;  // edges; with that, a place in a share fits 16 bits
-
-struct FoldGraph {
-  const void* indptr = nullptr;    // [num_rows + 1]
-  const void* indices = nullptr;   // [num_edges]
-  const void* edge_ids = nullptr;  // [num_edges] original ids, null: the position itself
-  int64_t num_rows = 0;
-  int64_t num_edges = 0;
-};
-
-enum class Storage : uint8_t { f32, f16, bf16, f64 };
 
 // [rows, heads, dim], read in vectors: the innermost dimension is contiguous, every head of every row is made of whole
 // vectors and begins on the size of one.

@@ -5,27 +5,9 @@
 
 #include "fold.h"
 #include "launch.h"
+#include "storage_of.h"
 
 namespace edgeless::cuda {
-
-inline Storage storage_of(at::ScalarType t) {
-  switch (t) {
-    case at::kDouble: return Storage::f64;
-    case at::kBFloat16: return Storage::bf16;
-    case at::kHalf: return Storage::f16;
-    default: return Storage::f32;
-  }
-}
-
-inline FoldGraph fold_graph(at::TensorList arrays) {
-  FoldGraph graph;
-  graph.indptr = arrays[0].data_ptr();
-  graph.indices = arrays[1].data_ptr();
-  graph.edge_ids = arrays.size() == 3 ? arrays[2].data_ptr() : nullptr;
-  graph.num_rows = arrays[0].size(0) - 1;
-  graph.num_edges = arrays[1].size(0);
-  return graph;
-}
 
 // `t` is [N, H, D].
 inline FoldRows fold_rows(const at::Tensor& t) {
@@ -36,7 +18,7 @@ inline FoldRows fold_rows(const at::Tensor& t) {
   return r;
 }
 
-inline FoldProblem fold_problem(const FoldGraph& graph, const at::Tensor& gathered, int64_t vectors) {
+inline FoldProblem fold_problem(const CompressedGraph& graph, const at::Tensor& gathered, int64_t vectors) {
   FoldProblem p;
   p.num_rows = graph.num_rows, p.num_edges = graph.num_edges, p.num_gathered = gathered.size(0);
   p.vectors = static_cast<int>(vectors);

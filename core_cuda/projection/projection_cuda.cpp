@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../common/launch.h"
+#include "../common/storage_of.h"
 #include "cuda/kernels.h"
 #include "inputs.h"
 
@@ -18,14 +19,10 @@ namespace {
 
 using at::Tensor;
 
-Dtype dtype_of(const char* op, const char* name, at::ScalarType t) {
-  switch (t) {
-    case at::kFloat: return Dtype::f32;
-    case at::kHalf: return Dtype::f16;
-    case at::kBFloat16: return Dtype::bf16;
-    case at::kDouble: return Dtype::f64;
-    default: TORCH_CHECK_VALUE(false, op, ": ", name, " must be a floating dtype, got ", t);
-  }
+Storage storage_of(const char* op, const char* name, at::ScalarType t) {
+  TORCH_CHECK_VALUE(t == at::kFloat || t == at::kHalf || t == at::kBFloat16 || t == at::kDouble, op, ": ", name,
+                    " must be a floating dtype, got ", t);
+  return cuda::storage_of(t);
 }
 
 // Below, a product takes less time than its launch: as few as possible, and copies cost nothing.
@@ -103,7 +100,7 @@ std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& m
     if (args.tensors == 0) continue;
     const Tensor partial = at::empty({args.chunks, args.total}, some.options().dtype(statistics));
     args.partial = partial.data_ptr();
-    C10_CUDA_CHECK(run_column_sums(dtype_of(op, "x", some.scalar_type()), args, on_device.stream()));
+    C10_CUDA_CHECK(run_column_sums(storage_of(op, "x", some.scalar_type()), args, on_device.stream()));
   }
   return sums;
 }
@@ -165,7 +162,7 @@ Tensor column_sums(const Tensor& x) {
 std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
   const char* op = "edgeless::cast_all";
   const BelowAutograd below;
-  const Dtype to = dtype_of(op, "dtype", dtype);
+  const Storage to = storage_of(op, "dtype", dtype);
   std::vector<Tensor> cast, kept;
   if (tensors.empty()) return cast;
   const OnDevice on_device(tensors[0].device());
@@ -177,7 +174,7 @@ std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
       const Tensor& copy = cast.emplace_back(at::empty(packed.sizes(), packed.options().dtype(dtype)));
       if (packed.numel() == 0) continue;
       args.from[args.tensors] = packed.const_data_ptr(), args.to[args.tensors] = copy.data_ptr();
-      args.dtype[args.tensors] = dtype_of(op, "tensors", packed.scalar_type());
+      args.dtype[args.tensors] = storage_of(op, "tensors", packed.scalar_type());
       args.numbers[args.tensors++] = packed.numel();
     }
     if (args.tensors > 0) C10_CUDA_CHECK(run_cast(to, args, on_device.stream()));
@@ -213,7 +210,7 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
   const char* op = "edgeless::node_logits";
   const BelowAutograd below;
   const auto dtype = check_node_logits(op, x, vectors), arithmetic = arithmetic_of(x);
-  const Dtype rows_dtype = dtype_of(op, "x", x.scalar_type());
+  const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
   const Tensor rows = packed_heads(x);
   std::vector<Tensor> logits;
@@ -237,7 +234,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
   const BelowAutograd below;
   check_node_logit_gradients(op, grads, x, vectors, needs.size());
   const auto arithmetic = arithmetic_of(x);
-  const Dtype rows_dtype = dtype_of(op, "x", x.scalar_type());
+  const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
   const Tensor rows = packed_heads(x);
   std::vector<Tensor> results;
@@ -275,7 +272,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
     }
     if (any && width > 0) {
       adding.chunks = args.chunks, adding.total = static_cast<int>(count) * width, adding.partial = sums.data_ptr();
-      C10_CUDA_CHECK(add_chunks(dtype_of(op, "vectors", vectors[0].scalar_type()), adding, on_device.stream()));
+      C10_CUDA_CHECK(add_chunks(storage_of(op, "vectors", vectors[0].scalar_type()), adding, on_device.stream()));
     }
   }
   return results;

@@ -26,7 +26,7 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   const OnDevice on_device(x.device());
   ReduceArgs args;
   args.arg_size = static_cast<int>(arg_size(op, arg_dtype));
-  args.graph = fold_graph(csr);
+  args.graph = compressed_graph(csr);
   const int64_t rows = args.graph.num_rows, width = x.size(1);
   Tensor out = at::empty({rows, width}, x.options());
   Tensor arg = at::empty({rows, width}, x.options().dtype(arg_dtype));
@@ -86,11 +86,11 @@ void gather_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = rows_of_16_bytes(b.x.unsqueeze(1));
   const Tensor out = rows_of_16_bytes(b.out.unsqueeze(1)), where = b.arg.contiguous();
   const Tensor positions = at::empty({b.csr[1].size(0)}, b.csr[1].options());
-  FoldProblem problem = fold_problem(fold_graph(b.csr), x, 8);
+  FoldProblem problem = fold_problem(compressed_graph(b.csr), x, 8);
   C10_CUDA_CHECK(
-      edge_positions(fold_graph(b.csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), b.stream));
+      edge_positions(compressed_graph(b.csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), b.stream));
   GatherArgs args;
-  args.graph = fold_graph(b.csc);
+  args.graph = compressed_graph(b.csc);
   args.width = static_cast<int>(b.width), args.vectors = static_cast<int>(b.width * grad.element_size() / 16);
   args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
@@ -116,7 +116,7 @@ Sent what_is_sent(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   const Tensor& where = sent.where = b.arg.contiguous();
   const Tensor &values = sent.values = b.out.contiguous(), &flags = sent.flags = b.tied.contiguous();
   ScatterArgs& args = sent.args;
-  args.graph = fold_graph(b.csr);
+  args.graph = compressed_graph(b.csr);
   args.width = static_cast<int>(b.width), args.num_columns = b.x.size(0);
   args.grad = b.grad_out.data_ptr(), args.grad_row = b.grad_out.stride(0), args.grad_column = b.grad_out.stride(1);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());

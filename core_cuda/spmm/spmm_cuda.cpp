@@ -14,11 +14,6 @@ namespace {
 
 using at::Tensor;
 
-template <class F>
-auto with_arithmetic(at::ScalarType rows, F&& f) {
-  return rows == at::kDouble ? f(double{}) : f(float{});
-}
-
 // The two scales as the kernels read them.
 template <class A>
 struct Scales {
@@ -58,7 +53,7 @@ Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale
     using A = decltype(zero);
     SpmmArgs<A> args;
     Scales<A> scales;
-    args.graph = fold_graph(csr);
+    args.graph = compressed_graph(csr);
     const int64_t heads = rows.size(1);
     args.head_vectors = static_cast<int>(rows.size(2) * rows.element_size() / bytes);
     args.vectors = static_cast<int>(heads * args.head_vectors);
@@ -113,7 +108,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
     using A = decltype(zero);
     SddmmArgs<A> args;
     Scales<A> scales;
-    args.graph = fold_graph(csr);
+    args.graph = compressed_graph(csr);
     args.heads = static_cast<int>(src.size(1));
     args.own = fold_rows(own), args.x = fold_rows(columns);
     scales.set(args, dst_scale, src_scale);

@@ -10,10 +10,10 @@
 #include <cstdint>
 
 #include "../../common/partition.h"
+#include "../../common/storage.h"
 
 namespace edgeless::cuda {
 
-enum class Dtype : uint8_t { f32, f16, bf16, f64 };
 enum class Score : uint8_t { dot, gatv2, gat, cosine };
 
 // An edge gathers one row, which is key and value.
@@ -37,14 +37,6 @@ struct OutRows {
   constexpr explicit operator bool() const { return base != nullptr; }
 };
 
-struct Graph {
-  const void* indptr = nullptr;    // [num_rows + 1]
-  const void* indices = nullptr;   // [num_edges]
-  const void* edge_ids = nullptr;  // [num_edges] original ids, null: the position itself
-  int64_t num_rows = 0;
-  int64_t num_edges = 0;
-};
-
 // How a block's lanes are laid over edges and heads.
 struct Layout {
   int team_log2 = 2;        // lanes of a team, 4 to 32
@@ -54,7 +46,7 @@ struct Layout {
 
 template <class A>
 struct Args {
-  Graph graph;  // rows are destinations; in the pass by source, sources
+  CompressedGraph graph;  // rows are destinations; in the pass by source, sources
   Partition part;
   Layout layout;
   int heads = 0;

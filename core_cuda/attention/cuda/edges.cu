@@ -38,7 +38,7 @@ __global__ void sum_rows_kernel(const A* in, int64_t rows, int64_t cols, A* out)
 }
 
 template <class I>
-__global__ void edge_ends_kernel(Graph graph, I* dst, I* src) {
+__global__ void edge_ends_kernel(CompressedGraph graph, I* dst, I* src) {
   const int64_t position = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (position >= graph.num_edges) return;
   const I* indptr = static_cast<const I*>(graph.indptr);
@@ -140,7 +140,7 @@ __global__ void over_norms_kernel(Rows rows, int64_t num_rows, int heads, int ve
 
 // One block a row and head.
 template <class A, class I>
-__global__ void row_dot_kernel(Graph graph, const A* a, const A* b, int heads, A* out) {
+__global__ void row_dot_kernel(CompressedGraph graph, const A* a, const A* b, int heads, A* out) {
   __shared__ A sums[kThreads];
   const I *indptr = static_cast<const I*>(graph.indptr), *ids = static_cast<const I*>(graph.edge_ids);
   const int64_t row = blockIdx.x, head = blockIdx.y;
@@ -158,13 +158,13 @@ __global__ void row_dot_kernel(Graph graph, const A* a, const A* b, int heads, A
 }
 
 template <class A, class F>
-cudaError_t with_storage(Dtype storage, F&& f) {
+cudaError_t with_storage(Storage storage, F&& f) {
   if constexpr (std::is_same_v<A, double>) {
     f(double{});
   } else {
     switch (storage) {
-      case Dtype::f16: f(__half{}); break;
-      case Dtype::bf16: f(__nv_bfloat16{}); break;
+      case Storage::f16: f(__half{}); break;
+      case Storage::bf16: f(__nv_bfloat16{}); break;
       default: f(float{}); break;
     }
   }
@@ -181,14 +181,14 @@ cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, int sums, A* out, 
 }
 
 template <class I>
-cudaError_t edge_ends(const Graph& graph, I* dst, I* src, cudaStream_t stream) {
+cudaError_t edge_ends(const CompressedGraph& graph, I* dst, I* src, cudaStream_t stream) {
   if (graph.num_edges == 0) return cudaSuccess;
   edge_ends_kernel<I><<<blocks_for(graph.num_edges), kThreads, 0, stream>>>(graph, dst, src);
   return cudaGetLastError();
 }
 
 template <class A, class I>
-cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Dtype storage, int64_t edges, int heads, int dim,
+cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Storage storage, int64_t edges, int heads, int dim,
                      A factor, A* out, cudaStream_t stream) {
   if (edges * heads == 0) return cudaSuccess;
   return with_storage<A>(storage, [&](auto zero) {
@@ -200,7 +200,7 @@ cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Dtype storag
 
 template <class A, class I>
 cudaError_t edge_combine(const A* a, const A* x, const A* b, const A* y, const I* end, int64_t edges, int heads,
-                         int dim, void* out, Dtype storage, cudaStream_t stream) {
+                         int dim, void* out, Storage storage, cudaStream_t stream) {
   if (edges * dim == 0) return cudaSuccess;
   return with_storage<A>(storage, [&](auto zero) {
     using S = decltype(zero);
@@ -210,7 +210,7 @@ cudaError_t edge_combine(const A* a, const A* x, const A* b, const A* y, const I
 }
 
 template <class A, class I>
-cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Dtype storage, const I* dst_end, const I* src_end,
+cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, const I* dst_end, const I* src_end,
                             const A* ds, int64_t first, int64_t count, int heads, int dim, A slope, A* term,
                             cudaStream_t stream) {
   if (count * heads * dim == 0) return cudaSuccess;
@@ -221,11 +221,11 @@ cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Dtype storage, con
   });
 }
 
-cudaError_t row_delta(const Rows& grad, Dtype storage, const Rows& out, int64_t rows, int heads, int vectors,
+cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
                       float* delta, cudaStream_t stream) {
   if (rows * heads == 0) return cudaSuccess;
   const unsigned blocks = blocks_for(rows * heads * 4);
-  if (storage == Dtype::f16) {
+  if (storage == Storage::f16) {
     row_delta_kernel<__half><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, delta);
   } else {
     row_delta_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, delta);
@@ -234,7 +234,7 @@ cudaError_t row_delta(const Rows& grad, Dtype storage, const Rows& out, int64_t 
 }
 
 template <class A>
-cudaError_t over_norms(const Rows& rows, Dtype storage, int64_t num_rows, int heads, int vectors, A least, A* over,
+cudaError_t over_norms(const Rows& rows, Storage storage, int64_t num_rows, int heads, int vectors, A least, A* over,
                        cudaStream_t stream) {
   if (num_rows * heads == 0) return cudaSuccess;
   return with_storage<A>(storage, [&](auto zero) {
@@ -245,7 +245,7 @@ cudaError_t over_norms(const Rows& rows, Dtype storage, int64_t num_rows, int he
 }
 
 template <class A, class I>
-cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream) {
+cudaError_t row_dot(const CompressedGraph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream) {
   if (graph.num_rows * heads == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned>(graph.num_rows), static_cast<unsigned>(heads));
   row_dot_kernel<A, I><<<grid, kThreads, 0, stream>>>(graph, a, b, heads, out);
@@ -253,12 +253,13 @@ cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* ou
 }
 
 #define INSTANTIATE(A, I)                                                                                              \
-  template cudaError_t edge_dot<A, I>(const A*, const I*, const void*, Dtype, int64_t, int, int, A, A*, cudaStream_t); \
+  template cudaError_t edge_dot<A, I>(const A*, const I*, const void*, Storage, int64_t, int, int, A, A*,              \
+                                      cudaStream_t);                                                                   \
   template cudaError_t edge_combine<A, I>(const A*, const A*, const A*, const A*, const I*, int64_t, int, int, void*,  \
-                                          Dtype, cudaStream_t);                                                        \
-  template cudaError_t hidden_gradient<A, I>(const Rows&, const Rows&, Dtype, const I*, const I*, const A*, int64_t,   \
+                                          Storage, cudaStream_t);                                                      \
+  template cudaError_t hidden_gradient<A, I>(const Rows&, const Rows&, Storage, const I*, const I*, const A*, int64_t, \
                                              int64_t, int, int, A, A*, cudaStream_t);                                  \
-  template cudaError_t row_dot<A, I>(const Graph&, const A*, const A*, int, A*, cudaStream_t);
+  template cudaError_t row_dot<A, I>(const CompressedGraph&, const A*, const A*, int, A*, cudaStream_t);
 INSTANTIATE(float, int32_t)
 INSTANTIATE(float, int64_t)
 INSTANTIATE(double, int32_t)
@@ -266,9 +267,9 @@ INSTANTIATE(double, int64_t)
 #undef INSTANTIATE
 template cudaError_t sum_rows(const float*, int64_t, int64_t, int, float*, cudaStream_t);
 template cudaError_t sum_rows(const double*, int64_t, int64_t, int, double*, cudaStream_t);
-template cudaError_t over_norms(const Rows&, Dtype, int64_t, int, int, float, float*, cudaStream_t);
-template cudaError_t over_norms(const Rows&, Dtype, int64_t, int, int, double, double*, cudaStream_t);
-template cudaError_t edge_ends(const Graph&, int32_t*, int32_t*, cudaStream_t);
-template cudaError_t edge_ends(const Graph&, int64_t*, int64_t*, cudaStream_t);
+template cudaError_t over_norms(const Rows&, Storage, int64_t, int, int, float, float*, cudaStream_t);
+template cudaError_t over_norms(const Rows&, Storage, int64_t, int, int, double, double*, cudaStream_t);
+template cudaError_t edge_ends(const CompressedGraph&, int32_t*, int32_t*, cudaStream_t);
+template cudaError_t edge_ends(const CompressedGraph&, int64_t*, int64_t*, cudaStream_t);
 
 }  // namespace edgeless::cuda

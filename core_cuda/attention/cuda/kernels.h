@@ -22,36 +22,36 @@ cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, int sums, A* out, 
 
 // Destination and source of every edge, by its original id. I is int32_t or int64_t.
 template <class I>
-cudaError_t edge_ends(const Graph& graph, I* dst, I* src, cudaStream_t stream);
+cudaError_t edge_ends(const CompressedGraph& graph, I* dst, I* src, cudaStream_t stream);
 
 // out[e, h] = factor * <rows[end[e], h], attr[e]>;  rows [n, heads, dim] of A, attr [edges, dim] of storage.
 template <class A, class I>
-cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Dtype storage, int64_t edges, int heads, int dim,
+cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Storage storage, int64_t edges, int heads, int dim,
                      A factor, A* out, cudaStream_t stream);
 
 // out[e] = sum over h of a[e, h] * x[end[e], h] + b[e, h] * y[end[e], h]; x, y [n, heads, dim]; out in storage.
 template <class A, class I>
 cudaError_t edge_combine(const A* a, const A* x, const A* b, const A* y, const I* end, int64_t edges, int heads,
-                         int dim, void* out, Dtype storage, cudaStream_t stream);
+                         int dim, void* out, Storage storage, cudaStream_t stream);
 
 // gatv2's edge term: term[e, h, d] (W e) becomes ds[e, h] * LeakyReLU'(x_l + x_r + term), edges first .. first + count.
 template <class A, class I>
-cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Dtype storage, const I* dst_end, const I* src_end,
+cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, const I* dst_end, const I* src_end,
                             const A* ds, int64_t first, int64_t count, int heads, int dim, A slope, A* term,
                             cudaStream_t stream);
 
 // delta[row, h] = <grad[row, h], out[row, h]>, where out holds floats and grad 16-bit numbers; both in whole vectors
 // of 8.
-cudaError_t row_delta(const Rows& grad, Dtype storage, const Rows& out, int64_t rows, int heads, int vectors,
+cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
                       float* delta, cudaStream_t stream);
 
 // over[row, h] = 1 / |rows[row, h]|; where the norm is below `least`, -1 / least. Rows of `vectors` whole vectors.
 template <class A>
-cudaError_t over_norms(const Rows& rows, Dtype storage, int64_t num_rows, int heads, int vectors, A least, A* over,
+cudaError_t over_norms(const Rows& rows, Storage storage, int64_t num_rows, int heads, int vectors, A least, A* over,
                        cudaStream_t stream);
 
 // out[row, h] = sum of a * b over the row's edges, both [E, H] by original id.
 template <class A, class I>
-cudaError_t row_dot(const Graph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream);
+cudaError_t row_dot(const CompressedGraph& graph, const A* a, const A* b, int heads, A* out, cudaStream_t stream);
 
 }  // namespace edgeless::cuda

@@ -138,7 +138,7 @@ struct EdgeWindow {
   I index;    // its other end
   int count;  // edges of the batch, 0 for an idle team
 
-  __device__ EdgeWindow(const Graph& graph, const Walk<I>& walk)
+  __device__ EdgeWindow(const CompressedGraph& graph, const Walk<I>& walk)
       : indices(held(static_cast<const I*>(graph.indices))), slot(held(static_cast<int>(threadIdx.x % kEdges))) {
     const int64_t last = graph.num_edges - 1;
     index = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + slot, last));
@@ -173,7 +173,7 @@ struct Ahead {
   int edge, shift;  // which of those rows, -1: none; its line, in bytes from where the lane itself reads
   I index;          // -1: nothing to ask for
 
-  __device__ Ahead(const Graph& graph, int lane, int vectors, const Walk<I>& walk)
+  __device__ Ahead(const CompressedGraph& graph, int lane, int vectors, const Walk<I>& walk)
       : indices(held(static_cast<const I*>(graph.indices))),
         edge(held(lane / kLines < kEdges ? lane / kLines : -1)),
         shift(held(min(lane % kLines * 8, vectors - 1) * 16 - (lane < vectors ? lane * 16 : 0))) {
@@ -312,7 +312,7 @@ __device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, 
 }
 
 template <class I>
-__device__ __forceinline__ int64_t edge_id(const Graph& graph, I position) {
+__device__ __forceinline__ int64_t edge_id(const CompressedGraph& graph, I position) {
   const I* ids = static_cast<const I*>(graph.edge_ids);
   return ids ? static_cast<int64_t>(ids[position]) : static_cast<int64_t>(position);
 }

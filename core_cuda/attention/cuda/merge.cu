@@ -16,7 +16,7 @@ struct Hub {
 // The hub whose first cut has this slot, if there is one (pieces > 0). Only the row that holds the slot's first edge
 // can have a cut there.
 template <class I>
-__device__ Hub find_hub(const Graph& graph, const Partition& part, int64_t slot) {
+__device__ Hub find_hub(const CompressedGraph& graph, const Partition& part, int64_t slot) {
   const I* indptr = static_cast<const I*>(graph.indptr);
   const int64_t edge = slot * part.piece;
   const int lane = threadIdx.x % 32;
@@ -123,9 +123,9 @@ cudaError_t merge(const Problem& problem, const Plan& plan, const Args<Arithmeti
 template <>
 cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<float>& args, cudaStream_t stream) {
   switch (problem.storage) {
-    case Dtype::f32: return merge<float>(problem, plan, args, stream);
-    case Dtype::f16: return merge<__half>(problem, plan, args, stream);
-    case Dtype::bf16: return merge<__nv_bfloat16>(problem, plan, args, stream);
+    case Storage::f32: return merge<float>(problem, plan, args, stream);
+    case Storage::f16: return merge<__half>(problem, plan, args, stream);
+    case Storage::bf16: return merge<__nv_bfloat16>(problem, plan, args, stream);
     default: return cudaErrorInvalidValue;
   }
 }

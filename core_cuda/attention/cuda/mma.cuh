@@ -218,7 +218,8 @@ struct MmaWindow {
   I first;          // its first position
   int count;
 
-  __device__ MmaWindow(const Graph& graph, const Walk<I>& walk) : indices(held(static_cast<const I*>(graph.indices))) {
+  __device__ MmaWindow(const CompressedGraph& graph, const Walk<I>& walk)
+      : indices(held(static_cast<const I*>(graph.indices))) {
     const int64_t last = graph.num_edges - 1;
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {

@@ -13,7 +13,7 @@ namespace edgeless::cuda {
 struct Problem {
   Pass pass = Pass::forward;
   Score score = Score::dot;
-  Dtype storage = Dtype::f32;
+  Storage storage = Storage::f32;
   bool wide_index = false;
   bool options = false;    // anything beyond the plain inputs
   bool edge_term = false;  // gatv2 with edge features
@@ -46,7 +46,7 @@ struct Plan {
 // gatv2 any. gat is slower there: it has one dot product in its backward and none in its forward pass.
 constexpr int kMmaVectors = 16;
 inline bool use_mma(const Problem& problem, int vectors) {
-  const bool narrow = problem.storage == Dtype::bf16 || problem.storage == Dtype::f16;
+  const bool narrow = problem.storage == Storage::bf16 || problem.storage == Storage::f16;
   const bool there_is = problem.score != Score::gat;
   if (!there_is || !narrow || problem.edge_term || vectors > kMmaVectors) return false;
   return vectors > 4 || (problem.score == Score::gatv2 && problem.pass == Pass::forward);
@@ -70,7 +70,7 @@ inline void choose_kernel(const Problem& problem, Plan& plan) {
     layout.vectors = 0;
     return;
   }
-  if (problem.wide_index || problem.storage == Dtype::f64) {
+  if (problem.wide_index || problem.storage == Storage::f64) {
     layout.vectors = 4, plan.mode = top;
   } else if (use_mma(problem, vectors)) {
     const bool lines = vectors > 4 && problem.pass == Pass::by_src;  // a line of 128 bytes by one instruction

@@ -22,9 +22,9 @@ static cudaError_t run_score(const Problem& problem, const Plan& plan, const Arg
 template <>
 cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<float>& args, cudaStream_t stream) {
   switch (problem.storage) {
-    case Dtype::f32: return run_score<float>(problem, plan, args, stream);
-    case Dtype::f16: return run_score<__half>(problem, plan, args, stream);
-    case Dtype::bf16: return run_score<__nv_bfloat16>(problem, plan, args, stream);
+    case Storage::f32: return run_score<float>(problem, plan, args, stream);
+    case Storage::f16: return run_score<__half>(problem, plan, args, stream);
+    case Storage::bf16: return run_score<__nv_bfloat16>(problem, plan, args, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -67,7 +67,8 @@ struct BlockShares {  // shared memory
 };
 
 template <class I, class P>
-__device__ inline void divide_block(const Graph& graph, const Partition& part, const P& place, BlockShares<I>& s) {
+__device__ inline void divide_block(const CompressedGraph& graph, const Partition& part, const P& place,
+                                    BlockShares<I>& s) {
   const I* indptr = static_cast<const I*>(graph.indptr);
   const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
   if (warp < 2) {
@@ -98,7 +99,7 @@ struct Walk {
   bool pending;           // there is a row to end, perhaps with edges before that
 
   template <class P>
-  __device__ Walk(const Graph& graph, const P& place, const BlockShares<I>& s)
+  __device__ Walk(const CompressedGraph& graph, const P& place, const BlockShares<I>& s)
       : indptr(static_cast<const I*>(graph.indptr)) {
     if (!place.working) {
       row = edge = row_end = next_end = last_row = last_edge = 0;

@@ -38,25 +38,25 @@ __global__ void __launch_bounds__(kThreads) cast_kernel(const __grid_constant__ 
   const int t = blockIdx.y;
   To* to = static_cast<To*>(args.to[t]);
   switch (args.dtype[t]) {
-    case Dtype::f32: return copy(static_cast<const float*>(args.from[t]), to, args.numbers[t]);
-    case Dtype::f16: return copy(static_cast<const __half*>(args.from[t]), to, args.numbers[t]);
-    case Dtype::bf16: return copy(static_cast<const __nv_bfloat16*>(args.from[t]), to, args.numbers[t]);
+    case Storage::f32: return copy(static_cast<const float*>(args.from[t]), to, args.numbers[t]);
+    case Storage::f16: return copy(static_cast<const __half*>(args.from[t]), to, args.numbers[t]);
+    case Storage::bf16: return copy(static_cast<const __nv_bfloat16*>(args.from[t]), to, args.numbers[t]);
     default: return copy(static_cast<const double*>(args.from[t]), to, args.numbers[t]);
   }
 }
 
 }  // namespace
 
-cudaError_t run_cast(Dtype to, const CastArgs& args, cudaStream_t stream) {
+cudaError_t run_cast(Storage to, const CastArgs& args, cudaStream_t stream) {
   int64_t most = 1;
   for (int t = 0; t < args.tensors; ++t) most = args.numbers[t] > most ? args.numbers[t] : most;
   const int64_t blocks = (most + kThreads * kPer - 1) / (kThreads * kPer);
   const dim3 grid(static_cast<unsigned>(blocks < kMostBlocks ? blocks : kMostBlocks),
                   static_cast<unsigned>(args.tensors));
   switch (to) {
-    case Dtype::f32: cast_kernel<float><<<grid, kThreads, 0, stream>>>(args); break;
-    case Dtype::f16: cast_kernel<__half><<<grid, kThreads, 0, stream>>>(args); break;
-    case Dtype::bf16: cast_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(args); break;
+    case Storage::f32: cast_kernel<float><<<grid, kThreads, 0, stream>>>(args); break;
+    case Storage::f16: cast_kernel<__half><<<grid, kThreads, 0, stream>>>(args); break;
+    case Storage::bf16: cast_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(args); break;
     default: cast_kernel<double><<<grid, kThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();

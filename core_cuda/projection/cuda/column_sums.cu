@@ -68,22 +68,22 @@ cudaError_t launch(const ColumnSumsArgs& args, bool partial_sums, cudaStream_t s
 }
 
 template <bool kPartialSums>
-cudaError_t dispatch(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
+cudaError_t dispatch(Storage dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
   switch (dtype) {
-    case Dtype::f32: return launch<float>(args, kPartialSums, stream);
-    case Dtype::f16: return launch<__half>(args, kPartialSums, stream);
-    case Dtype::bf16: return launch<__nv_bfloat16>(args, kPartialSums, stream);
+    case Storage::f32: return launch<float>(args, kPartialSums, stream);
+    case Storage::f16: return launch<__half>(args, kPartialSums, stream);
+    case Storage::bf16: return launch<__nv_bfloat16>(args, kPartialSums, stream);
     default: return launch<double>(args, kPartialSums, stream);
   }
 }
 
 }  // namespace
 
-cudaError_t run_column_sums(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
+cudaError_t run_column_sums(Storage dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
   return dispatch<true>(dtype, args, stream);
 }
 
-cudaError_t add_chunks(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
+cudaError_t add_chunks(Storage dtype, const ColumnSumsArgs& args, cudaStream_t stream) {
   return dispatch<false>(dtype, args, stream);
 }
 

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-namespace edgeless::cuda::maps {
+#include "../../common/storage.h"
 
-enum class Dtype : uint8_t { f32, f16, bf16, f64 };
+namespace edgeless::cuda::maps {
 
 constexpr int kMostTensors = 16;  // of a launch
 
@@ -34,9 +34,9 @@ constexpr int chunks_of(int64_t num_rows) {
   return static_cast<int>(chunks < 256 ? chunks : 256);
 }
 
-cudaError_t run_column_sums(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream);
+cudaError_t run_column_sums(Storage dtype, const ColumnSumsArgs& args, cudaStream_t stream);
 // The second half of it: `partial` is there, Columns::rows are not looked at.
-cudaError_t add_chunks(Dtype dtype, const ColumnSumsArgs& args, cudaStream_t stream);
+cudaError_t add_chunks(Storage dtype, const ColumnSumsArgs& args, cudaStream_t stream);
 
 constexpr int kMostVectors = 2;
 
@@ -58,17 +58,17 @@ struct LogitsArgs {
   void* partial = nullptr;              // [chunks, vectors, heads, channels], null: not wanted
 };
 
-cudaError_t run_logits(Dtype dtype, const LogitsArgs& args, cudaStream_t stream);
-cudaError_t run_logit_gradients(Dtype dtype, const LogitsArgs& args, cudaStream_t stream);
+cudaError_t run_logits(Storage dtype, const LogitsArgs& args, cudaStream_t stream);
+cudaError_t run_logit_gradients(Storage dtype, const LogitsArgs& args, cudaStream_t stream);
 
 struct CastArgs {
   const void* from[kMostTensors];
   void* to[kMostTensors];
   int64_t numbers[kMostTensors];
-  Dtype dtype[kMostTensors];  // of from
+  Storage dtype[kMostTensors];  // of from
   int tensors = 0;
 };
 
-cudaError_t run_cast(Dtype to, const CastArgs& args, cudaStream_t stream);
+cudaError_t run_cast(Storage to, const CastArgs& args, cudaStream_t stream);
 
 }  // namespace edgeless::cuda::maps

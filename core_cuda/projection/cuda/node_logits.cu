@@ -132,20 +132,20 @@ cudaError_t launch_gradients(const LogitsArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t run_logits(Dtype dtype, const LogitsArgs& args, cudaStream_t stream) {
+cudaError_t run_logits(Storage dtype, const LogitsArgs& args, cudaStream_t stream) {
   switch (dtype) {
-    case Dtype::f32: return launch_logits<float>(args, stream);
-    case Dtype::f16: return launch_logits<__half>(args, stream);
-    case Dtype::bf16: return launch_logits<__nv_bfloat16>(args, stream);
+    case Storage::f32: return launch_logits<float>(args, stream);
+    case Storage::f16: return launch_logits<__half>(args, stream);
+    case Storage::bf16: return launch_logits<__nv_bfloat16>(args, stream);
     default: return launch_logits<double>(args, stream);
   }
 }
 
-cudaError_t run_logit_gradients(Dtype dtype, const LogitsArgs& args, cudaStream_t stream) {
+cudaError_t run_logit_gradients(Storage dtype, const LogitsArgs& args, cudaStream_t stream) {
   switch (dtype) {
-    case Dtype::f32: return launch_gradients<float>(args, stream);
-    case Dtype::f16: return launch_gradients<__half>(args, stream);
-    case Dtype::bf16: return launch_gradients<__nv_bfloat16>(args, stream);
+    case Storage::f32: return launch_gradients<float>(args, stream);
+    case Storage::f16: return launch_gradients<__half>(args, stream);
+    case Storage::bf16: return launch_gradients<__nv_bfloat16>(args, stream);
     default: return launch_gradients<double>(args, stream);
   }
 }

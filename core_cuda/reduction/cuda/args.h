@@ -14,7 +14,7 @@
 namespace edgeless::cuda::extrema {
 
 struct ReduceArgs {
-  FoldGraph graph;
+  CompressedGraph graph;
   FoldPlan plan;
   int vectors = 0;     // of a row of x
   int width = 0;       // numbers of a row
@@ -33,7 +33,7 @@ struct ReduceArgs {
 // The gradient adds up in whole numbers: a column's values are multiplied by a power of two such that their sum fits
 // 63 bits. Adding those is exact, so its order does not matter. See scatter.cuh.
 struct ScatterArgs {
-  FoldGraph graph;
+  CompressedGraph graph;
   FoldPlan plan;  // of the edge walk
   int width = 0;
   int64_t num_columns = 0;                // of the graph: rows of grad_x
@@ -65,7 +65,7 @@ struct OwnArgs {
 
 // The gradient gathered over the other direction of the graph, see gather.cuh. FoldRows are whole vectors.
 struct GatherArgs {
-  FoldGraph graph;  // rows are the nodes of x
+  CompressedGraph graph;  // rows are the nodes of x
   FoldPlan plan;
   int vectors = 0;  // of a row
   int width = 0;

@@ -10,7 +10,8 @@ cudaError_t run_reduce(Storage storage, bool wide_index, bool shares, const Redu
 int64_t piece_bytes(Storage storage, bool shares);  // of a lane, in the carry
 
 // The backward, gathered; 32-bit indices, no doubles. First the positions that it needs, over the rows of the forward.
-cudaError_t edge_positions(const FoldGraph& graph, const Partition& part, int32_t* positions, cudaStream_t stream);
+cudaError_t edge_positions(const CompressedGraph& graph, const Partition& part, int32_t* positions,
+                           cudaStream_t stream);
 cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream);
 
 // The backward, sent: first measure() once, then slice() for one slice of the features after the other (sums are zero

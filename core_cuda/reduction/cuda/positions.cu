@@ -8,7 +8,7 @@ namespace {
 constexpr int kLanes = 8;
 
 __global__ void __launch_bounds__(kFoldThreads)
-    positions_kernel(const __grid_constant__ FoldGraph graph, const Partition part, int32_t* positions) {
+    positions_kernel(const __grid_constant__ CompressedGraph graph, const Partition part, int32_t* positions) {
   __shared__ FoldShares<int32_t> s;
   const int32_t* indptr = static_cast<const int32_t*>(graph.indptr);
   const int32_t* ids = static_cast<const int32_t*>(graph.edge_ids);
@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kFoldThreads)
 
 }  // namespace
 
-cudaError_t edge_positions(const FoldGraph& graph, const Partition& part, int32_t* positions, cudaStream_t stream) {
+cudaError_t edge_positions(const CompressedGraph& graph, const Partition& part, int32_t* positions,
+                           cudaStream_t stream) {
   positions_kernel<<<static_cast<unsigned>(part.num_ranges), kFoldThreads, 0, stream>>>(graph, part, positions);
   return cudaGetLastError();
 }

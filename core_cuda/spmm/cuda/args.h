@@ -12,7 +12,7 @@ namespace edgeless::cuda::sums {
 
 template <class A>
 struct SpmmArgs {
-  FoldGraph graph;
+  CompressedGraph graph;
   FoldPlan plan;
   int vectors = 0, head_vectors = 0;  // of a row, of a head
 
@@ -34,7 +34,7 @@ struct SpmmArgs {
 
 template <class A>
 struct SddmmArgs {
-  FoldGraph graph;
+  CompressedGraph graph;
   Partition part;
   int team_log2 = 3;
   int first_vector = 0, vectors = 0;  // of a head, those of this pass
