@@ -21,8 +21,9 @@ TORCH_LIBRARY(edgeless, m) {
       "csr_transpose(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor indptr, Tensor "
       "indices, Tensor edge_ids)");
 
-  // Attention. csr = [indptr, indices] or [indptr, indices, edge_ids], rows are destinations; csc the same with
-  // sources as rows, or [] where no gradient of a source tensor is needed.
+  // Attention. The score 'gat' takes dst and src [N, H, 1] or, forward, [N, H]. csr = [indptr, indices] or [indptr,
+  // indices, edge_ids], rows are destinations; csc the same with sources as rows, or [] where no gradient of a source
+  // tensor is needed.
   m.def(
       "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
       "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "
@@ -38,7 +39,7 @@ TORCH_LIBRARY(edgeless, m) {
       "Tensor");
 
   // Sums: out[i] = dst_scale[i] * sum of weight[e] * src_scale[j] * x[j]; its transpose is the same op on the other
-  // direction of the graph. sddmm: <dst[i], src[j]> of every edge, scaled alike.
+  // direction of the graph. sddmm: <dst[i], src[j]> of every edge, scaled alike. Rows [N, F] are one head.
   m.def(
       "spmm(Tensor x, Tensor? weight, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc, "
       "ScalarType? out_dtype) -> Tensor");

@@ -57,12 +57,9 @@ def _constant(scale: Tensor, dtype: torch.dtype) -> Tensor:
     return cast(scale.detach() if scale.requires_grad else scale, dtype)
 
 
-def _as_heads(x: Tensor) -> Tensor:
-    """``[N, ..., F]`` as ``[N, H, F]``."""
-    dims = x.dim()
-    if dims == 3:
-        return x
-    return x.unsqueeze(1) if dims == 2 else x.reshape(x.size(0), 1, x.shape[1:].numel())
+def _as_rows(x: Tensor) -> Tensor:
+    """``[N, ..., F]`` as the ops take it: ``[N, F]`` or ``[N, H, F]``."""
+    return x if x.dim() <= 3 else x.reshape(x.size(0), x.shape[1:].numel())
 
 
 def spmm(
@@ -124,17 +121,15 @@ def spmm(
         dst_scale = by_norm[1]
     if runs_reference(call, x.device, "spmm"):
         return reference.spmm(graph, x, weight, src_scale, dst_scale).to(out_dtype)
-    rows = _as_heads(x)
+    rows = _as_rows(x)
     if weight is not None:
         weight = cast(weight, parameters)
-        weight = weight.unsqueeze(1).expand(-1, rows.size(1)) if weight.dim() == 1 else weight
+        weight = weight.unsqueeze(1).expand(-1, rows.size(1) if rows.dim() == 3 else 1) if weight.dim() == 1 else weight
     csr = arrays(graph.csr)
     csc = arrays(graph.csc) if torch.is_grad_enabled() and x.requires_grad else []
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
     out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out)
-    if x.dim() != 3:
-        out = out.squeeze(1) if x.dim() == 2 else out.view(graph.num_dst, *x.shape[1:])
-    return cast(out, out_dtype)
+    return cast(out if x.dim() <= 3 else out.view(graph.num_dst, *x.shape[1:]), out_dtype)
 
 
 def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
@@ -163,7 +158,7 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
     dtype = promoted((x_dst, x_src))
     if runs_reference(call, x_dst.device, "sddmm"):
         return reference.sddmm_dot(graph, x_dst, x_src)
-    dst, src = (_as_heads(cast(t, dtype)) for t in (x_dst, x_src))
+    dst, src = cast(x_dst, dtype), cast(x_src, dtype)
     csc = arrays(graph.csc) if torch.is_grad_enabled() and src.requires_grad else []
     products = torch.ops.edgeless.sddmm(dst, src, None, None, arrays(graph.csr), csc)
     return cast(products if x_dst.dim() == 3 else products.squeeze(1), dtype)

@@ -214,7 +214,7 @@ def gat_attention(
         a_r = a_l.new_zeros(graph.num_dst, heads)
     proj = None if edge_proj is None else edge_proj.unsqueeze(1)
     return _fused(
-        graph, "gat", negative_slope, a_r.unsqueeze(-1), a_l.unsqueeze(-1), x, None, edge_attr, proj, edge_scale,
+        graph, "gat", negative_slope, a_r, a_l, x, None, edge_attr, proj, edge_scale,
         dropout, seed, return_weights, out_dtype,
     )  # fmt: skip
 

@@ -48,6 +48,10 @@ struct SavedOptions {
         dropout(ctx->saved_data.at("dropout").toDouble()) {}
 };
 
+// The backward takes gat's numbers of nodes with the dimension that the forward does without.
+Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t; }
+Tensor as_given(const Tensor& grad, const Tensor& given) { return given.dim() == 2 ? grad.squeeze(2) : grad; }
+
 struct Attention : torch::autograd::Function<Attention> {
   static constexpr bool is_traceable = true;
   using Compute = std::function<std::tuple<Tensor, Tensor>()>;
@@ -74,12 +78,12 @@ struct Attention : torch::autograd::Function<Attention> {
     Needs need(ctx);
     Choice needs{};
     for (size_t i = 0; i < kNumInputs; ++i) needs[i] = need(saved[first + i].defined());
-    const auto found =
-        attention_backward(grads[0], {}, saved[0], saved[1], saved[2], saved[3], saved.optional(4), saved.optional(5),
-                           saved.optional(6), saved.optional(7), saved.optional(8), saved.csr, saved.csc,
-                           saved.optional(seed), options.score, options.coefficient, options.dropout, false, needs);
+    const auto found = attention_backward(grads[0], {}, saved[0], saved[1], as_rows(saved[2]), as_rows(saved[3]),
+                                          saved.optional(4), saved.optional(5), saved.optional(6), saved.optional(7),
+                                          saved.optional(8), saved.csr, saved.csc, saved.optional(seed), options.score,
+                                          options.coefficient, options.dropout, false, needs);
     for (size_t i = 0; i < kNumInputs; ++i) {
-      if (needs[i]) results[i] = found[i];
+      if (needs[i]) results[i] = i < 2 ? as_given(found[i], saved[first + i]) : found[i];
     }
     return results;
   }
@@ -123,10 +127,12 @@ struct AttentionWeights : torch::autograd::Function<AttentionWeights> {
     for (size_t i = 0; i < seed; ++i) wanted[i] = need(saved[i].defined());
     const Choice needs{wanted[1], wanted[2], false, wanted[3], wanted[4], wanted[5], false};
     const auto found =
-        attention_backward({}, grads[0], {}, saved[0], saved[1], saved[2], {}, saved.optional(3), saved.optional(4),
-                           saved.optional(5), {}, saved.csr, saved.csc, saved.optional(seed), options.score,
-                           options.coefficient, options.dropout, options.dropout > 0, needs);
-    const auto grad = [&](size_t i) { return needs[i] ? found[i] : Tensor(); };
+        attention_backward({}, grads[0], {}, saved[0], as_rows(saved[1]), as_rows(saved[2]), {}, saved.optional(3),
+                           saved.optional(4), saved.optional(5), {}, saved.csr, saved.csc, saved.optional(seed),
+                           options.score, options.coefficient, options.dropout, options.dropout > 0, needs);
+    const auto grad = [&](size_t i) {
+      return !needs[i] ? Tensor() : i < 2 ? as_given(found[i], saved[1 + i]) : found[i];
+    };
     return {Tensor(), grad(0), grad(1), grad(3), grad(4), grad(5), Tensor(), Tensor()};
   }
 };

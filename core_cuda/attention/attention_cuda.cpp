@@ -529,25 +529,16 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   }
 }
 
-std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const OptTensor& value, const OptTensor& att,
-                                     const OptTensor& edge_attr, const OptTensor& edge_proj,
+std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& given_src, const OptTensor& value,
+                                     const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                                      const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                      const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
                                      Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
-  AttentionInputs in{dst,
-                     src,
-                     value,
-                     att,
-                     edge_attr,
-                     edge_proj,
-                     edge_scale,
-                     csr,
-                     csc,
-                     seed,
-                     parse_score(op, std::string_view(score.data(), score.size())),
-                     coefficient,
-                     dropout};
+  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
+  const Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
+  AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
+                     csr, csc, seed,  kind_of_score, coefficient, dropout};
   check_inputs(op, in);
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
@@ -563,23 +554,15 @@ std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const
   return {out, logsumexp};
 }
 
-Tensor attention_weights(const Tensor& logsumexp, const Tensor& dst, const Tensor& src, const OptTensor& att,
-                         const OptTensor& edge_attr, const OptTensor& edge_proj, at::TensorList csr, at::TensorList csc,
-                         const OptTensor& seed, c10::string_view score, double coefficient, double dropout) {
+Tensor attention_weights(const Tensor& logsumexp, const Tensor& given_dst, const Tensor& given_src,
+                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
+                         at::TensorList csr, at::TensorList csc, const OptTensor& seed, c10::string_view score,
+                         double coefficient, double dropout) {
   const char* op = "edgeless::attention_weights";
-  const AttentionInputs in{dst,
-                           src,
-                           {},
-                           att,
-                           edge_attr,
-                           edge_proj,
-                           {},
-                           csr,
-                           csc,
-                           seed,
-                           parse_score(op, std::string_view(score.data(), score.size())),
-                           coefficient,
-                           dropout};
+  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
+  const Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
+  const AttentionInputs in{dst, src, {},   att,           edge_attr,   edge_proj, {},
+                           csr, csc, seed, kind_of_score, coefficient, dropout};
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   check_dtype(op, "logsumexp", logsumexp, in.statistics());
@@ -595,19 +578,9 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
                                        double coefficient, double dropout, bool dropped_weights,
                                        std::array<bool, kNumInputs> needs) {
   const char* op = "edgeless::attention_backward";
-  AttentionInputs in{dst,
-                     src,
-                     value,
-                     att,
-                     edge_attr,
-                     edge_proj,
-                     edge_scale,
-                     csr,
-                     csc,
-                     seed,
-                     parse_score(op, std::string_view(score.data(), score.size())),
-                     coefficient,
-                     dropout};
+  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
+  AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
+                     csr, csc, seed,  kind_of_score, coefficient, dropout};
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   check_device(op, "logsumexp", logsumexp, in.device());

@@ -23,6 +23,11 @@ inline ScoreKind parse_score(const char* op, std::string_view name) {
   TORCH_CHECK_VALUE(false, op, ": score must be 'dot', 'gatv2', 'gat' or 'cosine', got '", name, "'");
 }
 
+// gat's numbers of nodes may come as [N, H].
+inline at::Tensor with_dim(const at::Tensor& t, ScoreKind score) {
+  return score == ScoreKind::gat && t.dim() == 2 ? t.unsqueeze(2) : t;
+}
+
 inline at::ScalarType statistics_dtype(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
 
 struct AttentionInputs {

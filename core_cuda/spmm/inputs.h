@@ -22,7 +22,7 @@ inline void check_rows_dtype(const char* op, const char* name, const at::Tensor&
 inline void check_spmm(const char* op, const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
                        const OptTensor& dst_scale, at::TensorList csr) {
   check_rows_dtype(op, "x", x);
-  check_dim(op, "x", x, 3, "[Ns, H, F]");
+  check_dim(op, "x", x, 3, "[Ns, F] or [Ns, H, F]");
   TORCH_CHECK_VALUE(csr.size() > 1, op, ": csr must hold [indptr, indices] or [indptr, indices, edge_ids], got ",
                     csr.size(), " tensors");
   const int64_t rows = csr[0].size(0) - 1;

@@ -37,8 +37,9 @@ void run_spmm(SpmmPass pass, SpmmArgs<A>& args, const at::TensorOptions& options
 }
 
 at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-                at::TensorList csr, at::TensorList /*csc*/, Optional<at::ScalarType> out_dtype) {
+                at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::spmm";
+  if (x.dim() == 2) return spmm(x.unsqueeze(1), weight, src_scale, dst_scale, csr, csc, out_dtype).squeeze(1);
   check_spmm(op, x, weight, src_scale, dst_scale, csr);
   const auto statistics = statistics_dtype(x.scalar_type());
   const auto kind = out_dtype.value_or(x.scalar_type());
@@ -69,8 +70,11 @@ at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& s
 }
 
 at::Tensor sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
-                 at::TensorList csr, at::TensorList /*csc*/) {
+                 at::TensorList csr, at::TensorList csc) {
   const char* op = "edgeless::sddmm";
+  if (dst.dim() == 2 && src.dim() == 2) {
+    return sddmm(dst.unsqueeze(1), src.unsqueeze(1), src_scale, dst_scale, csr, csc);
+  }
   check_spmm(op, src, {}, src_scale, dst_scale, csr);
   check_shape(op, "dst", dst, {csr[0].size(0) - 1, src.size(1), src.size(2)});
   check_rows_dtype(op, "dst", dst);

@@ -8,9 +8,9 @@ from .attention import statistics_dtype
 
 @register_fake("edgeless::spmm")
 def _spmm_fake(x, weight, src_scale, dst_scale, csr, csc, out_dtype):
-    return x.new_empty((csr[0].size(0) - 1, x.size(1), x.size(2)), dtype=out_dtype or x.dtype)
+    return x.new_empty((csr[0].size(0) - 1, *x.shape[1:]), dtype=out_dtype or x.dtype)
 
 
 @register_fake("edgeless::sddmm")
 def _sddmm_fake(dst, src, src_scale, dst_scale, csr, csc):
-    return src.new_empty((csr[1].size(0), src.size(1)), dtype=statistics_dtype(src.dtype))
+    return src.new_empty((csr[1].size(0), src.size(1) if src.dim() == 3 else 1), dtype=statistics_dtype(src.dtype))

@@ -147,6 +147,17 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.edgeless.spmm, (x, weight, s, d, csr, csc, None))
     torch.library.opcheck(torch.ops.edgeless.spmm, (x.detach().bfloat16(), None, None, None, csr, [], torch.float32))
     torch.library.opcheck(torch.ops.edgeless.sddmm, (leaf(40, 2, 8), x, s, d, csr, csc))
+    torch.library.opcheck(torch.ops.edgeless.spmm, (leaf(50, 8), leaf(400, 1), s, d, csr, csc, None))
+    torch.library.opcheck(torch.ops.edgeless.sddmm, (leaf(40, 8), leaf(50, 8), s, d, csr, csc))
+
+
+def test_rows_without_heads_in_inference_mode():
+    graph = graph_of("bipartite")
+    x = leaf(50, 8).detach()
+    with torch.inference_mode():
+        found = functional.spmm(graph, x, norm="both"), functional.sddmm_dot(graph, leaf(40, 8).detach(), x)
+    wanted = functional.spmm(graph, x, norm="both"), functional.sddmm_dot(graph, leaf(40, 8).detach(), x)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
 
 
 def test_compiles_whole():
