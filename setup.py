@@ -41,6 +41,13 @@ def sources(*suffixes: str) -> list[str]:
     return sorted(str(p.relative_to(ROOT)) for p in CORE.rglob("*") if p.name.endswith(suffixes))
 
 
+def has_cuda_headers() -> bool:
+    """Whether the compiler will find them: an nvcc on the PATH may be a link or a script outside of its toolkit."""
+    # Given by position: the parameter is cuda, a bool, in older versions of torch and device_type, a string, in newer.
+    folders = [*cpp_extension.include_paths("cuda"), "/usr/include"]
+    return any((Path(folder) / "cuda_runtime.h").exists() for folder in folders)
+
+
 def want_cuda() -> bool:
     choice = os.environ.get("EDGELESS_CUDA", "auto")
     nvcc = cpp_extension.CUDA_HOME is not None and (Path(cpp_extension.CUDA_HOME) / "bin" / "nvcc").exists()
@@ -50,9 +57,12 @@ def want_cuda() -> bool:
             "EDGELESS_CUDA=1 asks for the CUDA kernels, but they need a CUDA build of PyTorch and nvcc: "
             f"torch {torch.__version__} has CUDA {torch.version.cuda}, CUDA_HOME is {cpp_extension.CUDA_HOME}"
         )
-    if choice == "0" or not possible:
+    headers = possible and has_cuda_headers()
+    if choice == "0" or not possible or (choice == "auto" and not headers):
         if choice == "0":
             why = "EDGELESS_CUDA=0"
+        elif possible:
+            why = f"there is an nvcc but no cuda_runtime.h in {cpp_extension.CUDA_HOME}; set CUDA_HOME"
         elif torch.version.cuda is None:
             why = f"torch {torch.__version__} is a build without CUDA"
         else:

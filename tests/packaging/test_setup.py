@@ -34,6 +34,24 @@ def test_it_says_why_it_builds_for_the_cpu_only(python, root):
     assert done.stdout.split() == [edgeless.__version__]
 
 
+@pytest.mark.skipif(Path("/usr/include/cuda_runtime.h").exists(), reason="every compiler finds CUDA's headers here")
+@pytest.mark.parametrize("headers", [False, True], ids=["nvcc alone", "nvcc and headers"])
+def test_an_nvcc_without_headers_is_no_toolkit(python, root, tmp_path, headers):
+    """What torch takes for CUDA_HOME is where an nvcc on the PATH lies, which may be a script in /usr/local/bin."""
+    for there in ["bin/nvcc"] + ["include/cuda_runtime.h"] * headers:
+        (tmp_path / there).parent.mkdir()
+        (tmp_path / there).touch()
+    code = (
+        "import runpy, setuptools, torch; from torch.utils import cpp_extension;"
+        f"torch.version.cuda = '13.0'; cpp_extension.CUDA_HOME = {str(tmp_path)!r};"
+        "setuptools.setup = cpp_extension.CUDAExtension = lambda *args, **options: None; runpy.run_path('setup.py')"
+    )
+    done = python("-c", code, cwd=root, EDGELESS_CUDA="auto")
+    assert done.returncode == 0, done.stderr
+    said = "edgeless: building CPU and CUDA kernels for" if headers else "there is an nvcc but no cuda_runtime.h in"
+    assert said in done.stderr
+
+
 def test_no_cuda_source_is_in_a_build_for_the_cpu(python, root):
     """And the other way round: every source of core_cuda belongs to one of the two builds."""
     code = (
