@@ -28,8 +28,6 @@ inline at::Tensor with_dim(const at::Tensor& t, ScoreKind score) {
   return score == ScoreKind::gat && t.dim() == 2 ? t.unsqueeze(2) : t;
 }
 
-inline at::ScalarType statistics_dtype(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
-
 struct AttentionInputs {
   at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]; of gat, numbers of the nodes, in the statistics' dtype
   OptTensor value;                 // [Ns, H, C], none: src

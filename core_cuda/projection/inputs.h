@@ -1,6 +1,7 @@
 // What the projection ops are given, checked alike on every device.
 #pragma once
 
+#include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
@@ -77,6 +78,18 @@ struct Maps {
   }
 };
 
+// All biases side by side, zeros where a map has none; nothing where none has one.
+inline OptTensor joined_biases(const at::Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
+  std::vector<at::Tensor> parts;
+  bool any = false;
+  for (size_t k = 0; k < weights.size(); ++k) {
+    const OptTensor bias = biases.get(k);
+    any |= bias.has_value();
+    parts.push_back(bias ? *bias : at::zeros({weights[k].size(0)}, x.options()));
+  }
+  return any ? OptTensor(at::cat(parts)) : OptTensor();
+}
+
 inline void check_map_gradients(const char* op, const c10::List<OptTensor>& grads, const at::Tensor& x,
                                 at::TensorList weights, size_t needs) {
   check_weights(op, x, weights);
@@ -103,7 +116,7 @@ inline void check_row(const char* op, const at::Tensor& x, const at::Tensor& row
 inline at::ScalarType check_node_logits(const char* op, const at::Tensor& x, at::TensorList vectors) {
   check_dim(op, "x", x, 3, "[N, H, C]");
   TORCH_CHECK_VALUE(!vectors.empty(), op, ": vectors must hold at least one tensor, got none");
-  const auto arithmetic = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto arithmetic = statistics_dtype(x.scalar_type());
   for (const at::Tensor& vector : vectors) {
     check_shape(op, "vectors", vector, {x.size(1), x.size(2)});
     TORCH_CHECK_VALUE(vector.scalar_type() == x.scalar_type() || vector.scalar_type() == arithmetic, op,

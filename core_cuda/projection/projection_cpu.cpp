@@ -196,25 +196,14 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   const char* op = "edgeless::project";
   const BelowAutograd below;
   check_maps(op, x, weights, biases, joined);
-  std::vector<Tensor> outs, rows_of_bias;
-  bool has_bias = false;
-  for (size_t k = 0; k < weights.size(); ++k) {
-    const OptTensor bias = biases.get(k);
-    const int64_t width = weights[k].size(0);
-    has_bias |= bias.has_value();
-    outs.push_back(empty_like_rows(x, x.size(0), width));
-  }
+  std::vector<Tensor> outs;
+  for (const Tensor& weight : weights) outs.push_back(empty_like_rows(x, x.size(0), weight.size(0)));
   OwnKernels own(x, total_width(weights));
   if (own.usable()) {
     own.forward(weights, biases, outs);
     return outs;
   }
-  for (size_t k = 0; k < weights.size(); ++k) {
-    const OptTensor bias = biases.get(k);
-    rows_of_bias.push_back(bias ? *bias : at::zeros({weights[k].size(0)}, x.options()));
-  }
-  Optional<Tensor> bias;
-  if (has_bias) bias = at::cat(rows_of_bias);
+  const OptTensor bias = joined_biases(x, weights, biases);
   const Tensor weight = weights.size() == 1 ? weights[0] : at::cat(weights);
   const Product product(x);
   Blocks(x, total_width(weights)).each([&](int64_t begin, int64_t count) {

@@ -30,15 +30,10 @@ constexpr int64_t kFewRows = 1 << 15;
 
 // The results of several maps side by side, as parts of one tensor.
 std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
-  std::vector<Tensor> parts, outs;
-  bool has_bias = false;
-  for (size_t k = 0; k < weights.size(); ++k) {
-    const OptTensor bias = biases.get(k);
-    has_bias |= bias.has_value();
-    parts.push_back(bias ? *bias : at::zeros({weights[k].size(0)}, x.options()));
-  }
+  std::vector<Tensor> outs;
+  const OptTensor bias = joined_biases(x, weights, biases);
   const Tensor weight = at::cat(weights).t();
-  const Tensor all = has_bias ? at::addmm(at::cat(parts), x, weight) : at::mm(x, weight);
+  const Tensor all = bias ? at::addmm(*bias, x, weight) : at::mm(x, weight);
   int64_t column = 0;
   for (const Tensor& map : weights) {
     outs.push_back(all.narrow(1, column, map.size(0)));
@@ -83,7 +78,7 @@ std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& m
                         : at::zeros({matrix.size(1)}, matrix.options()));
   }
   if (rows == 0) return sums;
-  const auto statistics = some.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto statistics = statistics_dtype(some.scalar_type());
   for (size_t begin = 0; begin < matrices.size(); begin += kMostTensors) {
     ColumnSumsArgs args;
     args.num_rows = rows, args.chunks = chunks_of(rows);
@@ -182,8 +177,6 @@ std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
   return cast;
 }
 
-at::ScalarType arithmetic_of(const Tensor& x) { return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat; }
-
 // Of [N, H, C]: a row's numbers of a head lie side by side.
 LogitsArgs logits_args(const Tensor& x, size_t vectors) {
   LogitsArgs args;
@@ -209,7 +202,7 @@ Tensor packed_heads(const Tensor& x) { return x.stride(2) == 1 || x.size(2) == 1
 std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
   const char* op = "edgeless::node_logits";
   const BelowAutograd below;
-  const auto dtype = check_node_logits(op, x, vectors), arithmetic = arithmetic_of(x);
+  const auto dtype = check_node_logits(op, x, vectors), arithmetic = statistics_dtype(x.scalar_type());
   const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
   const Tensor rows = packed_heads(x);
@@ -233,7 +226,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
   const char* op = "edgeless::node_logits_backward";
   const BelowAutograd below;
   check_node_logit_gradients(op, grads, x, vectors, needs.size());
-  const auto arithmetic = arithmetic_of(x);
+  const auto arithmetic = statistics_dtype(x.scalar_type());
   const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
   const Tensor rows = packed_heads(x);
