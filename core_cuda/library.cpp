@@ -23,7 +23,9 @@ TORCH_LIBRARY(edgeless, m) {
 
   // Attention. The score 'gat' takes dst and src [N, H, 1] or, forward, [N, H]. csr = [indptr, indices] or [indptr,
   // indices, edge_ids], rows are destinations; csc the same with sources as rows, or [] where no gradient of a source
-  // tensor is needed.
+  // tensor is needed. Beyond the last row's end, indices and edge_ids may hold anything that they may hold before it: no
+  // op reads it but to return something by edge. Gradients of dst, src and value that may lie side by side are parts of one tensor where these
+  // are.
   m.def(
       "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
       "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "
@@ -32,7 +34,7 @@ TORCH_LIBRARY(edgeless, m) {
       "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? out, Tensor logsumexp, Tensor dst, "
       "Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, Tensor? edge_scale, "
       "Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, bool dropped_weights, "
-      "bool[] needs) -> Tensor[]");
+      "bool[] needs, bool side_by_side=False) -> Tensor[]");
   m.def(
       "attention_weights(Tensor logsumexp, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "

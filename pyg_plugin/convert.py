@@ -57,9 +57,12 @@ class EdgeList:
         return None
 
     @staticmethod
-    def graph(edge_index: Tensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
-        """The (cached) graph; with ``loops``, self loops are replaced by one at every node."""
-        return cache.graph_from_edge_index(edge_index, num_src, num_dst, flow=flow, self_loops=loops)
+    def graph(edge_index: Tensor, num_src: int, num_dst: int, flow: str, loops: bool, by_edge: bool = True) -> Graph:
+        """The (cached) graph; with ``loops``, self loops are replaced by one at every node.
+
+        ``by_edge``: whether the call has tensors of the size of the edge set, see :func:`cache.graph_from_edge_index`.
+        """
+        return cache.graph_from_edge_index(edge_index, num_src, num_dst, flow=flow, self_loops=loops, by_edge=by_edge)
 
     @staticmethod
     def targets(edge_index: Tensor) -> Tensor:
@@ -126,7 +129,7 @@ class SparseMatrix(EdgeList):
         return add_self_loops(remove_self_loops(adj_t)[0])[0]
 
     @staticmethod
-    def graph(adj_t: Tensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
+    def graph(adj_t: Tensor, num_src: int, num_dst: int, flow: str, loops: bool, by_edge: bool = True) -> Graph:
         if adj_t.layout == torch.sparse_coo:
             arrays = (adj_t.indices(),)
         else:
@@ -173,7 +176,7 @@ class SparseStorage(EdgeList):
         return adj_t.storage.value()
 
     @staticmethod
-    def graph(adj_t: SparseTensor, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
+    def graph(adj_t: SparseTensor, num_src: int, num_dst: int, flow: str, loops: bool, by_edge: bool = True) -> Graph:
         row, col, _ = adj_t.coo()
 
         def build():
@@ -198,7 +201,7 @@ class Handle(EdgeList):
         return graph.num_edges
 
     @staticmethod
-    def graph(graph: Graph, num_src: int, num_dst: int, flow: str, loops: bool) -> Graph:
+    def graph(graph: Graph, num_src: int, num_dst: int, flow: str, loops: bool, by_edge: bool = True) -> Graph:
         check_flow(flow)
         return graph.with_self_loops() if loops else graph
 

@@ -313,6 +313,7 @@ def graph_from_edge_index(
     *,
     flow: str = "source_to_target",
     self_loops: bool = False,
+    by_edge: bool = True,
 ) -> Graph:
     """The cached graph of an ``edge_index`` ``[2, E]``, a plain tensor or PyG's EdgeIndex.
 
@@ -320,6 +321,8 @@ def graph_from_edge_index(
         num_src, num_dst: how many nodes send and receive; as in :meth:`Graph.from_edge_index` when None.
         flow: ``"source_to_target"``: row 0 sends to row 1. ``"target_to_source"``: row 1 sends to row 0.
         self_loops: whether to replace self loops as :meth:`Graph.with_self_loops` does.
+        by_edge: whether the caller gives or takes tensors with a row for every edge. Without them torch.compile needs
+            not know how many self loops were replaced, which is known at run time only and breaks its program in two.
     Raises:
         ValueError: for another flow.
         TypeError, ValueError, IndexError: as :meth:`Graph.from_edge_index`.
@@ -329,7 +332,7 @@ def graph_from_edge_index(
     check_edge_index("graph_from_edge_index", edge_index)
     plain = plain_tensor(edge_index)
     if compiling() and plain is edge_index and None not in (num_src, num_dst) and caches():
-        return graph_in_program(edge_index, num_src, num_dst, flow, self_loops)
+        return graph_in_program(edge_index, num_src, num_dst, flow, self_loops, by_edge)
 
     def build():
         rows, names = plain.unbind(0), ("edge_index[0]", "edge_index[1]")

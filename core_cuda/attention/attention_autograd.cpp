@@ -14,13 +14,14 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
                                        const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
                                        const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
                                        at::TensorList csc, const OptTensor& seed, c10::string_view score,
-                                       double coefficient, double dropout, bool dropped_weights, Choice needs) {
+                                       double coefficient, double dropout, bool dropped_weights, Choice needs,
+                                       bool side_by_side) {
   static const Kernels kernels("edgeless::attention_backward", attention_backward);
   return once_differentiable(
       "attention", {grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale},
       [&] {
         return kernels(grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-                       csr, csc, seed, score, coefficient, dropout, dropped_weights, needs);
+                       csr, csc, seed, score, coefficient, dropout, dropped_weights, needs, side_by_side);
       });
 }
 
@@ -81,7 +82,7 @@ struct Attention : torch::autograd::Function<Attention> {
     const auto found = attention_backward(grads[0], {}, saved[0], saved[1], as_rows(saved[2]), as_rows(saved[3]),
                                           saved.optional(4), saved.optional(5), saved.optional(6), saved.optional(7),
                                           saved.optional(8), saved.csr, saved.csc, saved.optional(seed), options.score,
-                                          options.coefficient, options.dropout, false, needs);
+                                          options.coefficient, options.dropout, false, needs, !is_traced(grads[0]));
     for (size_t i = 0; i < kNumInputs; ++i) {
       if (needs[i]) results[i] = i < 2 ? as_given(found[i], saved[first + i]) : found[i];
     }
@@ -129,7 +130,7 @@ struct AttentionWeights : torch::autograd::Function<AttentionWeights> {
     const auto found =
         attention_backward({}, grads[0], {}, saved[0], as_rows(saved[1]), as_rows(saved[2]), {}, saved.optional(3),
                            saved.optional(4), saved.optional(5), {}, saved.csr, saved.csc, saved.optional(seed),
-                           options.score, options.coefficient, options.dropout, options.dropout > 0, needs);
+                           options.score, options.coefficient, options.dropout, options.dropout > 0, needs, false);
     const auto grad = [&](size_t i) {
       return !needs[i] ? Tensor() : i < 2 ? as_given(found[i], saved[1 + i]) : found[i];
     };

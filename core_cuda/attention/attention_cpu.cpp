@@ -263,7 +263,8 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
                                            const OptTensor& edge_attr, const OptTensor& edge_proj,
                                            const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                            const OptTensor& seed, c10::string_view score, double coefficient,
-                                           double dropout, bool dropped_weights, std::array<bool, kNumInputs> needs) {
+                                           double dropout, bool dropped_weights, std::array<bool, kNumInputs> needs,
+                                           bool /*side_by_side*/) {
   const char* op = "edgeless::attention_backward";
   const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
   AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,

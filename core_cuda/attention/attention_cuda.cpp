@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
@@ -38,9 +39,10 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 OutRows out_rows(const Tensor& t, at::ScalarType storage) {
   OutRows out;
   out.base = static_cast<char*>(t.data_ptr());
+  out.row = t.stride(0);
   out.dim = static_cast<int32_t>(t.size(2));
   out.wide = t.scalar_type() != storage;
-  out.aligned = t.size(2) * t.element_size() % 16 == 0;
+  out.aligned = t.size(2) * t.element_size() % 16 == 0 && vector_bytes(t) == 16;
   out.whole = out.aligned && !out.wide;
   return out;
 }
@@ -398,6 +400,34 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionInputs& in, const 
   if (needs[kAtt]) att_share.add_((proj * sums).sum(1).view({in.heads(), in.dim()}));
 }
 
+// Makes the gradients of dst, src and value parts of one tensor, in the order that the inputs themselves have as parts
+// of one: the linear maps behind them then take one product, not three.
+void put_side_by_side(const AttentionInputs& in, std::vector<Tensor>& grads) {
+  struct Part {
+    int which;
+    const Tensor* input;
+  };
+  std::vector<Part> parts{{kDst, &in.dst}, {kSrc, &in.src}};
+  if (in.value) parts.push_back({kValue, &*in.value});
+  int64_t width = 0;
+  for (const Part& part : parts) {
+    const Tensor& t = *part.input;
+    if (!t.storage().is_alias_of(in.dst.storage()) || t.size(0) != in.num_dst()) return;
+    if (t.stride(0) != in.dst.stride(0) || t.stride(1) != t.size(2) || t.stride(2) != 1) return;
+    width += t.size(1) * t.size(2);
+  }
+  if (width > in.dst.stride(0)) return;  // the same columns twice
+  std::sort(parts.begin(), parts.end(),
+            [](const Part& a, const Part& b) { return a.input->storage_offset() < b.input->storage_offset(); });
+  const Tensor all = at::empty({in.num_dst(), width}, in.dst.options());
+  int64_t column = 0;
+  for (const Part& part : parts) {
+    const int64_t heads = part.input->size(1), dim = part.input->size(2);
+    grads[part.which] = all.narrow(1, column, heads * dim).view({in.num_dst(), heads, dim});
+    column += heads * dim;
+  }
+}
+
 template <class A>
 void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
               const Tensor& logsumexp, const std::array<bool, kNumInputs>& needs, std::vector<Tensor>& grads) {
@@ -482,10 +512,12 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
       transpose = {indptr, indices, edge_ids};
     }
     // Not before: what the pass by destination kept for itself is free by now.
-    if (needs[kSrc]) args.grad_src = out_rows(grads[kSrc] = at::empty(in.src.sizes(), in.src.options()), in.rows());
-    if (needs[kValue]) {
-      args.grad_value = out_rows(grads[kValue] = at::empty(in.value->sizes(), in.value->options()), in.rows());
-    }
+    const auto make = [&](int which, const Tensor& like) {
+      if (!grads[which].numel()) grads[which] = at::empty(like.sizes(), like.options());
+      return out_rows(grads[which], in.rows());
+    };
+    if (needs[kSrc]) args.grad_src = make(kSrc, in.src);
+    if (needs[kValue]) args.grad_value = make(kValue, *in.value);
     args.delta_given = nullptr;
     call.run(Pass::by_src, transpose, in.num_dst(), half(1));
   }
@@ -576,7 +608,7 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
                                        const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
                                        at::TensorList csc, const OptTensor& seed, c10::string_view score,
                                        double coefficient, double dropout, bool dropped_weights,
-                                       std::array<bool, kNumInputs> needs) {
+                                       std::array<bool, kNumInputs> needs, bool side_by_side) {
   const char* op = "edgeless::attention_backward";
   const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
   AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
@@ -619,6 +651,8 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
     in.value = src;
     needs[kValue] = needs_src;
   }
+  side_by_side = side_by_side && grad_out && !value_is_src && in.score != ScoreKind::gat;
+  if (side_by_side && needs[kDst] && needs[kSrc] && needs[kValue] == in.value.has_value()) put_side_by_side(in, grads);
   with_arithmetic(in.rows(), [&](auto zero) {
     backward<decltype(zero)>(in, grad_out, grad_weights, out, logsumexp, needs, grads);
     return 0;

@@ -73,6 +73,11 @@ class Saved {
   variable_list all_;
 };
 
+// Whether a tracer follows: what it makes of an op may take every result for a tensor of its own.
+inline bool is_traced(const Tensor& t) {
+  return t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
+}
+
 // Whether an input needs a gradient, asked in the order of the inputs: autograd counts only those that were given.
 class Needs {
  public:

@@ -39,7 +39,7 @@ __device__ inline void divide_range(const CompressedGraph& graph, const Partitio
   const I* indptr = static_cast<const I*>(graph.indptr);
   const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
   if (warp < 2) {
-    const Cut<I> cut = range_cut(indptr, graph.num_rows, graph.num_edges, part, blockIdx.x + warp, warp_lane);
+    const Cut<I> cut = range_cut(indptr, graph.num_rows, part, blockIdx.x + warp, warp_lane);
     if (warp_lane == 0) {
       s.cuts[warp ? teams : 0] = cut;
       if (warp == 0) s.lead_slot = piece_slot(cut.edge, part.piece);

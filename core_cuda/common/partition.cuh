@@ -32,11 +32,10 @@ __device__ inline int64_t find_row(const I* indptr, int64_t num_rows, int64_t po
 
 // The cut before range `range`. Whole warp.
 template <class I>
-__device__ inline Cut<I> range_cut(const I* indptr, int64_t num_rows, int64_t num_edges, const Partition& part,
-                                   int64_t range, int lane) {
-  const int64_t position = min(range * part.range_units, num_edges + kRowUnits * num_rows);
+__device__ inline Cut<I> range_cut(const I* indptr, int64_t num_rows, const Partition& part, int64_t range, int lane) {
+  const int64_t position = range * part.range_units;
   const int64_t row = find_row(indptr, num_rows, position, lane);
-  if (row == num_rows) return {static_cast<I>(num_rows), static_cast<I>(num_edges)};
+  if (row == num_rows) return {static_cast<I>(num_rows), indptr[num_rows]};
   const int64_t first = indptr[row], degree = indptr[row + 1] - first, inside = position - first - kRowUnits * row;
   if (is_hub(degree, part)) {
     const int64_t offset = inside <= kRowUnits ? 0 : (inside - kRowUnits) / part.piece * part.piece;

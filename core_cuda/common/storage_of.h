@@ -18,7 +18,7 @@ inline Storage storage_of(at::ScalarType t) {
   }
 }
 
-// `arrays`: indptr, indices and, if not the positions, edge ids.
+// `arrays`: indptr, indices and, if not the positions, edge ids. num_edges is as many as they have room for.
 inline CompressedGraph compressed_graph(at::TensorList arrays) {
   CompressedGraph graph;
   graph.indptr = arrays[0].data_ptr();

@@ -100,6 +100,35 @@ std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& m
   return sums;
 }
 
+// Gradients of maps that are one matrix: copied into one, or parts of one already.
+struct SideBySide {
+  size_t first, count;  // of the gradients
+  Tensor grad;          // [N, all their columns]
+};
+
+// The parts of one tensor, as the attention leaves them, are taken together; others too where `copy` says so.
+std::vector<SideBySide> side_by_side(const std::vector<Tensor>& grads, bool copy) {
+  std::vector<SideBySide> groups;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const Tensor& next = grads[i];
+    if (!groups.empty()) {
+      SideBySide& group = groups.back();
+      const Tensor& grad = group.grad;
+      const int64_t width = grad.size(1) + next.size(1);
+      if (next.storage().is_alias_of(grad.storage()) && next.stride(0) == grad.stride(0) && grad.stride(1) == 1 &&
+          next.stride(1) == 1 && next.storage_offset() == grad.storage_offset() + grad.size(1) &&
+          width <= grad.stride(0)) {
+        group.grad = grad.as_strided({grad.size(0), width}, grad.strides());
+        ++group.count;
+        continue;
+      }
+    }
+    groups.push_back({i, 1, next});
+  }
+  if (copy && groups.size() > 1) groups = {{0, grads.size(), at::cat(grads, 1)}};
+  return groups;
+}
+
 std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
                                      c10::List<bool> needs) {
   const char* op = "edgeless::project_backward";
@@ -117,19 +146,21 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
       if (needs[1 + maps + k]) results[1 + maps + k] = at::zeros({weights[k].size(0)}, x.options());
     }
   }
-  if (given.size() > 1 && x.size(0) < kFewRows) {
-    const Tensor grad = at::cat(given, 1), weight = at::cat(of);
-    if (needs[0]) results[0] = at::mm(grad, weight);
-    const Tensor products = at::mm(grad.t(), x);
+  for (const SideBySide& group : side_by_side(given, x.size(0) < kFewRows)) {
+    const size_t end = group.first + group.count;
+    if (needs[0]) {
+      const Tensor weight =
+          group.count > 1 ? at::cat(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
+      results[0] = results[0].defined() ? results[0].addmm_(group.grad, weight) : at::mm(group.grad, weight);
+    }
+    bool any = false;
+    for (size_t i = group.first; i < end; ++i) any |= needs[1 + which[i]];
+    if (!any) continue;
+    const Tensor products = at::mm(group.grad.t(), x);
     int64_t row = 0;
-    for (size_t i = 0; i < given.size(); ++i) {
+    for (size_t i = group.first; i < end; ++i) {
       if (needs[1 + which[i]]) results[1 + which[i]] = products.narrow(0, row, of[i].size(0));
       row += of[i].size(0);
-    }
-  } else {
-    for (size_t i = 0; i < given.size(); ++i) {
-      if (needs[0]) results[0] = i ? results[0].addmm_(given[i], of[i]) : at::mm(given[i], of[i]);
-      if (needs[1 + which[i]]) results[1 + which[i]] = at::mm(given[i].t(), x);
     }
   }
   const std::vector<Tensor> sums = sums_of_columns(op, summed);

@@ -52,7 +52,8 @@ class AGNNConv(FusedConv, agnn_conv.AGNNConv):
 
     def _fused_forward(self, x, edge_index):
         num_nodes = x.size(0)
-        graph = kind_of(edge_index).graph(edge_index, num_nodes, num_nodes, self.flow, self.add_self_loops)
+        loops = self.add_self_loops
+        graph = kind_of(edge_index).graph(edge_index, num_nodes, num_nodes, self.flow, loops, by_edge=False)
         if graph.num_src != graph.num_dst:
             raise ValueError(f"AGNNConv: edge_index must have as many sources as destinations, got {graph}")
         out = cosine_attention(graph, x.unsqueeze(1), beta=self.beta, out_dtype=self._out_dtype(x))

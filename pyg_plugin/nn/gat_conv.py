@@ -84,7 +84,8 @@ class GATConv(FusedConv, gat_conv.GATConv):
 
         loops, kind = self.add_self_loops, kind_of(edge_index)
         wants_attention = self.wants_attention(return_attention_weights)
-        graph = kind.graph(edge_index, x_src.size(0), num_dst, self.flow, loops)
+        by_edge = wants_attention or self.lin_edge is not None
+        graph = kind.graph(edge_index, x_src.size(0), num_dst, self.flow, loops, by_edge)
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
         edge_proj = None
         if edge_attr is not None:  # the logit is linear in edge_attr: project the attention vector, not the edges

@@ -54,7 +54,8 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
 
         loops, kind = self.add_self_loops, kind_of(edge_index)
         wants_attention = self.wants_attention(return_attention_weights)
-        graph = kind.graph(edge_index, x_l.size(0), x_r.size(0), self.flow, loops)
+        by_edge = wants_attention or self.lin_edge is not None
+        graph = kind.graph(edge_index, x_l.size(0), x_r.size(0), self.flow, loops, by_edge)
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
         out = gatv2_attention(
             graph,

@@ -125,7 +125,8 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         """The graph with the self loops that the layer adds, and what its messages are multiplied by."""
         kind = kind_of(edge_index)
         loops, statistics = self.add_self_loops, statistics_dtype(dtype)
-        graph = kind.graph(edge_index, num_nodes, num_nodes, self.flow, loops and kind not in SPARSE)
+        by_edge = edge_weight is not None
+        graph = kind.graph(edge_index, num_nodes, num_nodes, self.flow, loops and kind not in SPARSE, by_edge)
         if graph.num_src != graph.num_dst:
             raise ValueError(f"GCNConv: edge_index must have as many sources as destinations, got {graph}")
         base = graph

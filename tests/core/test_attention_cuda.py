@@ -224,6 +224,28 @@ def test_each_gradient_alone_is_the_same(score, options):
 # Hubs ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("channels", [8, 5])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_of_parts_of_one_tensor_are_parts_of_one(score, dtype, channels, reverse):
+    graph, heads, count = graph_of("square").to(DEVICE), 3, 3 if score == "dot" else 2
+    rows = torch.randn(graph.num_dst, count, heads, channels, device=DEVICE, dtype=dtype)
+    parts = rows.flip(1).unbind(1) if reverse else rows.unbind(1)
+    parts = [t.requires_grad_() for t in (parts[::-1] if reverse else parts)]
+    alone = [t.detach().clone().requires_grad_() for t in parts]
+    att = () if score == "dot" else (torch.randn(heads, channels, device=DEVICE, dtype=dtype),)
+    results = []
+    for leaves in (parts, alone):
+        out = getattr(functional, f"{score}_attention")(graph, *leaves, *att)
+        results.append(torch.autograd.grad(out, leaves, torch.ones_like(out) * out.detach()))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    storages = [len({t.untyped_storage().data_ptr() for t in grads}) for grads in results]
+    assert storages == [1, count]
+    starts = [[t.storage_offset() for t in tensors] for tensors in (parts, results[0])]
+    assert sorted(range(count), key=starts[0].__getitem__) == sorted(range(count), key=starts[1].__getitem__)
+
+
 def star(edges=300_000, leaves=5000):
     """One row of most edges, and a hub among the sources."""
     gen = torch.Generator().manual_seed(1)

@@ -36,7 +36,8 @@ def fresh_dynamo():
 def sum_of_neighbours(graph: Graph, x: Tensor) -> Tensor:
     """[Ns, C] -> [Nd, C], through the CSR tensors of the graph."""
     indptr, indices, _ = graph.csr
-    rows = torch.arange(graph.num_dst).repeat_interleave(indptr.diff(), output_size=graph.num_edges)
+    nodes = torch.arange(graph.num_dst, device=x.device)
+    rows = nodes.repeat_interleave(indptr.diff(), output_size=graph.num_edges)
     return x.new_zeros(graph.num_dst, x.size(1)).index_add(0, rows, x[indices])
 
 
@@ -114,16 +115,17 @@ def test_plain_edge_index_fullgraph(flow):
 
 
 @needs_program_cache
-def test_a_program_finds_the_graph_that_is_cached():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_program_finds_the_graph_that_is_cached(device):
     edgeless.clear_cache()
-    edge_index, x = random_edges(9, 9, 40), torch.randn(9, 3)
+    edge_index, x = random_edges(9, 9, 40).to(device), torch.randn(9, 3, device=device)
     compiled = torch.compile(both_directions, backend=BACKEND, fullgraph=True)
     for _ in range(3):
-        assert torch.equal(compiled(edge_index, x), both_directions(edge_index, x))
+        assert torch.allclose(compiled(edge_index, x), both_directions(edge_index, x))
     info = edgeless.cache_info()
     assert (info.misses, info.graphs) == (1, 1) and info.hits >= 3 + 3  # the compiled calls and the plain ones
     edge_index[:, 0] = 0
-    assert torch.equal(compiled(edge_index, x), both_directions(edge_index, x))
+    assert torch.allclose(compiled(edge_index, x), both_directions(edge_index, x))
     assert edgeless.cache_info().misses == 2
 
 
@@ -141,21 +143,26 @@ def test_a_program_builds_anew_without_a_cache(monkeypatch):
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("self_loops", [False, True])
 @pytest.mark.parametrize("edges", ["random", "no loops"])
-def test_what_a_program_gets_are_copies_of_the_cached_arrays(reverse, self_loops, edges):
+@pytest.mark.parametrize("by_edge", [False, True])
+def test_what_a_program_gets_are_copies_of_the_cached_arrays(reverse, self_loops, edges, by_edge):
     flow = "target_to_source" if reverse else "source_to_target"
     edge_index = random_edges(9, 9, 40)
     if edges == "no loops":
         edge_index = edge_index[:, edge_index[0] != edge_index[1]].contiguous()
     graph = graph_from_edge_index(edge_index, 9, 9, flow=flow, self_loops=self_loops)
     key = (9, 9, reverse, self_loops)
-    *csr, kept = torch.ops.edgeless.cached_csr(edge_index, *key)
+    *csr, kept = torch.ops.edgeless.cached_csr(edge_index, *key, by_edge)
     csc = torch.ops.edgeless.cached_csc(edge_index, csr[1], *key)
+    room = graph.num_edges if by_edge or not self_loops else edge_index.size(1) + 9
     for found, cached in ((csr, graph.csr), (csc, graph.csc)):
-        assert all(torch.equal(a, b) and a.data_ptr() != b.data_ptr() for a, b in zip(found, cached))
-    if self_loops:
+        assert torch.equal(found[0], cached[0]) and found[0].data_ptr() != cached[0].data_ptr()
+        for a, b in zip(found[1:], cached[1:]):
+            assert a.numel() == room and a.dtype == b.dtype and a.data_ptr() != b.data_ptr()
+            assert torch.equal(a[: graph.num_edges], b) and not a[graph.num_edges :].any()
+    if self_loops and by_edge:
         every = torch.arange(edge_index.size(1))
         assert torch.equal(kept, every if graph._kept is None else graph._kept)
-    torch.library.opcheck(torch.ops.edgeless.cached_csr, (edge_index, *key))
+    torch.library.opcheck(torch.ops.edgeless.cached_csr, (edge_index, *key, by_edge))
     torch.library.opcheck(torch.ops.edgeless.cached_csc, (edge_index, csr[1], *key))
 
 

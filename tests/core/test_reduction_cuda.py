@@ -175,6 +175,27 @@ def test_all_edges_of_a_row_share(degree, ties):
     assert_close(found, expected, 1e-12)
 
 
+@pytest.mark.parametrize("ties", ["shared", "scatter"])
+@pytest.mark.parametrize("degree", [4, 70, 20_000])  # 20,000: pieces of a hub are merged
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parallel_edges_are_no_reason_to_share(ties, degree, dtype):
+    """Row 0: parallel edges from node 1 alone have the maximum. Row 1: these, and one from node 2. Row 2: zeros."""
+    gen = torch.Generator().manual_seed(8)
+    low = torch.randint(10, 20, (degree,), generator=gen)
+    sources = [torch.cat([low, torch.tensor(more)]) for more in ([1, 1, 1], [1, 1, 2], [3, 3])]
+    sources = [row[torch.randperm(row.numel(), generator=gen)] for row in sources]
+    rows = torch.repeat_interleave(torch.arange(3), torch.tensor([row.numel() for row in sources]))
+    graph = Graph.from_edge_index(torch.stack([torch.cat(sources), rows]), 20, 3)
+    x = torch.full((20, 9), -1.0, dtype=dtype)
+    x[1:3], x[3] = 2.0, 0.0
+    found, expected = both(graph, x, "max", ties=ties)
+    assert_close(found, expected, 1e-12 if dtype == torch.float64 else 1e-6)
+    _, _, tied = torch.ops.edgeless.neighbor_reduce(
+        x.to(DEVICE), list(graph.to(DEVICE).csr), [], "max", 0.0, torch.int32, ties
+    )
+    assert tied.tolist() == [0, 1, 1 if ties == "scatter" else 0]
+
+
 def test_gradcheck_and_refused_double_backward():
     graph = graph_of("square").to(DEVICE)
     x = features(graph, 3).detach().to(DEVICE).requires_grad_()

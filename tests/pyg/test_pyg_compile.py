@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+import torch_geometric.nn as stock
 from pyg_cases import GRAPHS, LAYERS, assert_close, edge_features, layer_pair, node_features, random_edges, run
+from sum_cases import sum_pair
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import edgeless
+import edgeless.pyg.nn as fused
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +36,22 @@ def test_whole_graph(name, edge_dim, form, graph):
     want = run(theirs, theirs, x, graph[0], attr)
     for _ in range(2):
         assert_close(_run_compiled(ours, compiled, x, index, attr), want)
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="needs this tag")
+@pytest.mark.parametrize("name", (*LAYERS, "AGNNConv", "GCNConv"))
+def test_self_loops_do_not_break_the_program_in_two(name):
+    edge_index = GRAPHS["random"][0]  # has loops, whose number is known at run time only
+    if name == "AGNNConv":
+        theirs, ours = stock.AGNNConv(), fused.AGNNConv()
+    else:
+        theirs, ours = layer_pair(name) if name in LAYERS else sum_pair(name)
+    x = node_features(GRAPHS["random"])
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(ours, backend=counter)
+    for _ in range(2):
+        assert_close(_run_compiled(ours, compiled, x, edge_index), run(theirs, theirs, x, edge_index))
+    assert counter.frame_count == 1
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -29,7 +29,8 @@ struct Rows {
 };
 
 struct OutRows {
-  char* base = nullptr;  // [rows, heads, dim] contiguous
+  char* base = nullptr;  // [rows, heads, dim], a row contiguous
+  int64_t row = 0;       // elements from row to row
   int32_t dim = 0;
   bool wide = false;     // elements are A, not storage
   bool aligned = false;  // every head begins on 16 bytes

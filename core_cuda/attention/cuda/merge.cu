@@ -43,8 +43,8 @@ __device__ const A* piece_at(const Args<A>& args, int64_t slot, int64_t piece, i
 }
 
 template <class S>
-__device__ void store_element(const OutRows& out, int64_t row, int heads, int head, int k, Arithmetic<S> x) {
-  const int64_t at = (row * heads + head) * out.dim + k;
+__device__ void store_element(const OutRows& out, int64_t row, int head, int k, Arithmetic<S> x) {
+  const int64_t at = row * out.row + static_cast<int64_t>(head) * out.dim + k;
   if (out.wide) {
     reinterpret_cast<Arithmetic<S>*>(out.base)[at] = x;
   } else {
@@ -71,7 +71,7 @@ __global__ void merge_softmax_kernel(const __grid_constant__ Args<Arithmetic<S>>
       const A* piece = piece_at(args, blockIdx.x, p, head);
       sum = fma(piece[k], power_of_two(piece[width] - m), sum);
     }
-    store_element<S>(args.out, hub.row, args.heads, head, k, sum / l);
+    store_element<S>(args.out, hub.row, head, k, sum / l);
   }
   if (threadIdx.x == 0 && args.logsumexp) {
     args.logsumexp[hub.row * args.heads + head] = (m + log2(l)) * A(kLn2);
@@ -93,7 +93,7 @@ __global__ void merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> arg
     if (!out.base || at >= out.dim) continue;
     A sum = 0;
     for (int64_t p = 0; p < hub.pieces; ++p) sum += piece_at(args, blockIdx.x, p, head)[k];
-    store_element<S>(out, hub.row, args.heads, head, at, sum);
+    store_element<S>(out, hub.row, head, at, sum);
   }
 }
 

@@ -41,7 +41,7 @@ inline Compressed compressed(at::TensorList graph) {
   g.edge_ids = graph.size() == 3 ? graph[2].data_ptr() : nullptr;
   g.wide = graph[0].scalar_type() == at::kLong;
   g.num_rows = graph[0].size(0) - 1;
-  g.num_edges = graph[1].size(0);
+  g.num_edges = g.row_begin(g.num_rows);  // the arrays may have room for more
   return g;
 }
 

@@ -1,8 +1,10 @@
 // The best of a lane's numbers so far, the smallest: of maxima the signs are turned round before and after. Each state
-// has init(), take(raw, offset) and unpack().
+// has init(), take(raw, offset, source) and unpack().
 //
 // NaN wins and stays, but leaves the argument behind: whoever finds one at the end looks for its place again. Equal
-// numbers keep the first argument. Where edges share, they are counted.
+// numbers keep the first argument. Where edges share, they are counted. Parallel edges share with each other alone:
+// what they get goes to one source, as if there were no others. Single numbers tell that apart from what several
+// sources share, so that most multi-graphs take no second look at a row.
 #pragma once
 
 #include "../../common/words.cuh"
@@ -29,28 +31,38 @@ __device__ __forceinline__ float min_or_nan(float a, float b) {
 }
 __device__ __forceinline__ double min_or_nan(double a, double b) { return a != a || a <= b ? a : b; }
 
-template <class S, bool kShares>
+template <class S, class I, bool kShares>
 struct Best {
   using A = Arithmetic<S>;
   static constexpr int kPer = kNumbers<S, 4>;
+  static constexpr bool kSources = kShares;  // whether it tells them apart
   A best[kPer];
   int at[kPer], count[kShares ? kPer : 1];
+  I source[kShares ? kPer : 1];  // of the argument
+  uint32_t several;              // bit k: other sources share; may be set where none does
 
   __device__ __forceinline__ void init() {
+    several = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       best[k] = INFINITY, at[k] = 0;
-      if constexpr (kShares) count[k] = 0;
+      if constexpr (kShares) count[k] = 0, source[k] = -1;
     }
   }
 
-  __device__ __forceinline__ void take(const Words<4>& raw, int offset) {
+  __device__ __forceinline__ void take(const Words<4>& raw, int offset, I from) {
     A x[kPer];
     unpack_words<S, 4>(raw, x);
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       const bool less = x[k] < best[k];
-      if constexpr (kShares) count[k] = less ? 1 : count[k] + (x[k] == best[k]);
+      if constexpr (kShares) {
+        const bool same = x[k] == best[k];
+        count[k] = less ? 1 : count[k] + same;
+        if (less) several &= ~(1u << k);
+        if (same && source[k] != from) several |= 1u << k;
+        source[k] = less ? from : source[k];
+      }
       at[k] = less ? offset : at[k];
       best[k] = min_or_nan(best[k], x[k]);
     }
@@ -69,6 +81,7 @@ struct Best {
 template <class S, class S2, bool kShares>
 struct PackedBest {
   static constexpr int kPer = 8;
+  static constexpr bool kSources = false;
   uint32_t best[4], at[4], count[kShares ? 4 : 1];
 
   static __device__ __forceinline__ S2 pair(uint32_t word) { return *reinterpret_cast<const S2*>(&word); }
@@ -83,7 +96,8 @@ struct PackedBest {
     }
   }
 
-  __device__ __forceinline__ void take(const Words<4>& raw, int offset) {
+  template <class I>
+  __device__ __forceinline__ void take(const Words<4>& raw, int offset, I) {
     const uint32_t here = static_cast<uint32_t>(offset) * 0x10001u, one = 0x10001u;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -111,9 +125,9 @@ struct PackedBest {
   }
 };
 
-template <bool kShares>
-struct Best<__half, kShares> : PackedBest<__half, __half2, kShares> {};
-template <bool kShares>
-struct Best<__nv_bfloat16, kShares> : PackedBest<__nv_bfloat16, __nv_bfloat162, kShares> {};
+template <class I, bool kShares>
+struct Best<__half, I, kShares> : PackedBest<__half, __half2, kShares> {};
+template <class I, bool kShares>
+struct Best<__nv_bfloat16, I, kShares> : PackedBest<__nv_bfloat16, __nv_bfloat162, kShares> {};
 
 }  // namespace edgeless::cuda::extrema

@@ -14,10 +14,13 @@ struct BestFold {
   static constexpr int kPer = kNumbers<S, 4>;
   static constexpr int kBatch = 4;  // eight would need more registers than their loads gain
   static constexpr bool kCheapEnd = false;
+  static constexpr bool kSources = Best<S, I, kShares>::kSources;
   struct Piece {
     A best[kPer];
     int at[kPer];  // within the row
     int count[kShares ? kPer : 1];
+    I source[kSources ? kPer : 1];
+    uint32_t several;
   };
 
   const ReduceArgs& args;
@@ -25,7 +28,8 @@ struct BestFold {
   int vector;
   bool inside;
   Words<4> raw[kBatch];
-  Best<S, kShares> state;
+  I source[kSources ? kBatch : 1];
+  Best<S, I, kShares> state;
   I offset;  // of the piece within its row
 
   __device__ BestFold(const ReduceArgs& args, int vector) : args(args), vector(vector) {
@@ -39,9 +43,12 @@ struct BestFold {
 
   __device__ __forceinline__ void own(I, I) {}
   __device__ __forceinline__ void choose(int) {}
-  __device__ __forceinline__ void load(int u, I index, I) { raw[u] = load_shared_words(words_of(index)); }
+  __device__ __forceinline__ void load(int u, I index, I) {
+    raw[u] = load_shared_words(words_of(index));
+    if constexpr (kSources) source[u] = index;
+  }
   __device__ __forceinline__ void take(int u, I at) {
-    state.take(turn_signs<S>(raw[u], args.is_max), static_cast<int>(at));
+    state.take(turn_signs<S>(raw[u], args.is_max), static_cast<int>(at), source[kSources ? u : 0]);
   }
 
   __device__ __forceinline__ void begin(I, I from) {
@@ -62,7 +69,9 @@ struct BestFold {
     for (int k = 0; k < kPer; ++k) {
       p.best[k] = best[k], p.at[k] = at[k] + static_cast<int>(offset);
       if constexpr (kShares) p.count[k] = count[k];
+      if constexpr (kSources) p.source[k] = state.source[k];
     }
+    if constexpr (kSources) p.several = state.several;
     return p;
   }
 
@@ -85,6 +94,13 @@ struct BestFold {
       const A x = later.best[k], best = piece.best[k];
       const bool wins = best == best && (x < best || x != x);
       if constexpr (kShares) piece.count[k] = wins ? later.count[k] : piece.count[k] + (x == best ? later.count[k] : 0);
+      if constexpr (kSources) {
+        const uint32_t bit = 1u << k;
+        const bool others = piece.source[k] != later.source[k];
+        if (wins) piece.several = (piece.several & ~bit) | (later.several & bit);
+        if (x == best) piece.several |= (later.several & bit) | (others ? bit : 0);
+        if (wins) piece.source[k] = later.source[k];
+      }
       piece.best[k] = wins ? x : best;
       piece.at[k] = wins ? later.at[k] : piece.at[k];
     }
@@ -137,8 +153,10 @@ struct BestFold {
       best[k] = args.is_max ? -piece.best[k] : piece.best[k];
       codes[k] = piece.at[k];
       if constexpr (kShares) {
-        const int count = piece.count[k] + (args.zero_shares && best[k] == A(0));
-        if (count > 1 || best[k] != best[k]) {
+        const bool zero = args.zero_shares && best[k] == A(0);
+        const int count = piece.count[k] + zero;
+        const bool several = !kSources || zero || (piece.several >> k & 1) != 0;
+        if ((count > 1 && several) || best[k] != best[k]) {
           codes[k] = static_cast<int>(1u << (8 * args.arg_size - 1)) | (count > 1 ? count - 1 : 0);
           tied |= vector * kPer + k < args.width;
         }

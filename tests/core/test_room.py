@@ -1,0 +1,54 @@
+"""Arrays of a graph with room for more edges than its rows hold, as programs of torch.compile have them: what is beyond
+the last row changes nothing.
+"""
+
+import pytest
+import torch
+from test_attention import graph_of
+
+from edgeless import Graph, functional
+from edgeless.graph import Compressed
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def with_room(arrays: Compressed, num_columns: int, more: int) -> Compressed:
+    beyond = torch.randint(0, num_columns, (more,), device=arrays.indices.device, dtype=arrays.indices.dtype)
+    return Compressed(arrays.indptr, *(torch.cat([t, beyond]) for t in arrays[1:]))
+
+
+def call(name, graph, x):
+    heads = x.unflatten(1, (3, -1))
+    if name == "gatv2":
+        return functional.gatv2_attention(graph, heads, heads, x.new_ones(heads.shape[1:]))
+    if name == "dot":
+        return functional.dot_attention(graph, heads, heads, heads)
+    if name == "gat":
+        logits = heads.sum(-1)
+        return functional.gat_attention(graph, heads, logits, logits)
+    if name == "cosine":
+        return functional.cosine_attention(graph, heads)
+    if name == "dropout":
+        torch.manual_seed(1)
+        return functional.dot_attention(graph, heads, heads, heads, dropout=0.5)
+    if name in ("none", "both"):
+        return functional.spmm(graph, x, norm=name)
+    return functional.neighbor_reduce(graph, x, name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("more", [1, 50, 20_000])
+@pytest.mark.parametrize("kind", ["square", "hub", "many empty rows", "no edges"])
+@pytest.mark.parametrize("name", ["gatv2", "dot", "gat", "cosine", "dropout", "none", "both", "min", "max"])
+def test_what_is_beyond_the_last_row_is_not_read(device, more, kind, name):
+    exact = graph_of(kind).to(device)
+    nodes = max(exact.num_src, exact.num_dst)  # the same rows on both sides
+    exact = Graph.from_edge_index(exact.edge_index(), nodes, nodes)
+    roomy = Graph(with_room(exact.csr, nodes, more), with_room(exact.csc, nodes, more), nodes, nodes)
+    x = torch.randn(nodes, 24, device=device, requires_grad=True)
+    results = []
+    for graph in (exact, roomy):
+        out = call(name, graph, x)
+        results.append([out.detach(), *torch.autograd.grad(out, [x], torch.cos(out.detach()))])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # another number of edges, other shares of them
