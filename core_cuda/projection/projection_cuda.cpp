@@ -13,6 +13,7 @@
 #include "../common/storage_of.h"
 #include "cuda/kernels.h"
 #include "inputs.h"
+#include "product_cuda.h"
 
 namespace edgeless::cuda::maps {
 namespace {
@@ -32,8 +33,7 @@ constexpr int64_t kFewRows = 1 << 15;
 std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   std::vector<Tensor> outs;
   const OptTensor bias = joined_biases(x, weights, biases);
-  const Tensor weight = at::cat(weights).t();
-  const Tensor all = bias ? at::addmm(*bias, x, weight) : at::mm(x, weight);
+  const Tensor all = map_rows(x, at::cat(weights), bias);
   int64_t column = 0;
   for (const Tensor& map : weights) {
     outs.push_back(all.narrow(1, column, map.size(0)));
@@ -60,8 +60,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   if (together > 1 && whole) outs = project_joined(x, first, biases);
   for (size_t k = joined; k < outs.size(); ++k) outs[k] = outs[k].contiguous();
   for (size_t k = outs.size(); k < weights.size(); ++k) {
-    const OptTensor bias = biases.get(k);
-    outs.push_back(bias ? at::addmm(*bias, x, weights[k].t()) : at::mm(x, weights[k].t()));
+    outs.push_back(map_rows(x, weights[k], biases.get(k)));
   }
   return outs;
 }
@@ -151,12 +150,12 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
     if (needs[0]) {
       const Tensor weight =
           group.count > 1 ? at::cat(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
-      results[0] = results[0].defined() ? results[0].addmm_(group.grad, weight) : at::mm(group.grad, weight);
+      results[0] = map_rows_back(group.grad, weight, results[0]);
     }
     bool any = false;
     for (size_t i = group.first; i < end; ++i) any |= needs[1 + which[i]];
     if (!any) continue;
-    const Tensor products = at::mm(group.grad.t(), x);
+    const Tensor products = weight_gradient(group.grad, x);
     int64_t row = 0;
     for (size_t i = group.first; i < end; ++i) {
       if (needs[1 + which[i]]) results[1 + which[i]] = products.narrow(0, row, of[i].size(0));

@@ -28,6 +28,7 @@ struct ReduceArgs {
   int arg_size = 4;
   uint8_t* tied = nullptr;  // [rows], zero before
   char* carry = nullptr;    // pieces of hubs: [2, slots, vectors]
+  int zero = 0, one = 1;    // see best.cuh
 };
 
 // The gradient adds up in whole numbers: a column's values are multiplied by a power of two such that their sum fits

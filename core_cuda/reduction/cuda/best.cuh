@@ -1,5 +1,5 @@
-// The best of a lane's numbers so far, the smallest: of maxima the signs are turned round before and after. Each state
-// has init(), take(raw, offset, source) and unpack().
+// The best of a lane's numbers so far, the smallest or, with kMax, the largest. Each state has init(), take(raw,
+// offset, source) and unpack().
 //
 // NaN wins and stays, but leaves the argument behind: whoever finds one at the end looks for its place again. Equal
 // numbers keep the first argument. Where edges share, they are counted. Parallel edges share with each other alone:
@@ -7,31 +7,96 @@
 // sources share, so that most multi-graphs take no second look at a row.
 #pragma once
 
+#include "../../common/fold.h"
 #include "../../common/words.cuh"
 
 namespace edgeless::cuda::extrema {
 
-template <class S>
-constexpr uint32_t kSigns = sizeof(S) == 2 ? 0x80008000u : 0x80000000u;
+template <bool kMax, class A>
+__device__ __forceinline__ bool is_better(A x, A best) {
+  return kMax ? x > best : x < best;
+}
 
-template <class S>
-__device__ __forceinline__ Words<4> turn_signs(Words<4> raw, bool turn) {
-  const uint32_t mask = turn ? kSigns<S> : 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (sizeof(S) < 8 || i % 2) raw.w[i] ^= mask;  // of a double the upper word
+template <bool kMax>
+__device__ __forceinline__ float better_or_nan(float a, float b) {
+  float better;
+  if constexpr (kMax) {
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(better) : "f"(a), "f"(b));
+  } else {
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(better) : "f"(a), "f"(b));
   }
-  return raw;
+  return better;
+}
+template <bool kMax>
+__device__ __forceinline__ double better_or_nan(double a, double b) {
+  return a != a || a == b || is_better<kMax>(a, b) ? a : b;
 }
 
-__device__ __forceinline__ float min_or_nan(float a, float b) {
-  float least;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
-  return least;
-}
-__device__ __forceinline__ double min_or_nan(double a, double b) { return a != a || a <= b ? a : b; }
+// Edges that have the extremum are counted in the lower half, those from other sources than the first in the upper one.
+constexpr int kOther = 1 << 16;
+static_assert(kMostPiece < kOther, "a row, or the piece of one, is shorter");
 
-template <class S, class I, bool kShares>
+// One more number. In PTX, because these instructions bound the kernel: comparisons and selections go to a unit of half
+// the rate. So what is kept with the best number, x, is written as x * 0 + its new value, by the other unit; the
+// compiler must not know these numbers, or it selects.
+struct Unknown {
+  int zero, one;
+};
+
+#define EDGELESS_TAKE(BETTER, LIMIT)                                        \
+  asm("{.reg .pred better;\n setp." BETTER                                  \
+      ".f32 better, %2, %0;\n"                                              \
+      "@better mad.lo.s32 %1, %1, %4, %3;\n " LIMIT ".NaN.f32 %0, %0, %2;}" \
+      : "+f"(best), "+r"(at)                                                \
+      : "f"(x), "r"(offset), "r"(is.zero))
+#define EDGELESS_TAKE_SHARED(BETTER, LIMIT)                                       \
+  asm("{.reg .pred better, same, other;\n setp." BETTER                           \
+      ".f32 better, %4, %0;\n"                                                    \
+      "setp.eq.f32 same, %4, %0;\n setp.ne.and.s32 other, %3, %6, same;\n"        \
+      "@same mad.lo.s32 %2, %8, %8, %2;\n @other mad.lo.s32 %2, %8, 65536, %2;\n" \
+      "@better mad.lo.s32 %1, %1, %7, %5;\n @better mad.lo.s32 %2, %2, %7, 1;\n"  \
+      "@better mad.lo.s32 %3, %3, %7, %6;\n " LIMIT ".NaN.f32 %0, %0, %4;}"       \
+      : "+f"(best), "+r"(at), "+r"(count), "+r"(source)                           \
+      : "f"(x), "r"(offset), "r"(from), "r"(is.zero), "r"(is.one))
+
+template <bool kMax>
+__device__ __forceinline__ void take_one(float x, int offset, float& best, int& at, Unknown is) {
+  if constexpr (kMax) {
+    EDGELESS_TAKE("gt", "max");
+  } else {
+    EDGELESS_TAKE("lt", "min");
+  }
+}
+
+template <bool kMax>
+__device__ __forceinline__ void take_one(double x, int offset, double& best, int& at, Unknown) {
+  at = is_better<kMax>(x, best) ? offset : at;
+  best = better_or_nan<kMax>(best, x);
+}
+
+template <bool kMax>
+__device__ __forceinline__ void take_shared(float x, int offset, int from, float& best, int& at, int& count,
+                                            int& source, Unknown is) {
+  if constexpr (kMax) {
+    EDGELESS_TAKE_SHARED("gt", "max");
+  } else {
+    EDGELESS_TAKE_SHARED("lt", "min");
+  }
+}
+#undef EDGELESS_TAKE
+#undef EDGELESS_TAKE_SHARED
+
+template <bool kMax, class A, class I>
+__device__ __forceinline__ void take_shared(A x, int offset, I from, A& best, int& at, int& count, I& source, Unknown) {
+  const bool better = is_better<kMax>(x, best);
+  if (x == best) count += source == from ? 1 : kOther + 1;
+  count = better ? 1 : count;
+  source = better ? from : source;
+  at = better ? offset : at;
+  best = better_or_nan<kMax>(best, x);
+}
+
+template <class S, class I, bool kShares, bool kMax>
 struct Best {
   using A = Arithmetic<S>;
   static constexpr int kPer = kNumbers<S, 4>;
@@ -39,46 +104,42 @@ struct Best {
   A best[kPer];
   int at[kPer], count[kShares ? kPer : 1];
   I source[kShares ? kPer : 1];  // of the argument
-  uint32_t several;              // bit k: other sources share; may be set where none does
 
   __device__ __forceinline__ void init() {
-    several = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      best[k] = INFINITY, at[k] = 0;
+      best[k] = kMax ? -INFINITY : INFINITY, at[k] = 0;
       if constexpr (kShares) count[k] = 0, source[k] = -1;
     }
   }
 
-  __device__ __forceinline__ void take(const Words<4>& raw, int offset, I from) {
+  __device__ __forceinline__ void take(const Words<4>& raw, int offset, I from, Unknown is) {
     A x[kPer];
     unpack_words<S, 4>(raw, x);
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      const bool less = x[k] < best[k];
       if constexpr (kShares) {
-        const bool same = x[k] == best[k];
-        count[k] = less ? 1 : count[k] + same;
-        if (less) several &= ~(1u << k);
-        if (same && source[k] != from) several |= 1u << k;
-        source[k] = less ? from : source[k];
+        take_shared<kMax>(x[k], offset, from, best[k], at[k], count[k], source[k], is);
+      } else {
+        take_one<kMax>(x[k], offset, best[k], at[k], is);
       }
-      at[k] = less ? offset : at[k];
-      best[k] = min_or_nan(best[k], x[k]);
     }
   }
+
+  // Whether other sources share number k.
+  __device__ __forceinline__ bool several(int k) const { return count[k] >= kOther; }
 
   __device__ __forceinline__ void unpack(A (&to)[kPer], int (&to_at)[kPer], int (&to_count)[kPer]) const {
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       to[k] = best[k], to_at[k] = at[k];
-      to_count[k] = kShares ? count[kShares ? k : 0] : 0;
+      to_count[k] = kShares ? count[kShares ? k : 0] & (kOther - 1) : 0;
     }
   }
 };
 
 // Two numbers a word, and two arguments and counts of 16 bits: half the instructions.
-template <class S, class S2, bool kShares>
+template <class S, class S2, bool kShares, bool kMax>
 struct PackedBest {
   static constexpr int kPer = 8;
   static constexpr bool kSources = false;
@@ -88,27 +149,27 @@ struct PackedBest {
   static __device__ __forceinline__ uint32_t word(S2 x) { return *reinterpret_cast<const uint32_t*>(&x); }
 
   __device__ __forceinline__ void init() {
-    const uint32_t infinity = std::is_same_v<S, __half> ? 0x7c007c00u : 0x7f807f80u;
+    constexpr uint32_t kInfinity = std::is_same_v<S, __half> ? 0x7c007c00u : 0x7f807f80u;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      best[i] = infinity, at[i] = 0;
+      best[i] = kMax ? kInfinity | 0x80008000u : kInfinity, at[i] = 0;
       if constexpr (kShares) count[i] = 0;
     }
   }
 
   template <class I>
-  __device__ __forceinline__ void take(const Words<4>& raw, int offset, I) {
+  __device__ __forceinline__ void take(const Words<4>& raw, int offset, I, Unknown) {
     const uint32_t here = static_cast<uint32_t>(offset) * 0x10001u, one = 0x10001u;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const S2 x = pair(raw.w[i]), old = pair(best[i]);
-      const uint32_t less = __hlt2_mask(x, old);
+      const uint32_t better = kMax ? __hgt2_mask(x, old) : __hlt2_mask(x, old);
       if constexpr (kShares) {
         const uint32_t more = count[i] + (__heq2_mask(x, old) & one);
-        count[i] = (more & ~less) | (one & less);
+        count[i] = (more & ~better) | (one & better);
       }
-      at[i] = (at[i] & ~less) | (here & less);
-      best[i] = word(__hmin2_nan(x, old));
+      at[i] = (at[i] & ~better) | (here & better);
+      best[i] = word(kMax ? __hmax2_nan(x, old) : __hmin2_nan(x, old));
     }
   }
 
@@ -125,9 +186,9 @@ struct PackedBest {
   }
 };
 
-template <class I, bool kShares>
-struct Best<__half, I, kShares> : PackedBest<__half, __half2, kShares> {};
-template <class I, bool kShares>
-struct Best<__nv_bfloat16, I, kShares> : PackedBest<__nv_bfloat16, __nv_bfloat162, kShares> {};
+template <class I, bool kShares, bool kMax>
+struct Best<__half, I, kShares, kMax> : PackedBest<__half, __half2, kShares, kMax> {};
+template <class I, bool kShares, bool kMax>
+struct Best<__nv_bfloat16, I, kShares, kMax> : PackedBest<__nv_bfloat16, __nv_bfloat162, kShares, kMax> {};
 
 }  // namespace edgeless::cuda::extrema

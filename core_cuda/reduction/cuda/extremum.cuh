@@ -8,19 +8,19 @@
 
 namespace edgeless::cuda::extrema {
 
-template <class S, class I, bool kShares>
+template <class S, class I, bool kShares, bool kMax>
 struct BestFold {
   using A = Arithmetic<S>;
   static constexpr int kPer = kNumbers<S, 4>;
   static constexpr int kBatch = 4;  // eight would need more registers than their loads gain
   static constexpr bool kCheapEnd = false;
-  static constexpr bool kSources = Best<S, I, kShares>::kSources;
+  static constexpr bool kSources = Best<S, I, kShares, kMax>::kSources;
   struct Piece {
     A best[kPer];
     int at[kPer];  // within the row
     int count[kShares ? kPer : 1];
     I source[kSources ? kPer : 1];
-    uint32_t several;
+    bool several[kSources ? kPer : 1];  // other sources share
   };
 
   const ReduceArgs& args;
@@ -29,7 +29,7 @@ struct BestFold {
   bool inside;
   Words<4> raw[kBatch];
   I source[kSources ? kBatch : 1];
-  Best<S, I, kShares> state;
+  Best<S, I, kShares, kMax> state;
   I offset;  // of the piece within its row
 
   __device__ BestFold(const ReduceArgs& args, int vector) : args(args), vector(vector) {
@@ -48,7 +48,7 @@ struct BestFold {
     if constexpr (kSources) source[u] = index;
   }
   __device__ __forceinline__ void take(int u, I at) {
-    state.take(turn_signs<S>(raw[u], args.is_max), static_cast<int>(at), source[kSources ? u : 0]);
+    state.take(raw[u], static_cast<int>(at), source[kSources ? u : 0], {args.zero, args.one});
   }
 
   __device__ __forceinline__ void begin(I, I from) {
@@ -69,9 +69,8 @@ struct BestFold {
     for (int k = 0; k < kPer; ++k) {
       p.best[k] = best[k], p.at[k] = at[k] + static_cast<int>(offset);
       if constexpr (kShares) p.count[k] = count[k];
-      if constexpr (kSources) p.source[k] = state.source[k];
+      if constexpr (kSources) p.source[k] = state.source[k], p.several[k] = state.several(k);
     }
-    if constexpr (kSources) p.several = state.several;
     return p;
   }
 
@@ -92,14 +91,11 @@ struct BestFold {
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       const A x = later.best[k], best = piece.best[k];
-      const bool wins = best == best && (x < best || x != x);
+      const bool wins = best == best && (is_better<kMax>(x, best) || x != x);
       if constexpr (kShares) piece.count[k] = wins ? later.count[k] : piece.count[k] + (x == best ? later.count[k] : 0);
       if constexpr (kSources) {
-        const uint32_t bit = 1u << k;
-        const bool others = piece.source[k] != later.source[k];
-        if (wins) piece.several = (piece.several & ~bit) | (later.several & bit);
-        if (x == best) piece.several |= (later.several & bit) | (others ? bit : 0);
-        if (wins) piece.source[k] = later.source[k];
+        if (x == best) piece.several[k] |= later.several[k] || piece.source[k] != later.source[k];
+        if (wins) piece.several[k] = later.several[k], piece.source[k] = later.source[k];
       }
       piece.best[k] = wins ? x : best;
       piece.at[k] = wins ? later.at[k] : piece.at[k];
@@ -150,12 +146,13 @@ struct BestFold {
     bool tied = false;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      best[k] = args.is_max ? -piece.best[k] : piece.best[k];
+      best[k] = piece.best[k];
       codes[k] = piece.at[k];
       if constexpr (kShares) {
         const bool zero = args.zero_shares && best[k] == A(0);
         const int count = piece.count[k] + zero;
-        const bool several = !kSources || zero || (piece.several >> k & 1) != 0;
+        bool several = true;
+        if constexpr (kSources) several = zero || piece.several[k];
         if ((count > 1 && several) || best[k] != best[k]) {
           codes[k] = static_cast<int>(1u << (8 * args.arg_size - 1)) | (count > 1 ? count - 1 : 0);
           tied |= vector * kPer + k < args.width;
@@ -183,25 +180,32 @@ struct BestFold {
   __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
 };
 
-template <class S, class I, bool kShares>
+template <class S, class I, bool kShares, bool kMax>
 __global__ void __launch_bounds__(kFoldThreads, sizeof(I) == 8 ? 4
                                                 : kShares ? 5
                                                           : 6) reduce_kernel(const __grid_constant__ ReduceArgs args) {
+  using Fold = BestFold<S, I, kShares, kMax>;
   const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
-  BestFold<S, I, kShares> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
-  fold_rows<BestFold<S, I, kShares>::kBatch, I>(args.graph, args.plan, fold);
+  Fold fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  fold_rows<Fold::kBatch, I>(args.graph, args.plan, fold);
+}
+
+template <class S, class I, bool kShares, bool kMax>
+cudaError_t launch_reduce(const ReduceArgs& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
+  reduce_kernel<S, I, kShares, kMax><<<grid, kFoldThreads, 0, stream>>>(args);
+  if (args.plan.hubs) {
+    const unsigned slots = static_cast<unsigned>(args.plan.slots);
+    merge_fold_kernel<BestFold<S, I, kShares, kMax>, I><<<slots, kFoldThreads, 0, stream>>>(args);
+  }
+  return cudaGetLastError();
 }
 
 template <class S, class I, bool kShares>
 cudaError_t launch_reduce(const ReduceArgs& args, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
-  reduce_kernel<S, I, kShares><<<grid, kFoldThreads, 0, stream>>>(args);
-  if (args.plan.hubs) {
-    const unsigned slots = static_cast<unsigned>(args.plan.slots);
-    merge_fold_kernel<BestFold<S, I, kShares>, I><<<slots, kFoldThreads, 0, stream>>>(args);
-  }
-  return cudaGetLastError();
+  return args.is_max ? launch_reduce<S, I, kShares, true>(args, stream)
+                     : launch_reduce<S, I, kShares, false>(args, stream);
 }
 
 template <class S>

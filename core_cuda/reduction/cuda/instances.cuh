@@ -14,8 +14,8 @@ cudaError_t Instance<S>::reduce(bool wide_index, bool shares, const ReduceArgs& 
 
 template <class S>
 int64_t Instance<S>::piece_bytes(bool shares) {
-  return shares ? sizeof(typename BestFold<S, int32_t, true>::Piece)
-                : sizeof(typename BestFold<S, int32_t, false>::Piece);
+  return shares ? sizeof(typename BestFold<S, int32_t, true, true>::Piece)
+                : sizeof(typename BestFold<S, int32_t, false, true>::Piece);
 }
 
 template <class S>

@@ -15,7 +15,7 @@ cudaError_t edge_positions(const CompressedGraph& graph, const Partition& part, 
 cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream);
 
 // The backward, sent: first measure() once, then slice() for one slice of the features after the other (sums are zero
-// before the first, and after each), then rest().
+// before the first, and after each but the last), then rest().
 cudaError_t measure(Storage storage, const ScatterArgs& args, cudaStream_t stream);
 cudaError_t slice(Storage storage, bool wide_index, const ScatterArgs& args, cudaStream_t stream);
 cudaError_t rest(Storage storage, bool wide_index, const ScatterArgs& args, cudaStream_t stream);

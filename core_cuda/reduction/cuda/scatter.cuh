@@ -216,22 +216,42 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
   }
 }
 
-// Turns the sums of a slice into the gradient and leaves zeros.
+// Turns the sums of a slice into the gradient and leaves zeros, where a slice follows. A thread has four columns (a
+// slice has eight or more) and all their loads in flight.
+constexpr int kFinished = 4;
+
 template <class S>
 __global__ void __launch_bounds__(kScatterThreads) finish_kernel(const __grid_constant__ ScatterArgs args) {
   using A = Arithmetic<S>;
-  const int64_t t = static_cast<int64_t>(blockIdx.x) * kScatterThreads + threadIdx.x;
+  constexpr int kWords = kFinished * Scale<A>::kSums / 2;
+  const int64_t t = (static_cast<int64_t>(blockIdx.x) * kScatterThreads + threadIdx.x) * kFinished;
   if (t >= args.num_columns << args.columns_log2) return;
   const int column = static_cast<int>(t) & ((1 << args.columns_log2) - 1);
   if (column >= args.columns) return;
-  long long sums[Scale<A>::kSums];
+  auto at = reinterpret_cast<longlong2*>(args.sums + t * Scale<A>::kSums);
+  longlong2 sums[kWords];
 #pragma unroll
-  for (int i = 0; i < Scale<A>::kSums; ++i) {
-    sums[i] = args.sums[t * Scale<A>::kSums + i];
-    args.sums[t * Scale<A>::kSums + i] = 0;
+  for (int i = 0; i < kWords; ++i) sums[i] = at[i];
+  if (args.first + args.columns < args.width) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) at[i] = {0, 0};
   }
-  static_cast<S*>(args.grad_x)[(t >> args.columns_log2) * args.width + args.first + column] =
-      to_storage<S>(scale_of<S>(args, column).total(sums));
+  A x[kFinished];
+#pragma unroll
+  for (int i = 0; i < kFinished; ++i) {
+    x[i] = scale_of<S>(args, column + i).total(reinterpret_cast<const long long*>(sums) + i * Scale<A>::kSums);
+  }
+  S* to = static_cast<S*>(args.grad_x) + (t >> args.columns_log2) * args.width + args.first + column;
+  const int numbers = min(kFinished, args.columns - column);
+  if (numbers == kFinished && args.width % kFinished == 0) {
+    using Four = Words<kFinished * sizeof(S) / 4>;
+    *reinterpret_cast<Four*>(to) = pack_words<S, kFinished * sizeof(S) / 4>(x);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kFinished; ++i) {
+    if (i < numbers) to[i] = to_storage<S>(x[i]);
+  }
 }
 
 inline unsigned scatter_blocks(int64_t threads) {
@@ -258,7 +278,8 @@ cudaError_t slice_instance(const ScatterArgs& args, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), (args.columns + lanes - 1) / lanes);
     share_kernel<S, I, false><<<grid, kFoldThreads, 0, stream>>>(args);
   }
-  finish_kernel<S><<<scatter_blocks(args.num_columns << args.columns_log2), kScatterThreads, 0, stream>>>(args);
+  const int64_t fours = (args.num_columns << args.columns_log2) / kFinished;
+  finish_kernel<S><<<scatter_blocks(fours), kScatterThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -1,0 +1,232 @@
+// Products of float32 matrices on tensor cores, as exact as on the other units and twice as fast.
+//
+// Tensor cores multiply numbers of 11 significant bits (TF32). A float is the nearest of those and what is left, of
+// which they take the first 11 bits: three products of the parts leave out less than a rounding of the float32 product.
+// What a tensor core adds it rounds towards zero, so sums of 16 products are taken out and added as floats. (Ootomo,
+// Yokota: "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
+// performance", 2022, sections 3 and 4.)
+//
+// A block makes 128 by 64 numbers of C, a warp 32 by 32, from three stages of 32 columns of A and B in shared memory.
+#include <algorithm>
+
+#include "kernels.h"
+
+namespace edgeless::cuda::maps {
+namespace {
+
+constexpr int kThreads = 256, kRows = 128, kColumns = 64, kDepth = 32, kStages = 3;
+constexpr int kInner = 8, kKept = 16;    // depth of an mma, and of the sums that a tensor core makes
+constexpr int kPad = 4, kPadAcross = 8;  // floats between rows of a tile, so that fragments come from all banks
+constexpr int kStageA = kRows * (kDepth + kPad), kStageB = kColumns * (kDepth + kPad);
+constexpr int kSharedBytes = kStages * (kStageA + kStageB) * static_cast<int>(sizeof(float));
+static_assert(kDepth * (kRows + kPadAcross) <= kStageA && kDepth * (kColumns + kPadAcross) <= kStageB, "both layouts");
+
+__device__ __forceinline__ void copy_16_bytes(float* to, const float* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(there ? 16 : 0));
+#endif
+}
+
+// One of the two operands, a tile of which goes to shared memory as it lies in memory: kAcross, numbers of one depth
+// side by side, else numbers of one row. What is outside is zero there.
+template <int kSize, bool kAcross>
+struct Operand {
+  static constexpr int kStride = kAcross ? kSize + kPadAcross : kDepth + kPad;
+  static constexpr int kInLine = (kAcross ? kSize : kDepth) / 4, kLines = kThreads / kInLine;
+  static constexpr int kCopies = kSize * kDepth / 4 / kThreads;
+  const float* from;  // of the thread's first copy
+  int64_t row;
+  int64_t left_rows, left_depth;  // from the tile's first
+  int line, in_line;
+
+  __device__ __forceinline__ Operand(const float* base, int64_t row, int64_t first, int64_t rows, int64_t depth,
+                                     int64_t end)
+      : row(row), left_rows(rows - first), left_depth(end - depth) {
+    line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * 4;
+    from = base + (kAcross ? (depth + line) * row + first + in_line : (first + line) * row + depth + in_line);
+  }
+
+  __device__ __forceinline__ void load(float* tile) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int at = line + i * kLines;
+      const bool there = kAcross ? at < left_depth && in_line < left_rows : at < left_rows && in_line < left_depth;
+      copy_16_bytes(tile + at * kStride + in_line, there ? from + i * kLines * row : from, there);
+    }
+    from += kAcross ? kDepth * row : kDepth, left_depth -= kDepth;
+  }
+
+  static __device__ __forceinline__ float get(const float* tile, int at, int depth) {
+    return tile[kAcross ? depth * kStride + at : at * kStride + depth];
+  }
+};
+
+__device__ __forceinline__ void split(float x, uint32_t& nearest, uint32_t& rest) {
+  nearest = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  rest = __float_as_uint(x - __uint_as_float(nearest)) + 0x1000u;  // of which the lowest 13 bits are not looked at
+}
+
+// c = a b, to which c is added where it is not `fresh`.
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             bool fresh) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, "
+      "%12, "
+      "%13};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(fresh ? 0.0f : c[0]),
+        "f"(fresh ? 0.0f : c[1]), "f"(fresh ? 0.0f : c[2]), "f"(fresh ? 0.0f : c[3]));
+#endif
+}
+
+// An infinity leaves no number behind when it is split: a result that is none is made once more, like this.
+template <bool kAcrossA, bool kAcrossB>
+__device__ __noinline__ float in_floats(const ProductArgs& args, int64_t row, int64_t column, int64_t begin,
+                                        int64_t end) {
+  float x = 0;
+  for (int64_t k = begin; k < end; ++k) {
+    x = fmaf(args.a[kAcrossA ? k * args.a_row + row : row * args.a_row + k],
+             args.b[kAcrossB ? k * args.b_row + column : column * args.b_row + k], x);
+  }
+  return x;
+}
+
+constexpr int kDown = 2, kSide = 4;  // mma of a warp, 16 by 8 each
+
+// C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
+template <bool kAcrossA, bool kAcrossB>
+__global__ void __launch_bounds__(kThreads, 2) product_kernel(const __grid_constant__ ProductArgs args) {
+  extern __shared__ float4 memory[];
+  float* shared = reinterpret_cast<float*>(memory);
+  using A = Operand<kRows, kAcrossA>;
+  using B = Operand<kColumns, kAcrossB>;
+  const int across = (args.columns + kColumns - 1) / kColumns;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kRows;
+  const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
+  const int64_t begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
+  A a(args.a, args.a_row, first_row, args.rows, begin, end);
+  B b(args.b, args.b_row, first_column, args.columns, begin, end);
+  const auto stage_a = [&](int stage) { return shared + stage * (kStageA + kStageB); };
+  const auto stage_b = [&](int stage) { return stage_a(stage) + kStageA; };
+  const auto load = [&](int stage) {
+    a.load(stage_a(stage));
+    b.load(stage_b(stage));
+  };
+  const auto commit = [] {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;");
+#endif
+  };
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
+  const int down = warp / 2 * 32, side = warp % 2 * 32;
+  float sum[kDown][kSide][4] = {}, part[kDown][kSide][4];
+  const int steps = static_cast<int>((end - begin + kDepth - 1) / kDepth);
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < steps) load(stage);
+    commit();
+  }
+  for (int step = 0; step < steps; ++step) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+#endif
+    __syncthreads();
+    if (step + kStages - 1 < steps) load((step + kStages - 1) % kStages);
+    commit();
+    const float *tile_a = stage_a(step % kStages), *tile_b = stage_b(step % kStages);
+#pragma unroll
+    for (int inner = 0; inner < kDepth; inner += kInner) {
+      uint32_t b_parts[2][kSide][2], a_parts[2][kDown][4];  // the nearest numbers, and what is left
+#pragma unroll
+      for (int j = 0; j < kSide; ++j) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          split(B::get(tile_b, side + j * 8 + group, inner + in_group + 4 * h), b_parts[0][j][h], b_parts[1][j][h]);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          split(A::get(tile_a, down + i * 16 + group + h % 2 * 8, inner + in_group + h / 2 * 4), a_parts[0][i][h],
+                a_parts[1][i][h]);
+        }
+      }
+      // The small products first; those that follow each other do not wait for each other.
+#pragma unroll
+      for (int product = 0; product < 3; ++product) {
+#pragma unroll
+        for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+          for (int j = 0; j < kSide; ++j) {
+            multiply_add(part[i][j], a_parts[product == 0][i], b_parts[product == 1][j],
+                         product == 0 && inner % kKept == 0);
+          }
+        }
+      }
+      if (inner % kKept == kKept - kInner) {
+#pragma unroll
+        for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+          for (int j = 0; j < kSide; ++j) {
+#pragma unroll
+            for (int h = 0; h < 4; ++h) sum[i][j][h] += part[i][j][h];
+          }
+        }
+      }
+    }
+  }
+
+  float* c = args.c + blockIdx.y * args.c_share;
+#pragma unroll
+  for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t row = first_row + down + i * 16 + group + h * 8;
+      if (row >= args.rows) continue;
+#pragma unroll
+      for (int j = 0; j < kSide; ++j) {
+        const int column = first_column + side + j * 8 + in_group * 2;
+        if (column >= args.columns) continue;  // an even number of them
+        float2 x = make_float2(sum[i][j][2 * h], sum[i][j][2 * h + 1]);
+        if (!isfinite(x.x)) x.x = in_floats<kAcrossA, kAcrossB>(args, row, column, begin, end);
+        if (!isfinite(x.y)) x.y = in_floats<kAcrossA, kAcrossB>(args, row, column + 1, begin, end);
+        if (args.bias) x.x += args.bias[column], x.y += args.bias[column + 1];
+        float2* to = reinterpret_cast<float2*>(c + row * args.c_row + column);
+        if (args.add) x.x += to->x, x.y += to->y;
+        *to = x;
+      }
+    }
+  }
+}
+
+template <bool kAcrossA, bool kAcrossB>
+cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
+  const auto kernel = product_kernel<kAcrossA, kAcrossB>;
+  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = (args.rows + kRows - 1) / kRows * ((args.columns + kColumns - 1) / kColumns);
+  const int64_t shares = (args.depth + args.share - 1) / args.share;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(shares));
+  kernel<<<grid, kThreads, kSharedBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
+  const int64_t blocks = (rows + kRows - 1) / kRows * ((columns + kColumns - 1) / kColumns);
+  const int64_t most = (depth + 2 * kDepth - 1) / (2 * kDepth);
+  const int64_t shares = std::max<int64_t>(1, std::min(most, 2 * multiprocessors / blocks));
+  const int64_t share = (depth + shares - 1) / shares;
+  return (share + kDepth - 1) / kDepth * kDepth;
+}
+
+cudaError_t run_product(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream) {
+  if (across_a) return across_b ? launch<true, true>(args, stream) : launch<true, false>(args, stream);
+  return across_b ? launch<false, true>(args, stream) : launch<false, false>(args, stream);
+}
+
+}  // namespace edgeless::cuda::maps

@@ -1,0 +1,88 @@
+// The three products of a linear map, by our kernel where it takes them (cuda/product.cu), else by the libraries.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+
+#include <climits>
+
+#include "../common/launch.h"
+#include "../common/optional.h"
+#include "cuda/kernels.h"
+
+namespace edgeless::cuda::maps {
+
+// Float32 rows of whole vectors of 16 bytes; where TF32 is allowed as it is, the libraries are faster.
+inline bool fits(const at::Tensor& t) {
+  return t.scalar_type() == at::kFloat && t.size(1) % 4 == 0 && t.stride(1) == 1 && t.stride(0) % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
+inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int64_t least_columns = 32, least_depth = 16;  // of a tile, to be worth it
+  return fits(a) && fits(b) && columns >= least_columns && columns < INT_MAX && depth >= least_depth && rows > 0 &&
+         device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8 &&
+         !at::globalContext().allowTF32CuBLAS();
+}
+
+inline ProductArgs product_args(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, int64_t depth) {
+  ProductArgs args;
+  args.a = a.const_data_ptr<float>(), args.b = b.const_data_ptr<float>(), args.c = c.data_ptr<float>();
+  args.a_row = a.stride(0), args.b_row = b.stride(0), args.c_row = c.stride(0);
+  args.rows = c.size(0), args.columns = static_cast<int>(c.size(1)), args.depth = args.share = depth;
+  return args;
+}
+
+// x weight^T + bias
+inline at::Tensor map_rows(const at::Tensor& x, const at::Tensor& weight, const Optional<at::Tensor>& bias) {
+  if (!takes(x, weight, x.size(0), weight.size(0), x.size(1))) {
+    return bias ? at::addmm(*bias, x, weight.t()) : at::mm(x, weight.t());
+  }
+  const OnDevice on_device(x.device());
+  const at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
+  ProductArgs args = product_args(x, weight, out, x.size(1));
+  const at::Tensor row = bias ? bias->contiguous() : at::Tensor();
+  if (bias) args.bias = row.const_data_ptr<float>();
+  C10_CUDA_CHECK(run_product(false, false, args, on_device.stream()));
+  return out;
+}
+
+// grad weight, added to `to` where that is defined
+inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight, at::Tensor to) {
+  if (!takes(grad, weight, grad.size(0), weight.size(1), weight.size(0))) {
+    return to.defined() ? to.addmm_(grad, weight) : at::mm(grad, weight);
+  }
+  const OnDevice on_device(grad.device());
+  const bool add = to.defined();
+  if (!add) to = at::empty({grad.size(0), weight.size(1)}, grad.options());
+  ProductArgs args = product_args(grad, weight, to, weight.size(0));
+  args.add = add;
+  C10_CUDA_CHECK(run_product(false, true, args, on_device.stream()));
+  return to;
+}
+
+// grad^T x: the rows are divided, and what each part gives is added in their order.
+inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
+  const int64_t rows = grad.size(1), columns = x.size(1), depth = x.size(0);
+  if (!takes(grad, x, rows, columns, depth)) return at::mm(grad.t(), x);
+  const OnDevice on_device(grad.device());
+  const at::Tensor out = at::empty({rows, columns}, grad.options());
+  ProductArgs args = product_args(grad, x, out, depth);
+  args.share = product_share(rows, columns, depth, device_attribute(cudaDevAttrMultiProcessorCount, x.get_device()));
+  const int64_t shares = (depth + args.share - 1) / args.share;
+  at::Tensor parts;
+  if (shares > 1) {
+    parts = at::empty({shares, rows, columns}, grad.options());
+    args.c = parts.data_ptr<float>(), args.c_share = rows * columns;
+  }
+  C10_CUDA_CHECK(run_product(true, true, args, on_device.stream()));
+  if (shares == 1) return out;
+  ColumnSumsArgs adding;
+  adding.tensors = 1, adding.chunks = static_cast<int>(shares), adding.total = static_cast<int>(rows * columns);
+  adding.columns[0].width = adding.total, adding.columns[0].out = out.data_ptr();
+  adding.partial = parts.data_ptr();
+  C10_CUDA_CHECK(add_chunks(Storage::f32, adding, on_device.stream()));
+  return out;
+}
+
+}  // namespace edgeless::cuda::maps
