@@ -48,6 +48,11 @@ def pays(x: Tensor, width: int) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.size(0) * width >= _LEAST and not autocasts("cpu")
 
 
+def _pays_in_program(x: Tensor) -> bool:
+    """Whether a program of torch.compile should hold the op: for float32 on CUDA, where its products are faster."""
+    return compiling() and x.is_cuda and type(x) in _PLAIN and x.dtype == torch.float32 and not autocasts("cuda")
+
+
 def project(x: Tensor, *linears: nn.Module, kinds: tuple[type, ...] = (nn.Linear,), joined: int = 0) -> list[Tensor]:
     """``[linear(x) for linear in linears]`` for ``x`` ``[N, F]``, in one op where that is the same and faster.
 
@@ -120,13 +125,17 @@ def _project(
     """By the op; None where it does not fit, or where torch knows the error."""
     if not _fits(x, weights, biases):
         return None
+    if compiling():  # a compiler takes every result for a tensor of its own
+        joined = 0
     rounds = x.is_cuda and x.dtype in _ROUNDED and autocasts("cuda")
     return torch.ops.edgeless.project(x, weights, biases, joined, cuda_autocast_dtype() if rounds else None)
 
 
 def _fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
     width = sum(weight.size(0) for weight in weights if type(weight) in _PLAIN)
-    if not pays(x, width) or any(type(w) not in _PLAIN or w.dim() != 2 or w.size(1) != x.size(1) for w in weights):
+    if not (pays(x, width) or _pays_in_program(x)) or x.dim() != 2:
+        return False
+    if any(type(w) not in _PLAIN or w.dim() != 2 or w.size(1) != x.size(1) for w in weights):
         return False
     others = [t for t in (*weights, *biases) if t is not None]
     if any(type(t) not in _PLAIN or t.device != x.device for t in others):

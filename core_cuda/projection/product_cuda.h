@@ -18,10 +18,13 @@ inline bool fits(const at::Tensor& t) {
          reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
 }
 
-inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int64_t least_columns = 32, least_depth = 16;  // of a tile, to be worth it
-  return fits(a) && fits(b) && columns >= least_columns && columns < INT_MAX && depth >= least_depth && rows > 0 &&
-         device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8 &&
+// divided: the depth is, so that few tiles keep all multiprocessors busy.
+inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth,
+                  bool divided = false) {
+  constexpr int64_t least_columns = 32, least_depth = 16, most_depth = 1024;
+  const bool full = divided ? rows >= 96 : depth <= most_depth || rows * columns >= int64_t(1) << 20;
+  return full && fits(a) && fits(b) && columns >= least_columns && columns < INT_MAX && depth >= least_depth &&
+         rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8 &&
          !at::globalContext().allowTF32CuBLAS();
 }
 
@@ -64,7 +67,7 @@ inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight
 // grad^T x: the rows are divided, and what each part gives is added in their order.
 inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
   const int64_t rows = grad.size(1), columns = x.size(1), depth = x.size(0);
-  if (!takes(grad, x, rows, columns, depth)) return at::mm(grad.t(), x);
+  if (!takes(grad, x, rows, columns, depth, true)) return at::mm(grad.t(), x);
   const OnDevice on_device(grad.device());
   const at::Tensor out = at::empty({rows, columns}, grad.options());
   ProductArgs args = product_args(grad, x, out, depth);

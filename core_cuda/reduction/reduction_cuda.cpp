@@ -124,7 +124,7 @@ Sent what_is_sent(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   args.x = fold_rows(packed), args.out = values.data_ptr(), args.grad_x = grad_x.data_ptr();
   args.headroom = bits_for(b.rows);
   const at::ScalarType bits = b.storage == Storage::f64 ? at::kLong : at::kInt;
-  sent.largest = at::empty({b.width + 1}, b.x.options().dtype(bits));
+  sent.largest = at::empty({b.width + 2}, b.x.options().dtype(bits));
   args.largest = sent.largest.data_ptr();
   return sent;
 }

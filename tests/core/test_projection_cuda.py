@@ -158,7 +158,7 @@ def test_joined_results_are_parts_of_one_tensor(count, bias):
 @pytest.mark.parametrize("parts", [(0, 3), (0, 2), (1, 3)])
 def test_gradients_side_by_side_take_one_product(count, parts):
     """Of three maps, the gradients of those from parts[0] to parts[1] are parts of one tensor."""
-    x, linears = rows(count, 32), maps(32, (32, 64, 40))
+    x, linears = rows(count, 32), maps(32, (96, 128, 104))
     leaves = leaves_of(x, linears)
     grads = [torch.randn(count, lin.out_features, device=DEVICE) for lin in linears]
     joined = torch.cat(grads[slice(*parts)], 1)

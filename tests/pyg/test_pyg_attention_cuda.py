@@ -69,6 +69,27 @@ def test_returned_attention(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(name, autocast, backend):
+    torch._dynamo.reset()
+    num_nodes, device = 300, OnGPU.device
+    edge_index = torch.randint(num_nodes, (2, 2000), generator=torch.Generator().manual_seed(0)).to(device)
+    _, ours = layer_pair(name, 12, 8)
+    ours = ours.to(device)
+    x = torch.randn(num_nodes, 12, device=device, requires_grad=True)
+    results = []
+    for call in (torch.compile(ours, fullgraph=True, backend=backend), ours):
+        with edgeless.backend("fused"), torch.autocast(device, torch.bfloat16, enabled=autocast):
+            out = call(x, edge_index)
+        grads = torch.autograd.grad(out, [x, *ours.parameters()], torch.ones_like(out))
+        results.append([out, *grads])
+    tolerance = 2e-2 if autocast else 1e-4
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("num_nodes", [200, 40_000])  # linear maps take another way where rows are many
 def test_autocast_errs_at_most_twice_as_much(name, dtype, num_nodes):

@@ -49,8 +49,8 @@ struct ScatterArgs {
   const uint8_t* tied = nullptr;  // [rows]
   FoldRows x;
   const void* out = nullptr;  // [rows, width] of the forward
-  void* largest = nullptr;    // [width + 1] of unsigned words of the arithmetic type: bits of the largest finite
-                              // magnitude of each feature, and whether something is not finite
+  void* largest = nullptr;    // [width + 2] of unsigned words of the arithmetic type: bits of the largest finite
+                              // magnitude of each feature, whether something is not finite, and whether rows are tied
   long long* sums = nullptr;  // [num_columns, 2^columns_log2, words of a sum]
   void* grad_x = nullptr;     // [num_columns, width]
   int headroom = 0;           // bits that a sum may take beyond its largest term

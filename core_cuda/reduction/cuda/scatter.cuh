@@ -71,6 +71,11 @@ __global__ void measure_kernel(const __grid_constant__ ScatterArgs args) {
   const int column = blockIdx.x * 32 + threadIdx.x;
   Bits largest = 0;
   bool other = false;
+  if (args.shares && column == 0) {
+    for (int64_t row = blockIdx.y * 8 + threadIdx.y; row < args.graph.num_rows; row += gridDim.y * 8) {
+      if (args.tied[row]) atomicMax(static_cast<Bits*>(args.largest) + args.width + 1, Bits(1));
+    }
+  }
   if (column < args.width) {
     const S* grad = static_cast<const S*>(args.grad) + column * args.grad_column;
 #pragma unroll 4
@@ -118,6 +123,11 @@ __device__ __forceinline__ bool nothing_left(const ScatterArgs& args) {
   return static_cast<const typename Scale<Arithmetic<S>>::Bits*>(args.largest)[args.width] == 0;
 }
 
+template <class S>
+__device__ __forceinline__ bool nothing_shared(const ScatterArgs& args) {
+  return static_cast<const typename Scale<Arithmetic<S>>::Bits*>(args.largest)[args.width + 1] == 0;
+}
+
 __device__ __forceinline__ uint32_t load_arg(const ScatterArgs& args, int64_t at) {
   if (args.arg_size == 1) return __ldcs(static_cast<const uint8_t*>(args.arg) + at);
   if (args.arg_size == 2) return __ldcs(static_cast<const uint16_t*>(args.arg) + at);
@@ -152,7 +162,7 @@ template <class S, class I, bool kRest>
 __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_constant__ ScatterArgs args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kNumbers<S, 4>, kBatch = 4;
-  if (kRest && nothing_left<S>(args)) return;
+  if ((kRest && nothing_left<S>(args)) || nothing_shared<S>(args)) return;
   __shared__ FoldShares<I> s;
   __shared__ A parts[kPer][kFoldThreads];
   const I* indptr = static_cast<const I*>(args.graph.indptr);
@@ -261,7 +271,7 @@ inline unsigned scatter_blocks(int64_t threads) {
 template <class S>
 cudaError_t measure_instance(const ScatterArgs& args, cudaStream_t stream) {
   using Bits = typename Scale<Arithmetic<S>>::Bits;
-  const cudaError_t error = cudaMemsetAsync(args.largest, 0, (args.width + 1) * sizeof(Bits), stream);
+  const cudaError_t error = cudaMemsetAsync(args.largest, 0, (args.width + 2) * sizeof(Bits), stream);
   if (error != cudaSuccess) return error;
   const int64_t across = (args.width + 31) / 32, down = (args.graph.num_rows + 63) / 64;
   const dim3 grid(static_cast<unsigned>(across), static_cast<unsigned>(std::min<int64_t>(down, 8192 / across + 1)));
