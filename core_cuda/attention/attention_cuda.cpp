@@ -39,8 +39,8 @@ int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 OutRows out_rows(const Tensor& t, at::ScalarType storage) {
   OutRows out;
   out.base = static_cast<char*>(t.data_ptr());
-  out.row = t.stride(0);
   out.dim = static_cast<int32_t>(t.size(2));
+  out.heads = static_cast<int32_t>(t.stride(0) / std::max<int64_t>(1, t.size(2)));
   out.wide = t.scalar_type() != storage;
   out.aligned = t.size(2) * t.element_size() % 16 == 0 && vector_bytes(t) == 16;
   out.whole = out.aligned && !out.wide;
@@ -413,8 +413,8 @@ void put_side_by_side(const AttentionInputs& in, std::vector<Tensor>& grads) {
   for (const Part& part : parts) {
     const Tensor& t = *part.input;
     if (!t.storage().is_alias_of(in.dst.storage()) || t.size(0) != in.num_dst()) return;
-    if (t.stride(0) != in.dst.stride(0) || t.stride(1) != t.size(2) || t.stride(2) != 1) return;
-    width += t.size(1) * t.size(2);
+    if (t.size(2) != in.dim() || t.stride(0) != in.dst.stride(0) || t.stride(1) != in.dim() || t.stride(2) != 1) return;
+    width += in.heads() * in.dim();
   }
   if (width > in.dst.stride(0)) return;  // the same columns twice
   std::sort(parts.begin(), parts.end(),
@@ -422,9 +422,8 @@ void put_side_by_side(const AttentionInputs& in, std::vector<Tensor>& grads) {
   const Tensor all = at::empty({in.num_dst(), width}, in.dst.options());
   int64_t column = 0;
   for (const Part& part : parts) {
-    const int64_t heads = part.input->size(1), dim = part.input->size(2);
-    grads[part.which] = all.narrow(1, column, heads * dim).view({in.num_dst(), heads, dim});
-    column += heads * dim;
+    grads[part.which] = all.narrow(1, column, in.heads() * in.dim()).view(in.dst.sizes());
+    column += in.heads() * in.dim();
   }
 }
 

@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
       if (piece) {
         store_piece<S, kVecs>(carry_at(args, shares, lead, place.head), place, args.key_vectors, out);
       } else {
-        store_row<S, kVecs>(args.grad_dst, row, place, out);
+        store_row<S, kVecs>(args.grad_dst, row, args.grad_dst.heads, place, out);
       }
     } else if (place.lane == 0 && args.grad_dst) {
       if (piece) {

@@ -124,18 +124,18 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVe
       if (piece) carry += 1;
     } else if constexpr (!Fn::kOwnValue) {
       if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, value_acc);
-      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, place, value_acc);
+      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, value_acc);
     } else {
       A out[kPer];
 #pragma unroll
       for (int k = 0; k < kPer; ++k) out[k] = Fn::finish(key_acc[k], acc_scalar, args.coefficient);
       if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, out);
-      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, place, out);
+      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, out);
       if (piece) carry += args.key_vectors * kV;
     }
     if constexpr (Fn::kOwnValue) {
       if (args.grad_value && piece) store_piece<S, kVecs>(carry, place, args.value_vectors, value_acc);
-      if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, place, value_acc);
+      if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, args.grad_value.heads, place, value_acc);
     }
   };
 

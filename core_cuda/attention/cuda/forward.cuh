@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
     const A inverse = total != 0 ? reciprocal(total) : A(0);
 #pragma unroll
     for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
-    store_row<S, kVecs>(args.out, row, place, out);
+    store_row<S, kVecs>(args.out, row, args.heads, place, out);
     if (place.lane == 0 && args.logsumexp) {
       args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (m + log_base_two(total)) * A(kLn2);
     }

@@ -199,12 +199,12 @@ struct NotAhead {
   __device__ void ask(const T&...) const {}
 };
 
-// Stores the lane's part of a row of [rows, heads, dim].
+// Stores the lane's part of a row of [rows, heads, dim]; `heads` are those from row to row.
 template <class S, int kVecs, class P>
-__device__ inline void store_row(const OutRows& out, int64_t row, const P& place,
+__device__ inline void store_row(const OutRows& out, int64_t row, int heads, const P& place,
                                  const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
-  const int64_t first = row * out.row + place.head * out.dim;
+  const int64_t first = (row * heads + place.head) * out.dim;
   if (out.whole) {
     char* to = out.base + first * sizeof(S);
 #pragma unroll

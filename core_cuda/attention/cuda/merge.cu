@@ -44,7 +44,7 @@ __device__ const A* piece_at(const Args<A>& args, int64_t slot, int64_t piece, i
 
 template <class S>
 __device__ void store_element(const OutRows& out, int64_t row, int head, int k, Arithmetic<S> x) {
-  const int64_t at = row * out.row + static_cast<int64_t>(head) * out.dim + k;
+  const int64_t at = (row * out.heads + head) * out.dim + k;
   if (out.wide) {
     reinterpret_cast<Arithmetic<S>*>(out.base)[at] = x;
   } else {

@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, kVecs)
     if (piece) {
       store_piece<S, kVecs>(carry_at(args, shares, lead, place.head), place, args.key_vectors, out);
     } else {
-      store_row<S, kVecs>(args.grad_dst, row, place, out);
+      store_row<S, kVecs>(args.grad_dst, row, args.grad_dst.heads, place, out);
     }
   };
 

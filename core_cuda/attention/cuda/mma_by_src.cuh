@@ -90,18 +90,18 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs)
     float* carry = piece ? carry_at(args, shares, lead, place.head) : nullptr;
     if constexpr (!Fn::kOwnValue) {
       if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, value_acc);
-      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, place, value_acc);
+      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, value_acc);
     } else {
       float out[kPer];
 #pragma unroll
       for (int k = 0; k < kPer; ++k) out[k] = Fn::finish(key_acc[k], acc_scalar, args.coefficient);
       if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, out);
-      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, place, out);
+      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, out);
       if (piece) carry += args.key_vectors * 8;
     }
     if constexpr (Fn::kOwnValue) {
       if (args.grad_value && piece) store_piece<S, kVecs>(carry, place, args.value_vectors, value_acc);
-      if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, place, value_acc);
+      if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, args.grad_value.heads, place, value_acc);
     }
   };
 

@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs
     const float inverse = l != 0 ? reciprocal(l) : 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
-    store_row<S, kVecs>(args.out, row, place, out);
+    store_row<S, kVecs>(args.out, row, args.heads, place, out);
     if (place.lane == 0 && args.logsumexp) {
       args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (shift + log_base_two(l)) * float(kLn2);
     }
