@@ -34,8 +34,9 @@ struct OutRows {
   bool wide = false;     // elements are A, not storage
   bool aligned = false;  // every head begins on 16 bytes
   bool whole = false;    // and is made of whole vectors of storage
-  int32_t heads = 0;     // from row to row: more, where tensors lie side by side. Not beside dim: a load of both together
-                         // would be the slower kind, and passes over rows of few edges take a tenth longer with it
+  // Heads from row to row, more where tensors lie side by side. Not beside dim: a load of both together would be of the
+  // slower kind, and passes over rows of few edges take a tenth longer with it.
+  int32_t heads = 0;
   constexpr explicit operator bool() const { return base != nullptr; }
 };
 
