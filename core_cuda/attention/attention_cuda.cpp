@@ -400,36 +400,30 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionInputs& in, const 
   if (needs[kAtt]) att_share.add_((proj * sums).sum(1).view({in.heads(), in.dim()}));
 }
 
-// Makes the gradients of dst, src and value parts of one tensor, in the order that the inputs themselves have as parts
-// of one: the linear maps behind them then take one product, not three.
-void put_side_by_side(const AttentionInputs& in, std::vector<Tensor>& grads) {
-  struct Part {
-    int which;
-    const Tensor* input;
-  };
-  std::vector<Part> parts{{kDst, &in.dst}, {kSrc, &in.src}};
-  if (in.value) parts.push_back({kValue, &*in.value});
-  int64_t width = 0;
-  for (const Part& part : parts) {
-    const Tensor& t = *part.input;
-    if (!t.storage().is_alias_of(in.dst.storage()) || t.size(0) != in.num_dst()) return;
-    if (t.size(2) != in.dim() || t.stride(0) != in.dst.stride(0) || t.stride(1) != in.dim() || t.stride(2) != 1) return;
-    width += in.heads() * in.dim();
+// Makes gradients parts of one tensor, in the order that the inputs themselves have as parts of one: the linear maps
+// behind them then take one product, not several. `which`: of kDst, kSrc and kValue, those with an input.
+void put_side_by_side(const AttentionInputs& in, std::vector<int> which, std::vector<Tensor>& grads) {
+  const auto input = [&](int i) -> const Tensor& { return i == kDst ? in.dst : i == kSrc ? in.src : *in.value; };
+  const int64_t width = in.heads() * in.dim(), parts = static_cast<int64_t>(which.size());
+  for (const int i : which) {
+    const Tensor& t = input(i);
+    if (!t.storage().is_alias_of(in.dst.storage()) || t.sizes() != in.dst.sizes()) return;
+    if (t.stride(0) != in.dst.stride(0) || t.stride(1) != in.dim() || t.stride(2) != 1) return;
   }
-  if (width > in.dst.stride(0)) return;  // the same columns twice
-  std::sort(parts.begin(), parts.end(),
-            [](const Part& a, const Part& b) { return a.input->storage_offset() < b.input->storage_offset(); });
-  const Tensor all = at::empty({in.num_dst(), width}, in.dst.options());
-  int64_t column = 0;
-  for (const Part& part : parts) {
-    grads[part.which] = all.narrow(1, column, in.heads() * in.dim()).view(in.dst.sizes());
-    column += in.heads() * in.dim();
-  }
+  if (parts * width > in.dst.stride(0)) return;  // the same columns twice
+  std::sort(which.begin(), which.end(),
+            [&](int a, int b) { return input(a).storage_offset() < input(b).storage_offset(); });
+  const Tensor all = at::empty({in.num_dst(), parts * width}, in.dst.options());
+  for (int64_t k = 0; k < parts; ++k) grads[which[k]] = all.narrow(1, k * width, width).view(in.dst.sizes());
 }
+
+// Up to that, all gradients lie side by side; above, those of one pass, so that none stands there before its pass.
+constexpr int64_t kFewRows = 1 << 15;
 
 template <class A>
 void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
-              const Tensor& logsumexp, const std::array<bool, kNumInputs>& needs, std::vector<Tensor>& grads) {
+              const Tensor& logsumexp, const std::array<bool, kNumInputs>& needs, bool side_by_side,
+              std::vector<Tensor>& grads) {
   Call<A> call(in);
   auto& args = call.args;
   const int64_t edges = in.num_edges(), heads = in.heads();
@@ -484,6 +478,15 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     }
   }
   if (needs[kEdgeScale] && grad_out) args.grad_scale = grads[kEdgeScale].template data_ptr<A>();
+  std::vector<int> sources{kSrc};
+  if (in.value) sources.push_back(kValue);
+  side_by_side &= std::all_of(sources.begin(), sources.end(), [&](int i) { return needs[i]; });
+  const bool few = in.num_dst() <= kFewRows;
+  if (side_by_side && few && needs[kDst]) {
+    std::vector<int> all = sources;
+    all.push_back(kDst);
+    put_side_by_side(in, all, grads);
+  }
   Tensor grad_dst = grads[kDst];
   if (needs[kDst]) {
     if (dot_edges) grad_dst = call.empty(in.dst.sizes());
@@ -511,6 +514,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
       transpose = {indptr, indices, edge_ids};
     }
     // Not before: what the pass by destination kept for itself is free by now.
+    if (side_by_side && !few && sources.size() > 1) put_side_by_side(in, sources, grads);
     const auto make = [&](int which, const Tensor& like) {
       if (!grads[which].numel()) grads[which] = at::empty(like.sizes(), like.options());
       return out_rows(grads[which], in.rows());
@@ -651,9 +655,8 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
     needs[kValue] = needs_src;
   }
   side_by_side = side_by_side && grad_out && !value_is_src && in.score != ScoreKind::gat;
-  if (side_by_side && needs[kDst] && needs[kSrc] && needs[kValue] == in.value.has_value()) put_side_by_side(in, grads);
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, grad_out, grad_weights, out, logsumexp, needs, grads);
+    backward<decltype(zero)>(in, grad_out, grad_weights, out, logsumexp, needs, side_by_side, grads);
     return 0;
   });
   if (value_is_src) {

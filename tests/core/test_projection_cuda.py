@@ -176,6 +176,29 @@ def test_gradients_side_by_side_take_one_product(count, parts):
     assert products == 2 * (1 if count == 300 else 3 - (parts[1] - parts[0]) + 1)
 
 
+@pytest.mark.parametrize("count", [300, 40_000])
+def test_infinities_and_nan_stay_what_they_are(count):
+    x, linears = rows(count, 64), maps(64, (128,))
+    with torch.no_grad():
+        x[3, 5], x[4, 6], x[7, 1] = float("inf"), -float("inf"), float("nan")
+    leaves = leaves_of(x, linears)
+    out, stock = projection.project(x, *linears)[0], linears[0](x)
+    assert torch.equal(out.isnan(), stock.isnan()) and torch.equal(out.isinf(), stock.isinf()) and stock.isinf().any()
+    torch.testing.assert_close(out, stock, equal_nan=True, rtol=1e-4, atol=1e-4)
+    grad = torch.randn_like(out)
+    with torch.no_grad():
+        grad[5, 5] = float("inf")
+    for a, b in zip(*(torch.autograd.grad(o, leaves, grad) for o in (out, stock)), strict=True):
+        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.isinf(), b.isinf())
+
+
+def test_tf32_is_the_libraries_where_it_is_allowed(monkeypatch):
+    x, linears = rows(3000, 64), maps(64, (128,))
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    with torch.no_grad():
+        assert torch.equal(projection.project(x, *linears)[0], linears[0](x))
+
+
 def test_launches():
     x, linears = rows(3000, 64), maps(64, (64, 64, 64))
     leaves = leaves_of(x, linears)

@@ -85,7 +85,7 @@ struct ProductArgs {
 };
 
 cudaError_t run_product(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream);
-// A share that lets all multiprocessors have something to do.
-int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors);
+// A share that lets all multiprocessors have something to do, of `most_shares` at most.
+int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors, int64_t most_shares);
 
 }  // namespace edgeless::cuda::maps

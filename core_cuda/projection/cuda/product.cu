@@ -216,9 +216,9 @@ cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors) {
+int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors, int64_t most_shares) {
   const int64_t blocks = (rows + kRows - 1) / kRows * ((columns + kColumns - 1) / kColumns);
-  const int64_t most = (depth + 2 * kDepth - 1) / (2 * kDepth);
+  const int64_t most = std::min(most_shares, (depth + 2 * kDepth - 1) / (2 * kDepth));
   const int64_t shares = std::max<int64_t>(1, std::min(most, 2 * multiprocessors / blocks));
   const int64_t share = (depth + shares - 1) / shares;
   return (share + kDepth - 1) / kDepth * kDepth;
