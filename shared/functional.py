@@ -94,7 +94,9 @@ def _fused(
         edge_scale = edge_scale.unsqueeze(1).expand(-1, dst.size(1))
     seed = _seed_tensor(seed, dst.device) if dropout > 0 else None
     csr = _arrays(graph.csr)
-    needs_csc = torch.is_grad_enabled() and (src.requires_grad or (value is not None and value.requires_grad))
+    # On CUDA, the gradient of gatv2's attention vector is made over both directions.
+    by_src = [src, value, att if src.is_cuda and score == "gatv2" else None]
+    needs_csc = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in by_src)
     csc = _arrays(graph.csc) if needs_csc else []
     kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
     out, logsumexp = torch.ops.edgeless.attention(

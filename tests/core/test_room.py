@@ -37,6 +37,18 @@ def call(name, graph, x):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_the_attention_vector_alone(device):
+    exact = graph_of("square").to(device)
+    roomy = Graph(with_room(exact.csr, 40, 500), with_room(exact.csc, 40, 500), 40, 40)
+    x, att = torch.randn(40, 3, 8, device=device), torch.randn(3, 8, device=device, requires_grad=True)
+    grads = []
+    for graph in (exact, roomy):
+        out = functional.gatv2_attention(graph, x, x, att)
+        grads += torch.autograd.grad(out, [att], torch.cos(out.detach()))
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("more", [1, 50, 20_000])
 @pytest.mark.parametrize("kind", ["square", "hub", "many empty rows", "no edges"])
 @pytest.mark.parametrize("name", ["gatv2", "dot", "gat", "cosine", "dropout", "none", "both", "min", "max"])
