@@ -1,0 +1,250 @@
+// One call of an attention op on CUDA: from tensors to what the kernels are given, with the memory that they need.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "../common/dropout.h"
+#include "../common/launch.h"
+#include "../common/storage_of.h"
+#include "../common/vector_rows.h"
+#include "cuda/kernels.h"
+#include "inputs.h"
+
+namespace edgeless::cuda {
+
+using at::Tensor;
+
+inline Score score_of(ScoreKind kind) {
+  switch (kind) {
+    case ScoreKind::dot: return Score::dot;
+    case ScoreKind::gatv2: return Score::gatv2;
+    case ScoreKind::cosine: return Score::cosine;
+    default: return Score::gat;
+  }
+}
+
+template <class F>
+auto with_index(const Tensor& index, F&& f) {
+  return index.scalar_type() == at::kLong ? f(int64_t{}) : f(int32_t{});
+}
+
+inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+inline OutRows out_rows(const Tensor& t, at::ScalarType storage) {
+  OutRows out;
+  out.base = static_cast<char*>(t.data_ptr());
+  out.dim = static_cast<int32_t>(t.size(2));
+  out.heads = static_cast<int32_t>(t.stride(0) / std::max<int64_t>(1, t.size(2)));
+  out.wide = t.scalar_type() != storage;
+  out.aligned = t.size(2) * t.element_size() % 16 == 0 && vector_bytes(t) == 16;
+  out.whole = out.aligned && !out.wide;
+  return out;
+}
+
+inline Device device_of(const at::Device& device) {
+  return {device_attribute(cudaDevAttrMultiProcessorCount, device.index()),
+          device_attribute(cudaDevAttrL2CacheSize, device.index())};
+}
+
+// One call of an op: the arguments of its passes and the tensors that keep their memory alive.
+template <class A>
+class Call {
+ public:
+  Args<A> args{};
+  Problem problem{};
+
+  explicit Call(const AttentionInputs& in)
+      : in_(in),
+        on_device_(in.device()),
+        device_(device_of(in.device())),
+        numbers_(in.dst.options().dtype(in.statistics())) {
+    problem.score = score_of(in.score);
+    problem.storage = storage_of(in.rows());
+    problem.wide_index = in.csr[0].scalar_type() == at::kLong;
+    problem.heads = args.heads = static_cast<int>(in.heads());
+    vector_ = 16 / static_cast<int64_t>(c10::elementSize(in.rows()));
+    args.coefficient = static_cast<A>(in.coefficient);
+    set_value(in.value);
+    if (problem.score == Score::gat) {
+      args.dst = scalars(in.dst), args.src = scalars(in.src);
+    } else {
+      args.dst = rows(in.dst), args.src = rows(in.src);
+      args.key_vectors = static_cast<int>(round_up(in.dim(), vector_) / vector_);
+      if (!in.value) args.value_vectors = args.key_vectors;
+    }
+    if (in.att) args.att = keep(padded(in.att->unsqueeze(1), att_width()));
+    if (in.edge_scale) {
+      args.scale = in.edge_scale->data_ptr<A>();
+      args.scale_edge = in.edge_scale->stride(0), args.scale_head = in.edge_scale->stride(1);
+    }
+    if (in.dropout > 0) {
+      args.has_dropout = true;
+      args.seed = in.seed->data_ptr<int64_t>();
+      args.threshold = dropout_threshold(in.dropout);
+      args.keep_scale = in.dropout < 1 ? static_cast<A>(1 / (1 - in.dropout)) : A(0);
+    }
+    if (in.edge_attr && problem.score == Score::gatv2) {
+      problem.edge_term = true;
+      const Tensor attr =
+          in.edge_attr->stride(1) == 1 || in.edge_dim() == 1 ? *in.edge_attr : in.edge_attr->contiguous();
+      kept_.push_back(attr);
+      args.edge_attr.base = static_cast<const char*>(attr.data_ptr());
+      args.edge_attr.row = static_cast<uint32_t>(attr.stride(0) * attr.element_size());
+      args.edge_dim = static_cast<int>(in.edge_dim());
+      args.proj = keep(padded(in.edge_proj->transpose(1, 2), args.key_vectors * vector_));
+    }
+  }
+
+  cudaStream_t stream() const { return on_device_.stream(); }
+  const at::TensorOptions& numbers() const { return numbers_; }
+  Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, numbers_); }
+
+  void set_value(const OptTensor& value) {
+    if (!value) return;
+    args.value = rows(*value);
+    args.value_vectors = static_cast<int>(round_up(value->size(2), vector_) / vector_);
+  }
+
+  void set_grad_out(const Tensor& grad_out, const Tensor& out) {
+    args.grad_out = rows(grad_out.to(in_.rows()));
+    args.saved_out = rows(out);
+    if (out.scalar_type() == in_.rows()) return;
+    if constexpr (std::is_same_v<A, float>) {
+      prepare_rows();
+      delta_ = empty({out.size(0), out.size(1)});
+      C10_CUDA_CHECK(row_delta(args.grad_out, problem.storage, args.saved_out, out.size(0), args.heads,
+                               args.value_vectors, delta_.template data_ptr<float>(), stream()));
+      args.delta_given = delta_.template data_ptr<float>();
+    }
+  }
+
+  // Memory that the edges' terms need is kept as well.
+  A* keep(const Tensor& t) {
+    kept_.push_back(t);
+    return t.numel() ? t.data_ptr<A>() : nullptr;
+  }
+
+  Tensor keep_tensor(const Tensor& t) { return kept_.emplace_back(t); }
+
+  // Numbers of a head in the kernels' att, and in the shares of its gradient.
+  int64_t att_width() const { return problem.score == Score::cosine ? 1 : args.key_vectors * vector_; }
+
+  // Runs a pass over the graph; `att_sums` [n, H, D padded] receives n shares of the gradient of att.
+  void run(Pass pass, at::TensorList graph, int64_t num_gathered, const Tensor& att_sums = {}) {
+    args.graph = compressed_graph(graph);
+    if (args.graph.num_rows == 0) {
+      if (att_sums.defined()) att_sums.zero_();
+      return;
+    }
+    prepare_rows();
+    problem.pass = pass;
+    problem.num_rows = args.graph.num_rows, problem.num_edges = args.graph.num_edges;
+    problem.num_gathered = num_gathered;
+    problem.key_vectors = args.key_vectors, problem.value_vectors = args.value_vectors;
+    problem.options = args.has_dropout || args.scale || args.logit_term || args.value_term || args.given ||
+                      args.logits_out || args.grad_weights || args.ds_out || args.weights_out || args.grad_scale ||
+                      problem.edge_term;
+    args.carry_size = carry_size(pass);
+    problem.carry_bytes = args.carry_size * args.heads * int64_t(sizeof(A));
+    // Pieces of hubs may take half a result where there is memory left of the peak. A forward has nothing but its
+    // result, and the last pass of a backward stands beside all results (one fewer where the values are the keys):
+    // there they take a sixteenth, of float results a crumb.
+    const int64_t result = problem.num_rows * args.heads * args.value_vectors * 16;
+    const bool scarce = pass == Pass::forward || (pass == Pass::by_src && !values_are_keys(problem.score));
+    const int64_t crumb = 256 << 10, share = result / (scarce ? in_.rows() == at::kFloat ? 512 : 16 : 2);
+    problem.carry_budget = std::max(crumb, scarce && in_.rows() == at::kFloat ? std::min(2 * crumb, share) : share);
+    // Of sizes alone: a gradient must not depend on which others are asked for.
+    const bool att_shares =
+        pass == Pass::by_dst ? values_are_keys(problem.score) : pass == Pass::by_src && problem.score == Score::gatv2;
+    problem.range_bytes = att_shares ? args.heads * att_width() * int64_t(sizeof(A)) : 0;
+    problem.range_budget = std::max<int64_t>(2 << 20, result / 4);
+    const Plan plan = make_plan(problem, device_);
+    TORCH_CHECK_VALUE(plan.layout.vectors > 0, "edgeless: a head of attention may take up to ", 4 * 32 * vector_,
+                      " features in ", in_.rows(), " on CUDA, got ", in_.dim(), " and ", in_.channels());
+    // The two passes of a gatv2 backward must agree on what Args::stats means.
+    const bool by_edge = plan.mode == 2;
+    TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
+    by_edge_ = by_edge;
+    args.layout = plan.layout, args.part = plan.part;
+    Tensor carry, shares;
+    if (plan.hubs) {
+      carry = empty({2 * plan.slots * args.heads * args.carry_size});
+      args.carry = carry.data_ptr<A>();
+    }
+    if (att_sums.defined()) {
+      shares = empty({plan.part.num_ranges, att_sums[0].numel()});
+      args.grad_att = shares.template data_ptr<A>();
+    }
+    C10_CUDA_CHECK(run_pass(problem, plan, args, stream()));
+    if (plan.hubs) C10_CUDA_CHECK(merge_pieces(problem, plan, args, stream()));
+    if (att_sums.defined()) sum_over_rows(shares, att_sums);
+    args.carry = nullptr, args.grad_att = nullptr;
+  }
+
+  // t [rows, ...], to [sums, ...]
+  void sum_over_rows(const Tensor& t, const Tensor& to) {
+    const int sums = static_cast<int>(to.size(0));
+    C10_CUDA_CHECK(sum_rows(t.data_ptr<A>(), t.size(0), to.numel() / sums, sums, to.template data_ptr<A>(), stream()));
+  }
+
+ private:
+  int carry_size(Pass pass) const {
+    const int keys = problem.score == Score::gat ? 1 : static_cast<int>(args.key_vectors * vector_);
+    const int values = static_cast<int>(args.value_vectors * vector_);
+    if (pass == Pass::forward) return values + 2;
+    return keys + (pass == Pass::by_src && !values_are_keys(problem.score) ? values : 0);
+  }
+
+  // The kernels read vectors of 16 bytes, and of every tensor as many numbers as of the rows, whatever its own type.
+  // Copies are made when the first kernel is about to run: all by one launch.
+  Rows rows(const Tensor& t) {
+    const bool fits = t.size(2) % vector_ == 0 && vector_bytes(t) == 16;
+    const Tensor packed = fits ? t : copies_.add(t, vector_);
+    kept_.push_back(packed);
+    Rows r = scalars(packed);
+    TORCH_INTERNAL_ASSERT(r.row % 16 == 0 && r.head % 16 == 0);
+    return r;
+  }
+
+  void prepare_rows() {
+    copies_.run();
+    if (problem.score != Score::cosine || args.src_over_norm) return;
+    args.src_over_norm = over_norms_of(args.src, in_.num_src());
+    const bool same = args.dst.base == args.src.base && args.dst.row == args.src.row &&
+                      args.dst.head == args.src.head && in_.num_dst() == in_.num_src();
+    args.dst_over_norm = same ? args.src_over_norm : over_norms_of(args.dst, in_.num_dst());
+  }
+
+  const A* over_norms_of(const Rows& rows, int64_t count) {
+    A* over = keep(empty({count, in_.heads()}));
+    C10_CUDA_CHECK(
+        over_norms(rows, problem.storage, count, args.heads, args.key_vectors, args.coefficient, over, stream()));
+    return over;
+  }
+
+  Rows scalars(const Tensor& t) {
+    Rows r;
+    r.base = static_cast<const char*>(t.data_ptr());
+    r.row = t.size(0) > 1 ? static_cast<uint32_t>(t.stride(0) * t.element_size()) : 0;
+    r.head = t.size(1) > 1 ? t.stride(1) * t.element_size() : 0;
+    return r;
+  }
+
+  // [n, m, size] contiguous, filled up with zeros; `size` is a multiple of 16 bytes unless t has it.
+  Tensor padded(const Tensor& t, int64_t size) { return t.size(2) == size ? t.contiguous() : copies_.add(t, size); }
+
+  const AttentionInputs& in_;
+  OnDevice on_device_;
+  Device device_;
+  at::TensorOptions numbers_;
+  int64_t vector_ = 1;
+  bool by_edge_ = false;
+  Tensor delta_;  // where the pass by destination cannot make it
+  PaddedRows copies_;
+  std::vector<Tensor> kept_;
+};
+
+}  // namespace edgeless::cuda
