@@ -24,8 +24,8 @@ inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_
                   bool divided = false) {
   constexpr int64_t least_columns = 32, least_depth = 16, most_depth = 1024;
   const bool full = divided ? rows >= 96 : depth <= most_depth || rows * columns >= int64_t(1) << 20;
-  return full && fits(a) && fits(b) && columns >= least_columns && columns < INT_MAX && depth >= least_depth &&
-         rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8 &&
+  return full && fits(a) && fits(b) && columns >= least_columns && columns % 4 == 0 && columns < INT_MAX &&
+         depth >= least_depth && rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8 &&
          !at::globalContext().allowTF32CuBLAS();
 }
 

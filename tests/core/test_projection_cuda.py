@@ -11,7 +11,16 @@ pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
 ops = torch.ops.edgeless
 # Few rows and many: see kFewRows.
-SHAPES = [(0, 3, (4,)), (1, 3, (4, 1)), (700, 16, (8, 24)), (40_000, 33, (128, 7, 300)), (129, 70, (1,) * 20)]
+SHAPES = [
+    (0, 3, (4,)),
+    (1, 3, (4, 1)),
+    (700, 16, (8, 24)),
+    (40_000, 33, (128, 7, 300)),
+    (129, 70, (1,) * 20),
+    (300, 64, (33, 70, 132)),  # float32: what the tensor cores take, and what they do not
+    (40_001, 100, (33, 100, 46, 64)),
+    (1000, 2052, (68,)),
+]
 
 
 def maps(features, widths, dtype=torch.float32):

@@ -73,7 +73,7 @@ cudaError_t run_cast(Storage to, const CastArgs& args, cudaStream_t stream);
 
 // c [rows, columns] = a b^T + bias, or c += a b^T, of floats; a is [rows, depth] and b [columns, depth], or, stored
 // across, [depth, rows] and [depth, columns]. All rows begin on 16 bytes, numbers of a row lie side by side, and rows
-// that are read are made of whole vectors of 16 bytes. From devices of compute capability 8.0 on.
+// are made of whole vectors of 16 bytes, those of c too. From devices of compute capability 8.0 on.
 struct ProductArgs {
   const float *a = nullptr, *b = nullptr, *bias = nullptr;
   float* c = nullptr;
