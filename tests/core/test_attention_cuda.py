@@ -1,6 +1,6 @@
 """The attention functions on CUDA against plain PyTorch in float64: the suite of test_attention.py, and what only a GPU
-can get wrong: every kernel instance, hubs over many blocks, streams, graph capture, host syncs, more than
-2**31 elements.
+can get wrong: every kernel instance, hubs over many blocks, rows of any strides. What is true of them as ops is in
+test_attention_cuda_op.py.
 """
 
 import pytest
@@ -14,7 +14,6 @@ from test_attention import (
     graph_of,
     in_its_own_precision,
     inputs_of,
-    op_samples,
     raised,
     run,
 )
@@ -221,9 +220,6 @@ def test_each_gradient_alone_is_the_same(score, options):
         assert torch.equal(alone, together[i]), i
 
 
-# Hubs ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("score", ["gatv2", "dot"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("channels", [8, 5])
@@ -244,6 +240,9 @@ def test_gradients_of_parts_of_one_tensor_are_parts_of_one(score, dtype, channel
     assert storages == [1, count]
     starts = [[t.storage_offset() for t in tensors] for tensors in (parts, results[0])]
     assert sorted(range(count), key=starts[0].__getitem__) == sorted(range(count), key=starts[1].__getitem__)
+
+
+# Hubs ------------------------------------------------------------------------------------------------------------
 
 
 def star(edges=300_000, leaves=5000):
@@ -451,252 +450,6 @@ def test_dropout_follows_torchs_generator():
     first, second = call(graph, *args, dropout=0.5), call(graph, *args, dropout=0.5)
     torch.manual_seed(1)
     assert torch.equal(first, call(graph, *args, dropout=0.5)) and not torch.equal(first, second)
-
-
-# As an op --------------------------------------------------------------------------------------------------------
-
-
-def test_opcheck():
-    def moved(sample):
-        return [
-            [t.to(DEVICE) for t in x] if isinstance(x, list) else x.detach().to(DEVICE) if torch.is_tensor(x) else x
-            for x in sample
-        ]
-
-    for sample in map(moved, op_samples(False)):
-        torch.library.opcheck(torch.ops.edgeless.attention, sample)
-        dst, src, value, att, attr, proj, scale, csr, csc, seed, *options = sample
-        out, logsumexp = torch.ops.edgeless.attention(*sample)
-        weights = (logsumexp, dst, src, att, attr, proj, csr, csc, seed, *options[:3])
-        torch.library.opcheck(torch.ops.edgeless.attention_weights, weights)
-        backward = (
-            torch.ones_like(out),
-            None,
-            out,
-            logsumexp,
-            *sample[:7],
-            csr,
-            csc,
-            seed,
-            *options[:3],
-            False,
-            [True] * 7,
-        )
-        torch.library.opcheck(torch.ops.edgeless.attention_backward, backward)
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_compiles_whole_and_equals_eager(score):
-    graph = graph_of("square")
-    args, tensors, rest = cuda_inputs(score, graph, 2, 8, OPTIONS["all"], torch.float64)
-    graph = graph.to(DEVICE)
-
-    def call(graph, args, tensors):
-        return getattr(functional, f"{score}_attention")(graph, *args, **tensors, **rest)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    leaves = [*args, *tensors.values()]
-
-    def results(fn):
-        out, weights = fn(graph, args, tensors)
-        return [out, weights, *torch.autograd.grad((out.square().sum(), weights.square().sum()), leaves)]
-
-    assert_close(results(compiled), results(call), 1e-12)
-
-
-def forward_backward(score, graph, args, tensors, rest):
-    out = getattr(functional, f"{score}_attention")(graph, *args, **tensors, **rest)
-    outs = out if isinstance(out, tuple) else (out,)
-    return [*outs, *torch.autograd.grad([o.float().square().sum() for o in outs], [*args, *tensors.values()])]
-
-
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("options", ["plain", "all"])
-def test_no_host_sync(score, options):
-    graph = star(20_000)
-    args, tensors, rest = cuda_inputs(score, graph, 2, 16, OPTIONS[options], torch.float32)
-    graph = graph.to(DEVICE)
-    graph.csc  # noqa: B018  built on first use
-    if "seed" in rest:
-        rest["seed"] = torch.tensor([3], device=DEVICE)
-    expected = forward_backward(score, graph, args, tensors, rest)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        found = forward_backward(score, graph, args, tensors, rest)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
-
-
-@pytest.mark.parametrize("score", SCORES)
-def test_runs_on_the_current_stream(score):
-    graph = star(20_000)
-    args, _, _ = cuda_inputs(score, graph, 2, 16, (), torch.float32)
-    graph = graph.to(DEVICE)
-    expected = forward_backward(score, graph, args, {}, {})
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        late = [t.detach().clone() for t in args]
-        for t in late:
-            t.fill_(float("nan"))
-        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
-        for t, value in zip(late, args):
-            t.copy_(value.detach())
-        found = forward_backward(score, graph, [t.requires_grad_() for t in late], {}, {})
-    torch.cuda.current_stream().wait_stream(stream)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
-
-
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("options", ["plain", "dropout"])
-def test_captured_in_a_cuda_graph(score, options):
-    graph = star(20_000)
-    args, _, rest = cuda_inputs(score, graph, 2, 16, OPTIONS[options], torch.float32)
-    graph = graph.to(DEVICE)
-    if rest:
-        rest["seed"] = torch.tensor([3], device=DEVICE)
-    # Detached: nodes of autograd that outlive their call tie the capture to that call's stream (torch warns of it).
-    expected = [t.detach() for t in forward_backward(score, graph, args, {}, rest)]
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        forward_backward(score, graph, args, {}, rest)
-    torch.cuda.current_stream().wait_stream(side)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        found = forward_backward(score, graph, args, {}, rest)
-    for t in found:
-        t.detach().fill_(float("nan"))
-    captured.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_on_another_device_than_the_current():
-    graph = star(20_000)
-    args, _, _ = inputs_of("gatv2", graph, 2, 16, (), torch.float32)
-    first = forward_backward(
-        "gatv2", graph.to("cuda:0"), [t.detach().to("cuda:0").requires_grad_() for t in args], {}, {}
-    )
-    second = forward_backward(
-        "gatv2", graph.to("cuda:1"), [t.detach().to("cuda:1").requires_grad_() for t in args], {}, {}
-    )
-    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, second))
-
-
-def test_arrays_on_two_devices_are_refused():
-    graph = graph_of("square")
-    csr = [t for t in graph.csr if t is not None]
-    x = torch.randn(40, 2, 8, device=DEVICE)
-    with pytest.raises((ValueError, RuntimeError), match="csr must be on cuda:0, got cpu"):
-        torch.ops.edgeless.attention(x, x, x, None, None, None, None, csr, [], None, "dot", 1.0, 0.0, None)
-
-
-# Size ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 60 << 30, reason="needs 60 GB"
-)
-def test_more_than_two_to_the_31_elements():
-    """3.1e9 edge-feature elements, and node rows that lie beyond 2**31 elements of their tensor."""
-    heads, channels, nodes, edges = 4, 128, 4_400_000, 6_000_000  # 2.25e9 elements a node tensor
-    gen = torch.Generator(device=DEVICE).manual_seed(0)
-    ends = torch.randint(nodes, (2, edges), device=DEVICE, generator=gen)
-    ends[:, : edges // 2] = nodes - 1 - ends[:, : edges // 2] % 1000  # many among the last rows
-    graph = Graph.from_edge_index(ends, nodes, nodes)
-    shape = (nodes, heads, channels)
-    q, k, v = (
-        torch.randn(shape, device=DEVICE, generator=gen, dtype=torch.bfloat16).requires_grad_() for _ in range(3)
-    )
-    out = functional.dot_attention(graph, q, k, v)
-    # Rows at the end of the tensors and some others; their in-edges make a small graph with the same results.
-    rows = torch.cat([torch.arange(nodes - 200, nodes, device=DEVICE), ends[1, -200:]]).unique()
-    grad = torch.zeros_like(out)
-    grad[rows] = torch.randn(rows.numel(), heads, channels, device=DEVICE, generator=gen, dtype=torch.bfloat16)
-    grads = torch.autograd.grad(out, [q, k, v], grad)
-    near = torch.isin(ends[1], rows)
-    nodes_near, local = torch.unique(torch.cat([ends[0, near], ends[1, near], rows]), return_inverse=True)
-    count = int(near.sum())
-    small = Graph.from_edge_index(local[: 2 * count].view(2, count), nodes_near.numel(), nodes_near.numel())
-    leaves = [t.detach()[nodes_near].double().requires_grad_() for t in (q, k, v)]
-    expected = reference.dot_attention(small, *leaves)
-    place = local[2 * count :]
-    assert error(out[rows], expected[place]) < 0.01
-    for found, wanted in zip(grads, torch.autograd.grad(expected[place], leaves, grad[rows].double())):
-        assert error(found[nodes_near], wanted) < 0.02
-        assert torch.isfinite(found.sum(dtype=torch.float32))
-
-
-# Cosine attention ------------------------------------------------------------------------------------------------
-
-
-def cosine_results(call, graph, leaves, device, **options):
-    leaves = [t.detach().to(device).requires_grad_() for t in leaves]
-    out = call(graph.to(device), *leaves, **options)
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    return [t.cpu() for t in (out, *torch.autograd.grad(out, leaves, grad.to(device, out.dtype)))]
-
-
-@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("eps", [1e-12, 1.5])
-@pytest.mark.parametrize("heads,channels", [(3, 5), (2, 8), (3, 40), (1, 128), (1, 250)])
-def test_cosine_of_rows_shorter_than_eps(dtype, tolerance, eps, heads, channels):
-    """Zero rows, rows below the clamp and above it: values and gradients are those of F.normalize."""
-    gen = torch.Generator().manual_seed(1)
-    graph = graph_of("square")
-    x, x_dst = (torch.randn(40, heads, channels, dtype=torch.float64, generator=gen) for _ in range(2))
-    for t in (x, x_dst):
-        t[::5] = 0
-        t[1::5] *= 0.1
-        t[2::5] *= eps * 1e-3
-    for both in (True, False):
-        leaves = [t.to(dtype) for t in ((x, x_dst) if both else (x,))]
-        found = cosine_results(functional.cosine_attention, graph, leaves, DEVICE, beta=3.0, eps=eps)
-        expected = cosine_results(reference.cosine_attention, graph, raised(leaves), "cpu", beta=3.0, eps=eps)
-        for a, b in zip(found, expected):
-            assert torch.isfinite(a).all()
-            short = b.norm(dim=-1) > 1e3  # rows whose gradient is that of a division by eps
-            assert error(a[short], b[short]) <= tolerance and error(a[~short], b[~short]) <= tolerance
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("channels", [32, 64, 128])
-def test_cosine_of_short_rows_in_half_precision(dtype, channels):
-    """On and off the tensor cores. The short rows are not so short that their gradients leave the type."""
-    gen = torch.Generator().manual_seed(1)
-    x = torch.randn(40, 2, channels, dtype=torch.float64, generator=gen)
-    x[::5] = 0
-    x[1::5] *= 0.05
-    leaf = x.to(dtype)
-    found = cosine_results(functional.cosine_attention, graph_of("square"), [leaf], DEVICE, beta=3.0, eps=2.0)
-    exact = cosine_results(reference.cosine_attention, graph_of("square"), raised([leaf]), "cpu", beta=3.0, eps=2.0)
-    bound = 0.02 if dtype == torch.bfloat16 else 0.003
-    assert all(torch.isfinite(a).all() and error(a, b) < bound for a, b in zip(found, exact))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("channels", [7, 64])
-def test_cosine_with_one_tensor_for_both_sides(dtype, channels):
-    """Whose norms and padded copy are made once."""
-    gen = torch.Generator().manual_seed(1)
-    graph = graph_of("square")
-    x, beta = torch.randn(40, 2, channels, generator=gen).to(dtype), torch.tensor([1.7]).to(dtype)
-    one = cosine_results(lambda g, x, b: functional.cosine_attention(g, x, None, b), graph, [x, beta], DEVICE)
-    copied = cosine_results(lambda g, x, b: functional.cosine_attention(g, x, x.clone(), b), graph, [x, beta], DEVICE)
-    assert all(torch.equal(a, b) for a, b in zip(one, copied))
-
-
-def test_cosine_of_zero_beta_still_has_its_gradient():
-    for dtype in (torch.float32, torch.float64):
-        graph = graph_of("hub")
-        args, _, _ = inputs_of("cosine", graph, 3, 16, (), dtype)
-        with torch.no_grad():
-            args[2].zero_()
-        assert_close(run_cuda("cosine", graph, args, {}, {}), run(reference, "cosine", graph, raised(args), {}, {}),
-                     TOLERANCE[dtype])  # fmt: skip
 
 
 # Rows that are no whole vectors ----------------------------------------------------------------------------------
