@@ -50,7 +50,9 @@ def pays(x: Tensor, width: int) -> bool:
 
 def _pays_in_program(x: Tensor) -> bool:
     """Whether a program of torch.compile should hold the op: for float32 on CUDA, where its products are faster."""
-    return compiling() and x.is_cuda and type(x) in _PLAIN and x.dtype == torch.float32 and not autocasts("cuda")
+    if type(x) not in _PLAIN or x.dim() != 2 or x.dtype != torch.float32 or not x.is_cuda:
+        return False
+    return compiling() and not autocasts("cuda")
 
 
 def project(x: Tensor, *linears: nn.Module, kinds: tuple[type, ...] = (nn.Linear,), joined: int = 0) -> list[Tensor]:
@@ -133,7 +135,7 @@ def _project(
 
 def _fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
     width = sum(weight.size(0) for weight in weights if type(weight) in _PLAIN)
-    if not (pays(x, width) or _pays_in_program(x)) or x.dim() != 2:
+    if not (pays(x, width) or _pays_in_program(x)):
         return False
     if any(type(w) not in _PLAIN or w.dim() != 2 or w.size(1) != x.size(1) for w in weights):
         return False

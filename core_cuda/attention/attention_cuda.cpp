@@ -7,7 +7,6 @@
 #include <array>
 #include <vector>
 
-#include "../graph/graph_cuda.h"
 #include "call_cuda.h"
 #include "edge_terms_cuda.h"
 
@@ -70,9 +69,6 @@ void put_side_by_side(const AttentionInputs& in, std::vector<int> which, std::ve
   for (int64_t k = 0; k < parts; ++k) grads[which[k]] = all.narrow(1, k * width, width).view(in.dst.sizes());
 }
 
-// Up to that, all gradients lie side by side; above, those of one pass, so that none stands there before its pass.
-constexpr int64_t kFewRows = 1 << 15;
-
 template <class A>
 void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
               const Tensor& logsumexp, const std::array<bool, kNumInputs>& needs, bool side_by_side,
@@ -134,7 +130,8 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   std::vector<int> sources{kSrc};
   if (in.value) sources.push_back(kValue);
   side_by_side &= std::all_of(sources.begin(), sources.end(), [&](int i) { return needs[i]; });
-  const bool few = in.num_dst() <= kFewRows;
+  // Of many rows, those of one pass alone, so that none stands there before its pass.
+  const bool few = in.num_dst() < kFewRows;
   if (side_by_side && few && needs[kDst]) {
     std::vector<int> all = sources;
     all.push_back(kDst);
@@ -155,17 +152,11 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   call.run(Pass::by_dst, in.csr, in.num_src(), half(0));
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
 
-  // by source; the attention vector needs it as well, and then a transpose that nobody else asked for
+  // by source; gatv2's attention vector needs it as well
   Tensor grad_value;
   if (needs[kSrc] || needs[kValue] || half(1).defined()) {
-    std::vector<Tensor> transpose(in.csc.begin(), in.csc.end());
-    if (transpose.empty()) {
-      TORCH_CHECK_VALUE(!needs[kSrc] && !needs[kValue],
-                        "edgeless::attention_backward: csc is needed for the gradient of a source tensor");
-      const OptTensor ids = in.csr.size() == 3 ? OptTensor(in.csr[2]) : OptTensor();
-      auto [indptr, indices, edge_ids] = csr_transpose_cuda(in.csr[0], in.csr[1], ids, in.num_src());
-      transpose = {indptr, indices, edge_ids};
-    }
+    TORCH_CHECK_VALUE(!in.csc.empty(),
+                      "edgeless::attention_backward: csc is needed for the gradients of source tensors and of att");
     // Not before: what the pass by destination kept for itself is free by now.
     if (side_by_side && !few && sources.size() > 1) put_side_by_side(in, sources, grads);
     const auto make = [&](int which, const Tensor& like) {
@@ -175,7 +166,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (needs[kSrc]) args.grad_src = make(kSrc, in.src);
     if (needs[kValue]) args.grad_value = make(kValue, *in.value);
     args.delta_given = nullptr;
-    call.run(Pass::by_src, transpose, in.num_dst(), half(1));
+    call.run(Pass::by_src, in.csc, in.num_dst(), half(1));
   }
 
   Tensor att_grad;

@@ -3,16 +3,16 @@
 // Nothing waits for the device unless ids are to be validated: then one flag is read back, before the sort's result is
 // used by anyone, so that a wrong id is an error here and not a wild read later. Without validation wrong ids give a
 // wrong graph, but touch no memory outside these arrays.
-#include "graph_cuda.h"
-
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
 
 #include <limits>
+#include <tuple>
 
 #include "../common/checks.h"
 #include "../common/launch.h"
+#include "../common/optional.h"
 #include "edge_sort_cuda.h"
 
 namespace edgeless {
@@ -105,8 +105,6 @@ CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t n
   return {indptr, indices, order};
 }
 
-}  // namespace
-
 // indptr [R + 1], indices [E], edge_ids [E] or none -> the same of the transpose, whose rows are the columns. The
 // arrays are taken for what a graph holds: ids were checked when it was built.
 CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
@@ -143,6 +141,8 @@ CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices,
   });
   return {out_pointers, out_indices, out_ids};
 }
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("coo_to_csr", coo_to_csr_cuda);

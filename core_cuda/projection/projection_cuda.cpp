@@ -26,9 +26,6 @@ Storage storage_of(const char* op, const char* name, at::ScalarType t) {
   return cuda::storage_of(t);
 }
 
-// Below, a product takes less time than its launch: as few as possible, and copies cost nothing.
-constexpr int64_t kFewRows = 1 << 15;
-
 // The results of several maps side by side, as parts of one tensor.
 std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   std::vector<Tensor> outs;
@@ -158,7 +155,9 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
     const Tensor products = weight_gradient(group.grad, x);
     int64_t row = 0;
     for (size_t i = group.first; i < end; ++i) {
-      if (needs[1 + which[i]]) results[1 + which[i]] = products.narrow(0, row, of[i].size(0));
+      if (needs[1 + which[i]]) {
+        results[1 + which[i]] = group.count > 1 ? products.narrow(0, row, of[i].size(0)) : products;
+      }
       row += of[i].size(0);
     }
   }
