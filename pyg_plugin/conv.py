@@ -17,7 +17,7 @@ from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
-from edgeless.projection import add, add_row, is_plain, project
+from edgeless.projection import add_row, project
 
 from .convert import check_flow, kind_of, with_loop_features
 
@@ -158,11 +158,6 @@ class FusedConv(FusedLayer):
     def _project(x: Tensor, *linears: torch.nn.Module, joined: int = 0) -> list[Tensor]:
         """The maps' results for one input, see :func:`edgeless.projection.project`."""
         return project(x, *linears, kinds=LINEAR, joined=joined)
-
-    @staticmethod
-    def _add_map(out: Tensor, x: Tensor, linear: torch.nn.Module) -> Tensor:
-        """``out + linear(x)``."""
-        return add(project(x, linear, kinds=LINEAR)[0], out, own=is_plain(linear, LINEAR))
 
     def _merge_heads(self, out: Tensor) -> Tensor:
         """``[Nd, H, C]`` to ``[Nd, H * C]``, or to the mean over heads ``[Nd, C]``."""

@@ -15,7 +15,7 @@ from edgeless.functional import neighbor_reduce, spmm
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.graph_rows import receiving
-from edgeless.projection import is_plain, product
+from edgeless.projection import is_plain, product, project_sum
 
 from .conv import FLOATS, LINEAR, PLAIN, pair
 from .convert import EdgeList, Handle, SortedEdgeList, SparseMatrix, SparseStorage, kind_of
@@ -143,8 +143,10 @@ class NeighborReduction:
                 out = product(x_dst, own.weight.t(), linear.bias)
                 neighbors = self._aggregate(dense, x_src, edge_index, edge_weight)
                 return out.index_add_(0, rows, product(neighbors, linear.weight.t()))
-        (out,) = self._project(self._aggregate(graph, x_src, edge_index, edge_weight), linear)
-        return out if own is None or x_dst is None else self._add_map(out, x_dst, own)
+        neighbors = self._aggregate(graph, x_src, edge_index, edge_weight)
+        if own is None or x_dst is None:
+            return self._project(neighbors, linear)[0]
+        return project_sum((neighbors, x_dst), (linear, own), kinds=LINEAR)
 
     def _aggregate(self, graph: Graph, x_src: Tensor, edge_index: Any, edge_weight: Optional[Tensor]) -> Tensor:
         kind = kind_of(edge_index)

@@ -6,6 +6,7 @@ A layer calls its submodules unless that is known to be the same as the compiled
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Optional
 
 import torch
@@ -69,6 +70,20 @@ def project(x: Tensor, *linears: nn.Module, kinds: tuple[type, ...] = (nn.Linear
     return [linear(x) for linear in linears]
 
 
+def project_sum(xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds=(nn.Linear,)) -> Tensor:
+    """``linears[0](xs[0]) + linears[1](xs[1]) + ...``, in one op where that is the same and faster."""
+    if all(is_plain(linear, kinds) for linear in linears) and all(linear.bias is None for linear in linears[1:]):
+        weights, bias = [linear.weight for linear in linears], linears[0].bias
+        if all(_fits(x, [w], [bias if i == 0 else None]) for i, (x, w) in enumerate(zip(xs, weights))):
+            x, rounds = xs[0], _rounds(xs)
+            if all(len(t) == len(x) and (rounds or t.dtype == x.dtype) for t in xs[1:]):
+                return torch.ops.edgeless.project_sum(xs, weights, bias, cuda_autocast_dtype() if rounds else None)
+    (out,) = project(xs[0], linears[0], kinds=kinds)
+    for x, linear in zip(xs[1:], linears[1:]):
+        out = add(project(x, linear, kinds=kinds)[0], out, own=is_plain(linear, kinds))
+    return out
+
+
 def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(nn.Linear,)) -> Optional[list[Tensor]]:
     """``y = linear(x)`` ``[N, H * C]`` and ``(y * a).sum(-1)`` ``[N, H]`` for every ``a`` ``[1, H, C]``, in one op.
 
@@ -129,8 +144,12 @@ def _project(
         return None
     if compiling():  # a compiler takes every result for a tensor of its own
         joined = 0
-    rounds = x.is_cuda and x.dtype in _ROUNDED and autocasts("cuda")
-    return torch.ops.edgeless.project(x, weights, biases, joined, cuda_autocast_dtype() if rounds else None)
+    return torch.ops.edgeless.project(x, weights, biases, joined, cuda_autocast_dtype() if _rounds([x]) else None)
+
+
+def _rounds(xs: Sequence[Tensor]) -> bool:
+    """Whether autocast rounds these inputs of maps."""
+    return all(x.is_cuda and x.dtype in _ROUNDED for x in xs) and autocasts("cuda")
 
 
 def _fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:

@@ -142,19 +142,12 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (dot_edges) grad_dst = call.empty(in.dst.sizes());
     args.grad_dst = out_rows(grad_dst, in.rows());
   }
-  // Half of it is written by either pass; the cosine's factor has all from the first.
-  constexpr int64_t kSums = 16;
-  const int64_t halves = in.score == ScoreKind::cosine ? 1 : 2;
-  const Tensor att_sums = needs[kAtt] ? call.empty({halves * kSums, heads, call.att_width()}) : Tensor();
-  const auto half = [&](int64_t i) {
-    return needs[kAtt] && i < halves ? att_sums.narrow(0, i * kSums, kSums) : Tensor();
-  };
-  call.run(Pass::by_dst, in.csr, in.num_src(), half(0));
+  call.run(Pass::by_dst, in.csr, in.num_src(), needs[kAtt]);
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
 
-  // by source; gatv2's attention vector needs it as well
-  Tensor grad_value;
-  if (needs[kSrc] || needs[kValue] || half(1).defined()) {
+  // by source; gatv2's attention vector needs it as well, the cosine's factor had all from the first pass
+  const bool att_by_src = needs[kAtt] && in.score != ScoreKind::cosine;
+  if (needs[kSrc] || needs[kValue] || att_by_src) {
     TORCH_CHECK_VALUE(!in.csc.empty(),
                       "edgeless::attention_backward: csc is needed for the gradients of source tensors and of att");
     // Not before: what the pass by destination kept for itself is free by now.
@@ -166,14 +159,14 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (needs[kSrc]) args.grad_src = make(kSrc, in.src);
     if (needs[kValue]) args.grad_value = make(kValue, *in.value);
     args.delta_given = nullptr;
-    call.run(Pass::by_src, in.csc, in.num_dst(), half(1));
+    call.run(Pass::by_src, in.csc, in.num_dst(), att_by_src);
   }
 
   Tensor att_grad;
   if (needs[kAtt]) {
     const int64_t width = in.att->size(1);
     att_grad = call.att_width() == width ? grads[kAtt] : call.empty({heads, call.att_width()});
-    call.sum_over_rows(att_sums, att_grad.unsqueeze(0));
+    call.sum_att_shares(att_grad);
     att_grad = att_grad.narrow(1, 0, width);
   }
   if (in.edge_attr && in.score == ScoreKind::gatv2 && edge_grads) {

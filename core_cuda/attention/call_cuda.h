@@ -109,14 +109,20 @@ class Call {
   }
 
   void set_grad_out(const Tensor& grad_out, const Tensor& out) {
-    args.grad_out = rows(grad_out.to(in_.rows()));
+    const bool wide = out.scalar_type() != in_.rows();
+    // Float gradients of 16-bit rows are rounded by the kernel that reads them for delta.
+    const bool rounds = wide && grad_out.scalar_type() == at::kFloat && fits(grad_out);
+    const Tensor grad =
+        rounds ? at::empty(grad_out.sizes(), in_.dst.options().dtype(in_.rows())) : grad_out.to(in_.rows());
+    args.grad_out = rows(grad);
     args.saved_out = rows(out);
-    if (out.scalar_type() == in_.rows()) return;
+    if (!wide) return;
     if constexpr (std::is_same_v<A, float>) {
       prepare_rows();
       delta_ = empty({out.size(0), out.size(1)});
-      C10_CUDA_CHECK(row_delta(args.grad_out, problem.storage, args.saved_out, out.size(0), args.heads,
-                               args.value_vectors, delta_.template data_ptr<float>(), stream()));
+      C10_CUDA_CHECK(row_delta(rounds ? scalars(grad_out) : args.grad_out, problem.storage, args.saved_out, out.size(0),
+                               args.heads, args.value_vectors, rounds ? grad.data_ptr() : nullptr,
+                               delta_.template data_ptr<float>(), stream()));
       args.delta_given = delta_.template data_ptr<float>();
     }
   }
@@ -132,13 +138,10 @@ class Call {
   // Numbers of a head in the kernels' att, and in the shares of its gradient.
   int64_t att_width() const { return problem.score == Score::cosine ? 1 : args.key_vectors * vector_; }
 
-  // Runs a pass over the graph; `att_sums` [n, H, D padded] receives n shares of the gradient of att.
-  void run(Pass pass, at::TensorList graph, int64_t num_gathered, const Tensor& att_sums = {}) {
+  // Runs a pass over the graph; with `att_grad` it leaves its shares of the gradient of att.
+  void run(Pass pass, at::TensorList graph, int64_t num_gathered, bool att_grad = false) {
     args.graph = compressed_graph(graph);
-    if (args.graph.num_rows == 0) {
-      if (att_sums.defined()) att_sums.zero_();
-      return;
-    }
+    if (args.graph.num_rows == 0) return;
     prepare_rows();
     problem.pass = pass;
     problem.num_rows = args.graph.num_rows, problem.num_edges = args.graph.num_edges;
@@ -174,23 +177,44 @@ class Call {
       carry = empty({2 * plan.slots * args.heads * args.carry_size});
       args.carry = carry.data_ptr<A>();
     }
-    if (att_sums.defined()) {
-      shares = empty({plan.part.num_ranges, att_sums[0].numel()});
+    if (att_grad) {
+      shares = empty({plan.part.num_ranges, args.heads * att_width()});
       args.grad_att = shares.template data_ptr<A>();
     }
     C10_CUDA_CHECK(run_pass(problem, plan, args, stream()));
     if (plan.hubs) C10_CUDA_CHECK(merge_pieces(problem, plan, args, stream()));
-    if (att_sums.defined()) sum_over_rows(shares, att_sums);
+    if (att_grad) keep_att_shares(shares);
     args.carry = nullptr, args.grad_att = nullptr;
   }
 
-  // t [rows, ...], to [sums, ...]
-  void sum_over_rows(const Tensor& t, const Tensor& to) {
-    const int sums = static_cast<int>(to.size(0));
-    C10_CUDA_CHECK(sum_rows(t.data_ptr<A>(), t.size(0), to.numel() / sums, sums, to.template data_ptr<A>(), stream()));
+  // The gradient of att, [heads, att_width()], of all that the passes left.
+  void sum_att_shares(const Tensor& to) {
+    TORCH_INTERNAL_ASSERT(att_shares_.size() <= 2);
+    att_shares_.resize(2);
+    sum(att_shares_[0], att_shares_[1], 1, to);
   }
 
  private:
+  // Many are summed to a few before the next pass needs the memory.
+  void keep_att_shares(const Tensor& shares) {
+    constexpr int64_t kMost = 512;
+    constexpr int kSums = 16;
+    if (shares.size(0) <= kMost) {
+      att_shares_.push_back(shares);
+      return;
+    }
+    att_shares_.push_back(empty({kSums, shares.size(1)}));
+    sum(shares, {}, kSums, att_shares_.back());
+  }
+
+  // The rows of both, all numbers in `to` being `sums` rows.
+  void sum(const Tensor& some, const Tensor& more, int sums, const Tensor& to) {
+    const auto rows = [](const Tensor& t) { return t.defined() ? t.size(0) : 0; };
+    const auto base = [](const Tensor& t) { return t.defined() ? t.template data_ptr<A>() : nullptr; };
+    C10_CUDA_CHECK(sum_rows(base(some), rows(some), base(more), rows(more), to.numel() / sums, sums,
+                            to.template data_ptr<A>(), stream()));
+  }
+
   int carry_size(Pass pass) const {
     const int keys = problem.score == Score::gat ? 1 : static_cast<int>(args.key_vectors * vector_);
     const int values = static_cast<int>(args.value_vectors * vector_);
@@ -198,11 +222,12 @@ class Call {
     return keys + (pass == Pass::by_src && !values_are_keys(problem.score) ? values : 0);
   }
 
+  bool fits(const Tensor& t) const { return t.size(2) % vector_ == 0 && vector_bytes(t) == 16; }
+
   // The kernels read vectors of 16 bytes, and of every tensor as many numbers as of the rows, whatever its own type.
   // Copies are made when the first kernel is about to run: all by one launch.
   Rows rows(const Tensor& t) {
-    const bool fits = t.size(2) % vector_ == 0 && vector_bytes(t) == 16;
-    const Tensor packed = fits ? t : copies_.add(t, vector_);
+    const Tensor packed = fits(t) ? t : copies_.add(t, vector_);
     kept_.push_back(packed);
     Rows r = scalars(packed);
     TORCH_INTERNAL_ASSERT(r.row % 16 == 0 && r.head % 16 == 0);
@@ -244,6 +269,7 @@ class Call {
   bool by_edge_ = false;
   Tensor delta_;  // where the pass by destination cannot make it
   PaddedRows copies_;
+  std::vector<Tensor> att_shares_;  // [shares, heads * att_width()] of each pass
   std::vector<Tensor> kept_;
 };
 

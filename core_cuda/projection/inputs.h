@@ -48,27 +48,37 @@ inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weigh
   }
 }
 
-// What project() is given; where a dtype is asked for, what is of another one is copied by cast(tensors, dtype).
+// Replaces tensors of another dtype, and all that `copies` says, by copies that cast(tensors, dtype) makes.
+template <class Cast, class Copies>
+void cast_others(std::vector<at::Tensor>& tensors, at::ScalarType dtype, Cast&& cast, Copies&& copies) {
+  std::vector<at::Tensor> others;
+  std::vector<size_t> which;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].scalar_type() != dtype || copies(i)) others.push_back(tensors[i]), which.push_back(i);
+  }
+  if (!others.empty()) others = cast(others, dtype);
+  for (size_t i = 0; i < which.size(); ++i) tensors[which[i]] = others[i];
+}
+
+// What project() is given; where a dtype is asked for, what is of another one is copied by cast(tensors, dtype), and on
+// CUDA all parameters of maps that are joined: copies lie side by side, so that one product takes them as they are.
 struct Maps {
   at::Tensor x;
   std::vector<at::Tensor> weights;
   c10::List<OptTensor> biases;
 
   template <class Cast>
-  Maps(const at::Tensor& given, at::TensorList of, const c10::List<OptTensor>& with, Optional<at::ScalarType> dtype,
-       Cast&& cast) {
+  Maps(const at::Tensor& given, at::TensorList of, const c10::List<OptTensor>& with, int64_t joined,
+       Optional<at::ScalarType> dtype, Cast&& cast) {
     std::vector<at::Tensor> all{given};
     all.insert(all.end(), of.begin(), of.end());
     for (size_t k = 0; k < with.size(); ++k) {
       if (const OptTensor bias = with.get(k)) all.push_back(*bias);
     }
-    std::vector<at::Tensor> others;
-    std::vector<size_t> which;
-    for (size_t i = 0; i < all.size(); ++i) {
-      if (dtype && all[i].scalar_type() != *dtype) others.push_back(all[i]), which.push_back(i);
+    const bool copies = joined > 1 && given.is_cuda();
+    if (dtype || copies) {
+      cast_others(all, dtype.value_or(given.scalar_type()), cast, [&](size_t i) { return copies && i > 0; });
     }
-    if (!others.empty()) others = cast(others, *dtype);
-    for (size_t i = 0; i < which.size(); ++i) all[which[i]] = others[i];
     x = all[0];
     weights.assign(all.begin() + 1, all.begin() + 1 + of.size());
     size_t next = 1 + of.size();
@@ -78,16 +88,64 @@ struct Maps {
   }
 };
 
+// What project_sum() is given, each in `dtype` where one is asked for.
+struct Summands {
+  std::vector<at::Tensor> xs, weights;
+  OptTensor bias;
+
+  template <class Cast>
+  Summands(at::TensorList of, at::TensorList maps, const OptTensor& with, Optional<at::ScalarType> dtype, Cast&& cast) {
+    std::vector<at::Tensor> all(of.begin(), of.end());
+    all.insert(all.end(), maps.begin(), maps.end());
+    if (with) all.push_back(*with);
+    if (dtype) cast_others(all, *dtype, cast, [](size_t) { return false; });
+    xs.assign(all.begin(), all.begin() + of.size());
+    weights.assign(all.begin() + of.size(), all.begin() + of.size() + maps.size());
+    if (with) bias = all.back();
+  }
+};
+
+inline void check_summands(const char* op, at::TensorList xs, at::TensorList weights, const OptTensor& bias) {
+  TORCH_CHECK_VALUE(!xs.empty() && xs.size() == weights.size(), op,
+                    ": there must be one weight for each of one or more xs, got ", weights.size(), " and ", xs.size());
+  for (size_t k = 0; k < xs.size(); ++k) {
+    check_weights(op, xs[k], weights[k]);
+    check_shape(op, "xs", xs[k], {xs[0].size(0), xs[k].size(1)});
+    check_shape(op, "weights", weights[k], {weights[0].size(0), xs[k].size(1)});
+    check_dtype(op, "xs", xs[k], xs[0].scalar_type());
+    check_device(op, "xs", xs[k], xs[0].device());
+  }
+  if (!bias) return;
+  check_shape(op, "bias", *bias, {weights[0].size(0)});
+  check_dtype(op, "bias", *bias, xs[0].scalar_type());
+  check_device(op, "bias", *bias, xs[0].device());
+}
+
+// Tensors one below the other: as they are where they follow each other in memory, else copied.
+inline at::Tensor joined_rows(at::TensorList parts) {
+  int64_t rows = 0, end = parts[0].storage_offset();
+  bool follow = true;
+  for (const at::Tensor& part : parts) {
+    follow = follow && part.is_contiguous() && part.storage_offset() == end && part.is_alias_of(parts[0]);
+    rows += part.size(0), end += part.numel();
+  }
+  if (!follow) return at::cat(parts);
+  at::DimVector sizes(parts[0].sizes());
+  sizes[0] = rows;
+  return parts[0].as_strided(sizes, parts[0].strides());
+}
+
 // All biases side by side, zeros where a map has none; nothing where none has one.
 inline OptTensor joined_biases(const at::Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   std::vector<at::Tensor> parts;
   bool any = false;
+  for (size_t k = 0; k < weights.size(); ++k) any |= OptTensor(biases.get(k)).has_value();
+  if (!any) return {};
   for (size_t k = 0; k < weights.size(); ++k) {
     const OptTensor bias = biases.get(k);
-    any |= bias.has_value();
     parts.push_back(bias ? *bias : at::zeros({weights[k].size(0)}, x.options()));
   }
-  return any ? OptTensor(at::cat(parts)) : OptTensor();
+  return joined_rows(parts);
 }
 
 inline void check_map_gradients(const char* op, const c10::List<OptTensor>& grads, const at::Tensor& x,

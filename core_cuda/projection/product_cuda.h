@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <climits>
@@ -51,10 +52,55 @@ inline at::Tensor map_rows(const at::Tensor& x, const at::Tensor& weight, const 
   return out;
 }
 
-// grad weight, added to `to` where that is defined
-inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight, at::Tensor to) {
+// to += x weight^T
+inline void add_mapped_rows(at::Tensor& to, const at::Tensor& x, const at::Tensor& weight) {
+  if (!fits(to) || !takes(x, weight, x.size(0), weight.size(0), x.size(1))) {
+    to.addmm_(x, weight.t());
+    return;
+  }
+  const OnDevice on_device(x.device());
+  ProductArgs args = product_args(x, weight, to, x.size(1));
+  args.add = true;
+  C10_CUDA_CHECK(run_product(false, false, args, on_device.stream()));
+}
+
+// The libraries' products of 16-bit numbers that write floats; newer than the oldest torch.
+struct ToFloats {
+  using Product = at::Tensor(const at::Tensor&, const at::Tensor&, at::ScalarType);
+  using Added = at::Tensor&(const at::Tensor&, const at::Tensor&, const at::Tensor&, at::ScalarType, const at::Scalar&,
+                            const at::Scalar&, at::Tensor&);
+  Optional<c10::TypedOperatorHandle<Product>> mm;
+  Optional<c10::TypedOperatorHandle<Added>> addmm;
+
+  ToFloats() {
+    auto& ops = c10::Dispatcher::singleton();
+    const auto product = ops.findSchema({"aten::mm", "dtype"}), added = ops.findSchema({"aten::addmm", "dtype_out"});
+    if (!product || !added) return;
+    mm = product->typed<Product>(), addmm = added->typed<Added>();
+  }
+
+  static const ToFloats& get() {
+    static const ToFloats ops;
+    return ops;
+  }
+};
+
+// Whether products of rows such as x can have float results.
+inline bool writes_floats(const at::Tensor& x) {
+  const auto dtype = x.scalar_type();
+  return (dtype == at::kHalf || dtype == at::kBFloat16) && ToFloats::get().mm;
+}
+
+// a b in `dtype`, added to `to` where that is defined
+inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype, at::Tensor to = {}) {
+  if (dtype == a.scalar_type()) return to.defined() ? to.addmm_(a, b) : at::mm(a, b);
+  return to.defined() ? ToFloats::get().addmm->call(to, a, b, dtype, 1, 1, to) : ToFloats::get().mm->call(a, b, dtype);
+}
+
+// grad weight, in `dtype`, added to `to` where that is defined
+inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight, at::Tensor to, at::ScalarType dtype) {
   if (!takes(grad, weight, grad.size(0), weight.size(1), weight.size(0))) {
-    return to.defined() ? to.addmm_(grad, weight) : at::mm(grad, weight);
+    return library_product(grad, weight, dtype, to);
   }
   const OnDevice on_device(grad.device());
   const bool add = to.defined();
@@ -65,10 +111,10 @@ inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight
   return to;
 }
 
-// grad^T x: the rows are divided, and what each part gives is added in their order.
-inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x) {
+// grad^T x, in `dtype`: the rows are divided, and what each part gives is added in their order.
+inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::ScalarType dtype) {
   const int64_t rows = grad.size(1), columns = x.size(1), depth = x.size(0);
-  if (!takes(grad, x, rows, columns, depth, true)) return at::mm(grad.t(), x);
+  if (!takes(grad, x, rows, columns, depth, true)) return library_product(grad.t(), x, dtype);
   const OnDevice on_device(grad.device());
   const at::Tensor out = at::empty({rows, columns}, grad.options());
   ProductArgs args = product_args(grad, x, out, depth);

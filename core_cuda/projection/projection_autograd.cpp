@@ -16,9 +16,16 @@ std::vector<Tensor> call_project(const Tensor& x, at::TensorList weights, const 
 }
 
 std::vector<Tensor> call_project_backward(const OptTensors& grads, const Tensor& x, at::TensorList weights,
-                                          c10::List<bool> needs) {
+                                          c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
+                                          Optional<at::ScalarType> map_dtype) {
   static const Kernels kernels("edgeless::project_backward", call_project_backward);
-  return kernels(grads, x, weights, std::move(needs));
+  return kernels(grads, x, weights, std::move(needs), x_dtype, map_dtype);
+}
+
+Tensor call_project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& bias,
+                        Optional<at::ScalarType> dtype) {
+  static const Kernels kernels("edgeless::project_sum", call_project_sum);
+  return kernels(xs, weights, bias, dtype);
 }
 
 Tensor call_add_row(const Tensor& x, const Tensor& row) {
@@ -31,9 +38,9 @@ Tensor call_column_sums(const Tensor& x) {
   return kernels(x);
 }
 
-std::vector<Tensor> call_cast_all(at::TensorList tensors, at::ScalarType dtype) {
+std::vector<Tensor> call_cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side) {
   static const Kernels kernels("edgeless::cast_all", call_cast_all);
-  return kernels(tensors, dtype);
+  return kernels(tensors, dtype, side_by_side);
 }
 
 std::vector<Tensor> call_node_logits(const Tensor& x, at::TensorList vectors) {
@@ -69,7 +76,7 @@ void cast_back(variable_list& tensors, const c10::List<int64_t>& dtypes) {
     if (at::GradMode::is_enabled()) {
       for (Tensor& t : group) t = t.to(dtype);
     } else {
-      group = call_cast_all(group, dtype);
+      group = call_cast_all(group, dtype, false);
     }
     for (size_t i = 0; i < which.size(); ++i) tensors[which[i]] = group[i];
   }
@@ -89,7 +96,9 @@ struct Project : torch::autograd::Function<Project> {
     for (const at::TensorList list : {at::TensorList(x), weights, biases}) {
       for (const Tensor& t : list) dtypes.push_back(static_cast<int64_t>(t.scalar_type()));
     }
-    const Maps maps(x, weights, all, dtype, call_cast_all);
+    const bool traced = is_traced(x);
+    const Maps maps(x, weights, all, traced ? 0 : joined, dtype,
+                    [traced](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, !traced); });
     variable_list saved{maps.x};
     saved.insert(saved.end(), maps.weights.begin(), maps.weights.end());
     ctx->save_for_backward(std::move(saved));
@@ -109,13 +118,16 @@ struct Project : torch::autograd::Function<Project> {
     for (size_t i = 0; i <= maps; ++i) needs.push_back(ctx->needs_input_grad(i));
     size_t next = 1 + maps;
     for (const bool has : has_bias) needs.push_back(has && ctx->needs_input_grad(next++));
-    const variable_list found = at::GradMode::is_enabled() ? differentiable(given, x, weights)
-                                                           : call_project_backward(optional(given), x, weights, needs);
+    const c10::List<int64_t> dtypes = ctx->saved_data["dtypes"].toIntList();
+    const auto dtype = [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); };
+    const variable_list found = at::GradMode::is_enabled()
+                                    ? differentiable(given, x, weights)
+                                    : call_project_backward(optional(given), x, weights, needs, dtype(0), dtype(1));
     variable_list grads;
     for (size_t i = 0; i < found.size(); ++i) {
       if (i <= maps || has_bias[i - 1 - maps]) grads.push_back(needs[i] ? found[i] : Tensor());
     }
-    cast_back(grads, ctx->saved_data["dtypes"].toIntList());
+    cast_back(grads, dtypes);
     grads.resize(grads.size() + 3);  // of has_bias, joined, dtype
     return grads;
   }
@@ -148,6 +160,59 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTe
     if (bias) present.push_back(*bias);
   }
   return Project::apply(x, weights, at::TensorList(present), has_bias, joined, dtype);
+}
+
+struct ProjectSum : torch::autograd::Function<ProjectSum> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, at::TensorList xs, at::TensorList weights, const OptTensor& bias,
+                        Optional<at::ScalarType> dtype) {
+    c10::List<int64_t> dtypes;
+    for (const at::TensorList list : {xs, weights}) {
+      for (const Tensor& t : list) dtypes.push_back(static_cast<int64_t>(t.scalar_type()));
+    }
+    if (bias) dtypes.push_back(static_cast<int64_t>(bias->scalar_type()));
+    const bool traced = is_traced(xs[0]);
+    const Summands maps(xs, weights, bias, dtype, [traced](const auto& tensors, at::ScalarType to) {
+      return call_cast_all(tensors, to, !traced);
+    });
+    variable_list saved = maps.xs;
+    saved.insert(saved.end(), maps.weights.begin(), maps.weights.end());
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["dtypes"] = std::move(dtypes);
+    return call_project_sum(maps.xs, maps.weights, maps.bias, {});
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& given) {
+    const variable_list saved = ctx->get_saved_variables();
+    const c10::List<int64_t> dtypes = ctx->saved_data["dtypes"].toIntList();
+    const auto dtype = [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); };
+    const size_t count = saved.size() / 2;
+    const bool has_bias = dtypes.size() > 2 * count;
+    variable_list grads(2 * count);
+    Tensor of_bias;
+    for (size_t k = 0; k < count; ++k) {
+      const bool with_bias = k == 0 && has_bias && ctx->needs_input_grad(2 * count);
+      const c10::List<bool> needs({ctx->needs_input_grad(k), ctx->needs_input_grad(count + k), with_bias});
+      const at::TensorList weight(saved[count + k]);
+      const variable_list found = at::GradMode::is_enabled() ? Project::differentiable(given, saved[k], weight)
+                                                             : call_project_backward(optional(given), saved[k], weight,
+                                                                                     needs, dtype(k), dtype(count + k));
+      if (needs[0]) grads[k] = found[0];
+      if (needs[1]) grads[count + k] = found[1];
+      if (with_bias) of_bias = found[2];
+    }
+    if (has_bias) grads.push_back(of_bias);
+    cast_back(grads, dtypes);
+    grads.emplace_back();  // of dtype
+    if (!has_bias) grads.emplace_back();
+    return grads;
+  }
+};
+
+Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& bias, Optional<at::ScalarType> dtype) {
+  if (!at::GradMode::is_enabled()) return call_project_sum(xs, weights, bias, dtype);
+  return ProjectSum::apply(xs, weights, bias, dtype);
 }
 
 struct ColumnSums : torch::autograd::Function<ColumnSums> {
@@ -187,7 +252,7 @@ struct CastAll : torch::autograd::Function<CastAll> {
     for (const Tensor& t : tensors) dtypes.push_back(static_cast<int64_t>(t.scalar_type()));
     ctx->saved_data["dtypes"] = std::move(dtypes);
     ctx->set_materialize_grads(false);
-    return call_cast_all(tensors, dtype);
+    return call_cast_all(tensors, dtype, false);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& given) {
@@ -246,14 +311,15 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
   return at::GradMode::is_enabled() ? NodeLogits::apply(x, vectors) : call_node_logits(x, vectors);
 }
 
-std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
-  return at::GradMode::is_enabled() ? CastAll::apply(tensors, dtype) : call_cast_all(tensors, dtype);
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side) {
+  return at::GradMode::is_enabled() ? CastAll::apply(tensors, dtype) : call_cast_all(tensors, dtype, side_by_side);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, Autograd, m) {
   m.impl("project", project);
+  m.impl("project_sum", project_sum);
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);

@@ -185,12 +185,12 @@ class OwnKernels {
   std::deque<Tensor> kept_;  // what the pointers above point into
 };
 
-std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype);
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side);
 
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases, int64_t joined,
                             Optional<at::ScalarType> dtype) {
   if (dtype) {
-    const Maps cast(x, weights, biases, dtype, cast_all);
+    const Maps cast(x, weights, biases, joined, dtype, [](auto& t, auto to) { return cast_all(t, to, false); });
     return project(cast.x, cast.weights, cast.biases, joined, {});
   }
   const char* op = "edgeless::project";
@@ -217,10 +217,24 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   return outs;
 }
 
+Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& bias, Optional<at::ScalarType> dtype) {
+  const BelowAutograd below;
+  const Summands maps(xs, weights, bias, dtype, [](auto& t, auto to) { return cast_all(t, to, false); });
+  check_summands("edgeless::project_sum", maps.xs, maps.weights, maps.bias);
+  Tensor out;
+  for (size_t k = 0; k < xs.size(); ++k) {
+    const c10::List<OptTensor> biases({k == 0 ? maps.bias : OptTensor()});
+    const Tensor mapped = project(maps.xs[k], maps.weights[k], biases, 0, {})[0];
+    out = out.defined() ? out.add_(mapped) : mapped;
+  }
+  return out;
+}
+
 // Gradients of x, of every weight, of every bias; an empty tensor for what `needs` does not ask for. A gradient that
 // is missing is zero.
 std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
-                                     c10::List<bool> needs) {
+                                     c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
+                                     Optional<at::ScalarType> map_dtype) {
   const char* op = "edgeless::project_backward";
   const BelowAutograd below;
   check_map_gradients(op, grads, x, weights, needs.size());
@@ -271,6 +285,9 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
     }
     if (has_grad) row += rows, ++u;
   }
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (const auto dtype = i ? map_dtype : x_dtype) results[i] = results[i].to(*dtype);
+  }
   return results;
 }
 
@@ -288,7 +305,7 @@ Tensor column_sums(const Tensor& x) {
   return x.sum(0);
 }
 
-std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool /*side_by_side*/) {
   const BelowAutograd below;
   std::vector<Tensor> cast;
   for (const Tensor& t : tensors) cast.push_back(t.to(dtype, /*non_blocking=*/false, /*copy=*/true).contiguous());
@@ -355,6 +372,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("project", project);
   m.impl("project_backward", project_backward);
+  m.impl("project_sum", project_sum);
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);

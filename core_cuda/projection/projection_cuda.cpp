@@ -30,7 +30,7 @@ Storage storage_of(const char* op, const char* name, at::ScalarType t) {
 std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   std::vector<Tensor> outs;
   const OptTensor bias = joined_biases(x, weights, biases);
-  const Tensor all = map_rows(x, at::cat(weights), bias);
+  const Tensor all = map_rows(x, joined_rows(weights), bias);
   int64_t column = 0;
   for (const Tensor& map : weights) {
     outs.push_back(all.narrow(1, column, map.size(0)));
@@ -39,12 +39,12 @@ std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, cons
   return outs;
 }
 
-std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype);
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side);
 
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases, int64_t joined,
                             Optional<at::ScalarType> dtype) {
   if (dtype) {
-    const Maps cast(x, weights, biases, dtype, cast_all);
+    const Maps cast(x, weights, biases, joined, dtype, [](auto& t, auto to) { return cast_all(t, to, true); });
     return project(cast.x, cast.weights, cast.biases, joined, {});
   }
   const BelowAutograd below;
@@ -62,22 +62,31 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   return outs;
 }
 
-// sums[t][c] = sum over the rows of matrices[t][:, c]
-std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& matrices) {
+Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& bias, Optional<at::ScalarType> dtype) {
+  const BelowAutograd below;
+  const Summands maps(xs, weights, bias, dtype, [](auto& t, auto to) { return cast_all(t, to, true); });
+  check_summands("edgeless::project_sum", maps.xs, maps.weights, maps.bias);
+  Tensor out = map_rows(maps.xs[0], maps.weights[0], maps.bias);
+  for (size_t k = 1; k < xs.size(); ++k) add_mapped_rows(out, maps.xs[k], maps.weights[k]);
+  return out;
+}
+
+// sums[t][c] = sum over the rows of matrices[t][:, c]; in `dtype`, which is the matrices' or that of their arithmetic
+std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& matrices, at::ScalarType dtype) {
   std::vector<Tensor> sums, kept;
   if (matrices.empty()) return sums;
   const Tensor& some = matrices[0];
   const OnDevice on_device(some.device());
   const int64_t rows = some.size(0);
   for (const Tensor& matrix : matrices) {
-    sums.push_back(rows ? at::empty({matrix.size(1)}, matrix.options())
-                        : at::zeros({matrix.size(1)}, matrix.options()));
+    const auto options = matrix.options().dtype(dtype);
+    sums.push_back(rows ? at::empty({matrix.size(1)}, options) : at::zeros({matrix.size(1)}, options));
   }
   if (rows == 0) return sums;
   const auto statistics = statistics_dtype(some.scalar_type());
   for (size_t begin = 0; begin < matrices.size(); begin += kMostTensors) {
     ColumnSumsArgs args;
-    args.num_rows = rows, args.chunks = chunks_of(rows);
+    args.num_rows = rows, args.chunks = chunks_of(rows), args.wide = dtype != some.scalar_type();
     for (size_t t = begin; t < std::min(matrices.size(), begin + kMostTensors); ++t) {
       if (matrices[t].size(1) == 0) continue;
       const Tensor& packed = kept.emplace_back(
@@ -126,33 +135,42 @@ std::vector<SideBySide> side_by_side(const std::vector<Tensor>& grads, bool copy
 }
 
 std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
-                                     c10::List<bool> needs) {
+                                     c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
+                                     Optional<at::ScalarType> map_dtype) {
   const char* op = "edgeless::project_backward";
   const BelowAutograd below;
   check_map_gradients(op, grads, x, weights, needs.size());
   const size_t maps = weights.size();
   std::vector<Tensor> results(1 + 2 * maps), given, of, summed;
   std::vector<size_t> which, biases;
+  // The products write floats where these are wanted of 16-bit rows; other dtypes are copies.
+  const auto rows_dtype = x.scalar_type();
+  const auto written = [&](at::ScalarType to) { return to == at::kFloat && writes_floats(x) ? to : rows_dtype; };
+  const at::ScalarType wanted_x = x_dtype.value_or(rows_dtype), wanted_maps = map_dtype.value_or(rows_dtype);
+  const at::ScalarType to_maps = written(wanted_maps);
   for (size_t k = 0; k < maps; ++k) {
     if (const OptTensor grad = grads.get(k)) {
       given.push_back(*grad), of.push_back(weights[k]), which.push_back(k);
       if (needs[1 + maps + k]) summed.push_back(*grad), biases.push_back(1 + maps + k);
     } else {
-      if (needs[1 + k]) results[1 + k] = at::zeros_like(weights[k]);
-      if (needs[1 + maps + k]) results[1 + maps + k] = at::zeros({weights[k].size(0)}, x.options());
+      if (needs[1 + k]) results[1 + k] = at::zeros(weights[k].sizes(), x.options().dtype(to_maps));
+      if (needs[1 + maps + k]) results[1 + maps + k] = at::zeros({weights[k].size(0)}, x.options().dtype(to_maps));
     }
   }
-  for (const SideBySide& group : side_by_side(given, x.size(0) < kFewRows)) {
+  const std::vector<SideBySide> groups = side_by_side(given, x.size(0) < kFewRows);
+  // A second product that adds to floats reads and writes more than a copy at the end.
+  const at::ScalarType to_x = groups.size() > 1 ? rows_dtype : written(wanted_x);
+  for (const SideBySide& group : groups) {
     const size_t end = group.first + group.count;
     if (needs[0]) {
       const Tensor weight =
-          group.count > 1 ? at::cat(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
-      results[0] = map_rows_back(group.grad, weight, results[0]);
+          group.count > 1 ? joined_rows(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
+      results[0] = map_rows_back(group.grad, weight, results[0], to_x);
     }
     bool any = false;
     for (size_t i = group.first; i < end; ++i) any |= needs[1 + which[i]];
     if (!any) continue;
-    const Tensor products = weight_gradient(group.grad, x);
+    const Tensor products = weight_gradient(group.grad, x, to_maps);
     int64_t row = 0;
     for (size_t i = group.first; i < end; ++i) {
       if (needs[1 + which[i]]) {
@@ -161,11 +179,13 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
       row += of[i].size(0);
     }
   }
-  const std::vector<Tensor> sums = sums_of_columns(op, summed);
+  const std::vector<Tensor> sums = sums_of_columns(op, summed, to_maps);
   for (size_t i = 0; i < sums.size(); ++i) results[biases[i]] = sums[i];
-  if (needs[0] && !results[0].defined()) results[0] = at::zeros(x.sizes(), x.options());
-  for (Tensor& result : results) {
-    if (!result.defined()) result = at::empty({0}, x.options());
+  if (needs[0] && !results[0].defined()) results[0] = at::zeros(x.sizes(), x.options().dtype(to_x));
+  for (size_t i = 0; i < results.size(); ++i) {
+    const at::ScalarType wanted = i ? wanted_maps : wanted_x;
+    if (!results[i].defined()) results[i] = at::empty({0}, x.options().dtype(wanted));
+    if (results[i].scalar_type() != wanted) results[i] = cast_all(results[i], wanted, false)[0];
   }
   return results;
 }
@@ -180,22 +200,37 @@ Tensor column_sums(const Tensor& x) {
   const char* op = "edgeless::column_sums";
   const BelowAutograd below;
   check_dim(op, "x", x, 2, "[N, F]");
-  return sums_of_columns(op, {x})[0];
+  return sums_of_columns(op, {x}, x.scalar_type())[0];
 }
 
-std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype) {
+std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side) {
   const char* op = "edgeless::cast_all";
   const BelowAutograd below;
   const Storage to = storage_of(op, "dtype", dtype);
   std::vector<Tensor> cast, kept;
   if (tensors.empty()) return cast;
   const OnDevice on_device(tensors[0].device());
+  const int64_t vector = 16 / static_cast<int64_t>(c10::elementSize(dtype));
+  const auto numbers = [&](const Tensor& t) { return (t.numel() + vector - 1) / vector * vector; };
+  Tensor all;
+  int64_t end = 0;  // of what is taken of it
+  if (side_by_side) {
+    for (const Tensor& t : tensors) end += numbers(t);
+    all = at::empty({end}, tensors[0].options().dtype(dtype));
+    end = 0;
+  }
+  const auto take = [&](const Tensor& t) {
+    if (!side_by_side) return at::empty(t.sizes(), t.options().dtype(dtype));
+    const int64_t begin = end;
+    end += numbers(t);
+    return all.as_strided(t.sizes(), t.strides(), begin);
+  };
   for (size_t begin = 0; begin < tensors.size(); begin += kMostTensors) {
     CastArgs args;
     for (size_t t = begin; t < std::min(tensors.size(), begin + kMostTensors); ++t) {
       check_device(op, "tensors", tensors[t], tensors[0].device());
       const Tensor& packed = kept.emplace_back(tensors[t].contiguous());
-      const Tensor& copy = cast.emplace_back(at::empty(packed.sizes(), packed.options().dtype(dtype)));
+      const Tensor& copy = cast.emplace_back(take(packed));
       if (packed.numel() == 0) continue;
       args.from[args.tensors] = packed.const_data_ptr(), args.to[args.tensors] = copy.data_ptr();
       args.dtype[args.tensors] = storage_of(op, "tensors", packed.scalar_type());
@@ -305,6 +340,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("project", project);
   m.impl("project_backward", project_backward);
+  m.impl("project_sum", project_sum);
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);

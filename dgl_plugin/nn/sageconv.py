@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from edgeless.functional import neighbor_reduce, spmm
-from edgeless.projection import add, is_plain, pays, project
+from edgeless.projection import add, is_plain, pays, project, project_sum
 
 from .._autocast import as_dgl_reads
 from .._framework import stock
@@ -69,22 +69,26 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
             x = self.feat_drop(feat)
             x_dst = destinations(relation, x)
         edge_weight = per_edge(relation.handle, edge_weight)
+        mapped = False  # whether fc_neigh has been applied to the neighbours
         if self._aggre_type == "pool":
             h = as_dgl_reads(_relu(project(x, self.fc_pool)[0], own=is_plain(self.fc_pool)))
-            (neighbors,) = project(neighbor_reduce(relation.handle, h, "max", ties="first"), self.fc_neigh)
+            neighbors = neighbor_reduce(relation.handle, h, "max", ties="first")
         else:
             aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
-            before = self._in_src_feats > self._out_feats  # as the stock layer: sum what is narrower
-            h = project(x, self.fc_neigh)[0] if before else x
+            mapped = self._in_src_feats > self._out_feats  # as the stock layer: sum what is narrower
+            h = project(x, self.fc_neigh)[0] if mapped else x
             if self._aggre_type == "gcn" and isinstance(feat, tuple):
-                h_dst = self.fc_neigh(x_dst) if before else x_dst
+                h_dst = self.fc_neigh(x_dst) if mapped else x_dst
             else:
                 h_dst = destinations(relation, h)
             neighbors = aggregate(relation.handle, h, h_dst, x_dst.dtype, edge_weight)
-            neighbors = neighbors if before else project(neighbors, self.fc_neigh)[0]
         if self._aggre_type != "gcn":
-            out = add(project(x_dst, self.fc_self)[0], neighbors, own=is_plain(self.fc_self))
+            if mapped:
+                out = add(project(x_dst, self.fc_self)[0], neighbors, own=is_plain(self.fc_self))
+            else:
+                out = project_sum((x_dst, neighbors), (self.fc_self, self.fc_neigh))
         else:
+            neighbors = neighbors if mapped else project(neighbors, self.fc_neigh)[0]
             out = neighbors if self.bias is None else neighbors + self.bias
         if self.activation is not None:
             out = self.activation(out)

@@ -13,9 +13,15 @@ def _project_fake(x, weights, biases, joined=0, dtype=None):
 
 
 @register_fake("edgeless::project_backward")
-def _project_backward_fake(grads, x, weights, needs):
+def _project_backward_fake(grads, x, weights, needs, x_dtype=None, map_dtype=None):
     like = [x, *weights, *(weight[:, 0] for weight in weights)]
-    return [x.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]
+    dtypes = [x_dtype, *[map_dtype] * (2 * len(weights))]
+    return [x.new_empty(t.shape if need else (0,), dtype=dtype) for t, need, dtype in zip(like, needs, dtypes)]
+
+
+@register_fake("edgeless::project_sum")
+def _project_sum_fake(xs, weights, bias, dtype=None):
+    return xs[0].new_empty((xs[0].size(0), weights[0].size(0)), dtype=dtype or xs[0].dtype)
 
 
 @register_fake("edgeless::add_row")
@@ -29,7 +35,7 @@ def _column_sums_fake(x):
 
 
 @register_fake("edgeless::cast_all")
-def _cast_all_fake(tensors, dtype):
+def _cast_all_fake(tensors, dtype, side_by_side=False):
     return [t.new_empty(t.shape, dtype=dtype) for t in tensors]
 
 

@@ -93,10 +93,42 @@ def test_gradients_of_gradients():
     assert torch.autograd.gradgradcheck(call, (x, *parameters))
 
 
+def test_sum_of_maps():
+    xs, weights = [rows(5, 3), rows(5, 2)], [rows(4, 3), rows(4, 2)]
+    for bias in (None, rows(1, 4)[0]):
+        leaves = [*xs, *weights, *([] if bias is None else [bias])]
+
+        def call(a, b, v, w, bias=None):
+            return ops.project_sum([a, b], [v, w], bias)
+
+        expected = xs[0] @ weights[0].t() + xs[1] @ weights[1].t() + (0 if bias is None else bias)
+        torch.testing.assert_close(call(*leaves), expected)
+        assert torch.autograd.gradcheck(call, leaves) and torch.autograd.gradgradcheck(call, leaves)
+        for k in range(len(leaves)):  # each on its own
+            (found,) = torch.autograd.grad(call(*leaves).sum(), leaves[k])
+            torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), leaves[k], retain_graph=True)[0])
+
+
+def test_sum_of_maps_refuses_what_does_not_fit():
+    x = torch.ones(5, 3)
+    for xs, weights, bias, message in (
+        ([x], [], None, "one weight for each of one or more xs, got 0 and 1"),
+        ([x, x], [torch.ones(4, 3)], None, "got 1 and 2"),
+        ([x, torch.ones(4, 3)], [torch.ones(4, 3)] * 2, None, "xs must have shape"),
+        ([x, x], [torch.ones(4, 3), torch.ones(5, 3)], None, "weights must have shape"),
+        ([x, x.double()], [torch.ones(4, 3), torch.ones(4, 3).double()], None, "xs must be"),
+        ([x], [torch.ones(4, 3)], torch.ones(3), "bias must have shape"),
+    ):
+        with torch.no_grad(), pytest.raises(ValueError, match=message):
+            ops.project_sum(xs, weights, bias)
+
+
 def test_opcheck():
     x, linears = rows(9, 4), maps(4, (3, 5))
     weights, biases = [lin.weight for lin in linears], [lin.bias for lin in linears]
     torch.library.opcheck(ops.project.default, (x, weights, biases))
+    torch.library.opcheck(ops.project_sum.default, ([x, rows(9, 4)], [weights[0], rows(3, 4)], biases[0]))
+    torch.library.opcheck(ops.project_sum.default, ([x], weights[:1], None, torch.float32))
     torch.library.opcheck(ops.add_row.default, (x, rows(1, 4)[0]))
     torch.library.opcheck(ops.column_sums.default, (x,))
     heads, vectors = rows(9, 12).detach().view(9, 3, 4).requires_grad_(), [rows(3, 4), rows(3, 4).detach()]

@@ -118,6 +118,32 @@ def test_copies_in_another_dtype(to):
     tensors += [tensors[16][1:], tensors[4].t(), tensors[4][:, ::2]]
     for found, t in zip(ops.cast_all(tensors, to), tensors, strict=True):
         assert found.is_contiguous() and torch.equal(found, t.to(to))
+    for found, t in zip(ops.cast_all(tensors, to, True), tensors, strict=True):
+        assert found.is_contiguous() and torch.equal(found, t.to(to)) and found.data_ptr() % 16 == 0
+
+
+def test_copies_side_by_side_leave_no_gap_between_whole_vectors():
+    tensors = [torch.randn(shape, device=DEVICE) for shape in ((5, 8), (3, 8), (2, 4), (16,))]
+    with torch.no_grad():
+        copies = ops.cast_all(tensors, torch.bfloat16, True)
+    assert [t.storage_offset() for t in copies] == [0, 40, 64, 72]
+    assert len({t.untyped_storage().data_ptr() for t in copies}) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [300, 40_001])  # few rows and many
+def test_gradients_in_the_dtype_that_is_asked_for(dtype, count):
+    x, weights = rows(count, 40, dtype).detach(), [torch.randn(n, 40, device=DEVICE, dtype=dtype) for n in (64, 24, 8)]
+    grads = [None, *(torch.randn(count, len(w), device=DEVICE, dtype=dtype) for w in weights[1:])]
+    exact = ops.project_backward(
+        [g if g is None else g.double() for g in grads], x.double(), [w.double() for w in weights], [True] * 7
+    )
+    for to_x, to_maps in ((torch.float32, torch.float32), (None, torch.float32), (torch.float32, torch.float64)):
+        found = ops.project_backward(grads, x, weights, [True] * 7, to_x, to_maps)
+        assert [t.dtype for t in found] == [to_x or dtype, *[to_maps] * 6]
+        for i, (a, b) in enumerate(zip(found, exact, strict=True)):
+            rounded = 1e-5 if a.dtype == torch.float32 and i > 0 else torch.finfo(dtype).eps
+            assert error(a, b) <= 2 * rounded, i
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3), (5, 1, 7), (3000, 8, 8), (20_001, 4, 32), (700, 3, 40), (90, 2, 300)])
@@ -223,7 +249,33 @@ def test_launches():
         step()
         torch.cuda.synchronize()
     own = [e.key for e in found.events() if "maps::" in e.key]
-    assert len(own) == 4, own  # one cast, two for the biases, one cast back
+    assert len(own) == 3, own  # one cast, two for the biases; products write floats
+
+
+@pytest.mark.parametrize("count,features,columns", [(0, (3, 4), 5), (700, (16, 40), 64), (40_001, (33, 70), 46)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_sums_of_maps(count, features, columns, dtype, autocast):
+    torch.manual_seed(0)
+    xs = [rows(count, n, dtype) for n in features]
+    parameters = torch.float32 if autocast and dtype != torch.float64 else dtype
+    linears = [nn.Linear(n, columns, bias=k == 0, device=DEVICE, dtype=parameters) for k, n in enumerate(features)]
+    leaves = [*xs, *(p for lin in linears for p in lin.parameters())]
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+        found, stock = projection.project_sum(xs, linears), linears[0](xs[0]) + linears[1](xs[1])
+    assert "ProjectSum" in type(found.grad_fn).__name__ or "ProjectSum" in found.grad_fn.name()
+    assert found.dtype == stock.dtype
+    grad = torch.randn_like(found)
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    exact = torch.nn.functional.linear(wide[0], wide[2], wide[3]) + torch.nn.functional.linear(wide[1], wide[4])
+    results = [
+        [out, *torch.autograd.grad(out, of, grad.to(out.dtype))]
+        for out, of in ((found, leaves), (stock, leaves), (exact, wide))
+    ]
+    for i, (a, b, c) in enumerate(zip(*results, strict=True)):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        bound = 1e-12 if dtype == torch.float64 else 2 * error(b, c) + torch.finfo(dtype).eps
+        assert error(a, c) <= bound, i
 
 
 def test_captured_in_a_cuda_graph():

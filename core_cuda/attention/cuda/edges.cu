@@ -10,23 +10,27 @@ constexpr int kThreads = 256;
 
 inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 
-// Block (x, y) sums share y of the rows for 32 columns: eight rows at a time, four sums each.
+// Block (x, y) sums share y of the rows for 32 columns: eight rows at a time, four sums each. From row `rows_of_in` on
+// they are those of `more`.
 template <class A>
-__global__ void sum_rows_kernel(const A* in, int64_t rows, int64_t cols, A* out) {
+__global__ void sum_rows_kernel(const A* in, int64_t rows_of_in, const A* more, int64_t rows, int64_t cols, A* out) {
   constexpr int kTall = kThreads / 32;
   __shared__ A parts[kTall][32];
   const int lane = threadIdx.x % 32, tall = threadIdx.x / 32;
   const int64_t col = static_cast<int64_t>(blockIdx.x) * 32 + lane;
   const int64_t share = (rows + gridDim.y - 1) / gridDim.y, first = share * blockIdx.y;
   const int64_t last = min(rows, first + share);
+  const auto at = [&](int64_t row) {
+    return row < rows_of_in ? in[row * cols + col] : more[(row - rows_of_in) * cols + col];
+  };
   A sums[4] = {};
   if (col < cols) {
     int64_t row = first + tall;
     for (; row + 3 * kTall < last; row += 4 * kTall) {
 #pragma unroll
-      for (int u = 0; u < 4; ++u) sums[u] += in[(row + u * kTall) * cols + col];
+      for (int u = 0; u < 4; ++u) sums[u] += at(row + u * kTall);
     }
-    for (; row < last; row += kTall) sums[0] += in[row * cols + col];
+    for (; row < last; row += kTall) sums[0] += at(row);
   }
   parts[tall][lane] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   __syncthreads();
@@ -96,9 +100,10 @@ __global__ void hidden_gradient_kernel(Rows dst, Rows src, const I* dst_end, con
   term[at] = ds[edge * heads + h] * (z > 0 ? A(1) : slope);
 }
 
-// Four lanes a row and head.
-template <class S>
-__global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, int vectors, float* delta) {
+// Four lanes a row and head. kRounds: grad holds floats, and `rounded`, [rows, heads, vectors], receives what is used.
+template <class S, bool kRounds>
+__global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, int vectors, uint4* rounded,
+                                 float* delta) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 4;
   const bool inside = at < rows * heads;
   const int64_t row = inside ? at / heads : 0, head = inside ? at % heads : 0;
@@ -107,7 +112,18 @@ __global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, i
   float sum = 0;
   for (int v = threadIdx.x % 4; v < vectors; v += 4) {
     float x[8], low[4], high[4];
-    unpack(load_once(g + v * 16), x, S{});
+    uint4 raw;
+    if constexpr (kRounds) {
+      unpack(load_once(g + v * 32), low, float{});
+      unpack(load_once(g + v * 32 + 16), high, float{});
+#pragma unroll
+      for (int k = 0; k < 4; ++k) x[k] = low[k], x[4 + k] = high[k];
+      raw = pack(x, S{});
+      if (inside) rounded[at * vectors + v] = raw;
+    } else {
+      raw = load_once(g + v * 16);
+    }
+    unpack(raw, x, S{});
     unpack(load_once(o + v * 32), low, float{});
     unpack(load_once(o + v * 32 + 16), high, float{});
 #pragma unroll
@@ -174,9 +190,10 @@ cudaError_t with_storage(Storage storage, F&& f) {
 }  // namespace
 
 template <class A>
-cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, int sums, A* out, cudaStream_t stream) {
+cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows, int64_t cols, int sums, A* out,
+                     cudaStream_t stream) {
   const unsigned across = static_cast<unsigned>((cols + 31) / 32);
-  sum_rows_kernel<<<dim3(across, sums), kThreads, 0, stream>>>(in, rows, cols, out);
+  sum_rows_kernel<<<dim3(across, sums), kThreads, 0, stream>>>(in, rows, more, rows + more_rows, cols, out);
   return cudaGetLastError();
 }
 
@@ -221,16 +238,24 @@ cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, c
   });
 }
 
-cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
-                      float* delta, cudaStream_t stream) {
-  if (rows * heads == 0) return cudaSuccess;
+template <class S>
+static cudaError_t launch_row_delta(const Rows& grad, const Rows& out, int64_t rows, int heads, int vectors,
+                                    void* rounded, float* delta, cudaStream_t stream) {
   const unsigned blocks = blocks_for(rows * heads * 4);
-  if (storage == Storage::f16) {
-    row_delta_kernel<__half><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, delta);
+  const auto to = static_cast<uint4*>(rounded);
+  if (rounded) {
+    row_delta_kernel<S, true><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, to, delta);
   } else {
-    row_delta_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, delta);
+    row_delta_kernel<S, false><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, to, delta);
   }
   return cudaGetLastError();
+}
+
+cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
+                      void* rounded, float* delta, cudaStream_t stream) {
+  if (rows * heads == 0) return cudaSuccess;
+  const auto launch = storage == Storage::f16 ? launch_row_delta<__half> : launch_row_delta<__nv_bfloat16>;
+  return launch(grad, out, rows, heads, vectors, rounded, delta, stream);
 }
 
 template <class A>
@@ -265,8 +290,8 @@ INSTANTIATE(float, int64_t)
 INSTANTIATE(double, int32_t)
 INSTANTIATE(double, int64_t)
 #undef INSTANTIATE
-template cudaError_t sum_rows(const float*, int64_t, int64_t, int, float*, cudaStream_t);
-template cudaError_t sum_rows(const double*, int64_t, int64_t, int, double*, cudaStream_t);
+template cudaError_t sum_rows(const float*, int64_t, const float*, int64_t, int64_t, int, float*, cudaStream_t);
+template cudaError_t sum_rows(const double*, int64_t, const double*, int64_t, int64_t, int, double*, cudaStream_t);
 template cudaError_t over_norms(const Rows&, Storage, int64_t, int, int, float, float*, cudaStream_t);
 template cudaError_t over_norms(const Rows&, Storage, int64_t, int, int, double, double*, cudaStream_t);
 template cudaError_t edge_ends(const CompressedGraph&, int32_t*, int32_t*, cudaStream_t);

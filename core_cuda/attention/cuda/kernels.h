@@ -16,9 +16,11 @@ cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<A>& ar
 template <class A>
 cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, cudaStream_t stream);
 
-// Sums `sums` equal shares of the rows of [rows, cols], each in a fixed order: out is [sums, cols].
+// Sums `sums` equal shares of the rows of [rows, cols] and, below them, [more_rows, cols], each in a fixed order: out
+// is [sums, cols].
 template <class A>
-cudaError_t sum_rows(const A* in, int64_t rows, int64_t cols, int sums, A* out, cudaStream_t stream);
+cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows, int64_t cols, int sums, A* out,
+                     cudaStream_t stream);
 
 // Destination and source of every edge, by its original id. I is int32_t or int64_t.
 template <class I>
@@ -41,9 +43,9 @@ cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, c
                             cudaStream_t stream);
 
 // delta[row, h] = <grad[row, h], out[row, h]>, where out holds floats and grad 16-bit numbers; both in whole vectors
-// of 8.
+// of 8. With `rounded` [rows, heads, 8 * vectors], grad holds floats too: rounded to it, they are what counts.
 cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
-                      float* delta, cudaStream_t stream);
+                      void* rounded, float* delta, cudaStream_t stream);
 
 // over[row, h] = 1 / |rows[row, h]|; where the norm is below `least`, -1 / least. Rows of `vectors` whole vectors.
 template <class A>

@@ -50,7 +50,12 @@ __global__ void __launch_bounds__(kLanes* kSides) add_chunks_kernel(const __grid
     for (int chunk = threadIdx.y; chunk < args.chunks; chunk += kSides) sum += partial[int64_t(chunk) * args.total];
   }
   const A all = over_sides(sum, shared);
-  if (threadIdx.y == 0 && column < c.width) static_cast<S*>(c.out)[column] = to_storage<S>(all);
+  if (threadIdx.y > 0 || column >= c.width) return;
+  if (args.wide) {
+    static_cast<A*>(c.out)[column] = all;
+  } else {
+    static_cast<S*>(c.out)[column] = to_storage<S>(all);
+  }
 }
 
 template <class S>

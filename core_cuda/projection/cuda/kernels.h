@@ -16,7 +16,7 @@ struct Columns {
   int64_t row_stride = 0;      // in numbers; those of a row lie side by side
   int width = 0;
   int first = 0;        // column of `partial`
-  void* out = nullptr;  // [width], of the rows' dtype
+  void* out = nullptr;  // [width]
 };
 
 struct ColumnSumsArgs {
@@ -25,6 +25,7 @@ struct ColumnSumsArgs {
   int64_t num_rows = 0;
   int total = 0;            // columns of all
   int chunks = 0;           // of rows
+  bool wide = false;        // results are of the arithmetic's dtype, not of the rows'
   void* partial = nullptr;  // [chunks, total] of float, for double double
 };
 
