@@ -99,7 +99,7 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
   const int values = !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
-  const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * 7 / 10;
+  const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * 6 / 10;
   int64_t most = 16 / std::max(1, std::max(keys, values));
   if (head * most > fits && head <= 2 * fits) most = fits / head;
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
