@@ -16,14 +16,24 @@
 //   piece(first, last)           what the edges [first, last) came to
 //   merge(piece, later), store(row, piece), store_empty(row), keep(slot, piece)
 //   kCheapEnd                    the end of a row is little code
+//   together()                   optional: after takes and row ends, whole warp; what a lane of a team wrote before it,
+//                                the others see after it
 // and Fold(args, vector) for the lane of that vector of a row.
 #pragma once
+
+#include <type_traits>
 
 #include "fold.h"
 #include "partition.cuh"
 #include "words.cuh"
 
 namespace edgeless::cuda {
+
+// Whether the fold has together().
+template <class Fold, class = void>
+constexpr bool kTogether = false;
+template <class Fold>
+constexpr bool kTogether<Fold, std::void_t<decltype(&Fold::together)>> = true;
 
 enum class FoldStatus : uint8_t { none, ends, goes_on };
 
@@ -99,6 +109,10 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
     for (; row_end == at; next_row()) fold.store_empty(row);
   }
   fold.begin(row, at - indptr[row]);
+  auto together = [&] {
+    if constexpr (kTogether<Fold>) fold.together();
+  };
+  together();
 
   const I end_of_all = static_cast<I>(graph.num_edges - 1);
   auto further = [&](I edge, int by) { return end_of_all - edge < by ? end_of_all : static_cast<I>(edge + by); };
@@ -116,8 +130,29 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
       const bool within = last - at >= kBatch && (row_end == never || row_end - at > kBatch);
       if (__all_sync(kWarp, within)) {
 #pragma unroll
-        for (int u = 0; u < kBatch; ++u) fold.take(u, at - first + u);
+        for (int u = 0; u < kBatch; ++u) {
+          fold.take(u, at - first + u);
+          together();
+        }
         at += kBatch;
+      } else if constexpr (kTogether<Fold>) {
+        // From row end to row end, of any of the teams.
+        const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
+        int begin = 0;
+        do {
+          const I left = row_end - at;
+          const bool ends = begin < n && row_end != never && left <= n;
+          const int end = ends ? static_cast<int>(left) : n;
+#pragma unroll
+          for (int u = 0; u < kBatch; ++u) {
+            if (u >= begin && u < end) fold.take(u, at - first + u);
+            together();
+          }
+          begin = end;
+          if (ends) end_row(at + end);
+          together();
+        } while (__any_sync(kWarp, begin < n));
+        at += n;
       } else if constexpr (Fold::kCheapEnd) {
         const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
 #pragma unroll

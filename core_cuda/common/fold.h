@@ -74,9 +74,8 @@ inline void choose_slices(const FoldProblem& p, FoldPlan& plan) {
   }
 }
 
-inline FoldPlan make_fold_plan(const FoldProblem& p) {
-  FoldPlan plan;
-  choose_slices(p, plan);
+// The shares of teams that the plan names already.
+inline void choose_shares(const FoldProblem& p, FoldPlan& plan) {
   const int64_t teams = kFoldThreads >> plan.team_log2;
   const int64_t units = p.num_edges + kRowUnits * p.num_rows;
   // Many small shares balance best, but one below 128 units costs more to begin; few where the graph is small.
@@ -90,6 +89,12 @@ inline FoldPlan make_fold_plan(const FoldProblem& p) {
   part.piece = std::max(part.range_units, std::min(kMostPiece, 2 * p.num_edges * p.carry_bytes / budget));
   plan.hubs = is_hub(p.num_edges, part);
   plan.slots = number_of_slots(p.num_edges, part.piece);
+}
+
+inline FoldPlan make_fold_plan(const FoldProblem& p) {
+  FoldPlan plan;
+  choose_slices(p, plan);
+  choose_shares(p, plan);
   return plan;
 }
 

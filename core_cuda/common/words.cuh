@@ -26,6 +26,18 @@ __device__ __forceinline__ Words<1> load_shared_words(const Words<1>* at) {
   return {{__ldg(reinterpret_cast<const uint32_t*>(at))}};
 }
 
+__device__ __forceinline__ Words<4> load_words_once(const Words<4>* at) {
+  const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(at));
+  return {{raw.x, raw.y, raw.z, raw.w}};
+}
+__device__ __forceinline__ Words<2> load_words_once(const Words<2>* at) {
+  const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(at));
+  return {{raw.x, raw.y}};
+}
+__device__ __forceinline__ Words<1> load_words_once(const Words<1>* at) {
+  return {{__ldcs(reinterpret_cast<const uint32_t*>(at))}};
+}
+
 __device__ __forceinline__ void store_words_once(void* at, const Words<4>& x) {
   __stcs(static_cast<uint4*>(at), make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]));
 }
