@@ -104,6 +104,52 @@ void gather_gradient(const Backward& b, const Tensor& grad_x) {
   C10_CUDA_CHECK(gather(b.storage, b.shares, args, b.stream));
 }
 
+// See sorted.cuh: where besides numbers have 16 bits and only one edge takes an element.
+bool can_sort(const Backward& b) {
+  return can_gather(b) && !b.shares && (b.storage == Storage::f16 || b.storage == Storage::bf16);
+}
+
+// From this mean degree on elements are sorted before they are gathered (docs/performance.md).
+constexpr int64_t kSortDegree = 13;
+// Items may take as much memory as the result, or this where that is more, and those of 128 columns always.
+constexpr int64_t kSortMemory = int64_t(64) << 20;
+
+// The fewest slices whose items fit, in the smallest of the kernels for 128, 256 and 512 columns, and of equal width.
+void sort_columns(const Backward& b, int64_t result_bytes, SortArgs& args) {
+  int64_t fewest = 0;
+  for (int log2 = 3; log2 <= 5; ++log2) {
+    const int64_t slices = (b.width - 1) / (kSortPer << log2) + 1;
+    const int64_t columns = ((b.width / 8 - 1) / slices + 1) * 8;
+    const int64_t bytes = b.rows * columns * kSortItemBytes;
+    if (log2 > 3 && (slices == fewest || bytes > std::max(result_bytes, kSortMemory))) continue;
+    fewest = slices;
+    args.plan.team_log2 = log2, args.item_row = static_cast<int>(columns);
+  }
+}
+
+void sort_gradient(const Backward& b, const Tensor& grad_x) {
+  const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), where = b.arg.contiguous();
+  SortArgs args;
+  args.csr = compressed_graph(b.csr), args.graph = compressed_graph(b.csc);
+  sort_columns(b, grad_x.nbytes(), args);
+  args.vectors = args.plan.slice_vectors = 1 << args.plan.team_log2, args.plan.slices = 1;
+  args.width = static_cast<int>(b.width);
+  args.grad = fold_rows(grad);
+  args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
+  args.grad_x = grad_x.data_ptr();
+  const Tensor places = at::empty({b.csr[1].size(0)}, b.csr[1].options());
+  const Tensor items = at::empty({b.rows * args.item_row}, places.options());
+  args.places = reinterpret_cast<uint32_t*>(places.data_ptr<int32_t>()), args.items = items.data_ptr();
+  FoldProblem problem = fold_problem(args.graph, grad, args.vectors);
+  budget_carry(problem, args.vectors * kSortPieceBytes, grad_x);
+  choose_shares(problem, args.plan);
+  const Tensor carry = take_carry(problem, grad_x, args);
+  for (args.first = 0; args.first < args.width; args.first += args.item_row) {
+    args.columns = std::min(args.item_row, args.width - args.first);
+    C10_CUDA_CHECK(sort_slice(b.storage, args, b.stream));
+  }
+}
+
 // What is sent, and tensors that live as long.
 struct Sent {
   ScatterArgs args;
@@ -180,15 +226,17 @@ void own_gradient(const Backward& b, bool zero_shares, OwnArgs own, const Tensor
   C10_CUDA_CHECK(cuda::extrema::own(b.storage, b.csr[0].scalar_type() == at::kLong, own, b.stream));
 }
 
-// How a gradient goes back; docs/design.md tells the three.
+// How a gradient goes back; docs/design.md tells the four.
 struct Way {
-  enum Kind { gather, own, send } kind;
+  enum Kind { sort, gather, own, send } kind;
   OwnArgs owners;
 };
 
-// `way`: auto, or what tests force: gather, own-1, own-2 (owners), send. None where the inputs do not allow it.
+// `way`: auto, or what tests force: sort, gather, own-1, own-2 (owners), send. None where the inputs do not allow it.
 std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
   const bool automatic = way == "auto";
+  const bool worth_sorting = automatic && b.csr[1].size(0) >= kSortDegree * b.rows;
+  if ((worth_sorting || way == "sort") && can_sort(b)) return Way{Way::sort, {}};
   if ((automatic || way == "gather") && can_gather(b)) return Way{Way::gather, {}};
   // A cluster's atomics are slower than a block's own: worth it where edges share, which L2 takes worse.
   const int64_t least_blocks = automatic ? device_attribute(cudaDevAttrMultiProcessorCount, b.x.get_device()) / 2 : 0;
@@ -230,6 +278,7 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   const std::optional<Way> chosen = choose_way(b, way);
   TORCH_CHECK_VALUE(chosen, op, ": way must be one that these inputs allow, got '", way, "'");
   switch (chosen->kind) {
+    case Way::sort: sort_gradient(b, grad_x); break;
     case Way::gather: gather_gradient(b, grad_x); break;
     case Way::own: own_gradient(b, ties == "scatter", chosen->owners, grad_x); break;
     case Way::send: send_gradient(b, ties == "scatter", grad_x); break;

@@ -14,7 +14,10 @@ from edgeless.functional_checks import arrays
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
 OWN = ("own-1", "own-2")  # owners of the sums in shared memory
-WAYS = ("gather", "send", *OWN)
+OVER_CSC = ("gather", "sort")
+WAYS = (*OVER_CSC, "send", *OWN)
+# The sorted way shares nothing and takes 16-bit numbers.
+WAYS_AND_TIES = [(way, ties) for way in WAYS for ties in TIES if way != "sort" or ties == "first"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
@@ -22,9 +25,15 @@ def allowed(way, width, dtype, ties, wide=False):
     """Whether a way takes such inputs: on the small graphs here, shared memory holds every sum."""
     if way == "send":
         return True
-    if dtype == torch.float64 or (wide and way == "gather"):
+    if dtype == torch.float64 or (wide and way in OVER_CSC):
         return False
-    return width % 8 == 0 if way == "gather" else True
+    if way == "sort" and (ties != "first" or dtype == torch.float32):
+        return False
+    return width % 8 == 0 if way in OVER_CSC else True
+
+
+def dtype_for(way):
+    return torch.bfloat16 if way == "sort" else torch.float32
 
 
 def backward(graph, x, grad, reduce, ties, way, forward=None):
@@ -52,6 +61,16 @@ def narrow(graph):
     return moved
 
 
+def taken(graph, forward, grad):
+    """What every source takes where one edge takes an element, in float64: the argument names the edge."""
+    indptr, indices = graph.csr.indptr.long(), graph.csr.indices.long()
+    rows = (indptr.diff() > 0).nonzero().flatten()
+    at = forward[1].long() & 0xFFFF if forward[1].dtype == torch.int16 else forward[1].long()
+    sources = indices[indptr[rows].unsqueeze(1) + at[rows]]
+    total = torch.zeros(graph.num_src, grad.size(1), dtype=torch.float64, device=grad.device)
+    return total.scatter_add_(0, sources, grad.double()[rows])
+
+
 def long_rows():
     """Rows around the windows of a histogram and the words of an argument."""
     gen = torch.Generator().manual_seed(3)
@@ -61,26 +80,28 @@ def long_rows():
     return Graph.from_edge_index(torch.stack([torch.randint(0, 300, dst.shape, generator=gen), dst])[:, order], 300, 13)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ties", TIES)
+@pytest.mark.parametrize("way,ties", WAYS_AND_TIES)
 def test_every_graph(way, ties):
+    dtype = dtype_for(way)
     for kind in (*GRAPHS, "long rows"):
         graph = long_rows() if kind == "long rows" else graph_of(kind)
         for moved in (graph.to(DEVICE), narrow(graph)):
             for tied in (False, True):
                 for width in (5, 24, 264):
-                    if not allowed(way, width, torch.float32, ties):
+                    if not allowed(way, width, dtype, ties):
                         continue
                     x, grad = (
-                        features(graph, width, torch.float32, ties=tied).detach(),
-                        gradients(graph, width, torch.float32),
+                        features(graph, width, dtype, ties=tied).detach(),
+                        gradients(graph, width, dtype),
                     )
                     found = backward(moved, x.to(DEVICE), grad.to(DEVICE), "min", ties, way)
-                    assert_close([found.cpu()], [wanted(graph, x, grad, "min", ties)], 1e-6)
+                    assert_close([found.cpu()], [wanted(graph, x, grad, "min", ties)], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(
+    "way,dtype",
+    [(w, d) for w in WAYS for d in TOLERANCE if any(allowed(w, 8, d, ties) for ties in ("first", "scatter"))],
+)
 def test_every_width_and_type(way, dtype):
     graph = long_rows()
     moved = narrow(graph)
@@ -93,7 +114,7 @@ def test_every_width_and_type(way, dtype):
             assert_close([found.cpu()], [wanted(graph, x, grad, "max", ties)], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("way", [w for w in WAYS if w != "gather"])
+@pytest.mark.parametrize("way", [w for w in WAYS if w not in OVER_CSC])
 def test_wide_indices(way):
     graph = long_rows()
     moved = graph.to(DEVICE)
@@ -101,11 +122,12 @@ def test_wide_indices(way):
     for ties in TIES:
         x, grad = features(graph, 20, torch.float32, ties=True).detach(), gradients(graph, 20, torch.float32)
         found = backward(wide, x.to(DEVICE), grad.to(DEVICE), "max", ties, way)
-        assert_close([found.cpu()], [wanted(graph, x, grad, "max", ties)], 1e-6)
+        assert_close([found.cpu()], [wanted(graph, x, grad, "max", ties)], TOLERANCE[torch.float32])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "way,dtype", [(w, d) for w in WAYS for d in (torch.float32, torch.bfloat16) if allowed(w, 40, d, "first")]
+)
 def test_hubs_and_the_same_bits(way, dtype):
     graph = star()
     moved = narrow(graph)
@@ -136,14 +158,14 @@ def test_sums_in_shared_memory_are_those_that_are_sent(way, ties):
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_of_many_magnitudes(way):
     graph = graph_of("hub")
-    x = features(graph, 40, torch.float32).detach()
-    grad = torch.logspace(-6, 6, 40).expand(graph.num_dst, 40).contiguous()
+    dtype = dtype_for(way)
+    x = features(graph, 40, dtype).detach()
+    grad = torch.logspace(-6, 6, 40).expand(graph.num_dst, 40).contiguous().to(dtype)
     found = backward(graph.to(DEVICE), x.to(DEVICE), grad.to(DEVICE), "max", "first", way)
-    torch.testing.assert_close(found.cpu().double(), wanted(graph, x, grad, "max", "first"), rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.cpu().double(), wanted(graph, x, grad, "max", "first"), rtol=TOLERANCE[dtype], atol=0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ties", TIES)
+@pytest.mark.parametrize("way,ties", WAYS_AND_TIES)
 def test_gradients_that_are_not_finite(way, ties):
     graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 2, 3, 4, 5]]), 3, 6).to(DEVICE)
     inf, nan = float("inf"), float("nan")
@@ -161,27 +183,25 @@ def test_gradients_that_are_not_finite(way, ties):
 def test_nan_and_infinite_features(way):
     graph = long_rows()
     moved = narrow(graph)
+    dtype = dtype_for(way)
     for value in (float("nan"), float("inf"), -float("inf")):
-        x, grad = features(graph, 32, torch.float32).detach(), gradients(graph, 32, torch.float32)
+        x, grad = features(graph, 32, dtype).detach(), gradients(graph, 32, dtype)
         x[::17] = value
         csr = arrays(moved.csr)
         forward = torch.ops.edgeless.neighbor_reduce(
             x.to(DEVICE), csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first"
         )
-        rows = (moved.csr.indptr.diff() > 0).nonzero().flatten()
-        at = forward[1].long() & 0xFFFF
-        sources = moved.csr.indices[moved.csr.indptr[rows].long().unsqueeze(1) + at[rows]].long()
-        expected = torch.zeros(300, 32, dtype=torch.float64, device=DEVICE)
-        expected.scatter_add_(0, sources, grad.to(DEVICE).double()[rows])
+        expected = taken(moved, forward, grad.to(DEVICE))
         found = backward(moved, x.to(DEVICE), grad.to(DEVICE), "max", "first", way, forward)
-        assert_close([found], [expected.float()], 1e-6)
+        assert_close([found], [expected.float()], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_strided_gradients(way):
     graph = long_rows()
-    x = features(graph, 24, torch.float32).detach().to(DEVICE)
-    wide = torch.randn(24, 26, device=DEVICE)
+    dtype = dtype_for(way)
+    x = features(graph, 24, dtype).detach().to(DEVICE)
+    wide = torch.randn(24, 26, device=DEVICE).to(dtype)
     for grad in (wide[:13, :24], wide[:, :13].t(), wide[:1, :24].expand(13, 24), wide[0, 0].expand(13, 24)):
         found = [backward(graph.to(DEVICE), x, g, "max", "first", way) for g in (grad, grad.contiguous())]
         assert torch.equal(*found)
@@ -191,7 +211,8 @@ def test_strided_gradients(way):
 def test_captured_in_a_cuda_graph_without_a_sync(way):
     graph = star(20_000)
     moved = narrow(graph)
-    x, grad = features(graph, 40, torch.float32).detach().to(DEVICE), gradients(graph, 40, torch.float32).to(DEVICE)
+    dtype = dtype_for(way)
+    x, grad = features(graph, 40, dtype).detach().to(DEVICE), gradients(graph, 40, dtype).to(DEVICE)
     csr, csc = arrays(moved.csr), arrays(moved.csc)
     forward = torch.ops.edgeless.neighbor_reduce(x, csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first")
     call = lambda: torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, "max", "first", way)  # noqa: E731
@@ -214,6 +235,9 @@ def test_a_way_that_the_inputs_do_not_allow_is_refused():
     graph = graph_of("square").to(DEVICE)
     for way, width, dtype, ties in (
         ("gather", 5, torch.float32, "first"),
+        ("sort", 5, torch.bfloat16, "first"),
+        ("sort", 8, torch.bfloat16, "shared"),
+        ("sort", 8, torch.float32, "first"),
         ("own-1", 8, torch.float64, "first"),
         ("own-3", 8, torch.float32, "first"),
         ("any", 8, torch.float32, "first"),
@@ -222,3 +246,71 @@ def test_a_way_that_the_inputs_do_not_allow_is_refused():
         grad = torch.zeros(graph.num_dst, width, device=DEVICE, dtype=dtype)
         with pytest.raises(ValueError, match=f"way must be one that these inputs allow, got '{way}'"):
             backward(graph, x, grad, "max", ties, way)
+
+
+def rows_of(lengths, num_src, source=None, ids=True):
+    """Rows of these lengths, every other edge from ``source`` if there is one; edges are shuffled with ``ids``."""
+    gen = torch.Generator().manual_seed(6)
+    src = torch.randint(0, num_src, (sum(lengths),), generator=gen)
+    if source is not None:
+        src[::2] = source
+    indptr = torch.tensor([0, *lengths]).cumsum(0)
+    edge_ids = torch.randperm(len(src), generator=gen) if ids else None
+    return Graph.from_csr(indptr, src, num_src, edge_ids=edge_ids).to(DEVICE)
+
+
+def random_numbers(rows, width, dtype, seed=8):
+    gen = torch.Generator(DEVICE).manual_seed(seed)
+    return torch.randn(rows, width, generator=gen, device=DEVICE).to(dtype)
+
+
+def assert_sorts(graph, width, dtype):
+    """Equal to what the argument says, for every type of the argument, and the same bits again."""
+    x, grad = random_numbers(graph.num_src, width, dtype), random_numbers(graph.num_dst, width, dtype, seed=9)
+    longest = int(graph.in_degrees().max())
+    for arg in (torch.uint8, torch.int16, torch.int32):
+        if longest > 2 ** (8 * arg.itemsize):
+            continue
+        forward = torch.ops.edgeless.neighbor_reduce(x, arrays(graph.csr), [], "max", 0.0, arg, "first")
+        found = [backward(graph, x, grad, "max", "first", "sort", forward) for _ in range(3)]
+        assert_close([found[0]], [taken(graph, forward, grad)], TOLERANCE[dtype])
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+BINS = 1024  # that a row is sorted with at once
+SORTED = {
+    "short rows": ([0, 1, 2, 3, 4, 5, 0, 0, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256] * 8, 90),
+    "rows like most": ([20, 18, 0, 25, 19, 17] * 60, 300),
+    "rows around the bins": ([BINS - 1, 0, BINS, BINS + 1, 2 * BINS, 1, 2 * BINS + 1, 3500, 3], 400),
+    "a hub": ([2, 70_000, 0, 5, 200], 400),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [8, 128, 136, 512, 520, 1032])
+@pytest.mark.parametrize("kind", SORTED)
+def test_sorted_rows_of_every_width(kind, width, dtype):
+    assert_sorts(rows_of(*SORTED[kind]), width, dtype)
+
+
+@pytest.mark.parametrize("kind", SORTED)
+def test_sorted_rows_of_edges_without_ids(kind):
+    lengths, num_src = SORTED[kind]
+    graph = rows_of(lengths, num_src, ids=False)
+    assert graph.csr.edge_ids is None
+    assert_sorts(graph, 264, torch.float16)
+    assert_sorts(graph.reverse(), 264, torch.float16)  # whose transpose has none
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("width", [72, 256, 640])
+def test_sorted_rows_of_a_source_with_most_edges(width, dtype):
+    """Its pieces are kept by many blocks and merged."""
+    assert_sorts(rows_of([40] * 4000, 50, source=17), width, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sorted_slices_that_memory_makes_narrow(dtype):
+    """Items of 512 columns would take more than the result and more than what is always allowed."""
+    for rows, num_src in ((36_000, 36_000), (80_000, 500)):
+        assert_sorts(rows_of([0, 1, 2, 9] * (rows // 4), num_src), 512, dtype)

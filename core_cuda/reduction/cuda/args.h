@@ -79,4 +79,28 @@ struct GatherArgs {
   char* carry = nullptr;               // pieces of hubs: [2, slots, vectors]
 };
 
+// The gradient sorted by the edges that take it and then gathered, one slice of the columns after the other, see
+// sorted.cuh. plan.team_log2 lanes of a team have kSortPer columns each.
+struct SortArgs {
+  CompressedGraph csr;    // of the forward: rows are destinations
+  CompressedGraph graph;  // its other direction: rows are the nodes of x
+  FoldPlan plan;          // of graph
+  int vectors = 0;        // lanes of a team
+  int width = 0;
+  int first = 0, columns = 0;  // of this slice
+  FoldRows grad;
+  const void* arg = nullptr;
+  int arg_size = 4;
+  int item_row = 0;            // items from row to row: at least columns, a multiple of eight
+  void* items = nullptr;       // [csr.num_rows, item_row]
+  uint32_t* places = nullptr;  // [E] by original id: where an edge's items begin in the row, and in the upper half how
+                               // many there are
+  void* grad_x = nullptr;      // [graph.num_rows, width]
+  char* carry = nullptr;       // pieces of hubs: [2, slots, vectors]
+};
+
+constexpr int kSortPer = 16;
+constexpr int64_t kSortItemBytes = 4;
+constexpr int64_t kSortPieceBytes = kSortPer * sizeof(float);  // of a lane, in the carry
+
 }  // namespace edgeless::cuda::extrema

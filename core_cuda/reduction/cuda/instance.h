@@ -18,6 +18,10 @@ struct Instance {
 template <class S, bool kShares>
 cudaError_t give_instance(const GatherArgs& args, cudaStream_t stream);
 
+// Of the sorted backward, in instances/sorted_*.cu.
+template <class S>
+cudaError_t sort_instance(const SortArgs& args, cudaStream_t stream);
+
 // Of the sums in shared memory, in instances/own_*.cu.
 template <class S>
 cudaError_t own_instance(bool wide_index, const OwnArgs& args, cudaStream_t stream);

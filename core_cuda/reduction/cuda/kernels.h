@@ -14,6 +14,9 @@ cudaError_t edge_positions(const CompressedGraph& graph, const Partition& part, 
                            cudaStream_t stream);
 cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream);
 
+// The backward, sorted and gathered, of one slice of the columns; 32-bit indices, 16-bit storage, ties "first".
+cudaError_t sort_slice(Storage storage, const SortArgs& args, cudaStream_t stream);
+
 // The backward, sent: first measure() once, then slice() for one slice of the features after the other (sums are zero
 // before the first, and after each but the last), then rest().
 cudaError_t measure(Storage storage, const ScatterArgs& args, cudaStream_t stream);

@@ -38,6 +38,14 @@ cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStr
   return shares ? gather_shared<true>(storage, args, stream) : gather_shared<false>(storage, args, stream);
 }
 
+cudaError_t sort_slice(Storage storage, const SortArgs& args, cudaStream_t stream) {
+  switch (storage) {
+    case Storage::f16: return sort_instance<__half>(args, stream);
+    case Storage::bf16: return sort_instance<__nv_bfloat16>(args, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
 cudaError_t measure(Storage storage, const ScatterArgs& args, cudaStream_t stream) {
   return with_storage(storage, [&](auto of) { return of.measure(args, stream); });
 }
