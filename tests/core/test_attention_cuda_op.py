@@ -150,6 +150,19 @@ def test_arrays_on_two_devices_are_refused():
         torch.ops.edgeless.attention(x, x, x, None, None, None, None, csr, [], None, "dot", 1.0, 0.0, None)
 
 
+@pytest.mark.parametrize("needs", [(1,), (3,)])  # of src, and of att, whose gradient gatv2 makes over both directions
+def test_a_gradient_that_needs_the_transpose_says_so(needs):
+    graph = graph_of("square").to(DEVICE)
+    dst, src = (torch.randn(40, 2, 8, device=DEVICE) for _ in range(2))
+    csr = [graph.csr.indptr, graph.csr.indices, graph.csr.edge_ids]
+    rest = (csr, [], None, "gatv2", 0.2, 0.0)
+    inputs = (dst, src, None, torch.randn(2, 8, device=DEVICE), None, None, None)
+    out, logsumexp = torch.ops.edgeless.attention(*inputs, *rest, None)
+    wanted = [i in needs for i in range(7)]
+    with pytest.raises(ValueError, match="csc is needed for the gradients of source tensors and of att"):
+        torch.ops.edgeless.attention_backward(out, None, out, logsumexp, *inputs, *rest, False, wanted)
+
+
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 60 << 30, reason="needs 60 GB"
 )
