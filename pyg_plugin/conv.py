@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Callable, ClassVar, Optional
 
 import torch
@@ -17,7 +18,7 @@ from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
-from edgeless.projection import add_row, project
+from edgeless.projection import add_row, add_row_to_heads, project
 
 from .convert import check_flow, kind_of, with_loop_features
 
@@ -155,9 +156,9 @@ class FusedConv(FusedLayer):
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
     @staticmethod
-    def _project(x: Tensor, *linears: torch.nn.Module, joined: int = 0) -> list[Tensor]:
+    def _project(x: Tensor, *linears: torch.nn.Module, joined: int = 0, heads: Sequence[int] = ()) -> list[Tensor]:
         """The maps' results for one input, see :func:`edgeless.projection.project`."""
-        return project(x, *linears, kinds=LINEAR, joined=joined)
+        return project(x, *linears, kinds=LINEAR, joined=joined, heads=heads)
 
     def _merge_heads(self, out: Tensor) -> Tensor:
         """``[Nd, H, C]`` to ``[Nd, H * C]``, or to the mean over heads ``[Nd, C]``."""
@@ -165,6 +166,8 @@ class FusedConv(FusedLayer):
 
     def _finish(self, out: Tensor, res: Optional[Tensor]) -> Tensor:
         """The ending of GAT and GATv2: heads merged, then residual and bias."""
+        if res is None and self.concat and self.bias is not None:
+            return add_row_to_heads(out, self.bias)
         out = self._merge_heads(out)
         if res is not None:
             out = out + res

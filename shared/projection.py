@@ -56,18 +56,28 @@ def _pays_in_program(x: Tensor) -> bool:
     return compiling() and not autocasts("cuda")
 
 
-def project(x: Tensor, *linears: nn.Module, kinds: tuple[type, ...] = (nn.Linear,), joined: int = 0) -> list[Tensor]:
+def project(
+    x: Tensor,
+    *linears: nn.Module,
+    kinds: tuple[type, ...] = (nn.Linear,),
+    joined: int = 0,
+    heads: Sequence[int] = (),
+) -> list[Tensor]:
     """``[linear(x) for linear in linears]`` for ``x`` ``[N, F]``, in one op where that is the same and faster.
 
     Args:
         kinds: the classes whose forward is ``x @ weight.T + bias``.
         joined: how many of the first results may be parts of one tensor, whose memory lives as long as any of them.
+        heads: for every map 0, or the number of heads that its result is returned in, ``[N, heads, C]``.
     """
     if x.device.type in ("cpu", "cuda") and all(is_plain(linear, kinds) for linear in linears):
         weights = [linear.weight for linear in linears]
-        if (outs := _project(x, weights, [linear.bias for linear in linears], joined)) is not None:
+        if (outs := _project(x, weights, [linear.bias for linear in linears], joined, heads)) is not None:
             return outs
-    return [linear(x) for linear in linears]
+    outs = [linear(x) for linear in linears]
+    return [
+        out.view(*out.shape[:-1], n, out.size(-1) // n) if n else out for out, n in zip(outs, heads or [0] * len(outs))
+    ]
 
 
 def project_sum(xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds=(nn.Linear,)) -> Tensor:
@@ -97,7 +107,7 @@ def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(n
         return None
     _, heads, channels = vectors[0].shape
     per_head = weight.view(heads, channels, -1)
-    logits = [torch.einsum("hcf,hc->hf", per_head, a[0]) for a in vectors]
+    logits = [torch.einsum("hcf,hc->hf", per_head, a.squeeze(0)) for a in vectors]
     return torch.ops.edgeless.project(x, [weight, *logits], [None] * (1 + len(logits)))
 
 
@@ -112,7 +122,8 @@ def node_logits(x: Tensor, *vectors: Tensor) -> Optional[list[Tensor]]:
         return None
     if dtype != x.dtype and (dtype != torch.float32 or x.dtype == torch.float64):
         return None
-    return torch.ops.edgeless.node_logits(x, [a[0] for a in vectors])
+    # Not a[0]: the gradient of a selection is a tensor of zeros and a copy.
+    return torch.ops.edgeless.node_logits(x, [a.squeeze(0) for a in vectors])
 
 
 def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
@@ -136,15 +147,24 @@ def add_row(x: Tensor, row: Tensor) -> Tensor:
     return x + row
 
 
+def add_row_to_heads(x: Tensor, row: Tensor) -> Tensor:
+    """``x + row`` as ``[N, H * C]`` for ``x`` ``[N, H, C]`` and ``row`` ``[H * C]``."""
+    fits = type(row) in _PLAIN and row.dtype == x.dtype and row.device == x.device
+    if fits and type(x) in _PLAIN and x.is_cuda and x.dtype in _FLOATS and not compiling():
+        return torch.ops.edgeless.add_row(x, row)
+    return add_row(x.view(-1, row.size(0)), row)
+
+
 def _project(
-    x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]], joined: int = 0
+    x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]], joined: int = 0, heads: Sequence[int] = ()
 ) -> Optional[list[Tensor]]:
     """By the op; None where it does not fit, or where torch knows the error."""
     if not _fits(x, weights, biases):
         return None
     if compiling():  # a compiler takes every result for a tensor of its own
         joined = 0
-    return torch.ops.edgeless.project(x, weights, biases, joined, cuda_autocast_dtype() if _rounds([x]) else None)
+    dtype = cuda_autocast_dtype() if _rounds([x]) else None
+    return torch.ops.edgeless.project(x, weights, biases, joined, dtype, heads)
 
 
 def _rounds(xs: Sequence[Tensor]) -> bool:

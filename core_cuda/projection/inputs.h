@@ -33,8 +33,14 @@ inline void check_weights(const char* op, const at::Tensor& x, at::TensorList we
 }
 
 inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases,
-                       int64_t joined) {
+                       int64_t joined, at::IntArrayRef heads) {
   check_weights(op, x, weights);
+  TORCH_CHECK_VALUE(heads.empty() || heads.size() == weights.size(), op, ": heads must have one entry for each of the ",
+                    weights.size(), " weights, got ", heads.size());
+  for (size_t k = 0; k < heads.size(); ++k) {
+    TORCH_CHECK_VALUE(heads[k] >= 0 && (heads[k] == 0 || weights[k].size(0) % heads[k] == 0), op,
+                      ": heads must divide the ", weights[k].size(0), " results of a map, got ", heads[k]);
+  }
   TORCH_CHECK_VALUE(0 <= joined && joined <= static_cast<int64_t>(weights.size()), op, ": joined must be 0 to ",
                     weights.size(), ", got ", joined);
   TORCH_CHECK_VALUE(biases.size() == weights.size(), op, ": biases must have one entry for each of the ",
@@ -45,6 +51,13 @@ inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weigh
     check_shape(op, "biases", *bias, {weights[k].size(0)});
     check_dtype(op, "biases", *bias, x.scalar_type());
     check_device(op, "biases", *bias, x.device());
+  }
+}
+
+// Results of maps as heads [N, heads, C], where `heads` says so.
+inline void split_heads(std::vector<at::Tensor>& outs, at::IntArrayRef heads) {
+  for (size_t k = 0; k < heads.size(); ++k) {
+    if (heads[k] > 0) outs[k] = outs[k].unflatten(1, {heads[k], outs[k].size(1) / heads[k]});
   }
 }
 
@@ -163,11 +176,15 @@ inline void check_map_gradients(const char* op, const c10::List<OptTensor>& grad
   }
 }
 
-inline void check_row(const char* op, const at::Tensor& x, const at::Tensor& row) {
-  check_dim(op, "x", x, 2, "[N, F]");
+// x as [N, F].
+inline at::Tensor check_row(const char* op, const at::Tensor& given, const at::Tensor& row) {
+  TORCH_CHECK_VALUE(given.dim() == 2 || given.dim() == 3, op, ": x must be [N, F] or [N, H, C], got shape ",
+                    given.sizes());
+  const at::Tensor x = given.dim() == 3 ? given.flatten(1) : given;
   check_shape(op, "row", row, {x.size(1)});
   check_dtype(op, "row", row, x.scalar_type());
   check_device(op, "row", row, x.device());
+  return x;
 }
 
 // Vectors and logits are of the rows' dtype or of the arithmetic's; the logits of the wider one.

@@ -1,4 +1,5 @@
-// The three products of a linear map, by our kernel where it takes them (cuda/product.cu), else by the libraries.
+// The three products of a linear map, by our kernels where they take them (cuda/product.cu, cuda/narrow_product.cu),
+// else by the libraries.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,32 +11,49 @@
 
 #include "../common/launch.h"
 #include "../common/optional.h"
+#include "../common/storage_of.h"
 #include "cuda/kernels.h"
 
 namespace edgeless::cuda::maps {
 
-// Float32 rows of whole vectors of 16 bytes; where TF32 is allowed as it is, the libraries are faster.
+inline bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+// Rows of whole vectors of 16 bytes.
 inline bool fits(const at::Tensor& t) {
-  return t.scalar_type() == at::kFloat && t.size(1) % 4 == 0 && t.stride(1) == 1 && t.stride(0) % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+  const auto dtype = t.scalar_type();
+  const int64_t vector = 16 / t.element_size();
+  return (dtype == at::kFloat || is_narrow(dtype)) && t.size(1) % vector == 0 && t.stride(1) == 1 &&
+         t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
 }
 
-// divided: the depth is, so that few tiles keep all multiprocessors busy.
+// Whether [rows, columns] is made by our kernels. Of floats: where TF32 is allowed as it is, the libraries are faster.
+// divided: the depth is, so that few tiles keep all multiprocessors busy. 16-bit numbers: of few nodes.
 inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth,
                   bool divided = false) {
   constexpr int64_t least_columns = 32, least_depth = 16, most_depth = 1024;
+  const int64_t vector = 16 / a.element_size();
+  if (!fits(a) || !fits(b) || columns < least_columns || columns % vector != 0 || columns >= INT_MAX ||
+      depth < least_depth || rows == 0 || device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) < 8) {
+    return false;
+  }
+  if (a.scalar_type() != at::kFloat) return a.size(0) < kFewRows && (divided || depth <= most_depth);
   const bool full = divided ? rows >= 96 : depth <= most_depth || rows * columns >= int64_t(1) << 20;
-  return full && fits(a) && fits(b) && columns >= least_columns && columns % 4 == 0 && columns < INT_MAX &&
-         depth >= least_depth && rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8 &&
-         !at::globalContext().allowTF32CuBLAS();
+  return full && !at::globalContext().allowTF32CuBLAS();
 }
 
 inline ProductArgs product_args(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, int64_t depth) {
   ProductArgs args;
-  args.a = a.const_data_ptr<float>(), args.b = b.const_data_ptr<float>(), args.c = c.data_ptr<float>();
+  args.a = a.const_data_ptr(), args.b = b.const_data_ptr(), args.c = c.data_ptr();
   args.a_row = a.stride(0), args.b_row = b.stride(0), args.c_row = c.stride(0);
   args.rows = c.size(0), args.columns = static_cast<int>(c.size(1)), args.depth = args.share = depth;
+  args.wide = c.scalar_type() == at::kFloat;
   return args;
+}
+
+inline void run(at::ScalarType dtype, bool across_a, bool across_b, const ProductArgs& args,
+                const OnDevice& on_device) {
+  C10_CUDA_CHECK(is_narrow(dtype) ? run_narrow_product(storage_of(dtype), across_a, across_b, args, on_device.stream())
+                                  : run_product(across_a, across_b, args, on_device.stream()));
 }
 
 // x weight^T + bias
@@ -47,8 +65,8 @@ inline at::Tensor map_rows(const at::Tensor& x, const at::Tensor& weight, const 
   const at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
   ProductArgs args = product_args(x, weight, out, x.size(1));
   const at::Tensor row = bias ? bias->contiguous() : at::Tensor();
-  if (bias) args.bias = row.const_data_ptr<float>();
-  C10_CUDA_CHECK(run_product(false, false, args, on_device.stream()));
+  if (bias) args.bias = row.const_data_ptr();
+  run(x.scalar_type(), false, false, args, on_device);
   return out;
 }
 
@@ -61,7 +79,7 @@ inline void add_mapped_rows(at::Tensor& to, const at::Tensor& x, const at::Tenso
   const OnDevice on_device(x.device());
   ProductArgs args = product_args(x, weight, to, x.size(1));
   args.add = true;
-  C10_CUDA_CHECK(run_product(false, false, args, on_device.stream()));
+  run(x.scalar_type(), false, false, args, on_device);
 }
 
 // The libraries' products of 16-bit numbers that write floats; newer than the oldest torch.
@@ -86,10 +104,7 @@ struct ToFloats {
 };
 
 // Whether products of rows such as x can have float results.
-inline bool writes_floats(const at::Tensor& x) {
-  const auto dtype = x.scalar_type();
-  return (dtype == at::kHalf || dtype == at::kBFloat16) && ToFloats::get().mm;
-}
+inline bool writes_floats(const at::Tensor& x) { return is_narrow(x.scalar_type()) && ToFloats::get().mm; }
 
 // a b in `dtype`, added to `to` where that is defined
 inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype, at::Tensor to = {}) {
@@ -104,38 +119,45 @@ inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight
   }
   const OnDevice on_device(grad.device());
   const bool add = to.defined();
-  if (!add) to = at::empty({grad.size(0), weight.size(1)}, grad.options());
+  if (!add) to = at::empty({grad.size(0), weight.size(1)}, grad.options().dtype(dtype));
   ProductArgs args = product_args(grad, weight, to, weight.size(0));
   args.add = add;
-  C10_CUDA_CHECK(run_product(false, true, args, on_device.stream()));
+  run(grad.scalar_type(), false, true, args, on_device);
   return to;
 }
 
-// grad^T x, in `dtype`: the rows are divided, and what each part gives is added in their order.
-inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::ScalarType dtype) {
+// grad^T x, in `dtype`: the rows are divided, and what each part gives is added in their order. sums: where our kernel
+// takes it, receives the sums over the rows of grad, the gradient of a bias, as well.
+inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::ScalarType dtype, at::Tensor* sums) {
   const int64_t rows = grad.size(1), columns = x.size(1), depth = x.size(0);
   if (!takes(grad, x, rows, columns, depth, true)) return library_product(grad.t(), x, dtype);
   const OnDevice on_device(grad.device());
-  const at::Tensor out = at::empty({rows, columns}, grad.options());
+  const at::Tensor out = at::empty({rows, columns}, grad.options().dtype(dtype));
   ProductArgs args = product_args(grad, x, out, depth);
-  // The parts take a sixteenth of the rows' memory, or a megabyte.
+  // The parts take a sixteenth of the rows' memory, or two megabytes.
   const int64_t size = rows * columns;
-  const int64_t most_shares = std::max<int64_t>({depth * (rows + columns) / (16 * size), (1 << 18) / size, 1});
+  const int64_t most_shares = std::max<int64_t>({depth * (rows + columns) / (16 * size), (1 << 19) / size, 1});
   args.share = product_share(rows, columns, depth, device_attribute(cudaDevAttrMultiProcessorCount, x.get_device()),
                              most_shares);
-  const int64_t shares = (depth + args.share - 1) / args.share;
+  const int64_t shares = (depth + args.share - 1) / args.share, all = size + (sums ? rows : 0);
+  if (sums) *sums = at::empty({rows}, out.options());
   at::Tensor parts;
-  if (shares > 1) {
-    parts = at::empty({shares, rows, columns}, grad.options());
-    args.c = parts.data_ptr<float>(), args.c_share = rows * columns;
+  if (shares > 1 || (sums && dtype != at::kFloat)) {
+    parts = at::empty({shares, all}, grad.options().dtype(at::kFloat));
+    args.c = parts.data_ptr(), args.c_share = all, args.wide = true;
+    if (sums) args.sums = parts.data_ptr<float>() + size;
+  } else if (sums) {
+    args.sums = sums->data_ptr<float>();
   }
-  C10_CUDA_CHECK(run_product(true, true, args, on_device.stream()));
-  if (shares == 1) return out;
+  run(grad.scalar_type(), true, true, args, on_device);
+  if (!parts.defined()) return out;
   ColumnSumsArgs adding;
-  adding.tensors = 1, adding.chunks = static_cast<int>(shares), adding.total = static_cast<int>(rows * columns);
-  adding.columns[0].width = adding.total, adding.columns[0].out = out.data_ptr();
+  adding.tensors = sums ? 2 : 1, adding.chunks = static_cast<int>(shares), adding.total = static_cast<int>(all);
+  adding.columns[0].width = static_cast<int>(size), adding.columns[0].out = out.data_ptr();
+  adding.columns[1].width = static_cast<int>(rows), adding.columns[1].first = static_cast<int>(size);
+  if (sums) adding.columns[1].out = sums->data_ptr();
   adding.partial = parts.data_ptr();
-  C10_CUDA_CHECK(add_chunks(Storage::f32, adding, on_device.stream()));
+  C10_CUDA_CHECK(add_chunks(storage_of(dtype), adding, on_device.stream()));
   return out;
 }
 

@@ -10,9 +10,9 @@ namespace {
 using OptTensors = c10::List<OptTensor>;
 
 std::vector<Tensor> call_project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined,
-                                 Optional<at::ScalarType> dtype) {
+                                 Optional<at::ScalarType> dtype, at::IntArrayRef heads) {
   static const Kernels kernels("edgeless::project", call_project);
-  return kernels(x, weights, biases, joined, dtype);
+  return kernels(x, weights, biases, joined, dtype, heads);
 }
 
 std::vector<Tensor> call_project_backward(const OptTensors& grads, const Tensor& x, at::TensorList weights,
@@ -87,7 +87,8 @@ struct Project : torch::autograd::Function<Project> {
   static constexpr bool is_traceable = true;
 
   static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
-                               const std::vector<bool>& has_bias, int64_t joined, Optional<at::ScalarType> dtype) {
+                               const std::vector<bool>& has_bias, int64_t joined, Optional<at::ScalarType> dtype,
+                               at::IntArrayRef heads) {
     OptTensors all;
     size_t next = 0;
     c10::List<bool> flags;
@@ -105,10 +106,13 @@ struct Project : torch::autograd::Function<Project> {
     ctx->saved_data["has_bias"] = std::move(flags);
     ctx->saved_data["dtypes"] = std::move(dtypes);
     ctx->set_materialize_grads(false);
-    return call_project(maps.x, maps.weights, maps.biases, joined, {});
+    return call_project(maps.x, maps.weights, maps.biases, joined, {}, heads);
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& given) {
+  static variable_list backward(AutogradContext* ctx, variable_list given) {
+    for (Tensor& grad : given) {
+      if (grad.defined() && grad.dim() == 3) grad = grad.flatten(1);  // of heads
+    }
     const variable_list saved = ctx->get_saved_variables();
     const c10::List<bool> has_bias = ctx->saved_data["has_bias"].toBoolList();
     const size_t maps = saved.size() - 1;
@@ -128,7 +132,7 @@ struct Project : torch::autograd::Function<Project> {
       if (i <= maps || has_bias[i - 1 - maps]) grads.push_back(needs[i] ? found[i] : Tensor());
     }
     cast_back(grads, dtypes);
-    grads.resize(grads.size() + 3);  // of has_bias, joined, dtype
+    grads.resize(grads.size() + 4);  // of has_bias, joined, dtype, heads
     return grads;
   }
 
@@ -150,8 +154,8 @@ struct Project : torch::autograd::Function<Project> {
 };
 
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined,
-                            Optional<at::ScalarType> dtype) {
-  if (!at::GradMode::is_enabled()) return call_project(x, weights, biases, joined, dtype);
+                            Optional<at::ScalarType> dtype, at::IntArrayRef heads) {
+  if (!at::GradMode::is_enabled()) return call_project(x, weights, biases, joined, dtype, heads);
   variable_list present;
   std::vector<bool> has_bias;
   for (size_t k = 0; k < biases.size(); ++k) {
@@ -159,7 +163,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTe
     has_bias.push_back(bias.has_value());
     if (bias) present.push_back(*bias);
   }
-  return Project::apply(x, weights, at::TensorList(present), has_bias, joined, dtype);
+  return Project::apply(x, weights, at::TensorList(present), has_bias, joined, dtype, heads);
 }
 
 struct ProjectSum : torch::autograd::Function<ProjectSum> {
@@ -233,10 +237,18 @@ Tensor column_sums(const Tensor& x) { return at::GradMode::is_enabled() ? Column
 struct AddRow : torch::autograd::Function<AddRow> {
   static constexpr bool is_traceable = true;
 
-  static Tensor forward(AutogradContext*, const Tensor& x, const Tensor& row) { return call_add_row(x, row); }
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& row) {
+    if (x.dim() == 3) ctx->saved_data["heads"] = x.sym_size(1), ctx->saved_data["channels"] = x.sym_size(2);
+    return call_add_row(x, row);
+  }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    return {grads[0], ctx->needs_input_grad(1) ? column_sums(grads[0]) : Tensor()};
+    Tensor grad = grads[0];
+    if (ctx->saved_data.count("heads")) {
+      grad =
+          grad.unflatten_symint(1, {ctx->saved_data.at("heads").toSymInt(), ctx->saved_data.at("channels").toSymInt()});
+    }
+    return {grad, ctx->needs_input_grad(1) ? column_sums(grads[0]) : Tensor()};
   }
 };
 

@@ -188,19 +188,20 @@ class OwnKernels {
 std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side);
 
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases, int64_t joined,
-                            Optional<at::ScalarType> dtype) {
+                            Optional<at::ScalarType> dtype, at::IntArrayRef heads) {
   if (dtype) {
     const Maps cast(x, weights, biases, joined, dtype, [](auto& t, auto to) { return cast_all(t, to, false); });
-    return project(cast.x, cast.weights, cast.biases, joined, {});
+    return project(cast.x, cast.weights, cast.biases, joined, {}, heads);
   }
   const char* op = "edgeless::project";
   const BelowAutograd below;
-  check_maps(op, x, weights, biases, joined);
+  check_maps(op, x, weights, biases, joined, heads);
   std::vector<Tensor> outs;
   for (const Tensor& weight : weights) outs.push_back(empty_like_rows(x, x.size(0), weight.size(0)));
   OwnKernels own(x, total_width(weights));
   if (own.usable()) {
     own.forward(weights, biases, outs);
+    split_heads(outs, heads);
     return outs;
   }
   const OptTensor bias = joined_biases(x, weights, biases);
@@ -214,6 +215,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
       column += out.size(1);
     }
   });
+  split_heads(outs, heads);
   return outs;
 }
 
@@ -224,7 +226,7 @@ Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& b
   Tensor out;
   for (size_t k = 0; k < xs.size(); ++k) {
     const c10::List<OptTensor> biases({k == 0 ? maps.bias : OptTensor()});
-    const Tensor mapped = project(maps.xs[k], maps.weights[k], biases, 0, {})[0];
+    const Tensor mapped = project(maps.xs[k], maps.weights[k], biases, 0, {}, {})[0];
     out = out.defined() ? out.add_(mapped) : mapped;
   }
   return out;
@@ -291,10 +293,10 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   return results;
 }
 
-Tensor add_row(const Tensor& x, const Tensor& row) {
+Tensor add_row(const Tensor& given, const Tensor& row) {
   const char* op = "edgeless::add_row";
   const BelowAutograd below;
-  check_row(op, x, row);
+  const Tensor x = check_row(op, given, row);
   Tensor out = empty_like_rows(x, x.size(0), x.size(1));
   return at::add_out(out, x, row);
 }

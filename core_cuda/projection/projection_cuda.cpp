@@ -42,13 +42,13 @@ std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, cons
 std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side);
 
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases, int64_t joined,
-                            Optional<at::ScalarType> dtype) {
+                            Optional<at::ScalarType> dtype, at::IntArrayRef heads) {
   if (dtype) {
     const Maps cast(x, weights, biases, joined, dtype, [](auto& t, auto to) { return cast_all(t, to, true); });
-    return project(cast.x, cast.weights, cast.biases, joined, {});
+    return project(cast.x, cast.weights, cast.biases, joined, {}, heads);
   }
   const BelowAutograd below;
-  check_maps("edgeless::project", x, weights, biases, joined);
+  check_maps("edgeless::project", x, weights, biases, joined, heads);
   std::vector<Tensor> outs;
   const size_t together = joined > 1 && x.size(0) < kFewRows ? weights.size() : joined;
   const at::TensorList first = weights.slice(0, together);
@@ -59,6 +59,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   for (size_t k = outs.size(); k < weights.size(); ++k) {
     outs.push_back(map_rows(x, weights[k], biases.get(k)));
   }
+  split_heads(outs, heads);
   return outs;
 }
 
@@ -151,7 +152,6 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   for (size_t k = 0; k < maps; ++k) {
     if (const OptTensor grad = grads.get(k)) {
       given.push_back(*grad), of.push_back(weights[k]), which.push_back(k);
-      if (needs[1 + maps + k]) summed.push_back(*grad), biases.push_back(1 + maps + k);
     } else {
       if (needs[1 + k]) results[1 + k] = at::zeros(weights[k].sizes(), x.options().dtype(to_maps));
       if (needs[1 + maps + k]) results[1 + maps + k] = at::zeros({weights[k].size(0)}, x.options().dtype(to_maps));
@@ -167,14 +167,21 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
           group.count > 1 ? joined_rows(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
       results[0] = map_rows_back(group.grad, weight, results[0], to_x);
     }
-    bool any = false;
-    for (size_t i = group.first; i < end; ++i) any |= needs[1 + which[i]];
-    if (!any) continue;
-    const Tensor products = weight_gradient(group.grad, x, to_maps);
+    bool any_weight = false, any_bias = false;
+    for (size_t i = group.first; i < end; ++i) {
+      any_weight |= needs[1 + which[i]], any_bias |= needs[1 + maps + which[i]];
+    }
+    Tensor products, sums;
+    if (any_weight) products = weight_gradient(group.grad, x, to_maps, any_bias ? &sums : nullptr);
     int64_t row = 0;
     for (size_t i = group.first; i < end; ++i) {
-      if (needs[1 + which[i]]) {
-        results[1 + which[i]] = group.count > 1 ? products.narrow(0, row, of[i].size(0)) : products;
+      const auto part = [&](const Tensor& all) { return group.count > 1 ? all.narrow(0, row, of[i].size(0)) : all; };
+      const size_t weight = 1 + which[i], bias = 1 + maps + which[i];
+      if (needs[weight]) results[weight] = part(products);
+      if (needs[bias] && sums.defined()) {
+        results[bias] = part(sums);
+      } else if (needs[bias]) {
+        summed.push_back(given[i]), biases.push_back(bias);
       }
       row += of[i].size(0);
     }
@@ -190,9 +197,9 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   return results;
 }
 
-Tensor add_row(const Tensor& x, const Tensor& row) {
+Tensor add_row(const Tensor& given, const Tensor& row) {
   const BelowAutograd below;
-  check_row("edgeless::add_row", x, row);
+  const Tensor x = check_row("edgeless::add_row", given, row);
   return at::add(x, row).contiguous();
 }
 

@@ -6,7 +6,7 @@ from edgeless.functional import dot_attention
 from edgeless.projection import project
 
 from .._framework import stock
-from ._layer import DGLLayer, destinations, heads_of
+from ._layer import DGLLayer, destinations
 
 
 class DotGatConv(DGLLayer, stock.DotGatConv):
@@ -40,13 +40,14 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
         return self._call(graph, feat, get_attention)
 
     def _fused_forward(self, relation, feat, get_attention=False):
+        heads = (self._num_heads,)
         if isinstance(feat, tuple):
-            x_r = heads_of(project(feat[1], self.fc_dst)[0], self)
+            x_r = project(feat[1], self.fc_dst, heads=heads)[0]
             # The stock layer stores both projections under one name. Where sources and destinations are the same
             # nodes, the second takes the place of the first.
-            x_l = x_r if relation.one_node_type else heads_of(project(feat[0], self.fc_src)[0], self)
+            x_l = x_r if relation.one_node_type else project(feat[0], self.fc_src, heads=heads)[0]
         else:
-            x_l = heads_of(project(feat, self.fc)[0], self)
+            x_l = project(feat, self.fc, heads=heads)[0]
             x_r = destinations(relation, x_l)
         return_weights = "softmax" if get_attention else None
         out = dot_attention(relation.handle, x_r, x_l, x_l, return_weights=return_weights, out_dtype=x_l.dtype)

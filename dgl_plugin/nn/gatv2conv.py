@@ -8,7 +8,7 @@ from edgeless.functional import gatv2_attention
 from edgeless.projection import project
 
 from .._framework import stock
-from ._layer import DGLLayer, destinations, heads_of, with_residual
+from ._layer import DGLLayer, destinations, with_residual
 
 
 class GATv2Conv(DGLLayer, stock.GATv2Conv):
@@ -49,13 +49,14 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
         else:
             h_src = self.feat_drop(feat)
             h_dst = destinations(relation, h_src)
+        heads = (self._num_heads,)
         if self.share_weights and not isinstance(feat, tuple):
-            x_l = heads_of(project(h_src, self.fc_src)[0], self)
+            (x_l,) = project(h_src, self.fc_src, heads=heads)
             x_r = destinations(relation, x_l)
         elif h_src is h_dst:
-            x_l, x_r = (heads_of(x, self) for x in project(h_src, self.fc_src, self.fc_dst, joined=2))
+            x_l, x_r = project(h_src, self.fc_src, self.fc_dst, joined=2, heads=heads * 2)
         else:
-            x_l, x_r = (heads_of(project(h, fc)[0], self) for h, fc in ((h_src, self.fc_src), (h_dst, self.fc_dst)))
+            (x_l,), (x_r,) = (project(h, fc, heads=heads) for h, fc in ((h_src, self.fc_src), (h_dst, self.fc_dst)))
         out = gatv2_attention(
             relation.handle,
             x_l,

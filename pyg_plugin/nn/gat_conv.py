@@ -112,7 +112,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
         found = project_with_logits(x, lin, *atts, kinds=LINEAR)
         if found is not None:
             return found[0].view(-1, self.heads, self.out_channels), *found[1:]
-        x = self._project(x, lin)[0].view(-1, self.heads, self.out_channels)
+        (x,) = self._project(x, lin, heads=(self.heads,))
         logits = node_logits(x, *atts)
         return x, *([(x * att).sum(dim=-1) for att in atts] if logits is None else logits)
 

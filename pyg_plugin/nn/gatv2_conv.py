@@ -45,12 +45,13 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         res = None if self.res is None else self.res(x_r)
         shared = x_l is x_r and self.share_weights
         if shared:
-            x_l = x_r = self._project(x_l, self.lin_l)[0]
+            x_l = x_r = self._project(x_l, self.lin_l, heads=(heads,))[0]
         elif x_l is x_r:
-            x_l, x_r = self._project(x_l, self.lin_l, self.lin_r, joined=2)
+            x_l, x_r = self._project(x_l, self.lin_l, self.lin_r, joined=2, heads=(heads, heads))
         else:
-            (x_l,), (x_r,) = self._project(x_l, self.lin_l), self._project(x_r, self.lin_r)
-        x_l, x_r = x_l.view(-1, heads, channels), x_r.view(-1, heads, channels)
+            (x_l,), (x_r,) = (
+                self._project(x, lin, heads=(heads,)) for x, lin in ((x_l, self.lin_l), (x_r, self.lin_r))
+            )
 
         loops, kind = self.add_self_loops, kind_of(edge_index)
         wants_attention = self.wants_attention(return_attention_weights)

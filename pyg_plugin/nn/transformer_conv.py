@@ -53,12 +53,12 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
         skip = [self.lin_skip] if self.root_weight else []
         if x_src is x_dst:  # lazy maps draw their weights in this order
             maps = (self.lin_query, self.lin_key, self.lin_value, *skip)
-            query, key, value, *skip = self._project(x_src, *maps, joined=3)
+            in_heads = (heads, heads, heads, *(0 for _ in skip))
+            query, key, value, *skip = self._project(x_src, *maps, joined=3, heads=in_heads)
         else:
-            (query,) = self._project(x_dst, self.lin_query)
-            key, value = self._project(x_src, self.lin_key, self.lin_value, joined=2)
+            (query,) = self._project(x_dst, self.lin_query, heads=(heads,))
+            key, value = self._project(x_src, self.lin_key, self.lin_value, joined=2, heads=(heads, heads))
             skip = self._project(x_dst, *skip) if skip else []
-        query, key, value = (t.view(-1, heads, channels) for t in (query, key, value))
 
         kind = kind_of(edge_index)
         graph = kind.graph(edge_index, key.size(0), query.size(0), self.flow, False)

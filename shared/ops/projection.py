@@ -8,8 +8,9 @@ from ._registration import register_fake
 
 
 @register_fake("edgeless::project")
-def _project_fake(x, weights, biases, joined=0, dtype=None):
-    return [x.new_empty((x.size(0), weight.size(0)), dtype=dtype or x.dtype) for weight in weights]
+def _project_fake(x, weights, biases, joined=0, dtype=None, heads=()):
+    outs = [x.new_empty((x.size(0), weight.size(0)), dtype=dtype or x.dtype) for weight in weights]
+    return [out.view(out.size(0), n, out.size(1) // n) if n else out for out, n in zip(outs, heads or [0] * len(outs))]
 
 
 @register_fake("edgeless::project_backward")
@@ -26,7 +27,7 @@ def _project_sum_fake(xs, weights, bias, dtype=None):
 
 @register_fake("edgeless::add_row")
 def _add_row_fake(x, row):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return x.new_empty((x.size(0), row.size(0)))
 
 
 @register_fake("edgeless::column_sums")

@@ -64,6 +64,39 @@ def test_in_another_dtype():
         assert_same(ops.project(x, weights, biases, 0, torch.bfloat16), stock, 4e-3)
 
 
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_results_in_heads(count):
+    x, linears = rows(count, 4), maps(4, (6, 2, 8))
+    weights, biases = [lin.weight for lin in linears], [lin.bias for lin in linears]
+    leaves = [x, *(p for lin in linears for p in lin.parameters())]
+    outs = ops.project(x, weights, biases, 0, None, [3, 0, 1])
+    expected = [lin(x) for lin in linears]
+    expected = [expected[0].view(count, 3, 2), expected[1], expected[2].view(count, 1, 8)]
+    assert_same(outs, expected, 1e-12)
+    grads = [torch.randn(*out.shape, 2, dtype=out.dtype)[..., 0] for out in outs]  # not contiguous
+    assert_same(torch.autograd.grad(outs, leaves, grads), torch.autograd.grad(expected, leaves, grads), 1e-12)
+    found = projection.project(x, *linears, heads=(3, 0, 1))  # the modules'
+    assert_same(found, expected, 1e-12)
+
+
+def test_rows_are_added_to_heads():
+    x, row = rows(5, 12).detach().view(5, 3, 4).requires_grad_(), rows(1, 12)[0]
+    assert torch.equal(ops.add_row(x, row), x.flatten(1) + row)
+    assert torch.equal(projection.add_row_to_heads(x, row), x.flatten(1) + row)
+    assert torch.equal(projection.add_row(x, row[:4]), x + row[:4])
+    assert torch.autograd.gradcheck(ops.add_row, (x, row)) and torch.autograd.gradgradcheck(ops.add_row, (x, row))
+
+
+@pytest.mark.parametrize(
+    "heads,message",
+    [([4], "one entry for each of the 2"), ([5, 0], "must divide the 6"), ([-1, 0], "must divide the 6")],
+)
+def test_heads_that_do_not_fit(heads, message):
+    x, linears = rows(5, 4), maps(4, (6, 2))
+    with torch.no_grad(), pytest.raises(ValueError, match=message):
+        ops.project(x, [lin.weight for lin in linears], [None, None], 0, None, heads)
+
+
 def test_results_without_a_gradient_count_as_zero():
     x, linears = rows(50, 4), maps(4, (3, 2, 5))
     leaves = [x, *(p for lin in linears for p in lin.parameters())]
@@ -127,6 +160,8 @@ def test_opcheck():
     x, linears = rows(9, 4), maps(4, (3, 5))
     weights, biases = [lin.weight for lin in linears], [lin.bias for lin in linears]
     torch.library.opcheck(ops.project.default, (x, weights, biases))
+    torch.library.opcheck(ops.project.default, (x, weights, biases, 0, None, [3, 0]))
+    torch.library.opcheck(ops.add_row.default, (rows(9, 12).detach().view(9, 3, 4).requires_grad_(), rows(1, 12)[0]))
     torch.library.opcheck(ops.project_sum.default, ([x, rows(9, 4)], [weights[0], rows(3, 4)], biases[0]))
     torch.library.opcheck(ops.project_sum.default, ([x], weights[:1], None, torch.float32))
     torch.library.opcheck(ops.add_row.default, (x, rows(1, 4)[0]))

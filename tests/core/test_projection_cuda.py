@@ -20,6 +20,10 @@ SHAPES = [
     (300, 64, (33, 70, 132)),  # float32: what the tensor cores take, and what they do not
     (40_001, 100, (33, 100, 46, 64)),
     (1000, 2052, (68,)),
+    (2708, 128, (128, 40, 200)),  # 16 bits: what our kernel takes of few rows, with tiles that are not full
+    (1000, 1024, (256,)),
+    (31, 24, (32, 48)),
+    (20_000, 8, (64,)),
 ]
 
 
@@ -67,20 +71,48 @@ def test_errs_at_most_twice_as_much_as_the_modules(count, features, widths, dtyp
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("rows_dtype", [torch.float32, torch.bfloat16])
-def test_autocast(dtype, rows_dtype):
-    x, linears = rows(3000, 40, rows_dtype), maps(40, (64, 24, 8))
+@pytest.mark.parametrize("count", [3000, 40_001])  # few rows and many
+def test_autocast(dtype, rows_dtype, count):
+    x, linears = rows(count, 40, rows_dtype), maps(40, (64, 24, 8))
     with torch.autocast(DEVICE, dtype):
         outs, stock = projection.project(x, *linears), [lin(x) for lin in linears]
         added = projection.product(x, linears[1].weight.t())
-    assert all(torch.equal(a, b) and a.dtype == dtype for a, b in zip(outs, stock, strict=True))
-    assert torch.equal(added, stock[1])
+    if count == 40_001:  # the libraries' products
+        assert all(torch.equal(a, b) for a, b in zip((*outs, added), (*stock, stock[1]), strict=True))
+    assert added.dtype == dtype and error(added, stock[1].double()) <= torch.finfo(dtype).eps
     grads = [torch.randn_like(out) for out in outs]
     leaves = leaves_of(x, linears)
-    found = torch.autograd.grad(outs, leaves, grads)
-    expected = torch.autograd.grad(stock, leaves, grads)
-    exact = in_float64(x, linears, grads)[len(outs) :]
-    for a, b, c in zip(found, expected, exact, strict=True):
+    found = [*outs, *torch.autograd.grad(outs, leaves, grads)]
+    expected = [*stock, *torch.autograd.grad(stock, leaves, grads)]
+    for a, b, c in zip(found, expected, in_float64(x, linears, grads), strict=True):
         assert a.dtype == b.dtype and error(a, c) <= 2 * error(b, c) + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_few_rows_of_16_bits_are_products_of_ours(dtype):
+    x, linears = rows(3000, 64, dtype), maps(64, (64, 128, 64), dtype)
+    leaves = leaves_of(x, linears)
+
+    def step():
+        outs = projection.project(x, *linears, joined=3)
+        torch.autograd.grad([*outs, projection.project_sum((x, x), (linears[1], linears[1]))], leaves, [*outs, outs[1]])
+
+    step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    kernels = [e.key for e in found.events() if "product" in e.key or "gemm" in e.key or "nvjet" in e.key]
+    assert len(kernels) == 9 and all("narrow_product" in key for key in kernels), kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_ours_keep_infinities(dtype):
+    x, linears = rows(300, 64, dtype), maps(64, (64,), dtype)
+    with torch.no_grad():
+        x[3, 5], x[7, 7] = float("inf"), float("nan")
+    out, stock = projection.project(x, *linears)[0], linears[0](x)
+    assert torch.equal(out.isnan(), stock.isnan()) and torch.equal(out.isinf(), stock.isinf())
 
 
 def test_float64_is_left_alone_by_autocast():
@@ -235,12 +267,12 @@ def test_tf32_is_the_libraries_where_it_is_allowed(monkeypatch):
 
 
 def test_launches():
-    x, linears = rows(3000, 64), maps(64, (64, 64, 64))
+    x, linears = rows(40_000, 64), maps(64, (64, 64, 64))
     leaves = leaves_of(x, linears)
 
     def step():
         with torch.autocast(DEVICE, torch.bfloat16):
-            outs = projection.project(x, *linears)
+            outs = projection.project(x, *linears, joined=3)
         torch.autograd.grad(outs, leaves, outs)
 
     step()

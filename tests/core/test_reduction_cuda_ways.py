@@ -162,7 +162,9 @@ def test_gradients_of_many_magnitudes(way):
     x = features(graph, 40, dtype).detach()
     grad = torch.logspace(-6, 6, 40).expand(graph.num_dst, 40).contiguous().to(dtype)
     found = backward(graph.to(DEVICE), x.to(DEVICE), grad.to(DEVICE), "max", "first", way)
-    torch.testing.assert_close(found.cpu().double(), wanted(graph, x, grad, "max", "first"), rtol=TOLERANCE[dtype], atol=0)
+    torch.testing.assert_close(
+        found.cpu().double(), wanted(graph, x, grad, "max", "first"), rtol=TOLERANCE[dtype], atol=0
+    )
 
 
 @pytest.mark.parametrize("way,ties", WAYS_AND_TIES)

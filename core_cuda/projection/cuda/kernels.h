@@ -72,19 +72,24 @@ struct CastArgs {
 
 cudaError_t run_cast(Storage to, const CastArgs& args, cudaStream_t stream);
 
-// c [rows, columns] = a b^T + bias, or c += a b^T, of floats; a is [rows, depth] and b [columns, depth], or, stored
-// across, [depth, rows] and [depth, columns]. All rows begin on 16 bytes, numbers of a row lie side by side, and rows
-// are made of whole vectors of 16 bytes, those of c too. From devices of compute capability 8.0 on.
+// c [rows, columns] = a b^T + bias, or c += a b^T; a is [rows, depth] and b [columns, depth], or, stored across,
+// [depth, rows] and [depth, columns]. All rows begin on 16 bytes, numbers of a row lie side by side, and rows are made
+// of whole vectors of 16 bytes, those of c too. From devices of compute capability 8.0 on.
 struct ProductArgs {
-  const float *a = nullptr, *b = nullptr, *bias = nullptr;
-  float* c = nullptr;
-  int64_t a_row = 0, b_row = 0, c_row = 0;  // floats from row to row
+  const void *a = nullptr, *b = nullptr, *bias = nullptr;
+  void* c = nullptr;
+  int64_t a_row = 0, b_row = 0, c_row = 0;  // numbers from row to row
   int64_t rows = 0, depth = 0;
   int columns = 0;
   bool add = false;
-  int64_t share = 0, c_share = 0;  // depth that a block walks; of the next share, c is c_share floats further
+  bool wide = false;               // c holds floats, whatever the others do
+  int64_t share = 0, c_share = 0;  // depth that a block walks; of the next share, c is c_share numbers further
+  float* sums = nullptr;           // [rows]: the sums of a's rows, where both are stored across; shares as of c
 };
 
+// Of 16-bit numbers, and of floats. Not of a alone stored across.
+cudaError_t run_narrow_product(Storage storage, bool across_a, bool across_b, const ProductArgs& args,
+                               cudaStream_t stream);
 cudaError_t run_product(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream);
 // A share that lets all multiprocessors have something to do, of `most_shares` at most.
 int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors, int64_t most_shares);

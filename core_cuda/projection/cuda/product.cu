@@ -83,10 +83,11 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 template <bool kAcrossA, bool kAcrossB>
 __device__ __noinline__ float in_floats(const ProductArgs& args, int64_t row, int64_t column, int64_t begin,
                                         int64_t end) {
+  const float *a = static_cast<const float*>(args.a), *b = static_cast<const float*>(args.b);
   float x = 0;
   for (int64_t k = begin; k < end; ++k) {
-    x = fmaf(args.a[kAcrossA ? k * args.a_row + row : row * args.a_row + k],
-             args.b[kAcrossB ? k * args.b_row + column : column * args.b_row + k], x);
+    x = fmaf(a[kAcrossA ? k * args.a_row + row : row * args.a_row + k],
+             b[kAcrossB ? k * args.b_row + column : column * args.b_row + k], x);
   }
   return x;
 }
@@ -104,8 +105,9 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const __grid_const
   const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kRows;
   const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
   const int64_t begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
-  A a(args.a, args.a_row, first_row, args.rows, begin, end);
-  B b(args.b, args.b_row, first_column, args.columns, begin, end);
+  A a(static_cast<const float*>(args.a), args.a_row, first_row, args.rows, begin, end);
+  B b(static_cast<const float*>(args.b), args.b_row, first_column, args.columns, begin, end);
+  const float* bias = static_cast<const float*>(args.bias);
   const auto stage_a = [&](int stage) { return shared + stage * (kStageA + kStageB); };
   const auto stage_b = [&](int stage) { return stage_a(stage) + kStageA; };
   const auto load = [&](int stage) {
@@ -121,6 +123,8 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const __grid_const
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
   const int down = warp / 2 * 32, side = warp % 2 * 32;
   float sum[kDown][kSide][4] = {}, part[kDown][kSide][4];
+  const bool sums = kAcrossA && args.sums && first_column == 0 && threadIdx.x < kRows;
+  float row_sum = 0;
   const int steps = static_cast<int>((end - begin + kDepth - 1) / kDepth);
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
@@ -135,6 +139,10 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const __grid_const
     if (step + kStages - 1 < steps) load((step + kStages - 1) % kStages);
     commit();
     const float *tile_a = stage_a(step % kStages), *tile_b = stage_b(step % kStages);
+    if (sums) {
+#pragma unroll 8
+      for (int k = 0; k < kDepth; ++k) row_sum += A::get(tile_a, threadIdx.x, k);
+    }
 #pragma unroll
     for (int inner = 0; inner < kDepth; inner += kInner) {
       uint32_t b_parts[2][kSide][2], a_parts[2][kDown][4];  // the nearest numbers, and what is left
@@ -178,7 +186,10 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const __grid_const
     }
   }
 
-  float* c = args.c + blockIdx.y * args.c_share;
+  if (sums && first_row + threadIdx.x < args.rows) {
+    args.sums[blockIdx.y * args.c_share + first_row + threadIdx.x] = row_sum;
+  }
+  float* c = static_cast<float*>(args.c) + blockIdx.y * args.c_share;
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -192,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const __grid_const
         float2 x = make_float2(sum[i][j][2 * h], sum[i][j][2 * h + 1]);
         if (!isfinite(x.x)) x.x = in_floats<kAcrossA, kAcrossB>(args, row, column, begin, end);
         if (!isfinite(x.y)) x.y = in_floats<kAcrossA, kAcrossB>(args, row, column + 1, begin, end);
-        if (args.bias) x.x += args.bias[column], x.y += args.bias[column + 1];
+        if (bias) x.x += bias[column], x.y += bias[column + 1];
         float2* to = reinterpret_cast<float2*>(c + row * args.c_row + column);
         if (args.add) x.x += to->x, x.y += to->y;
         *to = x;
@@ -224,7 +235,7 @@ int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multipro
 }
 
 cudaError_t run_product(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream) {
-  if (across_a) return across_b ? launch<true, true>(args, stream) : launch<true, false>(args, stream);
+  if (across_a) return across_b ? launch<true, true>(args, stream) : cudaErrorInvalidValue;
   return across_b ? launch<false, true>(args, stream) : launch<false, false>(args, stream);
 }
 

@@ -1,0 +1,223 @@
+// Products of 16-bit matrices of few rows, summed in floats. The libraries' are as fast on the device, but take three
+// to eight times as long to launch, which is what counts there.
+//
+// A block makes 128 by 64 numbers of C, a warp 32 by 32, from three stages of 32 columns of A and B in shared memory.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../../common/vec.cuh"
+#include "kernels.h"
+
+namespace edgeless::cuda::maps {
+namespace {
+
+constexpr int kThreads = 256, kRows = 128, kColumns = 64, kDepth = 32, kStages = 3;
+constexpr int kInner = 16, kVector = 8;  // depth of an mma; numbers of 16 bytes
+constexpr int kPad = 8;                  // numbers between rows of a tile, so that fragments come from all banks
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// One of the two operands, a tile of which goes to shared memory as it lies in memory: kAcross, numbers of one depth
+// side by side, else numbers of one row. What is outside is zero there.
+template <int kSize, bool kAcross>
+struct Operand {
+  static constexpr int kStride = (kAcross ? kSize : kDepth) + kPad, kLinesOfTile = kAcross ? kDepth : kSize;
+  static constexpr int kInLine = (kAcross ? kSize : kDepth) / kVector, kLines = kThreads / kInLine;
+  static constexpr int kCopies = kSize * kDepth / kVector / kThreads;
+  static_assert(kCopies * kLines == kLinesOfTile);
+  using Tile = uint16_t[kLinesOfTile * kStride];
+  const uint16_t* from;  // of the thread's first copy
+  int64_t row;
+  int64_t left_rows, left_depth;  // from the tile's first
+  int line, in_line;
+
+  __device__ __forceinline__ Operand(const void* base, int64_t row, int64_t first, int64_t rows, int64_t depth,
+                                     int64_t end)
+      : row(row), left_rows(rows - first), left_depth(end - depth) {
+    line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVector;
+    from = static_cast<const uint16_t*>(base) +
+           (kAcross ? (depth + line) * row + first + in_line : (first + line) * row + depth + in_line);
+  }
+
+  __device__ __forceinline__ void load(uint16_t* tile) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int at = line + i * kLines;
+      const bool there = kAcross ? at < left_depth && in_line < left_rows : at < left_rows && in_line < left_depth;
+#if __CUDA_ARCH__ >= 800
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(tile + at * kStride + in_line)),
+                   "l"(there ? from + i * kLines * row : from), "r"(there ? 16 : 0));
+#endif
+    }
+    from += kAcross ? kDepth * row : kDepth, left_depth -= kDepth;
+  }
+
+  // Four blocks of 8 by 8 numbers, as an mma wants them: rows `first` and the eight after them, depths `inner` and the
+  // eight after them. depth_first: which of both the second block is further in.
+  static __device__ __forceinline__ void get(const uint16_t* tile, int first, int inner, bool depth_first,
+                                             uint32_t (&to)[4]) {
+    const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
+    int at = first + (depth_first ? third : second), depth = inner + (depth_first ? second : third);
+    (kAcross ? depth : at) += lane % 8;
+#if __CUDA_ARCH__ >= 800
+    const uint32_t address = shared_address(tile + (kAcross ? depth * kStride + at : at * kStride + depth));
+    if constexpr (kAcross) {
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                   : "r"(address));
+    } else {
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                   : "r"(address));
+    }
+#endif
+  }
+};
+
+template <class S>
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+#endif
+}
+
+// Two numbers of C side by side, in its own type.
+template <class T>
+__device__ __forceinline__ void store_pair(const ProductArgs& args, T* to, float x, float y) {
+  if (args.add) x += to_arithmetic(to[0]), y += to_arithmetic(to[1]);
+  struct alignas(2 * sizeof(T)) Pair {
+    T x, y;
+  };
+  *reinterpret_cast<Pair*>(to) = {to_storage<T>(x), to_storage<T>(y)};
+}
+
+constexpr int kDown = 2, kSide = 4;  // mma of a warp, 16 by 8 each
+
+// C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
+template <class S, bool kAcrossA, bool kAcrossB>
+__global__ void __launch_bounds__(kThreads, 2) narrow_product_kernel(const __grid_constant__ ProductArgs args) {
+  using A = Operand<kRows, kAcrossA>;
+  using B = Operand<kColumns, kAcrossB>;
+  __shared__ alignas(16) typename A::Tile tiles_a[kStages];
+  __shared__ alignas(16) typename B::Tile tiles_b[kStages];
+  const int across = (args.columns + kColumns - 1) / kColumns;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kRows;
+  const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
+  const int64_t begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
+  A a(args.a, args.a_row, first_row, args.rows, begin, end);
+  B b(args.b, args.b_row, first_column, args.columns, begin, end);
+  const auto load = [&](int stage) {
+    a.load(tiles_a[stage]);
+    b.load(tiles_b[stage]);
+  };
+  const auto commit = [] {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;");
+#endif
+  };
+
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
+  const int down = warp / 2 * 32, side = warp % 2 * 32;
+  float sum[kDown][kSide][4] = {};
+  const bool sums = kAcrossA && args.sums && first_column == 0 && threadIdx.x < kRows;
+  float row_sum = 0;
+  const int steps = static_cast<int>((end - begin + kDepth - 1) / kDepth);
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    if (stage < steps) load(stage);
+    commit();
+  }
+  for (int step = 0; step < steps; ++step) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
+#endif
+    __syncthreads();
+    if (step + kStages - 1 < steps) load((step + kStages - 1) % kStages);
+    commit();
+    const uint16_t *tile_a = tiles_a[step % kStages], *tile_b = tiles_b[step % kStages];
+    if (sums) {
+      const S* column = reinterpret_cast<const S*>(tile_a) + threadIdx.x;
+#pragma unroll 8
+      for (int k = 0; k < kDepth; ++k) row_sum += to_arithmetic(column[k * A::kStride]);
+    }
+#pragma unroll
+    for (int inner = 0; inner < kDepth; inner += kInner) {
+      uint32_t a_parts[kDown][4], b_parts[kSide / 2][4];
+#pragma unroll
+      for (int i = 0; i < kDown; ++i) A::get(tile_a, down + i * 16, inner, false, a_parts[i]);
+#pragma unroll
+      for (int j = 0; j < kSide / 2; ++j) B::get(tile_b, side + j * 16, inner, true, b_parts[j]);
+#pragma unroll
+      for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+        for (int j = 0; j < kSide; ++j) {
+          multiply_add<S>(sum[i][j], a_parts[i], b_parts[j / 2][j % 2 * 2], b_parts[j / 2][j % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+
+  if (sums && first_row + threadIdx.x < args.rows) {
+    args.sums[blockIdx.y * args.c_share + first_row + threadIdx.x] = row_sum;
+  }
+  const S* bias = static_cast<const S*>(args.bias);
+#pragma unroll
+  for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t row = first_row + down + i * 16 + group + h * 8;
+      if (row >= args.rows) continue;
+#pragma unroll
+      for (int j = 0; j < kSide; ++j) {
+        const int column = first_column + side + j * 8 + in_group * 2;
+        if (column >= args.columns) continue;  // an even number of them
+        float x = sum[i][j][2 * h], y = sum[i][j][2 * h + 1];
+        if (bias) x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);
+        const int64_t at = blockIdx.y * args.c_share + row * args.c_row + column;
+        if (args.wide) {
+          store_pair(args, static_cast<float*>(args.c) + at, x, y);
+        } else {
+          store_pair(args, static_cast<S*>(args.c) + at, x, y);
+        }
+      }
+    }
+  }
+}
+
+template <class S, bool kAcrossA, bool kAcrossB>
+cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
+  const int64_t blocks = (args.rows + kRows - 1) / kRows * ((args.columns + kColumns - 1) / kColumns);
+  const int64_t shares = (args.depth + args.share - 1) / args.share;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(shares));
+  narrow_product_kernel<S, kAcrossA, kAcrossB><<<grid, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <class S>
+cudaError_t launch(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream) {
+  if (across_a) return across_b ? launch<S, true, true>(args, stream) : cudaErrorInvalidValue;
+  return across_b ? launch<S, false, true>(args, stream) : launch<S, false, false>(args, stream);
+}
+
+}  // namespace
+
+cudaError_t run_narrow_product(Storage storage, bool across_a, bool across_b, const ProductArgs& args,
+                               cudaStream_t stream) {
+  switch (storage) {
+    case Storage::f16: return launch<__half>(across_a, across_b, args, stream);
+    case Storage::bf16: return launch<__nv_bfloat16>(across_a, across_b, args, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace edgeless::cuda::maps
