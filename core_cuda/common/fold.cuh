@@ -206,7 +206,8 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
 }
 
 // The hub whose first cut has this slot, if there is one (pieces > 0). Only the row that holds the slot's first edge
-// can have a cut there. Its first piece is kept at `slot`, piece p after it at slots + slot + p - 1.
+// can have a cut there. Every warp finds it. Its first piece is kept at `slot`, piece p after it at slots + slot + p
+// - 1.
 struct FoldHub {
   int64_t row, pieces;
 };
@@ -214,20 +215,11 @@ struct FoldHub {
 template <class I>
 __device__ inline FoldHub find_fold_hub(const CompressedGraph& graph, const Partition& part, int64_t slot) {
   const I* indptr = static_cast<const I*>(graph.indptr);
-  const int64_t edge = slot * part.piece;
-  int64_t low = 0, high = graph.num_rows - 1;  // last row with indptr[row] <= edge
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (static_cast<int64_t>(indptr[middle]) <= edge) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  const int64_t first = indptr[low], degree = indptr[low + 1] - first;
+  const int64_t row = row_of_edge(indptr, graph.num_rows, slot * part.piece, threadIdx.x % 32);
+  const int64_t first = indptr[row], degree = indptr[row + 1] - first;
   if (!is_hub(degree, part) || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};
-  const int64_t cuts = last_cut(first + kRowUnits * low, degree, part);
-  return {low, cuts > 0 ? cuts + 1 : 0};
+  const int64_t cuts = last_cut(first + kRowUnits * row, degree, part);
+  return {row, cuts > 0 ? cuts + 1 : 0};
 }
 
 // One block for each possible first cut of a row; most find no hub and leave. Pieces are merged in their order.

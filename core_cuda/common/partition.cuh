@@ -30,6 +30,20 @@ __device__ inline int64_t find_row(const I* indptr, int64_t num_rows, int64_t po
   return low;
 }
 
+// The last row in [0, num_rows) that begins at or before an edge. Whole warp.
+template <class I>
+__device__ inline int64_t row_of_edge(const I* indptr, int64_t num_rows, int64_t edge, int lane) {
+  int64_t low = 0, high = num_rows - 1;
+  while (high > low) {
+    const int64_t step = (high - low) / 33 + 1, probe = low + step * (lane + 1);
+    const bool before = probe <= high && static_cast<int64_t>(indptr[probe]) <= edge;
+    const int found = __popc(__ballot_sync(0xffffffffu, before));
+    high = min(high, low + step * (found + 1) - 1);
+    low += step * found;
+  }
+  return low;
+}
+
 // The cut before range `range`. Whole warp.
 template <class I>
 __device__ inline Cut<I> range_cut(const I* indptr, int64_t num_rows, const Partition& part, int64_t range, int lane) {

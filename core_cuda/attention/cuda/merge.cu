@@ -14,24 +14,15 @@ struct Hub {
 };
 
 // The hub whose first cut has this slot, if there is one (pieces > 0). Only the row that holds the slot's first edge
-// can have a cut there.
+// can have a cut there. Every warp finds it.
 template <class I>
 __device__ Hub find_hub(const CompressedGraph& graph, const Partition& part, int64_t slot) {
   const I* indptr = static_cast<const I*>(graph.indptr);
-  const int64_t edge = slot * part.piece;
-  const int lane = threadIdx.x % 32;
-  int64_t low = 0, high = graph.num_rows - 1;  // the last row with indptr[row] <= edge; every warp finds it
-  while (low < high) {
-    const int64_t step = (high - low) / 33 + 1, probe = low + step * (lane + 1);
-    const bool before = probe <= high && static_cast<int64_t>(indptr[probe]) <= edge;
-    const int found = __popc(__ballot_sync(0xffffffffu, before));
-    high = min(high, low + step * (found + 1) - 1);
-    low += step * found;
-  }
-  const int64_t first = indptr[low], degree = indptr[low + 1] - first;
+  const int64_t row = row_of_edge(indptr, graph.num_rows, slot * part.piece, threadIdx.x % 32);
+  const int64_t first = indptr[row], degree = indptr[row + 1] - first;
   if (!is_hub(degree, part) || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};
-  const int64_t cuts = last_cut(first + kRowUnits * low, degree, part);
-  return {low, cuts > 0 ? cuts + 1 : 0};
+  const int64_t cuts = last_cut(first + kRowUnits * row, degree, part);
+  return {row, cuts > 0 ? cuts + 1 : 0};
 }
 
 // Piece number `piece` of a hub whose first cut has slot `slot`.
@@ -92,6 +83,7 @@ __global__ void merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> arg
     const int at = in_second ? k - split : k;
     if (!out.base || at >= out.dim) continue;
     A sum = 0;
+#pragma unroll 4
     for (int64_t p = 0; p < hub.pieces; ++p) sum += piece_at(args, blockIdx.x, p, head)[k];
     store_element<S>(out, hub.row, head, at, sum);
   }
