@@ -21,11 +21,11 @@ TORCH_LIBRARY(edgeless, m) {
       "csr_transpose(Tensor indptr, Tensor indices, Tensor? edge_ids, SymInt num_cols) -> (Tensor indptr, Tensor "
       "indices, Tensor edge_ids)");
 
-  // Attention. The score 'gat' takes dst and src [N, H, 1] or, forward, [N, H]. csr = [indptr, indices] or [indptr,
-  // indices, edge_ids], rows are destinations; csc the same with sources as rows, or [] where no gradient of a source
-  // tensor, or on CUDA of gatv2's att, is needed. Beyond the last row's end, indices and edge_ids may hold anything
-  // that they may hold before it: no op reads it but to return something by edge. side_by_side: gradients of dst, src
-  // and value may be parts of one tensor where these are.
+  // Attention. att may be of the rows' dtype, in attention alone. The score 'gat' takes dst and src [N, H, 1] or,
+  // forward, [N, H]. csr = [indptr, indices] or [indptr, indices, edge_ids], rows are destinations; csc the same with
+  // sources as rows, or [] where no gradient of a source tensor, or on CUDA of gatv2's att, is needed. Beyond the last
+  // row's end, indices and edge_ids may hold anything that they may hold before it: no op reads it but to return
+  // something by edge. side_by_side: gradients of dst, src and value may be parts of one tensor where these are.
   m.def(
       "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
       "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "

@@ -89,7 +89,9 @@ def _fused(
     if score == "gat":  # its keys are numbers of the nodes: they need not take less, nor make the values take more
         keys, rows = parameters, rows if rows == torch.float64 else value.dtype
     dst, src, value, edge_attr = _cast(dst, keys), _cast(src, keys), _cast(value, rows), _cast(edge_attr, rows)
-    att, edge_proj, edge_scale = _cast(att, parameters), _cast(edge_proj, parameters), _cast(edge_scale, parameters)
+    if return_weights is not None or (att is not None and att.dtype != rows):  # else the op does it
+        att = _cast(att, parameters)
+    edge_proj, edge_scale = _cast(edge_proj, parameters), _cast(edge_scale, parameters)
     if edge_scale is not None and edge_scale.dim() == 1:
         edge_scale = edge_scale.unsqueeze(1).expand(-1, dst.size(1))
     seed = _seed_tensor(seed, dst.device) if dropout > 0 else None

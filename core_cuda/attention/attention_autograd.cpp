@@ -6,7 +6,7 @@
 namespace edgeless {
 namespace {
 
-constexpr size_t kNumInputs = 7;  // dst, src, value, att, edge_attr, edge_proj, edge_scale
+constexpr size_t kNumInputs = 7, kAtt = 3;  // dst, src, value, att, edge_attr, edge_proj, edge_scale
 using Choice = std::array<bool, kNumInputs>;
 
 std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
@@ -55,15 +55,17 @@ Tensor as_given(const Tensor& grad, const Tensor& given) { return given.dim() ==
 
 struct Attention : torch::autograd::Function<Attention> {
   static constexpr bool is_traceable = true;
-  using Compute = std::function<std::tuple<Tensor, Tensor>()>;
+  using Compute = std::function<std::tuple<Tensor, Tensor>(const OptTensor& att)>;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                         const OptTensor& edge_scale, const Options& options, const Compute& compute,
                         Tensor* logsumexp) {
+    const OptTensor used = in_arithmetic(att, src.scalar_type());  // kept like that, without a node of its own
+    if (att) ctx->saved_data["att_dtype"] = static_cast<int64_t>(att->scalar_type());
     Tensor out;
-    std::tie(out, *logsumexp) = compute();
-    save(ctx, {out, *logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale, options.seed}, options.csr,
+    std::tie(out, *logsumexp) = compute(used);
+    save(ctx, {out, *logsumexp, dst, src, value, used, edge_attr, edge_proj, edge_scale, options.seed}, options.csr,
          options.csc);
     options.save(ctx);
     ctx->set_materialize_grads(false);
@@ -86,6 +88,9 @@ struct Attention : torch::autograd::Function<Attention> {
     for (size_t i = 0; i < kNumInputs; ++i) {
       if (needs[i]) results[i] = i < 2 ? as_given(found[i], saved[first + i]) : found[i];
     }
+    if (needs[kAtt]) {
+      results[kAtt] = results[kAtt].to(static_cast<at::ScalarType>(ctx->saved_data.at("att_dtype").toInt()));
+    }
     return results;
   }
 };
@@ -96,11 +101,11 @@ std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const
                                      const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
                                      Optional<at::ScalarType> out_dtype) {
   static const Kernels kernels("edgeless::attention", attention);
-  const Attention::Compute compute = [&] {
-    return kernels(dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout,
+  const Attention::Compute compute = [&](const OptTensor& used) {
+    return kernels(dst, src, value, used, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout,
                    out_dtype);
   };
-  if (!at::GradMode::is_enabled()) return compute();
+  if (!at::GradMode::is_enabled()) return compute(att);
   const Options options{csr, csc, seed, score, coefficient, dropout};
   Tensor logsumexp;  // beside autograd: it has no gradient
   Tensor out = Attention::apply(dst, src, value, att, edge_attr, edge_proj, edge_scale, options, compute, &logsumexp);

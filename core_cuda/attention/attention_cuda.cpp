@@ -202,13 +202,14 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
 }
 
 std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& given_src, const OptTensor& value,
-                                     const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
+                                     const OptTensor& given_att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                                      const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                      const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
                                      Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
   const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
   const Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
+  const OptTensor att = in_arithmetic(given_att, dst.scalar_type());
   AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
                      csr, csc, seed,  kind_of_score, coefficient, dropout};
   check_inputs(op, in);

@@ -28,6 +28,12 @@ inline at::Tensor with_dim(const at::Tensor& t, ScoreKind score) {
   return score == ScoreKind::gat && t.dim() == 2 ? t.unsqueeze(2) : t;
 }
 
+// A vector of the rows' dtype as one of their arithmetic's; others are checked later.
+inline OptTensor in_arithmetic(const OptTensor& att, at::ScalarType rows) {
+  const auto arithmetic = statistics_dtype(rows);
+  return att && rows != arithmetic && att->scalar_type() == rows ? OptTensor(att->to(arithmetic)) : att;
+}
+
 struct AttentionInputs {
   at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]; of gat, numbers of the nodes, in the statistics' dtype
   OptTensor value;                 // [Ns, H, C], none: src

@@ -185,3 +185,23 @@ def test_the_backward_compiles(call):
     with torch._dynamo.config.patch(compiled_autograd=True):
         torch.compile(lambda: loss.backward(), backend="aot_eager")()
     assert same((x.grad, y.grad), want)
+
+
+@pytest.mark.parametrize("score", ["gatv2", "cosine"])
+def test_a_vector_of_the_rows_dtype_takes_no_node_of_its_own(score):
+    x, vector = rows(40, 2, 8, dtype=torch.bfloat16), rows(2, *([8] if score == "gatv2" else []), dtype=torch.bfloat16)
+
+    def call():
+        return getattr(functional, f"{score}_attention")(GRAPH, x, x, vector)
+
+    out = call()
+    leaves = [fn.variable for fn, _ in out.grad_fn.next_functions if hasattr(fn, "variable")]
+    assert score == "cosine" or any(leaf is vector for leaf in leaves)
+    found = torch.autograd.grad(out.float().sum(), [x, vector])
+    assert [t.dtype for t in found] == [torch.bfloat16] * 2
+    wide = [t.detach().float().requires_grad_() for t in (x, vector)]
+    exact = torch.autograd.grad(getattr(functional, f"{score}_attention")(GRAPH, wide[0], *wide).sum(), wide)
+    assert all((a.float() - b).norm() <= 2e-2 * b.norm() for a, b in zip(found, exact, strict=True))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(call(), out)
