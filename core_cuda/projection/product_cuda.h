@@ -134,9 +134,9 @@ inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, a
   const OnDevice on_device(grad.device());
   const at::Tensor out = at::empty({rows, columns}, grad.options().dtype(dtype));
   ProductArgs args = product_args(grad, x, out, depth);
-  // The parts take a sixteenth of the rows' memory, or two megabytes.
+  // The parts take a sixteenth of the rows' memory, or a megabyte.
   const int64_t size = rows * columns;
-  const int64_t most_shares = std::max<int64_t>({depth * (rows + columns) / (16 * size), (1 << 19) / size, 1});
+  const int64_t most_shares = std::max<int64_t>({depth * (rows + columns) / (16 * size), (1 << 18) / size, 1});
   args.share = product_share(rows, columns, depth, device_attribute(cudaDevAttrMultiProcessorCount, x.get_device()),
                              most_shares);
   const int64_t shares = (depth + args.share - 1) / args.share, all = size + (sums ? rows : 0);
