@@ -7,52 +7,18 @@
 
 #include "../../common/vec.cuh"
 #include "kernels.h"
+#include "tiles.cuh"
 
 namespace edgeless::cuda::maps {
 namespace {
 
-constexpr int kThreads = 256, kRows = 128, kColumns = 64, kDepth = 32, kStages = 3;
-constexpr int kInner = 16, kVector = 8;  // depth of an mma; numbers of 16 bytes
-constexpr int kPad = 8;                  // numbers between rows of a tile, so that fragments come from all banks
+constexpr int kInner = 16;  // depth of an mma
 
-__device__ __forceinline__ uint32_t shared_address(const void* at) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
-}
-
-// One of the two operands, a tile of which goes to shared memory as it lies in memory: kAcross, numbers of one depth
-// side by side, else numbers of one row. What is outside is zero there.
 template <int kSize, bool kAcross>
-struct Operand {
-  static constexpr int kStride = (kAcross ? kSize : kDepth) + kPad, kLinesOfTile = kAcross ? kDepth : kSize;
-  static constexpr int kInLine = (kAcross ? kSize : kDepth) / kVector, kLines = kThreads / kInLine;
-  static constexpr int kCopies = kSize * kDepth / kVector / kThreads;
-  static_assert(kCopies * kLines == kLinesOfTile);
-  using Tile = uint16_t[kLinesOfTile * kStride];
-  const uint16_t* from;  // of the thread's first copy
-  int64_t row;
-  int64_t left_rows, left_depth;  // from the tile's first
-  int line, in_line;
-
-  __device__ __forceinline__ Operand(const void* base, int64_t row, int64_t first, int64_t rows, int64_t depth,
-                                     int64_t end)
-      : row(row), left_rows(rows - first), left_depth(end - depth) {
-    line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVector;
-    from = static_cast<const uint16_t*>(base) +
-           (kAcross ? (depth + line) * row + first + in_line : (first + line) * row + depth + in_line);
-  }
-
-  __device__ __forceinline__ void load(uint16_t* tile) {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int at = line + i * kLines;
-      const bool there = kAcross ? at < left_depth && in_line < left_rows : at < left_rows && in_line < left_depth;
-#if __CUDA_ARCH__ >= 800
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(tile + at * kStride + in_line)),
-                   "l"(there ? from + i * kLines * row : from), "r"(there ? 16 : 0));
-#endif
-    }
-    from += kAcross ? kDepth * row : kDepth, left_depth -= kDepth;
-  }
+struct Operand : Tiles<uint16_t, kSize, kAcross, 8> {
+  using Base = Tiles<uint16_t, kSize, kAcross, 8>;
+  using Base::Base, Base::kStride;
+  using Tile = uint16_t[Base::kNumbers];
 
   // Four blocks of 8 by 8 numbers, as an mma wants them: rows `first` and the eight after them, depths `inner` and the
   // eight after them. depth_first: which of both the second block is further in.
@@ -101,18 +67,16 @@ __device__ __forceinline__ void store_pair(const ProductArgs& args, T* to, float
   *reinterpret_cast<Pair*>(to) = {to_storage<T>(x), to_storage<T>(y)};
 }
 
-constexpr int kDown = 2, kSide = 4;  // mma of a warp, 16 by 8 each
-
 // C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
 template <class S, bool kAcrossA, bool kAcrossB>
-__global__ void __launch_bounds__(kThreads, 2) narrow_product_kernel(const __grid_constant__ ProductArgs args) {
-  using A = Operand<kRows, kAcrossA>;
-  using B = Operand<kColumns, kAcrossB>;
-  __shared__ alignas(16) typename A::Tile tiles_a[kStages];
-  __shared__ alignas(16) typename B::Tile tiles_b[kStages];
-  const int across = (args.columns + kColumns - 1) / kColumns;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kRows;
-  const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
+__global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(const __grid_constant__ ProductArgs args) {
+  using A = Operand<kTileRows, kAcrossA>;
+  using B = Operand<kTileColumns, kAcrossB>;
+  __shared__ alignas(16) typename A::Tile tiles_a[kTileStages];
+  __shared__ alignas(16) typename B::Tile tiles_b[kTileStages];
+  const int across = (args.columns + kTileColumns - 1) / kTileColumns;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
+  const int first_column = static_cast<int>(blockIdx.x % across) * kTileColumns;
   const int64_t begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
   A a(args.a, args.a_row, first_row, args.rows, begin, end);
   B b(args.b, args.b_row, first_column, args.columns, begin, end);
@@ -120,38 +84,30 @@ __global__ void __launch_bounds__(kThreads, 2) narrow_product_kernel(const __gri
     a.load(tiles_a[stage]);
     b.load(tiles_b[stage]);
   };
-  const auto commit = [] {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
-#endif
-  };
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
   const int down = warp / 2 * 32, side = warp % 2 * 32;
   float sum[kDown][kSide][4] = {};
-  const bool sums = kAcrossA && args.sums && first_column == 0 && threadIdx.x < kRows;
+  const bool sums = kAcrossA && args.sums && first_column == 0 && threadIdx.x < kTileRows;
   float row_sum = 0;
-  const int steps = static_cast<int>((end - begin + kDepth - 1) / kDepth);
+  const int steps = static_cast<int>((end - begin + kTileDepth - 1) / kTileDepth);
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) {
+  for (int stage = 0; stage < kTileStages - 1; ++stage) {
     if (stage < steps) load(stage);
-    commit();
+    commit_stage();
   }
   for (int step = 0; step < steps; ++step) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
-#endif
-    __syncthreads();
-    if (step + kStages - 1 < steps) load((step + kStages - 1) % kStages);
-    commit();
-    const uint16_t *tile_a = tiles_a[step % kStages], *tile_b = tiles_b[step % kStages];
+    await_stage();
+    if (step + kTileStages - 1 < steps) load((step + kTileStages - 1) % kTileStages);
+    commit_stage();
+    const uint16_t *tile_a = tiles_a[step % kTileStages], *tile_b = tiles_b[step % kTileStages];
     if (sums) {
       const S* column = reinterpret_cast<const S*>(tile_a) + threadIdx.x;
 #pragma unroll 8
-      for (int k = 0; k < kDepth; ++k) row_sum += to_arithmetic(column[k * A::kStride]);
+      for (int k = 0; k < kTileDepth; ++k) row_sum += to_arithmetic(column[k * A::kStride]);
     }
 #pragma unroll
-    for (int inner = 0; inner < kDepth; inner += kInner) {
+    for (int inner = 0; inner < kTileDepth; inner += kInner) {
       uint32_t a_parts[kDown][4], b_parts[kSide / 2][4];
 #pragma unroll
       for (int i = 0; i < kDown; ++i) A::get(tile_a, down + i * 16, inner, false, a_parts[i]);
@@ -196,10 +152,7 @@ __global__ void __launch_bounds__(kThreads, 2) narrow_product_kernel(const __gri
 
 template <class S, bool kAcrossA, bool kAcrossB>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
-  const int64_t blocks = (args.rows + kRows - 1) / kRows * ((args.columns + kColumns - 1) / kColumns);
-  const int64_t shares = (args.depth + args.share - 1) / args.share;
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(shares));
-  narrow_product_kernel<S, kAcrossA, kAcrossB><<<grid, kThreads, 0, stream>>>(args);
+  narrow_product_kernel<S, kAcrossA, kAcrossB><<<product_grid(args), kProductThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -10,57 +10,26 @@
 #include <algorithm>
 
 #include "kernels.h"
+#include "tiles.cuh"
 
 namespace edgeless::cuda::maps {
 namespace {
 
-constexpr int kThreads = 256, kRows = 128, kColumns = 64, kDepth = 32, kStages = 3;
-constexpr int kInner = 8, kKept = 16;    // depth of an mma, and of the sums that a tensor core makes
-constexpr int kPad = 4, kPadAcross = 8;  // floats between rows of a tile, so that fragments come from all banks
-constexpr int kStageA = kRows * (kDepth + kPad), kStageB = kColumns * (kDepth + kPad);
-constexpr int kSharedBytes = kStages * (kStageA + kStageB) * static_cast<int>(sizeof(float));
-static_assert(kDepth * (kRows + kPadAcross) <= kStageA && kDepth * (kColumns + kPadAcross) <= kStageB, "both layouts");
+constexpr int kInner = 8, kKept = 16;  // depth of an mma, and of the sums that a tensor core makes
 
-__device__ __forceinline__ void copy_16_bytes(float* to, const float* from, bool there) {
-#if __CUDA_ARCH__ >= 800
-  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(from), "r"(there ? 16 : 0));
-#endif
-}
-
-// One of the two operands, a tile of which goes to shared memory as it lies in memory: kAcross, numbers of one depth
-// side by side, else numbers of one row. What is outside is zero there.
 template <int kSize, bool kAcross>
-struct Operand {
-  static constexpr int kStride = kAcross ? kSize + kPadAcross : kDepth + kPad;
-  static constexpr int kInLine = (kAcross ? kSize : kDepth) / 4, kLines = kThreads / kInLine;
-  static constexpr int kCopies = kSize * kDepth / 4 / kThreads;
-  const float* from;  // of the thread's first copy
-  int64_t row;
-  int64_t left_rows, left_depth;  // from the tile's first
-  int line, in_line;
-
-  __device__ __forceinline__ Operand(const float* base, int64_t row, int64_t first, int64_t rows, int64_t depth,
-                                     int64_t end)
-      : row(row), left_rows(rows - first), left_depth(end - depth) {
-    line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * 4;
-    from = base + (kAcross ? (depth + line) * row + first + in_line : (first + line) * row + depth + in_line);
-  }
-
-  __device__ __forceinline__ void load(float* tile) {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int at = line + i * kLines;
-      const bool there = kAcross ? at < left_depth && in_line < left_rows : at < left_rows && in_line < left_depth;
-      copy_16_bytes(tile + at * kStride + in_line, there ? from + i * kLines * row : from, there);
-    }
-    from += kAcross ? kDepth * row : kDepth, left_depth -= kDepth;
-  }
+struct Operand : Tiles<float, kSize, kAcross, kAcross ? 8 : 4> {
+  using Base = Tiles<float, kSize, kAcross, kAcross ? 8 : 4>;
+  using Base::Base, Base::kStride;
 
   static __device__ __forceinline__ float get(const float* tile, int at, int depth) {
     return tile[kAcross ? depth * kStride + at : at * kStride + depth];
   }
 };
+
+constexpr int kStageA = Operand<kTileRows, false>::kNumbers, kStageB = Operand<kTileColumns, false>::kNumbers;
+constexpr int kSharedBytes = kTileStages * (kStageA + kStageB) * static_cast<int>(sizeof(float));
+static_assert(Operand<kTileRows, true>::kNumbers <= kStageA && Operand<kTileColumns, true>::kNumbers <= kStageB);
 
 __device__ __forceinline__ void split(float x, uint32_t& nearest, uint32_t& rest) {
   nearest = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
@@ -92,21 +61,19 @@ __device__ __noinline__ float in_floats(const ProductArgs& args, int64_t row, in
   return x;
 }
 
-constexpr int kDown = 2, kSide = 4;  // mma of a warp, 16 by 8 each
-
 // C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
 template <bool kAcrossA, bool kAcrossB>
-__global__ void __launch_bounds__(kThreads, 2) product_kernel(const __grid_constant__ ProductArgs args) {
+__global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __grid_constant__ ProductArgs args) {
   extern __shared__ float4 memory[];
   float* shared = reinterpret_cast<float*>(memory);
-  using A = Operand<kRows, kAcrossA>;
-  using B = Operand<kColumns, kAcrossB>;
-  const int across = (args.columns + kColumns - 1) / kColumns;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kRows;
-  const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
+  using A = Operand<kTileRows, kAcrossA>;
+  using B = Operand<kTileColumns, kAcrossB>;
+  const int across = (args.columns + kTileColumns - 1) / kTileColumns;
+  const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
+  const int first_column = static_cast<int>(blockIdx.x % across) * kTileColumns;
   const int64_t begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
-  A a(static_cast<const float*>(args.a), args.a_row, first_row, args.rows, begin, end);
-  B b(static_cast<const float*>(args.b), args.b_row, first_column, args.columns, begin, end);
+  A a(args.a, args.a_row, first_row, args.rows, begin, end);
+  B b(args.b, args.b_row, first_column, args.columns, begin, end);
   const float* bias = static_cast<const float*>(args.bias);
   const auto stage_a = [&](int stage) { return shared + stage * (kStageA + kStageB); };
   const auto stage_b = [&](int stage) { return stage_a(stage) + kStageA; };
@@ -114,37 +81,29 @@ __global__ void __launch_bounds__(kThreads, 2) product_kernel(const __grid_const
     a.load(stage_a(stage));
     b.load(stage_b(stage));
   };
-  const auto commit = [] {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;");
-#endif
-  };
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
   const int down = warp / 2 * 32, side = warp % 2 * 32;
   float sum[kDown][kSide][4] = {}, part[kDown][kSide][4];
-  const bool sums = kAcrossA && args.sums && first_column == 0 && threadIdx.x < kRows;
+  const bool sums = kAcrossA && args.sums && first_column == 0 && threadIdx.x < kTileRows;
   float row_sum = 0;
-  const int steps = static_cast<int>((end - begin + kDepth - 1) / kDepth);
+  const int steps = static_cast<int>((end - begin + kTileDepth - 1) / kTileDepth);
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) {
+  for (int stage = 0; stage < kTileStages - 1; ++stage) {
     if (stage < steps) load(stage);
-    commit();
+    commit_stage();
   }
   for (int step = 0; step < steps; ++step) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
-#endif
-    __syncthreads();
-    if (step + kStages - 1 < steps) load((step + kStages - 1) % kStages);
-    commit();
-    const float *tile_a = stage_a(step % kStages), *tile_b = stage_b(step % kStages);
+    await_stage();
+    if (step + kTileStages - 1 < steps) load((step + kTileStages - 1) % kTileStages);
+    commit_stage();
+    const float *tile_a = stage_a(step % kTileStages), *tile_b = stage_b(step % kTileStages);
     if (sums) {
 #pragma unroll 8
-      for (int k = 0; k < kDepth; ++k) row_sum += A::get(tile_a, threadIdx.x, k);
+      for (int k = 0; k < kTileDepth; ++k) row_sum += A::get(tile_a, threadIdx.x, k);
     }
 #pragma unroll
-    for (int inner = 0; inner < kDepth; inner += kInner) {
+    for (int inner = 0; inner < kTileDepth; inner += kInner) {
       uint32_t b_parts[2][kSide][2], a_parts[2][kDown][4];  // the nearest numbers, and what is left
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
@@ -217,21 +176,18 @@ cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
   const auto kernel = product_kernel<kAcrossA, kAcrossB>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  const int64_t blocks = (args.rows + kRows - 1) / kRows * ((args.columns + kColumns - 1) / kColumns);
-  const int64_t shares = (args.depth + args.share - 1) / args.share;
-  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(shares));
-  kernel<<<grid, kThreads, kSharedBytes, stream>>>(args);
+  kernel<<<product_grid(args), kProductThreads, kSharedBytes, stream>>>(args);
   return cudaGetLastError();
 }
 
 }  // namespace
 
 int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors, int64_t most_shares) {
-  const int64_t blocks = (rows + kRows - 1) / kRows * ((columns + kColumns - 1) / kColumns);
-  const int64_t most = std::min(most_shares, (depth + 2 * kDepth - 1) / (2 * kDepth));
+  const int64_t blocks = (rows + kTileRows - 1) / kTileRows * ((columns + kTileColumns - 1) / kTileColumns);
+  const int64_t most = std::min(most_shares, (depth + 2 * kTileDepth - 1) / (2 * kTileDepth));
   const int64_t shares = std::max<int64_t>(1, std::min(most, 2 * multiprocessors / blocks));
   const int64_t share = (depth + shares - 1) / shares;
-  return (share + kDepth - 1) / kDepth * kDepth;
+  return (share + kTileDepth - 1) / kTileDepth * kTileDepth;
 }
 
 cudaError_t run_product(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream) {

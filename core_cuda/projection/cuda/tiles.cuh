@@ -1,0 +1,76 @@
+// How the two operands of a product come to shared memory, in tiles of 32 of its depth, a few of them ahead.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels.h"
+
+namespace edgeless::cuda::maps {
+
+// A block makes 128 by 64 numbers of C, a warp 32 by 32 by mma of 16 by 8 each.
+constexpr int kProductThreads = 256, kTileRows = 128, kTileColumns = 64, kTileDepth = 32, kTileStages = 3;
+constexpr int kDown = 2, kSide = 4;  // mma of a warp
+
+__device__ __forceinline__ uint32_t shared_address(const void* at) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(at));
+}
+
+// One of the operands, of numbers T, which goes to shared memory as it lies in memory: kAcross, numbers of one depth
+// side by side, else numbers of one row. What is outside is zero there. kPad: numbers between the rows of a tile, so
+// that fragments come from all banks.
+template <class T, int kSize, bool kAcross, int kPad>
+struct Tiles {
+  static constexpr int kVector = 16 / sizeof(T), kWidth = kAcross ? kSize : kTileDepth;
+  static constexpr int kStride = kWidth + kPad, kNumbers = (kAcross ? kTileDepth : kSize) * kStride;
+  static constexpr int kInLine = kWidth / kVector, kLines = kProductThreads / kInLine;
+  static constexpr int kCopies = kSize * kTileDepth / kVector / kProductThreads;
+  const T* from;  // of the thread's first copy
+  int64_t row;
+  int64_t left_rows, left_depth;  // from the tile's first
+  int line, in_line;
+
+  __device__ __forceinline__ Tiles(const void* base, int64_t row, int64_t first, int64_t rows, int64_t depth,
+                                   int64_t end)
+      : row(row), left_rows(rows - first), left_depth(end - depth) {
+    line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVector;
+    from = static_cast<const T*>(base) +
+           (kAcross ? (depth + line) * row + first + in_line : (first + line) * row + depth + in_line);
+  }
+
+  __device__ __forceinline__ void load(T* tile) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int at = line + i * kLines;
+      const bool there = kAcross ? at < left_depth && in_line < left_rows : at < left_rows && in_line < left_depth;
+#if __CUDA_ARCH__ >= 800
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(tile + at * kStride + in_line)),
+                   "l"(there ? from + i * kLines * row : from), "r"(there ? 16 : 0));
+#endif
+    }
+    from += kAcross ? kTileDepth * row : kTileDepth, left_depth -= kTileDepth;
+  }
+};
+
+// What was loaded up to here is one stage.
+__device__ __forceinline__ void commit_stage() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;");
+#endif
+}
+
+// Waits until the oldest stage is there. Whole block.
+__device__ __forceinline__ void await_stage() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 2));
+#endif
+  __syncthreads();
+}
+
+// Blocks of a product, and parts of its depth.
+inline dim3 product_grid(const ProductArgs& args) {
+  const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows * ((args.columns + kTileColumns - 1) / kTileColumns);
+  const int64_t shares = (args.depth + args.share - 1) / args.share;
+  return {static_cast<unsigned>(blocks), static_cast<unsigned>(shares)};
+}
+
+}  // namespace edgeless::cuda::maps
