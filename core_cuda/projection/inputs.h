@@ -73,6 +73,9 @@ void cast_others(std::vector<at::Tensor>& tensors, at::ScalarType dtype, Cast&& 
   for (size_t i = 0; i < which.size(); ++i) tensors[which[i]] = others[i];
 }
 
+// Bytes of parameters that are copied so as to be joined. Copies live until the backward.
+constexpr int64_t kMostCopied = 4 << 20;
+
 // What project() is given; where a dtype is asked for, what is of another one is copied by cast(tensors, dtype), and on
 // CUDA all parameters of maps that are joined: copies lie side by side, so that one product takes them as they are.
 struct Maps {
@@ -88,7 +91,12 @@ struct Maps {
     for (size_t k = 0; k < with.size(); ++k) {
       if (const OptTensor bias = with.get(k)) all.push_back(*bias);
     }
-    const bool copies = joined > 1 && given.is_cuda();
+    bool copies = joined > 1 && given.is_cuda();
+    if (copies) {
+      int64_t bytes = 0;
+      for (size_t i = 1; i < all.size(); ++i) bytes += all[i].nbytes();
+      copies = bytes <= kMostCopied;
+    }
     if (dtype || copies) {
       cast_others(all, dtype.value_or(given.scalar_type()), cast, [&](size_t i) { return copies && i > 0; });
     }
