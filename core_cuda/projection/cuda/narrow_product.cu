@@ -74,33 +74,19 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
   using B = Operand<kTileColumns, kAcrossB>;
   __shared__ alignas(16) typename A::Tile tiles_a[kTileStages];
   __shared__ alignas(16) typename B::Tile tiles_b[kTileStages];
-  const int across = (args.columns + kTileColumns - 1) / kTileColumns;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
-  const int first_column = static_cast<int>(blockIdx.x % across) * kTileColumns;
-  const int64_t begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
-  A a(args.a, args.a_row, first_row, args.rows, begin, end);
-  B b(args.b, args.b_row, first_column, args.columns, begin, end);
+  const TilePlace place(args);
+  A a(args.a, args.a_row, place.first_row, args.rows, place.begin, place.end);
+  B b(args.b, args.b_row, place.first_column, args.columns, place.begin, place.end);
   const auto load = [&](int stage) {
     a.load(tiles_a[stage]);
     b.load(tiles_b[stage]);
   };
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
-  const int down = warp / 2 * 32, side = warp % 2 * 32;
   float sum[kDown][kSide][4] = {};
-  const bool sums = kAcrossA && args.sums && first_column == 0 && threadIdx.x < kTileRows;
+  const bool sums = kAcrossA && args.sums && place.first_column == 0 && threadIdx.x < kTileRows;
   float row_sum = 0;
-  const int steps = static_cast<int>((end - begin + kTileDepth - 1) / kTileDepth);
-#pragma unroll
-  for (int stage = 0; stage < kTileStages - 1; ++stage) {
-    if (stage < steps) load(stage);
-    commit_stage();
-  }
-  for (int step = 0; step < steps; ++step) {
-    await_stage();
-    if (step + kTileStages - 1 < steps) load((step + kTileStages - 1) % kTileStages);
-    commit_stage();
-    const uint16_t *tile_a = tiles_a[step % kTileStages], *tile_b = tiles_b[step % kTileStages];
+  walk_depth(place.steps(), load, [&](int stage) {
+    const uint16_t *tile_a = tiles_a[stage], *tile_b = tiles_b[stage];
     if (sums) {
       const S* column = reinterpret_cast<const S*>(tile_a) + threadIdx.x;
 #pragma unroll 8
@@ -110,9 +96,9 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
     for (int inner = 0; inner < kTileDepth; inner += kInner) {
       uint32_t a_parts[kDown][4], b_parts[kSide / 2][4];
 #pragma unroll
-      for (int i = 0; i < kDown; ++i) A::get(tile_a, down + i * 16, inner, false, a_parts[i]);
+      for (int i = 0; i < kDown; ++i) A::get(tile_a, place.down + i * 16, inner, false, a_parts[i]);
 #pragma unroll
-      for (int j = 0; j < kSide / 2; ++j) B::get(tile_b, side + j * 16, inner, true, b_parts[j]);
+      for (int j = 0; j < kSide / 2; ++j) B::get(tile_b, place.side + j * 16, inner, true, b_parts[j]);
 #pragma unroll
       for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -121,21 +107,21 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
         }
       }
     }
-  }
+  });
 
-  if (sums && first_row + threadIdx.x < args.rows) {
-    args.sums[blockIdx.y * args.c_share + first_row + threadIdx.x] = row_sum;
+  if (sums && place.first_row + threadIdx.x < args.rows) {
+    args.sums[blockIdx.y * args.c_share + place.first_row + threadIdx.x] = row_sum;
   }
   const S* bias = static_cast<const S*>(args.bias);
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t row = first_row + down + i * 16 + group + h * 8;
+      const int64_t row = place.first_row + place.down + i * 16 + place.group + h * 8;
       if (row >= args.rows) continue;
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
-        const int column = first_column + side + j * 8 + in_group * 2;
+        const int column = place.first_column + place.side + j * 8 + place.in_group * 2;
         if (column >= args.columns) continue;  // an even number of them
         float x = sum[i][j][2 * h], y = sum[i][j][2 * h + 1];
         if (bias) x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);

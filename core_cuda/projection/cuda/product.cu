@@ -68,12 +68,9 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
   float* shared = reinterpret_cast<float*>(memory);
   using A = Operand<kTileRows, kAcrossA>;
   using B = Operand<kTileColumns, kAcrossB>;
-  const int across = (args.columns + kTileColumns - 1) / kTileColumns;
-  const int64_t first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
-  const int first_column = static_cast<int>(blockIdx.x % across) * kTileColumns;
-  const int64_t begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
-  A a(args.a, args.a_row, first_row, args.rows, begin, end);
-  B b(args.b, args.b_row, first_column, args.columns, begin, end);
+  const TilePlace place(args);
+  A a(args.a, args.a_row, place.first_row, args.rows, place.begin, place.end);
+  B b(args.b, args.b_row, place.first_column, args.columns, place.begin, place.end);
   const float* bias = static_cast<const float*>(args.bias);
   const auto stage_a = [&](int stage) { return shared + stage * (kStageA + kStageB); };
   const auto stage_b = [&](int stage) { return stage_a(stage) + kStageA; };
@@ -82,22 +79,11 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
     b.load(stage_b(stage));
   };
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
-  const int down = warp / 2 * 32, side = warp % 2 * 32;
   float sum[kDown][kSide][4] = {}, part[kDown][kSide][4];
-  const bool sums = kAcrossA && args.sums && first_column == 0 && threadIdx.x < kTileRows;
+  const bool sums = kAcrossA && args.sums && place.first_column == 0 && threadIdx.x < kTileRows;
   float row_sum = 0;
-  const int steps = static_cast<int>((end - begin + kTileDepth - 1) / kTileDepth);
-#pragma unroll
-  for (int stage = 0; stage < kTileStages - 1; ++stage) {
-    if (stage < steps) load(stage);
-    commit_stage();
-  }
-  for (int step = 0; step < steps; ++step) {
-    await_stage();
-    if (step + kTileStages - 1 < steps) load((step + kTileStages - 1) % kTileStages);
-    commit_stage();
-    const float *tile_a = stage_a(step % kTileStages), *tile_b = stage_b(step % kTileStages);
+  walk_depth(place.steps(), load, [&](int stage) {
+    const float *tile_a = stage_a(stage), *tile_b = stage_b(stage);
     if (sums) {
 #pragma unroll 8
       for (int k = 0; k < kTileDepth; ++k) row_sum += A::get(tile_a, threadIdx.x, k);
@@ -109,15 +95,16 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
       for (int j = 0; j < kSide; ++j) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          split(B::get(tile_b, side + j * 8 + group, inner + in_group + 4 * h), b_parts[0][j][h], b_parts[1][j][h]);
+          split(B::get(tile_b, place.side + j * 8 + place.group, inner + place.in_group + 4 * h), b_parts[0][j][h],
+                b_parts[1][j][h]);
         }
       }
 #pragma unroll
       for (int i = 0; i < kDown; ++i) {
 #pragma unroll
         for (int h = 0; h < 4; ++h) {
-          split(A::get(tile_a, down + i * 16 + group + h % 2 * 8, inner + in_group + h / 2 * 4), a_parts[0][i][h],
-                a_parts[1][i][h]);
+          split(A::get(tile_a, place.down + i * 16 + place.group + h % 2 * 8, inner + place.in_group + h / 2 * 4),
+                a_parts[0][i][h], a_parts[1][i][h]);
         }
       }
       // The small products first; those that follow each other do not wait for each other.
@@ -143,25 +130,25 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
         }
       }
     }
-  }
+  });
 
-  if (sums && first_row + threadIdx.x < args.rows) {
-    args.sums[blockIdx.y * args.c_share + first_row + threadIdx.x] = row_sum;
+  if (sums && place.first_row + threadIdx.x < args.rows) {
+    args.sums[blockIdx.y * args.c_share + place.first_row + threadIdx.x] = row_sum;
   }
   float* c = static_cast<float*>(args.c) + blockIdx.y * args.c_share;
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t row = first_row + down + i * 16 + group + h * 8;
+      const int64_t row = place.first_row + place.down + i * 16 + place.group + h * 8;
       if (row >= args.rows) continue;
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
-        const int column = first_column + side + j * 8 + in_group * 2;
+        const int column = place.first_column + place.side + j * 8 + place.in_group * 2;
         if (column >= args.columns) continue;  // an even number of them
         float2 x = make_float2(sum[i][j][2 * h], sum[i][j][2 * h + 1]);
-        if (!isfinite(x.x)) x.x = in_floats<kAcrossA, kAcrossB>(args, row, column, begin, end);
-        if (!isfinite(x.y)) x.y = in_floats<kAcrossA, kAcrossB>(args, row, column + 1, begin, end);
+        if (!isfinite(x.x)) x.x = in_floats<kAcrossA, kAcrossB>(args, row, column, place.begin, place.end);
+        if (!isfinite(x.y)) x.y = in_floats<kAcrossA, kAcrossB>(args, row, column + 1, place.begin, place.end);
         if (bias) x.x += bias[column], x.y += bias[column + 1];
         float2* to = reinterpret_cast<float2*>(c + row * args.c_row + column);
         if (args.add) x.x += to->x, x.y += to->y;

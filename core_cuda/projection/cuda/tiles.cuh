@@ -66,6 +66,40 @@ __device__ __forceinline__ void await_stage() {
   __syncthreads();
 }
 
+// load(stage) asks for the next tiles, use(stage) takes them when they are there. Whole block.
+template <class Load, class Use>
+__device__ __forceinline__ void walk_depth(int steps, Load&& load, Use&& use) {
+#pragma unroll
+  for (int stage = 0; stage < kTileStages - 1; ++stage) {
+    if (stage < steps) load(stage);
+    commit_stage();
+  }
+  for (int step = 0; step < steps; ++step) {
+    await_stage();
+    if (step + kTileStages - 1 < steps) load((step + kTileStages - 1) % kTileStages);
+    commit_stage();
+    use(step % kTileStages);
+  }
+}
+
+// What a block makes, and a thread's place in what its warp makes: mma (i, j) has its rows down + 16 i + group, and
+// those eight further, and its columns side + 8 j + 2 in_group, and those one further.
+struct TilePlace {
+  int64_t first_row, begin, end;  // begin, end: of the depth
+  int first_column, down, side, group, in_group;
+
+  __device__ __forceinline__ explicit TilePlace(const ProductArgs& args) {
+    const int across = (args.columns + kTileColumns - 1) / kTileColumns;
+    first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
+    first_column = static_cast<int>(blockIdx.x % across) * kTileColumns;
+    begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    down = warp / 2 * 32, side = warp % 2 * 32, group = lane / 4, in_group = lane % 4;
+  }
+
+  __device__ __forceinline__ int steps() const { return static_cast<int>((end - begin + kTileDepth - 1) / kTileDepth); }
+};
+
 // Blocks of a product, and parts of its depth.
 inline dim3 product_grid(const ProductArgs& args) {
   const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows * ((args.columns + kTileColumns - 1) / kTileColumns);
