@@ -235,7 +235,8 @@ struct Way {
 // `way`: auto, or what tests force: sort, gather, own-1, own-2 (owners), send. None where the inputs do not allow it.
 std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
   const bool automatic = way == "auto";
-  const bool worth_sorting = automatic && b.csr[1].size(0) >= kSortDegree * b.rows;
+  // One warp sorts a row: an argument of 32 bits is that of a graph whose rows may have more than 65,536 edges.
+  const bool worth_sorting = automatic && b.csr[1].size(0) >= kSortDegree * b.rows && b.arg.element_size() <= 2;
   if ((worth_sorting || way == "sort") && can_sort(b)) return Way{Way::sort, {}};
   if ((automatic || way == "gather") && can_gather(b)) return Way{Way::gather, {}};
   // A cluster's atomics are slower than a block's own: worth it where edges share, which L2 takes worse.
