@@ -206,8 +206,8 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
 }
 
 // The hub whose first cut has this slot, if there is one (pieces > 0). Only the row that holds the slot's first edge
-// can have a cut there. Every warp finds it. Its first piece is kept at `slot`, piece p after it at slots + slot + p
-// - 1.
+// can have a cut there. Its first piece is kept at `slot`, piece p after it at slots + slot + p - 1. Every warp finds
+// it.
 struct FoldHub {
   int64_t row, pieces;
 };

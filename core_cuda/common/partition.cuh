@@ -16,32 +16,30 @@ __device__ __forceinline__ int64_t row_position(const I* indptr, int64_t row) {
   return static_cast<int64_t>(indptr[row]) + kRowUnits * row;
 }
 
-// The last row in [0, num_rows] that begins at or before `position`. Whole warp.
-template <class I>
-__device__ inline int64_t find_row(const I* indptr, int64_t num_rows, int64_t position, int lane) {
-  int64_t low = 0, high = num_rows;
+// The last number in [0, last] for which `before` holds, where it holds for 0 and for none behind one for which it does
+// not. Whole warp.
+template <class Before>
+__device__ __forceinline__ int64_t find_last(int64_t last, int lane, Before&& before) {
+  int64_t low = 0, high = last;
   while (high > low) {
     const int64_t step = (high - low) / 33 + 1, probe = low + step * (lane + 1);
-    const bool before = probe <= high && row_position(indptr, probe) <= position;
-    const int found = __popc(__ballot_sync(0xffffffffu, before));
+    const int found = __popc(__ballot_sync(0xffffffffu, probe <= high && before(probe)));
     high = min(high, low + step * (found + 1) - 1);
     low += step * found;
   }
   return low;
 }
 
+// The last row in [0, num_rows] that begins at or before `position`. Whole warp.
+template <class I>
+__device__ inline int64_t find_row(const I* indptr, int64_t num_rows, int64_t position, int lane) {
+  return find_last(num_rows, lane, [&](int64_t row) { return row_position(indptr, row) <= position; });
+}
+
 // The last row in [0, num_rows) that begins at or before an edge. Whole warp.
 template <class I>
 __device__ inline int64_t row_of_edge(const I* indptr, int64_t num_rows, int64_t edge, int lane) {
-  int64_t low = 0, high = num_rows - 1;
-  while (high > low) {
-    const int64_t step = (high - low) / 33 + 1, probe = low + step * (lane + 1);
-    const bool before = probe <= high && static_cast<int64_t>(indptr[probe]) <= edge;
-    const int found = __popc(__ballot_sync(0xffffffffu, before));
-    high = min(high, low + step * (found + 1) - 1);
-    low += step * found;
-  }
-  return low;
+  return find_last(num_rows - 1, lane, [&](int64_t row) { return static_cast<int64_t>(indptr[row]) <= edge; });
 }
 
 // The cut before range `range`. Whole warp.
