@@ -61,16 +61,27 @@ inline void split_heads(std::vector<at::Tensor>& outs, at::IntArrayRef heads) {
   }
 }
 
-// Replaces tensors of another dtype, and all that `copies` says, by copies that cast(tensors, dtype) makes.
-template <class Cast, class Copies>
-void cast_others(std::vector<at::Tensor>& tensors, at::ScalarType dtype, Cast&& cast, Copies&& copies) {
-  std::vector<at::Tensor> others;
+// Replaces the tensors that `chooses` says by copies that cast(tensors, dtype) makes of all of them at once.
+template <class Cast, class Chooses>
+void cast_chosen(std::vector<at::Tensor>& tensors, at::ScalarType dtype, Cast&& cast, Chooses&& chooses) {
+  std::vector<at::Tensor> chosen;
   std::vector<size_t> which;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (tensors[i].scalar_type() != dtype || copies(i)) others.push_back(tensors[i]), which.push_back(i);
+    if (chooses(i)) chosen.push_back(tensors[i]), which.push_back(i);
   }
-  if (!others.empty()) others = cast(others, dtype);
-  for (size_t i = 0; i < which.size(); ++i) tensors[which[i]] = others[i];
+  if (!chosen.empty()) chosen = cast(chosen, dtype);
+  for (size_t i = 0; i < which.size(); ++i) tensors[which[i]] = chosen[i];
+}
+
+// Gives every tensor that is defined the dtype wanted(i): one cast for all of a dtype.
+template <class Cast, class Wanted>
+void cast_each(std::vector<at::Tensor>& tensors, Cast&& cast, Wanted&& wanted) {
+  for (size_t first = 0; first < tensors.size(); ++first) {
+    const at::ScalarType dtype = wanted(first);
+    cast_chosen(tensors, dtype, cast, [&](size_t i) {
+      return tensors[i].defined() && wanted(i) == dtype && tensors[i].scalar_type() != dtype;
+    });
+  }
 }
 
 // Bytes of parameters that are copied so as to be joined. Copies live until the backward.
@@ -98,7 +109,8 @@ struct Maps {
       copies = bytes <= kMostCopied;
     }
     if (dtype || copies) {
-      cast_others(all, dtype.value_or(given.scalar_type()), cast, [&](size_t i) { return copies && i > 0; });
+      const at::ScalarType to = dtype.value_or(given.scalar_type());
+      cast_chosen(all, to, cast, [&](size_t i) { return all[i].scalar_type() != to || (copies && i > 0); });
     }
     x = all[0];
     weights.assign(all.begin() + 1, all.begin() + 1 + of.size());
@@ -119,7 +131,7 @@ struct Summands {
     std::vector<at::Tensor> all(of.begin(), of.end());
     all.insert(all.end(), maps.begin(), maps.end());
     if (with) all.push_back(*with);
-    if (dtype) cast_others(all, *dtype, cast, [](size_t) { return false; });
+    if (dtype) cast_each(all, cast, [&](size_t) { return *dtype; });
     xs.assign(all.begin(), all.begin() + of.size());
     weights.assign(all.begin() + of.size(), all.begin() + of.size() + maps.size());
     if (with) bias = all.back();

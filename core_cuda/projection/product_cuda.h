@@ -82,40 +82,29 @@ inline void add_mapped_rows(at::Tensor& to, const at::Tensor& x, const at::Tenso
   run(x.scalar_type(), false, false, args, on_device);
 }
 
-// The libraries' products of 16-bit numbers that write floats; newer than the oldest torch.
-struct ToFloats {
-  using Product = at::Tensor(const at::Tensor&, const at::Tensor&, at::ScalarType);
-  using Added = at::Tensor&(const at::Tensor&, const at::Tensor&, const at::Tensor&, at::ScalarType, const at::Scalar&,
-                            const at::Scalar&, at::Tensor&);
-  Optional<c10::TypedOperatorHandle<Product>> mm;
-  Optional<c10::TypedOperatorHandle<Added>> addmm;
-
-  ToFloats() {
-    auto& ops = c10::Dispatcher::singleton();
-    const auto product = ops.findSchema({"aten::mm", "dtype"}), added = ops.findSchema({"aten::addmm", "dtype_out"});
-    if (!product || !added) return;
-    mm = product->typed<Product>(), addmm = added->typed<Added>();
-  }
-
-  static const ToFloats& get() {
-    static const ToFloats ops;
-    return ops;
-  }
-};
-
-// Whether products of rows such as x can have float results.
-inline bool writes_floats(const at::Tensor& x) { return is_narrow(x.scalar_type()) && ToFloats::get().mm; }
-
-// a b in `dtype`, added to `to` where that is defined
-inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype, at::Tensor to = {}) {
-  if (dtype == a.scalar_type()) return to.defined() ? to.addmm_(a, b) : at::mm(a, b);
-  return to.defined() ? ToFloats::get().addmm->call(to, a, b, dtype, 1, 1, to) : ToFloats::get().mm->call(a, b, dtype);
+// The libraries' product of 16-bit numbers that writes floats; none where torch is older than it.
+using FloatProduct = c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, const at::Tensor&, at::ScalarType)>;
+inline const Optional<FloatProduct>& float_product() {
+  static const Optional<FloatProduct> op = []() -> Optional<FloatProduct> {
+    const auto found = c10::Dispatcher::singleton().findSchema({"aten::mm", "dtype"});
+    if (!found) return {};
+    return found->typed<at::Tensor(const at::Tensor&, const at::Tensor&, at::ScalarType)>();
+  }();
+  return op;
 }
 
-// grad weight, in `dtype`, added to `to` where that is defined
+// Whether products of rows such as x can have float results.
+inline bool writes_floats(const at::Tensor& x) { return is_narrow(x.scalar_type()) && float_product(); }
+
+// a b in `dtype`
+inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype) {
+  return dtype == a.scalar_type() ? at::mm(a, b) : float_product()->call(a, b, dtype);
+}
+
+// grad weight, in `dtype`; added to `to`, of the dtype of grad, where that is defined
 inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight, at::Tensor to, at::ScalarType dtype) {
   if (!takes(grad, weight, grad.size(0), weight.size(1), weight.size(0))) {
-    return library_product(grad, weight, dtype, to);
+    return to.defined() ? to.addmm_(grad, weight) : library_product(grad, weight, dtype);
   }
   const OnDevice on_device(grad.device());
   const bool add = to.defined();

@@ -62,24 +62,12 @@ OptTensors optional(const variable_list& tensors) {
 
 // What autocast would do to the gradients: copies of those of another dtype, one launch for all of a dtype.
 void cast_back(variable_list& tensors, const c10::List<int64_t>& dtypes) {
-  std::vector<bool> done(tensors.size());
-  for (size_t first = 0; first < tensors.size(); ++first) {
-    variable_list group;
-    std::vector<size_t> which;
-    const auto dtype = static_cast<at::ScalarType>(dtypes[first]);
-    for (size_t i = first; i < tensors.size(); ++i) {
-      if (done[i] || !tensors[i].defined() || dtypes[i] != dtypes[first]) continue;
-      done[i] = true;
-      if (tensors[i].scalar_type() != dtype) group.push_back(tensors[i]), which.push_back(i);
-    }
-    if (group.empty()) continue;
-    if (at::GradMode::is_enabled()) {
-      for (Tensor& t : group) t = t.to(dtype);
-    } else {
-      group = call_cast_all(group, dtype, false);
-    }
-    for (size_t i = 0; i < which.size(); ++i) tensors[which[i]] = group[i];
-  }
+  const auto cast = [](variable_list group, at::ScalarType dtype) {
+    if (!at::GradMode::is_enabled()) return call_cast_all(group, dtype, false);
+    for (Tensor& t : group) t = t.to(dtype);
+    return group;
+  };
+  cast_each(tensors, cast, [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); });
 }
 
 // biases: those that are there; has_bias: which maps they belong to.

@@ -189,10 +189,10 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   const std::vector<Tensor> sums = sums_of_columns(op, summed, to_maps);
   for (size_t i = 0; i < sums.size(); ++i) results[biases[i]] = sums[i];
   if (needs[0] && !results[0].defined()) results[0] = at::zeros(x.sizes(), x.options().dtype(to_x));
+  const auto wanted = [&](size_t i) { return i ? wanted_maps : wanted_x; };
+  cast_each(results, [](auto& t, auto to) { return cast_all(t, to, false); }, wanted);
   for (size_t i = 0; i < results.size(); ++i) {
-    const at::ScalarType wanted = i ? wanted_maps : wanted_x;
-    if (!results[i].defined()) results[i] = at::empty({0}, x.options().dtype(wanted));
-    if (results[i].scalar_type() != wanted) results[i] = cast_all(results[i], wanted, false)[0];
+    if (!results[i].defined()) results[i] = at::empty({0}, x.options().dtype(wanted(i)));
   }
   return results;
 }

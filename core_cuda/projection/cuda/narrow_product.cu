@@ -113,27 +113,15 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
     args.sums[blockIdx.y * args.c_share + place.first_row + threadIdx.x] = row_sum;
   }
   const S* bias = static_cast<const S*>(args.bias);
-#pragma unroll
-  for (int i = 0; i < kDown; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int64_t row = place.first_row + place.down + i * 16 + place.group + h * 8;
-      if (row >= args.rows) continue;
-#pragma unroll
-      for (int j = 0; j < kSide; ++j) {
-        const int column = place.first_column + place.side + j * 8 + place.in_group * 2;
-        if (column >= args.columns) continue;  // an even number of them
-        float x = sum[i][j][2 * h], y = sum[i][j][2 * h + 1];
-        if (bias) x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);
-        const int64_t at = blockIdx.y * args.c_share + row * args.c_row + column;
-        if (args.wide) {
-          store_pair(args, static_cast<float*>(args.c) + at, x, y);
-        } else {
-          store_pair(args, static_cast<S*>(args.c) + at, x, y);
-        }
-      }
+  for_each_pair(args, place, sum, [&](int64_t row, int column, float x, float y) {
+    if (bias) x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);
+    const int64_t at = blockIdx.y * args.c_share + row * args.c_row + column;
+    if (args.wide) {
+      store_pair(args, static_cast<float*>(args.c) + at, x, y);
+    } else {
+      store_pair(args, static_cast<S*>(args.c) + at, x, y);
     }
-  }
+  });
 }
 
 template <class S, bool kAcrossA, bool kAcrossB>

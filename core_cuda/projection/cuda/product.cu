@@ -136,26 +136,14 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
     args.sums[blockIdx.y * args.c_share + place.first_row + threadIdx.x] = row_sum;
   }
   float* c = static_cast<float*>(args.c) + blockIdx.y * args.c_share;
-#pragma unroll
-  for (int i = 0; i < kDown; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int64_t row = place.first_row + place.down + i * 16 + place.group + h * 8;
-      if (row >= args.rows) continue;
-#pragma unroll
-      for (int j = 0; j < kSide; ++j) {
-        const int column = place.first_column + place.side + j * 8 + place.in_group * 2;
-        if (column >= args.columns) continue;  // an even number of them
-        float2 x = make_float2(sum[i][j][2 * h], sum[i][j][2 * h + 1]);
-        if (!isfinite(x.x)) x.x = in_floats<kAcrossA, kAcrossB>(args, row, column, place.begin, place.end);
-        if (!isfinite(x.y)) x.y = in_floats<kAcrossA, kAcrossB>(args, row, column + 1, place.begin, place.end);
-        if (bias) x.x += bias[column], x.y += bias[column + 1];
-        float2* to = reinterpret_cast<float2*>(c + row * args.c_row + column);
-        if (args.add) x.x += to->x, x.y += to->y;
-        *to = x;
-      }
-    }
-  }
+  for_each_pair(args, place, sum, [&](int64_t row, int column, float x, float y) {
+    if (!isfinite(x)) x = in_floats<kAcrossA, kAcrossB>(args, row, column, place.begin, place.end);
+    if (!isfinite(y)) y = in_floats<kAcrossA, kAcrossB>(args, row, column + 1, place.begin, place.end);
+    if (bias) x += bias[column], y += bias[column + 1];
+    float2* to = reinterpret_cast<float2*>(c + row * args.c_row + column);
+    if (args.add) x += to->x, y += to->y;
+    *to = make_float2(x, y);
+  });
 }
 
 template <bool kAcrossA, bool kAcrossB>

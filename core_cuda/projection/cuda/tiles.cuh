@@ -100,6 +100,25 @@ struct TilePlace {
   __device__ __forceinline__ int steps() const { return static_cast<int>((end - begin + kTileDepth - 1) / kTileDepth); }
 };
 
+// use(row, column, x, y) for every pair of numbers side by side that a thread has of C; `sum` is indexed by mma.
+template <class Use>
+__device__ __forceinline__ void for_each_pair(const ProductArgs& args, const TilePlace& place,
+                                              const float (&sum)[kDown][kSide][4], Use&& use) {
+#pragma unroll
+  for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t row = place.first_row + place.down + i * 16 + place.group + h * 8;
+      if (row >= args.rows) continue;
+#pragma unroll
+      for (int j = 0; j < kSide; ++j) {
+        const int column = place.first_column + place.side + j * 8 + place.in_group * 2;
+        if (column < args.columns) use(row, column, sum[i][j][2 * h], sum[i][j][2 * h + 1]);  // an even number of them
+      }
+    }
+  }
+}
+
 // Blocks of a product, and parts of its depth.
 inline dim3 product_grid(const ProductArgs& args) {
   const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows * ((args.columns + kTileColumns - 1) / kTileColumns);
