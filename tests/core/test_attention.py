@@ -386,10 +386,8 @@ def test_double_backward_is_refused_in_words(score):
         grad.sum().backward()
 
 
-@pytest.mark.parametrize("score", SCORES)
-def test_compiles_whole_and_equals_eager(score):
-    graph = graph_of("square")
-    args, tensors, rest = inputs_of(score, graph, 2, 8, OPTIONS["all"], torch.float64)
+def assert_compiles_whole(score, graph, args, tensors, rest):
+    """Equal to eager, results and gradients, as one program."""
 
     def call(graph, args, tensors):
         return getattr(functional, f"{score}_attention")(graph, *args, **tensors, **rest)
@@ -403,6 +401,13 @@ def test_compiles_whole_and_equals_eager(score):
         return [out, weights, *torch.autograd.grad((out.square().sum(), weights.square().sum()), leaves)]
 
     assert_close(results(compiled), results(call), 1e-12)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_compiles_whole_and_equals_eager(score):
+    graph = graph_of("square")
+    args, tensors, rest = inputs_of(score, graph, 2, 8, OPTIONS["all"], torch.float64)
+    assert_compiles_whole(score, graph, args, tensors, rest)
 
 
 def test_a_new_number_of_edges_does_not_compile_again_and_again():

@@ -4,7 +4,7 @@ more than 2**31 elements.
 
 import pytest
 import torch
-from test_attention import OPTIONS, assert_close, error, graph_of, inputs_of, op_samples
+from test_attention import OPTIONS, assert_compiles_whole, error, graph_of, inputs_of, op_samples
 from test_attention_cuda import DEVICE, SCORES, cuda_inputs, star
 
 from edgeless import Graph, functional, reference
@@ -45,20 +45,7 @@ def test_opcheck():
 def test_compiles_whole_and_equals_eager(score):
     graph = graph_of("square")
     args, tensors, rest = cuda_inputs(score, graph, 2, 8, OPTIONS["all"], torch.float64)
-    graph = graph.to(DEVICE)
-
-    def call(graph, args, tensors):
-        return getattr(functional, f"{score}_attention")(graph, *args, **tensors, **rest)
-
-    torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    leaves = [*args, *tensors.values()]
-
-    def results(fn):
-        out, weights = fn(graph, args, tensors)
-        return [out, weights, *torch.autograd.grad((out.square().sum(), weights.square().sum()), leaves)]
-
-    assert_close(results(compiled), results(call), 1e-12)
+    assert_compiles_whole(score, graph.to(DEVICE), args, tensors, rest)
 
 
 def forward_backward(score, graph, args, tensors, rest):
