@@ -61,16 +61,20 @@ TORCH_LIBRARY(edgeless, m) {
 
   // Linear maps of one input: x weights[k]^T + biases[k], in `dtype` as autocast would do them. The first `joined`
   // results may be parts of the rows of one tensor; heads: 0, or what number of heads a result is returned in, as
-  // [N, heads, C]. needs: x, every weight, every bias. x_dtype, map_dtype: of the
-  // gradients of x and of the maps, where it is not that of x.
+  // [N, heads, C]. needs: x, every weight, every bias. x_dtype, map_dtype: of the gradients of x and of the maps, where
+  // it is not that of x.
   m.def(
       "project(Tensor x, Tensor[] weights, Tensor?[] biases, int joined=0, ScalarType? dtype=None, int[] heads=[]) -> "
       "Tensor[]");
   m.def(
       "project_backward(Tensor?[] grads, Tensor x, Tensor[] weights, bool[] needs, ScalarType? x_dtype=None, "
       "ScalarType? map_dtype=None) -> Tensor[]");
-  // The sum of one map of each of several inputs: xs[0] weights[0]^T + xs[1] weights[1]^T + ... + bias.
+  // The sum of one map of each of several inputs: xs[0] weights[0]^T + xs[1] weights[1]^T + ... + bias. needs: every x,
+  // every weight, the bias.
   m.def("project_sum(Tensor[] xs, Tensor[] weights, Tensor? bias, ScalarType? dtype=None) -> Tensor");
+  m.def(
+      "project_sum_backward(Tensor grad, Tensor[] xs, Tensor[] weights, bool[] needs, ScalarType? x_dtype=None, "
+      "ScalarType? map_dtype=None) -> Tensor[]");
   // x [N, F] or [N, H, C] + row [F] or [H C], as [N, F]; the sum over the rows of x, [F]
   m.def("add_row(Tensor x, Tensor row) -> Tensor");
   m.def("column_sums(Tensor x) -> Tensor");

@@ -190,21 +190,27 @@ class Call {
   // The gradient of att, [heads, att_width()], of all that the passes left.
   void sum_att_shares(const Tensor& to) {
     TORCH_INTERNAL_ASSERT(att_shares_.size() <= 2);
+    int64_t rows = 0;
+    for (const Tensor& shares : att_shares_) rows += shares.size(0);
     att_shares_.resize(2);
+    if (rows > 2 * kMostShares) att_shares_ = {summed_shares(att_shares_[0], att_shares_[1]), Tensor()};
     sum(att_shares_[0], att_shares_[1], 1, to);
   }
 
  private:
-  // Many are summed to a few before the next pass needs the memory.
+  static constexpr int64_t kMostShares = 512;  // summed by one launch
+
+  // What takes more than a little memory is summed to a few before the next pass needs it.
   void keep_att_shares(const Tensor& shares) {
-    constexpr int64_t kMost = 512;
-    constexpr int kSums = 16;
-    if (shares.size(0) <= kMost) {
-      att_shares_.push_back(shares);
-      return;
-    }
-    att_shares_.push_back(empty({kSums, shares.size(1)}));
-    sum(shares, {}, kSums, att_shares_.back());
+    const bool keep = shares.size(0) <= kMostShares || shares.numel() * int64_t(sizeof(A)) <= 2 << 20;
+    att_shares_.push_back(keep ? shares : summed_shares(shares, {}));
+  }
+
+  Tensor summed_shares(const Tensor& some, const Tensor& more) {
+    constexpr int kSums = 64;
+    const Tensor few = empty({kSums, some.size(1)});
+    sum(some, more, kSums, few);
+    return few;
   }
 
   // The rows of both, all numbers in `to` being `sums` rows.

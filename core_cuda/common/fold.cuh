@@ -205,37 +205,25 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   }
 }
 
-// The hub whose first cut has this slot, if there is one (pieces > 0). Only the row that holds the slot's first edge
-// can have a cut there. Its first piece is kept at `slot`, piece p after it at slots + slot + p - 1. Every warp finds
-// it.
-struct FoldHub {
-  int64_t row, pieces;
-};
-
-template <class I>
-__device__ inline FoldHub find_fold_hub(const CompressedGraph& graph, const Partition& part, int64_t slot) {
-  const I* indptr = static_cast<const I*>(graph.indptr);
-  const int64_t row = row_of_edge(indptr, graph.num_rows, slot * part.piece, threadIdx.x % 32);
-  const int64_t first = indptr[row], degree = indptr[row + 1] - first;
-  if (!is_hub(degree, part) || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};
-  const int64_t cuts = last_cut(first + kRowUnits * row, degree, part);
-  return {row, cuts > 0 ? cuts + 1 : 0};
+// Pieces are merged in their order: the first is kept at the hub's slot, piece p after it at slots + slot + p - 1.
+template <class Fold, class I, class Args>
+__global__ void __launch_bounds__(kMergeThreads) merge_fold_kernel(const __grid_constant__ Args args) {
+  const int64_t slots = args.plan.slots;
+  for_each_hub<I>(args.graph, args.plan.part, [&](const Hub& hub) {
+    for (int vector = threadIdx.x; vector < args.vectors; vector += kMergeThreads) {
+      Fold fold(args, vector);
+      fold.begin(hub.row, 0);
+      typename Fold::Piece piece = fold.kept(hub.slot);
+#pragma unroll 4
+      for (int64_t p = 1; p < hub.pieces; ++p) fold.merge(piece, fold.kept(slots + hub.slot + p - 1));
+      fold.store(hub.row, piece);
+    }
+  });
 }
 
-// One block for each possible first cut of a row; most find no hub and leave. Pieces are merged in their order.
 template <class Fold, class I, class Args>
-__global__ void __launch_bounds__(kFoldThreads) merge_fold_kernel(const __grid_constant__ Args args) {
-  const int64_t slot = blockIdx.x, slots = args.plan.slots;
-  const FoldHub hub = find_fold_hub<I>(args.graph, args.plan.part, slot);
-  if (hub.pieces == 0) return;
-  for (int vector = threadIdx.x; vector < args.vectors; vector += kFoldThreads) {
-    Fold fold(args, vector);
-    fold.begin(hub.row, 0);
-    typename Fold::Piece piece = fold.kept(slot);
-#pragma unroll 4
-    for (int64_t p = 1; p < hub.pieces; ++p) fold.merge(piece, fold.kept(slots + slot + p - 1));
-    fold.store(hub.row, piece);
-  }
+void merge_fold(const Args& args, cudaStream_t stream) {
+  if (args.plan.hubs) merge_fold_kernel<Fold, I><<<merge_blocks(args.plan.slots), kMergeThreads, 0, stream>>>(args);
 }
 
 }  // namespace edgeless::cuda

@@ -28,4 +28,10 @@ constexpr bool is_hub(int64_t degree, const Partition& part) { return degree > p
 constexpr int64_t piece_slot(int64_t cut_edge, int64_t piece) { return cut_edge / piece; }
 constexpr int64_t number_of_slots(int64_t num_edges, int64_t piece) { return num_edges / piece + 1; }
 
+// The kernels that merge pieces: a block of kMergeThreads for each few slots.
+constexpr int kSlotsOfBlock = 4, kMergeThreads = 32 * kSlotsOfBlock;
+constexpr unsigned merge_blocks(int64_t slots) {
+  return static_cast<unsigned>((slots + kSlotsOfBlock - 1) / kSlotsOfBlock);
+}
+
 }  // namespace edgeless::cuda

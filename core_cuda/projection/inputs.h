@@ -196,6 +196,15 @@ inline void check_map_gradients(const char* op, const c10::List<OptTensor>& grad
   }
 }
 
+inline void check_summand_gradients(const char* op, const at::Tensor& grad, at::TensorList xs, at::TensorList weights,
+                                    size_t needs) {
+  check_summands(op, xs, weights, {});
+  TORCH_CHECK_VALUE(needs == 1 + 2 * xs.size(), op, ": there must be ", 1 + 2 * xs.size(), " needs, got ", needs);
+  check_shape(op, "grad", grad, {xs[0].size(0), weights[0].size(0)});
+  check_dtype(op, "grad", grad, xs[0].scalar_type());
+  check_device(op, "grad", grad, xs[0].device());
+}
+
 // x as [N, F].
 inline at::Tensor check_row(const char* op, const at::Tensor& given, const at::Tensor& row) {
   TORCH_CHECK_VALUE(given.dim() == 2 || given.dim() == 3, op, ": x must be [N, F] or [N, H, C], got shape ",

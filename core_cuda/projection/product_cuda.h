@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <vector>
 
 #include "../common/launch.h"
 #include "../common/optional.h"
@@ -41,10 +42,14 @@ inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_
   return full && !at::globalContext().allowTF32CuBLAS();
 }
 
+inline void add_product(ProductArgs& args, const at::Tensor& b, const at::Tensor& c) {
+  args.of[args.products++] = {b.const_data_ptr(), c.data_ptr(), b.stride(0), c.stride(0)};
+}
+
 inline ProductArgs product_args(const at::Tensor& a, const at::Tensor& b, const at::Tensor& c, int64_t depth) {
   ProductArgs args;
-  args.a = a.const_data_ptr(), args.b = b.const_data_ptr(), args.c = c.data_ptr();
-  args.a_row = a.stride(0), args.b_row = b.stride(0), args.c_row = c.stride(0);
+  args.a = a.const_data_ptr(), args.a_row = a.stride(0);
+  add_product(args, b, c);
   args.rows = c.size(0), args.columns = static_cast<int>(c.size(1)), args.depth = args.share = depth;
   args.wide = c.scalar_type() == at::kFloat;
   return args;
@@ -115,39 +120,78 @@ inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight
   return to;
 }
 
-// grad^T x, in `dtype`: the rows are divided, and what each part gives is added in their order. sums: where our kernel
-// takes it, receives the sums over the rows of grad, the gradient of a bias, as well.
-inline at::Tensor weight_gradient(const at::Tensor& grad, const at::Tensor& x, at::ScalarType dtype, at::Tensor* sums) {
-  const int64_t rows = grad.size(1), columns = x.size(1), depth = x.size(0);
-  if (!takes(grad, x, rows, columns, depth, true)) return library_product(grad.t(), x, dtype);
+// grad weight for each of the weights, in `dtype`
+inline std::vector<at::Tensor> all_rows_back(const at::Tensor& grad, at::TensorList weights, at::ScalarType dtype) {
+  std::vector<at::Tensor> outs;
+  const auto joins = [&](const at::Tensor& w) {
+    return w.sizes() == weights[0].sizes() && takes(grad, w, grad.size(0), w.size(1), w.size(0));
+  };
+  if (weights.size() != kMostProducts || !std::all_of(weights.begin(), weights.end(), joins)) {
+    for (const at::Tensor& weight : weights) outs.push_back(map_rows_back(grad, weight, {}, dtype));
+    return outs;
+  }
   const OnDevice on_device(grad.device());
-  const at::Tensor out = at::empty({rows, columns}, grad.options().dtype(dtype));
-  ProductArgs args = product_args(grad, x, out, depth);
+  for (const at::Tensor& w : weights) {
+    outs.push_back(at::empty({grad.size(0), w.size(1)}, grad.options().dtype(dtype)));
+  }
+  ProductArgs args = product_args(grad, weights[0], outs[0], weights[0].size(0));
+  add_product(args, weights[1], outs[1]);
+  run(grad.scalar_type(), false, true, args, on_device);
+  return outs;
+}
+
+// grad^T x for each of the xs, in `dtype`: the rows are divided, and what each part gives is added in their order.
+// sums: where our kernel takes it, receives the sums over the rows of grad, the gradient of a bias, as well. of: how
+// many xs there are, which the division is for, whether they are given or not.
+inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::TensorList xs, size_t of,
+                                                at::ScalarType dtype, at::Tensor* sums) {
+  const int64_t rows = grad.size(1), columns = xs[0].size(1), depth = grad.size(0);
+  const auto taken = [&](const at::Tensor& x) { return takes(grad, x, rows, x.size(1), depth, true); };
+  const auto joins = [&](const at::Tensor& x) { return x.size(1) == columns && taken(x); };
+  std::vector<at::Tensor> outs;
+  if (xs.size() > 1 && (xs.size() > kMostProducts || !std::all_of(xs.begin(), xs.end(), joins))) {
+    for (const at::Tensor& x : xs) {
+      outs.push_back(weight_gradients(grad, x, 1, dtype, outs.empty() ? sums : nullptr)[0]);
+    }
+    return outs;
+  }
+  if (!taken(xs[0])) return {library_product(grad.t(), xs[0], dtype)};
+  const OnDevice on_device(grad.device());
+  for (const at::Tensor& x : xs) outs.push_back(at::empty({rows, x.size(1)}, grad.options().dtype(dtype)));
+  ProductArgs args = product_args(grad, xs[0], outs[0], depth);
+  for (size_t k = 1; k < xs.size(); ++k) add_product(args, xs[k], outs[k]);
   // The parts take a sixteenth of the rows' memory, or a megabyte.
-  const int64_t size = rows * columns;
-  const int64_t most_shares = std::max<int64_t>({depth * (rows + columns) / (16 * size), (1 << 18) / size, 1});
-  args.share = product_share(rows, columns, depth, device_attribute(cudaDevAttrMultiProcessorCount, x.get_device()),
+  const int64_t size = rows * columns, count = static_cast<int64_t>(of), width = count * columns;
+  const int64_t most_shares =
+      std::max<int64_t>({depth * (rows + width) / (16 * count * size), (1 << 18) / (count * size), 1});
+  args.share = product_share(rows, width, depth, device_attribute(cudaDevAttrMultiProcessorCount, grad.get_device()),
                              most_shares);
-  const int64_t shares = (depth + args.share - 1) / args.share, all = size + (sums ? rows : 0);
-  if (sums) *sums = at::empty({rows}, out.options());
+  const int64_t shares = (depth + args.share - 1) / args.share;
+  const int64_t products = static_cast<int64_t>(xs.size()) * size, all = products + (sums ? rows : 0);
+  if (sums) *sums = at::empty({rows}, outs[0].options());
   at::Tensor parts;
   if (shares > 1 || (sums && dtype != at::kFloat)) {
     parts = at::empty({shares, all}, grad.options().dtype(at::kFloat));
-    args.c = parts.data_ptr(), args.c_share = all, args.wide = true;
-    if (sums) args.sums = parts.data_ptr<float>() + size;
+    float* const first = parts.data_ptr<float>();
+    for (size_t k = 0; k < xs.size(); ++k) args.of[k].c = first + k * size;
+    args.c_share = all, args.wide = true;
+    if (sums) args.sums = first + products;
   } else if (sums) {
     args.sums = sums->data_ptr<float>();
   }
   run(grad.scalar_type(), true, true, args, on_device);
-  if (!parts.defined()) return out;
+  if (!parts.defined()) return outs;
   ColumnSumsArgs adding;
-  adding.tensors = sums ? 2 : 1, adding.chunks = static_cast<int>(shares), adding.total = static_cast<int>(all);
-  adding.columns[0].width = static_cast<int>(size), adding.columns[0].out = out.data_ptr();
-  adding.columns[1].width = static_cast<int>(rows), adding.columns[1].first = static_cast<int>(size);
-  if (sums) adding.columns[1].out = sums->data_ptr();
-  adding.partial = parts.data_ptr();
+  adding.chunks = static_cast<int>(shares), adding.partial = parts.data_ptr();
+  const auto add = [&](const at::Tensor& out) {
+    Columns& columns = adding.columns[adding.tensors++];
+    columns.width = static_cast<int>(out.numel()), columns.first = adding.total, columns.out = out.data_ptr();
+    adding.total += columns.width;
+  };
+  for (const at::Tensor& out : outs) add(out);
+  if (sums) add(*sums);
   C10_CUDA_CHECK(add_chunks(storage_of(dtype), adding, on_device.stream()));
-  return out;
+  return outs;
 }
 
 }  // namespace edgeless::cuda::maps

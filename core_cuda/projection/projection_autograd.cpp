@@ -28,6 +28,13 @@ Tensor call_project_sum(at::TensorList xs, at::TensorList weights, const OptTens
   return kernels(xs, weights, bias, dtype);
 }
 
+std::vector<Tensor> call_project_sum_backward(const Tensor& grad, at::TensorList xs, at::TensorList weights,
+                                              c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
+                                              Optional<at::ScalarType> map_dtype) {
+  static const Kernels kernels("edgeless::project_sum_backward", call_project_sum_backward);
+  return kernels(grad, xs, weights, std::move(needs), x_dtype, map_dtype);
+}
+
 Tensor call_add_row(const Tensor& x, const Tensor& row) {
   static const Kernels kernels("edgeless::add_row", call_add_row);
   return kernels(x, row);
@@ -178,26 +185,38 @@ struct ProjectSum : torch::autograd::Function<ProjectSum> {
   static variable_list backward(AutogradContext* ctx, const variable_list& given) {
     const variable_list saved = ctx->get_saved_variables();
     const c10::List<int64_t> dtypes = ctx->saved_data["dtypes"].toIntList();
-    const auto dtype = [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); };
     const size_t count = saved.size() / 2;
+    const auto dtype = [&](size_t first) {  // the widest of the inputs, or of the weights
+      auto widest = static_cast<at::ScalarType>(dtypes.get(first));
+      for (size_t i = first; i < first + count; ++i) {
+        widest = at::promote_types(widest, static_cast<at::ScalarType>(dtypes.get(i)));
+      }
+      return widest;
+    };
     const bool has_bias = dtypes.size() > 2 * count;
-    variable_list grads(2 * count);
-    Tensor of_bias;
-    for (size_t k = 0; k < count; ++k) {
-      const bool with_bias = k == 0 && has_bias && ctx->needs_input_grad(2 * count);
-      const c10::List<bool> needs({ctx->needs_input_grad(k), ctx->needs_input_grad(count + k), with_bias});
-      const at::TensorList weight(saved[count + k]);
-      const variable_list found = at::GradMode::is_enabled() ? Project::differentiable(given, saved[k], weight)
-                                                             : call_project_backward(optional(given), saved[k], weight,
-                                                                                     needs, dtype(k), dtype(count + k));
-      if (needs[0]) grads[k] = found[0];
-      if (needs[1]) grads[count + k] = found[1];
-      if (with_bias) of_bias = found[2];
+    const at::TensorList xs(saved.data(), count), weights(saved.data() + count, count);
+    c10::List<bool> needs;
+    for (size_t i = 0; i < 2 * count; ++i) needs.push_back(ctx->needs_input_grad(i));
+    needs.push_back(has_bias && ctx->needs_input_grad(2 * count));
+    variable_list grads = at::GradMode::is_enabled()
+                              ? differentiable(given[0], xs, weights)
+                              : call_project_sum_backward(given[0], xs, weights, needs, dtype(0), dtype(count));
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!needs[i]) grads[i] = Tensor();
     }
-    if (has_bias) grads.push_back(of_bias);
+    if (!has_bias) grads.pop_back();
     cast_back(grads, dtypes);
     grads.emplace_back();  // of dtype
     if (!has_bias) grads.emplace_back();
+    return grads;
+  }
+
+  // To be differentiated once more.
+  static variable_list differentiable(const Tensor& grad, at::TensorList xs, at::TensorList weights) {
+    variable_list grads;
+    for (const Tensor& weight : weights) grads.push_back(at::matmul(grad, weight));
+    for (const Tensor& x : xs) grads.push_back(at::matmul(grad.t(), x));
+    grads.push_back(grad.sum(0));
     return grads;
   }
 };

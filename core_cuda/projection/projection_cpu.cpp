@@ -293,6 +293,23 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   return results;
 }
 
+std::vector<Tensor> project_sum_backward(const Tensor& grad, at::TensorList xs, at::TensorList weights,
+                                         c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
+                                         Optional<at::ScalarType> map_dtype) {
+  check_summand_gradients("edgeless::project_sum_backward", grad, xs, weights, needs.size());
+  const size_t maps = xs.size();
+  c10::List<OptTensor> grads;
+  grads.push_back(grad);
+  std::vector<Tensor> results(1 + 2 * maps);
+  for (size_t k = 0; k < maps; ++k) {
+    const c10::List<bool> of_map({needs[k], needs[maps + k], k == 0 && needs[2 * maps]});
+    const auto found = project_backward(grads, xs[k], weights[k], of_map, x_dtype, map_dtype);
+    results[k] = found[0], results[maps + k] = found[1];
+    if (k == 0) results[2 * maps] = found[2];
+  }
+  return results;
+}
+
 Tensor add_row(const Tensor& given, const Tensor& row) {
   const char* op = "edgeless::add_row";
   const BelowAutograd below;
@@ -375,6 +392,7 @@ TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("project", project);
   m.impl("project_backward", project_backward);
   m.impl("project_sum", project_sum);
+  m.impl("project_sum_backward", project_sum_backward);
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);

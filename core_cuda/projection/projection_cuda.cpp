@@ -135,6 +135,20 @@ std::vector<SideBySide> side_by_side(const std::vector<Tensor>& grads, bool copy
   return groups;
 }
 
+// What the products write for gradients wanted in a dtype: floats of 16-bit rows as well; others are copies.
+at::ScalarType written_dtype(const Tensor& x, at::ScalarType wanted) {
+  return wanted == at::kFloat && writes_floats(x) ? wanted : x.scalar_type();
+}
+
+// Gives gradients the dtypes that are wanted, and those that nobody asked for no numbers.
+template <class Wanted>
+void finish_gradients(std::vector<Tensor>& results, const Tensor& x, Wanted&& wanted) {
+  cast_each(results, [](auto& t, auto to) { return cast_all(t, to, false); }, wanted);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (!results[i].defined()) results[i] = at::empty({0}, x.options().dtype(wanted(i)));
+  }
+}
+
 std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
                                      c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
                                      Optional<at::ScalarType> map_dtype) {
@@ -144,11 +158,9 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   const size_t maps = weights.size();
   std::vector<Tensor> results(1 + 2 * maps), given, of, summed;
   std::vector<size_t> which, biases;
-  // The products write floats where these are wanted of 16-bit rows; other dtypes are copies.
   const auto rows_dtype = x.scalar_type();
-  const auto written = [&](at::ScalarType to) { return to == at::kFloat && writes_floats(x) ? to : rows_dtype; };
   const at::ScalarType wanted_x = x_dtype.value_or(rows_dtype), wanted_maps = map_dtype.value_or(rows_dtype);
-  const at::ScalarType to_maps = written(wanted_maps);
+  const at::ScalarType to_maps = written_dtype(x, wanted_maps);
   for (size_t k = 0; k < maps; ++k) {
     if (const OptTensor grad = grads.get(k)) {
       given.push_back(*grad), of.push_back(weights[k]), which.push_back(k);
@@ -159,7 +171,7 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   }
   const std::vector<SideBySide> groups = side_by_side(given, x.size(0) < kFewRows);
   // A second product that adds to floats reads and writes more than a copy at the end.
-  const at::ScalarType to_x = groups.size() > 1 ? rows_dtype : written(wanted_x);
+  const at::ScalarType to_x = groups.size() > 1 ? rows_dtype : written_dtype(x, wanted_x);
   for (const SideBySide& group : groups) {
     const size_t end = group.first + group.count;
     if (needs[0]) {
@@ -172,7 +184,7 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
       any_weight |= needs[1 + which[i]], any_bias |= needs[1 + maps + which[i]];
     }
     Tensor products, sums;
-    if (any_weight) products = weight_gradient(group.grad, x, to_maps, any_bias ? &sums : nullptr);
+    if (any_weight) products = weight_gradients(group.grad, x, 1, to_maps, any_bias ? &sums : nullptr)[0];
     int64_t row = 0;
     for (size_t i = group.first; i < end; ++i) {
       const auto part = [&](const Tensor& all) { return group.count > 1 ? all.narrow(0, row, of[i].size(0)) : all; };
@@ -189,11 +201,41 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   const std::vector<Tensor> sums = sums_of_columns(op, summed, to_maps);
   for (size_t i = 0; i < sums.size(); ++i) results[biases[i]] = sums[i];
   if (needs[0] && !results[0].defined()) results[0] = at::zeros(x.sizes(), x.options().dtype(to_x));
-  const auto wanted = [&](size_t i) { return i ? wanted_maps : wanted_x; };
-  cast_each(results, [](auto& t, auto to) { return cast_all(t, to, false); }, wanted);
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (!results[i].defined()) results[i] = at::empty({0}, x.options().dtype(wanted(i)));
+  finish_gradients(results, x, [&](size_t i) { return i ? wanted_maps : wanted_x; });
+  return results;
+}
+
+std::vector<Tensor> project_sum_backward(const Tensor& grad, at::TensorList xs, at::TensorList weights,
+                                         c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
+                                         Optional<at::ScalarType> map_dtype) {
+  const char* op = "edgeless::project_sum_backward";
+  const BelowAutograd below;
+  check_summand_gradients(op, grad, xs, weights, needs.size());
+  const size_t maps = xs.size();
+  const Tensor& x = xs[0];
+  const at::ScalarType wanted_x = x_dtype.value_or(x.scalar_type()), wanted_maps = map_dtype.value_or(x.scalar_type());
+  const at::ScalarType to_maps = written_dtype(x, wanted_maps);
+  std::vector<Tensor> results(1 + 2 * maps);
+  const auto needed = [&](at::TensorList all, size_t first) {
+    std::vector<Tensor> some;
+    for (size_t k = 0; k < maps; ++k) {
+      if (needs[first + k]) some.push_back(all[k]);
+    }
+    return some;
+  };
+  const auto take = [&](const std::vector<Tensor>& found, size_t first) {
+    for (size_t k = 0, next = 0; k < maps; ++k) {
+      if (needs[first + k]) results[first + k] = found[next++];
+    }
+  };
+  take(all_rows_back(grad, needed(weights, 0), written_dtype(x, wanted_x)), 0);
+  const std::vector<Tensor> mapped = needed(xs, maps);
+  Tensor sums;
+  if (!mapped.empty()) {
+    take(weight_gradients(grad, mapped, maps, to_maps, needs[2 * maps] ? &sums : nullptr), maps);
   }
+  if (needs[2 * maps]) results[2 * maps] = sums.defined() ? sums : sums_of_columns(op, {grad}, to_maps)[0];
+  finish_gradients(results, x, [&](size_t i) { return i < maps ? wanted_x : wanted_maps; });
   return results;
 }
 
@@ -348,6 +390,7 @@ TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("project", project);
   m.impl("project_backward", project_backward);
   m.impl("project_sum", project_sum);
+  m.impl("project_sum_backward", project_sum_backward);
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);

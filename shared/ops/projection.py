@@ -25,6 +25,13 @@ def _project_sum_fake(xs, weights, bias, dtype=None):
     return xs[0].new_empty((xs[0].size(0), weights[0].size(0)), dtype=dtype or xs[0].dtype)
 
 
+@register_fake("edgeless::project_sum_backward")
+def _project_sum_backward_fake(grad, xs, weights, needs, x_dtype=None, map_dtype=None):
+    dtypes = [x_dtype] * len(xs) + [map_dtype] * (len(weights) + 1)
+    like = [*xs, *weights, weights[0][:, 0]]
+    return [grad.new_empty(t.shape if need else (0,), dtype=dtype) for t, need, dtype in zip(like, needs, dtypes)]
+
+
 @register_fake("edgeless::add_row")
 def _add_row_fake(x, row):
     return x.new_empty((x.size(0), row.size(0)))

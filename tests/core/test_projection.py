@@ -154,6 +154,13 @@ def test_sum_of_maps_refuses_what_does_not_fit():
     ):
         with torch.no_grad(), pytest.raises(ValueError, match=message):
             ops.project_sum(xs, weights, bias)
+    for grad, needs, message in (
+        (torch.ones(5, 3), [True] * 5, "grad must have shape"),
+        (torch.ones(5, 4).double(), [True] * 5, "grad must be"),
+        (torch.ones(5, 4), [True] * 4, "there must be 5 needs, got 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.project_sum_backward(grad, [x, x], [torch.ones(4, 3)] * 2, needs)
 
 
 def test_opcheck():
@@ -164,6 +171,11 @@ def test_opcheck():
     torch.library.opcheck(ops.add_row.default, (rows(9, 12).detach().view(9, 3, 4).requires_grad_(), rows(1, 12)[0]))
     torch.library.opcheck(ops.project_sum.default, ([x, rows(9, 4)], [weights[0], rows(3, 4)], biases[0]))
     torch.library.opcheck(ops.project_sum.default, ([x], weights[:1], None, torch.float32))
+    both, grad = [t.detach() for t in (x, rows(9, 4))], torch.randn(9, 3, dtype=x.dtype)
+    square = [t.detach() for t in (weights[0], rows(3, 4))]
+    for needs in ([True] * 5, [False, True, True, False, False]):
+        torch.library.opcheck(ops.project_sum_backward.default, (grad, both, square, needs))
+    torch.library.opcheck(ops.project_sum_backward.default, (grad, both, square, [True] * 5, torch.float32, None))
     torch.library.opcheck(ops.add_row.default, (x, rows(1, 4)[0]))
     torch.library.opcheck(ops.column_sums.default, (x,))
     heads, vectors = rows(9, 12).detach().view(9, 3, 4).requires_grad_(), [rows(3, 4), rows(3, 4).detach()]

@@ -1,5 +1,4 @@
-// Merges the pieces of hubs: rows so long that several blocks walk them (common/partition.cuh). One block of threads
-// for each possible first cut of a row and each head; most find no hub and leave. Pieces are added in their order.
+// Merges the pieces of hubs: rows so long that several blocks walk them (common/partition.cuh), in their order.
 #include "../../common/partition.cuh"
 #include "../../common/vec.cuh"
 #include "kernels.h"
@@ -7,29 +6,11 @@
 namespace edgeless::cuda {
 namespace {
 
-constexpr int kThreads = 128;
-
-struct Hub {
-  int64_t row, pieces;  // pieces: cuts of the row plus one
-};
-
-// The hub whose first cut has this slot, if there is one (pieces > 0). Only the row that holds the slot's first edge
-// can have a cut there. Every warp finds it.
-template <class I>
-__device__ Hub find_hub(const CompressedGraph& graph, const Partition& part, int64_t slot) {
-  const I* indptr = static_cast<const I*>(graph.indptr);
-  const int64_t row = row_of_edge(indptr, graph.num_rows, slot * part.piece, threadIdx.x % 32);
-  const int64_t first = indptr[row], degree = indptr[row + 1] - first;
-  if (!is_hub(degree, part) || piece_slot(first + part.piece, part.piece) != slot) return {0, 0};
-  const int64_t cuts = last_cut(first + kRowUnits * row, degree, part);
-  return {row, cuts > 0 ? cuts + 1 : 0};
-}
-
-// Piece number `piece` of a hub whose first cut has slot `slot`.
+// Piece number `piece` of a hub.
 template <class A>
-__device__ const A* piece_at(const Args<A>& args, int64_t slot, int64_t piece, int head) {
+__device__ const A* piece_at(const Args<A>& args, const Hub& hub, int64_t piece, int head) {
   const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
-  const int64_t at = piece == 0 ? slot : slots + slot + piece - 1;
+  const int64_t at = piece == 0 ? hub.slot : slots + hub.slot + piece - 1;
   return args.carry + (at * args.heads + head) * args.carry_size;
 }
 
@@ -44,62 +25,63 @@ __device__ void store_element(const OutRows& out, int64_t row, int head, int k, 
 }
 
 template <class S, class I>
-__global__ void merge_softmax_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_softmax_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
-  const Hub hub = find_hub<I>(args.graph, args.part, blockIdx.x);
-  if (hub.pieces == 0) return;
   const int head = blockIdx.y, width = args.carry_size - 2;
-  A m = -INFINITY, l = 0;
-  for (int64_t p = 0; p < hub.pieces; ++p) m = max(m, piece_at(args, blockIdx.x, p, head)[width]);
-  for (int64_t p = 0; p < hub.pieces; ++p) {
-    const A* piece = piece_at(args, blockIdx.x, p, head);
-    l += piece[width + 1] * power_of_two(piece[width] - m);
-  }
-  if (args.given) l = 1;
-  for (int k = threadIdx.x; k < args.out.dim; k += kThreads) {
-    A sum = 0;
+  for_each_hub<I>(args.graph, args.part, [&](const Hub& hub) {
+    A m = -INFINITY, l = 0;
+    for (int64_t p = 0; p < hub.pieces; ++p) m = max(m, piece_at(args, hub, p, head)[width]);
     for (int64_t p = 0; p < hub.pieces; ++p) {
-      const A* piece = piece_at(args, blockIdx.x, p, head);
-      sum = fma(piece[k], power_of_two(piece[width] - m), sum);
+      const A* piece = piece_at(args, hub, p, head);
+      l += piece[width + 1] * power_of_two(piece[width] - m);
     }
-    store_element<S>(args.out, hub.row, head, k, sum / l);
-  }
-  if (threadIdx.x == 0 && args.logsumexp) {
-    args.logsumexp[hub.row * args.heads + head] = (m + log2(l)) * A(kLn2);
-  }
+    if (args.given) l = 1;
+    for (int k = threadIdx.x; k < args.out.dim; k += kMergeThreads) {
+      A sum = 0;
+      for (int64_t p = 0; p < hub.pieces; ++p) {
+        const A* piece = piece_at(args, hub, p, head);
+        sum = fma(piece[k], power_of_two(piece[width] - m), sum);
+      }
+      store_element<S>(args.out, hub.row, head, k, sum / l);
+    }
+    if (threadIdx.x == 0 && args.logsumexp) {
+      args.logsumexp[hub.row * args.heads + head] = (m + log2(l)) * A(kLn2);
+    }
+  });
 }
 
 // Two vectors a piece: `second` begins at element `split`.
 template <class S, class I>
-__global__ void merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> args, OutRows first, OutRows second,
-                                 int split) {
+__global__ void __launch_bounds__(kMergeThreads)
+    merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> args, OutRows first, OutRows second, int split) {
   using A = Arithmetic<S>;
-  const Hub hub = find_hub<I>(args.graph, args.part, blockIdx.x);
-  if (hub.pieces == 0) return;
   const int head = blockIdx.y;
-  for (int k = threadIdx.x; k < args.carry_size; k += kThreads) {
-    const bool in_second = k >= split;
-    const OutRows& out = in_second ? second : first;
-    const int at = in_second ? k - split : k;
-    if (!out.base || at >= out.dim) continue;
-    A sum = 0;
+  for_each_hub<I>(args.graph, args.part, [&](const Hub& hub) {
+    for (int k = threadIdx.x; k < args.carry_size; k += kMergeThreads) {
+      const bool in_second = k >= split;
+      const OutRows& out = in_second ? second : first;
+      const int at = in_second ? k - split : k;
+      if (!out.base || at >= out.dim) continue;
+      A sum = 0;
 #pragma unroll 4
-    for (int64_t p = 0; p < hub.pieces; ++p) sum += piece_at(args, blockIdx.x, p, head)[k];
-    store_element<S>(out, hub.row, head, at, sum);
-  }
+      for (int64_t p = 0; p < hub.pieces; ++p) sum += piece_at(args, hub, p, head)[k];
+      store_element<S>(out, hub.row, head, at, sum);
+    }
+  });
 }
 
 template <class S, class I>
 cudaError_t merge(const Problem& problem, const Plan& plan, const Args<Arithmetic<S>>& args, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(plan.slots), static_cast<unsigned>(args.heads));
+  const dim3 grid(merge_blocks(plan.slots), static_cast<unsigned>(args.heads));
   if (problem.pass == Pass::forward) {
-    merge_softmax_kernel<S, I><<<grid, kThreads, 0, stream>>>(args);
+    merge_softmax_kernel<S, I><<<grid, kMergeThreads, 0, stream>>>(args);
   } else {
     const int lanes = kVec<S>;
     const int split = problem.score == Score::gat ? 1 : args.key_vectors * lanes;
     const OutRows first = problem.pass == Pass::by_dst ? args.grad_dst : args.grad_src;
     const OutRows second = problem.pass == Pass::by_dst ? OutRows{} : args.grad_value;
-    merge_sum_kernel<S, I><<<grid, kThreads, 0, stream>>>(args, first, second, split);
+    merge_sum_kernel<S, I><<<grid, kMergeThreads, 0, stream>>>(args, first, second, split);
   }
   return cudaGetLastError();
 }

@@ -72,19 +72,27 @@ struct CastArgs {
 
 cudaError_t run_cast(Storage to, const CastArgs& args, cudaStream_t stream);
 
+constexpr int kMostProducts = 2;  // of a launch, with one a
+
 // c [rows, columns] = a b^T + bias, or c += a b^T; a is [rows, depth] and b [columns, depth], or, stored across,
 // [depth, rows] and [depth, columns]. All rows begin on 16 bytes, numbers of a row lie side by side, and rows are made
 // of whole vectors of 16 bytes, those of c too. From devices of compute capability 8.0 on.
 struct ProductArgs {
-  const void *a = nullptr, *b = nullptr, *bias = nullptr;
-  void* c = nullptr;
-  int64_t a_row = 0, b_row = 0, c_row = 0;  // numbers from row to row
+  struct Side {
+    const void* b = nullptr;
+    void* c = nullptr;
+    int64_t b_row = 0, c_row = 0;
+  };
+  const void *a = nullptr, *bias = nullptr;
+  int64_t a_row = 0;  // numbers from row to row, as above
+  int products = 0;
+  Side of[kMostProducts];  // b and c of each
   int64_t rows = 0, depth = 0;
   int columns = 0;
   bool add = false;
   bool wide = false;               // c holds floats, whatever the others do
   int64_t share = 0, c_share = 0;  // depth that a block walks; of the next share, c is c_share numbers further
-  float* sums = nullptr;           // [rows]: the sums of a's rows, where both are stored across; shares as of c
+  float* sums = nullptr;           // [rows]: the sums of a's rows, where a is stored across; shares as of c
 };
 
 // Of 16-bit numbers, and of floats. Not of a alone stored across.

@@ -76,14 +76,15 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
   __shared__ alignas(16) typename B::Tile tiles_b[kTileStages];
   const TilePlace place(args);
   A a(args.a, args.a_row, place.first_row, args.rows, place.begin, place.end);
-  B b(args.b, args.b_row, place.first_column, args.columns, place.begin, place.end);
+  const ProductArgs::Side& side = args.of[blockIdx.z];
+  B b(side.b, side.b_row, place.first_column, args.columns, place.begin, place.end);
   const auto load = [&](int stage) {
     a.load(tiles_a[stage]);
     b.load(tiles_b[stage]);
   };
 
   float sum[kDown][kSide][4] = {};
-  const bool sums = kAcrossA && args.sums && place.first_column == 0 && threadIdx.x < kTileRows;
+  const bool sums = kAcrossA && args.sums && place.makes_sums();
   float row_sum = 0;
   walk_depth(place.steps(), load, [&](int stage) {
     const uint16_t *tile_a = tiles_a[stage], *tile_b = tiles_b[stage];
@@ -115,11 +116,11 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
   const S* bias = static_cast<const S*>(args.bias);
   for_each_pair(args, place, sum, [&](int64_t row, int column, float x, float y) {
     if (bias) x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);
-    const int64_t at = blockIdx.y * args.c_share + row * args.c_row + column;
+    const int64_t at = blockIdx.y * args.c_share + row * side.c_row + column;
     if (args.wide) {
-      store_pair(args, static_cast<float*>(args.c) + at, x, y);
+      store_pair(args, static_cast<float*>(side.c) + at, x, y);
     } else {
-      store_pair(args, static_cast<S*>(args.c) + at, x, y);
+      store_pair(args, static_cast<S*>(side.c) + at, x, y);
     }
   });
 }

@@ -52,11 +52,12 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 template <bool kAcrossA, bool kAcrossB>
 __device__ __noinline__ float in_floats(const ProductArgs& args, int64_t row, int64_t column, int64_t begin,
                                         int64_t end) {
-  const float *a = static_cast<const float*>(args.a), *b = static_cast<const float*>(args.b);
+  const ProductArgs::Side& side = args.of[blockIdx.z];
+  const float *a = static_cast<const float*>(args.a), *b = static_cast<const float*>(side.b);
   float x = 0;
   for (int64_t k = begin; k < end; ++k) {
     x = fmaf(a[kAcrossA ? k * args.a_row + row : row * args.a_row + k],
-             b[kAcrossB ? k * args.b_row + column : column * args.b_row + k], x);
+             b[kAcrossB ? k * side.b_row + column : column * side.b_row + k], x);
   }
   return x;
 }
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
   using B = Operand<kTileColumns, kAcrossB>;
   const TilePlace place(args);
   A a(args.a, args.a_row, place.first_row, args.rows, place.begin, place.end);
-  B b(args.b, args.b_row, place.first_column, args.columns, place.begin, place.end);
+  B b(args.of[blockIdx.z].b, args.of[blockIdx.z].b_row, place.first_column, args.columns, place.begin, place.end);
   const float* bias = static_cast<const float*>(args.bias);
   const auto stage_a = [&](int stage) { return shared + stage * (kStageA + kStageB); };
   const auto stage_b = [&](int stage) { return stage_a(stage) + kStageA; };
@@ -80,7 +81,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
   };
 
   float sum[kDown][kSide][4] = {}, part[kDown][kSide][4];
-  const bool sums = kAcrossA && args.sums && place.first_column == 0 && threadIdx.x < kTileRows;
+  const bool sums = kAcrossA && args.sums && place.makes_sums();
   float row_sum = 0;
   walk_depth(place.steps(), load, [&](int stage) {
     const float *tile_a = stage_a(stage), *tile_b = stage_b(stage);
@@ -135,12 +136,13 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
   if (sums && place.first_row + threadIdx.x < args.rows) {
     args.sums[blockIdx.y * args.c_share + place.first_row + threadIdx.x] = row_sum;
   }
-  float* c = static_cast<float*>(args.c) + blockIdx.y * args.c_share;
+  float* c = static_cast<float*>(args.of[blockIdx.z].c) + blockIdx.y * args.c_share;
+  const int64_t c_row = args.of[blockIdx.z].c_row;
   for_each_pair(args, place, sum, [&](int64_t row, int column, float x, float y) {
     if (!isfinite(x)) x = in_floats<kAcrossA, kAcrossB>(args, row, column, place.begin, place.end);
     if (!isfinite(y)) y = in_floats<kAcrossA, kAcrossB>(args, row, column + 1, place.begin, place.end);
     if (bias) x += bias[column], y += bias[column + 1];
-    float2* to = reinterpret_cast<float2*>(c + row * args.c_row + column);
+    float2* to = reinterpret_cast<float2*>(c + row * c_row + column);
     if (args.add) x += to->x, y += to->y;
     *to = make_float2(x, y);
   });

@@ -97,6 +97,11 @@ struct TilePlace {
     down = warp / 2 * 32, side = warp % 2 * 32, group = lane / 4, in_group = lane % 4;
   }
 
+  // Whether the thread sums a row of a: one block of those that share a does.
+  __device__ __forceinline__ bool makes_sums() const {
+    return first_column == 0 && blockIdx.z == 0 && threadIdx.x < kTileRows;
+  }
+
   __device__ __forceinline__ int steps() const { return static_cast<int>((end - begin + kTileDepth - 1) / kTileDepth); }
 };
 
@@ -119,11 +124,11 @@ __device__ __forceinline__ void for_each_pair(const ProductArgs& args, const Til
   }
 }
 
-// Blocks of a product, and parts of its depth.
+// Blocks of a product, parts of its depth, products.
 inline dim3 product_grid(const ProductArgs& args) {
   const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows * ((args.columns + kTileColumns - 1) / kTileColumns);
   const int64_t shares = (args.depth + args.share - 1) / args.share;
-  return {static_cast<unsigned>(blocks), static_cast<unsigned>(shares)};
+  return {static_cast<unsigned>(blocks), static_cast<unsigned>(shares), static_cast<unsigned>(args.products)};
 }
 
 }  // namespace edgeless::cuda::maps

@@ -195,10 +195,7 @@ template <class S, class I, bool kShares, bool kMax>
 cudaError_t launch_reduce(const ReduceArgs& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
   reduce_kernel<S, I, kShares, kMax><<<grid, kFoldThreads, 0, stream>>>(args);
-  if (args.plan.hubs) {
-    const unsigned slots = static_cast<unsigned>(args.plan.slots);
-    merge_fold_kernel<BestFold<S, I, kShares, kMax>, I><<<slots, kFoldThreads, 0, stream>>>(args);
-  }
+  merge_fold<BestFold<S, I, kShares, kMax>, I>(args, stream);
   return cudaGetLastError();
 }
 

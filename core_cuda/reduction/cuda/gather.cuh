@@ -152,10 +152,7 @@ template <class S, class Arg, bool kShares>
 cudaError_t launch_give(const GatherArgs& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
   give_kernel<S, Arg, kShares><<<grid, kFoldThreads, 0, stream>>>(args);
-  if (args.plan.hubs) {
-    const unsigned slots = static_cast<unsigned>(args.plan.slots);
-    merge_fold_kernel<GiveFold<S, Arg, kShares, 4>, int32_t><<<slots, kFoldThreads, 0, stream>>>(args);
-  }
+  merge_fold<GiveFold<S, Arg, kShares, 4>, int32_t>(args, stream);
   return cudaGetLastError();
 }
 

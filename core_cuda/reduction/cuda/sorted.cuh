@@ -382,10 +382,7 @@ cudaError_t launch_sorted(const SortArgs& args, cudaStream_t stream) {
   const bool many = args.graph.num_edges <= 2 * kSortPer * args.csr.num_rows;
   const auto take = many ? take_kernel<S, kLanes, 2> : take_kernel<S, kLanes, 1>;
   take<<<static_cast<unsigned>(args.plan.part.num_ranges), kFoldThreads, 0, stream>>>(args);
-  if (args.plan.hubs) {
-    const unsigned slots = static_cast<unsigned>(args.plan.slots);
-    merge_fold_kernel<TakenSums<S, kLanes>, int32_t><<<slots, kFoldThreads, 0, stream>>>(args);
-  }
+  merge_fold<TakenSums<S, kLanes>, int32_t>(args, stream);
   return cudaGetLastError();
 }
 

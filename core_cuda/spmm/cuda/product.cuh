@@ -148,10 +148,7 @@ template <class S, class I, int kWords, Weighing kWeighing, int kBatch = 4>
 cudaError_t launch_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
   spmm_kernel<S, I, kWords, kWeighing, kBatch><<<grid, kFoldThreads, 0, stream>>>(args);
-  if (args.plan.hubs) {
-    const unsigned slots = static_cast<unsigned>(args.plan.slots);
-    merge_fold_kernel<SumFold<S, I, kWords, kWeighing, 4>, I><<<slots, kFoldThreads, 0, stream>>>(args);
-  }
+  merge_fold<SumFold<S, I, kWords, kWeighing, 4>, I>(args, stream);
   return cudaGetLastError();
 }
 
