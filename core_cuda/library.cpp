@@ -78,7 +78,7 @@ TORCH_LIBRARY(edgeless, m) {
   // x [N, F] or [N, H, C] + row [F] or [H C], as [N, F]; the sum over the rows of x, [F]
   m.def("add_row(Tensor x, Tensor row) -> Tensor");
   m.def("column_sums(Tensor x) -> Tensor");
-  // Dot products of every head of x [N, H, C] with vectors [H, C]: [N, H] each. needs: x, every vector.
+  // Dot products of every head of x [N, H, C] with vectors [H, C] or [1, H, C]: [N, H] each. needs: x, every vector.
   m.def("node_logits(Tensor x, Tensor[] vectors) -> Tensor[]");
   m.def("node_logits_backward(Tensor?[] grads, Tensor x, Tensor[] vectors, bool[] needs) -> Tensor[]");
   // Contiguous copies in another dtype; side_by_side: as parts of one tensor, which on CUDA follow each other without a

@@ -122,8 +122,7 @@ def node_logits(x: Tensor, *vectors: Tensor) -> Optional[list[Tensor]]:
         return None
     if dtype != x.dtype and (dtype != torch.float32 or x.dtype == torch.float64):
         return None
-    # Not a[0]: the gradient of a selection is a tensor of zeros and a copy.
-    return torch.ops.edgeless.node_logits(x, [a.squeeze(0) for a in vectors])
+    return torch.ops.edgeless.node_logits(x, vectors)
 
 
 def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:

@@ -216,6 +216,15 @@ inline at::Tensor check_row(const char* op, const at::Tensor& given, const at::T
   return x;
 }
 
+// Vectors of every head, [H, C], which layers keep as [1, H, C].
+inline std::vector<at::Tensor> vectors_of_heads(at::TensorList given) {
+  std::vector<at::Tensor> vectors;
+  for (const at::Tensor& vector : given) {
+    vectors.push_back(vector.dim() == 3 && vector.size(0) == 1 ? vector.squeeze(0) : vector);
+  }
+  return vectors;
+}
+
 // Vectors and logits are of the rows' dtype or of the arithmetic's; the logits of the wider one.
 inline at::ScalarType check_node_logits(const char* op, const at::Tensor& x, at::TensorList vectors) {
   check_dim(op, "x", x, 3, "[N, H, C]");

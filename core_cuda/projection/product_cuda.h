@@ -61,30 +61,38 @@ inline void run(at::ScalarType dtype, bool across_a, bool across_b, const Produc
                                   : run_product(across_a, across_b, args, on_device.stream()));
 }
 
-// x weight^T + bias
-inline at::Tensor map_rows(const at::Tensor& x, const at::Tensor& weight, const Optional<at::Tensor>& bias) {
-  if (!takes(x, weight, x.size(0), weight.size(0), x.size(1))) {
-    return bias ? at::addmm(*bias, x, weight.t()) : at::mm(x, weight.t());
-  }
+// The sum of all x weight^T, + bias.
+inline at::Tensor map_rows(at::TensorList xs, at::TensorList weights, const Optional<at::Tensor>& bias) {
+  const at::Tensor& x = xs[0];
+  const at::Tensor& weight = weights[0];
+  const auto taken = [&](size_t k) { return takes(xs[k], weights[k], x.size(0), weight.size(0), xs[k].size(1)); };
   const OnDevice on_device(x.device());
-  const at::Tensor out = at::empty({x.size(0), weight.size(0)}, x.options());
-  ProductArgs args = product_args(x, weight, out, x.size(1));
-  const at::Tensor row = bias ? bias->contiguous() : at::Tensor();
-  if (bias) args.bias = row.const_data_ptr();
-  run(x.scalar_type(), false, false, args, on_device);
+  at::Tensor out;
+  size_t done = 1;
+  if (taken(0)) {
+    out = at::empty({x.size(0), weight.size(0)}, x.options());
+    ProductArgs args = product_args(x, weight, out, x.size(1));
+    const at::Tensor row = bias ? bias->contiguous() : at::Tensor();
+    if (bias) args.bias = row.const_data_ptr();
+    if (xs.size() > 1 && taken(1)) {
+      args.more = {xs[1].const_data_ptr(), weights[1].const_data_ptr(), xs[1].stride(0), weights[1].stride(0),
+                   xs[1].size(1)};
+      done = 2;
+    }
+    run(x.scalar_type(), false, false, args, on_device);
+  } else {
+    out = bias ? at::addmm(*bias, x, weight.t()) : at::mm(x, weight.t());
+  }
+  for (size_t k = done; k < xs.size(); ++k) {
+    if (fits(out) && taken(k)) {
+      ProductArgs args = product_args(xs[k], weights[k], out, xs[k].size(1));
+      args.add = true;
+      run(x.scalar_type(), false, false, args, on_device);
+    } else {
+      out.addmm_(xs[k], weights[k].t());
+    }
+  }
   return out;
-}
-
-// to += x weight^T
-inline void add_mapped_rows(at::Tensor& to, const at::Tensor& x, const at::Tensor& weight) {
-  if (!fits(to) || !takes(x, weight, x.size(0), weight.size(0), x.size(1))) {
-    to.addmm_(x, weight.t());
-    return;
-  }
-  const OnDevice on_device(x.device());
-  ProductArgs args = product_args(x, weight, to, x.size(1));
-  args.add = true;
-  run(x.scalar_type(), false, false, args, on_device);
 }
 
 // The libraries' product of 16-bit numbers that writes floats; none where torch is older than it.

@@ -320,7 +320,7 @@ struct NodeLogits : torch::autograd::Function<NodeLogits> {
       }
       const Tensor grad = given[k].unsqueeze(-1);
       grads[0] = grads[0] + (grad * vectors[k]).to(x.scalar_type());
-      grads.push_back((grad * x).sum(0).to(vectors[k].scalar_type()));
+      grads.push_back((grad * x).sum(0, vectors[k].dim() == 3).to(vectors[k].scalar_type()));
     }
     return grads;
   }

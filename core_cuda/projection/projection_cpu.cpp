@@ -346,8 +346,9 @@ std::vector<Tensor> in_dtype(at::TensorList tensors, at::ScalarType dtype) {
   return cast;
 }
 
-std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
+std::vector<Tensor> node_logits(const Tensor& x, at::TensorList given_vectors) {
   const BelowAutograd below;
+  const std::vector<Tensor> vectors = vectors_of_heads(given_vectors);
   const auto dtype = check_node_logits("edgeless::node_logits", x, vectors);
   const Tensor all = at::mm(x.flatten(1).to(dtype), block_diagonal(in_dtype(vectors, dtype)).t());
   std::vector<Tensor> logits;
@@ -355,16 +356,17 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
   return logits;
 }
 
-std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList vectors,
-                                         c10::List<bool> needs) {
+std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x,
+                                         at::TensorList given_vectors, c10::List<bool> needs) {
   const BelowAutograd below;
+  const std::vector<Tensor> vectors = vectors_of_heads(given_vectors);
   check_node_logit_gradients("edgeless::node_logits_backward", grads, x, vectors, needs.size());
   const auto dtype = at::promote_types(x.scalar_type(), vectors[0].scalar_type());
   const int64_t heads = x.size(1), channels = x.size(2);
   std::vector<Tensor> results, given, of;
   std::vector<size_t> which;
   for (size_t i = 0; i <= vectors.size(); ++i) {
-    const Tensor& like = i ? vectors[i - 1] : x;
+    const Tensor& like = i ? given_vectors[i - 1] : x;
     results.push_back(needs[i] ? at::zeros(like.sizes(), like.options()) : at::empty({0}, like.options()));
   }
   bool any = false;

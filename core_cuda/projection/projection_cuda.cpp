@@ -67,9 +67,7 @@ Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& b
   const BelowAutograd below;
   const Summands maps(xs, weights, bias, dtype, [](auto& t, auto to) { return cast_all(t, to, true); });
   check_summands("edgeless::project_sum", maps.xs, maps.weights, maps.bias);
-  Tensor out = map_rows(maps.xs[0], maps.weights[0], maps.bias);
-  for (size_t k = 1; k < xs.size(); ++k) add_mapped_rows(out, maps.xs[k], maps.weights[k]);
-  return out;
+  return map_rows(maps.xs, maps.weights, maps.bias);
 }
 
 // sums[t][c] = sum over the rows of matrices[t][:, c]; in `dtype`, which is the matrices' or that of their arithmetic
@@ -312,9 +310,10 @@ Tensor aligned_vector(const Tensor& vector, at::ScalarType dtype) {
 
 Tensor packed_heads(const Tensor& x) { return x.stride(2) == 1 || x.size(2) == 1 ? x : x.contiguous(); }
 
-std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
+std::vector<Tensor> node_logits(const Tensor& x, at::TensorList given_vectors) {
   const char* op = "edgeless::node_logits";
   const BelowAutograd below;
+  const std::vector<Tensor> vectors = vectors_of_heads(given_vectors);
   const auto dtype = check_node_logits(op, x, vectors), arithmetic = statistics_dtype(x.scalar_type());
   const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
@@ -334,10 +333,11 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList vectors) {
   return logits;
 }
 
-std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList vectors,
-                                         c10::List<bool> needs) {
+std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x,
+                                         at::TensorList given_vectors, c10::List<bool> needs) {
   const char* op = "edgeless::node_logits_backward";
   const BelowAutograd below;
+  const std::vector<Tensor> vectors = vectors_of_heads(given_vectors);
   check_node_logit_gradients(op, grads, x, vectors, needs.size());
   const auto arithmetic = statistics_dtype(x.scalar_type());
   const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
@@ -345,7 +345,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
   const Tensor rows = packed_heads(x);
   std::vector<Tensor> results;
   for (size_t i = 0; i <= vectors.size(); ++i) {
-    const Tensor& like = i ? vectors[i - 1] : x;
+    const Tensor& like = i ? given_vectors[i - 1] : x;
     results.push_back(needs[i] ? at::empty(like.sizes(), like.options()) : at::empty({0}, like.options()));
   }
   for (size_t first = 0; first < vectors.size(); first += kMostVectors) {

@@ -60,6 +60,9 @@ def test_opcheck():
     x, a, b = inputs(6, 2, 4, 2)
     torch.library.opcheck(torch.ops.edgeless.node_logits, (x, [a[0], b[0]]))
     torch.library.opcheck(torch.ops.edgeless.node_logits, (x.detach(), [a[0].detach()]))
+    torch.library.opcheck(torch.ops.edgeless.node_logits, (x, [a, b]))
+    args = [torch.randn(6, 2, dtype=x.dtype), None], x.detach(), [a.detach(), b.detach()], [True] * 3
+    torch.library.opcheck(torch.ops.edgeless.node_logits_backward, args)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

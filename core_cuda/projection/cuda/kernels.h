@@ -89,6 +89,11 @@ struct ProductArgs {
   Side of[kMostProducts];  // b and c of each
   int64_t rows = 0, depth = 0;
   int columns = 0;
+  // A second pair of the same rows and columns, none of them stored across, whose product is added.
+  struct Pair {
+    const void *a = nullptr, *b = nullptr;
+    int64_t a_row = 0, b_row = 0, depth = 0;
+  } more;
   bool add = false;
   bool wide = false;               // c holds floats, whatever the others do
   int64_t share = 0, c_share = 0;  // depth that a block walks; of the next share, c is c_share numbers further

@@ -68,25 +68,21 @@ __device__ __forceinline__ void store_pair(const ProductArgs& args, T* to, float
 }
 
 // C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
-template <class S, bool kAcrossA, bool kAcrossB>
+template <class S, bool kAcrossA, bool kAcrossB, bool kTwo>
 __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(const __grid_constant__ ProductArgs args) {
   using A = Operand<kTileRows, kAcrossA>;
   using B = Operand<kTileColumns, kAcrossB>;
   __shared__ alignas(16) typename A::Tile tiles_a[kTileStages];
   __shared__ alignas(16) typename B::Tile tiles_b[kTileStages];
   const TilePlace place(args);
-  A a(args.a, args.a_row, place.first_row, args.rows, place.begin, place.end);
   const ProductArgs::Side& side = args.of[blockIdx.z];
-  B b(side.b, side.b_row, place.first_column, args.columns, place.begin, place.end);
-  const auto load = [&](int stage) {
-    a.load(tiles_a[stage]);
-    b.load(tiles_b[stage]);
-  };
+  Operands<A, B, kTwo> operands(args, place);
+  const auto load = [&](int stage) { operands.load(tiles_a[stage], tiles_b[stage]); };
 
   float sum[kDown][kSide][4] = {};
   const bool sums = kAcrossA && args.sums && place.makes_sums();
   float row_sum = 0;
-  walk_depth(place.steps(), load, [&](int stage) {
+  walk_depth(operands.steps(), load, [&](int stage) {
     const uint16_t *tile_a = tiles_a[stage], *tile_b = tiles_b[stage];
     if (sums) {
       const S* column = reinterpret_cast<const S*>(tile_a) + threadIdx.x;
@@ -125,15 +121,16 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
   });
 }
 
-template <class S, bool kAcrossA, bool kAcrossB>
+template <class S, bool kAcrossA, bool kAcrossB, bool kTwo = false>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
-  narrow_product_kernel<S, kAcrossA, kAcrossB><<<product_grid(args), kProductThreads, 0, stream>>>(args);
+  narrow_product_kernel<S, kAcrossA, kAcrossB, kTwo><<<product_grid(args), kProductThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
 template <class S>
 cudaError_t launch(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream) {
   if (across_a) return across_b ? launch<S, true, true>(args, stream) : cudaErrorInvalidValue;
+  if (args.more.a) return across_b ? cudaErrorInvalidValue : launch<S, false, false, true>(args, stream);
   return across_b ? launch<S, false, true>(args, stream) : launch<S, false, false>(args, stream);
 }
 

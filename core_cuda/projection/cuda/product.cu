@@ -50,40 +50,35 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 
 // An infinity leaves no number behind when it is split: a result that is none is made once more, like this.
 template <bool kAcrossA, bool kAcrossB>
-__device__ __noinline__ float in_floats(const ProductArgs& args, int64_t row, int64_t column, int64_t begin,
+__device__ __noinline__ float in_floats(const ProductArgs::Pair& pair, int64_t row, int64_t column, int64_t begin,
                                         int64_t end) {
-  const ProductArgs::Side& side = args.of[blockIdx.z];
-  const float *a = static_cast<const float*>(args.a), *b = static_cast<const float*>(side.b);
+  const float *a = static_cast<const float*>(pair.a), *b = static_cast<const float*>(pair.b);
   float x = 0;
   for (int64_t k = begin; k < end; ++k) {
-    x = fmaf(a[kAcrossA ? k * args.a_row + row : row * args.a_row + k],
-             b[kAcrossB ? k * side.b_row + column : column * side.b_row + k], x);
+    x = fmaf(a[kAcrossA ? k * pair.a_row + row : row * pair.a_row + k],
+             b[kAcrossB ? k * pair.b_row + column : column * pair.b_row + k], x);
   }
   return x;
 }
 
 // C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
-template <bool kAcrossA, bool kAcrossB>
+template <bool kAcrossA, bool kAcrossB, bool kTwo>
 __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __grid_constant__ ProductArgs args) {
   extern __shared__ float4 memory[];
   float* shared = reinterpret_cast<float*>(memory);
   using A = Operand<kTileRows, kAcrossA>;
   using B = Operand<kTileColumns, kAcrossB>;
   const TilePlace place(args);
-  A a(args.a, args.a_row, place.first_row, args.rows, place.begin, place.end);
-  B b(args.of[blockIdx.z].b, args.of[blockIdx.z].b_row, place.first_column, args.columns, place.begin, place.end);
+  Operands<A, B, kTwo> operands(args, place);
   const float* bias = static_cast<const float*>(args.bias);
   const auto stage_a = [&](int stage) { return shared + stage * (kStageA + kStageB); };
   const auto stage_b = [&](int stage) { return stage_a(stage) + kStageA; };
-  const auto load = [&](int stage) {
-    a.load(stage_a(stage));
-    b.load(stage_b(stage));
-  };
+  const auto load = [&](int stage) { operands.load(stage_a(stage), stage_b(stage)); };
 
   float sum[kDown][kSide][4] = {}, part[kDown][kSide][4];
   const bool sums = kAcrossA && args.sums && place.makes_sums();
   float row_sum = 0;
-  walk_depth(place.steps(), load, [&](int stage) {
+  walk_depth(operands.steps(), load, [&](int stage) {
     const float *tile_a = stage_a(stage), *tile_b = stage_b(stage);
     if (sums) {
 #pragma unroll 8
@@ -138,9 +133,14 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
   }
   float* c = static_cast<float*>(args.of[blockIdx.z].c) + blockIdx.y * args.c_share;
   const int64_t c_row = args.of[blockIdx.z].c_row;
+  const auto again = [&](int64_t row, int column) {
+    const ProductArgs::Pair pair{args.a, args.of[blockIdx.z].b, args.a_row, args.of[blockIdx.z].b_row, args.depth};
+    const float x = in_floats<kAcrossA, kAcrossB>(pair, row, column, place.begin, place.end);
+    return kTwo ? x + in_floats<kAcrossA, kAcrossB>(args.more, row, column, 0, args.more.depth) : x;
+  };
   for_each_pair(args, place, sum, [&](int64_t row, int column, float x, float y) {
-    if (!isfinite(x)) x = in_floats<kAcrossA, kAcrossB>(args, row, column, place.begin, place.end);
-    if (!isfinite(y)) y = in_floats<kAcrossA, kAcrossB>(args, row, column + 1, place.begin, place.end);
+    if (!isfinite(x)) x = again(row, column);
+    if (!isfinite(y)) y = again(row, column + 1);
     if (bias) x += bias[column], y += bias[column + 1];
     float2* to = reinterpret_cast<float2*>(c + row * c_row + column);
     if (args.add) x += to->x, y += to->y;
@@ -148,9 +148,9 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
   });
 }
 
-template <bool kAcrossA, bool kAcrossB>
+template <bool kAcrossA, bool kAcrossB, bool kTwo = false>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
-  const auto kernel = product_kernel<kAcrossA, kAcrossB>;
+  const auto kernel = product_kernel<kAcrossA, kAcrossB, kTwo>;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
   kernel<<<product_grid(args), kProductThreads, kSharedBytes, stream>>>(args);
@@ -169,6 +169,7 @@ int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multipro
 
 cudaError_t run_product(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream) {
   if (across_a) return across_b ? launch<true, true>(args, stream) : cudaErrorInvalidValue;
+  if (args.more.a) return across_b ? cudaErrorInvalidValue : launch<false, false, true>(args, stream);
   return across_b ? launch<false, true>(args, stream) : launch<false, false>(args, stream);
 }
 

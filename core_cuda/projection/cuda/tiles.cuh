@@ -82,6 +82,10 @@ __device__ __forceinline__ void walk_depth(int steps, Load&& load, Use&& use) {
   }
 }
 
+inline __host__ __device__ int tile_steps(int64_t depth) {
+  return static_cast<int>((depth + kTileDepth - 1) / kTileDepth);
+}
+
 // What a block makes, and a thread's place in what its warp makes: mma (i, j) has its rows down + 16 i + group, and
 // those eight further, and its columns side + 8 j + 2 in_group, and those one further.
 struct TilePlace {
@@ -102,7 +106,36 @@ struct TilePlace {
     return first_column == 0 && blockIdx.z == 0 && threadIdx.x < kTileRows;
   }
 
-  __device__ __forceinline__ int steps() const { return static_cast<int>((end - begin + kTileDepth - 1) / kTileDepth); }
+  __device__ __forceinline__ int steps() const { return tile_steps(end - begin); }
+};
+
+// The two operands of a block, one after the other of each pair with kTwo.
+template <class A, class B, bool kTwo>
+struct Operands {
+  const ProductArgs& args;
+  const TilePlace& place;
+  A a;
+  B b;
+  int left;  // tiles of the first pair
+
+  __device__ __forceinline__ Operands(const ProductArgs& args, const TilePlace& place)
+      : args(args),
+        place(place),
+        a(args.a, args.a_row, place.first_row, args.rows, place.begin, place.end),
+        b(args.of[blockIdx.z].b, args.of[blockIdx.z].b_row, place.first_column, args.columns, place.begin, place.end),
+        left(place.steps()) {}
+
+  __device__ __forceinline__ int steps() const { return place.steps() + (kTwo ? tile_steps(args.more.depth) : 0); }
+
+  template <class T>
+  __device__ __forceinline__ void load(T* tile_a, T* tile_b) {
+    if (kTwo && left-- == 0) {
+      a = A(args.more.a, args.more.a_row, place.first_row, args.rows, 0, args.more.depth);
+      b = B(args.more.b, args.more.b_row, place.first_column, args.columns, 0, args.more.depth);
+    }
+    a.load(tile_a);
+    b.load(tile_b);
+  }
 };
 
 // use(row, column, x, y) for every pair of numbers side by side that a thread has of C; `sum` is indexed by mma.
