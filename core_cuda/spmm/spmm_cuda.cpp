@@ -32,21 +32,24 @@ bool joins_heads(const Tensor& x, const OptTensor& weight) {
   return same && (x.size(1) == 1 || x.stride(1) == x.size(2) * x.stride(2));
 }
 
-Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype) {
+Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+            at::TensorList csr, at::TensorList /*csc*/, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::spmm";
-  if (x.dim() == 2) return spmm(x.unsqueeze(1), weight, src_scale, dst_scale, csr, csc, out_dtype).squeeze(1);
+  const Tensor x = given.dim() == 2 ? given.unsqueeze(1) : given;
   check_spmm(op, x, weight, src_scale, dst_scale, csr);
   const auto statistics = statistics_dtype(x.scalar_type());
   const auto kind = out_dtype.value_or(x.scalar_type());
   TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
                     statistics, ", got ", kind);
   const OnDevice on_device(x.device());
-  Tensor out = at::empty({csr[0].size(0) - 1, x.size(1), x.size(2)}, x.options().dtype(kind));
+  at::DimVector sizes(given.sizes());
+  sizes[0] = csr[0].size(0) - 1;
+  Tensor out = at::empty(sizes, x.options().dtype(kind));
   if (out.numel() == 0) return out;
   const int64_t wide_row = x.size(1) * x.size(2);
-  const Tensor joined =
-      joins_heads(x, weight) ? x.as_strided({x.size(0), 1, wide_row}, {x.stride(0), wide_row, x.stride(2)}) : x;
+  const Tensor joined = x.size(1) > 1 && joins_heads(x, weight)
+                            ? x.as_strided({x.size(0), 1, wide_row}, {x.stride(0), wide_row, x.stride(2)})
+                            : x;
   const int64_t fitting = vector_bytes(joined);
   const Tensor rows = fitting ? joined : padded_rows(joined);
   const int bytes = fitting ? static_cast<int>(fitting) : 16;

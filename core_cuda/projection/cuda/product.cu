@@ -8,6 +8,8 @@
 //
 // A block makes 128 by 64 numbers of C, a warp 32 by 32, from three stages of 32 columns of A and B in shared memory.
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 
 #include "kernels.h"
 #include "tiles.cuh"
@@ -148,10 +150,25 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
   });
 }
 
+// Lets a kernel take its shared memory on the current device. `done` remembers the first devices for which it was said:
+// to say it takes a third of a launch.
+template <class Kernel>
+cudaError_t allow_shared_memory(Kernel kernel, std::atomic<uint64_t>& done) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (done.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+  const cudaError_t failed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (failed == cudaSuccess) done.fetch_or(bit, std::memory_order_relaxed);
+  return failed;
+}
+
 template <bool kAcrossA, bool kAcrossB, bool kTwo = false>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
+  static std::atomic<uint64_t> done{0};
   const auto kernel = product_kernel<kAcrossA, kAcrossB, kTwo>;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const cudaError_t error = allow_shared_memory(kernel, done);
   if (error != cudaSuccess) return error;
   kernel<<<product_grid(args), kProductThreads, kSharedBytes, stream>>>(args);
   return cudaGetLastError();
