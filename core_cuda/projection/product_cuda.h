@@ -149,8 +149,8 @@ inline std::vector<at::Tensor> all_rows_back(const at::Tensor& grad, at::TensorL
 }
 
 // grad^T x for each of the xs, in `dtype`: the rows are divided, and what each part gives is added in their order.
-// sums: where our kernel takes it, receives the sums over the rows of grad, the gradient of a bias, as well. of: how
-// many xs there are, which the division is for, whether they are given or not.
+// sums: where our kernel takes it, receives the sums over the rows of grad, the gradient of a bias, as well. of: for
+// how many xs the rows are divided, whether all are given or not.
 inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::TensorList xs, size_t of,
                                                 at::ScalarType dtype, at::Tensor* sums) {
   const int64_t rows = grad.size(1), columns = xs[0].size(1), depth = grad.size(0);
@@ -159,7 +159,7 @@ inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::Tens
   std::vector<at::Tensor> outs;
   if (xs.size() > 1 && (xs.size() > kMostProducts || !std::all_of(xs.begin(), xs.end(), joins))) {
     for (const at::Tensor& x : xs) {
-      outs.push_back(weight_gradients(grad, x, 1, dtype, outs.empty() ? sums : nullptr)[0]);
+      outs.push_back(weight_gradients(grad, x, of, dtype, outs.empty() ? sums : nullptr)[0]);
     }
     return outs;
   }

@@ -228,9 +228,10 @@ std::vector<Tensor> project_sum_backward(const Tensor& grad, at::TensorList xs, 
   };
   take(all_rows_back(grad, needed(weights, 0), written_dtype(x, wanted_x)), 0);
   const std::vector<Tensor> mapped = needed(xs, maps);
+  const bool alike = std::all_of(xs.begin(), xs.end(), [&](const Tensor& t) { return t.size(1) == x.size(1); });
   Tensor sums;
   if (!mapped.empty()) {
-    take(weight_gradients(grad, mapped, maps, to_maps, needs[2 * maps] ? &sums : nullptr), maps);
+    take(weight_gradients(grad, mapped, alike ? maps : 1, to_maps, needs[2 * maps] ? &sums : nullptr), maps);
   }
   if (needs[2 * maps]) results[2 * maps] = sums.defined() ? sums : sums_of_columns(op, {grad}, to_maps)[0];
   finish_gradients(results, x, [&](size_t i) { return i < maps ? wanted_x : wanted_maps; });
