@@ -25,8 +25,9 @@ constexpr int mma_blocks(Pass pass, int vectors) {
   return pass == Pass::forward ? (vectors == 1 ? 5 : 4) : vectors == 1 ? 4 : 3;
 }
 
-// Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its first
-// vector; whatever they make of it is multiplied by zero or never stored.
+// Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its last vector,
+// which the same instruction loads for another lane or from the same sector: no bytes more. Whatever they make of it is
+// multiplied by zero or never stored.
 template <int kVecs>
 struct Offsets {
   uint32_t at[kVecs];
@@ -34,8 +35,7 @@ struct Offsets {
   __device__ Offsets(const P& place, int vectors) {
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int vector = v * place.width() + place.lane;
-      at[v] = vector < vectors ? vector * 16 : 0;
+      at[v] = max(min(v * place.width() + place.lane, vectors - 1), 0) * 16;
     }
   }
 };
@@ -176,7 +176,7 @@ struct Ahead {
   __device__ Ahead(const CompressedGraph& graph, int lane, int vectors, const Walk<I>& walk)
       : indices(held(static_cast<const I*>(graph.indices))),
         edge(held(lane / kLines < kEdges ? lane / kLines : -1)),
-        shift(held(min(lane % kLines * 8, vectors - 1) * 16 - (lane < vectors ? lane * 16 : 0))) {
+        shift(held((min(lane % kLines * 8, vectors - 1) - min(lane, vectors - 1)) * 16)) {
     advance(walk);
   }
 

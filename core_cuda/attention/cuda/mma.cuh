@@ -250,18 +250,20 @@ struct MmaWindow {
 };
 
 // A lane's pointers into a [rows, heads, dim] tensor: its vectors are a team apart. With kWhole the row has all of
-// them; else those beyond its end repeat the first (see Offsets).
+// them; else those beyond its end repeat its last (see Offsets).
 template <int kTeam, int kVecs, bool kWhole>
 struct MmaPointers {
   const char* base;
   uint32_t stride;
   int inside;  // vectors of the lane that the row has
+  int beyond;  // in place of the others: bytes from the lane's first to the row's last
 
   template <class P>
   __device__ MmaPointers(const Rows& rows, const P& place, int vectors)
-      : base(rows.base + place.head * rows.head + (place.lane < vectors ? place.lane * 16 : 0)),
+      : base(rows.base + place.head * rows.head + min(place.lane, vectors - 1) * 16),
         stride(rows.row),
-        inside((vectors - place.lane + kTeam - 1) / kTeam) {}
+        inside((vectors - place.lane + kTeam - 1) / kTeam),
+        beyond(max(vectors - 1 - place.lane, 0) * 16) {}
 
   __device__ void hold() { base = held(base), stride = held(stride); }
 
@@ -270,7 +272,7 @@ struct MmaPointers {
     const char* at = row_address(base, index, stride);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const char* vector = at + (kWhole || v < inside ? v * kTeam * 16 : 0);
+      const char* vector = at + (kWhole || v < inside ? v * kTeam * 16 : beyond);
       raw[v] = kTeam * 16 < 128 ? load_shared_line(vector) : load_shared_row(vector);
     }
   }
@@ -280,7 +282,7 @@ struct MmaPointers {
   __device__ void ask(I index) const {
     const char* at = row_address(base, index, stride);
 #pragma unroll
-    for (int v = 0; v < kVecs; v += 8 / kTeam) ask_l2(at + (kWhole || v < inside ? v * kTeam * 16 : 0));
+    for (int v = 0; v < kVecs; v += 8 / kTeam) ask_l2(at + (kWhole || v < inside ? v * kTeam * 16 : beyond));
   }
 
   // The own row: zero beyond its end.
