@@ -25,16 +25,18 @@ TORCH_LIBRARY(edgeless, m) {
   // forward, [N, H]. csr = [indptr, indices] or [indptr, indices, edge_ids], rows are destinations; csc the same with
   // sources as rows, or [] where no gradient of a source tensor, or on CUDA of gatv2's att, is needed. Beyond the last
   // row's end, indices and edge_ids may hold anything that they may hold before it: no op reads it but to return
-  // something by edge. side_by_side: gradients of dst, src and value may be parts of one tensor where these are.
+  // something by edge. longest: the most edges of a row of csr, and of csc, as far as that is known; where no row is
+  // cut, ops on CUDA look for no pieces to merge. side_by_side: gradients of dst, src and value may be parts of one
+  // tensor where these are.
   m.def(
       "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
       "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "
-      "ScalarType? out_dtype) -> (Tensor out, Tensor logsumexp)");
+      "ScalarType? out_dtype, int[] longest=[]) -> (Tensor out, Tensor logsumexp)");
   m.def(
       "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? out, Tensor logsumexp, Tensor dst, "
       "Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, Tensor? edge_scale, "
       "Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, bool dropped_weights, "
-      "bool[] needs, bool side_by_side=False) -> Tensor[]");
+      "bool[] needs, bool side_by_side=False, int[] longest=[]) -> Tensor[]");
   m.def(
       "attention_weights(Tensor logsumexp, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "
@@ -44,7 +46,7 @@ TORCH_LIBRARY(edgeless, m) {
   // direction of the graph. sddmm: <dst[i], src[j]> of every edge, scaled alike. Rows [N, F] are one head.
   m.def(
       "spmm(Tensor x, Tensor? weight, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc, "
-      "ScalarType? out_dtype) -> Tensor");
+      "ScalarType? out_dtype, int[] longest=[]) -> Tensor");
   m.def("sddmm(Tensor dst, Tensor src, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc) -> Tensor");
 
   // Min and max: arg is the position of the extremum within its row. ties: what equal extrema get of the gradient,
@@ -54,10 +56,10 @@ TORCH_LIBRARY(edgeless, m) {
   // way: how the gradient goes back on CUDA, for tests (docs/design.md); the CPU has no choice.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
-      "str ties) -> (Tensor out, Tensor arg, Tensor tied)");
+      "str ties, int[] longest=[]) -> (Tensor out, Tensor arg, Tensor tied)");
   m.def(
       "neighbor_reduce_backward(Tensor grad_out, Tensor x, Tensor out, Tensor arg, Tensor tied, Tensor[] csr, "
-      "Tensor[] csc, str reduce, str ties, str way='auto') -> Tensor");
+      "Tensor[] csc, str reduce, str ties, str way='auto', int[] longest=[]) -> Tensor");
 
   // Linear maps of one input: x weights[k]^T + biases[k], in `dtype` as autocast would do them. The first `joined`
   // results may be parts of the rows of one tensor; heads: 0, or what number of heads a result is returned in, as
@@ -79,8 +81,22 @@ TORCH_LIBRARY(edgeless, m) {
   m.def("add_row(Tensor x, Tensor row) -> Tensor");
   m.def("column_sums(Tensor x) -> Tensor");
   // Dot products of every head of x [N, H, C] with vectors [H, C] or [1, H, C]: [N, H] each. needs: x, every vector.
+  // more: added to the gradient of x.
   m.def("node_logits(Tensor x, Tensor[] vectors) -> Tensor[]");
-  m.def("node_logits_backward(Tensor?[] grads, Tensor x, Tensor[] vectors, bool[] needs) -> Tensor[]");
+  m.def(
+      "node_logits_backward(Tensor?[] grads, Tensor x, Tensor[] vectors, bool[] needs, Tensor? more=None) -> "
+      "Tensor[]");
+  // A layer of attention whose sources are its destinations, as one node of autograd: maps of x [N, F] in `dtype`
+  // (project), the attention of `heads` heads over them, and `row` [H * C] added: [N, H * C]. What the maps and the
+  // vectors [1, H, C] are, the score says: core_cuda/layer/attention_layer.cpp.
+  m.def(
+      "attention_layer(Tensor x, Tensor[] weights, Tensor?[] biases, Tensor[] vectors, Tensor? row, Tensor[] csr, "
+      "Tensor[] csc, Tensor? seed, str score, int heads, float coefficient, float dropout, ScalarType? dtype, "
+      "ScalarType? out_dtype, int[] longest=[]) -> Tensor");
+  // The same of a sum: spmm(x) weights[0]^T + x weights[1]^T + bias. edge_weight [E, 1] has no gradient here.
+  m.def(
+      "sum_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? edge_weight, Tensor? src_scale, Tensor? dst_scale, "
+      "Tensor[] csr, Tensor[] csc, ScalarType? dtype, int[] longest=[]) -> Tensor");
   // Contiguous copies in another dtype; side_by_side: as parts of one tensor, which on CUDA follow each other without a
   // gap where all are whole vectors of 16 bytes.
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");

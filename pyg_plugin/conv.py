@@ -18,6 +18,7 @@ from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
+from edgeless.layer import attention_layer
 from edgeless.projection import add_row, add_row_to_heads, project
 
 from .convert import check_flow, kind_of, with_loop_features
@@ -159,6 +160,21 @@ class FusedConv(FusedLayer):
     def _project(x: Tensor, *linears: torch.nn.Module, joined: int = 0, heads: Sequence[int] = ()) -> list[Tensor]:
         """The maps' results for one input, see :func:`edgeless.projection.project`."""
         return project(x, *linears, kinds=LINEAR, joined=joined, heads=heads)
+
+    def _layer(self, graph: Graph, score: str, x: Tensor, linears, vectors, row, coefficient) -> Optional[Tensor]:
+        """The whole layer, heads side by side, see :func:`edgeless.layer.attention_layer`."""
+        return attention_layer(
+            graph,
+            score,
+            x,
+            linears,
+            kinds=LINEAR,
+            vectors=vectors,
+            row=row,
+            heads=self.heads,
+            coefficient=coefficient,
+            dropout=self.dropout if self.training else 0.0,
+        )
 
     def _merge_heads(self, out: Tensor) -> Tensor:
         """``[Nd, H, C]`` to ``[Nd, H * C]``, or to the mean over heads ``[Nd, C]``."""

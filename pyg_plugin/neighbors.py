@@ -15,6 +15,7 @@ from edgeless.functional import neighbor_reduce, spmm
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.graph_rows import receiving
+from edgeless.layer import sum_layer
 from edgeless.projection import is_plain, product, project_sum
 
 from .conv import FLOATS, LINEAR, PLAIN, pair
@@ -143,6 +144,11 @@ class NeighborReduction:
                 out = product(x_dst, own.weight.t(), linear.bias)
                 neighbors = self._aggregate(dense, x_src, edge_index, edge_weight)
                 return out.index_add_(0, rows, product(neighbors, linear.weight.t()))
+        if x_src is x_dst and own is not None and (reduce := self._reduce) in ("sum", "mean"):
+            weight = self._given_weight(kind_of(edge_index), edge_index, edge_weight)
+            weight = None if weight is None else weight.flatten()
+            if (out := sum_layer(graph, x_src, linear, own, kinds=LINEAR, weight=weight, reduce=reduce)) is not None:
+                return out
         neighbors = self._aggregate(graph, x_src, edge_index, edge_weight)
         if own is None or x_dst is None:
             return self._project(neighbors, linear)[0]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .functional_checks import arrays, cast, expect, promoted, runs_reference
+from .functional_checks import cast, expect, promoted, runs_reference
 from .graph_checks import compiling
 from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
@@ -29,7 +29,7 @@ def _check_device(call: str, graph, **tensors) -> None:
             raise ValueError(f"{call}: {name} must be on the graph's device {device}, got {tensor.device}")
 
 
-def _scales(graph, norm: str, reduce: str, dtype: torch.dtype):
+def scales(graph, norm: str, reduce: str, dtype: torch.dtype):
     """(of sources, of destinations) of a norm and a reduction; None is 1."""
     src = dst = None
     if norm == "left":
@@ -112,7 +112,7 @@ def spmm(
     _check_device(call, graph, x=x, weight=weight, src_scale=src_scale, dst_scale=dst_scale)
     out_dtype = out_dtype or promoted((x, weight))
     parameters = statistics_dtype(x.dtype)
-    by_norm = _scales(graph, norm, reduce, parameters)
+    by_norm = scales(graph, norm, reduce, parameters)
     src_scale = by_norm[0] if src_scale is None else _constant(src_scale, parameters)
     if dst_scale is not None:
         dst_scale = _constant(dst_scale, parameters)
@@ -125,10 +125,10 @@ def spmm(
     if weight is not None:
         weight = cast(weight, parameters)
         weight = weight.unsqueeze(1).expand(-1, rows.size(1) if rows.dim() == 3 else 1) if weight.dim() == 1 else weight
-    csr = arrays(graph.csr)
-    csc = arrays(graph.csc) if torch.is_grad_enabled() and x.requires_grad else []
+    csr = graph.csr_arrays(weight is not None)
+    csc = graph.csc_arrays(weight is not None) if torch.is_grad_enabled() and x.requires_grad else []
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
-    out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out)
+    out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out, graph.longest_at_hand())
     return cast(out if x.dim() <= 3 else out.view(graph.num_dst, *x.shape[1:]), out_dtype)
 
 
@@ -159,8 +159,8 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
     if runs_reference(call, x_dst.device, "sddmm"):
         return reference.sddmm_dot(graph, x_dst, x_src)
     dst, src = cast(x_dst, dtype), cast(x_src, dtype)
-    csc = arrays(graph.csc) if torch.is_grad_enabled() and src.requires_grad else []
-    products = torch.ops.edgeless.sddmm(dst, src, None, None, arrays(graph.csr), csc)
+    csc = graph.csc_arrays(True) if torch.is_grad_enabled() and src.requires_grad else []
+    products = torch.ops.edgeless.sddmm(dst, src, None, None, graph.csr_arrays(True), csc)
     return cast(products if x_dst.dim() == 3 else products.squeeze(1), dtype)
 
 
@@ -215,6 +215,8 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     _check_device(call, graph, x=x)
     if runs_reference(call, x.device, "neighbor_reduce"):
         return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)
-    csr, arg_dtype = arrays(graph.csr), _arg_dtype(graph, ties)
-    csc = arrays(graph.csc) if _gathers_gradient(graph, x, arg_dtype, ties) else []
-    return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties)[0]
+    arg_dtype = _arg_dtype(graph, ties)
+    gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # an edge of the one direction is looked up in the other
+    csr, csc = graph.csr_arrays(gathers), graph.csc_arrays(True) if gathers else []
+    longest = graph.longest_at_hand()
+    return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties, longest)[0]

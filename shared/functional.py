@@ -27,7 +27,6 @@ from torch import Tensor
 
 from . import reference
 from .aggregation import neighbor_reduce, sddmm_dot, spmm
-from .functional_checks import arrays as _arrays
 from .functional_checks import cast as _cast
 from .functional_checks import expect as _expect
 from .functional_checks import promoted as _promoted
@@ -70,7 +69,8 @@ def _check_common(call, graph, tensors, heads, edge_attr, edge_proj, edge_scale,
             raise ValueError(f"{call}: {name} must be on the graph's device {device}, got {tensor.device}")
 
 
-def _seed_tensor(seed: Seed, device) -> Tensor:
+def seed_tensor(seed: Seed, device) -> Tensor:
+    """``[1]`` int64 for the kernels; drawn from torch's generator where no seed is given."""
     if seed is None:
         return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
     if isinstance(seed, Tensor):
@@ -94,16 +94,18 @@ def _fused(
     edge_proj, edge_scale = _cast(edge_proj, parameters), _cast(edge_scale, parameters)
     if edge_scale is not None and edge_scale.dim() == 1:
         edge_scale = edge_scale.unsqueeze(1).expand(-1, dst.size(1))
-    seed = _seed_tensor(seed, dst.device) if dropout > 0 else None
-    csr = _arrays(graph.csr)
+    seed = seed_tensor(seed, dst.device) if dropout > 0 else None
+    by_edge = dropout > 0 or return_weights is not None or edge_attr is not None or edge_scale is not None
+    csr = graph.csr_arrays(by_edge)
     # On CUDA, the gradient of gatv2's attention vector is made over both directions.
     by_src = [src, value, att if src.is_cuda and score == "gatv2" else None]
     needs_csc = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in by_src)
-    csc = _arrays(graph.csc) if needs_csc else []
+    csc = graph.csc_arrays(by_edge) if needs_csc else []
     kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
     out, logsumexp = torch.ops.edgeless.attention(
-        dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out
-    )
+        dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out,
+        graph.longest_at_hand(),
+    )  # fmt: skip
     out = _cast(out, out_dtype)
     if return_weights is None:
         return out

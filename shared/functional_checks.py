@@ -45,12 +45,6 @@ def cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
     return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
-def arrays(compressed) -> list[Tensor]:
-    """One direction of a graph as the ops take it: without the edge ids where these are the positions."""
-    indptr, indices, edge_ids = compressed
-    return [indptr, indices] if edge_ids is None else [indptr, indices, edge_ids]
-
-
 def runs_reference(call: str, device: torch.device, op: str = "attention") -> bool:
     backend = current_backend()
     if backend == "reference":

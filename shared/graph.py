@@ -62,6 +62,7 @@ class Graph:
         # Takes arrays as they are: the class methods check and convert.
         self._csr = csr
         self._csc = csc
+        self._csc_rows: Optional[list[Tensor]] = None  # in place of _csc, see csc_arrays
         self._num_src = num_src
         self._num_dst = num_dst
         self._is_symmetric = is_symmetric
@@ -69,8 +70,9 @@ class Graph:
         self._looped: Optional[Graph] = None
         self._dense: Optional[tuple] = None  # see graph_rows.py
         self._zero_in_degree: Optional[bool] = None
-        self._max_in_degree: Optional[int] = None
-        self._max_in_degree_asked = 0  # how often; then what is on its way from the GPU
+        self._longest: list[int] = []  # see longest_at_hand
+        self._longest_asked = 0  # how often
+        self._longest_coming: Optional[tuple] = None
         self._scales: dict = {}  # see degree_scale
 
     # Constructors ----------------------------------------------------------------------------------------------------
@@ -281,13 +283,29 @@ class Graph:
     def csc(self) -> Compressed:
         """Out-edges: rows are sources, indices are destinations. Built when a gradient first needs it."""
         if self._csc is None:
-            self._csc = _transpose(self._csr, self._num_src)
+            self._csc, self._csc_rows = _transpose(self._csr, self._num_src), None
         return self._csc
+
+    def csr_arrays(self, by_edge: bool) -> list[Tensor]:
+        """:attr:`csr` as the ops take it.
+
+        Args:
+            by_edge: whether the op reads or writes something for every edge, and so needs the ids; dropout does.
+        """
+        return _arrays(self.csr, by_edge)
+
+    def csc_arrays(self, by_edge: bool) -> list[Tensor]:
+        """:attr:`csc` as the ops take it. Its edge ids are kept from when somebody first needs them."""
+        if by_edge or self._csc is not None:
+            return _arrays(self.csc, by_edge)
+        if self._csc_rows is None:
+            self._csc_rows = _arrays(_transpose(self._csr, self._num_src), False)
+        return self._csc_rows
 
     @property
     def has_csc(self) -> bool:
-        """Whether :attr:`csc` is already there."""
-        return self._csc is not None
+        """Whether :attr:`csc` is already there, be it without edge ids."""
+        return self._csc is not None or self._csc_rows is not None
 
     def _ends(self):
         """(src, dst) in original order and index dtype."""
@@ -310,8 +328,8 @@ class Graph:
 
     def out_degrees(self) -> Tensor:
         """Number of out-edges of every source, ``[num_src]`` int64."""
-        if self._csc is not None:
-            return self._csc.indptr.diff().to(torch.int64)
+        if self.has_csc:
+            return self.csc_arrays(False)[0].diff().to(torch.int64)
         return torch.bincount(self._csr.indices, minlength=self._num_src)
 
     @property
@@ -324,29 +342,46 @@ class Graph:
     @property
     def max_in_degree(self) -> int:
         """The largest number of in-edges of a destination, 0 without destinations. Kept; waits for the GPU once."""
-        if self._max_in_degree is None:
-            self._max_in_degree = int(self.in_degrees().max()) if self._num_dst else 0
-        return self._max_in_degree
+        if not self._longest:
+            self._longest = [int(self.in_degrees().max()) if self._num_dst else 0]
+        return self._longest[0]
 
     def max_in_degree_at_hand(self) -> Optional[int]:
         """:attr:`max_in_degree` if it can be had without waiting for a GPU, else None.
 
         A GPU is asked the second time, so that a graph used once costs nothing, and a later call finds the answer.
         """
-        if self._max_in_degree is None:
-            if self.device.type != "cuda":
-                return self.max_in_degree
-            if torch.cuda.is_current_stream_capturing():
-                return None
-            if self._max_in_degree_asked == 0:
-                self._max_in_degree_asked = 1
-            elif self._max_in_degree_asked == 1:
-                self._max_in_degree_asked = _on_its_way(self.in_degrees().amax() if self._num_dst else None)
-            else:
-                answer, arrival = self._max_in_degree_asked
-                if arrival.query():
-                    self._max_in_degree = int(answer)
-        return self._max_in_degree
+        if self.device.type != "cuda":
+            return self.max_in_degree
+        if not self._longest:
+            self._ask_longest(1)
+        return self._longest[0] if self._longest else None
+
+    def longest_at_hand(self) -> list[int]:
+        """The most edges of a row of :attr:`csr`, and of :attr:`csc`, as far as known without waiting for a GPU.
+
+        Known, they save a layer its looking for rows that were cut. A GPU is asked the fourth time: sampled graphs are
+        rarely used as often.
+        """
+        if compiling():  # a program would be made anew once it is known
+            return []
+        if len(self._longest) < 2:
+            self._ask_longest(3)
+        return self._longest
+
+    def _ask_longest(self, times_before: int) -> None:
+        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return
+        if self._longest_coming is not None:
+            answer, arrival = self._longest_coming
+            if arrival.query():
+                self._longest, self._longest_coming = answer.tolist(), None
+            return
+        self._longest_asked += 1
+        if self._longest_asked > times_before and self._csr is not None:
+            rows = [self._csr.indptr, *(self.csc_arrays(False)[:1] if self.has_csc else ())]
+            if len(rows) > len(self._longest):
+                self._longest_coming = _on_its_way([indptr.diff() for indptr in rows])
 
     def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
         """``degree ** power`` of every node (of 0: ``isolated``), kept; in-degrees for ``"dst"``, else out-degrees."""
@@ -373,7 +408,7 @@ class Graph:
         moved = Graph(csr, csc, self._num_src, self._num_dst, self._is_symmetric, kept)
         if moved._any.indices is self._any.indices:
             return self
-        moved._zero_in_degree, moved._max_in_degree = self._zero_in_degree, self._max_in_degree
+        moved._zero_in_degree, moved._longest = self._zero_in_degree, self._longest
         return moved
 
     def with_self_loops(self) -> Graph:
@@ -414,7 +449,7 @@ class Graph:
         return (self._kept, self._dense and self._dense[1], *self._scales.values())
 
     def _tensors(self):
-        arrays = (*(self._csr or ()), *(self._csc or ()), *self._others())
+        arrays = (*(self._csr or ()), *(self._csc or self._csc_rows or ()), *self._others())
         return (t for t in arrays if t is not None)
 
     def _full_bytes(self) -> int:
@@ -424,7 +459,7 @@ class Graph:
         return entries * indices.element_size() + sum(t.numel() * t.element_size() for t in others)
 
     def __getstate__(self):
-        return {**self.__dict__, "_looped": None, "_dense": None, "_scales": {}, "_max_in_degree_asked": 0}
+        return {**self.__dict__, "_looped": None, "_dense": None, "_scales": {}, "_longest_coming": None}
 
     def __repr__(self) -> str:
         symmetric = ", symmetric" if self._is_symmetric else ""
@@ -435,11 +470,12 @@ class Graph:
         )
 
 
-def _on_its_way(value: Optional[Tensor]):
-    """A copy of a number on the GPU in the host's memory, and the event after which it is there."""
-    answer = torch.zeros((), dtype=torch.int64, pin_memory=True)
-    if value is not None:
-        answer.copy_(value, non_blocking=True)
+def _on_its_way(degrees: list[Tensor]):
+    """The largest numbers of some on the GPU, 0 of none, in the host's memory, and the event after which they are."""
+    answer = torch.zeros(len(degrees), dtype=torch.int64, pin_memory=True)
+    for place, numbers in zip(answer, degrees):
+        if numbers.numel():
+            place.copy_(numbers.amax(), non_blocking=True)
     arrival = torch.cuda.Event()
     arrival.record()
     return answer, arrival
@@ -460,6 +496,11 @@ def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """``tensor`` as ``dtype`` in contiguous memory, fit to be saved for backward."""
     tensor = tensor.to(dtype).contiguous()
     return tensor.clone() if tensor.is_inference() else tensor
+
+
+def _arrays(compressed: Compressed, by_edge: bool) -> list[Tensor]:
+    indptr, indices, edge_ids = compressed
+    return [indptr, indices] if edge_ids is None or not by_edge else [indptr, indices, edge_ids]
 
 
 def _transpose(compressed: Compressed, num_cols: int) -> Compressed:

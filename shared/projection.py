@@ -84,10 +84,10 @@ def project_sum(xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds=(nn.Li
     """``linears[0](xs[0]) + linears[1](xs[1]) + ...``, in one op where that is the same and faster."""
     if all(is_plain(linear, kinds) for linear in linears) and all(linear.bias is None for linear in linears[1:]):
         weights, bias = [linear.weight for linear in linears], linears[0].bias
-        if all(_fits(x, [w], [bias if i == 0 else None]) for i, (x, w) in enumerate(zip(xs, weights))):
-            x, rounds = xs[0], _rounds(xs)
-            if all(len(t) == len(x) and (rounds or t.dtype == x.dtype) for t in xs[1:]):
-                return torch.ops.edgeless.project_sum(xs, weights, bias, cuda_autocast_dtype() if rounds else None)
+        if all(fits(x, [w], [bias if i == 0 else None]) for i, (x, w) in enumerate(zip(xs, weights))):
+            x, rounded = xs[0], rounds(xs)
+            if all(len(t) == len(x) and (rounded or t.dtype == x.dtype) for t in xs[1:]):
+                return torch.ops.edgeless.project_sum(xs, weights, bias, cuda_autocast_dtype() if rounded else None)
     (out,) = project(xs[0], linears[0], kinds=kinds)
     for x, linear in zip(xs[1:], linears[1:]):
         out = add(project(x, linear, kinds=kinds)[0], out, own=is_plain(linear, kinds))
@@ -103,7 +103,7 @@ def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(n
     if x.device.type != "cpu" or not is_plain(linear, kinds) or linear.bias is not None:
         return None
     weight = linear.weight
-    if not _fits(x, [weight], list(vectors)):
+    if not fits(x, [weight], list(vectors)):
         return None
     _, heads, channels = vectors[0].shape
     per_head = weight.view(heads, channels, -1)
@@ -158,20 +158,21 @@ def _project(
     x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]], joined: int = 0, heads: Sequence[int] = ()
 ) -> Optional[list[Tensor]]:
     """By the op; None where it does not fit, or where torch knows the error."""
-    if not _fits(x, weights, biases):
+    if not fits(x, weights, biases):
         return None
     if compiling():  # a compiler takes every result for a tensor of its own
         joined = 0
-    dtype = cuda_autocast_dtype() if _rounds([x]) else None
+    dtype = cuda_autocast_dtype() if rounds([x]) else None
     return torch.ops.edgeless.project(x, weights, biases, joined, dtype, heads)
 
 
-def _rounds(xs: Sequence[Tensor]) -> bool:
+def rounds(xs: Sequence[Tensor]) -> bool:
     """Whether autocast rounds these inputs of maps."""
     return all(x.is_cuda and x.dtype in _ROUNDED for x in xs) and autocasts("cuda")
 
 
-def _fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
+def fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
+    """Whether the ops take maps of ``x`` by these weights, and parameters beside them, as they are."""
     width = sum(weight.size(0) for weight in weights if type(weight) in _PLAIN)
     if not (pays(x, width) or _pays_in_program(x)):
         return False

@@ -1,57 +1,25 @@
 // The gradients of the attention ops. Kept for the backward are the inputs, the output and the logsumexp: nothing of
 // the size of the edge set.
-#include "../common/autograd.h"
-#include "inputs.h"
+#include "calls.h"
 
 namespace edgeless {
 namespace {
-
-constexpr size_t kNumInputs = 7, kAtt = 3;  // dst, src, value, att, edge_attr, edge_proj, edge_scale
-using Choice = std::array<bool, kNumInputs>;
 
 std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
                                        const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
                                        const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
                                        const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
                                        at::TensorList csc, const OptTensor& seed, c10::string_view score,
-                                       double coefficient, double dropout, bool dropped_weights, Choice needs,
-                                       bool side_by_side) {
-  static const Kernels kernels("edgeless::attention_backward", attention_backward);
+                                       double coefficient, double dropout, bool dropped_weights, AttentionChoice needs,
+                                       bool side_by_side, at::IntArrayRef longest) {
   return once_differentiable(
       "attention", {grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale},
       [&] {
-        return kernels(grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-                       csr, csc, seed, score, coefficient, dropout, dropped_weights, needs, side_by_side);
+        return call_attention_backward(grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr,
+                                       edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout,
+                                       dropped_weights, needs, side_by_side, longest);
       });
 }
-
-// The arguments of an op that have no gradient.
-struct Options {
-  at::TensorList csr, csc;
-  const OptTensor& seed;
-  c10::string_view score;
-  double coefficient, dropout;
-
-  void save(AutogradContext* ctx) const {
-    ctx->saved_data["score"] = std::string(score.data(), score.size());
-    ctx->saved_data["coefficient"] = coefficient;
-    ctx->saved_data["dropout"] = dropout;
-  }
-};
-
-struct SavedOptions {
-  std::string score;
-  double coefficient, dropout;
-
-  explicit SavedOptions(const AutogradContext* ctx)
-      : score(ctx->saved_data.at("score").toStringRef()),
-        coefficient(ctx->saved_data.at("coefficient").toDouble()),
-        dropout(ctx->saved_data.at("dropout").toDouble()) {}
-};
-
-// The backward takes gat's numbers of nodes with the dimension that the forward does without.
-Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t; }
-Tensor as_given(const Tensor& grad, const Tensor& given) { return given.dim() == 2 ? grad.squeeze(2) : grad; }
 
 struct Attention : torch::autograd::Function<Attention> {
   static constexpr bool is_traceable = true;
@@ -59,7 +27,7 @@ struct Attention : torch::autograd::Function<Attention> {
 
   static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
-                        const OptTensor& edge_scale, const Options& options, const Compute& compute,
+                        const OptTensor& edge_scale, const AttentionOptions& options, const Compute& compute,
                         Tensor* logsumexp) {
     const OptTensor used = in_arithmetic(att, src.scalar_type());  // kept like that, without a node of its own
     if (att) ctx->saved_data["att_dtype"] = static_cast<int64_t>(att->scalar_type());
@@ -73,19 +41,19 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    constexpr size_t first = 2, seed = first + kNumInputs;
-    variable_list results(kNumInputs + 3);
+    constexpr size_t first = 2, seed = first + kAttentionInputs;
+    variable_list results(kAttentionInputs + 3);
     if (!grads[0].defined()) return results;
     const Saved saved(ctx, seed + 1);
-    const SavedOptions options(ctx);
+    const SavedAttentionOptions options(ctx);
     Needs need(ctx);
-    Choice needs{};
-    for (size_t i = 0; i < kNumInputs; ++i) needs[i] = need(saved[first + i].defined());
-    const auto found = attention_backward(grads[0], {}, saved[0], saved[1], as_rows(saved[2]), as_rows(saved[3]),
-                                          saved.optional(4), saved.optional(5), saved.optional(6), saved.optional(7),
-                                          saved.optional(8), saved.csr, saved.csc, saved.optional(seed), options.score,
-                                          options.coefficient, options.dropout, false, needs, !is_traced(grads[0]));
-    for (size_t i = 0; i < kNumInputs; ++i) {
+    AttentionChoice needs{};
+    for (size_t i = 0; i < kAttentionInputs; ++i) needs[i] = need(saved[first + i].defined());
+    const auto found = attention_backward(
+        grads[0], {}, saved[0], saved[1], as_rows(saved[2]), as_rows(saved[3]), saved.optional(4), saved.optional(5),
+        saved.optional(6), saved.optional(7), saved.optional(8), saved.csr, saved.csc, saved.optional(seed),
+        options.score, options.coefficient, options.dropout, false, needs, !is_traced(grads[0]), options.longest);
+    for (size_t i = 0; i < kAttentionInputs; ++i) {
       if (needs[i]) results[i] = i < 2 ? as_given(found[i], saved[first + i]) : found[i];
     }
     if (needs[kAtt]) {
@@ -99,14 +67,13 @@ std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const
                                      const OptTensor& edge_attr, const OptTensor& edge_proj,
                                      const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                      const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-                                     Optional<at::ScalarType> out_dtype) {
-  static const Kernels kernels("edgeless::attention", attention);
+                                     Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
   const Attention::Compute compute = [&](const OptTensor& used) {
-    return kernels(dst, src, value, used, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout,
-                   out_dtype);
+    return call_attention(dst, src, value, used, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient,
+                          dropout, out_dtype, longest);
   };
   if (!at::GradMode::is_enabled()) return compute(att);
-  const Options options{csr, csc, seed, score, coefficient, dropout};
+  const AttentionOptions options{csr, csc, seed, score, coefficient, dropout, longest};
   Tensor logsumexp;  // beside autograd: it has no gradient
   Tensor out = Attention::apply(dst, src, value, att, edge_attr, edge_proj, edge_scale, options, compute, &logsumexp);
   return {std::move(out), std::move(logsumexp)};
@@ -118,7 +85,7 @@ struct AttentionWeights : torch::autograd::Function<AttentionWeights> {
 
   static Tensor forward(AutogradContext* ctx, const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
-                        const Options& options, const Compute& compute) {
+                        const AttentionOptions& options, const Compute& compute) {
     save(ctx, {logsumexp, dst, src, att, edge_attr, edge_proj, options.seed}, options.csr, options.csc);
     options.save(ctx);
     return compute();
@@ -127,15 +94,15 @@ struct AttentionWeights : torch::autograd::Function<AttentionWeights> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     constexpr size_t seed = 6;
     const Saved saved(ctx, seed + 1);
-    const SavedOptions options(ctx);
+    const SavedAttentionOptions options(ctx);
     Needs need(ctx);
     std::array<bool, seed> wanted{};  // of the inputs in their own order, of which attention knows all but the first
     for (size_t i = 0; i < seed; ++i) wanted[i] = need(saved[i].defined());
-    const Choice needs{wanted[1], wanted[2], false, wanted[3], wanted[4], wanted[5], false};
-    const auto found =
-        attention_backward({}, grads[0], {}, saved[0], as_rows(saved[1]), as_rows(saved[2]), {}, saved.optional(3),
-                           saved.optional(4), saved.optional(5), {}, saved.csr, saved.csc, saved.optional(seed),
-                           options.score, options.coefficient, options.dropout, options.dropout > 0, needs, false);
+    const AttentionChoice needs{wanted[1], wanted[2], false, wanted[3], wanted[4], wanted[5], false};
+    const auto found = attention_backward({}, grads[0], {}, saved[0], as_rows(saved[1]), as_rows(saved[2]), {},
+                                          saved.optional(3), saved.optional(4), saved.optional(5), {}, saved.csr,
+                                          saved.csc, saved.optional(seed), options.score, options.coefficient,
+                                          options.dropout, options.dropout > 0, needs, false, options.longest);
     const auto grad = [&](size_t i) {
       return !needs[i] ? Tensor() : i < 2 ? as_given(found[i], saved[1 + i]) : found[i];
     };
@@ -151,7 +118,7 @@ Tensor attention_weights(const Tensor& logsumexp, const Tensor& dst, const Tenso
     return kernels(logsumexp, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout);
   };
   if (!at::GradMode::is_enabled()) return compute();
-  const Options options{csr, csc, seed, score, coefficient, dropout};
+  const AttentionOptions options{csr, csc, seed, score, coefficient, dropout, {}};
   return AttentionWeights::apply(logsumexp, dst, src, att, edge_attr, edge_proj, options, compute);
 }
 

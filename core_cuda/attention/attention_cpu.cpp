@@ -145,7 +145,8 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& given_dst, const 
                                              const OptTensor& edge_attr, const OptTensor& edge_proj,
                                              const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                              const OptTensor& seed, c10::string_view score, double coefficient,
-                                             double dropout, Optional<at::ScalarType> out_dtype) {
+                                             double dropout, Optional<at::ScalarType> out_dtype,
+                                             at::IntArrayRef /*longest*/) {
   const char* op = "edgeless::attention";
   const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
   const at::Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
@@ -265,7 +266,7 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
                                            const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                            const OptTensor& seed, c10::string_view score, double coefficient,
                                            double dropout, bool dropped_weights, std::array<bool, kNumInputs> needs,
-                                           bool /*side_by_side*/) {
+                                           bool /*side_by_side*/, at::IntArrayRef /*longest*/) {
   const char* op = "edgeless::attention_backward";
   const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
   AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,

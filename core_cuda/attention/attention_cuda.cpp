@@ -65,7 +65,9 @@ void put_side_by_side(const AttentionInputs& in, std::vector<int> which, std::ve
   if (parts * width > in.dst.stride(0)) return;  // the same columns twice
   std::sort(which.begin(), which.end(),
             [&](int a, int b) { return input(a).storage_offset() < input(b).storage_offset(); });
-  const Tensor all = at::empty({in.num_dst(), parts * width}, in.dst.options());
+  // In rows like the inputs', where these have a fourth part: there may be a gradient to stand beside the others.
+  const bool room = in.dst.stride(0) == 4 * width && parts == 3;
+  const Tensor all = at::empty({in.num_dst(), room ? 4 * width : parts * width}, in.dst.options());
   for (int64_t k = 0; k < parts; ++k) grads[which[k]] = all.narrow(1, k * width, width).view(in.dst.sizes());
 }
 
@@ -205,13 +207,13 @@ std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& give
                                      const OptTensor& given_att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                                      const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                      const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-                                     Optional<at::ScalarType> out_dtype) {
+                                     Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
   const char* op = "edgeless::attention";
   const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
   const Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
   const OptTensor att = in_arithmetic(given_att, dst.scalar_type());
   AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
-                     csr, csc, seed,  kind_of_score, coefficient, dropout};
+                     csr, csc, seed,  kind_of_score, coefficient, dropout,   longest};
   check_inputs(op, in);
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
@@ -249,11 +251,11 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
                                        const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
                                        at::TensorList csc, const OptTensor& seed, c10::string_view score,
                                        double coefficient, double dropout, bool dropped_weights,
-                                       std::array<bool, kNumInputs> needs, bool side_by_side) {
+                                       std::array<bool, kNumInputs> needs, bool side_by_side, at::IntArrayRef longest) {
   const char* op = "edgeless::attention_backward";
   const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
   AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
-                     csr, csc, seed,  kind_of_score, coefficient, dropout};
+                     csr, csc, seed,  kind_of_score, coefficient, dropout,   longest};
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   check_device(op, "logsumexp", logsumexp, in.device());

@@ -146,6 +146,7 @@ class Call {
     problem.pass = pass;
     problem.num_rows = args.graph.num_rows, problem.num_edges = args.graph.num_edges;
     problem.num_gathered = num_gathered;
+    problem.longest = longest_row(in_.longest, pass == Pass::by_src ? kInCsc : kInCsr);
     problem.key_vectors = args.key_vectors, problem.value_vectors = args.value_vectors;
     problem.options = args.has_dropout || args.scale || args.logit_term || args.value_term || args.given ||
                       args.logits_out || args.grad_weights || args.ds_out || args.weights_out || args.grad_scale ||

@@ -44,6 +44,7 @@ struct AttentionInputs {
   OptTensor seed;  // int64 [1]
   ScoreKind score;
   double coefficient, dropout;
+  at::IntArrayRef longest;  // as of the ops
 
   int64_t num_dst() const { return dst.size(0); }
   int64_t num_src() const { return src.size(0); }

@@ -14,6 +14,7 @@
 #include <initializer_list>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "optional.h"
 
@@ -108,14 +109,21 @@ struct OnceDifferentiable : torch::autograd::Function<OnceDifferentiable> {
 };
 
 // What `compute` gives, the gradients of `op` from `inputs`; the error comes when these are differentiated.
-inline variable_list once_differentiable(const char* op, std::initializer_list<Optional<Tensor>> inputs,
+inline variable_list once_differentiable(const char* op, const variable_list& inputs,
                                          const std::function<variable_list()>& compute) {
   if (!at::GradMode::is_enabled()) return compute();
   variable_list given;
-  for (const auto& t : inputs) {
-    if (t) given.push_back(*t);
+  for (const Tensor& t : inputs) {
+    if (t.defined()) given.push_back(t);
   }
   return OnceDifferentiable::apply(at::TensorList(given), op, compute);
+}
+
+inline variable_list once_differentiable(const char* op, std::initializer_list<Optional<Tensor>> inputs,
+                                         const std::function<variable_list()>& compute) {
+  variable_list given;
+  for (const auto& t : inputs) given.push_back(t.value_or(Tensor()));
+  return once_differentiable(op, given, compute);
 }
 
 }  // namespace edgeless

@@ -21,6 +21,7 @@ constexpr int kFoldThreads = 128;
 constexpr int kMostFoldTeams = kFoldThreads / 8;
 constexpr int kMostShare = 1024;       // units of a team's share
 constexpr int64_t kMostPiece = 32768;  // edges; with that, a place in a share fits 16 bits
+constexpr int64_t kLeastPiece = 256;   // a block takes no longer for them than a launch that merges
 
 // [rows, heads, dim], read in vectors: the innermost dimension is contiguous, every head of every row is made of whole
 // vectors and begins on the size of one.
@@ -44,6 +45,7 @@ struct FoldProblem {
   int64_t num_gathered = 0;  // rows of what is gathered
   int vectors = 0;           // of a row
   int vector_bytes = 16;
+  int64_t longest = -1;      // edges of a row, -1: unknown
   int64_t carry_bytes = 0;   // of a piece of a hub
   int64_t carry_budget = 0;  // bytes that all pieces may take
   int multiprocessors = 1;
@@ -86,8 +88,9 @@ inline void choose_shares(const FoldProblem& p, FoldPlan& plan) {
   part.range_units = share * teams;
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);
   const int64_t budget = std::max<int64_t>(p.carry_budget, 1);
-  part.piece = std::max(part.range_units, std::min(kMostPiece, 2 * p.num_edges * p.carry_bytes / budget));
-  plan.hubs = is_hub(p.num_edges, part);
+  part.piece =
+      std::max({part.range_units, kLeastPiece, std::min(kMostPiece, 2 * p.num_edges * p.carry_bytes / budget)});
+  plan.hubs = may_cut(p.longest, p.num_edges, part);
   plan.slots = number_of_slots(p.num_edges, part.piece);
 }
 

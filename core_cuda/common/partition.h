@@ -24,6 +24,11 @@ struct Partition {
 
 constexpr bool is_hub(int64_t degree, const Partition& part) { return degree > part.piece; }
 
+// Whether rows may be cut. longest: edges of the longest one, -1 where nobody knows. The cuts do not depend on it.
+constexpr bool may_cut(int64_t longest, int64_t num_edges, const Partition& part) {
+  return is_hub(longest < 0 ? num_edges : longest, part);
+}
+
 // The place of the piece after a cut, and the number of places.
 constexpr int64_t piece_slot(int64_t cut_edge, int64_t piece) { return cut_edge / piece; }
 constexpr int64_t number_of_slots(int64_t num_edges, int64_t piece) { return num_edges / piece + 1; }

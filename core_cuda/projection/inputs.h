@@ -241,7 +241,7 @@ inline at::ScalarType check_node_logits(const char* op, const at::Tensor& x, at:
 }
 
 inline void check_node_logit_gradients(const char* op, const c10::List<OptTensor>& grads, const at::Tensor& x,
-                                       at::TensorList vectors, size_t needs) {
+                                       at::TensorList vectors, size_t needs, const OptTensor& more) {
   const auto logits = check_node_logits(op, x, vectors);
   TORCH_CHECK_VALUE(grads.size() == vectors.size() && needs == 1 + vectors.size(), op, ": there must be ",
                     vectors.size(), " grads and ", 1 + vectors.size(), " needs, got ", grads.size(), " and ", needs);
@@ -252,6 +252,10 @@ inline void check_node_logit_gradients(const char* op, const c10::List<OptTensor
     check_dtype(op, "grads", *grad, logits);
     check_device(op, "grads", *grad, x.device());
   }
+  if (!more) return;
+  check_shape(op, "more", *more, x.sizes());
+  check_dtype(op, "more", *more, x.scalar_type());
+  check_device(op, "more", *more, x.device());
 }
 
 }  // namespace edgeless

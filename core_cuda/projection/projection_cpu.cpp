@@ -357,10 +357,10 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList given_vectors) {
 }
 
 std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x,
-                                         at::TensorList given_vectors, c10::List<bool> needs) {
+                                         at::TensorList given_vectors, c10::List<bool> needs, const OptTensor& more) {
   const BelowAutograd below;
   const std::vector<Tensor> vectors = vectors_of_heads(given_vectors);
-  check_node_logit_gradients("edgeless::node_logits_backward", grads, x, vectors, needs.size());
+  check_node_logit_gradients("edgeless::node_logits_backward", grads, x, vectors, needs.size(), more);
   const auto dtype = at::promote_types(x.scalar_type(), vectors[0].scalar_type());
   const int64_t heads = x.size(1), channels = x.size(2);
   std::vector<Tensor> results, given, of;
@@ -369,6 +369,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
     const Tensor& like = i ? given_vectors[i - 1] : x;
     results.push_back(needs[i] ? at::zeros(like.sizes(), like.options()) : at::empty({0}, like.options()));
   }
+  if (needs[0] && more) results[0].copy_(*more);
   bool any = false;
   for (size_t k = 0; k < vectors.size(); ++k) {
     const OptTensor grad = grads.get(k);
@@ -378,7 +379,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
   }
   if (given.empty()) return results;
   const Tensor grad = given.size() == 1 ? given[0] : at::cat(given, 1);
-  if (needs[0]) results[0] = at::mm(grad, block_diagonal(of)).view(x.sizes()).to(x.scalar_type());
+  if (needs[0]) results[0] += at::mm(grad, block_diagonal(of)).view(x.sizes());
   if (!any) return results;
   const Tensor products = at::mm(grad.t(), x.flatten(1).to(dtype));
   const Tensor found = products.view({static_cast<int64_t>(of.size()), heads, heads, channels}).diagonal(0, 1, 2);

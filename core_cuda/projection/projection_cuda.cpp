@@ -2,7 +2,7 @@
 // CUDA.
 //
 // The products are the libraries'. What is around them is not: the input's gradient is added up inside the products,
-// the biases' gradients take two launches for all maps, and a cast of all that autocast rounds takes one.
+// the biases' gradients take one launch or two for all maps, and a cast of all that autocast rounds takes one.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -97,8 +97,11 @@ std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& m
       args.total += columns.width;
     }
     if (args.tensors == 0) continue;
-    const Tensor partial = at::empty({args.chunks, args.total}, some.options().dtype(statistics));
-    args.partial = partial.data_ptr();
+    Tensor partial;
+    if (rows > kRowsOfABlock) {
+      partial = at::empty({args.chunks, args.total}, some.options().dtype(statistics));
+      args.partial = partial.data_ptr();
+    }
     C10_CUDA_CHECK(run_column_sums(storage_of(op, "x", some.scalar_type()), args, on_device.stream()));
   }
   return sums;
@@ -304,8 +307,8 @@ LogitsArgs logits_args(const Tensor& x, size_t vectors) {
   return args;
 }
 
-Tensor aligned_vector(const Tensor& vector, at::ScalarType dtype) {
-  const Tensor packed = vector.to(dtype).contiguous();
+Tensor aligned(const Tensor& t, at::ScalarType dtype) {
+  const Tensor packed = t.to(dtype).contiguous();
   return reinterpret_cast<uintptr_t>(packed.const_data_ptr()) % (4 * packed.element_size()) ? packed.clone() : packed;
 }
 
@@ -325,7 +328,7 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList given_vectors) {
     LogitsArgs args = logits_args(rows, count);
     std::vector<Tensor> kept, outs;
     for (size_t k = 0; k < count; ++k) {
-      args.vector[k] = kept.emplace_back(aligned_vector(vectors[first + k], arithmetic)).const_data_ptr();
+      args.vector[k] = kept.emplace_back(aligned(vectors[first + k], arithmetic)).const_data_ptr();
       args.logits[k] = outs.emplace_back(at::empty({x.size(0), x.size(1)}, x.options().dtype(arithmetic))).data_ptr();
     }
     if (outs[0].numel() > 0) C10_CUDA_CHECK(run_logits(rows_dtype, args, on_device.stream()));
@@ -335,15 +338,15 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList given_vectors) {
 }
 
 std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, const Tensor& x,
-                                         at::TensorList given_vectors, c10::List<bool> needs) {
+                                         at::TensorList given_vectors, c10::List<bool> needs, const OptTensor& more) {
   const char* op = "edgeless::node_logits_backward";
   const BelowAutograd below;
   const std::vector<Tensor> vectors = vectors_of_heads(given_vectors);
-  check_node_logit_gradients(op, grads, x, vectors, needs.size());
+  check_node_logit_gradients(op, grads, x, vectors, needs.size(), more);
   const auto arithmetic = statistics_dtype(x.scalar_type());
   const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
-  const Tensor rows = packed_heads(x);
+  const Tensor rows = packed_heads(x), given = more ? aligned(*more, x.scalar_type()) : Tensor();
   std::vector<Tensor> results;
   for (size_t i = 0; i <= vectors.size(); ++i) {
     const Tensor& like = i ? given_vectors[i - 1] : x;
@@ -361,7 +364,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
     bool any = false;
     for (size_t k = 0; k < count; ++k) {
       const OptTensor grad = grads.get(first + k);
-      args.vector[k] = kept.emplace_back(aligned_vector(vectors[first + k], arithmetic)).const_data_ptr();
+      args.vector[k] = kept.emplace_back(aligned(vectors[first + k], arithmetic)).const_data_ptr();
       if (grad) args.grad[k] = kept.emplace_back(grad->to(arithmetic).contiguous()).const_data_ptr();
       if (!needs[1 + first + k]) continue;
       any = true;
@@ -369,14 +372,12 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
       columns.width = width, columns.first = static_cast<int>(k) * width,
       columns.out = results[1 + first + k].data_ptr();
     }
-    // A second pair of vectors adds to what the first gave the rows.
-    const Tensor more = needs[0] && first > 0 ? at::empty_like(results[0]) : Tensor();
-    if (needs[0]) args.grad_rows = (more.defined() ? more : results[0]).data_ptr();
-    if (any) args.partial = sums.data_ptr();
-    if (x.numel() > 0) {
-      C10_CUDA_CHECK(run_logit_gradients(rows_dtype, args, on_device.stream()));
-      if (more.defined()) results[0].add_(more);
+    if (needs[0]) {  // a second pair of vectors adds to what the first gave the rows
+      args.grad_rows = results[0].data_ptr();
+      args.more = first > 0 ? args.grad_rows : given.defined() ? given.const_data_ptr() : nullptr;
     }
+    if (any) args.partial = sums.data_ptr();
+    if (x.numel() > 0) C10_CUDA_CHECK(run_logit_gradients(rows_dtype, args, on_device.stream()));
     if (any && width > 0) {
       adding.chunks = args.chunks, adding.total = static_cast<int>(count) * width, adding.partial = sums.data_ptr();
       C10_CUDA_CHECK(add_chunks(storage_of(op, "vectors", vectors[0].scalar_type()), adding, on_device.stream()));

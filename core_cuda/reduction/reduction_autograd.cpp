@@ -7,10 +7,10 @@ namespace {
 
 Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
                                 const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
-                                c10::string_view ties, c10::string_view way) {
+                                c10::string_view ties, c10::string_view way, at::IntArrayRef longest) {
   static const Kernels kernels("edgeless::neighbor_reduce_backward", neighbor_reduce_backward);
   return once_differentiable("neighbor_reduce", {grad_out, x, out, arg, tied}, [&] {
-    return variable_list{kernels(grad_out, x, out, arg, tied, csr, csc, reduce, ties, way)};
+    return variable_list{kernels(grad_out, x, out, arg, tied, csr, csc, reduce, ties, way, longest)};
   })[0];
 }
 
@@ -18,6 +18,7 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
 struct Options {
   at::TensorList csr, csc;
   c10::string_view reduce, ties;
+  at::IntArrayRef longest;
 };
 
 struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
@@ -31,6 +32,7 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
     save(ctx, {x, out, *arg, *tied}, options.csr, options.csc);
     ctx->saved_data["reduce"] = std::string(options.reduce.data(), options.reduce.size());
     ctx->saved_data["ties"] = std::string(options.ties.data(), options.ties.size());
+    ctx->saved_data["longest"] = options.longest.vec();
     ctx->set_materialize_grads(false);
     return out;
   }
@@ -39,21 +41,22 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
     variable_list results(5);
     if (!grads[0].defined()) return results;
     const Saved saved(ctx, 4);
-    results[0] = neighbor_reduce_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved.csr, saved.csc,
-                                          ctx->saved_data.at("reduce").toStringRef(),
-                                          ctx->saved_data.at("ties").toStringRef(), "auto");
+    results[0] =
+        neighbor_reduce_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved.csr, saved.csc,
+                                 ctx->saved_data.at("reduce").toStringRef(), ctx->saved_data.at("ties").toStringRef(),
+                                 "auto", ctx->saved_data.at("longest").toIntVector());
     return results;
   }
 };
 
 std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList csc,
                                                    c10::string_view reduce, double fill, at::ScalarType arg_dtype,
-                                                   c10::string_view ties) {
+                                                   c10::string_view ties, at::IntArrayRef longest) {
   static const Kernels kernels("edgeless::neighbor_reduce", neighbor_reduce);
-  const NeighborReduce::Compute compute = [&] { return kernels(x, csr, csc, reduce, fill, arg_dtype, ties); };
+  const NeighborReduce::Compute compute = [&] { return kernels(x, csr, csc, reduce, fill, arg_dtype, ties, longest); };
   if (!at::GradMode::is_enabled()) return compute();
   Tensor arg, tied;  // beside autograd: they have no gradient
-  Tensor out = NeighborReduce::apply(x, Options{csr, csc, reduce, ties}, compute, &arg, &tied);
+  Tensor out = NeighborReduce::apply(x, Options{csr, csc, reduce, ties, longest}, compute, &arg, &tied);
   return {std::move(out), std::move(arg), std::move(tied)};
 }
 

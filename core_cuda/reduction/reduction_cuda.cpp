@@ -19,7 +19,7 @@ using at::Tensor;
 
 std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList /*csc*/,
                                                    c10::string_view reduce, double fill, at::ScalarType arg_dtype,
-                                                   c10::string_view ties) {
+                                                   c10::string_view ties, at::IntArrayRef longest) {
   const char* op = "edgeless::neighbor_reduce";
   check_reduce(op, x, csr);
   check_rule(op, reduce, ties);
@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   args.fill = fill;
   args.x = fold_rows(packed);
   args.out = out.data_ptr(), args.arg = arg.data_ptr(), args.tied = tied.data_ptr<uint8_t>();
-  FoldProblem problem = fold_problem(args.graph, packed, args.vectors);
+  FoldProblem problem = fold_problem(args.graph, packed, args.vectors, longest_row(longest, kInCsr));
   budget_carry(problem, args.vectors * piece_bytes(storage, shares), out);
   args.plan = make_fold_plan(problem);
   const Tensor carry = take_carry(problem, out, args);
@@ -75,6 +75,7 @@ struct Backward {
   Storage storage;
   int64_t rows, width;
   cudaStream_t stream;
+  at::IntArrayRef longest;
 };
 
 // See gather.cuh: over the graph's other direction, where rows are whole vectors and it was given.
@@ -96,7 +97,7 @@ void gather_gradient(const Backward& b, const Tensor& grad_x) {
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.positions = positions.data_ptr<int32_t>();
   args.grad_x = grad_x.data_ptr();
-  problem = fold_problem(args.graph, grad, args.vectors);
+  problem = fold_problem(args.graph, grad, args.vectors, longest_row(b.longest, kInCsc));
   problem.vector_bytes = static_cast<int>(16 + 16 / grad.element_size() * where.element_size());
   budget_carry(problem, b.width * int64_t(sizeof(float)), grad_x);
   args.plan = make_fold_plan(problem);
@@ -140,7 +141,7 @@ void sort_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor places = at::empty({b.csr[1].size(0)}, b.csr[1].options());
   const Tensor items = at::empty({b.rows * args.item_row}, places.options());
   args.places = reinterpret_cast<uint32_t*>(places.data_ptr<int32_t>()), args.items = items.data_ptr();
-  FoldProblem problem = fold_problem(args.graph, grad, args.vectors);
+  FoldProblem problem = fold_problem(args.graph, grad, args.vectors, longest_row(b.longest, kInCsc));
   budget_carry(problem, args.vectors * kSortPieceBytes, grad_x);
   choose_shares(problem, args.plan);
   const Tensor carry = take_carry(problem, grad_x, args);
@@ -252,7 +253,7 @@ std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
 
 Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
                                 const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
-                                c10::string_view ties, c10::string_view way) {
+                                c10::string_view ties, c10::string_view way, at::IntArrayRef longest) {
   const char* op = "edgeless::neighbor_reduce_backward";
   check_reduce(op, x, csr);
   check_rule(op, reduce, ties);
@@ -274,8 +275,8 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   Tensor grad_x = at::empty(x.sizes(), x.options());
   if (grad_x.numel() == 0 || csr[1].size(0) == 0) return grad_x.zero_();
   const Backward b{
-      grad_out,          x, out, arg, tied, csr, csc, ties != "first", storage_of(x.scalar_type()), rows, width,
-      on_device.stream()};
+      grad_out,           x,      out, arg, tied, csr, csc, ties != "first", storage_of(x.scalar_type()), rows, width,
+      on_device.stream(), longest};
   const std::optional<Way> chosen = choose_way(b, way);
   TORCH_CHECK_VALUE(chosen, op, ": way must be one that these inputs allow, got '", way, "'");
   switch (chosen->kind) {

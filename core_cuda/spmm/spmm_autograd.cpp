@@ -1,12 +1,11 @@
 // The gradients of SpMM and SDDMM: each is the other's, so both can be differentiated as often as one likes.
-#include "../common/autograd.h"
-#include "inputs.h"
+#include "calls.h"
 
 namespace edgeless {
 namespace {
 
 Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype);
+            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype, at::IntArrayRef longest);
 Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
              at::TensorList csr, at::TensorList csc);
 
@@ -14,6 +13,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
 struct Options {
   const OptTensor &src_scale, &dst_scale;
   at::TensorList csr, csc;
+  at::IntArrayRef longest;
 };
 
 using Compute = std::function<Tensor()>;
@@ -27,6 +27,7 @@ struct SpMM : torch::autograd::Function<SpMM> {
     save(ctx, {needs_x ? OptTensor(x) : OptTensor(), weight, options.src_scale, options.dst_scale}, options.csr,
          options.csc);
     ctx->saved_data["dtype"] = static_cast<int64_t>(x.scalar_type());
+    ctx->saved_data["longest"] = turned_round(options.longest);
     return compute();
   }
 
@@ -36,8 +37,9 @@ struct SpMM : torch::autograd::Function<SpMM> {
     Needs need(ctx);
     Tensor grad_x, grad_weight;
     if (need()) {
+      const auto longest = ctx->saved_data.at("longest").toIntVector();
       const auto dtype = static_cast<at::ScalarType>(ctx->saved_data.at("dtype").toInt());
-      grad_x = spmm(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr, {}).to(dtype);
+      grad_x = spmm(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr, {}, longest).to(dtype);
     }
     if (need(weight.has_value())) grad_weight = sddmm(grads[0], saved[0], src_scale, dst_scale, saved.csr, saved.csc);
     return {grad_x, grad_weight, Tensor(), Tensor()};
@@ -59,18 +61,19 @@ struct SDDMM : torch::autograd::Function<SDDMM> {
     const OptTensor src_scale = saved.optional(2), dst_scale = saved.optional(3);
     Needs need(ctx);
     Tensor grad_dst, grad_src;
-    if (need()) grad_dst = spmm(src, grads[0], src_scale, dst_scale, saved.csr, saved.csc, {}).to(dst.scalar_type());
-    if (need()) grad_src = spmm(dst, grads[0], dst_scale, src_scale, saved.csc, saved.csr, {}).to(src.scalar_type());
+    if (need())
+      grad_dst = spmm(src, grads[0], src_scale, dst_scale, saved.csr, saved.csc, {}, {}).to(dst.scalar_type());
+    if (need())
+      grad_src = spmm(dst, grads[0], dst_scale, src_scale, saved.csc, saved.csr, {}, {}).to(src.scalar_type());
     return {grad_dst, grad_src, Tensor(), Tensor()};
   }
 };
 
 Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype) {
-  static const Kernels kernels("edgeless::spmm", spmm);
-  const Compute compute = [&] { return kernels(x, weight, src_scale, dst_scale, csr, csc, out_dtype); };
+            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
+  const Compute compute = [&] { return call_spmm(x, weight, src_scale, dst_scale, csr, csc, out_dtype, longest); };
   if (!at::GradMode::is_enabled()) return compute();
-  return SpMM::apply(x, weight, Options{src_scale, dst_scale, csr, csc}, compute);
+  return SpMM::apply(x, weight, Options{src_scale, dst_scale, csr, csc, longest}, compute);
 }
 
 Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
@@ -78,7 +81,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
   static const Kernels kernels("edgeless::sddmm", sddmm);
   const Compute compute = [&] { return kernels(dst, src, src_scale, dst_scale, csr, csc); };
   if (!at::GradMode::is_enabled()) return compute();
-  return SDDMM::apply(dst, src, Options{src_scale, dst_scale, csr, csc}, compute);
+  return SDDMM::apply(dst, src, Options{src_scale, dst_scale, csr, csc, {}}, compute);
 }
 
 }  // namespace

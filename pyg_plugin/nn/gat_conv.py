@@ -76,16 +76,21 @@ class GATConv(FusedConv, gat_conv.GATConv):
             lin_src = lin_dst = self.lin
         else:
             lin_src, lin_dst = self.lin_src, self.lin_dst
+        loops, kind = self.add_self_loops, kind_of(edge_index)
+        wants_attention = self.wants_attention(return_attention_weights)
+        by_edge = wants_attention or self.lin_edge is not None
+        graph = kind.graph(edge_index, x_src.size(0), num_dst, self.flow, loops, by_edge)
+        if x_src is x_dst and lin_src is lin_dst and res is None and not by_edge and self.concat:
+            vectors = (self.att_src, self.att_dst)
+            out = self._layer(graph, "gat", x_src, (lin_src,), vectors, self.bias, self.negative_slope)
+            if out is not None:
+                return out
         if x_src is x_dst and lin_src is lin_dst:
             x_src, alpha_src, alpha_dst = self._with_logits(x_src, lin_src, self.att_src, self.att_dst)
         else:
             x_src, alpha_src = self._with_logits(x_src, lin_src, self.att_src)
             _, alpha_dst = (None, None) if x_dst is None else self._with_logits(x_dst, lin_dst, self.att_dst)
 
-        loops, kind = self.add_self_loops, kind_of(edge_index)
-        wants_attention = self.wants_attention(return_attention_weights)
-        by_edge = wants_attention or self.lin_edge is not None
-        graph = kind.graph(edge_index, x_src.size(0), num_dst, self.flow, loops, by_edge)
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
         edge_proj = None
         if edge_attr is not None:  # the logit is linear in edge_attr: project the attention vector, not the edges

@@ -43,7 +43,16 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         heads, channels, att = self.heads, self.out_channels, self.att
         x_l, x_r = pair(x)
         res = None if self.res is None else self.res(x_r)
+        loops, kind = self.add_self_loops, kind_of(edge_index)
+        wants_attention = self.wants_attention(return_attention_weights)
+        by_edge = wants_attention or self.lin_edge is not None
+        graph = kind.graph(edge_index, x_l.size(0), x_r.size(0), self.flow, loops, by_edge)
         shared = x_l is x_r and self.share_weights
+        if x_l is x_r and res is None and not by_edge and self.concat:
+            maps = (self.lin_l,) if shared else (self.lin_l, self.lin_r)
+            out = self._layer(graph, "gatv2", x_l, maps, (att,), self.bias, self.negative_slope)
+            if out is not None:
+                return out
         if shared:
             x_l = x_r = self._project(x_l, self.lin_l, heads=(heads,))[0]
         elif x_l is x_r:
@@ -53,10 +62,6 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
                 self._project(x, lin, heads=(heads,)) for x, lin in ((x_l, self.lin_l), (x_r, self.lin_r))
             )
 
-        loops, kind = self.add_self_loops, kind_of(edge_index)
-        wants_attention = self.wants_attention(return_attention_weights)
-        by_edge = wants_attention or self.lin_edge is not None
-        graph = kind.graph(edge_index, x_l.size(0), x_r.size(0), self.flow, loops, by_edge)
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
         out = gatv2_attention(
             graph,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch_geometric.nn.conv import transformer_conv
@@ -50,9 +52,17 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
     def _fused_forward(self, x, edge_index, edge_attr, return_attention_weights):
         heads, channels = self.heads, self.out_channels
         x_src, x_dst = pair(x)
+        kind = kind_of(edge_index)
+        graph = kind.graph(edge_index, x_src.size(0), x_dst.size(0), self.flow, False)
+        wants_attention = self.wants_attention(return_attention_weights)
         skip = [self.lin_skip] if self.root_weight else []
+        maps = (self.lin_query, self.lin_key, self.lin_value, *skip)
+        plain = self.lin_beta is None and self.lin_edge is None and self.concat and not wants_attention
+        if x_src is x_dst and plain:
+            out = self._layer(graph, "dot", x_src, maps, (), None, 1 / math.sqrt(channels or 1))
+            if out is not None:
+                return out
         if x_src is x_dst:  # lazy maps draw their weights in this order
-            maps = (self.lin_query, self.lin_key, self.lin_value, *skip)
             in_heads = (heads, heads, heads, *(0 for _ in skip))
             query, key, value, *skip = self._project(x_src, *maps, joined=3, heads=in_heads)
         else:
@@ -60,10 +70,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             key, value = self._project(x_src, self.lin_key, self.lin_value, joined=2, heads=(heads, heads))
             skip = self._project(x_dst, *skip) if skip else []
 
-        kind = kind_of(edge_index)
-        graph = kind.graph(edge_index, key.size(0), query.size(0), self.flow, False)
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, False)
-        wants_attention = self.wants_attention(return_attention_weights)
         out = dot_attention(
             graph,
             query,

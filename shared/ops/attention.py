@@ -16,7 +16,7 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
 
 @register_fake("edgeless::attention")
 def _attention_fake(
-    dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, out_dtype
+    dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, out_dtype, *_
 ):
     rows = src if value is None else value
     out = dst.new_empty((dst.size(0), dst.size(1), rows.size(2)), dtype=out_dtype or rows.dtype)
@@ -25,7 +25,7 @@ def _attention_fake(
 
 @register_fake("edgeless::attention_backward")
 def _attention_backward_fake(grad_out, grad_weights, out, logsumexp, *rest):
-    inputs, needs = rest[:_NUM_INPUTS], rest[-1]
+    inputs, needs = rest[:_NUM_INPUTS], rest[_NUM_INPUTS + 7]  # behind csr and what is not differentiated
     some = inputs[0]
     return [t.new_empty(t.shape) if need and t is not None else some.new_empty((0,)) for t, need in zip(inputs, needs)]
 

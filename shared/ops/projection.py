@@ -54,5 +54,5 @@ def _node_logits_fake(x, vectors):
 
 
 @register_fake("edgeless::node_logits_backward")
-def _node_logits_backward_fake(grads, x, vectors, needs):
+def _node_logits_backward_fake(grads, x, vectors, needs, more=None):
     return [t.new_empty(t.shape if need else (0,)) for t, need in zip((x, *vectors), needs)]

@@ -360,3 +360,21 @@ def test_powers_of_degrees_are_kept(side, degrees, isolated):
     scale = graph.degree_scale(side, -0.5, torch.float64, isolated=isolated)
     assert torch.equal(scale, torch.tensor([d**-0.5 if d else isolated for d in degrees], dtype=torch.float64))
     assert graph.degree_scale(side, -0.5, torch.float64, isolated=isolated) is scale
+
+
+def test_edge_ids_of_the_transpose_are_kept_from_when_they_are_needed():
+    graph = Graph.from_edge_index(EDGES, 4, 3)
+    indptr, indices = graph.csc_arrays(by_edge=False)
+    assert graph.has_csc and graph.csc_arrays(by_edge=False)[0] is indptr
+    assert graph.memory_bytes() == 4 * (4 + 6 + 6) + 4 * (5 + 6)
+    assert graph.out_degrees().tolist() == [3, 2, 1, 0]
+    assert_graph(pickle.loads(pickle.dumps(graph)), EDGES, 4, 3)
+    assert_graph(graph.reverse(), EDGES.flip(0), 3, 4)
+    whole = graph.csc_arrays(by_edge=True)
+    assert len(whole) == 3 and torch.equal(whole[0], indptr) and torch.equal(whole[1], indices)
+    assert all(a is b for a, b in zip(graph.csc, whole))
+    assert graph.csc_arrays(by_edge=False)[0] is whole[0]  # held once
+    assert graph.memory_bytes() == graph.memory_bytes_at_most()
+    assert [len(graph.csr_arrays(by_edge)) for by_edge in (False, True)] == [2, 3]
+    sorted_graph = Graph.from_csr(*graph.csr[:2], 4)
+    assert len(sorted_graph.csr_arrays(by_edge=True)) == 2  # positions are the ids

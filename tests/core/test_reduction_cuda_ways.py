@@ -9,7 +9,6 @@ from test_reduction import TIES, features
 import edgeless
 from edgeless import Graph, functional
 from edgeless.aggregation import _arg_dtype
-from edgeless.functional_checks import arrays
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
@@ -37,7 +36,7 @@ def dtype_for(way):
 
 
 def backward(graph, x, grad, reduce, ties, way, forward=None):
-    csr, csc = arrays(graph.csr), arrays(graph.csc)
+    csr, csc = graph.csr_arrays(True), graph.csc_arrays(True)
     forward = forward or torch.ops.edgeless.neighbor_reduce(x, csr, [], reduce, 0.0, _arg_dtype(graph, ties), ties)
     poison()
     return torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, reduce, ties, way)
@@ -189,7 +188,7 @@ def test_nan_and_infinite_features(way):
     for value in (float("nan"), float("inf"), -float("inf")):
         x, grad = features(graph, 32, dtype).detach(), gradients(graph, 32, dtype)
         x[::17] = value
-        csr = arrays(moved.csr)
+        csr = moved.csr_arrays(True)
         forward = torch.ops.edgeless.neighbor_reduce(
             x.to(DEVICE), csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first"
         )
@@ -215,7 +214,7 @@ def test_captured_in_a_cuda_graph_without_a_sync(way):
     moved = narrow(graph)
     dtype = dtype_for(way)
     x, grad = features(graph, 40, dtype).detach().to(DEVICE), gradients(graph, 40, dtype).to(DEVICE)
-    csr, csc = arrays(moved.csr), arrays(moved.csc)
+    csr, csc = moved.csr_arrays(True), moved.csc_arrays(True)
     forward = torch.ops.edgeless.neighbor_reduce(x, csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first")
     call = lambda: torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, "max", "first", way)  # noqa: E731
     expected = call()
@@ -273,7 +272,7 @@ def assert_sorts(graph, width, dtype):
     for arg in (torch.uint8, torch.int16, torch.int32):
         if longest > 2 ** (8 * arg.itemsize):
             continue
-        forward = torch.ops.edgeless.neighbor_reduce(x, arrays(graph.csr), [], "max", 0.0, arg, "first")
+        forward = torch.ops.edgeless.neighbor_reduce(x, graph.csr_arrays(True), [], "max", 0.0, arg, "first")
         found = [backward(graph, x, grad, "max", "first", "sort", forward) for _ in range(3)]
         assert_close([found[0]], [taken(graph, forward, grad)], TOLERANCE[dtype])
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

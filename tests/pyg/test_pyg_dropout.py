@@ -17,7 +17,7 @@ def _mask(name, seed, edge_index, num_nodes):
     graph = edgeless.Graph.from_edge_index(edge_index, num_nodes, num_nodes)
     num_edges = graph.num_edges if name == "TransformerConv" else graph.with_self_loops().num_edges
     torch.manual_seed(seed)
-    drawn = functional._seed_tensor(None, "cpu")
+    drawn = functional.seed_tensor(None, "cpu")
     return reference.dropout_mask(drawn, num_edges, 3, RATE)
 
 

@@ -20,6 +20,7 @@ struct Problem {
   int heads = 1;
   int key_vectors = 0, value_vectors = 0;
   int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // rows of what is gathered
+  int64_t longest = -1;                                   // edges of a row, -1: unknown
   int64_t carry_bytes = 0;                                // of a piece of a hub, all heads
   int64_t carry_budget = 0;                               // bytes that pieces may take
   int64_t range_bytes = 0, range_budget = 1;              // bytes kept by block range, and what they may add up to
@@ -124,7 +125,7 @@ inline void choose_partition(const Problem& problem, const Device& device, Plan&
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);
   const int64_t budget = std::max<int64_t>(problem.carry_budget, 1);
   part.piece = std::max(part.range_units, 2 * problem.num_edges * problem.carry_bytes / budget);
-  plan.hubs = is_hub(problem.num_edges, part);
+  plan.hubs = may_cut(problem.longest, problem.num_edges, part);
   plan.slots = number_of_slots(problem.num_edges, part.piece);
 }
 

@@ -8,18 +8,23 @@ namespace edgeless::cuda::maps {
 
 constexpr int kLanes = 32, kSides = 8, kPer = 4;
 
-// The sums over a block's sides, in their order; valid on side 0.
-template <class A>
-__device__ __forceinline__ A over_sides(A x, A (&shared)[kSides][kLanes]) {
+// The sums over a block's sides, pair by pair; valid on side 0.
+template <class A, int kAll>
+__device__ __forceinline__ A over_sides(A x, A (&shared)[kAll][kLanes]) {
   shared[threadIdx.y][threadIdx.x] = x;
   __syncthreads();
-  A sum = 0;
+  A sum[kAll] = {};
   if (threadIdx.y == 0) {
 #pragma unroll
-    for (int side = 0; side < kSides; ++side) sum += shared[side][threadIdx.x];
+    for (int side = 0; side < kAll; ++side) sum[side] = shared[side][threadIdx.x];
+#pragma unroll
+    for (int step = kAll / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int side = 0; side < step; ++side) sum[side] += sum[side + step];
+    }
   }
   __syncthreads();
-  return sum;
+  return sum[0];
 }
 
 }  // namespace edgeless::cuda::maps

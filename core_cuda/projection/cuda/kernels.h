@@ -29,6 +29,9 @@ struct ColumnSumsArgs {
   void* partial = nullptr;  // [chunks, total] of float, for double double
 };
 
+// Rows up to which column sums take one launch and no `partial`.
+constexpr int64_t kRowsOfABlock = 4096;
+
 // How many chunks of rows are summed apart: of the number of rows alone, so that results depend on nothing else.
 constexpr int chunks_of(int64_t num_rows) {
   const int64_t chunks = (num_rows + 127) / 128;
@@ -55,6 +58,7 @@ struct LogitsArgs {
   // Backward
   int chunks = 0;
   const void* grad[kMostVectors] = {};  // [N, heads], null: zero
+  const void* more = nullptr;           // [N, heads, channels], to be added to grad_rows; may be these
   void* grad_rows = nullptr;            // [N, heads, channels], null: not wanted
   void* partial = nullptr;              // [chunks, vectors, heads, channels], null: not wanted
 };

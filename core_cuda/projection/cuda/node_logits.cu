@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kLanes* kSides) gradients_kernel(const __grid_
   }
   const int64_t begin = args.num_rows * blockIdx.x / args.chunks, end = args.num_rows * (blockIdx.x + 1) / args.chunks;
   const S* rows = static_cast<const S*>(args.rows);
+  const S* more = static_cast<const S*>(args.more);
   S* grad_rows = static_cast<S*>(args.grad_rows);
 #pragma unroll 4
   for (int64_t row = begin + threadIdx.y; row < end; row += kSides) {
@@ -78,6 +79,7 @@ __global__ void __launch_bounds__(kLanes* kSides) gradients_kernel(const __grid_
       if (first[group] >= width) continue;
       A number[kStep] = {}, grad[kStep] = {};
       if (args.partial) load_numbers<S>(rows + row * args.row_stride + offset[group], number);
+      if (more) load_numbers<S>(more + row * width + first[group], grad);
 #pragma unroll
       for (int v = 0; v < kMostVectors; ++v) {
         if (v >= args.vectors || !args.grad[v]) continue;

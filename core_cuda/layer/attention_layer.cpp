@@ -1,0 +1,269 @@
+// A whole layer of attention as one node of autograd: the maps of its rows, the logits of nodes, the attention and what
+// is added behind it. On small graphs a node takes the host as long as a kernel. What runs are the kernels of the
+// parts. On large graphs the parts do better: each frees what it saved before the next one runs.
+#include "../attention/calls.h"
+#include "../projection/calls.h"
+
+namespace edgeless {
+namespace {
+
+// What the score makes of the maps of the rows, in the order of the weights:
+//
+//   gat    the values; the vectors give the logits of sources and of destinations
+//   gatv2  sources, destinations (one map: both); the vector is att
+//   dot    queries, keys, values, and, of four, what is added to the result
+struct Operands {
+  Tensor dst, src;
+  OptTensor value, att;
+};
+
+Operands operands(ScoreKind score, at::TensorList mapped, at::TensorList vectors) {
+  switch (score) {
+    case ScoreKind::gat: {
+      const auto logits = call_node_logits(mapped[0], vectors);
+      return {logits[1], logits[0], mapped[0], {}};
+    }
+    case ScoreKind::gatv2: {
+      const Tensor att = vectors[0].squeeze(0);
+      return {mapped.back(), mapped[0], {}, in_arithmetic(att, mapped[0].scalar_type())};
+    }
+    default: return {mapped[0], mapped[1], mapped[2], {}};
+  }
+}
+
+void check_layer(ScoreKind score, size_t weights, size_t vectors, size_t row) {
+  const char* op = "edgeless::attention_layer";
+  const auto expect = [&](bool fits, const char* name, const char* expected, size_t came) {
+    TORCH_CHECK_VALUE(fits, op, ": ", name, " must be ", expected, " for this score, got ", came);
+  };
+  switch (score) {
+    case ScoreKind::gat:
+      expect(weights == 1, "weights", "1", weights);
+      expect(vectors == 2, "vectors", "2", vectors);
+      break;
+    case ScoreKind::gatv2:
+      expect(weights == 1 || weights == 2, "weights", "1 or 2", weights);
+      expect(vectors == 1, "vectors", "1", vectors);
+      break;
+    case ScoreKind::dot:
+      expect(weights == 3 || weights == 4, "weights", "3 or 4", weights);
+      expect(vectors == 0, "vectors", "none", vectors);
+      expect(weights == 3 || row == 0, "row", "none, with a map that is added,", row);
+      break;
+    default: TORCH_CHECK_VALUE(false, op, ": score must be 'gat', 'gatv2' or 'dot'");
+  }
+}
+
+// The arguments without a gradient.
+struct Layer {
+  AttentionOptions attention;
+  ScoreKind score;
+  int64_t heads;
+  Optional<at::ScalarType> dtype, out_dtype;
+
+  bool adds_map(size_t maps) const { return score == ScoreKind::dot && maps == 4; }
+  c10::SmallVector<int64_t, 4> heads_of_maps(size_t maps) const {
+    c10::SmallVector<int64_t, 4> all(maps, heads);
+    if (adds_map(maps)) all.back() = 0;
+    return all;
+  }
+};
+
+struct Results {
+  std::vector<Tensor> mapped;
+  Operands operands;
+  Tensor out, logsumexp;  // of the attention, [N, H, C]
+  Tensor result;          // [N, H * C]
+};
+
+Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, const Layer& layer, int64_t joined) {
+  Results r;
+  const size_t count = maps.weights.size();
+  r.mapped = call_project(maps.x, maps.weights, maps.biases, joined, {}, layer.heads_of_maps(count));
+  r.operands = operands(layer.score, r.mapped, vectors);
+  const auto& o = r.operands;
+  const auto& a = layer.attention;
+  std::tie(r.out, r.logsumexp) = call_attention(o.dst, o.src, o.value, o.att, {}, {}, {}, a.csr, a.csc, a.seed, a.score,
+                                                a.coefficient, a.dropout, layer.out_dtype, a.longest);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  if (layer.adds_map(count)) {
+    r.result = at::add(r.out.flatten(1), r.mapped.back());
+  } else {
+    r.result = row.empty() ? r.out.flatten(1) : call_add_row(r.out, row[0]);
+  }
+  return r;
+}
+
+// What came for the map that is added, [N, H * C], in the dtype of the others; beside the gradients of queries, keys
+// and values where these are parts of a tensor that has room for it: then all are one product's.
+Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::ScalarType dtype) {
+  const Tensor& first = three[0];
+  const int64_t width = grad.size(1);
+  const auto follows = [&](int64_t k) {
+    return three[k].is_alias_of(first) && three[k].storage_offset() == first.storage_offset() + k * width;
+  };
+  if (is_traced(grad) || first.stride(0) != 4 * width || !follows(1) || !follows(2)) return grad.to(dtype);
+  const Tensor part = first.as_strided(grad.sizes(), {4 * width, 1}, first.storage_offset() + 3 * width);
+  return part.copy_(grad);
+}
+
+struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
+  static constexpr bool is_traceable = true;
+
+  // What is saved: these, then the weights, the vectors, csr and csc.
+  enum Saved : size_t { kX, kDstRows, kSrcRows, kValueRows, kAttRow, kOut, kLogsumexp, kSeed, kFixed };
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
+                        at::TensorList vectors, at::TensorList row, const std::vector<bool>& has_bias,
+                        const Layer& layer) {
+    const int64_t joined = is_traced(x) ? 0 : static_cast<int64_t>(weights.size());
+    const Maps maps = MapInputs::take(ctx, x, weights, biases, has_bias, joined, layer.dtype);
+    const Results r = compute(maps, vectors, row, layer, joined);
+    // Without a row the result is the attention's own output: saved as what it is, so that an edit of it is noticed.
+    const bool same = !layer.adds_map(weights.size()) && row.empty();
+    variable_list saved{maps.x,
+                        r.operands.dst,
+                        r.operands.src,
+                        r.operands.value.value_or(Tensor()),
+                        r.operands.att.value_or(Tensor()),
+                        same ? r.result : r.out,
+                        r.logsumexp,
+                        layer.attention.seed.value_or(Tensor())};
+    saved.insert(saved.end(), maps.weights.begin(), maps.weights.end());
+    for (const at::TensorList list : {vectors, layer.attention.csr, layer.attention.csc}) {
+      saved.insert(saved.end(), list.begin(), list.end());
+    }
+    ctx->save_for_backward(std::move(saved));
+    layer.attention.save(ctx);
+    ctx->saved_data["heads"] = r.out.sym_size(1);
+    ctx->saved_data["channels"] = r.out.sym_size(2);
+    ctx->saved_data["biases"] = static_cast<int64_t>(biases.size());
+    ctx->saved_data["weights"] = static_cast<int64_t>(weights.size());
+    ctx->saved_data["vectors"] = static_cast<int64_t>(vectors.size());
+    ctx->saved_data["csr"] = static_cast<int64_t>(layer.attention.csr.size());
+    ctx->saved_data["row"] = !row.empty();
+    ctx->set_materialize_grads(false);
+    return r.result;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& given) {
+    const auto count = [&](const char* name) { return static_cast<size_t>(ctx->saved_data.at(name).toInt()); };
+    const size_t weights = count("weights"), biases = count("biases"), vectors = count("vectors");
+    const bool has_row = ctx->saved_data.at("row").toBool();
+    const size_t inputs = 1 + weights + biases + vectors + has_row;
+    variable_list results(inputs + 2);
+    if (!given[0].defined()) return results;
+    const variable_list saved = ctx->get_saved_variables();
+    std::vector<size_t> found;  // of the inputs
+    const auto compute = [&] {
+      variable_list grads = gradients(ctx, given[0], saved, weights, biases, vectors, has_row), kept;
+      found.clear();
+      for (size_t i = 0; i < grads.size(); ++i) {
+        if (grads[i].defined()) kept.push_back(std::move(grads[i])), found.push_back(i);
+      }
+      return kept;
+    };
+    variable_list of(saved.begin(), saved.begin() + kFixed + weights + vectors);
+    of.push_back(given[0]);
+    const variable_list kept = once_differentiable("attention", of, compute);
+    for (size_t i = 0; i < kept.size(); ++i) results[found[i]] = kept[i];
+    return results;
+  }
+
+  static variable_list gradients(AutogradContext* ctx, const Tensor& grad, const variable_list& saved, size_t weights,
+                                 size_t biases, size_t vectors, bool has_row) {
+    const SavedAttentionOptions options(ctx);
+    const ScoreKind score = parse_score("edgeless::attention_layer", options.score);
+    const c10::SymInt heads = ctx->saved_data.at("heads").toSymInt(),
+                      channels = ctx->saved_data.at("channels").toSymInt();
+    const auto needs = [&](size_t first, size_t count) {
+      for (size_t i = first; i < first + count; ++i) {
+        if (ctx->needs_input_grad(i)) return true;
+      }
+      return false;
+    };
+    const size_t maps = 1 + weights + biases;  // inputs of the maps
+    const bool of_rows = needs(0, maps), of_vectors = needs(maps, vectors);
+    const auto part = [&](size_t first, size_t size) { return at::TensorList(saved.data() + first, size); };
+    const at::TensorList of_maps = part(kFixed, weights), given_vectors = part(kFixed + weights, vectors);
+    variable_list results(maps + vectors + has_row);
+    if (has_row && ctx->needs_input_grad(maps + vectors)) results.back() = call_column_sums(grad);
+    if (!of_rows && !of_vectors) return results;
+
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    const bool gat = score == ScoreKind::gat;
+    const size_t graph = kFixed + weights + vectors, csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
+    const auto kept = [&](size_t i) { return saved[i].defined() ? OptTensor(saved[i]) : OptTensor(); };
+    const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : t.unflatten_symint(1, {heads, channels}); };
+    const AttentionChoice choice{of_rows || gat, of_rows || gat, of_rows && saved[kValueRows].defined(),
+                                 of_vectors && saved[kAttRow].defined()};
+    auto found =
+        call_attention_backward(by_head(grad), {}, by_head(saved[kOut]), saved[kLogsumexp], as_rows(saved[kDstRows]),
+                                as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, part(graph, csr),
+                                part(graph + csr, saved.size() - graph - csr), kept(kSeed), options.score,
+                                options.coefficient, options.dropout, false, choice, !is_traced(grad), options.longest);
+
+    variable_list mapped;  // gradients of the maps' results
+    if (gat) {
+      c10::List<bool> which({of_rows});
+      for (size_t k = 0; k < vectors; ++k) which.push_back(ctx->needs_input_grad(maps + k));
+      const variable_list logits{found[kSrc].squeeze(2), found[kDst].squeeze(2)};
+      auto all = call_node_logits_backward(optional(logits), saved[kValueRows], given_vectors, which,
+                                           of_rows ? OptTensor(found[kValue]) : OptTensor());
+      mapped.push_back(std::move(all[0]));
+      for (size_t k = 0; k < vectors; ++k) {
+        if (which[1 + k]) results[maps + k] = all[1 + k];
+      }
+    } else if (score == ScoreKind::gatv2) {
+      if (weights == 2) {
+        mapped.assign({found[kSrc], found[kDst]});
+      } else if (of_rows) {
+        mapped.push_back(found[kSrc].add_(found[kDst]));
+      }
+      if (of_vectors) results[maps] = found[kAtt].to(given_vectors[0].scalar_type()).view_as(given_vectors[0]);
+    } else {
+      mapped.assign({found[kDst], found[kSrc], found[kValue]});
+      if (weights == 4) mapped.push_back(in_fourth_part(mapped, grad, saved[kX].scalar_type()));
+    }
+    if (!of_rows) return results;
+    found.clear();
+    for (Tensor& t : mapped) {
+      if (t.dim() == 3) t = t.flatten(1);
+    }
+    const variable_list of_inputs = MapInputs::gradients(ctx, mapped, saved[kX], of_maps);
+    std::copy(of_inputs.begin(), of_inputs.end(), results.begin());
+    return results;
+  }
+};
+
+Tensor attention_layer(const Tensor& x, at::TensorList weights, const OptTensors& biases, at::TensorList vectors,
+                       const OptTensor& row, at::TensorList csr, at::TensorList csc, const OptTensor& seed,
+                       c10::string_view score, int64_t heads, double coefficient, double dropout,
+                       Optional<at::ScalarType> dtype, Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
+  const ScoreKind kind = parse_score("edgeless::attention_layer", std::string_view(score.data(), score.size()));
+  variable_list rows;
+  if (row) rows.push_back(*row);
+  check_layer(kind, weights.size(), vectors.size(), rows.size());
+  const Layer layer{{csr, csc, seed, score, coefficient, dropout, longest}, kind, heads, dtype, out_dtype};
+  if (!at::GradMode::is_enabled()) {
+    const int64_t joined = is_traced(x) ? 0 : static_cast<int64_t>(weights.size());
+    const Maps maps(x, weights, biases, joined, dtype,
+                    [](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, true); });
+    return compute(maps, vectors, rows, layer, joined).result;
+  }
+  variable_list present;
+  std::vector<bool> has_bias;
+  for (size_t k = 0; k < biases.size(); ++k) {
+    const OptTensor bias = biases.get(k);
+    has_bias.push_back(bias.has_value());
+    if (bias) present.push_back(*bias);
+  }
+  return AttentionLayer::apply(x, weights, at::TensorList(present), vectors, at::TensorList(rows), has_bias, layer);
+}
+
+}  // namespace
+
+// Of its parts, whatever the device: it has no kernels of its own.
+TORCH_LIBRARY_IMPL(edgeless, CompositeImplicitAutograd, m) { m.impl("attention_layer", attention_layer); }
+
+}  // namespace edgeless

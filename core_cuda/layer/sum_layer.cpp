@@ -1,0 +1,83 @@
+// A layer that adds up neighbours as one node of autograd: two maps, of the sums and of the rows themselves. See
+// attention_layer.cpp.
+#include "../projection/calls.h"
+#include "../spmm/calls.h"
+
+namespace edgeless {
+namespace {
+
+// The arguments without a gradient.
+struct Sum {
+  const OptTensor &weight, &src_scale, &dst_scale;
+  at::TensorList csr, csc;
+  Optional<at::ScalarType> dtype;
+  at::IntArrayRef longest;
+
+  Tensor of(const Tensor& x) const { return call_spmm(x, weight, src_scale, dst_scale, csr, csc, {}, longest); }
+};
+
+// The op itself, autograd included.
+Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+            at::TensorList csr, at::TensorList csc) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("edgeless::spmm", "").typed<decltype(call_spmm)>();
+  return op.call(x, weight, src_scale, dst_scale, csr, csc, {}, {});
+}
+
+struct SumLayer : torch::autograd::Function<SumLayer> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList bias,
+                        const Sum& sum) {
+    const Tensor sums = sum.of(x);
+    const Summands maps = SumInputs::take(ctx, {sums, x}, weights, bias.empty() ? OptTensor() : bias[0], sum.dtype);
+    save(ctx, {maps.xs[0], maps.xs[1], maps.weights[0], maps.weights[1], sum.weight, sum.src_scale, sum.dst_scale},
+         sum.csr, sum.csc);
+    ctx->saved_data["longest"] = turned_round(sum.longest);
+    return call_project_sum(maps.xs, maps.weights, maps.bias, {});
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& given) {
+    const Saved saved(ctx, 7);
+    const SumInputs inputs(ctx, 2);
+    const OptTensor weight = saved.optional(4), src_scale = saved.optional(5), dst_scale = saved.optional(6);
+    const bool of_x = ctx->needs_input_grad(0), again = at::GradMode::is_enabled();
+    c10::List<bool> needs;
+    for (const size_t i : {0, 0, 1, 2}) needs.push_back(ctx->needs_input_grad(i));
+    needs.push_back(inputs.has_bias && ctx->needs_input_grad(3));
+    // To be differentiated once more, the sums have to know what they are made of.
+    const Tensor sums =
+        again && !inputs.copied() ? spmm(saved[1], weight, src_scale, dst_scale, saved.csr, saved.csc) : saved[0];
+    variable_list grads = inputs.gradients(given[0], {sums, saved[1]}, {saved[2], saved[3]}, needs);
+    if (of_x && again) {
+      grads[1] = grads[1] + spmm(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr);
+    } else if (of_x) {
+      grads[1] = call_spmm(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr, {},
+                           ctx->saved_data.at("longest").toIntVector())
+                     .add_(grads[1]);
+    }
+    grads.erase(grads.begin());
+    grads.emplace_back();  // of what has no gradient
+    return grads;
+  }
+};
+
+Tensor sum_layer(const Tensor& x, at::TensorList weights, const OptTensor& bias, const OptTensor& edge_weight,
+                 const OptTensor& src_scale, const OptTensor& dst_scale, at::TensorList csr, at::TensorList csc,
+                 Optional<at::ScalarType> dtype, at::IntArrayRef longest) {
+  TORCH_CHECK_VALUE(weights.size() == 2, "edgeless::sum_layer: weights must be 2, got ", weights.size());
+  TORCH_CHECK_VALUE(!edge_weight || !edge_weight->requires_grad() || !at::GradMode::is_enabled(),
+                    "edgeless::sum_layer: edge_weight must not need a gradient");
+  const Sum sum{edge_weight, src_scale, dst_scale, csr, csc, dtype, longest};
+  if (!at::GradMode::is_enabled()) return call_project_sum({sum.of(x), x}, weights, bias, dtype);
+  variable_list given;
+  if (bias) given.push_back(*bias);
+  return SumLayer::apply(x, weights, at::TensorList(given), sum);
+}
+
+}  // namespace
+
+// Of its parts, whatever the device: it has no kernels of its own.
+TORCH_LIBRARY_IMPL(edgeless, CompositeImplicitAutograd, m) { m.impl("sum_layer", sum_layer); }
+
+}  // namespace edgeless

@@ -1,0 +1,222 @@
+// The projection ops below autograd, for the functions of autograd that are made of them.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "../common/autograd.h"
+#include "inputs.h"
+
+namespace edgeless {
+
+using OptTensors = c10::List<OptTensor>;
+
+inline std::vector<Tensor> call_project(const Tensor& x, at::TensorList weights, const OptTensors& biases,
+                                        int64_t joined, Optional<at::ScalarType> dtype, at::IntArrayRef heads) {
+  static const Kernels kernels("edgeless::project", call_project);
+  return kernels(x, weights, biases, joined, dtype, heads);
+}
+
+inline std::vector<Tensor> call_project_backward(const OptTensors& grads, const Tensor& x, at::TensorList weights,
+                                                 c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
+                                                 Optional<at::ScalarType> map_dtype) {
+  static const Kernels kernels("edgeless::project_backward", call_project_backward);
+  return kernels(grads, x, weights, std::move(needs), x_dtype, map_dtype);
+}
+
+inline Tensor call_project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& bias,
+                               Optional<at::ScalarType> dtype) {
+  static const Kernels kernels("edgeless::project_sum", call_project_sum);
+  return kernels(xs, weights, bias, dtype);
+}
+
+inline std::vector<Tensor> call_project_sum_backward(const Tensor& grad, at::TensorList xs, at::TensorList weights,
+                                                     c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
+                                                     Optional<at::ScalarType> map_dtype) {
+  static const Kernels kernels("edgeless::project_sum_backward", call_project_sum_backward);
+  return kernels(grad, xs, weights, std::move(needs), x_dtype, map_dtype);
+}
+
+inline Tensor call_add_row(const Tensor& x, const Tensor& row) {
+  static const Kernels kernels("edgeless::add_row", call_add_row);
+  return kernels(x, row);
+}
+
+inline Tensor call_column_sums(const Tensor& x) {
+  static const Kernels kernels("edgeless::column_sums", call_column_sums);
+  return kernels(x);
+}
+
+inline std::vector<Tensor> call_cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side) {
+  static const Kernels kernels("edgeless::cast_all", call_cast_all);
+  return kernels(tensors, dtype, side_by_side);
+}
+
+inline std::vector<Tensor> call_node_logits(const Tensor& x, at::TensorList vectors) {
+  static const Kernels kernels("edgeless::node_logits", call_node_logits);
+  return kernels(x, vectors);
+}
+
+inline std::vector<Tensor> call_node_logits_backward(const OptTensors& grads, const Tensor& x, at::TensorList vectors,
+                                                     c10::List<bool> needs, const OptTensor& more) {
+  static const Kernels kernels("edgeless::node_logits_backward", call_node_logits_backward);
+  return kernels(grads, x, vectors, std::move(needs), more);
+}
+
+inline OptTensors optional(const variable_list& tensors) {
+  OptTensors given;
+  for (const Tensor& t : tensors) given.push_back(t.defined() ? OptTensor(t) : OptTensor());
+  return given;
+}
+
+// What autocast would do to the gradients: copies of those of another dtype, one launch for all of a dtype.
+inline void cast_back(variable_list& tensors, const c10::List<int64_t>& dtypes) {
+  const auto cast = [](variable_list group, at::ScalarType dtype) {
+    if (!at::GradMode::is_enabled()) return call_cast_all(group, dtype, false);
+    for (Tensor& t : group) t = t.to(dtype);
+    return group;
+  };
+  cast_each(tensors, cast, [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); });
+}
+
+// The gradients of maps, to be differentiated once more: by torch's own products.
+inline variable_list differentiable_gradients(const variable_list& given, const Tensor& x, at::TensorList weights) {
+  Tensor grad_x = at::zeros_like(x);
+  variable_list of_weights, of_biases;
+  for (size_t k = 0; k < weights.size(); ++k) {
+    const Tensor grad = given[k].defined() ? given[k] : x.new_zeros_symint({x.sym_size(0), weights[k].sym_size(0)});
+    grad_x = grad_x + at::matmul(grad, weights[k]);
+    of_weights.push_back(at::matmul(grad.t(), x));
+    of_biases.push_back(grad.sum(0));
+  }
+  variable_list all{grad_x};
+  all.insert(all.end(), of_weights.begin(), of_weights.end());
+  all.insert(all.end(), of_biases.begin(), of_biases.end());
+  return all;
+}
+
+// What cannot be differentiated twice: a copy does not know what it was made of.
+constexpr const char* kCopied = "a linear map of rounded or joined copies, as under autocast,";
+
+// x, weights and biases of maps, the first inputs of a function of autograd. biases: those that are there; has_bias:
+// which maps they belong to.
+struct MapInputs {
+  // Forward: what the op is to be called with.
+  static Maps take(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
+                   const std::vector<bool>& has_bias, int64_t joined, Optional<at::ScalarType> dtype) {
+    OptTensors all;
+    size_t next = 0;
+    c10::List<bool> flags;
+    for (const bool has : has_bias) all.push_back(has ? OptTensor(biases[next++]) : OptTensor()), flags.push_back(has);
+    c10::List<int64_t> dtypes;
+    for (const at::TensorList list : {at::TensorList(x), weights, biases}) {
+      for (const Tensor& t : list) dtypes.push_back(static_cast<int64_t>(t.scalar_type()));
+    }
+    ctx->saved_data["has_bias"] = std::move(flags);
+    ctx->saved_data["dtypes"] = std::move(dtypes);
+    const bool traced = is_traced(x);
+    bool copied = false;
+    const Maps maps(x, weights, all, traced ? 0 : joined, dtype, [&](const auto& tensors, at::ScalarType to) {
+      copied = true;
+      return call_cast_all(tensors, to, !traced);
+    });
+    ctx->saved_data["copied"] = copied;
+    return maps;
+  }
+
+  // Backward: the inputs' gradients, undefined where none is needed. given: of the results, [N, F] each.
+  static variable_list gradients(AutogradContext* ctx, const variable_list& given, const Tensor& x,
+                                 at::TensorList weights) {
+    const size_t maps = weights.size();
+    const c10::List<bool> has_bias = ctx->saved_data["has_bias"].toBoolList();
+    c10::List<bool> needs;
+    for (size_t i = 0; i <= maps; ++i) needs.push_back(ctx->needs_input_grad(i));
+    size_t next = 1 + maps;
+    for (const bool has : has_bias) needs.push_back(has && ctx->needs_input_grad(next++));
+    const c10::List<int64_t> dtypes = ctx->saved_data["dtypes"].toIntList();
+    const auto dtype = [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); };
+    const auto compute = [&] { return call_project_backward(optional(given), x, weights, needs, dtype(0), dtype(1)); };
+    const variable_list found = !at::GradMode::is_enabled()             ? compute()
+                                : ctx->saved_data.at("copied").toBool() ? once_differentiable(kCopied, given, compute)
+                                                                        : differentiable_gradients(given, x, weights);
+    variable_list grads;
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (i <= maps || has_bias[i - 1 - maps]) grads.push_back(needs[i] ? found[i] : Tensor());
+    }
+    cast_back(grads, dtypes);
+    return grads;
+  }
+};
+
+// The same for the sum of maps of several inputs: xs, weights and the bias.
+struct SumInputs {
+  bool has_bias;
+
+  // Forward: what the op is to be called with.
+  static Summands take(AutogradContext* ctx, at::TensorList xs, at::TensorList weights, const OptTensor& bias,
+                       Optional<at::ScalarType> dtype) {
+    c10::List<int64_t> dtypes;
+    for (const at::TensorList list : {xs, weights}) {
+      for (const Tensor& t : list) dtypes.push_back(static_cast<int64_t>(t.scalar_type()));
+    }
+    if (bias) dtypes.push_back(static_cast<int64_t>(bias->scalar_type()));
+    ctx->saved_data["dtypes"] = std::move(dtypes);
+    const bool traced = is_traced(xs[0]);
+    bool copied = false;
+    Summands maps(xs, weights, bias, dtype, [&](const auto& tensors, at::ScalarType to) {
+      copied = true;
+      return call_cast_all(tensors, to, !traced);
+    });
+    ctx->saved_data["copied"] = copied;
+    return maps;
+  }
+
+  // Backward, of `count` maps.
+  SumInputs(const AutogradContext* ctx, size_t count)
+      : dtypes_(ctx->saved_data.at("dtypes").toIntList()),
+        copied_(ctx->saved_data.at("copied").toBool()),
+        count_(count) {
+    has_bias = dtypes_.size() > 2 * count;
+  }
+
+  bool copied() const { return copied_; }
+
+  // The inputs' gradients, undefined where none is needed. needs: every x, every weight, the bias.
+  variable_list gradients(const Tensor& grad, at::TensorList xs, at::TensorList weights,
+                          const c10::List<bool>& needs) const {
+    const auto compute = [&] { return call_project_sum_backward(grad, xs, weights, needs, widest(0), widest(count_)); };
+    variable_list grads = !at::GradMode::is_enabled() ? compute()
+                          : copied_                   ? once_differentiable(kCopied, variable_list{grad}, compute)
+                                                      : differentiable(grad, xs, weights);
+    for (size_t i = 0; i < grads.size(); ++i) {
+      if (!needs[i]) grads[i] = Tensor();
+    }
+    if (!has_bias) grads.pop_back();
+    cast_back(grads, dtypes_);
+    return grads;
+  }
+
+ private:
+  // The widest dtype of the inputs, or of the weights.
+  at::ScalarType widest(size_t first) const {
+    auto widest = static_cast<at::ScalarType>(dtypes_.get(first));
+    for (size_t i = first; i < first + count_; ++i) {
+      widest = at::promote_types(widest, static_cast<at::ScalarType>(dtypes_.get(i)));
+    }
+    return widest;
+  }
+
+  // To be differentiated once more.
+  static variable_list differentiable(const Tensor& grad, at::TensorList xs, at::TensorList weights) {
+    variable_list grads;
+    for (const Tensor& weight : weights) grads.push_back(at::matmul(grad, weight));
+    for (const Tensor& x : xs) grads.push_back(at::matmul(grad.t(), x));
+    grads.push_back(grad.sum(0));
+    return grads;
+  }
+
+  c10::List<int64_t> dtypes_;
+  bool copied_;
+  size_t count_;
+};
+
+}  // namespace edgeless

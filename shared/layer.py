@@ -1,0 +1,129 @@
+"""Layers of a small graph as one op each, and so as one node of autograd: on CUDA the host takes longer to begin what
+such a layer runs than the GPU takes to run it. On large graphs the parts take less memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from .aggregation import scales
+from .autocast import cuda_autocast_dtype
+from .functional import seed_tensor
+from .functional_checks import cast
+from .graph import Graph
+from .graph_checks import compiling
+from .ops.attention import statistics_dtype
+from .projection import fits, is_plain, rounds
+
+_FEW_NODES = 1 << 15  # below, as in the core, a product takes less time than its launch
+
+
+def _is_small(graph: Graph, x: Tensor) -> bool:
+    """Whether a layer is to be one op, for ``x`` ``[N, F]`` of a graph among N nodes."""
+    return x.is_cuda and not compiling() and x.size(0) == graph.num_src == graph.num_dst and x.size(0) < _FEW_NODES
+
+
+def _maps(x: Tensor, linears: Sequence[nn.Module], kinds: tuple[type, ...], *others: Optional[Tensor]):
+    """(weights, biases, autocast's dtype or None) of maps that the op takes with these other parameters, or None."""
+    if not all(is_plain(linear, kinds) for linear in linears):
+        return None
+    weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
+    if not fits(x, weights, [*biases, *others]):
+        return None
+    return weights, biases, cuda_autocast_dtype() if rounds([x]) else None
+
+
+def _needs_csc(*tensors: Optional[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def attention_layer(
+    graph: Graph,
+    score: str,
+    x: Tensor,
+    linears: Sequence[nn.Module],
+    *,
+    kinds: tuple[type, ...] = (nn.Linear,),
+    vectors: Sequence[Tensor] = (),
+    row: Optional[Tensor] = None,
+    heads: int,
+    coefficient: float,
+    dropout: float = 0.0,
+) -> Optional[Tensor]:
+    """Attention among the nodes of a graph, from their features to the layer's result.
+
+    Args:
+        graph: as many sources as destinations, N.
+        score: ``"gat"``, ``"gatv2"`` or ``"dot"``; with the functions of :mod:`edgeless.functional`, what follows is
+
+            - gat: linears ``[lin]``, vectors (of sources, of destinations), ``x = lin(x)``;
+            - gatv2: linears ``[lin_l, lin_r]`` or one for both, vectors (att,);
+            - dot: linears ``[query, key, value]`` and perhaps a fourth, whose result is added.
+        x: ``[N, F]``.
+        kinds: the classes whose forward is ``x @ weight.T + bias``.
+        vectors: ``[1, H, C]`` each.
+        row: ``[H * C]``, added to the result; not with a fourth map.
+        coefficient: the negative slope, or the scale.
+
+    Returns:
+        ``[N, H * C]``, of the dtype that the maps, the vectors and the row promote to; None where the parts have to be
+        called one by one.
+    """
+    if not _is_small(graph, x) or (maps := _maps(x, linears, kinds, *vectors, row)) is None:
+        return None
+    weights, biases, dtype = maps
+    rows = x.dtype if dtype is None else dtype
+    out_dtype = rows if not vectors else torch.promote_types(rows, vectors[0].dtype)
+    if (row is not None and row.dtype != out_dtype) or (score == "gat" and out_dtype != statistics_dtype(rows)):
+        return None
+    if score == "dot" and dtype is not None:  # the stock softmax runs in float32
+        out_dtype = torch.promote_types(rows, torch.float32)
+    by_edge = dropout > 0  # what is dropped depends on the ids of edges
+    csc = graph.csc_arrays(by_edge) if _needs_csc(x, *weights, *biases, *vectors) else []
+    seed = seed_tensor(None, x.device) if dropout > 0 else None
+    return torch.ops.edgeless.attention_layer(
+        x, weights, biases, vectors, row, graph.csr_arrays(by_edge), csc, seed, score, heads, coefficient, dropout,
+        dtype, out_dtype, graph.longest_at_hand(),
+    )  # fmt: skip
+
+
+def sum_layer(
+    graph: Graph,
+    x: Tensor,
+    linear: nn.Module,
+    own: nn.Module,
+    *,
+    kinds: tuple[type, ...] = (nn.Linear,),
+    weight: Optional[Tensor] = None,
+    reduce: str = "sum",
+) -> Optional[Tensor]:
+    """``linear(spmm(graph, x, weight, reduce=reduce)) + own(x)``.
+
+    Args:
+        graph: as many sources as destinations, N.
+        x: ``[N, F]``.
+        own: a map without a bias.
+        kinds: the classes whose forward is ``x @ weight.T + bias``.
+        weight: ``[E]``, in the order of the graph's edges.
+        reduce: ``"sum"`` or ``"mean"``.
+
+    Returns:
+        ``[N, C]``; None where the parts have to be called one by one.
+    """
+    if not _is_small(graph, x) or own.bias is not None or (maps := _maps(x, (linear, own), kinds)) is None:
+        return None
+    if weight is not None and (weight.dtype != x.dtype or _needs_csc(weight)):
+        return None
+    weights, (bias, _), dtype = maps
+    parameters = statistics_dtype(x.dtype)
+    weighted = weight is not None
+    by_edge = cast(weight, parameters).unsqueeze(1) if weighted else None
+    csc = graph.csc_arrays(weighted) if _needs_csc(x) else []
+    return torch.ops.edgeless.sum_layer(
+        x, weights, bias, by_edge, *scales(graph, "none", reduce, parameters), graph.csr_arrays(weighted), csc, dtype,
+        graph.longest_at_hand(),
+    )  # fmt: skip
