@@ -37,7 +37,7 @@ def _maps(x: Tensor, linears: Sequence[nn.Module], kinds: tuple[type, ...], *oth
     return weights, biases, cuda_autocast_dtype() if rounds([x]) else None
 
 
-def _needs_csc(*tensors: Optional[Tensor]) -> bool:
+def _needs_gradient(*tensors: Optional[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -78,12 +78,14 @@ def attention_layer(
     weights, biases, dtype = maps
     rows = x.dtype if dtype is None else dtype
     out_dtype = rows if not vectors else torch.promote_types(rows, vectors[0].dtype)
-    if (row is not None and row.dtype != out_dtype) or (score == "gat" and out_dtype != statistics_dtype(rows)):
+    if any(t.dtype != vectors[0].dtype for t in vectors) or (row is not None and row.dtype != out_dtype):
+        return None
+    if score == "gat" and out_dtype != statistics_dtype(rows):  # of the logits
         return None
     if score == "dot" and dtype is not None:  # the stock softmax runs in float32
         out_dtype = torch.promote_types(rows, torch.float32)
     by_edge = dropout > 0  # what is dropped depends on the ids of edges
-    csc = graph.csc_arrays(by_edge) if _needs_csc(x, *weights, *biases, *vectors) else []
+    csc = graph.csc_arrays(by_edge) if _needs_gradient(x, *weights, *biases, *vectors) else []
     seed = seed_tensor(None, x.device) if dropout > 0 else None
     return torch.ops.edgeless.attention_layer(
         x, weights, biases, vectors, row, graph.csr_arrays(by_edge), csc, seed, score, heads, coefficient, dropout,
@@ -114,15 +116,15 @@ def sum_layer(
     Returns:
         ``[N, C]``; None where the parts have to be called one by one.
     """
-    if not _is_small(graph, x) or own.bias is not None or (maps := _maps(x, (linear, own), kinds)) is None:
+    if not _is_small(graph, x) or (maps := _maps(x, (linear, own), kinds)) is None:
         return None
-    if weight is not None and (weight.dtype != x.dtype or _needs_csc(weight)):
+    weights, (bias, own_bias), dtype = maps
+    if own_bias is not None or (weight is not None and (weight.dtype != x.dtype or _needs_gradient(weight))):
         return None
-    weights, (bias, _), dtype = maps
     parameters = statistics_dtype(x.dtype)
     weighted = weight is not None
     by_edge = cast(weight, parameters).unsqueeze(1) if weighted else None
-    csc = graph.csc_arrays(weighted) if _needs_csc(x) else []
+    csc = graph.csc_arrays(weighted) if _needs_gradient(x) else []
     return torch.ops.edgeless.sum_layer(
         x, weights, bias, by_edge, *scales(graph, "none", reduce, parameters), graph.csr_arrays(weighted), csc, dtype,
         graph.longest_at_hand(),

@@ -251,14 +251,9 @@ Tensor attention_layer(const Tensor& x, at::TensorList weights, const OptTensors
                     [](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, true); });
     return compute(maps, vectors, rows, layer, joined).result;
   }
-  variable_list present;
-  std::vector<bool> has_bias;
-  for (size_t k = 0; k < biases.size(); ++k) {
-    const OptTensor bias = biases.get(k);
-    has_bias.push_back(bias.has_value());
-    if (bias) present.push_back(*bias);
-  }
-  return AttentionLayer::apply(x, weights, at::TensorList(present), vectors, at::TensorList(rows), has_bias, layer);
+  const Biases given(biases);
+  return AttentionLayer::apply(x, weights, at::TensorList(given.present), vectors, at::TensorList(rows), given.has,
+                               layer);
 }
 
 }  // namespace

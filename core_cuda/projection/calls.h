@@ -68,6 +68,20 @@ inline OptTensors optional(const variable_list& tensors) {
   return given;
 }
 
+// Biases that are there, and which maps have one.
+struct Biases {
+  variable_list present;
+  std::vector<bool> has;
+
+  explicit Biases(const OptTensors& biases) {
+    for (size_t k = 0; k < biases.size(); ++k) {
+      const OptTensor bias = biases.get(k);
+      has.push_back(bias.has_value());
+      if (bias) present.push_back(*bias);
+    }
+  }
+};
+
 // What autocast would do to the gradients: copies of those of another dtype, one launch for all of a dtype.
 inline void cast_back(variable_list& tensors, const c10::List<int64_t>& dtypes) {
   const auto cast = [](variable_list group, at::ScalarType dtype) {

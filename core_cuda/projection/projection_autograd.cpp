@@ -34,14 +34,8 @@ struct Project : torch::autograd::Function<Project> {
 std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTensors& biases, int64_t joined,
                             Optional<at::ScalarType> dtype, at::IntArrayRef heads) {
   if (!at::GradMode::is_enabled()) return call_project(x, weights, biases, joined, dtype, heads);
-  variable_list present;
-  std::vector<bool> has_bias;
-  for (size_t k = 0; k < biases.size(); ++k) {
-    const OptTensor bias = biases.get(k);
-    has_bias.push_back(bias.has_value());
-    if (bias) present.push_back(*bias);
-  }
-  return Project::apply(x, weights, at::TensorList(present), has_bias, joined, dtype, heads);
+  const Biases given(biases);
+  return Project::apply(x, weights, at::TensorList(given.present), given.has, joined, dtype, heads);
 }
 
 struct ProjectSum : torch::autograd::Function<ProjectSum> {
