@@ -21,6 +21,18 @@ constexpr bool values_are_keys(Score score) { return score == Score::gatv2 || sc
 
 enum class Pass : uint8_t { forward, by_dst, by_src };
 
+// Blocks that must fit on a multiprocessor: what bounds the registers. Chosen by measurement (docs/performance.md).
+// numbers: registers that a lane's vectors take as what they are computed in.
+constexpr int min_blocks(Pass pass, int numbers, int edges) {
+  if (numbers > 16) return 2;
+  if (numbers > 4) return 3;
+  return pass == Pass::forward ? (edges == 4 ? 6 : 5) : 4;
+}
+// The same for the kernels of mma.cuh.
+constexpr int mma_blocks(Pass pass, int vectors) {
+  return pass == Pass::forward ? (vectors == 1 ? 5 : 4) : vectors == 1 ? 4 : 3;
+}
+
 struct Rows {
   const char* base = nullptr;
   uint32_t row = 0;  // bytes from row to row

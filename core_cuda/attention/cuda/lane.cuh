@@ -10,20 +10,14 @@ namespace edgeless::cuda {
 // Which parts of the options a kernel carries: none; all but the edge term of gatv2; that as well.
 enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
 
-// Blocks that must fit on a multiprocessor: what bounds the registers. Chosen by measurement (docs/performance.md).
+// Blocks that must fit on a multiprocessor.
 template <class S>
 constexpr int min_blocks(Pass pass, int vectors, int edges) {
-  const int numbers = vectors * kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
-  if (numbers > 16) return 2;
-  if (numbers > 4) return 3;
-  return pass == Pass::forward ? (edges == 4 ? 6 : 5) : 4;
+  return min_blocks(pass, vectors * kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4), edges);
 }
 
-// The same for the kernels of mma.cuh, and the number of edges of a batch.
+// Edges of a batch in the kernels of mma.cuh.
 constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
-constexpr int mma_blocks(Pass pass, int vectors) {
-  return pass == Pass::forward ? (vectors == 1 ? 5 : 4) : vectors == 1 ? 4 : 3;
-}
 
 // Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its last vector,
 // which the same instruction loads for another lane or from the same sector: no bytes more. Whatever they make of it is

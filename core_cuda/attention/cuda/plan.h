@@ -113,13 +113,26 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   }
 }
 
+// Blocks that a multiprocessor holds.
+inline int resident_blocks(const Problem& problem, const Plan& plan) {
+  if (plan.mma) return mma_blocks(problem.pass, plan.layout.vectors);
+  const bool narrow = problem.storage == Storage::bf16 || problem.storage == Storage::f16;
+  return min_blocks(problem.pass, plan.layout.vectors * (narrow ? 8 : 4), plan.edges);
+}
+
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
+// Blocks take about equally long, so they are as many as the device holds at once, some whole number of times: a few
+// more would have it to themselves.
 inline void choose_partition(const Problem& problem, const Device& device, Plan& plan) {
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
   const int64_t chains = (kBlockThreads >> plan.layout.team_log2) / heads;
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
   const int64_t wanted_blocks = int64_t(device.multiprocessors) * 16;
-  const int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), 32, 1024);
+  int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), 32, 1024);
+  const int64_t at_once = int64_t(device.multiprocessors) * resident_blocks(problem, plan);
+  const int64_t blocks = (units / (share * chains) + 1) * slices,
+                ranges = (blocks + at_once / 2) / at_once * at_once / slices;
+  if (ranges > 0) share = (units + ranges * chains - 1) / (ranges * chains);
   Partition& part = plan.part;
   part.range_units = std::max(share * chains, units * problem.range_bytes / problem.range_budget);
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);
