@@ -365,7 +365,7 @@ class Graph:
         """
         if compiling():  # a program would be made anew once it is known
             return []
-        if len(self._longest) < 2:
+        if len(self._longest) < 1 + self.has_csc:
             self._ask_longest(3)
         return self._longest
 

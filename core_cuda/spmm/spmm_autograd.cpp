@@ -61,10 +61,12 @@ struct SDDMM : torch::autograd::Function<SDDMM> {
     const OptTensor src_scale = saved.optional(2), dst_scale = saved.optional(3);
     Needs need(ctx);
     Tensor grad_dst, grad_src;
-    if (need())
+    if (need()) {
       grad_dst = spmm(src, grads[0], src_scale, dst_scale, saved.csr, saved.csc, {}, {}).to(dst.scalar_type());
-    if (need())
+    }
+    if (need()) {
       grad_src = spmm(dst, grads[0], dst_scale, src_scale, saved.csc, saved.csr, {}, {}).to(src.scalar_type());
+    }
     return {grad_dst, grad_src, Tensor(), Tensor()};
   }
 };
