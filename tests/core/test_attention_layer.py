@@ -131,6 +131,18 @@ def test_a_second_derivative_is_refused(kind):
         first[0].sum().backward()
 
 
+@pytest.mark.parametrize("of", ["features", "weight"])
+def test_a_second_derivative_is_refused_where_copies_are_kept(of):
+    """The gradient of the output is a constant: what the gradients are made of is the copies alone."""
+    graph, given = graph_of(), inputs("dot", dtype=torch.float32)
+    given[0].requires_grad_(of == "features")
+    other = given[0] if of == "features" else given[1][1]
+    out = layer("dot", given, graph, dtype=torch.bfloat16, out_dtype=torch.float32)
+    (first,) = torch.autograd.grad(out.sum(), given[1][0], create_graph=True)
+    with pytest.raises(RuntimeError, match="attention can be differentiated once only"):
+        torch.autograd.grad(first.sum() + other.square().sum(), other)
+
+
 @pytest.mark.parametrize("row", [True, False])
 def test_an_edited_result_is_noticed_where_the_backward_reads_it(row):
     graph, given = graph_of(), inputs("gat", row=row)
