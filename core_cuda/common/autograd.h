@@ -8,6 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <functional>
@@ -108,13 +110,22 @@ struct OnceDifferentiable : torch::autograd::Function<OnceDifferentiable> {
   }
 };
 
-// What `compute` gives, the gradients of `op` from `inputs`; the error comes when these are differentiated.
+// What `compute` gives, the gradients of `op` from `inputs`; the error comes when these are differentiated. In a
+// backward these depend on the inputs of its function as well, of which it may have kept copies that have no history:
+// empty tensors stand for them.
 inline variable_list once_differentiable(const char* op, const variable_list& inputs,
                                          const std::function<variable_list()>& compute) {
   if (!at::GradMode::is_enabled()) return compute();
   variable_list given;
   for (const Tensor& t : inputs) {
     if (t.defined()) given.push_back(t);
+  }
+  if (const auto function = torch::autograd::get_current_node()) {
+    for (const auto& edge : function->next_edges()) {
+      if (!edge.is_valid()) continue;
+      given.push_back(at::empty({0}));
+      torch::autograd::impl::set_gradient_edge(given.back(), edge);
+    }
   }
   return OnceDifferentiable::apply(at::TensorList(given), op, compute);
 }

@@ -110,8 +110,7 @@ Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::Scalar
 struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
   static constexpr bool is_traceable = true;
 
-  // What is saved: these, then the weights, the vectors, csr and csc; and the inputs as they came, for copies have no
-  // history to refuse a second derivative by.
+  // What is saved: these, then the weights, the vectors, csr and csc.
   enum Saved : size_t { kX, kDstRows, kSrcRows, kValueRows, kAttRow, kOut, kLogsumexp, kSeed, kFixed };
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
@@ -131,8 +130,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
                         r.logsumexp,
                         layer.attention.seed.value_or(Tensor())};
     saved.insert(saved.end(), maps.weights.begin(), maps.weights.end());
-    for (const at::TensorList list :
-         {vectors, layer.attention.csr, layer.attention.csc, at::TensorList(x), weights, biases, row}) {
+    for (const at::TensorList list : {vectors, layer.attention.csr, layer.attention.csc}) {
       saved.insert(saved.end(), list.begin(), list.end());
     }
     ctx->save_for_backward(std::move(saved));
@@ -143,7 +141,6 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     ctx->saved_data["weights"] = static_cast<int64_t>(weights.size());
     ctx->saved_data["vectors"] = static_cast<int64_t>(vectors.size());
     ctx->saved_data["csr"] = static_cast<int64_t>(layer.attention.csr.size());
-    ctx->saved_data["csc"] = static_cast<int64_t>(layer.attention.csc.size());
     ctx->saved_data["row"] = !row.empty();
     ctx->set_materialize_grads(false);
     return r.result;
@@ -166,11 +163,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
       }
       return kept;
     };
-    const size_t graph = kFixed + weights + vectors;
-    variable_list of(saved.begin() + kFixed + weights, saved.begin() + graph);
-    of.insert(of.end(), saved.begin() + graph + count("csr") + count("csc"), saved.end());
-    of.push_back(given[0]);
-    const variable_list kept = once_differentiable("attention", of, compute);
+    const variable_list kept = once_differentiable("attention", given, compute);
     for (size_t i = 0; i < kept.size(); ++i) results[found[i]] = kept[i];
     return results;
   }
@@ -197,16 +190,16 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
 
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool gat = score == ScoreKind::gat;
-    const size_t graph = kFixed + weights + vectors, csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt()),
-                 csc = static_cast<size_t>(ctx->saved_data.at("csc").toInt());
+    const size_t graph = kFixed + weights + vectors, csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
     const auto kept = [&](size_t i) { return saved[i].defined() ? OptTensor(saved[i]) : OptTensor(); };
     const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : t.unflatten_symint(1, {heads, channels}); };
     const AttentionChoice choice{of_rows || gat, of_rows || gat, of_rows && saved[kValueRows].defined(),
                                  of_vectors && saved[kAttRow].defined()};
-    auto found = call_attention_backward(
-        by_head(grad), {}, by_head(saved[kOut]), saved[kLogsumexp], as_rows(saved[kDstRows]), as_rows(saved[kSrcRows]),
-        kept(kValueRows), kept(kAttRow), {}, {}, {}, part(graph, csr), part(graph + csr, csc), kept(kSeed),
-        options.score, options.coefficient, options.dropout, false, choice, !is_traced(grad), options.longest);
+    auto found =
+        call_attention_backward(by_head(grad), {}, by_head(saved[kOut]), saved[kLogsumexp], as_rows(saved[kDstRows]),
+                                as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, part(graph, csr),
+                                part(graph + csr, saved.size() - graph - csr), kept(kSeed), options.score,
+                                options.coefficient, options.dropout, false, choice, !is_traced(grad), options.longest);
 
     variable_list mapped;  // gradients of the maps' results
     if (gat) {

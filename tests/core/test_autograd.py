@@ -6,7 +6,7 @@ import torch.utils.checkpoint
 from saved import saved_by
 from test_attention import graph_of
 
-from edgeless import functional
+from edgeless import Graph, functional
 
 GRAPH = graph_of("square")
 
@@ -206,3 +206,24 @@ def test_a_vector_of_the_rows_dtype_takes_no_node_of_its_own(score):
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert torch.equal(call(), out)
+
+
+COPYING = {  # op of (x, weight) in float32 that keeps bfloat16 copies of both
+    "project": lambda x, weight, csr: torch.ops.edgeless.project(x, [weight], [None], 0, torch.bfloat16, [0])[0],
+    "project_sum": lambda x, weight, csr: torch.ops.edgeless.project_sum([x, x], [weight] * 2, None, torch.bfloat16),
+    "sum_layer": lambda x, weight, csr: torch.ops.edgeless.sum_layer(
+        x, [weight] * 2, None, None, None, None, csr, csr, torch.bfloat16
+    ),
+}
+
+
+@pytest.mark.parametrize("of", ["features", "weight"])
+@pytest.mark.parametrize("op", COPYING)
+def test_copies_are_not_differentiated_twice(op, of):
+    """The gradient of the output is a constant, so what the gradients are made of is the copies alone."""
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, 3)
+    x, weight = torch.randn(3, 5, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    one, other = (x, weight) if of == "features" else (weight, x)
+    (first,) = torch.autograd.grad(COPYING[op](x, weight, list(graph.csr)).sum(), one, create_graph=True)
+    with pytest.raises(RuntimeError, match="as under autocast, can be differentiated once only"):
+        torch.autograd.grad(first.sum() + other.square().sum(), other)
