@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .graph import Compressed, Graph
 from .ops._registration import register_fake
@@ -39,11 +38,18 @@ def graph_in_program(
     With ``self_loops`` and not ``by_edge``, its indices and edge ids have room for all edges and all loops, so that
     their size is known without looking at the edges. Kernels read what the rows hold.
     """
-    key = (num_src, num_dst, flow == _FLOWS[1], self_loops)
-    *csr, kept = torch.ops.edgeless.cached_csr(edge_index, *key, by_edge)
-    csc = torch.ops.edgeless.cached_csc(edge_index, csr[1], *key)  # removed from programs that do not use it
-    kept = kept if self_loops and by_edge else None
-    return Graph(Compressed(*csr), Compressed(*csc), num_src, num_dst, kept=kept)
+    ops = torch.ops.edgeless
+    key = (edge_index, num_src, num_dst, flow == _FLOWS[1], self_loops)
+    kept = ops.cached_kept_edges(*key) if self_loops and by_edge else None
+    num_edges = (edge_index if kept is None else kept).size(-1) + (min(num_src, num_dst) if self_loops else 0)
+
+    def compressed(transposed: bool) -> Compressed:
+        rows = num_src if transposed else num_dst
+        indptr, indices = ops.cached_rows(*key, num_edges, transposed).split((rows + 1, num_edges))
+        return Compressed(indptr, indices, ops.cached_edge_ids(*key, num_edges, transposed))
+
+    # What a program does not use is removed from it.
+    return Graph(compressed(False), compressed(True), num_src, num_dst, kept=kept)
 
 
 def _look_up(edge_index, num_src, num_dst, reverse, self_loops) -> Graph:
@@ -52,64 +58,60 @@ def _look_up(edge_index, num_src, num_dst, reverse, self_loops) -> Graph:
     return graph_from_edge_index(edge_index, num_src, num_dst, flow=_FLOWS[reverse], self_loops=self_loops)
 
 
-def _copies(arrays: Compressed, num_edges: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Of an index dtype, with room for ``num_edges``; what is beyond the last row is 0, an id like any."""
-    missing = num_edges - arrays.indices.size(0)
-    by_edge = (pad(t, (0, missing)) if missing else t.clone() for t in arrays[1:])
-    return tuple(t.to(dtype) for t in (arrays.indptr.clone(), *by_edge))
+def _arrays(graph: Graph, transposed: bool, by_edge: bool) -> list[Tensor]:
+    return graph.csc_arrays(by_edge) if transposed else graph.csr_arrays(by_edge)
+
+
+def _joined(parts: list[Tensor], missing: int, dtype: torch.dtype) -> Tensor:
+    """A copy of the parts, one behind the other, and zeros, an id like any; on a GPU by one launch."""
+    if missing:
+        parts = [*parts, parts[0].new_zeros(missing)]
+    return torch.cat(parts).to(dtype)
 
 
 @torch.compiler.disable  # what a program runs is not traced again
-def _cached_csr(edge_index, num_src, num_dst, reverse, self_loops, by_edge):
+def _cached_rows(edge_index, num_src, num_dst, reverse, self_loops, num_edges, transposed):
     graph = _look_up(edge_index, num_src, num_dst, reverse, self_loops)
-    if not self_loops or not by_edge:
-        kept = edge_index.new_empty(0, dtype=torch.int64)
-    elif graph._kept is None:  # all of them
-        kept = torch.arange(edge_index.size(1), device=edge_index.device)
-    else:
-        kept = graph._kept.clone()
-    num_edges = graph.num_edges if by_edge else _room(edge_index, num_src, num_dst, self_loops)
     dtype = index_dtype(num_dst, num_src, num_edges)
-    return *_copies(graph.csr, num_edges, dtype), kept
+    return _joined(_arrays(graph, transposed, False), num_edges - graph.num_edges, dtype)
 
 
 @torch.compiler.disable
-def _cached_csc(edge_index, indices, num_src, num_dst, reverse, self_loops):
+def _cached_edge_ids(edge_index, num_src, num_dst, reverse, self_loops, num_edges, transposed):
     graph = _look_up(edge_index, num_src, num_dst, reverse, self_loops)
-    return _copies(graph.csc, indices.size(0), indices.dtype)
-
-
-def _room(edge_index, num_src, num_dst, self_loops):
-    return edge_index.size(1) + (min(num_src, num_dst) if self_loops else 0)
-
-
-def _cached_csr_fake(edge_index, num_src, num_dst, reverse, self_loops, by_edge):
-    num_edges, num_kept = _room(edge_index, num_src, num_dst, self_loops), 0
-    if self_loops and by_edge:
-        num_kept = torch.library.get_ctx().new_dynamic_size()
-        num_edges = num_kept + min(num_src, num_dst)
     dtype = index_dtype(num_dst, num_src, num_edges)
-    sizes = (num_dst + 1, num_edges, num_edges)
-    return *(edge_index.new_empty(n, dtype=dtype) for n in sizes), edge_index.new_empty(num_kept, dtype=torch.int64)
+    return _joined(_arrays(graph, transposed, True)[2:], num_edges - graph.num_edges, dtype)
 
 
-def _cached_csc_fake(edge_index, indices, num_src, num_dst, reverse, self_loops):
-    return indices.new_empty(num_src + 1), torch.empty_like(indices), torch.empty_like(indices)
+@torch.compiler.disable
+def _cached_kept_edges(edge_index, num_src, num_dst, reverse, self_loops):
+    kept = _look_up(edge_index, num_src, num_dst, reverse, self_loops)._kept
+    return torch.arange(edge_index.size(1), device=edge_index.device) if kept is None else kept.clone()
+
+
+def _cached_rows_fake(edge_index, num_src, num_dst, reverse, self_loops, num_edges, transposed):
+    rows = num_src if transposed else num_dst
+    return edge_index.new_empty(rows + 1 + num_edges, dtype=index_dtype(num_dst, num_src, num_edges))
+
+
+def _cached_edge_ids_fake(edge_index, num_src, num_dst, reverse, self_loops, num_edges, transposed):
+    return edge_index.new_empty(num_edges, dtype=index_dtype(num_dst, num_src, num_edges))
+
+
+def _cached_kept_edges_fake(edge_index, num_src, num_dst, reverse, self_loops):
+    return edge_index.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int64)
 
 
 if _TAG is not None:
     _library = torch.library.Library("edgeless", "FRAGMENT")
-    _KEY = "SymInt num_src, SymInt num_dst, bool reverse, bool self_loops"
-    _ARRAYS = "Tensor indptr, Tensor indices, Tensor edge_ids"
-    for _name, _schema, _run, _fake in (
-        (
-            "cached_csr",
-            f"(Tensor edge_index, {_KEY}, bool by_edge) -> ({_ARRAYS}, Tensor kept)",
-            _cached_csr,
-            _cached_csr_fake,
-        ),
-        ("cached_csc", f"(Tensor edge_index, Tensor indices, {_KEY}) -> ({_ARRAYS})", _cached_csc, _cached_csc_fake),
+    _KEY = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool reverse, bool self_loops"
+    for _name, _more, _run, _fake in (
+        # indptr, then indices
+        ("cached_rows", ", SymInt num_edges, bool transposed", _cached_rows, _cached_rows_fake),
+        ("cached_edge_ids", ", SymInt num_edges, bool transposed", _cached_edge_ids, _cached_edge_ids_fake),
+        # of those that self loops did not replace
+        ("cached_kept_edges", "", _cached_kept_edges, _cached_kept_edges_fake),
     ):
-        _library.define(_name + _schema, tags=(_TAG,))
+        _library.define(f"{_name}({_KEY}{_more}) -> Tensor", tags=(_TAG,))
         _library.impl(_name, _run, "CompositeExplicitAutograd")
         register_fake(f"edgeless::{_name}")(_fake)

@@ -150,20 +150,42 @@ def test_what_a_program_gets_are_copies_of_the_cached_arrays(reverse, self_loops
     if edges == "no loops":
         edge_index = edge_index[:, edge_index[0] != edge_index[1]].contiguous()
     graph = graph_from_edge_index(edge_index, 9, 9, flow=flow, self_loops=self_loops)
-    key = (9, 9, reverse, self_loops)
-    *csr, kept = torch.ops.edgeless.cached_csr(edge_index, *key, by_edge)
-    csc = torch.ops.edgeless.cached_csc(edge_index, csr[1], *key)
+    key = (edge_index, 9, 9, reverse, self_loops)
+    ops = torch.ops.edgeless
     room = graph.num_edges if by_edge or not self_loops else edge_index.size(1) + 9
-    for found, cached in ((csr, graph.csr), (csc, graph.csc)):
-        assert torch.equal(found[0], cached[0]) and found[0].data_ptr() != cached[0].data_ptr()
-        for a, b in zip(found[1:], cached[1:]):
-            assert a.numel() == room and a.dtype == b.dtype and a.data_ptr() != b.data_ptr()
-            assert torch.equal(a[: graph.num_edges], b) and not a[graph.num_edges :].any()
+    for transposed, cached in ((False, graph.csr), (True, graph.csc)):
+        rows, ids = (op(*key, room, transposed) for op in (ops.cached_rows, ops.cached_edge_ids))
+        indptr, indices = rows.split((10, room))
+        assert torch.equal(indptr, cached.indptr) and indptr.dtype == cached.indptr.dtype
+        for found, want in ((indices, cached.indices), (ids, cached.edge_ids)):
+            assert found.numel() == room and found.dtype == want.dtype
+            assert torch.equal(found[: graph.num_edges], want) and not found[graph.num_edges :].any()
+        rows.zero_(), ids.zero_()
+    again = graph_from_edge_index(edge_index.clone(), 9, 9, flow=flow, self_loops=self_loops)
+    for changed, want in zip((*graph.csr, *graph.csc), (*again.csr, *again.csc)):
+        assert torch.equal(changed, want)
     if self_loops and by_edge:
-        every = torch.arange(edge_index.size(1))
+        every, kept = torch.arange(edge_index.size(1)), ops.cached_kept_edges(*key)
         assert torch.equal(kept, every if graph._kept is None else graph._kept)
-    torch.library.opcheck(torch.ops.edgeless.cached_csr, (edge_index, *key, by_edge))
-    torch.library.opcheck(torch.ops.edgeless.cached_csc, (edge_index, csr[1], *key))
+        torch.library.opcheck(ops.cached_kept_edges, key)
+    for op in (ops.cached_rows, ops.cached_edge_ids):
+        torch.library.opcheck(op, (*key, room, False))
+
+
+@needs_program_cache
+def test_a_program_copies_what_it_uses_alone():
+    """Neither edge ids nor, without a gradient, the transpose."""
+    seen = []
+
+    def backend(module, inputs):
+        return torch._dynamo.backends.common.aot_autograd(fw_compiler=lambda m, _: seen.append(m) or m)(module, inputs)
+
+    edge_index, x = random_edges(9, 9, 40), torch.randn(9, 3)
+    compiled = torch.compile(on_edge_index, backend=backend, fullgraph=True)
+    assert torch.equal(compiled(edge_index, x), on_edge_index(edge_index, x))
+    (program,) = seen
+    calls = [str(node.target) for node in program.graph.nodes if "edgeless" in str(node.target)]
+    assert calls == ["edgeless.cached_rows.default"]
 
 
 @needs_program_cache
@@ -173,7 +195,7 @@ def test_an_exported_program_holds_no_cache():
             return on_edge_index(edge_index, x)
 
     program = torch.export.export(Module(), (random_edges(9, 9, 40), torch.randn(9, 3)))
-    assert "cached_csr" not in str(program) and "coo_to_csr" in str(program)
+    assert "cached_rows" not in str(program) and "coo_to_csr" in str(program)
 
 
 def test_plain_edge_index_of_new_sizes_does_not_compile_again():
