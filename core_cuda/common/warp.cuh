@@ -1,8 +1,8 @@
 // Teams: 4, 8, 16 or 32 neighbouring lanes of a warp that walk one row of one head together. No torch.
 //
-// A team takes its edges in batches of four or eight. Lane q owns the scalars (logit, weight) of edge q of a batch, and
-// so do the lanes 4 or 8 further on. So four dot products cost three exchanges and a few plain ones, exponentials and
-// dropout are computed once, and a weight reaches all lanes by one shuffle.
+// A team takes its edges in batches of two, four or eight. Lane q owns the scalars (logit, weight) of edge q of a
+// batch, and so do the lanes that are a multiple of the batch further on. So four dot products cost three exchanges and
+// a few plain ones, exponentials and dropout are computed once, and a weight reaches all lanes by one shuffle.
 #pragma once
 
 #include <cstdint>

@@ -110,6 +110,21 @@ def test_every_head_dim(score, heads, channels, dtype, options):
         assert all(torch.isfinite(t).all() and error(t, e) < bound for t, e in zip(found, expected))
 
 
+def short_rows():
+    """Two edges a row in the mean, and a hub in either direction that several teams share."""
+    gen = torch.Generator().manual_seed(6)
+    src, dst = (torch.randint(0, 700, (1400,), generator=gen) for _ in range(2))
+    dst[:200], src[200:400] = 3, 5
+    return Graph.from_edge_index(torch.stack([src, dst]), 700, 700)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("heads,channels", [(4, 32), (3, 40), (2, 64), (8, 128), (1, 20), (2, 256)])
+def test_rows_of_few_edges(score, heads, channels):
+    """In single precision these have kernels of their own."""
+    compare(score, short_rows(), heads, channels, (), torch.float32)
+
+
 @pytest.mark.parametrize("dtype,channels", [(torch.bfloat16, 1024), (torch.float16, 1000), (torch.float64, 256)])
 def test_the_widest_heads(dtype, channels):
     for score in SCORES:

@@ -21,16 +21,25 @@ constexpr bool values_are_keys(Score score) { return score == Score::gatv2 || sc
 
 enum class Pass : uint8_t { forward, by_dst, by_src };
 
-// Blocks that must fit on a multiprocessor: what bounds the registers. Chosen by measurement (docs/performance.md).
-// numbers: registers that a lane's vectors take as what they are computed in.
-constexpr int min_blocks(Pass pass, int numbers, int edges) {
+// Blocks that a multiprocessor holds: what bounds the registers, and how many there are to be (plan.h). Chosen by
+// measurement (docs/performance.md). plain: without options; vectors: of a lane; numbers: registers that they take as
+// what they are computed in; edges: of a batch.
+constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
+  const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
+  if (plain && score == Score::gat && vectors == 1) {
+    if (numbers > 4) return many ? 4 : forward ? 6 : 3;
+    return many ? 5 : few && !forward ? 7 : 6;
+  }
   if (numbers > 16) return 2;
   if (numbers > 4) return 3;
-  return pass == Pass::forward ? (edges == 4 ? 6 : 5) : 4;
+  if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
+  return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
 }
-// The same for the kernels of mma.cuh.
-constexpr int mma_blocks(Pass pass, int vectors) {
-  return pass == Pass::forward ? (vectors == 1 ? 5 : 4) : vectors == 1 ? 4 : 3;
+// The same for the kernels of mma.cuh. lanes: of a team.
+constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vectors) {
+  if (pass == Pass::forward) return vectors == 1 ? 5 : 4;
+  if (vectors == 1) return 4;
+  return plain && score == Score::gatv2 && (pass == Pass::by_src || lanes == 4) ? 4 : 3;
 }
 
 struct Rows {

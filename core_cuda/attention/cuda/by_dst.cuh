@@ -74,7 +74,7 @@ using RowShares =
     std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kOverNorms, FactorShares<A>, NoShares>>;
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVecs, kEdges))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst, kMode, kVecs, kEdges))
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_dst, kVe
   };
 
   EdgeWindow<I, kEdges> window(args.graph, walk);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges == 4 && kWidth > 4;
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane, args.key_vectors,
                                                                               walk);
   if (walk.edge < walk.row_end) begin_row();

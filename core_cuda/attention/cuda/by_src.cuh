@@ -18,7 +18,7 @@ struct SourcePieces {
 };
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::by_src, kVecs, kEdges))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src, kMode, kVecs, kEdges))
     by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;

@@ -19,7 +19,7 @@ struct ForwardPieces {  // shared memory: the piece of a row that a chain owes t
 };
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kVecs, kEdges))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward, kMode, kVecs, kEdges))
     forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<S>(Pass::forward, kV
 
   if (walk.pending) ask_row(walk.row);
   EdgeWindow<I, kEdges> window(args.graph, walk);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges == 4 && kWidth > 4;
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane, args.key_vectors,
                                                                               walk);
   if (walk.edge < walk.row_end) begin_row();

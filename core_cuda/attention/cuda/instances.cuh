@@ -79,6 +79,9 @@ template <Pass kPass, class Fn, class S>
 cudaError_t run_plain(const Plan& plan, const Args<float>& args, cudaStream_t stream) {
   if (plan.layout.vectors == 2) return launch<kPass, Fn, S, int32_t, 2, 32, kPlain>(args, stream);
   if (plan.width == 4) return launch<kPass, Fn, S, int32_t, 1, 4, kPlain>(args, stream);
+  if constexpr (sizeof(S) == 4 && few_edges_pay(kPass, Fn::kScore)) {
+    if (plan.edges < 4) return run_plain<kPass, Fn, S, kFewEdges>(plan, args, stream);
+  }
   if constexpr (many_edges(kPass, Fn::kScore) > 4) {
     if (plan.edges > 4) return run_plain<kPass, Fn, S, many_edges(kPass, Fn::kScore)>(plan, args, stream);
   }

@@ -11,9 +11,10 @@ namespace edgeless::cuda {
 enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
 
 // Blocks that must fit on a multiprocessor.
-template <class S>
-constexpr int min_blocks(Pass pass, int vectors, int edges) {
-  return min_blocks(pass, vectors * kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4), edges);
+template <class Fn, class S>
+constexpr int min_blocks(Pass pass, int mode, int vectors, int edges) {
+  constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
+  return min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers, edges);
 }
 
 // Edges of a batch in the kernels of mma.cuh.

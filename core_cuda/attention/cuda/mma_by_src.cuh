@@ -8,7 +8,7 @@
 namespace edgeless::cuda {
 
 template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, kVecs))
+__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kScore, kMode == kPlain, kTeam, kVecs))
     mma_by_src_kernel(const __grid_constant__ Args<float> args) {
   using I = int32_t;
   constexpr int kPer = kVecs * 8;

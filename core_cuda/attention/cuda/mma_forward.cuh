@@ -16,7 +16,7 @@ struct MmaForwardPieces {  // shared memory: the piece of a row that a chain owe
 };
 
 template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, kVecs))
+__global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::kScore, kMode == kPlain, kTeam, kVecs))
     mma_forward_kernel(const __grid_constant__ Args<float> args) {
   using I = int32_t;
   constexpr int kPer = kVecs * 8;

@@ -53,13 +53,19 @@ inline bool use_mma(const Problem& problem, int vectors) {
   return vectors > 4 || (problem.score == Score::gatv2 && problem.pass == Pass::forward);
 }
 
-// Edges of a batch where rows are long enough: as many as leave registers for 16 or more warps.
+// Edges of a batch: four; where rows are long, as many as leave registers for 16 or more warps; where they are short,
+// of float, two: instructions take the time there, those for places beyond a row's end as well.
 constexpr int many_edges(Pass pass, Score score) { return pass == Pass::by_src || score == Score::dot ? 4 : 8; }
+constexpr int kFewEdges = 2;
+constexpr bool few_edges_pay(Pass pass, Score score) {
+  return score == Score::gatv2 || score == Score::gat || (score == Score::dot && pass == Pass::forward);
+}
 
 // The table of kernels; instances.cuh generates just these. What a lane holds is bounded by registers.
 //
 //   16-bit, int32   where use_mma() says so: mma.cuh, whole rows or not; with options or plain
-//   f32, 16-bit     int32, plain: 1 vector a lane: 4 lanes, or 8 to 32 with few or many edges a batch; 2 vectors: 32
+//   f32, 16-bit     int32, plain: 1 vector a lane: 4 lanes, or 8 to 32 with four edges a batch, many, or few (f32);
+//                   2 vectors: 32
 //   the same        with options: 1 or 4 vectors, any number of lanes
 //   int64, double   4 vectors, any number of lanes, with all options
 inline void choose_kernel(const Problem& problem, Plan& plan) {
@@ -88,7 +94,13 @@ inline void choose_kernel(const Problem& problem, Plan& plan) {
   } else {
     layout.vectors = vectors <= 32 ? 1 : 2;
     plan.mode = 0;
-    if (problem.num_edges >= 8 * problem.num_rows) plan.edges = many_edges(problem.pass, problem.score);
+    const bool chosen = layout.vectors == 1 && vectors > 4;  // else four
+    if (chosen && problem.num_edges >= 8 * problem.num_rows) {
+      plan.edges = many_edges(problem.pass, problem.score);
+    } else if (chosen && problem.num_edges < 3 * problem.num_rows && problem.storage == Storage::f32 &&
+               few_edges_pay(problem.pass, problem.score)) {
+      plan.edges = kFewEdges;
+    }
   }
   layout.team_log2 = 2;
   while (layout.team_log2 < 5 && (layout.vectors << layout.team_log2) < vectors) ++layout.team_log2;
@@ -115,9 +127,12 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
 
 // Blocks that a multiprocessor holds.
 inline int resident_blocks(const Problem& problem, const Plan& plan) {
-  if (plan.mma) return mma_blocks(problem.pass, plan.layout.vectors);
+  const Layout& layout = plan.layout;
+  const bool plain = plan.mode == 0;
+  if (plan.mma) return mma_blocks(problem.pass, problem.score, plain, 1 << layout.team_log2, layout.vectors);
   const bool narrow = problem.storage == Storage::bf16 || problem.storage == Storage::f16;
-  return min_blocks(problem.pass, plan.layout.vectors * (narrow ? 8 : 4), plan.edges);
+  const int numbers = layout.vectors * (narrow ? 8 : 4);
+  return min_blocks(problem.pass, problem.score, plain, layout.vectors, numbers, plan.edges);
 }
 
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
