@@ -83,7 +83,10 @@ bool can_gather(const Backward& b) {
   return !b.csc.empty() && b.width % 8 == 0 && b.storage != Storage::f64 && b.csr[0].scalar_type() == at::kInt;
 }
 
-void gather_gradient(const Backward& b, const Tensor& grad_x) {
+// See pick.cuh: where besides numbers are floats and only one edge takes an element.
+bool can_pick(const Backward& b) { return can_gather(b) && !b.shares && b.storage == Storage::f32; }
+
+void gather_gradient(const Backward& b, const Tensor& grad_x, bool picks) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = rows_of_16_bytes(b.x.unsqueeze(1));
   const Tensor out = rows_of_16_bytes(b.out.unsqueeze(1)), where = b.arg.contiguous();
   const Tensor positions = at::empty({b.csr[1].size(0)}, b.csr[1].options());
@@ -92,17 +95,27 @@ void gather_gradient(const Backward& b, const Tensor& grad_x) {
       edge_positions(compressed_graph(b.csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), b.stream));
   GatherArgs args;
   args.graph = compressed_graph(b.csc);
-  args.width = static_cast<int>(b.width), args.vectors = static_cast<int>(b.width * grad.element_size() / 16);
+  args.width = static_cast<int>(b.width);
+  args.vectors = static_cast<int>(picks ? (b.width - 1) / kPickPer + 1 : b.width * grad.element_size() / 16);
   args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.positions = positions.data_ptr<int32_t>();
   args.grad_x = grad_x.data_ptr();
+  Tensor bytes = where;
+  if (picks && args.arg_size > 1) {
+    bytes = at::empty(where.sizes(), where.options().dtype(at::kByte));
+    C10_CUDA_CHECK(argument_bytes(args.arg, args.arg_size, where.numel(), bytes.data_ptr<uint8_t>(), b.stream));
+  }
+  if (picks) args.bytes = bytes.data_ptr<uint8_t>();
   problem = fold_problem(args.graph, grad, args.vectors, longest_row(b.longest, kInCsc));
-  problem.vector_bytes = static_cast<int>(16 + 16 / grad.element_size() * where.element_size());
-  budget_carry(problem, b.width * int64_t(sizeof(float)), grad_x);
-  args.plan = make_fold_plan(problem);
+  const int64_t numbers = picks ? kPickPer : 16 / grad.element_size();
+  problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + bytes.element_size()));
+  choose_slices(problem, args.plan);
+  if (picks) args.vectors = args.plan.slices * args.plan.slice_vectors;  // a last slice has all its lanes
+  budget_carry(problem, args.vectors * numbers * int64_t(sizeof(float)), grad_x);
+  choose_shares(problem, args.plan);
   const Tensor carry = take_carry(problem, grad_x, args);
-  C10_CUDA_CHECK(gather(b.storage, b.shares, args, b.stream));
+  C10_CUDA_CHECK(picks ? pick(args, b.stream) : gather(b.storage, b.shares, args, b.stream));
 }
 
 // See sorted.cuh: where besides numbers have 16 bits and only one edge takes an element.
@@ -110,8 +123,9 @@ bool can_sort(const Backward& b) {
   return can_gather(b) && !b.shares && (b.storage == Storage::f16 || b.storage == Storage::bf16);
 }
 
-// From this mean degree on elements are sorted before they are gathered (docs/performance.md).
-constexpr int64_t kSortDegree = 13;
+// From this mean degree on elements are sorted before they are gathered, or, in rows as wide as that, picked
+// (docs/performance.md).
+constexpr int64_t kSortDegree = 13, kPickWidth = 256;
 // Items may take as much memory as the result, or this where that is more, and those of 128 columns always.
 constexpr int64_t kSortMemory = int64_t(64) << 20;
 
@@ -229,16 +243,18 @@ void own_gradient(const Backward& b, bool zero_shares, OwnArgs own, const Tensor
 
 // How a gradient goes back; docs/design.md tells the four.
 struct Way {
-  enum Kind { sort, gather, own, send } kind;
+  enum Kind { sort, pick, gather, own, send } kind;
   OwnArgs owners;
 };
 
-// `way`: auto, or what tests force: sort, gather, own-1, own-2 (owners), send. None where the inputs do not allow it.
+// `way`: auto, or what tests force: sort, pick, gather, own-1, own-2 (owners), send. None where inputs do not allow it.
 std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
   const bool automatic = way == "auto";
   // One warp sorts a row: an argument of 32 bits is that of a graph whose rows may have more than 65,536 edges.
-  const bool worth_sorting = automatic && b.csr[1].size(0) >= kSortDegree * b.rows && b.arg.element_size() <= 2;
+  const bool few_fit = automatic && b.csr[1].size(0) >= kSortDegree * b.rows;  // of an edge's elements
+  const bool worth_sorting = few_fit && b.arg.element_size() <= 2, worth_picking = few_fit && b.width >= kPickWidth;
   if ((worth_sorting || way == "sort") && can_sort(b)) return Way{Way::sort, {}};
+  if ((worth_picking || way == "pick") && can_pick(b)) return Way{Way::pick, {}};
   if ((automatic || way == "gather") && can_gather(b)) return Way{Way::gather, {}};
   // A cluster's atomics are slower than a block's own: worth it where edges share, which L2 takes worse.
   const int64_t least_blocks = automatic ? device_attribute(cudaDevAttrMultiProcessorCount, b.x.get_device()) / 2 : 0;
@@ -281,7 +297,8 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   TORCH_CHECK_VALUE(chosen, op, ": way must be one that these inputs allow, got '", way, "'");
   switch (chosen->kind) {
     case Way::sort: sort_gradient(b, grad_x); break;
-    case Way::gather: gather_gradient(b, grad_x); break;
+    case Way::pick: gather_gradient(b, grad_x, true); break;
+    case Way::gather: gather_gradient(b, grad_x, false); break;
     case Way::own: own_gradient(b, ties == "scatter", chosen->owners, grad_x); break;
     case Way::send: send_gradient(b, ties == "scatter", grad_x); break;
   }

@@ -13,10 +13,10 @@ from edgeless.aggregation import _arg_dtype
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
 OWN = ("own-1", "own-2")  # owners of the sums in shared memory
-OVER_CSC = ("gather", "sort")
+OVER_CSC = ("gather", "pick", "sort")
 WAYS = (*OVER_CSC, "send", *OWN)
-# The sorted way shares nothing and takes 16-bit numbers.
-WAYS_AND_TIES = [(way, ties) for way in WAYS for ties in TIES if way != "sort" or ties == "first"]
+# Nothing shares where elements are picked or sorted.
+WAYS_AND_TIES = [(way, ties) for way in WAYS for ties in TIES if way not in ("pick", "sort") or ties == "first"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
@@ -27,6 +27,8 @@ def allowed(way, width, dtype, ties, wide=False):
     if dtype == torch.float64 or (wide and way in OVER_CSC):
         return False
     if way == "sort" and (ties != "first" or dtype == torch.float32):
+        return False
+    if way == "pick" and (ties != "first" or dtype != torch.float32):
         return False
     return width % 8 == 0 if way in OVER_CSC else True
 
@@ -239,6 +241,8 @@ def test_a_way_that_the_inputs_do_not_allow_is_refused():
         ("sort", 5, torch.bfloat16, "first"),
         ("sort", 8, torch.bfloat16, "shared"),
         ("sort", 8, torch.float32, "first"),
+        ("pick", 8, torch.float32, "shared"),
+        ("pick", 8, torch.bfloat16, "first"),
         ("own-1", 8, torch.float64, "first"),
         ("own-3", 8, torch.float32, "first"),
         ("any", 8, torch.float32, "first"),
@@ -266,14 +270,15 @@ def random_numbers(rows, width, dtype, seed=8):
 
 
 def assert_sorts(graph, width, dtype):
-    """Equal to what the argument says, for every type of the argument, and the same bits again."""
+    """Equal to what the argument says, for every type of the argument, and the same bits again. Floats: picked."""
+    way = "pick" if dtype == torch.float32 else "sort"
     x, grad = random_numbers(graph.num_src, width, dtype), random_numbers(graph.num_dst, width, dtype, seed=9)
     longest = int(graph.in_degrees().max())
     for arg in (torch.uint8, torch.int16, torch.int32):
         if longest > 2 ** (8 * arg.itemsize):
             continue
         forward = torch.ops.edgeless.neighbor_reduce(x, graph.csr_arrays(True), [], "max", 0.0, arg, "first")
-        found = [backward(graph, x, grad, "max", "first", "sort", forward) for _ in range(3)]
+        found = [backward(graph, x, grad, "max", "first", way, forward) for _ in range(3)]
         assert_close([found[0]], [taken(graph, forward, grad)], TOLERANCE[dtype])
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
@@ -287,7 +292,7 @@ SORTED = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [8, 128, 136, 512, 520, 1032])
 @pytest.mark.parametrize("kind", SORTED)
 def test_sorted_rows_of_every_width(kind, width, dtype):
@@ -299,11 +304,12 @@ def test_sorted_rows_of_edges_without_ids(kind):
     lengths, num_src = SORTED[kind]
     graph = rows_of(lengths, num_src, ids=False)
     assert graph.csr.edge_ids is None
-    assert_sorts(graph, 264, torch.float16)
-    assert_sorts(graph.reverse(), 264, torch.float16)  # whose transpose has none
+    for dtype in (torch.float16, torch.float32):
+        assert_sorts(graph, 264, dtype)
+        assert_sorts(graph.reverse(), 264, dtype)  # whose transpose has none
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [72, 256, 640])
 def test_sorted_rows_of_a_source_with_most_edges(width, dtype):
     """Its pieces are kept by many blocks and merged."""

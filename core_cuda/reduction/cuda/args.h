@@ -77,7 +77,10 @@ struct GatherArgs {
   FoldRows x, out;                     // where edges share
   void* grad_x = nullptr;              // [rows, width]
   char* carry = nullptr;               // pieces of hubs: [2, slots, vectors]
+  const uint8_t* bytes = nullptr;      // [rows of grad, width] arguments for pick.cuh, whose vectors are lanes of a row
 };
+
+constexpr int kPickPer = 16;  // numbers of a lane in pick.cuh
 
 // The gradient sorted by the edges that take it and then gathered, one slice of the columns after the other, see
 // sorted.cuh. plan.team_log2 lanes of a team have kSortPer columns each.

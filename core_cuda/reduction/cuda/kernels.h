@@ -14,6 +14,11 @@ cudaError_t edge_positions(const CompressedGraph& graph, const Partition& part, 
                            cudaStream_t stream);
 cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream);
 
+// The same of float numbers, ties "first", with arguments as bytes. First these, of arguments of 2 or 4 bytes, as many
+// as fill words of 4.
+cudaError_t argument_bytes(const void* arg, int arg_size, int64_t count, uint8_t* bytes, cudaStream_t stream);
+cudaError_t pick(const GatherArgs& args, cudaStream_t stream);
+
 // The backward, sorted and gathered, of one slice of the columns; 32-bit indices, 16-bit storage, ties "first".
 cudaError_t sort_slice(Storage storage, const SortArgs& args, cudaStream_t stream);
 
