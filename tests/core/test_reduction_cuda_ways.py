@@ -269,7 +269,7 @@ def random_numbers(rows, width, dtype, seed=8):
     return torch.randn(rows, width, generator=gen, device=DEVICE).to(dtype)
 
 
-def assert_sorts(graph, width, dtype):
+def assert_taken(graph, width, dtype):
     """Equal to what the argument says, for every type of the argument, and the same bits again. Floats: picked."""
     way = "pick" if dtype == torch.float32 else "sort"
     x, grad = random_numbers(graph.num_src, width, dtype), random_numbers(graph.num_dst, width, dtype, seed=9)
@@ -284,7 +284,7 @@ def assert_sorts(graph, width, dtype):
 
 
 BINS = 1024  # that a row is sorted with at once
-SORTED = {
+ROWS = {
     "short rows": ([0, 1, 2, 3, 4, 5, 0, 0, 7, 8, 9, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256] * 8, 90),
     "rows like most": ([20, 18, 0, 25, 19, 17] * 60, 300),
     "rows around the bins": ([BINS - 1, 0, BINS, BINS + 1, 2 * BINS, 1, 2 * BINS + 1, 3500, 3], 400),
@@ -294,30 +294,30 @@ SORTED = {
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [8, 128, 136, 512, 520, 1032])
-@pytest.mark.parametrize("kind", SORTED)
-def test_sorted_rows_of_every_width(kind, width, dtype):
-    assert_sorts(rows_of(*SORTED[kind]), width, dtype)
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_of_every_width(kind, width, dtype):
+    assert_taken(rows_of(*ROWS[kind]), width, dtype)
 
 
-@pytest.mark.parametrize("kind", SORTED)
-def test_sorted_rows_of_edges_without_ids(kind):
-    lengths, num_src = SORTED[kind]
+@pytest.mark.parametrize("kind", ROWS)
+def test_rows_of_edges_without_ids(kind):
+    lengths, num_src = ROWS[kind]
     graph = rows_of(lengths, num_src, ids=False)
     assert graph.csr.edge_ids is None
     for dtype in (torch.float16, torch.float32):
-        assert_sorts(graph, 264, dtype)
-        assert_sorts(graph.reverse(), 264, dtype)  # whose transpose has none
+        assert_taken(graph, 264, dtype)
+        assert_taken(graph.reverse(), 264, dtype)  # whose transpose has none
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("width", [72, 256, 640])
-def test_sorted_rows_of_a_source_with_most_edges(width, dtype):
+def test_rows_of_a_source_with_most_edges(width, dtype):
     """Its pieces are kept by many blocks and merged."""
-    assert_sorts(rows_of([40] * 4000, 50, source=17), width, dtype)
+    assert_taken(rows_of([40] * 4000, 50, source=17), width, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sorted_slices_that_memory_makes_narrow(dtype):
     """Items of 512 columns would take more than the result and more than what is always allowed."""
     for rows, num_src in ((36_000, 36_000), (80_000, 500)):
-        assert_sorts(rows_of([0, 1, 2, 9] * (rows // 4), num_src), 512, dtype)
+        assert_taken(rows_of([0, 1, 2, 9] * (rows // 4), num_src), 512, dtype)
