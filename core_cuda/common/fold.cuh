@@ -29,6 +29,21 @@
 
 namespace edgeless::cuda {
 
+// What most folds know of a part of a row: a sum for each of a lane's numbers.
+template <class A, int kCount>
+struct Sums {
+  A sum[kCount];
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sum[k] = 0;
+  }
+  __device__ __forceinline__ void add(const Sums& later) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) sum[k] += later.sum[k];
+  }
+};
+
 // Whether the fold has together().
 template <class Fold, class = void>
 constexpr bool kTogether = false;

@@ -241,7 +241,7 @@ void own_gradient(const Backward& b, bool zero_shares, OwnArgs own, const Tensor
   C10_CUDA_CHECK(cuda::extrema::own(b.storage, b.csr[0].scalar_type() == at::kLong, own, b.stream));
 }
 
-// How a gradient goes back; docs/design.md tells the four.
+// How a gradient goes back; docs/design.md tells the five.
 struct Way {
   enum Kind { sort, pick, gather, own, send } kind;
   OwnArgs owners;

@@ -18,9 +18,7 @@ struct GiveFold {
   static constexpr int kPer = kNumbers<S, 4>, kArgWords = kPer * sizeof(Arg) / 4, kInWord = 4 / sizeof(Arg);
   static constexpr uint32_t kShared = 1u << (8 * sizeof(Arg) - 1);
   static constexpr bool kCheapEnd = false;
-  struct Piece {
-    float sum[kPer];
-  };
+  using Piece = Sums<float, kPer>;
 
   const GatherArgs& args;
   int vector;
@@ -30,7 +28,7 @@ struct GiveFold {
   I index[kShares ? kBatch : 1];
   float mine[kShares ? kPer : 1];  // j's own values
   I own_position;
-  float sum[kPer];
+  Piece total;
 
   __device__ GiveFold(const GatherArgs& args, int vector) : args(args), vector(vector) {
     inside = vector < args.vectors;
@@ -80,7 +78,7 @@ struct GiveFold {
     bool shared = false;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      if (code(u, k) == position[u]) sum[k] += x[k];
+      if (code(u, k) == position[u]) total.sum[k] += x[k];
       if constexpr (kShares) shared |= (code(u, k) & kShared) != 0;
     }
     if constexpr (kShares) {
@@ -90,31 +88,21 @@ struct GiveFold {
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
         if (code(u, k) & kShared && mine[k] == best[k]) {
-          sum[k] += x[k] / static_cast<float>((code(u, k) & ~kShared) + 1);
+          total.sum[k] += x[k] / static_cast<float>((code(u, k) & ~kShared) + 1);
         }
       }
     }
   }
 
   __device__ __forceinline__ void begin(I row, I) {
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) sum[k] = 0;
+    total.clear();
     if constexpr (kShares) {
       if (row < args.graph.num_rows) unpack_words<S, 4>(load_shared_words(words_of(args.x, row)), mine);
     }
   }
 
-  __device__ __forceinline__ Piece piece(I, I) const {
-    Piece p;
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) p.sum[k] = sum[k];
-    return p;
-  }
-
-  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const {
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) piece.sum[k] += later.sum[k];
-  }
+  __device__ __forceinline__ Piece piece(I, I) const { return total; }
+  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const { piece.add(later); }
 
   __device__ __forceinline__ void store(int64_t row, const Piece& piece) const {
     if (inside)

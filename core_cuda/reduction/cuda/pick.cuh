@@ -19,9 +19,7 @@ struct PickFold {
   using Four = Words<static_cast<int>(sizeof(Arg))>;  // the arguments of a vector
   static constexpr int kVectors = kPickPer / 4;
   static constexpr bool kCheapEnd = false;
-  struct Piece {
-    float sum[kPickPer];
-  };
+  using Piece = Sums<float, kPickPer>;
 
   const GatherArgs& args;
   int unit, first;  // which lane of a row, and its first vector: the others are as many further on as a slice has lanes
@@ -30,7 +28,7 @@ struct PickFold {
   Words<4> grad[kBatch][kVectors];
   I index[kBatch];
   I own_position;
-  float sum[kPickPer];
+  Piece total;
 
   __device__ PickFold(const GatherArgs& args, int unit) : args(args), unit(unit) {
     const int lanes = args.plan.slice_vectors, slice = unit / lanes;
@@ -108,27 +106,15 @@ struct PickFold {
     for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
-        if (fits[u][v] >> (8 * k) & 1) sum[4 * v + k] += __uint_as_float(grad[u][v].w[k]);
+        if (fits[u][v] >> (8 * k) & 1) total.sum[4 * v + k] += __uint_as_float(grad[u][v].w[k]);
       }
     }
   }
 
-  __device__ __forceinline__ void begin(I, I) {
-#pragma unroll
-    for (int k = 0; k < kPickPer; ++k) sum[k] = 0;
-  }
+  __device__ __forceinline__ void begin(I, I) { total.clear(); }
 
-  __device__ __forceinline__ Piece piece(I, I) const {
-    Piece p;
-#pragma unroll
-    for (int k = 0; k < kPickPer; ++k) p.sum[k] = sum[k];
-    return p;
-  }
-
-  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const {
-#pragma unroll
-    for (int k = 0; k < kPickPer; ++k) piece.sum[k] += later.sum[k];
-  }
+  __device__ __forceinline__ Piece piece(I, I) const { return total; }
+  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const { piece.add(later); }
 
   __device__ __forceinline__ void store(int64_t row, const Piece& piece) const {
     float* to = static_cast<float*>(args.grad_x) + row * args.width;

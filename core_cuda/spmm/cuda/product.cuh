@@ -17,9 +17,7 @@ struct SumFold {
   using A = Arithmetic<S>;
   static constexpr int kPer = kNumbers<S, kWords>;
   static constexpr bool kCheapEnd = true;
-  struct Piece {
-    A sum[kPer];
-  };
+  using Piece = Sums<A, kPer>;
 
   const SpmmArgs<A>& args;
   const char* base;
@@ -27,7 +25,8 @@ struct SumFold {
   bool inside;
   Words<kWords> raw[kBatch];
   A weight[kBatch], own_weight;
-  A sum[kPer], scale;
+  Piece total;
+  A scale;
 
   __device__ SumFold(const SpmmArgs<A>& args, int vector) : args(args), vector(vector) {
     inside = vector < args.vectors;
@@ -62,27 +61,17 @@ struct SumFold {
     unpack_words<S, kWords>(raw[u], x);
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
-      sum[k] = kWeighing == Weighing::none ? sum[k] + x[k] : fma(weight[u], x[k], sum[k]);
+      total.sum[k] = kWeighing == Weighing::none ? total.sum[k] + x[k] : fma(weight[u], x[k], total.sum[k]);
     }
   }
 
   __device__ __forceinline__ void begin(I row, I) {
     scale = args.row_scale && row < args.graph.num_rows ? __ldg(args.row_scale + row) : A(1);
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) sum[k] = 0;
+    total.clear();
   }
 
-  __device__ __forceinline__ Piece piece(I, I) const {
-    Piece p;
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) p.sum[k] = sum[k];
-    return p;
-  }
-
-  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const {
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) piece.sum[k] += later.sum[k];
-  }
+  __device__ __forceinline__ Piece piece(I, I) const { return total; }
+  __device__ __forceinline__ void merge(Piece& piece, const Piece& later) const { piece.add(later); }
 
   __device__ __forceinline__ void write(int64_t row, const A (&x)[kPer]) const {
     if (!inside) return;
