@@ -37,6 +37,14 @@ TORCH_LIBRARY(edgeless, m) {
       "Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, Tensor? edge_scale, "
       "Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, bool dropped_weights, "
       "bool[] needs, bool side_by_side=False, int[] longest=[]) -> Tensor[]");
+  // The gradients of dst, src and, where there is one, value go to `into`, in this order; that of att is returned,
+  // empty where att_grad does not ask for it. To save memory they may take the place of what has no other use: a
+  // source's that of its own rows, src and value, and a destination's that of out: the same rows, or, where these are
+  // of a wider dtype, any of their memory.
+  m.def(
+      "attention_backward_into(Tensor(a!)[] into, Tensor grad_out, Tensor out, Tensor logsumexp, Tensor dst, "
+      "Tensor src, Tensor? value, Tensor? att, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, "
+      "float coefficient, float dropout, bool att_grad, int[] longest=[]) -> Tensor");
   m.def(
       "attention_weights(Tensor logsumexp, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "

@@ -1,5 +1,5 @@
-"""Layers of a small graph as one op each, and so as one node of autograd: on CUDA the host takes longer to begin what
-such a layer runs than the GPU takes to run it. On large graphs the parts take less memory.
+"""Layers as one op each on CUDA, and so as one node of autograd: of small graphs, where the host takes longer to begin
+what a layer runs than the GPU takes to run it, and of large ones where that saves memory.
 """
 
 from __future__ import annotations
@@ -22,9 +22,15 @@ from .projection import fits, is_plain, rounds
 _FEW_NODES = 1 << 15  # below, as in the core, a product takes less time than its launch
 
 
-def _is_small(graph: Graph, x: Tensor) -> bool:
-    """Whether a layer is to be one op, for ``x`` ``[N, F]`` of a graph among N nodes."""
-    return x.is_cuda and not compiling() and x.size(0) == graph.num_src == graph.num_dst and x.size(0) < _FEW_NODES
+def _is_one_op(graph: Graph, x: Tensor, writes_over: bool = False) -> bool:
+    """Whether a layer is to be one op, for ``x`` ``[N, F]`` of a graph among N nodes.
+
+    Of a large graph only where its backward writes over what the forward saved: else parts, each of which frees what it
+    saved before the next one runs, take less memory.
+    """
+    if not x.is_cuda or compiling() or not x.size(0) == graph.num_src == graph.num_dst:
+        return False
+    return writes_over or x.size(0) < _FEW_NODES
 
 
 def _maps(x: Tensor, linears: Sequence[nn.Module], kinds: tuple[type, ...], *others: Optional[Tensor]):
@@ -73,7 +79,9 @@ def attention_layer(
         ``[N, H * C]``, of the dtype that the maps, the vectors and the row promote to; None where the parts have to be
         called one by one.
     """
-    if not _is_small(graph, x) or (maps := _maps(x, linears, kinds, *vectors, row)) is None:
+    if not _is_one_op(graph, x, writes_over=len(linears) > 1):
+        return None
+    if (maps := _maps(x, linears, kinds, *vectors, row)) is None:
         return None
     weights, biases, dtype = maps
     rows = x.dtype if dtype is None else dtype
@@ -116,7 +124,7 @@ def sum_layer(
     Returns:
         ``[N, C]``; None where the parts have to be called one by one.
     """
-    if not _is_small(graph, x) or (maps := _maps(x, (linear, own), kinds)) is None:
+    if not _is_one_op(graph, x) or (maps := _maps(x, (linear, own), kinds)) is None:
         return None
     weights, (bias, own_bias), dtype = maps
     if own_bias is not None or (weight is not None and (weight.dtype != x.dtype or _needs_gradient(weight))):

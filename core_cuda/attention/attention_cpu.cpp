@@ -301,12 +301,31 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
   return grads;
 }
 
+// Results of the pool, which copies leave at once: memory is not what is short here.
+at::Tensor attention_backward_into(at::TensorList into, const at::Tensor& grad_out, const at::Tensor& out,
+                                   const at::Tensor& logsumexp, const at::Tensor& dst, const at::Tensor& src,
+                                   const OptTensor& value, const OptTensor& att, at::TensorList csr, at::TensorList csc,
+                                   const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
+                                   bool att_grad, at::IntArrayRef longest) {
+  const char* op = "edgeless::attention_backward_into";
+  const ScoreKind kind = parse_score(op, std::string_view(score.data(), score.size()));
+  const AttentionInputs in{dst, src, value, att, {}, {}, {}, csr, csc, seed, kind, coefficient, dropout};
+  check_inputs(op, in);
+  check_into(op, in, into);
+  const std::array<bool, kNumInputs> needs{true, true, value.has_value(), att_grad};
+  const auto grads = attention_backward(grad_out, {}, out, logsumexp, dst, src, value, att, {}, {}, {}, csr, csc, seed,
+                                        score, coefficient, dropout, false, needs, false, longest);
+  for (size_t i = 0; i < into.size(); ++i) into[i].copy_(grads[i]);
+  return grads[kAtt];
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("attention", attention);
   m.impl("attention_weights", attention_weights);
   m.impl("attention_backward", attention_backward);
+  m.impl("attention_backward_into", attention_backward_into);
 }
 
 }  // namespace edgeless::cpu

@@ -7,6 +7,7 @@
 #include <array>
 #include <vector>
 
+#include "../common/few_rows.h"
 #include "call_cuda.h"
 #include "edge_terms_cuda.h"
 
@@ -203,6 +204,13 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   }
 }
 
+void check_given(const char* op, const AttentionInputs& in, const Tensor& grad_out, const Tensor& out) {
+  check_shape(op, "grad_out", grad_out, {in.num_dst(), in.heads(), in.channels()});
+  check_shape(op, "out", out, grad_out.sizes());
+  check_device(op, "grad_out", grad_out, in.device());
+  check_device(op, "out", out, in.device());
+}
+
 std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& given_src, const OptTensor& value,
                                      const OptTensor& given_att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                                      const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
@@ -262,10 +270,7 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
   TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");
   if (grad_out) {
     TORCH_CHECK_VALUE(out.has_value(), op, ": grad_out needs out");
-    check_shape(op, "grad_out", *grad_out, {in.num_dst(), in.heads(), in.channels()});
-    check_shape(op, "out", *out, grad_out->sizes());
-    check_device(op, "grad_out", *grad_out, in.device());
-    check_device(op, "out", *out, in.device());
+    check_given(op, in, *grad_out, *out);
   } else {
     check_shape(op, "grad_weights", *grad_weights, {in.num_edges(), in.heads()});
     check_dtype(op, "grad_weights", *grad_weights, in.statistics());
@@ -306,12 +311,43 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
   return grads;
 }
 
+// A row's own parts are read before its gradient is written, by the same lanes or before all of a block meet; pieces of
+// rows that several blocks share are merged by a later launch. So a gradient may stand where these parts do.
+Tensor attention_backward_into(at::TensorList into, const Tensor& grad_out, const Tensor& out, const Tensor& logsumexp,
+                               const Tensor& dst, const Tensor& src, const OptTensor& value, const OptTensor& att,
+                               at::TensorList csr, at::TensorList csc, const OptTensor& seed, c10::string_view score,
+                               double coefficient, double dropout, bool att_grad, at::IntArrayRef longest) {
+  const char* op = "edgeless::attention_backward_into";
+  const ScoreKind kind = parse_score(op, std::string_view(score.data(), score.size()));
+  const AttentionInputs in{dst, src, value, att, {}, {}, {}, csr, csc, seed, kind, coefficient, dropout, longest};
+  check_inputs(op, in);
+  check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
+  check_device(op, "logsumexp", logsumexp, in.device());
+  check_given(op, in, grad_out, out);
+  check_into(op, in, into);
+  std::vector<Tensor> grads(into.begin(), into.end());
+  grads.resize(kNumInputs);
+  att_grad = att_grad && att;
+  grads[kAtt] = at::empty(att_grad ? att->sizes() : at::IntArrayRef{0}, (att ? *att : dst).options());
+  if (logsumexp.numel() == 0 || src.numel() == 0 || grad_out.numel() == 0) {
+    for (const Tensor& t : into) t.zero_();
+    return grads[kAtt].zero_();
+  }
+  with_arithmetic(in.rows(), [&](auto zero) {
+    backward<decltype(zero)>(in, grad_out, {}, out, logsumexp, {true, true, in.value.has_value(), att_grad}, false,
+                             grads);
+    return 0;
+  });
+  return grads[kAtt];
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("attention", attention);
   m.impl("attention_weights", attention_weights);
   m.impl("attention_backward", attention_backward);
+  m.impl("attention_backward_into", attention_backward_into);
 }
 
 }  // namespace edgeless::cuda

@@ -36,6 +36,16 @@ inline std::vector<Tensor> call_attention_backward(const OptTensor& grad_out, co
                  csc, seed, score, coefficient, dropout, dropped_weights, needs, side_by_side, longest);
 }
 
+inline Tensor call_attention_backward_into(at::TensorList into, const Tensor& grad_out, const Tensor& out,
+                                           const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
+                                           const OptTensor& value, const OptTensor& att, at::TensorList csr,
+                                           at::TensorList csc, const OptTensor& seed, c10::string_view score,
+                                           double coefficient, double dropout, bool att_grad, at::IntArrayRef longest) {
+  static const Kernels kernels("edgeless::attention_backward_into", call_attention_backward_into);
+  return kernels(into, grad_out, out, logsumexp, dst, src, value, att, csr, csc, seed, score, coefficient, dropout,
+                 att_grad, longest);
+}
+
 // The backward takes gat's numbers of nodes with the dimension that the forward does without.
 inline Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t; }
 inline Tensor as_given(const Tensor& grad, const Tensor& given) { return given.dim() == 2 ? grad.squeeze(2) : grad; }

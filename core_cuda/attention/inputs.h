@@ -128,4 +128,21 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
   }
 }
 
+// Where gradients of dst, src and value are to go: rows of the same kind, each in one piece.
+inline void check_into(const char* op, const AttentionInputs& in, at::TensorList into) {
+  TORCH_CHECK_VALUE(in.score == ScoreKind::gatv2 || (in.score == ScoreKind::dot && in.value), op,
+                    ": the score must be 'gatv2', or 'dot' with a value");
+  const at::Tensor* rows[] = {&in.dst, &in.src, in.value ? &*in.value : nullptr};
+  const size_t count = in.value ? 3 : 2;
+  TORCH_CHECK_VALUE(into.size() == count, op, ": into must hold ", count, " tensors, got ", into.size());
+  for (size_t i = 0; i < count; ++i) {
+    check_shape(op, "into", into[i], rows[i]->sizes());
+    check_dtype(op, "into", into[i], in.rows());
+    check_device(op, "into", into[i], in.device());
+    if (into[i].numel() == 0) continue;
+    TORCH_CHECK_VALUE(into[i].select(0, 0).is_contiguous() && into[i].stride(0) % into[i].size(2) == 0, op,
+                      ": rows of into must be contiguous and whole heads apart, got strides ", into[i].strides());
+  }
+}
+
 }  // namespace edgeless

@@ -19,9 +19,6 @@ class OnDevice {
   c10::cuda::CUDAStream stream_;
 };
 
-// Below, a product takes less time than its launch: as few as possible, and copies cost nothing.
-constexpr int64_t kFewRows = 1 << 15;
-
 // Constant for a device, and cheap to ask for: the runtime keeps it.
 inline int device_attribute(cudaDeviceAttr attribute, int device) {
   int value = 0;

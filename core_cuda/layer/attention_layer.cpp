@@ -1,7 +1,10 @@
 // A whole layer of attention as one node of autograd: the maps of its rows, the logits of nodes, the attention and what
-// is added behind it. On small graphs a node takes the host as long as a kernel. What runs are the kernels of the
-// parts. On large graphs the parts do better: each frees what it saved before the next one runs.
+// is added behind it. On small graphs a node takes the host as long as a kernel. On large ones it saves memory: what
+// the maps gave is the layer's own, and where no other backward follows, the gradients take its place. What runs are
+// the kernels of the parts.
 #include "../attention/calls.h"
+#include "../common/few_rows.h"
+#include "../common/own_memory.h"
 #include "../projection/calls.h"
 
 namespace edgeless {
@@ -61,6 +64,11 @@ struct Layer {
   int64_t heads;
   Optional<at::ScalarType> dtype, out_dtype;
 
+  // How many of the maps are parts of one tensor. Of many rows, a map that is added becomes the result.
+  int64_t joined(const Tensor& x, size_t maps) const {
+    if (is_traced(x)) return 0;
+    return static_cast<int64_t>(adds_map(maps) && x.size(0) >= kFewRows ? maps - 1 : maps);
+  }
   bool adds_map(size_t maps) const { return score == ScoreKind::dot && maps == 4; }
   c10::SmallVector<int64_t, 4> heads_of_maps(size_t maps) const {
     c10::SmallVector<int64_t, 4> all(maps, heads);
@@ -87,7 +95,9 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
                                                 a.coefficient, a.dropout, layer.out_dtype, a.longest);
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (layer.adds_map(count)) {
-    r.result = at::add(r.out.flatten(1), r.mapped.back());
+    const Tensor& last = r.mapped.back();
+    const bool own = joined == 3 && last.scalar_type() == r.out.scalar_type();
+    r.result = own ? last.add_(r.out.flatten(1)) : at::add(r.out.flatten(1), last);
   } else {
     r.result = row.empty() ? r.out.flatten(1) : call_add_row(r.out, row[0]);
   }
@@ -107,6 +117,34 @@ Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::Scalar
   return part.copy_(grad);
 }
 
+// The backward of the attention where the gradients of rows take the place of what was saved: of sources that of their
+// own rows, of destinations, which come first, that of the attention's output, if that is the layer's own.
+std::vector<Tensor> gradients_in_place(const Tensor& grad, const Tensor& out, bool own_out, const Tensor& logsumexp,
+                                       const Tensor& dst, const Tensor& src, const OptTensor& value,
+                                       const OptTensor& att, at::TensorList csr, at::TensorList csc,
+                                       const OptTensor& seed, const SavedAttentionOptions& options, bool att_grad) {
+  Tensor of_dst;
+  if (!own_out) {
+    of_dst = at::empty(dst.sizes(), dst.options());
+  } else if (out.scalar_type() == dst.scalar_type()) {
+    of_dst = out;
+  } else {
+    of_dst = out.view(-1).view(dst.scalar_type()).narrow(0, 0, dst.numel()).view(dst.sizes());
+  }
+  variable_list into{of_dst, src};
+  if (value) into.push_back(*value);
+  const Tensor of_att =
+      call_attention_backward_into(into, grad, out, logsumexp, dst, src, value, att, csr, csc, seed, options.score,
+                                   options.coefficient, options.dropout, att_grad, options.longest);
+  // Beside the others where the rows were: the maps behind them then take one product, not several.
+  if (dst.is_alias_of(src)) {
+    dst.copy_(of_dst);
+    of_dst = dst;
+    if (own_out) give_back(out);
+  }
+  return {of_dst, src, value.value_or(Tensor()), of_att};
+}
+
 struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
   static constexpr bool is_traceable = true;
 
@@ -116,7 +154,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
                         at::TensorList vectors, at::TensorList row, const std::vector<bool>& has_bias,
                         const Layer& layer) {
-    const int64_t joined = is_traced(x) ? 0 : static_cast<int64_t>(weights.size());
+    const int64_t joined = layer.joined(x, weights.size());
     const Maps maps = MapInputs::take(ctx, x, weights, biases, has_bias, joined, layer.dtype);
     const Results r = compute(maps, vectors, row, layer, joined);
     // Without a row the result is the attention's own output: saved as what it is, so that an edit of it is noticed.
@@ -142,6 +180,8 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     ctx->saved_data["vectors"] = static_cast<int64_t>(vectors.size());
     ctx->saved_data["csr"] = static_cast<int64_t>(layer.attention.csr.size());
     ctx->saved_data["row"] = !row.empty();
+    ctx->saved_data["own_rows"] = saves_unseen();
+    ctx->saved_data["own_out"] = !same;
     ctx->set_materialize_grads(false);
     return r.result;
   }
@@ -153,6 +193,9 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     const size_t inputs = 1 + weights + biases + vectors + has_row;
     variable_list results(inputs + 2);
     if (!given[0].defined()) return results;
+    TORCH_CHECK(!ctx->saved_data.count("overwritten"),
+                "edgeless: the last backward of this layer did not come to its end and left no other; run the layer "
+                "again, or that backward with retain_graph=True");
     const variable_list saved = ctx->get_saved_variables();
     std::vector<size_t> found;  // of the inputs
     const auto compute = [&] {
@@ -195,11 +238,21 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : t.unflatten_symint(1, {heads, channels}); };
     const AttentionChoice choice{of_rows || gat, of_rows || gat, of_rows && saved[kValueRows].defined(),
                                  of_vectors && saved[kAttRow].defined()};
-    auto found =
-        call_attention_backward(by_head(grad), {}, by_head(saved[kOut]), saved[kLogsumexp], as_rows(saved[kDstRows]),
-                                as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, part(graph, csr),
-                                part(graph + csr, saved.size() - graph - csr), kept(kSeed), options.score,
-                                options.coefficient, options.dropout, false, choice, !is_traced(grad), options.longest);
+    const at::TensorList by_dst = part(graph, csr), by_src = part(graph + csr, saved.size() - graph - csr);
+    // Shared rows are read to the end, and so are gat's, for the gradients of its vectors.
+    const bool in_place = of_rows && weights > 1 && ctx->saved_data.at("own_rows").toBool() && is_last_backward(grad);
+    std::vector<Tensor> found;
+    if (in_place) {
+      ctx->saved_data["overwritten"] = true;
+      found = gradients_in_place(by_head(grad), by_head(saved[kOut]), ctx->saved_data.at("own_out").toBool(),
+                                 saved[kLogsumexp], saved[kDstRows], saved[kSrcRows], kept(kValueRows), kept(kAttRow),
+                                 by_dst, by_src, kept(kSeed), options, choice[kAtt]);
+    } else {
+      found = call_attention_backward(
+          by_head(grad), {}, by_head(saved[kOut]), saved[kLogsumexp], as_rows(saved[kDstRows]),
+          as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, by_dst, by_src, kept(kSeed),
+          options.score, options.coefficient, options.dropout, false, choice, !is_traced(grad), options.longest);
+    }
 
     variable_list mapped;  // gradients of the maps' results
     if (gat) {
@@ -244,7 +297,7 @@ Tensor attention_layer(const Tensor& x, at::TensorList weights, const OptTensors
   check_layer(kind, weights.size(), vectors.size(), rows.size());
   const Layer layer{{csr, csc, seed, score, coefficient, dropout, longest}, kind, heads, dtype, out_dtype};
   if (!at::GradMode::is_enabled()) {
-    const int64_t joined = is_traced(x) ? 0 : static_cast<int64_t>(weights.size());
+    const int64_t joined = layer.joined(x, weights.size());
     const Maps maps(x, weights, biases, joined, dtype,
                     [](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, true); });
     return compute(maps, vectors, rows, layer, joined).result;

@@ -10,6 +10,7 @@
 #include <climits>
 #include <vector>
 
+#include "../common/few_rows.h"
 #include "../common/launch.h"
 #include "../common/optional.h"
 #include "../common/storage_of.h"

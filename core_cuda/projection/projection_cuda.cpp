@@ -173,13 +173,9 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
   const std::vector<SideBySide> groups = side_by_side(given, x.size(0) < kFewRows);
   // A second product that adds to floats reads and writes more than a copy at the end.
   const at::ScalarType to_x = groups.size() > 1 ? rows_dtype : written_dtype(x, wanted_x);
+  // The maps first: what their sums take beside the rows is free when the rows' own gradient needs memory.
   for (const SideBySide& group : groups) {
     const size_t end = group.first + group.count;
-    if (needs[0]) {
-      const Tensor weight =
-          group.count > 1 ? joined_rows(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
-      results[0] = map_rows_back(group.grad, weight, results[0], to_x);
-    }
     bool any_weight = false, any_bias = false;
     for (size_t i = group.first; i < end; ++i) {
       any_weight |= needs[1 + which[i]], any_bias |= needs[1 + maps + which[i]];
@@ -198,6 +194,12 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
       }
       row += of[i].size(0);
     }
+  }
+  for (const SideBySide& group : groups) {
+    if (!needs[0]) break;
+    const Tensor weight =
+        group.count > 1 ? joined_rows(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
+    results[0] = map_rows_back(group.grad, weight, results[0], to_x);
   }
   const std::vector<Tensor> sums = sums_of_columns(op, summed, to_maps);
   for (size_t i = 0; i < sums.size(); ++i) results[biases[i]] = sums[i];

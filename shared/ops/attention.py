@@ -30,6 +30,13 @@ def _attention_backward_fake(grad_out, grad_weights, out, logsumexp, *rest):
     return [t.new_empty(t.shape) if need and t is not None else some.new_empty((0,)) for t, need in zip(inputs, needs)]
 
 
+@register_fake("edgeless::attention_backward_into")
+def _attention_backward_into_fake(
+    into, grad_out, out, logsumexp, dst, src, value, att, csr, csc, seed, score, coefficient, dropout, att_grad, *_
+):
+    return torch.empty_like(att) if att_grad and att is not None else dst.new_empty((0,))
+
+
 @register_fake("edgeless::attention_weights")
 def _attention_weights_fake(
     logsumexp, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout

@@ -98,6 +98,39 @@ def test_large_graphs_and_hooked_maps_are_called_in_parts(name):
     assert not whole(layer(x, edge_index)) and called
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", ["gatv2", "transformer"])
+def test_gradients_of_a_large_graph_take_the_place_of_its_rows(name, autocast):
+    """Of rows of 256 floats on either side of a layer, the backward gives back about as much as it takes; under autocast
+    the input's gradient stands there in both dtypes.
+    """
+    nodes, width = 1 << 16, 256
+    kind = {"gatv2": fused.GATv2Conv, "transformer": fused.TransformerConv}[name]
+    torch.manual_seed(0)
+    layer = kind(width, width // 2, heads=2).cuda()
+    x = torch.randn(nodes, width, device="cuda", requires_grad=True)
+    edge_index = torch.randint(0, nodes, (2, 4 * nodes), device="cuda")
+    grad = torch.randn(nodes, width, device="cuda")
+
+    def taken(retain):
+        """In units of such rows; the gradients."""
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            out = layer(x, edge_index)
+        assert whole(out)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        grads = torch.autograd.grad(out, [x, *layer.parameters()], grad, retain_graph=retain)
+        return (torch.cuda.max_memory_allocated() - before) / x.nbytes, grads
+
+    taken(False)  # the graph and its transpose are kept
+    (over, found), (elsewhere, expected) = taken(False), taken(True)
+    assert over < (1.1 if autocast else 0.2) and elsewhere > 2.4
+    names = ["x", *(name for name, _ in layer.named_parameters())]
+    for name, a, b in zip(names, found, expected):
+        if name != "lin_key.bias":  # no softmax sees it: its gradient is made of rounding errors
+            assert (a - b).norm() <= (2**-7 if autocast else 1e-5) * b.norm(), name
+
+
 def test_a_weight_with_a_gradient_is_called_in_parts():
     layer, x, edge_index = make("graphconv", {})
     weight = torch.rand(4000, device="cuda")

@@ -27,8 +27,9 @@ enum class Pass : uint8_t { forward, by_dst, by_src };
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
   if (plain && score == Score::gat && vectors == 1) {
-    if (numbers > 4) return many ? 4 : forward ? 6 : 3;
-    return many ? 5 : few && !forward ? 7 : 6;
+    if (many) return 5;
+    if (numbers > 4) return forward ? 6 : 3;
+    return few && !forward ? 7 : 6;
   }
   if (numbers > 16) return 2;
   if (numbers > 4) return 3;

@@ -53,9 +53,12 @@ inline bool use_mma(const Problem& problem, int vectors) {
   return vectors > 4 || (problem.score == Score::gatv2 && problem.pass == Pass::forward);
 }
 
-// Edges of a batch: four; where rows are long, as many as leave registers for 16 or more warps; where they are short,
-// of float, two: instructions take the time there, those for places beyond a row's end as well.
-constexpr int many_edges(Pass pass, Score score) { return pass == Pass::by_src || score == Score::dot ? 4 : 8; }
+// Edges of a batch: four; where rows are long and an edge gathers one row alone, eight, which leaves registers for 16
+// or more warps; where they are short, of float, two: instructions take the time there, those for places beyond a row's
+// end as well.
+constexpr int many_edges(Pass pass, Score score) {
+  return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
+}
 constexpr int kFewEdges = 2;
 constexpr bool few_edges_pay(Pass pass, Score score) {
   return score == Score::gatv2 || score == Score::gat || (score == Score::dot && pass == Pass::forward);
@@ -112,16 +115,19 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
   const int values = !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
-  const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * 6 / 10;
+  const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * 65 / 100;
   int64_t most = 16 / std::max(1, std::max(keys, values));
   if (head * most > fits && head <= 2 * fits) most = fits / head;
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
-  // Of those the number that leaves the fewest teams without work.
+  // Of those the number that is worth most: few teams without work, and little that a slice reads of an edge beside its
+  // rows, an index, numbers of nodes and the rest of a sector. More of them have to be worth their place in L2.
+  constexpr double beside = 40, gain = 1.04;
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
-    const double share = double(busy) / teams * problem.heads / (slices * heads);
-    if (share >= best * 0.999) best = std::max(best, share), layout.heads_per_slice = heads;
+    const double bytes = 16.0 * heads * (keys + values);
+    const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + beside);
+    if (worth >= best * gain) best = worth, layout.heads_per_slice = heads;
   }
 }
 

@@ -1,0 +1,30 @@
+// Memory of a function of autograd that its backward may write over, or give back before it ends: of tensors that the
+// function made itself, saved, and showed to nobody. Torch's compiler calls such memory donated.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "autograd.h"
+
+namespace edgeless {
+
+// In the forward: whether what is saved stays with the function. A hook of saved tensors may keep what it is shown.
+inline bool saves_unseen() { return !torch::autograd::Engine::get_default_engine().get_default_saved_variable_hooks(); }
+
+// In the backward: whether it is the last one, run once and for what it was given as it is.
+inline bool is_last_backward(const Tensor& grad) {
+  constexpr c10::DispatchKeySet batched({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched});
+  return !at::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() && !is_traced(grad) &&
+         !grad.key_set().has_any(batched);
+}
+
+// Frees a tensor's memory while others still hold the tensor, who do not look at it again.
+inline void give_back(const Tensor& t) {
+  c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, t.device()));
+  storage->set_nbytes(static_cast<size_t>(0));
+}
+
+}  // namespace edgeless

@@ -1,0 +1,198 @@
+"""The backward of attention whose gradients take the place of what has no other use: the op, and the layer with it."""
+
+import pytest
+import torch
+from test_attention_layer import KINDS, arrays, flat, graph_of, inputs, layer, parts
+
+from edgeless import Graph
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+WRITTEN_OVER = ["gatv2", "dot", "dot-added"]
+ops = torch.ops.edgeless
+
+
+def hub_graph(nodes, edges, device):
+    """A third of the edges at one hub of either side, parallel edges, and nodes without any."""
+    gen = torch.Generator().manual_seed(5)
+    ends = torch.randint(0, nodes - 9, (2, edges), generator=gen)
+    ends[0, : edges // 3], ends[1, -edges // 3 :] = 4, 7
+    return Graph.from_edge_index(ends.to(device), nodes, nodes)
+
+
+def rows_of(score, nodes, heads, channels, dtype, device, joined):
+    """dst, src, value, att: parts of one tensor as a map of all gives them, or one by one."""
+    gen = torch.Generator().manual_seed(6)
+    count = 3 if score == "dot" else 2
+    rows = torch.randn(nodes, count * heads * channels, generator=gen).to(device, dtype)
+    found = [part.view(nodes, heads, channels) for part in rows.chunk(count, 1)]
+    if not joined:
+        found = [part.clone() for part in found]
+    if score == "dot":
+        return (*found, None)
+    src, dst = found
+    statistics = torch.float64 if dtype == torch.float64 else torch.float32
+    return dst, src, None, torch.randn(heads, channels, generator=gen).to(device, statistics)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("heads,channels", [(4, 32), (3, 40), (1, 7), (2, 128)])
+@pytest.mark.parametrize(
+    "dtype,wide", [*((dtype, False) for dtype in DTYPES), *((dtype, True) for dtype in DTYPES[2:])]
+)
+@pytest.mark.parametrize("score", ["dot", "gatv2"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_in_place_equal_those_elsewhere(device, score, dtype, wide, heads, channels, joined):
+    """wide: the output is float32, as under autocast."""
+    graph = hub_graph(500, 30_000 if device == "cuda" else 3000, device)
+    dst, src, value, att = rows_of(score, 500, heads, channels, dtype, device, joined)
+    csr, csc = (list(t) for t in (graph.csr, graph.csc))
+    seed = torch.tensor([3], device=device)
+    common = (dst, src, value, att)
+    options = (seed, score, 0.3, 0.2)
+    kind = torch.float32 if wide else None
+    out, logsumexp = ops.attention(*common, None, None, None, csr, csc, *options, kind)
+    grad = torch.randn_like(out)
+    before = (grad.clone(), logsumexp.clone())
+    needs = [True, True, value is not None, att is not None, False, False, False]
+    expected = ops.attention_backward(
+        grad, None, out, logsumexp, *common, None, None, None, csr, csc, *options, False, needs
+    )
+    place = out.view(-1).view(dtype)[: dst.numel()].view(dst.shape) if wide else out
+    into = [place, src] if value is None else [place, src, value]
+    of_att = ops.attention_backward_into(into, grad, out, logsumexp, *common, csr, csc, *options, att is not None)
+    for found, want in zip([*into, of_att], [e for e, needed in zip(expected, needs) if needed]):
+        assert torch.equal(found, want)
+    assert torch.equal(grad, before[0]) and torch.equal(logsumexp, before[1])
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
+@pytest.mark.parametrize("score", ["dot", "gatv2"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_opcheck(device, score):
+    graph = hub_graph(20, 60, device)
+    dst, src, value, att = rows_of(score, 20, 2, 4, torch.float32, device, False)
+    csr, csc = (list(t) for t in (graph.csr, graph.csc))
+    out, logsumexp = ops.attention(dst, src, value, att, None, None, None, csr, csc, None, score, 0.2, 0.0, None)
+    into = [torch.empty_like(t) for t in (dst, src, value) if t is not None]
+    args = (into, torch.ones_like(out), out, logsumexp, dst, src, value, att, csr, csc, None, score, 0.2, 0.0)
+    torch.library.opcheck(ops.attention_backward_into, (*args, att is not None))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"score": "gat"}, "must be 'gatv2', or 'dot' with a value"),
+        ({"into": lambda into: into[:2]}, "into must hold 3 tensors, got 2"),
+        ({"into": lambda into: [into[0][1:], *into[1:]]}, r"into must have shape \[20, 2, 4\], got \[19, 2, 4\]"),
+        ({"into": lambda into: [into[0].double(), *into[1:]]}, "into must be Float, got Double"),
+        ({"into": lambda into: [into[0].transpose(1, 2).contiguous().transpose(1, 2), *into[1:]]}, "contiguous"),
+        ({"grad": lambda grad: grad[1:]}, "grad_out must have shape"),
+    ],
+)
+def test_bad_input(device, changes, message):
+    graph = hub_graph(20, 60, device)
+    dst, src, value, att = rows_of("dot", 20, 2, 4, torch.float32, device, False)
+    csr, csc = (list(t) for t in (graph.csr, graph.csc))
+    out, logsumexp = ops.attention(dst, src, value, att, None, None, None, csr, csc, None, "dot", 0.2, 0.0, None)
+    score = changes.get("score", "dot")
+    if score == "gat":
+        dst, src = dst[:, :, :1], src[:, :, :1]
+    into = changes.get("into", list)([torch.empty_like(out) for _ in range(3)])
+    grad = changes.get("grad", lambda t: t)(torch.ones_like(out))
+    with pytest.raises(ValueError, match=message):
+        ops.attention_backward_into(
+            into, grad, out, logsumexp, dst, src, value, att, csr, csc, None, score, 0.2, 0.0, False
+        )
+
+
+def moved(given, device):
+    def one(t):
+        return t if t is None else t.detach().to(device).requires_grad_()
+
+    return tuple([one(t) for t in part] if isinstance(part, list) else one(part) for part in given)
+
+
+@pytest.mark.parametrize("row", [True, False])
+@pytest.mark.parametrize("kind", WRITTEN_OVER)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_graph_that_is_kept_is_not_written_over(device, kind, row):
+    graph, given = graph_of().to(device), moved(inputs(kind, row), device)
+    want = torch.autograd.grad(parts(kind, given, graph).square().sum(), flat(*given))
+    out = layer(kind, given, graph)
+    loss = out.square().sum()
+    for retain in (True, True, False):
+        torch.testing.assert_close(torch.autograd.grad(loss, flat(*given), retain_graph=retain), want)
+    torch.testing.assert_close(out, parts(kind, given, graph))  # the result stands
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, flat(*given))
+
+
+@pytest.mark.parametrize("kind", WRITTEN_OVER)
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_a_hook_has_seen_is_not_written_over(device, kind):
+    graph, given = graph_of().to(device), moved(inputs(kind), device)
+    seen = []
+
+    def pack(t):
+        seen.append((t, t.clone()))
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        out = layer(kind, given, graph)
+    want = torch.autograd.grad(parts(kind, given, graph).sum(), flat(*given))
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), flat(*given)), want)
+    assert len(seen) > 4 and all(torch.equal(t, copy) for t, copy in seen)
+
+
+@pytest.mark.parametrize("kind", WRITTEN_OVER)
+def test_with_checkpoints(kind):
+    from torch.utils.checkpoint import checkpoint
+
+    graph, given = graph_of(), inputs(kind)
+    want = torch.autograd.grad(parts(kind, given, graph).sum(), flat(*given))
+    for reentrant in (False, True):
+        x, *rest = given
+        out = checkpoint(lambda x: layer(kind, (x, *rest), graph), x, use_reentrant=reentrant)  # noqa: B023
+        for t in flat(*given):
+            t.grad = None
+        out.sum().backward()
+        torch.testing.assert_close([t.grad for t in flat(*given)], list(want))
+
+
+@pytest.mark.parametrize("kind", WRITTEN_OVER)
+def test_batched_gradients_are_refused_and_nothing_is_lost(kind):
+    graph, given = graph_of(), inputs(kind)
+    out = layer(kind, given, graph)
+    with pytest.raises(RuntimeError, match="Batching rule not implemented"):
+        torch.autograd.grad(out, flat(*given), torch.ones(3, *out.shape, dtype=out.dtype), is_grads_batched=True)
+    want = torch.autograd.grad(parts(kind, given, graph).sum(), flat(*given))
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), flat(*given)), want)
+
+
+@pytest.mark.parametrize("kind", WRITTEN_OVER)
+def test_a_backward_that_failed_is_not_tried_again(kind):
+    """What it read is not there any more."""
+    graph, given = graph_of(), inputs(kind)
+    x, weights, biases, vectors, row = given
+    csr, _ = arrays(graph)
+    score = kind.partition("-")[0]
+    out = ops.attention_layer(x, weights, biases, vectors, row, csr, [], None, score, 3, 0.2, 0.0, None, None)
+    with pytest.raises(ValueError, match="csc is needed"):
+        out.sum().backward()
+    with pytest.raises(RuntimeError, match="did not come to its end"):
+        out.sum().backward()
+
+
+def test_kinds_that_share_rows_are_not_written_over():
+    assert set(KINDS) - set(WRITTEN_OVER) == {"gat", "gatv2-shared"}
+    for kind in ("gat", "gatv2-shared"):
+        graph, given = graph_of(), inputs(kind)
+        x, weights, biases, vectors, row = given
+        csr, _ = arrays(graph)
+        score = kind.partition("-")[0]
+        out = ops.attention_layer(x, weights, biases, vectors, row, csr, [], None, score, 3, 0.2, 0.0, None, None)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="csc is needed"):
+                out.sum().backward()
