@@ -101,8 +101,9 @@ def test_large_graphs_and_hooked_maps_are_called_in_parts(name):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("name", ["gatv2", "transformer"])
 def test_gradients_of_a_large_graph_take_the_place_of_its_rows(name, autocast):
-    """Of rows of 256 floats on either side of a layer, the backward gives back about as much as it takes; under autocast
-    the input's gradient stands there in both dtypes.
+    """Of rows of 256 floats on either side of a layer, the backward gives back about as much as it takes.
+
+    Under autocast the input's gradient stands there in both dtypes.
     """
     nodes, width = 1 << 16, 256
     kind = {"gatv2": fused.GATv2Conv, "transformer": fused.TransformerConv}[name]

@@ -32,7 +32,7 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
     return few && !forward ? 7 : 6;
   }
   if (numbers > 16) return 2;
-  if (numbers > 4) return 3;
+  if (numbers > 4) return !plain || vectors > 1 ? 3 : forward && score == Score::dot ? 5 : 4;
   if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
   return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
 }

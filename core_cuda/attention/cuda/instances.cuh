@@ -46,8 +46,11 @@ cudaError_t launch_mma(const Args<float>& args, cudaStream_t stream) {
 template <Pass kPass, class Fn, class S, int kTeam, int kVecs>
 cudaError_t run_mma(const Plan& plan, const Args<float>& args, cudaStream_t stream) {
   if (plan.mode == kOptions) return launch_mma<kPass, Fn, S, kTeam, kVecs, false, kOptions>(args, stream);
-  return plan.whole ? launch_mma<kPass, Fn, S, kTeam, kVecs, true, kPlain>(args, stream)
-                    : launch_mma<kPass, Fn, S, kTeam, kVecs, false, kPlain>(args, stream);
+  if constexpr (kTeam * kVecs > most_without_mma(kPass, Fn::kScore, true)) {
+    return plan.whole ? launch_mma<kPass, Fn, S, kTeam, kVecs, true, kPlain>(args, stream)
+                      : launch_mma<kPass, Fn, S, kTeam, kVecs, false, kPlain>(args, stream);
+  }
+  return cudaErrorInvalidDeviceFunction;
 }
 
 template <Pass kPass, class Fn, class S>
@@ -67,8 +70,11 @@ cudaError_t run_mma(const Plan& plan, const Args<float>& args, cudaStream_t stre
 
 template <Pass kPass, class Fn, class S, int kEdges>
 cudaError_t run_plain(const Plan& plan, const Args<float>& args, cudaStream_t stream) {
-  if constexpr (sizeof(S) == 4 || !Fn::kMma) {  // else the tensor cores'
+  constexpr int kMost = sizeof(S) == 4 || !Fn::kMma ? 32 : most_without_mma(kPass, Fn::kScore, true);
+  if constexpr (kMost >= 8) {  // else the tensor cores'
     if (plan.width == 8) return launch<kPass, Fn, S, int32_t, 1, 8, kPlain, kEdges>(args, stream);
+  }
+  if constexpr (kMost >= 16) {
     if (plan.width == 16) return launch<kPass, Fn, S, int32_t, 1, 16, kPlain, kEdges>(args, stream);
   }
   if (plan.width == 32) return launch<kPass, Fn, S, int32_t, 1, 32, kPlain, kEdges>(args, stream);

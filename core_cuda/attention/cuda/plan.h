@@ -43,14 +43,19 @@ struct Plan {
   int64_t slots = 0;   // pieces in each half of the carry
 };
 
-// Where tensor cores are the faster way (docs/performance.md): rows of more than 64 bytes, and in the forward pass of
-// gatv2 any. gat is slower there: it has one dot product in its backward and none in its forward pass.
+// Where tensor cores are the faster way (docs/performance.md): rows of more than 64 bytes, without options of more than
+// 128 in the backward of the dot product, and in the forward pass of gatv2 any. gat is slower there: it has one dot
+// product in its backward and none in its forward pass.
+constexpr int most_without_mma(Pass pass, Score score, bool plain) {
+  if (pass == Pass::forward) return score == Score::gatv2 ? 0 : 4;
+  return score == Score::dot && plain ? 8 : 4;
+}
 constexpr int kMmaVectors = 16;
 inline bool use_mma(const Problem& problem, int vectors) {
   const bool narrow = problem.storage == Storage::bf16 || problem.storage == Storage::f16;
   const bool there_is = problem.score != Score::gat;
   if (!there_is || !narrow || problem.edge_term || vectors > kMmaVectors) return false;
-  return vectors > 4 || (problem.score == Score::gatv2 && problem.pass == Pass::forward);
+  return vectors > most_without_mma(problem.pass, problem.score, !problem.options);
 }
 
 // Edges of a batch: four; where rows are long and an edge gathers one row alone, eight, which leaves registers for 16
@@ -67,8 +72,8 @@ constexpr bool few_edges_pay(Pass pass, Score score) {
 // The table of kernels; instances.cuh generates just these. What a lane holds is bounded by registers.
 //
 //   16-bit, int32   where use_mma() says so: mma.cuh, whole rows or not; with options or plain
-//   f32, 16-bit     int32, plain: 1 vector a lane: 4 lanes, or 8 to 32 with four edges a batch, many, or few (f32);
-//                   2 vectors: 32
+//   f32, 16-bit     int32, plain: 1 vector a lane: 4 lanes, or 8 to 32 with four edges a batch, many, or few (f32), of 8
+//                   and 16 those that are not left to mma.cuh; 2 vectors: 32
 //   the same        with options: 1 or 4 vectors, any number of lanes
 //   int64, double   4 vectors, any number of lanes, with all options
 inline void choose_kernel(const Problem& problem, Plan& plan) {
