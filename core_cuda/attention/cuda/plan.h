@@ -72,8 +72,8 @@ constexpr bool few_edges_pay(Pass pass, Score score) {
 // The table of kernels; instances.cuh generates just these. What a lane holds is bounded by registers.
 //
 //   16-bit, int32   where use_mma() says so: mma.cuh, whole rows or not; with options or plain
-//   f32, 16-bit     int32, plain: 1 vector a lane: 4 lanes, or 8 to 32 with four edges a batch, many, or few (f32), of 8
-//                   and 16 those that are not left to mma.cuh; 2 vectors: 32
+//   f32, 16-bit     int32, plain: 1 vector a lane: 4 lanes, or 8 to 32 with four edges a batch, many, or few (f32); of
+//                   8 and 16 those that mma.cuh does not take; 2 vectors: 32
 //   the same        with options: 1 or 4 vectors, any number of lanes
 //   int64, double   4 vectors, any number of lanes, with all options
 inline void choose_kernel(const Problem& problem, Plan& plan) {
