@@ -301,7 +301,7 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
   return grads;
 }
 
-// Results of the pool, which copies leave at once: memory is not what is short here.
+// Made elsewhere and copied: that saves no memory, and no layer on the CPU asks for it.
 at::Tensor attention_backward_into(at::TensorList into, const at::Tensor& grad_out, const at::Tensor& out,
                                    const at::Tensor& logsumexp, const at::Tensor& dst, const at::Tensor& src,
                                    const OptTensor& value, const OptTensor& att, at::TensorList csr, at::TensorList csc,

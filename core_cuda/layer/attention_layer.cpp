@@ -193,10 +193,10 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     const size_t inputs = 1 + weights + biases + vectors + has_row;
     variable_list results(inputs + 2);
     if (!given[0].defined()) return results;
+    const variable_list saved = ctx->get_saved_variables();
     TORCH_CHECK(!ctx->saved_data.count("overwritten"),
                 "edgeless: the last backward of this layer did not come to its end and left no other; run the layer "
                 "again, or that backward with retain_graph=True");
-    const variable_list saved = ctx->get_saved_variables();
     std::vector<size_t> found;  // of the inputs
     const auto compute = [&] {
       variable_list grads = gradients(ctx, given[0], saved, weights, biases, vectors, has_row), kept;

@@ -172,6 +172,14 @@ def test_batched_gradients_are_refused_and_nothing_is_lost(kind):
 
 
 @pytest.mark.parametrize("kind", WRITTEN_OVER)
+def test_a_second_backward_is_torchs_error(kind):
+    out = layer(kind, inputs(kind), graph_of())
+    out.backward(torch.ones_like(out))
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        out.backward(torch.ones_like(out))
+
+
+@pytest.mark.parametrize("kind", WRITTEN_OVER)
 def test_a_backward_that_failed_is_not_tried_again(kind):
     """What it read is not there any more."""
     graph, given = graph_of(), inputs(kind)
