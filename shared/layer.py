@@ -10,6 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from . import _C
 from .aggregation import scales
 from .autocast import cuda_autocast_dtype
 from .functional import seed_tensor
@@ -25,12 +26,12 @@ _FEW_NODES = 1 << 15  # below, as in the core, a product takes less time than it
 def _is_one_op(graph: Graph, x: Tensor, writes_over: bool = False) -> bool:
     """Whether a layer is to be one op, for ``x`` ``[N, F]`` of a graph among N nodes.
 
-    Of a large graph only where its backward writes over what the forward saved: else parts, each of which frees what it
-    saved before the next one runs, take less memory.
+    Of a large graph only where its backward writes over what the forward saved, so not under hooks of saved tensors, as
+    checkpoints are: else parts, each of which frees what it saved before the next one runs, take less memory.
     """
     if not x.is_cuda or compiling() or not x.size(0) == graph.num_src == graph.num_dst:
         return False
-    return writes_over or x.size(0) < _FEW_NODES
+    return x.size(0) < _FEW_NODES or (writes_over and _C.saves_unseen())
 
 
 def _maps(x: Tensor, linears: Sequence[nn.Module], kinds: tuple[type, ...], *others: Optional[Tensor]):

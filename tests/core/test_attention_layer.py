@@ -1,9 +1,12 @@
 """The op of a whole layer against the ops that it is made of: one node of autograd in place of several."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import edgeless.functional
+import edgeless.layer
 from edgeless import Graph
 from edgeless.layer import attention_layer
 
@@ -222,6 +225,19 @@ def test_bad_input(kind, changes, message):
         ops.attention_layer(
             x, weights, [None] * len(weights), vectors, row, csr, csc, None, score, HEADS, 0.2, 0.0, None, None
         )
+
+
+def test_which_layers_are_one_op():
+    """Small ones, and large ones whose backward writes over what was saved: not what a hook has seen."""
+
+    def is_one_op(nodes, writes_over):
+        x = SimpleNamespace(is_cuda=True, size=lambda _: nodes)
+        return edgeless.layer._is_one_op(SimpleNamespace(num_src=nodes, num_dst=nodes), x, writes_over)
+
+    assert is_one_op(1000, False) and is_one_op(1000, True)
+    assert not is_one_op(1 << 15, False) and is_one_op(1 << 15, True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        assert is_one_op(1000, True) and not is_one_op(1 << 15, True)
 
 
 def test_is_for_cuda_alone():

@@ -132,6 +132,15 @@ def test_gradients_of_a_large_graph_take_the_place_of_its_rows(name, autocast):
             assert (a - b).norm() <= (2**-7 if autocast else 1e-5) * b.norm(), name
 
 
+@pytest.mark.parametrize("name", ["gatv2", "transformer"])
+def test_large_graphs_under_hooks_of_saved_tensors_are_called_in_parts(name):
+    """As checkpoints are: what a hook has seen is not written over, and the parts take less memory then."""
+    layer, x, edge_index = make(name, {}, nodes=1 << 15)
+    assert whole(layer(x, edge_index))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        assert not whole(layer(x, edge_index))
+
+
 def test_a_weight_with_a_gradient_is_called_in_parts():
     layer, x, edge_index = make("graphconv", {})
     weight = torch.rand(4000, device="cuda")
