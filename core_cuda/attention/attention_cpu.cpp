@@ -276,8 +276,7 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
   TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");
   if (grad_out) {
     TORCH_CHECK_VALUE(out.has_value(), op, ": grad_out needs out");
-    check_shape(op, "grad_out", *grad_out, {in.num_dst(), in.heads(), in.channels()});
-    check_shape(op, "out", *out, grad_out->sizes());
+    check_output(op, in, *grad_out, *out);
   } else {
     check_shape(op, "grad_weights", *grad_weights, {in.num_edges(), in.heads()});
     check_dtype(op, "grad_weights", *grad_weights, in.statistics());

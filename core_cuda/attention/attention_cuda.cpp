@@ -204,13 +204,6 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   }
 }
 
-void check_given(const char* op, const AttentionInputs& in, const Tensor& grad_out, const Tensor& out) {
-  check_shape(op, "grad_out", grad_out, {in.num_dst(), in.heads(), in.channels()});
-  check_shape(op, "out", out, grad_out.sizes());
-  check_device(op, "grad_out", grad_out, in.device());
-  check_device(op, "out", out, in.device());
-}
-
 std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& given_src, const OptTensor& value,
                                      const OptTensor& given_att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                                      const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
@@ -270,7 +263,7 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
   TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");
   if (grad_out) {
     TORCH_CHECK_VALUE(out.has_value(), op, ": grad_out needs out");
-    check_given(op, in, *grad_out, *out);
+    check_output(op, in, *grad_out, *out);
   } else {
     check_shape(op, "grad_weights", *grad_weights, {in.num_edges(), in.heads()});
     check_dtype(op, "grad_weights", *grad_weights, in.statistics());
@@ -323,7 +316,7 @@ Tensor attention_backward_into(at::TensorList into, const Tensor& grad_out, cons
   check_inputs(op, in);
   check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
   check_device(op, "logsumexp", logsumexp, in.device());
-  check_given(op, in, grad_out, out);
+  check_output(op, in, grad_out, out);
   check_into(op, in, into);
   std::vector<Tensor> grads(into.begin(), into.end());
   grads.resize(kNumInputs);

@@ -128,6 +128,14 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
   }
 }
 
+// The output and its gradient, as a backward is given them.
+inline void check_output(const char* op, const AttentionInputs& in, const at::Tensor& grad_out, const at::Tensor& out) {
+  check_shape(op, "grad_out", grad_out, {in.num_dst(), in.heads(), in.channels()});
+  check_shape(op, "out", out, grad_out.sizes());
+  check_device(op, "grad_out", grad_out, in.device());
+  check_device(op, "out", out, in.device());
+}
+
 // Where gradients of dst, src and value are to go: rows of the same kind, each in one piece.
 inline void check_into(const char* op, const AttentionInputs& in, at::TensorList into) {
   TORCH_CHECK_VALUE(in.score == ScoreKind::gatv2 || (in.score == ScoreKind::dot && in.value), op,

@@ -96,8 +96,9 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (layer.adds_map(count)) {
     const Tensor& last = r.mapped.back();
-    const bool own = joined == 3 && last.scalar_type() == r.out.scalar_type();
-    r.result = own ? last.add_(r.out.flatten(1)) : at::add(r.out.flatten(1), last);
+    const bool apart = joined == static_cast<int64_t>(count) - 1;  // the layer's own, and whole
+    r.result = apart && last.scalar_type() == r.out.scalar_type() ? last.add_(r.out.flatten(1))
+                                                                  : at::add(r.out.flatten(1), last);
   } else {
     r.result = row.empty() ? r.out.flatten(1) : call_add_row(r.out, row[0]);
   }

@@ -195,15 +195,16 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
       row += of[i].size(0);
     }
   }
-  for (const SideBySide& group : groups) {
-    if (!needs[0]) break;
-    const Tensor weight =
-        group.count > 1 ? joined_rows(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
-    results[0] = map_rows_back(group.grad, weight, results[0], to_x);
+  if (needs[0]) {
+    for (const SideBySide& group : groups) {
+      const Tensor weight =
+          group.count > 1 ? joined_rows(at::TensorList(of).slice(group.first, group.count)) : of[group.first];
+      results[0] = map_rows_back(group.grad, weight, results[0], to_x);
+    }
+    if (!results[0].defined()) results[0] = at::zeros(x.sizes(), x.options().dtype(to_x));
   }
   const std::vector<Tensor> sums = sums_of_columns(op, summed, to_maps);
   for (size_t i = 0; i < sums.size(); ++i) results[biases[i]] = sums[i];
-  if (needs[0] && !results[0].defined()) results[0] = at::zeros(x.sizes(), x.options().dtype(to_x));
   finish_gradients(results, x, [&](size_t i) { return i ? wanted_maps : wanted_x; });
   return results;
 }

@@ -179,14 +179,18 @@ def test_a_second_backward_is_torchs_error(kind):
         out.backward(torch.ones_like(out))
 
 
+def layer_without_a_transpose(kind):
+    """Its backward fails half way."""
+    graph, (x, weights, biases, vectors, row) = graph_of(), inputs(kind)
+    csr, _ = arrays(graph)
+    score = kind.partition("-")[0]
+    return ops.attention_layer(x, weights, biases, vectors, row, csr, [], None, score, 3, 0.2, 0.0, None, None)
+
+
 @pytest.mark.parametrize("kind", WRITTEN_OVER)
 def test_a_backward_that_failed_is_not_tried_again(kind):
     """What it read is not there any more."""
-    graph, given = graph_of(), inputs(kind)
-    x, weights, biases, vectors, row = given
-    csr, _ = arrays(graph)
-    score = kind.partition("-")[0]
-    out = ops.attention_layer(x, weights, biases, vectors, row, csr, [], None, score, 3, 0.2, 0.0, None, None)
+    out = layer_without_a_transpose(kind)
     with pytest.raises(ValueError, match="csc is needed"):
         out.sum().backward()
     with pytest.raises(RuntimeError, match="did not come to its end"):
@@ -196,11 +200,7 @@ def test_a_backward_that_failed_is_not_tried_again(kind):
 def test_kinds_that_share_rows_are_not_written_over():
     assert set(KINDS) - set(WRITTEN_OVER) == {"gat", "gatv2-shared"}
     for kind in ("gat", "gatv2-shared"):
-        graph, given = graph_of(), inputs(kind)
-        x, weights, biases, vectors, row = given
-        csr, _ = arrays(graph)
-        score = kind.partition("-")[0]
-        out = ops.attention_layer(x, weights, biases, vectors, row, csr, [], None, score, 3, 0.2, 0.0, None, None)
+        out = layer_without_a_transpose(kind)
         for _ in range(2):
             with pytest.raises(ValueError, match="csc is needed"):
                 out.sum().backward()
