@@ -28,6 +28,17 @@ inline bool fits(const at::Tensor& t) {
          t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
 }
 
+// The right-hand side of a product a b^T as the kernels read it: the numbers of a row lie side by side. A weight that was
+// given transposed, as torch.matmul(x, w) and DGL's GraphConv hold theirs, is read across in place of being copied.
+struct RightSide {
+  at::Tensor matrix;
+  bool across;  // the depth runs down its rows
+
+  RightSide(const at::Tensor& b, bool depth_is_rows) : matrix(b), across(depth_is_rows) {
+    if (b.stride(1) != 1 && b.stride(0) == 1) matrix = b.t(), across = !across;
+  }
+};
+
 // Whether [rows, columns] is made by our kernels. Of floats: where TF32 is allowed as it is, the libraries are faster.
 // divided: the depth is, so that few tiles keep all multiprocessors busy. 16-bit numbers: of few nodes.
 inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth,
@@ -66,29 +77,37 @@ inline void run(at::ScalarType dtype, bool across_a, bool across_b, const Produc
 inline at::Tensor map_rows(at::TensorList xs, at::TensorList weights, const Optional<at::Tensor>& bias) {
   const at::Tensor& x = xs[0];
   const at::Tensor& weight = weights[0];
-  const auto taken = [&](size_t k) { return takes(xs[k], weights[k], x.size(0), weight.size(0), xs[k].size(1)); };
+  const int64_t columns = weight.size(0);
+  const auto taken = [&](size_t k, const RightSide& b) {
+    return takes(xs[k], b.matrix, x.size(0), columns, xs[k].size(1));
+  };
   const OnDevice on_device(x.device());
   at::Tensor out;
   size_t done = 1;
-  if (taken(0)) {
-    out = at::empty({x.size(0), weight.size(0)}, x.options());
-    ProductArgs args = product_args(x, weight, out, x.size(1));
+  const RightSide first(weight, false);
+  if (taken(0, first)) {
+    out = at::empty({x.size(0), columns}, x.options());
+    ProductArgs args = product_args(x, first.matrix, out, x.size(1));
     const at::Tensor row = bias ? bias->contiguous() : at::Tensor();
     if (bias) args.bias = row.const_data_ptr();
-    if (xs.size() > 1 && taken(1)) {
-      args.more = {xs[1].const_data_ptr(), weights[1].const_data_ptr(), xs[1].stride(0), weights[1].stride(0),
-                   xs[1].size(1)};
-      done = 2;
+    if (xs.size() > 1 && !first.across) {
+      const RightSide second(weights[1], false);
+      if (!second.across && taken(1, second)) {
+        args.more = {xs[1].const_data_ptr(), weights[1].const_data_ptr(), xs[1].stride(0), weights[1].stride(0),
+                     xs[1].size(1)};
+        done = 2;
+      }
     }
-    run(x.scalar_type(), false, false, args, on_device);
+    run(x.scalar_type(), false, first.across, args, on_device);
   } else {
     out = bias ? at::addmm(*bias, x, weight.t()) : at::mm(x, weight.t());
   }
   for (size_t k = done; k < xs.size(); ++k) {
-    if (fits(out) && taken(k)) {
-      ProductArgs args = product_args(xs[k], weights[k], out, xs[k].size(1));
+    const RightSide b(weights[k], false);
+    if (fits(out) && taken(k, b)) {
+      ProductArgs args = product_args(xs[k], b.matrix, out, xs[k].size(1));
       args.add = true;
-      run(x.scalar_type(), false, false, args, on_device);
+      run(x.scalar_type(), false, b.across, args, on_device);
     } else {
       out.addmm_(xs[k], weights[k].t());
     }
@@ -117,15 +136,16 @@ inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::
 
 // grad weight, in `dtype`; added to `to`, of the dtype of grad, where that is defined
 inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight, at::Tensor to, at::ScalarType dtype) {
-  if (!takes(grad, weight, grad.size(0), weight.size(1), weight.size(0))) {
+  const RightSide b(weight, true);
+  if (!takes(grad, b.matrix, grad.size(0), weight.size(1), weight.size(0))) {
     return to.defined() ? to.addmm_(grad, weight) : library_product(grad, weight, dtype);
   }
   const OnDevice on_device(grad.device());
   const bool add = to.defined();
   if (!add) to = at::empty({grad.size(0), weight.size(1)}, grad.options().dtype(dtype));
-  ProductArgs args = product_args(grad, weight, to, weight.size(0));
+  ProductArgs args = product_args(grad, b.matrix, to, weight.size(0));
   args.add = add;
-  run(grad.scalar_type(), false, true, args, on_device);
+  run(grad.scalar_type(), false, b.across, args, on_device);
   return to;
 }
 

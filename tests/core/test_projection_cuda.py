@@ -108,6 +108,32 @@ def test_few_rows_of_16_bits_are_products_of_ours(dtype):
     assert len(kernels) == 6 and all("narrow_product" in key for key in kernels), kernels
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_weight_that_is_given_transposed_takes_products_of_ours(dtype):
+    x = rows(3000, 64, dtype)
+    weight = torch.randn(64, 128, device=DEVICE, dtype=dtype, requires_grad=True)  # [F, C], as DGL's GraphConv has it
+    bias = torch.randn(128, device=DEVICE, dtype=dtype, requires_grad=True)
+    leaves = [x, weight, bias]
+
+    def step():
+        out = projection.product(x, weight, bias)
+        return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+    wide = [t.detach().double().requires_grad_() for t in leaves]
+    exact = torch.addmm(wide[2], wide[0], wide[1])
+    exact = [exact, *torch.autograd.grad(exact, wide, torch.ones_like(exact))]
+    stock = torch.addmm(bias, x, weight)
+    stock = [stock, *torch.autograd.grad(stock, leaves, torch.ones_like(stock))]
+    for a, b, c in zip(step(), stock, exact, strict=True):
+        assert a.shape == b.shape and error(a, c) <= 2 * error(b, c) + 2 * torch.finfo(dtype).eps
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    kernels = [e.key for e in found.events() if "product" in e.key or "gemm" in e.key or "nvjet" in e.key]
+    assert len(kernels) == 3 and all("product_kernel" in key for key in kernels), kernels
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_of_ours_keep_infinities(dtype):
     x, linears = rows(300, 64, dtype), maps(64, (64,), dtype)
