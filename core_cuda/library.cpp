@@ -6,6 +6,7 @@
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
 #include "common/own_memory.h"
+#include "plans.h"
 
 #ifdef EDGELESS_WITH_CUDA
 namespace edgeless::cuda {
@@ -123,6 +124,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("pooled_bytes", &edgeless::cpu::pooled_bytes);
   m.def("release_pool", &edgeless::cpu::release_blocks);
   m.def("saves_unseen", &edgeless::saves_unseen);
+  edgeless::define_plans(m);
 #ifdef EDGELESS_WITH_CUDA
   m.attr("with_cuda") = true;
   m.attr("cuda_archs") = edgeless::cuda::built_archs();

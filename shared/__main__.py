@@ -1,4 +1,4 @@
-"""``python -m edgeless demo | info | bench``."""
+"""``python -m edgeless demo | info | plan | bench``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ COMMANDS = {
         "train a network with the stock layers and with edgeless, side by side",
     ),
     "info": ("edgeless.info", "versions, what this build has, what each framework offers"),
+    "plan": ("edgeless.cli.plan_command", "which kernels run for an aggregation on a graph of some size, and why"),
     "bench": ("edgeless.bench.command", "time layers or bare aggregation against PyG, torch.compile and DGL"),
 }
 

@@ -177,18 +177,22 @@ def _arg_dtype(graph, ties: str) -> torch.dtype:
     return torch.uint8 if degree <= 2**8 else torch.int16 if degree <= 2**16 else torch.int32
 
 
-def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype, ties: str) -> bool:
-    """Whether the backward reads the transpose, and all edges of it, instead of sending one number for each element of
-    the output: where mean degrees are low. A gather on CUDA reads the gradient and the argument of every edge; on the
-    CPU what is sent stays in the caches where sources are few.
-    The limits are where both take equally long (docs/performance.md).
+def gathered_degree(cuda: bool, num_src: int, element_bytes: int, arg_bytes: int, shares: bool) -> int:
+    """The mean degree up to which the backward of an extremum reads the transpose, and all edges of it, instead of
+    sending one number for each element of the output.
+
+    A gather on CUDA reads the gradient and the argument of every edge; on the CPU what is sent stays in the caches
+    where sources are few. The limits are where both take equally long (H200, and 2 cores with AVX-512; 2026-11-21).
     """
+    if cuda:
+        return (240 if shares else 288) // (element_bytes + arg_bytes)
+    return min(16, num_src // 12_500)
+
+
+def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype, ties: str) -> bool:
     if not (torch.is_grad_enabled() and x.requires_grad):
         return False
-    if x.is_cuda:
-        degree = (288 if ties == "first" else 240) // (x.element_size() + arg_dtype.itemsize)
-    else:
-        degree = min(16, graph.num_src // 12_500)
+    degree = gathered_degree(x.is_cuda, graph.num_src, x.element_size(), arg_dtype.itemsize, ties != "first")
     return graph.num_edges <= degree * graph.num_dst
 
 

@@ -15,6 +15,7 @@ from typing import Callable, Optional
 import torch
 
 from . import _C  # noqa: F401  registers the ops
+from .plan import Step, record, table
 
 BACKENDS = ("auto", "fused", "reference")
 
@@ -59,22 +60,26 @@ class Explanation:
     layer: str
     fused: bool
     reasons: tuple[str, ...]
+    plan: tuple[Step, ...] = ()
 
     def __bool__(self) -> bool:
         return self.fused
 
     def __str__(self) -> str:
         if self.fused:
-            return f"{self.layer} runs fused."
+            said = f"{self.layer} runs fused."
+            return said if not self.plan else said + "\n" + table(self.plan)
         return f"{self.layer} does not run fused, because {'; because '.join(self.reasons)}."
 
 
-def explain(layer: torch.nn.Module, *inputs, **kwargs) -> Explanation:
+def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Explanation:
     """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and why not; nothing is computed.
 
     Args:
         layer: a layer, of edgeless or not, or a function of ``edgeless.dgl.ops``.
         *inputs, **kwargs: what the layer would be called with.
+        plan: whether to say as well what runs for it, engine, kernel, tile, slices, bytes and time at the roof. This
+            runs the call once, and its backward where a parameter or an input needs a gradient; no ``.grad`` changes.
     """
     name = getattr(layer, "__name__", type(layer).__name__)
     if not hasattr(layer, "_fusion_refusals"):
@@ -86,7 +91,11 @@ def explain(layer: torch.nn.Module, *inputs, **kwargs) -> Explanation:
     reasons = layer._fusion_refusals(*inputs, **kwargs)
     if current_backend() == "reference":
         reasons = ['edgeless.backend("reference") is in force', *reasons]
-    return Explanation(name, not reasons, tuple(reasons))
+    steps: tuple[Step, ...] = ()
+    if plan and not reasons:
+        parameters = list(layer.parameters()) if isinstance(layer, torch.nn.Module) else []
+        steps = tuple(record(lambda: layer(*inputs, **kwargs), [*parameters, *inputs, *kwargs.values()]))
+    return Explanation(name, not reasons, tuple(reasons), steps)
 
 
 def _look_for_kernels(kind: str, op: str) -> Optional[str]:

@@ -222,7 +222,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& give
   Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
   Tensor logsumexp = at::empty({in.num_dst(), in.heads()}, dst.options().dtype(in.statistics()));
   if (logsumexp.numel() == 0) return {out, logsumexp};
-  if (!in.value && !values_are_keys(score_of(in.score))) in.value = src;
+  if (!in.value && !values_are_keys(in.score)) in.value = src;
   with_arithmetic(in.rows(), [&](auto zero) {
     forward<decltype(zero)>(in, out, logsumexp);
     return 0;
@@ -286,7 +286,7 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
     needs[kValue] = needs[kEdgeScale] = false;
     in.value.reset();
   }
-  const bool value_is_src = grad_out && !in.value && !values_are_keys(score_of(in.score));
+  const bool value_is_src = grad_out && !in.value && !values_are_keys(in.score);
   const bool needs_src = needs[kSrc];
   if (value_is_src) {
     in.value = src;

@@ -17,15 +17,6 @@ namespace edgeless::cuda {
 
 using at::Tensor;
 
-inline Score score_of(ScoreKind kind) {
-  switch (kind) {
-    case ScoreKind::dot: return Score::dot;
-    case ScoreKind::gatv2: return Score::gatv2;
-    case ScoreKind::cosine: return Score::cosine;
-    default: return Score::gat;
-  }
-}
-
 template <class F>
 auto with_index(const Tensor& index, F&& f) {
   return index.scalar_type() == at::kLong ? f(int64_t{}) : f(int32_t{});
@@ -61,7 +52,7 @@ class Call {
         on_device_(in.device()),
         device_(device_of(in.device())),
         numbers_(in.dst.options().dtype(in.statistics())) {
-    problem.score = score_of(in.score);
+    problem.score = in.score;
     problem.storage = storage_of(in.rows());
     problem.wide_index = in.csr[0].scalar_type() == at::kLong;
     problem.heads = args.heads = static_cast<int>(in.heads());
@@ -72,7 +63,7 @@ class Call {
       args.dst = scalars(in.dst), args.src = scalars(in.src);
     } else {
       args.dst = rows(in.dst), args.src = rows(in.src);
-      args.key_vectors = static_cast<int>(round_up(in.dim(), vector_) / vector_);
+      problem.key_vectors = args.key_vectors = static_cast<int>(round_up(in.dim(), vector_) / vector_);
       if (!in.value) args.value_vectors = args.key_vectors;
     }
     if (in.att) args.att = keep(padded(in.att->unsqueeze(1), att_width()));
@@ -136,7 +127,7 @@ class Call {
   Tensor keep_tensor(const Tensor& t) { return kept_.emplace_back(t); }
 
   // Numbers of a head in the kernels' att, and in the shares of its gradient.
-  int64_t att_width() const { return problem.score == Score::cosine ? 1 : args.key_vectors * vector_; }
+  int64_t att_width() const { return cuda::att_width(problem); }
 
   // Runs a pass over the graph; with `att_grad` it leaves its shares of the gradient of att.
   void run(Pass pass, at::TensorList graph, int64_t num_gathered, bool att_grad = false) {
@@ -147,29 +138,16 @@ class Call {
     problem.num_rows = args.graph.num_rows, problem.num_edges = args.graph.num_edges;
     problem.num_gathered = num_gathered;
     problem.longest = longest_row(in_.longest, pass == Pass::by_src ? kInCsc : kInCsr);
-    problem.key_vectors = args.key_vectors, problem.value_vectors = args.value_vectors;
+    problem.value_vectors = args.value_vectors;
     problem.options = args.has_dropout || args.scale || args.logit_term || args.value_term || args.given ||
                       args.logits_out || args.grad_weights || args.ds_out || args.weights_out || args.grad_scale ||
                       problem.edge_term;
-    args.carry_size = carry_size(pass);
-    problem.carry_bytes = args.carry_size * args.heads * int64_t(sizeof(A));
-    // Pieces of hubs may take half a result where there is memory left of the peak. A forward has nothing but its
-    // result, and the last pass of a backward stands beside all results (one fewer where the values are the keys):
-    // there they take a sixteenth, of float results a crumb.
-    const int64_t result = problem.num_rows * args.heads * args.value_vectors * 16;
-    const bool scarce = pass == Pass::forward || (pass == Pass::by_src && !values_are_keys(problem.score));
-    const int64_t crumb = 256 << 10, share = result / (scarce ? in_.rows() == at::kFloat ? 512 : 16 : 2);
-    problem.carry_budget = std::max(crumb, scarce && in_.rows() == at::kFloat ? std::min(2 * crumb, share) : share);
-    // Of sizes alone: a gradient must not depend on which others are asked for.
-    const bool att_shares =
-        pass == Pass::by_dst ? values_are_keys(problem.score) : pass == Pass::by_src && problem.score == Score::gatv2;
-    problem.range_bytes = att_shares ? args.heads * att_width() * int64_t(sizeof(A)) : 0;
-    problem.range_budget = std::max<int64_t>(2 << 20, result / 4);
+    args.carry_size = carry_size(problem);
     const Plan plan = make_plan(problem, device_);
-    TORCH_CHECK_VALUE(plan.layout.vectors > 0, "edgeless: a head of attention may take up to ", 4 * 32 * vector_,
+    TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ", 4 * 32 * vector_,
                       " features in ", in_.rows(), " on CUDA, got ", in_.dim(), " and ", in_.channels());
     // The two passes of a gatv2 backward must agree on what Args::stats means.
-    const bool by_edge = plan.mode == 2;
+    const bool by_edge = plan.kernel.mode == kEdgeTerm;
     TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
     by_edge_ = by_edge;
     args.layout = plan.layout, args.part = plan.part;
@@ -220,13 +198,6 @@ class Call {
     const auto base = [](const Tensor& t) { return t.defined() ? t.template data_ptr<A>() : nullptr; };
     C10_CUDA_CHECK(sum_rows(base(some), rows(some), base(more), rows(more), to.numel() / sums, sums,
                             to.template data_ptr<A>(), stream()));
-  }
-
-  int carry_size(Pass pass) const {
-    const int keys = problem.score == Score::gat ? 1 : static_cast<int>(args.key_vectors * vector_);
-    const int values = static_cast<int>(args.value_vectors * vector_);
-    if (pass == Pass::forward) return values + 2;
-    return keys + (pass == Pass::by_src && !values_are_keys(problem.score) ? values : 0);
   }
 
   bool fits(const Tensor& t) const { return t.size(2) % vector_ == 0 && vector_bytes(t) == 16; }

@@ -8,12 +8,13 @@
 
 #include "../common/checks.h"
 #include "../common/optional.h"
+#include "score.h"
 
 namespace edgeless {
 
 using OptTensor = Optional<at::Tensor>;
 
-enum class ScoreKind { dot, gatv2, gat, cosine };
+using ScoreKind = Score;
 
 inline ScoreKind parse_score(const char* op, std::string_view name) {
   if (name == "dot") return ScoreKind::dot;

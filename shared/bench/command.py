@@ -16,7 +16,7 @@ import edgeless
 from edgeless.cli.console import print_table
 from edgeless.cli.devices import UsageError, describe_device, pick_device
 
-from . import minibatch
+from . import minibatch, shapes
 from .baseline import H200, Baseline, geometric_means
 from .graphs import OWN, BenchGraph, load
 from .layers import LAYERS
@@ -67,6 +67,10 @@ SUITES = {
         "peers": ["torch-csr", "edgeless"],
         "baseline": H200,
     },
+    "shapes": {
+        "graph": ["artnet", "city-reviews", "avazu"],
+        "shapes": True,
+    },
     "h200-layers": {
         "graph": ["tolokers", "arxiv", "cora", "pattern"],
         "layer": ATTENTION,
@@ -98,6 +102,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
     )
+    parser.add_argument(
+        "--shapes", action="store_const", const=True, help="bare attention over heads and head dims: which fall off"
+    )
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="of an op's inputs; a layer runs under autocast")
     parser.add_argument("--features", type=int, default=128, help="input features of a layer (default: 128)")
     parser.add_argument("--heads", type=int, default=4, help="of a layer (default: 4)")
@@ -121,7 +128,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in SUITES.get(args.suite, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.layer is None and args.op is None and args.minibatch is None:
+    if args.layer is None and args.op is None and args.minibatch is None and not args.shapes:
         args.layer = ["gatv2"]
     args.graph = args.graph or ["arxiv"]
     args.dtype = args.dtype or ["fp32"]
@@ -180,6 +187,10 @@ def run(args: argparse.Namespace) -> int:
             print_case(graph, case, found, device, baseline)
             results += found
             keep([as_row(graph, result, baseline) for result in found])
+        if args.shapes:
+            cells = shapes.measure(graph, timer, args.mode)
+            shapes.print_shapes(cells)
+            keep([asdict(cell) for cell in cells])
         for case in steps:
             measured = minibatch.measure(graph, case, args.peers, timer.rounds, sampling)
             minibatch.print_steps(graph, case, measured, sampling, device)

@@ -9,39 +9,9 @@
 
 #include <cstdint>
 
-#include "../../common/partition.h"
-#include "../../common/storage.h"
+#include "plan.h"
 
 namespace edgeless::cuda {
-
-enum class Score : uint8_t { dot, gatv2, gat, cosine };
-
-// An edge gathers one row, which is key and value.
-constexpr bool values_are_keys(Score score) { return score == Score::gatv2 || score == Score::cosine; }
-
-enum class Pass : uint8_t { forward, by_dst, by_src };
-
-// Blocks that a multiprocessor holds: what bounds the registers, and how many there are to be (plan.h). Chosen by
-// measurement (docs/performance.md). plain: without options; vectors: of a lane; numbers: registers that they take as
-// what they are computed in; edges: of a batch.
-constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
-  const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
-  if (plain && score == Score::gat && vectors == 1) {
-    if (many) return 5;
-    if (numbers > 4) return forward ? 6 : 3;
-    return few && !forward ? 7 : 6;
-  }
-  if (numbers > 16) return 2;
-  if (numbers > 4) return !plain || vectors > 1 ? 3 : forward && score == Score::dot ? 5 : 4;
-  if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
-  return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
-}
-// The same for the kernels of mma.cuh. lanes: of a team.
-constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vectors) {
-  if (pass == Pass::forward) return vectors == 1 ? 5 : 4;
-  if (vectors == 1) return 4;
-  return plain && score == Score::gatv2 && (pass == Pass::by_src || lanes == 4) ? 4 : 3;
-}
 
 struct Rows {
   const char* base = nullptr;
@@ -60,13 +30,6 @@ struct OutRows {
   // slower kind, and passes over rows of few edges take a tenth longer with it.
   int32_t heads = 0;
   constexpr explicit operator bool() const { return base != nullptr; }
-};
-
-// How a block's lanes are laid over edges and heads.
-struct Layout {
-  int team_log2 = 2;        // lanes of a team, 4 to 32
-  int vectors = 0;          // 16-byte vectors a lane holds of a row; 0: no kernel for rows this wide
-  int heads_per_slice = 1;  // heads walked at once; slices follow each other, so that what they gather stays in L2
 };
 
 template <class A>
@@ -121,7 +84,5 @@ struct Args {
   A* carry = nullptr;  // pieces of hubs: [2, slots, heads, carry_size]
   int carry_size = 0;
 };
-
-constexpr int kBlockThreads = 128;
 
 }  // namespace edgeless::cuda

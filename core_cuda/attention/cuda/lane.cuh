@@ -7,18 +7,12 @@
 
 namespace edgeless::cuda {
 
-// Which parts of the options a kernel carries: none; all but the edge term of gatv2; that as well.
-enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
-
 // Blocks that must fit on a multiprocessor.
 template <class Fn, class S>
 constexpr int min_blocks(Pass pass, int mode, int vectors, int edges) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
   return min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers, edges);
 }
-
-// Edges of a batch in the kernels of mma.cuh.
-constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
 
 // Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its last vector,
 // which the same instruction loads for another lane or from the same sector: no bytes more. Whatever they make of it is

@@ -1,13 +1,16 @@
-// Choices of the launcher: which kernel, how many lanes a row gets, how the graph is cut. Pure functions of sizes, so
-// that results do not depend on anything else. No torch.
+// Choices of the launcher: which kernel of the table, how many lanes a row gets, how the graph is cut. Pure functions of
+// sizes, so that results do not depend on anything else. No CUDA and no torch.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "args.h"
+#include "../../common/partition.h"
+#include "kernel_table.h"
 
 namespace edgeless::cuda {
+
+constexpr int kBlockThreads = 128;
 
 // What a plan is made for.
 struct Problem {
@@ -21,9 +24,48 @@ struct Problem {
   int key_vectors = 0, value_vectors = 0;
   int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // rows of what is gathered
   int64_t longest = -1;                                   // edges of a row, -1: unknown
-  int64_t carry_bytes = 0;                                // of a piece of a hub, all heads
-  int64_t carry_budget = 0;                               // bytes that pieces may take
-  int64_t range_bytes = 0, range_budget = 1;              // bytes kept by block range, and what they may add up to
+};
+
+// Numbers of a vector, and bytes of a number in the arithmetic.
+constexpr int vector_numbers(Storage storage) {
+  return storage == Storage::f64 ? 2 : storage == Storage::f32 ? 4 : 8;
+}
+constexpr int arithmetic_bytes(Storage storage) { return storage == Storage::f64 ? 8 : 4; }
+
+// Numbers of a piece of a hub, of one head.
+inline int carry_size(const Problem& p) {
+  const int keys = p.score == Score::gat ? 1 : p.key_vectors * vector_numbers(p.storage);
+  const int values = p.value_vectors * vector_numbers(p.storage);
+  if (p.pass == Pass::forward) return values + 2;
+  return keys + (p.pass == Pass::by_src && !values_are_keys(p.score) ? values : 0);
+}
+
+// Numbers of a head in the kernels' att, and in the shares of its gradient.
+inline int64_t att_width(const Problem& p) {
+  return p.score == Score::cosine ? 1 : int64_t(p.key_vectors) * vector_numbers(p.storage);
+}
+
+// What pieces of hubs and shares of att's gradient take, and the bytes that each may add up to. Of sizes alone: a
+// gradient must not depend on which others are asked for.
+struct Budgets {
+  int64_t carry_bytes, carry, range_bytes, ranges;
+
+  explicit Budgets(const Problem& p) {
+    // Pieces may take half a result where there is memory left of the peak. A forward has nothing but its result, and
+    // the last pass of a backward stands beside all results (one fewer where the values are the keys): there they take
+    // a sixteenth, of float32 at most half a megabyte.
+    constexpr int64_t least = 256 << 10;
+    const int64_t result = p.num_rows * p.heads * p.value_vectors * 16;
+    const bool scarce = p.pass == Pass::forward || (p.pass == Pass::by_src && !values_are_keys(p.score));
+    const bool floats = p.storage == Storage::f32;
+    const int64_t share = result / (scarce ? floats ? 512 : 16 : 2);
+    carry_bytes = int64_t(carry_size(p)) * p.heads * arithmetic_bytes(p.storage);
+    carry = std::max(least, scarce && floats ? std::min(2 * least, share) : share);
+    const bool att_shares =
+        p.pass == Pass::by_dst ? values_are_keys(p.score) : p.pass == Pass::by_src && p.score == Score::gatv2;
+    range_bytes = att_shares ? p.heads * att_width(p) * arithmetic_bytes(p.storage) : 0;
+    ranges = std::max<int64_t>(2 << 20, result / 4);
+  }
 };
 
 struct Device {
@@ -31,88 +73,65 @@ struct Device {
   int64_t l2_bytes = 0;
 };
 
-struct Plan {
-  Layout layout;
-  Partition part;
-  int mode = 0;        // of the kernel, see lane.cuh
-  int width = 0;       // lanes of a team where the kernel knows them, else 0
-  int edges = 4;       // of a batch
-  bool mma = false;    // the kernels of mma.cuh
-  bool whole = false;  // of those: every lane has all its vectors
-  bool hubs = false;   // rows may be cut: a carry is needed
-  int64_t slots = 0;   // pieces in each half of the carry
+// How a block's lanes are laid over edges and heads.
+struct Layout {
+  int team_log2 = 2;        // lanes of a team, 1 to 32
+  int heads_per_slice = 1;  // heads walked at once; slices follow each other, so that what they gather stays in L2
 };
 
-// Where tensor cores are the faster way (docs/performance.md): rows of more than 64 bytes, without options of more than
-// 128 in the backward of the dot product, and in the forward pass of gatv2 any. gat is slower there: it has one dot
-// product in its backward and none in its forward pass.
-constexpr int most_without_mma(Pass pass, Score score, bool plain) {
-  if (pass == Pass::forward) return score == Score::gatv2 ? 0 : 4;
-  return score == Score::dot && plain ? 8 : 4;
-}
-constexpr int kMmaVectors = 16;
-inline bool use_mma(const Problem& problem, int vectors) {
-  const bool narrow = problem.storage == Storage::bf16 || problem.storage == Storage::f16;
-  const bool there_is = problem.score != Score::gat;
-  if (!there_is || !narrow || problem.edge_term || vectors > kMmaVectors) return false;
-  return vectors > most_without_mma(problem.pass, problem.score, !problem.options);
+struct Plan {
+  Kernel kernel;
+  Layout layout;
+  Partition part;
+  bool hubs = false;  // rows may be cut: a carry is needed
+  int64_t slots = 0;  // pieces in each half of the carry
+};
+
+inline int most_vectors(const Problem& problem) {
+  return std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
 }
 
-// Edges of a batch: four; where rows are long and an edge gathers one row alone, eight, which leaves registers for 16
-// or more warps; where they are short, of float, two: instructions take the time there, those for places beyond a row's
-// end as well.
-constexpr int many_edges(Pass pass, Score score) {
-  return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
-}
-constexpr int kFewEdges = 2;
-constexpr bool few_edges_pay(Pass pass, Score score) {
-  return score == Score::gatv2 || score == Score::gat || (score == Score::dot && pass == Pass::forward);
-}
-
-// The table of kernels; instances.cuh generates just these. What a lane holds is bounded by registers.
-//
-//   16-bit, int32   where use_mma() says so: mma.cuh, whole rows or not; with options or plain
-//   f32, 16-bit     int32, plain: 1 vector a lane: 4 lanes, or 8 to 32 with four edges a batch, many, or few (f32); of
-//                   8 and 16 those that mma.cuh does not take; 2 vectors: 32
-//   the same        with options: 1 or 4 vectors, any number of lanes
-//   int64, double   4 vectors, any number of lanes, with all options
-inline void choose_kernel(const Problem& problem, Plan& plan) {
+// One of kernels_of().
+inline Kernel choose_kernel(const Problem& problem) {
   const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
-  const int vectors = std::max(keys, problem.value_vectors);
-  const int top = problem.score == Score::gatv2 ? 2 : 1;
-  Layout& layout = plan.layout;
-  if (vectors > 4 * 32) {
-    layout.vectors = 0;
-    return;
-  }
+  const int vectors = most_vectors(problem);
+  const Mode all = problem.score == Score::gatv2 ? kEdgeTerm : kOptions;
+  const Mode mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
+  Kernel kernel;
+  if (vectors > 4 * 32) return kernel;
+  kernel.wide_index = problem.wide_index;
+  kernel.mode = mode;
   if (problem.wide_index || problem.storage == Storage::f64) {
-    layout.vectors = 4, plan.mode = top;
-  } else if (use_mma(problem, vectors)) {
-    const bool lines = vectors > 4 && problem.pass == Pass::by_src;  // a line of 128 bytes by one instruction
-    layout.team_log2 = vectors > 8 || lines ? 3 : 2;
-    layout.vectors = vectors <= 1 << layout.team_log2 ? 1 : 2;
-    plan.mma = true;
-    const int whole = layout.vectors << layout.team_log2;
-    plan.whole = problem.value_vectors == whole && (keys == 0 || keys == whole);
-    plan.mode = problem.options ? 1 : 0;
-    return;
-  } else if (problem.options || vectors > 64) {
-    layout.vectors = vectors <= 32 ? 1 : 4;
-    plan.mode = problem.edge_term || (top == 2 && layout.vectors == 4) ? top : 1;
+    kernel.vectors = 4, kernel.mode = all;
+  } else if (use_mma(problem.pass, problem.score, problem.storage, mode, vectors)) {
+    kernel = mma_kernel(problem.pass, vectors, mode, false);
+    const int whole = kernel.vectors * kernel.lanes;
+    kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
+  } else if (mode != kPlain || (vectors > 64 && problem.storage != Storage::f32)) {
+    kernel.vectors = vectors <= 32 ? 1 : 4;
+    if (kernel.vectors == 4) kernel.mode = all;
+    if (kernel.mode == kPlain) kernel.mode = kOptions;
   } else {
-    layout.vectors = vectors <= 32 ? 1 : 2;
-    plan.mode = 0;
-    const bool chosen = layout.vectors == 1 && vectors > 4;  // else four
-    if (chosen && problem.num_edges >= 8 * problem.num_rows) {
-      plan.edges = many_edges(problem.pass, problem.score);
-    } else if (chosen && problem.num_edges < 3 * problem.num_rows && problem.storage == Storage::f32 &&
+    kernel.vectors = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
+    kernel.lanes = 1;
+    while (kernel.vectors * kernel.lanes < vectors) kernel.lanes *= 2;
+    kernel.edges = kernel.vectors == 4 ? kFewEdges : edges_of_team(kernel.lanes);
+    const bool one_of_several = kernel.vectors == 1 && kernel.lanes > 4;  // batches
+    if (one_of_several && problem.num_edges >= 8 * problem.num_rows) {
+      kernel.edges = many_edges(problem.pass, problem.score);
+    } else if (one_of_several && problem.num_edges < 3 * problem.num_rows && problem.storage == Storage::f32 &&
                few_edges_pay(problem.pass, problem.score)) {
-      plan.edges = kFewEdges;
+      kernel.edges = kFewEdges;
     }
   }
-  layout.team_log2 = 2;
-  while (layout.team_log2 < 5 && (layout.vectors << layout.team_log2) < vectors) ++layout.team_log2;
-  plan.width = plan.mode == 0 ? 1 << layout.team_log2 : 0;
+  return kernel;
+}
+
+// Lanes of a team: the kernel's own, or as many as a row fills.
+inline int choose_team_log2(const Kernel& kernel, int vectors) {
+  int log2 = kernel.lanes ? 0 : 2;
+  while (log2 < 5 && (kernel.lanes ? 1 << log2 < kernel.lanes : kernel.vectors << log2 < vectors)) ++log2;
+  return log2;
 }
 
 // One head at a time, so that what is gathered stays in L2 if it can, but at least 256 bytes of a node.
@@ -137,13 +156,11 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
 }
 
 // Blocks that a multiprocessor holds.
-inline int resident_blocks(const Problem& problem, const Plan& plan) {
-  const Layout& layout = plan.layout;
-  const bool plain = plan.mode == 0;
-  if (plan.mma) return mma_blocks(problem.pass, problem.score, plain, 1 << layout.team_log2, layout.vectors);
-  const bool narrow = problem.storage == Storage::bf16 || problem.storage == Storage::f16;
-  const int numbers = layout.vectors * (narrow ? 8 : 4);
-  return min_blocks(problem.pass, problem.score, plain, layout.vectors, numbers, plan.edges);
+inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
+  const bool plain = kernel.mode == kPlain;
+  if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
+  const int numbers = kernel.vectors * (is_half(problem.storage) ? 8 : 4);
+  return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges);
 }
 
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
@@ -155,24 +172,25 @@ inline void choose_partition(const Problem& problem, const Device& device, Plan&
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
   const int64_t wanted_blocks = int64_t(device.multiprocessors) * 16;
   int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), 32, 1024);
-  const int64_t at_once = int64_t(device.multiprocessors) * resident_blocks(problem, plan);
+  const int64_t at_once = int64_t(device.multiprocessors) * resident_blocks(problem, plan.kernel);
   const int64_t blocks = (units / (share * chains) + 1) * slices,
                 ranges = (blocks + at_once / 2) / at_once * at_once / slices;
   if (ranges > 0) share = (units + ranges * chains - 1) / (ranges * chains);
   Partition& part = plan.part;
-  part.range_units = std::max(share * chains, units * problem.range_bytes / problem.range_budget);
+  const Budgets budgets(problem);
+  part.range_units = std::max(share * chains, units * budgets.range_bytes / budgets.ranges);
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);
-  const int64_t budget = std::max<int64_t>(problem.carry_budget, 1);
-  part.piece = std::max(part.range_units, 2 * problem.num_edges * problem.carry_bytes / budget);
+  part.piece = std::max(part.range_units, 2 * problem.num_edges * budgets.carry_bytes / budgets.carry);
   plan.hubs = may_cut(problem.longest, problem.num_edges, part);
   plan.slots = number_of_slots(problem.num_edges, part.piece);
 }
 
 inline Plan make_plan(const Problem& problem, const Device& device) {
   Plan plan;
-  choose_kernel(problem, plan);
-  if (plan.layout.vectors) {
-    choose_slice(problem, device, plan.mma, plan.layout);
+  plan.kernel = choose_kernel(problem);
+  if (plan.kernel.vectors) {
+    plan.layout.team_log2 = choose_team_log2(plan.kernel, most_vectors(problem));
+    choose_slice(problem, device, plan.kernel.mma, plan.layout);
     choose_partition(problem, device, plan);
   }
   return plan;

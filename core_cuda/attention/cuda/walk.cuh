@@ -12,7 +12,7 @@
 
 namespace edgeless::cuda {
 
-constexpr int kMaxTeams = kBlockThreads / 4;
+constexpr int kMaxTeams = kBlockThreads;
 
 // Keeps the compiler from computing a value again and again in the loop instead of holding it.
 template <class T>

@@ -1,0 +1,159 @@
+// The attention kernels that exist. plan.h picks one of this table and instances.cuh compiles all of it, so what is
+// picked has been compiled. Constant expressions of sizes; no CUDA and no torch, so that they are tested anywhere.
+//
+//   rows            index    what a lane holds of a row, and its kernels
+//   16-bit          int32    tensor cores (mma.cuh) where use_mma() says so: with options, and plain, there also for
+//                            rows that give every lane all its vectors
+//   f32, 16-bit     int32    plain: 1 vector, teams of 1, 2 or 4 lanes; of 8 to 32 lanes with batches of 2, 4 or 8
+//                            edges; 2 vectors (f32: or 4), teams of 32. Not where the tensor cores take every row of
+//                            that width.
+//   f32, 16-bit     int32    with options: 1 or 4 vectors, any team
+//   f64, any int64           4 vectors, any team, with all options
+#pragma once
+
+#include "../../common/storage.h"
+#include "../score.h"
+
+namespace edgeless::cuda {
+
+enum class Pass : uint8_t { forward, by_dst, by_src };
+
+// Which options a kernel carries: none; all but the edge term of gatv2; that as well.
+enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
+
+constexpr bool is_half(Storage storage) { return storage == Storage::bf16 || storage == Storage::f16; }
+
+// Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
+// lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch. Chosen by the kernels' times on
+// five graphs, H200, 2026-11-22.
+constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
+  const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
+  if (few && vectors == 1 && (edges == 1 || numbers > 4)) return forward ? 8 : 6;  // teams of one or two lanes
+  if (plain && score == Score::gat && vectors == 1) {
+    if (many) return 5;
+    if (numbers > 4) return forward ? 6 : 3;
+    return few && !forward ? 7 : 6;
+  }
+  if (numbers > 16) return 2;
+  if (numbers > 4) return !plain || vectors > 1 ? 3 : forward && score == Score::dot ? 5 : 4;
+  if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
+  return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
+}
+// The same for the kernels of mma.cuh. lanes: of a team.
+constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vectors) {
+  if (pass == Pass::forward) return vectors == 1 ? 5 : 4;
+  if (vectors == 1) return 4;
+  return plain && score == Score::gatv2 && (pass == Pass::by_src || lanes == 4) ? 4 : 3;
+}
+// Edges of a batch in the kernels of mma.cuh.
+constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
+
+// Where tensor cores are the faster way, by vectors of a row (H200, 2026-11-22, tolokers and twitch): rows of more than
+// 64 bytes; of more than 128 in the backward of the plain dot product; in the forward pass of gatv2 all that fill more than a team of two lanes. gat is slower
+// there: it has one dot product in its backward and none in its forward pass.
+constexpr int most_without_mma(Pass pass, Score score, bool plain) {
+  if (pass == Pass::forward) return score != Score::gatv2 ? 4 : plain ? 2 : 0;
+  return score == Score::dot && plain ? 8 : 4;
+}
+constexpr int kMmaVectors = 16;
+constexpr bool use_mma(Pass pass, Score score, Storage storage, Mode mode, int vectors) {
+  if (score == Score::gat || !is_half(storage) || mode == kEdgeTerm || vectors > kMmaVectors) return false;
+  return vectors > most_without_mma(pass, score, mode == kPlain);
+}
+
+// Edges of a batch: four. Eight where rows of the graph are long and an edge gathers one row of features alone, which
+// leaves registers for 16 or more warps. Two where they are short and numbers are floats: there instructions take the
+// time, also those for places beyond a row's end (city-roads-L, H200, 2026-11-22: up to a sixth less).
+constexpr int many_edges(Pass pass, Score score) {
+  return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
+}
+constexpr int kFewEdges = 2;
+// A lane owns at most one edge of a batch, so a team of one or two lanes has no more edges than lanes.
+constexpr int edges_of_team(int lanes) { return lanes < 4 ? lanes : 4; }
+constexpr bool few_edges_pay(Pass pass, Score score) {
+  return score == Score::gatv2 || score == Score::gat || (score == Score::dot && pass == Pass::forward);
+}
+
+struct Kernel {
+  bool wide_index = false;  // int64 ids
+  bool mma = false;         // of mma.cuh
+  bool whole = false;       // of those: every lane has all its vectors
+  int vectors = 0;          // of 16 bytes, that a lane holds of a row; 0: there is no kernel for rows this wide
+  int lanes = 0;            // of a team, a power of two up to 32; 0: any from 4 on
+  int edges = 4;            // of a batch
+  Mode mode = kPlain;
+
+  constexpr bool operator==(const Kernel& other) const {
+    return wide_index == other.wide_index && mma == other.mma && whole == other.whole && vectors == other.vectors &&
+           lanes == other.lanes && edges == other.edges && mode == other.mode;
+  }
+};
+
+struct KernelTable {
+  Kernel at[32];
+  int size = 0;
+
+  constexpr void add(const Kernel& kernel) { at[size++] = kernel; }
+  constexpr bool has(const Kernel& kernel) const {
+    for (int k = 0; k < size; ++k) {
+      if (at[k] == kernel) return true;
+    }
+    return false;
+  }
+};
+
+// Whether some row of more than `least` and up to `most` vectors is not the tensor cores'.
+constexpr bool any_without_mma(Pass pass, Score score, Storage storage, int least, int most) {
+  for (int vectors = least + 1; vectors <= most; ++vectors) {
+    if (!use_mma(pass, score, storage, kPlain, vectors)) return true;
+  }
+  return false;
+}
+
+// How the kernels of mma.cuh hold a row of `vectors` vectors.
+constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode, bool whole) {
+  const bool line = vectors > 4 && pass == Pass::by_src;  // a line of 128 bytes by one instruction
+  Kernel kernel{false, true, whole, 1, vectors > 8 || line ? 8 : 4, 0, mode};
+  if (vectors > kernel.lanes) kernel.vectors = 2;
+  kernel.edges = mma_edges(pass, kernel.vectors);
+  return kernel;
+}
+
+// All kernels of a pass, a score and a storage type.
+constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
+  KernelTable table;
+  const Mode all = score == Score::gatv2 ? kEdgeTerm : kOptions;
+  table.add({true, false, false, 4, 0, 4, all});
+  table.add({false, false, false, 4, 0, 4, all});
+  if (storage == Storage::f64) return table;
+  table.add({false, false, false, 1, 0, 4, kOptions});
+  if (all == kEdgeTerm) table.add({false, false, false, 1, 0, 4, kEdgeTerm});
+  for (int lanes = 1; lanes <= 4; lanes *= 2) {
+    if (!any_without_mma(pass, score, storage, lanes == 1 ? -1 : lanes / 2, lanes)) continue;
+    table.add({false, false, false, 1, lanes, edges_of_team(lanes), kPlain});
+  }
+  const int batches[] = {4, many_edges(pass, score), kFewEdges};
+  for (int lanes = 8; lanes <= 32; lanes *= 2) {
+    if (!any_without_mma(pass, score, storage, lanes / 2, lanes)) continue;
+    for (const int edges : batches) {
+      if (edges == kFewEdges && (storage != Storage::f32 || !few_edges_pay(pass, score))) continue;
+      const Kernel kernel{false, false, false, 1, lanes, edges, kPlain};
+      if (!table.has(kernel)) table.add(kernel);
+    }
+  }
+  table.add({false, false, false, 2, 32, 4, kPlain});
+  if (storage == Storage::f32) table.add({false, false, false, 4, 32, kFewEdges, kPlain});
+  for (int vectors = 1; vectors <= kMmaVectors; ++vectors) {
+    for (const Mode mode : {kOptions, kPlain}) {
+      if (!use_mma(pass, score, storage, mode, vectors)) continue;
+      for (const bool whole : {false, true}) {
+        const Kernel kernel = mma_kernel(pass, vectors, mode, whole);
+        if (whole && (mode != kPlain || vectors != kernel.vectors * kernel.lanes)) continue;
+        if (!table.has(kernel)) table.add(kernel);
+      }
+    }
+  }
+  return table;
+}
+
+}  // namespace edgeless::cuda

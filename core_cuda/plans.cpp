@@ -1,0 +1,111 @@
+// The plans of the CUDA kernels for Python, with or without a GPU: what would run for given sizes on a given device, and
+// why is in the headers that decide it.
+#include "plans.h"
+
+#include <pybind11/stl.h>
+
+#include <string>
+
+#include "attention/cuda/plan.h"
+#include "attention/inputs.h"
+#include "common/fold.h"
+#include "reduction/cuda/plan.h"
+
+namespace edgeless {
+namespace {
+
+namespace py = pybind11;
+using cuda::Storage;
+
+Storage storage_named(const std::string& dtype) {
+  if (dtype == "float32") return Storage::f32;
+  if (dtype == "float16") return Storage::f16;
+  if (dtype == "bfloat16") return Storage::bf16;
+  if (dtype == "float64") return Storage::f64;
+  throw py::value_error("plan: dtype must be 'float32', 'float64', 'bfloat16' or 'float16', got '" + dtype + "'");
+}
+
+cuda::Pass pass_named(const std::string& pass) {
+  if (pass == "forward") return cuda::Pass::forward;
+  if (pass == "by_dst") return cuda::Pass::by_dst;
+  if (pass == "by_src") return cuda::Pass::by_src;
+  throw py::value_error("plan: pass must be 'forward', 'by_dst' or 'by_src', got '" + pass + "'");
+}
+
+int vectors_of(int64_t numbers, Storage storage) {
+  const int64_t per = cuda::vector_numbers(storage);
+  return static_cast<int>((numbers + per - 1) / per);
+}
+
+py::dict attention_plan(const std::string& pass, const std::string& score, const std::string& dtype, int64_t heads,
+                        int64_t key_dim, int64_t value_dim, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
+                        int64_t longest, bool options, bool edge_term, bool wide_index, int multiprocessors,
+                        int64_t l2_bytes) {
+  cuda::Problem p;
+  p.pass = pass_named(pass), p.score = parse_score("plan", score), p.storage = storage_named(dtype);
+  p.wide_index = wide_index, p.options = options || edge_term, p.edge_term = edge_term;
+  p.heads = static_cast<int>(heads);
+  p.key_vectors = p.score == Score::gat ? 0 : vectors_of(key_dim, p.storage);
+  p.value_vectors = vectors_of(values_are_keys(p.score) ? key_dim : value_dim, p.storage);
+  p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.longest = longest;
+  const cuda::Plan plan = cuda::make_plan(p, {multiprocessors, l2_bytes});
+  py::dict found;
+  if (!plan.kernel.vectors) return found;
+  const cuda::Kernel& k = plan.kernel;
+  static const char* const modes[] = {"plain", "options", "edge term"};
+  found["kernel"] = k.mma ? "tensor cores" : "vectors";
+  found["options"] = modes[k.mode];
+  found["compiled"] = cuda::kernels_of(p.pass, p.score, p.storage).has(k);
+  found["lanes"] = 1 << plan.layout.team_log2;
+  found["vectors"] = k.vectors;
+  found["edges"] = k.edges;
+  found["heads_per_slice"] = plan.layout.heads_per_slice;
+  found["slices"] = (p.heads + plan.layout.heads_per_slice - 1) / plan.layout.heads_per_slice;
+  found["blocks"] = plan.part.num_ranges;
+  found["resident"] = cuda::resident_blocks(p, k);
+  found["merges"] = plan.hubs;
+  return found;
+}
+
+py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
+                   int64_t longest, int64_t carry_bytes, int64_t carry_budget, int multiprocessors, int64_t l2_bytes) {
+  cuda::FoldProblem p;
+  p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.longest = longest;
+  p.vectors = static_cast<int>(vectors), p.vector_bytes = static_cast<int>(vector_bytes);
+  p.carry_bytes = carry_bytes, p.carry_budget = carry_budget;
+  p.multiprocessors = multiprocessors, p.l2_bytes = l2_bytes;
+  const cuda::FoldPlan plan = cuda::make_fold_plan(p);
+  py::dict found;
+  found["lanes"] = 1 << plan.team_log2;
+  found["slice_bytes"] = plan.slice_vectors * vector_bytes;
+  found["slices"] = plan.slices;
+  found["blocks"] = plan.part.num_ranges;
+  found["merges"] = plan.hubs;
+  return found;
+}
+
+std::string gradient_plan(const std::string& dtype, int arg_bytes, bool wide_index, bool shares, bool has_transpose,
+                          int64_t num_rows, int64_t num_columns, int64_t num_edges, int64_t width, int multiprocessors,
+                          int64_t shared_bytes, bool clusters) {
+  namespace extrema = cuda::extrema;
+  const extrema::GradientProblem p{storage_named(dtype), arg_bytes, wide_index,  shares, has_transpose,
+                                   num_rows,             num_columns, num_edges, width};
+  return extrema::name_of(extrema::plan_gradient(p, {multiprocessors, shared_bytes, clusters}));
+}
+
+}  // namespace
+
+void define_plans(py::module_& m) {
+  m.def("attention_plan", &attention_plan, py::kw_only(), py::arg("pass_"), py::arg("score"), py::arg("dtype"),
+        py::arg("heads"), py::arg("key_dim"), py::arg("value_dim"), py::arg("num_rows"), py::arg("num_edges"),
+        py::arg("num_gathered"), py::arg("longest"), py::arg("options"), py::arg("edge_term"), py::arg("wide_index"),
+        py::arg("multiprocessors"), py::arg("l2_bytes"));
+  m.def("fold_plan", &fold_plan, py::kw_only(), py::arg("vectors"), py::arg("vector_bytes"), py::arg("num_rows"),
+        py::arg("num_edges"), py::arg("num_gathered"), py::arg("longest"), py::arg("carry_bytes"),
+        py::arg("carry_budget"), py::arg("multiprocessors"), py::arg("l2_bytes"));
+  m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
+        py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),
+        py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"), py::arg("clusters"));
+}
+
+}  // namespace edgeless

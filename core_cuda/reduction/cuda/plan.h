@@ -1,0 +1,100 @@
+// How the gradient of an extremum goes back on CUDA (docs/design.md tells the five ways). Pure functions of sizes. No
+// CUDA and no torch.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "../../common/fold.h"
+
+namespace edgeless::cuda::extrema {
+
+// gather: read by every edge of the transpose. pick: the same, the gradient only where an argument fits. sort: sorted by
+// the edge that takes it, then gathered. block: sent to sums in the shared memory of a block, or of a cluster of two.
+// cache: sent to sums in L2.
+enum class GradientEngine : uint8_t { gather, pick, sort, block, cache };
+
+struct GradientProblem {
+  Storage storage = Storage::f32;
+  int arg_bytes = 4;
+  bool wide_index = false;
+  bool shares = false;          // equal extrema share the gradient
+  bool has_transpose = false;
+  int64_t num_rows = 0, num_columns = 0, num_edges = 0, width = 0;
+};
+
+struct GradientDevice {
+  int multiprocessors = 1;
+  int64_t shared_bytes = 0;  // that a block may ask for
+  bool clusters = false;
+};
+
+// From this mean degree on 16-bit numbers are sorted, and float32 in rows as wide as that picked: below it there is too
+// little to skip (H200, 2026-11-22: arxiv, degree 7, 0.44 ms gathered and 0.82 sorted; pokec, degree 19, 17.0 and 10.5).
+constexpr int64_t kSortDegree = 13, kPickWidth = 256;
+
+// Over the other direction of the graph, where that is at hand and rows are whole vectors.
+constexpr bool can_gather(const GradientProblem& p) {
+  return p.has_transpose && p.width % 8 == 0 && p.storage != Storage::f64 && !p.wide_index;
+}
+constexpr bool can_pick(const GradientProblem& p) { return can_gather(p) && !p.shares && p.storage == Storage::f32; }
+constexpr bool can_sort(const GradientProblem& p) {
+  return can_gather(p) && !p.shares && (p.storage == Storage::f16 || p.storage == Storage::bf16);
+}
+
+// The sums of `columns` columns of all nodes in shared memory, by one block or a cluster of two.
+struct BlockSums {
+  int blocks_log2 = 0;  // of a cluster
+  int columns_log2 = 0;
+  int64_t nodes = 0;  // of a block
+  int64_t groups = 0;  // of columns
+};
+
+inline std::optional<BlockSums> plan_block_sums(const GradientProblem& p, const GradientDevice& device,
+                                                int blocks_log2) {
+  const int64_t room = device.shared_bytes / 8;  // sums
+  BlockSums sums;
+  sums.blocks_log2 = blocks_log2;
+  sums.nodes = ((p.num_columns - 1) >> blocks_log2) + 1;
+  if (p.storage == Storage::f64 || sums.nodes > room || (blocks_log2 > 0 && !device.clusters)) return {};
+  // As many columns as there is room for, while every multiprocessor has a block.
+  const auto groups = [&](int log2) { return ((p.width - 1) >> log2) + 1; };
+  while (sums.columns_log2 < 5 && sums.nodes << (sums.columns_log2 + 1) <= room &&
+         groups(sums.columns_log2 + 1) << blocks_log2 >= device.multiprocessors) {
+    ++sums.columns_log2;
+  }
+  sums.groups = groups(sums.columns_log2);
+  return sums;
+}
+
+struct GradientPlan {
+  GradientEngine engine;
+  BlockSums sums;  // of GradientEngine::block
+};
+
+inline GradientPlan plan_gradient(const GradientProblem& p, const GradientDevice& device) {
+  const bool few_fit = p.num_edges >= kSortDegree * p.num_rows;  // of what an edge looks at
+  // One warp sorts a row: an argument of 32 bits is that of a graph whose rows may have more than 65,536 edges.
+  if (few_fit && p.arg_bytes <= 2 && can_sort(p)) return {GradientEngine::sort, {}};
+  if (few_fit && p.width >= kPickWidth && can_pick(p)) return {GradientEngine::pick, {}};
+  if (can_gather(p)) return {GradientEngine::gather, {}};
+  // A cluster's atomics are slower than a block's own: worth it where edges share, which L2 takes worse.
+  for (int blocks_log2 = 0; blocks_log2 <= (p.shares ? 1 : 0); ++blocks_log2) {
+    const auto sums = plan_block_sums(p, device, blocks_log2);
+    if (sums && sums->groups << blocks_log2 >= device.multiprocessors / 2) return {GradientEngine::block, *sums};
+  }
+  return {GradientEngine::cache, {}};
+}
+
+// As tests and people call it.
+inline const char* name_of(const GradientPlan& plan) {
+  switch (plan.engine) {
+    case GradientEngine::gather: return "gather";
+    case GradientEngine::pick: return "pick";
+    case GradientEngine::sort: return "sort";
+    case GradientEngine::block: return plan.sums.blocks_log2 ? "cluster" : "block";
+    default: return "cache";
+  }
+}
+
+}  // namespace edgeless::cuda::extrema

@@ -1,0 +1,395 @@
+"""What runs behind a call, and what it costs: engine, kernel, tile, slices, bytes, time at the roof.
+
+The decisions themselves are made in the core (``core_cuda/attention/cuda/plan.h``, ``core_cuda/common/fold.h``,
+``core_cuda/reduction/cuda/plan.h``), by pure functions of sizes; this module asks them and counts bytes. No GPU is
+needed: the device is described by a :class:`Device`, the one at hand or a named one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import _C
+
+__all__ = ["DEVICES", "Device", "Step", "attention_steps", "extremum_steps", "record", "spmm_step", "table"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the plans and the roofs depend on.
+
+    Attributes:
+        multiprocessors, l2_bytes, shared_bytes, clusters: as CUDA reports them; ``shared_bytes`` is what a block may
+            ask for. Zero for a CPU, whose kernels choose by the row alone.
+        l2_roof, hbm_roof: bytes per second of a bare gather of random rows whose set fits the L2 (up to
+            ``l2_fits`` bytes), and of others; 0 where nobody has measured them.
+    """
+
+    name: str
+    multiprocessors: int = 0
+    l2_bytes: int = 0
+    shared_bytes: int = 0
+    clusters: bool = False
+    l2_roof: float = 0.0
+    hbm_roof: float = 0.0
+    l2_fits: int = 0
+
+    @classmethod
+    def of(cls, device: torch.device) -> Device:
+        """The device of a tensor."""
+        if device.type != "cuda":
+            return cls(f"CPU ({_C.cpu_capability()})")
+        found = torch.cuda.get_device_properties(device)
+        known = next((d for d in DEVICES.values() if d.name in found.name), cls(found.name))
+        return replace(
+            known,
+            name=found.name,
+            multiprocessors=found.multi_processor_count,
+            l2_bytes=found.L2_cache_size,
+            shared_bytes=getattr(found, "shared_memory_per_block_optin", known.shared_bytes),
+            clusters=found.major >= 9,
+        )
+
+
+# The roofs were measured on an H200 with random rows of 128 bytes and more, 2026-11-21.
+DEVICES = {
+    "h200": Device("H200", 132, 60 * 2**20, 232448, True, 9.3e12, 4.7e12, 45 * 2**20),
+    "a100": Device("A100", 108, 40 * 2**20, 166912, False),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of an op.
+
+    Attributes:
+        op: "attention (gatv2)", "spmm", ...
+        step: "forward", "by destination", "by source", "gradient", ...
+        engine: whose kernels: "rowsplit" for rows that are divided by edges; "library" for torch's own products.
+        kernel: which of them, and its tile.
+        slices: how many parts of a row are walked one after the other, each of which may fit the L2.
+        bytes: what has to be read and written when every neighbour's row is read once for every edge.
+        seconds: those bytes at the roof of the device, None where it is not known.
+    """
+
+    op: str
+    step: str
+    engine: str
+    kernel: str
+    slices: int
+    bytes: int
+    seconds: Optional[float]
+
+
+def _seconds(device: Device, num_bytes: int, gathered: int) -> Optional[float]:
+    """``num_bytes`` at the roof of a gather from ``gathered`` bytes, those of a slice."""
+    roof = device.l2_roof if gathered <= device.l2_fits else device.hbm_roof
+    return num_bytes / roof if roof else None
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# Attention -----------------------------------------------------------------------------------------------------------
+
+_PASSES = {"forward": "forward", "by_dst": "by destination", "by_src": "by source"}
+
+
+def _attention_bytes(which: str, score: str, sizes: dict, key: int, value: int, statistics: int) -> tuple[int, int]:
+    """(bytes of a pass, bytes that an edge gathers of features); ``key``, ``value``: bytes of a row, all heads.
+
+    Of gat, ``key`` are the numbers of a node.
+    """
+    n_dst, n_src, edges, index = sizes["num_dst"], sizes["num_src"], sizes["num_edges"], sizes["index_bytes"]
+    shared = score in ("gatv2", "cosine")  # the values are the keys
+    if which == "forward":
+        edge, row = (value if shared else key + value), key + value + statistics
+        return edges * (edge + index) + n_dst * row, edge
+    if which == "by_dst":
+        edge, row = (value if shared else key + value), 2 * key + 2 * value + statistics
+        return edges * (edge + index) + n_dst * row, edge
+    edge, row = key + value, (2 * value if shared else 2 * key + 2 * value)
+    return edges * (edge + 2 * statistics + index) + n_src * row, edge
+
+
+def attention_steps(
+    score: str,
+    dtype: torch.dtype,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    *,
+    num_src: int,
+    num_dst: int,
+    num_edges: int,
+    device: Device,
+    passes: Sequence[str] = ("forward",),
+    longest: Sequence[int] = (),
+    options: bool = False,
+    edge_term: bool = False,
+    index_bytes: int = 4,
+) -> list[Step]:
+    """The passes of attention.
+
+    Args:
+        score: ``"dot"``, ``"gatv2"``, ``"gat"`` or ``"cosine"``.
+        dtype: of the rows.
+        key_dim, value_dim: of a head; of gat key_dim is 1.
+        passes: of ``"forward"``, ``"by_dst"`` and ``"by_src"``, the two passes of the backward.
+        longest: the most edges of a row of the CSR, and of the CSC, where that is known.
+        options: whether there are dropout, edge features or weights, or returned attention.
+        edge_term: whether there are edge features in the score of gatv2.
+    Raises:
+        ValueError: a score, pass or dtype that the kernels do not know.
+    """
+    size = dtype.itemsize
+    statistic = heads * (8 if dtype == torch.float64 else 4)
+    key = statistic if score == "gat" else heads * key_dim * size
+    value = heads * (key_dim if score in ("gatv2", "cosine") else value_dim) * size
+    sizes = {"num_src": num_src, "num_dst": num_dst, "num_edges": num_edges, "index_bytes": index_bytes}
+    steps = []
+    for which in passes:
+        num_bytes, edge = _attention_bytes(which, score, sizes, key, value, statistic)
+        by_src = which == "by_src"
+        rows, gathered = (num_src, num_dst) if by_src else (num_dst, num_src)
+        slices = 1
+        if device.multiprocessors:
+            at = 1 if by_src else 0
+            plan = _C.attention_plan(
+                pass_=which, score=score, dtype=_dtype_name(dtype), heads=heads, key_dim=key_dim, value_dim=value_dim,
+                num_rows=rows, num_edges=num_edges, num_gathered=gathered,
+                longest=longest[at] if len(longest) > at else -1, options=options, edge_term=edge_term,
+                wide_index=index_bytes == 8, multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
+            )  # fmt: skip
+            if not plan:
+                kernel = "none: rows this wide are refused"
+            else:
+                slices = plan["slices"]
+                kernel = (
+                    f"{plan['kernel']}, {plan['options']}; {plan['lanes']} lanes x {plan['vectors']} vectors of 16 B, "
+                    f"{plan['edges']} edges a batch, {plan['heads_per_slice']} heads a slice; "
+                    f"{plan['blocks']} blocks ({plan['resident']} resident)" + (", merges hubs" * plan["merges"])
+                )
+        else:
+            kernel = _C.cpu_capability()
+        seconds = _seconds(device, num_bytes, gathered * edge // slices)
+        steps.append(Step(f"attention ({score})", _PASSES[which], "rowsplit", kernel, slices, num_bytes, seconds))
+    return steps
+
+
+# Sums and extrema ----------------------------------------------------------------------------------------------------
+
+
+def _fold(device: Device, row_bytes: int, rows: int, edges: int, gathered: int, longest: int, piece: int, result: int):
+    """(description, slices) of a fold of rows of ``row_bytes``."""
+    if not device.multiprocessors:
+        return _C.cpu_capability(), 1
+    plan = _C.fold_plan(
+        vectors=-(-row_bytes // 16), vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=gathered,
+        longest=longest, carry_bytes=piece, carry_budget=max(1 << 20, result // 8),
+        multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
+    )  # fmt: skip
+    merges = ", merges hubs" * plan["merges"]
+    return f"{plan['lanes']} lanes, slices of {plan['slice_bytes']} B, {plan['blocks']} blocks{merges}", plan["slices"]
+
+
+def spmm_step(
+    dtype: torch.dtype,
+    width: int,
+    *,
+    num_src: int,
+    num_dst: int,
+    num_edges: int,
+    device: Device,
+    longest: int = -1,
+    weight_bytes: int = 0,
+    step: str = "forward",
+    index_bytes: int = 4,
+) -> Step:
+    """A sum of neighbours' rows of ``width`` numbers; ``weight_bytes``: of what is read for every edge beside them."""
+    row = width * dtype.itemsize
+    piece = width * (8 if dtype == torch.float64 else 4)
+    kernel, slices = _fold(device, row, num_dst, num_edges, num_src, longest, piece, num_dst * row)
+    num_bytes = num_edges * (row + index_bytes + weight_bytes) + num_dst * row
+    seconds = _seconds(device, num_bytes, num_src * row // slices)
+    return Step("spmm", step, "rowsplit", kernel, slices, num_bytes, seconds)
+
+
+def extremum_steps(
+    dtype: torch.dtype,
+    width: int,
+    *,
+    num_src: int,
+    num_dst: int,
+    num_edges: int,
+    device: Device,
+    arg_bytes: int = 4,
+    shares: bool = False,
+    has_transpose: bool = False,
+    backward: bool = True,
+    longest: Sequence[int] = (),
+    index_bytes: int = 4,
+) -> list[Step]:
+    """A minimum or maximum of neighbours' rows and how its gradient goes back.
+
+    Args:
+        arg_bytes: of an argument, 1, 2 or 4.
+        shares: whether equal extrema share the gradient.
+        has_transpose: whether the backward is given the CSC.
+    """
+    row = width * dtype.itemsize
+    kernel, slices = _fold(
+        device, row, num_dst, num_edges, num_src, longest[0] if longest else -1, width * 8, num_dst * row
+    )
+    num_bytes = num_edges * (row + index_bytes) + num_dst * (row + width * arg_bytes)
+    seconds = _seconds(device, num_bytes, num_src * row // slices)
+    steps = [Step("neighbor_reduce", "forward", "rowsplit", kernel, slices, num_bytes, seconds)]
+    if not backward:
+        return steps
+    engine = "sent" if not device.multiprocessors else _C.gradient_plan(
+        dtype=_dtype_name(dtype), arg_bytes=arg_bytes, wide_index=index_bytes == 8, shares=shares,
+        has_transpose=has_transpose, num_rows=num_dst, num_columns=num_src, num_edges=num_edges, width=width,
+        multiprocessors=device.multiprocessors, shared_bytes=device.shared_bytes, clusters=device.clusters,
+    )  # fmt: skip
+    num_bytes = num_dst * (row + width * arg_bytes) + num_src * row
+    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
+    return [*steps, Step("neighbor_reduce", "gradient", "rowsplit", engine, 1, num_bytes, seconds)]
+
+
+# A call --------------------------------------------------------------------------------------------------------------
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the ops of edgeless that run, with their arguments by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace == "edgeless":
+            names = [argument.name for argument in func._schema.arguments]
+            self.calls.append((func._schema.name.rpartition("::")[2], {**dict(zip(names, args)), **kwargs}))
+        return func(*args, **kwargs)
+
+
+def record(call, inputs: Sequence[Any]) -> list[Step]:
+    """Runs ``call()`` and, where gradients are on, its backward, and returns the steps of the ops that ran.
+
+    Args:
+        call: gives a tensor, or a tuple that begins with one.
+        inputs: tensors (others are ignored) whose gradients the backward makes.
+    """
+    recorder = _Recorder()
+    with recorder:
+        out = call()
+        out = out[0] if isinstance(out, (tuple, list)) else out
+        leaves = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
+        if leaves and out.requires_grad:
+            torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+    return [step for name, args in recorder.calls for step in _steps_of(name, args)]
+
+
+def _graph_sizes(args: dict[str, Any]) -> dict[str, Any]:
+    indptr, indices = args["csr"][:2]
+    return {
+        "num_dst": indptr.numel() - 1,
+        "num_edges": indices.numel(),
+        "index_bytes": indptr.element_size(),
+        "device": Device.of(indptr.device),
+    }
+
+
+def _attention_of(args: dict[str, Any], passes: Sequence[str]) -> list[Step]:
+    dst, value, score = args["dst"], args.get("value"), args["score"]
+    rows = value if score == "gat" and value is not None else dst
+    options = args.get("dropout", 0) > 0 or any(
+        args.get(name) is not None for name in ("edge_attr", "edge_scale", "grad_weights")
+    )
+    return attention_steps(
+        score, rows.dtype, dst.size(1), dst.size(2) if dst.dim() == 3 else 1,
+        (args["src"] if value is None else value).size(-1), num_src=args["src"].size(0), passes=passes,
+        longest=args.get("longest") or (), options=options,
+        edge_term=score == "gatv2" and args.get("edge_attr") is not None, **_graph_sizes(args),
+    )  # fmt: skip
+
+
+def _backward_passes(args: dict[str, Any]) -> list[str]:
+    needs = args.get("needs", [True] * 7)
+    wants_dst, wants_src = needs[0] or any(needs[3:]), needs[1] or needs[2]
+    return ["by_dst"] * (wants_dst or wants_src) + ["by_src"] * wants_src
+
+
+def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
+    if name == "attention":
+        return _attention_of(args, ["forward"])
+    if name in ("attention_backward", "attention_backward_into"):
+        return _attention_of(args, _backward_passes(args))
+    if name == "spmm":
+        x, sizes = args["x"], _graph_sizes(args)
+        longest = (args.get("longest") or [-1])[0]
+        weight = args.get("weight")
+        weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
+        return [
+            spmm_step(
+                x.dtype,
+                x[0].numel() if len(x) else 0,
+                num_src=x.size(0),
+                longest=longest,
+                weight_bytes=weight_bytes,
+                step="sum",
+                **sizes,
+            )  # fmt: skip
+        ]
+    if name in ("neighbor_reduce", "neighbor_reduce_backward"):
+        x, backward = args["x"], name.endswith("backward")
+        arg_bytes = args["arg"].element_size() if backward else args["arg_dtype"].itemsize
+        steps = extremum_steps(
+            x.dtype, x.size(1), num_src=x.size(0), arg_bytes=arg_bytes, shares=args["ties"] != "first",
+            has_transpose=bool(args["csc"]), backward=backward, longest=args.get("longest") or (),
+            **_graph_sizes(args),
+        )  # fmt: skip
+        return steps[1:] if backward else steps
+    if name in ("project", "project_sum"):
+        return [_product_step(name, args)]
+    return []
+
+
+def _product_step(name: str, args: dict[str, Any]) -> Step:
+    xs = args["xs"] if name == "project_sum" else [args["x"]]
+    device = Device.of(xs[0].device)
+    results = sum(w.size(0) for w in args["weights"]) if name == "project" else args["weights"][0].size(0)
+    num_bytes = sum(x.numel() * x.element_size() for x in xs) + xs[0].size(0) * results * xs[0].element_size()
+    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
+    shape = f"{xs[0].size(0)} x {xs[0].size(1)} -> {results}"
+    return Step(name, "forward", "product", f"{len(args['weights'])} maps, {shape}", 1, num_bytes, seconds)
+
+
+# Text ----------------------------------------------------------------------------------------------------------------
+
+
+def table(steps: Sequence[Step]) -> str:
+    """The steps as lines of text, one each, and the sum of their times."""
+    if not steps:
+        return "no op of edgeless runs"
+    lines = []
+    for step in steps:
+        at_roof = "" if step.seconds is None else f", {step.seconds * 1e3:.3g} ms at the roof"
+        slices = "" if step.slices == 1 else f" in {step.slices} slices"
+        lines.append(f"{step.op}, {step.step}: {step.engine}: {step.kernel}{slices}; {_megabytes(step.bytes)}{at_roof}")
+    known = [step.seconds for step in steps if step.seconds is not None]
+    if len(known) == len(steps) > 1:
+        lines.append(f"together {sum(known) * 1e3:.3g} ms at the roof")
+    return "\n".join(lines)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.3g} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:,.3g} GB"

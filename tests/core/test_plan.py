@@ -1,0 +1,154 @@
+"""What the plans choose, for two families of devices, without a GPU; and how they are printed."""
+
+import dataclasses
+import itertools
+
+import pytest
+import torch
+
+import edgeless
+from edgeless import _C, functional
+from edgeless.plan import DEVICES, Device, attention_steps, extremum_steps, record, spmm_step, table
+
+SCORES = ("dot", "gatv2", "gat", "cosine")
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+PASSES = ("forward", "by_dst", "by_src")
+HALVES = ("float16", "bfloat16")
+TWITCH = {"num_src": 168_114, "num_dst": 168_114, "num_edges": 13_595_114}
+
+
+def attention_plan(device="h200", **given):
+    sizes = {"num_rows": 1000, "num_edges": 10_000, "num_gathered": 1000, "longest": -1}
+    options = {"options": False, "edge_term": False, "wide_index": False}
+    shape = {"pass_": "forward", "score": "dot", "dtype": "float32", "heads": 1, "key_dim": 64, "value_dim": 64}
+    found = DEVICES[device]
+    on = {"multiprocessors": found.multiprocessors, "l2_bytes": found.l2_bytes}
+    return _C.attention_plan(**{**sizes, **options, **shape, **on, **given})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_kernel_that_is_picked_has_been_compiled(device, score, dtype):
+    widest = {"float32": 512, "float64": 256}.get(dtype, 1024)
+    widths = [0, 1, 4, 8, 12, 16, 31, 32, 33, 64, 65, 96, 128, 129, 136, 256, 257, widest - 1, widest]
+    for pass_, key, value, degree in itertools.product(PASSES, widths, widths, (1, 5, 40)):
+        if key > widest or value > widest:
+            continue
+        for options, edge_term, wide in itertools.product((False, True), repeat=3):
+            if edge_term and (score != "gatv2" or not options):
+                continue
+            plan = attention_plan(
+                device, pass_=pass_, score=score, dtype=dtype, key_dim=key, value_dim=value, num_edges=1000 * degree,
+                options=options, edge_term=edge_term, wide_index=wide,
+            )  # fmt: skip
+            assert plan["compiled"], (pass_, key, value, options, edge_term, wide, plan)
+
+
+@pytest.mark.parametrize("dtype,width", [("float32", 513), ("bfloat16", 1025), ("float64", 257)])
+def test_a_row_that_is_too_wide_has_no_kernel(dtype, width):
+    assert attention_plan(dtype=dtype, key_dim=width - 1) and not attention_plan(dtype=dtype, key_dim=width)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensor_cores_take_wide_rows_of_16_bits(device):
+    for score, dtype, pass_ in itertools.product(SCORES, DTYPES, PASSES):
+        plan = attention_plan(device, score=score, dtype=dtype, pass_=pass_, key_dim=128, value_dim=128)
+        expected = dtype in HALVES and score != "gat"
+        assert (plan["kernel"] == "tensor cores") == expected, (score, dtype, pass_)
+
+
+def test_batches_of_edges_follow_the_mean_degree():
+    edges = [attention_plan(score="gat", num_edges=1000 * degree)["edges"] for degree in (2, 5, 40)]
+    assert edges == [2, 4, 8]
+    assert attention_plan(score="gat", dtype="bfloat16", num_edges=2000)["edges"] == 4
+
+
+def test_a_slice_fits_the_l2_of_the_device():
+    """Rows of all heads take 172 MB on twitch: a head at a time, 21.5 MB, fits the caches."""
+    sizes = {"num_rows": 168_114, "num_edges": 13_595_114, "num_gathered": 168_114}
+    for device in DEVICES:
+        plan = attention_plan(device, score="gatv2", dtype="bfloat16", heads=8, key_dim=64, value_dim=64, **sizes)
+        assert plan["slices"] > 1 and plan["slices"] * plan["heads_per_slice"] >= 8
+
+
+@pytest.mark.parametrize("longest,merges", [(-1, True), (40, False), (10**6, True)])
+def test_pieces_are_merged_where_a_row_may_be_cut(longest, merges):
+    assert attention_plan(num_edges=10**7, longest=longest)["merges"] is merges
+
+
+@pytest.mark.parametrize(
+    "graph,dtype,shares,engine",
+    [
+        ((169_343, 1_166_243), torch.float32, False, "gather"),  # arxiv: few edges a row
+        ((1_632_803, 30_622_564), torch.float32, False, "pick"),  # pokec: more of them, wide rows
+        ((1_632_803, 30_622_564), torch.bfloat16, False, "sort"),
+        ((1_632_803, 30_622_564), torch.float32, True, "gather"),
+    ],
+)
+def test_how_the_gradient_of_an_extremum_goes_back_over_the_transpose(graph, dtype, shares, engine):
+    nodes, edges = graph
+    steps = extremum_steps(
+        dtype, 512, num_src=nodes, num_dst=nodes, num_edges=edges, device=DEVICES["h200"], arg_bytes=2, shares=shares,
+        has_transpose=True,
+    )  # fmt: skip
+    assert steps[1].kernel == engine
+
+
+def test_where_the_gradient_of_an_extremum_is_added_up():
+    for nodes, shares, engines in ((11_758, False, ("block", "block")), (46_563, True, ("cluster", "cache"))):
+        for device, engine in zip(("h200", "a100"), engines, strict=True):
+            steps = extremum_steps(
+                torch.float32, 512, num_src=nodes, num_dst=nodes, num_edges=100 * nodes, device=DEVICES[device],
+                shares=shares,
+            )  # fmt: skip
+            assert steps[1].kernel == engine, (nodes, device)
+
+
+def test_bytes_and_the_roof():
+    """SpMM of 64 floats over edges of 4-byte indices: every row once for every edge, every result once."""
+    step = spmm_step(torch.float32, 64, device=DEVICES["h200"], **TWITCH)
+    assert step.bytes == 13_595_114 * (256 + 4) + 168_114 * 256
+    assert step.seconds == step.bytes / DEVICES["h200"].l2_roof  # 43 MB are gathered
+    wide = spmm_step(torch.float32, 4096, device=dataclasses.replace(DEVICES["h200"], l2_bytes=2**20), **TWITCH)
+    assert wide.seconds == wide.bytes / DEVICES["h200"].hbm_roof
+    assert spmm_step(torch.float32, 64, device=Device("CPU"), **TWITCH).seconds is None
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_backward_moves_more_than_a_forward(score, dtype):
+    forward, *backward = attention_steps(
+        score, dtype, 8, 1 if score == "gat" else 128, 128, passes=PASSES, device=DEVICES["h200"], **TWITCH
+    )
+    assert [s.step for s in backward] == ["by destination", "by source"]
+    assert sum(s.bytes for s in backward) > forward.bytes > TWITCH["num_edges"] * 8 * 128 * dtype.itemsize
+
+
+def graph_of(nodes=40, edges=300, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return edgeless.Graph.from_edge_index(torch.randint(nodes, (2, edges), generator=draw), nodes, nodes)
+
+
+def test_a_call_is_recorded_with_its_backward():
+    graph = graph_of()
+    x = torch.randn(40, 4, 8, requires_grad=True)
+    att = torch.randn(4, 8)
+    steps = record(lambda: functional.gatv2_attention(graph, x, x, att), [x])
+    assert [s.step for s in steps] == ["forward", "by destination", "by source"]
+    assert {s.op for s in steps} == {"attention (gatv2)"} and x.grad is None
+    steps = record(lambda: functional.neighbor_reduce(graph, x.flatten(1), "max"), [x])
+    assert [s.step for s in steps] == ["forward", "gradient"]
+    with torch.no_grad():
+        steps = record(lambda: functional.spmm(graph, x.flatten(1)), [x])
+    assert [s.op for s in steps] == ["spmm"]
+    assert "rowsplit" in table(steps) and table([]) == "no op of edgeless runs"
+
+
+@pytest.mark.cuda
+def test_the_device_at_hand():
+    found = Device.of(torch.device("cuda"))
+    properties = torch.cuda.get_device_properties(0)
+    assert found.multiprocessors == properties.multi_processor_count and found.l2_bytes == properties.L2_cache_size
+    if "H200" in found.name:
+        assert dataclasses.replace(found, name="H200") == DEVICES["h200"]
