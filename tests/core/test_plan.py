@@ -152,3 +152,22 @@ def test_the_device_at_hand():
     assert found.multiprocessors == properties.multi_processor_count and found.l2_bytes == properties.L2_cache_size
     if "H200" in found.name:
         assert dataclasses.replace(found, name="H200") == DEVICES["h200"]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("score", ["gatv2", "gat", "dot"])
+@pytest.mark.parametrize("dim,rows", [(3, torch.float32), (4, torch.float32), (8, torch.bfloat16)])
+def test_heads_of_half_a_vector_are_computed_as_floats(score, dim, rows):
+    graph = graph_of().to("cuda")
+    x = torch.randn(40, 2, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    attend = {
+        "gatv2": lambda: functional.gatv2_attention(graph, x, x, x[0]),
+        "gat": lambda: functional.gat_attention(graph, x, x.sum(-1), x.sum(-1)),
+        "dot": lambda: functional.dot_attention(graph, x, x, x),
+    }[score]
+    recorder = edgeless.plan._Recorder()
+    with recorder:
+        out = attend()
+    (args,) = [args for name, args in recorder.calls if name == "attention"]
+    assert (args["src"] if args.get("value") is None else args["value"]).dtype == rows and out.dtype == x.dtype
+    assert torch.autograd.grad(out.sum(), x)[0].dtype == x.dtype
