@@ -181,7 +181,7 @@ def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype, ties: str) -> bo
     """Whether the backward reads the transpose, and all edges of it, instead of sending one number for each element of
     the output: where mean degrees are low. A gather on CUDA reads the gradient and the argument of every edge; on the
     CPU what is sent stays in the caches where sources are few.
-    The limits are where both take equally long (docs/performance.md).
+    The limits are where both take equally long (docs/decisions/0016 for CUDA, 0018 for the CPU).
     """
     if not (torch.is_grad_enabled() and x.requires_grad):
         return False

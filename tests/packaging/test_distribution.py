@@ -39,7 +39,7 @@ def test_the_sdist_has_every_source_and_test(root, built):
     (file,) = built.glob("*.tar.gz")
     with tarfile.open(file) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    wanted = checked_in(root, "core_cuda", *FOLDERS, "tests", "docs")
+    wanted = checked_in(root, "core_cuda", *FOLDERS, "tests", "docs", "examples")
     wanted |= {"setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "tox.ini"}
     assert wanted - names == set()
     assert {name for name in names if name.endswith((".so", ".pyc", ".o"))} == set()

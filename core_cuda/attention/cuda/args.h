@@ -22,7 +22,7 @@ constexpr bool values_are_keys(Score score) { return score == Score::gatv2 || sc
 enum class Pass : uint8_t { forward, by_dst, by_src };
 
 // Blocks that a multiprocessor holds: what bounds the registers, and how many there are to be (plan.h). Chosen by
-// measurement (docs/performance.md). plain: without options; vectors: of a lane; numbers: registers that they take as
+// measurement (docs/decisions/0011). plain: without options; vectors: of a lane; numbers: registers that they take as
 // what they are computed in; edges: of a batch.
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;

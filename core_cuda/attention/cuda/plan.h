@@ -43,7 +43,7 @@ struct Plan {
   int64_t slots = 0;   // pieces in each half of the carry
 };
 
-// Where tensor cores are the faster way (docs/performance.md): rows of more than 64 bytes, without options of more than
+// Where tensor cores are the faster way (docs/decisions/0013): rows of more than 64 bytes, without options of more than
 // 128 in the backward of the dot product, and in the forward pass of gatv2 any. gat is slower there: it has one dot
 // product in its backward and none in its forward pass.
 constexpr int most_without_mma(Pass pass, Score score, bool plain) {
@@ -60,7 +60,7 @@ inline bool use_mma(const Problem& problem, int vectors) {
 
 // Edges of a batch: four; where rows are long and an edge gathers one row alone, eight, which leaves registers for 16
 // or more warps; where they are short, of float, two: instructions take the time there, those for places beyond a row's
-// end as well.
+// end as well (docs/decisions/0012).
 constexpr int many_edges(Pass pass, Score score) {
   return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
 }
@@ -125,7 +125,8 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   if (head * most > fits && head <= 2 * fits) most = fits / head;
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
   // Of those the number that is worth most: few teams without work, and little that a slice reads of an edge beside its
-  // rows, an index, numbers of nodes and the rest of a sector. More of them have to be worth their place in L2.
+  // rows, an index, numbers of nodes and the rest of a sector. More of them have to be worth their place in L2
+  // (docs/decisions/0010).
   constexpr double beside = 40, gain = 1.04;
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
