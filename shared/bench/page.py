@@ -17,6 +17,7 @@ from typing import Optional
 from edgeless.cli.console import megabytes, milliseconds
 
 from . import picture, shapes
+from .command import SUITES
 from .layers import LAYERS
 from .peers import LAYER_PEERS, ours
 from .runs import DEMO, Suite, geometric_mean, read
@@ -64,8 +65,9 @@ class Section:
 
 
 def page(suites: dict[str, Suite]) -> str:
-    """The whole page."""
-    return "\n".join([HEAD, *("\n".join(_section(section, suites.get(section.suite))) for section in SECTIONS)])
+    """The whole page. A section is left out where there is neither a run nor a command that makes one."""
+    shown = [section for section in SECTIONS if section.suite in {*suites, *SUITES, DEMO}]
+    return "\n".join([HEAD, *("\n".join(_section(section, suites.get(section.suite))) for section in shown)])
 
 
 def _section(section: Section, suite: Optional[Suite]) -> list[str]:
@@ -150,7 +152,8 @@ def _cpu_layers(suite: Suite) -> tuple[list[str], list[list[str]]]:
             for peer, row in found.items():
                 faster = "" if ours(peer) else _over(row, found[f"edgeless-{LAYER_PEERS[peer][0]}"])
                 cells.append(_time(row) + (f" ({ratio(faster)})" if faster else "") + _memory(row))
-            rows.append([f"{graph} {_class_of(case[0])}", *cells])
+            if any(found.values()):
+                rows.append([f"{graph} {_class_of(case[0])}", *cells])
     return ["", "PyG", "PyG compiled", "DGL", "edgeless (PyG)", "edgeless (DGL)"], rows
 
 

@@ -15,10 +15,10 @@ from .layers import LAYERS
 from .peers import ours
 from .runs import Suite
 
-# The runs that are drawn where they are there, one below the other: suite, graph, what the reader is told.
+# The runs that are drawn where they are there, one below the other: suite, graph, what it is.
 PANELS = (
-    ("cpu", "tolokers", "CPU, 2 threads, tolokers (12 thousand nodes, 1 million edges)"),
-    ("h200-layers", "arxiv", "H200, twin of ogbn-arxiv (169 thousand nodes, 1.2 million edges)"),
+    ("cpu", "tolokers", "tolokers, 12 thousand nodes, 1 million edges"),
+    ("h200-layers", "arxiv", "twin of arxiv, 169 thousand nodes, 1.2 million edges"),
 )
 SHOWN = ("gatv2", "gat", "transformer")
 PEERS = {"pyg": "PyG", "pyg-compiled": "PyG compiled", "dgl": "DGL", "edgeless-pyg": "edgeless"}
@@ -54,31 +54,34 @@ def draw(panels: list[tuple[Suite, str, str]], theme: Theme) -> str:
     colours: dict[str, str] = {}  # of the peers that were measured
     y = 44
     for suite, graph, title in panels:
-        found = {
-            peer: [suite.find(graph, (layer, "fp32"), peer, mode="forward_backward") for layer in SHOWN]
-            for peer in PEERS
-        }
+        layers = [layer for layer in SHOWN if _find(suite, graph, layer, "edgeless-pyg")]
+        found = {peer: [_find(suite, graph, layer, peer) for layer in layers] for peer in PEERS}
         found = {peer: rows for peer, rows in found.items() if any(rows)}
         colours.update({peer: theme.bars[list(PEERS).index(peer)] for peer in found})
         block = len(found) * STEP + 10  # the bars of a layer
-        parts.append(_text(0, y, f"{title}, forward + backward", theme.text, 13, bold=True))
+        where = suite.settings[0]["device"]
+        parts.append(_text(0, y, f"{where}: {title}", theme.text, 13, bold=True))
         for left, heading, key, show in (
-            (NAMES, "time, ms", "median_ms", milliseconds),
+            (NAMES, "forward + backward, ms", "median_ms", milliseconds),
             (NAMES + WIDTH + GAP, "peak memory", "peak_bytes", megabytes),
         ):
             parts.append(_text(left, y + 22, heading, theme.quiet, 12))
             values = {peer: [row and row[key] for row in rows] for peer, rows in found.items()}
             parts += _bars(left, y + 32, block, values, show, colours, theme)
-        for i, layer in enumerate(SHOWN):
+        for i, layer in enumerate(layers):
             middle = y + 32 + i * block + len(found) * STEP / 2 + 3
             parts.append(_text(0, middle, LAYERS[layer].baseline, theme.text, 12))
-        y += 32 + len(SHOWN) * block + 22
+        y += 32 + len(layers) * block + 22
     width, height = NAMES + 2 * WIDTH + GAP, y - 16
     body = "\n".join(_legend(colours, theme) + parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'font-family="-apple-system, Segoe UI, Helvetica, Arial, sans-serif">\n{body}\n</svg>\n'
     )
+
+
+def _find(suite: Suite, graph: str, layer: str, peer: str) -> Optional[dict]:
+    return suite.find(graph, (layer, "fp32"), peer, mode="forward_backward")
 
 
 def _text(x: float, y: float, text: str, colour: str, size: int, bold: bool = False) -> str:

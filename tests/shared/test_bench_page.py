@@ -101,7 +101,7 @@ def test_every_table_has_as_many_cells_in_each_row():
 def test_a_missing_run_leaves_the_command_that_makes_it():
     text = page({})
     for section in SECTIONS:
-        assert section.command in text
+        assert (section.command in text) == (section.suite in {*SUITES, DEMO})
     assert "| --- |" not in text
 
 
@@ -185,6 +185,13 @@ def test_a_peer_that_was_not_measured_has_no_bar():
     drawn = picture.files({"cpu": Suite([SETTING], rows)})["picture-light.svg"]
     assert drawn.count("10.0<") == 2 * len(picture.SHOWN)
     assert ">DGL<" not in drawn
+
+
+def test_a_layer_that_was_not_measured_is_left_out():
+    rows = [row("tolokers", "gat", peer) for peer in ("pyg", "edgeless-pyg")]
+    suites = {"cpu": Suite([SETTING], [*rows, row("cora", "gatv2", "pyg")])}
+    assert "GATv2Conv" not in picture.files(suites)["picture-light.svg"]
+    assert "tolokers GATv2Conv" not in page(suites)
 
 
 def test_no_picture_without_a_run():
