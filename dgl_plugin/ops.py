@@ -14,8 +14,9 @@ DGL adds it to source node 0. NaN is never skipped. 16-bit features are summed i
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from math import inf, prod
-from typing import Callable, Optional, Union
+from typing import Optional, Union
 
 import torch
 from torch import Tensor

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, Callable, ClassVar, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor

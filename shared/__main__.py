@@ -34,6 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             modules[name] = importlib.import_module(module)
             modules[name].add_arguments(command)
     args = parser.parse_args(argv)
+    args.argv = argv
 
     from edgeless.cli.child import ChildError
     from edgeless.cli.devices import UsageError

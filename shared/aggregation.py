@@ -182,7 +182,7 @@ def gathered_degree(cuda: bool, num_src: int, element_bytes: int, arg_bytes: int
     sending one number for each element of the output.
 
     A gather on CUDA reads the gradient and the argument of every edge; on the CPU what is sent stays in the caches
-    where sources are few. The limits are where both take equally long (H200, and 2 cores with AVX-512; 2026-11-21).
+    where sources are few. The limits are where both take equally long (docs/decisions/0016 for CUDA, 0018 for the CPU).
     """
     if cuda:
         return (240 if shares else 288) // (element_bytes + arg_bytes)

@@ -20,8 +20,8 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Hashable
-from typing import Any, Callable, NamedTuple, Optional
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor

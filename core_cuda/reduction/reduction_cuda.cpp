@@ -124,7 +124,7 @@ bool can_sort(const Backward& b) {
 }
 
 // From this mean degree on elements are sorted before they are gathered, or, in rows as wide as that, picked
-// (docs/performance.md).
+// (docs/decisions/0016).
 constexpr int64_t kSortDegree = 13, kPickWidth = 256;
 // Items may take as much memory as the result, or this where that is more, and those of 128 columns always.
 constexpr int64_t kSortMemory = int64_t(64) << 20;

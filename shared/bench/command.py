@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 from dataclasses import asdict
 from pathlib import Path
 from typing import Optional
 
 import torch
 
-import edgeless
 from edgeless.cli.console import print_table
-from edgeless.cli.devices import UsageError, describe_device, pick_device
+from edgeless.cli.devices import UsageError, pick_device
+from edgeless.cli.setting import setting_of
 
 from . import minibatch, shapes
 from .baseline import H200, Baseline, geometric_means
@@ -73,9 +71,9 @@ SUITES = {
     },
     "h200-layers": {
         "graph": ["tolokers", "arxiv", "cora", "pattern"],
-        "layer": ATTENTION,
+        "layer": (*ATTENTION, "gcn", "sage-max", "graphconv"),
         "dtype": ["fp32", "bf16"],
-        "peers": ["pyg", "pyg-compiled", "edgeless-pyg", "edgeless-pyg-compiled"],
+        "peers": ["pyg", "pyg-compiled", "edgeless-pyg", "edgeless-pyg-graphed"],
         "mode": ["forward_backward"],
         "baseline": H200,
     },
@@ -174,11 +172,12 @@ def run(args: argparse.Namespace) -> int:
     if steps:
         minibatch.peers_of(args.peers)
     results, rows = [], []
+    setting = setting_of(args, device)
 
     def keep(more: list[dict]) -> None:
         rows.extend(more)
         if args.json:  # after every case: a long run that breaks off leaves what it has
-            args.json.write_text(json.dumps({"setting": _setting(args, device), "results": rows}, indent=1))
+            args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
 
     for name in args.graph:
         graph = load(name, args.data, device)
@@ -190,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
         if args.shapes:
             cells = shapes.measure(graph, timer, args.mode)
             shapes.print_shapes(cells)
-            keep([asdict(cell) for cell in cells])
+            keep([shapes.as_row(cell) for cell in cells])
         for case in steps:
             measured = minibatch.measure(graph, case, args.peers, timer.rounds, sampling)
             minibatch.print_steps(graph, case, measured, sampling, device)
@@ -204,7 +203,7 @@ def run(args: argparse.Namespace) -> int:
 
 def as_row(graph: BenchGraph, result: Result, baseline: Optional[Baseline]) -> dict:
     """A result as it stands in the JSON file."""
-    row = asdict(result)
+    row = {**asdict(result), "nodes": graph.num_nodes, "edges": graph.num_edges}
     figure = None if baseline is None else baseline.figure(graph.name, result.case, result.mode)
     if figure is not None:
         row["best_peer"] = asdict(figure)
@@ -213,14 +212,3 @@ def as_row(graph: BenchGraph, result: Result, baseline: Optional[Baseline]) -> d
         row["useful_gb_per_s"] = rate / 1e9
         row["gather_roof_gb_per_s"] = gather_roof(result.case, graph.num_nodes) / 1e9
     return row
-
-
-def _setting(args: argparse.Namespace, device: torch.device) -> dict:
-    return {
-        "edgeless": edgeless.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": describe_device(device),
-        "date": datetime.date.today().isoformat(),
-        "options": {name: str(value) for name, value in vars(args).items() if value is not None},
-    }

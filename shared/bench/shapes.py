@@ -8,16 +8,17 @@ an edge costs beside it. On CUDA the launches are replayed from a CUDA graph: th
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
 from edgeless.cli.console import print_table
 
 from .graphs import BenchGraph
-from .ops import OPS, graph_of
+from .ops import OPS, graph_of, parse
+from .runs import Suite
 from .timing import Failed, Timer
-from .work import DTYPES, GraphedWork, Work
+from .work import DTYPES, MODES, GraphedWork, Work, op_case
 
 HEADS = (1, 2, 3, 4, 8, 16)
 DIMS = (4, 8, 16, 20, 32, 40, 64, 96, 128, 256, 512)
@@ -93,6 +94,41 @@ def halves_that_lose(shapes: list[Shape]) -> list[tuple[Shape, float]]:
         (s, s.ms / floats.get((s.graph, s.score, s.mode, s.heads, s.dim), s.ms)) for s in shapes if s.dtype == "bf16"
     ]
     return sorted((pair for pair in pairs if pair[1] > 1), key=lambda pair: -pair[1])
+
+
+def as_row(shape: Shape) -> dict:
+    """A shape as it stands in the JSON of a run."""
+    case = asdict(op_case(f"{shape.score}_H{shape.heads}_D{shape.dim}", shape.dtype))
+    return {
+        "graph": shape.graph, "case": case, "peer": "edgeless", "mode": shape.mode, "threads": None, "failed": None,
+        "median_ms": shape.ms,
+    }  # fmt: skip
+
+
+def of_row(row: dict) -> Shape:
+    """The shape of a row of JSON."""
+    case = row["case"]
+    score, heads, dim = parse(case["name"])
+    return Shape(row["graph"], score, case["dtype"], row["mode"], heads, dim, row["median_ms"])
+
+
+def worst_of_each_case(suite: Suite) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows for the performance page: of each score and precision the worst shape of each graph, forward and
+    with the backward.
+    """
+    shapes = with_ratios([of_row(row) for row in suite.rows if not row["failed"]])
+    rows = []
+    for score, dtype in dict.fromkeys((s.score, s.dtype) for s in shapes):
+        cells = []
+        for graph in suite.graphs():
+            worst = []
+            for mode in MODES:
+                some = [s for s in shapes if (s.graph, s.score, s.dtype, s.mode) == (graph, score, dtype, mode)]
+                found = max(some, key=lambda s: s.off, default=None)
+                worst.append("not measured" if found is None else f"{found.off:.2f} (H{found.heads} D{found.dim})")
+            cells.append("<br>".join(worst))
+        rows.append([f"{score} {dtype}", *cells])
+    return ["", *suite.graphs()], rows
 
 
 def print_shapes(shapes: list[Shape]) -> None:

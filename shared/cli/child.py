@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any, Optional
 
 MARK = "@edgeless "  # lines of a child's output that are events; anything else is the frameworks' chatter
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Callable, Optional
+from collections.abc import Callable, Iterator, Sequence
+from typing import Optional
 
 try:
     import rich.console

@@ -12,6 +12,7 @@ import torch
 from edgeless.cli.child import run_child
 from edgeless.cli.console import megabytes, milliseconds, print_table, progress, times
 from edgeless.cli.devices import PACKAGES, UsageError, describe_device, pick_device, require
+from edgeless.cli.setting import setting_of
 
 from .data import PLANETOID
 from .models import LAYERS
@@ -113,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
     )
     print_table(title, ["", *names.values(), "ratio"], summary(sides["stock"], sides["edgeless"]), notes(config))
     if args.json:
-        args.json.write_text(json.dumps({"title": title, "config": config, **sides}, indent=1))
+        setting = setting_of(args, torch.device(config["device"]))
+        args.json.write_text(json.dumps({"setting": setting, "title": title, "config": config, **sides}, indent=1))
     if args.plot:
         from .plot import draw
 

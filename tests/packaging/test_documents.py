@@ -1,17 +1,19 @@
 """The documents keep their promises: commands that CI runs, links that lead somewhere."""
 
+import argparse
+import importlib
+import importlib.util
 import re
+from pathlib import Path
 
 import pytest
 
-DOCUMENTS = [
-    "README.md",
-    "CONTRIBUTING.md",
-    "CHANGELOG.md",
-    "docs/performance.md",
-    "docs/design.md",
-    "docs/choosing.md",
-]
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("", "docs", "docs/decisions", "examples")
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for folder in PAGES for path in (ROOT / folder).glob("*.md"))
+NOTES = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+FOLDERS = "core_cuda|shared|pyg_plugin|dgl_plugin|tests|docs|examples"
+SOURCES = ("core_cuda", "shared", "pyg_plugin", "dgl_plugin")
 
 
 def test_ci_runs_the_test_command_of_the_readme(root):
@@ -28,11 +30,92 @@ def test_links_to_files_lead_somewhere(root, document):
             assert ((root / document).parent / target).exists(), f"{document} links to {target}"
 
 
-def test_paths_named_in_contributing_exist(root):
-    text = (root / "CONTRIBUTING.md").read_text()
-    named = set(re.findall(r"`((?:core_cuda|shared|pyg_plugin|dgl_plugin|tests)/[\w./-]+)`", text))
-    assert named, "CONTRIBUTING.md names the files of a change"
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_to_headings_lead_somewhere(root, document):
+    text = (root / document).read_text()
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", text):
+        page = (root / document).parent / target if target else root / document
+        headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in anchors, f"{document} links to {target}#{anchor}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_pictures_exist(root, document):
+    for target in re.findall(r'(?:src|srcset)="([^"]+)"', (root / document).read_text()):
+        assert ((root / document).parent / target).exists(), f"{document} shows {target}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_paths_that_are_named_exist(root, document):
+    named = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]+)`", (root / document).read_text()))
     assert {name for name in named if not (root / name).exists()} == set()
+
+
+def test_contributing_names_the_files_of_a_change(root):
+    assert re.search(r"`core_cuda/[\w./-]+`", (root / "CONTRIBUTING.md").read_text())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_commands_have_the_options_that_are_named(root, document):
+    """Every ``python -m edgeless COMMAND --option`` is one that the command knows, and so is a suite."""
+    from edgeless.__main__ import COMMANDS
+    from edgeless.bench.command import SUITES
+
+    for command, options in re.findall(r"python -m edgeless (\w+)([^`\n|&]*)", (root / document).read_text()):
+        assert command in COMMANDS, f"{document}: python -m edgeless {command}"
+        parser = argparse.ArgumentParser()
+        importlib.import_module(COMMANDS[command][0]).add_arguments(parser)
+        known = {option for action in parser._actions for option in action.option_strings}
+        line = f"{document}: python -m edgeless {command}{options}"
+        assert set(re.findall(r"(?<!\S)--[\w-]+", options)) <= known, line
+        assert set(re.findall(r"--suite (\S+)", options)) <= set(SUITES), line
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_modules_that_are_run_exist(root, document):
+    for module in re.findall(r"python -m (edgeless\.[\w.]+)", (root / document).read_text()):
+        assert importlib.util.find_spec(module) is not None, f"{document}: python -m {module}"
+
+
+def test_decision_notes_are_indexed_short_and_numbered_once(root):
+    index = (root / "docs" / "decisions" / "README.md").read_text()
+    for note in NOTES:
+        text = note.read_text()
+        heading = text.partition("\n")[0].removeprefix("# ")
+        assert heading.startswith(f"{note.name[:4]}. "), f"{note.name} is headed {heading}"
+        assert f"[{heading}]({note.name})" in index, f"docs/decisions/README.md does not list {note.name}"
+        assert len(text.splitlines()) <= 60, f"{note.name} is longer than a page"
+    numbers = [note.name[:4] for note in NOTES]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_constants_named_in_decision_notes_exist(root):
+    suffixes = (".py", ".h", ".cpp", ".cu", ".cuh")
+    files = (path for folder in SOURCES for path in (root / folder).rglob("*") if path.suffix in suffixes)
+    words = set(re.findall(r"\w+", "\n".join(path.read_text() for path in files)))
+    for note in NOTES:
+        named = set(re.findall(r"`(k[A-Z]\w+|_?[a-z]+_[a-z_]+|_?[A-Z][A-Z0-9_]+)`", note.read_text()))
+        assert named - words == set(), f"{note.name} names what the sources no longer have"
+
+
+def test_decision_notes_named_in_sources_exist(root):
+    numbers = {note.name[:4] for note in NOTES}
+    for folder in SOURCES:
+        for path in (root / folder).rglob("*"):
+            if path.suffix in (".py", ".h", ".cpp", ".cu", ".cuh"):
+                named = set(re.findall(r"docs/decisions/(\d{4})", path.read_text()))
+                assert named <= numbers, f"{path.relative_to(root)} names {named - numbers}"
+
+
+def test_every_example_is_listed_and_run_by_a_test(root):
+    listed = (root / "examples" / "README.md").read_text()
+    tests = "\n".join(path.read_text() for path in (root / "tests").rglob("test_*examples.py"))
+    scripts = sorted(path.name for path in (root / "examples").glob("*.py"))
+    assert scripts
+    for name in scripts:
+        assert f"- [{name}]({name}): " in listed
+        assert f'"{name}"' in tests
 
 
 def test_the_changelog_knows_the_version(root):

@@ -25,7 +25,7 @@ constexpr bool is_half(Storage storage) { return storage == Storage::bf16 || sto
 
 // Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
 // lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch. Chosen by the kernels' times on
-// five graphs, H200, 2026-11-22.
+// five graphs (docs/decisions/0011).
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
   if (few && vectors == 1 && (edges == 1 || numbers > 4)) return forward ? 8 : 6;  // teams of one or two lanes
@@ -48,7 +48,7 @@ constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vect
 // Edges of a batch in the kernels of mma.cuh.
 constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
 
-// Where tensor cores are the faster way, by vectors of a row (H200, 2026-11-22, tolokers and twitch): rows of more than
+// Where tensor cores are the faster way, by vectors of a row (docs/decisions/0013): rows of more than
 // 64 bytes; of more than 128 in the backward of the plain dot product; in the forward pass of gatv2 all that fill more than a team of two lanes. gat is slower
 // there: it has one dot product in its backward and none in its forward pass.
 constexpr int most_without_mma(Pass pass, Score score, bool plain) {
@@ -63,7 +63,7 @@ constexpr bool use_mma(Pass pass, Score score, Storage storage, Mode mode, int v
 
 // Edges of a batch: four. Eight where rows of the graph are long and an edge gathers one row of features alone, which
 // leaves registers for 16 or more warps. Two where they are short and numbers are floats: there instructions take the
-// time, also those for places beyond a row's end (city-roads-L, H200, 2026-11-22: up to a sixth less).
+// time, also those for places beyond a row's end (docs/decisions/0012).
 constexpr int many_edges(Pass pass, Score score) {
   return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
 }

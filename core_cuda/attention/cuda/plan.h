@@ -144,7 +144,8 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   if (head * most > fits && head <= 2 * fits) most = fits / head;
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
   // Of those the number that is worth most: few teams without work, and little that a slice reads of an edge beside its
-  // rows, an index, numbers of nodes and the rest of a sector. More of them have to be worth their place in L2.
+  // rows, an index, numbers of nodes and the rest of a sector. More of them have to be worth their place in L2
+  // (docs/decisions/0010).
   constexpr double beside = 40, gain = 1.04;
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {

@@ -1,0 +1,19 @@
+"""Runs a script of examples/ as a user would."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run(name: str, folder: Path) -> str:
+    """What the script prints, run in ``folder``; AssertionError with its errors if it fails."""
+    environment = {"OMP_NUM_THREADS": "2", **os.environ}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout, f"{name} prints what it does"
+    return done.stdout

@@ -1,0 +1,222 @@
+"""docs/performance.md and the README's picture: written from committed runs, and short."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from edgeless.__main__ import main
+from edgeless.bench import picture, shapes
+from edgeless.bench.command import SUITES
+from edgeless.bench.page import SECTIONS, files, page
+from edgeless.bench.runs import DEMO, Suite, geometric_mean, read
+from edgeless.cli import setting
+from edgeless.cli.devices import installed
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+MOST_LINES = 150
+
+SETTING = {
+    "date": "2026-11-22",
+    "command": "python -m edgeless bench --suite cpu --data DIR",
+    "device": "CPU, 2 threads, AVX2",
+    "cpu": "a processor",
+    "cores": 2,
+    "gpus": 0,
+    "cuda": None,
+    "edgeless": "0.1.0",
+    "commit": "abc1234",
+    "torch": "2.13.0",
+    "torch_geometric": "2.8.1",
+    "dgl": None,
+}
+
+
+def row(graph, name, peer, mode="forward_backward", dtype="fp32", ms=10.0, **more):
+    case = {"kind": "op", "name": name, "dtype": dtype, "features": 128, "heads": 4, "channels": 32}
+    figures = {"failed": None, "median_ms": ms, "spread": 0.1, "runs": 5, "peak_bytes": 40_000_000}
+    return {"graph": graph, "case": case, "peer": peer, "mode": mode, "threads": 2, **figures, **more}
+
+
+def write(folder, name, suite, rows):
+    content = {"setting": {**SETTING, "options": {"suite": suite}}, "results": rows}
+    (folder / name).write_text(json.dumps(content))
+
+
+def everything():
+    """A run of every suite, with every cell that its section shows."""
+    peers = ("pyg", "pyg-compiled", "pyg-csr", "dgl", *(f"edgeless{s}" for s in ("", "-pyg", "-dgl", "-pyg-graphed")))
+    best = {"best_peer": {"peer": "PyG", "ms": 20.0, "peak_mb": None}}
+    roof = {"useful_gb_per_s": 4000.0, "gather_roof_gb_per_s": 9300.0}
+    steps = {"sampling_ms": 5.0, "step_ms": 20.0, "again_ms": 19.0, "new_graph_ms": 1.0}
+    suites = {}
+    for section in SECTIONS:
+        options = SUITES.get(section.suite, {})
+        names = options.get("layer") or options.get("op") or options.get("minibatch")
+        names = names or [f"{op}_H{h}_D8" for op in ("gatv2", "gat", "gt") for h in (1, 8)]
+        cells = itertools.product(
+            options.get("graph", ["artnet", "avazu"]),
+            names,
+            options.get("dtype", ["fp32"]),
+            peers,
+            ("forward", "forward_backward"),
+            options.get("compare_threads", [2]),
+        )
+        rows = [
+            row(graph, name, peer, mode, dtype, threads=threads, **best, **roof, **steps)
+            for graph, name, dtype, peer, mode, threads in cells
+        ]
+        suites[section.suite] = Suite([SETTING], rows)
+    side = {"seconds": [1.0, 2.0, 3.0], "peak_bytes": 10_000_000, "runs": [{"test": 0.9}]}
+    demo = {"title": "a graph; and more", "config": {"layer": "gatv2"}, "stock": side, "edgeless": side}
+    suites[DEMO] = Suite([SETTING], [demo])
+    return suites
+
+
+def test_the_committed_files_are_what_the_command_writes():
+    for name, text in files(DOCS / "runs").items():
+        assert (DOCS / name).read_text() == text, f"run: python -m edgeless.bench.page (docs/{name} is stale)"
+
+
+def test_the_committed_page_is_short():
+    assert len((DOCS / "performance.md").read_text().splitlines()) <= MOST_LINES
+
+
+def test_the_page_stays_short_with_every_section():
+    text = page(everything())
+    assert len(text.splitlines()) <= MOST_LINES
+    assert "No run is committed yet" not in text
+    for section in SECTIONS:
+        assert f"## {section.heading}\n" in text
+
+
+def test_every_table_has_as_many_cells_in_each_row():
+    for block in page(everything()).split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+def test_a_missing_run_leaves_the_command_that_makes_it():
+    text = page({})
+    for section in SECTIONS:
+        assert (section.command in text) == (section.suite in {*SUITES, DEMO})
+    assert "| --- |" not in text
+
+
+def test_every_section_is_of_a_suite_that_the_command_has():
+    assert {section.suite for section in SECTIONS} - set(SUITES) <= {DEMO, "shapes"}
+
+
+def test_the_page_says_what_each_run_was_measured_on():
+    text = page({"cpu": Suite([SETTING], [row("cora", "gat", "edgeless-pyg")])})
+    assert (
+        "- 2026-11-22, a processor, 2 cores; CPU, 2 threads, AVX2; edgeless 0.1.0 (abc1234), torch 2.13.0, PyG 2.8.1: "
+        "`python -m edgeless bench --suite cpu --data DIR`"
+    ) in text
+
+
+def test_the_ratio_is_of_the_same_framework():
+    times = {"pyg": 30.0, "dgl": 24.0, "edgeless-pyg": 10.0, "edgeless-dgl": 12.0}
+    rows = [row("cora", "gat", peer, ms=ms) for peer, ms in times.items()]
+    rows.append(row("cora", "gat", "pyg-compiled", ms=None, failed="out of memory"))
+    text = page({"cpu": Suite([SETTING], rows)})
+    assert "| cora GATConv | 30.0 (3.00), 40 MB | — | 24.0 (2.00), 40 MB | 10.0, 40 MB | 12.0, 40 MB |" in text
+
+
+def test_the_mean_is_geometric_and_names_the_least():
+    rows = [
+        row(graph, "gatv2_H2_D64", "edgeless", mode, ms=ms, best_peer={"peer": "x", "ms": 8.0, "peak_mb": None})
+        for graph, ms in (("hm", 1.0), ("pokec", 4.0))
+        for mode in ("forward", "forward_backward")
+    ]
+    assert "**4.00** (2.00, pokec)<br>**4.00** (2.00, pokec)" in page({"h200": Suite([SETTING], rows)})
+    assert geometric_mean([8.0, 2.0]) == pytest.approx(4.0)
+
+
+def test_a_layer_on_the_gpu_is_held_against_the_fastest_alternative():
+    best = {"best_peer": {"peer": "DGL", "ms": 9.0, "peak_mb": None}}
+    rows = [
+        row("arxiv", "gat", "pyg", ms=12.0),
+        row("arxiv", "gat", "edgeless-pyg", ms=2.0, **best),
+        row("arxiv", "gat", "edgeless-pyg-graphed", ms=1.0),
+    ]
+    assert "2.00, 40 MB (4.50, 9.00)" in page({"h200-layers": Suite([SETTING], rows)})
+
+
+def test_the_worst_shape_is_told():
+    """In float32 a row of H1 D16 has 64 bytes and counts 128; H2 D32 has 256 and counts 320."""
+    rows = [
+        row("avazu", name, "edgeless", mode, ms=ms)
+        for name, ms in (("gat_H1_D16", 2.56), ("gat_H2_D32", 3.2))
+        for mode in ("forward", "forward_backward")
+    ]
+    columns, cells = shapes.worst_of_each_case(Suite([SETTING], rows))
+    assert columns == ["", "avazu"]
+    assert cells == [["gat fp32", "2.00 (H1 D16)<br>2.00 (H1 D16)"]]
+
+
+def test_runs_in_parts_are_one_suite_and_no_cell_stands_twice(tmp_path):
+    write(tmp_path, "a.json", "cpu", [row("cora", "gat", "pyg")])
+    write(tmp_path, "b.json", "cpu", [row("arxiv", "gat", "pyg")])
+    assert read(tmp_path)["cpu"].graphs() == ["cora", "arxiv"]
+    write(tmp_path, "c.json", "cpu", [row("cora", "gat", "pyg")])
+    with pytest.raises(ValueError, match=r"c\.json and a\.json both hold cora gat"):
+        read(tmp_path)
+
+
+def test_pictures_for_light_and_dark_pages_show_the_same_figures():
+    drawn = picture.files(everything())
+    assert set(drawn) == {"picture-light.svg", "picture-dark.svg"}
+    plain = list(drawn.values())
+    for light, dark in zip(picture.THEMES["light"].bars, picture.THEMES["dark"].bars, strict=True):
+        plain[0] = plain[0].replace(f'"{light}"', '"a bar"')
+        plain[1] = plain[1].replace(f'"{dark}"', '"a bar"')
+    for key in ("text", "quiet"):
+        plain[0] = plain[0].replace(getattr(picture.THEMES["light"], key), key)
+        plain[1] = plain[1].replace(getattr(picture.THEMES["dark"], key), key)
+    assert plain[0] == plain[1]
+    assert plain[0].count("10.0<") == plain[0].count("40 MB<") == 2 * len(picture.SHOWN) * len(picture.PEERS)
+
+
+def test_a_peer_that_was_not_measured_has_no_bar():
+    rows = [row("tolokers", layer, peer) for layer in picture.SHOWN for peer in ("pyg", "edgeless-pyg")]
+    drawn = picture.files({"cpu": Suite([SETTING], rows)})["picture-light.svg"]
+    assert drawn.count("10.0<") == 2 * len(picture.SHOWN)
+    assert ">DGL<" not in drawn
+
+
+def test_a_layer_that_was_not_measured_is_left_out():
+    rows = [row("tolokers", "gat", peer) for peer in ("pyg", "edgeless-pyg")]
+    suites = {"cpu": Suite([SETTING], [*rows, row("cora", "gatv2", "pyg")])}
+    assert "GATv2Conv" not in picture.files(suites)["picture-light.svg"]
+    assert "tolokers GATv2Conv" not in page(suites)
+
+
+def test_no_picture_without_a_run():
+    assert picture.files({}) == {}
+
+
+def test_a_run_says_what_it_was_measured_on(tmp_path, capsys):
+    file = tmp_path / "run.json"
+    options = ["--graph", "toy", "--op", "gat_H1_D8", "--peers", "edgeless", "--device", "cpu", "--no-memory"]
+    assert main(["bench", *options, "--rounds", "1", "--data", str(tmp_path), "--json", str(file)]) == 0
+    capsys.readouterr()
+    content = json.loads(file.read_text())
+    written = content["setting"]
+    assert written["command"] == (
+        "python -m edgeless bench --graph toy --op gat_H1_D8 --peers edgeless --device cpu --no-memory --rounds 1 "
+        "--data DIR --json run.json"
+    )
+    assert str(tmp_path) not in file.read_text()
+    assert (written["torch"], written["gpus"]) == (torch.__version__, 0)
+    assert (written["torch_geometric"] is None) == (not installed("pyg"))
+    assert written["cores"] >= 1
+    assert written["cpu"]
+    assert [(r["nodes"], r["edges"]) for r in content["results"]] == [(1000, 10_000)] * 2
+
+
+def test_no_folder_of_the_machine_stands_in_a_command(tmp_path):
+    words = ["bench", f"--data={tmp_path}", "--json", f"{tmp_path}/x.json", "--graph", "toy"]
+    assert setting.command_line(words) == "python -m edgeless bench --data=DIR --json x.json --graph toy"
