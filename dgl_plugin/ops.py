@@ -299,6 +299,8 @@ def _tensor_refusal(handle: Graph, name: str, x, rows: int) -> Optional[str]:
         return f"{name} has shape {list(x.shape)}, which has no features"
     if x.dtype not in _FLOATS:
         return f"{name} is {x.dtype}"
+    if x.layout is not torch.strided:
+        return f"{name} has the layout {x.layout}"
     if x.device != handle.device:
         return f"{name} is on {x.device}, but graph is on {handle.device}"
     return None

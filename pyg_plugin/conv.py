@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Optional
 
@@ -21,7 +22,7 @@ from edgeless.graph_checks import compiling
 from edgeless.layer import attention_layer
 from edgeless.projection import add_row, add_row_to_heads, project
 
-from .convert import check_flow, kind_of, with_loop_features
+from .convert import SPARSE, Handle, SortedEdgeList, SparseMatrix, check_flow, for_stock, kind_of, with_loop_features
 
 PLAIN = (Tensor, Parameter)
 LINEAR = (Linear, torch.nn.Linear)
@@ -43,6 +44,8 @@ class FusedConv(FusedLayer):
         edge_dims: numbers of dimensions that the stock layer takes ``edge_attr`` with.
         node_dims: values of ``node_dim`` that mean the first dimension of a message.
         aggregations: the kernels' name of the aggregations that they know.
+        numbers: options that go to the kernels, and have to be int or float for that.
+        layouts: those of node features that the fused forward takes: sparse ones where it begins with linear maps.
     """
 
     stock: ClassVar[type]
@@ -50,6 +53,8 @@ class FusedConv(FusedLayer):
     edge_dims: ClassVar[tuple] = (1, 2)
     node_dims: ClassVar[tuple] = (0,)
     aggregations: ClassVar[dict] = {SumAggregation: "sum"}
+    layouts: ClassVar[tuple] = (torch.strided, torch.sparse_coo, torch.sparse_csr)
+    numbers: ClassVar[tuple] = ()
     _op: ClassVar[str] = "attention"  # the compiled op of the layer
     _stock_steps: ClassVar[tuple]
     _own_propagation: ClassVar[bool] = False
@@ -80,6 +85,9 @@ class FusedConv(FusedLayer):
             if type(x) not in PLAIN or x.dim() != 2 or x.dtype not in FLOATS:
                 reasons.append(f"the {name} features are not a plain floating tensor of two dimensions")
                 return reasons
+            if x.layout not in self.layouts or x.is_nested:
+                reasons.append(f"the {name} features have the layout {'nested' if x.is_nested else x.layout}")
+                return reasons
         kind = kind_of(edge_index)
         if kind is None:
             reasons.append(f"edge_index is a {type(edge_index).__name__}")
@@ -93,7 +101,10 @@ class FusedConv(FusedLayer):
         if reason := kind.refusal(edge_index, x_src.size(0), num_dst, self, loops):
             reasons.append(reason)
             return reasons
-        edge_attr = kind.features(edge_index) if edge_attr is None else edge_attr
+        if edge_attr is None:
+            edge_attr = kind.features(edge_index)
+        elif loops and kind is SparseMatrix:
+            reasons.append("self loops are added to a sparse matrix, and edge_attr is given")
         if reason := self._edge_refusal(edge_attr, kind.num_edges(edge_index)):
             reasons.append(reason)
         return reasons
@@ -116,10 +127,13 @@ class FusedConv(FusedLayer):
             reasons.append(f"decomposed_layers is {self._decomposed_layers}")
         if self.node_dim not in self.node_dims:
             reasons.append(f"node_dim is {self.node_dim}")
+        for name in self.numbers:
+            if not isinstance(value := getattr(self, name), (int, float)):
+                reasons.append(f"{name} is {value!r} and not an int or float")
         if type(aggr) not in self.aggregations:
             names = dict.fromkeys(self.aggregations.values())
             known = "only sum" if len(names) == 1 else "know " + ", ".join(names)
-            reasons.append(f"aggr is {self.aggr!r} and the kernels {known}")
+            reasons.append(f"aggr_module is {aggr} and the kernels {known}")
         elif is_hooked(aggr):
             reasons.append("aggr_module has hooks")
         return reasons + transform_refusals()
@@ -133,12 +147,12 @@ class FusedConv(FusedLayer):
             return "edge_attr is given to a layer without edge_dim"
         if type(lin) is not Linear or is_hooked(lin) or lin.bias is not None:
             return "lin_edge is not a plain linear map"
-        if type(edge_attr) not in PLAIN or edge_attr.dtype not in FLOATS:
+        if not is_plain_float(edge_attr):
             return "edge_attr is not a plain floating tensor"
         if not _multiplies(edge_attr, lin.weight):
             return f"edge_attr is {edge_attr.dtype} and lin_edge is {lin.weight.dtype}"
-        width = 1 if edge_attr.dim() == 1 else edge_attr.size(-1)
-        if edge_attr.dim() not in self.edge_dims or edge_attr.size(0) != num_edges or width != lin.weight.size(1):
+        shape = (*edge_attr.shape, 1) if edge_attr.dim() == 1 else edge_attr.shape
+        if edge_attr.dim() not in self.edge_dims or shape != (num_edges, lin.weight.size(1)):
             return f"edge_attr does not have the shape [E, edge_dim] = [{num_edges}, {lin.weight.size(1)}]"
         return None
 
@@ -192,10 +206,18 @@ class FusedConv(FusedLayer):
     # What users do to a layer ----------------------------------------------------------------------------------------
 
     def _stock_forward(self, x, edge_index, *rest):
-        if type(edge_index) is Graph:  # the stock layers do not know it
+        if type(edge_index) is Graph:
             check_flow(self.flow)
-            edge_index = edge_index.edge_index()
-        return super()._stock_forward(x, edge_index, *rest)
+        given = for_stock(edge_index)
+        result = super()._stock_forward(x, given, *rest)
+        if given is edge_index or type(edge_index) is Graph or not isinstance(result, tuple):
+            return result
+        out, (returned, alpha) = result
+        if returned is given:
+            return out, (edge_index, alpha)
+        if getattr(self, "add_self_loops", False):
+            return result  # the loops that PyG appends are int64, and so is all that it returns
+        return out, kind_of(edge_index).with_attention(edge_index, alpha, False, None)
 
     def _set_jittable_templates(self, *args, **kwargs):
         # PyG keeps a class' propagate() before it writes an optimized one, and returns to it in explain mode. What a
@@ -251,6 +273,38 @@ def pair(x: Any) -> tuple:
     if isinstance(x, (tuple, list)) and len(x) == 2:
         return x[0], x[1]
     return None, None
+
+
+def is_plain_float(tensor: Any) -> bool:
+    """Whether the kernels can read it: a dense tensor of no subclass."""
+    return type(tensor) in PLAIN and tensor.dtype in FLOATS and tensor.layout is torch.strided
+
+
+def sizes_of(size: Any) -> Optional[tuple]:
+    """A layer's ``size`` as two of int or None; None for what is no such pair. NumPy integers and the like are ints."""
+    if not isinstance(size, (tuple, list)) or len(size) != 2:
+        return None
+    try:
+        return tuple(n if n is None or isinstance(n, (int, torch.SymInt)) else operator.index(n) for n in size)
+    except TypeError:
+        return None
+
+
+def num_dst_of(x_src: Tensor, x_dst: Any, edge_index: Any, size: Any) -> int:
+    """Number of destinations, also where they have no features of their own: a graph that knows it ignores ``size``."""
+    if isinstance(x_dst, Tensor) and x_dst.dim() > 0:
+        return x_dst.size(0)
+    kind = kind_of(edge_index)
+    num_dst = None
+    if kind is Handle:
+        num_dst = edge_index.num_dst
+    elif kind in SPARSE:
+        num_dst = edge_index.size(0)
+    elif kind is SortedEdgeList:
+        num_dst = edge_index.num_cols
+    elif sizes := sizes_of(size):
+        num_dst = sizes[1]
+    return x_src.size(0) if num_dst is None else num_dst
 
 
 def _multiplies(features: Tensor, weight: Tensor) -> bool:

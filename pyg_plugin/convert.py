@@ -21,6 +21,10 @@ from edgeless import cache
 from edgeless.graph import Graph
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
+_COMPRESSED = {
+    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices),
+    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices),
+}
 _NO_REVERSE = "flow 'target_to_source' is not defined for a sparse matrix"
 
 
@@ -223,6 +227,7 @@ def check_flow(flow: str) -> None:
         )
 
 
+SPARSE = (SparseMatrix, SparseStorage)
 _KINDS = {Tensor: EdgeList, EdgeIndex: SortedEdgeList, SparseTensor: SparseStorage, Graph: Handle}
 
 
@@ -234,6 +239,24 @@ def kind_of(edge_index: Any):
     return kind
 
 
+def for_stock(edge_index: Any) -> Any:
+    """``edge_index`` as code of PyG may have it: with int64 ids.
+
+    torch takes int32 ids in ``gather`` and ``scatter``, with which PyG aggregates, and computes other gradients.
+    """
+    if type(edge_index) is Graph:
+        return edge_index.edge_index()
+    if not isinstance(edge_index, Tensor):
+        return edge_index
+    if edge_index.layout in _COMPRESSED:
+        pointers, ids = (array(edge_index) for array in _COMPRESSED[edge_index.layout])
+        if ids.dtype != torch.int32:
+            return edge_index
+        arrays = (pointers.long(), ids.long(), edge_index.values())
+        return torch.sparse_compressed_tensor(*arrays, edge_index.shape, layout=edge_index.layout)
+    return edge_index.long() if edge_index.dtype == torch.int32 else edge_index
+
+
 def with_loop_features(kind, edge_index, graph: Graph, edge_attr: Tensor, fill_value) -> Tensor:
     """Edge features for a graph with added self loops: those of the kept edges, then one row per loop.
 
@@ -242,7 +265,7 @@ def with_loop_features(kind, edge_index, graph: Graph, edge_attr: Tensor, fill_v
         edge_attr: features ``[E]`` or ``[E, De]`` of the user's edges.
         fill_value: as in the stock layers; a name reduces the features of a node's kept in-edges.
     """
-    targets, kept = kind.targets(edge_index), graph._kept
+    targets, kept = kind.targets(edge_index).long(), graph._kept
     if kept is not None:
         targets, edge_attr = targets[kept], edge_attr[kept]
     num_loops = min(graph.num_src, graph.num_dst)

@@ -8,6 +8,7 @@ import torch
 import torch_geometric.typing
 from torch import Tensor
 from torch.nn import Module
+from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from edgeless.autocast import autocasts
@@ -18,11 +19,10 @@ from edgeless.graph_rows import receiving
 from edgeless.layer import sum_layer
 from edgeless.projection import is_plain, product, project_sum
 
-from .conv import FLOATS, LINEAR, PLAIN, pair
-from .convert import EdgeList, Handle, SortedEdgeList, SparseMatrix, SparseStorage, kind_of
+from .conv import LINEAR, PLAIN, is_plain_float, num_dst_of, pair, sizes_of
+from .convert import SPARSE, EdgeList, Handle, SparseMatrix, SparseStorage, kind_of
 from .nn import aggr as fused
 
-SPARSE = (SparseMatrix, SparseStorage)
 _NAMES = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"}
 
 
@@ -35,6 +35,7 @@ class NeighborReduction:
     """
 
     node_dims = (0, -2)
+    layouts = (torch.strided,)
     aggregations = {
         SumAggregation: "sum",
         MeanAggregation: "mean",
@@ -53,7 +54,7 @@ class NeighborReduction:
         x_src, x_dst = pair(x)
         num_dst = None
         if isinstance(x_src, Tensor) and x_src.dim() == 2:
-            num_dst = _num_dst(x_src, x_dst, edge_index, size)
+            num_dst = num_dst_of(x_src, x_dst, edge_index, size)
             if reason := self._size_refusal(x_src, num_dst, edge_index, size):
                 return [reason]
         reasons = self._refusals(x_src, x_dst, num_dst if x_dst is None else None, edge_index, None, False)
@@ -64,6 +65,10 @@ class NeighborReduction:
             reasons.append("edge_index is a sparse matrix and the layer's fuse is off, which changes what it means")
         elif kind in SPARSE and type(self.aggr_module) in self.aggregations and _NAMES.get(self.aggr) != self._reduce:
             reasons.append(f"aggr is {self.aggr!r} and aggr_module is {self.aggr_module}")
+        elif self._multiplies_by(edge_index) and self.flow != "source_to_target":
+            reasons.append("edge_index is sorted by column, and the stock layer then takes no notice of its flow")
+        elif self._multiplies_by(edge_index) and x_dst is None and edge_index.num_cols is None:
+            reasons.append("edge_index is sorted by column and has as many destinations as its largest id says")
         elif not reasons and (reason := self._weight_refusal(kind, x_src, edge_index, edge_weight)):
             reasons.append(reason)
         return reasons
@@ -72,8 +77,8 @@ class NeighborReduction:
     def _size_refusal(x_src: Tensor, num_dst: int, edge_index: Any, size: Any) -> Optional[str]:
         if size is None or kind_of(edge_index) not in (EdgeList, Handle):  # the others know their own sizes
             return None
-        have = (x_src.size(0), num_dst)
-        if not isinstance(size, (tuple, list)) or len(size) != 2 or any(s not in (None, n) for s, n in zip(size, have)):
+        have, sizes = (x_src.size(0), num_dst), sizes_of(size)
+        if sizes is None or any(n not in (None, m) for n, m in zip(sizes, have)):
             return f"size is {size} and the features have the sizes {have}"
         return None
 
@@ -90,14 +95,16 @@ class NeighborReduction:
         if weight is None:
             return None
         if self._reduce in ("min", "max"):
-            return f"aggr is {self.aggr!r} and the messages are weighted"
-        if type(weight) not in PLAIN or weight.dtype not in FLOATS or weight.device != x.device:
+            return f"aggr_module is {self.aggr_module} and the messages are weighted"
+        if not is_plain_float(weight) or weight.device != x.device:
             return f"{name}: not a plain floating tensor on the device of the features"
         if kind in SPARSE:
             if weight.dim() != 1:
                 return f"{name} have {weight.dim()} dimensions"
-            if weight.dtype != x.dtype or autocasts(x.device.type):
-                return f"{name} are {weight.dtype} and the features are {x.dtype}, or autocast is on"
+            if weight.dtype != x.dtype:
+                return f"{name} are {weight.dtype} and the features are {x.dtype}"
+            if autocasts(x.device.type):
+                return f"autocast is on and {name} are weights"
             return None
         num_edges = kind.num_edges(edge_index)
         if tuple(weight.shape) not in ((num_edges,), (num_edges, 1)):
@@ -107,6 +114,11 @@ class NeighborReduction:
         return None
 
     # Pieces of a forward ---------------------------------------------------------------------------------------------
+
+    def _multiplies_by(self, edge_index: Any) -> bool:
+        """Whether the stock layer takes this EdgeIndex for a matrix, and the messages for a product with it."""
+        fusible = self.SUPPORTS_FUSED_EDGE_INDEX and self.fuse and type(edge_index) is EdgeIndex
+        return fusible and edge_index.is_sorted_by_col
 
     @property
     def _reduce(self) -> str:
@@ -124,7 +136,7 @@ class NeighborReduction:
 
     def _graph(self, x: tuple, edge_index: Any, size: Any) -> Graph:
         x_src, x_dst = x
-        num_dst = _num_dst(x_src, x_dst, edge_index, size)
+        num_dst = num_dst_of(x_src, x_dst, edge_index, size)
         return kind_of(edge_index).graph(edge_index, x_src.size(0), num_dst, self.flow, False)
 
     def _propagate(self, x: tuple, edge_index: Any, edge_weight: Optional[Tensor] = None, size: Any = None) -> Tensor:
@@ -166,8 +178,8 @@ class NeighborReduction:
         if kind in SPARSE:
             return "first"
         package = x.is_cuda and torch_geometric.typing.WITH_TORCH_SCATTER
-        if kind is SortedEdgeList and self.SUPPORTS_FUSED_EDGE_INDEX and self.fuse and edge_index.is_sorted_by_col:
-            package = torch_geometric.typing.WITH_TORCH_SPARSE  # the stock layer multiplies by the EdgeIndex
+        if self._multiplies_by(edge_index):
+            package = torch_geometric.typing.WITH_TORCH_SPARSE
         return "first" if package and not compiling() else "scatter"
 
     def _stock_forward(self, x, edge_index, *rest):
@@ -180,20 +192,3 @@ def _both_plain(linear: Module, own: Module) -> bool:
     """Whether both maps are their weights alone, but for the first one's bias, and give the same dtype."""
     plain = is_plain(linear, LINEAR) and is_plain(own, LINEAR)
     return plain and own.bias is None and linear.weight.dtype == own.weight.dtype
-
-
-def _num_dst(x_src: Tensor, x_dst: Any, edge_index: Any, size: Any) -> int:
-    """Number of destinations, also where they have no features of their own."""
-    if isinstance(x_dst, Tensor) and x_dst.dim() > 0:
-        return x_dst.size(0)
-    kind = kind_of(edge_index)
-    num_dst = None
-    if kind is Handle:
-        num_dst = edge_index.num_dst
-    elif kind in SPARSE:
-        num_dst = edge_index.size(0)
-    elif kind is SortedEdgeList:
-        num_dst = edge_index.num_cols
-    elif isinstance(size, (tuple, list)) and len(size) == 2:
-        num_dst = size[1]
-    return x_src.size(0) if num_dst is None else num_dst

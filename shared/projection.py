@@ -42,7 +42,7 @@ def pays(x: Tensor, width: int) -> bool:
     """Whether maps of ``x`` ``[N, F]`` to ``width`` numbers a row should be one op: on CUDA, and on the CPU where they
     are float32 and large.
     """
-    if type(x) not in _PLAIN or x.dim() != 2 or x.dtype not in _FLOATS or compiling():
+    if type(x) not in _PLAIN or x.layout is not torch.strided or x.dim() != 2 or x.dtype not in _FLOATS or compiling():
         return False
     if x.is_cuda:
         return True
@@ -51,7 +51,9 @@ def pays(x: Tensor, width: int) -> bool:
 
 def _pays_in_program(x: Tensor) -> bool:
     """Whether a program of torch.compile should hold the op: for float32 on CUDA, where its products are faster."""
-    if type(x) not in _PLAIN or x.dim() != 2 or x.dtype != torch.float32 or not x.is_cuda:
+    if type(x) not in _PLAIN or x.layout is not torch.strided or x.dim() != 2:
+        return False
+    if x.dtype != torch.float32 or not x.is_cuda:
         return False
     return compiling() and not autocasts("cuda")
 
@@ -179,7 +181,7 @@ def fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bo
     if any(type(w) not in _PLAIN or w.dim() != 2 or w.size(1) != x.size(1) for w in weights):
         return False
     others = [t for t in (*weights, *biases) if t is not None]
-    if any(type(t) not in _PLAIN or t.device != x.device for t in others):
+    if any(type(t) not in _PLAIN or t.device != x.device or t.layout is not torch.strided for t in others):
         return False
     if all(t.dtype == x.dtype for t in others):
         return True

@@ -13,6 +13,8 @@ from edgeless.backends import current_backend, kernel_refusal
 
 from ..convert import Relation, relation_of, to_dgl
 
+_SPARSE = (torch.sparse_coo, torch.sparse_csr)
+_NUMBERS = {nn.Dropout: "p", nn.LeakyReLU: "negative_slope"}
 _FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 
@@ -31,6 +33,8 @@ class DGLLayer(FusedLayer):
     _batch_dims = False
     # Whether one Tensor of the sources' features is enough where the destinations are other nodes.
     _sources_suffice = False
+    # Whether the layer begins with linear maps of feat, which torch knows for sparse tensors as well.
+    _maps_first = False
     # Stock layers that ask for in-edges have this option as an attribute of the instance.
     _allow_zero_in_degree = True
 
@@ -42,7 +46,7 @@ class DGLLayer(FusedLayer):
 
     def _fusion_refusals(self, graph, feat, get_attention=False) -> list[str]:
         reasons = [
-            f"{name} is not a plain {cls.__name__}, or has hooks"
+            f"{name} is not a plain {cls.__name__} of a number, or has hooks"
             for name, cls in self._taken_over
             if not _is_plain(getattr(self, name), cls)
         ]
@@ -72,6 +76,8 @@ class DGLLayer(FusedLayer):
                 return f"feat has {x.size(0)} rows for {size} nodes"
             if x.dtype not in _FLOATS:
                 return f"feat is {x.dtype}"
+            if x.layout is not torch.strided and not (self._maps_first and x.dim() == 2 and x.layout in _SPARSE):
+                return f"feat has the layout {x.layout}"
             if x.device != handle.device:
                 return f"feat is on {x.device}, but graph is on {handle.device}"
         if not self._allow_zero_in_degree and handle.has_zero_in_degree:
@@ -104,4 +110,4 @@ def destinations(relation: Relation, x: Tensor) -> Tensor:
 
 
 def _is_plain(module: nn.Module, cls: type) -> bool:
-    return type(module) is cls and not is_hooked(module)
+    return type(module) is cls and not is_hooked(module) and isinstance(getattr(module, _NUMBERS[cls]), (int, float))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
+import torch
 from torch import Tensor
 
 from edgeless import Graph
@@ -23,6 +24,8 @@ def edge_weight_refusal(relation: Relation, feat, edge_weight) -> Optional[str]:
         return f"edge_weight is not a Tensor of shape [E] or [E, 1] with E = {num_edges}, but {what}"
     if edge_weight.dtype != x.dtype and not (autocasts(x.device.type) and edge_weight.is_floating_point()):
         return f"edge_weight is {edge_weight.dtype}, but feat is {x.dtype}"
+    if edge_weight.layout is not torch.strided:
+        return f"edge_weight has the layout {edge_weight.layout}"
     if edge_weight.device != x.device:
         return f"edge_weight is on {edge_weight.device}, but graph is on {x.device}"
     return None

@@ -21,6 +21,8 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
     there ``fc_src`` gets no gradient. float32, float64, bfloat16, float16.
     """
 
+    _maps_first = True
+
     def forward(self, graph, feat, get_attention=False):
         r"""The new features of the destination nodes.
 

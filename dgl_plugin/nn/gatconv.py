@@ -25,6 +25,7 @@ class GATConv(DGLLayer, stock.GATConv):
     by torch's: the same rate and scale as the stock layer's, other edges. float32, float64, bfloat16, float16.
     """
 
+    _maps_first = True
     _taken_over = (("attn_drop", nn.Dropout), ("leaky_relu", nn.LeakyReLU))
     _batch_dims = True
 
@@ -118,8 +119,8 @@ def _edge_weight_refusals(num_edges: int, feat, edge_weight) -> list[str]:
         return [f"edge_weight is a {type(edge_weight).__name__}, not a Tensor"]
     if edge_weight.dim() != 1 or edge_weight.size(0) != num_edges:
         return [f"edge_weight must have shape [E] = [{num_edges}] for that, got {list(edge_weight.shape)}"]
-    if edge_weight.is_complex():
-        return [f"edge_weight is {edge_weight.dtype}"]
+    if edge_weight.is_complex() or edge_weight.layout is not torch.strided:
+        return [f"edge_weight is {edge_weight.dtype}, {edge_weight.layout}"]
     if (feat[0] if isinstance(feat, tuple) else feat).dim() > 2:
         return ["edge_weight comes with a feat of more than two dimensions"]
     return []

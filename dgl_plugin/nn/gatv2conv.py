@@ -23,6 +23,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
     by torch's: the same rate and scale as the stock layer's, other edges. float32, float64, bfloat16, float16.
     """
 
+    _maps_first = True
     _taken_over = (("attn_drop", nn.Dropout), ("leaky_relu", nn.LeakyReLU))
 
     def forward(self, graph, feat, get_attention=False):

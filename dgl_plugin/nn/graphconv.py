@@ -54,6 +54,10 @@ class GraphConv(DGLLayer, stock.GraphConv):
         """
         return self._call(graph, feat, weight, edge_weight)
 
+    @property
+    def _maps_first(self) -> bool:
+        return self.weight is not None and self._in_feats > self._out_feats
+
     def _fusion_refusals(self, graph, feat, weight=None, edge_weight=None):
         reasons = super()._fusion_refusals(graph, feat)
         if reasons:

@@ -47,6 +47,10 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         """
         return self._call(graph, feat, edge_weight)
 
+    @property
+    def _maps_first(self) -> bool:
+        return self._aggre_type == "pool" or self._in_src_feats > self._out_feats
+
     def _fusion_refusals(self, graph, feat, edge_weight=None):
         reasons = super()._fusion_refusals(graph, feat)
         if self._aggre_type == "lstm":
@@ -76,8 +80,12 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         else:
             aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
             mapped = self._in_src_feats > self._out_feats  # as the stock layer: sum what is narrower
+            pair = self._aggre_type == "gcn" and isinstance(feat, tuple)
+            # The stock layer stores both of a pair under one name for this aggregator. Where sources and destinations
+            # are the same nodes, the second takes the place of the first.
+            x = x_dst if pair and relation.one_node_type else x
             h = project(x, self.fc_neigh)[0] if mapped else x
-            if self._aggre_type == "gcn" and isinstance(feat, tuple):
+            if pair and not relation.one_node_type:
                 h_dst = self.fc_neigh(x_dst) if mapped else x_dst
             else:
                 h_dst = destinations(relation, h)

@@ -14,7 +14,8 @@ from edgeless.functional import neighbor_reduce
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 
-from ..conv import FLOATS, PLAIN, transform_refusals
+from ..conv import PLAIN, is_plain_float, transform_refusals
+from ..convert import for_stock
 
 
 class _Extremum(FusedLayer):
@@ -36,7 +37,7 @@ class _Extremum(FusedLayer):
 
     def _fusion_refusals(self, x, index=None, ptr=None, dim_size=None, dim=-2) -> list[str]:
         reasons = transform_refusals()
-        if type(x) not in PLAIN or x.dim() != 2 or x.dtype not in FLOATS:
+        if not is_plain_float(x) or x.dim() != 2:
             return [*reasons, "x is not a plain floating tensor of two dimensions"]
         if dim not in (-2, 0):
             reasons.append(f"dim is {dim}")
@@ -58,6 +59,9 @@ class _Extremum(FusedLayer):
             return neighbor_reduce(graph, x, self.reduction, ties="first")
         out = neighbor_reduce(graph, x, self.reduction, ties="shared")
         return torch.where(out.isinf(), 0, out)
+
+    def _stock_forward(self, x, index, ptr, dim_size, dim):
+        return super()._stock_forward(x, for_stock(index), for_stock(ptr), dim_size, dim)
 
     def __prepare_scriptable__(self):
         """TorchScript gets the stock layer with this layer's state."""

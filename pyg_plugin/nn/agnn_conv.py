@@ -31,6 +31,7 @@ class AGNNConv(FusedConv, agnn_conv.AGNNConv):
     # propagate_type: (x: Tensor, x_norm: Tensor)
 
     node_dims = (0, -2)
+    layouts = (torch.strided,)
     edge_dim = fill_value = lin_edge = None  # options of other layers, which a kind of graph may ask for
 
     def forward(self, x, edge_index):

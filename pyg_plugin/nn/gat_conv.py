@@ -6,13 +6,14 @@ from typing import Optional
 
 import torch
 from torch import Tensor
+from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import gat_conv
 
 from edgeless.functional import gat_attention
 from edgeless.graph import Graph
 from edgeless.projection import node_logits, project_with_logits
 
-from ..conv import LINEAR, FusedConv, pair
+from ..conv import LINEAR, FusedConv, num_dst_of, pair, sizes_of
 from ..convert import kind_of
 
 
@@ -33,6 +34,8 @@ class GATConv(FusedConv, gat_conv.GATConv):
     # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
     # propagate_type: (x: OptPairTensor, alpha: Tensor)
 
+    numbers = ("negative_slope", "dropout")
+
     def forward(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None):
         """The layer's output, and with ``return_attention_weights`` ``(edge_index, alpha [E, H])`` beside it.
 
@@ -44,21 +47,20 @@ class GATConv(FusedConv, gat_conv.GATConv):
     def _fusion_refusals(self, x, edge_index, edge_attr=None, size=None, return_attention_weights=None) -> list[str]:
         x_src, x_dst = pair(x)
         num_dst = None
-        if isinstance(x_src, Tensor) and (x_dst is None or size is not None):
-            num_dst = self._num_dst(x_src, x_dst, edge_index, size)
-            sizes = (x_src.size(0), num_dst if x_dst is None else x_dst.size(0))
-            if size is not None and (not isinstance(size, (tuple, list)) or tuple(size) != sizes):
-                return [f"size is {size} and the features have the sizes {sizes}"]
+        if isinstance(x_src, Tensor) and x_src.dim() == 2 and (x_dst is None or size is not None):
+            num_dst = num_dst_of(x_src, x_dst, edge_index, size)
+            if size is not None and sizes_of(size) != (x_src.size(0), num_dst):
+                return [f"size is {size} and the features have the sizes {(x_src.size(0), num_dst)}"]
+            if (
+                size is x_dst is None
+                and num_dst != x_src.size(0)
+                and self.add_self_loops
+                and type(edge_index) is EdgeIndex
+            ):
+                return [
+                    "the stock layer adds a self loop for every source, and destinations with them, to the EdgeIndex"
+                ]
         return self._refusals(x_src, x_dst, num_dst, edge_index, edge_attr, self.add_self_loops)
-
-    @staticmethod
-    def _num_dst(x_src: Tensor, x_dst: Optional[Tensor], edge_index, size) -> int:
-        """Number of destinations, which have no features of their own in a pair ``(x, None)``."""
-        if x_dst is not None:
-            return x_dst.size(0)
-        if type(edge_index) is Graph:
-            return edge_index.num_dst
-        return x_src.size(0) if size is None else size[1]
 
     def _edge_refusal(self, edge_attr, num_edges: int) -> Optional[str]:
         if edge_attr is None or self.lin_edge is not None:
@@ -70,7 +72,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
     def _fused_forward(self, x, edge_index, edge_attr, size, return_attention_weights):
         heads, channels = self.heads, self.out_channels
         x_src, x_dst = pair(x)
-        num_dst = self._num_dst(x_src, x_dst, edge_index, size)
+        num_dst = num_dst_of(x_src, x_dst, edge_index, size)
         res = None if self.res is None or x_dst is None else self.res(x_dst)
         if self.lin is not None:
             lin_src = lin_dst = self.lin

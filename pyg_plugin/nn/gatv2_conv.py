@@ -28,6 +28,8 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
     # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
     # propagate_type: (x: PairTensor, alpha: Tensor)
 
+    numbers = ("negative_slope", "dropout")
+
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
         """The layer's output, and with ``return_attention_weights`` ``(edge_index, alpha [E, H])`` beside it.
 

@@ -16,8 +16,8 @@ from edgeless.ops.attention import statistics_dtype
 from edgeless.projection import add_row
 
 from ..conv import FusedConv
-from ..convert import SparseMatrix, SparseStorage, kind_of
-from ..neighbors import SPARSE, NeighborReduction
+from ..convert import SPARSE, SparseMatrix, SparseStorage, for_stock, kind_of
+from ..neighbors import NeighborReduction
 
 
 class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
@@ -38,6 +38,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
 
     aggregations = {SumAggregation: "sum", MeanAggregation: "mean"}
     takes_size = False
+    layouts = FusedConv.layouts
     _degree_norm = (None, 0)  # see _is_degree_norm
 
     def forward(self, x, edge_index, edge_weight=None):
@@ -57,7 +58,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             edge_index, edge_weight = kept
         reasons = self._reduction_refusals(x, edge_index, edge_weight)
         if kind_of(edge_index) is SparseMatrix and self.add_self_loops and type(self.aggr_module) is MeanAggregation:
-            reasons.append("aggr is 'mean' and added self loops may merge edges of the sparse matrix")
+            reasons.append("the aggregation is a mean and added self loops may merge edges of the sparse matrix")
         return reasons
 
     def _fused_forward(self, x, edge_index, edge_weight):
@@ -101,8 +102,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         return self._cached_edge_index if isinstance(edge_index, (Tensor, Graph)) else None
 
     def _keep_norm(self, x: Tensor, edge_index: Any, edge_weight: Optional[Tensor]) -> tuple:
-        if type(edge_index) is Graph:
-            edge_index = edge_index.edge_index()
+        edge_index = for_stock(edge_index)
         norm = gcn_conv.gcn_norm(
             edge_index, edge_weight, x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
         )
@@ -118,6 +118,12 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         """Whether the weights of edges are known to be products of two factors of nodes, and nobody wrote to them."""
         known, version = self._degree_norm
         return weight is known and weight._version == version
+
+    def _stock_forward(self, x, edge_index, edge_weight):
+        if self._cached_edge_index is not None:  # perhaps by the stock layer, before it was swapped
+            ids, norm = self._cached_edge_index
+            self._cached_edge_index = (for_stock(ids), norm)
+        return super()._stock_forward(x, edge_index, edge_weight)
 
     # The normalisation of one call -----------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
     # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
 
     edge_dims = (2,)
+    numbers = ("dropout",)
 
     def forward(self, x, edge_index, edge_attr=None, return_attention_weights=None):
         """The layer's output, and with a bool as ``return_attention_weights`` ``(edge_index, alpha [E, H])`` beside it.

@@ -68,6 +68,19 @@ def test_what_the_user_changed_inside_goes_to_the_stock_layer(layer, change):
     assert str(error.value) == str(explanation)
 
 
+@pytest.mark.parametrize("layer", ("GATv2Conv", "GATConv"))
+@pytest.mark.parametrize("value", (None, "a"))
+def test_a_slope_that_is_no_number_meets_the_stock_layers_own_error(layer, value):
+    graph = graph_named("random")
+    theirs, ours = layer_pair(layer, negative_slope=value)
+    with pytest.raises(TypeError) as want:
+        theirs(graph, features(graph))
+    with pytest.raises(TypeError) as error:
+        ours(graph, features(graph))
+    assert str(error.value) == str(want.value)
+    assert "leaky_relu is not a plain LeakyReLU of a number" in str(edgeless.explain(ours, graph, features(graph)))
+
+
 def test_edge_weight_of_a_shape_that_only_the_stock_layer_knows():
     graph = graph_named("random")
     feat = features(graph)

@@ -146,6 +146,23 @@ def test_graphconv_takes_the_sources_features_alone(norm):
     check(layers("GraphConv", (IN, WIDE), norm=norm), graph, features(graph)[0])
 
 
+@EVERY_KIND
+@pytest.mark.parametrize("graph", ("random", "bipartite", "block", "relation"))
+def test_pairs_of_features(kind, graph):
+    """On one node type, "gcn" takes both of a pair for the second; the others take the first for the neighbours."""
+    graph = graph_named(graph)
+    check(of_kind(kind, torch.float64), graph, features(graph, torch.float64, pair=True))
+
+
+@pytest.mark.parametrize("aggregator", ("mean", "gcn", "pool"))
+@pytest.mark.parametrize("out_feats", (NARROW, WIDE))
+def test_sageconv_of_two_features_of_the_same_nodes(aggregator, out_feats):
+    graph = graph_named("random")
+    weight = weight_of(graph, torch.float64) if aggregator != "pool" else None
+    pair = layers("SAGEConv", ((IN, IN), out_feats, aggregator), torch.float64)
+    check(pair, graph, features(graph, torch.float64, pair=True), edge_weight=weight)
+
+
 @DTYPES
 @pytest.mark.parametrize("graph", ("isolated", "bipartite", "sampled_block"))
 @pytest.mark.parametrize("aggregator", ("mean", "gcn", "pool"))

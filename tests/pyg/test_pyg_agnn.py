@@ -245,7 +245,7 @@ def test_second_call_builds_nothing_and_an_edit_is_noticed():
 
 @pytest.mark.parametrize("aggr", ("mean", "max", "softmax"))
 def test_other_aggregations(aggr):
-    assert_falls_back(*agnn_pair(aggr=aggr), "aggr is", *INPUTS)
+    assert_falls_back(*agnn_pair(aggr=aggr), "aggr_module is", *INPUTS)
 
 
 def test_decomposed_layers():

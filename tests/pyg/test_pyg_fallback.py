@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_geometric.nn as stock
 from pyg_cases import GRAPHS, IN, LAYERS, edge_features, layer_pair, node_features
-from torch_geometric.nn.aggr import SumAggregation
+from torch_geometric.nn.aggr import MaxAggregation, SumAggregation
 
 import edgeless
 import edgeless.pyg.nn as fused
@@ -30,13 +30,8 @@ def test_other_aggregations(name, aggr):
     if isinstance(aggr, list):
         pytest.skip("the stock layers cannot reshape the output of several aggregations")
     theirs, ours = layer_pair(name, aggr=aggr)
-    assert_falls_back(
-        theirs,
-        ours,
-        f"aggr is '{aggr}' and the kernels only sum" if aggr != "softmax" else "aggr is",
-        node_features(GRAPH),
-        GRAPH[0],
-    )
+    reason = f"aggr_module is {ours.aggr_module} and the kernels only sum"
+    assert_falls_back(theirs, ours, reason, node_features(GRAPH), GRAPH[0])
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -46,9 +41,36 @@ def test_sums_are_covered(name, aggr):
     assert edgeless.explain(ours, node_features(GRAPH), GRAPH[0])
 
 
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_aggregation_put_in_by_hand(name):
+    """The attribute ``aggr`` still says what the layer was made with."""
+    theirs, ours = layer_pair(name)
+    theirs.aggr_module = ours.aggr_module = MaxAggregation()
+    reason = "aggr_module is MaxAggregation() and the kernels only sum"
+    assert_falls_back(theirs, ours, reason, node_features(GRAPH), GRAPH[0])
+    assert edgeless.explain(ours, node_features(GRAPH), GRAPH[0]).reasons == (reason,)
+
+
+@pytest.mark.parametrize("option", ("negative_slope", "dropout"))
+@pytest.mark.parametrize("value", (None, "a"))
+@pytest.mark.parametrize("name", LAYERS)
+def test_options_that_are_no_numbers(name, option, value):
+    """The stock layer's own error."""
+    if name == "TransformerConv" and option == "negative_slope":
+        pytest.skip("no option of the layer")
+    theirs, ours = layer_pair(name, **{option: value})
+    inputs = (node_features(GRAPH), GRAPH[0])
+    with pytest.raises(TypeError) as error:
+        theirs(*inputs)
+    with pytest.raises(TypeError) as ours_error:
+        ours(*inputs)
+    assert str(ours_error.value) == str(error.value)
+    assert f"{option} is {value!r} and not an int or float" in str(edgeless.explain(ours, *inputs))
+
+
 def test_aggr_kwargs():
     theirs, ours = layer_pair("GATv2Conv", aggr="softmax", aggr_kwargs={"t": 0.5, "learn": True})
-    assert_falls_back(theirs, ours, "aggr is", node_features(GRAPH), GRAPH[0])
+    assert_falls_back(theirs, ours, "aggr_module is", node_features(GRAPH), GRAPH[0])
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -1,14 +1,29 @@
 """Every kind of graph that PyG's layers take, and an edgeless.Graph: results, returned attention, caches."""
 
+import numpy as np
 import pytest
 import torch
-from pyg_cases import GRAPHS, IN, LAYERS, assert_close, edge_features, layer_pair, node_features, run, run_fused
+import torch_geometric.nn as stock
+from pyg_cases import (
+    GRAPHS,
+    IN,
+    LAYERS,
+    assert_close,
+    edge_features,
+    layer_pair,
+    node_features,
+    random_edges,
+    run,
+    run_fused,
+)
+from sum_cases import construct
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.typing import WITH_TORCH_SPARSE, SparseTensor
 from torch_geometric.utils import to_torch_coo_tensor, to_torch_csr_tensor
 
 import edgeless
+import edgeless.pyg.nn as fused
 
 ROOT_GRAPHS = ("random", "self_loops", "isolated", "no_edges", "bipartite")
 needs_torch_sparse = pytest.mark.skipif(not WITH_TORCH_SPARSE, reason="needs torch_sparse")
@@ -301,3 +316,118 @@ def test_kinds_are_what_they_say():
     assert isinstance(_edge_index(GRAPHS["random"], None, "col"), EdgeIndex)
     assert isinstance(_coo(GRAPHS["random"]), Tensor) and _coo(GRAPHS["random"]).layout == torch.sparse_coo
     assert _csr_with_multi_edges(GRAPHS["multi_edges"]).values().numel() == 7
+
+
+# Sizes and orders of an EdgeIndex --------------------------------------------------------------------------------
+
+_ALL = ("GATConv", "GATv2Conv", "TransformerConv", "AGNNConv", "GCNConv", "SAGEConv", "GINConv", "GraphConv")
+
+
+@pytest.mark.parametrize("name", _ALL)
+@pytest.mark.parametrize("flow", ("source_to_target", "target_to_source"))
+@pytest.mark.parametrize("sort_order", (None, "row", "col"))
+def test_edge_index_of_every_order_size_and_flow(name, flow, sort_order):
+    """In float32 for GraphConv: PyG multiplies by an EdgeIndex in no other dtype."""
+    dtype = torch.float32 if name == "GraphConv" else torch.float64
+    src, dst = random_edges(8, 8, 20).sort(dim=0).values
+    bipartite, symmetric = torch.stack((src, dst % 5)), torch.stack((src, dst))
+    symmetric = torch.cat((symmetric, symmetric.flip(0)), 1).unique(dim=1)
+    for edges, num_dst, sizes, is_undirected in (
+        (bipartite, 5, (8, 5), False),
+        (bipartite, 5, (None, None), False),
+        (symmetric, 8, (8, 8), sort_order is not None),
+        (symmetric, 9, (None, None), False),
+    ):
+        if sort_order is not None:
+            edges = edges[:, edges[int(sort_order == "col")].argsort(stable=True)]
+        edges, order = edges.contiguous(), {"sort_order": sort_order, "is_undirected": is_undirected}
+        for x, kwargs in _calls(name, max(8, num_dst), num_dst, dtype):
+            theirs, ours = (_construct(package, name, isinstance(x, tuple), flow) for package in (stock, fused))
+            ours.load_state_dict(theirs.state_dict())
+            theirs, ours = theirs.to(dtype), ours.to(dtype)
+            have, want = (  # a new one for each, for PyG may write the size that it finds into it
+                _outcome(layer, x, EdgeIndex(edges, sparse_size=sizes, **order), **kwargs) for layer in (ours, theirs)
+            )
+            if isinstance(have, dict) and not isinstance(want, dict):  # for the sizes of an EdgeIndex, or of its loops
+                size = {"size": (None, sizes[1])} if "size" in kwargs else {}
+                want = _outcome(theirs, x, edges, **size)
+            if isinstance(want, dict) and isinstance(have, dict):
+                assert have["output 0"].shape == want["output 0"].shape, f"{sizes}, {kwargs}"
+                assert_close(have, want)
+            else:
+                assert isinstance(have, type) and have == want, (
+                    f"{sizes}, {kwargs}: {have if isinstance(have, type) else 'a result'}"
+                )
+
+
+def _outcome(layer, *inputs, **kwargs):
+    try:
+        return run(layer, layer, *inputs, **kwargs)
+    except (RuntimeError, ValueError, IndexError) as error:
+        return type(error)
+
+
+def _calls(name, num_src, num_dst, dtype):
+    """(features, other arguments) that a layer takes for so many nodes."""
+    x, x_dst = torch.randn(num_src, IN, dtype=dtype), torch.randn(num_dst, IN, dtype=dtype)
+    if num_src == num_dst:
+        yield x, {}
+    if name in ("AGNNConv", "GCNConv"):
+        return
+    yield (x, x_dst), {}
+    if name in ("GATConv", "SAGEConv", "GINConv", "GraphConv"):
+        for size in (None, (num_src, num_dst), (num_src, 3)):
+            yield (x, None), {"size": size}
+
+
+def _construct(package, name, pair, flow):
+    width = (IN, IN) if pair and name != "GINConv" else IN
+    layer = package.AGNNConv(flow=flow) if name == "AGNNConv" else construct(package, name, width, flow=flow)
+    return layer
+
+
+# Layouts of features, kinds of numbers ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", _ALL)
+@pytest.mark.parametrize("layout", ("coo", "csr", "mkldnn"))
+def test_features_that_are_not_dense(name, layout):
+    """In float32, whose large maps are an op of edgeless: linear maps are torch's, what comes after them is fused."""
+    graph = GRAPHS["random"]
+    x = {"coo": Tensor.to_sparse, "csr": Tensor.to_sparse_csr, "mkldnn": Tensor.to_mkldnn}[layout](node_features(graph))
+    theirs, ours = (_construct(package, name, False, "source_to_target") for package in (stock, fused))
+    ours.load_state_dict(theirs.state_dict())
+    maps_first = name in (*LAYERS, "GCNConv") and layout != "mkldnn"
+    reason = f"the source features have the layout torch.{'' if layout == 'mkldnn' else 'sparse'}_{layout}"
+    explanation = edgeless.explain(ours, x, graph[0])
+    assert explanation.fused == maps_first and (maps_first or reason in explanation.reasons)
+    have, want = _outcome(ours, x, graph[0]), _outcome(theirs, x, graph[0])
+    if isinstance(want, type):
+        assert have == want
+    else:
+        assert_close(have, want)
+
+
+@pytest.mark.parametrize("number", (np.int64, np.int32, torch.tensor, lambda n: torch.tensor(n, dtype=torch.int32)))
+@pytest.mark.parametrize("name", ("GATConv", "SAGEConv", "GINConv", "GraphConv"))
+@pytest.mark.parametrize("form", (tuple, list))
+def test_sizes_that_are_not_ints(name, number, form):
+    x, _ = node_features(GRAPHS["bipartite"], torch.float64)
+    theirs, ours = (_construct(package, name, True, "source_to_target") for package in (stock, fused))
+    ours.load_state_dict(theirs.state_dict())
+    inputs, size = ((x, None), GRAPHS["bipartite"][0]), form(map(number, (20, 11)))
+    with edgeless.backend("fused"):
+        have = run(ours.double(), ours, *inputs, size=size)
+    assert_close(have, run(theirs.double(), theirs, *inputs, size=size))
+
+
+@pytest.mark.parametrize("layout", (_coo, _csr))
+@pytest.mark.parametrize("name", ("GATv2Conv", "GATConv"))
+def test_loops_in_a_sparse_matrix_with_edge_attr(name, layout):
+    graph = GRAPHS["random"]
+    theirs, ours = layer_pair(name, edge_dim=2)
+    inputs = (node_features(graph), layout(graph), edge_features(graph))
+    for layer in (theirs, ours):
+        with pytest.raises(AssertionError):
+            layer(*inputs)
+    assert "edge_attr is given" in str(edgeless.explain(ours, *inputs))

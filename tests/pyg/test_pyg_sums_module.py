@@ -179,7 +179,9 @@ def test_other_aggregations(name, aggr):
 
 def test_gcn_takes_no_extrema():
     theirs, ours = sum_pair("GCNConv", aggr="max")
-    assert_falls_back(theirs, ours, "aggr is 'max' and the kernels know sum, mean", node_features(GRAPH), GRAPH[0])
+    assert_falls_back(
+        theirs, ours, "aggr_module is MaxAggregation() and the kernels know sum, mean", node_features(GRAPH), GRAPH[0]
+    )
 
 
 @pytest.mark.parametrize("aggr", (SumAggregation(), MeanAggregation()))
@@ -195,7 +197,9 @@ def test_aggregation_modules(aggr):
 def test_extrema_of_weighted_messages():
     x, weights = node_features(GRAPH), weights_of(GRAPH)
     theirs, ours = sum_pair("GraphConv", aggr="max")
-    assert_falls_back(theirs, ours, "aggr is 'max' and the messages are weighted", x, GRAPH[0], weights)
+    assert_falls_back(
+        theirs, ours, "aggr_module is MaxAggregation() and the messages are weighted", x, GRAPH[0], weights
+    )
     matrix = as_sparse("csr", distinct(GRAPH), weights_of(distinct(GRAPH)))
     for name in PAIRS:
         theirs, ours = sum_pair(name, aggr="max")
