@@ -27,15 +27,16 @@ TORCH_LIBRARY(edgeless, m) {
   // forward, [N, H]. csr = [indptr, indices] or [indptr, indices, edge_ids], rows are destinations; csc the same with
   // sources as rows, or [] where no gradient of a source tensor, or on CUDA of gatv2's att, is needed. Beyond the last
   // row's end, indices and edge_ids may hold anything that they may hold before it: no op reads it but to return
-  // something by edge. longest: the most edges of a row of csr, and of csc, as far as that is known; where no row is
-  // cut, ops on CUDA look for no pieces to merge. side_by_side: gradients of dst, src and value may be parts of one
-  // tensor where these are.
+  // something by edge. softmax_stats [2, Nd, H]: what the other ops need of the softmax, for the same device alone
+  // (cpu/args.h and cuda/args.h in core_cuda/attention). longest: the most edges of a row of csr, and of csc, as far as
+  // that is known; where no row is cut, ops on CUDA look for no pieces to merge. side_by_side: gradients of dst, src
+  // and value may be parts of one tensor where these are.
   m.def(
       "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
       "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "
-      "ScalarType? out_dtype, int[] longest=[]) -> (Tensor out, Tensor logsumexp)");
+      "ScalarType? out_dtype, int[] longest=[]) -> (Tensor out, Tensor softmax_stats)");
   m.def(
-      "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? out, Tensor logsumexp, Tensor dst, "
+      "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? out, Tensor softmax_stats, Tensor dst, "
       "Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, Tensor? edge_scale, "
       "Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, bool dropped_weights, "
       "bool[] needs, bool side_by_side=False, int[] longest=[]) -> Tensor[]");
@@ -44,11 +45,11 @@ TORCH_LIBRARY(edgeless, m) {
   // source's that of its own rows, src and value, and a destination's that of out: the same rows, or, where these are
   // of a wider dtype, any of their memory.
   m.def(
-      "attention_backward_into(Tensor(a!)[] into, Tensor grad_out, Tensor out, Tensor logsumexp, Tensor dst, "
+      "attention_backward_into(Tensor(a!)[] into, Tensor grad_out, Tensor out, Tensor softmax_stats, Tensor dst, "
       "Tensor src, Tensor? value, Tensor? att, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, "
       "float coefficient, float dropout, bool att_grad, int[] longest=[]) -> Tensor");
   m.def(
-      "attention_weights(Tensor logsumexp, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
+      "attention_weights(Tensor softmax_stats, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "
       "Tensor");
 

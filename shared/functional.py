@@ -110,7 +110,7 @@ def _fused(
     needs_csc = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in by_src)
     csc = graph.csc_arrays(by_edge) if needs_csc else []
     kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
-    out, logsumexp = torch.ops.edgeless.attention(
+    out, stats = torch.ops.edgeless.attention(
         dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out,
         graph.longest_at_hand(),
     )  # fmt: skip
@@ -119,7 +119,7 @@ def _fused(
         return out
     rate = dropout if return_weights == "dropped" else 0.0
     weights = torch.ops.edgeless.attention_weights(
-        logsumexp, dst, src, att, edge_attr, edge_proj, csr, csc, seed if rate > 0 else None, score, coefficient, rate
+        stats, dst, src, att, edge_attr, edge_proj, csr, csc, seed if rate > 0 else None, score, coefficient, rate
     )
     return out, _cast(weights, out_dtype)
 

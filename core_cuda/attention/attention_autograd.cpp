@@ -1,21 +1,21 @@
-// The gradients of the attention ops. Kept for the backward are the inputs, the output and the logsumexp: nothing of
-// the size of the edge set.
+// The gradients of the attention ops. Kept for the backward are the inputs, the output and the softmax's statistics:
+// nothing of the size of the edge set.
 #include "calls.h"
 
 namespace edgeless {
 namespace {
 
 std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
-                                       const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
+                                       const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
                                        const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
                                        const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
                                        at::TensorList csc, const OptTensor& seed, c10::string_view score,
                                        double coefficient, double dropout, bool dropped_weights, AttentionChoice needs,
                                        bool side_by_side, at::IntArrayRef longest) {
   return once_differentiable(
-      "attention", {grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale},
+      "attention", {grad_out, grad_weights, out, softmax_stats, dst, src, value, att, edge_attr, edge_proj, edge_scale},
       [&] {
-        return call_attention_backward(grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr,
+        return call_attention_backward(grad_out, grad_weights, out, softmax_stats, dst, src, value, att, edge_attr,
                                        edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout,
                                        dropped_weights, needs, side_by_side, longest);
       });
@@ -28,12 +28,12 @@ struct Attention : torch::autograd::Function<Attention> {
   static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                         const OptTensor& edge_scale, const AttentionOptions& options, const Compute& compute,
-                        Tensor* logsumexp) {
+                        Tensor* softmax_stats) {
     const OptTensor used = in_arithmetic(att, src.scalar_type());  // kept like that, without a node of its own
     if (att) ctx->saved_data["att_dtype"] = static_cast<int64_t>(att->scalar_type());
     Tensor out;
-    std::tie(out, *logsumexp) = compute(used);
-    save(ctx, {out, *logsumexp, dst, src, value, used, edge_attr, edge_proj, edge_scale, options.seed}, options.csr,
+    std::tie(out, *softmax_stats) = compute(used);
+    save(ctx, {out, *softmax_stats, dst, src, value, used, edge_attr, edge_proj, edge_scale, options.seed}, options.csr,
          options.csc);
     options.save(ctx);
     ctx->set_materialize_grads(false);
@@ -74,19 +74,20 @@ std::tuple<Tensor, Tensor> attention(const Tensor& dst, const Tensor& src, const
   };
   if (!at::GradMode::is_enabled()) return compute(att);
   const AttentionOptions options{csr, csc, seed, score, coefficient, dropout, longest};
-  Tensor logsumexp;  // beside autograd: it has no gradient
-  Tensor out = Attention::apply(dst, src, value, att, edge_attr, edge_proj, edge_scale, options, compute, &logsumexp);
-  return {std::move(out), std::move(logsumexp)};
+  Tensor softmax_stats;  // beside autograd: it has no gradient
+  Tensor out =
+      Attention::apply(dst, src, value, att, edge_attr, edge_proj, edge_scale, options, compute, &softmax_stats);
+  return {std::move(out), std::move(softmax_stats)};
 }
 
 struct AttentionWeights : torch::autograd::Function<AttentionWeights> {
   static constexpr bool is_traceable = true;
   using Compute = std::function<Tensor()>;
 
-  static Tensor forward(AutogradContext* ctx, const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
+  static Tensor forward(AutogradContext* ctx, const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                         const AttentionOptions& options, const Compute& compute) {
-    save(ctx, {logsumexp, dst, src, att, edge_attr, edge_proj, options.seed}, options.csr, options.csc);
+    save(ctx, {softmax_stats, dst, src, att, edge_attr, edge_proj, options.seed}, options.csr, options.csc);
     options.save(ctx);
     return compute();
   }
@@ -110,16 +111,16 @@ struct AttentionWeights : torch::autograd::Function<AttentionWeights> {
   }
 };
 
-Tensor attention_weights(const Tensor& logsumexp, const Tensor& dst, const Tensor& src, const OptTensor& att,
+Tensor attention_weights(const Tensor& softmax_stats, const Tensor& dst, const Tensor& src, const OptTensor& att,
                          const OptTensor& edge_attr, const OptTensor& edge_proj, at::TensorList csr, at::TensorList csc,
                          const OptTensor& seed, c10::string_view score, double coefficient, double dropout) {
   static const Kernels kernels("edgeless::attention_weights", attention_weights);
   const AttentionWeights::Compute compute = [&] {
-    return kernels(logsumexp, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout);
+    return kernels(softmax_stats, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout);
   };
   if (!at::GradMode::is_enabled()) return compute();
   const AttentionOptions options{csr, csc, seed, score, coefficient, dropout, {}};
-  return AttentionWeights::apply(logsumexp, dst, src, att, edge_attr, edge_proj, options, compute);
+  return AttentionWeights::apply(softmax_stats, dst, src, att, edge_attr, edge_proj, options, compute);
 }
 
 }  // namespace

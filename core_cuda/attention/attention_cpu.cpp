@@ -65,6 +65,11 @@ class Call {
     return rows_of(kept_.back());
   }
 
+  void set_statistics(const at::Tensor& softmax_stats) {
+    args.maximum = softmax_stats.data_ptr<A>();
+    args.inverse_sum = args.maximum + softmax_stats.stride(0);
+  }
+
   A* zeros(at::IntArrayRef shape, at::Tensor* tensor) {
     *tensor = at::zeros(shape, options_);
     return tensor->data_ptr<A>();
@@ -158,21 +163,21 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& given_dst, const 
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
                     in.statistics(), ", got ", kind);
   at::Tensor out = empty_rows({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
-  at::Tensor logsumexp = at::empty({in.num_dst(), in.heads()}, dst.options().dtype(in.statistics()));
-  if (logsumexp.numel() == 0) return {out, logsumexp};
+  at::Tensor softmax_stats = at::empty(in.stats_shape(), dst.options().dtype(in.statistics()));
+  if (softmax_stats.numel() == 0) return {out, softmax_stats};
   with_arithmetic(in.rows(), [&](auto zero) {
     using A = decltype(zero);
     Call<A> call(in);
     call.set_graph(csr);
     call.args.out = out_rows(out);
-    call.args.logsumexp = logsumexp.data_ptr<A>();
+    call.set_statistics(softmax_stats);
     call.run(Pass::forward);
     return 0;
   });
-  return {out, logsumexp};
+  return {out, softmax_stats};
 }
 
-at::Tensor attention_weights(const at::Tensor& logsumexp, const at::Tensor& given_dst, const at::Tensor& given_src,
+at::Tensor attention_weights(const at::Tensor& softmax_stats, const at::Tensor& given_dst, const at::Tensor& given_src,
                              const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                              at::TensorList csr, at::TensorList csc, const OptTensor& seed, c10::string_view score,
                              double coefficient, double dropout) {
@@ -182,17 +187,16 @@ at::Tensor attention_weights(const at::Tensor& logsumexp, const at::Tensor& give
   const AttentionInputs in{dst, src, {},   att,           edge_attr,   edge_proj, {},
                            csr, csc, seed, kind_of_score, coefficient, dropout};
   check_inputs(op, in);
-  check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
-  check_dtype(op, "logsumexp", logsumexp, in.statistics());
-  at::Tensor weights = empty_rows({in.num_edges(), in.heads()}, logsumexp.options());
+  check_stats(op, in, softmax_stats);
+  at::Tensor weights = empty_rows({in.num_edges(), in.heads()}, softmax_stats.options());
   if (weights.numel() == 0) return weights;
   with_arithmetic(in.rows(), [&](auto zero) {
     using A = decltype(zero);
     Call<A> call(in);
     call.set_graph(csr);
     call.args.edge_in_value = false;
-    const at::Tensor statistics = logsumexp.contiguous();
-    call.args.logsumexp = statistics.data_ptr<A>();
+    const at::Tensor statistics = softmax_stats.contiguous();
+    call.set_statistics(statistics);
     call.args.weights = weights.data_ptr<A>();
     call.run(Pass::weights);
     return 0;
@@ -205,7 +209,8 @@ enum { kDst, kSrc, kValue, kAtt, kEdgeAttr, kEdgeProj, kEdgeScale, kNumInputs };
 
 template <class A>
 void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
-              const at::Tensor& logsumexp, const std::array<bool, kNumInputs>& needs, std::vector<at::Tensor>& grads) {
+              const at::Tensor& softmax_stats, const std::array<bool, kNumInputs>& needs,
+              std::vector<at::Tensor>& grads) {
   Call<A> call(in);
   auto& args = call.args;
   at::Tensor edge_grads;
@@ -217,8 +222,8 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     args.grad_weights = edge_grads.data_ptr<A>();
     args.edge_in_value = false;
   }
-  const at::Tensor stats = at::empty({in.num_dst(), 2, args.heads}, logsumexp.options());
-  stats.select(1, 0).copy_(logsumexp);
+  const at::Tensor stats = at::empty({in.num_dst(), kStats, args.heads}, softmax_stats.options());
+  stats.narrow(1, 0, 2).copy_(softmax_stats.transpose(0, 1));
   args.stats = stats.data_ptr<A>();
   // The pass by destination also sharpens Delta where <out, grad_out> is not what the weights give bit by bit.
   const bool inexact =
@@ -260,7 +265,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
 }
 
 std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights,
-                                           const OptTensor& out, const at::Tensor& logsumexp, const at::Tensor& dst,
+                                           const OptTensor& out, const at::Tensor& softmax_stats, const at::Tensor& dst,
                                            const at::Tensor& src, const OptTensor& value, const OptTensor& att,
                                            const OptTensor& edge_attr, const OptTensor& edge_proj,
                                            const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
@@ -272,7 +277,7 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
   AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
                      csr, csc, seed,  kind_of_score, coefficient, dropout};
   check_inputs(op, in);
-  check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
+  check_stats(op, in, softmax_stats);
   TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");
   if (grad_out) {
     TORCH_CHECK_VALUE(out.has_value(), op, ": grad_out needs out");
@@ -289,12 +294,12 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
     grads[i] = needs[i] ? empty_rows(given[i]->sizes(), given[i]->options()) : at::empty({0}, dst.options());
     if (needs[i] && (i == kValue || i == kEdgeScale) && grad_weights) grads[i].zero_();
   }
-  if (logsumexp.numel() == 0 || src.numel() == 0 || (grad_out && grad_out->numel() == 0)) {
+  if (softmax_stats.numel() == 0 || src.numel() == 0 || (grad_out && grad_out->numel() == 0)) {
     for (auto& g : grads) g.zero_();
     return grads;
   }
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, grad_out, grad_weights, out, logsumexp, needs, grads);
+    backward<decltype(zero)>(in, grad_out, grad_weights, out, softmax_stats, needs, grads);
     return 0;
   });
   return grads;
@@ -302,7 +307,7 @@ std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptT
 
 // Made elsewhere and copied: that saves no memory, and no layer on the CPU asks for it.
 at::Tensor attention_backward_into(at::TensorList into, const at::Tensor& grad_out, const at::Tensor& out,
-                                   const at::Tensor& logsumexp, const at::Tensor& dst, const at::Tensor& src,
+                                   const at::Tensor& softmax_stats, const at::Tensor& dst, const at::Tensor& src,
                                    const OptTensor& value, const OptTensor& att, at::TensorList csr, at::TensorList csc,
                                    const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
                                    bool att_grad, at::IntArrayRef longest) {
@@ -312,8 +317,8 @@ at::Tensor attention_backward_into(at::TensorList into, const at::Tensor& grad_o
   check_inputs(op, in);
   check_into(op, in, into);
   const std::array<bool, kNumInputs> needs{true, true, value.has_value(), att_grad};
-  const auto grads = attention_backward(grad_out, {}, out, logsumexp, dst, src, value, att, {}, {}, {}, csr, csc, seed,
-                                        score, coefficient, dropout, false, needs, false, longest);
+  const auto grads = attention_backward(grad_out, {}, out, softmax_stats, dst, src, value, att, {}, {}, {}, csr, csc,
+                                        seed, score, coefficient, dropout, false, needs, false, longest);
   for (size_t i = 0; i < into.size(); ++i) into[i].copy_(grads[i]);
   return grads[kAtt];
 }

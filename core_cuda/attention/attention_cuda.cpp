@@ -15,9 +15,9 @@ namespace edgeless::cuda {
 namespace {
 
 template <class A>
-void forward(const AttentionInputs& in, Tensor& out, Tensor& logsumexp) {
+void forward(const AttentionInputs& in, Tensor& out, Tensor& softmax_stats) {
   Call<A> call(in);
-  call.args.logsumexp = logsumexp.data_ptr<A>();
+  call.set_statistics(softmax_stats);
   const bool dot_edges = in.edge_attr && in.score == ScoreKind::dot;
   Tensor term, result = out;
   if (in.edge_attr && in.score != ScoreKind::gatv2) {
@@ -36,7 +36,7 @@ void forward(const AttentionInputs& in, Tensor& out, Tensor& logsumexp) {
 
 // Dropout and scale must fit in.
 template <class A>
-Tensor weights(const AttentionInputs& in, const Tensor& logsumexp) {
+Tensor weights(const AttentionInputs& in, const Tensor& softmax_stats) {
   Call<A> call(in);
   Tensor term, result = call.empty({in.num_edges(), in.heads()});
   if (in.edge_attr && in.score != ScoreKind::gatv2) {
@@ -45,8 +45,7 @@ Tensor weights(const AttentionInputs& in, const Tensor& logsumexp) {
                       dot ? to_edge_space(in.dst, *in.edge_proj) : Tensor());
     call.args.logit_term = call.keep(term);
   }
-  const Tensor statistics = logsumexp.contiguous();
-  call.args.logsumexp = call.keep(statistics);
+  call.set_statistics(softmax_stats.contiguous());
   call.args.weights_out = result.template data_ptr<A>();
   if (!result.numel()) return result;
   call.run(Pass::by_dst, in.csr, in.num_src());
@@ -74,7 +73,7 @@ void put_side_by_side(const AttentionInputs& in, std::vector<int> which, std::ve
 
 template <class A>
 void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
-              const Tensor& logsumexp, const std::array<bool, kNumInputs>& needs, bool side_by_side,
+              const Tensor& softmax_stats, const std::array<bool, kNumInputs>& needs, bool side_by_side,
               std::vector<Tensor>& grads) {
   Call<A> call(in);
   auto& args = call.args;
@@ -82,8 +81,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   const bool dot_edges = in.edge_attr && in.score == ScoreKind::dot;
   const bool edge_grads = in.edge_attr && (needs[kEdgeAttr] || needs[kEdgeProj] || (needs[kAtt] && in.edge_attr) ||
                                            (dot_edges && needs[kDst]));
-  const Tensor statistics = logsumexp.contiguous();
-  args.logsumexp = call.keep(statistics);
+  call.set_statistics(softmax_stats.contiguous());
   // Pairs save the pass by source a sector an edge; float rows of the other scores leave no memory for them.
   const bool pairs = in.score == ScoreKind::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16;
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
@@ -93,7 +91,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     call.set_grad_out(*grad_out, *out);
   } else {
     edge_weights = grad_weights->contiguous();
-    const Tensor softmax = weights<A>(in, logsumexp);
+    const Tensor softmax = weights<A>(in, softmax_stats);
     const Tensor delta = call.keep_tensor(call.empty({in.num_dst(), heads}));
     with_index(in.csr[0], [&](auto zero) {
       using I = decltype(zero);
@@ -220,17 +218,17 @@ std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& give
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
                     in.statistics(), ", got ", kind);
   Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
-  Tensor logsumexp = at::empty({in.num_dst(), in.heads()}, dst.options().dtype(in.statistics()));
-  if (logsumexp.numel() == 0) return {out, logsumexp};
+  Tensor softmax_stats = at::empty(in.stats_shape(), dst.options().dtype(in.statistics()));
+  if (softmax_stats.numel() == 0) return {out, softmax_stats};
   if (!in.value && !values_are_keys(in.score)) in.value = src;
   with_arithmetic(in.rows(), [&](auto zero) {
-    forward<decltype(zero)>(in, out, logsumexp);
+    forward<decltype(zero)>(in, out, softmax_stats);
     return 0;
   });
-  return {out, logsumexp};
+  return {out, softmax_stats};
 }
 
-Tensor attention_weights(const Tensor& logsumexp, const Tensor& given_dst, const Tensor& given_src,
+Tensor attention_weights(const Tensor& softmax_stats, const Tensor& given_dst, const Tensor& given_src,
                          const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                          at::TensorList csr, at::TensorList csc, const OptTensor& seed, c10::string_view score,
                          double coefficient, double dropout) {
@@ -240,14 +238,12 @@ Tensor attention_weights(const Tensor& logsumexp, const Tensor& given_dst, const
   const AttentionInputs in{dst, src, {},   att,           edge_attr,   edge_proj, {},
                            csr, csc, seed, kind_of_score, coefficient, dropout};
   check_inputs(op, in);
-  check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
-  check_dtype(op, "logsumexp", logsumexp, in.statistics());
-  check_device(op, "logsumexp", logsumexp, in.device());
-  return with_arithmetic(in.rows(), [&](auto zero) { return weights<decltype(zero)>(in, logsumexp); });
+  check_stats(op, in, softmax_stats);
+  return with_arithmetic(in.rows(), [&](auto zero) { return weights<decltype(zero)>(in, softmax_stats); });
 }
 
 std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
-                                       const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
+                                       const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
                                        const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
                                        const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
                                        at::TensorList csc, const OptTensor& seed, c10::string_view score,
@@ -258,8 +254,7 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
   AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
                      csr, csc, seed,  kind_of_score, coefficient, dropout,   longest};
   check_inputs(op, in);
-  check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
-  check_device(op, "logsumexp", logsumexp, in.device());
+  check_stats(op, in, softmax_stats);
   TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");
   if (grad_out) {
     TORCH_CHECK_VALUE(out.has_value(), op, ": grad_out needs out");
@@ -272,7 +267,7 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
     if (!dropped_weights) in.dropout = 0;
   }
   const OptTensor given[] = {dst, src, value, att, edge_attr, edge_proj, edge_scale};
-  const bool nothing = logsumexp.numel() == 0 || src.numel() == 0 || (grad_out && grad_out->numel() == 0);
+  const bool nothing = softmax_stats.numel() == 0 || src.numel() == 0 || (grad_out && grad_out->numel() == 0);
   std::vector<Tensor> grads(kNumInputs);
   for (int i = 0; i < kNumInputs; ++i) {
     needs[i] = needs[i] && given[i].has_value();
@@ -294,7 +289,7 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
   }
   side_by_side = side_by_side && grad_out && !value_is_src && in.score != ScoreKind::gat;
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, grad_out, grad_weights, out, logsumexp, needs, side_by_side, grads);
+    backward<decltype(zero)>(in, grad_out, grad_weights, out, softmax_stats, needs, side_by_side, grads);
     return 0;
   });
   if (value_is_src) {
@@ -306,28 +301,28 @@ std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTenso
 
 // A row's own parts are read before its gradient is written, by the same lanes or before all of a block meet; pieces of
 // rows that several blocks share are merged by a later launch. So a gradient may stand where these parts do.
-Tensor attention_backward_into(at::TensorList into, const Tensor& grad_out, const Tensor& out, const Tensor& logsumexp,
-                               const Tensor& dst, const Tensor& src, const OptTensor& value, const OptTensor& att,
-                               at::TensorList csr, at::TensorList csc, const OptTensor& seed, c10::string_view score,
-                               double coefficient, double dropout, bool att_grad, at::IntArrayRef longest) {
+Tensor attention_backward_into(at::TensorList into, const Tensor& grad_out, const Tensor& out,
+                               const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
+                               const OptTensor& value, const OptTensor& att, at::TensorList csr, at::TensorList csc,
+                               const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
+                               bool att_grad, at::IntArrayRef longest) {
   const char* op = "edgeless::attention_backward_into";
   const ScoreKind kind = parse_score(op, std::string_view(score.data(), score.size()));
   const AttentionInputs in{dst, src, value, att, {}, {}, {}, csr, csc, seed, kind, coefficient, dropout, longest};
   check_inputs(op, in);
-  check_shape(op, "logsumexp", logsumexp, {in.num_dst(), in.heads()});
-  check_device(op, "logsumexp", logsumexp, in.device());
+  check_stats(op, in, softmax_stats);
   check_output(op, in, grad_out, out);
   check_into(op, in, into);
   std::vector<Tensor> grads(into.begin(), into.end());
   grads.resize(kNumInputs);
   att_grad = att_grad && att;
   grads[kAtt] = at::empty(att_grad ? att->sizes() : at::IntArrayRef{0}, (att ? *att : dst).options());
-  if (logsumexp.numel() == 0 || src.numel() == 0 || grad_out.numel() == 0) {
+  if (softmax_stats.numel() == 0 || src.numel() == 0 || grad_out.numel() == 0) {
     for (const Tensor& t : into) t.zero_();
     return grads[kAtt].zero_();
   }
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, grad_out, {}, out, logsumexp, {true, true, in.value.has_value(), att_grad}, false,
+    backward<decltype(zero)>(in, grad_out, {}, out, softmax_stats, {true, true, in.value.has_value(), att_grad}, false,
                              grads);
     return 0;
   });

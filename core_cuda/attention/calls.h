@@ -24,7 +24,7 @@ inline std::tuple<Tensor, Tensor> call_attention(const Tensor& dst, const Tensor
 }
 
 inline std::vector<Tensor> call_attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights,
-                                                   const OptTensor& out, const Tensor& logsumexp, const Tensor& dst,
+                                                   const OptTensor& out, const Tensor& softmax_stats, const Tensor& dst,
                                                    const Tensor& src, const OptTensor& value, const OptTensor& att,
                                                    const OptTensor& edge_attr, const OptTensor& edge_proj,
                                                    const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
@@ -32,17 +32,17 @@ inline std::vector<Tensor> call_attention_backward(const OptTensor& grad_out, co
                                                    double dropout, bool dropped_weights, AttentionChoice needs,
                                                    bool side_by_side, at::IntArrayRef longest) {
   static const Kernels kernels("edgeless::attention_backward", call_attention_backward);
-  return kernels(grad_out, grad_weights, out, logsumexp, dst, src, value, att, edge_attr, edge_proj, edge_scale, csr,
-                 csc, seed, score, coefficient, dropout, dropped_weights, needs, side_by_side, longest);
+  return kernels(grad_out, grad_weights, out, softmax_stats, dst, src, value, att, edge_attr, edge_proj, edge_scale,
+                 csr, csc, seed, score, coefficient, dropout, dropped_weights, needs, side_by_side, longest);
 }
 
 inline Tensor call_attention_backward_into(at::TensorList into, const Tensor& grad_out, const Tensor& out,
-                                           const Tensor& logsumexp, const Tensor& dst, const Tensor& src,
+                                           const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
                                            const OptTensor& value, const OptTensor& att, at::TensorList csr,
                                            at::TensorList csc, const OptTensor& seed, c10::string_view score,
                                            double coefficient, double dropout, bool att_grad, at::IntArrayRef longest) {
   static const Kernels kernels("edgeless::attention_backward_into", call_attention_backward_into);
-  return kernels(into, grad_out, out, logsumexp, dst, src, value, att, csr, csc, seed, score, coefficient, dropout,
+  return kernels(into, grad_out, out, softmax_stats, dst, src, value, att, csr, csc, seed, score, coefficient, dropout,
                  att_grad, longest);
 }
 

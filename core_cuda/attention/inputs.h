@@ -4,6 +4,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <string_view>
 
 #include "../common/checks.h"
@@ -57,6 +58,7 @@ struct AttentionInputs {
   at::ScalarType rows() const { return score == ScoreKind::gat && value ? value->scalar_type() : dst.scalar_type(); }
   at::ScalarType statistics() const { return statistics_dtype(rows()); }
   at::Device device() const { return dst.device(); }
+  std::array<int64_t, 3> stats_shape() const { return {2, num_dst(), heads()}; }
 };
 
 inline void check_compressed(const char* op, const char* name, at::TensorList graph, int64_t rows, int64_t edges,
@@ -127,6 +129,13 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
     TORCH_CHECK_VALUE(in.seed.has_value(), op, ": dropout needs a seed");
     check("seed", *in.seed, {1}, at::kLong);
   }
+}
+
+// What the forward left of the softmax.
+inline void check_stats(const char* op, const AttentionInputs& in, const at::Tensor& stats) {
+  check_shape(op, "softmax_stats", stats, in.stats_shape());
+  check_dtype(op, "softmax_stats", stats, in.statistics());
+  check_device(op, "softmax_stats", stats, in.device());
 }
 
 // The output and its gradient, as a backward is given them.

@@ -80,8 +80,8 @@ struct Layer {
 struct Results {
   std::vector<Tensor> mapped;
   Operands operands;
-  Tensor out, logsumexp;  // of the attention, [N, H, C]
-  Tensor result;          // [N, H * C]
+  Tensor out, softmax_stats;  // of the attention, [N, H, C]
+  Tensor result;              // [N, H * C]
 };
 
 Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, const Layer& layer, int64_t joined) {
@@ -91,8 +91,8 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
   r.operands = operands(layer.score, r.mapped, vectors);
   const auto& o = r.operands;
   const auto& a = layer.attention;
-  std::tie(r.out, r.logsumexp) = call_attention(o.dst, o.src, o.value, o.att, {}, {}, {}, a.csr, a.csc, a.seed, a.score,
-                                                a.coefficient, a.dropout, layer.out_dtype, a.longest);
+  std::tie(r.out, r.softmax_stats) = call_attention(o.dst, o.src, o.value, o.att, {}, {}, {}, a.csr, a.csc, a.seed,
+                                                    a.score, a.coefficient, a.dropout, layer.out_dtype, a.longest);
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (layer.adds_map(count)) {
     const Tensor& last = r.mapped.back();
@@ -120,7 +120,7 @@ Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::Scalar
 
 // The backward of the attention where the gradients of rows take the place of what was saved: of sources that of their
 // own rows, of destinations, which come first, that of the attention's output, if that is the layer's own.
-std::vector<Tensor> gradients_in_place(const Tensor& grad, const Tensor& out, bool own_out, const Tensor& logsumexp,
+std::vector<Tensor> gradients_in_place(const Tensor& grad, const Tensor& out, bool own_out, const Tensor& softmax_stats,
                                        const Tensor& dst, const Tensor& src, const OptTensor& value,
                                        const OptTensor& att, at::TensorList csr, at::TensorList csc,
                                        const OptTensor& seed, const SavedAttentionOptions& options, bool att_grad) {
@@ -135,7 +135,7 @@ std::vector<Tensor> gradients_in_place(const Tensor& grad, const Tensor& out, bo
   variable_list into{of_dst, src};
   if (value) into.push_back(*value);
   const Tensor of_att =
-      call_attention_backward_into(into, grad, out, logsumexp, dst, src, value, att, csr, csc, seed, options.score,
+      call_attention_backward_into(into, grad, out, softmax_stats, dst, src, value, att, csr, csc, seed, options.score,
                                    options.coefficient, options.dropout, att_grad, options.longest);
   // Beside the others where the rows were: the maps behind them then take one product, not several.
   if (dst.is_alias_of(src)) {
@@ -150,7 +150,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
   static constexpr bool is_traceable = true;
 
   // What is saved: these, then the weights, the vectors, csr and csc.
-  enum Saved : size_t { kX, kDstRows, kSrcRows, kValueRows, kAttRow, kOut, kLogsumexp, kSeed, kFixed };
+  enum Saved : size_t { kX, kDstRows, kSrcRows, kValueRows, kAttRow, kOut, kSoftmaxStats, kSeed, kFixed };
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
                         at::TensorList vectors, at::TensorList row, const std::vector<bool>& has_bias,
@@ -166,7 +166,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
                         r.operands.value.value_or(Tensor()),
                         r.operands.att.value_or(Tensor()),
                         same ? r.result : r.out,
-                        r.logsumexp,
+                        r.softmax_stats,
                         layer.attention.seed.value_or(Tensor())};
     saved.insert(saved.end(), maps.weights.begin(), maps.weights.end());
     for (const at::TensorList list : {vectors, layer.attention.csr, layer.attention.csc}) {
@@ -246,11 +246,11 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     if (in_place) {
       ctx->saved_data["overwritten"] = true;
       found = gradients_in_place(by_head(grad), by_head(saved[kOut]), ctx->saved_data.at("own_out").toBool(),
-                                 saved[kLogsumexp], saved[kDstRows], saved[kSrcRows], kept(kValueRows), kept(kAttRow),
-                                 by_dst, by_src, kept(kSeed), options, choice[kAtt]);
+                                 saved[kSoftmaxStats], saved[kDstRows], saved[kSrcRows], kept(kValueRows),
+                                 kept(kAttRow), by_dst, by_src, kept(kSeed), options, choice[kAtt]);
     } else {
       found = call_attention_backward(
-          by_head(grad), {}, by_head(saved[kOut]), saved[kLogsumexp], as_rows(saved[kDstRows]),
+          by_head(grad), {}, by_head(saved[kOut]), saved[kSoftmaxStats], as_rows(saved[kDstRows]),
           as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, by_dst, by_src, kept(kSeed),
           options.score, options.coefficient, options.dropout, false, choice, !is_traced(grad), options.longest);
     }

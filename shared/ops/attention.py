@@ -20,11 +20,11 @@ def _attention_fake(
 ):
     rows = src if value is None else value
     out = dst.new_empty((dst.size(0), dst.size(1), rows.size(2)), dtype=out_dtype or rows.dtype)
-    return out, dst.new_empty((dst.size(0), dst.size(1)), dtype=statistics_dtype(dst.dtype))
+    return out, dst.new_empty((2, dst.size(0), dst.size(1)), dtype=statistics_dtype(dst.dtype))
 
 
 @register_fake("edgeless::attention_backward")
-def _attention_backward_fake(grad_out, grad_weights, out, logsumexp, *rest):
+def _attention_backward_fake(grad_out, grad_weights, out, softmax_stats, *rest):
     inputs, needs = rest[:_NUM_INPUTS], rest[_NUM_INPUTS + 7]  # behind csr and what is not differentiated
     some = inputs[0]
     return [t.new_empty(t.shape) if need and t is not None else some.new_empty((0,)) for t, need in zip(inputs, needs)]
@@ -32,13 +32,13 @@ def _attention_backward_fake(grad_out, grad_weights, out, logsumexp, *rest):
 
 @register_fake("edgeless::attention_backward_into")
 def _attention_backward_into_fake(
-    into, grad_out, out, logsumexp, dst, src, value, att, csr, csc, seed, score, coefficient, dropout, att_grad, *_
+    into, grad_out, out, softmax_stats, dst, src, value, att, csr, csc, seed, score, coefficient, dropout, att_grad, *_
 ):
     return torch.empty_like(att) if att_grad and att is not None else dst.new_empty((0,))
 
 
 @register_fake("edgeless::attention_weights")
 def _attention_weights_fake(
-    logsumexp, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout
+    softmax_stats, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout
 ):
     return dst.new_empty((csr[1].size(0), dst.size(1)), dtype=statistics_dtype(dst.dtype))

@@ -363,16 +363,16 @@ def test_opcheck(grad):
         torch.library.opcheck(torch.ops.edgeless.attention, sample)
         dst, src, value, att, attr, proj, scale, csr, csc, seed, *options = sample
         with torch.no_grad():
-            out, logsumexp = torch.ops.edgeless.attention(*sample)
-        weights = (logsumexp, dst, src, att, attr, proj, csr, csc, seed, *options[:3])
+            out, stats = torch.ops.edgeless.attention(*sample)
+        weights = (stats, dst, src, att, attr, proj, csr, csc, seed, *options[:3])
         torch.library.opcheck(torch.ops.edgeless.attention_weights, weights)
         if options[0] == "gat":  # the numbers of nodes without a dimension of their own
             flat = dst.squeeze(2), src.squeeze(2)
             torch.library.opcheck(torch.ops.edgeless.attention, (*flat, *sample[2:]))
-            torch.library.opcheck(torch.ops.edgeless.attention_weights, (logsumexp, *flat, *weights[3:]))
+            torch.library.opcheck(torch.ops.edgeless.attention_weights, (stats, *flat, *weights[3:]))
         detached = [None if t is None else t.detach() for t in sample[:7]]
         needs = [True] * 7
-        backward = (torch.ones_like(out), None, out, logsumexp, *detached, csr, csc, seed, *options[:3], False, needs)
+        backward = (torch.ones_like(out), None, out, stats, *detached, csr, csc, seed, *options[:3], False, needs)
         torch.library.opcheck(torch.ops.edgeless.attention_backward, backward)
 
 

@@ -22,14 +22,14 @@ def test_opcheck():
     for sample in map(moved, op_samples(False)):
         torch.library.opcheck(torch.ops.edgeless.attention, sample)
         dst, src, value, att, attr, proj, scale, csr, csc, seed, *options = sample
-        out, logsumexp = torch.ops.edgeless.attention(*sample)
-        weights = (logsumexp, dst, src, att, attr, proj, csr, csc, seed, *options[:3])
+        out, stats = torch.ops.edgeless.attention(*sample)
+        weights = (stats, dst, src, att, attr, proj, csr, csc, seed, *options[:3])
         torch.library.opcheck(torch.ops.edgeless.attention_weights, weights)
         backward = (
             torch.ones_like(out),
             None,
             out,
-            logsumexp,
+            stats,
             *sample[:7],
             csr,
             csc,
@@ -144,10 +144,10 @@ def test_a_gradient_that_needs_the_transpose_says_so(needs):
     csr = [graph.csr.indptr, graph.csr.indices, graph.csr.edge_ids]
     rest = (csr, [], None, "gatv2", 0.2, 0.0)
     inputs = (dst, src, None, torch.randn(2, 8, device=DEVICE), None, None, None)
-    out, logsumexp = torch.ops.edgeless.attention(*inputs, *rest, None)
+    out, stats = torch.ops.edgeless.attention(*inputs, *rest, None)
     wanted = [i in needs for i in range(7)]
     with pytest.raises(ValueError, match="csc is needed for the gradients of source tensors and of att"):
-        torch.ops.edgeless.attention_backward(out, None, out, logsumexp, *inputs, *rest, False, wanted)
+        torch.ops.edgeless.attention_backward(out, None, out, stats, *inputs, *rest, False, wanted)
 
 
 @pytest.mark.skipif(

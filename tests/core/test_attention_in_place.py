@@ -51,19 +51,19 @@ def test_gradients_in_place_equal_those_elsewhere(device, score, dtype, wide, he
     common = (dst, src, value, att)
     options = (seed, score, 0.3, 0.2)
     kind = torch.float32 if wide else None
-    out, logsumexp = ops.attention(*common, None, None, None, csr, csc, *options, kind)
+    out, stats = ops.attention(*common, None, None, None, csr, csc, *options, kind)
     grad = torch.randn_like(out)
-    before = (grad.clone(), logsumexp.clone())
+    before = (grad.clone(), stats.clone())
     needs = [True, True, value is not None, att is not None, False, False, False]
     expected = ops.attention_backward(
-        grad, None, out, logsumexp, *common, None, None, None, csr, csc, *options, False, needs
+        grad, None, out, stats, *common, None, None, None, csr, csc, *options, False, needs
     )
     place = out.view(-1).view(dtype)[: dst.numel()].view(dst.shape) if wide else out
     into = [place, src] if value is None else [place, src, value]
-    of_att = ops.attention_backward_into(into, grad, out, logsumexp, *common, csr, csc, *options, att is not None)
+    of_att = ops.attention_backward_into(into, grad, out, stats, *common, csr, csc, *options, att is not None)
     for found, want in zip([*into, of_att], [e for e, needed in zip(expected, needs) if needed]):
         assert torch.equal(found, want)
-    assert torch.equal(grad, before[0]) and torch.equal(logsumexp, before[1])
+    assert torch.equal(grad, before[0]) and torch.equal(stats, before[1])
 
 
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
@@ -73,9 +73,9 @@ def test_opcheck(device, score):
     graph = hub_graph(20, 60, device)
     dst, src, value, att = rows_of(score, 20, 2, 4, torch.float32, device, False)
     csr, csc = (list(t) for t in (graph.csr, graph.csc))
-    out, logsumexp = ops.attention(dst, src, value, att, None, None, None, csr, csc, None, score, 0.2, 0.0, None)
+    out, stats = ops.attention(dst, src, value, att, None, None, None, csr, csc, None, score, 0.2, 0.0, None)
     into = [torch.empty_like(t) for t in (dst, src, value) if t is not None]
-    args = (into, torch.ones_like(out), out, logsumexp, dst, src, value, att, csr, csc, None, score, 0.2, 0.0)
+    args = (into, torch.ones_like(out), out, stats, dst, src, value, att, csr, csc, None, score, 0.2, 0.0)
     torch.library.opcheck(ops.attention_backward_into, (*args, att is not None))
 
 
@@ -95,7 +95,7 @@ def test_bad_input(device, changes, message):
     graph = hub_graph(20, 60, device)
     dst, src, value, att = rows_of("dot", 20, 2, 4, torch.float32, device, False)
     csr, csc = (list(t) for t in (graph.csr, graph.csc))
-    out, logsumexp = ops.attention(dst, src, value, att, None, None, None, csr, csc, None, "dot", 0.2, 0.0, None)
+    out, stats = ops.attention(dst, src, value, att, None, None, None, csr, csc, None, "dot", 0.2, 0.0, None)
     score = changes.get("score", "dot")
     if score == "gat":
         dst, src = dst[:, :, :1], src[:, :, :1]
@@ -103,7 +103,7 @@ def test_bad_input(device, changes, message):
     grad = changes.get("grad", lambda t: t)(torch.ones_like(out))
     with pytest.raises(ValueError, match=message):
         ops.attention_backward_into(
-            into, grad, out, logsumexp, dst, src, value, att, csr, csc, None, score, 0.2, 0.0, False
+            into, grad, out, stats, dst, src, value, att, csr, csc, None, score, 0.2, 0.0, False
         )
 
 

@@ -63,7 +63,7 @@ def test_attention_keeps_nodes_and_the_graph_alone():
     x, att = inputs_of(attention)
     n, edges = GRAPH.num_src, GRAPH.num_edges
     direction = [(n + 1,), (edges,), (edges,)]
-    node = [(n, 2, 4), (n, 2)]  # the output, the logsumexp
+    node = [(n, 2, 4), (2, n, 2)]  # the output, the softmax's statistics
     no_ids = direction[:2]  # nobody asks which edge is which, but for dropout
     assert shapes(lambda: attention(x, att)) == [*node, (n, 2, 4), (n, 2, 4), (2, 4), *no_ids, *no_ids]
     dropped = shapes(lambda: attention(x, att, dropout=0.5))
@@ -167,12 +167,12 @@ def test_transforms_are_refused(call):
         torch.func.grad(lambda x: call(x, y).sum())(x.detach())
 
 
-def test_the_logsumexp_has_no_gradient():
+def test_the_statistics_of_the_softmax_have_no_gradient():
     x, att = inputs_of(attention)
     csr, csc = list(GRAPH.csr), list(GRAPH.csc)
     op = torch.ops.edgeless.attention
-    out, logsumexp = op(x, x, None, att, None, None, None, csr, csc, None, "gatv2", 0.2, 0.0, None)
-    assert out.requires_grad and not logsumexp.requires_grad
+    out, stats = op(x, x, None, att, None, None, None, csr, csc, None, "gatv2", 0.2, 0.0, None)
+    assert out.requires_grad and not stats.requires_grad
 
 
 @calls

@@ -10,6 +10,8 @@ namespace edgeless::cpu {
 
 enum class Score : uint8_t { dot, gatv2, gat, cosine };
 
+constexpr int64_t kStats = 3;  // numbers that the backward keeps of a destination and head
+
 template <class A>
 struct Args {
   Compressed graph;        // rows are destinations, in the pass by source rows are sources
@@ -31,16 +33,17 @@ struct Args {
   A keep_scale;  // 1 / (1 - p)
 
   // forward
-  OutRows out;   // [Nd, H, C]
-  A* logsumexp;  // [Nd, H], also read by the weights pass
-  A* weights;    // [E, H]: the weights pass
+  OutRows out;     // [Nd, H, C]
+  A* maximum;      // [Nd, H]: of the row's logits; these two are also read by the weights pass
+  A* inverse_sum;  // [Nd, H]: 1 / sum of exp(s - maximum)
+  A* weights;      // [E, H]: the weights pass
   bool edge_in_value;
 
   // backward
   Rows grad_out;          // [Nd, H, C]
   Rows saved_out;         // [Nd, H, C], given with grad_out
   const A* grad_weights;  // [E, H] contiguous; given instead of grad_out
-  A* stats;               // [Nd, 2, H]: logsumexp, then Delta
+  A* stats;               // [Nd, kStats, H]: maximum, inverse_sum, Delta
   OutRows grad_dst, grad_src, grad_value;
   A* grad_att;        // [parts, H, padded_dim] partial sums
   A* grad_proj;       // [parts, edge_dim, H, padded_dim] partial sums

@@ -11,7 +11,8 @@ struct Chunk {
   A *keys, *values;        // copies, where the rows cannot be used in place
   A *attr, *term;          // edge features and their projection
   A* joined;               // rows of the source side with the edge term, pass by source
-  A *s, *dp, *w, *lse;     // [H, kChunk]
+  A *s, *dp, *w;           // [H, kChunk]
+  A *top, *inverse;        // [H, kChunk]: the softmax's maximum and 1 / sum of gathered destinations
   A* r;                    // [H, kChunk]: 1 / norm of the gathered rows, for a score over norms
   A* factor;               // [H, kChunk]: keep / (1 - p) * edge scale, null where that is 1
   A* keep;                 // [H, kChunk]: keep / (1 - p) alone
@@ -36,7 +37,8 @@ static inline Chunk<A> make_chunk(const Args<A>& args, Arena<A>& arena) {
   c.s = arena.take(per_head);
   c.dp = arena.take(per_head);
   c.w = arena.take(per_head);
-  c.lse = arena.take(per_head);
+  c.top = arena.take(per_head);
+  c.inverse = arena.take(per_head);
   c.r = arena.take(per_head);
   const bool has_factor = args.has_dropout || args.edge_scale;
   c.factor = has_factor ? arena.take(per_head) : nullptr;
@@ -67,7 +69,8 @@ static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
 }
 
 // Gathers the rows of positions [begin, begin + n): `keys` for the score, `values` (may be null: the keys). Those of
-// the next positions wait in c.ahead; the nodes' `stats` [N, 2, H], where the pass reads them, are asked for at once.
+// the next positions wait in c.ahead; the nodes' `stats` [N, kStats, H], where the pass reads them, are asked for at
+// once.
 template <class A>
 static inline void gather(const Args<A>& args, const Rows& keys, const Rows& values, int64_t begin, int64_t n,
                           int64_t* prefetched, Chunk<A>& c, const A* stats = nullptr) {
@@ -87,8 +90,8 @@ static inline void gather(const Args<A>& args, const Rows& keys, const Rows& val
   }
   c.ahead.lanes[0].next = c.ahead.lanes[1].next = 0;
   if (stats) {
-    const Rows rows{stats, 2 * args.heads, sizeof(A) == 4 ? Dtype::f32 : Dtype::f64};
-    prefetch_rows(rows, c.node + first, known - first, 2 * args.heads);
+    const Rows rows{stats, kStats * args.heads, sizeof(A) == 4 ? Dtype::f32 : Dtype::f64};
+    prefetch_rows(rows, c.node + first, known - first, kStats * args.heads);
   }
   *prefetched = begin + known;
   gather_rows(keys, c.node, n, args.heads, args.dim, args.padded_dim, c.keys, term_stride(args), c.key);

@@ -9,7 +9,8 @@
 namespace edgeless::cpu {
 
 // A vector over a head that it does not divide costs a padded copy of every gathered row, about as much as the row's
-// arithmetic: count such rows twice, and take the fewest vectors.
+// arithmetic: count such rows twice, and take the fewest vectors. Of the keys, where there are any: ops without values
+// have to add up logits in the same order.
 inline int64_t row_cost(int64_t elements, int64_t width) {
   return (elements + width - 1) / width * (elements % width ? 2 : 1);
 }
@@ -21,7 +22,7 @@ Kernels<A> choose_kernels(Score score, int64_t dim, int64_t channels) {
   const int widest = capability() == Capability::avx512 ? 64 : capability() == Capability::avx2 ? 32 : 16;
   for (int candidate = 16; candidate <= widest; candidate *= 2) {
     const int64_t width = candidate / static_cast<int64_t>(sizeof(A));
-    const int64_t cost = (score == Score::gat ? 0 : row_cost(dim, width)) + row_cost(channels, width);
+    const int64_t cost = row_cost(score == Score::gat ? channels : dim, width);
     if (candidate == 16 || cost < least) {
       bytes = candidate;
       least = cost;

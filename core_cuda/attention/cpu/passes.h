@@ -1,9 +1,11 @@
 // The passes over a part of the graph: forward, attention weights, backward by destination and by source.
 //
-// With s the logits, L their logsumexp over a row, k = keep / (1 - p) and f = k * edge scale:
-//   P = exp(s - L)   w = P f   out = sum w (v + t)
+// With s the logits, m their maximum over a row, Z = sum exp(s - m), k = keep / (1 - p) and f = k * edge scale:
+//   P = exp(s - m) / Z   w = P f   out = sum w (v + t)
 //   dP = f <dO, v + t>  (or k * dA for the gradient of returned weights)   Delta = sum P dP = <out, dO>
 //   ds = P (dP - Delta)
+// m and Z are kept apart: the logsumexp m + log Z of large logits is rounded as coarsely as they are. For the same
+// reason every pass must make the same bits of an edge's logit.
 // Every pass only gathers: the pass by destination walks the CSR and owns what belongs to destinations and edges, the
 // pass by source walks the CSC and owns what belongs to sources. A row that a part does not hold whole leaves its
 // state in `carry`; merge() adds the states up in the order of the parts. Included once per instruction set.
@@ -29,7 +31,7 @@ struct Passes {
   }
 
   static int64_t scratch_size(const Args<A>& a) {
-    const int64_t rows = kChunk * (2 * widest_row(a) + 2 * term_stride(a) + a.edge_dim + 7 * a.heads);
+    const int64_t rows = kChunk * (2 * widest_row(a) + 2 * term_stride(a) + a.edge_dim + 8 * a.heads);
     return rows + 8 * (keys_size(a) + values_size(a)) + 4 * heads_size(a) + a.edge_dim + 1024;
   }
 
@@ -46,18 +48,22 @@ struct Passes {
   static void destination_logits(const Args<A>& a, const A* own, int64_t begin, int64_t n, int64_t* prefetched,
                                  Chunk<A>& c) {
     gather(a, a.src, a.value, begin, n, prefetched, c);
-    if (a.edge_dim) {
-      join_term(a, c, c.key, a.value ? c.keys : c.values);  // without a value tensor the values are the bare keys
-      if (a.edge_in_value) join_term(a, c, c.value, c.values);
-    }
-    score_logits(a, own, c);
+    if (a.edge_in_value) join_term(a, c, c.value, c.values);
+    score_logits(a, own, c, a.value ? c.keys : c.values);  // without a value tensor the values are the bare keys
   }
 
-  static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c) {
+  // Of c.key; then the edge term is joined to it, in `copies`. Where it joins either side, the logit is made of the
+  // bare rows and the term, so that it has the same bits whichever side is gathered.
+  static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c, A* copies) {
+    const auto ask = [&]() __attribute__((always_inline)) { c.ahead.ask(0); };
     if constexpr (Score::kOverNorms) {
-      Score::logits(a, own, c.key, c.n, c.s, c.r, [&]() __attribute__((always_inline)) { c.ahead.ask(0); });
+      Score::logits(a, own, c.key, c.n, c.s, c.r, ask);
+    } else if constexpr (Score::kTermJoinsRows) {
+      Score::logits(a, own, c.key, a.edge_dim ? c.term : nullptr, c.n, c.s, ask);
+      if (a.edge_dim) join_term(a, c, c.key, copies);
     } else {
-      Score::logits(a, own, c.key, c.n, c.s, [&]() __attribute__((always_inline)) { c.ahead.ask(0); });
+      if (a.edge_dim) join_term(a, c, c.key, copies);
+      Score::logits(a, own, c.key, c.n, c.s, ask);
     }
   }
 
@@ -150,11 +156,13 @@ struct Passes {
     for (int64_t e = 0; e < n; ++e) s[e] *= by[e];
   }
 
-  // s becomes P, where the logsumexp [H] belongs to the row itself.
-  static void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* logsumexp) {
+  // s becomes P, where the maximum and 1 / sum [H] belong to the row itself.
+  static void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* maximum, const A* inverse_sum) {
     for (int64_t h = 0; h < a.heads; ++h) {
       A* s = c.s + h * kChunk;
-      for (int64_t e = 0; e < c.n; e += W) store(s + e, exp_vec<A>(load_fours(s + e) - logsumexp[h]));
+      for (int64_t e = 0; e < c.n; e += W) {
+        store(s + e, exp_vec<A>(load_fours(s + e) - maximum[h]) * inverse_sum[h]);
+      }
     }
   }
 
@@ -197,17 +205,17 @@ struct Passes {
     for (int64_t e = 0; e < c.n; ++e) {
       for (int64_t h = 0; h < a.heads; ++h) {
         const int64_t at = h * kChunk + e;
-        a.grad_scale[c.edge[e] * a.heads + h] = c.s[at] * c.keep[at] * c.lse[at];  // by_dst_heads() left dp there
+        a.grad_scale[c.edge[e] * a.heads + h] = c.s[at] * c.keep[at] * c.top[at];  // by_dst_heads() left dp there
       }
     }
   }
 
   // From the logits (in s) and <dO, v> (in dp): P in s, w = P f, ds = P (f dp - Delta) in dp. `whole`: the chunk is the
-  // row, whose Delta is then summed here, so that what cancels does so exactly: over the sum of P, which is not quite
-  // 1, for the logsumexp of large logits is rounded as coarsely as they are.
+  // row, whose Delta is then summed here, so that what cancels does so exactly: over the sum of P, which is 1 but for
+  // rounding. `stats` are the row's, of head h.
   template <int G, int NE>
-  static void by_dst_heads(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, const A* logsumexp,
-                           bool whole, A* delta) {
+  static void by_dst_heads(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, const A* stats, bool whole,
+                           A* delta) {
     const int64_t n = c.n, vectors = NE ? NE : (n + W - 1) / W;
     A *s = c.s + h * kChunk, *dp = c.dp + h * kChunk;
     const A* factor = c.factor ? c.factor + h * kChunk : nullptr;
@@ -216,10 +224,10 @@ struct Passes {
 #pragma GCC unroll 4
       for (int g = 0; g < G; ++g) {
         const int64_t at = g * kChunk + v * W;
-        p[g] = exp_vec<A>(load_fours(s + at) - logsumexp[g]);
+        p[g] = exp_vec<A>(load_fours(s + at) - stats[g]) * stats[a.heads + g];
         d[g] = load_fours(dp + at);
         store(s + at, p[g]);
-        if (a.grad_scale) store(c.lse + h * kChunk + at, d[g]);
+        if (a.grad_scale) store(c.top + h * kChunk + at, d[g]);
         if (factor) {
           const Vec<A> f = load(factor + at);
           store(c.w + h * kChunk + at, p[g] * f);
@@ -249,7 +257,7 @@ struct Passes {
   }
 
   // `whole`: the chunk is the row.
-  static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, const A* logsumexp, A* delta,
+  static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, const A* stats, A* delta,
                            bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
     if (a.grad_out) {
       dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp,
@@ -258,7 +266,7 @@ struct Passes {
       load_weight_grads(a, c);
     }
     by_heads(a, c.n, [&](int64_t h, auto heads, auto vectors) {
-      by_dst_heads(a, c, h, heads, vectors, logsumexp + h, whole, delta + h);
+      by_dst_heads(a, c, h, heads, vectors, stats + h, whole, delta + h);
     });
     if (a.grad_scale && a.grad_out) write_scale_grads(a, c);
     const bool wants_term = grad_proj || a.grad_attr;
@@ -285,7 +293,6 @@ struct Passes {
                            int64_t n, int64_t* prefetched, A* state) {
     gather(a, a.dst, a.grad_out, begin, n, prefetched, c, a.stats);
     const bool term_joins_own = a.edge_dim && !Score::kTermJoinsRows;
-    if (a.edge_dim && !term_joins_own) join_term(a, c, c.key, c.keys);
     if (!a.grad_out) load_weight_grads(a, c);
     if (term_joins_own) {
       // The same sums in the same order as by destination, see delta_of_row.
@@ -297,7 +304,7 @@ struct Passes {
       join_own(a, c, own_key, keys, c.term);
       dots_of_pairs<A, NV>(keys, c.key, n, a.heads, a.padded_dim, a.coefficient, c.s);
     } else {
-      score_logits(a, own_key, c);
+      score_logits(a, own_key, c, c.keys);
       if (a.grad_out) {
         dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp,
                     [&]() __attribute__((always_inline)) { c.ahead.ask(1); });
@@ -305,14 +312,16 @@ struct Passes {
     }
     // P and ds, with the statistics of each destination
     const A* stats[kChunk];
-    for (int64_t e = 0; e < n; ++e) stats[e] = a.stats + c.node[e] * a.heads * 2;
+    for (int64_t e = 0; e < n; ++e) stats[e] = a.stats + c.node[e] * a.heads * kStats;
     fill_up(stats, n);
-    spread_heads(stats, n, a.heads, c.lse);
-    for (int64_t e = 0; e < round_up(n, 4); ++e) stats[e] += a.heads;
-    spread_heads(stats, n, a.heads, c.w);
+    for (A* to : {c.top, c.inverse, c.w}) {
+      spread_heads(stats, n, a.heads, to);
+      for (int64_t e = 0; e < round_up(n, 4); ++e) stats[e] += a.heads;
+    }
     for (int64_t h = 0; h < a.heads; ++h) {
       for (int64_t e = h * kChunk; e < h * kChunk + n; e += W) {
-        const Vec<A> p = exp_vec<A>(load_fours(c.s + e) - load_fours(c.lse + e)), delta = load_fours(c.w + e);
+        const Vec<A> p = exp_vec<A>(load_fours(c.s + e) - load_fours(c.top + e)) * load_fours(c.inverse + e);
+        const Vec<A> delta = load_fours(c.w + e);
         Vec<A> dp = load_fours(c.dp + e), w = p;
         if (c.factor) {
           const Vec<A> f = load(c.factor + e);
@@ -333,22 +342,20 @@ struct Passes {
 
   // Rows ---------------------------------------------------------------------------------------------------------
 
-  static float log_of(float x) { return __builtin_logf(x); }
-  static double log_of(double x) { return __builtin_log(x); }
-
   // `buffer` has room for a row of keys; grad_att is the part's.
   static void finish(Pass pass, const Args<A>& a, int64_t row, A* state, A* buffer, A* grad_att) {
     if (pass == Pass::forward) {
       A *top = state, *total = state + heads_size(a), *acc = state + 2 * heads_size(a);
       for (int64_t h = 0; h < a.heads; ++h) {
         const bool empty = top[h] == -__builtin_inf() && total[h] == A(0);
-        a.logsumexp[row * a.heads + h] = empty ? top[h] : top[h] + log_of(total[h]);
         const A inverse = empty ? A(0) : A(1) / total[h];
+        a.maximum[row * a.heads + h] = top[h];
+        a.inverse_sum[row * a.heads + h] = inverse;
         for (int64_t i = h * a.padded_channels; i < (h + 1) * a.padded_channels; ++i) acc[i] *= inverse;
       }
       write_row(a.out, row, a.heads, a.channels, a.padded_channels, acc);
     } else if (pass == Pass::delta) {
-      for (int64_t h = 0; h < a.heads; ++h) a.stats[(2 * row + 1) * a.heads + h] = state[h];
+      for (int64_t h = 0; h < a.heads; ++h) delta_of(a, row)[h] = state[h];
     } else if (pass == Pass::by_dst) {
       if constexpr (Score::kOverNorms) {
         const A* own = row_of(a.dst, row, a.heads, a.dim, a.padded_dim, buffer);
@@ -387,6 +394,8 @@ struct Passes {
     }
   }
 
+  static A* delta_of(const Args<A>& a, int64_t row) { return a.stats + (row * kStats + kStats - 1) * a.heads; }
+
   static A* slot(Pass pass, const Args<A>& a, int64_t part, int which) {
     return a.carry + (part * 2 + which) * carry_size(pass, a);
   }
@@ -424,7 +433,7 @@ struct Passes {
       const int64_t row = piece.row;
       if (pass == Pass::delta_of_out) {
         const A* grad = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
-        if (piece.finished) delta_of_row(a, row, grad, state, c.s, a.stats + (2 * row + 1) * a.heads);
+        if (piece.finished) delta_of_row(a, row, grad, state, c.s, delta_of(a, row));
         continue;
       }
       clear(pass, a, state);
@@ -433,13 +442,13 @@ struct Passes {
       const A* own = row_of(by_src ? a.src : a.dst, row, a.heads, a.dim, a.padded_dim, own_buffer);
       const A* own_value = own;
       if (by_src && a.value) own_value = row_of(a.value, row, a.heads, a.channels, a.padded_channels, other_buffer);
-      const A* grad_row = nullptr;
+      const A *grad_row = nullptr, *stats = a.stats ? a.stats + row * a.heads * kStats : nullptr;
       if (pass == Pass::by_dst && a.grad_out) {
         grad_row = row_of(a.grad_out, row, a.heads, a.channels, a.padded_channels, other_buffer);
       }
       const bool whole = piece.fresh && piece.finished && piece.end - piece.begin <= kChunk;
       if (pass == Pass::by_dst && !a.grad_out) {
-        for (int64_t h = 0; h < a.heads; ++h) delta[h] = a.stats[(2 * row + 1) * a.heads + h];
+        for (int64_t h = 0; h < a.heads; ++h) delta[h] = delta_of(a, row)[h];
       } else if (pass == Pass::by_dst && !whole) {
         delta_of_row(a, row, grad_row, state, c.s, delta);
         clear(pass, a, state);
@@ -455,19 +464,18 @@ struct Passes {
         if (pass == Pass::forward) {
           forward_chunk(a, c, state);
         } else if (pass == Pass::weights) {
-          softmax_of_row(a, c, a.logsumexp + row * a.heads);
+          softmax_of_row(a, c, a.maximum + row * a.heads, a.inverse_sum + row * a.heads);
           weights_chunk(a, c);
         } else if (pass == Pass::delta) {
-          softmax_of_row(a, c, a.stats + row * a.heads * 2);
+          softmax_of_row(a, c, stats, stats + a.heads);
           delta_chunk(a, c, state);
         } else {
-          by_dst_chunk(a, c, own, grad_row, a.stats + row * a.heads * 2, delta, whole, grad_att, grad_proj, attr_row,
-                       state);
+          by_dst_chunk(a, c, own, grad_row, stats, delta, whole, grad_att, grad_proj, attr_row, state);
         }
         c.ahead.ask_rest();
       }
       if (pass == Pass::by_dst && piece.finished) {
-        for (int64_t h = 0; h < a.heads; ++h) a.stats[(2 * row + 1) * a.heads + h] = delta[h];
+        for (int64_t h = 0; h < a.heads; ++h) delta_of(a, row)[h] = delta[h];
       }
       if (piece.fresh && piece.finished) {
         finish(pass, a, row, state, own_buffer, grad_att);

@@ -2,12 +2,14 @@
 // do not care which side is the destination, so one functor serves the pass by destination and the pass by source.
 // Included once per instruction set. To add a score, add a struct with these two functions and a line in passes.h.
 //
-//   logits(args, own, rows, n, s, ask)               s[h, e] = score of own and rows[e]; ask() about once an edge
+//   logits(args, own, rows, n, s, ask)               s[h, e] = score of own and rows[e], the same bits if own and
+//       rows[e] change places; ask() about once an edge
 //   grad(args, own, rows, n, ds, grad_own, grad_att, term)
 //       grad_own += sum over e of ds[h, e] * d score / d own
 //       grad_att += the same for the attention vector (null: not wanted)
 //       term[e]   = ds[h, e] * d score / d rows[e], [n, term_stride] (null: not wanted)
-//   kTermJoinsRows: the edge term may simply be added to the gathered rows, whichever side they are.
+//   kTermJoinsRows: the edge term may simply be added to the gathered rows, whichever side they are. Then logits() is
+//       given bare rows and term[e], [n, term_stride] (null: none), between rows and n.
 //   kOverNorms: the score divides by the norms of both rows. Then logits() also gives r[h, e] = 1 / norm of rows[e],
 //   the
 //       passes multiply ds by it before grad(), and what grad() adds up is the gradient of own's unit row, of which
@@ -52,8 +54,18 @@ struct Gatv2Score {
   static constexpr int64_t W = kWidth<A>;
 
   template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Ask ask) {
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
+    if (term) {
+      logits<true>(args, own, rows, term, n, s, ask);
+    } else {
+      logits<false>(args, own, rows, term, n, s, ask);
+    }
+  }
+
+  template <bool kTerm, class Ask>
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
     const int64_t heads = args.heads, padded = args.padded_dim, vectors = NV ? NV : padded / W;
+    const int64_t stride = term_stride(args);
     // att leaky(z) = att (1 + slope) / 2 z + att (1 - slope) / 2 |z|: no compare, and any slope
     const Vec<A> linear = splat<A>((1 + args.coefficient) / 2), absolute = splat<A>((1 - args.coefficient) / 2);
     for (int64_t e = 0; e < n; e += 4) {
@@ -67,8 +79,12 @@ struct Gatv2Score {
           const int64_t at = h * padded + v * W;
           const Vec<A> o = load(own + at), att = load(args.att + at);
           const Vec<A> a = att * linear, b = att * absolute;
-          const Vec<A> z0 = o + load(r0 + at), z1 = o + load(r1 + at);
-          const Vec<A> z2 = o + load(r2 + at), z3 = o + load(r3 + at);
+          Vec<A> z0 = o + load(r0 + at), z1 = o + load(r1 + at);
+          Vec<A> z2 = o + load(r2 + at), z3 = o + load(r3 + at);
+          if constexpr (kTerm) {
+            const A* t0 = term + e * stride + at;
+            z0 += load(t0), z1 += load(t0 + stride), z2 += load(t0 + 2 * stride), z3 += load(t0 + 3 * stride);
+          }
           t[0] = (t[0] + a * z0) + b * abs_vec<A>(z0);
           t[1] = (t[1] + a * z1) + b * abs_vec<A>(z1);
           t[2] = (t[2] + a * z2) + b * abs_vec<A>(z2);
@@ -155,13 +171,15 @@ struct GatScore {
   static constexpr bool kTermJoinsRows = true, kOverNorms = false;
 
   template <class Ask>
-  static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Ask ask) {
+  static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
     spread_heads(rows, n, args.heads, s);
     for (int64_t e = 0; e < n; ++e) ask();
     for (int64_t h = 0; h < args.heads; ++h) {
-      for (int64_t e = h * kChunk; e < h * kChunk + n; e += kWidth<A>) {
-        const Vec<A> z = load(s + e) + own[h];
-        store(s + e, z > Vec<A>{} ? z : z * args.coefficient);
+      A* mine = s + h * kChunk;
+      for (int64_t e = 0; term && e < n; ++e) mine[e] = (mine[e] + own[h]) + term[e * term_stride(args) + h];
+      for (int64_t e = 0; e < n; e += kWidth<A>) {
+        const Vec<A> z = term ? load(mine + e) : load(mine + e) + own[h];
+        store(mine + e, z > Vec<A>{} ? z : z * args.coefficient);
       }
     }
   }

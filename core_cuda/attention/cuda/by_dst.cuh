@@ -1,6 +1,6 @@
 // Backward, pass by destination: what a row's own side gets, d q_i or d x_r,i; gathers only, no atomics.
 //
-//   P = 2^(s - logsumexp)   dP = <grad_out_i, v_j>   Delta_i = <out_i, grad_out_i>   ds = P (dP - Delta_i)
+//   P = 2^(s - shift)   dP = <grad_out_i, v_j>   Delta_i = <out_i, grad_out_i>   ds = P (dP - Delta_i)
 //
 // What a row knows of itself is written for the pass by source (Args::stats). With options: dP carries the edge's
 // dropout and scale, and what is asked for by edge is written by the lane that owns it. With weights_out alone this is
@@ -8,6 +8,7 @@
 #pragma once
 
 #include "lane.cuh"
+#include "large_logits.cuh"
 #include "over_norms.cuh"
 #include "scores.cuh"
 
@@ -102,7 +103,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
   A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
   A acc_scalar = 0;        // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
-  A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
+  A shift = 0, delta = 0;  // of the row: P = 2^(s - shift); Delta
   A own_over = 0;          // of the row: see over_norms.cuh
   uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
     const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
-    shift = args.logsumexp[at];
+    shift = args.shift[at];
     if constexpr (Fn::kScalar) {
       if (args.dst) own_scalar = load_scalar<A>(args.dst, walk.row, place.head);
     } else {
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     A dot = 0;
     if (fresh) {
       if constexpr (kKeys) {
-        unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+        unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [](A x) { return Fn::own(x); });
       }
       if constexpr (Fn::kAtt) {
         own_scalar = 0;
@@ -164,8 +165,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
       delta = args.delta_given ? args.delta_given[at] : dot;
-      shift *= A(kLog2e);
-      if (place.lane == 0 && !walk.lead) Stat<Fn, S>{shift - args.coefficient * constant, delta}.store(args, at);
+      if (place.lane == 0 && !walk.lead) {
+        Stat<Fn, S>{is_large(shift) ? A(INFINITY) : shift - args.coefficient * constant, delta}.store(args, at);
+      }
       fresh = false;
     }
   };
@@ -290,19 +292,38 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
     A s, dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     if constexpr (kKeys) {
-      s = norms.logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), own_over, other_over);
+      s = Fn::logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), args.coefficient);
+      s = norms.logit(s, own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
     }
     A ds, derivative = 1;
+    // P of logit s; natural: gat's in base e, of the others what is added to it by edge.
+    auto softmax = [&](A s, A natural) {
+      A rest = 0;
+      if (__any_sync(kFullWarp, is_large(shift))) {
+        if constexpr (kKeys)
+          natural += natural_logit<Fn, S, kMode>(args, place, walk, n, own, key_raw, norms, own_over, other_over);
+        if (n > 0 && is_large(shift)) {
+          const BaseTwo<S> logit(natural);
+          s = logit.whole;
+          rest = args.shift_rest[static_cast<int64_t>(walk.row) * args.heads + place.head] - logit.rest;
+        }
+      }
+      return power_of_two((s - shift) - rest);
+    };
     if constexpr (kMode >= kOptions) {
       const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
-      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
+      A natural = 0;
+      if (args.logit_term && valid) {
+        natural = args.logit_term[edge.at];
+        s += natural * (Fn::kScalar ? A(1) : A(kLog2e));
+      }
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);
-        s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+        natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
       }
-      const A p = power_of_two(s - shift);
+      const A p = softmax(s, natural);
       if (args.value_term && valid) dp += args.value_term[edge.at];
       if (args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
       if (args.weights_out && valid) {
@@ -313,11 +334,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
       ds = valid ? p * (edge.keep * dp - delta) : A(0);
       if (args.ds_out && valid) args.ds_out[edge.at] = ds * derivative;
     } else {
+      A natural = 0;
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);
-        s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+        natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
       }
-      ds = valid ? power_of_two(s - shift) * (dp - delta) : A(0);
+      const A p = softmax(s, natural);
+      ds = valid ? p * (dp - delta) : A(0);
     }
 
     if constexpr (Fn::kScalar) {

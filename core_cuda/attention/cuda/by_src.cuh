@@ -1,7 +1,7 @@
 // Backward, pass by source: d k_j and d v_j, or d x_l,j, over the transpose; gathers only, no atomics.
 //
 // A row is a source. It gathers its destinations' rows of dst and grad_out, and the lanes that own an edge read its
-// logsumexp and Delta:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in by_dst.cuh. Where the
+// shift and Delta:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in by_dst.cuh. Where the
 // values are the keys, the two are summed in the end. See walk.cuh for who owns what.
 #pragma once
 
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
   };
   auto take_row = [&] {
     if constexpr (!Fn::kScalar) {
-      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [](A x) { return Fn::own(x); });
     }
     if constexpr (Fn::kAtt) {
       own_scalar = 0;
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
         for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
       }
     }
-    const Stat<Fn, S> stat = stats.load(window.index);
+    Stat<Fn, S> stat = stats.load(window.index);
     const A other_over = norms.other(window.index);
     A target_scalar = 0;
     if constexpr (!kKeys) {
@@ -230,14 +230,19 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
       if constexpr (Fn::kScalar) {
         s = own_scalar + target_scalar;
       } else {
-        s = norms.logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), own_over, other_over);
+        s = Fn::logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), args.coefficient);
+        s = norms.logit(s, own_over, other_over);
       }
       dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     }
     A derivative = 1, factor = 1;
+    A natural = 0;  // the logit in base e: gat's; of the others at first what is added to it by edge
     if constexpr (kMode >= kOptions) {
       const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
-      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
+      if (args.logit_term && valid) {
+        natural = args.logit_term[edge.at];
+        s += natural * (Fn::kScalar ? A(1) : A(kLog2e));
+      }
       if (args.value_term && valid) dp += args.value_term[edge.at];
       factor = edge.keep * edge.scale;
       dp *= factor;
@@ -245,9 +250,19 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
     }
     if constexpr (Fn::kScalar) {
       derivative = GatScore::derivative(s, args.coefficient);
-      s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+      natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
     }
-    const A p = valid ? power_of_two(s - stat.shift) : A(0);
+    A rest = 0;
+    if (__any_sync(kFullWarp, stat.large())) {
+      if constexpr (kKeys)
+        natural += natural_logit<Fn, S, kMode>(args, place, walk, n, own, key_raw, norms, own_over, other_over);
+      if (valid && stat.large()) {
+        const int64_t node = window.indices[walk.edge - n + window.slot], at = node * args.heads + place.head;
+        const BaseTwo<S> logit(natural);
+        s = logit.whole, rest = args.shift_rest[at] - logit.rest, stat.shift = args.shift[at];
+      }
+    }
+    const A p = valid ? power_of_two((s - stat.shift) - rest) : A(0);
     const A weight = p * factor, ds = valid ? p * (dp - stat.delta) : A(0);
 
     A w[kEdges], d[kEdges];

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "lane.cuh"
+#include "large_logits.cuh"
 #include "over_norms.cuh"
 #include "scores.cuh"
 
@@ -73,7 +74,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
   };
   auto take_row = [&] {
     if constexpr (kKeys) {
-      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [](A x) { return Fn::own(x); });
       own_over = asked_over;
       if (walk.row < walk.last_row && walk.row + 1 < args.graph.num_rows) ask_row(walk.row + 1);
     }
@@ -98,8 +99,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
 #pragma unroll
     for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
     store_row<S, kVecs>(args.out, row, args.heads, place, out);
-    if (place.lane == 0 && args.logsumexp) {
-      args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (m + log_base_two(total)) * A(kLn2);
+    if (place.lane == 0 && args.shift) {
+      store_shift(args, static_cast<int64_t>(row) * args.heads + place.head, m, log_base_two(total));
     }
   };
 
@@ -169,29 +170,47 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
         for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
         partial[u] = sum.sum(args.coefficient);
       }
-      s = norms.logit(sum_of_own_edge<kEdges>(partial, place.lane, place.width()), own_over, other_over);
+      s = Fn::logit(sum_of_own_edge<kEdges>(partial, place.lane, place.width()), args.coefficient);
+      s = norms.logit(s, own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
     }
     A factor = 1;
+    A natural = 0;       // the logit in base e: gat's; of the others at first what is added to it by edge
+    A rest = 0;          // what s lacks
+    bool large = false;  // then s was made again
+    auto make_again = [&] {
+      large = valid && is_large_in_forward(max(m, s));
+      if (!__any_sync(kFullWarp, large)) return;
+      if constexpr (kKeys)
+        natural += natural_logit<Fn, S, kMode>(args, place, walk, n, own, key_raw, norms, own_over, other_over);
+      if (!large) return;
+      const BaseTwo<S> logit(natural);
+      s = logit.whole, rest = logit.rest;
+    };
     if constexpr (kMode >= kOptions) {
       const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
       factor = edge.keep * edge.scale;
-      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
-      if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+      if (args.logit_term && valid) {
+        natural = args.logit_term[edge.at];
+        s += natural * (Fn::kScalar ? A(1) : A(kLog2e));
+      }
+      if constexpr (Fn::kScalar) natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
+      make_again();
       // May be the term itself, which other lanes that own the edge have read by then.
       if (args.logits_out) {
         __syncwarp();
-        if (valid) args.logits_out[edge.at] = s * A(kLn2);
+        if (valid) args.logits_out[edge.at] = large ? natural : s * A(kLn2);
       }
-      if (args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
+      if (args.given) factor = valid ? args.given[edge.at] : A(0), s = rest = 0;
     } else if constexpr (Fn::kScalar) {
-      s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+      natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
     }
     if (!valid) s = -INFINITY;
 
     // Softmax. An idle team goes on with an edge of its last row and weight 0.
-    if (__any_sync(kFullWarp, s > m)) {
+    if (__any_sync(kFullWarp, s > m || (kMode == kPlain && is_large_in_forward(m)))) {
+      if constexpr (kMode == kPlain) make_again();
       const A top = max(m, batch_max<kEdges>(s));
       const A shrink = top > m ? power_of_two(m - top) : A(1);
       m = top;
@@ -199,7 +218,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
 #pragma unroll
       for (int k = 0; k < kPer; ++k) acc[k] *= shrink;
     }
-    const A p = power_of_two(s - m);
+    const A p = power_of_two((s - m) + rest);
     l += p;
     A w[kEdges];
 #pragma unroll

@@ -249,12 +249,20 @@ __device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vector
   }
 }
 
+// Shifts that a float knows too coarsely, see large_logits.cuh.
+template <class A>
+__device__ __forceinline__ bool is_large(A shift) {
+  return fabs(shift) > A(64);
+}
+
 // Stat of a destination, see Args::stats. Where they are pairs is known when compiling.
 template <class Fn, class S>
 struct Stat {
   using A = Arithmetic<S>;
   static constexpr bool kPairs = Fn::kAtt || sizeof(S) == 2;
   A shift, delta;
+
+  __device__ __forceinline__ bool large() const { return kPairs ? shift == A(INFINITY) : is_large(shift); }
 
   __device__ __forceinline__ void store(const Args<A>& args, int64_t at) const {
     if (kPairs) {
@@ -275,7 +283,7 @@ struct StatPointer {
   uint32_t stride;
 
   __device__ StatPointer(const Args<A>& args, int head)
-      : first(held(reinterpret_cast<const char*>(kPairs ? args.stats + 2 * head : args.logsumexp + head))),
+      : first(held(reinterpret_cast<const char*>(kPairs ? args.stats + 2 * head : args.shift + head))),
         second(kPairs ? nullptr : held(reinterpret_cast<const char*>(args.delta + head))),
         stride(held(static_cast<uint32_t>(args.heads * sizeof(A) * (kPairs ? 2 : 1)))) {}
 
@@ -285,7 +293,7 @@ struct StatPointer {
       const Pair pair = __ldg(reinterpret_cast<const Pair*>(row_address(first, index, stride)));
       return {pair.x, pair.y};
     } else {
-      return {__ldg(reinterpret_cast<const A*>(row_address(first, index, stride))) * A(kLog2e),
+      return {__ldg(reinterpret_cast<const A*>(row_address(first, index, stride))),
               __ldg(reinterpret_cast<const A*>(row_address(second, index, stride)))};
     }
   }

@@ -2,6 +2,7 @@
 #include "../../common/partition.cuh"
 #include "../../common/vec.cuh"
 #include "kernels.h"
+#include "large_logits.cuh"
 
 namespace edgeless::cuda {
 namespace {
@@ -45,9 +46,7 @@ __global__ void __launch_bounds__(kMergeThreads)
       }
       store_element<S>(args.out, hub.row, head, k, sum / l);
     }
-    if (threadIdx.x == 0 && args.logsumexp) {
-      args.logsumexp[hub.row * args.heads + head] = (m + log2(l)) * A(kLn2);
-    }
+    if (threadIdx.x == 0 && args.shift) store_shift(args, hub.row * args.heads + head, m, log2(l));
   });
 }
 

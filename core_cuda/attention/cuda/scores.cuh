@@ -10,7 +10,10 @@
 //   kMma       mma.cuh has the score for 16-bit rows (MmaScore); plan.h must agree (use_mma)
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
 //   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of
-//              what depends on the row alone. Logits are in base 2: att, or the own row, comes times log2 e
+//              what depends on the row alone
+//   logit      makes the logit in base 2 of that sum over all lanes; att comes times log2 e
+//   symmetric  adds an element to a sum that is the same if own and other change places, and natural() makes of that
+//              sum the logit in base e, see large_logits.cuh; att as it is
 //   grad       adds ds * d logit / d own, up to finish(), which needs the sum of ds as well
 
 #pragma once
@@ -27,8 +30,20 @@ struct DotScore {
   static constexpr bool kScalar = false, kOwnValue = true, kAtt = false, kOverNorms = false;
 
   template <class A>
-  static __device__ A own(A x, A scale) {
-    return x * (scale * A(kLog2e));
+  static __device__ A own(A x) {
+    return x;
+  }
+  template <class A>
+  static __device__ A logit(A sum, A scale) {
+    return sum * (scale * A(kLog2e));
+  }
+  template <class A>
+  static __device__ A symmetric(A sum, A own, A other, A /*att*/, A /*scale*/) {
+    return fma(own, other, sum);
+  }
+  template <class A>
+  static __device__ A natural(A sum, A scale) {
+    return rounded_product(sum, scale);
   }
 
   template <class A, bool kLinear>
@@ -68,12 +83,26 @@ struct Gatv2Score {
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = true, kOverNorms = false;
 
   template <class A>
-  static __device__ A own(A x, A /*slope*/) {
+  static __device__ A own(A x) {
     return -x;
+  }
+  template <class A>
+  static __device__ A logit(A sum, A /*slope*/) {
+    return sum;
   }
   template <class A>
   static __device__ A raw(A own) {
     return -own;
+  }
+
+  template <class A>
+  static __device__ A symmetric(A sum, A own, A other, A att, A slope) {
+    const A z = other - own;
+    return fma(att, z > 0 ? z : rounded_product(slope, z), sum);
+  }
+  template <class A>
+  static __device__ A natural(A sum, A /*slope*/) {
+    return sum;
   }
 
   template <class A, bool kLinear>
@@ -105,12 +134,25 @@ struct CosineScore {
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = false, kOverNorms = true;
 
   template <class A>
-  static __device__ A own(A x, A /*least*/) {
+  static __device__ A own(A x) {
     return x;
+  }
+  template <class A>
+  static __device__ A logit(A sum, A /*least*/) {
+    return sum;
   }
   template <class A>
   static __device__ A raw(A own) {
     return own;
+  }
+
+  template <class A>
+  static __device__ A symmetric(A sum, A own, A other, A /*att*/, A /*least*/) {
+    return fma(own, other, sum);
+  }
+  template <class A>
+  static __device__ A natural(A sum, A /*least*/) {
+    return sum;
   }
 
   template <class A, bool kLinear>
