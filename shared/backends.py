@@ -8,6 +8,7 @@ stock class they replace with :func:`register_layer`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Callable, Optional
@@ -75,7 +76,12 @@ def explain(layer: torch.nn.Module, *inputs, **kwargs) -> Explanation:
     Args:
         layer: a layer, of edgeless or not, or a function of ``edgeless.dgl.ops``.
         *inputs, **kwargs: what the layer would be called with.
+
+    Raises:
+        TypeError: layer cannot be called, or not with these arguments.
     """
+    if not callable(layer):
+        raise TypeError(f"explain: layer must be a torch.nn.Module or a function, got {type(layer).__name__}")
     name = getattr(layer, "__name__", type(layer).__name__)
     if not hasattr(layer, "_fusion_refusals"):
         reason = f"{name} is not a layer of edgeless"
@@ -83,6 +89,11 @@ def explain(layer: torch.nn.Module, *inputs, **kwargs) -> Explanation:
             package = LAYERS[type(layer)].__module__.rpartition(".")[0]
             reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"
         return Explanation(name, False, (reason,))
+    called = layer.forward if isinstance(layer, torch.nn.Module) else layer
+    try:
+        inspect.signature(called).bind(*inputs, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"explain: {name} cannot be called with these arguments: {error}") from None
     reasons = layer._fusion_refusals(*inputs, **kwargs)
     if current_backend() == "reference":
         reasons = ['edgeless.backend("reference") is in force', *reasons]
