@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from typing import Callable, Optional
@@ -23,16 +25,33 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     if rich is None:
         print(plain_table(title, columns, rows))
     else:
-        print(title)  # not the table's own title, which is wrapped to the table's width
+        print(fitted(title))  # not the table's own title, which is wrapped to the table's width
         table = rich.table.Table(header_style="bold")
         for i, column in enumerate(columns):
             table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i > 0)
         for row in rows:
             table.add_row(*row)
         # A pipe has no width: never cut a table for it.
-        rich.console.Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+        console = rich.console.Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+        with console.capture() as captured:  # rich ends the process when a pipe is closed
+            console.print(table)
+        print(captured.get(), end="")
     for note in notes:
-        print(note)
+        print(fitted(note))
+
+
+def fitted(text: str) -> str:
+    """``text`` in lines that fit the terminal; in one line where there is none."""
+    return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
+
+
+def plus_minus(text: str) -> str:
+    """``text`` behind the sign for a spread, as far as standard output can print it."""
+    try:
+        "±".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return f"+-{text}"
+    return f"±{text}"
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -58,7 +77,7 @@ def progress() -> Iterator[Callable[[str, int], Advance]]:
         return
     bars = rich.progress.Progress(
         rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
+        rich.progress.BarColumn(bar_width=15),  # a name, the columns and a text in 80 columns
         rich.progress.MofNCompleteColumn(),
         rich.progress.TimeElapsedColumn(),
         rich.progress.TextColumn("{task.fields[text]}"),
