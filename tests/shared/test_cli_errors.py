@@ -212,7 +212,7 @@ def test_planetoid_files_that_are_cut_short(refused, tmp_path):
 
 
 def command(*arguments, **options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("environment", {})}
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}  # argparse swallows what an unbuffered write raises
     return subprocess.Popen(
         [sys.executable, "-m", "edgeless", *arguments], env=environment, stderr=subprocess.PIPE, text=True, **options
     )
@@ -273,9 +273,11 @@ def test_a_name_that_ascii_lacks():
 
 
 PARENT = """
-import sys
+import signal, sys
 from edgeless.cli import child
 from edgeless.cli.process import Terminated, signals_raise
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have them ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 try:
     with signals_raise():
         child.run_child("sleeping_side", {}, lambda event: print(event["pid"], flush=True))
