@@ -7,7 +7,12 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Optional
+from typing import NoReturn, Optional
+
+from edgeless.cli.child import ChildError
+from edgeless.cli.devices import UsageError
+from edgeless.cli.files import OutputError
+from edgeless.cli.process import PIPE_CLOSED, Terminated, discard_output, print_anything, signals_raise
 
 # Imported only when chosen: `info` must answer even where the libraries of the others are missing.
 COMMANDS = {
@@ -21,11 +26,43 @@ COMMANDS = {
 }
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line; the options are in --help."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Runs one command and returns the exit status."""
+    """Runs one command and returns the exit status: 2 for what cannot be done, 1 for what went wrong."""
     argv = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("DGLBACKEND", "pytorch")  # otherwise DGL writes a configuration file at its first import
-    parser = argparse.ArgumentParser(prog="edgeless", description="Graph layers that never write an edge tensor.")
+    print_anything()
+    prog = " ".join(["edgeless", *(argv[:1] if argv and argv[0] in COMMANDS else ())])
+    try:
+        with signals_raise():
+            try:
+                return _run(argv)
+            finally:
+                sys.stdout.flush()  # here, where a pipe that is closed or a disk that is full can be told
+    except UsageError as error:
+        return _complain(prog, error, 2)
+    except (ChildError, OutputError) as error:
+        return _complain(prog, error, 1)
+    except BrokenPipeError:
+        discard_output()
+        return PIPE_CLOSED
+    except OSError as error:
+        discard_output()
+        return _complain(prog, error, 1)
+    except KeyboardInterrupt:
+        return 130
+    except Terminated as end:
+        return end.status
+
+
+def _run(argv: list[str]) -> int:
+    parser = Parser(prog="edgeless", description="Graph layers that never write an edge tensor.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
     modules = {}
     for name, (module, help_text) in COMMANDS.items():
@@ -35,20 +72,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             modules[name].add_arguments(command)
     args = parser.parse_args(argv)
     args.argv = argv
+    return modules[args.command].run(args)
 
-    from edgeless.cli.child import ChildError
-    from edgeless.cli.devices import UsageError
 
-    try:
-        return modules[args.command].run(args)
-    except UsageError as error:
-        print(f"edgeless {args.command}: {error}", file=sys.stderr)
-        return 2
-    except ChildError as error:
-        print(f"edgeless {args.command}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+def _complain(prog: str, error: Exception, status: int) -> int:
+    print(f"{prog}: {error}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

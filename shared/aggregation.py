@@ -8,18 +8,13 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .functional_checks import cast, expect, promoted, runs_reference
-from .graph_checks import compiling
+from .functional_checks import cast, expect, expect_dtype, expect_graph, promoted, runs_reference
+from .graph_checks import check_choice, check_number, compiling
 from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
 from .ops.attention import statistics_dtype
 
 NORMS = ("none", "left", "right", "both")
-
-
-def _check_choice(call: str, name: str, value, choices) -> None:
-    if value not in choices:
-        raise ValueError(f"{call}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def _check_device(call: str, graph, **tensors) -> None:
@@ -93,24 +88,29 @@ def spmm(
     Returns:
         Tensor ``[Nd, ..., F]``. Rows without in-edges give 0.
     Raises:
+        TypeError: a graph, number or dtype that is no such thing.
         ValueError: a shape, dtype, device or option that does not fit.
     """
     call = "spmm"
+    expect_graph(call, graph)
     if not isinstance(x, Tensor) or x.dim() < 2:
         came = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"{call}: x must be a Tensor of shape [Ns, ..., F], got {came}")
     expect(call, "x", x, (graph.num_src, *[None] * (x.dim() - 1)), "[Ns, ..., F]")
     if weight is not None:
         _check_weight(call, graph, x, weight)
-    _check_choice(call, "norm", norm, NORMS)
-    _check_choice(call, "reduce", reduce, ("sum", "mean"))
+    check_choice(call, "norm", norm, NORMS)
+    check_choice(call, "reduce", reduce, ("sum", "mean"))
     for name, scale, size in (("src_scale", src_scale, graph.num_src), ("dst_scale", dst_scale, graph.num_dst)):
         if scale is not None:
             expect(call, name, scale, (size,), "[Ns]" if name == "src_scale" else "[Nd]")
             if norm != "none":
                 raise ValueError(f"{call}: {name} goes with norm 'none', got {norm!r}")
     _check_device(call, graph, x=x, weight=weight, src_scale=src_scale, dst_scale=dst_scale)
-    out_dtype = out_dtype or promoted((x, weight))
+    if out_dtype is None:
+        out_dtype = promoted((x, weight))
+    else:
+        expect_dtype(call, out_dtype)
     parameters = statistics_dtype(x.dtype)
     by_norm = scales(graph, norm, reduce, parameters)
     src_scale = by_norm[0] if src_scale is None else _constant(src_scale, parameters)
@@ -146,9 +146,11 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
     Returns:
         Tensor ``[E]`` or ``[E, H]`` in the graph's original edge order.
     Raises:
+        TypeError: graph is no edgeless.Graph.
         ValueError: a shape, dtype or device that does not fit.
     """
     call = "sddmm_dot"
+    expect_graph(call, graph)
     if not isinstance(x_dst, Tensor) or x_dst.dim() not in (2, 3):
         came = list(x_dst.shape) if isinstance(x_dst, Tensor) else type(x_dst).__name__
         raise ValueError(f"{call}: x_dst must be a Tensor of shape [Nd, F] or [Nd, H, F], got {came}")
@@ -210,12 +212,15 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     Returns:
         Tensor ``[Nd, F]`` of x's dtype, differentiable once.
     Raises:
+        TypeError: a graph, number or dtype that is no such thing.
         ValueError: a shape, dtype, device or option that does not fit.
     """
     call = "neighbor_reduce"
+    expect_graph(call, graph)
     expect(call, "x", x, (graph.num_src, None), "[Ns, F]")
-    _check_choice(call, "reduce", reduce, ("min", "max"))
-    _check_choice(call, "ties", ties, ("shared", "first", "scatter"))
+    check_choice(call, "reduce", reduce, ("min", "max"))
+    check_choice(call, "ties", ties, ("shared", "first", "scatter"))
+    check_number(call, "fill", fill)
     _check_device(call, graph, x=x)
     if runs_reference(call, x.device, "neighbor_reduce"):
         return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)

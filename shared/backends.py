@@ -8,6 +8,7 @@ stock class they replace with :func:`register_layer`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Optional
@@ -80,7 +81,12 @@ def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Ex
         *inputs, **kwargs: what the layer would be called with.
         plan: whether to say as well what runs for it, engine, kernel, tile, slices, bytes and time at the roof. This
             runs the call once, and its backward where a parameter or an input needs a gradient; no ``.grad`` changes.
+
+    Raises:
+        TypeError: layer cannot be called, or not with these arguments.
     """
+    if not callable(layer):
+        raise TypeError(f"explain: layer must be a torch.nn.Module or a function, got {type(layer).__name__}")
     name = getattr(layer, "__name__", type(layer).__name__)
     if not hasattr(layer, "_fusion_refusals"):
         reason = f"{name} is not a layer of edgeless"
@@ -88,6 +94,11 @@ def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Ex
             package = LAYERS[type(layer)].__module__.rpartition(".")[0]
             reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"
         return Explanation(name, False, (reason,))
+    called = layer.forward if isinstance(layer, torch.nn.Module) else layer
+    try:
+        inspect.signature(called).bind(*inputs, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"explain: {name} cannot be called with these arguments: {error}") from None
     reasons = layer._fusion_refusals(*inputs, **kwargs)
     if current_backend() == "reference":
         reasons = ['edgeless.backend("reference") is in force', *reasons]

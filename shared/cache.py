@@ -28,7 +28,7 @@ from torch import Tensor
 
 from . import _C
 from .graph import Graph
-from .graph_checks import check_edge_index, compiling, plain_tensor
+from .graph_checks import check_edge_index, check_number, check_sizes, compiling, plain_tensor
 from .program_cache import caches, graph_in_program
 
 __all__ = [
@@ -191,7 +191,10 @@ class GraphCache:
     def _find(self, anchor, key, stamps) -> Optional[_Entry]:
         with self._locked():
             self._check_identity(anchor)
-            entry = self._entries.get((id(anchor), key))
+            try:
+                entry = self._entries.get((id(anchor), key))
+            except TypeError:
+                raise TypeError(f"graph_for: key must be hashable, got {key!r}") from None
             if entry is None:
                 return None
             if entry.stamps != stamps:
@@ -210,7 +213,12 @@ class GraphCache:
             self._check_identity(anchor)
             self._drop((id(anchor), key))
             if id(anchor) not in self._anchors:
-                self._anchors[id(anchor)] = (_AnchorRef(anchor, self._anchor_died), set())
+                try:
+                    reference = _AnchorRef(anchor, self._anchor_died)
+                except TypeError:
+                    kind = type(anchor).__name__
+                    raise TypeError(f"graph_for: anchor must allow weak references, got {kind}") from None
+                self._anchors[id(anchor)] = (reference, set())
             self._anchors[id(anchor)][1].add(key)
             self._entries[id(anchor), key] = entry
             self._charge(entry)
@@ -287,12 +295,19 @@ def graph_for(
     """The cached graph of ``anchor`` under ``key``, or ``build()``.
 
     Args:
-        anchor: the user's object; the graph hangs weakly on it. Raises TypeError when it allows no weak references.
+        anchor: the user's object; the graph hangs weakly on it, so it must allow weak references.
         key: hashable; tells apart the graphs that can be built from one anchor.
         build: makes the graph. It must not keep the anchor alive through the graph, or neither ever dies.
         tensors: the dense tensors that ``build`` reads, when the anchor can change; edited, they make the graph stale.
         compare: whether their version counters cannot be relied on, so that contents have to be compared.
+
+    Raises:
+        TypeError: one of these is no such thing.
     """
+    if not callable(build):
+        raise TypeError(f"graph_for: build must be a function, got {type(build).__name__}")
+    if type(tensors) is not tuple and not isinstance(tensors, (tuple, list)):
+        raise TypeError(f"graph_for: tensors must be a tuple of Tensors, got {type(tensors).__name__}")
     if compiling():
         return build()
     mode = _mode()
@@ -301,6 +316,8 @@ def graph_for(
     compare = compare or mode == "verify"
     for t in tensors:
         if type(t) not in _CONCRETE:
+            if not isinstance(t, Tensor):
+                raise TypeError(f"graph_for: tensors must be Tensors, got {type(t).__name__} among them")
             return build()
         compare = compare or t.is_inference()
     return _cache.get(anchor, key, build, tensors, compare)
@@ -342,7 +359,11 @@ def graph_from_edge_index(
 
     # A wrapper's operations reach the inner tensor below its version counter.
     key = ("edge_index", flow, num_src, num_dst, self_loops)
-    return graph_for(edge_index, key, build, tensors=(plain,), compare=plain is not edge_index)
+    try:
+        return graph_for(edge_index, key, build, tensors=(plain,), compare=plain is not edge_index)
+    except TypeError:
+        check_sizes("graph_from_edge_index", num_src, num_dst)  # what cannot be hashed never comes to build()
+        raise
 
 
 def graph_from_object(
@@ -367,7 +388,13 @@ def clear_cache() -> None:
 
 
 def set_cache_limit(bytes: int) -> None:
-    """Let cached graphs hold at most ``bytes``; 0 caches nothing. The default is 4 GiB."""
-    if bytes < 0:
+    """Let cached graphs hold at most ``bytes``; 0 caches nothing. The default is 4 GiB.
+
+    Raises:
+        TypeError: bytes is no number.
+        ValueError: bytes is negative or NaN.
+    """
+    check_number("set_cache_limit", "bytes", bytes)
+    if not bytes >= 0:
         raise ValueError(f"set_cache_limit: bytes must not be negative, got {bytes}")
     _cache.set_limit(bytes)

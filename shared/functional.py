@@ -13,8 +13,8 @@ Options that all functions share:
     return_weights (str, optional): also return the attention weights ``[E, H]`` in original edge order:
         ``"softmax"`` before dropout, ``"dropped"`` after it.
     out_dtype (torch.dtype, optional): default is the promoted dtype of all inputs.
-They raise ValueError for a shape, dtype, device or option that does not fit, naming the argument, what was expected
-and what came. Rows without in-edges give 0.
+They raise ValueError for a shape, dtype, device or option that does not fit, and TypeError for a graph, number, seed or
+out_dtype that is no such thing, naming the argument, what was expected and what came. Rows without in-edges give 0.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ from . import reference
 from .aggregation import neighbor_reduce, sddmm_dot, spmm
 from .functional_checks import cast as _cast
 from .functional_checks import expect as _expect
+from .functional_checks import expect_dtype as _expect_dtype
+from .functional_checks import expect_graph as _expect_graph
+from .functional_checks import expect_seed as _expect_seed
 from .functional_checks import promoted as _promoted
 from .functional_checks import runs_reference as _runs_reference
+from .graph_checks import check_number
 from .ops.attention import statistics_dtype
 
 __all__ = [
@@ -44,13 +48,17 @@ __all__ = [
 ]
 
 Seed = Union[int, Tensor, None]
+_RETURNABLE = ("softmax", "dropped")
 
 # CUDA kernels read whole vectors of 16 bytes. A head of so few 16-bit numbers would be filled up to one, which as
 # float32 it fills by itself, and is computed in half the time (H200, 2026-11-22: avazu, GATv2 H16 D4).
 _HALVES, _HALF_VECTOR = (torch.bfloat16, torch.float16), 4
 
 
-def _check_common(call, graph, tensors, heads, edge_attr, edge_proj, edge_scale, proj_sizes, dropout, return_weights):
+def _check_common(
+    call, graph, tensors, heads, edge_attr, edge_proj, edge_scale, proj_sizes, dropout, seed,
+    return_weights, out_dtype,
+):  # fmt: skip
     if (edge_attr is None) != (edge_proj is None):
         missing, given = ("edge_attr", "edge_proj") if edge_attr is None else ("edge_proj", "edge_attr")
         raise ValueError(f"{call}: {given} needs {missing} as well, got None")
@@ -63,10 +71,15 @@ def _check_common(call, graph, tensors, heads, edge_attr, edge_proj, edge_scale,
             _expect(call, "edge_scale", edge_scale, (graph.num_edges,), "[E] or [E, H]")
         else:
             _expect(call, "edge_scale", edge_scale, (graph.num_edges, heads), "[E] or [E, H]")
+    check_number(call, "dropout", dropout)
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"{call}: dropout must lie in [0, 1], got {dropout}")
-    if return_weights not in (None, "softmax", "dropped"):
+    if seed is not None:
+        _expect_seed(call, seed)
+    if return_weights is not None and not (isinstance(return_weights, str) and return_weights in _RETURNABLE):
         raise ValueError(f"{call}: return_weights must be None, 'softmax' or 'dropped', got {return_weights!r}")
+    if out_dtype is not None:
+        _expect_dtype(call, out_dtype)
     device = graph.device
     for name, tensor in (*tensors, ("edge_attr", edge_attr), ("edge_proj", edge_proj), ("edge_scale", edge_scale)):
         if tensor is not None and tensor.device != device:
@@ -157,13 +170,15 @@ def gatv2_attention(
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
     """
     call = "gatv2_attention"
+    _expect_graph(call, graph)
+    check_number(call, "negative_slope", negative_slope)
     _expect(call, "x_l", x_l, (graph.num_src, None, None), "[Ns, H, C]")
     _, heads, channels = x_l.shape
     _expect(call, "x_r", x_r, (graph.num_dst, heads, channels), "[Nd, H, C]")
     _expect(call, "att", att, (heads, channels), "[H, C]")
     _check_common(
         call, graph, (("x_l", x_l), ("x_r", x_r), ("att", att)), heads,
-        edge_attr, edge_proj, edge_scale, (heads, channels), dropout, return_weights,
+        edge_attr, edge_proj, edge_scale, (heads, channels), dropout, seed, return_weights, out_dtype,
     )  # fmt: skip
     if _runs_reference(call, x_l.device):
         return reference.gatv2_attention(
@@ -210,6 +225,8 @@ def gat_attention(
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
     """
     call = "gat_attention"
+    _expect_graph(call, graph)
+    check_number(call, "negative_slope", negative_slope)
     _expect(call, "x", x, (graph.num_src, None, None), "[Ns, H, C]")
     heads = x.size(1)
     _expect(call, "a_l", a_l, (graph.num_src, heads), "[Ns, H]")
@@ -217,7 +234,7 @@ def gat_attention(
         _expect(call, "a_r", a_r, (graph.num_dst, heads), "[Nd, H]")
     _check_common(
         call, graph, (("x", x), ("a_l", a_l), ("a_r", a_r)), heads,
-        edge_attr, edge_proj, edge_scale, (heads,), dropout, return_weights,
+        edge_attr, edge_proj, edge_scale, (heads,), dropout, seed, return_weights, out_dtype,
     )  # fmt: skip
     if _runs_reference(call, x.device):
         return reference.gat_attention(
@@ -266,14 +283,17 @@ def dot_attention(
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
     """
     call = "dot_attention"
+    _expect_graph(call, graph)
     _expect(call, "q", q, (graph.num_dst, None, None), "[Nd, H, D]")
     _, heads, dim = q.shape
     _expect(call, "k", k, (graph.num_src, heads, dim), "[Ns, H, D]")
     _expect(call, "v", v, (graph.num_src, heads, None if edge_attr is None else dim), "[Ns, H, C]")
     _check_common(
         call, graph, (("q", q), ("k", k), ("v", v)), heads,
-        edge_attr, edge_proj, edge_scale, (heads, dim), dropout, return_weights,
+        edge_attr, edge_proj, edge_scale, (heads, dim), dropout, seed, return_weights, out_dtype,
     )  # fmt: skip
+    if scale is not None:
+        check_number(call, "scale", scale)
     if _runs_reference(call, q.device):
         return reference.dot_attention(
             graph, q, k, v, scale=scale, edge_attr=edge_attr, edge_proj=edge_proj, edge_scale=edge_scale,
@@ -318,6 +338,7 @@ def cosine_attention(
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
     """
     call = "cosine_attention"
+    _expect_graph(call, graph)
     _expect(call, "x", x, (graph.num_src, None, None), "[Ns, H, C]")
     _, heads, channels = x.shape
     if x_dst is not None:
@@ -332,11 +353,12 @@ def cosine_attention(
         _expect(call, "beta", beta, (1 if beta.shape == (1,) else heads,), "[1] or [H]")
     elif not isinstance(beta, (int, float)):
         raise ValueError(f"{call}: beta must be a number or a Tensor, got {type(beta).__name__}")
+    check_number(call, "eps", eps)
     if not eps >= 0:
         raise ValueError(f"{call}: eps must not be negative, got {eps}")
     _check_common(
         call, graph, (("x", x), ("x_dst", x_dst), ("beta", given_beta)), heads,
-        None, None, edge_scale, (), dropout, return_weights,
+        None, None, edge_scale, (), dropout, seed, return_weights, out_dtype,
     )  # fmt: skip
     options = {"edge_scale": edge_scale, "dropout": dropout, "seed": seed, "return_weights": return_weights}
     if _runs_reference(call, x.device):

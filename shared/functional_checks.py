@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Optional
 
 import torch
 from torch import Tensor
 
 from .backends import NotFusedError, current_backend, kernel_refusal
+from .graph import Graph
+from .graph_checks import INTEGERS
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def expect_graph(call: str, graph) -> None:
+    """Raise unless ``graph`` is an :class:`edgeless.Graph`."""
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{call}: graph must be an edgeless.Graph, got {type(graph).__name__}")
+
+
+def expect_dtype(call: str, out_dtype) -> None:
+    """Raise unless ``out_dtype`` is a floating dtype."""
+    if not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"{call}: out_dtype must be a torch.dtype or None, got {type(out_dtype).__name__}")
+    if not out_dtype.is_floating_point:
+        raise ValueError(f"{call}: out_dtype must be a floating dtype, got {out_dtype}")
+
+
+def expect_seed(call: str, seed) -> None:
+    """Raise unless ``seed`` is an integer of 64 bits, or a tensor of one."""
+    if type(seed) is int and -(2**63) <= seed < 2**63:
+        return
+    if isinstance(seed, Tensor):
+        if seed.numel() != 1 or seed.dtype not in INTEGERS:
+            raise ValueError(
+                f"{call}: seed must be an int or an int64 Tensor of shape [1], got {seed.dtype} {list(seed.shape)}"
+            )
+    elif not isinstance(seed, (numbers.Integral, torch.SymInt)):
+        raise TypeError(f"{call}: seed must be an int, an int64 Tensor or None, got {type(seed).__name__}")
+    elif not -(2**63) <= seed < 2**63:
+        raise ValueError(f"{call}: seed must be an int of 64 bits, got {seed}")
 
 
 def expect(call: str, name: str, tensor, sizes: tuple, meaning: str) -> None:

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor
 
 from .graph_checks import (
+    as_device,
     as_index,
+    check_choice,
     check_compressed,
     check_edge_index,
+    check_has,
     check_ids,
     check_num_nodes,
+    check_number,
     check_symmetric,
     compiling,
     normal_tensors,
@@ -113,7 +117,7 @@ class Graph:
         """From the two ends of every edge. ``call`` and ``names`` (of src, dst) are for error messages."""
         with normal_tensors():
             src, dst = as_index(src), as_index(dst)
-            num_src, num_dst = num_nodes_of(call, src, dst, num_src, num_dst)
+            num_src, num_dst = num_nodes_of(call, names, src, dst, num_src, num_dst)
             check_symmetric(call, is_symmetric, num_src, num_dst)
             ends, kept = (src, dst), None
             if self_loops:
@@ -179,6 +183,7 @@ class Graph:
 
         Reads the adjacency that DGL keeps, and shares its memory where the index dtypes agree.
         """
+        check_has("Graph.from_dgl", "g", g, "canonical_etypes", "a DGLGraph")
         if etype is None and len(g.canonical_etypes) != 1:
             raise ValueError(f"Graph.from_dgl: etype must be one of {g.canonical_etypes}, got None")
         etype = g.canonical_etypes[g.get_etype_id(etype)]
@@ -198,6 +203,7 @@ class Graph:
     @classmethod
     def from_sparse_tensor(cls, adj_t) -> Graph:
         """From a ``torch_sparse.SparseTensor`` ``[num_dst, num_src]``. Edge ids follow its stored order, by rows."""
+        check_has("Graph.from_sparse_tensor", "adj_t", adj_t, "csr", "a torch_sparse.SparseTensor")
         rowptr, col, _ = adj_t.csr()
         return cls.from_csr(rowptr, col, adj_t.size(1))
 
@@ -231,6 +237,7 @@ class Graph:
         The row pointers that an EdgeIndex caches are not used: they outlive in-place edits, and sorting takes no longer
         than checking them.
         """
+        check_has("Graph.from_pyg", "edge_index", edge_index, "sparse_size", "a torch_geometric.EdgeIndex")
         num_src, num_dst = edge_index.sparse_size()
         return cls.from_edge_index(edge_index, num_src, num_dst, is_symmetric=edge_index.is_undirected or None)
 
@@ -388,6 +395,8 @@ class Graph:
         key = (side, power, dtype, isolated)
         scale = self._scales.get(key)
         if scale is None:
+            check_choice("Graph.degree_scale", "side", side, ("src", "dst"))
+            check_number("Graph.degree_scale", "power", power)
             with normal_tensors():
                 degrees = self.in_degrees() if side == "dst" else self.out_degrees()
                 scale = degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
@@ -401,7 +410,13 @@ class Graph:
         return Graph(self._csc, self._csr, self._num_dst, self._num_src, self._is_symmetric)
 
     def to(self, device) -> Graph:
-        """This graph on ``device``: itself when it is there already, else a new handle."""
+        """This graph on ``device``: itself when it is there already, else a new handle.
+
+        Raises:
+            TypeError: device is no str, torch.device or int.
+            ValueError: there is no such device.
+        """
+        device = as_device("Graph.to", device)
         with normal_tensors():
             csr, csc = _move(self._csr, device), _move(self._csc, device)
             kept = None if self._kept is None else self._kept.to(device)

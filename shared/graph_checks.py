@@ -1,16 +1,22 @@
-"""What a graph's input must look like. Every error names the argument, what was expected and what came."""
+"""What arguments must look like. Every error names the argument, what was expected and what came."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Optional
+import numbers
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
-_INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
+INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
     getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)
 }
+
+
+# Row pointers take 8 bytes each, so more nodes than this are beyond what a pointer or an int64 counts.
+MOST_NODES = 2**60 - 2
+_NUMBERS = (numbers.Real, torch.SymFloat, torch.SymInt)
 
 
 def compiling() -> bool:
@@ -35,6 +41,22 @@ def as_index(ids: Tensor) -> Tensor:
     return ids if ids.dtype == torch.int32 else ids.to(torch.int64)
 
 
+def check_has(call: str, name: str, value: Any, attribute: str, meaning: str) -> None:
+    """Raise unless ``value`` has what an object of a framework that is not imported here has."""
+    if not hasattr(value, attribute):
+        raise TypeError(f"{call}: {name} must be {meaning}, got {type(value).__name__}")
+
+
+def as_device(call: str, device) -> torch.device:
+    """``device`` as torch knows it, from what ``Tensor.to`` takes for one."""
+    if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
+        raise TypeError(f"{call}: device must be a torch.device, a str or an int, got {type(device).__name__}")
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"{call}: device must be one that torch knows, got {device!r} ({error})") from None
+
+
 def check_integers(call: str, name: str, tensor, shape: str) -> None:
     """Raise unless ``tensor`` is a dense tensor of integers."""
     if not isinstance(tensor, Tensor):
@@ -43,7 +65,7 @@ def check_integers(call: str, name: str, tensor, shape: str) -> None:
         raise ValueError(
             f"{call}: {name} must be a dense Tensor, got layout {tensor.layout}; see Graph.from_torch_sparse"
         )
-    if tensor.dtype not in _INTEGERS:
+    if tensor.dtype not in INTEGERS:
         raise ValueError(f"{call}: {name} must have an integer dtype, got {tensor.dtype}")
 
 
@@ -54,37 +76,78 @@ def check_edge_index(call: str, edge_index) -> None:
         raise ValueError(f"{call}: edge_index must have shape [2, E], got {list(edge_index.shape)}")
 
 
+def check_number(call: str, name: str, value: Any) -> None:
+    """Raise unless ``value`` is a real number, of Python, NumPy or a tensor without dimensions."""
+    kind = type(value)
+    if kind is float or kind is int:  # hot: every call of a layer comes here
+        return
+    if isinstance(value, Tensor):
+        if value.dim() != 0 or value.is_complex():
+            raise TypeError(
+                f"{call}: {name} must be a number, got a Tensor of shape {list(value.shape)}, {value.dtype}"
+            )
+        if value.requires_grad:
+            raise TypeError(f"{call}: {name} must be a number, got a Tensor that requires a gradient; detach it")
+    elif not isinstance(value, _NUMBERS):
+        raise TypeError(f"{call}: {name} must be a number, got {kind.__name__}")
+
+
+def check_choice(call: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of some words."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{call}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
 def check_num_nodes(call: str, name: str, value) -> None:
     """Raise unless ``value`` is a number of nodes."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{call}: {name} must be an int, got {type(value).__name__}")
     if value < 0:
         raise ValueError(f"{call}: {name} must not be negative, got {value}")
+    if not compiling() and value > MOST_NODES:
+        raise ValueError(f"{call}: {name} must be at most 2**60 - 2, got {value}")
+
+
+def check_sizes(call: str, num_src: Optional[int], num_dst: Optional[int]) -> None:
+    """Raise unless both are numbers of nodes or None."""
+    if num_src is not None:
+        check_num_nodes(call, "num_src", num_src)
+    if num_dst is not None:
+        check_num_nodes(call, "num_dst", num_dst)
 
 
 def check_symmetric(call: str, is_symmetric: Optional[bool], num_src: int, num_dst: int) -> None:
     """Raise when a bipartite graph is called symmetric."""
+    if is_symmetric is not None and not isinstance(is_symmetric, bool):
+        raise TypeError(f"{call}: is_symmetric must be True, False or None, got {type(is_symmetric).__name__}")
     if is_symmetric and num_src != num_dst:
         raise ValueError(f"{call}: is_symmetric needs as many sources as destinations, got {num_src} and {num_dst}")
 
 
-def num_nodes_of(call: str, src: Tensor, dst: Tensor, num_src: Optional[int], num_dst: Optional[int]):
-    """(num_src, num_dst), with what is None taken from the largest ids: of both sides when both are None."""
-    for name, value in (("num_src", num_src), ("num_dst", num_dst)):
-        if value is not None:
-            check_num_nodes(call, name, value)
+def num_nodes_of(call: str, names, src: Tensor, dst: Tensor, num_src: Optional[int], num_dst: Optional[int]):
+    """(num_src, num_dst), with what is None taken from the largest ids: of both sides when both are None.
+
+    ``names`` (of src, dst) are for error messages.
+    """
+    check_sizes(call, num_src, num_dst)
     square = num_src is None and num_dst is None
     if num_src is None:
-        num_src = _largest(src) + 1
+        num_src = _num_asked_for(f"{call}: {names[0]}", src)
     if num_dst is None:
-        num_dst = _largest(dst) + 1
+        num_dst = _num_asked_for(f"{call}: {names[1]}", dst)
     if square:
         num_src = num_dst = max(num_src, num_dst)
     return num_src, num_dst
 
 
-def _largest(ids: Tensor) -> int:
-    return int(ids.max()) if ids.numel() else -1
+def _num_asked_for(name: str, ids: Tensor) -> int:
+    """How many nodes there must be for the largest id to be one of them."""
+    if not ids.numel():
+        return 0
+    num_nodes = int(ids.max()) + 1
+    if not compiling() and num_nodes > MOST_NODES:
+        check_ids(name, ids, "2**60 - 2", MOST_NODES)
+    return num_nodes
 
 
 def check_ids(name: str, ids: Tensor, limit_name: str, limit: int) -> None:

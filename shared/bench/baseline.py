@@ -10,8 +10,8 @@ from typing import Optional
 
 from edgeless.cli.console import milliseconds
 from edgeless.cli.devices import UsageError
+from edgeless.cli.layers import LAYERS
 
-from .layers import LAYERS
 from .measure import Result
 from .work import MODES, Case
 
@@ -36,6 +36,9 @@ class Baseline:
             self.origin = f"{content['machine']}, {content['date']}"
             self._rows = {("op", r["graph"], r["op"], r["dtype"]): r for r in content["aggregation"]}
             self._rows.update({("layer", r["graph"], r["layer"], r["dtype"]): r for r in content["layers"]})
+            figures = [_figure(row, mode) for row in self._rows.values() for mode in MODES]
+            if any(figure is not None and not figure.ms > 0 for figure in figures):
+                raise ValueError("a time that is not positive")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"--baseline {file}: not a file of peer figures ({error!r})") from error
 
@@ -43,9 +46,14 @@ class Baseline:
         """The best peer of one cell, or None where none was measured."""
         name = LAYERS[case.name].baseline if case.kind == "layer" else case.name
         row = self._rows.get((case.kind, graph, name, case.dtype))
-        if row is None or f"{mode}_ms" not in row:
-            return None
-        return Figure(row[f"{mode}_peer"], row[f"{mode}_ms"], row.get(f"{mode}_peak_mb"))
+        return None if row is None else _figure(row, mode)
+
+
+def _figure(row: dict, mode: str) -> Optional[Figure]:
+    if f"{mode}_ms" not in row:
+        return None
+    peak_mb = row.get(f"{mode}_peak_mb")
+    return Figure(row[f"{mode}_peer"], float(row[f"{mode}_ms"]), None if peak_mb is None else float(peak_mb))
 
 
 def geometric_means(results: list[Result], baseline: Baseline) -> list[list[str]]:

@@ -12,12 +12,14 @@ import torch
 
 from edgeless.cli.console import print_table
 from edgeless.cli.devices import UsageError, pick_device
+from edgeless.cli.files import check_writable, writing
+from edgeless.cli.layers import LAYERS
+from edgeless.cli.options import MOST_THREADS, check_count, check_room
 from edgeless.cli.setting import setting_of
 
 from . import minibatch, shapes
 from .baseline import H200, Baseline, geometric_means
-from .graphs import OWN, BenchGraph, load
-from .layers import LAYERS
+from .graphs import OWN, BenchGraph, check_name, load
 from .measure import Plan, Result, measure, peers_of
 from .peers import LAYER_PEERS, OP_PEERS
 from .report import print_case, useful_rate
@@ -81,7 +83,10 @@ SUITES = {
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"takes whole numbers, as in 15,10, got {text!r}") from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -133,9 +138,28 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     args.mode = args.mode or list(MODES)
     if len(args.fanout) != 2:
         raise UsageError(f"--fanout takes a number for each of the two layers, as in 15,10, got {args.fanout}")
-    if args.compare_threads and torch.device(args.device if args.device != "auto" else "cpu").type == "cuda":
-        raise UsageError("--compare-threads counts CPU threads; leave out --device cuda")
+    for name in ("features", "heads", "channels", "batch_size", "rounds", "runs"):
+        check_count(f"--{name.replace('_', '-')}", getattr(args, name))
+    check_count("--warmup", args.warmup, least=0)
+    check_count("--threads", args.threads, most=MOST_THREADS)
+    for count in args.compare_threads or ():
+        check_count("--compare-threads", count, most=MOST_THREADS)
+    for count in args.fanout:
+        check_count("--fanout", count)
+    if args.data is not None and not args.data.is_dir():
+        raise UsageError(f"--data {args.data}: no such folder")
+    if args.json is not None:
+        check_writable("--json", args.json)
     return args
+
+
+def _device(args: argparse.Namespace) -> torch.device:
+    device = pick_device(args.device)
+    if not args.compare_threads:
+        return device
+    if device.type == "cuda" and args.device != "auto":
+        raise UsageError("--compare-threads counts CPU threads; leave out --device cuda")
+    return torch.device("cpu")
 
 
 def cases_of(args: argparse.Namespace) -> list[Case]:
@@ -151,7 +175,7 @@ def cases_of(args: argparse.Namespace) -> list[Case]:
 def run(args: argparse.Namespace) -> int:
     """Measures and prints one table per graph and case."""
     args = complete(args)
-    device = torch.device("cpu") if args.compare_threads else pick_device(args.device)
+    device = _device(args)
     threads = args.compare_threads or [args.threads]
     torch.set_num_threads(threads[0])
     baseline = Baseline(args.baseline) if args.baseline else None
@@ -160,7 +184,7 @@ def run(args: argparse.Namespace) -> int:
         device,
         rounds=args.rounds or (3 if cuda else 5),
         runs=args.runs,
-        warmup=args.warmup or (10 if cuda else 2),
+        warmup=(10 if cuda else 2) if args.warmup is None else args.warmup,
         cold=args.cold_l2,
     )
     plan = Plan(timer, args.peers, args.mode, threads, not args.no_memory, args.data)
@@ -171,16 +195,22 @@ def run(args: argparse.Namespace) -> int:
         peers_of(case, args.peers, device)  # a wrong name is told before minutes of measuring
     if steps:
         minibatch.peers_of(args.peers)
+    for name in args.graph:
+        check_name(name, args.data)
     results, rows = [], []
     setting = setting_of(args, device)
 
     def keep(more: list[dict]) -> None:
         rows.extend(more)
         if args.json:  # after every case: a long run that breaks off leaves what it has
-            args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
+            with writing("--json", args.json):
+                args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
 
     for name in args.graph:
         graph = load(name, args.data, device)
+        for case in (*cases, *steps):
+            width = max(case.features, case.heads * case.channels)
+            check_room(f"--graph {name}: a row of {width:,} numbers for every node", 8 * width * graph.num_nodes)
         for case in cases:
             found = measure(plan, graph, case)
             print_case(graph, case, found, device, baseline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgeless.cli.devices import UsageError
-from edgeless.demo.data import PLANETOID, read_npz, read_planetoid
+from edgeless.demo.data import PLANETOID, NodeData, read_npz, read_planetoid
 
 from . import twins
 
@@ -56,18 +57,23 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
         num_nodes, num_edges = RANDOM[name]
         draw = torch.Generator().manual_seed(0)
         return BenchGraph(name, num_nodes, torch.randint(num_nodes, (2, num_edges), generator=draw).to(device), None)
-    found = _from_files(name, data) if data is not None else None
-    if found is None:
-        where = f"no file of that name in {data}" if data else "files need --data DIR"
-        own = ", ".join([*OWN, *twins.NAMES])
-        raise UsageError(f"--graph {name}: not one of {own}; {where}")
+    found = _from_files(name, data)
     return BenchGraph(name, len(found.x), found.edge_index.to(device), True)
 
 
-def _from_files(name: str, data: Path):
-    if name in PLANETOID:
+def check_name(name: str, data: Optional[Path]) -> None:
+    """Raises what :func:`load` would, without making the graphs that are made here."""
+    if name not in (*OWN, *twins.NAMES):
+        _from_files(name, data)
+
+
+def _from_files(name: str, data: Optional[Path]) -> NodeData:
+    if data is not None and name in PLANETOID:
         for file in data.rglob(f"ind.{name}.graph"):
             return read_planetoid(file.parent, name)
-    for file in data.rglob(f"{name}.npz"):
-        return read_npz(file)
-    return None
+    if data is not None and name == Path(name).name:  # no pattern may lead out of the folder
+        for file in data.rglob(f"{glob.escape(name)}.npz"):
+            return read_npz(file)
+    where = f"no file of that name in {data}" if data else "files need --data DIR"
+    own = ", ".join([*OWN, *twins.NAMES])
+    raise UsageError(f"--graph {name}: not one of {own}; {where}")

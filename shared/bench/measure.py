@@ -12,7 +12,7 @@ import torch
 
 import edgeless
 from edgeless.cli.child import ChildError, run_child
-from edgeless.cli.devices import UsageError, installed
+from edgeless.cli.devices import UsageError, installed, require
 from edgeless.cli.memory import available_memory
 
 from . import memory, peers
@@ -73,6 +73,11 @@ def peers_of(case: Case, wanted: Optional[Sequence[str]], device: torch.device) 
     chosen = [peer for peer in wanted if peer in peers.known(case)]
     if not chosen:
         raise UsageError(f"--peers {' '.join(wanted)}: for {case.name} there are {', '.join(peers.known(case))}")
+    for peer in chosen:
+        if (framework := peers.framework_of(case, peer)) is not None:
+            require(framework)
+        if peer == "pyg-sparsetensor" and not peers.has_torch_sparse():
+            raise UsageError(f"--peers {peer} needs torch_sparse: pip install --no-build-isolation torch_sparse")
     return chosen
 
 

@@ -18,12 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import edgeless
-from edgeless.cli.console import milliseconds, print_table, times
+from edgeless.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.cli.devices import UsageError, describe_device, installed
-from edgeless.demo.models import make_graph
+from edgeless.cli.layers import LAYERS, make_graph, make_layer
 
 from .graphs import BenchGraph
-from .layers import LAYERS, make_layer
 from .peers import LAYER_PEERS, ours
 from .timing import Timing
 from .work import Case
@@ -277,7 +276,7 @@ def print_steps(graph: BenchGraph, case: Case, steps: list[Step], sampling: Samp
                 step.peer,
                 milliseconds(step.sampling_ms),
                 milliseconds(step.step_ms),
-                f"±{100 * step.spread:.0f} %",
+                plus_minus(f"{100 * step.spread:.0f} %"),
                 f"{milliseconds(step.new_graph_ms)} = {share:.0f} %",
                 "" if mate is None else times(step.step_ms / mate.step_ms),
             ]

@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 import edgeless
-from edgeless.cli.devices import UsageError
-from edgeless.demo.models import make_graph
+from edgeless.cli.layers import LAYERS, make_graph, make_layer
 
 from .graphs import BenchGraph
-from .layers import LAYERS, make_layer
 from .ops import OPS, graph_of
 from .work import DTYPES, Case, GraphedWork, Work
 
@@ -115,8 +113,6 @@ def _sparse(peer: str, graph: BenchGraph, dtype: torch.dtype):
     if peer == "pyg-csr":
         indptr, indices, _ = (t.long() for t in graph_of(graph).csr)
         return torch.sparse_csr_tensor(indptr, indices, torch.ones_like(indices, dtype=dtype), sizes)
-    if not has_torch_sparse():
-        raise UsageError("--peers pyg-sparsetensor needs torch_sparse: pip install --no-build-isolation torch_sparse")
     from torch_sparse import SparseTensor
 
     src, dst = graph.edge_index

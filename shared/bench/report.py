@@ -7,7 +7,7 @@ from typing import Optional
 
 import torch
 
-from edgeless.cli.console import megabytes, milliseconds, print_table, times
+from edgeless.cli.console import megabytes, milliseconds, plus_minus, print_table, times
 from edgeless.cli.devices import describe_device
 
 from . import peers, roof
@@ -26,7 +26,7 @@ def print_case(
         "peer": [_name(result, threads) for result in results],
         "": [result.mode.replace("_", " + ") for result in results],
         "ms": [result.failed or milliseconds(result.median_ms) for result in results],
-        "spread": ["" if result.failed else f"±{100 * result.spread:.0f} %" for result in results],
+        "spread": ["" if result.failed else plus_minus(f"{100 * result.spread:.0f} %") for result in results],
     }
     if len(threads) > 1:
         columns[f"against {threads[0]} thread{'s' * (threads[0] > 1)}"] = [_scaling(r, results) for r in results]

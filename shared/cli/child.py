@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -37,18 +38,20 @@ def run_child(module: str, config: dict, on_event: Optional[Callable[[dict], Non
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     result = None
-    with tempfile.TemporaryFile("w+") as chatter:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as chatter:
         process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=chatter,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             env=environment,
         )
         try:
-            json.dump(config, process.stdin)
-            process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # of a child that is gone already: its exit status says more
+                json.dump(config, process.stdin)
+                process.stdin.close()
             for line in process.stdout:
                 if not line.startswith(MARK):
                     chatter.write(line)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
@@ -23,16 +25,58 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     if rich is None:
         print(plain_table(title, columns, rows))
     else:
-        print(title)  # not the table's own title, which is wrapped to the table's width
+        print(fitted(title))  # not the table's own title, which is wrapped to the table's width
         table = rich.table.Table(header_style="bold")
+        # A pipe has no width: never cut a table for it.
+        widths = column_widths(columns, rows, shutil.get_terminal_size().columns if sys.stdout.isatty() else 200)
         for i, column in enumerate(columns):
-            table.add_column(column, justify="left" if i == 0 else "right", no_wrap=i > 0)
+            table.add_column(column, justify="left" if i == 0 else "right", width=widths[i])
         for row in rows:
             table.add_row(*row)
-        # A pipe has no width: never cut a table for it.
-        rich.console.Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+        console = rich.console.Console(width=_table_width(widths), highlight=False)
+        with console.capture() as captured:  # rich ends the process when a pipe is closed
+            console.print(table)
+        print(captured.get(), end="")
     for note in notes:
-        print(note)
+        print(fitted(note))
+
+
+def column_widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Widths with which the table fits into ``room``; more where a figure or a word would be cut, for none ever is."""
+    cells = list(zip(columns, *rows))
+    widths = [max(map(len, column)) for column in cells]
+    # A figure with its unit stays in one line, a heading and what is longer may be broken between words.
+    least = [max(_longest_word(heading), *map(_least_width, rest), 0) for heading, *rest in cells]
+    while _table_width(widths) > room and widths != least:
+        widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i], widths[i]))
+        widths[widest] -= 1
+    return widths
+
+
+def _table_width(widths: Sequence[int]) -> int:
+    return sum(widths) + 3 * len(widths) + 1  # with borders
+
+
+def _least_width(cell: str) -> int:
+    return len(cell) if len(cell) <= 12 else _longest_word(cell)
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
+def fitted(text: str) -> str:
+    """``text`` in lines that fit the terminal; in one line where there is none."""
+    return textwrap.fill(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text
+
+
+def plus_minus(text: str) -> str:
+    """``text`` behind the sign for a spread, as far as standard output can print it."""
+    try:
+        "±".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return f"+-{text}"
+    return f"±{text}"
 
 
 def plain_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -58,7 +102,7 @@ def progress() -> Iterator[Callable[[str, int], Advance]]:
         return
     bars = rich.progress.Progress(
         rich.progress.TextColumn("{task.description}"),
-        rich.progress.BarColumn(),
+        rich.progress.BarColumn(bar_width=15),  # a name, the columns and a text in 80 columns
         rich.progress.MofNCompleteColumn(),
         rich.progress.TimeElapsedColumn(),
         rich.progress.TextColumn("{task.fields[text]}"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 
 import torch
@@ -34,11 +35,17 @@ def pick_device(name: str) -> torch.device:
     usable = _C.with_cuda and torch.cuda.is_available()
     if name == "auto":
         return torch.device("cuda" if usable else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not usable:
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if match is None:
+        raise UsageError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if name == "cpu":
+        return torch.device(name)
+    if not usable:
         why = "torch sees no GPU" if _C.with_cuda else "this edgeless was built without CUDA"
         raise UsageError(f"--device {name}: {why}")
-    return device
+    if int(match[1] or 0) >= torch.cuda.device_count():
+        raise UsageError(f"--device {name}: torch sees {torch.cuda.device_count()}, counted from cuda:0")
+    return torch.device(name)
 
 
 def describe_device(device: torch.device, threads: Sequence[int] = ()) -> str:

@@ -10,12 +10,15 @@ from pathlib import Path
 import torch
 
 from edgeless.cli.child import run_child
-from edgeless.cli.console import megabytes, milliseconds, print_table, progress, times
+from edgeless.cli.console import megabytes, milliseconds, plus_minus, print_table, progress, times
 from edgeless.cli.devices import PACKAGES, UsageError, describe_device, pick_device, require
+from edgeless.cli.files import check_writable, writing
+from edgeless.cli.layers import LAYERS
+from edgeless.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.cli.setting import setting_of
 
 from .data import PLANETOID
-from .models import LAYERS
+from .plot import check_drawable, draw
 from .train import load
 
 # (hidden, heads, dropout, lr, weight decay, epochs); for the citation graphs those of the GAT paper, section 3.3.
@@ -26,7 +29,12 @@ MIN_NODES = 160  # ten for each class of the community graph
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command."""
-    parser.add_argument("--layer", choices=LAYERS["pyg"], default="gatv2", help="transformer is DotGatConv in DGL")
+    kinds = "; ".join(
+        f"{name}: {' or '.join(dict.fromkeys((kind.pyg[0], kind.dgl[0])))}" for name, kind in LAYERS.items()
+    )
+    parser.add_argument(
+        "--layer", choices=LAYERS, default="gatv2", metavar="NAME", help=f"in PyG or DGL (default: gatv2). {kinds}"
+    )
     parser.add_argument("--framework", choices=PACKAGES, default="pyg")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's choice)")
@@ -63,22 +71,30 @@ def configure(args: argparse.Namespace) -> dict:
     else:
         options = {"num_nodes": args.nodes, "num_edges": args.edges, "seed": args.seed}
         data = {"kind": "community", "options": options}
-    for name in ("epochs", "seeds", "hidden", "heads", "threads", "nodes", "edges"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} must be at least 1, got {value}")
-    if args.nodes < MIN_NODES:
-        raise UsageError(f"--nodes must be at least {MIN_NODES}, got {args.nodes}: every class needs some to train on")
+    for name in ("epochs", "seeds", "hidden", "heads"):
+        check_count(f"--{name}", getattr(args, name))
+    check_count("--threads", args.threads, most=MOST_THREADS)
+    check_count("--edges", args.edges, least=2)  # an undirected one is two
+    check_count("--nodes", args.nodes, least=MIN_NODES)
+    check_count("--seed", args.seed, least=0)
+    check_real("--dropout", args.dropout, 0, 1)
+    check_real("--lr", args.lr, 0)
+    check_real("--weight-decay", args.weight_decay, 0)
     config = {
         name: default if getattr(args, name) is None else getattr(args, name)
         for name, default in zip(OPTIONS, DEFAULTS[data["kind"]])
     }
     require(args.framework)
+    device = pick_device(args.device)
     if args.plot:
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError:
-            raise UsageError("--plot needs matplotlib; install it with: pip install 'edgeless[demo]'") from None
+        check_drawable(args.plot)
+    for option, file in (("--plot", args.plot), ("--json", args.json)):
+        if file:
+            check_writable(option, file)
+    if args.plot and args.json and args.plot.resolve() == args.json.resolve():
+        raise UsageError(f"--plot and --json are the same file, {args.json}")
+    if data["kind"] == "community":
+        check_room(f"a graph of {args.nodes:,} nodes and {args.edges:,} edges", 3000 * args.nodes + 100 * args.edges)
     if args.threads:
         torch.set_num_threads(args.threads)
     return {
@@ -86,7 +102,7 @@ def configure(args: argparse.Namespace) -> dict:
         "data": data,
         "layer": args.layer,
         "framework": args.framework,
-        "device": str(pick_device(args.device)),
+        "device": str(device),
         "threads": torch.get_num_threads(),
         "seed": args.seed,
         "seeds": args.seeds,
@@ -97,6 +113,8 @@ def run(args: argparse.Namespace) -> int:
     """Trains both sides one after the other (never at once: they would slow each other) and prints the table."""
     config = configure(args)
     data = load(config["data"])  # a bad file is reported before anything starts
+    width = config["heads"] * config["hidden"]
+    check_room(f"a layer of {config['heads']:,} heads of {config['hidden']:,}", 8 * width * (width + len(data.x)))
     names = side_names(config)
     sides = {}
     with progress() as add:
@@ -104,36 +122,37 @@ def run(args: argparse.Namespace) -> int:
             advance = add(name, config["epochs"] * config["seeds"])
 
             def show(event: dict, advance=advance) -> None:
-                advance(f"loss {event['loss']:.4f}  {1e3 * event['seconds']:,.0f} ms")
+                advance(f"loss {event['loss']:.4f}  {milliseconds(1e3 * event['seconds'])} ms")
 
             sides[side] = run_child("edgeless.demo.train", {**config, "side": side}, show)
+    size = f"{config['heads']} heads of {config['hidden']}" if LAYERS[config["layer"]].has_heads else f"width {width}"
     title = (
         f"{data.name}: {len(data.x):,} nodes, {data.edge_index.shape[1]:,} edges, {data.x.shape[1]} features; "
-        f"two layers, {config['heads']} heads of {config['hidden']}, {config['epochs']} epochs; "
+        f"two layers, {size}, {config['epochs']} epochs; "
         f"{describe_device(torch.device(config['device']))}"
     )
     print_table(title, ["", *names.values(), "ratio"], summary(sides["stock"], sides["edgeless"]), notes(config))
     if args.json:
         setting = setting_of(args, torch.device(config["device"]))
-        args.json.write_text(json.dumps({"setting": setting, "title": title, "config": config, **sides}, indent=1))
+        with writing("--json", args.json):
+            args.json.write_text(json.dumps({"setting": setting, "title": title, "config": config, **sides}, indent=1))
     if args.plot:
-        from .plot import draw
-
-        draw(args.plot, title, names, sides)
+        with writing("--plot", args.plot):
+            draw(args.plot, title, names, sides)
         print(f"drawn in {args.plot}")
     return 0
 
 
 def side_names(config: dict) -> dict[str, str]:
     """Side -> the heading of its column."""
-    layer = LAYERS[config["framework"]][config["layer"]]
+    layer, _ = getattr(LAYERS[config["layer"]], config["framework"])
     stock = {"pyg": "PyG", "dgl": "DGL"}[config["framework"]]
     return {"stock": f"{stock} {layer}", "edgeless": f"edgeless {layer}"}
 
 
 def _spread(values: list[float]) -> str:
     text = f"{100 * statistics.mean(values):.1f} %"
-    return text if len(values) == 1 else f"{text} ± {100 * statistics.stdev(values):.1f}"
+    return text if len(values) == 1 else f"{text} {plus_minus(f' {100 * statistics.stdev(values):.1f}')}"
 
 
 def _change(stock: float, ours: float) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +14,8 @@ import torch
 from torch import Tensor
 
 from edgeless.cli.devices import UsageError
+
+MOST_CLASSES = 1 << 16
 
 
 class NodeData(NamedTuple):
@@ -84,23 +88,57 @@ def read_npz(file: Path) -> NodeData:
     """Reads node_features [N, F], node_labels [N], edges [E, 2] (each once, undirected) and {train,val,test}_masks.
 
     The masks are [N], or [S, N] for S splits, of which the first is taken.
+
+    Raises:
+        UsageError: the file cannot be read, an array is missing, or its shape, dtype or values do not fit.
     """
     wanted = ("node_features", "node_labels", "edges", "train_masks", "val_masks", "test_masks")
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            missing = [name for name in wanted if name not in archive]
-            if missing:
-                raise UsageError(f"{file}: expected arrays {', '.join(wanted)}; {', '.join(missing)} missing")
-            x, y, edges, *masks = (archive[name] for name in wanted)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file}: cannot be read as an .npz of arrays ({error})") from error
-    if edges.ndim != 2 or edges.shape[1] != 2:
-        raise UsageError(f"{file}: edges must have shape [E, 2], got {list(edges.shape)}")
-    if edges.size and not 0 <= edges.min() <= edges.max() < len(x):
-        raise UsageError(f"{file}: edges must be node ids in [0, {len(x)}), got {edges.min()} to {edges.max()}")
-    splits = (torch.from_numpy(mask.reshape(-1, len(x))[0].astype(bool)) for mask in masks)
+        with open(file, "rb") as stream, zipfile.ZipFile(stream) as archive:
+            have = {name.removesuffix(".npy") for name in archive.namelist()}
+            missing = [name for name in wanted if name not in have]
+            arrays = {name: _array(archive, name) for name in wanted if name in have}
+    except Exception as error:  # NumPy and zipfile raise whatever the bytes lead them to
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+        raise UsageError(f"{file}: cannot be read as an .npz of arrays ({reason})") from error
+    if missing:
+        raise UsageError(f"{file}: expected arrays {', '.join(wanted)}; {', '.join(missing)} missing")
+    x, y, edges = (arrays[name] for name in wanted[:3])
+
+    def expect(fits: bool, name: str, expected: str, came: object) -> None:
+        if not fits:
+            raise UsageError(f"{file}: {name} must {expected}, got {came}")
+
+    for name, array in arrays.items():
+        kinds, meaning = ("biuf", "numbers") if name != "edges" else ("iu", "integers")
+        expect(array.dtype.kind in kinds, name, f"be {meaning}", array.dtype)
+    expect(x.ndim == 2 and x.size > 0, "node_features", "have shape [N, F]", list(x.shape))
+    nodes = len(x)
+    expect(bool(np.isfinite(x).all()), "node_features", "be finite", "infinities or NaN")
+    expect(y.shape == (nodes,), "node_labels", f"have shape [N] = [{nodes}]", list(y.shape))
+    classes = f"be integers in [0, {MOST_CLASSES})"
+    expect(0 <= y.min() <= y.max() < MOST_CLASSES, "node_labels", classes, f"{y.min()} to {y.max()}")
+    expect(bool((y == np.floor(y)).all()), "node_labels", classes, "fractions")
+    expect(edges.ndim == 2 and edges.shape[1] == 2, "edges", "have shape [E, 2]", list(edges.shape))
+    expect(len(edges) > 0, "edges", "be at least one", "none")
+    known = 0 <= edges.min() <= edges.max() < nodes
+    expect(known, "edges", f"be node ids in [0, {nodes})", f"{edges.min()} to {edges.max()}")
+    splits = []
+    for name in wanted[3:]:
+        mask = arrays[name]
+        fits = mask.ndim in (1, 2) and mask.shape[-1] == nodes and len(mask) > 0
+        expect(fits, name, f"have shape [N] or [S, N] with N = {nodes}", list(mask.shape))
+        splits.append(torch.from_numpy(np.atleast_2d(mask)[0].astype(bool)))
+        expect(bool(splits[-1].any()), name, "choose a node", "none")
     edge_index = _both_directions(torch.from_numpy(edges.astype(np.int64)).t())
-    return NodeData(Path(file).stem, torch.from_numpy(x).float(), torch.from_numpy(y).long(), edge_index, *splits)
+    features, labels = (torch.from_numpy(array.astype(kind)) for array, kind in ((x, np.float32), (y, np.int64)))
+    name = os.fsencode(Path(file).stem).decode(errors="replace")
+    return NodeData(name, features, labels, edge_index, *splits)
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    with archive.open(f"{name}.npy") as stream:
+        return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 def read_planetoid(root: Path, name: str) -> NodeData:
@@ -115,6 +153,15 @@ def read_planetoid(root: Path, name: str) -> NodeData:
         raise UsageError(
             f"--root {root}: no {PLANETOID[name]}/raw/ind.{name}.graph in it; PyG's Planetoid puts it there"
         )
+    try:
+        return _planetoid(folder, name)
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a pickle cut short, or of other things, leads to
+        raise UsageError(f"--root {root}: cannot be read as {PLANETOID[name]} ({error!r})") from error
+
+
+def _planetoid(folder: Path, name: str) -> NodeData:
     x, tx, allx, y, ty, ally, graph = (
         _unpickle(folder / f"ind.{name}.{part}") for part in ("x", "tx", "allx", "y", "ty", "ally", "graph")
     )

@@ -6,7 +6,21 @@ import itertools
 import statistics
 from pathlib import Path
 
+from edgeless.cli.console import megabytes, milliseconds
+from edgeless.cli.devices import UsageError
+
 COLOURS = {"stock": "#9aa5b1", "edgeless": "#1f6feb"}
+
+
+def check_drawable(file: Path) -> None:
+    """Raises UsageError where matplotlib is missing or knows no format of this name."""
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise UsageError("--plot needs matplotlib; install it with: pip install 'edgeless[demo]'") from None
+    formats = sorted(FigureCanvasBase.get_supported_filetypes())
+    if file.suffix.lower()[1:] not in formats:
+        raise UsageError(f"--plot {file}: the name must end in one of .{', .'.join(formats)}")
 
 
 def draw(file: Path, title: str, names: dict[str, str], sides: dict[str, dict]) -> None:
@@ -17,13 +31,13 @@ def draw(file: Path, title: str, names: dict[str, str], sides: dict[str, dict]) 
     import matplotlib.pyplot as plt
 
     figure, (time_axes, memory_axes, loss_axes) = plt.subplots(1, 3, figsize=(12, 4), width_ratios=(1, 1, 2))
-    for axes, heading, read in (
-        (time_axes, "epoch, ms", lambda side: 1e3 * statistics.median(side["seconds"])),
-        (memory_axes, "peak memory, MB", lambda side: side["peak_bytes"] / 1e6),
+    for axes, heading, read, show in (
+        (time_axes, "epoch, ms", lambda side: 1e3 * statistics.median(side["seconds"]), milliseconds),
+        (memory_axes, "peak memory, MB", lambda side: side["peak_bytes"] / 1e6, lambda mb: megabytes(1e6 * mb)[:-3]),
     ):
         values = [read(sides[side]) for side in names]
         bars = axes.bar([name.split()[0] for name in names.values()], values, color=[COLOURS[side] for side in names])
-        axes.bar_label(bars, [f"{value:,.0f}" for value in values])
+        axes.bar_label(bars, [show(value) for value in values])
         axes.set_title(heading)
         axes.margins(y=0.15)
     for side, name in names.items():
@@ -38,7 +52,7 @@ def draw(file: Path, title: str, names: dict[str, str], sides: dict[str, dict]) 
     loss_axes.legend()
     for axes in (time_axes, memory_axes, loss_axes):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=9)
+    figure.suptitle(title, fontsize=9, parse_math=False)  # the name of a file may hold dollars
     figure.tight_layout()
     figure.savefig(file, dpi=150)
     plt.close(figure)

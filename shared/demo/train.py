@@ -12,10 +12,11 @@ import torch.nn.functional as F
 
 import edgeless
 from edgeless.cli.child import emit
+from edgeless.cli.layers import LAYERS, make_graph
 from edgeless.cli.memory import peak_memory
 
 from .data import NodeData, community_graph, read_npz, read_planetoid
-from .models import make_graph, make_net
+from .models import Net
 
 
 def load(source: dict) -> NodeData:
@@ -60,12 +61,12 @@ def run(config: dict) -> None:
     def new(features: int, seed: int):
         torch.manual_seed(seed)
         sizes = {name: config[name] for name in ("hidden", "heads", "dropout")}
-        net = make_net(framework, side, layer, features=features, classes=data.num_classes, **sizes).to(device)
+        net = Net(framework, side, layer, features=features, classes=data.num_classes, **sizes).to(device)
         return net, torch.optim.Adam(net.parameters(), lr=config["lr"], weight_decay=config["weight_decay"])
 
     # What loads at the first step (the optimizer's imports, thread pools, the kernels of a GPU) belongs to neither
     # side's training: one step on a graph of three nodes brings it in.
-    loops = layer != "transformer"
+    loops = LAYERS[layer].self_loops
     small = make_graph(framework, torch.tensor([[0, 1, 2], [1, 2, 0]], device=device), 3, loops)
     train_step(
         *new(4, 0), torch.rand(3, 4, device=device), small, y[:3], torch.ones(3, dtype=torch.bool, device=device)

@@ -7,10 +7,10 @@ import torch
 
 from edgeless.__main__ import main
 from edgeless.bench import graphs
-from edgeless.bench.layers import LAYERS
 from edgeless.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
 from edgeless.bench.work import Case, op_case
 from edgeless.cli.devices import installed
+from edgeless.cli.layers import LAYERS
 
 TOY = graphs.load("toy", None, torch.device("cpu"))
 

@@ -116,6 +116,15 @@ def test_a_table_in_a_pipe_is_never_cut(capsys):
     assert capsys.readouterr().out.count("x" * 30) == 8
 
 
+def test_a_table_fits_a_narrow_terminal_and_loses_nothing():
+    rows = [["pyg", "forward + backward", "1,234", "left out: needs about 23 GB"]] * 2
+    columns = ["peer", "", "ms", "edgeless is faster by"]
+    wide, narrow, least = (console.column_widths(columns, rows, room) for room in (200, 50, 10))
+    assert wide == [4, 18, 5, 27]
+    assert sum(narrow) + 3 * 4 + 1 == 50
+    assert least == [4, 8, 5, 8]  # words and figures stay whole, "1,234" and "edgeless"
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(1234.5, "1,234"), (99.94, "99.9"), (9.876, "9.88"), (0.12345, "0.123"), (0.0, "0.000")]
 )

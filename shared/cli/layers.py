@@ -1,0 +1,125 @@
+"""Layers by name: how each framework builds one with the same sizes, and the graph that it walks."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+# What a user would import a layer from.
+MODULES = {
+    ("pyg", "stock"): "torch_geometric.nn",
+    ("pyg", "edgeless"): "edgeless.pyg.nn",
+    ("dgl", "stock"): "dgl.nn",
+    ("dgl", "edgeless"): "edgeless.dgl.nn",
+}
+
+Build = Callable[[type, int, int, int, float], torch.nn.Module]  # (class, features, heads, channels, dropout)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer that both frameworks may have.
+
+    Attributes:
+        pyg, dgl: (class name, how to build it), or None where the framework has no such layer.
+        self_loops: PyG's layer adds self loops, so DGL's graph gets them beforehand: all peers walk the same edges.
+        baseline: what the layer is called in a file of peer figures.
+        maps: the layer has a linear map of its own, and so decides how wide its output is.
+        multiplies: PyG's layer multiplies by a sparse matrix where it is given one, which is faster than edge tensors.
+    """
+
+    pyg: tuple[str, Build]
+    dgl: Optional[tuple[str, Build]]
+    self_loops: bool
+    baseline: str
+    multiplies: bool = False
+    maps: bool = True
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the output is made by heads."""
+        return self.pyg[1] is _pyg_attention
+
+
+def _pyg_attention(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+    return cls(features, channels, heads=heads, dropout=dropout)
+
+
+def _dgl_attention(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+    return cls(features, channels, num_heads=heads, attn_drop=dropout, allow_zero_in_degree=True)
+
+
+def _dgl_dot(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+    return cls(features, channels, num_heads=heads, allow_zero_in_degree=True)  # which has no dropout
+
+
+def _wide(**options) -> Build:
+    """A layer without heads, as wide as the heads together."""
+    return lambda cls, features, heads, channels, dropout: cls(features, heads * channels, **options)
+
+
+def _dgl_graph_conv(norm: str) -> Build:
+    return _wide(norm=norm, allow_zero_in_degree=True)
+
+
+def _dgl_sage(aggregator: str) -> Build:
+    return lambda cls, features, heads, channels, dropout: cls(features, heads * channels, aggregator)
+
+
+def _agnn(**options) -> Build:
+    return lambda cls, features, heads, channels, dropout: cls(**options)
+
+
+def _gin(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
+    width = heads * channels
+    perceptron = (torch.nn.Linear(features, width), torch.nn.BatchNorm1d(width), torch.nn.ReLU())
+    return cls(torch.nn.Sequential(*perceptron, torch.nn.Linear(width, width)))
+
+
+LAYERS = {
+    "gatv2": Layer(("GATv2Conv", _pyg_attention), ("GATv2Conv", _dgl_attention), True, "GATv2Conv"),
+    "gat": Layer(("GATConv", _pyg_attention), ("GATConv", _dgl_attention), True, "GATConv"),
+    "transformer": Layer(("TransformerConv", _pyg_attention), ("DotGatConv", _dgl_dot), False, "TransformerConv"),
+    "agnn": Layer(("AGNNConv", _agnn()), ("AGNNConv", _agnn(allow_zero_in_degree=True)), True, "AGNNConv", maps=False),
+    "gcn": Layer(("GCNConv", _wide()), ("GraphConv", _dgl_graph_conv("both")), True, "GCNConv", True),
+    "gcn-cached": Layer(
+        ("GCNConv", _wide(cached=True)), ("GraphConv", _dgl_graph_conv("both")), True, "GCNConv(cached)", True
+    ),
+    # DGL has no such layer: its nearest lacks the product with the node's own features.
+    "graphconv": Layer(("GraphConv", _wide()), ("GraphConv", _dgl_graph_conv("none")), False, "GraphConv", True),
+    "sage-mean": Layer(("SAGEConv", _wide()), ("SAGEConv", _dgl_sage("mean")), False, "SAGEConv(mean)", True),
+    "sage-max": Layer(("SAGEConv", _wide(aggr="max")), ("SAGEConv", _dgl_sage("pool")), False, "SAGEConv(max)", True),
+    "gin": Layer(("GINConv", _gin), ("GINConv", _gin), False, "GINConv", True),
+}
+
+
+def make_layer(
+    name: str, framework: str, side: str, features: int, heads: int, channels: int, dropout: float = 0.0
+) -> torch.nn.Module:
+    """One side's layer, e.g. ("gatv2", "pyg", "edgeless") -> an edgeless.pyg.nn.GATv2Conv.
+
+    Raises:
+        AttributeError: edgeless has no such layer for this framework.
+    """
+    class_name, build = getattr(LAYERS[name], framework)
+    cls = getattr(importlib.import_module(MODULES[framework, side]), class_name)
+    return build(cls, features, heads, channels, dropout)
+
+
+def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: bool):
+    """What a layer takes as its graph: PyG's edge_index, or a DGLGraph.
+
+    Args:
+        self_loops: PyG's layer adds self loops; DGL's graph then gets them here, so that both walk the same edges.
+    """
+    if framework == "pyg":
+        return edge_index
+    import dgl
+
+    graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=num_nodes)
+    return dgl.add_self_loop(dgl.remove_self_loop(graph)) if self_loops else graph
