@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Optional
 
 from edgeless.cli.console import megabytes, milliseconds
+from edgeless.cli.layers import LAYERS
 
 from . import picture, shapes
 from .command import SUITES
-from .layers import LAYERS
 from .peers import LAYER_PEERS, ours
 from .runs import DEMO, Suite, geometric_mean, read
 from .work import MODES

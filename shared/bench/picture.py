@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Optional
 
 from edgeless.cli.console import megabytes, milliseconds
+from edgeless.cli.layers import LAYERS
 
-from .layers import LAYERS
 from .peers import ours
 from .runs import Suite
 
