@@ -49,6 +49,7 @@ DEFAULT_LIMIT = 4 * 2**30  # room for both directions of 250 million edges
 
 _FLOWS = ("source_to_target", "target_to_source")
 _CONCRETE = (Tensor, torch.nn.Parameter)  # anything else may be a stand-in without contents, while a tracer runs
+_DISTRIBUTED = torch.distributed.is_available()
 _MODES = {"": "on", "1": "on", "0": "off", "verify": "verify"}
 
 
@@ -270,8 +271,7 @@ class GraphCache:
 
 def _several_processes() -> bool:
     """Whether collectives may write into any tensor of this process; they raise no version counter."""
-    distributed = torch.distributed
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return _DISTRIBUTED and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _num_derived(graph: Graph) -> int:

@@ -11,9 +11,7 @@ def run_in_fork(work, seconds: float = 20.0) -> bool:
     child = os.fork()
     if child == 0:
         status = 1
-        torch.set_num_threads(
-            1
-        )  # those of OpenMP stay with the parent, and torch too would wait for them
+        torch.set_num_threads(1)  # those of OpenMP stay with the parent, and torch too would wait for them
         try:
             status = 0 if work() else 1
         finally:
