@@ -1,11 +1,13 @@
 // The schema of every op and the Python module; nothing else. Kernels and gradients register themselves from their own
 // files. Two ops of Python alone stand in shared/program_cache.py, since their tag is newer than the oldest torch.
 #include <pybind11/pybind11.h>
+#include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
 #include "common/own_memory.h"
+#include "graph/stamp.h"
 #include "plans.h"
 
 #ifdef EDGELESS_WITH_CUDA
@@ -126,6 +128,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("release_pool", &edgeless::cpu::release_blocks);
   m.def("saves_unseen", &edgeless::saves_unseen);
   edgeless::define_plans(m);
+  m.def("stamp", [](const at::Tensor& tensor, bool whole) { return pybind11::bytes(edgeless::stamp(tensor, whole)); });
 #ifdef EDGELESS_WITH_CUDA
   m.attr("with_cuda") = true;
   m.attr("cuda_archs") = edgeless::cuda::built_archs();

@@ -5,10 +5,13 @@ matrix), and dies with it. It counts as valid while the tensors behind the ancho
 version: an in-place edit, through whatever view, raises PyTorch's version counter. Tensors without a counter to rely on
 (made under ``torch.inference_mode``, or wrapped like PyG's EdgeIndex) are copied, and compared at every use.
 
-What no counter sees are writes past PyTorch: through ``tensor.data``, numpy or DLPack. Under ``EDGELESS_CACHE=verify``
-the cache compares contents for every tensor and sees these too; ``EDGELESS_CACHE=0`` builds anew every time. Programs
-of torch.compile ask the cache for the graph of an edge_index when they run (:mod:`edgeless.program_cache`) and build
-all others by ops of their own.
+Some writers raise no counter: collectives of torch.distributed, other processes, ``tensor.data``, numpy, DLPack. On
+the CPU every use therefore also reads the contents (``core_cuda/graph/stamp.h``): all of them up to 4,096 numbers, in
+shared memory, and while torch.distributed runs with several processes; otherwise a sample, which a new graph does not
+pass and an edit of a few ids may. On CUDA nothing is read, since that would wait for the GPU. Under
+``EDGELESS_CACHE=verify`` the cache compares all contents on every device; ``EDGELESS_CACHE=0`` builds anew every time.
+Programs of torch.compile ask the cache for the graph of an edge_index when they run (:mod:`edgeless.program_cache`) and
+build all others by ops of their own.
 
 The cache holds at most :func:`set_cache_limit` bytes; what was not used for longest goes first. The graph used last
 stays even when it alone is larger, for building it anew in every layer would help nobody; a limit of 0 keeps nothing.
@@ -46,6 +49,7 @@ DEFAULT_LIMIT = 4 * 2**30  # room for both directions of 250 million edges
 
 _FLOWS = ("source_to_target", "target_to_source")
 _CONCRETE = (Tensor, torch.nn.Parameter)  # anything else may be a stand-in without contents, while a tracer runs
+_DISTRIBUTED = torch.distributed.is_available()
 _MODES = {"": "on", "1": "on", "0": "off", "verify": "verify"}
 
 
@@ -122,6 +126,16 @@ class GraphCache:
         self._limit = limit
         self._hits = self._misses = 0
 
+    def after_fork(self) -> None:
+        """To be called in a forked child, which inherits the lock, but not the thread that may have held it."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+            return
+        # What that thread was changing is not to be relied on.
+        self._lock = threading.Lock()
+        self._dead.clear()
+        self._reset()
+
     def get(self, anchor: Any, key: Hashable, build: Callable[[], Graph], tensors=(), compare: bool = False) -> Graph:
         """The graph of ``anchor`` under ``key``, from ``build()`` when there is none that is valid.
 
@@ -131,7 +145,10 @@ class GraphCache:
             tensors: dense tensors that the graph is built from; a graph is valid while they are unchanged.
             compare: whether to prove this by their contents, not by their version counters.
         """
-        stamps = tuple(map(_stamp, tensors))
+        stamps = ()
+        if tensors:
+            whole = _several_processes()
+            stamps = tuple([_C.stamp(t, whole) for t in tensors])
         entry = self._find(anchor, key, stamps)
         if entry is not None:
             if not compare or _same_contents(entry.copies, tensors):
@@ -156,9 +173,7 @@ class GraphCache:
     def clear(self) -> None:
         """See :func:`clear_cache`."""
         with self._locked():
-            self._entries.clear()
-            self._anchors.clear()
-            self._charged = self._hits = self._misses = 0
+            self._reset()
 
     def set_limit(self, limit: int) -> None:
         """See :func:`set_cache_limit`."""
@@ -187,6 +202,11 @@ class GraphCache:
                 self._lock.release()
 
     # The rest runs under the lock, or takes it.
+
+    def _reset(self) -> None:
+        self._entries.clear()
+        self._anchors.clear()
+        self._charged = self._hits = self._misses = 0
 
     def _find(self, anchor, key, stamps) -> Optional[_Entry]:
         with self._locked():
@@ -257,9 +277,9 @@ class GraphCache:
             self._drop(next(iter(self._entries)))
 
 
-def _stamp(tensor: Tensor) -> tuple:
-    version = None if tensor.is_inference() else tensor._version
-    return (version, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device, tensor.dtype)
+def _several_processes() -> bool:
+    """Whether collectives may write into any tensor of this process; they raise no version counter."""
+    return _DISTRIBUTED and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def _num_derived(graph: Graph) -> int:
@@ -280,6 +300,8 @@ def _num_bytes(tensors) -> int:
 
 
 _cache = GraphCache()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_cache.after_fork)
 
 
 def _mode() -> str:

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../common/cpu/partition.h"
+#include "../common/cpu/room.h"
 #include "../common/cpu/tensors.h"
 #include "../common/dropout.h"
 #include "cpu/args.h"
@@ -326,10 +327,10 @@ at::Tensor attention_backward_into(at::TensorList into, const at::Tensor& grad_o
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
-  m.impl("attention", attention);
-  m.impl("attention_weights", attention_weights);
-  m.impl("attention_backward", attention_backward);
-  m.impl("attention_backward_into", attention_backward_into);
+  m.impl("attention", WithRoom<attention>::call);
+  m.impl("attention_weights", WithRoom<attention_weights>::call);
+  m.impl("attention_backward", WithRoom<attention_backward>::call);
+  m.impl("attention_backward_into", attention_backward_into);  // writes over what it reads
 }
 
 }  // namespace edgeless::cpu

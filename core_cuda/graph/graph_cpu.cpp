@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "common/checks.h"
+#include "common/cpu/room.h"
 #include "common/optional.h"
 #include "graph/edge_sort.h"
 
@@ -148,8 +149,8 @@ CompressedArrays csr_transpose_cpu(const Tensor& indptr, const Tensor& indices, 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
-  m.impl("coo_to_csr", coo_to_csr_cpu);
-  m.impl("csr_transpose", csr_transpose_cpu);
+  m.impl("coo_to_csr", cpu::WithRoom<coo_to_csr_cpu>::call);
+  m.impl("csr_transpose", cpu::WithRoom<csr_transpose_cpu>::call);
 }
 
 }  // namespace edgeless

@@ -14,6 +14,7 @@
 #include <deque>
 #include <vector>
 
+#include "../common/cpu/room.h"
 #include "../common/cpu/tensors.h"
 #include "cpu/kernels.h"
 #include "inputs.h"
@@ -392,15 +393,15 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
-  m.impl("project", project);
-  m.impl("project_backward", project_backward);
-  m.impl("project_sum", project_sum);
-  m.impl("project_sum_backward", project_sum_backward);
-  m.impl("add_row", add_row);
-  m.impl("column_sums", column_sums);
-  m.impl("cast_all", cast_all);
-  m.impl("node_logits", node_logits);
-  m.impl("node_logits_backward", node_logits_backward);
+  m.impl("project", cpu::WithRoom<project>::call);
+  m.impl("project_backward", cpu::WithRoom<project_backward>::call);
+  m.impl("project_sum", cpu::WithRoom<project_sum>::call);
+  m.impl("project_sum_backward", cpu::WithRoom<project_sum_backward>::call);
+  m.impl("add_row", cpu::WithRoom<add_row>::call);
+  m.impl("column_sums", cpu::WithRoom<column_sums>::call);
+  m.impl("cast_all", cpu::WithRoom<cast_all>::call);
+  m.impl("node_logits", cpu::WithRoom<node_logits>::call);
+  m.impl("node_logits_backward", cpu::WithRoom<node_logits_backward>::call);
 }
 
 }  // namespace edgeless

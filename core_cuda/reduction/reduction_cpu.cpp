@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "../common/cpu/partition.h"
+#include "../common/cpu/room.h"
 #include "../common/cpu/tensors.h"
 #include "cpu/args.h"
 #include "cpu/kernels.h"
@@ -172,8 +173,8 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
-  m.impl("neighbor_reduce", neighbor_reduce);
-  m.impl("neighbor_reduce_backward", neighbor_reduce_backward);
+  m.impl("neighbor_reduce", WithRoom<neighbor_reduce>::call);
+  m.impl("neighbor_reduce_backward", WithRoom<neighbor_reduce_backward>::call);
 }
 
 }  // namespace edgeless::cpu

@@ -2,6 +2,7 @@
 #include <torch/library.h>
 
 #include "../common/cpu/partition.h"
+#include "../common/cpu/room.h"
 #include "../common/cpu/tensors.h"
 #include "cpu/args.h"
 #include "cpu/kernels.h"
@@ -107,8 +108,8 @@ at::Tensor sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
-  m.impl("spmm", spmm);
-  m.impl("sddmm", sddmm);
+  m.impl("spmm", WithRoom<spmm>::call);
+  m.impl("sddmm", WithRoom<sddmm>::call);
 }
 
 }  // namespace edgeless::cpu

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from forks import run_in_fork
 
 import edgeless
 from edgeless import _C
@@ -150,3 +151,84 @@ def test_the_pool_can_be_turned_off():
             check=True,
         )
         assert ran.stdout.strip() == pooled
+
+
+def test_children_forked_inside_the_pool_do_not_wait():
+    """Threads take and give all the time, so some children are forked while one of them is inside the pool."""
+    stop = threading.Event()
+
+    def work():
+        while not stop.is_set():
+            result(33)
+
+    def use():
+        return bool(result(33, value=7.0)[-1, -1] == 7.0)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            assert run_in_fork(use)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+OUT_OF_ADDRESSES = """
+import resource, torch, edgeless
+
+def result(megabytes):
+    rows = torch.ones(()).expand(megabytes * 1024, 256)
+    return torch.ops.edgeless.add_row(rows, torch.zeros(256))
+
+result(64)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20), -1))
+idle = [result(100) for _ in range(4)]
+del idle
+assert edgeless.cache_info().pooled >= 400 << 20
+{work}
+"""
+
+
+def run_out_of_addresses(work):
+    script = OUT_OF_ADDRESSES.format(work=work)
+    # one thread: every other one takes addresses for a heap and a stack of its own
+    return subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+
+
+WORK = {
+    "the pool itself": "assert result(400).shape == (400 * 1024, 256)",
+    "a smaller result than the pool takes": (
+        "hold = []\n"
+        "try:\n"
+        "    while True: hold.append(torch.empty(30 << 20, dtype=torch.uint8))\n"
+        "except RuntimeError: pass\n"
+        "assert result(31).shape == (31 * 1024, 256)\n"
+    ),
+    "a graph": (
+        "edges = torch.zeros(2, 1, dtype=torch.int64).expand(2, 8_000_000)\n"
+        "assert edgeless.Graph.from_edge_index(edges, 9, 9).num_edges == 8_000_000\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK.keys())
+def test_an_op_without_room_gives_the_pool_back_first(work):
+    ran = run_out_of_addresses(work)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_what_does_not_fit_without_the_pool_either_is_an_error():
+    ran = run_out_of_addresses("result(1000)")
+    assert "can't allocate memory" in ran.stderr
+
+
+def test_clear_cache_makes_room_for_torch():
+    """As the documents advise."""
+    ran = run_out_of_addresses("edgeless.clear_cache()\ntorch.empty(400 << 20, dtype=torch.uint8)")
+    assert ran.returncode == 0, ran.stderr

@@ -1,11 +1,17 @@
 """Choosing a backend, explaining the choice and the mixin that makes it, without any framework."""
 
+import asyncio
+import concurrent.futures
+import os
 import subprocess
 import sys
 import threading
 
 import pytest
 import torch
+from forks import run_in_fork
+from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
 
 import edgeless
 from edgeless import backends
@@ -102,13 +108,181 @@ def test_unknown_backend():
     assert backends.current_backend() == "auto"
 
 
-def test_other_threads_see_the_choice():
-    seen = []
+# Threads -------------------------------------------------------------------------------------------------------------
+
+
+def in_thread(work):
+    """What ``work()`` returns in a thread of its own."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_threads_without_a_choice_see_that_of_others():
     with edgeless.backend("reference"):
-        thread = threading.Thread(target=lambda: seen.append(backends.current_backend()))
+        assert in_thread(backends.current_backend) == "reference"
+    assert in_thread(backends.current_backend) == "auto"
+
+
+def test_overlapping_blocks_of_two_threads():
+    seen, entered, left = [], threading.Event(), threading.Event()
+
+    def other():
+        with edgeless.backend("fused"):
+            seen.append(backends.current_backend())
+            entered.set()
+            left.wait(30)
+            seen.append(backends.current_backend())
+        seen.append(backends.current_backend())
+
+    thread = threading.Thread(target=other)
+    with edgeless.backend("reference"):
         thread.start()
+        entered.wait(30)
+        assert backends.current_backend() == "reference"
+    assert backends.current_backend() == "fused"  # outside of a block of its own, as a worker thread is
+    left.set()
+    thread.join()
+    assert seen == ["fused", "fused", "auto"]
+    assert backends.current_backend() == "auto"
+
+
+def test_many_threads_leave_nothing_behind():
+    wrong = []
+
+    def work(seed):
+        for step in range(300):
+            name = backends.BACKENDS[(seed + step) % 3]
+            with edgeless.backend(name), edgeless.backend("reference"):
+                pass
+            with edgeless.backend(name):
+                if backends.current_backend() != name:
+                    wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
         thread.join()
-    assert seen == ["reference"]
+    assert not wrong
+    assert backends.current_backend() == in_thread(backends.current_backend) == "auto"
+
+
+def test_a_block_that_ends_in_another_thread():
+    def steps():
+        with edgeless.backend("reference"):
+            yield
+
+    open_block = steps()
+    next(open_block)
+    assert backends.current_backend() == "reference"
+    in_thread(open_block.close)
+    assert backends.current_backend() == "auto"
+
+
+def test_tasks_of_one_thread_leave_nothing_behind():
+    async def task(name, begin, end):
+        await asyncio.sleep(begin)
+        with edgeless.backend(name):
+            await asyncio.sleep(end)
+
+    async def both():
+        await asyncio.gather(task("reference", 0, 0.02), task("fused", 0.01, 0.03))
+
+    asyncio.run(both())
+    assert backends.current_backend() == "auto"
+
+
+def test_layers_in_worker_threads_follow_the_choice():
+    layer = Fused()
+
+    def apply(stream):
+        return layer(X)
+
+    with edgeless.backend("reference"), concurrent.futures.ThreadPoolExecutor(2) as pool:
+        outs = list(pool.map(apply, range(2)))
+    for out in outs:
+        torch.testing.assert_close(out, layer.lin(X))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_keeps_the_choice_of_the_thread_that_forked():
+    entered, left = threading.Event(), threading.Event()
+
+    def other():
+        with edgeless.backend("fused"):
+            entered.set()
+            left.wait(30)
+
+    thread = threading.Thread(target=other)
+    with edgeless.backend("reference"):
+        thread.start()
+        entered.wait(30)
+        assert run_in_fork(lambda: backends.current_backend() == "reference")
+        assert run_in_fork(lambda: in_thread(backends.current_backend) == "reference")
+    assert run_in_fork(lambda: backends.current_backend() == "auto")  # the other thread is not in the child
+    with backends._lock:
+        assert run_in_fork(lambda: in_thread(takes_a_block))
+    left.set()
+    thread.join()
+
+
+def takes_a_block():
+    with edgeless.backend("reference"):
+        return backends.current_backend() == "reference"
+
+
+# torch.compile -------------------------------------------------------------------------------------------------------
+
+
+def choice_as_a_number(x):
+    return x + backends.BACKENDS.index(backends.current_backend())
+
+
+def test_compiled_programs_follow_the_choice():
+    counter = CompileCounter()
+    compiled = torch.compile(choice_as_a_number, backend=counter, fullgraph=True)
+
+    def run():
+        return int(compiled(torch.zeros(())))
+
+    for _ in range(10):
+        assert run() == 0
+        with edgeless.backend("reference"):
+            assert run() == in_thread(run) == 2
+            with edgeless.backend("fused"):
+                assert run() == 1
+    assert counter.frame_count <= 4  # one for each choice, and one for that of another thread
+
+
+def test_a_block_inside_a_compiled_program():
+    @torch.compile(backend="eager", fullgraph=True)
+    def program(x):
+        with edgeless.backend("reference"):
+            y = choice_as_a_number(x)
+        return torch.stack((y, choice_as_a_number(x)))
+
+    assert program(torch.zeros(())).tolist() == [2, 0]
+    assert backends.current_backend() == "auto"
+    with edgeless.backend("fused"):
+        assert program(torch.zeros(())).tolist() == [2, 1]
+        assert backends.current_backend() == "fused"
+
+
+# Checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_takes_the_choice_along():
+    """A checkpoint runs again in the backward, when the block may be over: its contexts say what holds there."""
+    seen = []
+
+    def body(x):
+        seen.append(backends.current_backend())
+        return (x * x).sin()
+
+    x = torch.ones(3, requires_grad=True)
+    chosen = [edgeless.backend("reference") for _ in range(2)]
+    checkpoint(body, x, use_reentrant=False, context_fn=lambda: chosen).sum().backward()
+    assert seen == ["reference", "reference"]
 
 
 def test_kernels_of_this_build():

@@ -1,11 +1,13 @@
 """The cache of graphs: found again, never stale, never kept alive, bounded."""
 
 import gc
+import os
 import threading
 import weakref
 
 import pytest
 import torch
+from forks import run_in_fork
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import edgeless
@@ -150,6 +152,108 @@ def test_an_edited_tensor_is_a_new_graph(edit, self_loops):
     assert not torch.equal(before, want.edge_index())  # the edit was one
     assert lookup(edge_index, self_loops=self_loops) is after
     assert edgeless.cache_info().graphs == 1  # the stale one is gone
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint8])
+@pytest.mark.parametrize("edit", UNCOUNTED_EDITS.values(), ids=UNCOUNTED_EDITS.keys())
+def test_uncounted_edits_of_a_small_graph_are_seen(edit, dtype):
+    edge_index = new_edges().to(dtype)
+    graph = lookup(edge_index)
+    assert lookup(edge_index) is graph
+    edit(edge_index)
+    assert torch.equal(lookup(edge_index).edge_index(), edge_index.long())
+
+
+def large_edges(num_edges=200_000):
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 1000, (2, num_edges), generator=generator)
+
+
+LAYOUTS = {
+    "contiguous": lambda e: e,
+    "transposed": lambda e: e.t().contiguous().t(),
+    "part of a wider one": lambda e: torch.cat((e, e), 1)[:, 3 : 3 + e.size(1)],
+    "int32": lambda e: e.int(),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_a_new_graph_in_the_memory_of_an_old_one_is_seen(layout):
+    edge_index = layout(large_edges())
+    graph = graph_from_edge_index(edge_index, 1000, 1000)
+    assert graph_from_edge_index(edge_index, 1000, 1000) is graph
+    edge_index.data.copy_(edge_index.flip(0))  # what a collective does, without raising the version
+    assert torch.equal(graph_from_edge_index(edge_index, 1000, 1000).edge_index(), edge_index.long())
+
+
+@pytest.mark.parametrize("part", [slice(0, 1), slice(-1, None), slice(5_000, 9_000)])
+@pytest.mark.parametrize("row", [0, 1])
+def test_edited_stretches_of_a_large_graph_are_seen(row, part):
+    edge_index = large_edges()
+    graph_from_edge_index(edge_index, 1000, 1000)
+    edge_index.data[row, part] = (edge_index[row, part] + 1) % 1000
+    assert torch.equal(graph_from_edge_index(edge_index, 1000, 1000).edge_index(), edge_index)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (1, 77_777), (0, 199_999), (1, 100_003)])
+@pytest.mark.parametrize("moved", [torch.Tensor.share_memory_, pytest.param("several processes")])
+def test_one_edited_id_is_seen_where_others_can_write(moved, place, monkeypatch):
+    edge_index = large_edges()
+    if moved == "several processes":
+        monkeypatch.setattr(edgeless.cache, "_several_processes", lambda: True)
+    else:
+        moved(edge_index)
+    graph = graph_from_edge_index(edge_index, 1000, 1000)
+    assert graph_from_edge_index(edge_index, 1000, 1000) is graph
+    edge_index.data[place] = (edge_index[place] + 1) % 1000
+    assert torch.equal(graph_from_edge_index(edge_index, 1000, 1000).edge_index(), edge_index)
+
+
+def test_what_escapes_the_sample_is_seen_after_its_version_was_raised():
+    """As the documents advise."""
+    edge_index = large_edges()
+    graph = graph_from_edge_index(edge_index, 1000, 1000)
+    edge_index.data[0, 100_003] += 1
+    torch.autograd.graph.increment_version(edge_index)
+    assert graph_from_edge_index(edge_index, 1000, 1000) is not graph
+
+
+def test_other_strategies_of_sharing_are_known():
+    """The file system is the other way of torch.multiprocessing; its memory is of another kind."""
+    strategy = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        edge_index = large_edges().share_memory_()
+    finally:
+        torch.multiprocessing.set_sharing_strategy(strategy)
+    stamp = edgeless._C.stamp
+    assert stamp(edge_index, False) == stamp(edge_index, True)
+    for other in (large_edges(), torch.from_numpy(large_edges().numpy()), torch.from_dlpack(large_edges().numpy())):
+        assert stamp(other, False) != stamp(other, True)  # a sample is enough
+
+
+def test_empty_and_odd_tensors_have_a_stamp():
+    stamp = edgeless._C.stamp
+    for tensor in (
+        torch.empty(2, 0, dtype=torch.long),
+        torch.zeros(3, dtype=torch.long)[::2],
+        torch.zeros((), dtype=torch.long),
+        torch.zeros(2, 1, dtype=torch.long).expand(2, 9000),
+        torch.empty(2, 3, dtype=torch.long, device="meta"),
+    ):
+        assert stamp(tensor, False) == stamp(tensor, False)
+    freed = torch.zeros(2, 9000, dtype=torch.long)
+    freed.untyped_storage().resize_(0)
+    assert stamp(freed, True) == stamp(freed, True)
+
+
+def test_tensors_can_be_swapped_when_the_cache_was_cleared():
+    """torch.utils.swap_tensors refuses tensors with weak references, be they torch's own or the cache's."""
+    edge_index, other = new_edges(), new_edges().flip(0)
+    lookup(edge_index)
+    edgeless.clear_cache()
+    torch.utils.swap_tensors(edge_index, other)
+    assert torch.equal(lookup(edge_index).edge_index(), new_edges().flip(0))
 
 
 @pytest.mark.parametrize("edit", [*EDITS.values(), *UNCOUNTED_EDITS.values()], ids=[*EDITS, *UNCOUNTED_EDITS])
@@ -453,3 +557,40 @@ def test_an_anchor_that_dies_inside_the_cache():
         del anchor
         assert len(cache._entries) == 1
     assert len(cache._entries) == 0  # swept when the lock was free
+
+
+# Forks ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_forked_inside_the_cache_does_not_wait():
+    edge_index = new_edges()
+    lookup(edge_index)
+    holding, done = threading.Event(), threading.Event()
+
+    def hold():
+        with edgeless.cache._cache._locked():
+            holding.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holding.wait(60)
+
+    def use():
+        graph = lookup(edge_index)
+        return lookup(edge_index) is graph and torch.equal(graph.edge_index(), edge_index) and counts() == (1, 1, 1)
+
+    try:
+        assert run_in_fork(use)
+    finally:
+        done.set()
+        thread.join()
+    assert counts()[2] == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_keeps_the_graphs_of_its_parent():
+    edge_index = new_edges()
+    graph = lookup(edge_index)
+    assert run_in_fork(lambda: lookup(edge_index) is graph)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #ifdef __linux__
+#include <pthread.h>
 #include <sys/mman.h>
 #endif
 
@@ -42,6 +43,11 @@ Block map(std::size_t bytes) {
 
 class Pool {
  public:
+  // The thread that forks holds the lock meanwhile: else a child could inherit it from a thread that it does not have,
+  // and wait for ever.
+  void hold() { mutex_.lock(); }
+  void let_go() { mutex_.unlock(); }
+
   Block take(std::size_t bytes) {
     const std::size_t size = (bytes + kLargePage - 1) / kLargePage * kLargePage;
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -104,28 +110,26 @@ class Pool {
   std::uint64_t takes_ = 0;
 };
 
-// Never destroyed: a tensor may outlive every static object.
-Pool& pool() {
-  static Pool* const the_pool = new Pool;
-  return *the_pool;
-}
+// Never destroyed: a tensor may outlive every static object. Made when the library is loaded, not at the first use,
+// during which another thread could fork.
+Pool& pool = *new Pool;
 
+[[maybe_unused]] const int at_fork = pthread_atfork([] { pool.hold(); }, [] { pool.let_go(); }, [] { pool.let_go(); });
+
+// Asked every time: a static variable's first use is a lock of its own.
 bool wanted() {
-  static const bool answer = [] {
-    const char* choice = std::getenv("EDGELESS_POOL");
-    return !(choice && std::strcmp(choice, "0") == 0);
-  }();
-  return answer;
+  const char* choice = std::getenv("EDGELESS_POOL");
+  return !(choice && std::strcmp(choice, "0") == 0);
 }
 #endif
 
 }  // namespace
 
 #ifdef __linux__
-Block take_block(std::size_t bytes) { return wanted() ? pool().take(bytes) : Block{}; }
-void give_block(Block block) noexcept { pool().give(block); }
-void release_blocks() noexcept { pool().release(); }
-std::size_t pooled_bytes() noexcept { return pool().bytes(); }
+Block take_block(std::size_t bytes) { return wanted() ? pool.take(bytes) : Block{}; }
+void give_block(Block block) noexcept { pool.give(block); }
+void release_blocks() noexcept { pool.release(); }
+std::size_t pooled_bytes() noexcept { return pool.bytes(); }
 #else
 Block take_block(std::size_t) { return {}; }
 void give_block(Block) noexcept {}
