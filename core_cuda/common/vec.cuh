@@ -114,8 +114,6 @@ __device__ __forceinline__ S to_storage(Arithmetic<S> x) {
 
 // Powers of two: softmax is computed in base 2, the factor log2(e) is folded into the logits.
 constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
-template <class A>
-constexpr A kLog2eRest = sizeof(A) == 4 ? A(1.92596303350e-8) : A(2.03552737409310e-17);  // what A(kLog2e) lacks
 
 // A product that is rounded by itself, never part of a multiply-add: the same bits wherever it is made.
 __device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }

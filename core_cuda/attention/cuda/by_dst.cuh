@@ -8,7 +8,6 @@
 #pragma once
 
 #include "lane.cuh"
-#include "large_logits.cuh"
 #include "over_norms.cuh"
 #include "scores.cuh"
 
@@ -103,7 +102,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
   A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
   A acc_scalar = 0;        // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
-  A shift = 0, delta = 0;  // of the row: P = 2^(s - shift); Delta
+  A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
   A own_over = 0;          // of the row: see over_norms.cuh
   uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
@@ -165,9 +164,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
       delta = args.delta_given ? args.delta_given[at] : dot;
-      if (place.lane == 0 && !walk.lead) {
-        Stat<Fn, S>{is_large(shift) ? A(INFINITY) : shift - args.coefficient * constant, delta}.store(args, at);
-      }
+      if (place.lane == 0 && !walk.lead) Stat<Fn, S>{shift - args.coefficient * constant, delta}.store(args, at);
       fresh = false;
     }
   };
@@ -298,32 +295,14 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
       s = own_scalar + source_scalar;
     }
     A ds, derivative = 1;
-    // P of logit s; natural: gat's in base e, of the others what is added to it by edge.
-    auto softmax = [&](A s, A natural) {
-      A rest = 0;
-      if (__any_sync(kFullWarp, is_large(shift))) {
-        if constexpr (kKeys)
-          natural += natural_logit<Fn, S, kMode>(args, place, walk, n, own, key_raw, norms, own_over, other_over);
-        if (n > 0 && is_large(shift)) {
-          const BaseTwo<S> logit(natural);
-          s = logit.whole;
-          rest = args.shift_rest[static_cast<int64_t>(walk.row) * args.heads + place.head] - logit.rest;
-        }
-      }
-      return power_of_two((s - shift) - rest);
-    };
     if constexpr (kMode >= kOptions) {
       const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
-      A natural = 0;
-      if (args.logit_term && valid) {
-        natural = args.logit_term[edge.at];
-        s += natural * (Fn::kScalar ? A(1) : A(kLog2e));
-      }
+      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);
-        natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
+        s = GatScore::logit(GatScore::leaky(s, args.coefficient));
       }
-      const A p = softmax(s, natural);
+      const A p = valid ? softmax_of(args, s, shift, walk.row, place.head) : A(0);
       if (args.value_term && valid) dp += args.value_term[edge.at];
       if (args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
       if (args.weights_out && valid) {
@@ -334,13 +313,11 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
       ds = valid ? p * (edge.keep * dp - delta) : A(0);
       if (args.ds_out && valid) args.ds_out[edge.at] = ds * derivative;
     } else {
-      A natural = 0;
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);
-        natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
+        s = GatScore::logit(GatScore::leaky(s, args.coefficient));
       }
-      const A p = softmax(s, natural);
-      ds = valid ? p * (dp - delta) : A(0);
+      ds = valid ? softmax_of(args, s, shift, walk.row, place.head) * (dp - delta) : A(0);
     }
 
     if constexpr (Fn::kScalar) {

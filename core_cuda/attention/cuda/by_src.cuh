@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
         for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
       }
     }
-    Stat<Fn, S> stat = stats.load(window.index);
+    const Stat<Fn, S> stat = stats.load(window.index);
     const A other_over = norms.other(window.index);
     A target_scalar = 0;
     if constexpr (!kKeys) {
@@ -236,13 +236,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
       dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     }
     A derivative = 1, factor = 1;
-    A natural = 0;  // the logit in base e: gat's; of the others at first what is added to it by edge
     if constexpr (kMode >= kOptions) {
       const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
-      if (args.logit_term && valid) {
-        natural = args.logit_term[edge.at];
-        s += natural * (Fn::kScalar ? A(1) : A(kLog2e));
-      }
+      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
       if (args.value_term && valid) dp += args.value_term[edge.at];
       factor = edge.keep * edge.scale;
       dp *= factor;
@@ -250,19 +246,16 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
     }
     if constexpr (Fn::kScalar) {
       derivative = GatScore::derivative(s, args.coefficient);
-      natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
+      s = GatScore::logit(GatScore::leaky(s, args.coefficient));
     }
-    A rest = 0;
-    if (__any_sync(kFullWarp, stat.large())) {
-      if constexpr (kKeys)
-        natural += natural_logit<Fn, S, kMode>(args, place, walk, n, own, key_raw, norms, own_over, other_over);
-      if (valid && stat.large()) {
-        const int64_t node = window.indices[walk.edge - n + window.slot], at = node * args.heads + place.head;
-        const BaseTwo<S> logit(natural);
-        s = logit.whole, rest = args.shift_rest[at] - logit.rest, stat.shift = args.shift[at];
+    A p = 0;
+    if (valid) {
+      if constexpr (Fn::kAtt) {
+        p = power_of_two(s - stat.shift);
+      } else {
+        p = softmax_of(args, s, stat.shift, window.indices[walk.edge - n + window.slot], place.head);
       }
     }
-    const A p = valid ? power_of_two((s - stat.shift) - rest) : A(0);
     const A weight = p * factor, ds = valid ? p * (dp - stat.delta) : A(0);
 
     A w[kEdges], d[kEdges];

@@ -7,7 +7,6 @@
 #pragma once
 
 #include "lane.cuh"
-#include "large_logits.cuh"
 #include "over_norms.cuh"
 #include "scores.cuh"
 
@@ -176,41 +175,24 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
       s = own_scalar + source_scalar;
     }
     A factor = 1;
-    A natural = 0;       // the logit in base e: gat's; of the others at first what is added to it by edge
-    A rest = 0;          // what s lacks
-    bool large = false;  // then s was made again
-    auto make_again = [&] {
-      large = valid && is_large_in_forward(max(m, s));
-      if (!__any_sync(kFullWarp, large)) return;
-      if constexpr (kKeys)
-        natural += natural_logit<Fn, S, kMode>(args, place, walk, n, own, key_raw, norms, own_over, other_over);
-      if (!large) return;
-      const BaseTwo<S> logit(natural);
-      s = logit.whole, rest = logit.rest;
-    };
     if constexpr (kMode >= kOptions) {
       const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
       factor = edge.keep * edge.scale;
-      if (args.logit_term && valid) {
-        natural = args.logit_term[edge.at];
-        s += natural * (Fn::kScalar ? A(1) : A(kLog2e));
-      }
-      if constexpr (Fn::kScalar) natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
-      make_again();
+      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
+      if constexpr (Fn::kScalar) s = GatScore::logit(GatScore::leaky(s, args.coefficient));
       // May be the term itself, which other lanes that own the edge have read by then.
       if (args.logits_out) {
         __syncwarp();
-        if (valid) args.logits_out[edge.at] = large ? natural : s * A(kLn2);
+        if (valid) args.logits_out[edge.at] = s * A(kLn2);
       }
-      if (args.given) factor = valid ? args.given[edge.at] : A(0), s = rest = 0;
+      if (args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
     } else if constexpr (Fn::kScalar) {
-      natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
+      s = GatScore::logit(GatScore::leaky(s, args.coefficient));
     }
     if (!valid) s = -INFINITY;
 
     // Softmax. An idle team goes on with an edge of its last row and weight 0.
-    if (__any_sync(kFullWarp, s > m || (kMode == kPlain && is_large_in_forward(m)))) {
-      if constexpr (kMode == kPlain) make_again();
+    if (__any_sync(kFullWarp, s > m)) {
       const A top = max(m, batch_max<kEdges>(s));
       const A shrink = top > m ? power_of_two(m - top) : A(1);
       m = top;
@@ -218,7 +200,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
 #pragma unroll
       for (int k = 0; k < kPer; ++k) acc[k] *= shrink;
     }
-    const A p = power_of_two((s - m) + rest);
+    const A p = power_of_two(s - m);
     l += p;
     A w[kEdges];
 #pragma unroll

@@ -2,7 +2,7 @@
 #include "../../common/partition.cuh"
 #include "../../common/vec.cuh"
 #include "kernels.h"
-#include "large_logits.cuh"
+#include "lane.cuh"
 
 namespace edgeless::cuda {
 namespace {

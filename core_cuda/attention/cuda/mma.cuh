@@ -11,12 +11,21 @@
 #pragma once
 
 #include "lane.cuh"
-#include "large_logits.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {
 
 constexpr int kQuad = 4;  // lanes
+
+// softmax_of(), but of gatv2, whose logits and shifts lack the row's own part here and with it what the rest is of.
+template <class Fn>
+__device__ __forceinline__ float mma_softmax(const Args<float>& args, float s, float shift, int64_t node, int head) {
+  if constexpr (Fn::kAtt) {
+    return power_of_two(s - shift);
+  } else {
+    return softmax_of(args, s, shift, node, head);
+  }
+}
 
 template <class S>
 __device__ __forceinline__ void multiply_step(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
@@ -134,7 +143,7 @@ __device__ __forceinline__ uint4 negated(const uint4& x) {
 // Scores as these teams compute them; see scores.cuh for what they are. `own` are the words of the own row, paired,
 // gatv2's negated.
 //
-//   logits   of kEdges edges in base 2; of_row is gatv2's <att, own row>. kLinear as in scores.cuh
+//   logits   of kEdges edges in base 2, less gatv2's <att, own row>. kLinear as in scores.cuh
 //   grad     adds ds * d logit / d own up to Fn::finish(), for one vector of one edge
 template <class Fn, class S, int kTeam, int kVecs, int kEdges>
 struct MmaScore;
@@ -145,9 +154,9 @@ struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
 
   template <bool kLinear>
   __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
-                                         float scale, float /*of_row*/, float (&to)[kEdges]) const {
+                                         float scale, float (&to)[kEdges]) const {
 #pragma unroll
-    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad) * (scale * float(kLog2e));
+    for (int e = 0; e < kEdges; ++e) to[e] = rounded_product(times_own<S, kTeam>(rows[e], own, quad), scale * float(kLog2e));
   }
 
   static __device__ __forceinline__ void grad(float (&sum)[8], const uint4& row, const uint4& /*own*/, float ds) {
@@ -163,7 +172,7 @@ template <class S, int kTeam, int kVecs, int kEdges>
 struct MmaScore<CosineScore, S, kTeam, kVecs, kEdges> : MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
   template <bool kLinear>
   __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
-                                         float /*least*/, float /*of_row*/, float (&to)[kEdges]) const {
+                                         float /*least*/, float (&to)[kEdges]) const {
 #pragma unroll
     for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad);
   }
@@ -179,7 +188,7 @@ struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
 
   template <bool kLinear>
   __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int /*quad*/,
-                                         float slope, float of_row, float (&to)[kEdges]) const {
+                                         float slope, float (&to)[kEdges]) const {
 #pragma unroll
     for (int e = 0; e < kEdges; ++e) {
       uint4 bent[kVecs];
@@ -188,8 +197,8 @@ struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
         bent[v] = {packed_max(rows[e][v].x, own[v].x, S{}), packed_max(rows[e][v].y, own[v].z, S{}),
                    packed_max(rows[e][v].z, own[v].y, S{}), packed_max(rows[e][v].w, own[v].w, S{})};
       }
-      to[e] = fma(1 - slope, att.times(bent), of_row);
-      if (kLinear) to[e] = fma(slope, att.times(rows[e]), to[e]);
+      const float sum = att.times(bent);
+      to[e] = kLinear ? fma(slope, att.times(rows[e]) - sum, sum) : (1 - slope) * sum;
     }
   }
 
@@ -208,31 +217,6 @@ struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
     add_where_greater<S>(sum[6], sum[7], row.w, own.w, ds);
   }
 };
-
-// The logits of all edges as natural_logit() makes one, but in base 2 (large_logits.cuh). Whole warp.
-template <class Fn, class S, int kTeam, int kVecs, int kEdges, class P>
-__device__ __forceinline__ void logits_again(const Args<float>& args, const P& place,
-                                             const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs],
-                                             const OverNorms<float, Fn::kOverNorms>& norms, float own_over,
-                                             const float (&other_over)[kEdges], float (&to)[kEdges]) {
-#pragma unroll
-  for (int u = 0; u < kEdges; ++u) {
-    const float sum = sum_of_vectors<kVecs, float>([&](int v) {
-      const int at = v * kTeam + place.lane;
-      float mine[8], other[8], share = 0;
-      unpack(paired(own[v]), mine, S{});
-      unpack(rows[u][v], other, S{});
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        float att = 0;
-        if (Fn::kAtt && at < args.key_vectors) att = args.att[(place.head * args.key_vectors + at) * 8 + k];
-        share = Fn::symmetric(share, mine[k], other[k], att, args.coefficient);
-      }
-      return team_sum(share, kTeam, kFullWarp);
-    });
-    to[u] = BaseTwo<S>(norms.natural(args, Fn::natural(sum, args.coefficient), own_over, other_over[u])).whole;
-  }
-}
 
 // The batch of edges at hand, up to kEdges of one row; all lanes of a quad know all of them. Places beyond its end
 // repeat its first edge.

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   uint4 own[kVecs], grad[kVecs];
   float own_scalar = 0;             // of the row: gatv2's <att, x>
   float own_over = 0;               // of the row: see over_norms.cuh
-  float shift = 0, delta = 0;       // of the row: P = 2^(s - shift); Delta
+  float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s as the score gives it; Delta
   float acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
@@ -88,9 +88,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
       delta = args.delta_given ? args.delta_given[at] : dot;
       if (place.lane == 0 && !walk.lead) {
-        const float for_source = Fn::kAtt ? fma(-args.coefficient, own_scalar, shift) : shift;
-        Stat<Fn, S>{is_large(shift) ? INFINITY : for_source, delta}.store(args, at);
+        Stat<Fn, S>{Fn::kAtt ? fma(-args.coefficient, own_scalar, shift) : shift, delta}.store(args, at);
       }
+      if constexpr (Fn::kAtt) shift -= own_scalar;
       fresh = false;
     }
   };
@@ -166,29 +166,19 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     float s[kEdges], dp[kEdges], ds[kEdges];
-    score.template logits<true>(key_raw, own, quad, args.coefficient, own_scalar, s);
+    score.template logits<true>(key_raw, own, quad, args.coefficient, s);
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
       s[u] = norms.logit(s[u], own_over, other_over[u]);
       dp[u] = times_own<S, kTeam>(kValues ? value_raw[u] : key_raw[u], grad, quad);
-    }
-    float rest = 0;  // see large_logits.cuh
-    if (__any_sync(kFullWarp, is_large(shift))) {
-      float again[kEdges];
-      logits_again<Fn, S, kTeam>(args, place, key_raw, own, norms, own_over, other_over, again);
-      if (n > 0 && is_large(shift)) {
-#pragma unroll
-        for (int u = 0; u < kEdges; ++u) s[u] = again[u];
-        rest = args.shift_rest[static_cast<int64_t>(walk.row) * args.heads + place.head];
-      }
     }
 
     if constexpr (kMode >= kOptions) {
       const bool valid = share.edge < n;
       const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
       float logit = share.mine(s), product = share.mine(dp);
-      if (args.logit_term && valid) logit = fma(args.logit_term[edge.at], float(kLog2e), logit);
-      const float p = power_of_two((logit - shift) - rest);
+      if (args.logit_term && valid) logit += args.logit_term[edge.at] * float(kLog2e);
+      const float p = valid ? mma_softmax<Fn>(args, logit, shift, walk.row, place.head) : 0;
       if (args.value_term && valid) product += args.value_term[edge.at];
       const bool writes = valid && place.lane < kEdges;
       if (args.grad_scale && writes) args.grad_scale[edge.at] = p * edge.keep * product;
@@ -202,7 +192,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
       share.all(mine, ds);
     } else {
 #pragma unroll
-      for (int u = 0; u < kEdges; ++u) ds[u] = u < n ? power_of_two((s[u] - shift) - rest) * (dp[u] - delta) : 0;
+      for (int u = 0; u < kEdges; ++u) {
+        ds[u] = u < n ? mma_softmax<Fn>(args, s[u], shift, walk.row, place.head) * (dp[u] - delta) : 0;
+      }
     }
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {

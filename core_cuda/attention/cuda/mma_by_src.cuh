@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     float s[kEdges], dp[kEdges], ds[kEdges], w[kEdges];
-    score.template logits<false>(key_raw, own, quad, args.coefficient, own_scalar, s);
+    score.template logits<false>(key_raw, own, quad, args.coefficient, s);
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
       if constexpr (Fn::kOwnValue) {
@@ -168,21 +168,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
         s[u] = norms.logit(s[u], own_over, other_over[u]);
       } else {
         dp[u] = -times_own<S, kTeam>(grad_raw[u], own, quad);
-      }
-    }
-    bool large = false;  // see large_logits.cuh
-#pragma unroll
-    for (int u = 0; u < kEdges; ++u) large |= stat[u].large();
-    float rest[kEdges] = {};
-    if (__any_sync(kFullWarp, large)) {
-      float again[kEdges];
-      logits_again<Fn, S, kTeam>(args, place, key_raw, own, norms, own_over, other_over, again);
-#pragma unroll
-      for (int u = 0; u < kEdges; ++u) {
-        if (u >= n || !stat[u].large()) continue;
-        const int64_t at = static_cast<int64_t>(window.index[u]) * args.heads + place.head;
-        s[u] = again[u];
-        stat[u].shift = args.shift[at], rest[u] = args.shift_rest[at];
+        s[u] += own_scalar;
       }
     }
 
@@ -190,23 +176,24 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
       const bool valid = share.edge < n;
       const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
       float logit = share.mine(s), product = share.mine(dp);
-      if (args.logit_term && valid) logit = fma(args.logit_term[edge.at], float(kLog2e), logit);
+      if (args.logit_term && valid) logit += args.logit_term[edge.at] * float(kLog2e);
       if (args.value_term && valid) product += args.value_term[edge.at];
       const float factor = edge.keep * edge.scale;
       product *= factor;
       if (args.grad_weights && valid) product += edge.keep * args.grad_weights[edge.at];
-      float shift = stat[0].shift, delta = stat[0].delta, low = rest[0];
+      float shift = stat[0].shift, delta = stat[0].delta;
+      I node = window.index[0];
 #pragma unroll
       for (int u = 1; u < kEdges; ++u) {
-        if (share.edge == u) shift = stat[u].shift, delta = stat[u].delta, low = rest[u];
+        if (share.edge == u) shift = stat[u].shift, delta = stat[u].delta, node = window.index[u];
       }
-      const float p = valid ? power_of_two((logit - shift) - low) : 0;
+      const float p = valid ? mma_softmax<Fn>(args, logit, shift, node, place.head) : 0;
       share.all(p * factor, w);
       share.all(valid ? p * (product - delta) : 0, ds);
     } else {
 #pragma unroll
       for (int u = 0; u < kEdges; ++u) {
-        w[u] = u < n ? power_of_two((s[u] - stat[u].shift) - rest[u]) : 0;
+        w[u] = u < n ? mma_softmax<Fn>(args, s[u], stat[u].shift, window.index[u], place.head) : 0;
         ds[u] = u < n ? w[u] * (dp[u] - stat[u].delta) : 0;
       }
     }

@@ -71,10 +71,11 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
 
   // Writes a row, or its piece where other blocks have others.
   auto emit = [&](I row, bool lead, bool complete) {
+    const float shift = Fn::kAtt ? m + own_scalar : m;
     if (lead || !complete) {
       float* piece = carry_at(args, shares, lead, place.head);
       store_piece<S, kVecs>(piece, place, args.value_vectors, acc);
-      if (place.lane == 0) piece[args.value_vectors * 8] = m, piece[args.value_vectors * 8 + 1] = l;
+      if (place.lane == 0) piece[args.value_vectors * 8] = shift, piece[args.value_vectors * 8 + 1] = l;
       return;
     }
     float out[kPer];
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
     store_row<S, kVecs>(args.out, row, args.heads, place, out);
     if (place.lane == 0 && args.shift) {
-      store_shift(args, static_cast<int64_t>(row) * args.heads + place.head, m, log_base_two(l));
+      store_shift(args, static_cast<int64_t>(row) * args.heads + place.head, shift, log_base_two(l));
     }
   };
 
@@ -125,33 +126,19 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     float s[kEdges];
-    score.template logits<true>(key_raw, own, quad, args.coefficient, own_scalar, s);
+    score.template logits<true>(key_raw, own, quad, args.coefficient, s);
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) s[u] = norms.logit(s[u], own_over, other_over[u]);
-    // See large_logits.cuh.
-    auto make_again = [&] {
-      float top = m;
-#pragma unroll
-      for (int u = 0; u < kEdges; ++u) top = u < n ? max(top, s[u]) : top;
-      if (!__any_sync(kFullWarp, is_large_in_forward(top))) return;
-      float again[kEdges];
-      logits_again<Fn, S, kTeam>(args, place, key_raw, own, norms, own_over, other_over, again);
-#pragma unroll
-      for (int u = 0; u < kEdges; ++u) {
-        if (u < n && is_large_in_forward(top)) s[u] = again[u];
-      }
-    };
     float factor[kEdges];
     if constexpr (kMode >= kOptions) {
-      make_again();
       const bool valid = share.edge < n;
       const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
       float mine = share.mine(s), weight = edge.keep * edge.scale;
-      if (args.logit_term && valid) mine = fma(args.logit_term[edge.at], float(kLog2e), mine);
+      if (args.logit_term && valid) mine += args.logit_term[edge.at] * float(kLog2e);
       // May be the term itself, which other lanes that own the edge have read by then.
       if (args.logits_out) {
         __syncwarp();
-        if (valid) args.logits_out[edge.at] = mine * float(kLn2);
+        if (valid) args.logits_out[edge.at] = (mine + (Fn::kAtt ? own_scalar : 0)) * float(kLn2);
       }
       if (args.given) weight = valid ? args.given[edge.at] : 0, mine = 0;
       share.all(mine, s);
@@ -166,13 +153,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     float top = m;
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) top = max(top, s[u]);
-    if (__any_sync(kFullWarp, top > m || (kMode == kPlain && is_large_in_forward(m)))) {
-      if constexpr (kMode == kPlain) {
-        make_again();
-        top = m;
-#pragma unroll
-        for (int u = 0; u < kEdges; ++u) top = max(top, s[u]);
-      }
+    if (__any_sync(kFullWarp, top > m)) {
       const float shrink = top > m ? power_of_two(m - top) : 1;
       m = top;
       l *= shrink;

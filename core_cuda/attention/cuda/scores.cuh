@@ -11,9 +11,7 @@
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
 //   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of
 //              what depends on the row alone
-//   logit      makes the logit in base 2 of that sum over all lanes; att comes times log2 e
-//   symmetric  adds an element to a sum that is the same if own and other change places, and natural() makes of that
-//              sum the logit in base e, see large_logits.cuh; att as it is
+//   logit      the logit in base 2 of that sum over all lanes; att comes times log2 e
 //   grad       adds ds * d logit / d own, up to finish(), which needs the sum of ds as well
 
 #pragma once
@@ -33,17 +31,10 @@ struct DotScore {
   static __device__ A own(A x) {
     return x;
   }
+  // Scaled here and not in the own row, so that it has the same bits whichever side that is.
   template <class A>
   static __device__ A logit(A sum, A scale) {
-    return sum * (scale * A(kLog2e));
-  }
-  template <class A>
-  static __device__ A symmetric(A sum, A own, A other, A /*att*/, A /*scale*/) {
-    return fma(own, other, sum);
-  }
-  template <class A>
-  static __device__ A natural(A sum, A scale) {
-    return rounded_product(sum, scale);
+    return rounded_product(sum, scale * A(kLog2e));
   }
 
   template <class A, bool kLinear>
@@ -95,16 +86,6 @@ struct Gatv2Score {
     return -own;
   }
 
-  template <class A>
-  static __device__ A symmetric(A sum, A own, A other, A att, A slope) {
-    const A z = other - own;
-    return fma(att, z > 0 ? z : rounded_product(slope, z), sum);
-  }
-  template <class A>
-  static __device__ A natural(A sum, A /*slope*/) {
-    return sum;
-  }
-
   template <class A, bool kLinear>
   struct Partial {
     A bent, linear;  // <att, x> comes in by either way
@@ -146,15 +127,6 @@ struct CosineScore {
     return own;
   }
 
-  template <class A>
-  static __device__ A symmetric(A sum, A own, A other, A /*att*/, A /*least*/) {
-    return fma(own, other, sum);
-  }
-  template <class A>
-  static __device__ A natural(A sum, A /*least*/) {
-    return sum;
-  }
-
   template <class A, bool kLinear>
   struct Partial {
     A dot = 0;
@@ -182,6 +154,11 @@ struct GatScore {
   template <class A>
   static __device__ A leaky(A z, A slope) {
     return z > 0 ? z : slope * z;
+  }
+  // In base 2, of a leaky_relu.
+  template <class A>
+  static __device__ A logit(A natural) {
+    return rounded_product(natural, A(kLog2e));
   }
   template <class A>
   static __device__ A derivative(A z, A slope) {
