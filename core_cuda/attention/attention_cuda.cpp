@@ -17,7 +17,7 @@ namespace {
 template <class A>
 void forward(const AttentionInputs& in, Tensor& out, Tensor& softmax_stats) {
   Call<A> call(in);
-  call.set_statistics(softmax_stats);
+  call.args.logsumexp = softmax_stats.data_ptr<A>();
   const bool dot_edges = in.edge_attr && in.score == ScoreKind::dot;
   Tensor term, result = out;
   if (in.edge_attr && in.score != ScoreKind::gatv2) {
@@ -45,7 +45,7 @@ Tensor weights(const AttentionInputs& in, const Tensor& softmax_stats) {
                       dot ? to_edge_space(in.dst, *in.edge_proj) : Tensor());
     call.args.logit_term = call.keep(term);
   }
-  call.set_statistics(softmax_stats.contiguous());
+  call.args.logsumexp = call.keep(softmax_stats.contiguous());
   call.args.weights_out = result.template data_ptr<A>();
   if (!result.numel()) return result;
   call.run(Pass::by_dst, in.csr, in.num_src());
@@ -81,7 +81,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   const bool dot_edges = in.edge_attr && in.score == ScoreKind::dot;
   const bool edge_grads = in.edge_attr && (needs[kEdgeAttr] || needs[kEdgeProj] || (needs[kAtt] && in.edge_attr) ||
                                            (dot_edges && needs[kDst]));
-  call.set_statistics(softmax_stats.contiguous());
+  call.args.logsumexp = call.keep(softmax_stats.contiguous());
   // Pairs save the pass by source a sector an edge; float rows of the other scores leave no memory for them.
   const bool pairs = in.score == ScoreKind::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16;
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});

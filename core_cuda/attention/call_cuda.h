@@ -93,12 +93,6 @@ class Call {
   const at::TensorOptions& numbers() const { return numbers_; }
   Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, numbers_); }
 
-  // Contiguous.
-  void set_statistics(const Tensor& softmax_stats) {
-    args.shift = keep(softmax_stats);
-    args.shift_rest = args.shift + softmax_stats.stride(0);
-  }
-
   void set_value(const OptTensor& value) {
     if (!value) return;
     args.value = rows(*value);

@@ -58,7 +58,8 @@ struct AttentionInputs {
   at::ScalarType rows() const { return score == ScoreKind::gat && value ? value->scalar_type() : dst.scalar_type(); }
   at::ScalarType statistics() const { return statistics_dtype(rows()); }
   at::Device device() const { return dst.device(); }
-  std::array<int64_t, 3> stats_shape() const { return {2, num_dst(), heads()}; }
+  // On the CPU the maximum and the rest apart (cpu/args.h), on CUDA the logsumexp.
+  std::array<int64_t, 3> stats_shape() const { return {dst.is_cuda() ? 1 : 2, num_dst(), heads()}; }
 };
 
 inline void check_compressed(const char* op, const char* name, at::TensorList graph, int64_t rows, int64_t edges,

@@ -115,10 +115,6 @@ __device__ __forceinline__ S to_storage(Arithmetic<S> x) {
 // Powers of two: softmax is computed in base 2, the factor log2(e) is folded into the logits.
 constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
 
-// A product that is rounded by itself, never part of a multiply-add: the same bits wherever it is made.
-__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
-
 __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -20,7 +20,8 @@ def _attention_fake(
 ):
     rows = src if value is None else value
     out = dst.new_empty((dst.size(0), dst.size(1), rows.size(2)), dtype=out_dtype or rows.dtype)
-    return out, dst.new_empty((2, dst.size(0), dst.size(1)), dtype=statistics_dtype(dst.dtype))
+    parts = 1 if dst.is_cuda else 2
+    return out, dst.new_empty((parts, dst.size(0), dst.size(1)), dtype=statistics_dtype(dst.dtype))
 
 
 @register_fake("edgeless::attention_backward")

@@ -63,15 +63,14 @@ struct Args {
 
   // forward
   OutRows out;
-  // [Nd, H]: the logsumexp of a row in base 2, rounded, and what the rounding left; read by the other passes
-  A *shift = nullptr, *shift_rest = nullptr;
+  A* logsumexp = nullptr;   // [Nd, H]; read by the other passes
   A* logits_out = nullptr;  // [E, H] may be logit_term
 
   // backward
   Rows grad_out, saved_out;
   const A* delta_given = nullptr;  // [Nd, H], where it is not <saved_out, grad_out>
   // What the pass by destination leaves for the pass by source: pairs (shift, Delta), so that P = 2^(sum - shift) with
-  // the sum that the pass by source makes; or Delta alone, if shift is the row's own and memory is short.
+  // the sum that the pass by source makes; or Delta alone, if shift is the logsumexp (base 2) and memory is short.
   A* stats = nullptr;               // [Nd, H, 2]
   A* delta = nullptr;               // [Nd, H], where stats is null
   const A* grad_weights = nullptr;  // [E, H]: gradient of returned weights, in place of grad_out

@@ -1,6 +1,6 @@
 // Backward, pass by destination: what a row's own side gets, d q_i or d x_r,i; gathers only, no atomics.
 //
-//   P = 2^(s - shift)   dP = <grad_out_i, v_j>   Delta_i = <out_i, grad_out_i>   ds = P (dP - Delta_i)
+//   P = 2^(s - logsumexp)   dP = <grad_out_i, v_j>   Delta_i = <out_i, grad_out_i>   ds = P (dP - Delta_i)
 //
 // What a row knows of itself is written for the pass by source (Args::stats). With options: dP carries the edge's
 // dropout and scale, and what is asked for by edge is written by the lane that owns it. With weights_out alone this is
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
     const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
-    shift = args.shift[at];
+    shift = args.logsumexp[at];
     if constexpr (Fn::kScalar) {
       if (args.dst) own_scalar = load_scalar<A>(args.dst, walk.row, place.head);
     } else {
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     A dot = 0;
     if (fresh) {
       if constexpr (kKeys) {
-        unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [](A x) { return Fn::own(x); });
+        unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
       }
       if constexpr (Fn::kAtt) {
         own_scalar = 0;
@@ -164,6 +164,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
       delta = args.delta_given ? args.delta_given[at] : dot;
+      shift *= A(kLog2e);
       if (place.lane == 0 && !walk.lead) Stat<Fn, S>{shift - args.coefficient * constant, delta}.store(args, at);
       fresh = false;
     }
@@ -289,8 +290,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
     A s, dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     if constexpr (kKeys) {
-      s = Fn::logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), args.coefficient);
-      s = norms.logit(s, own_over, other_over);
+      s = norms.logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
     }
@@ -300,9 +300,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
       if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);
-        s = GatScore::logit(GatScore::leaky(s, args.coefficient));
+        s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
       }
-      const A p = valid ? softmax_of(args, s, shift, walk.row, place.head) : A(0);
+      const A p = power_of_two(s - shift);
       if (args.value_term && valid) dp += args.value_term[edge.at];
       if (args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
       if (args.weights_out && valid) {
@@ -315,9 +315,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     } else {
       if constexpr (Fn::kScalar) {
         derivative = GatScore::derivative(s, args.coefficient);
-        s = GatScore::logit(GatScore::leaky(s, args.coefficient));
+        s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
       }
-      ds = valid ? softmax_of(args, s, shift, walk.row, place.head) * (dp - delta) : A(0);
+      ds = valid ? power_of_two(s - shift) * (dp - delta) : A(0);
     }
 
     if constexpr (Fn::kScalar) {

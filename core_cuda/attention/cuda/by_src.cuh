@@ -1,7 +1,7 @@
 // Backward, pass by source: d k_j and d v_j, or d x_l,j, over the transpose; gathers only, no atomics.
 //
 // A row is a source. It gathers its destinations' rows of dst and grad_out, and the lanes that own an edge read its
-// shift and Delta:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in by_dst.cuh. Where the
+// logsumexp and Delta:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in by_dst.cuh. Where the
 // values are the keys, the two are summed in the end. See walk.cuh for who owns what.
 #pragma once
 
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
   };
   auto take_row = [&] {
     if constexpr (!Fn::kScalar) {
-      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [](A x) { return Fn::own(x); });
+      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
     }
     if constexpr (Fn::kAtt) {
       own_scalar = 0;
@@ -230,8 +230,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
       if constexpr (Fn::kScalar) {
         s = own_scalar + target_scalar;
       } else {
-        s = Fn::logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), args.coefficient);
-        s = norms.logit(s, own_over, other_over);
+        s = norms.logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), own_over, other_over);
       }
       dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     }
@@ -246,16 +245,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
     }
     if constexpr (Fn::kScalar) {
       derivative = GatScore::derivative(s, args.coefficient);
-      s = GatScore::logit(GatScore::leaky(s, args.coefficient));
+      s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
     }
-    A p = 0;
-    if (valid) {
-      if constexpr (Fn::kAtt) {
-        p = power_of_two(s - stat.shift);
-      } else {
-        p = softmax_of(args, s, stat.shift, window.indices[walk.edge - n + window.slot], place.head);
-      }
-    }
+    const A p = valid ? power_of_two(s - stat.shift) : A(0);
     const A weight = p * factor, ds = valid ? p * (dp - stat.delta) : A(0);
 
     A w[kEdges], d[kEdges];

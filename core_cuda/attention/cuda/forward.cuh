@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
   };
   auto take_row = [&] {
     if constexpr (kKeys) {
-      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [](A x) { return Fn::own(x); });
+      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
       own_over = asked_over;
       if (walk.row < walk.last_row && walk.row + 1 < args.graph.num_rows) ask_row(walk.row + 1);
     }
@@ -98,8 +98,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
 #pragma unroll
     for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
     store_row<S, kVecs>(args.out, row, args.heads, place, out);
-    if (place.lane == 0 && args.shift) {
-      store_shift(args, static_cast<int64_t>(row) * args.heads + place.head, m, log_base_two(total));
+    if (place.lane == 0 && args.logsumexp) {
+      args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (m + log_base_two(total)) * A(kLn2);
     }
   };
 
@@ -169,8 +169,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
         for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
         partial[u] = sum.sum(args.coefficient);
       }
-      s = Fn::logit(sum_of_own_edge<kEdges>(partial, place.lane, place.width()), args.coefficient);
-      s = norms.logit(s, own_over, other_over);
+      s = norms.logit(sum_of_own_edge<kEdges>(partial, place.lane, place.width()), own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
     }
@@ -179,7 +178,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
       const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
       factor = edge.keep * edge.scale;
       if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
-      if constexpr (Fn::kScalar) s = GatScore::logit(GatScore::leaky(s, args.coefficient));
+      if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
       // May be the term itself, which other lanes that own the edge have read by then.
       if (args.logits_out) {
         __syncwarp();
@@ -187,7 +186,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
       }
       if (args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
     } else if constexpr (Fn::kScalar) {
-      s = GatScore::logit(GatScore::leaky(s, args.coefficient));
+      s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
     }
     if (!valid) s = -INFINITY;
 

@@ -249,29 +249,6 @@ __device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vector
   }
 }
 
-// A row's logsumexp in base 2, `shift`, is kept as the rounded number and what the rounding left. Up to this the number
-// alone gives weights that are right to 4e-6; beyond it the rest is read as well. Logits have the same bits in every
-// pass, but for gatv2's by source, which is made of other terms: its weights there are as exact as the logits are.
-template <class A>
-__device__ __forceinline__ bool is_large(A shift) {
-  return fabs(shift) > A(64);
-}
-
-template <class A>
-__device__ __forceinline__ void store_shift(const Args<A>& args, int64_t at, A top, A log_of_sum) {
-  const A shift = top + log_of_sum;
-  args.shift[at] = shift;
-  args.shift_rest[at] = fabs(shift) == A(INFINITY) ? A(0) : (top - shift) + log_of_sum;
-}
-
-// 2^(s - shift) of an edge to `node`.
-template <class A>
-__device__ __forceinline__ A softmax_of(const Args<A>& args, A s, A shift, int64_t node, int head) {
-  A exponent = s - shift;
-  if (is_large(shift)) exponent -= args.shift_rest[node * args.heads + head];
-  return power_of_two(exponent);
-}
-
 // Stat of a destination, see Args::stats. Where they are pairs is known when compiling.
 template <class Fn, class S>
 struct Stat {
@@ -298,7 +275,7 @@ struct StatPointer {
   uint32_t stride;
 
   __device__ StatPointer(const Args<A>& args, int head)
-      : first(held(reinterpret_cast<const char*>(kPairs ? args.stats + 2 * head : args.shift + head))),
+      : first(held(reinterpret_cast<const char*>(kPairs ? args.stats + 2 * head : args.logsumexp + head))),
         second(kPairs ? nullptr : held(reinterpret_cast<const char*>(args.delta + head))),
         stride(held(static_cast<uint32_t>(args.heads * sizeof(A) * (kPairs ? 2 : 1)))) {}
 
@@ -308,7 +285,7 @@ struct StatPointer {
       const Pair pair = __ldg(reinterpret_cast<const Pair*>(row_address(first, index, stride)));
       return {pair.x, pair.y};
     } else {
-      return {__ldg(reinterpret_cast<const A*>(row_address(first, index, stride))),
+      return {__ldg(reinterpret_cast<const A*>(row_address(first, index, stride))) * A(kLog2e),
               __ldg(reinterpret_cast<const A*>(row_address(second, index, stride)))};
     }
   }

@@ -2,7 +2,6 @@
 #include "../../common/partition.cuh"
 #include "../../common/vec.cuh"
 #include "kernels.h"
-#include "lane.cuh"
 
 namespace edgeless::cuda {
 namespace {
@@ -46,7 +45,9 @@ __global__ void __launch_bounds__(kMergeThreads)
       }
       store_element<S>(args.out, hub.row, head, k, sum / l);
     }
-    if (threadIdx.x == 0 && args.shift) store_shift(args, hub.row * args.heads + head, m, log2(l));
+    if (threadIdx.x == 0 && args.logsumexp) {
+      args.logsumexp[hub.row * args.heads + head] = (m + log2(l)) * A(kLn2);
+    }
   });
 }
 

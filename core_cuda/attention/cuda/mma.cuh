@@ -17,16 +17,6 @@ namespace edgeless::cuda {
 
 constexpr int kQuad = 4;  // lanes
 
-// softmax_of(), but of gatv2, whose logits and shifts lack the row's own part here and with it what the rest is of.
-template <class Fn>
-__device__ __forceinline__ float mma_softmax(const Args<float>& args, float s, float shift, int64_t node, int head) {
-  if constexpr (Fn::kAtt) {
-    return power_of_two(s - shift);
-  } else {
-    return softmax_of(args, s, shift, node, head);
-  }
-}
-
 template <class S>
 __device__ __forceinline__ void multiply_step(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                               uint32_t b0, uint32_t b1) {
@@ -156,7 +146,7 @@ struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
   __device__ __forceinline__ void logits(const uint4 (&rows)[kEdges][kVecs], const uint4 (&own)[kVecs], int quad,
                                          float scale, float (&to)[kEdges]) const {
 #pragma unroll
-    for (int e = 0; e < kEdges; ++e) to[e] = rounded_product(times_own<S, kTeam>(rows[e], own, quad), scale * float(kLog2e));
+    for (int e = 0; e < kEdges; ++e) to[e] = times_own<S, kTeam>(rows[e], own, quad) * (scale * float(kLog2e));
   }
 
   static __device__ __forceinline__ void grad(float (&sum)[8], const uint4& row, const uint4& /*own*/, float ds) {

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   bool fresh = false;  // the row's own part was asked for, not yet taken
   uint4 out_raw[kVecs];
   auto begin_row = [&] {
-    shift = args.shift[static_cast<int64_t>(walk.row) * args.heads + place.head];
+    shift = args.logsumexp[static_cast<int64_t>(walk.row) * args.heads + place.head];
     own_rows.load_own(walk.row, own);
     own_over = norms.own(walk.row);
     if (has_grad) {
@@ -87,6 +87,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
       delta = args.delta_given ? args.delta_given[at] : dot;
+      shift *= float(kLog2e);
       if (place.lane == 0 && !walk.lead) {
         Stat<Fn, S>{Fn::kAtt ? fma(-args.coefficient, own_scalar, shift) : shift, delta}.store(args, at);
       }
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
       const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
       float logit = share.mine(s), product = share.mine(dp);
       if (args.logit_term && valid) logit += args.logit_term[edge.at] * float(kLog2e);
-      const float p = valid ? mma_softmax<Fn>(args, logit, shift, walk.row, place.head) : 0;
+      const float p = power_of_two(logit - shift);
       if (args.value_term && valid) product += args.value_term[edge.at];
       const bool writes = valid && place.lane < kEdges;
       if (args.grad_scale && writes) args.grad_scale[edge.at] = p * edge.keep * product;
@@ -192,9 +193,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
       share.all(mine, ds);
     } else {
 #pragma unroll
-      for (int u = 0; u < kEdges; ++u) {
-        ds[u] = u < n ? mma_softmax<Fn>(args, s[u], shift, walk.row, place.head) * (dp[u] - delta) : 0;
-      }
+      for (int u = 0; u < kEdges; ++u) ds[u] = u < n ? power_of_two(s[u] - shift) * (dp[u] - delta) : 0;
     }
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {

@@ -182,18 +182,17 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
       product *= factor;
       if (args.grad_weights && valid) product += edge.keep * args.grad_weights[edge.at];
       float shift = stat[0].shift, delta = stat[0].delta;
-      I node = window.index[0];
 #pragma unroll
       for (int u = 1; u < kEdges; ++u) {
-        if (share.edge == u) shift = stat[u].shift, delta = stat[u].delta, node = window.index[u];
+        if (share.edge == u) shift = stat[u].shift, delta = stat[u].delta;
       }
-      const float p = valid ? mma_softmax<Fn>(args, logit, shift, node, place.head) : 0;
+      const float p = valid ? power_of_two(logit - shift) : 0;
       share.all(p * factor, w);
       share.all(valid ? p * (product - delta) : 0, ds);
     } else {
 #pragma unroll
       for (int u = 0; u < kEdges; ++u) {
-        w[u] = u < n ? mma_softmax<Fn>(args, s[u], stat[u].shift, window.index[u], place.head) : 0;
+        w[u] = u < n ? power_of_two(s[u] - stat[u].shift) : 0;
         ds[u] = u < n ? w[u] * (dp[u] - stat[u].delta) : 0;
       }
     }

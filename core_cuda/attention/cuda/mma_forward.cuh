@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
 #pragma unroll
     for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
     store_row<S, kVecs>(args.out, row, args.heads, place, out);
-    if (place.lane == 0 && args.shift) {
-      store_shift(args, static_cast<int64_t>(row) * args.heads + place.head, shift, log_base_two(l));
+    if (place.lane == 0 && args.logsumexp) {
+      args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (shift + log_base_two(l)) * float(kLn2);
     }
   };
 

@@ -52,9 +52,7 @@ struct OverNorms<A, true> {
   __device__ __forceinline__ A other(I index) const {
     return fabs(__ldg(reinterpret_cast<const A*>(row_address(other_at, index, stride))));
   }
-  __device__ __forceinline__ A logit(A dot, A own, A other) const {
-    return rounded_product(dot, factor * rounded_product(fabs(own), other));  // the same if the two change places
-  }
+  __device__ __forceinline__ A logit(A dot, A own, A other) const { return dot * (factor * fabs(own) * other); }
   // What the edge adds to G, times other. The norm of a place without an edge may be that of any row, and NaN.
   __device__ __forceinline__ A of_edge(A ds, A other, bool valid) const { return valid ? ds * other : A(0); }
 

@@ -10,8 +10,7 @@
 //   kMma       mma.cuh has the score for 16-bit rows (MmaScore); plan.h must agree (use_mma)
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
 //   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of
-//              what depends on the row alone
-//   logit      the logit in base 2 of that sum over all lanes; att comes times log2 e
+//              what depends on the row alone. Logits are in base 2: att, or the own row, comes times log2 e
 //   grad       adds ds * d logit / d own, up to finish(), which needs the sum of ds as well
 
 #pragma once
@@ -28,13 +27,8 @@ struct DotScore {
   static constexpr bool kScalar = false, kOwnValue = true, kAtt = false, kOverNorms = false;
 
   template <class A>
-  static __device__ A own(A x) {
-    return x;
-  }
-  // Scaled here and not in the own row, so that it has the same bits whichever side that is.
-  template <class A>
-  static __device__ A logit(A sum, A scale) {
-    return rounded_product(sum, scale * A(kLog2e));
+  static __device__ A own(A x, A scale) {
+    return x * (scale * A(kLog2e));
   }
 
   template <class A, bool kLinear>
@@ -74,12 +68,8 @@ struct Gatv2Score {
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = true, kOverNorms = false;
 
   template <class A>
-  static __device__ A own(A x) {
+  static __device__ A own(A x, A /*slope*/) {
     return -x;
-  }
-  template <class A>
-  static __device__ A logit(A sum, A /*slope*/) {
-    return sum;
   }
   template <class A>
   static __device__ A raw(A own) {
@@ -115,12 +105,8 @@ struct CosineScore {
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = false, kOverNorms = true;
 
   template <class A>
-  static __device__ A own(A x) {
+  static __device__ A own(A x, A /*least*/) {
     return x;
-  }
-  template <class A>
-  static __device__ A logit(A sum, A /*least*/) {
-    return sum;
   }
   template <class A>
   static __device__ A raw(A own) {
@@ -154,11 +140,6 @@ struct GatScore {
   template <class A>
   static __device__ A leaky(A z, A slope) {
     return z > 0 ? z : slope * z;
-  }
-  // In base 2, of a leaky_relu.
-  template <class A>
-  static __device__ A logit(A natural) {
-    return rounded_product(natural, A(kLog2e));
   }
   template <class A>
   static __device__ A derivative(A z, A slope) {
