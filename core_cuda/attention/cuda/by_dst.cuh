@@ -300,17 +300,17 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     A ds, derivative = 1;
     // P of logit s; natural: gat's in base e, of the others what is added to it by edge.
     auto softmax = [&](A s, A natural) {
-      A exponent = s - shift;
-      if (__any_sync(kFullWarp, is_large(shift))) {  // see large_logits.cuh
-        if constexpr (kKeys) {
+      A rest = 0;
+      if (__any_sync(kFullWarp, is_large(shift))) {
+        if constexpr (kKeys)
           natural += natural_logit<Fn, S, kMode>(args, place, walk, n, own, key_raw, norms, own_over, other_over);
-        }
         if (n > 0 && is_large(shift)) {
-          const A rest = args.shift_rest[static_cast<int64_t>(walk.row) * args.heads + place.head];
-          exponent = BaseTwo<S>(natural).less(shift, rest);
+          const BaseTwo<S> logit(natural);
+          s = logit.whole;
+          rest = args.shift_rest[static_cast<int64_t>(walk.row) * args.heads + place.head] - logit.rest;
         }
       }
-      return power_of_two(exponent);
+      return power_of_two((s - shift) - rest);
     };
     if constexpr (kMode >= kOptions) {
       const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
         for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
       }
     }
-    const Stat<Fn, S> stat = stats.load(window.index);
+    Stat<Fn, S> stat = stats.load(window.index);
     const A other_over = norms.other(window.index);
     A target_scalar = 0;
     if constexpr (!kKeys) {
@@ -252,17 +252,17 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
       derivative = GatScore::derivative(s, args.coefficient);
       natural = GatScore::leaky(s, args.coefficient), s = natural * A(kLog2e);
     }
-    A exponent = s - stat.shift;
-    if (__any_sync(kFullWarp, stat.large())) {  // see large_logits.cuh
-      if constexpr (kKeys) {
+    A rest = 0;
+    if (__any_sync(kFullWarp, stat.large())) {
+      if constexpr (kKeys)
         natural += natural_logit<Fn, S, kMode>(args, place, walk, n, own, key_raw, norms, own_over, other_over);
-      }
       if (valid && stat.large()) {
         const int64_t node = window.indices[walk.edge - n + window.slot], at = node * args.heads + place.head;
-        exponent = BaseTwo<S>(natural).less(args.shift[at], args.shift_rest[at]);
+        const BaseTwo<S> logit(natural);
+        s = logit.whole, rest = args.shift_rest[at] - logit.rest, stat.shift = args.shift[at];
       }
     }
-    const A p = valid ? power_of_two(exponent) : A(0);
+    const A p = valid ? power_of_two((s - stat.shift) - rest) : A(0);
     const A weight = p * factor, ds = valid ? p * (dp - stat.delta) : A(0);
 
     A w[kEdges], d[kEdges];

@@ -43,9 +43,6 @@ struct BaseTwo {
       rest = fma(natural, kLog2eRest<A>, fma(natural, A(kLog2e), -whole));
     }
   }
-
-  // What two to the power of is P, of a row whose shift is known in two parts.
-  __device__ __forceinline__ A less(A shift, A shift_rest) const { return (whole - shift) - (shift_rest - rest); }
 };
 
 // The sum over the row in the order of its vectors: a vector's elements one after the other, then pairs of neighbouring
