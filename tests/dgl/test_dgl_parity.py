@@ -151,6 +151,18 @@ def test_gat_batch_dimensions(graph, batch, options, dtype):
     check("GATConv", graph, feat, dtype=dtype, inputs={"get_attention": True}, **options)
 
 
+@pytest.mark.parametrize("size", (1e2, 1e4, 1e6))
+@EVERY_LAYER
+def test_large_logits_of_nodes_that_are_alike(layer, size):
+    """Equal weights that sum to one."""
+    graph = graph_named("random")
+    theirs, ours = layer_pair(layer)
+    feat = (size * features(graph)[:1]).expand(graph.num_nodes(), IN)
+    want = run(theirs.double(), graph, feat.double(), get_attention=True)
+    have = run_fused(ours, graph, feat, get_attention=True)
+    assert_close(*({name: found[name].float() for name in ("out", "attention")} for found in (have, want)))
+
+
 @pytest.mark.parametrize("heads, channels", ((1, 1), (1, 7), (8, 8), (3, 33), (5, 1), (2, 64)))
 @EVERY_LAYER
 def test_heads_and_channels(layer, heads, channels):

@@ -9,7 +9,18 @@ import pickle
 import pytest
 import torch
 import torch_geometric.nn as stock
-from pyg_cases import GRAPHS, IN, assert_close, edge_features, features, node_features, random_edges, run, run_fused
+from pyg_cases import (
+    GRAPHS,
+    IN,
+    assert_close,
+    edge_features,
+    features,
+    node_features,
+    random_edges,
+    run,
+    run_exact,
+    run_fused,
+)
 from pyg_cases import run_over_reference as over_reference
 from test_pyg_fallback import _renamed, assert_falls_back
 from test_pyg_inputs import KINDS, SPARSE, WITH_TORCH_SPARSE, _csr, kinds
@@ -47,6 +58,14 @@ def assert_same(*inputs, **options):
 def test_shapes(graph, dtype, loops):
     graph = GRAPHS[graph]
     assert_same(node_features(graph, dtype), graph[0], add_self_loops=loops)
+
+
+@pytest.mark.parametrize("beta", (2.0**12, 2.0**20))
+def test_large_logits(beta):
+    """Features of two kinds, so that many logits are equal."""
+    theirs, ours = agnn_pair(beta=beta)
+    inputs = (2 * torch.eye(IN)[torch.arange(GRAPH[1]) % 2], GRAPH[0])
+    assert_close(run_fused(ours, *inputs), run_exact(theirs, *inputs))
 
 
 @pytest.mark.parametrize("graph", ("random", "multi_edges", "self_loops", "isolated"))

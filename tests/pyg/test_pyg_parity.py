@@ -13,6 +13,7 @@ from pyg_cases import (
     assert_close,
     assert_parity,
     edge_features,
+    features,
     layer_pair,
     node_features,
     run,
@@ -187,6 +188,28 @@ def test_strides_of_features_do_not_matter(name):
     attr = torch.randn(1, 2).expand(graph[0].size(1), 2)
     for inputs in ((x, graph[0], attr), (torch.randn(1, IN).expand(graph[1], IN), graph[0], attr[:, :].flip(1))):
         assert_close(run_fused(ours, *inputs), run(theirs, theirs, *inputs))
+
+
+@pytest.mark.parametrize("size", (1e2, 1e4, 1e6))
+@pytest.mark.parametrize("name", LAYERS)
+def test_large_logits_of_nodes_that_are_alike(name, size):
+    """Equal weights that sum to one."""
+    graph = GRAPHS["random"]
+    theirs, ours = layer_pair(name)
+    inputs = (size * features(1).expand(graph[1], IN), graph[0])
+    want = run_exact(theirs, *inputs, return_attention_weights=True)
+    have = run_fused(ours, *inputs, return_attention_weights=True)
+    assert_close({k: have[k] for k in have if "output" in k}, {k: want[k] for k in want if "output" in k})
+
+
+@pytest.mark.parametrize("size", (1e2, 1e4))
+def test_large_logits_leave_the_values_their_gradient(size):
+    """Whatever the weights are, they sum to one: the bias of the values gets all that comes to rows with edges."""
+    graph = GRAPHS["random"]
+    theirs, ours = layer_pair("TransformerConv")
+    inputs = (size * node_features(graph), graph[0])
+    key = "grad of lin_value.bias"
+    assert_close({key: run_fused(ours, *inputs)[key]}, {key: run_exact(theirs, *inputs)[key]})
 
 
 @pytest.mark.parametrize("name", LAYERS)
