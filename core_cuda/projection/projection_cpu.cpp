@@ -1,13 +1,12 @@
 // The linear maps in front of the attention, several of one input at once, and the row that is added behind it, on the
 // CPU.
 //
-// A product of many rows by torch spends as long on the first touch of its result's pages as on the product, and MKL
-// and oneDNN reach a quarter and a half of what this shape allows on AMD's processors. So float32 rows and maps that
-// fit the caches go through kernels of our own (cpu/passes.h): every row is read once for all maps of the input, and
-// every gradient once for the input's, the weights' and the biases' gradients. All else goes through the libraries, by
-// blocks of rows and a buffer that stays in the cache.
+// Float32 rows and weights that stay in a core's caches go through kernels of our own (cpu/passes.h): they read a row
+// once for all maps of an input, and a gradient once for the gradients of input, weights and biases. Everything else
+// goes through torch.mm, in blocks of rows whose results stay in the cache until they are copied out: a product of all
+// rows at once spends as long on the first touch of its result's pages as on the arithmetic.
+// docs/decisions/0004-products-on-the-cpu.md compares both with MKL and oneDNN.
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -40,36 +39,6 @@ struct Blocks {
   }
 };
 
-// x weight^T + bias by oneDNN where torch has it: on AMD's processors its float32 products take half of MKL's time.
-class Product {
- public:
-  explicit Product(const Tensor& x) {
-    if (x.scalar_type() != at::kFloat || !at::globalContext().userEnabledMkldnn()) return;
-    const auto found = c10::Dispatcher::singleton().findSchema({"mkldnn::_linear_pointwise", ""});
-    if (found && found->schema().arguments().size() == 6) onednn_ = found;
-  }
-
-  Tensor operator()(const Tensor& x, const Tensor& weight, const Optional<Tensor>& bias = {}) const {
-    if (!onednn_) return bias ? at::addmm(*bias, x, weight.t()) : at::mm(x, weight.t());
-    const c10::List<Optional<at::Scalar>> scalars;
-    torch::jit::Stack stack{x, weight, bias, "none", scalars, c10::IValue()};
-    onednn_->callBoxed(&stack);
-    return std::move(stack.back()).toTensor();
-  }
-
-  // sum += a^T b, [F, W]. MKL is the faster one where both are narrow.
-  void add_transposed(Tensor& sum, const Tensor& a, const Tensor& b) const {
-    if (onednn_ && b.size(1) >= 256) {
-      sum.add_((*this)(a.t(), b.t()));
-    } else {
-      sum.addmm_(a.t(), b);
-    }
-  }
-
- private:
-  Optional<c10::OperatorHandle> onednn_;
-};
-
 Tensor empty_like_rows(const Tensor& x, int64_t rows, int64_t width) {
   return cpu::empty_rows({rows, width}, x.options());
 }
@@ -83,8 +52,10 @@ int64_t total_width(at::TensorList weights) {
 // The kernels of cpu/ and what they are given.
 class OwnKernels {
  public:
-  // Numbers of the packed weights, and of their gradient: 1 MB of float32, an L2.
-  static constexpr int64_t kMost = int64_t(1) << 18;
+  // Numbers of the packed weights, and of their gradient: 2 MB of float32. Above, torch.mm blocks better.
+  static constexpr int64_t kMost = int64_t(1) << 19;
+  // Numbers of the weights' gradients that parts of the rows have on their own: 64 MB.
+  static constexpr int64_t kMostSums = int64_t(1) << 24;
 
   OwnKernels(const Tensor& x, int64_t columns) : x_(cpu::packed_rows(x)), features_(x.size(1)), columns_(columns) {
     usable_ = x.scalar_type() == at::kFloat && x.numel() > 0 && columns > 0 && features_ * columns <= kMost &&
@@ -137,8 +108,9 @@ class OwnKernels {
       args_.grad_x = static_cast<float*>(out.data);
       args_.bypass = out.bypass;
     }
-    // The parts, and with them the order of the sums, depend on the rows alone.
-    constexpr int64_t most_parts = 32, step = cpu::kProjectionRows;
+    // The parts, and with them the order of the sums, depend on the shapes alone.
+    constexpr int64_t step = cpu::kProjectionRows;
+    const int64_t most_parts = std::min<int64_t>(32, kMostSums / (features_ * args_.block_stride));
     const int64_t all = x_.size(0), blocks = (all + step - 1) / step;
     const int64_t rows = std::max<int64_t>(8, (blocks + most_parts - 1) / most_parts) * step;
     const int64_t parts = (all + rows - 1) / rows;
@@ -207,9 +179,9 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   }
   const OptTensor bias = joined_biases(x, weights, biases);
   const Tensor weight = weights.size() == 1 ? weights[0] : at::cat(weights);
-  const Product product(x);
   Blocks(x, total_width(weights)).each([&](int64_t begin, int64_t count) {
-    const Tensor block = product(x.narrow(0, begin, count), weight, bias);
+    const Tensor rows = x.narrow(0, begin, count);
+    const Tensor block = bias ? at::addmm(*bias, rows, weight.t()) : at::mm(rows, weight.t());
     int64_t column = 0;
     for (Tensor& out : outs) {
       out.narrow(0, begin, count).copy_(block.narrow(1, column, out.size(1)));
@@ -265,14 +237,12 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
     if (any_bias) grad_bias = at::zeros({width}, x.options());
   }
   if (width > 0 && !own.usable()) {
-    const Product product(x);
-    const Tensor columns = weight.t().contiguous();
     Blocks(x, width).each([&](int64_t begin, int64_t count) {
       std::vector<Tensor> parts;
       for (const Tensor& grad : given) parts.push_back(grad.narrow(0, begin, count));
       const Tensor block = parts.size() == 1 ? parts[0] : at::cat(parts, 1);
-      if (needs[0]) results[0].narrow(0, begin, count).copy_(product(block, columns));
-      if (any_weight) product.add_transposed(grad_weight, x.narrow(0, begin, count), block);
+      if (needs[0]) results[0].narrow(0, begin, count).copy_(at::mm(block, weight));
+      if (any_weight) grad_weight.addmm_(x.narrow(0, begin, count).t(), block);
       if (any_bias) grad_bias.add_(block.sum(0));
     });
   }

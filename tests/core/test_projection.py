@@ -13,7 +13,14 @@ from edgeless import projection
 
 ops = torch.ops.edgeless
 # The last one is too wide for the CPU kernels, whose packed weights must fit a cache.
-SHAPES = [(0, 3, (4,)), (1, 3, (4, 1)), (700, 16, (8, 24)), (5000, 33, (128, 7, 300)), (101, 700, (300, 100))]
+SHAPES = [
+    (0, 3, (4,)),
+    (1, 3, (4, 1)),
+    (700, 16, (8, 24)),
+    (5000, 33, (128, 7, 300)),
+    (101, 700, (300, 100)),
+    (101, 1100, (400, 100)),
+]
 
 
 def maps(features, widths, dtype=torch.float64, bias=True):
@@ -44,6 +51,17 @@ def test_same_as_the_modules(count, features, widths, dtype, tolerance):
     assert_same(outs, expected, tolerance)
     grads = [torch.randn_like(out) for out in outs]
     assert_same(torch.autograd.grad(outs, leaves, grads), torch.autograd.grad(expected, leaves, grads), tolerance)
+
+
+@pytest.mark.parametrize("features", [700, 1100])
+def test_only_public_ops_of_torch(features):
+    """Wide maps take torch's products; another build of torch need not have the private ops of this one."""
+    x, linears = rows(600, features, torch.float32), maps(features, (500,), torch.float32)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run(x, linears)[0].sum().backward()
+    names = {event.name for event in profile.events()}
+    assert any(name.endswith("edgeless::project") for name in names)
+    assert not [name for name in names if name.startswith(("mkldnn::", "aten::_mkl"))]
 
 
 def test_in_another_dtype():
