@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
-from edgeless.adapter import FusedLayer, is_hooked
+from edgeless.adapter import FusedLayer, inference_refusal, is_hooked
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.graph import Graph
@@ -79,6 +79,9 @@ class FusedConv(FusedLayer):
                 continue
             if type(x) not in PLAIN or x.dim() != 2 or x.dtype not in FLOATS:
                 reasons.append(f"the {name} features are not a plain floating tensor of two dimensions")
+                return reasons
+            if reason := inference_refusal(x):
+                reasons.append(reason)
                 return reasons
         kind = kind_of(edge_index)
         if kind is None:
