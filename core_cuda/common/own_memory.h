@@ -13,11 +13,6 @@ namespace edgeless {
 // In the forward: whether what is saved stays with the function. A hook of saved tensors may keep what it is shown.
 inline bool saves_unseen() { return !torch::autograd::Engine::get_default_engine().get_default_saved_variable_hooks(); }
 
-// Whether a tensor stands for a batch of tensors (batched.cpp) and has no memory of its own.
-inline bool is_batched(const Tensor& t) {
-  return t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
-}
-
 // In the backward: whether it is the last one, run once and for what it was given as it is.
 inline bool is_last_backward(const Tensor& grad) {
   return !at::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() && !is_traced(grad) &&

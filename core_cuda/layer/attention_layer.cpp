@@ -238,7 +238,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     const bool gat = score == ScoreKind::gat;
     const size_t graph = kFixed + weights + vectors, csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
     const auto kept = [&](size_t i) { return saved[i].defined() ? OptTensor(saved[i]) : OptTensor(); };
-    const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : t.unflatten_symint(1, {heads, channels}); };
+    const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : heads_apart(t, heads, channels); };
     const AttentionChoice choice{of_rows || gat, of_rows || gat, of_rows && saved[kValueRows].defined(),
                                  of_vectors && saved[kAttRow].defined()};
     const at::TensorList by_dst = part(graph, csr), by_src = part(graph + csr, saved.size() - graph - csr);
@@ -289,7 +289,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     if (!of_rows) return results;
     found.clear();
     for (Tensor& t : mapped) {
-      if (t.dim() == 3) t = t.flatten(1);
+      if (t.dim() == 3) t = heads_joined(t);
     }
     const variable_list of_inputs = MapInputs::gradients(ctx, mapped, saved[kX], of_maps);
     std::copy(of_inputs.begin(), of_inputs.end(), results.begin());
