@@ -27,7 +27,7 @@ def test_functions(device, name):
     given = rows(12, 2, 4, device=device), rows(12, 2, 4, device=device, seed=1)
     out = CALLS[name](device_graph(device), *given)
     assert_batches(out, given)
-    assert_batches(torch.relu_(out), given)
+    assert_batches(out.add_(1), given)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,7 +5,7 @@ import dgl
 import dgl.nn as stock
 import pytest
 import torch
-from dgl_cases import GRAPHS, random_graph
+from dgl_cases import GRAPHS
 
 import edgeless
 import edgeless.dgl.nn as fused
@@ -29,6 +29,7 @@ LAYERS = {
     "GINConv": ((None, "sum"), {"learn_eps": True}),
     "GINConv-max": ((None, "max"), {"learn_eps": False}),
 }
+HUB = GRAPHS["hub"]()
 layers = pytest.mark.parametrize("name", LAYERS)
 
 
@@ -71,9 +72,9 @@ def assert_close(found, want):
 
 def trained(conv, write, edit_input=False):
     conv.zero_grad()
-    x = features(40).requires_grad_()
+    x = features(300).requires_grad_()
     given = x * 1
-    h = write(conv(random_graph(), given))
+    h = write(conv(HUB, given))
     if edit_input:
         given.zero_()
     h.square().sum().backward()
@@ -99,8 +100,8 @@ def test_features_may_be_edited_behind_a_maximum():
 @WRITES
 @pytest.mark.parametrize("name", ["copy_u_sum", "copy_u_mean", "copy_u_min", "copy_u_max", "u_mul_e_sum", "u_dot_v"])
 def test_a_write_behind_a_function(name, write):
-    graph = dgl.add_self_loop(random_graph())  # DGL's own gradient of a node without in-edges is another
-    x, y = features(40).requires_grad_(), features(graph.num_edges() if name == "u_mul_e_sum" else 40, 5)
+    graph = dgl.add_self_loop(HUB)  # DGL's own gradient of a node without in-edges is another
+    x, y = features(300).requires_grad_(), features(graph.num_edges() if name == "u_mul_e_sum" else 300, 5)
     y = y[:, :1] if name == "u_mul_e_sum" else y
     second = [y] if name.startswith("u_") else []
     found = []
@@ -120,8 +121,8 @@ def test_a_batch_of_gradients(name, large, monkeypatch):
         monkeypatch.setattr("edgeless.dgl.nn.sageconv.pays", lambda *_: True)
     found = []
     for layer in pair_of(name):
-        x = features(40).requires_grad_()
-        out = layer(random_graph(), x)
+        x = features(300).requires_grad_()
+        out = layer(HUB, x)
         grads = torch.linspace(-1, 1, 2 * out.numel(), dtype=out.dtype).view(2, *out.shape)
         given = [x, *(p for p in layer.parameters() if p.requires_grad)]
         each = [torch.autograd.grad(out, given, grad, retain_graph=True) for grad in grads]
@@ -151,12 +152,12 @@ def test_nothing_to_attend_to(name, args, width, graph):
 def test_features_of_inference_mode(name):
     conv, ours = pair_of(name)
     with torch.inference_mode():
-        x = features(40)
-        assert_close([ours(random_graph(), x)], [conv(random_graph(), x)])
+        x = features(300)
+        assert_close([ours(HUB, x)], [conv(HUB, x)])
     results = []
     for layer in (conv, ours):
         try:
-            out = layer(random_graph(), x)
+            out = layer(HUB, x)
             out.square().sum().backward()
             results.append([out, *(p.grad for p in layer.parameters())])
         except RuntimeError as error:

@@ -11,7 +11,7 @@ from pyg_cases import GRAPHS, features
 import edgeless
 import edgeless.pyg.nn as fused
 
-EDGE_INDEX, NODES, _ = GRAPHS["random"]
+EDGE_INDEX, NODES, _ = GRAPHS["hub"]
 LAYERS = {
     "GATv2Conv": ((5, 4), {"heads": 3}),
     "GATv2Conv-plain": ((5, 4), {"heads": 3, "bias": False}),
