@@ -66,6 +66,7 @@ TORCH_LIBRARY(edgeless, m) {
   // "first" all to the first, "shared" equal parts, "scatter" equal parts and one more part lost where the extremum is
   // 0 (torch's scatter_reduce on zeros). tied says in which rows there is something to share; there arg on CUDA says
   // among how many (core_cuda/reduction/cuda/args.h). arg and tied are for the backward on the same device alone.
+  // With "first" the backward does not read x and out: only their sizes count.
   // way: how the gradient goes back on CUDA, for tests (docs/design.md); the CPU has no choice.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
-from edgeless.adapter import FusedLayer, is_hooked
+from edgeless.adapter import FusedLayer, inference_refusal, is_hooked
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.graph import Graph
@@ -87,6 +87,9 @@ class FusedConv(FusedLayer):
                 return reasons
             if x.layout not in self.layouts or x.is_nested:
                 reasons.append(f"the {name} features have the layout {'nested' if x.is_nested else x.layout}")
+                return reasons
+            if reason := inference_refusal(x):
+                reasons.append(reason)
                 return reasons
         kind = kind_of(edge_index)
         if kind is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
 from .backends import NotFusedError, current_backend, explain
+from .graph_checks import compiling
 
 
 def is_hooked(module: torch.nn.Module) -> bool:
@@ -14,6 +15,13 @@ def is_hooked(module: torch.nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def inference_refusal(x: torch.Tensor) -> Optional[str]:
+    """Why ``x`` cannot be saved for a backward: the kernels' gradients read their inputs again, stock ones copies."""
+    if torch.is_grad_enabled() and not compiling() and x.is_inference():
+        return "the features were made in inference mode, which keeps them from being saved for gradients"
+    return None
 
 
 class FusedLayer:

@@ -38,6 +38,10 @@ class Kernels {
     return handle_.call(std::forward<Args>(args)...);
   }
 
+  // The op itself: autograd, and what comes before it. For a backward that can be differentiated: the history of a
+  // batch of gradients is kept inside of the batch, so batches have to be taken apart before autograd sees them.
+  Result op(Args... args) const { return handle_.call(std::forward<Args>(args)...); }
+
  private:
   c10::TypedOperatorHandle<Result(Args...)> handle_;
 };
@@ -93,6 +97,19 @@ class Needs {
   size_t next_ = 0;
 };
 
+// Whether a tensor stands for a batch of tensors (batched.cpp) and has no memory of its own.
+inline bool is_batched(const Tensor& t) {
+  return t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
+}
+
+// [N, H, C] as [N, H * C], and back: by ops that know batches, which flatten and unflatten do not.
+inline Tensor heads_joined(const Tensor& t) {
+  return t.reshape_symint({t.sym_size(0), t.sym_size(1) * t.sym_size(2)});
+}
+inline Tensor heads_apart(const Tensor& t, const c10::SymInt& heads, const c10::SymInt& channels) {
+  return t.view_symint({t.sym_size(0), heads, channels});
+}
+
 // Gradients that can be used, but not differentiated once more.
 struct OnceDifferentiable : torch::autograd::Function<OnceDifferentiable> {
   static constexpr bool is_traceable = true;
@@ -119,6 +136,9 @@ inline variable_list once_differentiable(const char* op, const variable_list& in
   variable_list given;
   for (const Tensor& t : inputs) {
     if (t.defined()) given.push_back(t);
+    TORCH_CHECK(!t.defined() || !is_batched(t), "edgeless: a batch of gradients of ", op,
+                " (is_grads_batched, vectorize=True) cannot be made with create_graph=True (double backward is not "
+                "implemented); for second derivatives run under `with edgeless.backend(\"reference\")`");
   }
   if (const auto function = torch::autograd::get_current_node()) {
     for (const auto& edge : function->next_edges()) {

@@ -15,9 +15,8 @@ inline bool saves_unseen() { return !torch::autograd::Engine::get_default_engine
 
 // In the backward: whether it is the last one, run once and for what it was given as it is.
 inline bool is_last_backward(const Tensor& grad) {
-  constexpr c10::DispatchKeySet batched({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched});
   return !at::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() && !is_traced(grad) &&
-         !grad.key_set().has_any(batched);
+         !is_batched(grad);
 }
 
 // Frees a tensor's memory while others still hold the tensor, who do not look at it again.

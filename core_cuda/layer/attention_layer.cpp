@@ -4,7 +4,7 @@
 // the kernels of the parts.
 #include "../attention/calls.h"
 #include "../common/few_rows.h"
-#include "../common/own_memory.h"
+#include "../common/kept_result.h"
 #include "../projection/calls.h"
 
 namespace edgeless {
@@ -113,7 +113,9 @@ Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::Scalar
   const auto follows = [&](int64_t k) {
     return three[k].is_alias_of(first) && three[k].storage_offset() == first.storage_offset() + k * width;
   };
-  if (is_traced(grad) || first.stride(0) != 4 * width || !follows(1) || !follows(2)) return grad.to(dtype);
+  if (is_traced(grad) || is_batched(grad) || first.stride(0) != 4 * width || !follows(1) || !follows(2)) {
+    return grad.to(dtype);
+  }
   const Tensor part = first.as_strided(grad.sizes(), {4 * width, 1}, first.storage_offset() + 3 * width);
   return part.copy_(grad);
 }
@@ -158,14 +160,14 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     const int64_t joined = layer.joined(x, weights.size());
     const Maps maps = MapInputs::take(ctx, x, weights, biases, has_bias, joined, layer.dtype);
     const Results r = compute(maps, vectors, row, layer, joined);
-    // Without a row the result is the attention's own output: saved as what it is, so that an edit of it is noticed.
+    // Without a row the result is the attention's own output.
     const bool same = !layer.adds_map(weights.size()) && row.empty();
     variable_list saved{maps.x,
                         r.operands.dst,
                         r.operands.src,
                         r.operands.value.value_or(Tensor()),
                         r.operands.att.value_or(Tensor()),
-                        same ? r.result : r.out,
+                        same ? keep_result(ctx, r.result) : r.out,
                         r.softmax_stats,
                         layer.attention.seed.value_or(Tensor())};
     saved.insert(saved.end(), maps.weights.begin(), maps.weights.end());
@@ -236,21 +238,28 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     const bool gat = score == ScoreKind::gat;
     const size_t graph = kFixed + weights + vectors, csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
     const auto kept = [&](size_t i) { return saved[i].defined() ? OptTensor(saved[i]) : OptTensor(); };
-    const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : t.unflatten_symint(1, {heads, channels}); };
+    const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : heads_apart(t, heads, channels); };
     const AttentionChoice choice{of_rows || gat, of_rows || gat, of_rows && saved[kValueRows].defined(),
                                  of_vectors && saved[kAttRow].defined()};
     const at::TensorList by_dst = part(graph, csr), by_src = part(graph + csr, saved.size() - graph - csr);
+    Tensor out = saved[kOut];
+    bool own_out = ctx->saved_data.at("own_out").toBool();
+    if (!result_is_kept(ctx)) {
+      out = std::get<0>(call_attention(saved[kDstRows], saved[kSrcRows], kept(kValueRows), kept(kAttRow), {}, {}, {},
+                                       by_dst, by_src, kept(kSeed), options.score, options.coefficient,
+                                       options.dropout, out.scalar_type(), options.longest));
+      own_out = true;
+    }
     // Shared rows are read to the end, and so are gat's, for the gradients of its vectors.
     const bool in_place = of_rows && weights > 1 && ctx->saved_data.at("own_rows").toBool() && is_last_backward(grad);
     std::vector<Tensor> found;
     if (in_place) {
       ctx->saved_data["overwritten"] = true;
-      found = gradients_in_place(by_head(grad), by_head(saved[kOut]), ctx->saved_data.at("own_out").toBool(),
-                                 saved[kSoftmaxStats], saved[kDstRows], saved[kSrcRows], kept(kValueRows),
-                                 kept(kAttRow), by_dst, by_src, kept(kSeed), options, choice[kAtt]);
+      found = gradients_in_place(by_head(grad), by_head(out), own_out, saved[kSoftmaxStats], saved[kDstRows], saved[kSrcRows], kept(kValueRows), kept(kAttRow),
+                                 by_dst, by_src, kept(kSeed), options, choice[kAtt]);
     } else {
       found = call_attention_backward(
-          by_head(grad), {}, by_head(saved[kOut]), saved[kSoftmaxStats], as_rows(saved[kDstRows]),
+          by_head(grad), {}, by_head(out), saved[kSoftmaxStats], as_rows(saved[kDstRows]),
           as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, by_dst, by_src, kept(kSeed),
           options.score, options.coefficient, options.dropout, false, choice, !is_traced(grad), options.longest);
     }
@@ -280,7 +289,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     if (!of_rows) return results;
     found.clear();
     for (Tensor& t : mapped) {
-      if (t.dim() == 3) t = t.flatten(1);
+      if (t.dim() == 3) t = heads_joined(t);
     }
     const variable_list of_inputs = MapInputs::gradients(ctx, mapped, saved[kX], of_maps);
     std::copy(of_inputs.begin(), of_inputs.end(), results.begin());

@@ -21,7 +21,7 @@ struct Project : torch::autograd::Function<Project> {
 
   static variable_list backward(AutogradContext* ctx, variable_list given) {
     for (Tensor& grad : given) {
-      if (grad.defined() && grad.dim() == 3) grad = grad.flatten(1);  // of heads
+      if (grad.defined() && grad.dim() == 3) grad = heads_joined(grad);
     }
     const variable_list saved = ctx->get_saved_variables();
     const at::TensorList weights(saved.data() + 1, saved.size() - 1);
@@ -96,10 +96,10 @@ struct AddRow : torch::autograd::Function<AddRow> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     Tensor grad = grads[0];
     if (ctx->saved_data.count("heads")) {
-      grad =
-          grad.unflatten_symint(1, {ctx->saved_data.at("heads").toSymInt(), ctx->saved_data.at("channels").toSymInt()});
+      grad = heads_apart(grad, ctx->saved_data.at("heads").toSymInt(), ctx->saved_data.at("channels").toSymInt());
     }
-    return {grad, ctx->needs_input_grad(1) ? column_sums(grads[0]) : Tensor()};
+    static const Kernels sums("edgeless::column_sums", column_sums);
+    return {grad, ctx->needs_input_grad(1) ? sums.op(grads[0]) : Tensor()};
   }
 };
 

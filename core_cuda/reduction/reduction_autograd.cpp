@@ -1,5 +1,6 @@
-// The gradient of min and max over in-neighbours.
-#include "../common/autograd.h"
+// The gradient of min and max over in-neighbours. It goes to the saved arguments; the features and the extrema are
+// read only by rules that divide it among the edges that have the extremum.
+#include "../common/kept_result.h"
 #include "inputs.h"
 
 namespace edgeless {
@@ -18,8 +19,18 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
 struct Options {
   at::TensorList csr, csc;
   c10::string_view reduce, ties;
+  double fill;
   at::IntArrayRef longest;
 };
+
+std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList csc,
+                                                   c10::string_view reduce, double fill, at::ScalarType arg_dtype,
+                                                   c10::string_view ties, at::IntArrayRef longest);
+
+const auto& kernels() {
+  static const Kernels found("edgeless::neighbor_reduce", neighbor_reduce);
+  return found;
+}
 
 struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
   static constexpr bool is_traceable = true;
@@ -29,9 +40,13 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
                         Tensor* arg, Tensor* tied) {
     Tensor out;
     std::tie(out, *arg, *tied) = compute();
-    save(ctx, {x, out, *arg, *tied}, options.csr, options.csc);
+    // Of what is not read the backward needs the sizes: an alias that may be written over, of x, gives them.
+    const bool shares = options.ties != "first";
+    save(ctx, {shares ? x : x.variable_data(), shares ? keep_result(ctx, out) : Tensor(), *arg, *tied}, options.csr,
+         options.csc);
     ctx->saved_data["reduce"] = std::string(options.reduce.data(), options.reduce.size());
     ctx->saved_data["ties"] = std::string(options.ties.data(), options.ties.size());
+    ctx->saved_data["fill"] = options.fill;
     ctx->saved_data["longest"] = options.longest.vec();
     ctx->set_materialize_grads(false);
     return out;
@@ -41,10 +56,18 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
     variable_list results(5);
     if (!grads[0].defined()) return results;
     const Saved saved(ctx, 4);
-    results[0] =
-        neighbor_reduce_backward(grads[0], saved[0], saved[1], saved[2], saved[3], saved.csr, saved.csc,
-                                 ctx->saved_data.at("reduce").toStringRef(), ctx->saved_data.at("ties").toStringRef(),
-                                 "auto", ctx->saved_data.at("longest").toIntVector());
+    const std::string &reduce = ctx->saved_data.at("reduce").toStringRef(),
+                      &ties = ctx->saved_data.at("ties").toStringRef();
+    const auto longest = ctx->saved_data.at("longest").toIntVector();
+    Tensor out = saved[1];
+    if (!out.defined()) {
+      out = grads[0];
+    } else if (!result_is_kept(ctx)) {
+      out = std::get<0>(kernels()(saved[0], saved.csr, saved.csc, reduce, ctx->saved_data.at("fill").toDouble(),
+                                  saved[2].scalar_type(), ties, longest));
+    }
+    results[0] = neighbor_reduce_backward(grads[0], saved[0], out, saved[2], saved[3], saved.csr, saved.csc, reduce, ties,
+                                          "auto", longest);
     return results;
   }
 };
@@ -52,11 +75,10 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
 std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList csc,
                                                    c10::string_view reduce, double fill, at::ScalarType arg_dtype,
                                                    c10::string_view ties, at::IntArrayRef longest) {
-  static const Kernels kernels("edgeless::neighbor_reduce", neighbor_reduce);
-  const NeighborReduce::Compute compute = [&] { return kernels(x, csr, csc, reduce, fill, arg_dtype, ties, longest); };
+  const NeighborReduce::Compute compute = [&] { return kernels()(x, csr, csc, reduce, fill, arg_dtype, ties, longest); };
   if (!at::GradMode::is_enabled()) return compute();
   Tensor arg, tied;  // beside autograd: they have no gradient
-  Tensor out = NeighborReduce::apply(x, Options{csr, csc, reduce, ties, longest}, compute, &arg, &tied);
+  Tensor out = NeighborReduce::apply(x, Options{csr, csc, reduce, ties, fill, longest}, compute, &arg, &tied);
   return {std::move(out), std::move(arg), std::move(tied)};
 }
 

@@ -123,7 +123,9 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
                                     c10::string_view /*way*/, at::IntArrayRef /*longest*/) {
   const char* op = "edgeless::neighbor_reduce_backward";
   check_reduce(op, x, csr);
-  const at::Tensor packed = packed_rows(x), grad = packed_rows(grad_out), saved = packed_rows(out);
+  const bool may_share = ties != "first";  // else x and out are not read
+  const at::Tensor packed = may_share ? packed_rows(x) : x, grad = packed_rows(grad_out);
+  const at::Tensor saved = may_share ? packed_rows(out) : grad;
   ReduceArgs args = reduce_args(op, packed, csr, reduce, ties);
   const int64_t rows = args.graph.num_rows;
   check_shape(op, "grad_out", grad_out, {rows, args.width});
@@ -135,7 +137,7 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
   check_dtype(op, "tied", tied, at::kByte);
   if (!csc.empty()) check_compressed(op, "csc", csc, x.size(0), csr[1].size(0), x.device());
   const at::Tensor where = arg.contiguous(), flags = tied.contiguous();
-  const bool shares = ties != "first" && any_nonzero(flags.data_ptr<uint8_t>(), rows), gathers = !csc.empty();
+  const bool shares = may_share && any_nonzero(flags.data_ptr<uint8_t>(), rows), gathers = !csc.empty();
   // What share() adds to must not be rounded before.
   const auto dtype = shares && gathers ? statistics_dtype(x.scalar_type()) : x.scalar_type();
   at::Tensor grad_x = empty_rows(x.sizes(), x.options().dtype(dtype));

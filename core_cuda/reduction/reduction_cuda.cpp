@@ -76,6 +76,11 @@ struct Backward {
   int64_t rows, width;
   cudaStream_t stream;
   at::IntArrayRef longest;
+
+  // x or out for the kernels, which read them only where edges share.
+  Tensor rows_where_shared(const Tensor& t) const {
+    return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1);
+  }
 };
 
 // See gather.cuh: over the graph's other direction, where rows are whole vectors and it was given.
@@ -87,8 +92,8 @@ bool can_gather(const Backward& b) {
 bool can_pick(const Backward& b) { return can_gather(b) && !b.shares && b.storage == Storage::f32; }
 
 void gather_gradient(const Backward& b, const Tensor& grad_x, bool picks) {
-  const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = rows_of_16_bytes(b.x.unsqueeze(1));
-  const Tensor out = rows_of_16_bytes(b.out.unsqueeze(1)), where = b.arg.contiguous();
+  const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = b.rows_where_shared(b.x);
+  const Tensor out = b.rows_where_shared(b.out), where = b.arg.contiguous();
   const Tensor positions = at::empty({b.csr[1].size(0)}, b.csr[1].options());
   FoldProblem problem = fold_problem(compressed_graph(b.csr), x, 8);
   C10_CUDA_CHECK(
@@ -173,9 +178,9 @@ struct Sent {
 
 Sent what_is_sent(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   Sent sent;
-  const Tensor& packed = sent.packed = rows_of_16_bytes(b.x.unsqueeze(1));
+  const Tensor& packed = sent.packed = b.rows_where_shared(b.x);
   const Tensor& where = sent.where = b.arg.contiguous();
-  const Tensor &values = sent.values = b.out.contiguous(), &flags = sent.flags = b.tied.contiguous();
+  const Tensor &values = sent.values = b.shares ? b.out.contiguous() : b.out, &flags = sent.flags = b.tied.contiguous();
   ScatterArgs& args = sent.args;
   args.graph = compressed_graph(b.csr);
   args.width = static_cast<int>(b.width), args.num_columns = b.x.size(0);

@@ -9,6 +9,12 @@ Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale
 Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
              at::TensorList csr, at::TensorList csc);
 
+Tensor spmm_op(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+               at::TensorList csr, at::TensorList csc, at::IntArrayRef longest) {
+  static const Kernels kernels("edgeless::spmm", spmm);
+  return kernels.op(x, weight, src_scale, dst_scale, csr, csc, {}, longest);
+}
+
 // The arguments of an op that have no gradient.
 struct Options {
   const OptTensor &src_scale, &dst_scale;
@@ -39,9 +45,12 @@ struct SpMM : torch::autograd::Function<SpMM> {
     if (need()) {
       const auto longest = ctx->saved_data.at("longest").toIntVector();
       const auto dtype = static_cast<at::ScalarType>(ctx->saved_data.at("dtype").toInt());
-      grad_x = spmm(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr, {}, longest).to(dtype);
+      grad_x = spmm_op(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr, longest).to(dtype);
     }
-    if (need(weight.has_value())) grad_weight = sddmm(grads[0], saved[0], src_scale, dst_scale, saved.csr, saved.csc);
+    if (need(weight.has_value())) {
+      static const Kernels kernels("edgeless::sddmm", sddmm);
+      grad_weight = kernels.op(grads[0], saved[0], src_scale, dst_scale, saved.csr, saved.csc);
+    }
     return {grad_x, grad_weight, Tensor(), Tensor()};
   }
 };
@@ -62,10 +71,10 @@ struct SDDMM : torch::autograd::Function<SDDMM> {
     Needs need(ctx);
     Tensor grad_dst, grad_src;
     if (need()) {
-      grad_dst = spmm(src, grads[0], src_scale, dst_scale, saved.csr, saved.csc, {}, {}).to(dst.scalar_type());
+      grad_dst = spmm_op(src, grads[0], src_scale, dst_scale, saved.csr, saved.csc, {}).to(dst.scalar_type());
     }
     if (need()) {
-      grad_src = spmm(dst, grads[0], dst_scale, src_scale, saved.csc, saved.csr, {}, {}).to(src.scalar_type());
+      grad_src = spmm_op(dst, grads[0], dst_scale, src_scale, saved.csc, saved.csr, {}).to(src.scalar_type());
     }
     return {grad_dst, grad_src, Tensor(), Tensor()};
   }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edgeless import FusedLayer, Graph
-from edgeless.adapter import is_hooked
+from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.backends import current_backend, kernel_refusal
 
 from ..convert import Relation, relation_of, to_dgl
@@ -80,6 +80,8 @@ class DGLLayer(FusedLayer):
                 return f"feat has the layout {x.layout}"
             if x.device != handle.device:
                 return f"feat is on {x.device}, but graph is on {handle.device}"
+            if reason := inference_refusal(x):
+                return reason
         if not self._allow_zero_in_degree and handle.has_zero_in_degree:
             return "graph has nodes without in-edges, which the stock layer rejects unless allow_zero_in_degree is set"
         return next(filter(None, (kernel_refusal(handle.device, op) for op in self._ops)), None)

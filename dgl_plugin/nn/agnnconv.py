@@ -49,6 +49,8 @@ class AGNNConv(DGLLayer, stock.AGNNConv):
         if reasons:
             return reasons
         x, x_dst = feat if isinstance(feat, tuple) else (feat, feat)
+        if 0 in x.shape[1:]:
+            return [f"feat has shape {list(x.shape)}, which has no features"]
         if x.shape[1:] != x_dst.shape[1:] or x.dtype != x_dst.dtype:
             shapes = f"{list(x.shape)} {x.dtype} and {list(x_dst.shape)} {x_dst.dtype}"
             return [f"feat is a pair of {shapes}, which differ in more than the number of rows"]

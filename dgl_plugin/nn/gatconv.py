@@ -50,6 +50,8 @@ class GATConv(DGLLayer, stock.GATConv):
 
     def _fusion_refusals(self, graph, feat, edge_weight=None, get_attention=False):
         reasons = super()._fusion_refusals(graph, feat)
+        if self._num_heads == 0:
+            reasons.append("num_heads is 0")
         if edge_weight is not None and not reasons:
             reasons = _edge_weight_refusals(relation_of(graph).handle.num_edges, feat, edge_weight)
         return reasons

@@ -128,7 +128,8 @@ class _ReluInPlace(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (h,) = ctx.saved_tensors
-        into = {} if torch.is_grad_enabled() else {"grad_input": grad}
+        batched = "Batched" in str(torch._C._dispatch_keys(grad))  # is_grads_batched: no memory of its own
+        into = {} if torch.is_grad_enabled() or batched else {"grad_input": grad}
         return torch.ops.aten.threshold_backward(grad, h, 0, **into)
 
 

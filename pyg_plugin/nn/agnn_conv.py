@@ -46,6 +46,8 @@ class AGNNConv(FusedConv, agnn_conv.AGNNConv):
     def _fusion_refusals(self, x, edge_index) -> list[str]:
         if not isinstance(x, Tensor):
             return ["x is not a tensor"]
+        if x.dim() == 2 and x.size(1) == 0:
+            return ["x has no features"]
         return self._refusals(x, x, None, edge_index, None, self.add_self_loops)
 
     def _edge_refusal(self, edge_attr, num_edges: int) -> Optional[str]:
