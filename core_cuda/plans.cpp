@@ -1,5 +1,5 @@
-// The plans of the CUDA kernels for Python, with or without a GPU: what would run for given sizes on a given device, and
-// why is in the headers that decide it.
+// The plans of the CUDA kernels for Python, with or without a GPU: what would run for given sizes on a given device,
+// and why is in the headers that decide it.
 #include "plans.h"
 
 #include <pybind11/stl.h>
@@ -88,8 +88,8 @@ std::string gradient_plan(const std::string& dtype, int arg_bytes, bool wide_ind
                           int64_t num_rows, int64_t num_columns, int64_t num_edges, int64_t width, int multiprocessors,
                           int64_t shared_bytes, bool clusters) {
   namespace extrema = cuda::extrema;
-  const extrema::GradientProblem p{storage_named(dtype), arg_bytes, wide_index,  shares, has_transpose,
-                                   num_rows,             num_columns, num_edges, width};
+  const extrema::GradientProblem p{storage_named(dtype), arg_bytes, wide_index, shares, has_transpose, num_rows,
+                                   num_columns,          num_edges, width};
   return extrema::name_of(extrema::plan_gradient(p, {multiprocessors, shared_bytes, clusters}));
 }
 

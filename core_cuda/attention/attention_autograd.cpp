@@ -34,8 +34,9 @@ struct Attention : torch::autograd::Function<Attention> {
     if (att) ctx->saved_data["att_dtype"] = static_cast<int64_t>(att->scalar_type());
     Tensor out;
     std::tie(out, *softmax_stats) = compute(used);
-    save(ctx, {keep_result(ctx, out), *softmax_stats, dst, src, value, used, edge_attr, edge_proj, edge_scale, options.seed}, options.csr,
-         options.csc);
+    save(ctx,
+         {keep_result(ctx, out), *softmax_stats, dst, src, value, used, edge_attr, edge_proj, edge_scale, options.seed},
+         options.csr, options.csc);
     options.save(ctx);
     ctx->set_materialize_grads(false);
     return out;
@@ -50,13 +51,13 @@ struct Attention : torch::autograd::Function<Attention> {
     Needs need(ctx);
     AttentionChoice needs{};
     for (size_t i = 0; i < kAttentionInputs; ++i) needs[i] = need(saved[first + i].defined());
-    const Tensor out = result_is_kept(ctx)
-                           ? saved[0]
-                           : std::get<0>(call_attention(saved[2], saved[3], saved.optional(4), saved.optional(5),
-                                                        saved.optional(6), saved.optional(7), saved.optional(8),
-                                                        saved.csr, saved.csc, saved.optional(seed), options.score,
-                                                        options.coefficient, options.dropout,
-                                                        saved[0].scalar_type(), options.longest));
+    const Tensor out =
+        result_is_kept(ctx)
+            ? saved[0]
+            : std::get<0>(call_attention(saved[2], saved[3], saved.optional(4), saved.optional(5), saved.optional(6),
+                                         saved.optional(7), saved.optional(8), saved.csr, saved.csc,
+                                         saved.optional(seed), options.score, options.coefficient, options.dropout,
+                                         saved[0].scalar_type(), options.longest));
     const auto found = attention_backward(
         grads[0], {}, out, saved[1], as_rows(saved[2]), as_rows(saved[3]), saved.optional(4), saved.optional(5),
         saved.optional(6), saved.optional(7), saved.optional(8), saved.csr, saved.csc, saved.optional(seed),

@@ -103,9 +103,7 @@ inline bool is_batched(const Tensor& t) {
 }
 
 // [N, H, C] as [N, H * C], and back: by ops that know batches, which flatten and unflatten do not.
-inline Tensor heads_joined(const Tensor& t) {
-  return t.reshape_symint({t.sym_size(0), t.sym_size(1) * t.sym_size(2)});
-}
+inline Tensor heads_joined(const Tensor& t) { return t.reshape_symint({t.sym_size(0), t.sym_size(1) * t.sym_size(2)}); }
 inline Tensor heads_apart(const Tensor& t, const c10::SymInt& heads, const c10::SymInt& channels) {
   return t.view_symint({t.sym_size(0), heads, channels});
 }

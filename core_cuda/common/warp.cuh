@@ -1,8 +1,9 @@
 // Teams: 1 to 32 neighbouring lanes of a warp, a power of two, that walk one row of one head together. No torch.
 //
-// A team takes its edges in batches of one, two, four or eight, no more than it has lanes. Lane q owns the scalars (logit, weight) of edge q of a
-// batch, and so do the lanes that are a multiple of the batch further on. So four dot products cost three exchanges and
-// a few plain ones, exponentials and dropout are computed once, and a weight reaches all lanes by one shuffle.
+// A team takes its edges in batches of one, two, four or eight, no more than it has lanes. Lane q owns the scalars
+// (logit, weight) of edge q of a batch, and so do the lanes that are a multiple of the batch further on. So four dot
+// products cost three exchanges and a few plain ones, exponentials and dropout are computed once, and a weight reaches
+// all lanes by one shuffle.
 #pragma once
 
 #include <cstdint>

@@ -246,8 +246,8 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     bool own_out = ctx->saved_data.at("own_out").toBool();
     if (!result_is_kept(ctx)) {
       out = std::get<0>(call_attention(saved[kDstRows], saved[kSrcRows], kept(kValueRows), kept(kAttRow), {}, {}, {},
-                                       by_dst, by_src, kept(kSeed), options.score, options.coefficient,
-                                       options.dropout, out.scalar_type(), options.longest));
+                                       by_dst, by_src, kept(kSeed), options.score, options.coefficient, options.dropout,
+                                       out.scalar_type(), options.longest));
       own_out = true;
     }
     // Shared rows are read to the end, and so are gat's, for the gradients of its vectors.
@@ -255,13 +255,14 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     std::vector<Tensor> found;
     if (in_place) {
       ctx->saved_data["overwritten"] = true;
-      found = gradients_in_place(by_head(grad), by_head(out), own_out, saved[kSoftmaxStats], saved[kDstRows], saved[kSrcRows], kept(kValueRows), kept(kAttRow),
-                                 by_dst, by_src, kept(kSeed), options, choice[kAtt]);
+      found = gradients_in_place(by_head(grad), by_head(out), own_out, saved[kSoftmaxStats], saved[kDstRows],
+                                 saved[kSrcRows], kept(kValueRows), kept(kAttRow), by_dst, by_src, kept(kSeed), options,
+                                 choice[kAtt]);
     } else {
-      found = call_attention_backward(
-          by_head(grad), {}, by_head(out), saved[kSoftmaxStats], as_rows(saved[kDstRows]),
-          as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, by_dst, by_src, kept(kSeed),
-          options.score, options.coefficient, options.dropout, false, choice, !is_traced(grad), options.longest);
+      found = call_attention_backward(by_head(grad), {}, by_head(out), saved[kSoftmaxStats], as_rows(saved[kDstRows]),
+                                      as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, by_dst,
+                                      by_src, kept(kSeed), options.score, options.coefficient, options.dropout, false,
+                                      choice, !is_traced(grad), options.longest);
     }
 
     variable_list mapped;  // gradients of the maps' results

@@ -28,8 +28,8 @@ inline bool fits(const at::Tensor& t) {
          t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
 }
 
-// The right-hand side of a product a b^T as the kernels read it: the numbers of a row lie side by side. A weight that was
-// given transposed, as torch.matmul(x, w) and DGL's GraphConv hold theirs, is read across in place of being copied.
+// The right-hand side of a product a b^T as the kernels read it: the numbers of a row lie side by side. A weight that
+// was given transposed, as torch.matmul(x, w) and DGL's GraphConv hold theirs, is read across in place of being copied.
 struct RightSide {
   at::Tensor matrix;
   bool across;  // the depth runs down its rows

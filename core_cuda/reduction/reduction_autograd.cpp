@@ -66,8 +66,8 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
       out = std::get<0>(kernels()(saved[0], saved.csr, saved.csc, reduce, ctx->saved_data.at("fill").toDouble(),
                                   saved[2].scalar_type(), ties, longest));
     }
-    results[0] = neighbor_reduce_backward(grads[0], saved[0], out, saved[2], saved[3], saved.csr, saved.csc, reduce, ties,
-                                          "auto", longest);
+    results[0] = neighbor_reduce_backward(grads[0], saved[0], out, saved[2], saved[3], saved.csr, saved.csc, reduce,
+                                          ties, "auto", longest);
     return results;
   }
 };
@@ -75,7 +75,9 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
 std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList csc,
                                                    c10::string_view reduce, double fill, at::ScalarType arg_dtype,
                                                    c10::string_view ties, at::IntArrayRef longest) {
-  const NeighborReduce::Compute compute = [&] { return kernels()(x, csr, csc, reduce, fill, arg_dtype, ties, longest); };
+  const NeighborReduce::Compute compute = [&] {
+    return kernels()(x, csr, csc, reduce, fill, arg_dtype, ties, longest);
+  };
   if (!at::GradMode::is_enabled()) return compute();
   Tensor arg, tied;  // beside autograd: they have no gradient
   Tensor out = NeighborReduce::apply(x, Options{csr, csc, reduce, ties, fill, longest}, compute, &arg, &tied);

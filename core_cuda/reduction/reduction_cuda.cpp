@@ -78,9 +78,7 @@ struct Backward {
   at::IntArrayRef longest;
 
   // x or out for the kernels, which read them only where edges share.
-  Tensor rows_where_shared(const Tensor& t) const {
-    return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1);
-  }
+  Tensor rows_where_shared(const Tensor& t) const { return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1); }
 };
 
 // See gather.cuh: over the graph's other direction, where rows are whole vectors and it was given.

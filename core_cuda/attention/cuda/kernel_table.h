@@ -49,8 +49,8 @@ constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vect
 constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
 
 // Where tensor cores are the faster way, by vectors of a row (docs/decisions/0013): rows of more than
-// 64 bytes; of more than 128 in the backward of the plain dot product; in the forward pass of gatv2 all that fill more than a team of two lanes. gat is slower
-// there: it has one dot product in its backward and none in its forward pass.
+// 64 bytes; of more than 128 in the backward of the plain dot product; in the forward pass of gatv2 all that fill more
+// than a team of two lanes. gat is slower there: it has one dot product in its backward and none in its forward pass.
 constexpr int most_without_mma(Pass pass, Score score, bool plain) {
   if (pass == Pass::forward) return score != Score::gatv2 ? 4 : plain ? 2 : 0;
   return score == Score::dot && plain ? 8 : 4;

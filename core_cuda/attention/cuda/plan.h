@@ -1,5 +1,5 @@
-// Choices of the launcher: which kernel of the table, how many lanes a row gets, how the graph is cut. Pure functions of
-// sizes, so that results do not depend on anything else. No CUDA and no torch.
+// Choices of the launcher: which kernel of the table, how many lanes a row gets, how the graph is cut. Pure functions
+// of sizes, so that results do not depend on anything else. No CUDA and no torch.
 #pragma once
 
 #include <algorithm>
@@ -27,9 +27,7 @@ struct Problem {
 };
 
 // Numbers of a vector, and bytes of a number in the arithmetic.
-constexpr int vector_numbers(Storage storage) {
-  return storage == Storage::f64 ? 2 : storage == Storage::f32 ? 4 : 8;
-}
+constexpr int vector_numbers(Storage storage) { return storage == Storage::f64 ? 2 : storage == Storage::f32 ? 4 : 8; }
 constexpr int arithmetic_bytes(Storage storage) { return storage == Storage::f64 ? 8 : 4; }
 
 // Numbers of a piece of a hub, of one head.

@@ -9,16 +9,16 @@
 
 namespace edgeless::cuda::extrema {
 
-// gather: read by every edge of the transpose. pick: the same, the gradient only where an argument fits. sort: sorted by
-// the edge that takes it, then gathered. block: sent to sums in the shared memory of a block, or of a cluster of two.
-// cache: sent to sums in L2.
+// gather: read by every edge of the transpose. pick: the same, the gradient only where an argument fits. sort: sorted
+// by the edge that takes it, then gathered. block: sent to sums in the shared memory of a block, or of a cluster of
+// two. cache: sent to sums in L2.
 enum class GradientEngine : uint8_t { gather, pick, sort, block, cache };
 
 struct GradientProblem {
   Storage storage = Storage::f32;
   int arg_bytes = 4;
   bool wide_index = false;
-  bool shares = false;          // equal extrema share the gradient
+  bool shares = false;  // equal extrema share the gradient
   bool has_transpose = false;
   int64_t num_rows = 0, num_columns = 0, num_edges = 0, width = 0;
 };
@@ -30,7 +30,8 @@ struct GradientDevice {
 };
 
 // From this mean degree on 16-bit numbers are sorted, and float32 in rows as wide as that picked: below it there is too
-// little to skip (H200, 2026-11-22: arxiv, degree 7, 0.44 ms gathered and 0.82 sorted; pokec, degree 19, 17.0 and 10.5).
+// little to skip (H200, 2026-11-22: arxiv, degree 7, 0.44 ms gathered and 0.82 sorted; pokec, degree 19, 17.0
+// and 10.5).
 constexpr int64_t kSortDegree = 13, kPickWidth = 256;
 
 // Over the other direction of the graph, where that is at hand and rows are whole vectors.
@@ -46,7 +47,7 @@ constexpr bool can_sort(const GradientProblem& p) {
 struct BlockSums {
   int blocks_log2 = 0;  // of a cluster
   int columns_log2 = 0;
-  int64_t nodes = 0;  // of a block
+  int64_t nodes = 0;   // of a block
   int64_t groups = 0;  // of columns
 };
 
