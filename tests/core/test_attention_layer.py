@@ -48,7 +48,7 @@ def arrays(graph):
 
 def layer(kind, given, graph, dropout=0.0, dtype=None, out_dtype=None):
     x, weights, biases, vectors, row = given
-    seed = torch.tensor([7]) if dropout else None
+    seed = torch.tensor([7], device=x.device) if dropout else None
     score = kind.partition("-")[0]
     coefficient = 0.5 if score == "dot" else 0.2
     csr, csc = arrays(graph)

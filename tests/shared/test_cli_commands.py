@@ -56,7 +56,7 @@ def test_every_layer_of_the_demo_trains_to_the_stock_loss(monkeypatch, framework
 
     results = {}
     source = {"kind": "community", "options": {"num_nodes": 200, "num_edges": 2000}}
-    sizes = {"hidden": 8, "heads": 4, "dropout": 0.0, "lr": 0.02, "weight_decay": 0.0, "epochs": 3}
+    sizes = {"hidden": 8, "heads": 4, "dropout": 0.0, "lr": 0.002, "weight_decay": 0.0, "epochs": 3}
     config = {"data": source, "device": "cpu", "threads": torch.get_num_threads(), "seed": 0, "seeds": 1, **sizes}
     for side in ("stock", "edgeless"):
         monkeypatch.setattr(train, "emit", lambda kind, side=side, **fields: results.update({side: fields}))
