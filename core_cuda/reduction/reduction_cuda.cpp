@@ -10,6 +10,7 @@
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
 #include "cuda/kernels.h"
+#include "cuda/plan.h"
 #include "inputs.h"
 
 namespace edgeless::cuda::extrema {
@@ -81,13 +82,24 @@ struct Backward {
   Tensor rows_where_shared(const Tensor& t) const { return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1); }
 };
 
-// See gather.cuh: over the graph's other direction, where rows are whole vectors and it was given.
-bool can_gather(const Backward& b) {
-  return !b.csc.empty() && b.width % 8 == 0 && b.storage != Storage::f64 && b.csr[0].scalar_type() == at::kInt;
+GradientProblem problem_of(const Backward& b) {
+  return {b.storage,
+          static_cast<int>(b.arg.element_size()),
+          b.csr[0].scalar_type() == at::kLong,
+          b.shares,
+          !b.csc.empty(),
+          b.rows,
+          b.x.size(0),
+          b.csr[1].size(0),
+          b.width};
 }
 
-// See pick.cuh: where besides numbers are floats and only one edge takes an element.
-bool can_pick(const Backward& b) { return can_gather(b) && !b.shares && b.storage == Storage::f32; }
+GradientDevice gradient_device(const at::Tensor& x) {
+  const int device = x.get_device();
+  return {device_attribute(cudaDevAttrMultiProcessorCount, device),
+          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+          device_attribute(cudaDevAttrClusterLaunch, device) != 0};
+}
 
 void gather_gradient(const Backward& b, const Tensor& grad_x, bool picks) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = b.rows_where_shared(b.x);
@@ -121,14 +133,6 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool picks) {
   C10_CUDA_CHECK(picks ? pick(args, b.stream) : gather(b.storage, b.shares, args, b.stream));
 }
 
-// See sorted.cuh: where besides numbers have 16 bits and only one edge takes an element.
-bool can_sort(const Backward& b) {
-  return can_gather(b) && !b.shares && (b.storage == Storage::f16 || b.storage == Storage::bf16);
-}
-
-// From this mean degree on elements are sorted before they are gathered, or, in rows as wide as that, picked
-// (docs/decisions/0016).
-constexpr int64_t kSortDegree = 13, kPickWidth = 256;
 // Items may take as much memory as the result, or this where that is more, and those of 128 columns always.
 constexpr int64_t kSortMemory = int64_t(64) << 20;
 
@@ -215,58 +219,32 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   C10_CUDA_CHECK(rest(b.storage, wide_index, args, b.stream));
 }
 
-// Whether one block, or a cluster of two, can hold the sums of a column, and how many columns: see own.cuh.
-std::optional<OwnArgs> plan_own(const Backward& b, int owners_log2) {
-  const int device = b.x.get_device();
-  const int64_t room = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device) / 8;
-  const int64_t multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, device);
-  const int64_t nodes = ((b.x.size(0) - 1) >> owners_log2) + 1;
-  if (b.storage == Storage::f64 || nodes > room) return {};
-  if (owners_log2 > 0 && device_attribute(cudaDevAttrClusterLaunch, device) == 0) return {};
+void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, const Tensor& grad_x) {
   OwnArgs own;
-  own.owners_log2 = owners_log2, own.nodes = static_cast<int>(nodes);
-  // As many columns as there is room for, while every multiprocessor has a block.
-  const auto groups = [&](int log2) { return ((b.width - 1) >> log2) + 1; };
-  int& columns_log2 = own.scatter.columns_log2;
-  while (columns_log2 < 5 && nodes << (columns_log2 + 1) <= room &&
-         groups(columns_log2 + 1) << owners_log2 >= multiprocessors) {
-    ++columns_log2;
-  }
-  own.groups = static_cast<unsigned>(groups(columns_log2));
-  return own;
-}
-
-void own_gradient(const Backward& b, bool zero_shares, OwnArgs own, const Tensor& grad_x) {
+  own.owners_log2 = sums.blocks_log2, own.nodes = static_cast<int>(sums.nodes);
+  own.groups = static_cast<unsigned>(sums.groups);
   Sent sent = what_is_sent(b, zero_shares, grad_x);
-  sent.args.columns = sent.args.width, sent.args.columns_log2 = own.scatter.columns_log2;
+  sent.args.columns = sent.args.width, sent.args.columns_log2 = sums.columns_log2;
   own.scatter = sent.args;
   C10_CUDA_CHECK(measure(b.storage, own.scatter, b.stream));
   C10_CUDA_CHECK(cuda::extrema::own(b.storage, b.csr[0].scalar_type() == at::kLong, own, b.stream));
 }
 
-// How a gradient goes back; docs/design.md tells the five.
-struct Way {
-  enum Kind { sort, pick, gather, own, send } kind;
-  OwnArgs owners;
-};
-
-// `way`: auto, or what tests force: sort, pick, gather, own-1, own-2 (owners), send. None where inputs do not allow it.
-std::optional<Way> choose_way(const Backward& b, c10::string_view way) {
-  const bool automatic = way == "auto";
-  // One warp sorts a row: an argument of 32 bits is that of a graph whose rows may have more than 65,536 edges.
-  const bool few_fit = automatic && b.csr[1].size(0) >= kSortDegree * b.rows;  // of an edge's elements
-  const bool worth_sorting = few_fit && b.arg.element_size() <= 2, worth_picking = few_fit && b.width >= kPickWidth;
-  if ((worth_sorting || way == "sort") && can_sort(b)) return Way{Way::sort, {}};
-  if ((worth_picking || way == "pick") && can_pick(b)) return Way{Way::pick, {}};
-  if ((automatic || way == "gather") && can_gather(b)) return Way{Way::gather, {}};
-  // A cluster's atomics are slower than a block's own: worth it where edges share, which L2 takes worse.
-  const int64_t least_blocks = automatic ? device_attribute(cudaDevAttrMultiProcessorCount, b.x.get_device()) / 2 : 0;
-  for (const int owners_log2 : {0, 1}) {
-    if (automatic ? owners_log2 == 1 && !b.shares : way != (owners_log2 == 0 ? "own-1" : "own-2")) continue;
-    const auto own = plan_own(b, owners_log2);
-    if (own && static_cast<int64_t>(own->groups) << owners_log2 >= least_blocks) return Way{Way::own, *own};
+// `way`: auto, or what tests force: sort, pick, gather, own-1, own-2 (blocks of a cluster), send. None where inputs do
+// not allow it.
+std::optional<GradientPlan> choose_way(const Backward& b, c10::string_view way) {
+  const GradientProblem problem = problem_of(b);
+  const GradientDevice device = gradient_device(b.x);
+  if (way == "auto") return plan_gradient(problem, device);
+  if (way == "sort" && can_sort(problem)) return GradientPlan{GradientEngine::sort, {}};
+  if (way == "pick" && can_pick(problem)) return GradientPlan{GradientEngine::pick, {}};
+  if (way == "gather" && can_gather(problem)) return GradientPlan{GradientEngine::gather, {}};
+  for (const int blocks_log2 : {0, 1}) {
+    if (way != (blocks_log2 == 0 ? "own-1" : "own-2")) continue;
+    const auto sums = plan_block_sums(problem, device, blocks_log2);
+    if (sums) return GradientPlan{GradientEngine::block, *sums};
   }
-  if (automatic || way == "send") return Way{Way::send, {}};
+  if (way == "send") return GradientPlan{GradientEngine::cache, {}};
   return {};
 }
 
@@ -296,14 +274,14 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   const Backward b{
       grad_out,           x,      out, arg, tied, csr, csc, ties != "first", storage_of(x.scalar_type()), rows, width,
       on_device.stream(), longest};
-  const std::optional<Way> chosen = choose_way(b, way);
+  const std::optional<GradientPlan> chosen = choose_way(b, way);
   TORCH_CHECK_VALUE(chosen, op, ": way must be one that these inputs allow, got '", way, "'");
-  switch (chosen->kind) {
-    case Way::sort: sort_gradient(b, grad_x); break;
-    case Way::pick: gather_gradient(b, grad_x, true); break;
-    case Way::gather: gather_gradient(b, grad_x, false); break;
-    case Way::own: own_gradient(b, ties == "scatter", chosen->owners, grad_x); break;
-    case Way::send: send_gradient(b, ties == "scatter", grad_x); break;
+  switch (chosen->engine) {
+    case GradientEngine::sort: sort_gradient(b, grad_x); break;
+    case GradientEngine::pick: gather_gradient(b, grad_x, true); break;
+    case GradientEngine::gather: gather_gradient(b, grad_x, false); break;
+    case GradientEngine::block: own_gradient(b, ties == "scatter", chosen->sums, grad_x); break;
+    case GradientEngine::cache: send_gradient(b, ties == "scatter", grad_x); break;
   }
   return grad_x;
 }
