@@ -128,7 +128,7 @@ def spmm(
     csr = graph.csr_arrays(weight is not None)
     csc = graph.csc_arrays(weight is not None) if torch.is_grad_enabled() and x.requires_grad else []
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
-    out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out, graph.longest_at_hand())
+    out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out, graph.max_degrees_at_hand())
     return cast(out if x.dim() <= 3 else out.view(graph.num_dst, *x.shape[1:]), out_dtype)
 
 
@@ -227,5 +227,5 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     arg_dtype = _arg_dtype(graph, ties)
     gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # an edge of the one direction is looked up in the other
     csr, csc = graph.csr_arrays(gathers), graph.csc_arrays(True) if gathers else []
-    longest = graph.longest_at_hand()
+    longest = graph.max_degrees_at_hand()
     return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties, longest)[0]

@@ -125,7 +125,7 @@ def _fused(
     kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
     out, stats = torch.ops.edgeless.attention(
         dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out,
-        graph.longest_at_hand(),
+        graph.max_degrees_at_hand(),
     )  # fmt: skip
     out = _cast(out, out_dtype)
     if return_weights is None:

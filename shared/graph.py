@@ -7,42 +7,32 @@ position in the list that the graph was built from; edge tensors (features, weig
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Hashable
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
 
+from .adjacency import Compressed, arrays_of, compress, move, replace_self_loops, transpose, uncompress
+from .formats import CSC, CSC_ROWS, CSR, Formats, facts, graphs_of, num_bytes, travelling
 from .graph_checks import (
     as_device,
     as_index,
     check_choice,
-    check_compressed,
     check_edge_index,
     check_has,
     check_ids,
-    check_num_nodes,
     check_number,
+    check_reverses,
     check_symmetric,
-    compiling,
     normal_tensors,
     num_nodes_of,
     plain_tensor,
 )
-from .ops.graph import coo_to_csr, csr_transpose, index_dtype
+from .max_degrees import MaxDegrees
+from .ops.graph import coo_to_csr
 
 __all__ = ["Compressed", "Graph"]
-
-
-class Compressed(NamedTuple):
-    """One direction of the adjacency: row ``r`` owns the positions ``indptr[r]`` to ``indptr[r + 1]``.
-
-    Shapes: indptr ``[num_rows + 1]``, indices ``[E]`` (column of a position), edge_ids ``[E]`` (original id of the edge
-    at a position, or None where position and id are the same). All of the graph's index dtype.
-    """
-
-    indptr: Tensor
-    indices: Tensor
-    edge_ids: Optional[Tensor]
 
 
 class Graph:
@@ -64,20 +54,13 @@ class Graph:
         kept: Optional[Tensor] = None,
     ):
         # Takes arrays as they are: the class methods check and convert.
-        self._csr = csr
-        self._csc = csc
-        self._csc_rows: Optional[list[Tensor]] = None  # in place of _csc, see csc_arrays
+        self._formats: Formats = {key: value for key, value in ((CSR, csr), (CSC, csc)) if value is not None}
+        self._graphs: list[Graph] = []  # those among the formats
         self._num_src = num_src
         self._num_dst = num_dst
         self._is_symmetric = is_symmetric
         self._kept = kept  # set by with_self_loops
-        self._looped: Optional[Graph] = None
-        self._dense: Optional[tuple] = None  # see graph_rows.py
-        self._zero_in_degree: Optional[bool] = None
-        self._longest: list[int] = []  # see longest_at_hand
-        self._longest_asked = 0  # how often
-        self._longest_coming: Optional[tuple] = None
-        self._scales: dict = {}  # see degree_scale
+        self._max_degrees = MaxDegrees()
 
     # Constructors ----------------------------------------------------------------------------------------------------
 
@@ -96,11 +79,14 @@ class Graph:
         Args:
             num_src, num_dst: numbers of nodes. When both are None the graph is square, with as many nodes as the
                 largest id asks for; when one is None it is that side's largest id plus one.
-            is_symmetric: True when every edge has its reverse, if the caller knows; not verified.
-            validate: check that ids are in range. Without it wrong ids are undefined behaviour.
+            is_symmetric: True when every edge has its reverse, and as often, if the caller knows. One array of
+                neighbours then serves both directions wherever nothing is asked for by edge.
+            validate: check that ids are in range and that a symmetric graph is one, which takes as long as building
+                both directions. Without it wrong ids are undefined behaviour, and so are gradients of what is not
+                symmetric.
         Raises:
             TypeError: edge_index is not a Tensor.
-            ValueError: wrong shape, layout or dtype; a negative number of nodes; is_symmetric on a bipartite graph.
+            ValueError: wrong shape, layout or dtype; a negative number of nodes; is_symmetric of a graph that is not.
             IndexError: an id is negative or not below its number of nodes.
         """
         check_edge_index("Graph.from_edge_index", edge_index)
@@ -121,13 +107,15 @@ class Graph:
             check_symmetric(call, is_symmetric, num_src, num_dst)
             ends, kept = (src, dst), None
             if self_loops:
-                *ends, kept = _replace_self_loops(src, dst, min(num_src, num_dst))
+                *ends, kept = replace_self_loops(src, dst, min(num_src, num_dst))
             try:
                 csr = Compressed(*coo_to_csr(ends[1], ends[0], num_dst, num_src, validate))
             except IndexError:  # say it in the caller's words
                 check_ids(f"{call}: {names[0]}", src, "num_src", num_src)
                 check_ids(f"{call}: {names[1]}", dst, "num_dst", num_dst)
                 raise
+            if is_symmetric and validate:
+                check_reverses(call, csr, num_dst)
             return cls(csr, None, num_src, num_dst, is_symmetric, kept)
 
     @classmethod
@@ -153,10 +141,12 @@ class Graph:
             TypeError, ValueError: a wrong shape, dtype or device, or an indptr or edge_ids that is not as above.
             IndexError: an id is out of range.
         """
-        csr = _compress("Graph.from_csr", indptr, indices, edge_ids, num_src, "num_src", validate)
+        csr = compress("Graph.from_csr", indptr, indices, edge_ids, num_src, "num_src", validate)
         num_dst = csr.indptr.numel() - 1
         num_src = num_dst if num_src is None else num_src
         check_symmetric("Graph.from_csr", is_symmetric, num_src, num_dst)
+        if is_symmetric and validate:
+            check_reverses("Graph.from_csr", csr, num_dst)
         return cls(csr, None, num_src, num_dst, is_symmetric)
 
     @classmethod
@@ -171,10 +161,12 @@ class Graph:
         validate: bool = True,
     ) -> Graph:
         """A graph from compressed rows of sources: :meth:`from_csr` with the two sides swapped."""
-        csc = _compress("Graph.from_csc", indptr, indices, edge_ids, num_dst, "num_dst", validate)
+        csc = compress("Graph.from_csc", indptr, indices, edge_ids, num_dst, "num_dst", validate)
         num_src = csc.indptr.numel() - 1
         num_dst = num_src if num_dst is None else num_dst
         check_symmetric("Graph.from_csc", is_symmetric, num_src, num_dst)
+        if is_symmetric and validate:
+            check_reverses("Graph.from_csc", csc, num_src)
         return cls(None, csc, num_src, num_dst, is_symmetric)
 
     @classmethod
@@ -270,28 +262,28 @@ class Graph:
 
     @property
     def is_symmetric(self) -> Optional[bool]:
-        """Whether every edge has its reverse, as the caller declared; None when unknown."""
+        """Whether every edge has its reverse, and as often, as the caller declared; None when unknown."""
         return self._is_symmetric
 
     @property
     def _any(self) -> Compressed:
-        return self._csc if self._csr is None else self._csr
+        return self._formats.get(CSR) or self._formats[CSC]
 
     # Adjacency -------------------------------------------------------------------------------------------------------
 
     @property
     def csr(self) -> Compressed:
         """In-edges: rows are destinations, indices are sources."""
-        if self._csr is None:
-            self._csr = _transpose(self._csc, self._num_dst)
-        return self._csr
+        return self._formats.get(CSR) or self.format(CSR, lambda graph: transpose(graph.csc, graph.num_dst))
 
     @property
     def csc(self) -> Compressed:
         """Out-edges: rows are sources, indices are destinations. Built when a gradient first needs it."""
-        if self._csc is None:
-            self._csc, self._csc_rows = _transpose(self._csr, self._num_src), None
-        return self._csc
+        csc = self._formats.get(CSC)
+        if csc is None:
+            csc = self.format(CSC, lambda graph: transpose(graph.csr, graph.num_src))
+            self._formats.pop(CSC_ROWS, None)
+        return csc
 
     def csr_arrays(self, by_edge: bool) -> list[Tensor]:
         """:attr:`csr` as the ops take it.
@@ -299,27 +291,47 @@ class Graph:
         Args:
             by_edge: whether the op reads or writes something for every edge, and so needs the ids; dropout does.
         """
-        return _arrays(self.csr, by_edge)
+        if self._is_symmetric and not by_edge and CSR not in self._formats:
+            return arrays_of(self.csc, False)
+        return arrays_of(self.csr, by_edge)
 
     def csc_arrays(self, by_edge: bool) -> list[Tensor]:
-        """:attr:`csc` as the ops take it. Its edge ids are kept from when somebody first needs them."""
-        if by_edge or self._csc is not None:
-            return _arrays(self.csc, by_edge)
-        if self._csc_rows is None:
-            self._csc_rows = _arrays(_transpose(self._csr, self._num_src), False)
-        return self._csc_rows
+        """:attr:`csc` as the ops take it. Its edge ids are kept from when somebody first needs them.
+
+        Without them, that of a symmetric graph is its CSR: the same neighbours, in another order.
+        """
+        if by_edge or CSC in self._formats:
+            return arrays_of(self.csc, by_edge)
+        if self._is_symmetric:
+            return arrays_of(self.csr, False)
+        return self.format(CSC_ROWS, lambda graph: arrays_of(transpose(graph.csr, graph.num_src), False))
+
+    @property
+    def has_csr(self) -> bool:
+        """Whether :attr:`csr` is already there."""
+        return CSR in self._formats
 
     @property
     def has_csc(self) -> bool:
         """Whether :attr:`csc` is already there, be it without edge ids."""
-        return self._csc is not None or self._csc_rows is not None
+        return CSC in self._formats or CSC_ROWS in self._formats or bool(self._is_symmetric)
+
+    def format(self, key: Hashable, build: Callable[[Graph], Any]) -> Any:
+        """What is kept with this graph under ``key``, from ``build(graph)`` the first time (``shared/formats.py``)."""
+        if key in self._formats:
+            return self._formats[key]
+        with normal_tensors():
+            value = build(self)
+        self._formats[key] = value
+        self._graphs += graphs_of(value)
+        return value
 
     def _ends(self):
         """(src, dst) in original order and index dtype."""
-        if self._csr is not None:
-            dst, src = _uncompress(self._csr)
+        if CSR in self._formats:
+            dst, src = uncompress(self.csr)
         else:
-            src, dst = _uncompress(self._csc)
+            src, dst = uncompress(self.csc)
         return src, dst
 
     def edge_index(self) -> Tensor:
@@ -329,85 +341,57 @@ class Graph:
 
     def in_degrees(self) -> Tensor:
         """Number of in-edges of every destination, ``[num_dst]`` int64."""
-        if self._csr is not None:
-            return self._csr.indptr.diff().to(torch.int64)
-        return torch.bincount(self._csc.indices, minlength=self._num_dst)
+        if CSR in self._formats:
+            return self.csr.indptr.diff().to(torch.int64)
+        return torch.bincount(self.csc.indices, minlength=self._num_dst)
 
     def out_degrees(self) -> Tensor:
         """Number of out-edges of every source, ``[num_src]`` int64."""
         if self.has_csc:
             return self.csc_arrays(False)[0].diff().to(torch.int64)
-        return torch.bincount(self._csr.indices, minlength=self._num_src)
+        return torch.bincount(self.csr.indices, minlength=self._num_src)
 
     @property
     def has_zero_in_degree(self) -> bool:
         """Whether some destination has no in-edge."""
-        if self._zero_in_degree is None:
-            self._zero_in_degree = bool((self.in_degrees() == 0).any())
-        return self._zero_in_degree
+        return self.format("zero in-degree", lambda graph: bool((graph.in_degrees() == 0).any()))
 
     @property
     def max_in_degree(self) -> int:
         """The largest number of in-edges of a destination, 0 without destinations. Kept; waits for the GPU once."""
-        if not self._longest:
-            self._longest = [int(self.in_degrees().max()) if self._num_dst else 0]
-        return self._longest[0]
+        return self._max_degrees.of_csr(self)
 
     def max_in_degree_at_hand(self) -> Optional[int]:
         """:attr:`max_in_degree` if it can be had without waiting for a GPU, else None.
 
         A GPU is asked the second time, so that a graph used once costs nothing, and a later call finds the answer.
         """
-        if self.device.type != "cuda":
-            return self.max_in_degree
-        if not self._longest:
-            self._ask_longest(1)
-        return self._longest[0] if self._longest else None
+        return self._max_degrees.of_csr_at_hand(self)
 
-    def longest_at_hand(self) -> list[int]:
+    def max_degrees_at_hand(self) -> list[int]:
         """The most edges of a row of :attr:`csr`, and of :attr:`csc`, as far as known without waiting for a GPU.
 
-        Known, they save a layer its looking for rows that were cut. A GPU is asked the fourth time: sampled graphs are
+        Known, they save a layer its search for rows that were cut. A GPU is asked the fourth time: sampled graphs are
         rarely used as often.
         """
-        if compiling():  # a program would be made anew once it is known
-            return []
-        if len(self._longest) < 1 + self.has_csc:
-            self._ask_longest(3)
-        return self._longest
-
-    def _ask_longest(self, times_before: int) -> None:
-        if self.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            return
-        if self._longest_coming is not None:
-            answer, arrival = self._longest_coming
-            if arrival.query():
-                self._longest, self._longest_coming = answer.tolist(), None
-            return
-        self._longest_asked += 1
-        if self._longest_asked > times_before and self._csr is not None:
-            rows = [self._csr.indptr, *(self.csc_arrays(False)[:1] if self.has_csc else ())]
-            if len(rows) > len(self._longest):
-                self._longest_coming = _on_its_way([indptr.diff() for indptr in rows])
+        return self._max_degrees.at_hand(self)
 
     def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
         """``degree ** power`` of every node (of 0: ``isolated``), kept; in-degrees for ``"dst"``, else out-degrees."""
-        key = (side, power, dtype, isolated)
-        scale = self._scales.get(key)
+        key = ("scale", side, power, dtype, isolated)
+        scale = self._formats.get(key)
         if scale is None:
             check_choice("Graph.degree_scale", "side", side, ("src", "dst"))
             check_number("Graph.degree_scale", "power", power)
-            with normal_tensors():
-                degrees = self.in_degrees() if side == "dst" else self.out_degrees()
-                scale = degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
-            self._scales[key] = scale
+            scale = self.format(key, lambda graph: _power_of_degrees(graph, side, power, dtype, isolated))
         return scale
 
     # Other graphs ----------------------------------------------------------------------------------------------------
 
     def reverse(self) -> Graph:
         """The graph with every edge turned round. Shares the index tensors and keeps the edge ids."""
-        return Graph(self._csc, self._csr, self._num_dst, self._num_src, self._is_symmetric)
+        csr, csc = self._formats.get(CSR), self._formats.get(CSC)
+        return Graph(csc, csr, self._num_dst, self._num_src, self._is_symmetric)
 
     def to(self, device) -> Graph:
         """This graph on ``device``: itself when it is there already, else a new handle.
@@ -418,12 +402,13 @@ class Graph:
         """
         device = as_device("Graph.to", device)
         with normal_tensors():
-            csr, csc = _move(self._csr, device), _move(self._csc, device)
+            csr, csc = (move(self._formats.get(key), device) for key in (CSR, CSC))
             kept = None if self._kept is None else self._kept.to(device)
         moved = Graph(csr, csc, self._num_src, self._num_dst, self._is_symmetric, kept)
         if moved._any.indices is self._any.indices:
             return self
-        moved._zero_in_degree, moved._longest = self._zero_in_degree, self._longest
+        moved._formats.update(facts(self._formats))
+        moved._max_degrees = self._max_degrees.moved()
         return moved
 
     def with_self_loops(self) -> Graph:
@@ -432,49 +417,39 @@ class Graph:
         Edges of the new graph: the kept edges in their original order, then the loops of node 0, 1, ... The result
         lives as long as this graph. Its ``_kept`` holds the ids ``[K]`` (int64) of the kept edges, None for all.
         """
-        if self._looped is None:
-            self._looped = Graph._from_ends(
-                "Graph.with_self_loops",
-                ("source", "destination"),
-                *self._ends(),
-                self._num_src,
-                self._num_dst,
-                is_symmetric=self._is_symmetric,
-                validate=False,
-                self_loops=True,
-            )
-        return self._looped
+        return self.format("self loops", _with_self_loops)
 
     # Housekeeping ----------------------------------------------------------------------------------------------------
 
     def memory_bytes(self) -> int:
-        """Bytes in the index tensors of this graph and of the one derived from it; shared tensors count once."""
-        tensors = {id(t): t for graph in self._family() for t in graph._tensors()}
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+        """Bytes in the index tensors of this graph and in all that is kept with it; shared tensors count once."""
+        return num_bytes(self)
 
     def memory_bytes_at_most(self) -> int:
         """Bytes that :meth:`memory_bytes` can grow to by building the transposes."""
-        return sum(graph._full_bytes() for graph in self._family())
+        return self.memory_bytes() + self._missing_bytes()
 
-    def _family(self):
-        dense = self._dense and self._dense[0]
-        return tuple(graph for graph in (self, self._looped, dense) if graph is not None)
+    def num_formats(self) -> int:
+        """How many things are kept with this graph, and with the graphs among them. Never falls but by transposes."""
+        num = len(self._formats)
+        for graph in self._graphs:
+            num += graph.num_formats()
+        return num
 
-    def _others(self):
-        return (self._kept, self._dense and self._dense[1], *self._scales.values())
-
-    def _tensors(self):
-        arrays = (*(self._csr or ()), *(self._csc or self._csc_rows or ()), *self._others())
-        return (t for t in arrays if t is not None)
-
-    def _full_bytes(self) -> int:
+    def _missing_bytes(self) -> int:
+        """Of the arrays of both directions that have not been built, of this graph and of those kept with it."""
         indices = self._any.indices
         entries = self._num_src + self._num_dst + 2 + 4 * indices.numel()  # indptr of both, indices and ids of both
-        others = (t for t in self._others() if t is not None)
-        return entries * indices.element_size() + sum(t.numel() * t.element_size() for t in others)
+        present = num_bytes([self._formats.get(key) for key in (CSR, CSC, CSC_ROWS)])
+        return entries * indices.element_size() - present + sum(graph._missing_bytes() for graph in self._graphs)
 
     def __getstate__(self):
-        return {**self.__dict__, "_looped": None, "_dense": None, "_scales": {}, "_longest_coming": None}
+        return {
+            **self.__dict__,
+            "_formats": travelling(self._formats),
+            "_graphs": [],
+            "_max_degrees": self._max_degrees.moved(),
+        }
 
     def __repr__(self) -> str:
         symmetric = ", symmetric" if self._is_symmetric else ""
@@ -485,71 +460,17 @@ class Graph:
         )
 
 
-def _on_its_way(degrees: list[Tensor]):
-    """The largest numbers of some on the GPU, 0 of none, in the host's memory, and the event after which they are."""
-    answer = torch.zeros(len(degrees), dtype=torch.int64, pin_memory=True)
-    for place, numbers in zip(answer, degrees):
-        if numbers.numel():
-            place.copy_(numbers.amax(), non_blocking=True)
-    arrival = torch.cuda.Event()
-    arrival.record()
-    return answer, arrival
+def _power_of_degrees(graph: Graph, side: str, power: float, dtype: torch.dtype, isolated: float) -> Tensor:
+    degrees = graph.in_degrees() if side == "dst" else graph.out_degrees()
+    return degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
 
 
-def _compress(call, indptr, indices, edge_ids, num_cols, limit_name, validate) -> Compressed:
-    """Check compressed arrays and bring them to one dtype and contiguous memory. ``num_cols`` None means square."""
-    if num_cols is not None:
-        check_num_nodes(call, limit_name, num_cols)
-    check_compressed(call, indptr, indices, edge_ids, num_cols, limit_name, validate and not compiling())
-    num_rows = indptr.numel() - 1
-    dtype = index_dtype(num_rows, num_rows if num_cols is None else num_cols, indices.numel())
-    with normal_tensors():
-        return Compressed(*(None if t is None else _own(t, dtype) for t in (indptr, indices, edge_ids)))
-
-
-def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """``tensor`` as ``dtype`` in contiguous memory, fit to be saved for backward."""
-    tensor = tensor.to(dtype).contiguous()
-    return tensor.clone() if tensor.is_inference() else tensor
-
-
-def _arrays(compressed: Compressed, by_edge: bool) -> list[Tensor]:
-    indptr, indices, edge_ids = compressed
-    return [indptr, indices] if edge_ids is None or not by_edge else [indptr, indices, edge_ids]
-
-
-def _transpose(compressed: Compressed, num_cols: int) -> Compressed:
-    with normal_tensors():
-        return Compressed(*csr_transpose(*compressed, num_cols))
-
-
-def _replace_self_loops(src: Tensor, dst: Tensor, num_loops: int):
-    """Both ends of the edges that are no loops and of the new loops; ids of the former, None when these are all."""
-    loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)
-    keep, kept = src != dst, None
-    if compiling() or not bool(keep.all()):  # a traced program cannot branch on values
-        kept = keep.nonzero().squeeze(1)
-        src, dst = src.index_select(0, kept), dst.index_select(0, kept)
-    return torch.cat((src, loops)), torch.cat((dst, loops)), kept
+def _with_self_loops(graph: Graph) -> Graph:
+    call, names, size = "Graph.with_self_loops", ("source", "destination"), (graph.num_src, graph.num_dst)
+    options = {"is_symmetric": graph.is_symmetric, "validate": False, "self_loops": True}
+    return Graph._from_ends(call, names, *graph._ends(), *size, **options)
 
 
 def _dgl_ids(ids: Tensor, indices: Tensor) -> Optional[Tensor]:
     """DGL writes the identity as an empty tensor."""
     return None if ids.numel() == 0 and indices.numel() > 0 else ids
-
-
-def _uncompress(compressed: Compressed):
-    """(row, column) of every edge in original order."""
-    indptr, indices, edge_ids = compressed
-    rows = torch.arange(indptr.numel() - 1, dtype=indptr.dtype, device=indptr.device)
-    rows = rows.repeat_interleave(indptr.diff(), output_size=indices.numel())
-    if edge_ids is None:
-        return rows, indices
-    edge_ids = edge_ids.to(torch.int64)
-    return torch.empty_like(rows).scatter_(0, edge_ids, rows), torch.empty_like(indices).scatter_(0, edge_ids, indices)
-
-
-def _move(compressed: Optional[Compressed], device) -> Optional[Compressed]:
-    if compressed is None:
-        return None
-    return Compressed(*(None if t is None else t.to(device) for t in compressed))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .graph import Compressed, Graph
-from .graph_checks import compiling, normal_tensors
+from .graph_checks import compiling
 
 MOST = 0.5  # share of the rows from which on leaving the others out does not pay
 
@@ -24,19 +24,16 @@ def receiving(graph: Graph) -> tuple[Optional[Graph], Optional[Tensor]]:
     """
     if graph.device.type != "cpu" or compiling():
         return None, None
-    if graph._dense is None:
-        graph._dense = _receiving(graph)
-    return graph._dense
+    return graph.format("receiving", _receiving)
 
 
 def _receiving(graph: Graph) -> tuple[Optional[Graph], Optional[Tensor]]:
-    with normal_tensors():
-        indptr, indices, edge_ids = graph.csr
-        begin, end = indptr[:-1], indptr[1:]
-        has_edges = begin != end
-        if int(has_edges.sum()) > MOST * graph.num_dst:
-            return None, None
-        rows = has_edges.nonzero().squeeze(1)
-        # An empty row begins where it ends, so leaving it out moves nothing.
-        compressed = Compressed(torch.cat((indptr[:1], end.index_select(0, rows))), indices, edge_ids)
-        return Graph(compressed, None, graph.num_src, rows.numel()), rows
+    indptr, indices, edge_ids = graph.csr
+    begin, end = indptr[:-1], indptr[1:]
+    has_edges = begin != end
+    if int(has_edges.sum()) > MOST * graph.num_dst:
+        return None, None
+    rows = has_edges.nonzero().squeeze(1)
+    # An empty row begins where it ends, so leaving it out moves nothing.
+    compressed = Compressed(torch.cat((indptr[:1], end.index_select(0, rows))), indices, edge_ids)
+    return Graph(compressed, None, graph.num_src, rows.numel()), rows

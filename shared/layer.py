@@ -98,7 +98,7 @@ def attention_layer(
     seed = seed_tensor(None, x.device) if dropout > 0 else None
     return torch.ops.edgeless.attention_layer(
         x, weights, biases, vectors, row, graph.csr_arrays(by_edge), csc, seed, score, heads, coefficient, dropout,
-        dtype, out_dtype, graph.longest_at_hand(),
+        dtype, out_dtype, graph.max_degrees_at_hand(),
     )  # fmt: skip
 
 
@@ -136,5 +136,5 @@ def sum_layer(
     csc = graph.csc_arrays(weighted) if _needs_gradient(x) else []
     return torch.ops.edgeless.sum_layer(
         x, weights, bias, by_edge, *scales(graph, "none", reduce, parameters), graph.csr_arrays(weighted), csc, dtype,
-        graph.longest_at_hand(),
+        graph.max_degrees_at_hand(),
     )  # fmt: skip

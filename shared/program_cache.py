@@ -1,7 +1,7 @@
 """The cache of graphs in the programs of torch.compile.
 
 A tracer sees no identity of tensors and no versions, so a compiled program asks the cache when it runs, by ops of its
-own that call :func:`edgeless.cache.graph_from_edge_index`. What they return are copies: a compiler may write over any
+own that do. What they return are copies: a compiler may write over any
 tensor of its program. The ops are kept out of CUDA graphs, whose memory must not be kept and whose replays would not
 see an edit. torch without a tag that says so, and programs that are exported, build the graph anew on every run.
 """
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .graph import Compressed, Graph
+from .graph_cache import graph_of_edge_index
 from .ops._registration import register_fake
 from .ops.graph import index_dtype
 
@@ -53,9 +54,7 @@ def graph_in_program(
 
 
 def _look_up(edge_index, num_src, num_dst, reverse, self_loops) -> Graph:
-    from .cache import graph_from_edge_index
-
-    return graph_from_edge_index(edge_index, num_src, num_dst, flow=_FLOWS[reverse], self_loops=self_loops)
+    return graph_of_edge_index(edge_index, edge_index, num_src, num_dst, _FLOWS[reverse], self_loops)
 
 
 def _arrays(graph: Graph, transposed: bool, by_edge: bool) -> list[Tensor]:

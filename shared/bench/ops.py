@@ -50,7 +50,7 @@ def parse(name: str) -> tuple[str, int, int]:
 def graph_of(graph: BenchGraph) -> edgeless.Graph:
     """The handle with its CSR and CSC built: they are part of the graph, as in the peers' formats."""
     n = graph.num_nodes
-    handle = edgeless.Graph.from_edge_index(graph.edge_index, n, n, is_symmetric=graph.symmetric, validate=False)
+    handle = edgeless.Graph.from_edge_index(graph.edge_index, n, n, validate=False)
     _ = handle.csr, handle.csc
     return handle
 

@@ -19,12 +19,12 @@ def flat_graph():
 
 
 def never_asks(graph):
-    graph._longest_asked = -(10**9)
+    graph._max_degrees.times_asked = -(10**9)
     return graph
 
 
 def knows(graph):
-    graph._longest = [int(graph.in_degrees().max()), int(graph.out_degrees().max())]
+    graph._max_degrees.known = [int(graph.in_degrees().max()), int(graph.out_degrees().max())]
     return graph
 
 
@@ -69,13 +69,13 @@ def test_a_gpu_is_asked_the_fourth_time_and_nobody_waits():
     try:
         for _ in range(3):
             step("none", graph, x)
-        assert graph._longest_coming is None and graph.longest_at_hand() == []
-        assert graph._longest_coming is not None
+        assert graph._max_degrees.coming is None and graph.max_degrees_at_hand() == []
+        assert graph._max_degrees.coming is not None
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
-    assert graph.longest_at_hand() == [int(graph.in_degrees().max()), int(graph.out_degrees().max())]
-    assert graph.max_in_degree_at_hand() == graph.max_in_degree == graph.longest_at_hand()[0]
+    assert graph.max_degrees_at_hand() == [int(graph.in_degrees().max()), int(graph.out_degrees().max())]
+    assert graph.max_in_degree_at_hand() == graph.max_in_degree == graph.max_degrees_at_hand()[0]
 
 
 def test_the_other_direction_is_asked_for_when_it_is_there():
@@ -84,19 +84,19 @@ def test_the_other_direction_is_asked_for_when_it_is_there():
         for _ in range(5):
             functional.spmm(graph, torch.randn(2000, 8, device="cuda"))
     torch.cuda.synchronize()
-    assert graph.longest_at_hand() == [graph.max_in_degree] and not graph.has_csc
+    assert graph.max_degrees_at_hand() == [graph.max_in_degree] and not graph.has_csc
     graph.csc  # noqa: B018  built on first use
-    graph.longest_at_hand()
+    graph.max_degrees_at_hand()
     torch.cuda.synchronize()
-    assert graph.longest_at_hand() == [graph.max_in_degree, int(graph.out_degrees().max())]
+    assert graph.max_degrees_at_hand() == [graph.max_in_degree, int(graph.out_degrees().max())]
 
 
 def test_no_nodes():
     graph = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 0, 0).to("cuda")
     for _ in range(5):
-        graph.longest_at_hand()
+        graph.max_degrees_at_hand()
     torch.cuda.synchronize()
-    assert graph.longest_at_hand() == [0]
+    assert graph.max_degrees_at_hand() == [0]
 
 
 def test_is_not_asked_for_within_a_capture():
@@ -104,11 +104,11 @@ def test_is_not_asked_for_within_a_capture():
     stream = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(stream):
         functional.spmm(graph, x)
-        graph._longest_asked = 10
+        graph._max_degrees.times_asked = 10
         capture = torch.cuda.CUDAGraph()
         with torch.cuda.graph(capture, stream=stream):
             out = functional.spmm(graph, x)
-    assert graph._longest_coming is None and graph._longest == []
+    assert graph._max_degrees.coming is None and graph._max_degrees.known == []
     capture.replay()
     torch.cuda.synchronize()
     torch.testing.assert_close(out, functional.spmm(graph, x))

@@ -200,7 +200,7 @@ def test_edited_stretches_of_a_large_graph_are_seen(row, part):
 def test_one_edited_id_is_seen_where_others_can_write(moved, place, monkeypatch):
     edge_index = large_edges()
     if moved == "several processes":
-        monkeypatch.setattr(edgeless.cache, "_several_processes", lambda: True)
+        monkeypatch.setattr(edgeless.graph_cache, "_several_processes", lambda: True)
     else:
         moved(edge_index)
     graph = graph_from_edge_index(edge_index, 1000, 1000)
@@ -545,7 +545,7 @@ def test_many_threads():
     edgeless.set_cache_limit(2**30)
     shared.clear()
     assert counts()[2] == 0
-    assert edgeless.cache._cache._charged == 0
+    assert edgeless.graph_cache._cache._charged == 0
 
 
 def test_an_anchor_that_dies_inside_the_cache():
@@ -569,7 +569,7 @@ def test_a_child_forked_inside_the_cache_does_not_wait():
     holding, done = threading.Event(), threading.Event()
 
     def hold():
-        with edgeless.cache._cache._locked():
+        with edgeless.graph_cache._cache._locked():
             holding.set()
             done.wait(60)
 

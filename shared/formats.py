@@ -1,0 +1,60 @@
+"""The store of what is derived from a graph and kept with it: adjacencies, scales, other graphs, facts.
+
+A graph has one such store, a dictionary. A key says what an entry is, a name or a tuple that begins with one, and
+:meth:`edgeless.Graph.format` is given the function that builds what is missing from the graph. A value holds tensors: a
+Tensor, a Graph, or a tuple, list or dictionary of these; numbers and None take no memory. Everything else follows from
+that: what an entry weighs, when the cache has to weigh a graph anew, and what goes along when a graph is moved, copied
+or pickled. Entries die with the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["CSC", "CSC_ROWS", "CSR", "Formats", "facts", "graphs_of", "num_bytes", "tensors_of", "travelling"]
+
+Formats = dict[Hashable, Any]
+
+CSR = "csr"  # Compressed: rows are destinations
+CSC = "csc"  # Compressed: rows are sources
+CSC_ROWS = "csc rows"  # [indptr, indices] of the CSC, which keeps no edge ids until somebody needs them
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """All tensors that an entry holds, those of a graph within it included."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors_of(part)
+    elif isinstance(value, dict):
+        yield from tensors_of(list(value.values()))
+    elif hasattr(value, "_formats"):
+        yield from tensors_of((value._formats, value._kept))
+
+
+def num_bytes(value: Any) -> int:
+    """Bytes of the tensors of an entry or of a whole store; a tensor that is held twice counts once."""
+    return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors_of(value)}.values())
+
+
+def graphs_of(value: Any) -> list[Any]:
+    """The graphs that an entry holds; not those that these hold."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [graph for part in value for graph in graphs_of(part)]
+    return [value] if hasattr(value, "_formats") else []
+
+
+def facts(formats: Formats) -> Formats:
+    """What holds of the graph on every device: numbers."""
+    return {key: value for key, value in formats.items() if isinstance(value, (bool, int, float))}
+
+
+def travelling(formats: Formats) -> Formats:
+    """What goes along in a copy or a pickle: the adjacency and facts. The rest is derived anew when it is asked for."""
+    return {**{key: formats[key] for key in (CSR, CSC) if key in formats}, **facts(formats)}

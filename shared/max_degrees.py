@@ -1,0 +1,77 @@
+"""The largest degrees of a graph, learnt without waiting for a GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
+import torch
+from torch import Tensor
+
+from .graph_checks import compiling
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+
+class MaxDegrees:
+    """The most edges of a row of a graph's CSR, and of its CSC, as far as known.
+
+    On the CPU looking is cheap. A GPU is asked once the answer is likely to be of use, the answer comes into pinned
+    memory behind whatever the stream is doing, and a later call finds it there.
+    """
+
+    def __init__(self, known: Optional[list[int]] = None):
+        self.known: list[int] = known or []  # of the CSR, then of the CSC
+        self.times_asked = 0
+        self.coming: Optional[tuple[Tensor, torch.cuda.Event]] = None  # an answer and when it is there
+
+    def moved(self) -> MaxDegrees:
+        """What is known, for the same graph on another device."""
+        return MaxDegrees(list(self.known))
+
+    def of_csr(self, graph: Graph) -> int:
+        """See :attr:`Graph.max_in_degree`."""
+        if not self.known:
+            self.known = [int(graph.in_degrees().max()) if graph.num_dst else 0]
+        return self.known[0]
+
+    def of_csr_at_hand(self, graph: Graph) -> Optional[int]:
+        """See :meth:`Graph.max_in_degree_at_hand`."""
+        if graph.device.type != "cuda":
+            return self.of_csr(graph)
+        if not self.known:
+            self._ask(graph, 1)
+        return self.known[0] if self.known else None
+
+    def at_hand(self, graph: Graph) -> list[int]:
+        """See :meth:`Graph.max_degrees_at_hand`."""
+        if compiling():  # a program would be compiled again once they are known
+            return []
+        if len(self.known) < 1 + graph.has_csc:
+            self._ask(graph, 3)
+        return self.known
+
+    def _ask(self, graph: Graph, times_before: int) -> None:
+        if graph.device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            return
+        if self.coming is not None:
+            answer, arrival = self.coming
+            if arrival.query():
+                self.known, self.coming = answer.tolist(), None
+            return
+        self.times_asked += 1
+        if self.times_asked > times_before and graph.has_csr:
+            rows = [graph.csr.indptr, *(graph.csc_arrays(False)[:1] if graph.has_csc else ())]
+            if len(rows) > len(self.known):
+                self.coming = _on_its_way([indptr.diff() for indptr in rows])
+
+
+def _on_its_way(degrees: list[Tensor]) -> tuple[Tensor, torch.cuda.Event]:
+    """The largest numbers of some on the GPU, 0 of none, in the host's memory, and the event after which they are."""
+    answer = torch.zeros(len(degrees), dtype=torch.int64, pin_memory=True)
+    for place, numbers in zip(answer, degrees):
+        if numbers.numel():
+            place.copy_(numbers.amax(), non_blocking=True)
+    arrival = torch.cuda.Event()
+    arrival.record()
+    return answer, arrival
