@@ -30,18 +30,18 @@ TORCH_LIBRARY(edgeless, m) {
   // sources as rows, or [] where no gradient of a source tensor, or on CUDA of gatv2's att, is needed. Beyond the last
   // row's end, indices and edge_ids may hold anything that they may hold before it: no op reads it but to return
   // something by edge. softmax_stats [1 or 2, Nd, H]: what the other ops need of the softmax, for the same device alone
-  // (cpu/args.h and cuda/args.h in core_cuda/attention). longest: the most edges of a row of csr, and of csc, as far as
+  // (cpu/args.h and cuda/args.h in core_cuda/attention). max_degrees: the most edges of a row of csr, and of csc, as far as
   // that is known; where no row is cut, ops on CUDA look for no pieces to merge. side_by_side: gradients of dst, src
   // and value may be parts of one tensor where these are.
   m.def(
       "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
       "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "
-      "ScalarType? out_dtype, int[] longest=[]) -> (Tensor out, Tensor softmax_stats)");
+      "ScalarType? out_dtype, int[] max_degrees=[]) -> (Tensor out, Tensor softmax_stats)");
   m.def(
       "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? out, Tensor softmax_stats, Tensor dst, "
       "Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, Tensor? edge_scale, "
       "Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, bool dropped_weights, "
-      "bool[] needs, bool side_by_side=False, int[] longest=[]) -> Tensor[]");
+      "bool[] needs, bool side_by_side=False, int[] max_degrees=[]) -> Tensor[]");
   // The gradients of dst, src and, where there is one, value go to `into`, in this order; that of att is returned,
   // empty where att_grad does not ask for it. To save memory they may take the place of what has no other use: a
   // source's that of its own rows, src and value, and a destination's that of out: the same rows, or, where these are
@@ -49,7 +49,7 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "attention_backward_into(Tensor(a!)[] into, Tensor grad_out, Tensor out, Tensor softmax_stats, Tensor dst, "
       "Tensor src, Tensor? value, Tensor? att, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, "
-      "float coefficient, float dropout, bool att_grad, int[] longest=[]) -> Tensor");
+      "float coefficient, float dropout, bool att_grad, int[] max_degrees=[]) -> Tensor");
   m.def(
       "attention_weights(Tensor softmax_stats, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "
@@ -59,7 +59,7 @@ TORCH_LIBRARY(edgeless, m) {
   // direction of the graph. sddmm: <dst[i], src[j]> of every edge, scaled alike. Rows [N, F] are one head.
   m.def(
       "spmm(Tensor x, Tensor? weight, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc, "
-      "ScalarType? out_dtype, int[] longest=[]) -> Tensor");
+      "ScalarType? out_dtype, int[] max_degrees=[]) -> Tensor");
   m.def("sddmm(Tensor dst, Tensor src, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc) -> Tensor");
 
   // Min and max: arg is the position of the extremum within its row. ties: what equal extrema get of the gradient,
@@ -67,13 +67,12 @@ TORCH_LIBRARY(edgeless, m) {
   // 0 (torch's scatter_reduce on zeros). tied says in which rows there is something to share; there arg on CUDA says
   // among how many (core_cuda/reduction/cuda/args.h). arg and tied are for the backward on the same device alone.
   // With "first" the backward does not read x and out: only their sizes count.
-  // way: how the gradient goes back on CUDA, for tests (docs/design.md); the CPU has no choice.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
-      "str ties, int[] longest=[]) -> (Tensor out, Tensor arg, Tensor tied)");
+      "str ties, int[] max_degrees=[]) -> (Tensor out, Tensor arg, Tensor tied)");
   m.def(
       "neighbor_reduce_backward(Tensor grad_out, Tensor x, Tensor out, Tensor arg, Tensor tied, Tensor[] csr, "
-      "Tensor[] csc, str reduce, str ties, str way='auto', int[] longest=[]) -> Tensor");
+      "Tensor[] csc, str reduce, str ties, int[] max_degrees=[]) -> Tensor");
 
   // Linear maps of one input: x weights[k]^T + biases[k], in `dtype` as autocast would do them. The first `joined`
   // results may be parts of the rows of one tensor; heads: 0, or what number of heads a result is returned in, as
@@ -106,11 +105,11 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "attention_layer(Tensor x, Tensor[] weights, Tensor?[] biases, Tensor[] vectors, Tensor? row, Tensor[] csr, "
       "Tensor[] csc, Tensor? seed, str score, int heads, float coefficient, float dropout, ScalarType? dtype, "
-      "ScalarType? out_dtype, int[] longest=[]) -> Tensor");
+      "ScalarType? out_dtype, int[] max_degrees=[]) -> Tensor");
   // The same of a sum: spmm(x) weights[0]^T + x weights[1]^T + bias. edge_weight [E, 1] has no gradient here.
   m.def(
       "sum_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? edge_weight, Tensor? src_scale, Tensor? dst_scale, "
-      "Tensor[] csr, Tensor[] csc, ScalarType? dtype, int[] longest=[]) -> Tensor");
+      "Tensor[] csr, Tensor[] csc, ScalarType? dtype, int[] max_degrees=[]) -> Tensor");
   // Contiguous copies in another dtype; side_by_side: as parts of one tensor, which on CUDA follow each other without a
   // gap where all are whole vectors of 16 bytes.
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");

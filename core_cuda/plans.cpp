@@ -4,11 +4,13 @@
 
 #include <pybind11/stl.h>
 
+#include <mutex>
 #include <string>
 
 #include "attention/cuda/plan.h"
 #include "attention/inputs.h"
 #include "common/fold.h"
+#include "plan_override.h"
 #include "reduction/cuda/plan.h"
 
 namespace edgeless {
@@ -39,7 +41,7 @@ int vectors_of(int64_t numbers, Storage storage) {
 
 py::dict attention_plan(const std::string& pass, const std::string& score, const std::string& dtype, int64_t heads,
                         int64_t key_dim, int64_t value_dim, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
-                        int64_t longest, bool options, bool edge_term, bool wide_index, int multiprocessors,
+                        int64_t max_degree, bool options, bool edge_term, bool wide_index, int multiprocessors,
                         int64_t l2_bytes) {
   cuda::Problem p;
   p.pass = pass_named(pass), p.score = parse_score("plan", score), p.storage = storage_named(dtype);
@@ -47,7 +49,7 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   p.heads = static_cast<int>(heads);
   p.key_vectors = p.score == Score::gat ? 0 : vectors_of(key_dim, p.storage);
   p.value_vectors = vectors_of(values_are_keys(p.score) ? key_dim : value_dim, p.storage);
-  p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.longest = longest;
+  p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.max_degree = max_degree;
   const cuda::Plan plan = cuda::make_plan(p, {multiprocessors, l2_bytes});
   py::dict found;
   if (!plan.kernel.vectors) return found;
@@ -68,9 +70,10 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
 }
 
 py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
-                   int64_t longest, int64_t carry_bytes, int64_t carry_budget, int multiprocessors, int64_t l2_bytes) {
+                   int64_t max_degree, int64_t carry_bytes, int64_t carry_budget, int multiprocessors,
+                   int64_t l2_bytes) {
   cuda::FoldProblem p;
-  p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.longest = longest;
+  p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.max_degree = max_degree;
   p.vectors = static_cast<int>(vectors), p.vector_bytes = static_cast<int>(vector_bytes);
   p.carry_bytes = carry_bytes, p.carry_budget = carry_budget;
   p.multiprocessors = multiprocessors, p.l2_bytes = l2_bytes;
@@ -93,19 +96,33 @@ std::string gradient_plan(const std::string& dtype, int arg_bytes, bool wide_ind
   return extrema::name_of(extrema::plan_gradient(p, {multiprocessors, shared_bytes, clusters}));
 }
 
+std::mutex override_mutex;
+std::string overriding_engine;
+
+void override_gradient_engine(const std::string& name) {
+  const std::lock_guard lock(override_mutex);
+  overriding_engine = name;
+}
+
 }  // namespace
+
+std::string overridden_gradient_engine() {
+  const std::lock_guard lock(override_mutex);
+  return overriding_engine;
+}
 
 void define_plans(py::module_& m) {
   m.def("attention_plan", &attention_plan, py::kw_only(), py::arg("pass_"), py::arg("score"), py::arg("dtype"),
         py::arg("heads"), py::arg("key_dim"), py::arg("value_dim"), py::arg("num_rows"), py::arg("num_edges"),
-        py::arg("num_gathered"), py::arg("longest"), py::arg("options"), py::arg("edge_term"), py::arg("wide_index"),
+        py::arg("num_gathered"), py::arg("max_degree"), py::arg("options"), py::arg("edge_term"), py::arg("wide_index"),
         py::arg("multiprocessors"), py::arg("l2_bytes"));
   m.def("fold_plan", &fold_plan, py::kw_only(), py::arg("vectors"), py::arg("vector_bytes"), py::arg("num_rows"),
-        py::arg("num_edges"), py::arg("num_gathered"), py::arg("longest"), py::arg("carry_bytes"),
+        py::arg("num_edges"), py::arg("num_gathered"), py::arg("max_degree"), py::arg("carry_bytes"),
         py::arg("carry_budget"), py::arg("multiprocessors"), py::arg("l2_bytes"));
   m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
         py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),
         py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"), py::arg("clusters"));
+  m.def("override_gradient_engine", &override_gradient_engine, py::arg("name"));
 }
 
 }  // namespace edgeless

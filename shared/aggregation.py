@@ -227,5 +227,5 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     arg_dtype = _arg_dtype(graph, ties)
     gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # an edge of the one direction is looked up in the other
     csr, csc = graph.csr_arrays(gathers), graph.csc_arrays(True) if gathers else []
-    longest = graph.max_degrees_at_hand()
-    return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties, longest)[0]
+    max_degrees = graph.max_degrees_at_hand()
+    return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties, max_degrees)[0]

@@ -131,7 +131,7 @@ def attention_steps(
     num_edges: int,
     device: Device,
     passes: Sequence[str] = ("forward",),
-    longest: Sequence[int] = (),
+    max_degrees: Sequence[int] = (),
     options: bool = False,
     edge_term: bool = False,
     index_bytes: int = 4,
@@ -143,7 +143,7 @@ def attention_steps(
         dtype: of the rows.
         key_dim, value_dim: of a head; of gat key_dim is 1.
         passes: of ``"forward"``, ``"by_dst"`` and ``"by_src"``, the two passes of the backward.
-        longest: the most edges of a row of the CSR, and of the CSC, where that is known.
+        max_degrees: the most edges of a row of the CSR, and of the CSC, where that is known.
         options: whether there are dropout, edge features or weights, or returned attention.
         edge_term: whether there are edge features in the score of gatv2.
     Raises:
@@ -165,7 +165,7 @@ def attention_steps(
             plan = _C.attention_plan(
                 pass_=which, score=score, dtype=_dtype_name(dtype), heads=heads, key_dim=key_dim, value_dim=value_dim,
                 num_rows=rows, num_edges=num_edges, num_gathered=gathered,
-                longest=longest[at] if len(longest) > at else -1, options=options, edge_term=edge_term,
+                max_degree=max_degrees[at] if len(max_degrees) > at else -1, options=options, edge_term=edge_term,
                 wide_index=index_bytes == 8, multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
             )  # fmt: skip
             if not plan:
@@ -187,13 +187,15 @@ def attention_steps(
 # Sums and extrema ----------------------------------------------------------------------------------------------------
 
 
-def _fold(device: Device, row_bytes: int, rows: int, edges: int, gathered: int, longest: int, piece: int, result: int):
+def _fold(
+    device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, piece: int, result: int
+):
     """(description, slices) of a fold of rows of ``row_bytes``."""
     if not device.multiprocessors:
         return _C.cpu_capability(), 1
     plan = _C.fold_plan(
         vectors=-(-row_bytes // 16), vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=gathered,
-        longest=longest, carry_bytes=piece, carry_budget=max(1 << 20, result // 8),
+        max_degree=max_degree, carry_bytes=piece, carry_budget=max(1 << 20, result // 8),
         multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
     )  # fmt: skip
     merges = ", merges hubs" * plan["merges"]
@@ -208,7 +210,7 @@ def spmm_step(
     num_dst: int,
     num_edges: int,
     device: Device,
-    longest: int = -1,
+    max_degree: int = -1,
     weight_bytes: int = 0,
     step: str = "forward",
     index_bytes: int = 4,
@@ -216,7 +218,7 @@ def spmm_step(
     """A sum of neighbours' rows of ``width`` numbers; ``weight_bytes``: of what is read for every edge beside them."""
     row = width * dtype.itemsize
     piece = width * (8 if dtype == torch.float64 else 4)
-    kernel, slices = _fold(device, row, num_dst, num_edges, num_src, longest, piece, num_dst * row)
+    kernel, slices = _fold(device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row)
     num_bytes = num_edges * (row + index_bytes + weight_bytes) + num_dst * row
     seconds = _seconds(device, num_bytes, num_src * row // slices)
     return Step("spmm", step, "rowsplit", kernel, slices, num_bytes, seconds)
@@ -234,7 +236,7 @@ def extremum_steps(
     shares: bool = False,
     has_transpose: bool = False,
     backward: bool = True,
-    longest: Sequence[int] = (),
+    max_degrees: Sequence[int] = (),
     index_bytes: int = 4,
 ) -> list[Step]:
     """A minimum or maximum of neighbours' rows and how its gradient goes back.
@@ -246,7 +248,7 @@ def extremum_steps(
     """
     row = width * dtype.itemsize
     kernel, slices = _fold(
-        device, row, num_dst, num_edges, num_src, longest[0] if longest else -1, width * 8, num_dst * row
+        device, row, num_dst, num_edges, num_src, max_degrees[0] if max_degrees else -1, width * 8, num_dst * row
     )
     num_bytes = num_edges * (row + index_bytes) + num_dst * (row + width * arg_bytes)
     seconds = _seconds(device, num_bytes, num_src * row // slices)
@@ -317,7 +319,7 @@ def _attention_of(args: dict[str, Any], passes: Sequence[str]) -> list[Step]:
     return attention_steps(
         score, rows.dtype, dst.size(1), dst.size(2) if dst.dim() == 3 else 1,
         (args["src"] if value is None else value).size(-1), num_src=args["src"].size(0), passes=passes,
-        longest=args.get("longest") or (), options=options,
+        max_degrees=args.get("max_degrees") or (), options=options,
         edge_term=score == "gatv2" and args.get("edge_attr") is not None, **_graph_sizes(args),
     )  # fmt: skip
 
@@ -335,7 +337,7 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return _attention_of(args, _backward_passes(args))
     if name == "spmm":
         x, sizes = args["x"], _graph_sizes(args)
-        longest = (args.get("longest") or [-1])[0]
+        max_degree = (args.get("max_degrees") or [-1])[0]
         weight = args.get("weight")
         weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
         return [
@@ -343,7 +345,7 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
                 x.dtype,
                 x[0].numel() if len(x) else 0,
                 num_src=x.size(0),
-                longest=longest,
+                max_degree=max_degree,
                 weight_bytes=weight_bytes,
                 step="sum",
                 **sizes,
@@ -354,7 +356,7 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         arg_bytes = args["arg"].element_size() if backward else args["arg_dtype"].itemsize
         steps = extremum_steps(
             x.dtype, x.size(1), num_src=x.size(0), arg_bytes=arg_bytes, shares=args["ties"] != "first",
-            has_transpose=bool(args["csc"]), backward=backward, longest=args.get("longest") or (),
+            has_transpose=bool(args["csc"]), backward=backward, max_degrees=args.get("max_degrees") or (),
             **_graph_sizes(args),
         )  # fmt: skip
         return steps[1:] if backward else steps

@@ -8,21 +8,12 @@
 #include "../common/cpu/room.h"
 #include "../common/cpu/tensors.h"
 #include "../common/dropout.h"
+#include "calls.h"
 #include "cpu/args.h"
 #include "cpu/dispatch.h"
-#include "inputs.h"
 
 namespace edgeless::cpu {
 namespace {
-
-Score kernels_score(ScoreKind kind) {
-  switch (kind) {
-    case ScoreKind::dot: return Score::dot;
-    case ScoreKind::gatv2: return Score::gatv2;
-    case ScoreKind::cosine: return Score::cosine;
-    default: return Score::gat;
-  }
-}
 
 // One call of an op: the arguments of its passes and the tensors that keep their memory alive.
 template <class A>
@@ -31,9 +22,9 @@ class Call {
   Args<A> args{};
   Kernels<A> kernels{};
 
-  explicit Call(const AttentionInputs& in) : in_(in), options_(in.dst.options().dtype(in.statistics())) {
-    kernels = choose_kernels<A>(kernels_score(in.score), in.dim(), in.channels());
-    const bool scalar_score = in.score == ScoreKind::gat;
+  explicit Call(const AttentionCall& in) : in_(in), options_(in.dst.options().dtype(in.statistics())) {
+    kernels = choose_kernels<A>(in.score, in.dim(), in.channels());
+    const bool scalar_score = in.score == Score::gat;
     args.heads = in.heads();
     args.dim = in.dim();
     args.channels = in.channels();
@@ -41,7 +32,7 @@ class Call {
     args.padded_dim = scalar_score ? 1 : pad(args.dim);
     args.padded_channels = pad(args.channels);
     args.coefficient = static_cast<A>(in.coefficient);
-    args.edge_in_value = in.score == ScoreKind::dot && in.edge_attr;
+    args.edge_in_value = in.score == Score::dot && in.edge_attr;
     args.dst = rows(in.dst);
     args.src = rows(in.src);
     if (in.value) args.value = rows(*in.value);
@@ -134,7 +125,7 @@ class Call {
     args.proj = keep(wide);
   }
 
-  const AttentionInputs& in_;
+  const AttentionCall& in_;
   at::TensorOptions options_;
   std::vector<at::Tensor> kept_;
 };
@@ -146,30 +137,21 @@ at::Tensor sum_parts(const at::Tensor& partial) {
   return total;
 }
 
-std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& given_dst, const at::Tensor& given_src,
-                                             const OptTensor& value, const OptTensor& given_att,
-                                             const OptTensor& edge_attr, const OptTensor& edge_proj,
-                                             const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
-                                             const OptTensor& seed, c10::string_view score, double coefficient,
-                                             double dropout, Optional<at::ScalarType> out_dtype,
-                                             at::IntArrayRef /*longest*/) {
+std::tuple<at::Tensor, at::Tensor> attention(AttentionCall in, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
-  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
-  const at::Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
-  const OptTensor att = in_arithmetic(given_att, dst.scalar_type());
-  const AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
-                           csr, csc, seed,  kind_of_score, coefficient, dropout};
-  check_inputs(op, in);
+  in.dst = with_dim(in.dst, in.score), in.src = with_dim(in.src, in.score);
+  in.att = in_arithmetic(in.att, in.dst.scalar_type());
+  check_call(op, in);
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
                     in.statistics(), ", got ", kind);
-  at::Tensor out = empty_rows({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
-  at::Tensor softmax_stats = at::empty(in.stats_shape(), dst.options().dtype(in.statistics()));
+  at::Tensor out = empty_rows({in.num_dst(), in.heads(), in.channels()}, in.dst.options().dtype(kind));
+  at::Tensor softmax_stats = at::empty(in.stats_shape(), in.dst.options().dtype(in.statistics()));
   if (softmax_stats.numel() == 0) return {out, softmax_stats};
   with_arithmetic(in.rows(), [&](auto zero) {
     using A = decltype(zero);
     Call<A> call(in);
-    call.set_graph(csr);
+    call.set_graph(in.graph.csr);
     call.args.out = out_rows(out);
     call.set_statistics(softmax_stats);
     call.run(Pass::forward);
@@ -178,23 +160,17 @@ std::tuple<at::Tensor, at::Tensor> attention(const at::Tensor& given_dst, const 
   return {out, softmax_stats};
 }
 
-at::Tensor attention_weights(const at::Tensor& softmax_stats, const at::Tensor& given_dst, const at::Tensor& given_src,
-                             const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
-                             at::TensorList csr, at::TensorList csc, const OptTensor& seed, c10::string_view score,
-                             double coefficient, double dropout) {
+at::Tensor attention_weights(AttentionCall in, const at::Tensor& softmax_stats) {
   const char* op = "edgeless::attention_weights";
-  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
-  const at::Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
-  const AttentionInputs in{dst, src, {},   att,           edge_attr,   edge_proj, {},
-                           csr, csc, seed, kind_of_score, coefficient, dropout};
-  check_inputs(op, in);
+  in.dst = with_dim(in.dst, in.score), in.src = with_dim(in.src, in.score);
+  check_call(op, in);
   check_stats(op, in, softmax_stats);
   at::Tensor weights = empty_rows({in.num_edges(), in.heads()}, softmax_stats.options());
   if (weights.numel() == 0) return weights;
   with_arithmetic(in.rows(), [&](auto zero) {
     using A = decltype(zero);
     Call<A> call(in);
-    call.set_graph(csr);
+    call.set_graph(in.graph.csr);
     call.args.edge_in_value = false;
     const at::Tensor statistics = softmax_stats.contiguous();
     call.set_statistics(statistics);
@@ -205,13 +181,9 @@ at::Tensor attention_weights(const at::Tensor& softmax_stats, const at::Tensor& 
   return weights;
 }
 
-// The order of the gradients and of `needs`.
-enum { kDst, kSrc, kValue, kAtt, kEdgeAttr, kEdgeProj, kEdgeScale, kNumInputs };
-
 template <class A>
-void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
-              const at::Tensor& softmax_stats, const std::array<bool, kNumInputs>& needs,
-              std::vector<at::Tensor>& grads) {
+void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<at::Tensor>& grads) {
+  const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, side_by_side] = given;
   Call<A> call(in);
   auto& args = call.args;
   at::Tensor edge_grads;
@@ -232,12 +204,12 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   const bool by_dst =
       inexact || needs[kDst] || needs[kAtt] || needs[kEdgeAttr] || needs[kEdgeProj] || needs[kEdgeScale];
   if (!grad_out || !by_dst) {
-    call.set_graph(in.csr);
+    call.set_graph(in.graph.csr);
     call.run(grad_out ? Pass::delta_of_out : Pass::delta);
   }
   if (by_dst) {
     const int64_t term = args.edge_dim * call.term_width();
-    const int64_t parts = call.set_graph(in.csr, needs[kEdgeProj] ? term * int64_t(sizeof(A)) : 0);
+    const int64_t parts = call.set_graph(in.graph.csr, needs[kEdgeProj] ? term * int64_t(sizeof(A)) : 0);
     at::Tensor att_parts, proj_parts;
     if (needs[kDst]) args.grad_dst = out_rows(grads[kDst]);
     if (needs[kAtt]) args.grad_att = call.zeros({parts, args.heads, args.padded_dim}, &att_parts);
@@ -256,70 +228,43 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     }
   }
   if (needs[kSrc] || needs[kValue]) {
-    TORCH_CHECK_VALUE(!in.csc.empty(),
+    TORCH_CHECK_VALUE(!in.graph.csc.empty(),
                       "edgeless::attention_backward: csc is needed for the gradient of a source tensor");
-    call.set_graph(in.csc);
+    call.set_graph(in.graph.csc);
     args.grad_src = needs[kSrc] ? out_rows(grads[kSrc]) : OutRows{};
     args.grad_value = needs[kValue] ? out_rows(grads[kValue]) : OutRows{};
     call.run(Pass::by_src);
   }
 }
 
-std::vector<at::Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights,
-                                           const OptTensor& out, const at::Tensor& softmax_stats, const at::Tensor& dst,
-                                           const at::Tensor& src, const OptTensor& value, const OptTensor& att,
-                                           const OptTensor& edge_attr, const OptTensor& edge_proj,
-                                           const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
-                                           const OptTensor& seed, c10::string_view score, double coefficient,
-                                           double dropout, bool dropped_weights, std::array<bool, kNumInputs> needs,
-                                           bool /*side_by_side*/, at::IntArrayRef /*longest*/) {
+std::vector<at::Tensor> attention_backward(AttentionCall in, AttentionGrads g) {
   const char* op = "edgeless::attention_backward";
-  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
-  AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
-                     csr, csc, seed,  kind_of_score, coefficient, dropout};
-  check_inputs(op, in);
-  check_stats(op, in, softmax_stats);
-  TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");
-  if (grad_out) {
-    TORCH_CHECK_VALUE(out.has_value(), op, ": grad_out needs out");
-    check_output(op, in, *grad_out, *out);
-  } else {
-    check_shape(op, "grad_weights", *grad_weights, {in.num_edges(), in.heads()});
-    check_dtype(op, "grad_weights", *grad_weights, in.statistics());
-    if (!dropped_weights) in.dropout = 0;
+  check_call(op, in);
+  check_grads(op, in, g);
+  if (g.grad_weights && !g.dropped_weights) in.dropout = 0;
+  const OptTensor given[] = {in.dst, in.src, in.value, in.att, in.edge_attr, in.edge_proj, in.edge_scale};
+  std::vector<at::Tensor> grads(kAttentionInputs);
+  for (size_t i = 0; i < kAttentionInputs; ++i) {
+    g.needs[i] = g.needs[i] && given[i].has_value();
+    grads[i] = g.needs[i] ? empty_rows(given[i]->sizes(), given[i]->options()) : at::empty({0}, in.dst.options());
+    if (g.needs[i] && (i == kValue || i == kEdgeScale) && g.grad_weights) grads[i].zero_();
   }
-  const OptTensor given[] = {dst, src, value, att, edge_attr, edge_proj, edge_scale};
-  std::vector<at::Tensor> grads(kNumInputs);
-  for (int i = 0; i < kNumInputs; ++i) {
-    needs[i] = needs[i] && given[i].has_value();
-    grads[i] = needs[i] ? empty_rows(given[i]->sizes(), given[i]->options()) : at::empty({0}, dst.options());
-    if (needs[i] && (i == kValue || i == kEdgeScale) && grad_weights) grads[i].zero_();
-  }
-  if (softmax_stats.numel() == 0 || src.numel() == 0 || (grad_out && grad_out->numel() == 0)) {
-    for (auto& g : grads) g.zero_();
+  if (g.softmax_stats.numel() == 0 || in.src.numel() == 0 || (g.grad_out && g.grad_out->numel() == 0)) {
+    for (auto& grad : grads) grad.zero_();
     return grads;
   }
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, grad_out, grad_weights, out, softmax_stats, needs, grads);
+    backward<decltype(zero)>(in, g, grads);
     return 0;
   });
   return grads;
 }
 
 // Made elsewhere and copied: that saves no memory, and no layer on the CPU asks for it.
-at::Tensor attention_backward_into(at::TensorList into, const at::Tensor& grad_out, const at::Tensor& out,
-                                   const at::Tensor& softmax_stats, const at::Tensor& dst, const at::Tensor& src,
-                                   const OptTensor& value, const OptTensor& att, at::TensorList csr, at::TensorList csc,
-                                   const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-                                   bool att_grad, at::IntArrayRef longest) {
-  const char* op = "edgeless::attention_backward_into";
-  const ScoreKind kind = parse_score(op, std::string_view(score.data(), score.size()));
-  const AttentionInputs in{dst, src, value, att, {}, {}, {}, csr, csc, seed, kind, coefficient, dropout};
-  check_inputs(op, in);
-  check_into(op, in, into);
-  const std::array<bool, kNumInputs> needs{true, true, value.has_value(), att_grad};
-  const auto grads = attention_backward(grad_out, {}, out, softmax_stats, dst, src, value, att, {}, {}, {}, csr, csc,
-                                        seed, score, coefficient, dropout, false, needs, false, longest);
+at::Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g, at::TensorList into) {
+  check_call("edgeless::attention_backward_into", in);
+  check_into("edgeless::attention_backward_into", in, into);
+  const auto grads = attention_backward(in, g);
   for (size_t i = 0; i < into.size(); ++i) into[i].copy_(grads[i]);
   return grads[kAtt];
 }
@@ -327,10 +272,10 @@ at::Tensor attention_backward_into(at::TensorList into, const at::Tensor& grad_o
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
-  m.impl("attention", WithRoom<attention>::call);
-  m.impl("attention_weights", WithRoom<attention_weights>::call);
-  m.impl("attention_backward", WithRoom<attention_backward>::call);
-  m.impl("attention_backward_into", attention_backward_into);  // writes over what it reads
+  m.impl("attention", WithRoom<attention_op<attention>>::call);
+  m.impl("attention_weights", WithRoom<attention_weights_op<attention_weights>>::call);
+  m.impl("attention_backward", WithRoom<attention_backward_op<attention_backward>>::call);
+  m.impl("attention_backward_into", attention_backward_into_op<attention_backward_into>);  // writes over what it reads
 }
 
 }  // namespace edgeless::cpu

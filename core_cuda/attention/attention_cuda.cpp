@@ -15,12 +15,12 @@ namespace edgeless::cuda {
 namespace {
 
 template <class A>
-void forward(const AttentionInputs& in, Tensor& out, Tensor& softmax_stats) {
+void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
   Call<A> call(in);
   call.args.logsumexp = softmax_stats.data_ptr<A>();
-  const bool dot_edges = in.edge_attr && in.score == ScoreKind::dot;
+  const bool dot_edges = in.edge_attr && in.score == Score::dot;
   Tensor term, result = out;
-  if (in.edge_attr && in.score != ScoreKind::gatv2) {
+  if (in.edge_attr && in.score != Score::gatv2) {
     const EdgeEnds ends = dot_edges ? ends_of(call, in) : EdgeEnds{};
     term = logit_term(call, in, ends, dot_edges ? to_edge_space(in.dst, *in.edge_proj) : Tensor());
     call.args.logit_term = call.keep(term);
@@ -30,17 +30,17 @@ void forward(const AttentionInputs& in, Tensor& out, Tensor& softmax_stats) {
     result = call.empty(out.sizes());
   }
   call.args.out = out_rows(result, in.rows());
-  call.run(Pass::forward, in.csr, in.num_src());
+  call.run(Pass::forward, in.graph.csr, in.num_src());
   if (dot_edges) out.copy_(result + from_edge_space(aggregate_edges<A>(in, term, {}), *in.edge_proj));
 }
 
 // Dropout and scale must fit in.
 template <class A>
-Tensor weights(const AttentionInputs& in, const Tensor& softmax_stats) {
+Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
   Call<A> call(in);
   Tensor term, result = call.empty({in.num_edges(), in.heads()});
-  if (in.edge_attr && in.score != ScoreKind::gatv2) {
-    const bool dot = in.score == ScoreKind::dot;
+  if (in.edge_attr && in.score != Score::gatv2) {
+    const bool dot = in.score == Score::dot;
     term = logit_term(call, in, dot ? ends_of(call, in) : EdgeEnds{},
                       dot ? to_edge_space(in.dst, *in.edge_proj) : Tensor());
     call.args.logit_term = call.keep(term);
@@ -48,13 +48,13 @@ Tensor weights(const AttentionInputs& in, const Tensor& softmax_stats) {
   call.args.logsumexp = call.keep(softmax_stats.contiguous());
   call.args.weights_out = result.template data_ptr<A>();
   if (!result.numel()) return result;
-  call.run(Pass::by_dst, in.csr, in.num_src());
+  call.run(Pass::by_dst, in.graph.csr, in.num_src());
   return result;
 }
 
 // Makes gradients parts of one tensor, in the order that the inputs themselves have as parts of one: the linear maps
 // behind them then take one product, not several. `which`: of kDst, kSrc and kValue, those with an input.
-void put_side_by_side(const AttentionInputs& in, std::vector<int> which, std::vector<Tensor>& grads) {
+void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vector<Tensor>& grads) {
   const auto input = [&](int i) -> const Tensor& { return i == kDst ? in.dst : i == kSrc ? in.src : *in.value; };
   const int64_t width = in.heads() * in.dim(), parts = static_cast<int64_t>(which.size());
   for (const int i : which) {
@@ -72,18 +72,18 @@ void put_side_by_side(const AttentionInputs& in, std::vector<int> which, std::ve
 }
 
 template <class A>
-void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
-              const Tensor& softmax_stats, const std::array<bool, kNumInputs>& needs, bool side_by_side,
-              std::vector<Tensor>& grads) {
+void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<Tensor>& grads) {
+  const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, may_stand_together] = given;
+  bool side_by_side = may_stand_together;
   Call<A> call(in);
   auto& args = call.args;
   const int64_t edges = in.num_edges(), heads = in.heads();
-  const bool dot_edges = in.edge_attr && in.score == ScoreKind::dot;
+  const bool dot_edges = in.edge_attr && in.score == Score::dot;
   const bool edge_grads = in.edge_attr && (needs[kEdgeAttr] || needs[kEdgeProj] || (needs[kAtt] && in.edge_attr) ||
                                            (dot_edges && needs[kDst]));
   call.args.logsumexp = call.keep(softmax_stats.contiguous());
   // Pairs save the pass by source a sector an edge; float rows of the other scores leave no memory for them.
-  const bool pairs = in.score == ScoreKind::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16;
+  const bool pairs = in.score == Score::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16;
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
   Tensor edge_weights;
@@ -93,9 +93,9 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     edge_weights = grad_weights->contiguous();
     const Tensor softmax = weights<A>(in, softmax_stats);
     const Tensor delta = call.keep_tensor(call.empty({in.num_dst(), heads}));
-    with_index(in.csr[0], [&](auto zero) {
+    with_index(in.graph.csr[0], [&](auto zero) {
       using I = decltype(zero);
-      C10_CUDA_CHECK((row_dot<A, I>(compressed_graph(in.csr), softmax.data_ptr<A>(), edge_weights.data_ptr<A>(),
+      C10_CUDA_CHECK((row_dot<A, I>(compressed_graph(in.graph.csr), softmax.data_ptr<A>(), edge_weights.data_ptr<A>(),
                                     int(heads), delta.template data_ptr<A>(), call.stream())));
       return 0;
     });
@@ -115,7 +115,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
       args.value_term = call.keep(value_term);
     }
   }
-  if (in.edge_attr && in.score != ScoreKind::gatv2) {
+  if (in.edge_attr && in.score != Score::gatv2) {
     term = logit_term(call, in, ends, projected_dst);
     args.logit_term = call.keep(term);
   }
@@ -143,13 +143,13 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (dot_edges) grad_dst = call.empty(in.dst.sizes());
     args.grad_dst = out_rows(grad_dst, in.rows());
   }
-  call.run(Pass::by_dst, in.csr, in.num_src(), needs[kAtt]);
+  call.run(Pass::by_dst, in.graph.csr, in.num_src(), needs[kAtt]);
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
 
   // by source; gatv2's attention vector needs it as well, the cosine's factor had all from the first pass
-  const bool att_by_src = needs[kAtt] && in.score != ScoreKind::cosine;
+  const bool att_by_src = needs[kAtt] && in.score != Score::cosine;
   if (needs[kSrc] || needs[kValue] || att_by_src) {
-    TORCH_CHECK_VALUE(!in.csc.empty(),
+    TORCH_CHECK_VALUE(!in.graph.csc.empty(),
                       "edgeless::attention_backward: csc is needed for the gradients of source tensors and of att");
     // Not before: what the pass by destination kept for itself is free by now.
     if (side_by_side && !few && sources.size() > 1) put_side_by_side(in, sources, grads);
@@ -160,7 +160,7 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     if (needs[kSrc]) args.grad_src = make(kSrc, in.src);
     if (needs[kValue]) args.grad_value = make(kValue, *in.value);
     args.delta_given = nullptr;
-    call.run(Pass::by_src, in.csc, in.num_dst(), att_by_src);
+    call.run(Pass::by_src, in.graph.csc, in.num_dst(), att_by_src);
   }
 
   Tensor att_grad;
@@ -170,11 +170,11 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
     call.sum_att_shares(att_grad);
     att_grad = att_grad.narrow(1, 0, width);
   }
-  if (in.edge_attr && in.score == ScoreKind::gatv2 && edge_grads) {
+  if (in.edge_attr && in.score == Score::gatv2 && edge_grads) {
     gatv2_edge_gradients(call, in, ds, needs, grads, att_grad);
   }
   if (needs[kAtt] && att_grad.data_ptr() != grads[kAtt].data_ptr()) grads[kAtt].copy_(att_grad);
-  if (in.edge_attr && in.score == ScoreKind::gat && edge_grads) {
+  if (in.edge_attr && in.score == Score::gat && edge_grads) {
     if (needs[kEdgeAttr]) grads[kEdgeAttr].copy_(at::mm(ds, in.edge_proj->select(1, 0)));
     if (needs[kEdgeProj]) grads[kEdgeProj].copy_(at::mm(ds.t(), in.edge_attr->to(in.statistics())).unsqueeze(1));
   }
@@ -202,25 +202,18 @@ void backward(const AttentionInputs& in, const OptTensor& grad_out, const OptTen
   }
 }
 
-std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& given_src, const OptTensor& value,
-                                     const OptTensor& given_att, const OptTensor& edge_attr, const OptTensor& edge_proj,
-                                     const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
-                                     const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-                                     Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
+std::tuple<Tensor, Tensor> attention(AttentionCall in, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
-  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
-  const Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
-  const OptTensor att = in_arithmetic(given_att, dst.scalar_type());
-  AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
-                     csr, csc, seed,  kind_of_score, coefficient, dropout,   longest};
-  check_inputs(op, in);
+  in.dst = with_dim(in.dst, in.score), in.src = with_dim(in.src, in.score);
+  in.att = in_arithmetic(in.att, in.dst.scalar_type());
+  check_call(op, in);
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
                     in.statistics(), ", got ", kind);
-  Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, dst.options().dtype(kind));
-  Tensor softmax_stats = at::empty(in.stats_shape(), dst.options().dtype(in.statistics()));
+  Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, in.dst.options().dtype(kind));
+  Tensor softmax_stats = at::empty(in.stats_shape(), in.dst.options().dtype(in.statistics()));
   if (softmax_stats.numel() == 0) return {out, softmax_stats};
-  if (!in.value && !values_are_keys(in.score)) in.value = src;
+  if (!in.value && !values_are_keys(in.score)) in.value = in.src;
   with_arithmetic(in.rows(), [&](auto zero) {
     forward<decltype(zero)>(in, out, softmax_stats);
     return 0;
@@ -228,102 +221,72 @@ std::tuple<Tensor, Tensor> attention(const Tensor& given_dst, const Tensor& give
   return {out, softmax_stats};
 }
 
-Tensor attention_weights(const Tensor& softmax_stats, const Tensor& given_dst, const Tensor& given_src,
-                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
-                         at::TensorList csr, at::TensorList csc, const OptTensor& seed, c10::string_view score,
-                         double coefficient, double dropout) {
+Tensor attention_weights(AttentionCall in, const Tensor& softmax_stats) {
   const char* op = "edgeless::attention_weights";
-  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
-  const Tensor dst = with_dim(given_dst, kind_of_score), src = with_dim(given_src, kind_of_score);
-  const AttentionInputs in{dst, src, {},   att,           edge_attr,   edge_proj, {},
-                           csr, csc, seed, kind_of_score, coefficient, dropout};
-  check_inputs(op, in);
+  in.dst = with_dim(in.dst, in.score), in.src = with_dim(in.src, in.score);
+  check_call(op, in);
   check_stats(op, in, softmax_stats);
   return with_arithmetic(in.rows(), [&](auto zero) { return weights<decltype(zero)>(in, softmax_stats); });
 }
 
-std::vector<Tensor> attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights, const OptTensor& out,
-                                       const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
-                                       const OptTensor& value, const OptTensor& att, const OptTensor& edge_attr,
-                                       const OptTensor& edge_proj, const OptTensor& edge_scale, at::TensorList csr,
-                                       at::TensorList csc, const OptTensor& seed, c10::string_view score,
-                                       double coefficient, double dropout, bool dropped_weights,
-                                       std::array<bool, kNumInputs> needs, bool side_by_side, at::IntArrayRef longest) {
+std::vector<Tensor> attention_backward(AttentionCall in, AttentionGrads g) {
   const char* op = "edgeless::attention_backward";
-  const ScoreKind kind_of_score = parse_score(op, std::string_view(score.data(), score.size()));
-  AttentionInputs in{dst, src, value, att,           edge_attr,   edge_proj, edge_scale,
-                     csr, csc, seed,  kind_of_score, coefficient, dropout,   longest};
-  check_inputs(op, in);
-  check_stats(op, in, softmax_stats);
-  TORCH_CHECK_VALUE(grad_out.has_value() != grad_weights.has_value(), op, ": give either grad_out or grad_weights");
-  if (grad_out) {
-    TORCH_CHECK_VALUE(out.has_value(), op, ": grad_out needs out");
-    check_output(op, in, *grad_out, *out);
-  } else {
-    check_shape(op, "grad_weights", *grad_weights, {in.num_edges(), in.heads()});
-    check_dtype(op, "grad_weights", *grad_weights, in.statistics());
-    check_device(op, "grad_weights", *grad_weights, in.device());
+  check_call(op, in);
+  check_grads(op, in, g);
+  if (g.grad_weights) {
     in.edge_scale.reset();
-    if (!dropped_weights) in.dropout = 0;
+    if (!g.dropped_weights) in.dropout = 0;
   }
-  const OptTensor given[] = {dst, src, value, att, edge_attr, edge_proj, edge_scale};
-  const bool nothing = softmax_stats.numel() == 0 || src.numel() == 0 || (grad_out && grad_out->numel() == 0);
-  std::vector<Tensor> grads(kNumInputs);
-  for (int i = 0; i < kNumInputs; ++i) {
-    needs[i] = needs[i] && given[i].has_value();
-    const bool later = (i == kSrc || i == kValue) && !nothing && (grad_out || i == kSrc);  // see backward()
-    grads[i] =
-        at::empty(needs[i] && !later ? given[i]->sizes() : at::IntArrayRef{0}, (needs[i] ? *given[i] : dst).options());
-    if (nothing || (grad_weights && (i == kValue || i == kEdgeScale))) grads[i].zero_();
+  const OptTensor given[] = {in.dst, in.src, in.value, in.att, in.edge_attr, in.edge_proj, in.edge_scale};
+  const bool nothing = g.softmax_stats.numel() == 0 || in.src.numel() == 0 || (g.grad_out && g.grad_out->numel() == 0);
+  std::vector<Tensor> grads(kAttentionInputs);
+  for (size_t i = 0; i < kAttentionInputs; ++i) {
+    g.needs[i] = g.needs[i] && given[i].has_value();
+    const bool later = (i == kSrc || i == kValue) && !nothing && (g.grad_out || i == kSrc);  // see backward()
+    grads[i] = at::empty(g.needs[i] && !later ? given[i]->sizes() : at::IntArrayRef{0},
+                         (g.needs[i] ? *given[i] : in.dst).options());
+    if (nothing || (g.grad_weights && (i == kValue || i == kEdgeScale))) grads[i].zero_();
   }
   if (nothing) return grads;
-  if (grad_weights) {
-    needs[kValue] = needs[kEdgeScale] = false;
+  if (g.grad_weights) {
+    g.needs[kValue] = g.needs[kEdgeScale] = false;
     in.value.reset();
   }
-  const bool value_is_src = grad_out && !in.value && !values_are_keys(in.score);
-  const bool needs_src = needs[kSrc];
+  const bool value_is_src = g.grad_out && !in.value && !values_are_keys(in.score);
+  const bool needs_src = g.needs[kSrc];
   if (value_is_src) {
-    in.value = src;
-    needs[kValue] = needs_src;
+    in.value = in.src;
+    g.needs[kValue] = needs_src;
   }
-  side_by_side = side_by_side && grad_out && !value_is_src && in.score != ScoreKind::gat;
+  g.side_by_side = g.side_by_side && g.grad_out && !value_is_src && in.score != Score::gat;
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, grad_out, grad_weights, out, softmax_stats, needs, side_by_side, grads);
+    backward<decltype(zero)>(in, g, grads);
     return 0;
   });
   if (value_is_src) {
     if (needs_src) grads[kSrc] += grads[kValue];
-    grads[kValue] = at::empty({0}, dst.options());
+    grads[kValue] = at::empty({0}, in.dst.options());
   }
   return grads;
 }
 
 // A row's own parts are read before its gradient is written, by the same lanes or before all of a block meet; pieces of
 // rows that several blocks share are merged by a later launch. So a gradient may stand where these parts do.
-Tensor attention_backward_into(at::TensorList into, const Tensor& grad_out, const Tensor& out,
-                               const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
-                               const OptTensor& value, const OptTensor& att, at::TensorList csr, at::TensorList csc,
-                               const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
-                               bool att_grad, at::IntArrayRef longest) {
+Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g, at::TensorList into) {
   const char* op = "edgeless::attention_backward_into";
-  const ScoreKind kind = parse_score(op, std::string_view(score.data(), score.size()));
-  const AttentionInputs in{dst, src, value, att, {}, {}, {}, csr, csc, seed, kind, coefficient, dropout, longest};
-  check_inputs(op, in);
-  check_stats(op, in, softmax_stats);
-  check_output(op, in, grad_out, out);
+  check_call(op, in);
+  check_grads(op, in, g);
   check_into(op, in, into);
   std::vector<Tensor> grads(into.begin(), into.end());
-  grads.resize(kNumInputs);
-  att_grad = att_grad && att;
-  grads[kAtt] = at::empty(att_grad ? att->sizes() : at::IntArrayRef{0}, (att ? *att : dst).options());
-  if (softmax_stats.numel() == 0 || src.numel() == 0 || grad_out.numel() == 0) {
+  grads.resize(kAttentionInputs);
+  const bool of_att = g.needs[kAtt];
+  grads[kAtt] = at::empty(of_att ? in.att->sizes() : at::IntArrayRef{0}, (in.att ? *in.att : in.dst).options());
+  if (g.softmax_stats.numel() == 0 || in.src.numel() == 0 || g.grad_out->numel() == 0) {
     for (const Tensor& t : into) t.zero_();
     return grads[kAtt].zero_();
   }
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, grad_out, {}, out, softmax_stats, {true, true, in.value.has_value(), att_grad}, false,
-                             grads);
+    backward<decltype(zero)>(in, g, grads);
     return 0;
   });
   return grads[kAtt];
@@ -332,10 +295,10 @@ Tensor attention_backward_into(at::TensorList into, const Tensor& grad_out, cons
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
-  m.impl("attention", attention);
-  m.impl("attention_weights", attention_weights);
-  m.impl("attention_backward", attention_backward);
-  m.impl("attention_backward_into", attention_backward_into);
+  m.impl("attention", attention_op<attention>);
+  m.impl("attention_weights", attention_weights_op<attention_weights>);
+  m.impl("attention_backward", attention_backward_op<attention_backward>);
+  m.impl("attention_backward_into", attention_backward_into_op<attention_backward_into>);
 }
 
 }  // namespace edgeless::cuda

@@ -10,8 +10,8 @@
 #include "../common/launch.h"
 #include "../common/storage_of.h"
 #include "../common/vector_rows.h"
+#include "calls.h"
 #include "cuda/kernels.h"
-#include "inputs.h"
 
 namespace edgeless::cuda {
 
@@ -47,14 +47,14 @@ class Call {
   Args<A> args{};
   Problem problem{};
 
-  explicit Call(const AttentionInputs& in)
+  explicit Call(const AttentionCall& in)
       : in_(in),
         on_device_(in.device()),
         device_(device_of(in.device())),
         numbers_(in.dst.options().dtype(in.statistics())) {
     problem.score = in.score;
     problem.storage = storage_of(in.rows());
-    problem.wide_index = in.csr[0].scalar_type() == at::kLong;
+    problem.wide_index = in.graph.csr[0].scalar_type() == at::kLong;
     problem.heads = args.heads = static_cast<int>(in.heads());
     vector_ = 16 / static_cast<int64_t>(c10::elementSize(in.rows()));
     args.coefficient = static_cast<A>(in.coefficient);
@@ -137,7 +137,7 @@ class Call {
     problem.pass = pass;
     problem.num_rows = args.graph.num_rows, problem.num_edges = args.graph.num_edges;
     problem.num_gathered = num_gathered;
-    problem.longest = longest_row(in_.longest, pass == Pass::by_src ? kInCsc : kInCsr);
+    problem.max_degree = in_.graph.max_degrees[pass == Pass::by_src ? kInCsc : kInCsr];
     problem.value_vectors = args.value_vectors;
     problem.options = args.has_dropout || args.scale || args.logit_term || args.value_term || args.given ||
                       args.logits_out || args.grad_weights || args.ds_out || args.weights_out || args.grad_scale ||
@@ -239,7 +239,7 @@ class Call {
   // [n, m, size] contiguous, filled up with zeros; `size` is a multiple of 16 bytes unless t has it.
   Tensor padded(const Tensor& t, int64_t size) { return t.size(2) == size ? t.contiguous() : copies_.add(t, size); }
 
-  const AttentionInputs& in_;
+  const AttentionCall& in_;
   OnDevice on_device_;
   Device device_;
   at::TensorOptions numbers_;

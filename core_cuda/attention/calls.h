@@ -1,4 +1,6 @@
-// The attention ops below autograd, for the functions of autograd that are made of them.
+// The attention ops as functions of a parsed call. Their long signatures stand here and nowhere else: `*_op` parses the
+// arguments for the function of a device or of autograd that is registered by it, and `call_*` hands a call to the op
+// below autograd.
 #pragma once
 
 #include <array>
@@ -8,74 +10,156 @@
 
 namespace edgeless {
 
-constexpr size_t kAttentionInputs = 7;  // dst, src, value, att, edge_attr, edge_proj, edge_scale
-enum AttentionInput : size_t { kDst, kSrc, kValue, kAtt };
+// The order of the gradients and of `needs`.
+enum AttentionInput : size_t { kDst, kSrc, kValue, kAtt, kEdgeAttr, kEdgeProj, kEdgeScale, kAttentionInputs };
 using AttentionChoice = std::array<bool, kAttentionInputs>;
 
-inline std::tuple<Tensor, Tensor> call_attention(const Tensor& dst, const Tensor& src, const OptTensor& value,
-                                                 const OptTensor& att, const OptTensor& edge_attr,
-                                                 const OptTensor& edge_proj, const OptTensor& edge_scale,
-                                                 at::TensorList csr, at::TensorList csc, const OptTensor& seed,
-                                                 c10::string_view score, double coefficient, double dropout,
-                                                 Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
-  static const Kernels kernels("edgeless::attention", call_attention);
-  return kernels(dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout,
-                 out_dtype, longest);
+// What a backward is given beside the call: the gradient of the output, with the output, or that of returned weights.
+struct AttentionGrads {
+  OptTensor grad_out, grad_weights, out;
+  Tensor softmax_stats;
+  AttentionChoice needs{};
+  bool dropped_weights = false, side_by_side = false;
+};
+
+// Raises unless there is one of the two gradients, of the right kind.
+inline void check_grads(const char* op, const AttentionCall& in, const AttentionGrads& g) {
+  check_stats(op, in, g.softmax_stats);
+  TORCH_CHECK_VALUE(g.grad_out.has_value() != g.grad_weights.has_value(), op, ": give either grad_out or grad_weights");
+  if (g.grad_out) {
+    TORCH_CHECK_VALUE(g.out.has_value(), op, ": grad_out needs out");
+    check_output(op, in, *g.grad_out, *g.out);
+  } else {
+    check_shape(op, "grad_weights", *g.grad_weights, {in.num_edges(), in.heads()});
+    check_dtype(op, "grad_weights", *g.grad_weights, in.statistics());
+    check_device(op, "grad_weights", *g.grad_weights, in.device());
+  }
 }
 
-inline std::vector<Tensor> call_attention_backward(const OptTensor& grad_out, const OptTensor& grad_weights,
-                                                   const OptTensor& out, const Tensor& softmax_stats, const Tensor& dst,
-                                                   const Tensor& src, const OptTensor& value, const OptTensor& att,
-                                                   const OptTensor& edge_attr, const OptTensor& edge_proj,
-                                                   const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
-                                                   const OptTensor& seed, c10::string_view score, double coefficient,
-                                                   double dropout, bool dropped_weights, AttentionChoice needs,
-                                                   bool side_by_side, at::IntArrayRef longest) {
-  static const Kernels kernels("edgeless::attention_backward", call_attention_backward);
-  return kernels(grad_out, grad_weights, out, softmax_stats, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-                 csr, csc, seed, score, coefficient, dropout, dropped_weights, needs, side_by_side, longest);
+template <auto function>
+std::tuple<Tensor, Tensor> attention_op(const Tensor& dst, const Tensor& src, const OptTensor& value,
+                                        const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
+                                        const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
+                                        const OptTensor& seed, c10::string_view score, double coefficient,
+                                        double dropout, Optional<at::ScalarType> out_dtype,
+                                        at::IntArrayRef max_degrees) {
+  const Score parsed = parse_score("edgeless::attention", score);
+  return function({dst,
+                   src,
+                   value,
+                   att,
+                   edge_attr,
+                   edge_proj,
+                   edge_scale,
+                   {csr, csc, max_degrees},
+                   seed,
+                   parsed,
+                   coefficient,
+                   dropout},
+                  out_dtype);
 }
 
-inline Tensor call_attention_backward_into(at::TensorList into, const Tensor& grad_out, const Tensor& out,
-                                           const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
-                                           const OptTensor& value, const OptTensor& att, at::TensorList csr,
-                                           at::TensorList csc, const OptTensor& seed, c10::string_view score,
-                                           double coefficient, double dropout, bool att_grad, at::IntArrayRef longest) {
-  static const Kernels kernels("edgeless::attention_backward_into", call_attention_backward_into);
-  return kernels(into, grad_out, out, softmax_stats, dst, src, value, att, csr, csc, seed, score, coefficient, dropout,
-                 att_grad, longest);
+inline std::tuple<Tensor, Tensor> call_attention(const AttentionCall& c, Optional<at::ScalarType> out_dtype) {
+  static const Kernels kernels("edgeless::attention", attention_op<call_attention>);
+  return kernels(c.dst, c.src, c.value, c.att, c.edge_attr, c.edge_proj, c.edge_scale, c.graph.csr, c.graph.csc, c.seed,
+                 name_of(c.score), c.coefficient, c.dropout, out_dtype, c.graph.max_degrees);
+}
+
+template <auto function>
+Tensor attention_weights_op(const Tensor& softmax_stats, const Tensor& dst, const Tensor& src, const OptTensor& att,
+                            const OptTensor& edge_attr, const OptTensor& edge_proj, at::TensorList csr,
+                            at::TensorList csc, const OptTensor& seed, c10::string_view score, double coefficient,
+                            double dropout) {
+  const Score parsed = parse_score("edgeless::attention_weights", score);
+  return function({dst, src, {}, att, edge_attr, edge_proj, {}, {csr, csc}, seed, parsed, coefficient, dropout},
+                  softmax_stats);
+}
+
+inline Tensor call_attention_weights(const AttentionCall& c, const Tensor& softmax_stats) {
+  static const Kernels kernels("edgeless::attention_weights", attention_weights_op<call_attention_weights>);
+  return kernels(softmax_stats, c.dst, c.src, c.att, c.edge_attr, c.edge_proj, c.graph.csr, c.graph.csc, c.seed,
+                 name_of(c.score), c.coefficient, c.dropout);
+}
+
+template <auto function>
+std::vector<Tensor> attention_backward_op(const OptTensor& grad_out, const OptTensor& grad_weights,
+                                          const OptTensor& out, const Tensor& softmax_stats, const Tensor& dst,
+                                          const Tensor& src, const OptTensor& value, const OptTensor& att,
+                                          const OptTensor& edge_attr, const OptTensor& edge_proj,
+                                          const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
+                                          const OptTensor& seed, c10::string_view score, double coefficient,
+                                          double dropout, bool dropped_weights, AttentionChoice needs,
+                                          bool side_by_side, at::IntArrayRef max_degrees) {
+  const Score parsed = parse_score("edgeless::attention_backward", score);
+  return function({dst,
+                   src,
+                   value,
+                   att,
+                   edge_attr,
+                   edge_proj,
+                   edge_scale,
+                   {csr, csc, max_degrees},
+                   seed,
+                   parsed,
+                   coefficient,
+                   dropout},
+                  {grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, side_by_side});
+}
+
+inline std::vector<Tensor> call_attention_backward(const AttentionCall& c, const AttentionGrads& g) {
+  static const Kernels kernels("edgeless::attention_backward", attention_backward_op<call_attention_backward>);
+  return kernels(g.grad_out, g.grad_weights, g.out, g.softmax_stats, c.dst, c.src, c.value, c.att, c.edge_attr,
+                 c.edge_proj, c.edge_scale, c.graph.csr, c.graph.csc, c.seed, name_of(c.score), c.coefficient,
+                 c.dropout, g.dropped_weights, g.needs, g.side_by_side, c.graph.max_degrees);
+}
+
+template <auto function>
+Tensor attention_backward_into_op(at::TensorList into, const Tensor& grad_out, const Tensor& out,
+                                  const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
+                                  const OptTensor& value, const OptTensor& att, at::TensorList csr, at::TensorList csc,
+                                  const OptTensor& seed, c10::string_view score, double coefficient, double dropout,
+                                  bool att_grad, at::IntArrayRef max_degrees) {
+  const Score parsed = parse_score("edgeless::attention_backward_into", score);
+  const AttentionChoice needs{true, true, value.has_value(), att_grad && att.has_value()};
+  return function({dst, src, value, att, {}, {}, {}, {csr, csc, max_degrees}, seed, parsed, coefficient, dropout},
+                  {grad_out, {}, out, softmax_stats, needs}, into);
+}
+
+inline Tensor call_attention_backward_into(const AttentionCall& c, const AttentionGrads& g, at::TensorList into) {
+  static const Kernels kernels("edgeless::attention_backward_into",
+                               attention_backward_into_op<call_attention_backward_into>);
+  return kernels(into, *g.grad_out, *g.out, g.softmax_stats, c.dst, c.src, c.value, c.att, c.graph.csr, c.graph.csc,
+                 c.seed, name_of(c.score), c.coefficient, c.dropout, g.needs[kAtt], c.graph.max_degrees);
 }
 
 // The backward takes gat's numbers of nodes with the dimension that the forward does without.
 inline Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t; }
 inline Tensor as_given(const Tensor& grad, const Tensor& given) { return given.dim() == 2 ? grad.squeeze(2) : grad; }
 
-// The arguments of an attention op that have no gradient.
-struct AttentionOptions {
-  at::TensorList csr, csc;
-  const OptTensor& seed;
-  c10::string_view score;
-  double coefficient, dropout;
-  at::IntArrayRef longest;
+// What of a call is neither a tensor nor the graph, kept for the backward.
+inline void save_options(AutogradContext* ctx, const AttentionCall& call) {
+  ctx->saved_data["score"] = static_cast<int64_t>(call.score);
+  ctx->saved_data["coefficient"] = call.coefficient;
+  ctx->saved_data["dropout"] = call.dropout;
+}
 
-  void save(AutogradContext* ctx) const {
-    ctx->saved_data["score"] = std::string(score.data(), score.size());
-    ctx->saved_data["coefficient"] = coefficient;
-    ctx->saved_data["dropout"] = dropout;
-    ctx->saved_data["longest"] = longest.vec();
-  }
-};
+inline Score saved_score(const AutogradContext* ctx) { return static_cast<Score>(ctx->saved_data.at("score").toInt()); }
 
-struct SavedAttentionOptions {
-  std::string score;
-  double coefficient, dropout;
-  std::vector<int64_t> longest;
-
-  explicit SavedAttentionOptions(const AutogradContext* ctx)
-      : score(ctx->saved_data.at("score").toStringRef()),
-        coefficient(ctx->saved_data.at("coefficient").toDouble()),
-        dropout(ctx->saved_data.at("dropout").toDouble()),
-        longest(ctx->saved_data.at("longest").toIntVector()) {}
-};
+// A call of what was saved; of its tensors the seven inputs, in their order, and the seed.
+inline AttentionCall saved_call(const AutogradContext* ctx, const std::array<OptTensor, kAttentionInputs>& inputs,
+                                const GraphArrays& graph, const OptTensor& seed) {
+  return {*inputs[kDst],
+          *inputs[kSrc],
+          inputs[kValue],
+          inputs[kAtt],
+          inputs[kEdgeAttr],
+          inputs[kEdgeProj],
+          inputs[kEdgeScale],
+          graph,
+          seed,
+          saved_score(ctx),
+          ctx->saved_data.at("coefficient").toDouble(),
+          ctx->saved_data.at("dropout").toDouble()};
+}
 
 }  // namespace edgeless

@@ -9,7 +9,6 @@
 namespace edgeless::cuda {
 
 // The order of the gradients and of `needs`.
-enum { kDst, kSrc, kValue, kAtt, kEdgeAttr, kEdgeProj, kEdgeScale, kNumInputs };
 
 // Destination and source of each edge by its original id.
 struct EdgeEnds {
@@ -17,12 +16,12 @@ struct EdgeEnds {
 };
 
 template <class A>
-EdgeEnds ends_of(const Call<A>& call, const AttentionInputs& in) {
-  EdgeEnds ends{at::empty_like(in.csr[1]), at::empty_like(in.csr[1])};
-  with_index(in.csr[0], [&](auto zero) {
+EdgeEnds ends_of(const Call<A>& call, const AttentionCall& in) {
+  EdgeEnds ends{at::empty_like(in.graph.csr[1]), at::empty_like(in.graph.csr[1])};
+  with_index(in.graph.csr[0], [&](auto zero) {
     using I = decltype(zero);
     C10_CUDA_CHECK(
-        edge_ends<I>(compressed_graph(in.csr), ends.dst.data_ptr<I>(), ends.src.data_ptr<I>(), call.stream()));
+        edge_ends<I>(compressed_graph(in.graph.csr), ends.dst.data_ptr<I>(), ends.src.data_ptr<I>(), call.stream()));
     return 0;
   });
   return ends;
@@ -42,7 +41,7 @@ inline Tensor from_edge_space(const Tensor& sums, const Tensor& proj) {
 }
 
 template <class A>
-Tensor edge_products(const Call<A>& call, const AttentionInputs& in, const Tensor& rows, const EdgeEnds& ends,
+Tensor edge_products(const Call<A>& call, const AttentionCall& in, const Tensor& rows, const EdgeEnds& ends,
                      double factor) {
   Tensor out = call.empty({in.num_edges(), in.heads()});
   const Tensor attr = in.edge_attr->contiguous();
@@ -59,16 +58,16 @@ Tensor edge_products(const Call<A>& call, const AttentionInputs& in, const Tenso
 // [Nd, H, De]: the sum over a row's edges of a weight times the edge's features. The weights are the softmax of
 // `logits` with dropout and scale, or `given` as they are. Edges are gathered as if they were sources.
 template <class A>
-Tensor aggregate_edges(const AttentionInputs& in, const Tensor& logits, const Tensor& given) {
+Tensor aggregate_edges(const AttentionCall& in, const Tensor& logits, const Tensor& given) {
   const int64_t most = 4 * 32 * 16 / in.edge_attr->element_size();
   std::vector<Tensor> parts;
-  const Tensor ids = in.csr.size() == 3 ? in.csr[2] : at::arange(in.num_edges(), in.csr[1].options());
+  const Tensor ids = in.graph.csr.size() == 3 ? in.graph.csr[2] : at::arange(in.num_edges(), in.graph.csr[1].options());
   for (int64_t first = 0; first < in.edge_dim(); first += most) {
     const int64_t width = std::min(most, in.edge_dim() - first);
     const Tensor attr = in.edge_attr->narrow(1, first, width).unsqueeze(1);
-    AttentionInputs edges = in;
+    AttentionCall edges = in;
     edges.dst = in.dst.narrow(2, 0, 1), edges.src = attr.expand({in.num_edges(), in.heads(), width});
-    edges.value = attr, edges.score = ScoreKind::gat, edges.coefficient = 1;
+    edges.value = attr, edges.score = Score::gat, edges.coefficient = 1;
     edges.edge_attr.reset(), edges.edge_proj.reset();
     Call<A> call(edges);
     call.args.dst = call.args.src = {};
@@ -76,7 +75,7 @@ Tensor aggregate_edges(const AttentionInputs& in, const Tensor& logits, const Te
     call.args.given = given.defined() ? given.data_ptr<A>() : nullptr;
     Tensor out = call.empty({in.num_dst(), in.heads(), width});
     call.args.out = out_rows(out, in.rows());
-    const Tensor graph[] = {in.csr[0], ids, ids};
+    const Tensor graph[] = {in.graph.csr[0], ids, ids};
     call.run(Pass::forward, graph, in.num_edges());
     parts.push_back(out);
   }
@@ -85,16 +84,16 @@ Tensor aggregate_edges(const AttentionInputs& in, const Tensor& logits, const Te
 
 // What is added to the logit by edge, if anything: [E, H].
 template <class A>
-Tensor logit_term(const Call<A>& call, const AttentionInputs& in, const EdgeEnds& ends, const Tensor& projected_dst) {
-  if (in.score == ScoreKind::gat) return at::mm(in.edge_attr->to(in.statistics()), in.edge_proj->select(1, 0).t());
+Tensor logit_term(const Call<A>& call, const AttentionCall& in, const EdgeEnds& ends, const Tensor& projected_dst) {
+  if (in.score == Score::gat) return at::mm(in.edge_attr->to(in.statistics()), in.edge_proj->select(1, 0).t());
   return edge_products(call, in, projected_dst, ends, in.coefficient);
 }
 
 // gatv2's edge term, in chunks of edges: G = ds LeakyReLU'(hidden) [chunk, H D] is made of the term in place, then
 // d attr = G (att W), d W = att G^T e, and att gets the edge term's share, sum of W G^T e (scores.cuh).
 template <class A>
-void gatv2_edge_gradients(const Call<A>& call, const AttentionInputs& in, const Tensor& ds,
-                          const std::array<bool, kNumInputs>& needs, std::vector<Tensor>& grads, Tensor& att_share) {
+void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Tensor& ds, const AttentionChoice& needs,
+                          std::vector<Tensor>& grads, Tensor& att_share) {
   const EdgeEnds ends = ends_of(call, in);
   const int64_t edges = in.num_edges(), width = in.heads() * in.dim();
   const Tensor proj = in.edge_proj->contiguous().view({width, in.edge_dim()});

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "../common/checks.h"
+#include "../common/graph_arrays.h"
 #include "../common/optional.h"
 #include "score.h"
 
@@ -15,19 +16,16 @@ namespace edgeless {
 
 using OptTensor = Optional<at::Tensor>;
 
-using ScoreKind = Score;
-
-inline ScoreKind parse_score(const char* op, std::string_view name) {
-  if (name == "dot") return ScoreKind::dot;
-  if (name == "gatv2") return ScoreKind::gatv2;
-  if (name == "gat") return ScoreKind::gat;
-  if (name == "cosine") return ScoreKind::cosine;
+inline Score parse_score(const char* op, std::string_view name) {
+  for (const Score score : {Score::dot, Score::gatv2, Score::gat, Score::cosine}) {
+    if (name == name_of(score)) return score;
+  }
   TORCH_CHECK_VALUE(false, op, ": score must be 'dot', 'gatv2', 'gat' or 'cosine', got '", name, "'");
 }
 
 // gat's numbers of nodes may come as [N, H].
-inline at::Tensor with_dim(const at::Tensor& t, ScoreKind score) {
-  return score == ScoreKind::gat && t.dim() == 2 ? t.unsqueeze(2) : t;
+inline at::Tensor with_dim(const at::Tensor& t, Score score) {
+  return score == Score::gat && t.dim() == 2 ? t.unsqueeze(2) : t;
 }
 
 // A vector of the rows' dtype as one of their arithmetic's; others are checked later.
@@ -36,26 +34,26 @@ inline OptTensor in_arithmetic(const OptTensor& att, at::ScalarType rows) {
   return att && rows != arithmetic && att->scalar_type() == rows ? OptTensor(att->to(arithmetic)) : att;
 }
 
-struct AttentionInputs {
+// A call of an attention op, parsed once.
+struct AttentionCall {
   at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]; of gat, numbers of the nodes, in the statistics' dtype
   OptTensor value;                 // [Ns, H, C], none: src
   OptTensor att;                   // [H, D]; of the cosine [H, 1], its factor
   OptTensor edge_attr, edge_proj;  // [E, De], [H, D, De]
   OptTensor edge_scale;            // [E, H]
-  at::TensorList csr, csc;
+  GraphArrays graph;
   OptTensor seed;  // int64 [1]
-  ScoreKind score;
+  Score score;
   double coefficient, dropout;
-  at::IntArrayRef longest;  // as of the ops
 
   int64_t num_dst() const { return dst.size(0); }
   int64_t num_src() const { return src.size(0); }
-  int64_t num_edges() const { return csr[1].size(0); }
+  int64_t num_edges() const { return graph.csr[1].size(0); }
   int64_t heads() const { return dst.size(1); }
   int64_t dim() const { return dst.size(2); }
   int64_t channels() const { return value ? value->size(2) : src.size(2); }
   int64_t edge_dim() const { return edge_attr ? edge_attr->size(1) : 0; }
-  at::ScalarType rows() const { return score == ScoreKind::gat && value ? value->scalar_type() : dst.scalar_type(); }
+  at::ScalarType rows() const { return score == Score::gat && value ? value->scalar_type() : dst.scalar_type(); }
   at::ScalarType statistics() const { return statistics_dtype(rows()); }
   at::Device device() const { return dst.device(); }
   // On the CPU the maximum and the rest apart (cpu/args.h), on CUDA the logsumexp.
@@ -81,7 +79,7 @@ inline void check_compressed(const char* op, const char* name, at::TensorList gr
   if (graph.size() == 3) check_shape(op, "edge_ids", graph[2], graph[1].sizes());
 }
 
-inline void check_inputs(const char* op, const AttentionInputs& in) {
+inline void check_call(const char* op, const AttentionCall& in) {
   const auto device = in.device();
   const auto rows = in.rows();
   TORCH_CHECK_VALUE(rows == at::kFloat || rows == at::kDouble || rows == at::kBFloat16 || rows == at::kHalf, op,
@@ -94,19 +92,19 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
     check_dtype(op, name, t, dtype);
     check_device(op, name, t, device);
   };
-  check("src", in.src, {in.num_src(), heads, dim}, in.score == ScoreKind::gat ? in.statistics() : rows);
+  check("src", in.src, {in.num_src(), heads, dim}, in.score == Score::gat ? in.statistics() : rows);
   check_dtype(op, "dst", in.dst, in.src.scalar_type());
   if (in.value) {
     check_dim(op, "value", *in.value, 3, "[Ns, H, C]");
     check("value", *in.value, {in.num_src(), heads, in.channels()}, rows);
   }
-  check_compressed(op, "csr", in.csr, in.num_dst(), in.csr.size() > 1 ? in.num_edges() : 0, device);
-  if (!in.csc.empty()) check_compressed(op, "csc", in.csc, in.num_src(), in.num_edges(), device);
-  const bool cosine = in.score == ScoreKind::cosine;
-  TORCH_CHECK_VALUE(in.att.has_value() == (in.score == ScoreKind::gatv2 || cosine), op,
+  check_compressed(op, "csr", in.graph.csr, in.num_dst(), in.graph.csr.size() > 1 ? in.num_edges() : 0, device);
+  if (!in.graph.csc.empty()) check_compressed(op, "csc", in.graph.csc, in.num_src(), in.num_edges(), device);
+  const bool cosine = in.score == Score::cosine;
+  TORCH_CHECK_VALUE(in.att.has_value() == (in.score == Score::gatv2 || cosine), op,
                     ": att belongs to the scores 'gatv2' and 'cosine'");
   if (in.att) check("att", *in.att, {heads, cosine ? 1 : dim}, in.statistics());
-  TORCH_CHECK_VALUE(in.score != ScoreKind::gat || dim == 1, op, ": the score 'gat' needs D = 1, got ", dim);
+  TORCH_CHECK_VALUE(in.score != Score::gat || dim == 1, op, ": the score 'gat' needs D = 1, got ", dim);
   if (cosine) {
     TORCH_CHECK_VALUE(!in.value, op, ": the score 'cosine' takes no value, its values are src");
     TORCH_CHECK_VALUE(!in.edge_attr && !in.edge_proj, op, ": the score 'cosine' takes no edge_attr");
@@ -118,10 +116,10 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
     check_dim(op, "edge_attr", *in.edge_attr, 2, "[E, De]");
     // Of gat, what rows() is depends on whether the op has values.
     const auto attr = in.edge_attr->scalar_type();
-    const bool of_gat = in.score == ScoreKind::gat && statistics_dtype(attr) == in.statistics();
+    const bool of_gat = in.score == Score::gat && statistics_dtype(attr) == in.statistics();
     check("edge_attr", *in.edge_attr, {in.num_edges(), in.edge_dim()}, of_gat ? attr : rows);
     check("edge_proj", *in.edge_proj, {heads, dim, in.edge_dim()}, in.statistics());
-    TORCH_CHECK_VALUE(in.score != ScoreKind::dot || !in.value || in.channels() == dim, op,
+    TORCH_CHECK_VALUE(in.score != Score::dot || !in.value || in.channels() == dim, op,
                       ": an edge term of the score 'dot' needs C = D, got C = ", in.channels(), " and D = ", dim);
   }
   if (in.edge_scale) check("edge_scale", *in.edge_scale, {in.num_edges(), heads}, in.statistics());
@@ -133,14 +131,14 @@ inline void check_inputs(const char* op, const AttentionInputs& in) {
 }
 
 // What the forward left of the softmax.
-inline void check_stats(const char* op, const AttentionInputs& in, const at::Tensor& stats) {
+inline void check_stats(const char* op, const AttentionCall& in, const at::Tensor& stats) {
   check_shape(op, "softmax_stats", stats, in.stats_shape());
   check_dtype(op, "softmax_stats", stats, in.statistics());
   check_device(op, "softmax_stats", stats, in.device());
 }
 
 // The output and its gradient, as a backward is given them.
-inline void check_output(const char* op, const AttentionInputs& in, const at::Tensor& grad_out, const at::Tensor& out) {
+inline void check_output(const char* op, const AttentionCall& in, const at::Tensor& grad_out, const at::Tensor& out) {
   check_shape(op, "grad_out", grad_out, {in.num_dst(), in.heads(), in.channels()});
   check_shape(op, "out", out, grad_out.sizes());
   check_device(op, "grad_out", grad_out, in.device());
@@ -148,8 +146,8 @@ inline void check_output(const char* op, const AttentionInputs& in, const at::Te
 }
 
 // Where gradients of dst, src and value are to go: rows of the same kind, each in one piece.
-inline void check_into(const char* op, const AttentionInputs& in, at::TensorList into) {
-  TORCH_CHECK_VALUE(in.score == ScoreKind::gatv2 || (in.score == ScoreKind::dot && in.value), op,
+inline void check_into(const char* op, const AttentionCall& in, at::TensorList into) {
+  TORCH_CHECK_VALUE(in.score == Score::gatv2 || (in.score == Score::dot && in.value), op,
                     ": the score must be 'gatv2', or 'dot' with a value");
   const at::Tensor* rows[] = {&in.dst, &in.src, in.value ? &*in.value : nullptr};
   const size_t count = in.value ? 3 : 2;

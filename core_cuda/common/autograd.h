@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph_arrays.h"
 #include "optional.h"
 
 namespace edgeless {
@@ -46,27 +47,23 @@ class Kernels {
   c10::TypedOperatorHandle<Result(Args...)> handle_;
 };
 
-// Saves tensors, missing ones too, and behind them the arrays of both directions of a graph.
-inline void save(AutogradContext* ctx, std::initializer_list<Optional<Tensor>> tensors, at::TensorList csr,
-                 at::TensorList csc) {
+// Saves tensors, missing ones too, and behind them a graph.
+inline void save(AutogradContext* ctx, at::ArrayRef<Optional<Tensor>> tensors, const GraphArrays& graph) {
   variable_list all;
-  all.reserve(tensors.size() + csr.size() + csc.size());
+  all.reserve(tensors.size() + graph.csr.size() + graph.csc.size());
   for (const auto& t : tensors) all.push_back(t.value_or(Tensor()));
-  all.insert(all.end(), csr.begin(), csr.end());
-  all.insert(all.end(), csc.begin(), csc.end());
-  ctx->saved_data["csr"] = static_cast<int64_t>(csr.size());
+  all.insert(all.end(), graph.csr.begin(), graph.csr.end());
+  all.insert(all.end(), graph.csc.begin(), graph.csc.end());
+  ctx->saved_data["csr"] = static_cast<int64_t>(graph.csr.size());
+  ctx->saved_data["max_degrees"] = at::IntArrayRef(graph.max_degrees).vec();
   ctx->save_for_backward(std::move(all));
 }
 
 // What save() saved; missing tensors are undefined.
 class Saved {
  public:
-  Saved(const AutogradContext* ctx, size_t count) : all_(ctx->get_saved_variables()) {
-    const auto graph = at::TensorList(all_).slice(count);
-    const auto size = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
-    csr = graph.slice(0, size);
-    csc = graph.slice(size);
-  }
+  Saved(const AutogradContext* ctx, size_t count)
+      : all_(ctx->get_saved_variables()), graph(graph_behind(ctx, at::TensorList(all_).slice(count))) {}
 
   const Tensor& operator[](size_t i) const { return all_[i]; }
 
@@ -74,10 +71,16 @@ class Saved {
     return all_[i].defined() ? Optional<Tensor>(all_[i]) : Optional<Tensor>();
   }
 
-  at::TensorList csr, csc;
-
  private:
+  static GraphArrays graph_behind(const AutogradContext* ctx, at::TensorList arrays) {
+    const auto size = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
+    return {arrays.slice(0, size), arrays.slice(size), ctx->saved_data.at("max_degrees").toIntVector()};
+  }
+
   variable_list all_;
+
+ public:
+  const GraphArrays graph;
 };
 
 // Whether a tracer follows: what it makes of an op may take every result for a tensor of its own.

@@ -45,7 +45,7 @@ struct FoldProblem {
   int64_t num_gathered = 0;  // rows of what is gathered
   int vectors = 0;           // of a row
   int vector_bytes = 16;
-  int64_t longest = -1;      // edges of a row, -1: unknown
+  int64_t max_degree = -1;   // edges of a row, -1: unknown
   int64_t carry_bytes = 0;   // of a piece of a hub
   int64_t carry_budget = 0;  // bytes that all pieces may take
   int multiprocessors = 1;
@@ -90,7 +90,7 @@ inline void choose_shares(const FoldProblem& p, FoldPlan& plan) {
   const int64_t budget = std::max<int64_t>(p.carry_budget, 1);
   part.piece =
       std::max({part.range_units, kLeastPiece, std::min(kMostPiece, 2 * p.num_edges * p.carry_bytes / budget)});
-  plan.hubs = may_cut(p.longest, p.num_edges, part);
+  plan.hubs = may_cut(p.max_degree, p.num_edges, part);
   plan.slots = number_of_slots(p.num_edges, part.piece);
 }
 

@@ -19,10 +19,10 @@ inline FoldRows fold_rows(const at::Tensor& t) {
 }
 
 inline FoldProblem fold_problem(const CompressedGraph& graph, const at::Tensor& gathered, int64_t vectors,
-                                int64_t longest = -1) {
+                                int64_t max_degree = -1) {
   FoldProblem p;
   p.num_rows = graph.num_rows, p.num_edges = graph.num_edges, p.num_gathered = gathered.size(0);
-  p.longest = longest;
+  p.max_degree = max_degree;
   p.vectors = static_cast<int>(vectors);
   p.multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, gathered.get_device());
   p.l2_bytes = device_attribute(cudaDevAttrL2CacheSize, gathered.get_device());

@@ -24,9 +24,10 @@ struct Partition {
 
 constexpr bool is_hub(int64_t degree, const Partition& part) { return degree > part.piece; }
 
-// Whether rows may be cut. longest: edges of the longest one, -1 where nobody knows. The cuts do not depend on it.
-constexpr bool may_cut(int64_t longest, int64_t num_edges, const Partition& part) {
-  return is_hub(longest < 0 ? num_edges : longest, part);
+// Whether rows may be cut. max_degree: edges of the max_degree one, -1 where nobody knows. The cuts do not depend on
+// it.
+constexpr bool may_cut(int64_t max_degree, int64_t num_edges, const Partition& part) {
+  return is_hub(max_degree < 0 ? num_edges : max_degree, part);
 }
 
 // The place of the piece after a cut, and the number of places.

@@ -19,14 +19,6 @@ inline Storage storage_of(at::ScalarType t) {
 }
 
 // `arrays`: indptr, indices and, if not the positions, edge ids. num_edges is as many as they have room for.
-// Which direction of a graph: the place of its longest row among the ops' `longest`.
-enum Direction : size_t { kInCsr, kInCsc };
-
-// Edges of the longest row, -1 where that is not known.
-inline int64_t longest_row(at::IntArrayRef longest, Direction direction) {
-  return direction < longest.size() ? longest[direction] : -1;
-}
-
 inline CompressedGraph compressed_graph(at::TensorList arrays) {
   CompressedGraph graph;
   graph.indptr = arrays[0].data_ptr();

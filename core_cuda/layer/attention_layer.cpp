@@ -20,13 +20,13 @@ struct Operands {
   OptTensor value, att;
 };
 
-Operands operands(ScoreKind score, at::TensorList mapped, at::TensorList vectors) {
+Operands operands(Score score, at::TensorList mapped, at::TensorList vectors) {
   switch (score) {
-    case ScoreKind::gat: {
+    case Score::gat: {
       const auto logits = call_node_logits(mapped[0], vectors);
       return {logits[1], logits[0], mapped[0], {}};
     }
-    case ScoreKind::gatv2: {
+    case Score::gatv2: {
       const Tensor att = vectors[0].squeeze(0);
       return {mapped.back(), mapped[0], {}, in_arithmetic(att, mapped[0].scalar_type())};
     }
@@ -34,21 +34,21 @@ Operands operands(ScoreKind score, at::TensorList mapped, at::TensorList vectors
   }
 }
 
-void check_layer(ScoreKind score, size_t weights, size_t vectors, size_t row) {
+void check_layer(Score score, size_t weights, size_t vectors, size_t row) {
   const char* op = "edgeless::attention_layer";
   const auto expect = [&](bool fits, const char* name, const char* expected, size_t came) {
     TORCH_CHECK_VALUE(fits, op, ": ", name, " must be ", expected, " for this score, got ", came);
   };
   switch (score) {
-    case ScoreKind::gat:
+    case Score::gat:
       expect(weights == 1, "weights", "1", weights);
       expect(vectors == 2, "vectors", "2", vectors);
       break;
-    case ScoreKind::gatv2:
+    case Score::gatv2:
       expect(weights == 1 || weights == 2, "weights", "1 or 2", weights);
       expect(vectors == 1, "vectors", "1", vectors);
       break;
-    case ScoreKind::dot:
+    case Score::dot:
       expect(weights == 3 || weights == 4, "weights", "3 or 4", weights);
       expect(vectors == 0, "vectors", "none", vectors);
       expect(weights == 3 || row == 0, "row", "none, with a map that is added,", row);
@@ -59,8 +59,10 @@ void check_layer(ScoreKind score, size_t weights, size_t vectors, size_t row) {
 
 // The arguments without a gradient.
 struct Layer {
-  AttentionOptions attention;
-  ScoreKind score;
+  GraphArrays graph;
+  const OptTensor& seed;
+  Score score;
+  double coefficient, dropout;
   int64_t heads;
   Optional<at::ScalarType> dtype, out_dtype;
 
@@ -69,7 +71,10 @@ struct Layer {
     if (is_traced(x)) return 0;
     return static_cast<int64_t>(adds_map(maps) && x.size(0) >= kFewRows ? maps - 1 : maps);
   }
-  bool adds_map(size_t maps) const { return score == ScoreKind::dot && maps == 4; }
+  AttentionCall call(const Operands& o) const {
+    return {o.dst, o.src, o.value, o.att, {}, {}, {}, graph, seed, score, coefficient, dropout};
+  }
+  bool adds_map(size_t maps) const { return score == Score::dot && maps == 4; }
   c10::SmallVector<int64_t, 4> heads_of_maps(size_t maps) const {
     c10::SmallVector<int64_t, 4> all(maps, heads);
     if (adds_map(maps)) all.back() = 0;
@@ -89,10 +94,7 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
   const size_t count = maps.weights.size();
   r.mapped = call_project(maps.x, maps.weights, maps.biases, joined, {}, layer.heads_of_maps(count));
   r.operands = operands(layer.score, r.mapped, vectors);
-  const auto& o = r.operands;
-  const auto& a = layer.attention;
-  std::tie(r.out, r.softmax_stats) = call_attention(o.dst, o.src, o.value, o.att, {}, {}, {}, a.csr, a.csc, a.seed,
-                                                    a.score, a.coefficient, a.dropout, layer.out_dtype, a.longest);
+  std::tie(r.out, r.softmax_stats) = call_attention(layer.call(r.operands), layer.out_dtype);
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (layer.adds_map(count)) {
     const Tensor& last = r.mapped.back();
@@ -122,10 +124,8 @@ Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::Scalar
 
 // The backward of the attention where the gradients of rows take the place of what was saved: of sources that of their
 // own rows, of destinations, which come first, that of the attention's output, if that is the layer's own.
-std::vector<Tensor> gradients_in_place(const Tensor& grad, const Tensor& out, bool own_out, const Tensor& softmax_stats,
-                                       const Tensor& dst, const Tensor& src, const OptTensor& value,
-                                       const OptTensor& att, at::TensorList csr, at::TensorList csc,
-                                       const OptTensor& seed, const SavedAttentionOptions& options, bool att_grad) {
+std::vector<Tensor> gradients_in_place(const AttentionCall& call, const AttentionGrads& given, bool own_out) {
+  const Tensor &dst = call.dst, &src = call.src, &out = *given.out;
   Tensor of_dst;
   if (!own_out) {
     of_dst = at::empty(dst.sizes(), dst.options());
@@ -135,17 +135,15 @@ std::vector<Tensor> gradients_in_place(const Tensor& grad, const Tensor& out, bo
     of_dst = out.view(-1).view(dst.scalar_type()).narrow(0, 0, dst.numel()).view(dst.sizes());
   }
   variable_list into{of_dst, src};
-  if (value) into.push_back(*value);
-  const Tensor of_att =
-      call_attention_backward_into(into, grad, out, softmax_stats, dst, src, value, att, csr, csc, seed, options.score,
-                                   options.coefficient, options.dropout, att_grad, options.longest);
+  if (call.value) into.push_back(*call.value);
+  const Tensor of_att = call_attention_backward_into(call, given, into);
   // Beside the others where the rows were: the maps behind them then take one product, not several.
   if (dst.is_alias_of(src)) {
     dst.copy_(of_dst);
     of_dst = dst;
     if (own_out) give_back(out);
   }
-  return {of_dst, src, value.value_or(Tensor()), of_att};
+  return {of_dst, src, call.value.value_or(Tensor()), of_att};
 }
 
 struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
@@ -169,19 +167,20 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
                         r.operands.att.value_or(Tensor()),
                         same ? keep_result(ctx, r.result) : r.out,
                         r.softmax_stats,
-                        layer.attention.seed.value_or(Tensor())};
+                        layer.seed.value_or(Tensor())};
     saved.insert(saved.end(), maps.weights.begin(), maps.weights.end());
-    for (const at::TensorList list : {vectors, layer.attention.csr, layer.attention.csc}) {
+    for (const at::TensorList list : {vectors, layer.graph.csr, layer.graph.csc}) {
       saved.insert(saved.end(), list.begin(), list.end());
     }
     ctx->save_for_backward(std::move(saved));
-    layer.attention.save(ctx);
+    save_options(ctx, layer.call(r.operands));
     ctx->saved_data["heads"] = r.out.sym_size(1);
     ctx->saved_data["channels"] = r.out.sym_size(2);
     ctx->saved_data["biases"] = static_cast<int64_t>(biases.size());
     ctx->saved_data["weights"] = static_cast<int64_t>(weights.size());
     ctx->saved_data["vectors"] = static_cast<int64_t>(vectors.size());
-    ctx->saved_data["csr"] = static_cast<int64_t>(layer.attention.csr.size());
+    ctx->saved_data["csr"] = static_cast<int64_t>(layer.graph.csr.size());
+    ctx->saved_data["max_degrees"] = at::IntArrayRef(layer.graph.max_degrees).vec();
     ctx->saved_data["row"] = !row.empty();
     ctx->saved_data["own_rows"] = saves_unseen();
     ctx->saved_data["own_out"] = !same;
@@ -216,8 +215,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
 
   static variable_list gradients(AutogradContext* ctx, const Tensor& grad, const variable_list& saved, size_t weights,
                                  size_t biases, size_t vectors, bool has_row) {
-    const SavedAttentionOptions options(ctx);
-    const ScoreKind score = parse_score("edgeless::attention_layer", options.score);
+    const Score score = saved_score(ctx);
     const c10::SymInt heads = ctx->saved_data.at("heads").toSymInt(),
                       channels = ctx->saved_data.at("channels").toSymInt();
     const auto needs = [&](size_t first, size_t count) {
@@ -235,35 +233,29 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     if (!of_rows && !of_vectors) return results;
 
     const at::AutoDispatchBelowADInplaceOrView guard;
-    const bool gat = score == ScoreKind::gat;
+    const bool gat = score == Score::gat;
     const size_t graph = kFixed + weights + vectors, csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
     const auto kept = [&](size_t i) { return saved[i].defined() ? OptTensor(saved[i]) : OptTensor(); };
     const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : heads_apart(t, heads, channels); };
     const AttentionChoice choice{of_rows || gat, of_rows || gat, of_rows && saved[kValueRows].defined(),
                                  of_vectors && saved[kAttRow].defined()};
-    const at::TensorList by_dst = part(graph, csr), by_src = part(graph + csr, saved.size() - graph - csr);
-    Tensor out = saved[kOut];
-    bool own_out = ctx->saved_data.at("own_out").toBool();
-    if (!result_is_kept(ctx)) {
-      out = std::get<0>(call_attention(saved[kDstRows], saved[kSrcRows], kept(kValueRows), kept(kAttRow), {}, {}, {},
-                                       by_dst, by_src, kept(kSeed), options.score, options.coefficient, options.dropout,
-                                       out.scalar_type(), options.longest));
-      own_out = true;
-    }
-    // Shared rows are read to the end, and so are gat's, for the gradients of its vectors.
-    const bool in_place = of_rows && weights > 1 && ctx->saved_data.at("own_rows").toBool() && is_last_backward(grad);
-    std::vector<Tensor> found;
-    if (in_place) {
-      ctx->saved_data["overwritten"] = true;
-      found = gradients_in_place(by_head(grad), by_head(out), own_out, saved[kSoftmaxStats], saved[kDstRows],
-                                 saved[kSrcRows], kept(kValueRows), kept(kAttRow), by_dst, by_src, kept(kSeed), options,
-                                 choice[kAtt]);
-    } else {
-      found = call_attention_backward(by_head(grad), {}, by_head(out), saved[kSoftmaxStats], as_rows(saved[kDstRows]),
-                                      as_rows(saved[kSrcRows]), kept(kValueRows), kept(kAttRow), {}, {}, {}, by_dst,
-                                      by_src, kept(kSeed), options.score, options.coefficient, options.dropout, false,
-                                      choice, !is_traced(grad), options.longest);
-    }
+    std::vector<Tensor> found = [&] {
+      const GraphArrays arrays{part(graph, csr), part(graph + csr, saved.size() - graph - csr),
+                               ctx->saved_data.at("max_degrees").toIntVector()};
+      AttentionCall call =
+          saved_call(ctx, {kept(kDstRows), kept(kSrcRows), kept(kValueRows), kept(kAttRow)}, arrays, kept(kSeed));
+      const bool as_left = result_is_kept(ctx);
+      const Tensor out = as_left ? saved[kOut] : std::get<0>(call_attention(call, saved[kOut].scalar_type()));
+      AttentionGrads given{by_head(grad), {}, by_head(out), saved[kSoftmaxStats], choice};
+      // Shared rows are read to the end, and so are gat's, for the gradients of its vectors.
+      if (of_rows && weights > 1 && ctx->saved_data.at("own_rows").toBool() && is_last_backward(grad)) {
+        ctx->saved_data["overwritten"] = true;
+        return gradients_in_place(call, given, !as_left || ctx->saved_data.at("own_out").toBool());
+      }
+      call.dst = as_rows(call.dst), call.src = as_rows(call.src);
+      given.side_by_side = !is_traced(grad);
+      return call_attention_backward(call, given);
+    }();
 
     variable_list mapped;  // gradients of the maps' results
     if (gat) {
@@ -276,7 +268,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
       for (size_t k = 0; k < vectors; ++k) {
         if (which[1 + k]) results[maps + k] = all[1 + k];
       }
-    } else if (score == ScoreKind::gatv2) {
+    } else if (score == Score::gatv2) {
       if (weights == 2) {
         mapped.assign({found[kSrc], found[kDst]});
       } else if (of_rows) {
@@ -301,12 +293,13 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
 Tensor attention_layer(const Tensor& x, at::TensorList weights, const OptTensors& biases, at::TensorList vectors,
                        const OptTensor& row, at::TensorList csr, at::TensorList csc, const OptTensor& seed,
                        c10::string_view score, int64_t heads, double coefficient, double dropout,
-                       Optional<at::ScalarType> dtype, Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
-  const ScoreKind kind = parse_score("edgeless::attention_layer", std::string_view(score.data(), score.size()));
+                       Optional<at::ScalarType> dtype, Optional<at::ScalarType> out_dtype,
+                       at::IntArrayRef max_degrees) {
+  const Score kind = parse_score("edgeless::attention_layer", std::string_view(score.data(), score.size()));
   variable_list rows;
   if (row) rows.push_back(*row);
   check_layer(kind, weights.size(), vectors.size(), rows.size());
-  const Layer layer{{csr, csc, seed, score, coefficient, dropout, longest}, kind, heads, dtype, out_dtype};
+  const Layer layer{{csr, csc, max_degrees}, seed, kind, coefficient, dropout, heads, dtype, out_dtype};
   if (!at::GradMode::is_enabled()) {
     const int64_t joined = layer.joined(x, weights.size());
     const Maps maps(x, weights, biases, joined, dtype,

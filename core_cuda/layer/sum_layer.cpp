@@ -9,20 +9,11 @@ namespace {
 // The arguments without a gradient.
 struct Sum {
   const OptTensor &weight, &src_scale, &dst_scale;
-  at::TensorList csr, csc;
+  GraphArrays graph;
   Optional<at::ScalarType> dtype;
-  at::IntArrayRef longest;
 
-  Tensor of(const Tensor& x) const { return call_spmm(x, weight, src_scale, dst_scale, csr, csc, {}, longest); }
+  Tensor of(const Tensor& x) const { return call_spmm(x, weight, src_scale, dst_scale, graph); }
 };
-
-// The op itself, autograd included.
-Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-            at::TensorList csr, at::TensorList csc) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("edgeless::spmm", "").typed<decltype(call_spmm)>();
-  return op.call(x, weight, src_scale, dst_scale, csr, csc, {}, {});
-}
 
 struct SumLayer : torch::autograd::Function<SumLayer> {
   static constexpr bool is_traceable = true;
@@ -32,8 +23,7 @@ struct SumLayer : torch::autograd::Function<SumLayer> {
     const Tensor sums = sum.of(x);
     const Summands maps = SumInputs::take(ctx, {sums, x}, weights, bias.empty() ? OptTensor() : bias[0], sum.dtype);
     save(ctx, {maps.xs[0], maps.xs[1], maps.weights[0], maps.weights[1], sum.weight, sum.src_scale, sum.dst_scale},
-         sum.csr, sum.csc);
-    ctx->saved_data["longest"] = turned_round(sum.longest);
+         sum.graph);
     return call_project_sum(maps.xs, maps.weights, maps.bias, {});
   }
 
@@ -47,14 +37,12 @@ struct SumLayer : torch::autograd::Function<SumLayer> {
     needs.push_back(inputs.has_bias && ctx->needs_input_grad(3));
     // To be differentiated once more, the sums have to know what they are made of.
     const Tensor sums =
-        again && !inputs.copied() ? spmm(saved[1], weight, src_scale, dst_scale, saved.csr, saved.csc) : saved[0];
+        again && !inputs.copied() ? spmm_op(saved[1], weight, src_scale, dst_scale, saved.graph) : saved[0];
     variable_list grads = inputs.gradients(given[0], {sums, saved[1]}, {saved[2], saved[3]}, needs);
     if (of_x && again) {
-      grads[1] = grads[1] + spmm(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr);
+      grads[1] = grads[1] + spmm_op(grads[0], weight, dst_scale, src_scale, saved.graph.reversed());
     } else if (of_x) {
-      grads[1] = call_spmm(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr, {},
-                           ctx->saved_data.at("longest").toIntVector())
-                     .add_(grads[1]);
+      grads[1] = call_spmm(grads[0], weight, dst_scale, src_scale, saved.graph.reversed()).add_(grads[1]);
     }
     grads.erase(grads.begin());
     grads.emplace_back();  // of what has no gradient
@@ -64,11 +52,11 @@ struct SumLayer : torch::autograd::Function<SumLayer> {
 
 Tensor sum_layer(const Tensor& x, at::TensorList weights, const OptTensor& bias, const OptTensor& edge_weight,
                  const OptTensor& src_scale, const OptTensor& dst_scale, at::TensorList csr, at::TensorList csc,
-                 Optional<at::ScalarType> dtype, at::IntArrayRef longest) {
+                 Optional<at::ScalarType> dtype, at::IntArrayRef max_degrees) {
   TORCH_CHECK_VALUE(weights.size() == 2, "edgeless::sum_layer: weights must be 2, got ", weights.size());
   TORCH_CHECK_VALUE(!edge_weight || !edge_weight->requires_grad() || !at::GradMode::is_enabled(),
                     "edgeless::sum_layer: edge_weight must not need a gradient");
-  const Sum sum{edge_weight, src_scale, dst_scale, csr, csc, dtype, longest};
+  const Sum sum{edge_weight, src_scale, dst_scale, {csr, csc, max_degrees}, dtype};
   if (!at::GradMode::is_enabled()) return call_project_sum({sum.of(x), x}, weights, bias, dtype);
   variable_list given;
   if (bias) given.push_back(*bias);

@@ -8,24 +8,23 @@ namespace {
 
 Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
                                 const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
-                                c10::string_view ties, c10::string_view way, at::IntArrayRef longest) {
+                                c10::string_view ties, at::IntArrayRef max_degrees) {
   static const Kernels kernels("edgeless::neighbor_reduce_backward", neighbor_reduce_backward);
   return once_differentiable("neighbor_reduce", {grad_out, x, out, arg, tied}, [&] {
-    return variable_list{kernels(grad_out, x, out, arg, tied, csr, csc, reduce, ties, way, longest)};
+    return variable_list{kernels(grad_out, x, out, arg, tied, csr, csc, reduce, ties, max_degrees)};
   })[0];
 }
 
 // The arguments of the op that have no gradient.
 struct Options {
-  at::TensorList csr, csc;
+  GraphArrays graph;
   c10::string_view reduce, ties;
   double fill;
-  at::IntArrayRef longest;
 };
 
 std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList csc,
                                                    c10::string_view reduce, double fill, at::ScalarType arg_dtype,
-                                                   c10::string_view ties, at::IntArrayRef longest);
+                                                   c10::string_view ties, at::IntArrayRef max_degrees);
 
 const auto& kernels() {
   static const Kernels found("edgeless::neighbor_reduce", neighbor_reduce);
@@ -42,12 +41,10 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
     std::tie(out, *arg, *tied) = compute();
     // Of what is not read the backward needs the sizes: an alias that may be written over, of x, gives them.
     const bool shares = options.ties != "first";
-    save(ctx, {shares ? x : x.variable_data(), shares ? keep_result(ctx, out) : Tensor(), *arg, *tied}, options.csr,
-         options.csc);
+    save(ctx, {shares ? x : x.variable_data(), shares ? keep_result(ctx, out) : Tensor(), *arg, *tied}, options.graph);
     ctx->saved_data["reduce"] = std::string(options.reduce.data(), options.reduce.size());
     ctx->saved_data["ties"] = std::string(options.ties.data(), options.ties.size());
     ctx->saved_data["fill"] = options.fill;
-    ctx->saved_data["longest"] = options.longest.vec();
     ctx->set_materialize_grads(false);
     return out;
   }
@@ -58,29 +55,29 @@ struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
     const Saved saved(ctx, 4);
     const std::string &reduce = ctx->saved_data.at("reduce").toStringRef(),
                       &ties = ctx->saved_data.at("ties").toStringRef();
-    const auto longest = ctx->saved_data.at("longest").toIntVector();
+    const GraphArrays& graph = saved.graph;
     Tensor out = saved[1];
     if (!out.defined()) {
       out = grads[0];
     } else if (!result_is_kept(ctx)) {
-      out = std::get<0>(kernels()(saved[0], saved.csr, saved.csc, reduce, ctx->saved_data.at("fill").toDouble(),
-                                  saved[2].scalar_type(), ties, longest));
+      out = std::get<0>(kernels()(saved[0], graph.csr, graph.csc, reduce, ctx->saved_data.at("fill").toDouble(),
+                                  saved[2].scalar_type(), ties, graph.max_degrees));
     }
-    results[0] = neighbor_reduce_backward(grads[0], saved[0], out, saved[2], saved[3], saved.csr, saved.csc, reduce,
-                                          ties, "auto", longest);
+    results[0] = neighbor_reduce_backward(grads[0], saved[0], out, saved[2], saved[3], graph.csr, graph.csc, reduce,
+                                          ties, graph.max_degrees);
     return results;
   }
 };
 
 std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList csc,
                                                    c10::string_view reduce, double fill, at::ScalarType arg_dtype,
-                                                   c10::string_view ties, at::IntArrayRef longest) {
+                                                   c10::string_view ties, at::IntArrayRef max_degrees) {
   const NeighborReduce::Compute compute = [&] {
-    return kernels()(x, csr, csc, reduce, fill, arg_dtype, ties, longest);
+    return kernels()(x, csr, csc, reduce, fill, arg_dtype, ties, max_degrees);
   };
   if (!at::GradMode::is_enabled()) return compute();
   Tensor arg, tied;  // beside autograd: they have no gradient
-  Tensor out = NeighborReduce::apply(x, Options{csr, csc, reduce, ties, fill, longest}, compute, &arg, &tied);
+  Tensor out = NeighborReduce::apply(x, Options{{csr, csc, max_degrees}, reduce, ties, fill}, compute, &arg, &tied);
   return {std::move(out), std::move(arg), std::move(tied)};
 }
 

@@ -30,7 +30,7 @@ ReduceArgs reduce_args(const char* op, const at::Tensor& packed, at::TensorList 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> neighbor_reduce(const at::Tensor& x, at::TensorList csr,
                                                                at::TensorList /*csc*/, c10::string_view reduce,
                                                                double fill, at::ScalarType arg_dtype,
-                                                               c10::string_view ties, at::IntArrayRef /*longest*/) {
+                                                               c10::string_view ties, at::IntArrayRef /*max_degrees*/) {
   const char* op = "edgeless::neighbor_reduce";
   check_reduce(op, x, csr);
   const at::Tensor packed = packed_rows(x);
@@ -120,7 +120,7 @@ void for_each_slice(const ReduceArgs& args, int64_t columns, int64_t scratch, F&
 at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor& x, const at::Tensor& out,
                                     const at::Tensor& arg, const at::Tensor& tied, at::TensorList csr,
                                     at::TensorList csc, c10::string_view reduce, c10::string_view ties,
-                                    c10::string_view /*way*/, at::IntArrayRef /*longest*/) {
+                                    at::IntArrayRef /*max_degrees*/) {
   const char* op = "edgeless::neighbor_reduce_backward";
   check_reduce(op, x, csr);
   const bool may_share = ties != "first";  // else x and out are not read

@@ -9,6 +9,7 @@
 #include "../common/fold_tensors.h"
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
+#include "../plan_override.h"
 #include "cuda/kernels.h"
 #include "cuda/plan.h"
 #include "inputs.h"
@@ -18,9 +19,9 @@ namespace {
 
 using at::Tensor;
 
-std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList /*csc*/,
+std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorList csr, at::TensorList csc,
                                                    c10::string_view reduce, double fill, at::ScalarType arg_dtype,
-                                                   c10::string_view ties, at::IntArrayRef longest) {
+                                                   c10::string_view ties, at::IntArrayRef max_degrees) {
   const char* op = "edgeless::neighbor_reduce";
   check_reduce(op, x, csr);
   check_rule(op, reduce, ties);
@@ -43,7 +44,8 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   args.fill = fill;
   args.x = fold_rows(packed);
   args.out = out.data_ptr(), args.arg = arg.data_ptr(), args.tied = tied.data_ptr<uint8_t>();
-  FoldProblem problem = fold_problem(args.graph, packed, args.vectors, longest_row(longest, kInCsr));
+  FoldProblem problem =
+      fold_problem(args.graph, packed, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
   budget_carry(problem, args.vectors * piece_bytes(storage, shares), out);
   args.plan = make_fold_plan(problem);
   const Tensor carry = take_carry(problem, out, args);
@@ -71,12 +73,11 @@ int bits_for(int64_t count) {
 // What a backward is given, checked.
 struct Backward {
   const Tensor &grad_out, &x, &out, &arg, &tied;
-  at::TensorList csr, csc;
+  GraphArrays graph;
   bool shares;
   Storage storage;
   int64_t rows, width;
   cudaStream_t stream;
-  at::IntArrayRef longest;
 
   // x or out for the kernels, which read them only where edges share.
   Tensor rows_where_shared(const Tensor& t) const { return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1); }
@@ -85,12 +86,12 @@ struct Backward {
 GradientProblem problem_of(const Backward& b) {
   return {b.storage,
           static_cast<int>(b.arg.element_size()),
-          b.csr[0].scalar_type() == at::kLong,
+          b.graph.csr[0].scalar_type() == at::kLong,
           b.shares,
-          !b.csc.empty(),
+          !b.graph.csc.empty(),
           b.rows,
           b.x.size(0),
-          b.csr[1].size(0),
+          b.graph.csr[1].size(0),
           b.width};
 }
 
@@ -104,12 +105,12 @@ GradientDevice gradient_device(const at::Tensor& x) {
 void gather_gradient(const Backward& b, const Tensor& grad_x, bool picks) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = b.rows_where_shared(b.x);
   const Tensor out = b.rows_where_shared(b.out), where = b.arg.contiguous();
-  const Tensor positions = at::empty({b.csr[1].size(0)}, b.csr[1].options());
-  FoldProblem problem = fold_problem(compressed_graph(b.csr), x, 8);
-  C10_CUDA_CHECK(
-      edge_positions(compressed_graph(b.csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), b.stream));
+  const Tensor positions = at::empty({b.graph.csr[1].size(0)}, b.graph.csr[1].options());
+  FoldProblem problem = fold_problem(compressed_graph(b.graph.csr), x, 8);
+  C10_CUDA_CHECK(edge_positions(compressed_graph(b.graph.csr), make_fold_plan(problem).part,
+                                positions.data_ptr<int32_t>(), b.stream));
   GatherArgs args;
-  args.graph = compressed_graph(b.csc);
+  args.graph = compressed_graph(b.graph.csc);
   args.width = static_cast<int>(b.width);
   args.vectors = static_cast<int>(picks ? (b.width - 1) / kPickPer + 1 : b.width * grad.element_size() / 16);
   args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
@@ -122,7 +123,7 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool picks) {
     C10_CUDA_CHECK(argument_bytes(args.arg, args.arg_size, where.numel(), bytes.data_ptr<uint8_t>(), b.stream));
   }
   if (picks) args.bytes = bytes.data_ptr<uint8_t>();
-  problem = fold_problem(args.graph, grad, args.vectors, longest_row(b.longest, kInCsc));
+  problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
   const int64_t numbers = picks ? kPickPer : 16 / grad.element_size();
   problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + bytes.element_size()));
   choose_slices(problem, args.plan);
@@ -152,17 +153,17 @@ void sort_columns(const Backward& b, int64_t result_bytes, SortArgs& args) {
 void sort_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), where = b.arg.contiguous();
   SortArgs args;
-  args.csr = compressed_graph(b.csr), args.graph = compressed_graph(b.csc);
+  args.csr = compressed_graph(b.graph.csr), args.graph = compressed_graph(b.graph.csc);
   sort_columns(b, grad_x.nbytes(), args);
   args.vectors = args.plan.slice_vectors = 1 << args.plan.team_log2, args.plan.slices = 1;
   args.width = static_cast<int>(b.width);
   args.grad = fold_rows(grad);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.grad_x = grad_x.data_ptr();
-  const Tensor places = at::empty({b.csr[1].size(0)}, b.csr[1].options());
+  const Tensor places = at::empty({b.graph.csr[1].size(0)}, b.graph.csr[1].options());
   const Tensor items = at::empty({b.rows * args.item_row}, places.options());
   args.places = reinterpret_cast<uint32_t*>(places.data_ptr<int32_t>()), args.items = items.data_ptr();
-  FoldProblem problem = fold_problem(args.graph, grad, args.vectors, longest_row(b.longest, kInCsc));
+  FoldProblem problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
   budget_carry(problem, args.vectors * kSortPieceBytes, grad_x);
   choose_shares(problem, args.plan);
   const Tensor carry = take_carry(problem, grad_x, args);
@@ -184,7 +185,7 @@ Sent what_is_sent(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   const Tensor& where = sent.where = b.arg.contiguous();
   const Tensor &values = sent.values = b.shares ? b.out.contiguous() : b.out, &flags = sent.flags = b.tied.contiguous();
   ScatterArgs& args = sent.args;
-  args.graph = compressed_graph(b.csr);
+  args.graph = compressed_graph(b.graph.csr);
   args.width = static_cast<int>(b.width), args.num_columns = b.x.size(0);
   args.grad = b.grad_out.data_ptr(), args.grad_row = b.grad_out.stride(0), args.grad_column = b.grad_out.stride(1);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
@@ -201,7 +202,7 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   Sent sent = what_is_sent(b, zero_shares, grad_x);
   ScatterArgs& args = sent.args;
   const Tensor& packed = sent.packed;
-  const bool wide_index = b.csr[0].scalar_type() == at::kLong;
+  const bool wide_index = b.graph.csr[0].scalar_type() == at::kLong;
   const int64_t sum_bytes = b.storage == Storage::f64 ? 16 : 8;
   const int64_t l2_bytes = device_attribute(cudaDevAttrL2CacheSize, b.x.get_device());
   args.columns_log2 = slice_log2(args, sum_bytes, l2_bytes, grad_x.nbytes());
@@ -227,30 +228,20 @@ void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, co
   sent.args.columns = sent.args.width, sent.args.columns_log2 = sums.columns_log2;
   own.scatter = sent.args;
   C10_CUDA_CHECK(measure(b.storage, own.scatter, b.stream));
-  C10_CUDA_CHECK(cuda::extrema::own(b.storage, b.csr[0].scalar_type() == at::kLong, own, b.stream));
+  C10_CUDA_CHECK(cuda::extrema::own(b.storage, b.graph.csr[0].scalar_type() == at::kLong, own, b.stream));
 }
 
-// `way`: auto, or what tests force: sort, pick, gather, own-1, own-2 (blocks of a cluster), send. None where inputs do
-// not allow it.
-std::optional<GradientPlan> choose_way(const Backward& b, c10::string_view way) {
+// None where a test asks for an engine that the inputs do not allow.
+std::optional<GradientPlan> choose_engine(const Backward& b) {
   const GradientProblem problem = problem_of(b);
   const GradientDevice device = gradient_device(b.x);
-  if (way == "auto") return plan_gradient(problem, device);
-  if (way == "sort" && can_sort(problem)) return GradientPlan{GradientEngine::sort, {}};
-  if (way == "pick" && can_pick(problem)) return GradientPlan{GradientEngine::pick, {}};
-  if (way == "gather" && can_gather(problem)) return GradientPlan{GradientEngine::gather, {}};
-  for (const int blocks_log2 : {0, 1}) {
-    if (way != (blocks_log2 == 0 ? "own-1" : "own-2")) continue;
-    const auto sums = plan_block_sums(problem, device, blocks_log2);
-    if (sums) return GradientPlan{GradientEngine::block, *sums};
-  }
-  if (way == "send") return GradientPlan{GradientEngine::cache, {}};
-  return {};
+  const std::string name = overridden_gradient_engine();
+  return name.empty() ? plan_gradient(problem, device) : plan_gradient_by(name, problem, device);
 }
 
 Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
                                 const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
-                                c10::string_view ties, c10::string_view way, at::IntArrayRef longest) {
+                                c10::string_view ties, at::IntArrayRef max_degrees) {
   const char* op = "edgeless::neighbor_reduce_backward";
   check_reduce(op, x, csr);
   check_rule(op, reduce, ties);
@@ -271,11 +262,20 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   const OnDevice on_device(x.device());
   Tensor grad_x = at::empty(x.sizes(), x.options());
   if (grad_x.numel() == 0 || csr[1].size(0) == 0) return grad_x.zero_();
-  const Backward b{
-      grad_out,           x,      out, arg, tied, csr, csc, ties != "first", storage_of(x.scalar_type()), rows, width,
-      on_device.stream(), longest};
-  const std::optional<GradientPlan> chosen = choose_way(b, way);
-  TORCH_CHECK_VALUE(chosen, op, ": way must be one that these inputs allow, got '", way, "'");
+  const Backward b{grad_out,
+                   x,
+                   out,
+                   arg,
+                   tied,
+                   {csr, csc, max_degrees},
+                   ties != "first",
+                   storage_of(x.scalar_type()),
+                   rows,
+                   width,
+                   on_device.stream()};
+  const std::optional<GradientPlan> chosen = choose_engine(b);
+  TORCH_CHECK_VALUE(chosen, op, ": the overriding engine must be one that these inputs allow, got '",
+                    overridden_gradient_engine(), "'");
   switch (chosen->engine) {
     case GradientEngine::sort: sort_gradient(b, grad_x); break;
     case GradientEngine::pick: gather_gradient(b, grad_x, true); break;

@@ -6,16 +6,24 @@
 
 namespace edgeless {
 
-inline Tensor call_spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
-                        const OptTensor& dst_scale, at::TensorList csr, at::TensorList csc,
-                        Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
-  static const Kernels kernels("edgeless::spmm", call_spmm);
-  return kernels(x, weight, src_scale, dst_scale, csr, csc, out_dtype, longest);
+using SpmmSignature = Tensor(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
+                             const OptTensor& dst_scale, at::TensorList csr, at::TensorList csc,
+                             Optional<at::ScalarType> out_dtype, at::IntArrayRef max_degrees);
+
+inline const auto& spmm_kernels() {
+  static const Kernels kernels("edgeless::spmm", static_cast<SpmmSignature*>(nullptr));
+  return kernels;
 }
 
-// For the op that takes csc for csr.
-inline std::vector<int64_t> turned_round(at::IntArrayRef longest) {
-  return longest.size() == 2 ? std::vector<int64_t>{longest[1], longest[0]} : std::vector<int64_t>();
+inline Tensor call_spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
+                        const OptTensor& dst_scale, const GraphArrays& graph, Optional<at::ScalarType> out_dtype = {}) {
+  return spmm_kernels()(x, weight, src_scale, dst_scale, graph.csr, graph.csc, out_dtype, graph.max_degrees);
+}
+
+// The op itself, autograd included.
+inline Tensor spmm_op(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+                      const GraphArrays& graph) {
+  return spmm_kernels().op(x, weight, src_scale, dst_scale, graph.csr, graph.csc, {}, graph.max_degrees);
 }
 
 }  // namespace edgeless

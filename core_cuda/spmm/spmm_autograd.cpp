@@ -4,22 +4,13 @@
 namespace edgeless {
 namespace {
 
-Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype, at::IntArrayRef longest);
 Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
              at::TensorList csr, at::TensorList csc);
-
-Tensor spmm_op(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-               at::TensorList csr, at::TensorList csc, at::IntArrayRef longest) {
-  static const Kernels kernels("edgeless::spmm", spmm);
-  return kernels.op(x, weight, src_scale, dst_scale, csr, csc, {}, longest);
-}
 
 // The arguments of an op that have no gradient.
 struct Options {
   const OptTensor &src_scale, &dst_scale;
-  at::TensorList csr, csc;
-  at::IntArrayRef longest;
+  GraphArrays graph;
 };
 
 using Compute = std::function<Tensor()>;
@@ -30,10 +21,8 @@ struct SpMM : torch::autograd::Function<SpMM> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const OptTensor& weight, const Options& options,
                         const Compute& compute) {
     const bool needs_x = weight && weight->requires_grad();
-    save(ctx, {needs_x ? OptTensor(x) : OptTensor(), weight, options.src_scale, options.dst_scale}, options.csr,
-         options.csc);
+    save(ctx, {needs_x ? OptTensor(x) : OptTensor(), weight, options.src_scale, options.dst_scale}, options.graph);
     ctx->saved_data["dtype"] = static_cast<int64_t>(x.scalar_type());
-    ctx->saved_data["longest"] = turned_round(options.longest);
     return compute();
   }
 
@@ -43,13 +32,12 @@ struct SpMM : torch::autograd::Function<SpMM> {
     Needs need(ctx);
     Tensor grad_x, grad_weight;
     if (need()) {
-      const auto longest = ctx->saved_data.at("longest").toIntVector();
       const auto dtype = static_cast<at::ScalarType>(ctx->saved_data.at("dtype").toInt());
-      grad_x = spmm_op(grads[0], weight, dst_scale, src_scale, saved.csc, saved.csr, longest).to(dtype);
+      grad_x = spmm_op(grads[0], weight, dst_scale, src_scale, saved.graph.reversed()).to(dtype);
     }
     if (need(weight.has_value())) {
       static const Kernels kernels("edgeless::sddmm", sddmm);
-      grad_weight = kernels.op(grads[0], saved[0], src_scale, dst_scale, saved.csr, saved.csc);
+      grad_weight = kernels.op(grads[0], saved[0], src_scale, dst_scale, saved.graph.csr, saved.graph.csc);
     }
     return {grad_x, grad_weight, Tensor(), Tensor()};
   }
@@ -60,7 +48,7 @@ struct SDDMM : torch::autograd::Function<SDDMM> {
 
   static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const Options& options,
                         const Compute& compute) {
-    save(ctx, {dst, src, options.src_scale, options.dst_scale}, options.csr, options.csc);
+    save(ctx, {dst, src, options.src_scale, options.dst_scale}, options.graph);
     return compute();
   }
 
@@ -71,20 +59,21 @@ struct SDDMM : torch::autograd::Function<SDDMM> {
     Needs need(ctx);
     Tensor grad_dst, grad_src;
     if (need()) {
-      grad_dst = spmm_op(src, grads[0], src_scale, dst_scale, saved.csr, saved.csc, {}).to(dst.scalar_type());
+      grad_dst = spmm_op(src, grads[0], src_scale, dst_scale, saved.graph).to(dst.scalar_type());
     }
     if (need()) {
-      grad_src = spmm_op(dst, grads[0], dst_scale, src_scale, saved.csc, saved.csr, {}).to(src.scalar_type());
+      grad_src = spmm_op(dst, grads[0], dst_scale, src_scale, saved.graph.reversed()).to(src.scalar_type());
     }
     return {grad_dst, grad_src, Tensor(), Tensor()};
   }
 };
 
 Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
-  const Compute compute = [&] { return call_spmm(x, weight, src_scale, dst_scale, csr, csc, out_dtype, longest); };
+            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype, at::IntArrayRef max_degrees) {
+  const GraphArrays graph{csr, csc, max_degrees};
+  const Compute compute = [&] { return call_spmm(x, weight, src_scale, dst_scale, graph, out_dtype); };
   if (!at::GradMode::is_enabled()) return compute();
-  return SpMM::apply(x, weight, Options{src_scale, dst_scale, csr, csc, longest}, compute);
+  return SpMM::apply(x, weight, Options{src_scale, dst_scale, graph}, compute);
 }
 
 Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
@@ -92,7 +81,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
   static const Kernels kernels("edgeless::sddmm", sddmm);
   const Compute compute = [&] { return kernels(dst, src, src_scale, dst_scale, csr, csc); };
   if (!at::GradMode::is_enabled()) return compute();
-  return SDDMM::apply(dst, src, Options{src_scale, dst_scale, csr, csc, {}}, compute);
+  return SDDMM::apply(dst, src, Options{src_scale, dst_scale, {csr, csc}}, compute);
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ void run_spmm(SpmmPass pass, SpmmArgs<A>& args, const at::TensorOptions& options
 
 at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
                 at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype,
-                at::IntArrayRef /*longest*/) {
+                at::IntArrayRef /*max_degrees*/) {
   const char* op = "edgeless::spmm";
   if (x.dim() == 2) return spmm(x.unsqueeze(1), weight, src_scale, dst_scale, csr, csc, out_dtype, {}).squeeze(1);
   check_spmm(op, x, weight, src_scale, dst_scale, csr);

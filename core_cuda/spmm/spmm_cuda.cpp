@@ -33,7 +33,7 @@ bool joins_heads(const Tensor& x, const OptTensor& weight) {
 }
 
 Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-            at::TensorList csr, at::TensorList /*csc*/, Optional<at::ScalarType> out_dtype, at::IntArrayRef longest) {
+            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype, at::IntArrayRef max_degrees) {
   const char* op = "edgeless::spmm";
   const Tensor x = given.dim() == 2 ? given.unsqueeze(1) : given;
   check_spmm(op, x, weight, src_scale, dst_scale, csr);
@@ -73,7 +73,8 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
     args.wide = kind != x.scalar_type();
     const int64_t numbers = bytes / x.element_size();
     args.whole = args.dim % numbers == 0;
-    FoldProblem problem = fold_problem(args.graph, rows, args.vectors, longest_row(longest, kInCsr));
+    FoldProblem problem =
+        fold_problem(args.graph, rows, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
     problem.vector_bytes = bytes;
     budget_carry(problem, args.vectors * numbers * int64_t(sizeof(A)), out);
     args.plan = make_fold_plan(problem);

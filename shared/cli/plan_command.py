@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", default="h200", help=f"{', '.join(DEVICES)}, cuda (the one at hand) or cpu (default: h200)"
     )
     parser.add_argument("--options", action="store_true", help="with dropout, edge weights or returned attention")
-    parser.add_argument("--longest", type=int, default=-1, help="edges of the longest row, where it is known")
+    parser.add_argument("--max-degree", type=int, default=-1, help="edges of the longest row, where it is known")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         for op in ops:
             for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
                 print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
-                steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.longest)
+                steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.max_degree)
                 print("  " + table(steps).replace("\n", "\n  "))
     return 0
 
@@ -88,7 +88,7 @@ def _sizes(name: str) -> _Sizes:
 
 
 def steps_of(
-    op: str, dtype: torch.dtype, sizes: _Sizes, device: Device, options: bool = False, longest: int = -1
+    op: str, dtype: torch.dtype, sizes: _Sizes, device: Device, options: bool = False, max_degree: int = -1
 ) -> list[Step]:
     """Forward and backward of an aggregation called as the bench calls it.
 
@@ -104,12 +104,12 @@ def steps_of(
         score = _SCORES[kind]
         return attention_steps(
             score, dtype, heads, 1 if score == "gat" else width, width, passes=("forward", "by_dst", "by_src"),
-            longest=[] if longest < 0 else [longest, longest], options=options, **given,
+            max_degrees=[] if max_degree < 0 else [max_degree, max_degree], options=options, **given,
         )  # fmt: skip
     if kind.startswith("spmm"):
         weight = 4 if kind == "spmm_both" else 0
         return [spmm_step(dtype, width, weight_bytes=weight, step=s, **given) for s in ("forward", "gradient")]
-    arg_bytes = 4 if longest < 0 else 1 if longest <= 2**8 else 2 if longest <= 2**16 else 4
+    arg_bytes = 4 if max_degree < 0 else 1 if max_degree <= 2**8 else 2 if max_degree <= 2**16 else 4
     degree = gathered_degree(bool(device.multiprocessors), sizes.num_src, dtype.itemsize, arg_bytes, shares=False)
     has_transpose = sizes.num_edges <= degree * sizes.num_dst
     return extremum_steps(dtype, width, arg_bytes=arg_bytes, has_transpose=has_transpose, **given)

@@ -10,7 +10,7 @@ from ._registration import register_fake
 
 
 @register_fake("edgeless::neighbor_reduce")
-def _neighbor_reduce_fake(x, csr, csc, reduce, fill, arg_dtype, ties, longest=()):
+def _neighbor_reduce_fake(x, csr, csc, reduce, fill, arg_dtype, ties, max_degrees=()):
     rows = csr[0].size(0) - 1
     return (
         x.new_empty((rows, x.size(1))),
@@ -20,5 +20,5 @@ def _neighbor_reduce_fake(x, csr, csc, reduce, fill, arg_dtype, ties, longest=()
 
 
 @register_fake("edgeless::neighbor_reduce_backward")
-def _neighbor_reduce_backward_fake(grad_out, x, out, arg, tied, csr, csc, reduce, ties, way="auto", longest=()):
+def _neighbor_reduce_backward_fake(grad_out, x, out, arg, tied, csr, csc, reduce, ties, max_degrees=()):
     return x.new_empty(x.shape)

@@ -7,7 +7,7 @@ from .attention import statistics_dtype
 
 
 @register_fake("edgeless::spmm")
-def _spmm_fake(x, weight, src_scale, dst_scale, csr, csc, out_dtype, longest=()):
+def _spmm_fake(x, weight, src_scale, dst_scale, csr, csc, out_dtype, max_degrees=()):
     return x.new_empty((csr[0].size(0) - 1, *x.shape[1:]), dtype=out_dtype or x.dtype)
 
 

@@ -62,7 +62,7 @@ def test_nothing_is_kept_of_a_build_that_fails():
 def test_copies_take_the_adjacency_and_facts(make):
     graph = Graph.from_edge_index(ONE_WAY, 7, 7)
     assert graph.has_zero_in_degree and graph.max_in_degree == 2
-    graph.csc, graph.with_self_loops(), graph.degree_scale("src", 1.0, torch.float32)  # noqa: B018
+    graph.csc, graph.with_self_loops(), graph.degree_scale("src", 1.0, torch.float32)
     other = make(graph)
     assert other.has_csc and other.num_formats() == 3  # both directions and whether a node has no in-edge
     assert other.memory_bytes() < graph.memory_bytes()

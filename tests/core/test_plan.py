@@ -18,7 +18,7 @@ TWITCH = {"num_src": 168_114, "num_dst": 168_114, "num_edges": 13_595_114}
 
 
 def attention_plan(device="h200", **given):
-    sizes = {"num_rows": 1000, "num_edges": 10_000, "num_gathered": 1000, "longest": -1}
+    sizes = {"num_rows": 1000, "num_edges": 10_000, "num_gathered": 1000, "max_degree": -1}
     options = {"options": False, "edge_term": False, "wide_index": False}
     shape = {"pass_": "forward", "score": "dot", "dtype": "float32", "heads": 1, "key_dim": 64, "value_dim": 64}
     found = DEVICES[device]
@@ -72,9 +72,9 @@ def test_a_slice_fits_the_l2_of_the_device():
         assert plan["slices"] > 1 and plan["slices"] * plan["heads_per_slice"] >= 8
 
 
-@pytest.mark.parametrize("longest,merges", [(-1, True), (40, False), (10**6, True)])
-def test_pieces_are_merged_where_a_row_may_be_cut(longest, merges):
-    assert attention_plan(num_edges=10**7, longest=longest)["merges"] is merges
+@pytest.mark.parametrize("max_degree,merges", [(-1, True), (40, False), (10**6, True)])
+def test_pieces_are_merged_where_a_row_may_be_cut(max_degree, merges):
+    assert attention_plan(num_edges=10**7, max_degree=max_degree)["merges"] is merges
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from edgeless.bench import graphs, memory, roof, twins
+from edgeless.bench import graphs, roof, twins
 from edgeless.bench.baseline import H200, Baseline, geometric_means
 from edgeless.bench.measure import Result
 from edgeless.bench.timing import Timer, Timing
@@ -133,25 +135,37 @@ def test_work_differentiates_every_input_and_forward_none():
     assert a.grad is None  # nothing piles up from run to run
 
 
-def test_peaks_count_what_is_kept_and_not_the_inputs(monkeypatch):
+PEAKS = """
+import json
+from unittest import mock
+
+import torch
+from edgeless.bench import graphs, memory
+from edgeless.bench.work import Work, op_case
+
+mb, kept = 1 << 20, []
+
+def compute():
+    if not kept:
+        kept.append(torch.ones(10 * mb))
+    torch.ones(25 * mb).exp_()
+    return x.expand(1000, 20 * 1049).contiguous()
+
+x = torch.ones(20 * 1049, requires_grad=True)
+toy = graphs.load("toy", None, torch.device("cpu"))
+works = [Work(lambda: x.expand(1000, 20 * 1049), [x]), Work(compute, [x])]
+with mock.patch.object(memory, "build", side_effect=works):
+    print(json.dumps(memory.measure(op_case("gat_H1_D1", "fp32"), "plain", toy)))
+"""
+
+
+def test_peaks_count_what_is_kept_and_not_the_inputs():
     """A peer that keeps 40 MB and needs 100 MB more while it runs, on inputs and a gradient of 80 MB."""
-    mb = 1 << 20
-    kept = []
-
-    def compute():
-        if not kept:
-            kept.append(torch.ones(10 * mb))
-        torch.ones(25 * mb).exp_()
-        return x.expand(1000, 20 * 1049).contiguous()
-
-    x = torch.ones(20 * 1049, requires_grad=True)
-    toy = graphs.load("toy", None, CPU)
-    works = iter([Work(lambda: x.expand(1000, 20 * 1049), [x]), Work(compute, [x])])
-    monkeypatch.setattr(memory, "build", lambda *args: next(works))
-    peaks = memory.measure(op_case("gat_H1_D1", "fp32"), "plain", toy)
-    # A few pages may have been the process's before; leaving out what is kept would be 100, counting the inputs 220.
-    assert 135 * mb <= peaks["forward"] < 170 * mb
-    assert 135 * mb <= peaks["first_call"] < 170 * mb
+    run = subprocess.run([sys.executable, "-c", PEAKS], capture_output=True, text=True, check=True, timeout=120)
+    peaks, mb = json.loads(run.stdout), 1 << 20
+    # 140 MB. Leaving out what is kept would be 100, counting the inputs 220; the system moves a few on its own account.
+    assert 120 * mb <= peaks["forward"] < 180 * mb
+    assert 120 * mb <= peaks["first_call"] < 180 * mb
 
 
 def test_the_figures_of_the_h200_are_read():

@@ -5,10 +5,9 @@
 #include <cstdint>
 
 #include "../../common/cpu/views.h"
+#include "../score.h"
 
 namespace edgeless::cpu {
-
-enum class Score : uint8_t { dot, gatv2, gat, cosine };
 
 constexpr int64_t kStats = 3;  // numbers that the backward keeps of a destination and head
 

@@ -517,14 +517,14 @@ static Kernels<A> kernels_for_width(int64_t vectors) {
 
 // `vectors`: of a head, when it is the same for keys and values; anything else is 0.
 template <class A>
-Kernels<A> kernels(edgeless::cpu::Score score, int64_t vectors) {
+Kernels<A> kernels(edgeless::Score score, int64_t vectors) {
   switch (score) {
-    case edgeless::cpu::Score::dot: return kernels_for_width<A, DotScore>(vectors);
-    case edgeless::cpu::Score::gatv2: return kernels_for_width<A, Gatv2Score>(vectors);
-    case edgeless::cpu::Score::cosine: return kernels_for_width<A, CosineScore>(vectors);
+    case edgeless::Score::dot: return kernels_for_width<A, DotScore>(vectors);
+    case edgeless::Score::gatv2: return kernels_for_width<A, Gatv2Score>(vectors);
+    case edgeless::Score::cosine: return kernels_for_width<A, CosineScore>(vectors);
     default: return kernels_for_width<A, GatScore>(vectors);
   }
 }
 
-template Kernels<float> kernels<float>(edgeless::cpu::Score, int64_t);
-template Kernels<double> kernels<double>(edgeless::cpu::Score, int64_t);
+template Kernels<float> kernels<float>(edgeless::Score, int64_t);
+template Kernels<double> kernels<double>(edgeless::Score, int64_t);

@@ -23,7 +23,7 @@ struct Problem {
   int heads = 1;
   int key_vectors = 0, value_vectors = 0;
   int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // rows of what is gathered
-  int64_t longest = -1;                                   // edges of a row, -1: unknown
+  int64_t max_degree = -1;                                   // edges of a row, -1: unknown
 };
 
 // Numbers of a vector, and bytes of a number in the arithmetic.
@@ -180,7 +180,7 @@ inline void choose_partition(const Problem& problem, const Device& device, Plan&
   part.range_units = std::max(share * chains, units * budgets.range_bytes / budgets.ranges);
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);
   part.piece = std::max(part.range_units, 2 * problem.num_edges * budgets.carry_bytes / budgets.carry);
-  plan.hubs = may_cut(problem.longest, problem.num_edges, part);
+  plan.hubs = may_cut(problem.max_degree, problem.num_edges, part);
   plan.slots = number_of_slots(problem.num_edges, part.piece);
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "../../common/fold.h"
 
@@ -85,6 +86,20 @@ inline GradientPlan plan_gradient(const GradientProblem& p, const GradientDevice
     if (sums && sums->groups << blocks_log2 >= device.multiprocessors / 2) return {GradientEngine::block, *sums};
   }
   return {GradientEngine::cache, {}};
+}
+
+// The engine of that name, if the inputs allow it.
+inline std::optional<GradientPlan> plan_gradient_by(std::string_view name, const GradientProblem& p,
+                                                    const GradientDevice& device) {
+  if (name == "gather" && can_gather(p)) return GradientPlan{GradientEngine::gather, {}};
+  if (name == "pick" && can_pick(p)) return GradientPlan{GradientEngine::pick, {}};
+  if (name == "sort" && can_sort(p)) return GradientPlan{GradientEngine::sort, {}};
+  if (name == "cache") return GradientPlan{GradientEngine::cache, {}};
+  if (name == "block" || name == "cluster") {
+    const auto sums = plan_block_sums(p, device, name == "cluster");
+    if (sums) return GradientPlan{GradientEngine::block, *sums};
+  }
+  return {};
 }
 
 // As tests and people call it.

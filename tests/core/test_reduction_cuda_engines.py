@@ -1,4 +1,6 @@
-"""Every way in which the gradient of min and max goes back on CUDA, each of them forced (docs/design.md)."""
+"""Every engine by which the gradient of min and max goes back on CUDA, each of them forced (docs/design.md)."""
+
+import contextlib
 
 import pytest
 import torch
@@ -7,41 +9,54 @@ from test_attention_cuda import poison, star
 from test_reduction import TIES, features
 
 import edgeless
-from edgeless import Graph, functional
+from edgeless import _C, Graph, functional
 from edgeless.aggregation import _arg_dtype
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
-OWN = ("own-1", "own-2")  # owners of the sums in shared memory
+SHARED = ("block", "cluster")  # sums in shared memory
 OVER_CSC = ("gather", "pick", "sort")
-WAYS = (*OVER_CSC, "send", *OWN)
+ENGINES = (*OVER_CSC, "cache", *SHARED)
 # Nothing shares where elements are picked or sorted.
-WAYS_AND_TIES = [(way, ties) for way in WAYS for ties in TIES if way not in ("pick", "sort") or ties == "first"]
+ENGINES_AND_TIES = [
+    (engine, ties) for engine in ENGINES for ties in TIES if engine not in ("pick", "sort") or ties == "first"
+]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
-def allowed(way, width, dtype, ties, wide=False):
-    """Whether a way takes such inputs: on the small graphs here, shared memory holds every sum."""
-    if way == "send":
+def allowed(engine, width, dtype, ties, wide=False):
+    """Whether an engine takes such inputs: on the small graphs here, shared memory holds every sum."""
+    if engine == "cache":
         return True
-    if dtype == torch.float64 or (wide and way in OVER_CSC):
+    if dtype == torch.float64 or (wide and engine in OVER_CSC):
         return False
-    if way == "sort" and (ties != "first" or dtype == torch.float32):
+    if engine == "sort" and (ties != "first" or dtype == torch.float32):
         return False
-    if way == "pick" and (ties != "first" or dtype != torch.float32):
+    if engine == "pick" and (ties != "first" or dtype != torch.float32):
         return False
-    return width % 8 == 0 if way in OVER_CSC else True
+    return width % 8 == 0 if engine in OVER_CSC else True
 
 
-def dtype_for(way):
-    return torch.bfloat16 if way == "sort" else torch.float32
+def dtype_for(engine):
+    return torch.bfloat16 if engine == "sort" else torch.float32
 
 
-def backward(graph, x, grad, reduce, ties, way, forward=None):
+@contextlib.contextmanager
+def forced(engine):
+    """All gradients of extrema go back by this one."""
+    _C.override_gradient_engine(engine)
+    try:
+        yield
+    finally:
+        _C.override_gradient_engine("")
+
+
+def backward(graph, x, grad, reduce, ties, engine, forward=None):
     csr, csc = graph.csr_arrays(True), graph.csc_arrays(True)
     forward = forward or torch.ops.edgeless.neighbor_reduce(x, csr, [], reduce, 0.0, _arg_dtype(graph, ties), ties)
     poison()
-    return torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, reduce, ties, way)
+    with forced(engine):
+        return torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, reduce, ties)
 
 
 def gradients(graph, width, dtype, seed=4):
@@ -81,70 +96,70 @@ def long_rows():
     return Graph.from_edge_index(torch.stack([torch.randint(0, 300, dst.shape, generator=gen), dst])[:, order], 300, 13)
 
 
-@pytest.mark.parametrize("way,ties", WAYS_AND_TIES)
-def test_every_graph(way, ties):
-    dtype = dtype_for(way)
+@pytest.mark.parametrize("engine,ties", ENGINES_AND_TIES)
+def test_every_graph(engine, ties):
+    dtype = dtype_for(engine)
     for kind in (*GRAPHS, "long rows"):
         graph = long_rows() if kind == "long rows" else graph_of(kind)
         for moved in (graph.to(DEVICE), narrow(graph)):
             for tied in (False, True):
                 for width in (5, 24, 264):
-                    if not allowed(way, width, dtype, ties):
+                    if not allowed(engine, width, dtype, ties):
                         continue
                     x, grad = (
                         features(graph, width, dtype, ties=tied).detach(),
                         gradients(graph, width, dtype),
                     )
-                    found = backward(moved, x.to(DEVICE), grad.to(DEVICE), "min", ties, way)
+                    found = backward(moved, x.to(DEVICE), grad.to(DEVICE), "min", ties, engine)
                     assert_close([found.cpu()], [wanted(graph, x, grad, "min", ties)], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(
-    "way,dtype",
-    [(w, d) for w in WAYS for d in TOLERANCE if any(allowed(w, 8, d, ties) for ties in ("first", "scatter"))],
+    "engine,dtype",
+    [(w, d) for w in ENGINES for d in TOLERANCE if any(allowed(w, 8, d, ties) for ties in ("first", "scatter"))],
 )
-def test_every_width_and_type(way, dtype):
+def test_every_width_and_type(engine, dtype):
     graph = long_rows()
     moved = narrow(graph)
     for width in (*range(1, 18), 31, 32, 33, 64, 100, 127, 128, 129, 255, 256, 257):
         for ties in ("first", "scatter"):
-            if not allowed(way, width, dtype, ties):
+            if not allowed(engine, width, dtype, ties):
                 continue
             x, grad = features(graph, width, dtype).detach(), gradients(graph, width, dtype)
-            found = backward(moved, x.to(DEVICE), grad.to(DEVICE), "max", ties, way)
+            found = backward(moved, x.to(DEVICE), grad.to(DEVICE), "max", ties, engine)
             assert_close([found.cpu()], [wanted(graph, x, grad, "max", ties)], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("way", [w for w in WAYS if w not in OVER_CSC])
-def test_wide_indices(way):
+@pytest.mark.parametrize("engine", [w for w in ENGINES if w not in OVER_CSC])
+def test_wide_indices(engine):
     graph = long_rows()
     moved = graph.to(DEVICE)
     wide = Graph(*[type(c)(*[None if t is None else t.long() for t in c]) for c in (moved.csr, moved.csc)], 300, 13)
     for ties in TIES:
         x, grad = features(graph, 20, torch.float32, ties=True).detach(), gradients(graph, 20, torch.float32)
-        found = backward(wide, x.to(DEVICE), grad.to(DEVICE), "max", ties, way)
+        found = backward(wide, x.to(DEVICE), grad.to(DEVICE), "max", ties, engine)
         assert_close([found.cpu()], [wanted(graph, x, grad, "max", ties)], TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize(
-    "way,dtype", [(w, d) for w in WAYS for d in (torch.float32, torch.bfloat16) if allowed(w, 40, d, "first")]
+    "engine,dtype", [(w, d) for w in ENGINES for d in (torch.float32, torch.bfloat16) if allowed(w, 40, d, "first")]
 )
-def test_hubs_and_the_same_bits(way, dtype):
+def test_hubs_and_the_same_bits(engine, dtype):
     graph = star()
     moved = narrow(graph)
     for ties in TIES:
-        if not allowed(way, 40, dtype, ties):
+        if not allowed(engine, 40, dtype, ties):
             continue
         x, grad = features(graph, 40, dtype, ties=True).detach(), gradients(graph, 40, dtype)
         given = x.to(DEVICE), grad.to(DEVICE)
-        found = [backward(moved, *given, "max", ties, way) for _ in range(5)]
+        found = [backward(moved, *given, "max", ties, engine) for _ in range(5)]
         assert all(torch.equal(found[0], other) for other in found[1:])
         assert_close([found[0].cpu()], [wanted(graph, x, grad, "max", ties)], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("way", OWN)
+@pytest.mark.parametrize("engine", SHARED)
 @pytest.mark.parametrize("ties", TIES)
-def test_sums_in_shared_memory_are_those_that_are_sent(way, ties):
+def test_sums_in_shared_memory_are_those_that_are_sent(engine, ties):
     graph = star(100_000, 2000)
     moved = graph.to(DEVICE)
     for width in (3, 72):
@@ -152,41 +167,41 @@ def test_sums_in_shared_memory_are_those_that_are_sent(way, ties):
             features(graph, width, torch.float32).detach().to(DEVICE),
             gradients(graph, width, torch.float32).to(DEVICE),
         )
-        found = [backward(moved, x, grad * 1e-3, "min", ties, w) for w in (way, "send")]
+        found = [backward(moved, x, grad * 1e-3, "min", ties, w) for w in (engine, "cache")]
         assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_gradients_of_many_magnitudes(way):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_gradients_of_many_magnitudes(engine):
     graph = graph_of("hub")
-    dtype = dtype_for(way)
+    dtype = dtype_for(engine)
     x = features(graph, 40, dtype).detach()
     grad = torch.logspace(-6, 6, 40).expand(graph.num_dst, 40).contiguous().to(dtype)
-    found = backward(graph.to(DEVICE), x.to(DEVICE), grad.to(DEVICE), "max", "first", way)
+    found = backward(graph.to(DEVICE), x.to(DEVICE), grad.to(DEVICE), "max", "first", engine)
     torch.testing.assert_close(
         found.cpu().double(), wanted(graph, x, grad, "max", "first"), rtol=TOLERANCE[dtype], atol=0
     )
 
 
-@pytest.mark.parametrize("way,ties", WAYS_AND_TIES)
-def test_gradients_that_are_not_finite(way, ties):
+@pytest.mark.parametrize("engine,ties", ENGINES_AND_TIES)
+def test_gradients_that_are_not_finite(engine, ties):
     graph = Graph.from_edge_index(torch.tensor([[0, 0, 0, 1, 1, 2], [0, 1, 2, 3, 4, 5]]), 3, 6).to(DEVICE)
     inf, nan = float("inf"), float("nan")
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        if not allowed(way, 8, dtype, ties):
+        if not allowed(engine, 8, dtype, ties):
             continue
         x = torch.ones(3, 8, device=DEVICE, dtype=dtype)
         grad = torch.tensor([[inf, 1], [1, 2], [1, 3], [inf, 4], [-inf, nan], [2, 0.5]], device=DEVICE, dtype=dtype)
-        found = backward(graph, x, grad.repeat(1, 4), "max", ties, way)
+        found = backward(graph, x, grad.repeat(1, 4), "max", ties, engine)
         expected = torch.tensor([[inf, 6], [nan, nan], [2, 0.5]], dtype=dtype).repeat(1, 4)
         torch.testing.assert_close(found.cpu(), expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nan_and_infinite_features(way):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nan_and_infinite_features(engine):
     graph = long_rows()
     moved = narrow(graph)
-    dtype = dtype_for(way)
+    dtype = dtype_for(engine)
     for value in (float("nan"), float("inf"), -float("inf")):
         x, grad = features(graph, 32, dtype).detach(), gradients(graph, 32, dtype)
         x[::17] = value
@@ -195,30 +210,34 @@ def test_nan_and_infinite_features(way):
             x.to(DEVICE), csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first"
         )
         expected = taken(moved, forward, grad.to(DEVICE))
-        found = backward(moved, x.to(DEVICE), grad.to(DEVICE), "max", "first", way, forward)
+        found = backward(moved, x.to(DEVICE), grad.to(DEVICE), "max", "first", engine, forward)
         assert_close([found], [expected.float()], TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_strided_gradients(way):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_strided_gradients(engine):
     graph = long_rows()
-    dtype = dtype_for(way)
+    dtype = dtype_for(engine)
     x = features(graph, 24, dtype).detach().to(DEVICE)
     wide = torch.randn(24, 26, device=DEVICE).to(dtype)
     for grad in (wide[:13, :24], wide[:, :13].t(), wide[:1, :24].expand(13, 24), wide[0, 0].expand(13, 24)):
-        found = [backward(graph.to(DEVICE), x, g, "max", "first", way) for g in (grad, grad.contiguous())]
+        found = [backward(graph.to(DEVICE), x, g, "max", "first", engine) for g in (grad, grad.contiguous())]
         assert torch.equal(*found)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_captured_in_a_cuda_graph_without_a_sync(way):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_captured_in_a_cuda_graph_without_a_sync(engine):
     graph = star(20_000)
     moved = narrow(graph)
-    dtype = dtype_for(way)
+    dtype = dtype_for(engine)
     x, grad = features(graph, 40, dtype).detach().to(DEVICE), gradients(graph, 40, dtype).to(DEVICE)
     csr, csc = moved.csr_arrays(True), moved.csc_arrays(True)
     forward = torch.ops.edgeless.neighbor_reduce(x, csr, [], "max", 0.0, _arg_dtype(moved, "first"), "first")
-    call = lambda: torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, "max", "first", way)  # noqa: E731
+
+    def call():
+        with forced(engine):
+            return torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, "max", "first")
+
     expected = call()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -234,23 +253,23 @@ def test_captured_in_a_cuda_graph_without_a_sync(way):
     assert torch.equal(found, expected)
 
 
-def test_a_way_that_the_inputs_do_not_allow_is_refused():
+def test_an_engine_that_the_inputs_do_not_allow_is_refused():
     graph = graph_of("square").to(DEVICE)
-    for way, width, dtype, ties in (
+    for engine, width, dtype, ties in (
         ("gather", 5, torch.float32, "first"),
         ("sort", 5, torch.bfloat16, "first"),
         ("sort", 8, torch.bfloat16, "shared"),
         ("sort", 8, torch.float32, "first"),
         ("pick", 8, torch.float32, "shared"),
         ("pick", 8, torch.bfloat16, "first"),
-        ("own-1", 8, torch.float64, "first"),
-        ("own-3", 8, torch.float32, "first"),
+        ("block", 8, torch.float64, "first"),
+        ("blocks", 8, torch.float32, "first"),
         ("any", 8, torch.float32, "first"),
     ):
         x = torch.zeros(40, width, device=DEVICE, dtype=dtype)
         grad = torch.zeros(graph.num_dst, width, device=DEVICE, dtype=dtype)
-        with pytest.raises(ValueError, match=f"way must be one that these inputs allow, got '{way}'"):
-            backward(graph, x, grad, "max", ties, way)
+        with pytest.raises(ValueError, match=f"engine must be one that these inputs allow, got '{engine}'"):
+            backward(graph, x, grad, "max", ties, engine)
 
 
 def rows_of(lengths, num_src, source=None, ids=True):
@@ -271,14 +290,14 @@ def random_numbers(rows, width, dtype, seed=8):
 
 def assert_taken(graph, width, dtype):
     """Equal to what the argument says, for every type of the argument, and the same bits again. Floats: picked."""
-    way = "pick" if dtype == torch.float32 else "sort"
+    engine = "pick" if dtype == torch.float32 else "sort"
     x, grad = random_numbers(graph.num_src, width, dtype), random_numbers(graph.num_dst, width, dtype, seed=9)
     longest = int(graph.in_degrees().max())
     for arg in (torch.uint8, torch.int16, torch.int32):
         if longest > 2 ** (8 * arg.itemsize):
             continue
         forward = torch.ops.edgeless.neighbor_reduce(x, graph.csr_arrays(True), [], "max", 0.0, arg, "first")
-        found = [backward(graph, x, grad, "max", "first", way, forward) for _ in range(3)]
+        found = [backward(graph, x, grad, "max", "first", engine, forward) for _ in range(3)]
         assert_close([found[0]], [taken(graph, forward, grad)], TOLERANCE[dtype])
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
