@@ -167,7 +167,7 @@ def test_sageconv_of_two_features_of_the_same_nodes(aggregator, out_feats):
 @pytest.mark.parametrize("graph", ("isolated", "bipartite", "sampled_block"))
 @pytest.mark.parametrize("aggregator", ("mean", "gcn", "pool"))
 @pytest.mark.parametrize("out_feats", (NARROW, WIDE))
-@pytest.mark.parametrize("options", ({"bias": False}, {"activation": torch.tanh, "norm": nn.LayerNorm}), ids=str)
+@pytest.mark.parametrize("options", ({"bias": False}, {"activation": torch.tanh, "norm": nn.LayerNorm}), ids=", ".join)
 def test_sageconv_options(graph, aggregator, out_feats, options, dtype):
     graph = graph_named(graph)
     if "norm" in options:

@@ -54,19 +54,28 @@ cudaError_t launch(const Args<Arithmetic<S>>& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <Pass kPass, class Fn, class S, int... kAt>
+// All kernels, unless a check that the sources compile asks for every n-th alone.
+#ifdef EDGELESS_EVERY_NTH_KERNEL
+constexpr int kEveryNth = EDGELESS_EVERY_NTH_KERNEL;
+#else
+constexpr int kEveryNth = 1;
+#endif
+
+template <Pass kPass, class Fn, class S, int... kNth>
 cudaError_t run(const Plan& plan, const Args<Arithmetic<S>>& args, cudaStream_t stream,
-                std::integer_sequence<int, kAt...>) {
+                std::integer_sequence<int, kNth...>) {
   constexpr KernelTable table = kernels_of(kPass, Fn::kScore, kStorageOf<S>);
   cudaError_t error = cudaErrorInvalidDeviceFunction;
-  const bool found = ((plan.kernel == table.at[kAt] && (error = launch<kPass, Fn, S, kAt>(args, stream), true)) || ...);
+  const bool found = ((plan.kernel == table.at[kNth * kEveryNth] &&
+                       (error = launch<kPass, Fn, S, kNth * kEveryNth>(args, stream), true)) ||
+                      ...);
   return found ? error : cudaErrorInvalidDeviceFunction;
 }
 
 template <Pass kPass, class Fn, class S>
 cudaError_t run(const Plan& plan, const Args<Arithmetic<S>>& args, cudaStream_t stream) {
   constexpr int kSize = kernels_of(kPass, Fn::kScore, kStorageOf<S>).size;
-  return run<kPass, Fn, S>(plan, args, stream, std::make_integer_sequence<int, kSize>());
+  return run<kPass, Fn, S>(plan, args, stream, std::make_integer_sequence<int, (kSize + kEveryNth - 1) / kEveryNth>());
 }
 
 template <class S, class Fn>
