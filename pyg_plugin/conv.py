@@ -23,7 +23,17 @@ from edgeless.graph_checks import compiling
 from edgeless.layer import attention_layer
 from edgeless.projection import add_row, add_row_to_heads, project
 
-from .convert import SPARSE, Handle, Part, SortedEdgeList, SparseMatrix, check_flow, for_stock, kind_of, with_loop_features
+from .convert import (
+    SPARSE,
+    Handle,
+    Part,
+    SortedEdgeList,
+    SparseMatrix,
+    check_flow,
+    for_stock,
+    kind_of,
+    with_loop_features,
+)
 
 PLAIN = (Tensor, Parameter)
 LINEAR = (Linear, torch.nn.Linear)

@@ -38,7 +38,9 @@ class LocalGraph(Graph):
         if self._numbered is None:
             with normal_tensors():
                 csr, csc = (
-                    Compressed(one.indptr, one.indices, self.numbers[one.edge_ids.to(torch.int64)].to(one.indices.dtype))
+                    Compressed(
+                        one.indptr, one.indices, self.numbers[one.edge_ids.to(torch.int64)].to(one.indices.dtype)
+                    )
                     for one in (self.csr, self.csc)
                 )
             self._numbered = Graph(csr, csc, self.num_src, self.num_dst)

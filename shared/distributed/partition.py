@@ -96,7 +96,9 @@ def _parts(call, src, dst, num_nodes, num_parts, method, seed) -> Tensor:
         check_ids(f"{call}: method", part, "num_parts", num_parts)
         return part
     if method not in METHODS:
-        raise ValueError(f"{call}: method must be one of {', '.join(map(repr, METHODS))} or a Tensor [N], got {method!r}")
+        raise ValueError(
+            f"{call}: method must be one of {', '.join(map(repr, METHODS))} or a Tensor [N], got {method!r}"
+        )
     if method == "metis" and num_parts > 1 and num_nodes > 0:
         return _metis(src, dst, num_nodes, num_parts, seed)
     part = torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
@@ -170,4 +172,3 @@ def _write(folder, src, dst, part, num_parts, node_data, edge_data, method) -> d
     }
     write_manifest(folder, manifest)
     return manifest
-

@@ -83,7 +83,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"load: {file} must be the manifest of a partition, with the format {FORMAT!r}")
     version = manifest.get("version")
     if not isinstance(version, int) or version > VERSION:
-        raise ValueError(f"load: {file} has version {version}, and this edgeless reads up to {VERSION}; update edgeless")
+        raise ValueError(
+            f"load: {file} has version {version}, and this edgeless reads up to {VERSION}; update edgeless"
+        )
     if missing := [name for name in _NEEDED if name not in manifest]:
         raise ValueError(f"load: {file} lacks {', '.join(missing)}")
     return manifest

@@ -117,7 +117,9 @@ def refusals(model: nn.Module) -> list[str]:
         elif cls.__name__ in _OVER_ALL_NODES["pool"] or cls.__name__ in _OVER_ALL_NODES["glob"]:
             found.append(f"{place}, which pools over all nodes and would see those of one process only")
         elif not hasattr(module, "_fusion_refusals") and any(is_layer(module) for is_layer in FAMILIES.values()):
-            found.append(f"{place}, which edgeless has no fused layer for, or which edgeless.accelerate has not swapped")
+            found.append(
+                f"{place}, which edgeless has no fused layer for, or which edgeless.accelerate has not swapped"
+            )
     return found
 
 

@@ -78,9 +78,13 @@ def cases():
         yield case("dropout, attention", with_attention, attn_drop=0.4)
     yield "GATv2Conv shared", lambda: nn.GATv2Conv(FEATURES, 3, 3, share_weights=True, **loose), plain, False, ()
     yield "GATConv weighted", lambda: nn.GATConv(FEATURES, 3, 3, **loose), with_weight, False, "w"
-    yield "GATConv weighted, dropout, attention", lambda: nn.GATConv(
-        FEATURES, 3, 3, attn_drop=0.4, **loose
-    ), with_both, False, "w"
+    yield (
+        "GATConv weighted, dropout, attention",
+        lambda: nn.GATConv(FEATURES, 3, 3, attn_drop=0.4, **loose),
+        with_both,
+        False,
+        "w",
+    )
     yield "GATConv batched", lambda: Batched(nn.GATConv(FEATURES // 2, 3, 2, **loose)), plain, False, ()
     yield "DotGatConv", lambda: nn.DotGatConv(FEATURES, 3, 2, **loose), plain, False, ()
     yield "DotGatConv attention", lambda: nn.DotGatConv(FEATURES, 1, 2, **loose), with_attention, False, ()
@@ -88,23 +92,43 @@ def cases():
     yield "AGNNConv batched", lambda: Batched(nn.AGNNConv(**loose)), plain, False, ()
     for width in (4, 8):
         for norm in ("both", "left", "right", "none"):
-            yield f"GraphConv {norm} to {width}", lambda width=width, norm=norm: nn.GraphConv(
-                FEATURES, width, norm=norm, **loose
-            ), plain, False, ()
-        yield f"GraphConv weighted to {width}", lambda width=width: nn.GraphConv(
-            FEATURES, width, **loose
-        ), with_weight, False, "w"
+            yield (
+                f"GraphConv {norm} to {width}",
+                lambda width=width, norm=norm: nn.GraphConv(FEATURES, width, norm=norm, **loose),
+                plain,
+                False,
+                (),
+            )
+        yield (
+            f"GraphConv weighted to {width}",
+            lambda width=width: nn.GraphConv(FEATURES, width, **loose),
+            with_weight,
+            False,
+            "w",
+        )
         for kind in ("mean", "gcn", "pool"):
-            yield f"SAGEConv {kind} to {width}", lambda width=width, kind=kind: nn.SAGEConv(
-                FEATURES, width, kind
-            ), plain, False, ()
-        yield f"SAGEConv weighted to {width}", lambda width=width: nn.SAGEConv(
-            FEATURES, width, "mean"
-        ), with_weight, False, "w"
+            yield (
+                f"SAGEConv {kind} to {width}",
+                lambda width=width, kind=kind: nn.SAGEConv(FEATURES, width, kind),
+                plain,
+                False,
+                (),
+            )
+        yield (
+            f"SAGEConv weighted to {width}",
+            lambda width=width: nn.SAGEConv(FEATURES, width, "mean"),
+            with_weight,
+            False,
+            "w",
+        )
     for kind in ("sum", "mean", "max"):
-        yield f"GINConv {kind}", lambda kind=kind: nn.GINConv(
-            torch.nn.Linear(FEATURES, 4), kind, learn_eps=True
-        ), plain, False, ()
+        yield (
+            f"GINConv {kind}",
+            lambda kind=kind: nn.GINConv(torch.nn.Linear(FEATURES, 4), kind, learn_eps=True),
+            plain,
+            False,
+            (),
+        )
     for name in ("copy_u_sum", "copy_u_mean"):
         yield name, lambda name=name: Op(name), plain, False, ()
 

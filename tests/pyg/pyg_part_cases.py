@@ -43,9 +43,13 @@ def attention_cases():
         yield case("edge features, dropout, attention", with_attention, "e", edge_dim=EDGE_FEATURES, dropout=0.4)
         yield case("attention", with_attention)
         yield case("dropout, attention", with_attention, dropout=0.4)
-    yield "GATv2Conv shared, residual", lambda: nn.GATv2Conv(
-        FEATURES, 3, heads=2, share_weights=True, residual=True
-    ), plain, True, ()
+    yield (
+        "GATv2Conv shared, residual",
+        lambda: nn.GATv2Conv(FEATURES, 3, heads=2, share_weights=True, residual=True),
+        plain,
+        True,
+        (),
+    )
     yield "GATv2Conv without loops", lambda: nn.GATv2Conv(FEATURES, 3, add_self_loops=False), plain, False, ()
     yield "TransformerConv beta", lambda: nn.TransformerConv(FEATURES, 3, heads=2, beta=True), plain, False, ()
     yield "TransformerConv without root", lambda: nn.TransformerConv(FEATURES, 3, root_weight=False), plain, False, ()
@@ -61,23 +65,39 @@ def sum_cases():
         yield f"GCNConv to {width}", lambda width=width: nn.GCNConv(FEATURES, width), plain, True, ()
         yield f"GCNConv weighted to {width}", lambda width=width: nn.GCNConv(FEATURES, width), with_weight, True, "w"
         for aggr in ("sum", "mean", "max", "min"):
-            yield f"SAGEConv {aggr} to {width}", lambda width=width, aggr=aggr: nn.SAGEConv(
-                FEATURES, width, aggr=aggr
-            ), plain, False, ()
-            yield f"GraphConv {aggr} to {width}", lambda width=width, aggr=aggr: nn.GraphConv(
-                FEATURES, width, aggr=aggr
-            ), plain, False, ()
-        yield f"GraphConv weighted to {width}", lambda width=width: nn.GraphConv(
-            FEATURES, width
-        ), with_weight, False, "w"
+            yield (
+                f"SAGEConv {aggr} to {width}",
+                lambda width=width, aggr=aggr: nn.SAGEConv(FEATURES, width, aggr=aggr),
+                plain,
+                False,
+                (),
+            )
+            yield (
+                f"GraphConv {aggr} to {width}",
+                lambda width=width, aggr=aggr: nn.GraphConv(FEATURES, width, aggr=aggr),
+                plain,
+                False,
+                (),
+            )
+        yield (
+            f"GraphConv weighted to {width}",
+            lambda width=width: nn.GraphConv(FEATURES, width),
+            with_weight,
+            False,
+            "w",
+        )
     yield "GCNConv improved", lambda: nn.GCNConv(FEATURES, 4, improved=True), with_weight, True, "w"
     yield "GCNConv without loops", lambda: nn.GCNConv(FEATURES, 4, add_self_loops=False), plain, False, ()
     yield "GCNConv unnormalised", lambda: nn.GCNConv(FEATURES, 4, normalize=False), plain, False, ()
     yield "GCNConv mean", lambda: nn.GCNConv(FEATURES, 4, aggr="mean"), plain, True, ()
     yield "GCNConv cached", lambda: nn.GCNConv(FEATURES, 4, cached=True), plain, True, ()
-    yield "SAGEConv projected, normalised, without root", lambda: nn.SAGEConv(
-        FEATURES, 4, project=True, normalize=True, root_weight=False
-    ), plain, False, ()
+    yield (
+        "SAGEConv projected, normalised, without root",
+        lambda: nn.SAGEConv(FEATURES, 4, project=True, normalize=True, root_weight=False),
+        plain,
+        False,
+        (),
+    )
     for aggr in ("sum", "mean", "max"):
         yield f"GINConv {aggr}", lambda aggr=aggr: nn.GINConv(perceptron(), train_eps=True, aggr=aggr), plain, False, ()
 
