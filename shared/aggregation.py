@@ -137,7 +137,7 @@ def spmm(
 
 
 def _sum_of_parts(graph: DistGraph, x: Tensor, weight, src_scale, dst_scale, out_dtype: torch.dtype) -> Tensor:
-    """:func:`spmm` over this process' part of a graph: sums over own neighbours hide the exchange of the others' rows."""
+    """:func:`spmm` over a part of a graph; the sums over own neighbours hide the exchange of the others' rows."""
     if graph.size == 1 or weight is not None:
         src_scale = None if src_scale is None else graph.sources(src_scale)[0]
         (x,) = graph.sources(x)

@@ -27,15 +27,14 @@ from torch import Tensor
 
 from . import reference
 from .aggregation import neighbor_reduce, sddmm_dot, spmm
+from .distributed.graph import LocalGraph
 from .functional_checks import cast as _cast
 from .functional_checks import expect as _expect
 from .functional_checks import expect_dtype as _expect_dtype
-from .functional_checks import expect_graph as _expect_graph
 from .functional_checks import expect_seed as _expect_seed
 from .functional_checks import on_this_rank as _on_this_rank
 from .functional_checks import promoted as _promoted
 from .functional_checks import runs_reference as _runs_reference
-from .distributed.graph import LocalGraph
 from .graph import Graph
 from .graph_checks import check_number
 from .ops.attention import statistics_dtype

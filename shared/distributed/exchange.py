@@ -240,7 +240,7 @@ def _flat(rows: Tensor) -> Tensor:
 
 
 def part_of(graph: Graph, keep: Tensor, first: int, num_src: int) -> Graph:
-    """The edges of ``graph`` at the positions of its CSR where ``keep`` is set, from sources ``first`` on, without ids."""
+    """The edges of ``graph`` that ``keep`` marks by their positions in its CSR, from sources ``first`` on; no ids."""
     indptr, indices, _ = graph.csr
     before = torch.zeros(indices.numel() + 1, dtype=indptr.dtype, device=indptr.device)
     torch.cumsum(keep, 0, out=before[1:])

@@ -80,7 +80,7 @@ class DistGraph:
     """
 
     def __init__(self, local: LocalGraph, halo: Halo, about: dict, edge_ids: Tensor, kept_ids: Optional[Tensor]):
-        """Of tensors on one device; ``about`` has nodes, halo_nodes, out_degrees, sizes and facts of the whole graph."""
+        """Of tensors on one device; ``about`` has nodes, halo_nodes, out_degrees, sizes and facts about the whole."""
         self.local, self.halo, self._about = local, halo, about
         self.edge_ids, self._kept_ids = edge_ids, kept_ids
         self.nodes = about["nodes"]

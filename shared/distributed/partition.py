@@ -32,7 +32,7 @@ def partition(
 ) -> dict:
     """Divides a graph into parts and writes them to a folder for :func:`edgeless.distributed.load`.
 
-    A part gets the in-edges of its nodes. Runs in one process; the parts serve as many processes as divide their number.
+    A part gets the in-edges of its nodes. Runs in one process. As many processes as divide num_parts can load them.
 
     Args:
         edge_index: ``[2, E]`` integers, sources in row 0 and destinations in row 1; or a square Graph.

@@ -86,7 +86,7 @@ class Ranks:
         return said
 
     def all_to_all(self, out: Tensor, rows: Tensor, received: list[int], sent: list[int]):
-        """Begins to send ``sent[r]`` of ``rows`` to every rank r; ``finish`` waits for the ``received[r]`` in ``out``."""
+        """Begins to send ``sent[r]`` of ``rows`` to every rank r, and to receive ``received[r]`` of each in ``out``."""
         with self.failing("sending halo rows"):
             return dist.all_to_all_single(out, rows, received, sent, async_op=True)
 
@@ -127,6 +127,7 @@ class Ranks:
             yield
         except RuntimeError as error:
             raise RuntimeError(
-                f"edgeless.distributed: {doing} failed on rank {self.rank} of {self.size}. Another rank has ended, failed "
-                f"before this collective or not come to it within the timeout; its own error says why. ({error})"
+                f"edgeless.distributed: {doing} failed on rank {self.rank} of {self.size}. Another rank has ended, "
+                "failed before this collective or not come to it within the timeout; its own error says why. "
+                f"({error})"
             ) from error

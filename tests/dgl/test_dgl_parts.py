@@ -2,8 +2,8 @@
 
 import pytest
 import torch.distributed as dist
-from part_cases import spawn, write_partitions
 from dgl_part_cases import all_layers
+from part_cases import spawn, write_partitions
 
 pytest.importorskip("safetensors")
 pytest.importorskip("pymetis")
