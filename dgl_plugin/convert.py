@@ -11,13 +11,14 @@ long as the arrays are the same memory, which is held until then, so that no oth
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from edgeless import Graph
 from edgeless.cache import graph_from_object
+from edgeless.distributed.graph import DistGraph
 
 from ._framework import DGLError, DGLGraph, heterograph
 
@@ -54,7 +55,7 @@ class Relation(NamedTuple):
     """
 
     graph: Any  # the caller's
-    handle: Optional[Graph]
+    handle: Union[Graph, DistGraph, None]
     refusal: Optional[str] = None
     is_block: bool = False  # the destination nodes are the first of the source nodes
     one_node_type: bool = False  # sources and destinations are the same nodes
@@ -64,7 +65,7 @@ def relation_of(graph) -> Relation:
     """The one relation of a DGLGraph, of a handle, or of what is a Relation already."""
     if isinstance(graph, Relation):
         return graph
-    if isinstance(graph, Graph):
+    if isinstance(graph, (Graph, DistGraph)):
         return Relation(graph, graph)
     return _relation_of_dgl(graph)
 

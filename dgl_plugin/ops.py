@@ -23,6 +23,7 @@ from torch import Tensor
 
 from edgeless import Graph
 from edgeless.backends import NotFusedError, current_backend, explain, kernel_refusal
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gat_attention, neighbor_reduce, sddmm_dot, spmm
 
 from ._autocast import as_dgl_reads
@@ -133,8 +134,10 @@ def _run(name: str, graph, *inputs):
         plan = _plan(name, graph, *inputs)
         if not isinstance(plan, str):
             return plan()
-        if choice == "fused":
+        if choice == "fused" or isinstance(graph, DistGraph):
             raise NotFusedError(str(explain(globals()[name], graph, *inputs)))
+    elif isinstance(graph, DistGraph):
+        raise NotFusedError(f"{name}: backend('reference') runs DGL's own function, which knows no DistGraph")
     return getattr(stock_ops, name)(to_dgl(graph) if isinstance(graph, Graph) else graph, *inputs)
 
 
@@ -243,6 +246,8 @@ def _edge_softmax(handle: Graph, logits, eids, norm_by) -> Plan:
         return "eids are given, so the softmax is over a subgraph"
     if norm_by not in ("dst", "src"):
         return f"norm_by is {norm_by!r}"
+    if norm_by == "src" and isinstance(handle, DistGraph):
+        return "norm_by is 'src', and a process has the in-edges of its nodes of a DistGraph only"
     if refusal := _tensor_refusal(handle, "logits", logits, handle.num_edges):
         return refusal
     heads = prod(logits.shape[1:])

@@ -17,12 +17,23 @@ from torch_geometric.nn.dense.linear import Linear
 from edgeless.adapter import FusedLayer, inference_refusal, is_hooked
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
+from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.layer import attention_layer
 from edgeless.projection import add_row, add_row_to_heads, project
 
-from .convert import SPARSE, Handle, SortedEdgeList, SparseMatrix, check_flow, for_stock, kind_of, with_loop_features
+from .convert import (
+    SPARSE,
+    Handle,
+    Part,
+    SortedEdgeList,
+    SparseMatrix,
+    check_flow,
+    for_stock,
+    kind_of,
+    with_loop_features,
+)
 
 PLAIN = (Tensor, Parameter)
 LINEAR = (Linear, torch.nn.Linear)
@@ -104,6 +115,8 @@ class FusedConv(FusedLayer):
         if reason := kind.refusal(edge_index, x_src.size(0), num_dst, self, loops):
             reasons.append(reason)
             return reasons
+        if kind is Part and x_src is not x_dst:
+            reasons.append("x is a pair, and a DistGraph has nodes of one kind")
         if edge_attr is None:
             edge_attr = kind.features(edge_index)
         elif loops and kind is SparseMatrix:
@@ -211,6 +224,8 @@ class FusedConv(FusedLayer):
     def _stock_forward(self, x, edge_index, *rest):
         if type(edge_index) is Graph:
             check_flow(self.flow)
+        elif type(edge_index) is DistGraph:
+            self._refuse_parts(x, edge_index, *rest)
         given = for_stock(edge_index)
         result = super()._stock_forward(x, given, *rest)
         if given is edge_index or type(edge_index) is Graph or not isinstance(result, tuple):

@@ -18,6 +18,7 @@ from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
 
 from edgeless import cache
+from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
@@ -218,6 +219,20 @@ class Handle(EdgeList):
         return graph.edge_index(), weights
 
 
+class Part(Handle):
+    """An :class:`edgeless.distributed.DistGraph`, with the rows of this process' nodes for sources and destinations."""
+
+    @staticmethod
+    def refusal(graph: DistGraph, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
+        if layer.flow != "source_to_target":
+            return "a DistGraph has in-edges and the layer's flow is 'target_to_source'"
+        return None
+
+    @staticmethod
+    def targets(graph: DistGraph) -> Tensor:
+        return graph.local.edge_index()[1]
+
+
 def check_flow(flow: str) -> None:
     """Raise ValueError if a layer of this flow was given an edgeless.Graph, which says itself what flows where."""
     if flow != "source_to_target":
@@ -228,7 +243,7 @@ def check_flow(flow: str) -> None:
 
 
 SPARSE = (SparseMatrix, SparseStorage)
-_KINDS = {Tensor: EdgeList, EdgeIndex: SortedEdgeList, SparseTensor: SparseStorage, Graph: Handle}
+_KINDS = {Tensor: EdgeList, EdgeIndex: SortedEdgeList, SparseTensor: SparseStorage, Graph: Handle, DistGraph: Part}
 
 
 def kind_of(edge_index: Any):

@@ -12,12 +12,13 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from edgeless.autocast import autocasts
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import neighbor_reduce, spmm
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.graph_rows import receiving
 from edgeless.layer import sum_layer
-from edgeless.projection import is_plain, product, project_sum
+from edgeless.projection import add, add_row, is_plain, product, project_sum
 
 from .conv import LINEAR, PLAIN, is_plain_float, num_dst_of, pair, sizes_of
 from .convert import SPARSE, EdgeList, Handle, SparseMatrix, SparseStorage, kind_of
@@ -150,6 +151,10 @@ class NeighborReduction:
         """
         x_src, x_dst = x
         graph = self._graph(x, edge_index, size)
+        if type(graph) is DistGraph and self._maps_before_sending(graph, x_src, linear):
+            out = self._aggregate(graph, product(x_src, linear.weight.t()), edge_index, edge_weight)
+            out = out if linear.bias is None else add_row(out, linear.bias)
+            return out if own is None else add(self._project(x_dst, own)[0], out, own=is_plain(own, LINEAR))
         if x_dst is not None and own is not None:
             dense, rows = receiving(graph)
             if dense is not None and _both_plain(linear, own):
@@ -165,6 +170,12 @@ class NeighborReduction:
         if own is None or x_dst is None:
             return self._project(neighbors, linear)[0]
         return project_sum((neighbors, x_dst), (linear, own), kinds=LINEAR)
+
+    def _maps_before_sending(self, graph: DistGraph, x: Tensor, linear) -> bool:
+        """Whether rows are to travel mapped, because they are narrower so, and the sum does not mind the order."""
+        if self._reduce not in ("sum", "mean") or not is_plain(linear, LINEAR) or graph.size == 1:
+            return False
+        return linear.weight.size(0) < x.size(1) and not graph.keeps(x)
 
     def _aggregate(self, graph: Graph, x_src: Tensor, edge_index: Any, edge_weight: Optional[Tensor]) -> Tensor:
         kind = kind_of(edge_index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, NoReturn, Optional
 
 import torch
 
@@ -57,11 +57,15 @@ class FusedLayer:
         """The stock layer's own forward. Overridden where an input of ours has to be translated for it first."""
         return super().forward(*inputs)
 
+    def _refuse_parts(self, *inputs: Any) -> NoReturn:
+        """What takes the place of the stock forward where the graph is a part of one."""
+        raise NotFusedError(f"{explain(self, *inputs)} The stock layer knows no edgeless.distributed.DistGraph.")
+
     def _choose(self, *inputs: Any) -> Any:
         """Runs the fused or the stock forward, as ``edgeless.backend`` says.
 
         Raises:
-            NotFusedError: under ``backend("fused")`` if the kernels do not cover this call.
+            NotFusedError: under ``backend("fused")``, or on a part of a graph, if the kernels do not cover this call.
         """
         choice = current_backend()
         if choice != "reference":

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .functional_checks import cast, expect, expect_dtype, expect_graph, promoted, runs_reference
+from .distributed.graph import DistGraph
+from .functional_checks import cast, expect, expect_dtype, expect_graph, on_this_rank, promoted, runs_reference
+from .graph import Graph
 from .graph_checks import check_choice, check_number, compiling
 from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
@@ -119,6 +121,8 @@ def spmm(
         dst_scale = dst_scale if by_norm[1] is None else dst_scale * by_norm[1]
     else:
         dst_scale = by_norm[1]
+    if type(graph) is DistGraph:
+        return _sum_of_parts(graph, x, weight, src_scale, dst_scale, out_dtype)
     if runs_reference(call, x.device, "spmm"):
         return reference.spmm(graph, x, weight, src_scale, dst_scale).to(out_dtype)
     rows = _as_rows(x)
@@ -130,6 +134,21 @@ def spmm(
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
     out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out, graph.max_degrees_at_hand())
     return cast(out if x.dim() <= 3 else out.view(graph.num_dst, *x.shape[1:]), out_dtype)
+
+
+def _sum_of_parts(graph: DistGraph, x: Tensor, weight, src_scale, dst_scale, out_dtype: torch.dtype) -> Tensor:
+    """:func:`spmm` over a part of a graph; the sums over own neighbours hide the exchange of the others' rows."""
+    if graph.size == 1 or weight is not None:
+        src_scale = None if src_scale is None else graph.sources(src_scale)[0]
+        (x,) = graph.sources(x)
+        return spmm(graph.local, x, weight, src_scale=src_scale, dst_scale=dst_scale, out_dtype=out_dtype)
+    own, halo = graph.local.sides
+    coming = graph.start(x, join=False)
+    total = spmm(own, x, src_scale=src_scale, dst_scale=dst_scale, out_dtype=out_dtype)
+    if src_scale is not None:
+        (src_scale,) = graph.start(src_scale, join=False).wait()
+    others = spmm(halo, *coming.wait(), src_scale=src_scale, dst_scale=dst_scale, out_dtype=out_dtype)
+    return total.add_(others)
 
 
 def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
@@ -150,7 +169,8 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
         ValueError: a shape, dtype or device that does not fit.
     """
     call = "sddmm_dot"
-    expect_graph(call, graph)
+    if type(graph) is not Graph:
+        graph, _, x_src = on_this_rank(call, graph, 0, None, x_src)
     if not isinstance(x_dst, Tensor) or x_dst.dim() not in (2, 3):
         came = list(x_dst.shape) if isinstance(x_dst, Tensor) else type(x_dst).__name__
         raise ValueError(f"{call}: x_dst must be a Tensor of shape [Nd, F] or [Nd, H, F], got {came}")
@@ -216,7 +236,8 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
         ValueError: a shape, dtype, device or option that does not fit.
     """
     call = "neighbor_reduce"
-    expect_graph(call, graph)
+    if type(graph) is not Graph:
+        graph, _, x = on_this_rank(call, graph, 0, None, x)
     expect(call, "x", x, (graph.num_src, None), "[Ns, F]")
     check_choice(call, "reduce", reduce, ("min", "max"))
     check_choice(call, "ties", ties, ("shared", "first", "scatter"))

@@ -27,13 +27,15 @@ from torch import Tensor
 
 from . import reference
 from .aggregation import neighbor_reduce, sddmm_dot, spmm
+from .distributed.graph import LocalGraph
 from .functional_checks import cast as _cast
 from .functional_checks import expect as _expect
 from .functional_checks import expect_dtype as _expect_dtype
-from .functional_checks import expect_graph as _expect_graph
 from .functional_checks import expect_seed as _expect_seed
+from .functional_checks import on_this_rank as _on_this_rank
 from .functional_checks import promoted as _promoted
 from .functional_checks import runs_reference as _runs_reference
+from .graph import Graph
 from .graph_checks import check_number
 from .ops.attention import statistics_dtype
 
@@ -115,6 +117,11 @@ def _fused(
     edge_proj, edge_scale = _cast(edge_proj, parameters), _cast(edge_scale, parameters)
     if edge_scale is not None and edge_scale.dim() == 1:
         edge_scale = edge_scale.unsqueeze(1).expand(-1, dst.size(1))
+    if dropout > 0 and type(graph) is LocalGraph:
+        return _dropped_by_number(
+            graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
+            dropout, seed, return_weights, out_dtype,
+        )  # fmt: skip
     seed = seed_tensor(seed, dst.device) if dropout > 0 else None
     by_edge = dropout > 0 or return_weights is not None or edge_attr is not None or edge_scale is not None
     csr = graph.csr_arrays(by_edge)
@@ -135,6 +142,29 @@ def _fused(
         stats, dst, src, att, edge_attr, edge_proj, csr, csc, seed if rate > 0 else None, score, coefficient, rate
     )
     return out, _cast(weights, out_dtype)
+
+
+def _dropped_by_number(
+    graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
+    dropout, seed, return_weights, out_dtype,
+):  # fmt: skip
+    """:func:`_fused` where the ids that dropout draws by, the whole graph's, are not those of the edge tensors here."""
+    seed = seed_tensor(seed, dst.device)
+    if edge_attr is edge_scale is return_weights is None:
+        return _fused(
+            graph.numbered, score, coefficient, dst, src, value, att, None, None, None, dropout, seed, None, out_dtype
+        )
+    heads = dst.size(1)
+    kept = reference.dropout_mask(seed, graph.num_edges, heads, dropout, dst.device, graph.numbers)
+    kept = kept.to(statistics_dtype(dst.dtype)) / (1 - dropout if dropout < 1 else 1)
+    scale = kept if edge_scale is None else kept * (edge_scale.unsqueeze(1) if edge_scale.dim() == 1 else edge_scale)
+    weights = None if return_weights is None else "softmax"
+    found = _fused(
+        graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, scale, 0.0, None, weights, out_dtype
+    )
+    if return_weights != "dropped":
+        return found
+    return found[0], found[1] * kept.to(found[1].dtype)
 
 
 def gatv2_attention(
@@ -170,7 +200,8 @@ def gatv2_attention(
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
     """
     call = "gatv2_attention"
-    _expect_graph(call, graph)
+    if type(graph) is not Graph:
+        graph, seed, x_l = _on_this_rank(call, graph, dropout, seed, x_l)
     check_number(call, "negative_slope", negative_slope)
     _expect(call, "x_l", x_l, (graph.num_src, None, None), "[Ns, H, C]")
     _, heads, channels = x_l.shape
@@ -225,7 +256,8 @@ def gat_attention(
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
     """
     call = "gat_attention"
-    _expect_graph(call, graph)
+    if type(graph) is not Graph:
+        graph, seed, x, a_l = _on_this_rank(call, graph, dropout, seed, x, a_l)
     check_number(call, "negative_slope", negative_slope)
     _expect(call, "x", x, (graph.num_src, None, None), "[Ns, H, C]")
     heads = x.size(1)
@@ -283,7 +315,8 @@ def dot_attention(
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
     """
     call = "dot_attention"
-    _expect_graph(call, graph)
+    if type(graph) is not Graph:
+        graph, seed, k, v = _on_this_rank(call, graph, dropout, seed, k, v)
     _expect(call, "q", q, (graph.num_dst, None, None), "[Nd, H, D]")
     _, heads, dim = q.shape
     _expect(call, "k", k, (graph.num_src, heads, dim), "[Ns, H, D]")
@@ -338,7 +371,9 @@ def cosine_attention(
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
     """
     call = "cosine_attention"
-    _expect_graph(call, graph)
+    if type(graph) is not Graph:
+        x_dst = x if x_dst is None else x_dst
+        graph, seed, x = _on_this_rank(call, graph, dropout, seed, x)
     _expect(call, "x", x, (graph.num_src, None, None), "[Ns, H, C]")
     _, heads, channels = x.shape
     if x_dst is not None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .backends import NotFusedError, current_backend, kernel_refusal
+from .distributed.graph import DistGraph, LocalGraph
 from .graph import Graph
 from .graph_checks import INTEGERS
 
@@ -16,9 +17,23 @@ _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def expect_graph(call: str, graph) -> None:
-    """Raise unless ``graph`` is an :class:`edgeless.Graph`."""
-    if not isinstance(graph, Graph):
+    """Raise unless ``graph`` is an :class:`edgeless.Graph` or this process' part of one."""
+    if not isinstance(graph, (Graph, DistGraph)):
         raise TypeError(f"{call}: graph must be an edgeless.Graph, got {type(graph).__name__}")
+
+
+def on_this_rank(call: str, graph, dropout, seed, *sources: Tensor) -> tuple:
+    """What an op runs on where ``graph`` is not a plain :class:`edgeless.Graph`: (graph, seed, sources).
+
+    Of a :class:`edgeless.distributed.DistGraph` that is the graph from own and halo nodes to own ones, with the rows of
+    both fetched for own ``sources`` ``[n, ...]``; and a seed that all processes share.
+    """
+    expect_graph(call, graph)
+    if type(graph) is DistGraph:
+        sources, graph = graph.sources(*sources), graph.local
+    if type(graph) is LocalGraph and dropout and seed is None:
+        seed = graph.draw(graph.device)
+    return graph, seed, *sources
 
 
 def expect_dtype(call: str, out_dtype) -> None:

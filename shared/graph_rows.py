@@ -20,9 +20,10 @@ def receiving(graph: Graph) -> tuple[Optional[Graph], Optional[Tensor]]:
     """The graph with those destinations only that have in-edges, and their ids ``[K]`` (int64) in rising order.
 
     Edges, their ids and the sources stay the same. (None, None) where most destinations have some, and where to look
-    would cost more than it saves: on CUDA, and while torch.compile traces. The result is kept with ``graph``.
+    would cost more than it saves: on CUDA, and while torch.compile traces. Nor of a part of a graph: all
+    processes have to do the same. The result is kept with ``graph``.
     """
-    if graph.device.type != "cpu" or compiling():
+    if graph.device.type != "cpu" or compiling() or type(graph) is not Graph:
         return None, None
     return graph.format("receiving", _receiving)
 

@@ -29,7 +29,7 @@ def _is_one_op(graph: Graph, x: Tensor, writes_over: bool = False) -> bool:
     Of a large graph only where its backward writes over what the forward saved, so not under hooks of saved tensors, as
     checkpoints are: else parts, each of which frees what it saved before the next one runs, take less memory.
     """
-    if not x.is_cuda or compiling() or not x.size(0) == graph.num_src == graph.num_dst:
+    if not x.is_cuda or type(graph) is not Graph or compiling() or not x.size(0) == graph.num_src == graph.num_dst:
         return False
     return x.size(0) < _FEW_NODES or (writes_over and _C.saves_unseen())
 

@@ -40,9 +40,12 @@ def _philox(seed: int, edge_id: Tensor, head_group: Tensor) -> list[Tensor]:
     return [c0, c1, c2, c3]
 
 
-def dropout_mask(seed: Tensor | int, num_edges: int, heads: int, p: float, device="cpu") -> Tensor:
-    """Boolean [E, H]: True where the attention weight is kept by the generator that the kernels use."""
-    ids = torch.arange(num_edges, dtype=torch.int64, device=device)
+def dropout_mask(seed: Tensor | int, num_edges: int, heads: int, p: float, device="cpu", ids=None) -> Tensor:
+    """Boolean [E, H]: True where the attention weight is kept by the generator that the kernels use.
+
+    ``ids`` ``[E]`` are what it counts the edges by; by default their own ids.
+    """
+    ids = torch.arange(num_edges, dtype=torch.int64, device=device) if ids is None else ids
     groups = (heads + 3) // 4
     lanes = [
         lane
@@ -62,7 +65,8 @@ def _attend(graph, logits, messages, edge_scale, dropout, seed, return_weights, 
     weights = weights / torch.zeros_like(top).index_add(0, dst, weights)[dst]
     softmax = weights
     if dropout > 0:
-        keep = dropout_mask(seed, graph.num_edges, heads, dropout, logits.device)
+        numbers = getattr(graph, "numbers", None)  # of the part of a graph
+        keep = dropout_mask(seed, graph.num_edges, heads, dropout, logits.device, numbers)
         weights = torch.where(keep, weights / (1 - dropout) if dropout < 1 else weights, 0.0)
     dropped = weights
     if edge_scale is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from edgeless import FusedLayer, Graph
 from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.backends import current_backend, kernel_refusal
+from edgeless.distributed.graph import DistGraph
 
 from ..convert import Relation, relation_of, to_dgl
 
@@ -61,6 +62,8 @@ class DGLLayer(FusedLayer):
         handle = relation.handle
         sizes = (handle.num_src, handle.num_dst)
         if isinstance(feat, tuple):
+            if type(handle) is DistGraph:
+                return "feat is a pair, and a DistGraph has nodes of one kind"
             if len(feat) != 2:
                 return f"feat is a tuple of {len(feat)}, not a pair"
         else:
@@ -89,6 +92,8 @@ class DGLLayer(FusedLayer):
     def _stock_forward(self, graph, *inputs):
         if isinstance(graph, Relation):
             graph = graph.graph
+        if isinstance(graph, DistGraph):
+            self._refuse_parts(graph, *inputs)
         return super()._stock_forward(to_dgl(graph) if isinstance(graph, Graph) else graph, *inputs)
 
     def _attention_dropout(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gat_attention
 from edgeless.projection import add_row, node_logits, project_with_logits
 
@@ -57,6 +58,7 @@ class GATConv(DGLLayer, stock.GATConv):
         return reasons
 
     def _fused_forward(self, relation, feat, edge_weight=None, get_attention=False):
+        graph = relation.handle
         if isinstance(feat, tuple):
             h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)
@@ -65,14 +67,16 @@ class GATConv(DGLLayer, stock.GATConv):
         else:
             h_src = self.feat_drop(feat)
             h_dst = destinations(relation, h_src)
+            if type(graph) is DistGraph and graph.sends_input(h_src, self._num_heads * self._out_feats):
+                (h_src,), graph = graph.sources(h_src), graph.local
             x, a_l, a_r = self._with_logits(h_src, self.fc, self.attn_l, self.attn_r)
-            a_r = destinations(relation, a_r)
+            a_r = destinations(relation, a_r) if graph is relation.handle else a_r[: graph.num_dst]
         batch = x.shape[1:-2]
         if edge_weight is not None:
             edge_weight = edge_weight.to(x.dtype)
         # The kernel knows one dimension of heads: batch dimensions are more heads.
         out = gat_attention(
-            relation.handle,
+            graph,
             x.flatten(1, -2),
             a_l,
             a_r,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gatv2_attention
 from edgeless.projection import project
 
@@ -50,16 +51,24 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
         else:
             h_src = self.feat_drop(feat)
             h_dst = destinations(relation, h_src)
-        heads = (self._num_heads,)
+        heads, graph = (self._num_heads,), relation.handle
         if self.share_weights and not isinstance(feat, tuple):
             (x_l,) = project(h_src, self.fc_src, heads=heads)
             x_r = destinations(relation, x_l)
+        elif type(graph) is DistGraph:
+            (x_l,), (x_r,) = graph.project_sources(
+                h_src,
+                self._num_heads * self._out_feats,
+                lambda h: project(h, self.fc_src, heads=heads),
+                lambda h: project(h, self.fc_dst, heads=heads),
+            )
+            graph = graph.local
         elif h_src is h_dst:
             x_l, x_r = project(h_src, self.fc_src, self.fc_dst, joined=2, heads=heads * 2)
         else:
             (x_l,), (x_r,) = (project(h, fc, heads=heads) for h, fc in ((h_src, self.fc_src), (h_dst, self.fc_dst)))
         out = gatv2_attention(
-            relation.handle,
+            graph,
             x_l,
             x_r,
             self.attn.squeeze(0),

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.conv import gat_conv
 
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gat_attention
 from edgeless.graph import Graph
 from edgeless.projection import node_logits, project_with_logits
@@ -87,8 +88,13 @@ class GATConv(FusedConv, gat_conv.GATConv):
             out = self._layer(graph, "gat", x_src, (lin_src,), vectors, self.bias, self.negative_slope)
             if out is not None:
                 return out
+        on = graph
         if x_src is x_dst and lin_src is lin_dst:
+            if type(graph) is DistGraph and graph.sends_input(x_src, heads * channels):
+                (x_src,), on = graph.sources(x_src), graph.local
             x_src, alpha_src, alpha_dst = self._with_logits(x_src, lin_src, self.att_src, self.att_dst)
+            if on is not graph:
+                alpha_dst = alpha_dst[:num_dst]
         else:
             x_src, alpha_src = self._with_logits(x_src, lin_src, self.att_src)
             _, alpha_dst = (None, None) if x_dst is None else self._with_logits(x_dst, lin_dst, self.att_dst)
@@ -98,7 +104,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
         if edge_attr is not None:  # the logit is linear in edge_attr: project the attention vector, not the edges
             edge_proj = (self.lin_edge.weight.view(heads, channels, -1) * self.att_edge[0].unsqueeze(-1)).sum(dim=1)
         out = gat_attention(
-            graph,
+            on,
             x_src,
             alpha_src,
             alpha_dst,

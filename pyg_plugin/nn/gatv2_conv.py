@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch_geometric.nn.conv import gatv2_conv
 
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gatv2_attention
 
 from ..conv import FusedConv, pair
@@ -49,6 +50,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         wants_attention = self.wants_attention(return_attention_weights)
         by_edge = wants_attention or self.lin_edge is not None
         graph = kind.graph(edge_index, x_l.size(0), x_r.size(0), self.flow, loops, by_edge)
+        on = graph
         shared = x_l is x_r and self.share_weights
         if x_l is x_r and res is None and not by_edge and self.concat:
             maps = (self.lin_l,) if shared else (self.lin_l, self.lin_r)
@@ -57,6 +59,14 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
                 return out
         if shared:
             x_l = x_r = self._project(x_l, self.lin_l, heads=(heads,))[0]
+        elif type(graph) is DistGraph:
+            on = graph.local
+            (x_l,), (x_r,) = graph.project_sources(
+                x,
+                heads * channels,
+                lambda x: self._project(x, self.lin_l, heads=(heads,)),
+                lambda x: self._project(x, self.lin_r, heads=(heads,)),
+            )
         elif x_l is x_r:
             x_l, x_r = self._project(x_l, self.lin_l, self.lin_r, joined=2, heads=(heads, heads))
         else:
@@ -66,7 +76,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
 
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
         out = gatv2_attention(
-            graph,
+            on,
             x_l,
             x_r,
             att.squeeze(0),

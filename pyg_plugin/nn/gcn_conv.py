@@ -10,6 +10,7 @@ from torch_geometric.nn.aggr import MeanAggregation, SumAggregation
 from torch_geometric.nn.conv import gcn_conv
 from torch_geometric.typing import SparseTensor
 
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import sddmm_dot, spmm
 from edgeless.graph import Graph
 from edgeless.ops.attention import statistics_dtype
@@ -53,6 +54,8 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
     def _fusion_refusals(self, x, edge_index, edge_weight=None) -> list[str]:
         if not isinstance(x, Tensor):
             return ["x is not a tensor"]
+        if type(edge_index) is DistGraph and self.cached and self._cached_edge_index is not None:
+            return ["the layer keeps the normalisation of another graph, and a DistGraph brings its own"]
         kept = self._kept_norm(edge_index)
         if kept is not None:
             edge_index, edge_weight = kept
@@ -64,11 +67,14 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
     def _fused_forward(self, x, edge_index, edge_weight):
         dtype, num_nodes = x.dtype, x.size(0)
         kept = self._kept_norm(edge_index)
-        if kept is None and self.normalize and self.cached:
+        on_parts = type(edge_index) is DistGraph  # which keeps its degrees itself
+        if kept is None and self.normalize and self.cached and not on_parts:
             kept = self._keep_norm(x, edge_index, edge_weight)
         if kept is not None:
             edge_index, edge_weight = kept
-        (x,) = self._project(x, self.lin)
+        sums_first = on_parts and edge_index.sends_input(x, self.out_channels)
+        if not sums_first:
+            (x,) = self._project(x, self.lin)
         kind = kind_of(edge_index)
         if self.normalize and kept is None:
             graph, weight, scale = self._norm(edge_index, edge_weight, num_nodes, dtype)
@@ -89,6 +95,8 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             dst_scale=scale,
             out_dtype=torch.promote_types(x.dtype, weighs),
         )
+        if sums_first:
+            (out,) = self._project(out, self.lin)
         return out if self.bias is None else add_row(out, self.bias)
 
     # The normalisation that a layer with cached=True keeps: the stock layer's own, in the stock layer's attributes ----

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import transformer_conv
 
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import dot_attention
 from edgeless.projection import add, is_plain
 
@@ -63,7 +64,16 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             out = self._layer(graph, "dot", x_src, maps, (), None, 1 / math.sqrt(channels or 1))
             if out is not None:
                 return out
-        if x_src is x_dst:  # lazy maps draw their weights in this order
+        on = graph
+        if type(graph) is DistGraph:
+            on = graph.local
+            (key, value), (query, *skip) = graph.project_sources(
+                x,
+                2 * heads * channels,
+                lambda x: self._project(x, self.lin_key, self.lin_value, joined=2, heads=(heads, heads)),
+                lambda x: self._project(x, self.lin_query, *skip, heads=(heads, *(0 for _ in skip))),
+            )
+        elif x_src is x_dst:  # lazy maps draw their weights in this order
             in_heads = (heads, heads, heads, *(0 for _ in skip))
             query, key, value, *skip = self._project(x_src, *maps, joined=3, heads=in_heads)
         else:
@@ -73,7 +83,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
 
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, False)
         out = dot_attention(
-            graph,
+            on,
             query,
             key,
             value,

@@ -1,0 +1,9 @@
+"""One graph over several processes, on torch.distributed: see docs/scale-out.md."""
+
+from .graph import DistGraph
+from .load import load
+from .partition import partition
+from .process import init
+from .training import convert_batchnorm, gather, mean, refusals
+
+__all__ = ["DistGraph", "convert_batchnorm", "gather", "init", "load", "mean", "partition", "refusals"]

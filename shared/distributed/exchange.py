@@ -1,0 +1,248 @@
+"""Halo rows: what a process reads of nodes that others own, and the gradients that go back.
+
+Every rank packs the rows that others need, ordered by receiver, and one all-to-all delivers them. Packing is a sum over
+a graph with one edge a row; its transpose adds up the gradients that come back, in a fixed order. An exchange is two
+nodes of autograd, a start and a wait, and what is computed between them hides it: in the backward the gradients of halo
+rows leave when the wait's turn comes, and are needed when the start's does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ..graph import Compressed, Graph
+from ..graph_checks import normal_tensors
+from ..ops import spmm as _spmm  # noqa: F401  registers the fake kernels of the op
+from .process import Ranks
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+class Halo:
+    """Who sends which of its rows to whom.
+
+    Args:
+        num_own: n, rows of this rank.
+        sent: rows ``[S]`` (int64) that this rank sends, ordered by receiver.
+        num_sent, num_received: how many go to and come from every rank.
+    """
+
+    def __init__(self, ranks: Ranks, num_own: int, sent: Tensor, num_sent: list[int], num_received: list[int]):
+        self.ranks = ranks
+        self.num_own, self.num_halo = num_own, sum(num_received)
+        self.num_sent, self.num_received = num_sent, num_received
+        self._sent = sent
+        self._pack: Optional[Graph] = None
+        self._kept: dict = {}  # id of a tensor -> (weak reference, version, what was received for it)
+
+    @property
+    def pack(self) -> Graph:
+        """From own rows to rows to send; its transpose sums what comes back."""
+        if self._pack is None:
+            with normal_tensors():
+                indptr = torch.arange(self._sent.numel() + 1, device=self._sent.device)
+                self._pack = Graph.from_csr(indptr, self._sent, self.num_own, validate=False)
+                _ = self._pack.csc
+        return self._pack
+
+    def to(self, device) -> Halo:
+        """The same on ``device``, with nothing kept."""
+        return Halo(self.ranks, self.num_own, self._sent.to(device), self.num_sent, self.num_received)
+
+    # Exchanges -------------------------------------------------------------------------------------------------------
+
+    def start(self, rows: Tensor, join: bool) -> Flight:
+        """Begins to receive halo rows for own ``rows`` ``[n, ...]``.
+
+        Args:
+            join: whether :meth:`Flight.wait` is to give own and halo rows together, ``[n + h, ...]``.
+        Raises:
+            ValueError: rows has another number of rows.
+            RuntimeError: on every rank, where they are not about to do the same.
+        """
+        if rows.size(0) != self.num_own:
+            raise ValueError(
+                f"edgeless.distributed: features must have one row for each of this process' {self.num_own} nodes, got "
+                f"shape {list(rows.shape)}"
+            )
+        flight = Flight(self, join)
+        if self.ranks.size == 1:
+            flight.here = rows if join else rows.new_empty(0, *rows.shape[1:])
+            return flight
+        keep = torch.is_grad_enabled() and not rows.requires_grad and not rows.is_inference()
+        if (kept := self._find(rows, join)) is not None:
+            flight.here = kept
+            return flight
+        self.ranks.agree(
+            "sends rows of", list(rows.shape[1:]), str(rows.dtype), "that need", "a" if rows.requires_grad else "no",
+            "gradient",
+        )  # fmt: skip
+        flight.coming = _Start.apply(rows, flight)
+        if keep:
+            flight.keep = rows
+        return flight
+
+    def knows(self, rows: Tensor) -> bool:
+        """Whether own and halo rows are kept for these."""
+        return self._find(rows, True) is not None
+
+    def _find(self, rows: Tensor, join: bool) -> Optional[Tensor]:
+        """What was received for these very rows before, which need no gradient: features that stay the same."""
+        found = None if rows.requires_grad or rows.is_inference() else self._kept.get((id(rows), join))
+        if found is None:
+            return None
+        reference, version, received = found
+        return received if reference() is rows and rows._version == version else None
+
+    def remember(self, rows: Tensor, join: bool, received: Tensor) -> None:
+        """Keeps what was received for as long as ``rows`` lives."""
+        key, kept = (id(rows), join), self._kept
+
+        def forget(reference, key=key, kept=kept):
+            if key in kept and kept[key][0] is reference:
+                del kept[key]
+
+        kept[key] = (weakref.ref(rows, forget), rows._version, received)
+
+    def packed(self, rows: Tensor) -> Tensor:
+        """The rows to send, ``[S, ...]``."""
+        if rows.dtype not in _FLOATS:
+            return rows.index_select(0, self._sent)
+        flat = _flat(rows)
+        out = torch.ops.edgeless.spmm(flat, None, None, None, self.pack.csr_arrays(False), [], rows.dtype, [1])
+        return out.view(out.size(0), *rows.shape[1:])
+
+    def summed(self, returned: Tensor) -> Tensor:
+        """What came back for the rows that were sent, summed for every own row, ``[n, ...]``."""
+        flat = _flat(returned)
+        out = torch.ops.edgeless.spmm(flat, None, None, None, self.pack.csc_arrays(False), [], returned.dtype, [])
+        return out.view(out.size(0), *returned.shape[1:])
+
+    def receive(self, rows: Tensor) -> Tensor:
+        """Halo rows ``[h, ...]`` of any dtype, at once and without gradients."""
+        if self.ranks.size == 1:
+            return rows.new_empty(0, *rows.shape[1:])
+        out = rows.new_empty(self.num_halo, *rows.shape[1:])
+        self.ranks.finish(self.ranks.all_to_all(out, self.packed(rows), self.num_received, self.num_sent))
+        return out
+
+    def give_back(self, halo: Tensor) -> Tensor:
+        """Sums the halo rows that all ranks hold of every own row: ``[h, ...]`` to ``[n, ...]``."""
+        if self.ranks.size == 1:
+            return halo.new_zeros(self.num_own, *halo.shape[1:])
+        returned = halo.new_empty(self._sent.numel(), *halo.shape[1:])
+        self.ranks.finish(self.ranks.all_to_all(returned, halo.contiguous(), self.num_sent, self.num_received))
+        return self.summed(returned)
+
+
+class Flight:
+    """One exchange under way, and its return in the backward."""
+
+    def __init__(self, halo: Halo, join: bool):
+        self.halo, self.join = halo, join
+        self.here: Optional[Tensor] = None  # where nothing has to be waited for
+        self.coming: Optional[Tensor] = None
+        self.keep: Optional[Tensor] = None  # own rows whose exchange is worth remembering
+        self._work = self._held = None  # the collective, and what it reads until it is done
+
+    def wait(self) -> Tensor:
+        """The halo's rows ``[h, ...]``, or own and halo rows ``[n + h, ...]``."""
+        if self.here is not None:
+            return self.here
+        received, self.coming = _Wait.apply(self.coming, self), None
+        if self.keep is not None:
+            self.halo.remember(self.keep, self.join, received)
+            self.keep = None
+        return received
+
+    def send(self, rows: Tensor) -> Tensor:
+        halo = self.halo
+        before = halo.num_own if self.join else 0
+        out = rows.new_empty(before + halo.num_halo, *rows.shape[1:])
+        self._held = halo.packed(rows)
+        self._work = halo.ranks.all_to_all(out[before:], self._held, halo.num_received, halo.num_sent)
+        if self.join:
+            out[:before].copy_(rows)
+        return out
+
+    def arrive(self) -> None:
+        self.halo.ranks.finish(self._work)
+        self._work = self._held = None
+
+    def send_back(self, grad: Tensor) -> None:
+        halo = self.halo
+        grad = grad[halo.num_own :] if self.join else grad
+        halo.ranks.agree("returns gradients of", list(grad.shape[1:]), str(grad.dtype))
+        returned = grad.new_empty(halo._sent.numel(), *grad.shape[1:])
+        sent = grad.contiguous()
+        work = halo.ranks.all_to_all(returned, sent, halo.num_sent, halo.num_received)
+        self._work, self._held = work, (sent, returned)
+
+    def come_back(self, grad: Tensor) -> Tensor:
+        halo = self.halo
+        halo.ranks.finish(self._work)
+        (_, returned), self._work, self._held = self._held, None, None
+        total = halo.summed(returned)
+        return total.add_(grad[: halo.num_own]) if self.join else total
+
+
+class Coming:
+    """The halo's rows of several tensors, as one exchange where they have one dtype; see ``DistGraph.start``."""
+
+    def __init__(self, halo: Halo, rows: tuple[Tensor, ...], join: bool):
+        self._joined = None
+        if len(rows) > 1 and halo.ranks.size > 1 and len({t.dtype for t in rows}) == 1:
+            self._joined = [t.shape[1:] for t in rows]
+            rows = (torch.cat([_flat(t) for t in rows], dim=1),)
+        self._flights = [halo.start(t, join) for t in rows]
+
+    def wait(self) -> tuple[Tensor, ...]:
+        """What ``Flight.wait`` gives, of every tensor."""
+        arrived = tuple(flight.wait() for flight in self._flights)
+        if self._joined is None:
+            return arrived
+        columns = arrived[0].split([shape.numel() for shape in self._joined], dim=1)
+        return tuple(t.unflatten(1, shape) if len(shape) != 1 else t for t, shape in zip(columns, self._joined))
+
+
+class _Start(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, rows, flight):
+        ctx.flight = flight
+        return flight.send(rows)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return ctx.flight.come_back(grad), None
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, coming, flight):
+        ctx.flight = flight
+        flight.arrive()
+        return coming.view_as(coming)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        ctx.flight.send_back(grad)
+        return grad, None
+
+
+def _flat(rows: Tensor) -> Tensor:
+    return rows if rows.dim() == 2 else rows.reshape(rows.size(0), rows.shape[1:].numel())
+
+
+def part_of(graph: Graph, keep: Tensor, first: int, num_src: int) -> Graph:
+    """The edges of ``graph`` that ``keep`` marks by their positions in its CSR, from sources ``first`` on; no ids."""
+    indptr, indices, _ = graph.csr
+    before = torch.zeros(indices.numel() + 1, dtype=indptr.dtype, device=indptr.device)
+    torch.cumsum(keep, 0, out=before[1:])
+    csr = Compressed(before[indptr.to(torch.int64)], indices[keep] - first, None)
+    return Graph(csr, None, num_src, graph.num_dst)

@@ -1,0 +1,269 @@
+"""The part of a graph that one process has: its own nodes, their in-edges, and the halo nodes that those come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ..graph import Compressed, Graph
+from ..graph_checks import as_device, check_choice, normal_tensors
+from ..ops.graph import coo_to_csr, index_dtype
+from .exchange import Coming, Halo, part_of
+from .process import Ranks
+
+__all__ = ["DistGraph", "LocalGraph"]
+
+Maps = Callable[[Tensor], Sequence[Tensor]]
+
+
+class LocalGraph(Graph):
+    """The bipartite graph from [own | halo] nodes to own nodes, that the kernels run on.
+
+    Edges have local ids, by which edge tensors are indexed; ``numbers`` ``[E_p]`` (int64) are their ids in the whole
+    graph, by which dropout draws, so that the mask does not depend on the partition.
+    """
+
+    def __init__(self, csr: Compressed, num_src: int, num_dst: int, numbers: Tensor, ranks: Ranks, kept=None):
+        super().__init__(csr, None, num_src, num_dst, None, kept)
+        self.numbers, self.ranks = numbers, ranks
+        self._numbered: Optional[Graph] = None
+        self._sides: Optional[tuple[Graph, Graph]] = None
+
+    @property
+    def numbered(self) -> Graph:
+        """The same edges under their ids in the whole graph, for ops that draw and have no edge tensor."""
+        if self._numbered is None:
+            with normal_tensors():
+                csr, csc = (
+                    Compressed(
+                        one.indptr, one.indices, self.numbers[one.edge_ids.to(torch.int64)].to(one.indices.dtype)
+                    )
+                    for one in (self.csr, self.csc)
+                )
+            self._numbered = Graph(csr, csc, self.num_src, self.num_dst)
+        return self._numbered
+
+    @property
+    def sides(self) -> tuple[Graph, Graph]:
+        """The edges from own nodes, and those from halo nodes; without ids."""
+        if self._sides is None:
+            with normal_tensors():
+                own = self.csr.indices < self.num_dst
+                halo = self.num_src - self.num_dst
+                self._sides = part_of(self, own, 0, self.num_dst), part_of(self, ~own, self.num_dst, halo)
+        return self._sides
+
+    def draw(self, device) -> Tensor:
+        """A seed ``[1]`` for dropout, drawn from torch's generator by rank 0, for all ranks."""
+        seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
+        self.ranks.agree("draws a seed")
+        return self.ranks.of_first(seed)
+
+
+class DistGraph:
+    """This process' part of a graph. Stands where a layer takes ``edge_index``, a DGLGraph or an ``edgeless.Graph``.
+
+    All processes call the same layers in the same order, with the rows of their own nodes; the rows of halo nodes are
+    fetched from their owners. Node tensors have ``num_own`` rows, edge tensors ``num_edges``, in the order of ``nodes``
+    and ``edge_ids``. Made by :func:`edgeless.distributed.load`.
+
+    Attributes:
+        nodes: ids of the own nodes in the whole graph, ``[n]`` int64.
+        edge_ids: ids of their in-edges in the whole graph, ``[E_p]`` int64, rising.
+        ndata, edata: what was given to ``partition``, of own nodes and edges.
+        rank, size: this process and the number of processes.
+        total_nodes, total_edges: of the whole graph.
+        fingerprint: of the partition.
+    """
+
+    def __init__(self, local: LocalGraph, halo: Halo, about: dict, edge_ids: Tensor, kept_ids: Optional[Tensor]):
+        """Of tensors on one device; ``about`` has nodes, halo_nodes, out_degrees, sizes and facts about the whole."""
+        self.local, self.halo, self._about = local, halo, about
+        self.edge_ids, self._kept_ids = edge_ids, kept_ids
+        self.nodes = about["nodes"]
+        self.total_nodes, self.total_edges = about["total_nodes"], about["total_edges"]
+        self.fingerprint = about["fingerprint"]
+        self.ndata: dict[str, Tensor] = {}
+        self.edata: dict[str, Tensor] = {}
+        self._looped: Optional[DistGraph] = None
+        self._scales: dict = {}
+        self._order: Optional[Tensor] = None
+
+    @classmethod
+    def build(cls, src: Tensor, dst: Tensor, edge_ids: Tensor, kept_ids: Optional[Tensor], halo: Halo, about: dict):
+        """From local ends of edges in rising order of their ids: own nodes count from 0, halo nodes go on."""
+        num_own = halo.num_own
+        num_src = num_own + halo.num_halo
+        # Ids in the whole graph go through the kernels as well, added loops counted.
+        wide = index_dtype(about["total_nodes"] + about["total_edges"]) == torch.int64
+        with normal_tensors():
+            arrays = coo_to_csr(dst, src, num_own, num_src, False)
+            csr = Compressed(*(t.to(torch.int64) if wide else t for t in arrays))
+        return cls(LocalGraph(csr, num_src, num_own, edge_ids, halo.ranks), halo, about, edge_ids, kept_ids)
+
+    # Facts -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self.halo.ranks.rank
+
+    @property
+    def size(self) -> int:
+        return self.halo.ranks.size
+
+    @property
+    def num_own(self) -> int:
+        """n, nodes of this process."""
+        return self.halo.num_own
+
+    num_src = num_dst = num_nodes = num_own  # a layer is given own rows for sources and destinations
+
+    @property
+    def num_halo(self) -> int:
+        """h, nodes of others that edges to own nodes come from."""
+        return self.halo.num_halo
+
+    @property
+    def num_edges(self) -> int:
+        """E_p, in-edges of own nodes."""
+        return self.local.num_edges
+
+    @property
+    def device(self) -> torch.device:
+        return self.local.device
+
+    @property
+    def has_zero_in_degree(self) -> bool:
+        """Whether some node of the whole graph has no in-edge: all ranks run the same path."""
+        return self._about["zero_in_degree"]
+
+    def in_degrees(self) -> Tensor:
+        """Of own nodes ``[n]`` int64; all their in-edges are here."""
+        return self.local.in_degrees()
+
+    def out_degrees(self) -> Tensor:
+        """Of own nodes in the whole graph, ``[n]`` int64."""
+        return self._about["out_degrees"]
+
+    def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
+        """As :meth:`edgeless.Graph.degree_scale`, of own nodes."""
+        key = (side, power, dtype, isolated)
+        if key not in self._scales:
+            check_choice("DistGraph.degree_scale", "side", side, ("src", "dst"))
+            with normal_tensors():
+                degrees = self.in_degrees() if side == "dst" else self.out_degrees()
+                self._scales[key] = degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
+        return self._scales[key]
+
+    def edge_index(self) -> Tensor:
+        """The own nodes' in-edges ``[2, E_p]`` int64, in ids of the whole graph."""
+        src, dst = self.local.edge_index()
+        return torch.stack((torch.cat((self.nodes, self._about["halo_nodes"]))[src], self.nodes[dst]))
+
+    # Rows of others --------------------------------------------------------------------------------------------------
+
+    def start(self, *rows: Tensor, join: bool = True) -> Coming:
+        """Begins to fetch the halo's rows of own ``rows`` ``[n, ...]``; several of one dtype travel as one.
+
+        What is computed before ``wait()`` of the result hides the exchange, and that of its gradient on the way back.
+
+        Args:
+            join: whether ``wait()`` gives own and halo rows ``[n + h, ...]``, or the halo's ``[h, ...]``.
+        """
+        return Coming(self.halo, rows, join)
+
+    def sources(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Own and halo rows ``[n + h, ...]`` of own ``rows``."""
+        return self.start(*rows).wait()
+
+    def keeps(self, x: Tensor) -> bool:
+        """Whether the halo's rows of ``x`` are fetched once and kept while ``x`` lives: it needs no gradient.
+
+        Where no gradient is asked for at all every tensor is such, and only what is there already counts.
+        """
+        if self.size == 1 or x.requires_grad or x.layout is not torch.strided or x.is_inference():
+            return False
+        return torch.is_grad_enabled() or self.halo.knows(x)
+
+    def sends_input(self, x: Tensor, width: int) -> bool:
+        """Whether a layer had better fetch rows of its input ``x`` ``[n, F]`` than ``width`` numbers made of each."""
+        if self.size == 1 or x.layout is not torch.strided:
+            return False
+        return x.size(-1) < width or self.keeps(x)
+
+    def project_sources(self, x: Tensor, width: int, maps: Maps, others: Maps) -> tuple[Sequence, Sequence]:
+        """``maps`` of own and halo nodes, and ``others`` of own nodes, which hide the exchange.
+
+        Args:
+            x: input of the layer ``[n, F]``.
+            width: how many numbers ``maps`` makes of a row. The rows of x travel where they are narrower or kept.
+            maps, others: from a tensor of rows to several such tensors.
+        """
+        if self.sends_input(x, width):
+            coming = self.start(x)
+            found = others(x)
+            return maps(*coming.wait()), found
+        coming = self.start(*maps(x))
+        found = others(x)
+        return coming.wait(), found
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Own ``rows`` of all processes, ``[N, ...]`` in the order of the whole graph, on every process, detached."""
+        ranks, sizes = self.halo.ranks, self._about["sizes"]
+        if self._order is None:
+            order = torch.empty(self.total_nodes, dtype=torch.int64, device=self.device)
+            order[ranks.gather(self.nodes, sizes)] = torch.arange(self.total_nodes, device=self.device)
+            self._order = order
+        ranks.agree("gathers rows of", list(rows.shape[1:]), str(rows.dtype))
+        return ranks.gather(rows.detach(), sizes)[self._order]
+
+    # Other graphs ----------------------------------------------------------------------------------------------------
+
+    def with_self_loops(self) -> DistGraph:
+        """As :meth:`edgeless.Graph.with_self_loops`: the loops of own nodes are replaced by one each."""
+        if self._looped is None:
+            looped, about = self.local.with_self_loops(), dict(self._about)
+            kept, loops = looped._kept, self.total_edges - about["total_loops"] + self.nodes
+            ids = self.edge_ids if self._kept_ids is None else self._kept_ids
+            numbers = torch.cat((ids if kept is None else ids[kept], loops))
+            src, dst = self.local._ends()
+            own_loops = torch.bincount(dst[src == dst].to(torch.int64), minlength=self.num_own)
+            about["out_degrees"] = self.out_degrees() - own_loops + 1
+            about["zero_in_degree"] = False
+            about["total_edges"] += self.total_nodes - about["total_loops"]
+            about["total_loops"] = self.total_nodes
+            csr = looped.csr
+            if self.local.index_dtype == torch.int64:
+                csr = Compressed(*(t.to(torch.int64) for t in csr))
+            local = LocalGraph(csr, looped.num_src, looped.num_dst, numbers, self.halo.ranks, kept)
+            self._looped = DistGraph(local, self.halo, about, numbers, None)
+        return self._looped
+
+    @property
+    def _kept(self) -> Optional[Tensor]:
+        return self.local._kept
+
+    def to(self, device) -> DistGraph:
+        """This part on ``device``: itself when it is there already."""
+        device = as_device("DistGraph.to", device)
+        if self.device == device:
+            return self
+        about = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in self._about.items()}
+        kept_ids = None if self._kept_ids is None else self._kept_ids.to(device)
+        csr = Compressed(*(t.to(device) for t in self.local.csr))
+        edge_ids, halo = self.edge_ids.to(device), self.halo.to(device)
+        local = LocalGraph(csr, self.local.num_src, self.local.num_dst, edge_ids, halo.ranks)
+        moved = DistGraph(local, halo, about, edge_ids, kept_ids)
+        moved.ndata = {name: tensor.to(device) for name, tensor in self.ndata.items()}
+        moved.edata = {name: tensor.to(device) for name, tensor in self.edata.items()}
+        return moved
+
+    def __repr__(self) -> str:
+        return (
+            f"DistGraph(rank={self.rank}, size={self.size}, num_own={self.num_own}, num_halo={self.num_halo}, "
+            f"num_edges={self.num_edges}, total_nodes={self.total_nodes}, total_edges={self.total_edges}, "
+            f"device={str(self.device)!r})"
+        )

@@ -1,0 +1,114 @@
+"""From the files of :func:`edgeless.distributed.partition` to this process' part of the graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .exchange import Halo
+from .graph import DistGraph
+from .process import Ranks
+from .store import read_manifest, read_part
+
+__all__ = ["load"]
+
+
+def load(directory, device=None, *, checked: Optional[int] = 64) -> DistGraph:
+    """This process' part of a partitioned graph. All processes of the job call it.
+
+    The number of processes P must divide the number of parts: each takes as many consecutive ones. Without a process
+    group P is 1, and the graph is whole.
+
+    Args:
+        directory: what ``partition`` wrote; every process needs the manifest and its own parts.
+        device: where to put the part; by default the current GPU under NCCL, else the CPU.
+        checked: how many first exchanges compare beforehand what every rank is about to send; None: all.
+    Raises:
+        FileNotFoundError, ValueError: a missing, damaged or newer file, or a number of processes that does not fit.
+        RuntimeError: on the other ranks, with the reasons of those that failed; or where folders differ.
+    """
+    ranks, folder = Ranks(checked), Path(directory)
+    if device is None:
+        device = torch.device("cuda", torch.cuda.current_device()) if _by_nccl(ranks) else torch.device("cpu")
+    manifest = parts = failure = None
+    try:
+        manifest = read_manifest(folder)
+        parts = _own_parts(folder, manifest, ranks)
+    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+        failure = error
+    said = ranks.all_say((None if failure is None else str(failure), manifest and manifest["fingerprint"]))
+    if failure is not None:
+        raise failure
+    if failed := [f"rank {rank}: {reason}" for rank, (reason, _) in enumerate(said) if reason is not None]:
+        raise RuntimeError(f"load: other ranks could not load their parts: {'; '.join(failed)}")
+    if len({fingerprint for _, fingerprint in said}) > 1:
+        listed = "; ".join(f"rank {rank}: {fingerprint}" for rank, (_, fingerprint) in enumerate(said))
+        raise RuntimeError(f"load: all ranks must load one partition, but their fingerprints differ: {listed}")
+    return _connect(manifest, parts, ranks, torch.device(device))
+
+
+def _by_nccl(ranks: Ranks) -> bool:
+    return ranks.size > 1 and "nccl" in str(dist.get_backend())
+
+
+def _own_parts(folder: Path, manifest: dict, ranks: Ranks) -> dict[str, Tensor]:
+    """The tensors of this rank's parts, put together; edges in rising order of their ids."""
+    num_parts = manifest["num_parts"]
+    if num_parts % ranks.size:
+        raise ValueError(
+            f"load: the number of processes must divide the {num_parts} parts of {folder}, got {ranks.size} processes"
+        )
+    each = num_parts // ranks.size
+    parts = [read_part(folder, manifest, p) for p in range(ranks.rank * each, (ranks.rank + 1) * each)]
+    if each == 1:
+        return parts[0]
+    found = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    order = torch.argsort(found["edge_ids"])
+    by_edge = ("src", "dst", "edge_ids", "kept_ids")
+    return {name: t[order] if name in by_edge or name.startswith("edge.") else t for name, t in found.items()}
+
+
+def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: torch.device) -> DistGraph:
+    """Finds the halo and tells its owners what to send."""
+    each = manifest["num_parts"] // ranks.size
+    sizes = torch.tensor(manifest["sizes"], dtype=torch.int64).view(ranks.size, each).sum(1)
+    bounds = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
+    first, end = int(bounds[ranks.rank]), int(bounds[ranks.rank + 1])
+    num_own = end - first
+    src, dst = parts["src"], parts["dst"] - first
+    foreign = (src < first) | (src >= end)
+    places, inverse = src[foreign].unique(return_inverse=True)  # rising, and so by owner
+    src = src - first
+    src[foreign] = num_own + inverse
+    received = torch.searchsorted(places, bounds).diff().tolist()
+    isolated = bool((torch.bincount(dst, minlength=num_own) == 0).any())
+    said = ranks.all_say((received, isolated))
+    sent = [requests[ranks.rank] for requests, _ in said]  # how many rows every rank needs of this one
+    wanted = torch.empty(sum(sent), dtype=torch.int64, device=device)
+    if ranks.size > 1:
+        ranks.finish(ranks.all_to_all(wanted, places.to(device), sent, received))
+    halo = Halo(ranks, num_own, wanted - first, sent, received)
+    nodes = parts["nodes"].to(device)
+    about = {
+        "nodes": nodes,
+        "halo_nodes": halo.receive(nodes),
+        "out_degrees": parts["out_degrees"].to(device),
+        "sizes": sizes.tolist(),
+        "zero_in_degree": any(isolated for _, isolated in said),
+        "total_nodes": manifest["num_nodes"],
+        "total_edges": manifest["num_edges"],
+        "total_loops": manifest["num_loops"],
+        "fingerprint": manifest["fingerprint"],
+    }
+    kept_ids = parts["kept_ids"].to(device) if "kept_ids" in parts else None
+    ends = src.to(device), dst.to(device)
+    dg = DistGraph.build(*ends, parts["edge_ids"].to(device), kept_ids, halo, about)
+    for name, tensor in parts.items():
+        kind, _, name = name.partition(".")
+        if kind in ("node", "edge") and name:
+            (dg.ndata if kind == "node" else dg.edata)[name] = tensor.to(device)
+    return dg

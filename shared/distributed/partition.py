@@ -1,0 +1,174 @@
+"""Divides a graph and what its nodes and edges carry into parts, and writes them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Optional, Union
+
+import torch
+from torch import Tensor
+
+from ..graph import Graph
+from ..graph_checks import check_edge_index, check_ids, check_num_nodes
+from .store import safetensors, write_manifest, write_part
+
+__all__ = ["partition"]
+
+METHODS = ("metis", "random", "contiguous")
+
+
+def partition(
+    edge_index: Union[Tensor, Graph],
+    num_nodes: int,
+    num_parts: int,
+    directory,
+    *,
+    method: Union[str, Tensor] = "metis",
+    node_data: Optional[Mapping[str, Tensor]] = None,
+    edge_data: Optional[Mapping[str, Tensor]] = None,
+    seed: int = 0,
+) -> dict:
+    """Divides a graph into parts and writes them to a folder for :func:`edgeless.distributed.load`.
+
+    A part gets the in-edges of its nodes. Runs in one process. As many processes as divide num_parts can load them.
+
+    Args:
+        edge_index: ``[2, E]`` integers, sources in row 0 and destinations in row 1; or a square Graph.
+        num_nodes: N.
+        num_parts: how many parts, at least 1.
+        directory: a folder that is empty or not there yet.
+        method: ``"metis"`` cuts few edges (needs pymetis), ``"random"``, ``"contiguous"`` ranges of ids, or a Tensor
+            ``[N]`` of integers with the part of every node. Parts may be empty.
+        node_data: tensors ``[N, ...]`` of features, labels and masks by name, which are divided along.
+        edge_data: tensors ``[E, ...]`` by name, likewise.
+        seed: of ``"random"`` and of METIS.
+    Returns:
+        What the manifest says: sizes, cut edges, halo rows, fingerprint.
+    Raises:
+        TypeError, ValueError, IndexError: an argument that is not as above.
+        FileExistsError: the folder holds something. Nothing is ever written over.
+        ImportError: safetensors or pymetis is missing.
+    """
+    call = "partition"
+    safetensors()
+    if isinstance(edge_index, Graph):
+        edge_index = edge_index.edge_index()
+    check_edge_index(call, edge_index)
+    check_num_nodes(call, "num_nodes", num_nodes)
+    check_num_nodes(call, "num_parts", num_parts)
+    if num_parts < 1:
+        raise ValueError(f"{call}: num_parts must be at least 1, got {num_parts}")
+    src, dst = edge_index.detach().cpu().to(torch.int64).unbind(0)
+    check_ids(f"{call}: edge_index[0]", src, "num_nodes", num_nodes)
+    check_ids(f"{call}: edge_index[1]", dst, "num_nodes", num_nodes)
+    nodes = _check_data(call, "node_data", node_data, num_nodes, "N")
+    edges = _check_data(call, "edge_data", edge_data, src.numel(), "E")
+    part = _parts(call, src, dst, num_nodes, num_parts, method, seed)
+    folder = Path(directory)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{call}: directory must be empty or new, and {folder} holds something")
+    folder.mkdir(parents=True, exist_ok=True)
+    return _write(folder, src, dst, part, num_parts, nodes, edges, method if isinstance(method, str) else "given")
+
+
+def _check_data(call: str, argument: str, data, rows: int, meaning: str) -> dict[str, Tensor]:
+    data = {} if data is None else dict(data)
+    for name, tensor in data.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise TypeError(f"{call}: {argument} must hold Tensors by name, got {name!r}: {type(tensor).__name__}")
+        if tensor.dim() == 0 or tensor.size(0) != rows:
+            raise ValueError(
+                f"{call}: {argument}[{name!r}] must have {meaning} = {rows} rows, got shape {list(tensor.shape)}"
+            )
+    return {name: tensor.detach().cpu() for name, tensor in data.items()}
+
+
+def _parts(call, src, dst, num_nodes, num_parts, method, seed) -> Tensor:
+    """The part of every node, ``[N]`` int64."""
+    if isinstance(method, Tensor):
+        if method.dim() != 1 or method.numel() != num_nodes or method.is_floating_point():
+            raise ValueError(
+                f"{call}: method must be integers of shape [N] = [{num_nodes}], got {method.dtype} {list(method.shape)}"
+            )
+        part = method.detach().cpu().to(torch.int64)
+        check_ids(f"{call}: method", part, "num_parts", num_parts)
+        return part
+    if method not in METHODS:
+        raise ValueError(
+            f"{call}: method must be one of {', '.join(map(repr, METHODS))} or a Tensor [N], got {method!r}"
+        )
+    if method == "metis" and num_parts > 1 and num_nodes > 0:
+        return _metis(src, dst, num_nodes, num_parts, seed)
+    part = torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
+    if method == "random":
+        part = part[torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))]
+    return part
+
+
+def _metis(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int, seed: int) -> Tensor:
+    try:
+        import pymetis
+    except ImportError as error:
+        raise ImportError(
+            "partition: method 'metis' needs pymetis; install it with: pip install 'edgeless[distributed]', "
+            "or choose 'random' or 'contiguous'"
+        ) from error
+    # METIS wants an undirected graph without loops, every edge once in each direction.
+    ends = torch.cat((src * num_nodes + dst, dst * num_nodes + src))[(src != dst).repeat(2)].unique()
+    graph = Graph.from_edge_index(torch.stack((ends % num_nodes, ends // num_nodes)), num_nodes, num_nodes)
+    rows, columns = graph.csr.indptr.numpy(), graph.csr.indices.numpy()
+    adjacency = pymetis.CSRAdjacency(rows, columns)
+    _, part = pymetis.part_graph(num_parts, adjacency, options=pymetis.Options(seed=seed))
+    return torch.as_tensor(part, dtype=torch.int64)
+
+
+def _write(folder, src, dst, part, num_parts, node_data, edge_data, method) -> dict:
+    num_nodes, num_edges = part.numel(), src.numel()
+    digest = hashlib.sha256(f"{num_nodes} {num_edges} {num_parts}".encode())
+    for tensor in (src, dst, part):
+        digest.update(tensor.contiguous().numpy())
+    fingerprint = digest.hexdigest()[:32]
+
+    by_part = torch.argsort(part, stable=True)  # place -> node
+    place = torch.empty_like(by_part)
+    place[by_part] = torch.arange(num_nodes)
+    sizes = torch.bincount(part, minlength=num_parts)
+    degrees = torch.bincount(src, minlength=num_nodes)
+    edges_by_part = torch.argsort(part[dst], stable=True)
+    edge_counts = torch.bincount(part[dst], minlength=num_parts)
+    is_loop = src == dst
+    num_loops = int(is_loop.sum())
+    kept_ids = ((~is_loop).cumsum(0) - 1).masked_fill_(is_loop, 0) if num_loops else None
+
+    files, halo, cut = [], [], 0
+    nodes_of, edges_of = by_part.split(sizes.tolist()), edges_by_part.split(edge_counts.tolist())
+    for number, (nodes, edges) in enumerate(zip(nodes_of, edges_of)):
+        tensors = {"nodes": nodes, "src": place[src[edges]], "dst": place[dst[edges]], "edge_ids": edges}
+        if kept_ids is not None:
+            tensors["kept_ids"] = kept_ids[edges]
+        tensors["out_degrees"] = degrees[nodes]
+        tensors.update({f"node.{name}": tensor[nodes] for name, tensor in node_data.items()})
+        tensors.update({f"edge.{name}": tensor[edges] for name, tensor in edge_data.items()})
+        foreign = src[edges][part[src[edges]] != number]
+        halo.append(foreign.unique().numel())
+        cut += foreign.numel()
+        files.append(write_part(folder, number, tensors, fingerprint))
+    manifest = {
+        "num_nodes": num_nodes,
+        "num_edges": num_edges,
+        "num_loops": num_loops,
+        "num_parts": num_parts,
+        "method": method,
+        "sizes": sizes.tolist(),
+        "edges": edge_counts.tolist(),
+        "halo": halo,
+        "cut_edges": cut,
+        "node_data": {name: [str(t.dtype), list(t.shape[1:])] for name, t in node_data.items()},
+        "edge_data": {name: [str(t.dtype), list(t.shape[1:])] for name, t in edge_data.items()},
+        "fingerprint": fingerprint,
+        "files": files,
+    }
+    write_manifest(folder, manifest)
+    return manifest

@@ -1,0 +1,139 @@
+"""What a model needs around its layers, where the nodes of one graph are on several processes."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..backends import FAMILIES
+from .graph import DistGraph
+
+__all__ = ["BatchNorm1d", "convert_batchnorm", "gather", "mean", "refusals"]
+
+
+def mean(loss: Tensor, mask: Optional[Tensor], dg: DistGraph) -> Tensor:
+    """The mean of the nodes' ``loss`` over the nodes of all processes where ``mask`` is set.
+
+    DDP averages the gradients of processes; this one's share is scaled so that the average is the gradient of the mean.
+    Every process has part in the backward, also one without a node in the mask.
+
+    Args:
+        loss: ``[n]``, one value for every own node.
+        mask: ``[n]`` bool; None: all nodes.
+    Returns:
+        Tensor without dimensions, of the same value on every process: NaN where no node is in the mask.
+    """
+    if not isinstance(loss, Tensor) or tuple(loss.shape) != (dg.num_own,):
+        came = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"mean: loss must have shape [n] = [{dg.num_own}], got {came}; use reduction='none'")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != loss.shape):
+        raise ValueError(f"mean: mask must be bool of shape [n] = [{dg.num_own}], got {mask.dtype} {list(mask.shape)}")
+    ranks = dg.halo.ranks
+    chosen = loss if mask is None else torch.where(mask, loss, 0.0)
+    share = chosen.sum()
+    count = share.new_tensor(loss.numel(), dtype=torch.float64) if mask is None else mask.sum(dtype=torch.float64)
+    ranks.agree("takes the mean of", str(loss.dtype))
+    total = ranks.sum(torch.stack((share.detach().double(), count)))
+    share = share * (ranks.size / total[1]).to(share.dtype)
+    return share + ((total[0] / total[1]).to(share.dtype) - share.detach())
+
+
+def gather(rows: Tensor, dg: DistGraph) -> Tensor:
+    """Own ``rows`` ``[n, ...]`` of all processes as ``[N, ...]``, in the order of the whole graph, on every process."""
+    return dg.gather(rows)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over the ranks; the gradient of each is the sum of all."""
+
+    @staticmethod
+    def forward(ctx, values):
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        total = grad.clone()
+        dist.all_reduce(total)
+        return total
+
+
+class BatchNorm1d(nn.BatchNorm1d):
+    """``torch.nn.BatchNorm1d`` over the nodes of all processes, on any device: SyncBatchNorm refuses the CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised rows; ``x`` is ``[n, F]``, and n may differ between processes and be 0."""
+        batch = self.training or not self.track_running_stats
+        if not batch or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return super().forward(x)
+        self._check_input_dim(x)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        rows = x.to(dtype)
+        sums = _Sum.apply(torch.cat((rows.sum(0), rows.new_tensor([rows.size(0)]))))
+        count = sums[-1].detach()
+        average = sums[:-1] / count
+        centred = rows - average
+        variance = _Sum.apply((centred * centred).sum(0)) / count
+        self._track(average.detach(), variance.detach(), count)
+        out = centred * torch.rsqrt(variance + self.eps)
+        if self.affine:
+            out = torch.addcmul(self.bias, out, self.weight)
+        return out.to(x.dtype)
+
+    @torch.no_grad()
+    def _track(self, average: Tensor, variance: Tensor, count: Tensor) -> None:
+        if not (self.training and self.track_running_stats):
+            return
+        self.num_batches_tracked.add_(1)
+        share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
+        self.running_mean.lerp_(average.to(self.running_mean.dtype), share)
+        unbiased = variance * (count / (count - 1))
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+
+
+# Modules of the frameworks that look at all nodes at once and see only this process' ones.
+_OVER_ALL_NODES = {
+    "norm": ("GraphNorm", "PairNorm", "MeanSubtractionNorm", "InstanceNorm", "GraphSizeNorm", "DiffGroupNorm"),
+    "pool": ("TopKPooling", "SAGPooling", "ASAPooling", "EdgePooling", "MemPooling", "PANPooling", "ClusterPooling"),
+    "glob": ("SumPooling", "AvgPooling", "MaxPooling", "SortPooling", "GlobalAttentionPooling", "Set2Set"),
+}
+_FRAMEWORKS = ("torch_geometric", "dgl")
+
+
+def refusals(model: nn.Module) -> list[str]:
+    """Why modules of ``model`` cannot run on the parts of a graph, one sentence each; empty where all can."""
+    found = []
+    for name, module in model.named_modules():
+        cls, place = type(module), f"{name or 'the model'} is a {type(module).__name__}"
+        if cls.__module__.split(".")[0] not in _FRAMEWORKS and not hasattr(module, "_fusion_refusals"):
+            continue
+        if cls.__name__ in _OVER_ALL_NODES["norm"] or getattr(module, "mode", None) == "graph":
+            found.append(f"{place}, which normalises over all nodes and would see those of one process only")
+        elif cls.__name__ in _OVER_ALL_NODES["pool"] or cls.__name__ in _OVER_ALL_NODES["glob"]:
+            found.append(f"{place}, which pools over all nodes and would see those of one process only")
+        elif not hasattr(module, "_fusion_refusals") and any(is_layer(module) for is_layer in FAMILIES.values()):
+            found.append(
+                f"{place}, which edgeless has no fused layer for, or which edgeless.accelerate has not swapped"
+            )
+    return found
+
+
+def convert_batchnorm(model: nn.Module) -> nn.Module:
+    """Lets every ``torch.nn.BatchNorm1d`` of ``model`` normalise over the nodes of all processes; changes it in place.
+
+    Parameters, buffers and ``state_dict`` stay the same objects and keys. Call it before DDP.
+
+    Raises:
+        ValueError: the model has modules that cannot run on the parts of a graph, in the words of :func:`refusals`.
+    """
+    if reasons := refusals(model):
+        raise ValueError(f"convert_batchnorm: {'; '.join(reasons)}")
+    for module in model.modules():
+        if type(module) is nn.BatchNorm1d:
+            module.__class__ = BatchNorm1d
+    return model

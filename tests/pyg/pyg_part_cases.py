@@ -1,0 +1,110 @@
+"""Layers of PyG on parts of a graph; spawned processes import this module by name."""
+
+import torch
+from part_cases import EDGE_FEATURES, FEATURES, compare, edges, partitions
+
+import edgeless
+import edgeless.distributed as ed
+import edgeless.pyg.nn as nn
+
+
+def plain(graph):
+    return lambda layer, x, given: [layer(x, graph)]
+
+
+def with_features(graph):
+    return lambda layer, x, given: [layer(x, graph, given["e"])]
+
+
+def with_weight(graph):
+    return lambda layer, x, given: [layer(x, graph, given["w"])]
+
+
+def with_attention(graph):
+    def call(layer, x, given):
+        out, (_, alpha) = layer(x, graph, given.get("e"), return_attention_weights=True)
+        return [out, alpha]
+
+    return call
+
+
+def attention_cases():
+    for name in ("GATv2Conv", "GATConv", "TransformerConv"):
+        cls, loops = getattr(nn, name), name != "TransformerConv"
+
+        def case(what, call, *given, cls=cls, name=name, loops=loops, channels=3, heads=3, **options):
+            return f"{name} {what}", lambda: cls(FEATURES, channels, heads=heads, **options), call, loops, given
+
+        yield case("wide", plain)
+        yield case("narrow", plain, channels=2, heads=1)
+        yield case("mean of heads", plain, concat=False, bias=False)
+        yield case("dropout", plain, dropout=0.4)
+        yield case("edge features", with_features, "e", edge_dim=EDGE_FEATURES)
+        yield case("edge features, dropout, attention", with_attention, "e", edge_dim=EDGE_FEATURES, dropout=0.4)
+        yield case("attention", with_attention)
+        yield case("dropout, attention", with_attention, dropout=0.4)
+    yield (
+        "GATv2Conv shared, residual",
+        lambda: nn.GATv2Conv(FEATURES, 3, heads=2, share_weights=True, residual=True),
+        plain,
+        True,
+        (),
+    )
+    yield "GATv2Conv without loops", lambda: nn.GATv2Conv(FEATURES, 3, add_self_loops=False), plain, False, ()
+    yield "TransformerConv beta", lambda: nn.TransformerConv(FEATURES, 3, heads=2, beta=True), plain, False, ()
+    yield "TransformerConv without root", lambda: nn.TransformerConv(FEATURES, 3, root_weight=False), plain, False, ()
+    yield "AGNNConv", nn.AGNNConv, plain, True, ()
+    yield "AGNNConv without loops", lambda: nn.AGNNConv(add_self_loops=False), plain, False, ()
+
+
+def sum_cases():
+    def perceptron(width=4):
+        return torch.nn.Sequential(torch.nn.Linear(FEATURES, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
+
+    for width in (4, 8):
+        yield f"GCNConv to {width}", lambda width=width: nn.GCNConv(FEATURES, width), plain, True, ()
+        yield f"GCNConv weighted to {width}", lambda width=width: nn.GCNConv(FEATURES, width), with_weight, True, "w"
+        for aggr in ("sum", "mean", "max", "min"):
+            yield (
+                f"SAGEConv {aggr} to {width}",
+                lambda width=width, aggr=aggr: nn.SAGEConv(FEATURES, width, aggr=aggr),
+                plain,
+                False,
+                (),
+            )
+            yield (
+                f"GraphConv {aggr} to {width}",
+                lambda width=width, aggr=aggr: nn.GraphConv(FEATURES, width, aggr=aggr),
+                plain,
+                False,
+                (),
+            )
+        yield (
+            f"GraphConv weighted to {width}",
+            lambda width=width: nn.GraphConv(FEATURES, width),
+            with_weight,
+            False,
+            "w",
+        )
+    yield "GCNConv improved", lambda: nn.GCNConv(FEATURES, 4, improved=True), with_weight, True, "w"
+    yield "GCNConv without loops", lambda: nn.GCNConv(FEATURES, 4, add_self_loops=False), plain, False, ()
+    yield "GCNConv unnormalised", lambda: nn.GCNConv(FEATURES, 4, normalize=False), plain, False, ()
+    yield "GCNConv mean", lambda: nn.GCNConv(FEATURES, 4, aggr="mean"), plain, True, ()
+    yield "GCNConv cached", lambda: nn.GCNConv(FEATURES, 4, cached=True), plain, True, ()
+    yield (
+        "SAGEConv projected, normalised, without root",
+        lambda: nn.SAGEConv(FEATURES, 4, project=True, normalize=True, root_weight=False),
+        plain,
+        False,
+        (),
+    )
+    for aggr in ("sum", "mean", "max"):
+        yield f"GINConv {aggr}", lambda aggr=aggr: nn.GINConv(perceptron(), train_eps=True, aggr=aggr), plain, False, ()
+
+
+def all_layers(rank, world, folder):
+    with edgeless.backend("fused"):
+        for name, (kind, *_) in partitions(world).items():
+            dg, edge_index = ed.load(folder / name, checked=None if name == "random" else 64), edges(kind)
+            for wrong in compare([*attention_cases(), *sum_cases()], dg, edge_index, name == "random"):
+                yield f"{name}: {wrong}"

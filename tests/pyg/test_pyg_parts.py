@@ -1,0 +1,19 @@
+"""Every fused layer of PyG on the parts of a graph, in two and three processes, against one process."""
+
+import pytest
+import torch.distributed as dist
+from part_cases import spawn, write_partitions
+from pyg_part_cases import all_layers
+
+pytest.importorskip("safetensors")
+pytest.importorskip("pymetis")
+pytestmark = [
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo"),
+    pytest.mark.slow,
+]
+
+
+@pytest.mark.parametrize("world", (2, 3))
+def test_parts_give_what_the_whole_graph_gives(tmp_path, world):
+    write_partitions(tmp_path, world)
+    assert not spawn(all_layers, world, tmp_path)

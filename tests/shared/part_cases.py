@@ -1,0 +1,227 @@
+"""Graphs, partitions and processes of the tests on parts of a graph; spawned processes import this module by name."""
+
+import copy
+import os
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import edgeless.distributed as ed
+
+NODES, FEATURES, EDGE_FEATURES = 45, 6, 2
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+# Graphs and partitions -------------------------------------------------------------------------------------------
+
+
+def edges(kind):
+    """``[2, E]``: with multi-edges, self loops (two at one node) and nodes 39 to 44 isolated."""
+    generator = torch.Generator().manual_seed(3)
+    if kind == "apart":  # edges join nodes of one residue modulo 6 only
+        classes, ranks = torch.randint(6, (200,), generator=generator), torch.randint(6, (2, 200), generator=generator)
+        return classes + 6 * ranks
+    found = torch.randint(39, (2, 230), generator=generator)
+    loops = torch.tensor([[3, 3, 7, 20], [3, 3, 7, 20]])
+    found = torch.cat((found[:, :100], loops, found[:, :40], found[:, 100:]), dim=1)
+    return found if kind == "loops" else found[:, found[0] != found[1]]
+
+
+def node_data():
+    generator = torch.Generator().manual_seed(4)
+    return {
+        "x": torch.randn(NODES, FEATURES, dtype=torch.float64, generator=generator),
+        "y": torch.randint(4, (NODES,), generator=generator),
+        "train": torch.arange(NODES) % 9 == 1,  # none of them on the last of three ranks of "given"
+    }
+
+
+def edge_data(edge_index):
+    generator = torch.Generator().manual_seed(5)
+    num_edges = edge_index.size(1)
+    return {
+        "e": torch.randn(num_edges, EDGE_FEATURES, dtype=torch.float64, generator=generator),
+        "w": torch.rand(num_edges, dtype=torch.float64, generator=generator) + 0.5,
+    }
+
+
+def partitions(world):
+    """name -> (kind of edges, number of parts, method)."""
+    nodes = torch.arange(NODES)
+    empty = torch.where(nodes % 9 == 1, 0, nodes % max(world - 1, 1))
+    return {
+        "random": ("loops", world, "random"),
+        "contiguous": ("plain", world, "contiguous"),
+        "metis": ("loops", world, "metis"),
+        "merged": ("loops", 6, "random"),
+        "apart": ("apart", world, nodes % world),
+        "empty": ("loops", world, empty),
+    }
+
+
+def write_partitions(folder, world):
+    """Writes all of them and returns their names."""
+    for name, (kind, parts, method) in partitions(world).items():
+        edge_index = edges(kind)
+        ed.partition(
+            edge_index,
+            NODES,
+            parts,
+            Path(folder) / name,
+            method=method,
+            node_data=node_data(),
+            edge_data=edge_data(edge_index),
+        )
+    return list(partitions(world))
+
+
+# Processes -------------------------------------------------------------------------------------------------------
+
+
+def spawn(work, world, folder, *inputs):
+    """Runs ``work(rank, world, folder, *inputs)``, a generator of what is wrong, in ``world`` processes of one group.
+
+    Returns what they found wrong, all together.
+    """
+    errors = mp.get_context("spawn").SimpleQueue()
+    folder = Path(folder)
+    mp.spawn(_enter, (work, world, str(folder), str(folder / f"store-{work.__name__}"), errors, inputs), nprocs=world)
+    found = []
+    while not errors.empty():
+        found.append(errors.get())
+    return found
+
+
+def _enter(rank, work, world, folder, store, errors, inputs):
+    torch.set_num_threads(1)
+    join(rank, world, store)
+    try:
+        for wrong in work(rank, world, Path(folder), *inputs):
+            errors.put(f"rank {rank} of {world}: {wrong}")
+    except Exception:  # the others fail for want of this one: what they raise must not hide why
+        errors.put(f"rank {rank} of {world}: {traceback.format_exc()}")
+    finally:
+        dist.destroy_process_group()
+
+
+def join(rank, world, store, seconds=60):
+    """A group of gloo over a file, as ``edgeless.distributed.init`` would make one under torchrun."""
+    from datetime import timedelta
+
+    os.environ.pop("WORLD_SIZE", None)
+    options = {"rank": rank, "world_size": world, "timeout": timedelta(seconds=seconds)}
+    dist.init_process_group("gloo", init_method=f"file://{store}", **options)
+
+
+# Comparison ------------------------------------------------------------------------------------------------------
+
+
+def whole_edges(values, dg):
+    """Values of the own edges of all processes, in the order of the whole graph."""
+    found = [None] * dg.size
+    if dg.size == 1:
+        found = [(dg.edge_ids, values)]
+    else:
+        dist.all_gather_object(found, (dg.edge_ids, values))
+    ids = torch.cat([i for i, _ in found])
+    return torch.cat([v for _, v in found])[ids.argsort()]
+
+
+def weights_of(out):
+    """What a loss multiplies an output by: a function of the row's number alone."""
+    flat = torch.arange(out.numel(), dtype=torch.float64).view(out.shape)
+    return torch.cos(flat * 0.37)
+
+
+def doubled(layer):
+    """The layer in float64, with parameters none of which is zero."""
+    layer = copy.deepcopy(layer).double()
+    generator = torch.Generator().manual_seed(6)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator) * 0.4)
+    return layer
+
+
+def run_whole(layer, call, x, given, gradient, seed):
+    """name -> tensor of one process: the output, further results, and the gradients of all inputs and parameters."""
+    x = x.clone().requires_grad_(gradient)
+    given = {name: t.clone().requires_grad_() for name, t in given.items()}
+    torch.manual_seed(seed)
+    results = call(layer, x, given)
+    sum((r * weights_of(r)).sum() for r in results).backward()
+    found = {f"result {i}": r.detach() for i, r in enumerate(results)}
+    found.update({f"grad of {name}": p.grad for name, p in layer.named_parameters()})
+    found.update({f"grad of {name}": t.grad for name, t in given.items()})
+    return found | ({"grad of x": x.grad} if gradient else {})
+
+
+def run_parts(layer, call, dg, looped, given, gradient, seed, dtype):
+    """The same of the parts of all processes, put together."""
+    x = dg.ndata["x"].to(dtype).clone().requires_grad_(gradient)
+    given = {name: dg.edata[name].to(dtype).clone().requires_grad_() for name in given}
+    torch.manual_seed(seed + dg.rank)  # only the first rank's generator counts
+    layer.zero_grad()
+    results = call(layer, x, given)
+    graph = dg.with_self_loops() if looped else dg
+    total = x.new_zeros(())
+    found = {}
+    for i, result in enumerate(results):
+        by_node = i == 0
+        num_rows = dg.total_nodes if by_node else graph.total_edges
+        weights = weights_of(torch.empty(num_rows, *result.shape[1:]))[dg.nodes if by_node else graph.edge_ids]
+        total = total + (result * weights.to(dtype)).sum()
+        found[f"result {i}"] = (ed.gather if by_node else whole_edges)(result.detach(), dg if by_node else graph)
+    total.backward()
+    for name, parameter in layer.named_parameters():
+        gradient_here = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+        if dg.size > 1:
+            dist.all_reduce(gradient_here)
+        found[f"grad of {name}"] = gradient_here
+    for name, t in given.items():
+        found[f"grad of {name}"] = whole_edges(t.grad, dg)
+    return found | ({"grad of x": ed.gather(x.grad, dg)} if gradient else {})
+
+
+def differences(have, want, dtype):
+    """What differs by more than the dtype's tolerance, relative by norm; what cancels, relative to the largest."""
+    largest = max(float(t.norm()) for t in want.values() if t is not None)
+    for name, right in want.items():
+        if right is None:
+            if have[name].any():
+                yield f"{name} is not zero"
+            continue
+        if have[name].shape != right.shape:
+            yield f"{name} has shape {list(have[name].shape)} and not {list(right.shape)}"
+            continue
+        size, error = float(right.norm()), float((have[name].double() - right).norm())
+        limit = TOLERANCE[dtype] * (size if size > 1e-4 * largest else 0.1 * largest)
+        if not error <= limit:
+            yield f"{name} is off by {error:.1e}, more than {limit:.1e}"
+
+
+def compare(cases, dg, edge_index, thorough=True):
+    """Runs every case on the parts of this process and, on the first rank, in one process; yields what differs.
+
+    ``thorough``: in both dtypes, and for features with and without a gradient; else in float64, with one of the two.
+
+    A case is (name, layer, call, whether the layer adds loops, names of edge data). ``call(graph)`` gives a function of
+    the layer, x and a dict of edge tensors, to a list of results.
+    """
+    for number, (name, make, call, looped, given) in enumerate(cases):
+        truth = doubled(make())
+        for dtype in (torch.float64, torch.float32)[: 2 if thorough else 1]:
+            layer = copy.deepcopy(truth).to(dtype)
+            for gradient in (True, False) if thorough else (number % 2 == 0,):
+                have = run_parts(layer, call(dg), dg, looped, given, gradient, 9, dtype)
+                if dg.rank:
+                    continue
+                x = node_data()["x"].to(dtype).double()
+                with_edges = {n: t.to(dtype).double() for n, t in edge_data(edge_index).items() if n in given}
+                rounded = copy.deepcopy(layer).double()
+                want = run_whole(rounded, call(edge_index), x, with_edges, gradient, 9)
+                for wrong in differences(have, want, dtype):
+                    yield f"{name}, {dtype}, x {'with' if gradient else 'without'} gradient: {wrong}"
