@@ -88,7 +88,7 @@ class _Entry:
         self.stamps = stamps
         self.copies = copies  # None where the stamps are proof enough
         self.charge = 0
-        self.derived = -1  # _num_derived() of the graph when it was charged
+        self.derived = -1  # num_formats() of the graph when it was charged
 
     def bytes_at_most(self) -> int:
         return self.graph.memory_bytes_at_most() + _num_bytes(self.copies or ())
@@ -221,7 +221,7 @@ class GraphCache:
                 self._forget(id(anchor))
                 return None
             self._entries.move_to_end((id(anchor), key))
-            if entry.derived != _num_derived(entry.graph):
+            if entry.derived != entry.graph.num_formats():
                 self._charge(entry)
                 self._shrink()
             self._hits += 1
@@ -266,7 +266,7 @@ class GraphCache:
             del self._anchors[anchor_id]
 
     def _charge(self, entry: _Entry) -> None:
-        entry.derived = _num_derived(entry.graph)  # before the bytes: what comes between is charged next time
+        entry.derived = entry.graph.num_formats()  # before the bytes: what comes between is charged next time
         charge = entry.bytes_at_most()
         self._charged += charge - entry.charge
         entry.charge = charge
@@ -280,15 +280,6 @@ class GraphCache:
 def _several_processes() -> bool:
     """Whether collectives may write into any tensor of this process; they raise no version counter."""
     return _DISTRIBUTED and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-
-
-def _num_derived(graph: Graph) -> int:
-    """How many graphs and tensors were derived from this one and kept: its bytes at most change with that alone."""
-    num = len(graph._scales)
-    for other in (graph._looped, graph._dense and graph._dense[0]):
-        if other is not None:
-            num += 1 + len(other._scales)
-    return num
 
 
 def _same_contents(copies: Optional[tuple[Tensor, ...]], tensors) -> bool:

@@ -456,6 +456,11 @@ class Graph:
         """Bytes that :meth:`memory_bytes` can grow to by building the transposes."""
         return sum(graph._full_bytes() for graph in self._family())
 
+    def num_formats(self) -> int:
+        """How many graphs and tensors were derived from this one and kept: its bytes at most change with that alone."""
+        others = self._family()[1:]
+        return sum(1 + len(other._scales) for other in others) + len(self._scales)
+
     def _family(self):
         dense = self._dense and self._dense[0]
         return tuple(graph for graph in (self, self._looped, dense) if graph is not None)
