@@ -72,6 +72,14 @@ def segment_mm(
     return torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, None)
 
 
+def _gather_blocks(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
+    """Of block-diagonal matrices ``[R, B, K / B, M / B]``: a row is B rows, each of a type of its own."""
+    _, blocks, width, out_width = w.shape
+    of_blocks = index.unsqueeze(1) * blocks + torch.arange(blocks, dtype=index.dtype, device=index.device)
+    out = gather_mm(x.reshape(-1, width), w.reshape(-1, width, out_width), of_blocks.flatten())
+    return out.view(x.size(0), blocks * out_width)
+
+
 def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
     r"""Products of rows with the matrices of their types: ``out[i] = x[i] @ w[index[i]]``.
 
@@ -79,7 +87,7 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
 
     Args:
         x (Tensor): ``[N, K]``, float32, float64, bfloat16 or float16 (computed in float32).
-        w (Tensor): ``[R, K, M]``.
+        w (Tensor): ``[R, K, M]``, or ``[R, B, K / B, M / B]``: matrices of B blocks on their diagonals.
         index (Tensor): ``[N]`` integers, the type of every row.
     Returns:
         Tensor ``[N, M]`` of the promoted dtype of x and w.
@@ -89,6 +97,11 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
         IndexError: a type is negative or not below R.
     """
     call = "gather_mm"
+    if isinstance(w, Tensor) and w.dim() == 4:
+        expect(call, "w", w, (None,) * 4, "[R, B, K / B, M / B]")
+        expect(call, "x", x, (None, w.size(1) * w.size(2)), "[N, K]")
+        _check_index(call, "index", index, "[N]", x.size(0), x)
+        return _gather_blocks(x, w, index)
     _check_operands(call, x, w)
     _check_index(call, "index", index, "[N]", x.size(0), x)
     dtype = promoted((x, w))

@@ -7,7 +7,7 @@ pieces of a bounded number of edges. Nothing here is of the size of relations ti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -183,16 +183,23 @@ class TypedGraph:
 
 
 def typed_graph_for(
-    edge_type: Tensor, other: Any, key, build: Callable[[], TypedGraph], *, tensors: tuple[Tensor, ...] = ()
+    edge_type: Tensor,
+    other: Any,
+    key: Hashable,
+    build: Callable[[], TypedGraph],
+    *,
+    tensors: tuple[Tensor, ...] = (),
+    compare: bool = False,
 ) -> TypedGraph:
     """The cached typed graph of the user's own ``edge_type`` and another object of the user's, or ``build()``.
 
     Args:
         edge_type: ``[E]``; the graph lives as long as this tensor does.
         other: what the edges are from, an edge_index or a graph; told apart by identity.
-        key: hashable; what else tells two such graphs apart.
-        tensors: besides edge_type, those that ``build`` reads and that can change.
+        key: what else tells two such graphs apart.
+        tensors, compare: as of :func:`edgeless.cache.graph_for`; tensors without edge_type.
     """
     if compiling():
         return build()
-    return cache.graph_for(edge_type, ("typed", WeakIdRef(other), key), build, tensors=(edge_type, *tensors))
+    key = ("typed", WeakIdRef(other), key)
+    return cache.graph_for(edge_type, key, build, tensors=(edge_type, *tensors), compare=compare)

@@ -16,11 +16,13 @@ from .gatv2_conv import GATv2Conv
 from .gcn_conv import GCNConv
 from .gin_conv import GINConv
 from .graph_conv import GraphConv
+from .rgcn_conv import FastRGCNConv, RGCNConv
 from .sage_conv import SAGEConv
 from .transformer_conv import TransformerConv
 
 __all__ = [
     "AGNNConv",
+    "FastRGCNConv",
     "GATConv",
     "GATv2Conv",
     "GCNConv",
@@ -28,6 +30,7 @@ __all__ = [
     "GraphConv",
     "MaxAggregation",
     "MinAggregation",
+    "RGCNConv",
     "SAGEConv",
     "TransformerConv",
     "aggr",
@@ -35,6 +38,7 @@ __all__ = [
 
 _LAYERS = [
     AGNNConv,
+    FastRGCNConv,
     GATConv,
     GATv2Conv,
     GCNConv,
@@ -42,6 +46,7 @@ _LAYERS = [
     GraphConv,
     MaxAggregation,
     MinAggregation,
+    RGCNConv,
     SAGEConv,
     TransformerConv,
 ]
