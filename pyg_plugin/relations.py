@@ -38,7 +38,9 @@ def typed_refusal(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst:
         want = (num_src, num_dst, layer.num_relations)
         if have != want:
             return f"the TypedGraph has (num_src, num_dst, num_types) = {have}, and the call has {want}"
-        return None if edge_index.device == device else f"edge_index is on {edge_index.device} and the layer on {device}"
+        return (
+            None if edge_index.device == device else f"edge_index is on {edge_index.device} and the layer on {device}"
+        )
     kind = kind_of(edge_index)
     if kind is None or kind is SparseMatrix:
         return f"edge_index is a {type(edge_index).__name__}" + (" with a sparse layout" if kind else "")

@@ -32,9 +32,7 @@ def _check_index(call: str, name: str, index, shape: str, size: Optional[int], x
         raise ValueError(f"{call}: {name} must be on x's device {x.device}, got {index.device}")
 
 
-def segment_mm(
-    x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offsets: Optional[Tensor] = None
-) -> Tensor:
+def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offsets: Optional[Tensor] = None) -> Tensor:
     r"""Products of consecutive rows with the matrices of their types: rows of type r are multiplied by ``w[r]``.
 
     Differentiable, any number of times, in x and w. No weight is copied for a row, no row is padded.
@@ -54,7 +52,9 @@ def segment_mm(
     call = "segment_mm"
     _check_operands(call, x, w)
     if (lengths is None) == (offsets is None):
-        raise TypeError(f"{call}: either lengths or offsets must be given, got {'neither' if lengths is None else 'both'}")
+        raise TypeError(
+            f"{call}: either lengths or offsets must be given, got {'neither' if lengths is None else 'both'}"
+        )
     if offsets is None:
         _check_index(call, "lengths", lengths, "[R]", w.size(0), x)
         offsets = torch.cat((lengths.new_zeros(1, dtype=torch.int64), lengths.cumsum(0, dtype=torch.int64)))

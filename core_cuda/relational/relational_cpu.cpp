@@ -300,7 +300,8 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
     check_parts(op, "by_src", by_src, x.size(0));
   }
   const auto statistics = x.options().dtype(statistics_dtype(x.scalar_type()));
-  std::vector<Tensor> results(3, at::empty({0}, x.options()));
+  std::vector<Tensor> results;
+  for (const Tensor& t : {x, weight, edge_weight.value_or(x)}) results.push_back(at::empty({0}, t.options()));
   with_arithmetic(x.scalar_type(), [&](auto zero) {
     using A = decltype(zero);
     if (needs[0]) {

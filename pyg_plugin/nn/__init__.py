@@ -16,6 +16,7 @@ from .gatv2_conv import GATv2Conv
 from .gcn_conv import GCNConv
 from .gin_conv import GINConv
 from .graph_conv import GraphConv
+from .hetero_linear import HeteroDictLinear, HeteroLinear
 from .rgcn_conv import FastRGCNConv, RGCNConv
 from .sage_conv import SAGEConv
 from .transformer_conv import TransformerConv
@@ -28,6 +29,8 @@ __all__ = [
     "GCNConv",
     "GINConv",
     "GraphConv",
+    "HeteroDictLinear",
+    "HeteroLinear",
     "MaxAggregation",
     "MinAggregation",
     "RGCNConv",
@@ -44,6 +47,8 @@ _LAYERS = [
     GCNConv,
     GINConv,
     GraphConv,
+    HeteroDictLinear,
+    HeteroLinear,
     MaxAggregation,
     MinAggregation,
     RGCNConv,

@@ -57,9 +57,9 @@ class _Relational:
             if reason := kernel_refusal(device, op):
                 reasons.append(reason)
                 break
-        if reason := self._feature_refusal(x):
-            reasons.append(reason)
-        elif reason := typed_refusal(self, edge_index, edge_type, *self._sizes(x), device):
+        if (reason := self._feature_refusal(x)) or (
+            reason := typed_refusal(self, edge_index, edge_type, *self._sizes(x), device)
+        ):
             reasons.append(reason)
         return reasons
 

@@ -23,7 +23,9 @@ def _typed_outer_fake(x, y, offsets, rows):
 def _typed_edges_fake(indptr, indices, edge_ids, types, num_types, cut):
     num_edges = indices.size(0)
     sizes = (num_types + 1, num_edges, num_edges + 1, num_edges, num_edges)
-    parts = types.new_empty((_num_parts(indptr.size(0) - 1, num_edges, num_types) + 1, 2 + num_types), dtype=torch.int64)
+    parts = types.new_empty(
+        (_num_parts(indptr.size(0) - 1, num_edges, num_types) + 1, 2 + num_types), dtype=torch.int64
+    )
     return (*(indptr.new_empty((size,)) for size in sizes), parts)
 
 

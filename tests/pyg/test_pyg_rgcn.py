@@ -80,7 +80,13 @@ def test_every_option(kind, regularizer, aggr, name):
     graph = GRAPHS[kind]
     for root_weight, bias in ((True, True), (False, False), (True, False), (False, True)):
         assert_parity(
-            name, graph, node_features(graph), aggr=aggr, root_weight=root_weight, bias=bias, **REGULARIZERS[regularizer]
+            name,
+            graph,
+            node_features(graph),
+            aggr=aggr,
+            root_weight=root_weight,
+            bias=bias,
+            **REGULARIZERS[regularizer],
         )
 
 
