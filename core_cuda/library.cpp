@@ -110,6 +110,30 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "sum_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? edge_weight, Tensor? src_scale, Tensor? dst_scale, "
       "Tensor[] csr, Tensor[] csc, ScalarType? dtype, int[] max_degrees=[]) -> Tensor");
+  // Products with the weights of types. Entries are sorted by type, type t has [offsets[t], offsets[t + 1]). Entry i is row
+  // rows[i] of x, row i where rows is missing; rows are distinct. typed_mm: every row times weight[t] of
+  // [types, K, M]. typed_outer: the sums of x[row]^T y[row] of every type, [types, K, M].
+  m.def("typed_mm(Tensor x, Tensor weight, Tensor offsets, Tensor? rows) -> Tensor");
+  m.def("typed_outer(Tensor x, Tensor y, Tensor offsets, Tensor? rows) -> Tensor");
+  // Edges of a direction of a graph sorted by type and, within a type, by row, and cut into pieces of one type and one
+  // row, of at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices [E], edge_ids [E], parts). There
+  // are type_ptr[types] pieces; behind them rows and ptr hold anything. parts is for the same device alone
+  // (core_cuda/relational/cpu/args.h).
+  m.def(
+      "typed_edges(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor types, SymInt num_types, int cut) -> "
+      "(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor indices, Tensor edge_ids, Tensor parts)");
+  // One over the number of edges of the same type and row, for every edge by its id, from what typed_edges gives.
+  m.def("typed_means(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor edge_ids, ScalarType dtype) -> Tensor");
+  // out[i] = sum over types t of (sum over edges e of type t from j to i of edge_weight[e] x[j]) weight[t], for weights
+  // [types, K, M], or block-diagonal ones [types, blocks, K / blocks, M / blocks]. by_dst, by_src: what typed_edges gives
+  // of both directions, by_src [] where no gradient is needed. out_dtype: of x, or of its statistics.
+  m.def(
+      "relational_sum(Tensor x, Tensor weight, Tensor? edge_weight, Tensor[] by_dst, Tensor[] by_src, SymInt num_dst, "
+      "ScalarType? out_dtype) -> Tensor");
+  // needs: x, weight, edge_weight; an empty tensor for what is not asked for.
+  m.def(
+      "relational_sum_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor[] by_dst, "
+      "Tensor[] by_src, bool[] needs) -> Tensor[]");
   // Contiguous copies in another dtype; side_by_side: as parts of one tensor, which on CUDA follow each other without a
   // gap where all are whole vectors of 16 bytes.
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");

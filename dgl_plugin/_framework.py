@@ -5,6 +5,7 @@ try:
     from dgl import ops as stock_ops  # noqa: F401
     from dgl.base import ALL  # noqa: F401
     from dgl.nn.pytorch import conv as stock  # noqa: F401
+    from dgl.nn.pytorch import linear as stock_linear  # noqa: F401
 except (ImportError, OSError) as error:  # OSError: a compiled library of DGL is missing or does not load
     _cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     _remedy = (

@@ -1,9 +1,10 @@
 """Drop-ins for functions of ``dgl.ops``: the same arguments, shapes and results, on the kernels of edgeless.
 
-``copy_u_sum``, ``copy_u_mean``, ``copy_u_min``, ``copy_u_max``, ``u_mul_e_sum``, ``u_dot_v`` and ``edge_softmax`` are
-here; every other name is DGL's own, so that ``from edgeless.dgl import ops`` can stand for ``from dgl import ops``.
+``copy_u_sum``, ``copy_u_mean``, ``copy_u_min``, ``copy_u_max``, ``u_mul_e_sum``, ``u_dot_v``, ``edge_softmax``,
+``segment_mm`` and ``gather_mm`` are here; every other name is DGL's own, so that ``from edgeless.dgl import ops`` can
+stand for ``from dgl import ops``.
 
-Each takes a DGLGraph, a block, one relation of a heterograph, or an :class:`edgeless.Graph`. A call that the kernels do
+Each but the last two takes a DGLGraph, a block, one relation of a heterograph, or an :class:`edgeless.Graph`. A call that the kernels do
 not cover runs DGL's function; ``edgeless.explain(ops.u_dot_v, g, x, y)`` says whether and why, and under
 ``edgeless.backend("fused")`` it raises :class:`edgeless.NotFusedError`. What DGL rejects raises DGL's own error.
 
@@ -29,6 +30,7 @@ from edgeless.functional import gat_attention, neighbor_reduce, sddmm_dot, spmm
 from ._autocast import as_dgl_reads
 from ._framework import ALL, stock_ops
 from .convert import relation_of, to_dgl
+from .typed_ops import gather_mm, segment_mm
 
 __all__ = [
     "copy_u_max",
@@ -36,6 +38,8 @@ __all__ = [
     "copy_u_min",
     "copy_u_sum",
     "edge_softmax",
+    "gather_mm",
+    "segment_mm",
     "u_dot_v",
     "u_mul_e_sum",
 ]

@@ -16,12 +16,14 @@ from .adapter import FusedLayer
 from .backends import Explanation, NotFusedError, backend, explain
 from .cache import cache_info, clear_cache, set_cache_limit
 from .graph import Graph
+from .typed_graph import TypedGraph
 
 __all__ = [
     "Explanation",
     "FusedLayer",
     "Graph",
     "NotFusedError",
+    "TypedGraph",
     "accelerate",
     "backend",
     "cache",

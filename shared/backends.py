@@ -186,7 +186,7 @@ def _look_for_kernels(kind: str, op: str) -> Optional[str]:
 _KERNELS = {
     (kind, op): _look_for_kernels(kind, op)
     for kind in ("cpu", "cuda")
-    for op in ("attention", "spmm", "sddmm", "neighbor_reduce")
+    for op in ("attention", "spmm", "sddmm", "neighbor_reduce", "typed_mm", "relational_sum")
 }
 
 

@@ -1,4 +1,5 @@
-"""Attention over a graph, one call a layer, with no edge tensor behind it; and sums and extrema over in-neighbours.
+"""Attention over a graph, one call a layer, with no edge tensor behind it; sums and extrema over in-neighbours; and
+products with the matrices of types.
 
 Every function takes a :class:`edgeless.Graph` and node tensors, and is differentiable once in every floating tensor.
 ``Ns``/``Nd`` are the graph's numbers of source/destination nodes, ``E`` its edges, ``H`` heads. Edge tensors are in
@@ -38,14 +39,18 @@ from .functional_checks import runs_reference as _runs_reference
 from .graph import Graph
 from .graph_checks import check_number
 from .ops.attention import statistics_dtype
+from .relational import gather_mm, relational_sum, segment_mm
 
 __all__ = [
     "cosine_attention",
     "dot_attention",
     "gat_attention",
+    "gather_mm",
     "gatv2_attention",
     "neighbor_reduce",
+    "relational_sum",
     "sddmm_dot",
+    "segment_mm",
     "spmm",
 ]
 

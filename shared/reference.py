@@ -18,9 +18,12 @@ __all__ = [
     "dot_attention",
     "dropout_mask",
     "gat_attention",
+    "gather_mm",
     "gatv2_attention",
     "neighbor_reduce",
+    "relational_sum",
     "sddmm_dot",
+    "segment_mm",
     "spmm",
 ]
 
@@ -243,3 +246,48 @@ def _extremum(rows: Tensor, reduce: str, ties: str) -> Tensor:
     best = rows.amin(0) if reduce == "min" else rows.amax(0)
     first = ((rows == best) | rows.isnan()).to(torch.uint8).argmax(0)
     return rows.gather(0, first.unsqueeze(0))[0]
+
+
+def segment_mm(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
+    """Plain version of :func:`edgeless.functional.segment_mm`."""
+    dtype = torch.promote_types(x.dtype, w.dtype)
+    compute = torch.promote_types(dtype, torch.float32)
+    ends = offsets.tolist()
+    if ends[0] != 0 or ends[-1] != x.size(0) or sorted(ends) != ends:
+        raise ValueError(f"segment_mm: offsets must run from 0 to N = {x.size(0)} and not fall, got {ends}")
+    parts = [x[begin:end].to(compute) @ w[t].to(compute) for t, (begin, end) in enumerate(zip(ends, ends[1:]))]
+    return torch.cat(parts).to(dtype) if parts else x.new_zeros(0, w.size(2), dtype=dtype)
+
+
+def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
+    """Plain version of :func:`edgeless.functional.gather_mm`."""
+    index = index.long()
+    order = index.argsort(stable=True)
+    lengths = torch.bincount(index, minlength=w.size(0))
+    if lengths.numel() > w.size(0):
+        raise IndexError(f"gather_mm: index must be below R = {w.size(0)}, got {int(index.max())}")
+    offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
+    out = segment_mm(x[order], w, offsets)
+    return torch.empty_like(out).index_copy(0, order, out)
+
+
+def relational_sum(graph, x: Tensor, weight: Tensor, edge_weight: Optional[Tensor] = None, reduce: str = "sum"):
+    """Plain version of :func:`edgeless.functional.relational_sum`."""
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    compute = torch.promote_types(dtype, torch.float32)
+    x, weight = x.to(compute), weight.to(compute)
+    if weight.dim() == 4:
+        weight = torch.stack([torch.block_diag(*blocks) for blocks in weight]) if len(weight) else weight.flatten(2)
+    (src, dst), types = graph.graph.edge_index(), graph.edge_type
+    out = x.new_zeros(graph.num_dst, weight.size(2))
+    for r in range(graph.num_types):
+        edges = (types == r).nonzero().squeeze(1)
+        rows = x[src[edges]]
+        if edge_weight is not None:
+            rows = rows * edge_weight.to(compute)[edges].unsqueeze(1)
+        if reduce == "mean":
+            counts = torch.bincount(dst[edges], minlength=graph.num_dst)
+            rows = rows / counts[dst[edges]].unsqueeze(1)
+        sums = x.new_zeros(graph.num_dst, x.size(1)).index_add(0, dst[edges], rows)
+        out = out + sums @ weight[r]
+    return out.to(dtype)

@@ -1,6 +1,5 @@
 // coo_to_csr and csr_transpose on the CPU: checks, allocation and dispatch. The algorithm is in edge_sort.h.
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
@@ -11,6 +10,7 @@
 #include "common/checks.h"
 #include "common/cpu/room.h"
 #include "common/optional.h"
+#include "graph/aten_parallel.h"
 #include "graph/edge_sort.h"
 
 namespace edgeless {
@@ -18,19 +18,6 @@ namespace {
 
 using at::Tensor;
 using CompressedArrays = std::tuple<Tensor, Tensor, Tensor>;  // indptr, indices, edge_ids
-
-struct AtenParallel {
-  int64_t threads() const { return at::get_num_threads(); }
-
-  template <typename F>
-  void operator()(int64_t count, const F& f) const {
-    at::parallel_for(0, count, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        f(i);
-      }
-    });
-  }
-};
 
 // `like` is the op's first index tensor.
 void check_index(const char* op, const char* name, const Tensor& tensor, const Tensor& like) {

@@ -2,16 +2,28 @@
 
 from edgeless.backends import register_family, register_layer
 
-from .._framework import stock
+from .._framework import stock, stock_linear
 from .agnnconv import AGNNConv
 from .dotgatconv import DotGatConv
 from .gatconv import GATConv
 from .gatv2conv import GATv2Conv
 from .ginconv import GINConv
 from .graphconv import GraphConv
+from .relgraphconv import RelGraphConv
 from .sageconv import SAGEConv
+from .typedlinear import TypedLinear
 
-__all__ = ["AGNNConv", "DotGatConv", "GATConv", "GATv2Conv", "GINConv", "GraphConv", "SAGEConv"]
+__all__ = [
+    "AGNNConv",
+    "DotGatConv",
+    "GATConv",
+    "GATv2Conv",
+    "GINConv",
+    "GraphConv",
+    "RelGraphConv",
+    "SAGEConv",
+    "TypedLinear",
+]
 
 register_layer(stock.AGNNConv, AGNNConv)
 register_layer(stock.DotGatConv, DotGatConv)
@@ -19,5 +31,7 @@ register_layer(stock.GATConv, GATConv)
 register_layer(stock.GATv2Conv, GATv2Conv)
 register_layer(stock.GINConv, GINConv)
 register_layer(stock.GraphConv, GraphConv)
+register_layer(stock.RelGraphConv, RelGraphConv)
 register_layer(stock.SAGEConv, SAGEConv)
+register_layer(stock_linear.TypedLinear, TypedLinear)
 register_family("dgl", lambda module: type(module).__module__.startswith("dgl.nn.pytorch.conv."))

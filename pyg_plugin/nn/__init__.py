@@ -16,18 +16,24 @@ from .gatv2_conv import GATv2Conv
 from .gcn_conv import GCNConv
 from .gin_conv import GINConv
 from .graph_conv import GraphConv
+from .hetero_linear import HeteroDictLinear, HeteroLinear
+from .rgcn_conv import FastRGCNConv, RGCNConv
 from .sage_conv import SAGEConv
 from .transformer_conv import TransformerConv
 
 __all__ = [
     "AGNNConv",
+    "FastRGCNConv",
     "GATConv",
     "GATv2Conv",
     "GCNConv",
     "GINConv",
     "GraphConv",
+    "HeteroDictLinear",
+    "HeteroLinear",
     "MaxAggregation",
     "MinAggregation",
+    "RGCNConv",
     "SAGEConv",
     "TransformerConv",
     "aggr",
@@ -35,13 +41,17 @@ __all__ = [
 
 _LAYERS = [
     AGNNConv,
+    FastRGCNConv,
     GATConv,
     GATv2Conv,
     GCNConv,
     GINConv,
     GraphConv,
+    HeteroDictLinear,
+    HeteroLinear,
     MaxAggregation,
     MinAggregation,
+    RGCNConv,
     SAGEConv,
     TransformerConv,
 ]

@@ -3,4 +3,5 @@
 #include "../../common/cpu/vec.h"
 #include "../../common/cpu/rows.h"
 #include "../../common/cpu/gather.h"
+#include "../../common/cpu/tiles.h"
 #include "passes.h"

@@ -4,3 +4,6 @@
 #include "../../common/cpu/rows.h"
 #include "../../common/cpu/gather.h"
 #include "passes.h"
+
+template SpmmKernels<float> spmm_kernels<float>();
+template SpmmKernels<double> spmm_kernels<double>();

@@ -183,6 +183,3 @@ template <class A>
 SpmmKernels<A> spmm_kernels() {
   return {SpmmPasses<A>::scratch_size, SpmmPasses<A>::run, SpmmPasses<A>::merge};
 }
-
-template SpmmKernels<float> spmm_kernels<float>();
-template SpmmKernels<double> spmm_kernels<double>();

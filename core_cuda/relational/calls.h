@@ -1,0 +1,33 @@
+// The typed products below autograd, for the functions of autograd that are made of them.
+#pragma once
+
+#include "../common/autograd.h"
+#include "inputs.h"
+
+namespace edgeless {
+
+inline Tensor call_typed_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, const OptTensor& rows) {
+  static const Kernels kernels("edgeless::typed_mm", call_typed_mm);
+  return kernels(x, weight, offsets, rows);
+}
+
+inline Tensor call_typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, const OptTensor& rows) {
+  static const Kernels kernels("edgeless::typed_outer", call_typed_outer);
+  return kernels(x, y, offsets, rows);
+}
+
+inline Tensor call_relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight,
+                                  at::TensorList by_dst, at::TensorList by_src, c10::SymInt num_dst,
+                                  Optional<at::ScalarType> out_dtype) {
+  static const Kernels kernels("edgeless::relational_sum", call_relational_sum);
+  return kernels(x, weight, edge_weight, by_dst, by_src, std::move(num_dst), out_dtype);
+}
+
+inline std::vector<Tensor> call_relational_sum_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                                        const OptTensor& edge_weight, at::TensorList by_dst,
+                                                        at::TensorList by_src, c10::List<bool> needs) {
+  static const Kernels kernels("edgeless::relational_sum_backward", call_relational_sum_backward);
+  return kernels(grad, x, weight, edge_weight, by_dst, by_src, std::move(needs));
+}
+
+}  // namespace edgeless

@@ -1,0 +1,84 @@
+// What the typed products are given, checked alike on every device.
+#pragma once
+
+#include "../spmm/inputs.h"
+
+namespace edgeless {
+
+// offsets and rows, of one dtype
+inline void check_entries(const char* op, const at::Tensor& x, const at::Tensor& offsets, const OptTensor& rows,
+                          int64_t types) {
+  TORCH_CHECK_VALUE(offsets.scalar_type() == at::kInt || offsets.scalar_type() == at::kLong, op,
+                    ": offsets must be int32 or int64, got ", offsets.scalar_type());
+  if (types >= 0) {
+    check_shape(op, "offsets", offsets, {types + 1});
+  } else {
+    check_dim(op, "offsets", offsets, 1, "[types + 1]");
+    TORCH_CHECK_VALUE(offsets.size(0) > 0, op, ": offsets must be [types + 1], got shape ", offsets.sizes());
+  }
+  check_device(op, "offsets", offsets, x.device());
+  if (!rows) return;
+  check_shape(op, "rows", *rows, {x.size(0)});
+  check_dtype(op, "rows", *rows, offsets.scalar_type());
+  check_device(op, "rows", *rows, x.device());
+}
+
+inline void check_typed_mm(const char* op, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& offsets,
+                           const OptTensor& rows) {
+  check_rows_dtype(op, "x", x);
+  check_dim(op, "x", x, 2, "[N, K]");
+  check_dim(op, "weight", weight, 3, "[types, K, M]");
+  check_shape(op, "weight", weight, {weight.size(0), x.size(1), weight.size(2)});
+  check_dtype(op, "weight", weight, x.scalar_type());
+  check_device(op, "weight", weight, x.device());
+  check_entries(op, x, offsets, rows, weight.size(0));
+}
+
+inline void check_typed_outer(const char* op, const at::Tensor& x, const at::Tensor& y, const at::Tensor& offsets,
+                              const OptTensor& rows) {
+  check_rows_dtype(op, "x", x);
+  check_dim(op, "x", x, 2, "[N, K]");
+  check_dim(op, "y", y, 2, "[N, M]");
+  check_shape(op, "y", y, {x.size(0), y.size(1)});
+  check_dtype(op, "y", y, x.scalar_type());
+  check_device(op, "y", y, x.device());
+  check_entries(op, x, offsets, rows, -1);
+}
+
+// One direction of a graph as typed_edges gives it. `max_rows`: more pieces than that cannot be.
+inline void check_pieces(const char* op, const char* name, at::TensorList pieces, int64_t types, const at::Device& on) {
+  TORCH_CHECK_VALUE(pieces.size() == 6, op, ": ", name, " must hold the 6 tensors of typed_edges, got ", pieces.size());
+  for (const at::Tensor& t : pieces) check_device(op, name, t, on);
+  check_shape(op, name, pieces[0], {types + 1});
+  for (size_t i = 1; i < 5; ++i) check_dtype(op, name, pieces[i], pieces[0].scalar_type());
+}
+
+// The number of features on both sides of weights [types, K, M] or [types, blocks, K / blocks, M / blocks].
+struct WeightSizes {
+  int64_t types, blocks, in, out;
+
+  WeightSizes(const char* op, const at::Tensor& weight) {
+    TORCH_CHECK_VALUE(weight.dim() == 3 || weight.dim() == 4, op,
+                      ": weight must be [types, K, M] or [types, blocks, K / blocks, M / blocks], got shape ",
+                      weight.sizes());
+    types = weight.size(0), blocks = weight.dim() == 4 ? weight.size(1) : 1;
+    in = blocks * weight.size(-2), out = blocks * weight.size(-1);
+  }
+};
+
+inline void check_relational_sum(const char* op, const at::Tensor& x, const at::Tensor& weight,
+                                 const OptTensor& edge_weight, at::TensorList by_dst) {
+  const WeightSizes sizes(op, weight);
+  check_rows_dtype(op, "x", x);
+  check_dim(op, "x", x, 2, "[Ns, K]");
+  check_shape(op, "x", x, {x.size(0), sizes.in});
+  check_dtype(op, "weight", weight, x.scalar_type());
+  check_device(op, "weight", weight, x.device());
+  check_pieces(op, "by_dst", by_dst, sizes.types, x.device());
+  if (!edge_weight) return;
+  check_shape(op, "edge_weight", *edge_weight, {by_dst[3].size(0)});
+  check_dtype(op, "edge_weight", *edge_weight, statistics_dtype(x.scalar_type()));
+  check_device(op, "edge_weight", *edge_weight, x.device());
+}
+
+}  // namespace edgeless

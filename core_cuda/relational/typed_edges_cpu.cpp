@@ -1,0 +1,113 @@
+// typed_edges on the CPU: checks, allocation and dispatch. The algorithm is in typed_edges.h.
+#include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "../common/checks.h"
+#include "../common/cpu/room.h"
+#include "../common/optional.h"
+#include "../graph/aten_parallel.h"
+#include "typed_edges.h"
+
+namespace edgeless {
+namespace {
+
+using at::Tensor;
+using Arrays = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+void check_inputs(const char* op, const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
+                  const Tensor& types, int64_t num_types, int64_t cut) {
+  check_dim(op, "indptr", indptr, 1, "[rows + 1]");
+  TORCH_CHECK_VALUE(indptr.numel() > 0, op, ": indptr must have shape [rows + 1], got ", indptr.sizes());
+  check_dim(op, "indices", indices, 1, "[E]");
+  check_dtype(op, "indices", indices, indptr.scalar_type());
+  if (edge_ids) {
+    check_shape(op, "edge_ids", *edge_ids, {indices.size(0)});
+    check_dtype(op, "edge_ids", *edge_ids, indptr.scalar_type());
+  }
+  check_shape(op, "edge_type", types, {indices.size(0)});
+  TORCH_CHECK_VALUE(types.scalar_type() == at::kInt || types.scalar_type() == at::kLong, op,
+                    ": edge_type must be int32 or int64, got ", types.scalar_type());
+  check_device(op, "edge_type", types, indptr.device());
+  TORCH_CHECK_VALUE(num_types >= 0, op, ": num_types must not be negative, got ", num_types);
+  TORCH_CHECK_VALUE(cut > 0, op, ": cut must be positive, got ", cut);
+}
+
+// indptr [rows + 1], indices [E], edge_ids [E] or none: edges by row, as a Graph has them; types [E] by edge id.
+Arrays typed_edges_cpu(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
+                       const Tensor& types, int64_t num_types, int64_t cut) {
+  constexpr const char* op = "typed_edges";
+  check_inputs(op, indptr, indices, edge_ids, types, num_types, cut);
+  const Tensor pointers = indptr.contiguous(), others = indices.contiguous(), kinds = types.contiguous();
+  const Tensor ids = edge_ids ? edge_ids->contiguous() : Tensor();
+  const int64_t rows = pointers.numel() - 1, edges = others.numel();
+  const int64_t parts = num_typed_parts(rows, edges, num_types);
+  const auto empty = [&](int64_t size) { return at::empty({size}, pointers.options()); };
+  const Tensor type_ptr = at::zeros({num_types + 1}, pointers.options());
+  const Tensor cut_ends = at::empty({parts + 1, 2 + num_types}, pointers.options().dtype(at::kLong));
+  Arrays result(type_ptr, empty(edges), empty(edges + 1), empty(edges), empty(edges), cut_ends);
+  AT_DISPATCH_INDEX_TYPES(kinds.scalar_type(), op, [&] {
+    using Type = index_t;
+    const Type* of = kinds.const_data_ptr<Type>();
+    AT_DISPATCH_INDEX_TYPES(pointers.scalar_type(), op, [&] {
+      const auto at = [](const Tensor& t) { return t.mutable_data_ptr<index_t>(); };
+      const TypedArrays<index_t> to{at(type_ptr),           at(std::get<1>(result)), at(std::get<2>(result)),
+                                    at(std::get<3>(result)), at(std::get<4>(result)), cut_ends.mutable_data_ptr<int64_t>()};
+      const EdgesOfTypes<Type, index_t> source{pointers.const_data_ptr<index_t>(),
+                                               ids.defined() ? ids.const_data_ptr<index_t>() : nullptr, of, rows};
+      if (sort_by_type(source, others.const_data_ptr<index_t>(), edges, num_types, cut, parts, to, AtenParallel{})) {
+        return;
+      }
+      for (int64_t e = 0; e < edges; ++e) {
+        TORCH_CHECK_INDEX(of[e] >= 0 && of[e] < num_types, "edge_type has id ", of[e], " at position ", e,
+                          ", expected 0 <= id < num_types = ", num_types);
+      }
+    });
+  });
+  return result;
+}
+
+// A pair may be several pieces, one behind the other.
+template <typename Index, typename T>
+void means_of_type(const Index* rows, const Index* ptr, const Index* edge_ids, int64_t piece, int64_t last, T* means) {
+  while (piece < last) {
+    int64_t end = piece + 1;
+    while (end < last && rows[end] == rows[piece]) ++end;
+    const T mean = T(1) / static_cast<T>(ptr[end] - ptr[piece]);
+    for (int64_t e = ptr[piece]; e < ptr[end]; ++e) means[edge_ids[e]] = mean;
+    piece = end;
+  }
+}
+
+Tensor typed_means_cpu(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const Tensor& edge_ids,
+                       at::ScalarType dtype) {
+  constexpr const char* op = "typed_means";
+  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kDouble, op, ": dtype must be float32 or float64, got ", dtype);
+  for (const Tensor& t : {rows, ptr, edge_ids}) check_dtype(op, "rows, ptr and edge_ids", t, type_ptr.scalar_type());
+  Tensor means = at::empty({edge_ids.numel()}, edge_ids.options().dtype(dtype));
+  const int64_t types = type_ptr.numel() - 1;
+  AT_DISPATCH_INDEX_TYPES(type_ptr.scalar_type(), op, [&] {
+    AT_DISPATCH_FLOATING_TYPES(dtype, op, [&] {
+      const auto at = [](const Tensor& t) { return t.const_data_ptr<index_t>(); };
+      const int64_t grain = std::max<int64_t>(1, types * kMinEdgesPerBlock / (edge_ids.numel() + 1));
+      at::parallel_for(0, types, grain, [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t) {
+          means_of_type(at(rows), at(ptr), at(edge_ids), at(type_ptr)[t], at(type_ptr)[t + 1],
+                        means.mutable_data_ptr<scalar_t>());
+        }
+      });
+    });
+  });
+  return means;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
+  m.impl("typed_edges", cpu::WithRoom<typed_edges_cpu>::call);
+  m.impl("typed_means", cpu::WithRoom<typed_means_cpu>::call);
+}
+
+}  // namespace edgeless

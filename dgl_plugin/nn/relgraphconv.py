@@ -1,0 +1,116 @@
+"""RelGraphConv of DGL, fused."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from torch import Tensor
+
+from edgeless import Graph
+from edgeless.adapter import is_hooked
+from edgeless.autocast import autocasts
+from edgeless.functional import relational_sum
+from edgeless.projection import add_row, product
+
+from .._framework import stock, stock_linear
+from ..convert import Relation, relation_of, to_dgl
+from ._layer import DGLLayer
+from ._relations import etypes_refusal, typed_graph
+from .typedlinear import TypedLinear, weights_of
+
+
+class RelGraphConv(DGLLayer, stock.RelGraphConv):
+    r"""``dgl.nn.RelGraphConv`` without a row or a weight for an edge: same signature, parameters and results.
+
+    Schlichtkrull et al.: "Modeling Relational Data with Graph Convolutional Networks", ESWC 2018:
+
+    .. math:: o_i = \sigma\Bigl(W_0 x_i + b + \sum_r \bigl(\sum_{e = (j, i) \in E_r} n_e\, x_j\bigr) W_r\Bigr)
+
+    All options of the stock constructor are covered. float32, float64, bfloat16, float16.
+    """
+
+    _ops = ("relational_sum", "typed_mm")
+
+    _sources_suffice = True
+
+    def forward(self, g, feat, etypes, norm=None, *, presorted=False):
+        r"""The new features of the destination nodes.
+
+        Args:
+            g (DGLGraph): homogeneous, one relation of a heterograph, or a block; or an :class:`edgeless.Graph`.
+            feat (Tensor): of the sources, ``[Ns, F]``; with ``self_loop`` the first ``Nd`` are the destinations.
+            etypes (Tensor): ``[E]`` integers, the relations of the edges.
+            norm (Tensor, optional): ``[E, 1]`` or ``[E]``; default is ``g.edata["norm"]`` where there is one.
+            presorted (bool): whether the edges are sorted by relation; nothing is gained by it here, nor lost where it is
+                not so.
+
+        Returns:
+            Tensor ``[Nd, C]``.
+
+        Raises:
+            IndexError: etypes has a relation that the layer does not have.
+            edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
+        """
+        return self._call(g, feat, etypes, norm, presorted)
+
+    def _fusion_refusals(self, g, feat, etypes, norm=None, presorted=False) -> list[str]:
+        reasons = super()._fusion_refusals(g, feat)
+        if reasons:
+            return reasons
+        relation = relation_of(g)
+        handle, weight = relation.handle, self.linear_r.W
+        if type(self.linear_r) not in (stock_linear.TypedLinear, TypedLinear) or is_hooked(self.linear_r):
+            reasons.append("linear_r is not a plain TypedLinear")
+        if isinstance(feat, tuple):
+            reasons.append("feat is a pair, which the stock layer rejects")
+        elif feat.size(1) != self.linear_r.in_size:
+            reasons.append(f"feat has {feat.size(1)} features, and the layer takes {self.linear_r.in_size}")
+        elif feat.dtype != weight.dtype or feat.device != weight.device:
+            reasons.append(f"feat is {feat.dtype} on {feat.device}, and the weights {weight.dtype} on {weight.device}")
+        elif self.self_loop and handle.num_dst > handle.num_src:
+            reasons.append("self_loop is set and there are more destinations than sources")
+        if autocasts(handle.device.type):
+            reasons.append("autocast is on")
+        if reason := etypes_refusal(handle, etypes) or _norm_refusal(handle, _norm_of(relation, norm), weight):
+            reasons.append(reason)
+        return reasons
+
+    def _fused_forward(self, relation, feat, etypes, norm, presorted):
+        self.presorted = presorted  # as the stock layer
+        handle, norm = relation.handle, _norm_of(relation, norm)
+        graph = typed_graph(handle, etypes, self.linear_r.num_types)
+        norm = None if norm is None else norm.reshape(-1)
+        h = relational_sum(graph, feat, weights_of(self.linear_r), norm)
+        if self.layer_norm:
+            h = self.layer_norm_weight(h)
+        if self.self_loop:
+            bias = self.h_bias if self.bias else None
+            h = h + product(feat[: handle.num_dst], self.loop_weight, bias)
+        elif self.bias:
+            h = add_row(h, self.h_bias)
+        if self.activation:
+            h = self.activation(h)
+        return self.dropout(h)
+
+    def _stock_forward(self, g, feat, etypes, norm, presorted):
+        g = g.graph if isinstance(g, Relation) else g
+        g = to_dgl(g) if isinstance(g, Graph) else g
+        return stock.RelGraphConv.forward(self, g, feat, etypes, norm, presorted=presorted)
+
+
+def _norm_of(relation: Relation, norm: Any) -> Any:
+    """The stock layer multiplies by ``g.edata["norm"]``, which ``norm`` replaces."""
+    if norm is not None or isinstance(relation.graph, Graph):
+        return norm
+    return relation.graph.edata.get("norm")
+
+
+def _norm_refusal(handle: Graph, norm: Any, weight: Tensor) -> Optional[str]:
+    if norm is None:
+        return None
+    if not isinstance(norm, Tensor) or tuple(norm.shape) not in ((handle.num_edges,), (handle.num_edges, 1)):
+        what = list(norm.shape) if isinstance(norm, Tensor) else type(norm).__name__
+        return f"norm is not a Tensor of shape [E, 1] or [E] with E = {handle.num_edges}, but {what}"
+    if norm.dtype != weight.dtype or norm.device != weight.device:
+        return f"norm is {norm.dtype} on {norm.device}, and the weights {weight.dtype} on {weight.device}"
+    return None

@@ -1,0 +1,81 @@
+"""Drop-ins for the products of ``dgl.ops`` with the matrices of types. Called as ``edgeless.dgl.ops``'s."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from edgeless import functional
+from edgeless.adapter import typed_rows_refusals
+from edgeless.backends import NotFusedError, current_backend, explain
+from edgeless.graph_checks import INTEGERS
+
+from ._framework import stock_ops
+
+
+def segment_mm(a, b, seglen_a):
+    """Products of consecutive rows with the matrices of their types.
+
+    Args:
+        a (Tensor): ``[N, F]``, sorted by type: float32, float64, bfloat16 or float16.
+        b (Tensor): ``[R, F, C]`` of the same dtype.
+        seglen_a (Tensor): ``[R]`` integers on any device, how many rows are of every type.
+
+    Returns:
+        Tensor ``[N, C]`` of the same dtype.
+
+    Raises:
+        ValueError: the lengths do not add up to N, of which DGL's function on the CPU takes no notice.
+    """
+    if _runs_fused(segment_mm, a, b, seglen_a):
+        return functional.segment_mm(a, b, seglen_a.to(a.device))
+    return stock_ops.segment_mm(a, b, seglen_a)
+
+
+def gather_mm(a, b, *, idx_b):
+    """Products of rows with the matrices of their types: row i of the result is ``a[i] @ b[idx_b[i]]``.
+
+    Args:
+        a (Tensor): ``[N, F]``: float32, float64, bfloat16 or float16.
+        b (Tensor): ``[R, F, C]`` of the same dtype.
+        idx_b (Tensor): ``[N]`` integers, the type of every row.
+
+    Returns:
+        Tensor ``[N, C]`` of the same dtype.
+
+    Raises:
+        IndexError: a type is negative or not below R.
+    """
+    if _runs_fused(gather_mm, a, b, idx_b=idx_b):
+        return functional.gather_mm(a, b, idx_b)
+    return stock_ops.gather_mm(a, b, idx_b=idx_b)
+
+
+def _runs_fused(function, *inputs, **kwargs) -> bool:
+    choice = current_backend()
+    if choice == "reference":
+        return False
+    if not function._fusion_refusals(*inputs, **kwargs):
+        return True
+    if choice == "fused":
+        raise NotFusedError(str(explain(function, *inputs, **kwargs)))
+    return False
+
+
+def _segment_refusals(a, b, seglen_a) -> list[str]:
+    if not isinstance(b, Tensor) or b.dim() != 3:
+        return ["b is not a Tensor of shape [R, F, C]"]
+    if not isinstance(seglen_a, Tensor) or seglen_a.dtype not in INTEGERS or tuple(seglen_a.shape) != (b.size(0),):
+        return [f"seglen_a is no Tensor of {b.size(0)} integers"]
+    rows = a.size(0) if isinstance(a, Tensor) and a.dim() else 0
+    return typed_rows_refusals(a, torch.empty(rows, dtype=torch.int32, device=b.device), b.size(1), b)
+
+
+def _gather_refusals(a, b, *, idx_b) -> list[str]:
+    if not isinstance(b, Tensor) or b.dim() != 3:
+        return ["b is not a Tensor of shape [R, F, C]"]
+    return typed_rows_refusals(a, idx_b, b.size(1), b)
+
+
+segment_mm._fusion_refusals = _segment_refusals
+gather_mm._fusion_refusals = _gather_refusals

@@ -1,0 +1,69 @@
+"""HeteroLinear and HeteroDictLinear of PyG on products with the matrices of types."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch_geometric.nn.dense import linear
+
+from edgeless.adapter import FusedLayer, inference_refusal, is_hooked, typed_rows_refusals
+from edgeless.functional import gather_mm
+from edgeless.projection import project
+
+from ..conv import LINEAR, is_plain_float, transform_refusals
+
+
+class HeteroLinear(FusedLayer, linear.HeteroLinear):
+    r"""``torch_geometric.nn.HeteroLinear`` on :func:`edgeless.functional.gather_mm`: same signature, parameters and results.
+
+    Every row is multiplied by the matrix of its type, read where it is: whether rows are sorted makes no difference.
+    """
+
+    stock: ClassVar[type] = linear.HeteroLinear
+
+    def forward(self, x, type_vec):
+        """``[N, C]`` for x ``[N, F]`` and type_vec ``[N]`` integers.
+
+        Raises:
+            IndexError: type_vec has a type that the layer does not have.
+        """
+        return self._choose(x, type_vec)
+
+    def _fusion_refusals(self, x, type_vec) -> list[str]:
+        if hasattr(self, "_hook"):
+            return ["the parameters are not initialised yet"]
+        return typed_rows_refusals(x, type_vec, self.in_channels, self.weight) or transform_refusals()
+
+    def _fused_forward(self, x, type_vec):
+        out = gather_mm(x, self.weight, type_vec)
+        return out if self.bias is None else out + self.bias.index_select(0, type_vec)
+
+
+class HeteroDictLinear(FusedLayer, linear.HeteroDictLinear):
+    r"""``torch_geometric.nn.HeteroDictLinear``: same signature, parameters and results, a map at a time.
+
+    The order of the types in the input makes no difference, also where pyg-lib is installed, with which the stock layer
+    gives one type's result to another.
+    """
+
+    stock: ClassVar[type] = linear.HeteroDictLinear
+
+    def forward(self, x_dict):
+        """The results of the types that x_dict has."""
+        return self._choose(x_dict)
+
+    def _fusion_refusals(self, x_dict) -> list[str]:
+        if hasattr(self, "_hook"):
+            return ["the parameters are not initialised yet"]
+        if not isinstance(x_dict, dict):
+            return [f"x_dict is a {type(x_dict).__name__}"]
+        for key, lin in self.lins.items():
+            x = x_dict.get(key)
+            if x is not None and (not is_plain_float(x) or x.dim() != 2 or type(lin) not in LINEAR or is_hooked(lin)):
+                return [f"of {key!r} the features are no plain floating tensor [N, F], or the map is no plain one"]
+            if x is not None and (reason := inference_refusal(x)):
+                return [reason]
+        return transform_refusals()
+
+    def _fused_forward(self, x_dict):
+        return {key: project(x_dict[key], lin, kinds=LINEAR)[0] for key, lin in self.lins.items() if key in x_dict}

@@ -1,0 +1,196 @@
+"""RGCNConv and FastRGCNConv of PyG on sums over relations."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import rgcn_conv
+
+from edgeless.adapter import inference_refusal
+from edgeless.autocast import autocasts
+from edgeless.backends import kernel_refusal
+from edgeless.functional import gather_mm, neighbor_reduce, relational_sum, spmm
+from edgeless.graph_checks import compiling
+from edgeless.ops.attention import statistics_dtype
+from edgeless.projection import add_row, product
+from edgeless.typed_graph import TypedGraph
+
+from ..conv import FusedConv, is_plain_float
+from ..convert import SparseStorage, kind_of
+from ..neighbors import NeighborReduction
+from ..relations import embedding_graph, is_ids, typed_graph, typed_refusal
+
+_NAMES = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"}
+_OPS = ("relational_sum", "typed_mm", "spmm", "neighbor_reduce")
+
+
+class _Relational:
+    """What both layers share; before :class:`FusedConv` among their bases."""
+
+    node_dims = (0,)
+    aggregations = NeighborReduction.aggregations
+    _extrema = True  # whether the stock layer knows them
+
+    def forward(self, x, edge_index, edge_type=None):
+        """The layer's output.
+
+        Raises:
+            IndexError: edge_index or x has an id, or edge_type a relation, that is out of range.
+        """
+        return self._choose(x, edge_index, edge_type)
+
+    # Predicates ------------------------------------------------------------------------------------------------------
+
+    def _fusion_refusals(self, x, edge_index, edge_type=None) -> list[str]:
+        reasons = self._module_refusals()
+        if not reasons and _NAMES.get(self.aggr) != self._reduce:
+            reasons.append(f"aggr is {self.aggr!r} and aggr_module is {self.aggr_module}")
+        if not reasons and self._reduce in ("min", "max"):
+            if not self._extrema:
+                reasons.append(f"aggr is {self.aggr!r}, which the stock layer rejects")
+            elif compiling():
+                reasons.append(f"aggr is {self.aggr!r} and the call is being compiled")
+        device = self.weight.device
+        for op in _OPS:
+            if reason := kernel_refusal(device, op):
+                reasons.append(reason)
+                break
+        if (reason := self._feature_refusal(x)) or (
+            reason := typed_refusal(self, edge_index, edge_type, *self._sizes(x), device)
+        ):
+            reasons.append(reason)
+        return reasons
+
+    def _feature_refusal(self, x: Any) -> Optional[str]:
+        x_l, x_r = _pair(x)
+        if isinstance(x, tuple) and (len(x) != 2 or x_r is None):
+            return "x is no pair of the features of sources and destinations"
+        width, device = self.in_channels_l, self.weight.device
+        for given in (x_l, x_r):
+            if given is not None and isinstance(given, Tensor) and given.device != device:
+                return f"the features are on {given.device} and the layer is on {device}"
+        if (x_l is None or is_ids(x_l)) and (x_r is None or is_ids(x_r)):
+            if self.num_blocks is not None:
+                return "num_blocks is set and the features are ids, which the stock layer rejects"
+            return "aggr is an extremum and the features are ids" if self._reduce in ("min", "max") else None
+        for given in (x_l, x_r):
+            if not is_plain_float(given) or given.dim() != 2:
+                return "the features are neither plain floating tensors [N, F] nor ids [N] on both sides"
+            if reason := inference_refusal(given):
+                return reason
+        if x_l.size(1) != width or (self.root is not None and x_r.size(1) != self.root.size(0)):
+            return f"the features have {x_l.size(1)} and {x_r.size(1)} numbers"
+        dtypes = {x_l.dtype, x_r.dtype, self.weight.dtype}
+        if autocasts(device.type):
+            return "autocast is on" if torch.float64 in dtypes or not self._rounds_alike else None
+        return f"the features and the weights are of the dtypes {dtypes}" if len(dtypes) > 1 else None
+
+    @property
+    def _reduce(self) -> Optional[str]:
+        return self.aggregations.get(type(self.aggr_module))
+
+    def _sizes(self, x: Any) -> tuple[int, int]:
+        x_l, x_r = _pair(x)
+        num_src = self.in_channels_l if x_l is None else x_l.size(0)
+        return num_src, num_src if x_r is None else x_r.size(0)
+
+    # The layer -------------------------------------------------------------------------------------------------------
+
+    def _fused_forward(self, x, edge_index, edge_type):
+        x_l, x_r = _pair(x)
+        graph = typed_graph(self, edge_index, edge_type, *self._sizes(x))
+        dtype = self._result_dtype
+        if x_l is None or is_ids(x_l):
+            out = self._sum_of_embeddings(graph, x_l, dtype)
+        elif self._reduce in ("min", "max"):
+            out = self._sum_of_extrema(graph, x_l, edge_index).to(dtype)
+        else:
+            out = relational_sum(graph, x_l, self._weights(), reduce=self._reduce, out_dtype=dtype)
+        bias = self.bias
+        if self.root is not None:
+            if x_r is None or is_ids(x_r):
+                own = self.root[: graph.num_dst] if x_r is None else self.root[x_r]
+            elif bias is not None and bias.dtype == x_r.dtype == dtype:
+                own, bias = product(x_r, self.root, bias), None
+            else:
+                own = product(x_r, self.root)
+            out = out + own
+        return out if bias is None else add_row(out, bias)
+
+    def _weights(self) -> Tensor:
+        """``[R, in, out]``, or ``[R, blocks, in / blocks, out / blocks]``."""
+        if self.num_bases is None:
+            return self.weight
+        weight = self.comp @ self.weight.view(self.num_bases, -1)
+        return weight.view(self.num_relations, self.in_channels_l, self.out_channels)
+
+    def _sum_of_embeddings(self, graph: TypedGraph, ids: Optional[Tensor], dtype: torch.dtype) -> Tensor:
+        """Features that are ids choose rows of the weights, as if (relation, id) were the source."""
+        table = self._weights().reshape(-1, self.out_channels)
+        weight = graph.mean_weight(statistics_dtype(table.dtype)) if self._reduce == "mean" else None
+        return spmm(embedding_graph(graph, ids, self.in_channels_l), table, weight, out_dtype=dtype)
+
+    def _sum_of_extrema(self, graph: TypedGraph, x: Tensor, edge_index: Any) -> Tensor:
+        """The extremum of the neighbours of each relation, multiplied by its weight, and the sum of these."""
+        pairs = graph.pairs
+        sparse = kind_of(edge_index) is SparseStorage and self.fuse  # then its gradient goes to one edge
+        best = neighbor_reduce(pairs.neighbors, x, self._reduce, ties="first" if sparse else "scatter")
+        types = torch.arange(graph.num_types, device=x.device).repeat_interleave(pairs.offsets.diff())
+        return spmm(pairs.sums, gather_mm(best, self._weights(), types))
+
+    def _stock_forward(self, x, edge_index, edge_type):
+        if isinstance(edge_index, TypedGraph):
+            edge_index, edge_type = edge_index.graph, edge_index.edge_type
+        if isinstance(edge_type, Tensor) and edge_type.dtype == torch.int32:
+            edge_type = edge_type.long()  # indices of torch.gather, see for_stock
+        return super()._stock_forward(x, edge_index, edge_type)
+
+
+class RGCNConv(_Relational, FusedConv, rgcn_conv.RGCNConv):
+    r"""The relational graph convolution (Schlichtkrull et al.: "Modeling Relational Data with Graph Convolutional
+    Networks", ESWC 2018).
+
+    Constructor, parameters and results are those of :class:`torch_geometric.nn.RGCNConv`, as its loop over relations
+    computes them: a mean is one of a relation, also where pyg-lib is installed, with which the stock layer divides by the
+    number of all in-edges. Nothing of the size ``[E, F]`` or of relations times nodes is allocated.
+
+    Shapes:
+        x: ``[N, F]``, ids ``[N]``, None, or a pair of sources' and destinations'; edge_index: ``[2, E]`` tensor or
+        EdgeIndex, SparseTensor ``[Nd, Ns]`` whose values are the relations, :class:`edgeless.Graph`, or
+        :class:`edgeless.TypedGraph` in place of edge_index and edge_type; edge_type: ``[E]``; output: ``[Nd, C]``.
+    """
+
+    # Read by PyG when it writes propagate(), which the stock path uses:
+    # propagate_type: (x: Tensor, edge_type_ptr: OptTensor)
+
+    _rounds_alike = True  # under autocast: the stock layer sums in float32
+
+    @property
+    def _result_dtype(self) -> torch.dtype:
+        return torch.promote_types(torch.get_default_dtype(), self.weight.dtype)
+
+
+class FastRGCNConv(_Relational, FusedConv, rgcn_conv.FastRGCNConv):
+    r"""The same layer as :class:`RGCNConv`, with sums and means, in the dtype of the features.
+
+    Constructor, parameters and results are those of :class:`torch_geometric.nn.FastRGCNConv`, which gathers a weight for
+    every edge.
+
+    Shapes: as of :class:`RGCNConv`.
+    """
+
+    # Read by PyG when it writes propagate(), which the stock path uses:
+    # propagate_type: (x: Tensor, edge_type: OptTensor)
+
+    _extrema = False
+    _rounds_alike = False
+
+    @property
+    def _result_dtype(self) -> torch.dtype:
+        return self.weight.dtype
+
+
+def _pair(x: Any) -> tuple:
+    return x if isinstance(x, tuple) and len(x) == 2 else (x, x)

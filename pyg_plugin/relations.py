@@ -1,0 +1,108 @@
+"""From what a PyG user passes as ``edge_index`` and ``edge_type`` to an :class:`edgeless.TypedGraph`."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdRef
+
+from edgeless import cache
+from edgeless.graph import Graph
+from edgeless.graph_checks import check_ids, compiling, plain_tensor
+from edgeless.typed_graph import TypedGraph, typed_graph_for
+
+from .conv import PLAIN
+from .convert import Handle, SparseMatrix, SparseStorage, check_flow, kind_of
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+def is_ids(x: Any) -> bool:
+    """Whether ``x`` is a plain tensor of ids, ``[N]``."""
+    return type(x) in PLAIN and x.dim() == 1 and x.dtype in _INDEX_DTYPES and x.layout is torch.strided
+
+
+def types_of(edge_index: Any, edge_type: Any) -> Any:
+    """The types of the edges, which may be the values of a SparseTensor."""
+    return edge_index.storage.value() if kind_of(edge_index) is SparseStorage else edge_type
+
+
+def typed_refusal(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: int, device) -> Optional[str]:
+    """Why these edges of a layer with ``num_relations`` and ``flow`` cannot go to the kernels, or None."""
+    if isinstance(edge_index, TypedGraph):
+        if edge_type is not None:
+            return "edge_index is an edgeless.TypedGraph and edge_type is given as well"
+        have = (edge_index.num_src, edge_index.num_dst, edge_index.num_types)
+        want = (num_src, num_dst, layer.num_relations)
+        if have != want:
+            return f"the TypedGraph has (num_src, num_dst, num_types) = {have}, and the call has {want}"
+        return (
+            None if edge_index.device == device else f"edge_index is on {edge_index.device} and the layer on {device}"
+        )
+    kind = kind_of(edge_index)
+    if kind is None or kind is SparseMatrix:
+        return f"edge_index is a {type(edge_index).__name__}" + (" with a sparse layout" if kind else "")
+    if kind.device(edge_index) != device:
+        return f"edge_index is on {kind.device(edge_index)} and the layer is on {device}"
+    if kind is Handle and (edge_index.num_src, edge_index.num_dst) != (num_src, num_dst):
+        return f"the Graph has the sizes {(edge_index.num_src, edge_index.num_dst)}, not {(num_src, num_dst)}"
+    if reason := kind.refusal(edge_index, num_src, num_dst, layer, False):
+        return reason
+    edge_type, num_edges = types_of(edge_index, edge_type), kind.num_edges(edge_index)
+    if not is_ids(edge_type) or edge_type.size(0) != num_edges:
+        return f"edge_type is not an int64 or int32 tensor of shape [E] = [{num_edges}]"
+    return None if edge_type.device == device else f"edge_type is on {edge_type.device} and the layer is on {device}"
+
+
+def typed_graph(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: int) -> TypedGraph:
+    """The (cached) typed graph of edges that :func:`typed_refusal` let pass.
+
+    Raises:
+        IndexError: an id of edge_index or a type is out of range.
+        ValueError: an edgeless graph is given to a layer with another flow.
+    """
+    if isinstance(edge_index, TypedGraph):
+        check_flow(layer.flow)
+        return edge_index
+    kind, flow, num_types = kind_of(edge_index), layer.flow, layer.num_relations
+    edge_type = types_of(edge_index, edge_type)
+    own, compare = edge_index, False
+    if kind is Handle:
+        tensors: tuple = ()
+    elif kind is SparseStorage:
+        row, col, _ = edge_index.coo()
+        own, tensors = edge_index.storage, (row, col)
+    else:
+        plain = plain_tensor(edge_index)
+        tensors, compare = (plain,), plain is not edge_index
+
+    def build():
+        return TypedGraph(kind.graph(edge_index, num_src, num_dst, flow, False), edge_type, num_types)
+
+    return typed_graph_for(edge_type, own, (flow, num_src, num_dst, num_types), build, tensors=tensors, compare=compare)
+
+
+def embedding_graph(graph: TypedGraph, ids: Optional[Tensor], num_ids: int) -> Graph:
+    """Edges from (type, id of the source) to the destination: of ``num_types * num_ids`` sources.
+
+    Args:
+        ids: of every source, negative ones count from the end; None: its number.
+    Raises:
+        IndexError: an id is out of range.
+    """
+
+    def build():
+        src, dst = graph.graph.edge_index()
+        of_src = src
+        if ids is not None:
+            if not compiling():
+                check_ids("x", torch.where(ids < 0, ids + num_ids, ids), "in_channels", num_ids)
+            of_src = ids.long().remainder(num_ids).index_select(0, src.long())
+        ends = torch.stack((graph.edge_type.long() * num_ids + of_src, dst.long()))
+        return Graph.from_edge_index(ends, graph.num_types * num_ids, graph.num_dst)
+
+    if ids is None:
+        return graph._format(("embedding", num_ids), build)
+    return cache.graph_for(ids, ("embedding", WeakIdRef(graph), num_ids), build, tensors=(ids,))

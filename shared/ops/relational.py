@@ -1,0 +1,53 @@
+"""Typed products: fake kernels. Schemas: ``core_cuda/library.cpp``, gradients: ``relational_autograd.cpp``."""
+
+from __future__ import annotations
+
+import torch
+
+from ._registration import register_fake
+
+typed_edges = torch.ops.edgeless.typed_edges
+
+
+@register_fake("edgeless::typed_mm")
+def _typed_mm_fake(x, weight, offsets, rows):
+    return x.new_empty((x.size(0), weight.size(2)))
+
+
+@register_fake("edgeless::typed_outer")
+def _typed_outer_fake(x, y, offsets, rows):
+    return x.new_empty((offsets.size(0) - 1, x.size(1), y.size(1)))
+
+
+@register_fake("edgeless::typed_edges")
+def _typed_edges_fake(indptr, indices, edge_ids, types, num_types, cut):
+    num_edges = indices.size(0)
+    sizes = (num_types + 1, num_edges, num_edges + 1, num_edges, num_edges)
+    parts = types.new_empty(
+        (_num_parts(indptr.size(0) - 1, num_edges, num_types) + 1, 2 + num_types), dtype=torch.int64
+    )
+    return (*(indptr.new_empty((size,)) for size in sizes), parts)
+
+
+@register_fake("edgeless::typed_means")
+def _typed_means_fake(type_ptr, rows, ptr, edge_ids, dtype):
+    return edge_ids.new_empty(edge_ids.shape, dtype=dtype)
+
+
+def _num_parts(rows, edges, types):
+    """``num_typed_parts`` of ``core_cuda/relational/typed_edges.h``."""
+    fewest = 8 if 8 * types <= edges else 1
+    wanted = min(max(edges // (64 * max(types, 1)), fewest), 1024)
+    return min(max((rows + edges) // 2048, 1), wanted)
+
+
+@register_fake("edgeless::relational_sum")
+def _relational_sum_fake(x, weight, edge_weight, by_dst, by_src, num_dst, out_dtype):
+    width = weight.size(2) if weight.dim() == 3 else weight.size(1) * weight.size(3)
+    return x.new_empty((num_dst, width), dtype=out_dtype or x.dtype)
+
+
+@register_fake("edgeless::relational_sum_backward")
+def _relational_sum_backward_fake(grad, x, weight, edge_weight, by_dst, by_src, needs):
+    like = (x, weight, x if edge_weight is None else edge_weight)
+    return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]

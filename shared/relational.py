@@ -1,0 +1,181 @@
+"""Products with the weights of types, and sums over relations. Called as ``edgeless.functional``'s."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from . import reference
+from .functional_checks import cast, expect, expect_dtype, promoted, runs_reference
+from .graph_checks import as_index, check_choice, check_ids, check_integers, compiling
+from .ops import relational as _relational_op  # noqa: F401  registers the fake kernels of the ops
+from .ops.attention import statistics_dtype
+from .ops.graph import coo_to_csr
+from .typed_graph import TypedGraph
+
+
+def _check_operands(call: str, x: Tensor, w: Tensor) -> None:
+    expect(call, "x", x, (None, None), "[N, K]")
+    expect(call, "w", w, (None, x.size(1), None), "[R, K, M]")
+    if w.device != x.device:
+        raise ValueError(f"{call}: w must be on x's device {x.device}, got {w.device}")
+
+
+def _check_index(call: str, name: str, index, shape: str, size: Optional[int], x: Tensor) -> None:
+    check_integers(call, name, index, shape)
+    if index.dim() != 1 or (size is not None and index.size(0) != size):
+        meaning = shape if size is None else f"{shape} = [{size}]"
+        raise ValueError(f"{call}: {name} must have shape {meaning}, got {list(index.shape)}")
+    if index.device != x.device:
+        raise ValueError(f"{call}: {name} must be on x's device {x.device}, got {index.device}")
+
+
+def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offsets: Optional[Tensor] = None) -> Tensor:
+    r"""Products of consecutive rows with the matrices of their types: rows of type r are multiplied by ``w[r]``.
+
+    Differentiable, any number of times, in x and w. No weight is copied for a row, no row is padded.
+
+    Args:
+        x (Tensor): ``[N, K]``, sorted by type; float32, float64, bfloat16 or float16 (computed in float32).
+        w (Tensor): ``[R, K, M]``.
+        lengths (Tensor): ``[R]`` integers, how many rows are of every type; they add up to N.
+        offsets (Tensor): ``[R + 1]`` integers, in place of lengths: type r has the rows ``offsets[r]`` to
+            ``offsets[r + 1]``.
+    Returns:
+        Tensor ``[N, M]`` of the promoted dtype of x and w.
+    Raises:
+        TypeError: lengths or offsets is no Tensor, or both or neither is given.
+        ValueError: a shape, dtype, device or value that does not fit.
+    """
+    call = "segment_mm"
+    _check_operands(call, x, w)
+    if (lengths is None) == (offsets is None):
+        raise TypeError(
+            f"{call}: either lengths or offsets must be given, got {'neither' if lengths is None else 'both'}"
+        )
+    if offsets is None:
+        _check_index(call, "lengths", lengths, "[R]", w.size(0), x)
+        offsets = torch.cat((lengths.new_zeros(1, dtype=torch.int64), lengths.cumsum(0, dtype=torch.int64)))
+        if not compiling() and offsets.device.type == "cpu":
+            if w.size(0) and int(lengths.min()) < 0:
+                raise ValueError(f"{call}: lengths must not be negative, got {int(lengths.min())}")
+            if int(offsets[-1]) != x.size(0):
+                raise ValueError(f"{call}: lengths must add up to N = {x.size(0)}, got {int(offsets[-1])}")
+    else:
+        _check_index(call, "offsets", offsets, "[R + 1]", w.size(0) + 1, x)
+        offsets = as_index(offsets)
+    dtype = promoted((x, w))
+    if runs_reference(call, x.device, "typed_mm"):
+        return reference.segment_mm(x, w, offsets)
+    return torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, None)
+
+
+def _gather_blocks(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
+    """Of block-diagonal matrices ``[R, B, K / B, M / B]``: a row is B rows, each of a type of its own."""
+    _, blocks, width, out_width = w.shape
+    of_blocks = index.unsqueeze(1) * blocks + torch.arange(blocks, dtype=index.dtype, device=index.device)
+    out = gather_mm(x.reshape(-1, width), w.reshape(-1, width, out_width), of_blocks.flatten())
+    return out.view(x.size(0), blocks * out_width)
+
+
+def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
+    r"""Products of rows with the matrices of their types: ``out[i] = x[i] @ w[index[i]]``.
+
+    Differentiable, any number of times, in x and w. Rows are read where they are, in the order of their types.
+
+    Args:
+        x (Tensor): ``[N, K]``, float32, float64, bfloat16 or float16 (computed in float32).
+        w (Tensor): ``[R, K, M]``, or ``[R, B, K / B, M / B]``: matrices of B blocks on their diagonals.
+        index (Tensor): ``[N]`` integers, the type of every row.
+    Returns:
+        Tensor ``[N, M]`` of the promoted dtype of x and w.
+    Raises:
+        TypeError: index is no Tensor.
+        ValueError: a shape, dtype or device that does not fit.
+        IndexError: a type is negative or not below R.
+    """
+    call = "gather_mm"
+    if isinstance(w, Tensor) and w.dim() == 4:
+        expect(call, "w", w, (None,) * 4, "[R, B, K / B, M / B]")
+        expect(call, "x", x, (None, w.size(1) * w.size(2)), "[N, K]")
+        _check_index(call, "index", index, "[N]", x.size(0), x)
+        return _gather_blocks(x, w, index)
+    _check_operands(call, x, w)
+    _check_index(call, "index", index, "[N]", x.size(0), x)
+    dtype = promoted((x, w))
+    if runs_reference(call, x.device, "typed_mm"):
+        return reference.gather_mm(x, w, index)
+    index = as_index(index)
+    try:
+        offsets, _, order = coo_to_csr(index, index, w.size(0), w.size(0), True)
+    except IndexError:
+        check_ids(f"{call}: index", index, "R", w.size(0))  # says it in the caller's words
+        raise
+    return torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, order)
+
+
+def relational_sum(
+    graph: TypedGraph,
+    x: Tensor,
+    weight: Tensor,
+    edge_weight: Optional[Tensor] = None,
+    *,
+    reduce: str = "sum",
+    out_dtype: Optional[torch.dtype] = None,
+) -> Tensor:
+    r"""Sum over relations of the summed features of in-neighbours times the relation's matrix.
+
+    .. math:: o_i = \sum_r \Big(\sum_{e = (j, i) \in E_r} w_e\, x_j\Big) W_r
+
+    Neither a row nor a matrix for every edge exists at any time. Differentiable once in x, weight and edge_weight.
+
+    Args:
+        graph (edgeless.TypedGraph): messages flow from sources to destinations.
+        x (Tensor): ``[Ns, K]``, float32, float64, bfloat16 or float16 (computed in float32).
+        weight (Tensor): ``[R, K, M]``, or ``[R, B, K / B, M / B]``: matrices of B blocks on their diagonals.
+        edge_weight (Tensor, optional): ``[E]`` in the graph's original edge order.
+        reduce: ``"sum"``, or ``"mean"``, which divides by the number of in-edges of the same relation.
+        out_dtype (torch.dtype, optional): default is the promoted dtype of x and weight.
+    Returns:
+        Tensor ``[Nd, M]``. Rows without in-edges give 0.
+    Raises:
+        TypeError: a graph or dtype that is no such thing.
+        ValueError: a shape, dtype, device or option that does not fit.
+        IndexError: the graph has a type that is negative or not below R.
+    """
+    call = "relational_sum"
+    if not isinstance(graph, TypedGraph):
+        raise TypeError(f"{call}: graph must be an edgeless.TypedGraph, got {type(graph).__name__}")
+    if isinstance(weight, Tensor) and weight.dim() == 4:
+        expect(call, "weight", weight, (graph.num_types, None, None, None), "[R, B, K / B, M / B]")
+        width = weight.size(1) * weight.size(2)
+    else:
+        expect(call, "weight", weight, (graph.num_types, None, None), "[R, K, M] or [R, B, K / B, M / B]")
+        width = weight.size(1)
+    expect(call, "x", x, (graph.num_src, width), "[Ns, K]")
+    if edge_weight is not None:
+        expect(call, "edge_weight", edge_weight, (graph.num_edges,), "[E]")
+    check_choice(call, "reduce", reduce, ("sum", "mean"))
+    for name, tensor in (("x", x), ("weight", weight), ("edge_weight", edge_weight)):
+        if tensor is not None and tensor.device != graph.device:
+            raise ValueError(f"{call}: {name} must be on the graph's device {graph.device}, got {tensor.device}")
+    if out_dtype is None:
+        out_dtype = promoted((x, weight))
+    else:
+        expect_dtype(call, out_dtype)
+    if runs_reference(call, x.device, "relational_sum"):
+        return reference.relational_sum(graph, x, weight, edge_weight, reduce).to(out_dtype)
+    rows = promoted((x, weight))
+    parameters = statistics_dtype(rows)
+    edge_weight = cast(edge_weight, parameters)
+    if reduce == "mean":
+        mean = graph.mean_weight(parameters)
+        edge_weight = mean if edge_weight is None else edge_weight * mean
+    needs_src = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    out = torch.ops.edgeless.relational_sum(
+        cast(x, rows), cast(weight, rows), edge_weight, graph.by_dst, graph.by_src if needs_src else [],
+        graph.num_dst, out_dtype if out_dtype in (rows, parameters) else parameters,
+    )  # fmt: skip
+    return cast(out, out_dtype)

@@ -1,0 +1,200 @@
+"""Graphs whose edges have types: a :class:`Graph` and the relation of every edge, sorted for typed products.
+
+The edges of one type at one row, of a destination or of a source, are a pair. What a layer over relations computes for
+them is linear in their sum, so it multiplies one row for each pair and not for each edge. The kernels take pairs cut into
+pieces of a bounded number of edges. Nothing here is of the size of relations times nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdRef
+
+from . import cache
+from .formats import num_bytes
+from .graph import Compressed, Graph
+from .graph_checks import as_index, check_integers, check_num_nodes, compiling, normal_tensors
+from .ops.graph import coo_to_csr
+from .ops.relational import typed_edges
+
+__all__ = ["Pairs", "TypedGraph", "typed_graph_for"]
+
+# Edges of a piece: so many that cutting costs nothing beside their sum, and so few that a hub falls to many threads.
+CUT = 512
+_UNCUT = 2**62
+
+
+class Pairs(NamedTuple):
+    """The pairs of a destination and a type, sorted by type.
+
+    offsets ``[R + 1]`` are those of the types; ``neighbors`` has a row for every pair and the sources as columns, with
+    the graph's edge ids; ``sums`` has the destinations as rows and their pairs as columns.
+    """
+
+    offsets: Tensor
+    neighbors: Graph
+    sums: Graph
+
+
+class TypedGraph:
+    """An immutable :class:`Graph` with a type for every edge.
+
+    Attributes:
+        graph (Graph): sources, destinations and the order of edges.
+        edge_type (Tensor): ``[E]``, int32 or int64, in the order of the edges, from 0 to ``num_types - 1``.
+        num_types (int): R.
+
+    What is derived from it, in both directions, is built when it is first asked for, and kept.
+    """
+
+    def __init__(self, graph: Graph, edge_type: Tensor, num_types: int):
+        """Takes what it is given as it is; types are checked when they are sorted.
+
+        Raises:
+            TypeError, ValueError: edge_type is no tensor ``[E]`` of integers on the graph's device, num_types no number.
+        """
+        check_integers("TypedGraph", "edge_type", edge_type, "[E]")
+        check_num_nodes("TypedGraph", "num_types", num_types)
+        if tuple(edge_type.shape) != (graph.num_edges,):
+            raise ValueError(
+                f"TypedGraph: edge_type must have shape [E] = [{graph.num_edges}], got {list(edge_type.shape)}"
+            )
+        if edge_type.device != graph.device:
+            raise ValueError(f"TypedGraph: edge_type must be on {graph.device}, got {edge_type.device}")
+        self.graph = graph
+        self.edge_type = as_index(edge_type)
+        self.num_types = num_types
+        self._formats: dict[Any, Any] = {}
+
+    @classmethod
+    def from_edge_index(
+        cls,
+        edge_index: Tensor,
+        edge_type: Tensor,
+        num_types: int,
+        num_src: Optional[int] = None,
+        num_dst: Optional[int] = None,
+    ) -> TypedGraph:
+        """From ``edge_index`` ``[2, E]`` and ``edge_type`` ``[E]``; sizes as in :meth:`Graph.from_edge_index`.
+
+        Raises:
+            TypeError, ValueError, IndexError: as :meth:`Graph.from_edge_index`; edge_type does not fit.
+        """
+        return cls(Graph.from_edge_index(edge_index, num_src, num_dst), edge_type, num_types)
+
+    # Facts -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_src(self) -> int:
+        """Number of source nodes."""
+        return self.graph.num_src
+
+    @property
+    def num_dst(self) -> int:
+        """Number of destination nodes."""
+        return self.graph.num_dst
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+        return self.graph.num_edges
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.graph.device
+
+    # What kernels walk -----------------------------------------------------------------------------------------------
+
+    @property
+    def by_dst(self) -> list[Tensor]:
+        """In-edges by (type, destination), as ``typed_edges`` gives them (``core_cuda/library.cpp``)."""
+        return self._format("by dst", lambda: self._sorted(self.graph.csr))
+
+    @property
+    def by_src(self) -> list[Tensor]:
+        """Out-edges by (type, source)."""
+        return self._format("by src", lambda: self._sorted(self.graph.csc))
+
+    def mean_weight(self, dtype: torch.dtype) -> Tensor:
+        """One over the number of edges of the same type to the same destination, for every edge, ``[E]``."""
+        by_dst = self.by_dst
+        return self._format(("mean", dtype), lambda: torch.ops.edgeless.typed_means(*by_dst[:3], by_dst[4], dtype))
+
+    @property
+    def pairs(self) -> Pairs:
+        """The pairs themselves, of whatever number of edges."""
+        return self._format("pairs", self._pairs)
+
+    def _format(self, key, build: Callable[[], Any]):
+        """What is kept under ``key``; the one place where things derived from a typed graph are."""
+        if key not in self._formats:
+            with normal_tensors():
+                self._formats[key] = build()
+        return self._formats[key]
+
+    def _sorted(self, direction: Compressed, cut: int = CUT) -> list[Tensor]:
+        type_ptr, rows, ptr, *rest = typed_edges(*direction, self.edge_type, self.num_types, cut)
+        if not compiling():  # there is room for as many pieces as edges
+            pieces = int(type_ptr[-1])
+            if 2 * pieces < self.num_edges:
+                rows, ptr = rows[:pieces].clone(), ptr[: pieces + 1].clone()
+            else:
+                rows, ptr = rows[:pieces], ptr[: pieces + 1]
+        return [type_ptr, rows, ptr, *rest]
+
+    def _pairs(self) -> Pairs:
+        offsets, rows, ptr, indices, edge_ids, _ = self._sorted(self.graph.csr, _UNCUT)
+        ids = torch.arange(rows.numel(), dtype=rows.dtype)
+        sums = Compressed(*coo_to_csr(rows, ids, self.num_dst, rows.numel(), False))
+        neighbors = Graph(Compressed(ptr, indices, edge_ids), None, self.num_src, rows.numel())
+        return Pairs(offsets, neighbors, Graph(sums, None, rows.numel(), self.num_dst))
+
+    # Housekeeping ----------------------------------------------------------------------------------------------------
+
+    def memory_bytes(self) -> int:
+        """Bytes in the tensors of this graph and of what was derived from it."""
+        return num_bytes((self.graph, self.edge_type, self._formats))
+
+    def memory_bytes_at_most(self) -> int:
+        """Bytes that :meth:`memory_bytes` can grow to by building the other direction."""
+        missing = sum(key not in self._formats for key in ("by dst", "by src"))
+        grown = self.graph.memory_bytes_at_most() + num_bytes((self.edge_type, self._formats))
+        return grown + missing * 4 * self.num_edges * self.graph.index_dtype.itemsize
+
+    def num_formats(self) -> int:
+        """How many things are kept with this graph."""
+        return len(self._formats) + self.graph.num_formats()
+
+    def __getstate__(self):
+        return {**self.__dict__, "_formats": {}}
+
+    def __repr__(self) -> str:
+        return f"TypedGraph({self.graph!r}, num_types={self.num_types})"
+
+
+def typed_graph_for(
+    edge_type: Tensor,
+    other: Any,
+    key: Hashable,
+    build: Callable[[], TypedGraph],
+    *,
+    tensors: tuple[Tensor, ...] = (),
+    compare: bool = False,
+) -> TypedGraph:
+    """The cached typed graph of the user's own ``edge_type`` and another object of the user's, or ``build()``.
+
+    Args:
+        edge_type: ``[E]``; the graph lives as long as this tensor does.
+        other: what the edges are from, an edge_index or a graph; told apart by identity.
+        key: what else tells two such graphs apart.
+        tensors, compare: as of :func:`edgeless.cache.graph_for`; tensors without edge_type.
+    """
+    if compiling():
+        return build()
+    key = ("typed", WeakIdRef(other), key)
+    return cache.graph_for(edge_type, key, build, tensors=(edge_type, *tensors), compare=compare)

@@ -1,0 +1,183 @@
+"""relational_sum against plain PyTorch: graphs, relations, widths, dtypes, gradients, determinism, bad input."""
+
+import pytest
+import torch
+from test_attention import GRAPHS, assert_close, error, graph_of
+
+import edgeless
+from edgeless import TypedGraph, functional
+
+SHAPES = [(5, 7), (64, 64), (33, 16), (16, 130), (1, 1)]
+
+
+def leaf(*shape, dtype=torch.float64, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=gen).to(dtype).requires_grad_()
+
+
+def typed(kind, num_types=5, dtype=torch.int32):
+    graph = graph_of(kind, dtype)
+    types = torch.randint(max(num_types - 1, 1), (graph.num_edges,), generator=torch.Generator().manual_seed(3))
+    return TypedGraph(graph, types, num_types)
+
+
+def both_ways(graph, x, weight, edge_weight=None, **options):
+    results = []
+    leaves = [t for t in (x, weight, edge_weight) if t is not None]
+    for name in ("fused", "reference"):
+        with edgeless.backend(name):
+            out = functional.relational_sum(graph, x, weight, edge_weight, **options)
+        grad = leaf(*out.shape, dtype=out.dtype, seed=9).detach()
+        results.append([out, *torch.autograd.grad(out, leaves, grad)])
+    return results
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_every_graph(kind, reduce, weighted):
+    for dtype in (torch.int32, torch.int64):
+        graph = typed(kind, dtype=dtype)
+        edge_weight = leaf(graph.num_edges, seed=4) if weighted else None
+        found, expected = both_ways(graph, leaf(graph.num_src, 20), leaf(5, 20, 12), edge_weight, reduce=reduce)
+        assert_close(found, expected, 1e-10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_every_width(shape, dtype, tolerance):
+    graph = typed("hub")
+    x, weight = leaf(graph.num_src, shape[0], dtype=dtype), leaf(5, *shape, dtype=dtype, seed=1)
+    for edge_weight in (None, leaf(graph.num_edges, dtype=dtype, seed=2)):
+        found, _ = both_ways(graph, x, weight, edge_weight)
+        # plain float32 is off by more than the tolerance at the hub, whose edges it adds one by one
+        wide = (t if t is None else t.detach().double().requires_grad_() for t in (x, weight, edge_weight))
+        _, expected = both_ways(graph, *wide)
+        assert_close(found, [t.to(dtype) for t in expected], tolerance)
+
+
+@pytest.mark.parametrize("blocks,k,m", [(1, 8, 8), (3, 4, 5), (8, 8, 16), (5, 1, 1)])
+def test_block_diagonal_weights(blocks, k, m):
+    graph = typed("hub")
+    x, weight = leaf(graph.num_src, blocks * k), leaf(5, blocks, k, m)
+    assert_close(*both_ways(graph, x, weight, leaf(graph.num_edges), reduce="mean"), 1e-10)
+
+
+@pytest.mark.parametrize("num_types", [1, 2, 300])
+def test_numbers_of_relations(num_types):
+    graph = typed("square", num_types)
+    assert_close(*both_ways(graph, leaf(graph.num_src, 20), leaf(num_types, 20, 12)), 1e-10)
+
+
+def test_hubs_are_cut_into_parts():
+    gen = torch.Generator().manual_seed(0)
+    edge_index = torch.stack((torch.randint(300, (30_000,), generator=gen), torch.randint(4, (30_000,), generator=gen)))
+    edge_index[1, :20_000] = 2
+    for num_types in (1, 3):
+        types = torch.randint(num_types, (30_000,), generator=gen)
+        graph = TypedGraph.from_edge_index(edge_index, types, num_types, 300, 5)
+        assert bool(graph.by_dst[5][:, 1].any())  # or nothing here is tested
+        x, weight = leaf(300, 16), leaf(num_types, 16, 24)
+        assert_close(*both_ways(graph, x, weight, leaf(30_000, seed=2)), 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_at_most_twice_as_much_as_torch(dtype):
+    graph = typed("hub")
+    x, weight = leaf(graph.num_src, 33, dtype=dtype), leaf(5, 33, 20, dtype=dtype, seed=1)
+    src, dst = graph.graph.edge_index()
+
+    def plain(x, weight):
+        messages = torch.bmm(x[src].unsqueeze(1), weight[graph.edge_type]).squeeze(1)
+        out = messages.new_zeros(graph.num_dst, 20).index_add(0, dst, messages)
+        return [out, *torch.autograd.grad(out, [x, weight], torch.ones_like(out))]
+
+    out = functional.relational_sum(graph, x, weight)
+    assert out.dtype == dtype
+    found = [out, *torch.autograd.grad(out, [x, weight], torch.ones_like(out))]
+    exact = plain(*(t.detach().double().requires_grad_() for t in (x, weight)))
+    for a, b, c in zip(found, plain(x, weight), exact):
+        assert error(a, c) <= 2 * error(b, c)
+    assert functional.relational_sum(graph, x, weight, out_dtype=torch.float32).dtype == torch.float32
+    assert functional.relational_sum(graph, x, weight, out_dtype=torch.float64).dtype == torch.float64
+
+
+def test_gradcheck():
+    graph = TypedGraph.from_edge_index(
+        torch.tensor([[0, 1, 2, 2, 3, 3, 0], [0, 0, 1, 2, 2, 2, 0]]), torch.tensor([0, 1, 0, 2, 2, 0, 0]), 4, 5, 4
+    )
+    for reduce in ("sum", "mean"):
+
+        def layer(x, weight, edge_weight, reduce=reduce):
+            return functional.relational_sum(graph, x, weight, edge_weight, reduce=reduce)
+
+        assert torch.autograd.gradcheck(layer, [leaf(5, 4), leaf(4, 4, 3), leaf(7)])
+        assert torch.autograd.gradcheck(layer, [leaf(5, 4), leaf(4, 2, 2, 3), leaf(7)])
+
+
+def test_nothing_of_the_size_of_the_edges_is_saved():
+    graph = typed("square")
+    x, weight = leaf(graph.num_src, 20), leaf(5, 20, 12)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        functional.relational_sum(graph, x, weight)
+    floating = [t for t in saved if t.is_floating_point()]
+    assert {tuple(t.shape) for t in floating} == {tuple(x.shape), tuple(weight.shape)}
+
+
+def test_batches_of_gradients():
+    graph = typed("square")
+    x, weight = leaf(graph.num_src, 8), leaf(5, 8, 6)
+    out = functional.relational_sum(graph, x, weight)
+    batch = torch.randn(3, *out.shape, dtype=torch.float64)
+    found = torch.autograd.grad(out, [x, weight], batch, is_grads_batched=True, retain_graph=True)
+    for i, grad in enumerate(batch):
+        one = torch.autograd.grad(out, [x, weight], grad, retain_graph=True)
+        assert all(torch.equal(a[i], b) for a, b in zip(found, one))
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
+def test_opcheck():
+    graph = typed("bipartite")
+    ops = torch.ops.edgeless
+    x, weight, edge_weight = leaf(graph.num_src, 8), leaf(5, 8, 6), leaf(graph.num_edges)
+    both = (graph.by_dst, graph.by_src)
+    torch.library.opcheck(ops.relational_sum, (x, weight, edge_weight, *both, graph.num_dst, None))
+    torch.library.opcheck(ops.relational_sum, (x, leaf(5, 2, 4, 3), None, *both, graph.num_dst, None))
+    halves = (x.detach().bfloat16(), weight.detach().bfloat16(), None)
+    torch.library.opcheck(ops.relational_sum, (*halves, graph.by_dst, [], graph.num_dst, torch.float32))
+    grad = leaf(graph.num_dst, 6).detach()
+    given = [t.detach() for t in (grad, x, weight, edge_weight)]
+    for needs in ([True, True, True], [False, True, False]):
+        torch.library.opcheck(ops.relational_sum_backward, (*given, *both, needs))
+
+
+def test_compiles_whole():
+    graph = typed("square")
+    x, weight = leaf(graph.num_src, 12), leaf(5, 12, 8)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda *a: functional.relational_sum(*a, reduce="mean"), fullgraph=True, backend="aot_eager"
+    )
+    out, expected = compiled(graph, x, weight), functional.relational_sum(graph, x, weight, reduce="mean")
+    assert_close([out], [expected], 1e-12)
+    assert_close(*[torch.autograd.grad(o.square().sum(), [x, weight]) for o in (out, expected)], 1e-12)
+
+
+@pytest.mark.parametrize("args,kwargs,kind,message", [
+    ((torch.zeros(49, 3), torch.zeros(5, 3, 4)), {}, ValueError, r"x must have shape \[Ns, K\] = \[50, 3\], got \[49"),
+    ((torch.zeros(50, 3), torch.zeros(4, 3, 4)), {}, ValueError, r"weight must have shape \[R, K, M\] or .* = \[5, "),
+    ((torch.zeros(50, 4), torch.zeros(5, 2, 3, 2)), {}, ValueError, r"x must have shape \[Ns, K\] = \[50, 6\]"),
+    ((torch.zeros(50, 3), torch.zeros(5, 3, 4), torch.zeros(9)), {}, ValueError, r"edge_weight must have shape \[E\]"),
+    ((torch.zeros(50, 3), torch.zeros(5, 3, 4)), {"reduce": "max"}, ValueError, "reduce must be one of 'sum', 'mean'"),
+    ((torch.zeros(50, 3, device="meta"), torch.zeros(5, 3, 4)), {}, ValueError, "x must be on the graph's device cpu"),
+    ((torch.zeros(50, 3), torch.zeros(5, 3, 4)), {"out_dtype": torch.int64}, ValueError, "out_dtype must be a floating"),
+])  # fmt: skip
+def test_bad_input_is_named(args, kwargs, kind, message):
+    with pytest.raises(kind, match=f"relational_sum: {message}"):
+        functional.relational_sum(typed("bipartite"), *args, **kwargs)
+
+
+def test_an_untyped_graph_is_named():
+    with pytest.raises(TypeError, match="relational_sum: graph must be an edgeless.TypedGraph, got Graph"):
+        functional.relational_sum(graph_of("square"), torch.zeros(40, 3), torch.zeros(5, 3, 4))

@@ -1,0 +1,157 @@
+"""TypedGraph: pieces of both directions against a plain sort, means, pairs, caches, bad input."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import edgeless
+from edgeless import Graph, TypedGraph
+from edgeless.ops.relational import _num_parts, typed_edges
+
+
+def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub=0):
+    gen = torch.Generator().manual_seed(seed)
+    ends = [torch.randint(max(n, 1), (num_edges,), generator=gen) for n in (num_src, num_dst)]
+    ends[1][:hub] = 0
+    types = torch.randint(num_types, (num_edges,), generator=gen)
+    return TypedGraph.from_edge_index(torch.stack(ends).to(dtype), types.to(dtype), num_types, num_src, num_dst)
+
+
+def check_direction(direction, types, num_types, cut):
+    """What typed_edges gives of a direction of a graph is its edges sorted by (type, row), in pieces, in parts."""
+    type_ptr, rows, ptr, indices, edge_ids, parts = typed_edges(*direction, types, num_types, cut)
+    indptr, others, ids = direction
+    num_rows, num_edges = indptr.numel() - 1, others.numel()
+    of_row = torch.arange(num_rows).repeat_interleave(indptr.diff().long())
+    ids = torch.arange(num_edges) if ids is None else ids.long()
+    order = torch.argsort(types.long()[ids], stable=True)
+    assert torch.equal(indices.long(), others.long()[order])
+    assert torch.equal(edge_ids.long(), ids[order])
+    pieces = int(type_ptr[-1])
+    rows, lengths = rows[:pieces].long(), ptr[: pieces + 1].diff().long()
+    assert ptr[0] == 0 and ptr[pieces] == num_edges if num_edges else pieces == 0
+    assert pieces == 0 or (int(lengths.min()) > 0 and int(lengths.max()) <= cut)
+    assert torch.equal(rows.repeat_interleave(lengths), of_row[order])
+    of_piece = torch.arange(num_types).repeat_interleave(type_ptr.diff().long())
+    assert torch.equal(of_piece.repeat_interleave(lengths), types.long()[ids][order])
+    # a piece ends only where the pair does, or at the cut
+    same = (rows[1:] == rows[:-1]) & (of_piece[1:] == of_piece[:-1])
+    assert bool((lengths[:-1][same] == cut).all())
+    assert parts.shape == (_num_parts(num_rows, num_edges, num_types) + 1, 2 + num_types)
+    assert torch.equal(parts[0, 2:], type_ptr[:-1].long()) and torch.equal(parts[-1, 2:], type_ptr[1:].long())
+    assert bool((parts.diff(dim=0)[:, [0, *range(2, 2 + num_types)]] >= 0).all())
+    assert parts[0, 0] == 0 and parts[-1, 0] == num_rows
+    for part in range(parts.size(0) - 1):
+        low, high = parts[part, 0], parts[part + 1, 0] + parts[part + 1, 1]
+        for t in range(num_types):
+            of_part = rows[parts[part, 2 + t] : parts[part + 1, 2 + t]]
+            assert of_part.numel() == 0 or (of_part.min() >= low and of_part.max() < high)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("sizes", [
+    (50, 40, 400, 5), (3, 3, 0, 2), (0, 0, 0, 3), (1, 1, 30, 1), (2000, 3000, 60_000, 7), (300, 300, 40_000, 900),
+    (5, 100_000, 30_000, 2), (7, 9, 50_000, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("cut", [1, 3, 512])
+def test_pieces_of_both_directions(dtype, sizes, cut):
+    for hub in (0, sizes[2] // 2):
+        graph = typed(*sizes, dtype=dtype, hub=hub)
+        for direction in (graph.graph.csr, graph.graph.csc):
+            check_direction(direction, graph.edge_type, graph.num_types, cut)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 200), st.integers(1, 6), st.integers(1, 9), st.integers(1, 4), st.integers(0, 10_000))
+def test_small_graphs(num_edges, num_nodes, num_types, cut, seed):
+    graph = typed(num_nodes, num_nodes, num_edges, num_types, seed)
+    check_direction(graph.graph.csr, graph.edge_type, num_types, cut)
+
+
+def test_blocks_of_threads_change_nothing():
+    graph, results = typed(400, 500, 90_000, 11, hub=40_000), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(typed_edges(*graph.graph.csr, graph.edge_type, 11, 64))
+    finally:
+        torch.set_num_threads(before)
+    pieces = int(results[0][0][-1])
+    for other in results[1:]:
+        for i, (a, b) in enumerate(zip(results[0], other)):
+            end = {1: pieces, 2: pieces + 1}.get(i)
+            assert torch.equal(a[:end], b[:end])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_means_count_edges_of_the_same_relation(dtype):
+    graph = typed(40, 50, 3000, 4, hub=1500)
+    _, dst = graph.graph.edge_index()
+    pair = graph.edge_type * 50 + dst
+    expected = 1 / torch.bincount(pair)[pair].to(dtype)
+    assert torch.allclose(graph.mean_weight(dtype), expected, rtol=1e-7)
+    assert graph.mean_weight(dtype).dtype == dtype
+
+
+def test_pairs():
+    graph = typed(40, 50, 3000, 4, hub=1500)
+    pairs = graph.pairs
+    _, dst = graph.graph.edge_index()
+    keys = torch.unique(graph.edge_type * 50 + dst)
+    assert pairs.offsets[-1] == keys.numel() == pairs.neighbors.num_dst == pairs.sums.num_src
+    rows = pairs.sums.edge_index()
+    assert torch.equal(rows[1][rows[0].argsort()].long(), keys % 50)
+    assert pairs.neighbors.num_edges == 3000
+
+
+def test_copies_and_pickles():
+    graph = typed(40, 50, 300, 4)
+    graph.by_dst, graph.by_src, graph.pairs  # noqa: B018
+    for other in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        assert all(torch.equal(a, b) for a, b in zip(other.by_dst, graph.by_dst))
+        assert other.memory_bytes() <= other.memory_bytes_at_most()
+    assert repr(graph).startswith("TypedGraph(Graph(num_src=40, num_dst=50, num_edges=300")
+
+
+def test_memory_grows_to_what_was_said():
+    graph = typed(40, 50, 3000, 4)
+    at_most = graph.memory_bytes_at_most()
+    graph.by_dst, graph.by_src  # noqa: B018
+    assert graph.memory_bytes() <= at_most
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
+def test_opcheck():
+    graph = typed(40, 50, 3000, 4)
+    options = {"test_utils": ("test_schema", "test_autograd_registration", "test_faketensor")}
+    torch.library.opcheck(torch.ops.edgeless.typed_edges, (*graph.graph.csr, graph.edge_type, 4, 16), **options)
+    by_dst = graph.by_dst
+    torch.library.opcheck(torch.ops.edgeless.typed_means, (*by_dst[:3], by_dst[4], torch.float32))
+
+
+@pytest.mark.parametrize("wrong", [4, -1])
+def test_types_out_of_range_are_named(wrong):
+    types = torch.tensor([0, 3, 1, wrong, 2])
+    graph = TypedGraph(Graph.from_edge_index(torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 1, 1]])), types, 4)
+    with pytest.raises(IndexError, match=f"edge_type has id {wrong} at position 3, expected 0 <= id < num_types = 4"):
+        graph.by_dst  # noqa: B018
+
+
+@pytest.mark.parametrize("types,num_types,kind,message", [
+    ([0, 1], 2, TypeError, r"TypedGraph: edge_type must be a Tensor of shape \[E\], got list"),
+    (torch.zeros(4).long(), 2, ValueError, r"TypedGraph: edge_type must have shape \[E\] = \[5\], got \[4\]"),
+    (torch.zeros(5), 2, ValueError, "TypedGraph: edge_type must have an integer dtype, got torch.float32"),
+    (torch.zeros(5).long(), 2.0, TypeError, "TypedGraph: num_types must be an int, got float"),
+    (torch.zeros(5).long(), -2, ValueError, "TypedGraph: num_types must not be negative, got -2"),
+    (torch.zeros(5, device="meta").long(), 2, ValueError, "TypedGraph: edge_type must be on cpu, got meta"),
+])  # fmt: skip
+def test_bad_input_is_named(types, num_types, kind, message):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 1, 1]]))
+    with pytest.raises(kind, match=message):
+        TypedGraph(graph, types, num_types)
+    assert edgeless.TypedGraph is TypedGraph

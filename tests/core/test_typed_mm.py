@@ -1,0 +1,197 @@
+"""segment_mm and gather_mm against plain PyTorch: widths, empty types, dtypes, gradients, bad input."""
+
+import pytest
+import torch
+from test_attention import assert_close, error
+
+import edgeless
+from edgeless import functional
+
+LENGTHS = {
+    "plain": [3, 40, 1, 7],
+    "empty types": [0, 5, 0, 0, 200, 0],
+    "no rows": [0, 0, 0],
+    "one type": [100],
+    "long": [5000, 3, 900],
+    "many types": [1, 2, 0] * 60,
+}
+SHAPES = [(1, 1), (7, 5), (64, 64), (33, 48), (48, 33), (16, 100), (130, 8)]
+
+
+def leaf(*shape, dtype=torch.float64, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=gen).to(dtype).requires_grad_()
+
+
+def both_ways(function, x, w, *rest, **kwargs):
+    results = []
+    for name in ("fused", "reference"):
+        with edgeless.backend(name):
+            out = function(x, w, *rest, **kwargs)
+        grad = leaf(*out.shape, dtype=out.dtype, seed=9).detach()
+        results.append([out, *torch.autograd.grad(out, [x, w], grad)])
+    return results
+
+
+@pytest.mark.parametrize("kind", LENGTHS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+def test_segments_of_every_width(kind, shape, dtype, tolerance):
+    lengths = torch.tensor(LENGTHS[kind])
+    num_rows = int(lengths.sum())
+    x, w = leaf(num_rows, shape[0], dtype=dtype), leaf(len(lengths), *shape, dtype=dtype, seed=1)
+    assert_close(*both_ways(functional.segment_mm, x, w, lengths), tolerance)
+    types = torch.arange(len(lengths)).repeat_interleave(lengths)
+    types = types[torch.randperm(num_rows, generator=torch.Generator().manual_seed(2))]
+    assert_close(*both_ways(functional.gather_mm, x, w, types), tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
+def test_every_dtype_of_lengths_offsets_and_index(dtype):
+    x, w = leaf(51, 6), leaf(4, 6, 3)
+    lengths = torch.tensor(LENGTHS["plain"])
+    expected = torch.cat([part @ m for part, m in zip(x.split(lengths.tolist()), w)])
+    offsets = torch.tensor([0, 3, 43, 44, 51])
+    index = torch.arange(4).repeat_interleave(lengths)
+    for found in (
+        functional.segment_mm(x, w, lengths.to(dtype)),
+        functional.segment_mm(x, w, offsets=offsets.to(dtype)),
+        functional.gather_mm(x, w, index.to(dtype)),
+    ):
+        assert_close([found], [expected], 1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_at_most_twice_as_much_as_torch(dtype):
+    lengths = torch.tensor([30, 0, 170])
+    x, w = leaf(200, 40, dtype=dtype), leaf(3, 40, 24, dtype=dtype, seed=1)
+
+    def plain(x, w):
+        out = torch.cat([part @ m for part, m in zip(x.split(lengths.tolist()), w)])
+        return [out, *torch.autograd.grad(out, [x, w], torch.ones_like(out))]
+
+    out = functional.segment_mm(x, w, lengths)
+    assert out.dtype == dtype
+    found = [out, *torch.autograd.grad(out, [x, w], torch.ones_like(out))]
+    exact = plain(*(t.detach().double().requires_grad_() for t in (x, w)))
+    for a, b, c in zip(found, plain(x, w), exact):
+        assert error(a, c) <= 2 * error(b, c)
+
+
+def test_weights_too_large_for_the_caches():
+    lengths = torch.tensor([5, 0, 40])
+    x, w = leaf(45, 800, dtype=torch.float32), leaf(3, 800, 700, dtype=torch.float32)
+    assert_close(*both_ways(functional.segment_mm, x, w, lengths), 1e-5)
+    index = torch.tensor([0, 2, 2]).repeat(15)
+    assert_close(*both_ways(functional.gather_mm, x, w, index), 1e-5)
+
+
+def test_block_diagonal_matrices():
+    x, w, index = leaf(30, 12), leaf(5, 3, 4, 2), torch.arange(30) % 5
+    dense = torch.stack([torch.block_diag(*blocks) for blocks in w])
+    found, expected = functional.gather_mm(x, w, index), functional.gather_mm(x, dense, index)
+    grads = [torch.autograd.grad(out.square().sum(), [x, w]) for out in (found, expected)]
+    assert_close([found, *grads[0]], [expected, *grads[1]], 1e-12)
+
+
+def test_strided_operands():
+    wide = torch.randn(40, 30, dtype=torch.float64)
+    w = torch.randn(3, 10, 16, dtype=torch.float64)
+    lengths = torch.tensor([20, 5, 15])
+    for x in (wide[:, 5:15], wide.t()[:10].t(), torch.randn(1, 10, dtype=torch.float64).expand(40, 10)):
+        for weight in (w, torch.randn(3, 16, 10, dtype=torch.float64).mT, w[:1].expand(3, 10, 16)):
+            expected = functional.segment_mm(x.contiguous(), weight.contiguous(), lengths)
+            assert_close([functional.segment_mm(x, weight, lengths)], [expected], 1e-12)
+
+
+def test_gradcheck_and_gradgradcheck():
+    x, w, index = leaf(9, 4), leaf(3, 4, 5), torch.tensor([2, 0, 0, 2, 2, 0, 2, 2, 0])
+    for function in (
+        lambda x, w: functional.gather_mm(x, w, index),
+        lambda x, w: functional.segment_mm(x, w, torch.tensor([4, 0, 5])),
+    ):
+        assert torch.autograd.gradcheck(function, [x, w])
+        assert torch.autograd.gradgradcheck(function, [x, w])
+
+
+def test_bitwise_the_same_for_any_number_of_threads():
+    x, w = leaf(30_000, 50, dtype=torch.float32), leaf(3, 50, 70, dtype=torch.float32)
+    index = torch.randint(3, (30_000,), generator=torch.Generator().manual_seed(1))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            out = functional.gather_mm(x, w, index)
+            results.append([out, *torch.autograd.grad(out.square().sum(), [x, w])])
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
+def test_opcheck():
+    ops, offsets = torch.ops.edgeless, torch.tensor([0, 4, 4, 9])
+    x, y, w, rows = leaf(9, 4), leaf(9, 5), leaf(3, 4, 5), torch.randperm(9)
+    torch.library.opcheck(ops.typed_mm, (x, w, offsets, rows))
+    torch.library.opcheck(ops.typed_mm, (x.detach().bfloat16(), w.detach().bfloat16(), offsets, None))
+    torch.library.opcheck(ops.typed_outer, (x, y, offsets, rows))
+    torch.library.opcheck(ops.typed_outer, (x, y, offsets.int(), None))
+
+
+def test_batches_of_gradients():
+    x, w, index = leaf(9, 4), leaf(3, 4, 5), torch.arange(9) % 3
+    out = functional.gather_mm(x, w, index)
+    batch = torch.randn(3, *out.shape, dtype=torch.float64)
+    found = torch.autograd.grad(out, [x, w], batch, is_grads_batched=True, retain_graph=True)
+    for i, grad in enumerate(batch):
+        one = torch.autograd.grad(out, [x, w], grad, retain_graph=True)
+        assert all(torch.equal(a[i], b) for a, b in zip(found, one))
+
+
+def test_compiles_whole():
+    x, w, index, lengths = leaf(50, 12), leaf(4, 12, 8), torch.arange(50) % 4, torch.tensor([20, 0, 5, 25])
+    torch._dynamo.reset()
+
+    def both(x, w, index, lengths):
+        return functional.gather_mm(x, w, index) + functional.segment_mm(x, w, lengths)
+
+    compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
+    out, expected = compiled(x, w, index, lengths), both(x, w, index, lengths)
+    assert_close([out], [expected], 1e-12)
+    assert_close(*[torch.autograd.grad(o.square().sum(), [x, w]) for o in (out, expected)], 1e-12)
+
+
+X, W3 = torch.zeros(5, 3), torch.zeros(2, 3, 4)
+
+
+@pytest.mark.parametrize("args,kwargs,kind,message", [
+    ((X[0], W3, torch.tensor([2, 3])), {}, ValueError, r"x must have shape \[N, K\] = \[\*, \*\], got \[3\]"),
+    ((X, W3[0], torch.tensor([2, 3])), {}, ValueError, r"w must have shape \[R, K, M\] = \[\*, 3, \*\], got \[3, 4\]"),
+    ((X, W3, torch.tensor([2, 2])), {}, ValueError, "lengths must add up to N = 5, got 4"),
+    ((X, W3, torch.tensor([7, -2])), {}, ValueError, "lengths must not be negative, got -2"),
+    ((X, W3, torch.tensor([5])), {}, ValueError, r"lengths must have shape \[R\] = \[2\], got \[1\]"),
+    ((X, W3, torch.tensor([2.0, 3.0])), {}, ValueError, "lengths must have an integer dtype, got torch.float32"),
+    ((X, W3, [2, 3]), {}, TypeError, "lengths must be a Tensor"),
+    ((X, W3), {}, TypeError, "either lengths or offsets must be given, got neither"),
+    ((X, W3), {"offsets": torch.tensor([0, 5])}, ValueError, r"offsets must have shape \[R \+ 1\] = \[3\], got \[2\]"),
+    ((X, W3), {"offsets": torch.tensor([0, 2, 4])}, ValueError, "offsets must run from 0 to N = 5, got 0 to 4"),
+    ((X, W3), {"offsets": torch.tensor([0, 6, 5])}, ValueError, "offsets must not fall, got 6 then 5"),
+    ((X.long(), W3, torch.tensor([2, 3])), {}, ValueError, "x must be float32"),
+    ((X, W3.to("meta"), torch.tensor([2, 3])), {}, ValueError, "w must be on x's device cpu, got meta"),
+])  # fmt: skip
+def test_bad_segments_are_named(args, kwargs, kind, message):
+    with pytest.raises(kind, match="segment_mm: |typed_mm: ") as raised:
+        functional.segment_mm(*args, **kwargs)
+    assert raised.match(message)
+
+
+@pytest.mark.parametrize("args,kind,message", [
+    ((X, W3, torch.tensor([0, 1, 2, 0, 0])), IndexError, "index has id 2 at position 2, expected 0 <= id < R = 2"),
+    ((X, W3, torch.tensor([0, -1, 1, 0, 0])), IndexError, "index has id -1 at position 1"),
+    ((X, W3, torch.tensor([0, 1])), ValueError, r"index must have shape \[N\] = \[5\], got \[2\]"),
+    ((X, torch.zeros(2, 2, 2, 2), torch.zeros(5).long()), ValueError, r"x must have shape \[N, K\] = \[\*, 4\]"),
+])  # fmt: skip
+def test_bad_indices_are_named(args, kind, message):
+    with pytest.raises(kind, match=message):
+        functional.gather_mm(*args)

@@ -1,0 +1,128 @@
+"""HeteroLinear and HeteroDictLinear against the stock layers."""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch_geometric.nn as stock
+from pyg_cases import assert_close, features, run, run_fused
+from torch_geometric.nn.dense.linear import HeteroDictLinear, HeteroLinear
+
+import edgeless
+import edgeless.pyg.nn as fused
+
+TYPES = {
+    "mixed": torch.tensor([3, 0, 0, 3, 1, 3, 0] * 9),
+    "sorted": torch.arange(63) // 16,
+    "one": torch.full((63,), 2),
+    "none": torch.zeros(0, dtype=torch.int64),
+}
+
+
+def layer_pair(dtype=torch.float32, **options):
+    theirs = HeteroLinear(6, 4, 4, **options)
+    ours = fused.HeteroLinear(6, 4, 4, **options)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(features(parameter.numel(), 1).view(parameter.shape))
+    ours.load_state_dict(theirs.state_dict())
+    return theirs.to(dtype), ours.to(dtype)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"is_sorted": True}])
+def test_every_type(kind, dtype, options):
+    if options.get("is_sorted") and kind == "mixed":
+        pytest.skip("the stock layer takes rows for sorted that are not")
+    types = TYPES[kind]
+    theirs, ours = layer_pair(dtype, **options)
+    x = features(len(types), 6, dtype)
+    expected = run(theirs, theirs, x, types)
+    assert_close(run_fused(ours, x, types), expected)
+    assert_close(run_fused(ours, x, types.int()), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_at_most_twice_as_much(dtype):
+    theirs, ours = layer_pair(dtype)
+    x, types = features(63, 6, dtype), TYPES["mixed"]
+    exact_layer = copy.deepcopy(theirs).double()
+    exact = run(exact_layer, exact_layer, x.double(), types)
+    found, stocks = run_fused(ours, x, types), run(theirs, theirs, x, types)
+    for key, want in exact.items():
+        errors = [float((t[key].double() - want).norm() / want.norm()) for t in (found, stocks)]
+        assert found[key].dtype == stocks[key].dtype and errors[0] <= 2 * errors[1] + 1e-6, (key, errors)
+
+
+def test_lazy_parameters():
+    torch.manual_seed(2)
+    theirs = HeteroLinear(-1, 4, 4)
+    torch.manual_seed(2)
+    ours = fused.HeteroLinear(-1, 4, 4)
+    x, types = features(63, 6), TYPES["mixed"]
+    torch.manual_seed(3)
+    expected = theirs(x, types)
+    torch.manual_seed(3)
+    assert not edgeless.explain(ours, x, types)
+    assert torch.allclose(ours(x, types), expected, atol=1e-5)
+    assert edgeless.explain(ours, x, types)
+
+
+def test_compiles_whole():
+    theirs, ours = layer_pair()
+    x, types = features(63, 6), TYPES["mixed"]
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with edgeless.backend("fused"):
+        assert_close(run(compiled, ours, x, types), run(theirs, theirs, x, types))
+
+
+def test_a_type_out_of_range_is_named():
+    _, ours = layer_pair()
+    types = TYPES["mixed"].clone()
+    types[5] = 4
+    with pytest.raises(IndexError, match="index has id 4 at position 5, expected 0 <= id < R = 4"):
+        ours(features(63, 6), types)
+
+
+def test_refusals_are_said_in_words():
+    _, ours = layer_pair()
+    x, types = features(63, 6), TYPES["mixed"]
+    for inputs, words in (
+        ((x[None], types[None]), "x has shape"),
+        ((x.double(), types), "x is torch.float64"),
+        ((x, types.float()), "no plain int64 or int32"),
+        ((x, types[1:]), r"the types have shape \[62\]"),
+    ):
+        assert re.search(words, str(edgeless.explain(ours, *inputs)))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert re.search("autocast is on", str(edgeless.explain(ours, x, types)))
+
+
+def test_dictionaries_in_any_order():
+    torch.manual_seed(1)
+    theirs = HeteroDictLinear({"a": 5, "b": 3, "c": 4}, 7)
+    ours = fused.HeteroDictLinear({"a": 5, "b": 3, "c": 4}, 7)
+    ours.load_state_dict(theirs.state_dict())
+    inputs = {"c": features(9, 4), "a": features(11, 5, seed=2)}
+    with edgeless.backend("fused"):
+        found = ours(inputs)
+    expected = theirs(inputs)
+    assert list(found) == list(expected)
+    assert all(torch.allclose(found[key], expected[key], atol=1e-5) for key in expected)
+
+
+def test_lazy_dictionaries():
+    ours = fused.HeteroDictLinear(-1, 7, types=["a", "b"])
+    inputs = {"a": features(9, 4), "b": features(11, 5, seed=2)}
+    assert not edgeless.explain(ours, inputs)
+    assert {key: tuple(out.shape) for key, out in ours(inputs).items()} == {"a": (9, 7), "b": (11, 7)}
+    assert edgeless.explain(ours, inputs)
+
+
+def test_accelerate_turns_stock_layers():
+    model = torch.nn.ModuleList([stock.HeteroLinear(6, 4, 2), stock.HeteroDictLinear(6, 4, types=["a"])])
+    report = edgeless.accelerate(model)
+    assert [new for _, _, new in report.swapped] == [fused.HeteroLinear, fused.HeteroDictLinear]
