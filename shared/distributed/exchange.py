@@ -55,6 +55,7 @@ class Halo:
 
     # Exchanges -------------------------------------------------------------------------------------------------------
 
+    @torch.compiler.disable  # what is under way is no tensor: a program of torch.compile breaks here and at the wait
     def start(self, rows: Tensor, join: bool) -> Flight:
         """Begins to receive halo rows for own ``rows`` ``[n, ...]``.
 
@@ -149,6 +150,7 @@ class Flight:
         self.keep: Optional[Tensor] = None  # own rows whose exchange is worth remembering
         self._work = self._held = None  # the collective, and what it reads until it is done
 
+    @torch.compiler.disable
     def wait(self) -> Tensor:
         """The halo's rows ``[h, ...]``, or own and halo rows ``[n + h, ...]``."""
         if self.here is not None:

@@ -103,6 +103,7 @@ def train(rank, world, folder):
         torch.save(net.state_dict(), folder / f"of-{world}.pt")
     yield from _same_bits(dg)
     yield from _checkpointed(dg)
+    yield from _compiled(dg)
     net.load_state_dict(torch.load(folder / "of-1.pt"))  # of one process, into this model
     net.eval()
     with torch.no_grad():
@@ -141,6 +142,19 @@ def _checkpointed(dg):
         found.append(x.grad)
     if not torch.equal(*found):
         yield "a checkpoint gives other gradients"
+
+
+def _compiled(dg):
+    """A program of torch.compile breaks at exchanges, and gives the same."""
+    found = []
+    for compiled in (False, True):
+        net, x = new_net().eval(), dg.ndata["x"].clone().requires_grad_()
+        out = (torch.compile(net, backend="eager") if compiled else net)(x, dg)
+        out.square().sum().backward()
+        found.append((out.detach(), x.grad))
+    for have, want in zip(*found):
+        if not torch.allclose(have, want, rtol=1e-10, atol=1e-12):
+            yield "a compiled model gives other results"
 
 
 # Failures --------------------------------------------------------------------------------------------------------
