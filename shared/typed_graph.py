@@ -1,8 +1,8 @@
 """Graphs whose edges have types: a :class:`Graph` and the relation of every edge, sorted for typed products.
 
 The edges of one type at one row, of a destination or of a source, are a pair. What a layer over relations computes for
-them is linear in their sum, so it multiplies one row for each pair and not for each edge. The kernels take pairs cut into
-pieces of a bounded number of edges. Nothing here is of the size of relations times nodes.
+them is linear in their sum, so it multiplies one row for each pair and not for each edge. The kernels take pairs cut
+into pieces of a bounded number of edges. Nothing here is of the size of relations times nodes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TypedGraph:
         """Takes what it is given as it is; types are checked when they are sorted.
 
         Raises:
-            TypeError, ValueError: edge_type is no tensor ``[E]`` of integers on the graph's device, num_types no number.
+            TypeError, ValueError: edge_type is no tensor ``[E]`` of integers on the graph's device, num_types no int.
         """
         check_integers("TypedGraph", "edge_type", edge_type, "[E]")
         check_num_nodes("TypedGraph", "num_types", num_types)

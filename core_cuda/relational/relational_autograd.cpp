@@ -1,5 +1,5 @@
-// The gradients of the typed products. Those of typed_mm and typed_outer are each other, so both can be differentiated as
-// often as one likes.
+// The gradients of the typed products. Those of typed_mm and typed_outer are each other, so both can be differentiated
+// as often as one likes.
 #include "calls.h"
 
 namespace edgeless {
