@@ -4,9 +4,9 @@
 ``segment_mm`` and ``gather_mm`` are here; every other name is DGL's own, so that ``from edgeless.dgl import ops`` can
 stand for ``from dgl import ops``.
 
-Each but the last two takes a DGLGraph, a block, one relation of a heterograph, or an :class:`edgeless.Graph`. A call that the kernels do
-not cover runs DGL's function; ``edgeless.explain(ops.u_dot_v, g, x, y)`` says whether and why, and under
-``edgeless.backend("fused")`` it raises :class:`edgeless.NotFusedError`. What DGL rejects raises DGL's own error.
+Each but the last two takes a DGLGraph, a block, one relation of a heterograph, or an :class:`edgeless.Graph`. A call
+that the kernels do not cover runs DGL's function; ``edgeless.explain(ops.u_dot_v, g, x, y)`` says whether and why, and
+under ``edgeless.backend("fused")`` it raises :class:`edgeless.NotFusedError`. What DGL rejects raises DGL's own error.
 
 Three results differ from DGL's. Of a node without in-edges ``copy_u_min`` and ``copy_u_max`` pass no gradient on, where
 DGL adds it to source node 0. NaN is never skipped. 16-bit features are summed in float32, and float16 works on the CPU.

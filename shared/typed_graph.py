@@ -1,8 +1,8 @@
 """Graphs whose edges have types: a :class:`Graph` and the relation of every edge, sorted for typed products.
 
 The edges of one type at one row, of a destination or of a source, are a pair. What a layer over relations computes for
-them is linear in their sum, so it multiplies one row for each pair and not for each edge. The kernels take pairs cut into
-pieces of a bounded number of edges. Nothing here is of the size of relations times nodes.
+them is linear in their sum, so it multiplies one row for each pair and not for each edge. The kernels take pairs cut
+into pieces of a bounded number of edges. Nothing here is of the size of relations times nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .graph_checks import as_index, check_integers, check_num_nodes, compiling, 
 from .ops.graph import coo_to_csr
 from .ops.relational import typed_edges
 
-__all__ = ["Pairs", "TypedGraph", "typed_graph_for"]
+__all__ = ["Compact", "Pairs", "TypedGraph", "typed_graph_for"]
 
 # Edges of a piece: so many that cutting costs nothing beside their sum, and so few that a hub falls to many threads.
 CUT = 512
@@ -40,6 +40,18 @@ class Pairs(NamedTuple):
     sums: Graph
 
 
+class Compact(NamedTuple):
+    """The pairs of a source and a type, in the place of the sources: what a source is to edges of a type is computed
+    once for all of them.
+
+    ``pairs`` is a typed graph from the sources to their pairs, of one edge each; ``edges`` has the edges of the typed
+    graph, with their ids, from the pairs to the destinations.
+    """
+
+    pairs: TypedGraph
+    edges: Graph
+
+
 class TypedGraph:
     """An immutable :class:`Graph` with a type for every edge.
 
@@ -55,7 +67,7 @@ class TypedGraph:
         """Takes what it is given as it is; types are checked when they are sorted.
 
         Raises:
-            TypeError, ValueError: edge_type is no tensor ``[E]`` of integers on the graph's device, num_types no number.
+            TypeError, ValueError: edge_type is no tensor ``[E]`` of integers on the graph's device, num_types no int.
         """
         check_integers("TypedGraph", "edge_type", edge_type, "[E]")
         check_num_nodes("TypedGraph", "num_types", num_types)
@@ -130,6 +142,11 @@ class TypedGraph:
         """The pairs themselves, of whatever number of edges."""
         return self._format("pairs", self._pairs)
 
+    @property
+    def compact(self) -> Compact:
+        """Sources split by the types of their edges."""
+        return self._format("compact", self._compact)
+
     def _format(self, key, build: Callable[[], Any]):
         """What is kept under ``key``; the one place where things derived from a typed graph are."""
         if key not in self._formats:
@@ -154,6 +171,23 @@ class TypedGraph:
         neighbors = Graph(Compressed(ptr, indices, edge_ids), None, self.num_src, rows.numel())
         return Pairs(offsets, neighbors, Graph(sums, None, rows.numel(), self.num_dst))
 
+    def _compact(self) -> Compact:
+        offsets, rows, ptr, indices, edge_ids, _ = self._sorted(self.graph.csc, _UNCUT)
+        ids = torch.arange(rows.numel() + 1, dtype=rows.dtype, device=rows.device)
+        pairs = Graph(Compressed(ids, rows, None), None, self.num_src, rows.numel())
+        types = torch.arange(self.num_types, device=rows.device).repeat_interleave(offsets.diff())
+        csr = self.graph.csr
+        pair_of_edge = torch.empty_like(edge_ids)
+        pair_of_edge[edge_ids.long()] = ids[:-1].repeat_interleave(ptr.diff())
+        in_edges = pair_of_edge if csr.edge_ids is None else pair_of_edge[csr.edge_ids.long()]
+        edges = Graph(
+            Compressed(csr.indptr, in_edges, csr.edge_ids),
+            Compressed(ptr, indices, edge_ids),
+            rows.numel(),
+            self.num_dst,
+        )
+        return Compact(TypedGraph(pairs, types, self.num_types), edges)
+
     # Housekeeping ----------------------------------------------------------------------------------------------------
 
     def memory_bytes(self) -> int:
@@ -170,6 +204,17 @@ class TypedGraph:
         """How many things are kept with this graph."""
         return len(self._formats) + self.graph.num_formats()
 
+<<<<<<< HEAD
+=======
+    def _tensors(self):
+        yield self.edge_type
+        for value in self._formats.values():
+            for part in (value,) if isinstance(value, (Tensor, Graph)) else value:
+                if isinstance(part, TypedGraph):
+                    yield from part.graph._tensors()
+                yield from (part,) if isinstance(part, Tensor) else part._tensors()
+
+>>>>>>> relational
     def __getstate__(self):
         return {**self.__dict__, "_formats": {}}
 

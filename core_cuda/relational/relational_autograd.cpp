@@ -1,5 +1,5 @@
-// The gradients of the typed products. Those of typed_mm and typed_outer are each other, so both can be differentiated as
-// often as one likes.
+// The gradients of the typed products. Those of typed_mm and typed_outer are each other, so both can be differentiated
+// as often as one likes.
 #include "calls.h"
 
 namespace edgeless {
@@ -84,7 +84,8 @@ struct RelationalSum : torch::autograd::Function<RelationalSum> {
     c10::List<bool> needs;
     needs.push_back(need()), needs.push_back(need()), needs.push_back(need(edge_weight.has_value()));
     variable_list found = once_differentiable("relational_sum", {grads[0], saved[0], saved[1], edge_weight}, [&] {
-      return call_relational_sum_backward(grads[0], saved[0], saved[1], edge_weight, saved.graph.csr, saved.graph.csc, needs);
+      return call_relational_sum_backward(grads[0], saved[0], saved[1], edge_weight, saved.graph.csr, saved.graph.csc,
+                                          needs);
     });
     for (size_t i = 0; i < found.size(); ++i) {
       if (!needs[i]) found[i] = Tensor();

@@ -86,15 +86,16 @@ class Call {
     const int64_t size = kernels.packed_size(k, n);
     A* to = keep(at::empty({args.types, args.blocks, size}, w.options())).template mutable_data_ptr<A>();
     const A* from = w.const_data_ptr<A>();
-    at::parallel_for(0, args.types, std::max<int64_t>(1, 65536 / (args.blocks * size + 1)), [&](int64_t t, int64_t end) {
-      for (; t < end; ++t) {
-        if (offsets[t] == offsets[t + 1]) continue;
-        for (int64_t b = 0; b < args.blocks; ++b) {
-          kernels.pack(from + t * w.stride(0) + b * w.stride(1), w.stride(2), w.stride(3), k, n,
-                       to + (t * args.blocks + b) * size);
-        }
-      }
-    });
+    at::parallel_for(0, args.types, std::max<int64_t>(1, 65536 / (args.blocks * size + 1)),
+                     [&](int64_t t, int64_t end) {
+                       for (; t < end; ++t) {
+                         if (offsets[t] == offsets[t + 1]) continue;
+                         for (int64_t b = 0; b < args.blocks; ++b) {
+                           kernels.pack(from + t * w.stride(0) + b * w.stride(1), w.stride(2), w.stride(3), k, n,
+                                        to + (t * args.blocks + b) * size);
+                         }
+                       }
+                     });
     args.weight = to, args.weight_type = args.blocks * size, args.weight_block = size, args.weight_step = 0;
   }
 
@@ -257,9 +258,8 @@ Tensor summed_products(const Tensor& x, const Tensor& weight, bool turned, const
   call.set_pieces(pieces, edge_weight, x);
   call.args.totals = totals.template mutable_data_ptr<A>();
   call.args.carry = carry.template mutable_data_ptr<A>();
-  for_each_part<A>(parts, call.kernels.scratch_size(call.args), [&](int64_t part, A* scratch) {
-    call.kernels.sum_products(call.args, part, scratch);
-  });
+  for_each_part<A>(parts, call.kernels.scratch_size(call.args),
+                   [&](int64_t part, A* scratch) { call.kernels.sum_products(call.args, part, scratch); });
   merge_cut_rows(call.args, parts);
   return totals;
 }

@@ -4,8 +4,9 @@
 // One stable pass of the radix sort of graph/edge_sort.h over the types. A piece is a run of edges of one type and one
 // row, at most `cut` long. Blocks of consecutive edges count the pieces that begin in them, and write them from the sum
 // of the counts before. Then the parts: the pieces are also laid end to end in the order of rows, and of types within a
-// row, and cut where equal numbers of edges and rows lie between. A boundary is at the beginning of a row unless the row
-// alone is a good part of a part. Nothing is of the size of types times rows; parts times types are few beside pieces.
+// row, and cut where equal numbers of edges and rows lie between. A boundary is at the beginning of a row unless the
+// row alone is a good part of a part. Nothing is of the size of types times rows; parts times types are few beside
+// pieces.
 #pragma once
 
 #include <algorithm>
@@ -46,8 +47,8 @@ struct TypedArrays {
   int64_t* parts;   // [num_parts + 1, 2 + types]: see TypedArgs in cpu/args.h
 };
 
-// From sizes alone, so that who allocates knows it: enough pieces of one type in a part for the type's weight to be read
-// once for many, and enough parts for many threads.
+// From sizes alone, so that who allocates knows it: enough pieces of one type in a part for the type's weight to be
+// read once for many, and enough parts for many threads.
 inline int64_t num_typed_parts(int64_t rows, int64_t edges, int64_t types) {
   const int64_t fewest = 8 * types <= edges ? 8 : 1;
   const int64_t wanted = std::clamp<int64_t>(edges / (64 * std::max<int64_t>(types, 1)), fewest, 1024);
@@ -106,8 +107,7 @@ void cut_into_pieces(const std::vector<int64_t>& starts, const Index* rows, int6
 }
 
 template <typename Index>
-void cut_into_parts(const Index* indptr, int64_t num_rows, int64_t types, int64_t parts,
-                    const TypedArrays<Index>& to) {
+void cut_into_parts(const Index* indptr, int64_t num_rows, int64_t types, int64_t parts, const TypedArrays<Index>& to) {
   const int64_t items = num_rows + indptr[num_rows], long_row = items / parts / 8;
   for (int64_t part = 0; part <= parts; ++part) {
     int64_t* boundary = to.parts + part * (2 + types);

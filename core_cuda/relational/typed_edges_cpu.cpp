@@ -53,8 +53,12 @@ Arrays typed_edges_cpu(const Tensor& indptr, const Tensor& indices, const Option
     const Type* of = kinds.const_data_ptr<Type>();
     AT_DISPATCH_INDEX_TYPES(pointers.scalar_type(), op, [&] {
       const auto at = [](const Tensor& t) { return t.mutable_data_ptr<index_t>(); };
-      const TypedArrays<index_t> to{at(type_ptr),           at(std::get<1>(result)), at(std::get<2>(result)),
-                                    at(std::get<3>(result)), at(std::get<4>(result)), cut_ends.mutable_data_ptr<int64_t>()};
+      const TypedArrays<index_t> to{at(type_ptr),
+                                    at(std::get<1>(result)),
+                                    at(std::get<2>(result)),
+                                    at(std::get<3>(result)),
+                                    at(std::get<4>(result)),
+                                    cut_ends.mutable_data_ptr<int64_t>()};
       const EdgesOfTypes<Type, index_t> source{pointers.const_data_ptr<index_t>(),
                                                ids.defined() ? ids.const_data_ptr<index_t>() : nullptr, of, rows};
       if (sort_by_type(source, others.const_data_ptr<index_t>(), edges, num_types, cut, parts, to, AtenParallel{})) {

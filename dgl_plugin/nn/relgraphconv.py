@@ -41,8 +41,7 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
             feat (Tensor): of the sources, ``[Ns, F]``; with ``self_loop`` the first ``Nd`` are the destinations.
             etypes (Tensor): ``[E]`` integers, the relations of the edges.
             norm (Tensor, optional): ``[E, 1]`` or ``[E]``; default is ``g.edata["norm"]`` where there is one.
-            presorted (bool): whether the edges are sorted by relation; nothing is gained by it here, nor lost where it is
-                not so.
+            presorted (bool): whether the edges are sorted by relation, which makes no difference here.
 
         Returns:
             Tensor ``[Nd, C]``.

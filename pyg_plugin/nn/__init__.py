@@ -17,6 +17,7 @@ from .gcn_conv import GCNConv
 from .gin_conv import GINConv
 from .graph_conv import GraphConv
 from .hetero_linear import HeteroDictLinear, HeteroLinear
+from .hgt_conv import HGTConv
 from .rgcn_conv import FastRGCNConv, RGCNConv
 from .sage_conv import SAGEConv
 from .transformer_conv import TransformerConv
@@ -29,6 +30,7 @@ __all__ = [
     "GCNConv",
     "GINConv",
     "GraphConv",
+    "HGTConv",
     "HeteroDictLinear",
     "HeteroLinear",
     "MaxAggregation",
@@ -47,6 +49,7 @@ _LAYERS = [
     GCNConv,
     GINConv,
     GraphConv,
+    HGTConv,
     HeteroDictLinear,
     HeteroLinear,
     MaxAggregation,

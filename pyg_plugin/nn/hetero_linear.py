@@ -14,9 +14,10 @@ from ..conv import LINEAR, is_plain_float, transform_refusals
 
 
 class HeteroLinear(FusedLayer, linear.HeteroLinear):
-    r"""``torch_geometric.nn.HeteroLinear`` on :func:`edgeless.functional.gather_mm`: same signature, parameters and results.
+    r"""``torch_geometric.nn.HeteroLinear`` on :func:`edgeless.functional.gather_mm`.
 
-    Every row is multiplied by the matrix of its type, read where it is: whether rows are sorted makes no difference.
+    Constructor, parameters and results are those of the stock layer. Every row is multiplied by the matrix of its type,
+    read where it is: whether rows are sorted makes no difference.
     """
 
     stock: ClassVar[type] = linear.HeteroLinear

@@ -153,8 +153,8 @@ class RGCNConv(_Relational, FusedConv, rgcn_conv.RGCNConv):
     Networks", ESWC 2018).
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.RGCNConv`, as its loop over relations
-    computes them: a mean is one of a relation, also where pyg-lib is installed, with which the stock layer divides by the
-    number of all in-edges. Nothing of the size ``[E, F]`` or of relations times nodes is allocated.
+    computes them: a mean is one of a relation, also where pyg-lib is installed, with which the stock layer divides
+    by the number of all in-edges. Nothing of the size ``[E, F]`` or of relations times nodes is allocated.
 
     Shapes:
         x: ``[N, F]``, ids ``[N]``, None, or a pair of sources' and destinations'; edge_index: ``[2, E]`` tensor or
@@ -175,8 +175,8 @@ class RGCNConv(_Relational, FusedConv, rgcn_conv.RGCNConv):
 class FastRGCNConv(_Relational, FusedConv, rgcn_conv.FastRGCNConv):
     r"""The same layer as :class:`RGCNConv`, with sums and means, in the dtype of the features.
 
-    Constructor, parameters and results are those of :class:`torch_geometric.nn.FastRGCNConv`, which gathers a weight for
-    every edge.
+    Constructor, parameters and results are those of :class:`torch_geometric.nn.FastRGCNConv`, which gathers a weight
+    for every edge. Features that are ids are ids here, where the stock layer takes a node's number for its id.
 
     Shapes: as of :class:`RGCNConv`.
     """

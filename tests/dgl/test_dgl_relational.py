@@ -120,7 +120,7 @@ def test_edges_that_are_not_sorted_as_promised():
 
 
 def test_norms_of_one_dimension_and_of_the_graph():
-    """The documented shape of norm is [E], with which the stock layer fails; a norm in edata counts without being given."""
+    """The documented shape of norm is [E], with which the stock layer fails; a norm in edata counts as well."""
     graph = random_graph()
     theirs, ours = layer_pair()
     feat, etypes, norm = source_features(graph), types_of(graph), norm_of(graph)

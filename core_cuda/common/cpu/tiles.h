@@ -1,6 +1,6 @@
-// Products of a few rows with a matrix: a tile of kTileRows x kTileVectors vectors of the result stays in registers over
-// the whole inner dimension, so that four loads of the matrix serve six rows. The matrix is packed into panels as wide as
-// a tile, or is read as it lies where its rows are whole vectors. Included once per instruction set.
+// Products of a few rows with a matrix: a tile of kTileRows x kTileVectors vectors of the result stays in registers
+// over the whole inner dimension, so that four loads of the matrix serve six rows. The matrix is packed into panels as
+// wide as a tile, or is read as it lies where its rows are whole vectors. Included once per instruction set.
 
 template <class A>
 struct Tiles {
@@ -88,8 +88,8 @@ struct Tiles {
   }
 
   template <int R, bool Add>
-  static void tile_of_width(int64_t vectors, const A* a, int64_t a_row, int64_t a_step, const A* b,
-                            int64_t b_step, int64_t k, Store to) {
+  static void tile_of_width(int64_t vectors, const A* a, int64_t a_row, int64_t a_step, const A* b, int64_t b_step,
+                            int64_t k, Store to) {
     switch (vectors) {
       case 1: return tile<R, 1, Add>(a, a_row, a_step, b, b_step, k, to);
       case 2: return tile<R, 2, Add>(a, a_row, a_step, b, b_step, k, to);
@@ -102,8 +102,8 @@ struct Tiles {
 
   // One panel for n rows of a.
   template <bool Add>
-  static void panel(int64_t n, int64_t width, const A* a, int64_t a_row, int64_t a_step, const A* b,
-                    int64_t b_step, int64_t k, Store to) {
+  static void panel(int64_t n, int64_t width, const A* a, int64_t a_row, int64_t a_step, const A* b, int64_t b_step,
+                    int64_t k, Store to) {
     const int64_t vectors = width / W;
     int64_t r = 0;
     for (; r + kTileRows <= n; r += kTileRows) {
@@ -116,8 +116,8 @@ struct Tiles {
     }
   }
 
-  // out = a b + bias for n rows. b: as pack() leaves it, or, where b_step is given, whole vectors in rows that lie so far
-  // apart.
+  // out = a b + bias for n rows. b: as pack() leaves it, or, where b_step is given, whole vectors in rows that lie so
+  // far apart.
   static void product(int64_t n, const A* a, int64_t a_row, const A* b, int64_t k, Store to, int64_t b_step = 0) {
     const int64_t columns = to.columns;
     for (int64_t first = 0; first < columns; first += kPanel) {

@@ -1,5 +1,5 @@
-// Matrix products of many rows with a small matrix (tiles.h): rows go through a block that stays in the caches. Included
-// once per instruction set.
+// Matrix products of many rows with a small matrix (tiles.h): rows go through a block that stays in the caches.
+// Included once per instruction set.
 
 struct Projection {
   using Tile = Tiles<float>;
@@ -17,7 +17,7 @@ struct Projection {
       for (int64_t m = 0; m < args.num_maps; ++m) {
         const ProjectionMap& map = args.maps[m];
         Tile::product(n, block, args.block_stride, map.weight, args.features,
-                {map.out + row * map.width, map.width, map.width, map.bias, map.bypass});
+                      {map.out + row * map.width, map.width, map.width, map.bias, map.bypass});
       }
     }
     fence_streams();
@@ -50,7 +50,7 @@ struct Projection {
       if (grad_bias) add_columns(args, n, block, grad_bias);
       if (args.weights) {
         Tile::product(n, block, args.block_stride, args.weights, args.columns,
-                {args.grad_x + row * args.features, args.features, args.features, nullptr, args.bypass});
+                      {args.grad_x + row * args.features, args.features, args.features, nullptr, args.bypass});
       }
       if (!grad_weight) continue;
       const float* x = args.x + row * args.x_stride;

@@ -30,14 +30,15 @@ struct TypedArgs {
 
   // The weight of a type is block-diagonal: `blocks` matrices of [in / blocks, out / blocks].
   int64_t in, out, blocks;
-  const A* weight;                         // matrix b of type t lies at t * weight_type + b * weight_block,
-  int64_t weight_type, weight_block;       // as Tiles::pack() leaves it or,
-  int64_t weight_step;                     // where this is not 0, in rows so far apart, of whole vectors
+  const A* weight;                    // matrix b of type t lies at t * weight_type + b * weight_block,
+  int64_t weight_type, weight_block;  // as Tiles::pack() leaves it or,
+  int64_t weight_step;                // where this is not 0, in rows so far apart, of whole vectors
 
   OutRows result;  // product: [nodes, out], row rows[i] is entry i's
   A* totals;       // sum of products: [nodes, out]
   A* carry;        // [parts, 2, out], zero: of nodes whose entries are in several parts
-  const int64_t* parts;  // [parts + 1, 2 + types]: first row, whether its entries began before, first entry of each type
+  const int64_t*
+      parts;  // [parts + 1, 2 + types]: first row, whether its entries began before, first entry of each type
   int64_t types;
   A* products;  // sampled: [E]
 };

@@ -1,6 +1,7 @@
-// Products of rows with the weights of their types, and what is made of them: see TypedKernels in args.h. Entries of one
-// type go through a block of kTypedRows rows, in which each is a copy of a node's row or the sum over the edges of a
-// piece, and the block is multiplied by the type's weight while it is in the cache. Included once per instruction set.
+// Products of rows with the weights of their types, and what is made of them: see TypedKernels in args.h. Entries of
+// one type go through a block of kTypedRows rows, in which each is a copy of a node's row or the sum over the edges of
+// a piece, and the block is multiplied by the type's weight while it is in the cache. Included once per instruction
+// set.
 
 template <class A>
 struct TypedPasses {
@@ -190,8 +191,8 @@ struct TypedPasses {
 template <class A>
 TypedKernels<A> typed_kernels() {
   using P = TypedPasses<A>;
-  return {Tiles<A>::packed_size, Tiles<A>::pack, kWidth<A>, P::scratch_size, P::product, P::sum_products,
-          P::outer,              P::sampled};
+  return {Tiles<A>::packed_size, Tiles<A>::pack, kWidth<A>, P::scratch_size, P::product,
+          P::sum_products,       P::outer,       P::sampled};
 }
 
 template TypedKernels<float> typed_kernels<float>();

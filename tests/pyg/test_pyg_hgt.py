@@ -1,0 +1,235 @@
+"""HGTConv against the stock layer: nodes, edges, heads, dtypes, the order of edge types, mini-batches."""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch_geometric
+import torch_geometric.nn as stock
+from pyg_cases import assert_close, features, random_edges
+from torch_geometric.data import HeteroData
+from torch_geometric.loader import HGTLoader, NeighborLoader
+
+import edgeless
+import edgeless.pyg.nn as fused
+
+SIZES = {"a": 20, "b": 13, "c": 7}
+TYPES = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a"), ("b", "by", "a"), ("a", "of", "c")]
+METADATA = (list(SIZES), TYPES)
+OUT = 8
+
+
+def edges_of(dtype=torch.int64):
+    """Of every edge type of the metadata but one; multi-edges, a hub, isolated nodes."""
+    edges = {}
+    for i, (src, _, dst) in enumerate(TYPES[:4]):
+        edges[TYPES[i]] = random_edges(SIZES[src], SIZES[dst] - 1, 60, seed=i).to(dtype)
+    edges[TYPES[0]][1, :30] = 2
+    return edges
+
+
+def nodes_of(width=OUT, dtype=torch.float32):
+    return {key: features(size, width, dtype, seed=i) for i, (key, size) in enumerate(SIZES.items())}
+
+
+def layer_pair(in_channels=OUT, heads=2, dtype=torch.float32, metadata=METADATA):
+    theirs = stock.HGTConv(in_channels, OUT, metadata, heads)
+    ours = fused.HGTConv(in_channels, OUT, metadata, heads)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs.to(dtype), ours.to(dtype)
+
+
+def run(layer, x_dict, edges):
+    leaves = {key: x.detach().clone().requires_grad_() for key, x in x_dict.items()}
+    outs = layer(dict(leaves), edges)
+    found = {f"out {key}": out.detach() for key, out in outs.items()}
+    generator = torch.Generator().manual_seed(23)
+    weights = {key: torch.randn(out.shape, generator=generator, dtype=torch.float64) for key, out in outs.items()}
+    loss = sum((out.double() * weights[key]).sum() for key, out in outs.items())
+    leaves.update(layer.named_parameters())
+    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    found.update({f"grad of {key}": grad for key, grad in zip(leaves, grads)})
+    return found
+
+
+def run_fused(layer, *inputs):
+    with edgeless.backend("fused"):
+        return run(layer, *inputs)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [OUT, 5])
+def test_heads_widths_and_dtypes(heads, dtype, width):
+    theirs, ours = layer_pair(width, heads, dtype)
+    x_dict, edges = nodes_of(width, dtype), edges_of()
+    expected = run(theirs, x_dict, edges)
+    assert_close(run_fused(ours, x_dict, edges), expected)
+    assert_close(run_fused(ours, x_dict, edges_of(torch.int32)), expected)
+
+
+def test_widths_by_type():
+    widths = {"a": 5, "b": OUT, "c": 3}
+    theirs, ours = layer_pair(widths)
+    x_dict = {key: features(SIZES[key], width, seed=width) for key, width in widths.items()}
+    assert_close(run_fused(ours, x_dict, edges_of()), run(theirs, x_dict, edges_of()))
+
+
+def test_the_order_of_edge_types_makes_no_difference():
+    """With another order than the metadata's the stock layer takes the matrices of other edge types."""
+    theirs, ours = layer_pair()
+    x_dict, edges = nodes_of(), edges_of()
+    expected = run(theirs, x_dict, edges)
+    turned = dict(reversed(list(edges.items())))
+    assert_close(run_fused(ours, x_dict, turned), expected)
+    wrong = run(theirs, x_dict, turned)
+    assert any(not torch.allclose(wrong[key], expected[key], atol=1e-3) for key in ("out a", "out b"))
+
+
+def test_missing_types_and_empty_ones():
+    theirs, ours = layer_pair()
+    x_dict, edges = nodes_of(), edges_of()
+    edges[TYPES[2]] = torch.empty(2, 0, dtype=torch.int64)
+    del edges[TYPES[1]]
+    assert_close(run_fused(ours, x_dict, edges), run(theirs, x_dict, edges))
+    del x_dict["c"]
+    assert_close(run_fused(ours, x_dict, edges), run(theirs, x_dict, edges))
+
+
+def test_one_node_type():
+    metadata = (["n"], [("n", "r", "n"), ("n", "s", "n")])
+    theirs, ours = layer_pair(metadata=metadata)
+    edges = {key: random_edges(30, 30, 100, seed=i) for i, key in enumerate(metadata[1])}
+    assert_close(run_fused(ours, {"n": features(30, OUT)}, edges), run(theirs, {"n": features(30, OUT)}, edges))
+
+
+def test_lazy_parameters():
+    torch.manual_seed(3)
+    theirs = stock.HGTConv(-1, OUT, METADATA)
+    torch.manual_seed(3)
+    ours = fused.HGTConv(-1, OUT, METADATA)
+    x_dict, edges = nodes_of(5), edges_of()
+    torch.manual_seed(4)
+    expected = theirs(x_dict, edges)
+    torch.manual_seed(4)
+    with edgeless.backend("fused"):
+        found = ours(x_dict, edges)
+    assert list(found) == list(expected)
+    assert all(torch.allclose(found[key], expected[key], atol=1e-5) for key in expected)
+    assert all(torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), ours.state_dict().values()))
+
+
+def test_sparse_tensors():
+    if not torch_geometric.typing.WITH_TORCH_SPARSE:
+        pytest.skip("needs torch_sparse")
+    theirs, ours = layer_pair()
+    x_dict, edges = nodes_of(), edges_of()
+    sparse = {
+        key: torch_geometric.typing.SparseTensor.from_edge_index(e, sparse_sizes=(SIZES[key[0]], SIZES[key[-1]])).t()
+        for key, e in edges.items()
+    }
+    assert_close(run_fused(ours, x_dict, sparse), run(theirs, x_dict, edges))  # the stock layer fails on these
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_errs_at_most_twice_as_much(dtype):
+    theirs, ours = layer_pair(dtype=dtype)
+    x_dict, edges = nodes_of(dtype=dtype), edges_of()
+    exact = run(copy.deepcopy(theirs).double(), {key: x.double() for key, x in x_dict.items()}, edges)
+    found, stocks = run_fused(ours, x_dict, edges), run(theirs, x_dict, edges)
+    largest = max(float(t.norm()) for t in exact.values() if t is not None)
+    for key, want in exact.items():
+        if want is None or float(want.norm()) < 1e-3 * largest:
+            continue
+        errors = [float((t[key].double() - want).norm() / want.norm()) for t in (found, stocks)]
+        assert found[key].dtype == stocks[key].dtype and errors[0] <= 2 * errors[1] + 1e-6, (key, errors)
+
+
+@pytest.mark.parametrize("loader", ["neighbors", "hgt"])
+def test_mini_batches(loader):
+    data = HeteroData({key: {"x": x} for key, x in nodes_of().items()})
+    for key, edge_index in edges_of().items():
+        data[key].edge_index = edge_index
+    theirs, ours = layer_pair()
+    if loader == "neighbors":
+        batches = NeighborLoader(data, [5], input_nodes="a", batch_size=7)
+    else:
+        batches = HGTLoader(data, [8], input_nodes="a", batch_size=7)
+    try:
+        batches = list(batches)
+    except ImportError as error:
+        pytest.skip(str(error))
+    for batch in batches:
+        expected = run(theirs, batch.x_dict, batch.edge_index_dict)
+        assert_close(run_fused(ours, batch.x_dict, batch.edge_index_dict), expected)
+
+
+def test_the_graph_is_kept_and_edits_are_seen():
+    theirs, ours = layer_pair()
+    x_dict, edges = nodes_of(), edges_of()
+    for _ in range(2):
+        assert_close(run_fused(ours, x_dict, dict(edges)), run(theirs, x_dict, edges))
+    assert edgeless.cache_info().hits == 1
+    edges[TYPES[3]][0, 0] += 1
+    assert_close(run_fused(ours, x_dict, edges), run(theirs, x_dict, edges))
+    edges[TYPES[1]] = edges[TYPES[1]].flip(1).contiguous()
+    edges[TYPES[1]][0, :5] = 0
+    assert_close(run_fused(ours, x_dict, edges), run(theirs, x_dict, edges))
+
+
+def test_bitwise_the_same_from_run_to_run():
+    _, ours = layer_pair()
+    first, second = (run_fused(ours, nodes_of(), edges_of()) for _ in range(2))
+    assert all(a is b or torch.equal(a, b) for a, b in zip(first.values(), second.values()))
+
+
+def test_compiled_programs_take_the_stock_path():
+    theirs, ours = layer_pair()
+    x_dict, edges = nodes_of(), edges_of()
+    torch._dynamo.reset()
+    found = torch.compile(ours, backend="eager")(x_dict, edges)
+    expected = theirs(x_dict, edges)
+    assert all(torch.allclose(found[key], expected[key], atol=1e-5) for key in expected)
+
+
+def test_seeded_initialisation_repr_and_accelerate():
+    torch.manual_seed(3)
+    theirs = stock.HGTConv(OUT, OUT, METADATA, 2)
+    torch.manual_seed(3)
+    ours = fused.HGTConv(OUT, OUT, METADATA, 2)
+    assert repr(ours) == repr(theirs)
+    for (key, mine), (other, value) in zip(ours.state_dict().items(), theirs.state_dict().items()):
+        assert key == other and torch.equal(mine, value)
+    edgeless.accelerate(theirs)
+    assert type(theirs) is fused.HGTConv
+    assert edgeless.explain(theirs, nodes_of(), edges_of())
+
+
+def test_ids_out_of_range_are_named():
+    _, ours = layer_pair()
+    edges = edges_of()
+    edges[TYPES[0]][0, 3] = 20
+    with pytest.raises(IndexError, match=r"HGTConv: the sources of \('a', 'to', 'b'\) has id 20 at position 3"):
+        ours(nodes_of(), edges)
+
+
+def test_refusals_are_said_in_words():
+    _, ours = layer_pair()
+    x_dict, edges = nodes_of(), edges_of()
+    for inputs, words in (
+        (({**x_dict, "a": x_dict["a"].double()}, edges), "the features of 'a' are no plain tensor"),
+        (({"a": x_dict["a"]}, edges), "which the metadata or x_dict has not"),
+        ((x_dict, {**edges, ("a", "x", "b"): edges[TYPES[0]]}), "which the metadata or x_dict has not"),
+        ((x_dict, {}), "edge_index_dict is no dictionary of edges"),
+        ((x_dict, {**edges, TYPES[0]: edges[TYPES[0]].float()}), "are no plain int64 or int32 tensor"),
+    ):
+        assert re.search(words, str(edgeless.explain(ours, *inputs))), words
+    with torch.autocast("cpu", torch.bfloat16):
+        assert re.search("autocast is on", str(edgeless.explain(ours, x_dict, edges)))
+    ours.k_rel.register_forward_hook(lambda *a: None)
+    assert re.search("k_rel is no plain map", str(edgeless.explain(ours, x_dict, edges)))
