@@ -33,7 +33,7 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, dict):
         yield from tensors_of(list(value.values()))
     elif hasattr(value, "_formats"):
-        yield from tensors_of((value._formats, value._kept))
+        yield from tensors_of(vars(value))
 
 
 def num_bytes(value: Any) -> int:

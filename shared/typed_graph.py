@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from . import cache
-from .formats import num_bytes
+from .formats import graphs_of, num_bytes
 from .graph import Compressed, Graph
 from .graph_checks import as_index, check_integers, check_num_nodes, compiling, normal_tensors
 from .ops.graph import coo_to_csr
@@ -202,19 +202,9 @@ class TypedGraph:
 
     def num_formats(self) -> int:
         """How many things are kept with this graph."""
-        return len(self._formats) + self.graph.num_formats()
+        kept = [self.graph, *graphs_of(self._formats)]
+        return len(self._formats) + sum(graph.num_formats() for graph in kept)
 
-<<<<<<< HEAD
-=======
-    def _tensors(self):
-        yield self.edge_type
-        for value in self._formats.values():
-            for part in (value,) if isinstance(value, (Tensor, Graph)) else value:
-                if isinstance(part, TypedGraph):
-                    yield from part.graph._tensors()
-                yield from (part,) if isinstance(part, Tensor) else part._tensors()
-
->>>>>>> relational
     def __getstate__(self):
         return {**self.__dict__, "_formats": {}}
 
