@@ -110,9 +110,9 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "sum_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? edge_weight, Tensor? src_scale, Tensor? dst_scale, "
       "Tensor[] csr, Tensor[] csc, ScalarType? dtype, int[] max_degrees=[]) -> Tensor");
-  // Products with the weights of types. Entries are sorted by type, type t has [offsets[t], offsets[t + 1]). Entry i is row
-  // rows[i] of x, row i where rows is missing; rows are distinct. typed_mm: every row times weight[t] of
-  // [types, K, M]. typed_outer: the sums of x[row]^T y[row] of every type, [types, K, M].
+  // Products with the weights of types. Entries are sorted by type, type t has [offsets[t], offsets[t + 1]). Entry i is
+  // row rows[i] of x, row i where rows is missing; rows are distinct. typed_mm: every row times weight[t] of [types, K,
+  // M]. typed_outer: the sums of x[row]^T y[row] of every type, [types, K, M].
   m.def("typed_mm(Tensor x, Tensor weight, Tensor offsets, Tensor? rows) -> Tensor");
   m.def("typed_outer(Tensor x, Tensor y, Tensor offsets, Tensor? rows) -> Tensor");
   // Edges of a direction of a graph sorted by type and, within a type, by row, and cut into pieces of one type and one
@@ -125,8 +125,9 @@ TORCH_LIBRARY(edgeless, m) {
   // One over the number of edges of the same type and row, for every edge by its id, from what typed_edges gives.
   m.def("typed_means(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor edge_ids, ScalarType dtype) -> Tensor");
   // out[i] = sum over types t of (sum over edges e of type t from j to i of edge_weight[e] x[j]) weight[t], for weights
-  // [types, K, M], or block-diagonal ones [types, blocks, K / blocks, M / blocks]. by_dst, by_src: what typed_edges gives
-  // of both directions, by_src [] where no gradient is needed. out_dtype: of x, or of its statistics.
+  // [types, K, M], or block-diagonal ones [types, blocks, K / blocks, M / blocks]. by_dst, by_src: what typed_edges
+  // gives of both directions, by_src [] where no gradient is needed. weight and out_dtype: of x's dtype or its
+  // statistics'.
   m.def(
       "relational_sum(Tensor x, Tensor weight, Tensor? edge_weight, Tensor[] by_dst, Tensor[] by_src, SymInt num_dst, "
       "ScalarType? out_dtype) -> Tensor");

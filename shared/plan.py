@@ -71,7 +71,8 @@ class Step:
     Attributes:
         op: "attention (gatv2)", "spmm", ...
         step: "forward", "by destination", "by source", "gradient", ...
-        engine: whose kernels: "rowsplit" for rows that are divided by edges; "library" for torch's own products.
+        engine: whose kernels: "rowsplit" for rows that are divided by edges; "pieces" for edges of one type and row;
+            "library" for torch's own products.
         kernel: which of them, and its tile.
         slices: how many parts of a row are walked one after the other, each of which may fit the L2.
         bytes: what has to be read and written when every neighbour's row is read once for every edge.
@@ -362,7 +363,32 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return steps[1:] if backward else steps
     if name in ("project", "project_sum"):
         return [_product_step(name, args)]
+    if name in ("relational_sum", "relational_sum_backward"):
+        return _relational_steps(name, args)
     return []
+
+
+def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
+    """A sum over relations, or the gradients of its features and weights; each sums the edges of its pieces."""
+    x, weight, gathered = args["x"], args["weight"], args["grad"] if name.endswith("backward") else args["x"]
+    device, backward = Device.of(x.device), name.endswith("backward")
+    needs = args.get("needs") or [True]
+    steps = []
+    for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
+        if not needed:
+            continue
+        type_ptr, _, _, indices, _, parts = args["by_src" if backward else "by_dst"]
+        pieces, index = int(type_ptr[-1]), indices.element_size()
+        rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
+        width = weight[0].numel() // max(weight.size(-2 if step == "forward" else -1), 1) if len(weight) else 0
+        num_bytes = indices.numel() * (gathered.size(1) * gathered.element_size() + index) + 2 * pieces * index
+        num_bytes += rows * width * x.element_size() + weight.numel() * weight.element_size()
+        if step == "of weights":
+            num_bytes += pieces * x.size(1) * x.element_size()
+        seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
+        kernel = f"{_C.cpu_capability()}, {pieces} pieces of {type_ptr.numel() - 1} types, {parts.size(0) - 1} parts"
+        steps.append(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds))
+    return steps
 
 
 def _product_step(name: str, args: dict[str, Any]) -> Step:

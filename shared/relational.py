@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .aggregation import spmm
 from .functional_checks import cast, expect, expect_dtype, promoted, runs_reference
 from .graph_checks import as_index, check_choice, check_ids, check_integers, compiling
 from .ops import relational as _relational_op  # noqa: F401  registers the fake kernels of the ops
@@ -116,6 +117,27 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
     return torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, order)
 
 
+def choose_order(num_edges: int, dst_pairs: int, src_pairs: int, in_width: int, out_width: int) -> str:
+    """Whether to sum before multiplying, ``"aggregate"``, or to multiply before summing, ``"transform"``.
+
+    Counts the numbers that are read and written, and products as a sixteenth of one each. Summed first, an edge gathers
+    ``in_width`` numbers, and the product of a pair of a destination is added to a row that is in the cache. Multiplied
+    first, the product of a pair of a source is written and read again, and an edge gathers ``out_width`` numbers.
+    """
+    products = in_width * out_width / 16
+    aggregate = num_edges * in_width + dst_pairs * (2 * out_width + products)
+    transform = num_edges * out_width + src_pairs * (in_width + 3 * out_width + products)
+    return "transform" if transform < aggregate else "aggregate"
+
+
+def _order(graph: TypedGraph, weight: Tensor) -> str:
+    in_width, out_width = (weight[0].numel() // max(weight.size(side), 1) for side in (-1, -2))
+    if compiling() or in_width <= 2 * out_width:  # summed first whatever the pairs: sources need not be sorted for it
+        return "aggregate"
+    src_pairs = graph.compact.edges.num_src
+    return choose_order(graph.num_edges, int(graph.by_dst[0][-1]), src_pairs, in_width, out_width)
+
+
 def relational_sum(
     graph: TypedGraph,
     x: Tensor,
@@ -124,6 +146,7 @@ def relational_sum(
     *,
     reduce: str = "sum",
     out_dtype: Optional[torch.dtype] = None,
+    order: Optional[str] = None,
 ) -> Tensor:
     r"""Sum over relations of the summed features of in-neighbours times the relation's matrix.
 
@@ -138,6 +161,8 @@ def relational_sum(
         edge_weight (Tensor, optional): ``[E]`` in the graph's original edge order.
         reduce: ``"sum"``, or ``"mean"``, which divides by the number of in-edges of the same relation.
         out_dtype (torch.dtype, optional): default is the promoted dtype of x and weight.
+        order (str, optional): ``"aggregate"``: neighbours are summed, then multiplied; ``"transform"``: a source is
+            multiplied once for each of its relations, and the products are summed. By default what moves less.
     Returns:
         Tensor ``[Nd, M]``. Rows without in-edges give 0.
     Raises:
@@ -168,14 +193,29 @@ def relational_sum(
     if runs_reference(call, x.device, "relational_sum"):
         return reference.relational_sum(graph, x, weight, edge_weight, reduce).to(out_dtype)
     rows = promoted((x, weight))
+    if weight.dtype == statistics_dtype(x.dtype):  # then no row has to be widened
+        rows = x.dtype
     parameters = statistics_dtype(rows)
     edge_weight = cast(edge_weight, parameters)
     if reduce == "mean":
         mean = graph.mean_weight(parameters)
         edge_weight = mean if edge_weight is None else edge_weight * mean
+    if order is None:
+        order = _order(graph, weight)
+    else:
+        check_choice(call, "order", order, ("aggregate", "transform"))
+    if order == "transform":
+        pairs, edges = graph.compact
+        products = relational_sum(pairs, x, weight, out_dtype=rows, order="aggregate")
+        return spmm(edges, products, edge_weight, out_dtype=out_dtype)
     needs_src = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     out = torch.ops.edgeless.relational_sum(
-        cast(x, rows), cast(weight, rows), edge_weight, graph.by_dst, graph.by_src if needs_src else [],
-        graph.num_dst, out_dtype if out_dtype in (rows, parameters) else parameters,
-    )  # fmt: skip
+        cast(x, rows),
+        weight if weight.dtype == parameters else cast(weight, rows),
+        edge_weight,
+        graph.by_dst,
+        graph.by_src if needs_src else [],
+        graph.num_dst,
+        out_dtype if out_dtype in (rows, parameters) else parameters,
+    )
     return cast(out, out_dtype)

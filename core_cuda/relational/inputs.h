@@ -45,7 +45,7 @@ inline void check_typed_outer(const char* op, const at::Tensor& x, const at::Ten
   check_entries(op, x, offsets, rows, -1);
 }
 
-// One direction of a graph as typed_edges gives it. `max_rows`: more pieces than that cannot be.
+// One direction of a graph as typed_edges gives it.
 inline void check_pieces(const char* op, const char* name, at::TensorList pieces, int64_t types, const at::Device& on) {
   TORCH_CHECK_VALUE(pieces.size() == 6, op, ": ", name, " must hold the 6 tensors of typed_edges, got ", pieces.size());
   for (const at::Tensor& t : pieces) check_device(op, name, t, on);
@@ -72,12 +72,14 @@ inline void check_relational_sum(const char* op, const at::Tensor& x, const at::
   check_rows_dtype(op, "x", x);
   check_dim(op, "x", x, 2, "[Ns, K]");
   check_shape(op, "x", x, {x.size(0), sizes.in});
-  check_dtype(op, "weight", weight, x.scalar_type());
+  const auto statistics = statistics_dtype(x.scalar_type());
+  TORCH_CHECK_VALUE(weight.scalar_type() == x.scalar_type() || weight.scalar_type() == statistics, op,
+                    ": weight must be ", x.scalar_type(), " or ", statistics, ", got ", weight.scalar_type());
   check_device(op, "weight", weight, x.device());
   check_pieces(op, "by_dst", by_dst, sizes.types, x.device());
   if (!edge_weight) return;
   check_shape(op, "edge_weight", *edge_weight, {by_dst[3].size(0)});
-  check_dtype(op, "edge_weight", *edge_weight, statistics_dtype(x.scalar_type()));
+  check_dtype(op, "edge_weight", *edge_weight, statistics);
   check_device(op, "edge_weight", *edge_weight, x.device());
 }
 

@@ -9,6 +9,7 @@ from .gatconv import GATConv
 from .gatv2conv import GATv2Conv
 from .ginconv import GINConv
 from .graphconv import GraphConv
+from .hgtconv import HGTConv
 from .relgraphconv import RelGraphConv
 from .sageconv import SAGEConv
 from .typedlinear import TypedLinear
@@ -20,6 +21,7 @@ __all__ = [
     "GATv2Conv",
     "GINConv",
     "GraphConv",
+    "HGTConv",
     "RelGraphConv",
     "SAGEConv",
     "TypedLinear",
@@ -31,6 +33,7 @@ register_layer(stock.GATConv, GATConv)
 register_layer(stock.GATv2Conv, GATv2Conv)
 register_layer(stock.GINConv, GINConv)
 register_layer(stock.GraphConv, GraphConv)
+register_layer(stock.HGTConv, HGTConv)
 register_layer(stock.RelGraphConv, RelGraphConv)
 register_layer(stock.SAGEConv, SAGEConv)
 register_layer(stock_linear.TypedLinear, TypedLinear)

@@ -120,8 +120,8 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         k, q, v = kqv.split(width, dim=1)
         pairs, edges = self._graph(edge_index_dict, sizes).compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
-        keys = self._matrices(self.k_rel).to(wide) * self._priors().to(wide)
-        k = relational_sum(pairs, k, keys.to(k.dtype))
+        keys = self._matrices(self.k_rel).to(wide) * self._priors(edge_index_dict).to(wide)
+        k = relational_sum(pairs, k, keys, out_dtype=k.dtype)
         v = relational_sum(pairs, v, self._matrices(self.v_rel))
         q, k, v = (t.unflatten(1, (heads, width // heads)) for t in (q, k, v))
         out = dot_attention(edges, q, k, v, scale=1 / math.sqrt(width // heads)).flatten(1)
@@ -134,9 +134,10 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         """``[R, H, D, D]``; the layer keeps them by head, then by edge type."""
         return linear.weight.unflatten(0, (self.heads, len(self.edge_types))).transpose(0, 1)
 
-    def _priors(self) -> Tensor:
-        """What the logits of an edge type are multiplied by, ``[R, H, 1, 1]``."""
-        return torch.stack([self.p_rel["__".join(key)] for key in self.edge_types]).view(-1, self.heads, 1, 1)
+    def _priors(self, edge_index_dict: dict) -> Tensor:
+        """What the logits of an edge type are multiplied by, ``[R, H, 1, 1]``; types without edges get no gradient."""
+        named = [(self.p_rel["__".join(key)], key in edge_index_dict) for key in self.edge_types]
+        return torch.stack([p if given else p.detach() for p, given in named]).view(-1, self.heads, 1, 1)
 
     def _skip(self, key: str, out: Tensor, x: Tensor) -> Tensor:
         if out.size(-1) != x.size(-1):

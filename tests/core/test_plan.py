@@ -171,3 +171,14 @@ def test_heads_of_half_a_vector_are_computed_as_floats(score, dim, rows):
     (args,) = [args for name, args in recorder.calls if name == "attention"]
     assert (args["src"] if args.get("value") is None else args["value"]).dtype == rows and out.dtype == x.dtype
     assert torch.autograd.grad(out.sum(), x)[0].dtype == x.dtype
+
+
+def test_sums_over_relations_say_their_pieces():
+    edge_index = torch.stack((torch.arange(60) % 20, torch.arange(60) % 7))
+    graph = edgeless.TypedGraph.from_edge_index(edge_index, torch.arange(60) % 3, 3, 20, 20)
+    x, weight = torch.randn(20, 8, requires_grad=True), torch.randn(3, 8, 4, requires_grad=True)
+    steps = record(lambda: functional.relational_sum(graph, x, weight), [x, weight])
+    assert [step.step for step in steps] == ["forward", "of features", "of weights"]
+    pieces = int(graph.by_dst[0][-1])
+    assert f"{pieces} pieces of 3 types" in table(steps)
+    assert steps[0].bytes == 60 * (32 + 4) + 2 * pieces * 4 + 20 * 4 * 4 + weight.numel() * 4

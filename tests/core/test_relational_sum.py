@@ -6,6 +6,7 @@ from test_attention import GRAPHS, assert_close, error, graph_of
 
 import edgeless
 from edgeless import TypedGraph, functional
+from edgeless.relational import choose_order
 
 SHAPES = [(5, 7), (64, 64), (33, 16), (16, 130), (1, 1)]
 
@@ -54,6 +55,39 @@ def test_every_width(shape, dtype, tolerance):
         wide = (t if t is None else t.detach().double().requires_grad_() for t in (x, weight, edge_weight))
         _, expected = both_ways(graph, *wide)
         assert_close(found, [t.to(dtype) for t in expected], tolerance)
+
+
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_both_orders_are_the_same_sum(kind):
+    graph = typed(kind)
+    x, weight, edge_weight = leaf(graph.num_src, 20), leaf(5, 20, 12), leaf(graph.num_edges, seed=4)
+    for reduce in ("sum", "mean"):
+        for given in (None, edge_weight):
+            found, expected = (
+                both_ways(graph, x, weight, given, reduce=reduce, order=order)[0]
+                for order in ("transform", "aggregate")
+            )
+            assert_close(found, expected, 1e-10)
+
+
+@pytest.mark.parametrize("sizes,order", [
+    ((620_000, 462_000, 486_000, 64, 64), "aggregate"),
+    ((620_000, 462_000, 486_000, 256, 16), "transform"),
+    ((672_000, 223_000, 227_000, 256, 16), "transform"),
+    ((672_000, 223_000, 227_000, 16, 256), "aggregate"),
+    ((4_800_000, 4_000_000, 860_000, 64, 64), "transform"),  # few pairs of sources, many of destinations
+    ((4_800_000, 860_000, 4_000_000, 64, 64), "aggregate"),
+    ((0, 0, 0, 64, 64), "aggregate"),
+])  # fmt: skip
+def test_the_order_that_moves_less_is_chosen(sizes, order):
+    assert choose_order(*sizes) == order
+
+
+def test_the_order_follows_the_widths():
+    graph = typed("hub")
+    for shape, compact in (((64, 64), False), ((8, 64), False), ((128, 4), True)):
+        functional.relational_sum(graph, leaf(graph.num_src, shape[0]), leaf(5, *shape))
+        assert ("compact" in graph._formats) == compact
 
 
 @pytest.mark.parametrize("blocks,k,m", [(1, 8, 8), (3, 4, 5), (8, 8, 16), (5, 1, 1)])
@@ -170,6 +204,7 @@ def test_compiles_whole():
     ((torch.zeros(50, 4), torch.zeros(5, 2, 3, 2)), {}, ValueError, r"x must have shape \[Ns, K\] = \[50, 6\]"),
     ((torch.zeros(50, 3), torch.zeros(5, 3, 4), torch.zeros(9)), {}, ValueError, r"edge_weight must have shape \[E\]"),
     ((torch.zeros(50, 3), torch.zeros(5, 3, 4)), {"reduce": "max"}, ValueError, "reduce must be one of 'sum', 'mean'"),
+    ((torch.zeros(50, 3), torch.zeros(5, 3, 4)), {"order": "first"}, ValueError, "order must be one of 'aggregate', "),
     ((torch.zeros(50, 3, device="meta"), torch.zeros(5, 3, 4)), {}, ValueError, "x must be on the graph's device cpu"),
     ((torch.zeros(50, 3), torch.zeros(5, 3, 4)), {"out_dtype": torch.int64}, ValueError, "out_dtype must be"),
 ])  # fmt: skip

@@ -109,9 +109,24 @@ def test_pairs():
     assert pairs.neighbors.num_edges == 3000
 
 
+def test_compact_sources():
+    graph = typed(40, 50, 3000, 4, hub=1500)
+    pairs, edges = graph.compact
+    src, dst = graph.graph.edge_index()
+    keys = torch.unique(graph.edge_type * 40 + src)
+    assert pairs.num_dst == pairs.num_edges == edges.num_src == keys.numel()
+    sources, ids = pairs.graph.edge_index()
+    assert torch.equal(sources[ids.argsort()].long(), keys % 40) and torch.equal(pairs.edge_type.long(), keys // 40)
+    of_edge, to = edges.edge_index()
+    assert torch.equal(keys[of_edge.long()], graph.edge_type * 40 + src) and torch.equal(to, dst)
+    again = edges.reverse().edge_index()
+    assert torch.equal(again[1], of_edge) and torch.equal(again[0], to)
+    assert torch.equal(edges.csc.indices.sort().values, to.sort().values)
+
+
 def test_copies_and_pickles():
     graph = typed(40, 50, 300, 4)
-    graph.by_dst, graph.by_src, graph.pairs  # noqa: B018
+    graph.by_dst, graph.by_src, graph.pairs, graph.compact  # noqa: B018
     for other in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
         assert all(torch.equal(a, b) for a, b in zip(other.by_dst, graph.by_dst))
         assert other.memory_bytes() <= other.memory_bytes_at_most()

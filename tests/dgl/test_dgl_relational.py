@@ -267,3 +267,15 @@ def test_products_of_ops(dtype):
         ops.gather_mm(a, b.half(), idx_b=types)
     with pytest.raises(ValueError, match="lengths must add up to N = 70, got 71"):
         ops.segment_mm(a, b, lengths + torch.tensor([1, 0, 0, 0, 0]))
+
+
+def test_compiled_programs():
+    graph = random_graph()
+    theirs, ours = layer_pair()
+    feat, etypes, norm = source_features(graph), types_of(graph), norm_of(graph)
+    expected = run(theirs, graph, feat, etypes, norm)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="aot_eager")
+    with edgeless.backend("fused"):
+        found = compiled(graph, feat, etypes, norm)
+    assert torch.allclose(found, expected["out"], atol=1e-5)

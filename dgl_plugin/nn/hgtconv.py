@@ -1,0 +1,103 @@
+"""HGTConv of DGL, fused."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from edgeless import Graph
+from edgeless.adapter import is_hooked, typed_rows_refusals
+from edgeless.autocast import autocasts
+from edgeless.functional import dot_attention, gather_mm, relational_sum
+from edgeless.graph_checks import compiling
+
+from .._framework import stock, stock_linear
+from ..convert import Relation, relation_of, to_dgl
+from ._layer import DGLLayer, destinations
+from ._relations import etypes_refusal, typed_graph
+from .typedlinear import TypedLinear, weights_of
+
+_LINEARS = (stock_linear.TypedLinear, TypedLinear)
+
+
+class HGTConv(DGLLayer, stock.HGTConv):
+    r"""``dgl.nn.HGTConv`` without a row for an edge: same signature, parameters and results.
+
+    Hu et al.: "Heterogeneous Graph Transformer", WWW 2020. Keys and values are multiplied by the matrices of edge types
+    once for a source and an edge type, and not for every edge. All options of the stock constructor are covered.
+    float32, float64, bfloat16, float16.
+    """
+
+    _ops = ("relational_sum", "typed_mm", "attention")
+
+    def forward(self, g, x, ntype, etype, *, presorted=False):
+        """The new features of the destination nodes.
+
+        Args:
+            g (DGLGraph): homogeneous, or a block; or an :class:`edgeless.Graph`.
+            x (Tensor): ``[N, F]``; of a block the first are the destinations.
+            ntype (Tensor): ``[N]`` integers, the types of nodes.
+            etype (Tensor): ``[E]`` integers, the types of edges.
+            presorted (bool): whether nodes and edges are sorted by type, which makes no difference here.
+
+        Returns:
+            Tensor ``[Nd, H * C]``.
+
+        Raises:
+            IndexError: etype or ntype has a type that the layer does not have.
+            edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
+        """
+        return self._call(g, x, ntype, etype, presorted)
+
+    def _fusion_refusals(self, g, x, ntype, etype, presorted=False) -> list[str]:
+        reasons = super()._fusion_refusals(g, x)
+        if reasons:
+            return reasons
+        handle = relation_of(g).handle
+        linears = (self.linear_k, self.linear_q, self.linear_v, self.linear_a, *self.relation_att, *self.relation_msg)
+        if any(type(linear) not in _LINEARS or is_hooked(linear) for linear in linears):
+            reasons.append("not all of its maps are plain TypedLinears")
+        if isinstance(x, tuple):
+            reasons.append("x is a pair, which the stock layer rejects")
+            return reasons
+        reasons += typed_rows_refusals(x, ntype, self.in_size, self.linear_k.W)
+        if reason := etypes_refusal(handle, etype):
+            reasons.append(reason)
+        if compiling():
+            reasons.append("the call is being compiled")
+        elif autocasts(handle.device.type) and not reasons:
+            reasons.append("autocast is on")
+        return reasons
+
+    def _fused_forward(self, relation, x, ntype, etype, presorted):
+        self.presorted = presorted  # as the stock layer
+        x_dst, dst_type = destinations(relation, x), destinations(relation, ntype)
+        width = self.num_heads * self.head_size
+        maps = [weights_of(linear) for linear in (self.linear_k, self.linear_v, self.linear_q)]
+        if relation.is_block:
+            k, v = gather_mm(x, torch.cat(maps[:2], dim=2), ntype).split(width, dim=1)
+            q = gather_mm(x_dst, maps[2], dst_type)
+        else:
+            k, v, q = gather_mm(x, torch.cat(maps, dim=2), ntype).split(width, dim=1)
+        num_etypes = self.relation_pri[0].size(0)
+        pairs, edges = typed_graph(relation.handle, etype, num_etypes).compact
+        wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
+        priors = torch.stack(list(self.relation_pri), dim=1).view(num_etypes, self.num_heads, 1, 1)
+        k = relational_sum(pairs, k, _blocks(self.relation_att).to(wide) * priors.to(wide), out_dtype=k.dtype)
+        v = relational_sum(pairs, v, _blocks(self.relation_msg))
+        q, k, v = (t.unflatten(1, (self.num_heads, self.head_size)) for t in (q, k, v))
+        h = dot_attention(edges, q, k, v, scale=1 / self.sqrt_d).flatten(1)
+        h = self.drop(gather_mm(h, weights_of(self.linear_a), dst_type))
+        alpha = torch.sigmoid(self.skip[dst_type]).unsqueeze(-1)
+        h = h * alpha + (x_dst if x_dst.shape == h.shape else x_dst @ self.residual_w) * (1 - alpha)
+        return self.norm(h) if self.use_norm else h
+
+    def _stock_forward(self, g, x, ntype, etype, presorted):
+        g = g.graph if isinstance(g, Relation) else g
+        g = to_dgl(g) if isinstance(g, Graph) else g
+        return stock.HGTConv.forward(self, g, x, ntype, etype, presorted=presorted)
+
+
+def _blocks(linears: nn.ModuleList) -> Tensor:
+    """The matrices of every head ``[R, D, D]`` as the blocks of one, ``[R, H, D, D]``."""
+    return torch.stack([weights_of(linear) for linear in linears], dim=1)
