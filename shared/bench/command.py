@@ -17,7 +17,7 @@ from edgeless.cli.layers import LAYERS
 from edgeless.cli.options import MOST_THREADS, check_count, check_room
 from edgeless.cli.setting import setting_of
 
-from . import minibatch, shapes
+from . import minibatch, scaleout, shapes
 from .baseline import H200, Baseline, geometric_means
 from .graphs import OWN, BenchGraph, check_name, load
 from .measure import Plan, Result, measure, peers_of
@@ -71,6 +71,15 @@ SUITES = {
         "graph": ["artnet", "city-reviews", "avazu"],
         "shapes": True,
     },
+    "scale-out": {
+        "graph": ["arxiv"],
+        "scale_out": scaleout.MODELS,
+    },
+    "h200-scale-out": {
+        "graph": ["products", "pokec"],
+        "scale_out": scaleout.MODELS,
+        "dtype": ["fp32", "bf16"],
+    },
     "h200-layers": {
         "graph": ["tolokers", "arxiv", "cora", "pattern"],
         "layer": (*ATTENTION, "gcn", "sage-max", "graphconv"),
@@ -108,6 +117,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shapes", action="store_const", const=True, help="bare attention over heads and head dims: which fall off"
     )
+    parser.add_argument(
+        "--scale-out", nargs="+", metavar="MODEL", help="full-batch training on parts of the graph: sage-mean, gatv2"
+    )
+    parser.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for that (default: 2)")
+    parser.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="of an op's inputs; a layer runs under autocast")
     parser.add_argument("--features", type=int, default=128, help="input features of a layer (default: 128)")
     parser.add_argument("--heads", type=int, default=4, help="of a layer (default: 4)")
@@ -131,14 +145,14 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in SUITES.get(args.suite, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.layer is None and args.op is None and args.minibatch is None and not args.shapes:
+    if args.layer is args.op is args.minibatch is args.scale_out is None and not args.shapes:
         args.layer = ["gatv2"]
     args.graph = args.graph or ["arxiv"]
     args.dtype = args.dtype or ["fp32"]
     args.mode = args.mode or list(MODES)
     if len(args.fanout) != 2:
         raise UsageError(f"--fanout takes a number for each of the two layers, as in 15,10, got {args.fanout}")
-    for name in ("features", "heads", "channels", "batch_size", "rounds", "runs"):
+    for name in ("features", "heads", "channels", "batch_size", "rounds", "runs", "parts"):
         check_count(f"--{name.replace('_', '-')}", getattr(args, name))
     check_count("--warmup", args.warmup, least=0)
     check_count("--threads", args.threads, most=MOST_THREADS)
@@ -195,6 +209,8 @@ def run(args: argparse.Namespace) -> int:
         peers_of(case, args.peers, device)  # a wrong name is told before minutes of measuring
     if steps:
         minibatch.peers_of(args.peers)
+    if args.scale_out:
+        scaleout.check(args.scale_out, args.parts, device)
     for name in args.graph:
         check_name(name, args.data)
     results, rows = [], []
@@ -207,6 +223,24 @@ def run(args: argparse.Namespace) -> int:
                 args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
 
     for name in args.graph:
+        if args.scale_out:
+            epochs = scaleout.measure(
+                {
+                    "graph": name,
+                    "data": args.data,
+                    "device": device.type,
+                    "models": list(args.scale_out),
+                    "dtypes": args.dtype,
+                    "parts": args.parts,
+                    "method": args.partition,
+                    "rounds": args.rounds or 8,
+                    "threads": 1 if device.type == "cpu" else args.threads,
+                }
+            )
+            scaleout.print_epochs(epochs, device)
+            keep([asdict(epoch) for epoch in epochs])
+        if not (cases or steps or args.shapes):
+            continue
         graph = load(name, args.data, device)
         for case in (*cases, *steps):
             width = max(case.features, case.heads * case.channels)

@@ -17,6 +17,7 @@ from edgeless.cli.layers import LAYERS
 from edgeless.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.cli.setting import setting_of
 
+from . import parts
 from .data import PLANETOID
 from .plot import check_drawable, draw
 from .train import load
@@ -44,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     graph.add_argument("--dataset", choices=PLANETOID, help="with --root DIR, as PyG's Planetoid lays it out")
     graph.add_argument("--root", type=Path, help="folder of the data set")
     graph.add_argument("--npz", type=Path, help="node_features, node_labels, edges, {train,val,test}_masks")
+    split = parser.add_argument_group("parts", "torchrun --nproc-per-node P -m edgeless demo --parts P")
+    split.add_argument("--parts", type=int, help="train on parts of the graph, full batch, one or more a process")
+    split.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
     model = parser.add_argument_group(
         "training", "default: 4 heads of 32; for Planetoid 8 heads of 8, as in the GAT paper"
     )
@@ -73,6 +77,7 @@ def configure(args: argparse.Namespace) -> dict:
         data = {"kind": "community", "options": options}
     for name in ("epochs", "seeds", "hidden", "heads"):
         check_count(f"--{name}", getattr(args, name))
+    check_count("--parts", args.parts)
     check_count("--threads", args.threads, most=MOST_THREADS)
     check_count("--edges", args.edges, least=2)  # an undirected one is two
     check_count("--nodes", args.nodes, least=MIN_NODES)
@@ -112,6 +117,9 @@ def configure(args: argparse.Namespace) -> dict:
 def run(args: argparse.Namespace) -> int:
     """Trains both sides one after the other (never at once: they would slow each other) and prints the table."""
     config = configure(args)
+    if args.parts is not None:
+        parts.check(args.parts)
+        return parts.run(args, config, side_names(config)["stock"])
     data = load(config["data"])  # a bad file is reported before anything starts
     width = config["heads"] * config["hidden"]
     check_room(f"a layer of {config['heads']:,} heads of {config['hidden']:,}", 8 * width * (width + len(data.x)))

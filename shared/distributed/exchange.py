@@ -35,7 +35,7 @@ class Halo:
         self.ranks = ranks
         self.num_own, self.num_halo = num_own, sum(num_received)
         self.num_sent, self.num_received = num_sent, num_received
-        self._sent = sent
+        self.sent = sent
         self._pack: Optional[Graph] = None
         self._kept: dict = {}  # id of a tensor -> (weak reference, version, what was received for it)
 
@@ -44,14 +44,14 @@ class Halo:
         """From own rows to rows to send; its transpose sums what comes back."""
         if self._pack is None:
             with normal_tensors():
-                indptr = torch.arange(self._sent.numel() + 1, device=self._sent.device)
-                self._pack = Graph.from_csr(indptr, self._sent, self.num_own, validate=False)
+                indptr = torch.arange(self.sent.numel() + 1, device=self.sent.device)
+                self._pack = Graph.from_csr(indptr, self.sent, self.num_own, validate=False)
                 _ = self._pack.csc
         return self._pack
 
     def to(self, device) -> Halo:
         """The same on ``device``, with nothing kept."""
-        return Halo(self.ranks, self.num_own, self._sent.to(device), self.num_sent, self.num_received)
+        return Halo(self.ranks, self.num_own, self.sent.to(device), self.num_sent, self.num_received)
 
     # Exchanges -------------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class Halo:
     def packed(self, rows: Tensor) -> Tensor:
         """The rows to send, ``[S, ...]``."""
         if rows.dtype not in _FLOATS:
-            return rows.index_select(0, self._sent)
+            return rows.index_select(0, self.sent)
         flat = _flat(rows)
         out = torch.ops.edgeless.spmm(flat, None, None, None, self.pack.csr_arrays(False), [], rows.dtype, [1])
         return out.view(out.size(0), *rows.shape[1:])
@@ -135,7 +135,7 @@ class Halo:
         """Sums the halo rows that all ranks hold of every own row: ``[h, ...]`` to ``[n, ...]``."""
         if self.ranks.size == 1:
             return halo.new_zeros(self.num_own, *halo.shape[1:])
-        returned = halo.new_empty(self._sent.numel(), *halo.shape[1:])
+        returned = halo.new_empty(self.sent.numel(), *halo.shape[1:])
         self.ranks.finish(self.ranks.all_to_all(returned, halo.contiguous(), self.num_sent, self.num_received))
         return self.summed(returned)
 
@@ -179,7 +179,7 @@ class Flight:
         halo = self.halo
         grad = grad[halo.num_own :] if self.join else grad
         halo.ranks.agree("returns gradients of", list(grad.shape[1:]), str(grad.dtype))
-        returned = grad.new_empty(halo._sent.numel(), *grad.shape[1:])
+        returned = grad.new_empty(halo.sent.numel(), *grad.shape[1:])
         sent = grad.contiguous()
         work = halo.ranks.all_to_all(returned, sent, halo.num_sent, halo.num_received)
         self._work, self._held = work, (sent, returned)

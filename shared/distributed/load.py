@@ -79,18 +79,18 @@ def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: tor
     bounds = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
     first, end = int(bounds[ranks.rank]), int(bounds[ranks.rank + 1])
     num_own = end - first
-    src, dst = parts["src"], parts["dst"] - first
+    src, dst = parts["src"].to(device), parts["dst"].to(device) - first
     foreign = (src < first) | (src >= end)
     places, inverse = src[foreign].unique(return_inverse=True)  # rising, and so by owner
     src = src - first
     src[foreign] = num_own + inverse
-    received = torch.searchsorted(places, bounds).diff().tolist()
+    received = torch.searchsorted(places, bounds.to(device)).diff().tolist()
     isolated = bool((torch.bincount(dst, minlength=num_own) == 0).any())
     said = ranks.all_say((received, isolated))
     sent = [requests[ranks.rank] for requests, _ in said]  # how many rows every rank needs of this one
     wanted = torch.empty(sum(sent), dtype=torch.int64, device=device)
     if ranks.size > 1:
-        ranks.finish(ranks.all_to_all(wanted, places.to(device), sent, received))
+        ranks.finish(ranks.all_to_all(wanted, places, sent, received))
     halo = Halo(ranks, num_own, wanted - first, sent, received)
     nodes = parts["nodes"].to(device)
     about = {
@@ -105,8 +105,7 @@ def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: tor
         "fingerprint": manifest["fingerprint"],
     }
     kept_ids = parts["kept_ids"].to(device) if "kept_ids" in parts else None
-    ends = src.to(device), dst.to(device)
-    dg = DistGraph.build(*ends, parts["edge_ids"].to(device), kept_ids, halo, about)
+    dg = DistGraph.build(src, dst, parts["edge_ids"].to(device), kept_ids, halo, about)
     for name, tensor in parts.items():
         kind, _, name = name.partition(".")
         if kind in ("node", "edge") and name:

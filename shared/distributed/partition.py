@@ -60,7 +60,7 @@ def partition(
     check_num_nodes(call, "num_parts", num_parts)
     if num_parts < 1:
         raise ValueError(f"{call}: num_parts must be at least 1, got {num_parts}")
-    src, dst = edge_index.detach().cpu().to(torch.int64).unbind(0)
+    src, dst = edge_index.detach().to(torch.int64).unbind(0)
     check_ids(f"{call}: edge_index[0]", src, "num_nodes", num_nodes)
     check_ids(f"{call}: edge_index[1]", dst, "num_nodes", num_nodes)
     nodes = _check_data(call, "node_data", node_data, num_nodes, "N")
@@ -82,7 +82,7 @@ def _check_data(call: str, argument: str, data, rows: int, meaning: str) -> dict
             raise ValueError(
                 f"{call}: {argument}[{name!r}] must have {meaning} = {rows} rows, got shape {list(tensor.shape)}"
             )
-    return {name: tensor.detach().cpu() for name, tensor in data.items()}
+    return {name: tensor.detach() for name, tensor in data.items()}
 
 
 def _parts(call, src, dst, num_nodes, num_parts, method, seed) -> Tensor:
@@ -92,7 +92,7 @@ def _parts(call, src, dst, num_nodes, num_parts, method, seed) -> Tensor:
             raise ValueError(
                 f"{call}: method must be integers of shape [N] = [{num_nodes}], got {method.dtype} {list(method.shape)}"
             )
-        part = method.detach().cpu().to(torch.int64)
+        part = method.detach().to(src.device, torch.int64)
         check_ids(f"{call}: method", part, "num_parts", num_parts)
         return part
     if method not in METHODS:
@@ -100,11 +100,11 @@ def _parts(call, src, dst, num_nodes, num_parts, method, seed) -> Tensor:
             f"{call}: method must be one of {', '.join(map(repr, METHODS))} or a Tensor [N], got {method!r}"
         )
     if method == "metis" and num_parts > 1 and num_nodes > 0:
-        return _metis(src, dst, num_nodes, num_parts, seed)
+        return _metis(src.cpu(), dst.cpu(), num_nodes, num_parts, seed).to(src.device)
     part = torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
     if method == "random":
         part = part[torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))]
-    return part
+    return part.to(src.device)
 
 
 def _metis(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int, seed: int) -> Tensor:
@@ -128,12 +128,12 @@ def _write(folder, src, dst, part, num_parts, node_data, edge_data, method) -> d
     num_nodes, num_edges = part.numel(), src.numel()
     digest = hashlib.sha256(f"{num_nodes} {num_edges} {num_parts}".encode())
     for tensor in (src, dst, part):
-        digest.update(tensor.contiguous().numpy())
+        digest.update(tensor.contiguous().cpu().numpy())
     fingerprint = digest.hexdigest()[:32]
 
     by_part = torch.argsort(part, stable=True)  # place -> node
     place = torch.empty_like(by_part)
-    place[by_part] = torch.arange(num_nodes)
+    place[by_part] = torch.arange(num_nodes, device=part.device)
     sizes = torch.bincount(part, minlength=num_parts)
     degrees = torch.bincount(src, minlength=num_nodes)
     edges_by_part = torch.argsort(part[dst], stable=True)
@@ -149,8 +149,8 @@ def _write(folder, src, dst, part, num_parts, node_data, edge_data, method) -> d
         if kept_ids is not None:
             tensors["kept_ids"] = kept_ids[edges]
         tensors["out_degrees"] = degrees[nodes]
-        tensors.update({f"node.{name}": tensor[nodes] for name, tensor in node_data.items()})
-        tensors.update({f"edge.{name}": tensor[edges] for name, tensor in edge_data.items()})
+        tensors.update({f"node.{name}": tensor[nodes.to(tensor.device)] for name, tensor in node_data.items()})
+        tensors.update({f"edge.{name}": tensor[edges.to(tensor.device)] for name, tensor in edge_data.items()})
         foreign = src[edges][part[src[edges]] != number]
         halo.append(foreign.unique().numel())
         cut += foreign.numel()

@@ -47,7 +47,7 @@ def part_name(part: int) -> str:
 def write_part(folder: Path, part: int, tensors: dict[str, Tensor], fingerprint: str) -> dict:
     """Writes one part and returns what the manifest says of it."""
     file = folder / part_name(part)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     safetensors().torch.save_file(tensors, file, {"fingerprint": fingerprint, "part": str(part)})
     return {"name": file.name, "bytes": file.stat().st_size}
 

@@ -3,6 +3,10 @@
 import importlib.util
 
 import example_scripts
+import pytest
+import torch.distributed as dist
+
+needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 
 
 def test_node_classification(tmp_path):
@@ -22,3 +26,26 @@ def test_accelerate(tmp_path):
     printed = example_scripts.run("accelerate_model.py", tmp_path)
     assert "swapped 3, kept 0" in printed
     assert "GATv2Conv runs fused" in printed
+
+
+@needs_gloo
+@pytest.mark.slow
+def test_full_batch_on_parts_is_that_of_one_process(tmp_path):
+    pytest.importorskip("safetensors")
+    one, two = (
+        [line.split(" on ")[0] for line in example_scripts.run("full_batch_ddp.py", tmp_path, processes).splitlines()]
+        for processes in (1, 2)
+    )
+    assert [line.split(":")[0] for line in one] == [line.split(":")[0] for line in two] and len(one) == 4
+    for here, there in zip(one, two):
+        assert float(here.split()[-1]) == pytest.approx(float(there.split()[-1]), rel=1e-4)
+
+
+@needs_gloo
+@pytest.mark.slow
+def test_minibatches_under_ddp(tmp_path):
+    printed = example_scripts.run("pyg_minibatch_ddp.py", tmp_path, 2)
+    if any(map(importlib.util.find_spec, ("pyg_lib", "torch_sparse"))):
+        assert printed.count("on 2 processes") == 3
+    else:
+        assert "skipped: NeighborLoader needs pyg-lib or torch_sparse" in printed

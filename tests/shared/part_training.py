@@ -104,6 +104,7 @@ def train(rank, world, folder):
     yield from _same_bits(dg)
     yield from _checkpointed(dg)
     yield from _compiled(dg)
+    yield from _rounded(dg)
     net.load_state_dict(torch.load(folder / "of-1.pt"))  # of one process, into this model
     net.eval()
     with torch.no_grad():
@@ -155,6 +156,28 @@ def _compiled(dg):
     for have, want in zip(*found):
         if not torch.allclose(have, want, rtol=1e-10, atol=1e-12):
             yield "a compiled model gives other results"
+
+
+def _rounded(dg):
+    """bfloat16: an error of at most twice that of one process, against float64."""
+
+    def gradients(graph, x, dtype):
+        net = new_net().eval().to(dtype)
+        rows = x.to(dtype).requires_grad_()
+        out = net(rows, graph)
+        nodes = graph.nodes if graph is dg else torch.arange(NODES)
+        out.backward(torch.cos(torch.arange(NODES * CLASSES).double()).view(NODES, CLASSES)[nodes].to(dtype))
+        found = torch.cat([p.grad.double().flatten() for p in net.parameters()])
+        if graph is dg:
+            dist.all_reduce(found)
+        return found
+
+    whole, x = edgeless.Graph.from_edge_index(edges("loops"), NODES, NODES), node_data()["x"]
+    truth = gradients(whole, x, torch.float64)
+    one = float((gradients(whole, x, torch.bfloat16) - truth).norm())
+    parts = float((gradients(dg, dg.ndata["x"], torch.bfloat16) - truth).norm())
+    if not parts <= 2 * one:
+        yield f"bfloat16 is off by {parts:.2e}, and one process by {one:.2e}"
 
 
 # Failures --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""Mini-batches with NeighborLoader under DistributedDataParallel: every process samples and trains on its own seeds.
+
+    torchrun --nproc-per-node 2 examples/pyg_minibatch_ddp.py
+
+Sampling is PyG's and the averaging of gradients is torch's: nothing of edgeless.distributed is needed. static_graph and
+gradient_as_bucket_view are worth most of what DDP costs on small batches. The loader needs pyg-lib or torch_sparse.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+
+from edgeless.pyg.nn import GATv2Conv
+
+NODES, EDGES, CLASSES, FEATURES = 5_000, 100_000, 4, 32
+
+
+def make_data() -> Data:
+    """A random graph that mostly joins nodes of one class; the same in every process."""
+    torch.manual_seed(0)
+    y = torch.randint(CLASSES, (NODES,))
+    x = torch.randn(CLASSES, FEATURES)[y] + 3 * torch.randn(NODES, FEATURES)
+    src, dst = torch.randint(NODES, (2, 4 * EDGES))
+    kept = (y[src] == y[dst]) | (torch.rand(4 * EDGES) < 0.05)
+    return Data(x=x, y=y, edge_index=torch.stack([src, dst])[:, kept][:, :EDGES].contiguous())
+
+
+class Net(torch.nn.Module):
+    """GATv2 -> ReLU -> GATv2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = GATv2Conv(FEATURES, 8, heads=4)
+        self.conv2 = GATv2Conv(32, CLASSES)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+
+
+def main() -> None:
+    if not any(map(importlib.util.find_spec, ("pyg_lib", "torch_sparse"))):
+        print("skipped: NeighborLoader needs pyg-lib or torch_sparse, and neither is installed")
+        return
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local) if torch.cuda.device_count() > local else torch.device("cpu")
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    data = make_data()
+    # As many seeds for every process: with fewer batches one would leave the others waiting for its gradients.
+    seeds = torch.randperm(NODES)[: NODES // world * world].view(world, -1)[rank]
+    loader = NeighborLoader(data, num_neighbors=[10, 5], batch_size=256, input_nodes=seeds, shuffle=True)
+    model = Net().to(device)
+    if world > 1:
+        model = DistributedDataParallel(model, static_graph=True, gradient_as_bucket_view=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    torch.manual_seed(rank)  # other neighbours and other dropout in every process
+    for epoch in range(1, 4):
+        total = torch.zeros((), device=device)
+        for batch in loader:
+            batch = batch.to(device)
+            optimizer.zero_grad()
+            out = model(batch.x, batch.edge_index)[: batch.batch_size]  # the seeds come first
+            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * batch.batch_size
+        if world > 1:
+            dist.all_reduce(total)
+        if rank == 0:
+            print(f"epoch {epoch}: loss {total.item() / (world * len(seeds)):.3f} on {world} processes")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
