@@ -30,9 +30,9 @@ TORCH_LIBRARY(edgeless, m) {
   // sources as rows, or [] where no gradient of a source tensor, or on CUDA of gatv2's att, is needed. Beyond the last
   // row's end, indices and edge_ids may hold anything that they may hold before it: no op reads it but to return
   // something by edge. softmax_stats [1 or 2, Nd, H]: what the other ops need of the softmax, for the same device alone
-  // (cpu/args.h and cuda/args.h in core_cuda/attention). max_degrees: the most edges of a row of csr, and of csc, as far as
-  // that is known; where no row is cut, ops on CUDA look for no pieces to merge. side_by_side: gradients of dst, src
-  // and value may be parts of one tensor where these are.
+  // (cpu/args.h and cuda/args.h in core_cuda/attention). max_degrees: the most edges of a row of csr, and of csc, as
+  // far as that is known; where no row is cut, ops on CUDA look for no pieces to merge. side_by_side: gradients of dst,
+  // src and value may be parts of one tensor where these are.
   m.def(
       "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
       "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "

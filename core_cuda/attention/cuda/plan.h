@@ -23,7 +23,7 @@ struct Problem {
   int heads = 1;
   int key_vectors = 0, value_vectors = 0;
   int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // rows of what is gathered
-  int64_t max_degree = -1;                                   // edges of a row, -1: unknown
+  int64_t max_degree = -1;                                // edges of a row, -1: unknown
 };
 
 // Numbers of a vector, and bytes of a number in the arithmetic.
