@@ -146,6 +146,23 @@ class TypedGraph:
         """Sources split by the types of their edges."""
         return self._format("compact", self._compact)
 
+    @property
+    def reversed(self) -> TypedGraph:
+        """Every edge turned round, with its id and type; its ``compact`` splits the destinations by type."""
+        _ = self.graph.csc  # built once for both
+        return self._format("reversed", lambda: TypedGraph(self.graph.reverse(), self.edge_type, self.num_types))
+
+    @property
+    def split(self) -> Graph:
+        """From the pairs of sources (``compact``) to those of destinations (``reversed.compact``), with edge ids."""
+
+        def build():
+            edges = self.compact.edges, self.reversed.compact.edges
+            ends = torch.stack([part.edge_index()[0] for part in edges])
+            return Graph.from_edge_index(ends, edges[0].num_src, edges[1].num_src, validate=False)
+
+        return self._format("split", build)
+
     def _format(self, key, build: Callable[[], Any]):
         """What is kept under ``key``; the one place where things derived from a typed graph are."""
         if key not in self._formats:
@@ -206,7 +223,7 @@ class TypedGraph:
     def _tensors(self):
         yield self.edge_type
         for value in self._formats.values():
-            for part in (value,) if isinstance(value, (Tensor, Graph)) else value:
+            for part in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(part, TypedGraph):
                     yield from part.graph._tensors()
                 yield from (part,) if isinstance(part, Tensor) else part._tensors()
