@@ -44,11 +44,12 @@ class Compact(NamedTuple):
     once for all of them.
 
     ``pairs`` is a typed graph from the sources to their pairs, of one edge each; ``edges`` has the edges of the typed
-    graph, with their ids, from the pairs to the destinations.
+    graph, with their ids, from the pairs to the destinations; ``pair_of_edge`` ``[E]`` is where each of them begins.
     """
 
     pairs: TypedGraph
     edges: Graph
+    pair_of_edge: Tensor
 
 
 class TypedGraph:
@@ -157,9 +158,9 @@ class TypedGraph:
         """From the pairs of sources (``compact``) to those of destinations (``reversed.compact``), with edge ids."""
 
         def build():
-            edges = self.compact.edges, self.reversed.compact.edges
-            ends = torch.stack([part.edge_index()[0] for part in edges])
-            return Graph.from_edge_index(ends, edges[0].num_src, edges[1].num_src, validate=False)
+            sides = self.compact, self.reversed.compact
+            ends = torch.stack([side.pair_of_edge for side in sides])
+            return Graph.from_edge_index(ends, *(side.edges.num_src for side in sides), validate=False)
 
         return self._format("split", build)
 
@@ -202,7 +203,7 @@ class TypedGraph:
             rows.numel(),
             self.num_dst,
         )
-        return Compact(TypedGraph(pairs, types, self.num_types), edges)
+        return Compact(TypedGraph(pairs, types, self.num_types), edges, pair_of_edge)
 
     # Housekeeping ----------------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
     def _fused_forward(self, x, edge_index, edge_type, edge_attr, size, return_attention_weights):
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
         heads, weights = self.heads, self._weights()
-        pairs, edges = graph.compact
+        pairs, edges, _ = graph.compact
         values = relational_sum(pairs, x, weights)
         keys = values @ self.k
         values = values.view(-1, heads, self.out_channels)
@@ -102,7 +102,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             terms = {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
             over, own = graph.split, queries
         else:  # the query of an edge is that of its destination and relation
-            term = queries.index_select(0, graph.reversed.compact.edges.edge_index()[0].long())
+            term = queries.index_select(0, graph.reversed.compact.pair_of_edge.long())
             term = term if edge_attr is None else term + edge_attr @ proj.t()
             identity = torch.eye(heads, dtype=term.dtype, device=term.device)
             terms, over, own = {"edge_attr": term, "edge_proj": identity}, edges, None

@@ -57,7 +57,7 @@ def test_every_option(mechanism, mod, weights, heads, concat):
     for dtype in (torch.float32, torch.float64):
         assert_parity(graph, dtype, heads=heads, **options)
         if mod == "scaled" and dtype == torch.float32:
-            continue  # with these edge features the gradients of l1 and b1 cancel to a thousandth: float64 alone can tell
+            continue  # with these edge features gradients of l1 and b1 cancel to a thousandth: float64 can tell
         edge_attr = edge_features(graph, 3, dtype)
         assert_parity(graph, dtype, heads=heads, edge_dim=3, edge_attr=edge_attr, **options)
 
