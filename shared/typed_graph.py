@@ -45,11 +45,12 @@ class Compact(NamedTuple):
     once for all of them.
 
     ``pairs`` is a typed graph from the sources to their pairs, of one edge each; ``edges`` has the edges of the typed
-    graph, with their ids, from the pairs to the destinations.
+    graph, with their ids, from the pairs to the destinations; ``pair_of_edge`` ``[E]`` is where each of them begins.
     """
 
     pairs: TypedGraph
     edges: Graph
+    pair_of_edge: Tensor
 
 
 class TypedGraph:
@@ -147,6 +148,23 @@ class TypedGraph:
         """Sources split by the types of their edges."""
         return self._format("compact", self._compact)
 
+    @property
+    def reversed(self) -> TypedGraph:
+        """Every edge turned round, with its id and type; its ``compact`` splits the destinations by type."""
+        _ = self.graph.csc  # built once for both
+        return self._format("reversed", lambda: TypedGraph(self.graph.reverse(), self.edge_type, self.num_types))
+
+    @property
+    def split(self) -> Graph:
+        """From the pairs of sources (``compact``) to those of destinations (``reversed.compact``), with edge ids."""
+
+        def build():
+            sides = self.compact, self.reversed.compact
+            ends = torch.stack([side.pair_of_edge for side in sides])
+            return Graph.from_edge_index(ends, *(side.edges.num_src for side in sides), validate=False)
+
+        return self._format("split", build)
+
     def _format(self, key, build: Callable[[], Any]):
         """What is kept under ``key``; the one place where things derived from a typed graph are."""
         if key not in self._formats:
@@ -186,7 +204,7 @@ class TypedGraph:
             rows.numel(),
             self.num_dst,
         )
-        return Compact(TypedGraph(pairs, types, self.num_types), edges)
+        return Compact(TypedGraph(pairs, types, self.num_types), edges, pair_of_edge)
 
     # Housekeeping ----------------------------------------------------------------------------------------------------
 

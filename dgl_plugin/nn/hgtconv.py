@@ -80,7 +80,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
         else:
             k, v, q = gather_mm(x, torch.cat(maps, dim=2), ntype).split(width, dim=1)
         num_etypes = self.relation_pri[0].size(0)
-        pairs, edges = typed_graph(relation.handle, etype, num_etypes).compact
+        pairs, edges, _ = typed_graph(relation.handle, etype, num_etypes).compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
         priors = torch.stack(list(self.relation_pri), dim=1).view(num_etypes, self.num_heads, 1, 1)
         k = relational_sum(pairs, k, _blocks(self.relation_att).to(wide) * priors.to(wide), out_dtype=k.dtype)

@@ -18,6 +18,7 @@ from .gin_conv import GINConv
 from .graph_conv import GraphConv
 from .hetero_linear import HeteroDictLinear, HeteroLinear
 from .hgt_conv import HGTConv
+from .rgat_conv import RGATConv
 from .rgcn_conv import FastRGCNConv, RGCNConv
 from .sage_conv import SAGEConv
 from .transformer_conv import TransformerConv
@@ -35,6 +36,7 @@ __all__ = [
     "HeteroLinear",
     "MaxAggregation",
     "MinAggregation",
+    "RGATConv",
     "RGCNConv",
     "SAGEConv",
     "TransformerConv",
@@ -54,6 +56,7 @@ _LAYERS = [
     HeteroLinear,
     MaxAggregation,
     MinAggregation,
+    RGATConv,
     RGCNConv,
     SAGEConv,
     TransformerConv,

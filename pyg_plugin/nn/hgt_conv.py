@@ -118,7 +118,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         sizes = {key: kqv.size(0) for key, kqv in kqv_dict.items()}
         kqv = next(iter(kqv_dict.values())) if len(kqv_dict) == 1 else torch.cat(list(kqv_dict.values()))
         k, q, v = kqv.split(width, dim=1)
-        pairs, edges = self._graph(edge_index_dict, sizes).compact
+        pairs, edges, _ = self._graph(edge_index_dict, sizes).compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
         keys = self._matrices(self.k_rel).to(wide) * self._priors(edge_index_dict).to(wide)
         k = relational_sum(pairs, k, keys, out_dtype=k.dtype)

@@ -111,7 +111,7 @@ def test_pairs():
 
 def test_compact_sources():
     graph = typed(40, 50, 3000, 4, hub=1500)
-    pairs, edges = graph.compact
+    pairs, edges, pair_of_edge = graph.compact
     src, dst = graph.graph.edge_index()
     keys = torch.unique(graph.edge_type * 40 + src)
     assert pairs.num_dst == pairs.num_edges == edges.num_src == keys.numel()
@@ -119,6 +119,7 @@ def test_compact_sources():
     assert torch.equal(sources[ids.argsort()].long(), keys % 40) and torch.equal(pairs.edge_type.long(), keys // 40)
     of_edge, to = edges.edge_index()
     assert torch.equal(keys[of_edge.long()], graph.edge_type * 40 + src) and torch.equal(to, dst)
+    assert torch.equal(pair_of_edge, of_edge)
     again = edges.reverse().edge_index()
     assert torch.equal(again[1], of_edge) and torch.equal(again[0], to)
     assert torch.equal(edges.csc.indices.sort().values, to.sort().values)

@@ -1,0 +1,161 @@
+"""RGATConv of PyG on products with the matrices of relations and additive attention."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import rgat_conv
+
+from edgeless.adapter import inference_refusal, is_hooked
+from edgeless.autocast import autocasts
+from edgeless.backends import kernel_refusal
+from edgeless.functional import gat_attention, relational_sum, spmm
+from edgeless.graph_checks import compiling
+from edgeless.typed_graph import TypedGraph
+
+from ..conv import FusedConv, is_plain_float
+from ..convert import kind_of
+from ..relations import typed_graph, typed_refusal
+
+_OPS = ("relational_sum", "attention", "spmm")
+_MODS = ("additive", "scaled", "f-scaled")
+
+
+class RGATConv(FusedConv, rgat_conv.RGATConv):
+    r"""The relational graph attention (Busbridge et al.: "Relational Graph Attention Networks", 2019), with additive
+    attention, within a relation or across them.
+
+    Constructor, parameters and results are those of :class:`torch_geometric.nn.RGATConv`. Features are multiplied by
+    the matrices of relations once for a source and a relation; of an edge there is a logit of each head at most.
+
+    Shapes:
+        x: ``[N, F]``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor whose values are the relations,
+        :class:`edgeless.Graph`, or :class:`edgeless.TypedGraph` in place of edge_index and edge_type; edge_type:
+        ``[E]``; edge_attr: ``[E, De]`` or ``[E]``; output: ``[N, H * C]``, or ``[N, C]`` without ``concat``.
+    """
+
+    # Read by PyG when it writes propagate(), which the stock path uses:
+    # propagate_type: (x: Tensor, edge_type: OptTensor, edge_attr: OptTensor)
+
+    numbers = ("negative_slope", "dropout")
+
+    def forward(self, x, edge_index, edge_type=None, edge_attr=None, size=None, return_attention_weights=None):
+        """The layer's output, with ``return_attention_weights`` also the attention before modification and dropout.
+
+        Raises:
+            IndexError: edge_index has an id, or edge_type a relation, that is out of range.
+        """
+        return self._choose(x, edge_index, edge_type, edge_attr, size, return_attention_weights)
+
+    # Predicates ------------------------------------------------------------------------------------------------------
+
+    def _fusion_refusals(self, x, edge_index, edge_type=None, edge_attr=None, size=None, return_attention_weights=None):
+        reasons = self._module_refusals()
+        if self.attention_mode != "additive-self-attention":
+            reasons.append(f"attention_mode is {self.attention_mode!r}")
+        if self.mod is not None and self.mod not in _MODS:
+            reasons.append(f"mod is {self.mod!r}")
+        if compiling():
+            reasons.append("the call is being compiled")
+        elif autocasts(self.q.device.type):
+            reasons.append("autocast is on")
+        reasons += [reason for op in _OPS if (reason := kernel_refusal(self.q.device, op))][:1]
+        reason = self._input_refusal(x, size)
+        if reason is None:
+            reason = typed_refusal(self, edge_index, edge_type, x.size(0), x.size(0), self.q.device)
+        if reason is None:
+            typed = isinstance(edge_index, TypedGraph)
+            num_edges = edge_index.num_edges if typed else kind_of(edge_index).num_edges(edge_index)
+            reason = self._edge_refusal(edge_attr, num_edges)
+        if reason is None and isinstance(return_attention_weights, bool) and type(edge_index) is not Tensor:
+            reason = "the attention is to be returned with edges that are no plain tensor"
+        return reasons if reason is None else [*reasons, reason]
+
+    def _input_refusal(self, x: Any, size: Any) -> Optional[str]:
+        if not is_plain_float(x) or x.dim() != 2 or x.size(1) != self.in_channels:
+            return f"x is no plain floating tensor [N, {self.in_channels}]"
+        if x.dtype != self.q.dtype or x.device != self.q.device:
+            return f"x is {x.dtype} on {x.device}, and the parameters {self.q.dtype} on {self.q.device}"
+        if size is not None and tuple(size) != (x.size(0), x.size(0)):
+            return f"size is {size}"
+        if self.lin_edge is not None and is_hooked(self.lin_edge):
+            return "lin_edge has hooks"
+        return inference_refusal(x)
+
+    # The layer -------------------------------------------------------------------------------------------------------
+
+    def _fused_forward(self, x, edge_index, edge_type, edge_attr, size, return_attention_weights):
+        graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
+        heads, weights = self.heads, self._weights()
+        pairs, edges, _ = graph.compact
+        values = relational_sum(pairs, x, weights)
+        keys = values @ self.k
+        values = values.view(-1, heads, self.out_channels)
+        queries = self._queries(graph, x, weights)
+        if edge_attr is not None:
+            edge_attr = edge_attr.view(graph.num_edges, -1)
+            proj = self.e.t() @ self.lin_edge.weight
+        within = self.attention_mechanism == "within-relation"
+        if within:
+            terms = {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
+            over, own = graph.split, queries
+        else:  # the query of an edge is that of its destination and relation
+            term = queries.index_select(0, graph.reversed.compact.pair_of_edge.long())
+            term = term if edge_attr is None else term + edge_attr @ proj.t()
+            identity = torch.eye(heads, dtype=term.dtype, device=term.device)
+            terms, over, own = {"edge_attr": term, "edge_proj": identity}, edges, None
+        returned = isinstance(return_attention_weights, bool)
+        out = gat_attention(
+            over,
+            values,
+            keys,
+            own,
+            negative_slope=self.negative_slope,
+            dropout=self.dropout if self.training and self.mod is None else 0.0,
+            return_weights="softmax" if returned else None,
+            **terms,
+        )
+        out, alpha = out if returned else (out, None)
+        if within:
+            out = spmm(graph.reversed.compact.pairs.graph.reverse(), out)
+        out = self._modified(out, edges, values)
+        out = out.flatten(1) if self.concat else out.mean(dim=1)
+        out = out if self.bias is None else out + self.bias
+        return (out, (edge_index, alpha)) if returned else out
+
+    def _weights(self) -> Tensor:
+        """``[R, in, H * C]``, or ``[R, blocks, in / blocks, H * C / blocks]``."""
+        if self.num_bases is None:
+            return self.weight
+        weight = self.att @ self.basis.view(self.num_bases, -1)
+        return weight.view(self.num_relations, self.in_channels, self.heads * self.out_channels)
+
+    def _queries(self, graph: TypedGraph, x: Tensor, weights: Tensor) -> Tensor:
+        """``x W_r q`` of every destination and each of its relations, ``[pairs, H]``; W_r q is multiplied first."""
+        if weights.dim() == 4:
+            blocks, width = weights.shape[1], weights.shape[3]
+            folded = (weights @ self.q.view(blocks, width, self.heads)).flatten(1, 2)
+        else:
+            folded = weights @ self.q
+        return relational_sum(graph.reversed.compact.pairs, x, folded, order="aggregate")
+
+    def _modified(self, out: Tensor, edges, values: Tensor) -> Tensor:
+        """What ``mod`` makes of the sum ``[N, H, C]``: all of it is the same for the edges of a destination."""
+        if self.mod == "additive":
+            return out + self.w * spmm(edges, values)
+        if self.mod is None:
+            return out
+        degree = edges.in_degrees().to(out.dtype).view(-1, 1)
+        if self.mod == "f-scaled":
+            return out * degree.unsqueeze(-1)
+        degree = self.activation(degree @ self.l1 + self.b1) @ self.l2 + self.b2
+        return out * degree.unsqueeze(1)
+
+    def _stock_forward(self, x, edge_index, edge_type, *rest):
+        if isinstance(edge_index, TypedGraph):
+            edge_index, edge_type = edge_index.graph, edge_index.edge_type
+        if isinstance(edge_type, Tensor) and edge_type.dtype == torch.int32:
+            edge_type = edge_type.long()
+        return super()._stock_forward(x, edge_index, edge_type, *rest)

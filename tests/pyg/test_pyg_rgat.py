@@ -1,0 +1,144 @@
+"""RGATConv against the stock layer: mechanisms, modifications, heads, weights, edge features, attention."""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch_geometric.nn as stock
+from pyg_cases import GRAPHS, assert_close, edge_features, features, run, run_exact, run_fused
+
+import edgeless
+import edgeless.pyg.nn as fused
+from edgeless import TypedGraph
+
+IN, OUT, R = 6, 4, 5
+SQUARE = [name for name, (_, num_src, num_dst) in GRAPHS.items() if num_src == num_dst and num_src > 0]
+
+
+def types_of(graph, dtype=torch.int64):
+    generator = torch.Generator().manual_seed(31)
+    return torch.randint(R - 1, (graph[0].size(1),), generator=generator).to(dtype)
+
+
+def layer_pair(dtype=torch.float32, **options):
+    options.setdefault("heads", 2)
+    theirs, ours = stock.RGATConv(IN, OUT, R, **options), fused.RGATConv(IN, OUT, R, **options)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs.to(dtype), ours.to(dtype)
+
+
+def assert_parity(graph, dtype=torch.float32, edge_attr=None, attention=None, **options):
+    theirs, ours = layer_pair(dtype, **options)
+    x, edge_type = features(graph[1], IN, dtype), types_of(graph)
+    inputs = (x, graph[0], edge_type, edge_attr, None, attention)
+    # gradients of the degrees' modification cancel: float32 itself is off by more than the tolerance
+    expected = run_exact(theirs, *inputs) if dtype == torch.float32 else run(theirs, theirs, *inputs)
+    assert_close(run_fused(ours, *inputs), expected)
+
+
+@pytest.mark.parametrize("kind", SQUARE)
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_graph(kind, mechanism, dtype):
+    assert_parity(GRAPHS[kind], dtype, attention_mechanism=mechanism)
+
+
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+@pytest.mark.parametrize("mod", [None, "additive", "scaled", "f-scaled"])
+@pytest.mark.parametrize("weights", [{}, {"num_bases": 3}, {"num_blocks": 2}])
+@pytest.mark.parametrize("heads,concat", [(1, True), (2, True), (2, False), (3, True)])
+def test_every_option(mechanism, mod, weights, heads, concat):
+    graph, options = GRAPHS["random"], {"attention_mechanism": mechanism, "mod": mod, "concat": concat, **weights}
+    for dtype in (torch.float32, torch.float64):
+        assert_parity(graph, dtype, heads=heads, **options)
+        if mod == "scaled" and dtype == torch.float32:
+            continue  # with these edge features gradients of l1 and b1 cancel to a thousandth: float64 can tell
+        edge_attr = edge_features(graph, 3, dtype)
+        assert_parity(graph, dtype, heads=heads, edge_dim=3, edge_attr=edge_attr, **options)
+
+
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+def test_returned_attention_and_edge_features_of_one_number(mechanism):
+    graph = GRAPHS["random"]
+    for attention in (True, False):
+        assert_parity(graph, attention=attention, attention_mechanism=mechanism)
+    assert_parity(graph, edge_dim=1, edge_attr=edge_features(graph, 1).squeeze(1), attention_mechanism=mechanism)
+    assert_parity(graph, edge_dim=3, bias=False, attention_mechanism=mechanism)
+
+
+def test_other_kinds_of_graphs():
+    graph = GRAPHS["random"]
+    theirs, ours = layer_pair()
+    x, edge_type = features(40, IN), types_of(graph)
+    expected = run(theirs, theirs, x, graph[0], edge_type)
+    handle = edgeless.Graph.from_edge_index(graph[0], 40, 40)
+    for inputs in ((x, handle, edge_type), (x, TypedGraph(handle, edge_type, R)), (x, graph[0].int(), edge_type.int())):
+        assert_close(run_fused(ours, *inputs), expected)
+        with edgeless.backend("reference"):
+            assert_close(run(ours, ours, *inputs), expected)
+
+
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+def test_dropout_has_the_rate_and_keeps_the_scale(mechanism):
+    graph = GRAPHS["hub"]
+    _, ours = layer_pair(dropout=0.5, attention_mechanism=mechanism)
+    x, edge_type = features(300, IN), types_of(graph)
+    exact = ours.eval()(x, graph[0], edge_type)[0]
+    ours.train()
+    with edgeless.backend("fused"):
+        mean = torch.stack([ours(x, graph[0], edge_type)[0] for _ in range(400)]).mean(0)
+    assert (mean - exact).norm() <= 0.1 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+def test_half_precision_errs_at_most_twice_as_much(dtype, mechanism):
+    graph = GRAPHS["random"]
+    theirs, ours = layer_pair(dtype, attention_mechanism=mechanism)
+    x, edge_type = features(40, IN, dtype), types_of(graph)
+    exact_layer = copy.deepcopy(theirs).double()
+    exact = run(exact_layer, exact_layer, x.double(), graph[0], edge_type)
+    found, stocks = run_fused(ours, x, graph[0], edge_type), run(theirs, theirs, x, graph[0], edge_type)
+    for key, want in exact.items():
+        if want is None:
+            continue
+        errors = [float((t[key].double() - want).norm() / want.norm()) for t in (found, stocks)]
+        assert found[key].dtype == stocks[key].dtype and errors[0] <= 2 * errors[1] + 1e-6, (key, errors)
+
+
+def test_bitwise_the_same_from_run_to_run():
+    graph = GRAPHS["random"]
+    _, ours = layer_pair()
+    first, second = (run_fused(ours, features(40, IN), graph[0], types_of(graph)) for _ in range(2))
+    assert all(a is b or torch.equal(a, b) for a, b in zip(first.values(), second.values()))
+
+
+def test_accelerate_and_state():
+    torch.manual_seed(3)
+    theirs = stock.RGATConv(IN, OUT, R)
+    edgeless.accelerate(theirs)
+    assert type(theirs) is fused.RGATConv
+    graph = GRAPHS["random"]
+    assert edgeless.explain(theirs, features(40, IN), graph[0], types_of(graph))
+
+
+def test_refusals_are_said_in_words():
+    graph = GRAPHS["random"]
+    x, edge_type = features(40, IN), types_of(graph)
+    for options, inputs, words in (
+        ({"attention_mode": "multiplicative-self-attention", "dim": 2}, (x, graph[0], edge_type), "attention_mode is"),
+        ({"mod": "f-additive"}, (x, graph[0], edge_type), "mod is 'f-additive'"),
+        ({}, (x[:, 1:], graph[0], edge_type), r"x is no plain floating tensor \[N, 6\]"),
+        ({}, (x, graph[0], edge_type[1:]), "edge_type is not an int64 or int32 tensor"),
+        ({}, (x, graph[0], edge_type, edge_features(graph, 3)), "edge_attr is given to a layer without edge_dim"),
+        ({}, (x, graph[0], edge_type, None, (40, 39)), r"size is \(40, 39\)"),
+    ):
+        _, ours = layer_pair(**options)
+        assert re.search(words, str(edgeless.explain(ours, *inputs))), words
+    theirs, ours = layer_pair(attention_mode="multiplicative-self-attention", dim=2)
+    assert_close(run(ours, ours, x, graph[0], edge_type), run(theirs, theirs, x, graph[0], edge_type))
