@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from part_training import fail, lose_one, loss_of, new_net, train, train_whole, 
 
 import edgeless
 import edgeless.distributed as ed
-from edgeless import functional
+from edgeless import functional, layer
 
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 
@@ -175,6 +176,12 @@ def test_functions_still_refuse_what_is_no_graph():
         functional.neighbor_reduce([], torch.ones(3, FEATURES), "max")
     with pytest.raises(TypeError, match="graph must be an edgeless.Graph, got list"):
         functional.gat_attention([], torch.ones(3, 1, FEATURES), torch.ones(3, 1))
+
+
+def test_a_part_is_never_one_op(parts):
+    dg, x = ed.load(parts / "random"), SimpleNamespace(is_cuda=True, size=lambda _: NODES)
+    assert layer._is_one_op(edgeless.Graph.from_edge_index(edges("loops"), NODES, NODES), x)
+    assert not layer._is_one_op(dg, x) and not layer._is_one_op(dg.local, x)
 
 
 def test_under_the_reference_backend_functions_give_the_same(parts):
