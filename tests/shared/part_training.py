@@ -113,8 +113,13 @@ def train(rank, world, folder):
         yield "a checkpoint of one process gives other results"
 
 
+def same_bits(rank, world, folder):
+    """Twenty steps from one state."""
+    yield from _same_bits(ed.load(folder / "random"))
+
+
 def _same_bits(dg):
-    net = ed.convert_batchnorm(new_net().float())
+    net = ed.convert_batchnorm(new_net().float().to(dg.device))
     x, first = dg.ndata["x"].float().requires_grad_(), None
     for _ in range(20):
         torch.manual_seed(1)

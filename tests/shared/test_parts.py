@@ -13,7 +13,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("pymetis")
 
 from part_cases import FEATURES, NODES, edge_data, edges, node_data, spawn, write_partitions
-from part_training import fail, lose_one, loss_of, new_net, train, train_whole, write_damaged
+from part_training import fail, lose_one, loss_of, new_net, same_bits, train, train_whole, write_damaged
 
 import edgeless
 import edgeless.distributed as ed
@@ -40,6 +40,14 @@ def test_training_and_checkpoints(tmp_path, world):
     again.load_state_dict(torch.load(tmp_path / f"of-{world}.pt"))
     again.eval()
     torch.testing.assert_close(again(data["x"], graph), whole(data["x"], graph), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.cuda
+def test_two_gpus_give_the_same_bits_again(tmp_path):
+    if torch.cuda.device_count() < 2 or not dist.is_nccl_available():
+        pytest.skip("needs two GPUs and NCCL")
+    write_partitions(tmp_path, 2)
+    assert not spawn(same_bits, 2, tmp_path, backend="nccl")
 
 
 @needs_gloo
