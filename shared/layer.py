@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from . import _C
 from .aggregation import scales
 from .autocast import cuda_autocast_dtype
+from .distributed.graph import DistGraph, LocalGraph
 from .functional import seed_tensor
 from .functional_checks import cast
 from .graph import Graph
@@ -20,6 +21,7 @@ from .graph_checks import compiling
 from .ops.attention import statistics_dtype
 from .projection import fits, is_plain, rounds
 
+_PARTS = (DistGraph, LocalGraph)
 _FEW_NODES = 1 << 15  # below, as in the core, a product takes less time than its launch
 
 
@@ -29,7 +31,9 @@ def _is_one_op(graph: Graph, x: Tensor, writes_over: bool = False) -> bool:
     Of a large graph only where its backward writes over what the forward saved, so not under hooks of saved tensors, as
     checkpoints are: else parts, each of which frees what it saved before the next one runs, take less memory.
     """
-    if not x.is_cuda or type(graph) is not Graph or compiling() or not x.size(0) == graph.num_src == graph.num_dst:
+    if not x.is_cuda or compiling() or not x.size(0) == graph.num_src == graph.num_dst:
+        return False
+    if type(graph) in _PARTS:  # whose halo rows, seeds and ids are not the layer's own
         return False
     return x.size(0) < _FEW_NODES or (writes_over and _C.saves_unseen())
 

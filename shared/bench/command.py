@@ -17,7 +17,7 @@ from edgeless.cli.layers import LAYERS
 from edgeless.cli.options import MOST_THREADS, check_count, check_room
 from edgeless.cli.setting import setting_of
 
-from . import minibatch, scaleout, shapes
+from . import ddp, minibatch, scaleout, shapes
 from .baseline import H200, Baseline, geometric_means
 from .graphs import OWN, BenchGraph, check_name, load
 from .measure import Plan, Result, measure, peers_of
@@ -75,6 +75,10 @@ SUITES = {
         "graph": ["arxiv"],
         "scale_out": scaleout.MODELS,
     },
+    "ddp": {
+        "graph": ["arxiv"],
+        "ddp": scaleout.MODELS,
+    },
     "h200-scale-out": {
         "graph": ["products", "pokec"],
         "scale_out": scaleout.MODELS,
@@ -120,7 +124,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scale-out", nargs="+", metavar="MODEL", help="full-batch training on parts of the graph: sage-mean, gatv2"
     )
-    parser.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for that (default: 2)")
+    parser.add_argument("--ddp", nargs="+", metavar="MODEL", help="mini-batches with and without DDP, likewise")
+    parser.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for these two (default: 2)")
     parser.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="of an op's inputs; a layer runs under autocast")
     parser.add_argument("--features", type=int, default=128, help="input features of a layer (default: 128)")
@@ -145,7 +150,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in SUITES.get(args.suite, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.layer is args.op is args.minibatch is args.scale_out is None and not args.shapes:
+    if args.layer is args.op is args.minibatch is args.scale_out is args.ddp is None and not args.shapes:
         args.layer = ["gatv2"]
     args.graph = args.graph or ["arxiv"]
     args.dtype = args.dtype or ["fp32"]
@@ -209,8 +214,8 @@ def run(args: argparse.Namespace) -> int:
         peers_of(case, args.peers, device)  # a wrong name is told before minutes of measuring
     if steps:
         minibatch.peers_of(args.peers)
-    if args.scale_out:
-        scaleout.check(args.scale_out, args.parts, device)
+    if several := [*(args.scale_out or ()), *(args.ddp or ())]:
+        scaleout.check(several, args.parts, device)
     for name in args.graph:
         check_name(name, args.data)
     results, rows = [], []
@@ -223,22 +228,16 @@ def run(args: argparse.Namespace) -> int:
                 args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
 
     for name in args.graph:
-        if args.scale_out:
-            epochs = scaleout.measure(
-                {
-                    "graph": name,
-                    "data": args.data,
-                    "device": device.type,
-                    "models": list(args.scale_out),
-                    "dtypes": args.dtype,
-                    "parts": args.parts,
-                    "method": args.partition,
-                    "rounds": args.rounds or 8,
-                    "threads": 1 if device.type == "cpu" else args.threads,
-                }
-            )
-            scaleout.print_epochs(epochs, device)
-            keep([asdict(epoch) for epoch in epochs])
+        if several:
+            config = _of_processes(args, name, device)
+            if args.scale_out:
+                epochs = scaleout.measure({**config, "models": list(args.scale_out)})
+                scaleout.print_epochs(epochs, device)
+                keep([asdict(epoch) for epoch in epochs])
+            if args.ddp:
+                measured = ddp.measure({**config, "models": list(args.ddp)})
+                ddp.print_steps(measured, device)
+                keep([asdict(step) for step in measured])
         if not (cases or steps or args.shapes):
             continue
         graph = load(name, args.data, device)
@@ -263,6 +262,22 @@ def run(args: argparse.Namespace) -> int:
         print()
         print_table(f"Ratio to the best peer ({baseline.origin})", columns, geometric_means(results, baseline))
     return 0
+
+
+def _of_processes(args: argparse.Namespace, graph: str, device: torch.device) -> dict:
+    """What the processes of ``--scale-out`` and ``--ddp`` are told."""
+    return {
+        "graph": graph,
+        "data": args.data,
+        "device": device.type,
+        "dtypes": args.dtype,
+        "parts": args.parts,
+        "method": args.partition,
+        "rounds": args.rounds or 8,
+        "threads": 1 if device.type == "cpu" else args.threads,
+        "batch_size": args.batch_size,
+        "fanout": args.fanout,
+    }
 
 
 def as_row(graph: BenchGraph, result: Result, baseline: Optional[Baseline]) -> dict:

@@ -9,8 +9,6 @@ process, and two backwards bit by bit. ``torch-csr`` is the same SAGE in plain t
 from __future__ import annotations
 
 import copy
-import os
-import socket
 import statistics
 import tempfile
 import time
@@ -21,7 +19,6 @@ from typing import Optional
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -34,12 +31,12 @@ from edgeless.cli.layers import make_layer
 from edgeless.cli.memory import peak_memory
 from edgeless.graph import Graph
 
+from . import processes
 from .graphs import load
 from .work import DTYPES
 
 MODELS = ("sage-mean", "gatv2")
 WIDTH, CLASSES, HEADS, LABELLED = 128, 40, 4, 0.1
-TIMEOUT = 600.0
 
 
 @dataclass
@@ -164,24 +161,13 @@ def measure(config: dict) -> list[Epoch]:
     """
     found: list[Epoch] = []
     with tempfile.TemporaryDirectory() as folder:
-        for processes in dict.fromkeys((1, config["parts"])):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            answers = mp.get_context("spawn").SimpleQueue()
-            mp.spawn(_work, (processes, port, folder, config, answers), nprocs=processes)
-            while not answers.empty():
-                found.append(answers.get())
+        for size in dict.fromkeys((1, config["parts"])):
+            found += processes.run(_work, size, config, folder)
     return found
 
 
-def _work(rank: int, processes: int, port: int, folder: str, config: dict, answers) -> None:
-    torch.set_num_threads(config["threads"])
-    if processes > 1:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}
-        os.environ.update({name: str(value) for name, value in {**address, "WORLD_SIZE": processes}.items()})
-    device = ed.init(config["device"], timeout=TIMEOUT)
-    graph, data = _inputs(rank, processes, Path(folder) / "parts", config, device)
+def _work(rank: int, size: int, device: torch.device, config: dict, folder: str):
+    graph, data = _inputs(rank, size, Path(folder) / "parts", config, device)
     ways = [("edgeless", model) for model in config["models"]]
     ways += [("torch-csr", model) for model in config["models"] if model == "sage-mean"]
     with backend("fused"):
@@ -189,16 +175,12 @@ def _work(rank: int, processes: int, port: int, folder: str, config: dict, answe
             for way, model in ways:
                 if way == "torch-csr" and dtype != "fp32" and device.type == "cpu":
                     continue  # torch has no such product
-                epoch = _epoch(way, model, dtype, graph, data, processes, Path(folder), config, device)
-                if rank == 0:
-                    answers.put(epoch)
-    if processes > 1:
-        dist.destroy_process_group()
+                yield _epoch(way, model, dtype, graph, data, size, Path(folder), config, device)
 
 
-def _inputs(rank: int, processes: int, folder: Path, config: dict, device: torch.device):
+def _inputs(rank: int, size: int, folder: Path, config: dict, device: torch.device):
     """The graph, or this process' part of it; features, labels and mask of own nodes."""
-    if processes > 1 and rank:
+    if size > 1 and rank:
         dist.barrier()  # until the parts are written
     else:
         whole = load(config["graph"], config["data"], device)
@@ -208,22 +190,22 @@ def _inputs(rank: int, processes: int, folder: Path, config: dict, device: torch
             "y": torch.randint(CLASSES, (whole.num_nodes,), generator=draw),
             "train": torch.rand(whole.num_nodes, generator=draw) < LABELLED,
         }
-        if processes == 1:
+        if size == 1:
             graph = Graph.from_edge_index(whole.edge_index, whole.num_nodes, whole.num_nodes)
             return graph, {name: t.to(device) for name, t in data.items()}
-        ed.partition(whole.edge_index, whole.num_nodes, processes, folder, method=config["method"], node_data=data)
+        ed.partition(whole.edge_index, whole.num_nodes, size, folder, method=config["method"], node_data=data)
         del whole, data
         dist.barrier()
     part = ed.load(folder, device, checked=0)  # comparing what the ranks do would be timed
     return part, part.ndata
 
 
-def _epoch(way, model, dtype, graph, data, processes, folder, config, device) -> Epoch:
+def _epoch(way, model, dtype, graph, data, size, folder, config, device) -> Epoch:
     torch.manual_seed(0)
     kind = DTYPES[dtype]
     net = Net(way, model).to(device, kind)
     trained = net
-    if processes > 1:
+    if size > 1:
         trained = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     x, y, train = data["x"].to(kind), data["y"], data["train"]
@@ -232,7 +214,7 @@ def _epoch(way, model, dtype, graph, data, processes, folder, config, device) ->
     def backward() -> None:
         optimizer.zero_grad()
         loss = F.cross_entropy(trained(x, walked).float(), y, reduction="none")
-        (ed.mean(loss, train, graph) if processes > 1 else loss[train].mean()).backward()
+        (ed.mean(loss, train, graph) if size > 1 else loss[train].mean()).backward()
 
     def wait() -> None:
         if device.type == "cuda":
@@ -248,7 +230,7 @@ def _epoch(way, model, dtype, graph, data, processes, folder, config, device) ->
     with peak_memory(device) as peak:
         for number in range(2 + config["rounds"]):
             wait()
-            if processes > 1:
+            if size > 1:
                 dist.barrier()
             begun = time.perf_counter()
             backward()
@@ -256,17 +238,15 @@ def _epoch(way, model, dtype, graph, data, processes, folder, config, device) ->
             wait()
             if number >= 2:
                 seconds.append(time.perf_counter() - begun)
-    halo = graph.num_halo / max(graph.num_own, 1) if processes > 1 else 0.0
+    halo = graph.num_halo / max(graph.num_own, 1) if size > 1 else 0.0
     of_ranks = [(peak.bytes / 1e6, halo, same)]
-    if processes > 1:
-        of_ranks = [None] * processes
+    if size > 1:
+        of_ranks = [None] * size
         dist.all_gather_object(of_ranks, (peak.bytes / 1e6, halo, same))
     mb, halos, bits = zip(*of_ranks)
     middle = statistics.median(seconds)
     spread = (max(seconds) - min(seconds)) / middle
-    return Epoch(
-        config["graph"], model, dtype, way, processes, 1e3 * middle, spread, max(mb), max(halos), error, all(bits)
-    )
+    return Epoch(config["graph"], model, dtype, way, size, 1e3 * middle, spread, max(mb), max(halos), error, all(bits))
 
 
 def _error(gradient: Tensor, file: Path) -> Optional[float]:

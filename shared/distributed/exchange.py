@@ -78,10 +78,9 @@ class Halo:
         if (kept := self._find(rows, join)) is not None:
             flight.here = kept
             return flight
-        self.ranks.agree(
-            "sends rows of", list(rows.shape[1:]), str(rows.dtype), "that need", "a" if rows.requires_grad else "no",
-            "gradient",
-        )  # fmt: skip
+        if self.ranks.checks:
+            need = "a" if rows.requires_grad else "no"
+            self.ranks.agree("sends rows of", list(rows.shape[1:]), str(rows.dtype), "that need", need, "gradient")
         flight.coming = _Start.apply(rows, flight)
         if keep:
             flight.keep = rows
@@ -152,7 +151,7 @@ class Flight:
 
     @torch.compiler.disable
     def wait(self) -> Tensor:
-        """The halo's rows ``[h, ...]``, or own and halo rows ``[n + h, ...]``."""
+        """The halo's rows ``[h, ...]``, or own and halo rows ``[n + h, ...]``. Some are kept: do not write to them."""
         if self.here is not None:
             return self.here
         received, self.coming = _Wait.apply(self.coming, self), None
@@ -178,7 +177,8 @@ class Flight:
     def send_back(self, grad: Tensor) -> None:
         halo = self.halo
         grad = grad[halo.num_own :] if self.join else grad
-        halo.ranks.agree("returns gradients of", list(grad.shape[1:]), str(grad.dtype))
+        if halo.ranks.checks:
+            halo.ranks.agree("returns gradients of", list(grad.shape[1:]), str(grad.dtype))
         returned = grad.new_empty(halo.sent.numel(), *grad.shape[1:])
         sent = grad.contiguous()
         work = halo.ranks.all_to_all(returned, sent, halo.num_sent, halo.num_received)

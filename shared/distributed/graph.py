@@ -176,7 +176,7 @@ class DistGraph:
         return Coming(self.halo, rows, join)
 
     def sources(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Own and halo rows ``[n + h, ...]`` of own ``rows``."""
+        """Own and halo rows ``[n + h, ...]`` of own ``rows``; not to be written to, as they may be kept."""
         return self.start(*rows).wait()
 
     def keeps(self, x: Tensor) -> bool:

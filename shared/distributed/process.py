@@ -65,9 +65,14 @@ class Ranks:
         self.size = 1 if alone else dist.get_world_size()
         self._left = checked
 
+    @property
+    def checks(self) -> bool:
+        """Whether the next collective is compared beforehand."""
+        return self._left != 0 and self.size > 1
+
     def agree(self, *doing: Any) -> None:
         """Raises RuntimeError on every rank unless all of them say the same."""
-        if self.size == 1 or self._left == 0:
+        if not self.checks:
             return
         if self._left is not None:
             self._left -= 1

@@ -1,6 +1,8 @@
 """The examples for DGL."""
 
 import example_scripts
+import pytest
+import torch.distributed as dist
 
 
 def test_node_classification(tmp_path):
@@ -10,3 +12,9 @@ def test_node_classification(tmp_path):
 
 def test_neighbor_sampling(tmp_path):
     assert example_scripts.run("dgl_neighbor_sampling.py", tmp_path).count("epoch") == 3
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
+@pytest.mark.slow
+def test_minibatches_under_ddp(tmp_path):
+    assert example_scripts.run("dgl_minibatch_ddp.py", tmp_path, 2).count("on 2 processes") == 3

@@ -24,6 +24,15 @@ def test_parts_give_what_the_whole_graph_gives(tmp_path, world):
     assert not spawn(all_layers, world, tmp_path)
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not (dist.is_available() and dist.is_nccl_available()), reason="needs NCCL")
+def test_parts_on_two_gpus_give_what_the_whole_graph_gives(tmp_path):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    write_partitions(tmp_path, 2)
+    assert not spawn(all_layers, 2, tmp_path, backend="nccl")
+
+
 @pytest.fixture
 def alone(tmp_path):
     """The parts of two, loaded by one process."""

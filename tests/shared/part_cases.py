@@ -81,23 +81,31 @@ def write_partitions(folder, world):
 # Processes -------------------------------------------------------------------------------------------------------
 
 
-def spawn(work, world, folder, *inputs):
+def spawn(work, world, folder, *inputs, backend="gloo"):
     """Runs ``work(rank, world, folder, *inputs)``, a generator of what is wrong, in ``world`` processes of one group.
+
+    With ``backend="nccl"`` each has a GPU, where :func:`edgeless.distributed.load` puts its part.
 
     Returns what they found wrong, all together.
     """
     errors = mp.get_context("spawn").SimpleQueue()
     folder = Path(folder)
-    mp.spawn(_enter, (work, world, str(folder), str(folder / f"store-{work.__name__}"), errors, inputs), nprocs=world)
+    mp.spawn(
+        _enter,
+        (work, world, str(folder), str(folder / f"store-{work.__name__}"), errors, backend, inputs),
+        nprocs=world,
+    )
     found = []
     while not errors.empty():
         found.append(errors.get())
     return found
 
 
-def _enter(rank, work, world, folder, store, errors, inputs):
+def _enter(rank, work, world, folder, store, errors, backend, inputs):
     torch.set_num_threads(1)
-    join(rank, world, store)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    join(rank, world, store, backend=backend)
     try:
         for wrong in work(rank, world, Path(folder), *inputs):
             errors.put(f"rank {rank} of {world}: {wrong}")
@@ -107,13 +115,13 @@ def _enter(rank, work, world, folder, store, errors, inputs):
         dist.destroy_process_group()
 
 
-def join(rank, world, store, seconds=60):
-    """A group of gloo over a file, as ``edgeless.distributed.init`` would make one under torchrun."""
+def join(rank, world, store, seconds=60, backend="gloo"):
+    """A group over a file, as ``edgeless.distributed.init`` would make one under torchrun."""
     from datetime import timedelta
 
     os.environ.pop("WORLD_SIZE", None)
     options = {"rank": rank, "world_size": world, "timeout": timedelta(seconds=seconds)}
-    dist.init_process_group("gloo", init_method=f"file://{store}", **options)
+    dist.init_process_group(backend, init_method=f"file://{store}", **options)
 
 
 # Comparison ------------------------------------------------------------------------------------------------------
@@ -121,18 +129,17 @@ def join(rank, world, store, seconds=60):
 
 def whole_edges(values, dg):
     """Values of the own edges of all processes, in the order of the whole graph."""
-    found = [None] * dg.size
-    if dg.size == 1:
-        found = [(dg.edge_ids, values)]
-    else:
-        dist.all_gather_object(found, (dg.edge_ids, values))
+    found = [(dg.edge_ids.cpu(), values.cpu())]
+    if dg.size > 1:
+        found *= dg.size
+        dist.all_gather_object(found, found[dg.rank])
     ids = torch.cat([i for i, _ in found])
     return torch.cat([v for _, v in found])[ids.argsort()]
 
 
 def weights_of(out):
     """What a loss multiplies an output by: a function of the row's number alone."""
-    flat = torch.arange(out.numel(), dtype=torch.float64).view(out.shape)
+    flat = torch.arange(out.numel(), dtype=torch.float64, device=out.device).view(out.shape)
     return torch.cos(flat * 0.37)
 
 
@@ -172,7 +179,8 @@ def run_parts(layer, call, dg, looped, given, gradient, seed, dtype):
     for i, result in enumerate(results):
         by_node = i == 0
         num_rows = dg.total_nodes if by_node else graph.total_edges
-        weights = weights_of(torch.empty(num_rows, *result.shape[1:]))[dg.nodes if by_node else graph.edge_ids]
+        ids = dg.nodes if by_node else graph.edge_ids
+        weights = weights_of(torch.empty(num_rows, *result.shape[1:], device=ids.device))[ids]
         total = total + (result * weights.to(dtype)).sum()
         found[f"result {i}"] = (ed.gather if by_node else whole_edges)(result.detach(), dg if by_node else graph)
     total.backward()
@@ -197,7 +205,7 @@ def differences(have, want, dtype):
         if have[name].shape != right.shape:
             yield f"{name} has shape {list(have[name].shape)} and not {list(right.shape)}"
             continue
-        size, error = float(right.norm()), float((have[name].double() - right).norm())
+        size, error = float(right.norm()), float((have[name].double().cpu() - right.cpu()).norm())
         limit = TOLERANCE[dtype] * (size if size > 1e-4 * largest else 0.1 * largest)
         if not error <= limit:
             yield f"{name} is off by {error:.1e}, more than {limit:.1e}"
@@ -214,13 +222,14 @@ def compare(cases, dg, edge_index, thorough=True):
     for number, (name, make, call, looped, given) in enumerate(cases):
         truth = doubled(make())
         for dtype in (torch.float64, torch.float32)[: 2 if thorough else 1]:
-            layer = copy.deepcopy(truth).to(dtype)
+            layer = copy.deepcopy(truth).to(dg.device, dtype)
             for gradient in (True, False) if thorough else (number % 2 == 0,):
                 have = run_parts(layer, call(dg), dg, looped, given, gradient, 9, dtype)
                 if dg.rank:
                     continue
-                x = node_data()["x"].to(dtype).double()
-                with_edges = {n: t.to(dtype).double() for n, t in edge_data(edge_index).items() if n in given}
+                edge_index = edge_index.to(dg.device)
+                x = node_data()["x"].to(dg.device, dtype).double()
+                with_edges = {n: t.to(x.device, dtype).double() for n, t in edge_data(edge_index).items() if n in given}
                 rounded = copy.deepcopy(layer).double()
                 want = run_whole(rounded, call(edge_index), x, with_edges, gradient, 9)
                 for wrong in differences(have, want, dtype):

@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +13,11 @@ pytest.importorskip("safetensors")
 pytest.importorskip("pymetis")
 
 from part_cases import FEATURES, NODES, edge_data, edges, node_data, spawn, write_partitions
-from part_training import fail, lose_one, loss_of, new_net, train, train_whole, write_damaged
+from part_training import fail, lose_one, loss_of, new_net, same_bits, train, train_whole, write_damaged
 
 import edgeless
 import edgeless.distributed as ed
-from edgeless import functional
+from edgeless import functional, layer
 
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 
@@ -39,6 +40,14 @@ def test_training_and_checkpoints(tmp_path, world):
     again.load_state_dict(torch.load(tmp_path / f"of-{world}.pt"))
     again.eval()
     torch.testing.assert_close(again(data["x"], graph), whole(data["x"], graph), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.cuda
+def test_two_gpus_give_the_same_bits_again(tmp_path):
+    if torch.cuda.device_count() < 2 or not dist.is_nccl_available():
+        pytest.skip("needs two GPUs and NCCL")
+    write_partitions(tmp_path, 2)
+    assert not spawn(same_bits, 2, tmp_path, backend="nccl")
 
 
 @needs_gloo
@@ -175,6 +184,12 @@ def test_functions_still_refuse_what_is_no_graph():
         functional.neighbor_reduce([], torch.ones(3, FEATURES), "max")
     with pytest.raises(TypeError, match="graph must be an edgeless.Graph, got list"):
         functional.gat_attention([], torch.ones(3, 1, FEATURES), torch.ones(3, 1))
+
+
+def test_a_part_is_never_one_op(parts):
+    dg, x = ed.load(parts / "random"), SimpleNamespace(is_cuda=True, size=lambda _: NODES)
+    assert layer._is_one_op(edgeless.Graph.from_edge_index(edges("loops"), NODES, NODES), x)
+    assert not layer._is_one_op(dg, x) and not layer._is_one_op(dg.local, x)
 
 
 def test_under_the_reference_backend_functions_give_the_same(parts):

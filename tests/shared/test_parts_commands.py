@@ -61,6 +61,17 @@ def test_bench_compares_parts_with_one_process(tmp_path, capsys):
     assert all(row["same_bits"] for row in rows if row["way"] == "edgeless")
 
 
+@pytest.mark.slow
+def test_bench_tells_what_ddp_costs(tmp_path, capsys):
+    file = tmp_path / "found.json"
+    command = ["bench", "--suite", "ddp", "--graph", "toy", "--rounds", "1", "--batch-size", "32", "--fanout", "3,2"]
+    assert main([*command, "--device", "cpu", "--json", str(file)]) == 0
+    assert "mini-batches under DDP" in capsys.readouterr().out
+    rows = json.loads(file.read_text())["results"]
+    assert [row["model"] for row in rows] == ["sage-mean", "gatv2"]
+    assert all(row["same_parameters"] and row["efficiency"] > 0 for row in rows)
+
+
 def test_bench_names_the_models_that_it_has(capsys):
     assert main(["bench", "--scale-out", "gcn", "--graph", "toy", "--device", "cpu"]) == 2
     assert "there are sage-mean, gatv2" in capsys.readouterr().err
