@@ -14,7 +14,7 @@ from edgeless.graph_checks import check_ids, compiling, plain_tensor
 from edgeless.typed_graph import TypedGraph, typed_graph_for
 
 from .conv import PLAIN
-from .convert import Handle, SparseMatrix, SparseStorage, check_flow, kind_of
+from .convert import Handle, Part, SparseMatrix, SparseStorage, check_flow, kind_of
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 
@@ -42,6 +42,8 @@ def typed_refusal(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst:
             None if edge_index.device == device else f"edge_index is on {edge_index.device} and the layer on {device}"
         )
     kind = kind_of(edge_index)
+    if kind is Part:
+        return "edge_index is a DistGraph, and a layer over relations does not run on parts of a graph"
     if kind is None or kind is SparseMatrix:
         return f"edge_index is a {type(edge_index).__name__}" + (" with a sparse layout" if kind else "")
     if kind.device(edge_index) != device:

@@ -9,11 +9,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from edgeless import Graph, TypedGraph
+from edgeless.distributed.graph import DistGraph
 from edgeless.typed_graph import typed_graph_for
 
 
 def etypes_refusal(handle: Graph, etypes: Any) -> Optional[str]:
     """Why ``etypes`` is nothing for the kernels; the stock layer knows the right error for it."""
+    if type(handle) is DistGraph:
+        return "graph is a DistGraph, and a layer over relations does not run on parts of a graph"
     if type(etypes) not in (Tensor, Parameter):
         return f"etypes is a {type(etypes).__name__}, not a Tensor"
     if tuple(etypes.shape) != (handle.num_edges,) or etypes.dtype not in (torch.int32, torch.int64):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from edgeless import Graph
 from edgeless.adapter import is_hooked, typed_rows_refusals
 from edgeless.autocast import autocasts
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import dot_attention, gather_mm, relational_sum
 from edgeless.graph_checks import compiling
 
@@ -94,6 +95,8 @@ class HGTConv(DGLLayer, stock.HGTConv):
 
     def _stock_forward(self, g, x, ntype, etype, presorted):
         g = g.graph if isinstance(g, Relation) else g
+        if isinstance(g, DistGraph):
+            self._refuse_parts(g, x, ntype, etype)
         g = to_dgl(g) if isinstance(g, Graph) else g
         return stock.HGTConv.forward(self, g, x, ntype, etype, presorted=presorted)
 

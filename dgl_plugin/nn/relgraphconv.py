@@ -9,6 +9,7 @@ from torch import Tensor
 from edgeless import Graph
 from edgeless.adapter import is_hooked
 from edgeless.autocast import autocasts
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import relational_sum
 from edgeless.projection import add_row, product
 
@@ -93,6 +94,8 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
 
     def _stock_forward(self, g, feat, etypes, norm, presorted):
         g = g.graph if isinstance(g, Relation) else g
+        if isinstance(g, DistGraph):
+            self._refuse_parts(g, feat, etypes, norm)
         g = to_dgl(g) if isinstance(g, Graph) else g
         return stock.RelGraphConv.forward(self, g, feat, etypes, norm, presorted=presorted)
 

@@ -36,6 +36,13 @@ def test_layers_refuse_in_words(tmp_path):
         assert words in str(edgeless.explain(layer, dg, feat))
         with pytest.raises(edgeless.NotFusedError, match=words):
             layer(dg, feat)
+    ids = torch.zeros(dg.num_edges, dtype=torch.int64)
+    for layer, given in (
+        (nn.RelGraphConv(FEATURES, 3, 2), (x, ids)),
+        (nn.HGTConv(FEATURES, 3, 1, 2, 2), (x, torch.zeros(len(x), dtype=torch.int64), ids)),
+    ):
+        with pytest.raises(edgeless.NotFusedError, match="a layer over relations does not run on parts"):
+            layer(dg, *given)
     logits = torch.randn(dg.num_edges, 2, dtype=torch.bfloat16)
     assert ops.edge_softmax(dg, logits).shape == logits.shape
     with pytest.raises(edgeless.NotFusedError, match="in-edges of its nodes"):

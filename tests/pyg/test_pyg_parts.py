@@ -40,13 +40,13 @@ def alone(tmp_path):
     return ed.load(tmp_path / "random")
 
 
-def refused(layer, x, dg, *words):
+def refused(layer, x, dg, *words, types=()):
     """Asserts that ``explain`` says these words, and that the call raises them whatever the backend."""
-    said = edgeless.explain(layer, x, dg)
+    said = edgeless.explain(layer, x, dg, *types)
     assert not said
     for name in ("auto", "fused"):
         with edgeless.backend(name), pytest.raises(edgeless.NotFusedError) as caught:
-            layer(x, dg)
+            layer(x, dg, *types)
         for word in words:
             assert word in str(said) and word in str(caught.value)
 
@@ -58,6 +58,9 @@ def test_layers_refuse_in_words(alone):
         refused(cls(FEATURES, 3, flow="target_to_source"), x, alone, "flow is 'target_to_source'")
         refused(cls(FEATURES, 3, aggr="median"), x, alone, "aggr_module is MedianAggregation")
     refused(nn.SAGEConv(FEATURES, 3), (x, x.clone()), alone, "x is a pair")
+    types = [torch.zeros(alone.edge_ids.numel(), dtype=torch.int64)]
+    for cls in (nn.RGCNConv, nn.FastRGCNConv, nn.RGATConv):
+        refused(cls(FEATURES, 3, 2), x, alone, "a layer over relations does not run on parts", types=types)
     cached = nn.GCNConv(FEATURES, 3, cached=True)
     cached(x, edges("loops"))
     refused(cached, x, alone, "normalisation of another graph")
