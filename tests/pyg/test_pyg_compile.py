@@ -81,6 +81,8 @@ def test_no_recompile_for_every_number_of_edges(name, form):
     assert counter.frame_count <= 2  # once with fixed, once with dynamic sizes
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # compiles C++, which a busy machine may keep waiting
 def test_a_model_with_dropout_under_inductor():
     graph = GRAPHS["random"]
 
