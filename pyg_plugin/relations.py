@@ -106,5 +106,5 @@ def embedding_graph(graph: TypedGraph, ids: Optional[Tensor], num_ids: int) -> G
         return Graph.from_edge_index(ends, graph.num_types * num_ids, graph.num_dst)
 
     if ids is None:
-        return graph._format(("embedding", num_ids), build)
+        return graph.format(("embedding", num_ids), lambda _: build())
     return cache.graph_for(ids, ("embedding", WeakIdRef(graph), num_ids), build, tensors=(ids,))

@@ -63,6 +63,23 @@ def uncompress(compressed: Compressed):
     return torch.empty_like(rows).scatter_(0, edge_ids, rows), torch.empty_like(indices).scatter_(0, edge_ids, indices)
 
 
+def check_reverses(call: str, compressed: Compressed, num_nodes: int) -> None:
+    """Raise unless every edge of a square graph has its reverse, and as often."""
+    if compiling():
+        return
+    turned = transpose(compressed._replace(edge_ids=None), num_nodes)._replace(edge_ids=None)
+    again = transpose(turned, num_nodes)._replace(edge_ids=None)  # the rows of both are sorted
+    both = tuple(torch.stack(uncompress(one)) for one in (again, turned))
+    differs = (both[0] != both[1]).any(0)
+    if bool(differs.any()):
+        here, there = (ends[:, int(differs.to(torch.uint8).argmax())].tolist() for ends in both)
+        one, other = min(here, there)  # what comes first is missing on the other side
+        one, other = (other, one) if here < there else (one, other)
+        raise ValueError(
+            f"{call}: is_symmetric needs the reverse of every edge, as often as the edge, but {one} to {other} has none"
+        )
+
+
 def replace_self_loops(src: Tensor, dst: Tensor, num_loops: int):
     """Both ends of the edges that are no loops and of the new loops; ids of the former, None when these are all."""
     loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)

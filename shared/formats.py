@@ -9,12 +9,14 @@ or pickled. Entries die with the graph.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["CSC", "CSC_ROWS", "CSR", "Formats", "facts", "graphs_of", "num_bytes", "tensors_of", "travelling"]
+from .graph_checks import normal_tensors
+
+__all__ = ["CSC", "CSC_ROWS", "CSR", "Formats", "Keeper", "facts", "graphs_of", "num_bytes", "tensors_of", "travelling"]
 
 Formats = dict[Hashable, Any]
 
@@ -48,6 +50,30 @@ def graphs_of(value: Any) -> list[Any]:
     if isinstance(value, (tuple, list)):
         return [graph for part in value for graph in graphs_of(part)]
     return [value] if hasattr(value, "_formats") else []
+
+
+class Keeper:
+    """What has such a store: a graph, with or without types."""
+
+    _formats: Formats
+    _graphs: list[Any]  # those among the formats
+
+    def format(self, key: Hashable, build: Callable[[Any], Any]) -> Any:
+        """What is kept under ``key``, from ``build(self)`` the first time."""
+        if key in self._formats:
+            return self._formats[key]
+        with normal_tensors():
+            value = build(self)
+        self._formats[key] = value
+        self._graphs += graphs_of(value)
+        return value
+
+    def num_formats(self) -> int:
+        """How many things are kept, here and with the graphs among them. Never falls but by transposes."""
+        num = len(self._formats)
+        for graph in self._graphs:
+            num += graph.num_formats()
+        return num
 
 
 def facts(formats: Formats) -> Formats:

@@ -7,14 +7,13 @@ position in the list that the graph was built from; edge tensors (features, weig
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 from torch import Tensor
 
-from .adjacency import Compressed, arrays_of, compress, move, replace_self_loops, transpose, uncompress
-from .formats import CSC, CSC_ROWS, CSR, Formats, facts, graphs_of, num_bytes, travelling
+from .adjacency import Compressed, arrays_of, check_reverses, compress, move, replace_self_loops, transpose, uncompress
+from .formats import CSC, CSC_ROWS, CSR, Formats, Keeper, facts, num_bytes, travelling
 from .graph_checks import (
     as_device,
     as_index,
@@ -23,7 +22,6 @@ from .graph_checks import (
     check_has,
     check_ids,
     check_number,
-    check_reverses,
     check_symmetric,
     normal_tensors,
     num_nodes_of,
@@ -35,7 +33,7 @@ from .ops.graph import coo_to_csr
 __all__ = ["Compressed", "Graph"]
 
 
-class Graph:
+class Graph(Keeper):
     """An immutable directed graph from ``num_src`` source nodes to ``num_dst`` destination nodes.
 
     Build one with :meth:`from_edge_index`, :meth:`from_csr`, :meth:`from_csc`, :meth:`from_dgl`, :meth:`from_pyg`,
@@ -316,16 +314,6 @@ class Graph:
         """Whether :attr:`csc` is already there, be it without edge ids."""
         return CSC in self._formats or CSC_ROWS in self._formats or bool(self._is_symmetric)
 
-    def format(self, key: Hashable, build: Callable[[Graph], Any]) -> Any:
-        """What is kept with this graph under ``key``, from ``build(graph)`` the first time (``shared/formats.py``)."""
-        if key in self._formats:
-            return self._formats[key]
-        with normal_tensors():
-            value = build(self)
-        self._formats[key] = value
-        self._graphs += graphs_of(value)
-        return value
-
     def _ends(self):
         """(src, dst) in original order and index dtype."""
         if CSR in self._formats:
@@ -383,7 +371,7 @@ class Graph:
         if scale is None:
             check_choice("Graph.degree_scale", "side", side, ("src", "dst"))
             check_number("Graph.degree_scale", "power", power)
-            scale = self.format(key, lambda graph: _power_of_degrees(graph, side, power, dtype, isolated))
+            scale = self.format(key, lambda graph: power_of_degrees(graph, side, power, dtype, isolated))
         return scale
 
     # Other graphs ----------------------------------------------------------------------------------------------------
@@ -429,13 +417,6 @@ class Graph:
         """Bytes that :meth:`memory_bytes` can grow to by building the transposes."""
         return self.memory_bytes() + self._missing_bytes()
 
-    def num_formats(self) -> int:
-        """How many things are kept with this graph, and with the graphs among them. Never falls but by transposes."""
-        num = len(self._formats)
-        for graph in self._graphs:
-            num += graph.num_formats()
-        return num
-
     def _missing_bytes(self) -> int:
         """Of the arrays of both directions that have not been built, of this graph and of those kept with it."""
         indices = self._any.indices
@@ -460,7 +441,8 @@ class Graph:
         )
 
 
-def _power_of_degrees(graph: Graph, side: str, power: float, dtype: torch.dtype, isolated: float) -> Tensor:
+def power_of_degrees(graph, side: str, power: float, dtype: torch.dtype, isolated: float) -> Tensor:
+    """See :meth:`Graph.degree_scale`; of any graph that knows its degrees."""
     degrees = graph.in_degrees() if side == "dst" else graph.out_degrees()
     return degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
 

@@ -9,8 +9,6 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from .ops.graph import csr_transpose
-
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
     getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)
 }
@@ -124,28 +122,6 @@ def check_symmetric(call: str, is_symmetric: Optional[bool], num_src: int, num_d
         raise TypeError(f"{call}: is_symmetric must be True, False or None, got {type(is_symmetric).__name__}")
     if is_symmetric and num_src != num_dst:
         raise ValueError(f"{call}: is_symmetric needs as many sources as destinations, got {num_src} and {num_dst}")
-
-
-def check_reverses(call: str, compressed, num_nodes: int) -> None:
-    """Raise unless every edge of the compressed rows of a square graph has its reverse, and as often."""
-    if compiling():
-        return
-    indptr, indices, _ = compressed
-    turned = csr_transpose(indptr, indices, None, num_nodes)[:2]  # its rows are sorted, and so are those of the next
-    both = tuple(_ends(*arrays) for arrays in (csr_transpose(*turned, None, num_nodes)[:2], turned))
-    differs = (both[0] != both[1]).any(0)
-    if bool(differs.any()):
-        here, there = (ends[:, int(differs.to(torch.uint8).argmax())].tolist() for ends in both)
-        one, other = min(here, there)  # what comes first is missing on the other side
-        one, other = (other, one) if here < there else (one, other)
-        raise ValueError(
-            f"{call}: is_symmetric needs the reverse of every edge, as often as the edge, but {one} to {other} has none"
-        )
-
-
-def _ends(indptr: Tensor, indices: Tensor) -> Tensor:
-    rows = torch.arange(indptr.numel() - 1, dtype=indices.dtype, device=indices.device)
-    return torch.stack((rows.repeat_interleave(indptr.diff(), output_size=indices.numel()), indices))
 
 
 def num_nodes_of(call: str, names, src: Tensor, dst: Tensor, num_src: Optional[int], num_dst: Optional[int]):

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from . import cache
-from .formats import graphs_of, num_bytes
+from .formats import Formats, Keeper, num_bytes
 from .graph import Compressed, Graph
-from .graph_checks import as_index, check_integers, check_num_nodes, compiling, normal_tensors
+from .graph_checks import as_index, check_integers, check_num_nodes, compiling
 from .ops.graph import coo_to_csr
 from .ops.relational import typed_edges
 
@@ -53,7 +53,7 @@ class Compact(NamedTuple):
     pair_of_edge: Tensor
 
 
-class TypedGraph:
+class TypedGraph(Keeper):
     """An immutable :class:`Graph` with a type for every edge.
 
     Attributes:
@@ -81,7 +81,8 @@ class TypedGraph:
         self.graph = graph
         self.edge_type = as_index(edge_type)
         self.num_types = num_types
-        self._formats: dict[Any, Any] = {}
+        self._formats: Formats = {}
+        self._graphs: list[Any] = []
 
     @classmethod
     def from_edge_index(
@@ -126,51 +127,44 @@ class TypedGraph:
     @property
     def by_dst(self) -> list[Tensor]:
         """In-edges by (type, destination), as ``typed_edges`` gives them (``core_cuda/library.cpp``)."""
-        return self._format("by dst", lambda: self._sorted(self.graph.csr))
+        return self.format("by dst", lambda of: of._sorted(of.graph.csr))
 
     @property
     def by_src(self) -> list[Tensor]:
         """Out-edges by (type, source)."""
-        return self._format("by src", lambda: self._sorted(self.graph.csc))
+        return self.format("by src", lambda of: of._sorted(of.graph.csc))
 
     def mean_weight(self, dtype: torch.dtype) -> Tensor:
         """One over the number of edges of the same type to the same destination, for every edge, ``[E]``."""
         by_dst = self.by_dst
-        return self._format(("mean", dtype), lambda: torch.ops.edgeless.typed_means(*by_dst[:3], by_dst[4], dtype))
+        return self.format(("mean", dtype), lambda _: torch.ops.edgeless.typed_means(*by_dst[:3], by_dst[4], dtype))
 
     @property
     def pairs(self) -> Pairs:
         """The pairs themselves, of whatever number of edges."""
-        return self._format("pairs", self._pairs)
+        return self.format("pairs", TypedGraph._pairs)
 
     @property
     def compact(self) -> Compact:
         """Sources split by the types of their edges."""
-        return self._format("compact", self._compact)
+        return self.format("compact", TypedGraph._compact)
 
     @property
     def reversed(self) -> TypedGraph:
         """Every edge turned round, with its id and type; its ``compact`` splits the destinations by type."""
         _ = self.graph.csc  # built once for both
-        return self._format("reversed", lambda: TypedGraph(self.graph.reverse(), self.edge_type, self.num_types))
+        return self.format("reversed", lambda of: TypedGraph(of.graph.reverse(), of.edge_type, of.num_types))
 
     @property
     def split(self) -> Graph:
         """From the pairs of sources (``compact``) to those of destinations (``reversed.compact``), with edge ids."""
 
-        def build():
+        def build(_):
             sides = self.compact, self.reversed.compact
             ends = torch.stack([side.pair_of_edge for side in sides])
             return Graph.from_edge_index(ends, *(side.edges.num_src for side in sides), validate=False)
 
-        return self._format("split", build)
-
-    def _format(self, key, build: Callable[[], Any]):
-        """What is kept under ``key``; the one place where things derived from a typed graph are."""
-        if key not in self._formats:
-            with normal_tensors():
-                self._formats[key] = build()
-        return self._formats[key]
+        return self.format("split", build)
 
     def _sorted(self, direction: Compressed, cut: int = CUT) -> list[Tensor]:
         type_ptr, rows, ptr, *rest = typed_edges(*direction, self.edge_type, self.num_types, cut)
@@ -219,12 +213,11 @@ class TypedGraph:
         return grown + missing * 4 * self.num_edges * self.graph.index_dtype.itemsize
 
     def num_formats(self) -> int:
-        """How many things are kept with this graph."""
-        kept = [self.graph, *graphs_of(self._formats)]
-        return len(self._formats) + sum(graph.num_formats() for graph in kept)
+        """As of a graph; what is kept with :attr:`graph` counts too."""
+        return super().num_formats() + self.graph.num_formats()
 
     def __getstate__(self):
-        return {**self.__dict__, "_formats": {}}
+        return {**self.__dict__, "_formats": {}, "_graphs": []}
 
     def __repr__(self) -> str:
         return f"TypedGraph({self.graph!r}, num_types={self.num_types})"

@@ -89,12 +89,16 @@ class DGLLayer(FusedLayer):
             return "graph has nodes without in-edges, which the stock layer rejects unless allow_zero_in_degree is set"
         return next(filter(None, (kernel_refusal(handle.device, op) for op in self._ops)), None)
 
-    def _stock_forward(self, graph, *inputs):
+    def _for_stock(self, graph, *inputs):
+        """The graph as the stock layer takes it; ``inputs`` are for the error where it takes no such graph."""
         if isinstance(graph, Relation):
             graph = graph.graph
         if isinstance(graph, DistGraph):
             self._refuse_parts(graph, *inputs)
-        return super()._stock_forward(to_dgl(graph) if isinstance(graph, Graph) else graph, *inputs)
+        return to_dgl(graph) if isinstance(graph, Graph) else graph
+
+    def _stock_forward(self, graph, *inputs):
+        return super()._stock_forward(self._for_stock(graph, *inputs), *inputs)
 
     def _attention_dropout(self) -> float:
         """The probability to drop an attention weight in this call. The stock layer asks the submodule as well."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from edgeless import Graph
 from edgeless.adapter import is_hooked, typed_rows_refusals
 from edgeless.autocast import autocasts
-from edgeless.distributed.graph import DistGraph
 from edgeless.functional import dot_attention, gather_mm, relational_sum
 from edgeless.graph_checks import compiling
 
 from .._framework import stock, stock_linear
-from ..convert import Relation, relation_of, to_dgl
+from ..convert import relation_of
 from ._layer import DGLLayer, destinations
 from ._relations import etypes_refusal, typed_graph
 from .typedlinear import TypedLinear, weights_of
@@ -94,10 +92,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
         return self.norm(h) if self.use_norm else h
 
     def _stock_forward(self, g, x, ntype, etype, presorted):
-        g = g.graph if isinstance(g, Relation) else g
-        if isinstance(g, DistGraph):
-            self._refuse_parts(g, x, ntype, etype)
-        g = to_dgl(g) if isinstance(g, Graph) else g
+        g = self._for_stock(g, x, ntype, etype)
         return stock.HGTConv.forward(self, g, x, ntype, etype, presorted=presorted)
 
 

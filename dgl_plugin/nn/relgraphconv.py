@@ -9,12 +9,11 @@ from torch import Tensor
 from edgeless import Graph
 from edgeless.adapter import is_hooked
 from edgeless.autocast import autocasts
-from edgeless.distributed.graph import DistGraph
 from edgeless.functional import relational_sum
 from edgeless.projection import add_row, product
 
 from .._framework import stock, stock_linear
-from ..convert import Relation, relation_of, to_dgl
+from ..convert import Relation, relation_of
 from ._layer import DGLLayer
 from ._relations import etypes_refusal, typed_graph
 from .typedlinear import TypedLinear, weights_of
@@ -93,10 +92,7 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
         return self.dropout(h)
 
     def _stock_forward(self, g, feat, etypes, norm, presorted):
-        g = g.graph if isinstance(g, Relation) else g
-        if isinstance(g, DistGraph):
-            self._refuse_parts(g, feat, etypes, norm)
-        g = to_dgl(g) if isinstance(g, Graph) else g
+        g = self._for_stock(g, feat, etypes, norm)
         return stock.RelGraphConv.forward(self, g, feat, etypes, norm, presorted=presorted)
 
 

@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ..graph import Compressed, Graph
+from ..graph import Compressed, Graph, power_of_degrees
 from ..graph_checks import as_device, check_choice, normal_tensors
 from ..ops.graph import coo_to_csr, index_dtype
 from .exchange import Coming, Halo, part_of
@@ -29,38 +29,35 @@ class LocalGraph(Graph):
     def __init__(self, csr: Compressed, num_src: int, num_dst: int, numbers: Tensor, ranks: Ranks, kept=None):
         super().__init__(csr, None, num_src, num_dst, None, kept)
         self.numbers, self.ranks = numbers, ranks
-        self._numbered: Optional[Graph] = None
-        self._sides: Optional[tuple[Graph, Graph]] = None
 
     @property
     def numbered(self) -> Graph:
         """The same edges under their ids in the whole graph, for ops that draw and have no edge tensor."""
-        if self._numbered is None:
-            with normal_tensors():
-                csr, csc = (
-                    Compressed(
-                        one.indptr, one.indices, self.numbers[one.edge_ids.to(torch.int64)].to(one.indices.dtype)
-                    )
-                    for one in (self.csr, self.csc)
-                )
-            self._numbered = Graph(csr, csc, self.num_src, self.num_dst)
-        return self._numbered
+        return self.format("numbered", _numbered)
 
     @property
     def sides(self) -> tuple[Graph, Graph]:
         """The edges from own nodes, and those from halo nodes; without ids."""
-        if self._sides is None:
-            with normal_tensors():
-                own = self.csr.indices < self.num_dst
-                halo = self.num_src - self.num_dst
-                self._sides = part_of(self, own, 0, self.num_dst), part_of(self, ~own, self.num_dst, halo)
-        return self._sides
+        return self.format("sides", _sides)
 
     def draw(self, device) -> Tensor:
         """A seed ``[1]`` for dropout, drawn from torch's generator by rank 0, for all ranks."""
         seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
         self.ranks.agree("draws a seed")
         return self.ranks.of_first(seed)
+
+
+def _numbered(graph: LocalGraph) -> Graph:
+    def of_whole(one: Compressed) -> Compressed:
+        return one._replace(edge_ids=graph.numbers[one.edge_ids.to(torch.int64)].to(one.indices.dtype))
+
+    return Graph(of_whole(graph.csr), of_whole(graph.csc), graph.num_src, graph.num_dst)
+
+
+def _sides(graph: LocalGraph) -> tuple[Graph, Graph]:
+    own = graph.csr.indices < graph.num_dst
+    halo = graph.num_src - graph.num_dst
+    return part_of(graph, own, 0, graph.num_dst), part_of(graph, ~own, graph.num_dst, halo)
 
 
 class DistGraph:
@@ -154,8 +151,7 @@ class DistGraph:
         if key not in self._scales:
             check_choice("DistGraph.degree_scale", "side", side, ("src", "dst"))
             with normal_tensors():
-                degrees = self.in_degrees() if side == "dst" else self.out_degrees()
-                self._scales[key] = degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
+                self._scales[key] = power_of_degrees(self, side, power, dtype, isolated)
         return self._scales[key]
 
     def edge_index(self) -> Tensor:
