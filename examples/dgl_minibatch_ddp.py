@@ -42,12 +42,7 @@ class Net(torch.nn.Module):
         return self.conv2(blocks[1], self.conv1(blocks[0], x).relu())
 
 
-def main() -> None:
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local) if torch.cuda.device_count() > local else torch.device("cpu")
-    if world > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+def train(rank: int, world: int, device: torch.device) -> None:
     torch.manual_seed(0)  # the same graph and the same parameters in every process
     graph, x, y = make_data()
     model = Net().to(device)
@@ -73,6 +68,16 @@ def main() -> None:
             dist.all_reduce(total)
         if rank == 0:
             print(f"epoch {epoch}: loss {total.item() / (world * len(own)):.3f} on {world} processes")
+
+
+def main() -> None:
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local) if torch.cuda.device_count() > local else torch.device("cpu")
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    train(rank, world, device)
+    # The model is gone by now: where DDP is the last to hold the group, ending it can hang.
     if world > 1:
         dist.destroy_process_group()
 

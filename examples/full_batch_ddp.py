@@ -49,8 +49,7 @@ def write_parts(folder: Path) -> None:
     )  # "metis" for a graph with structure
 
 
-def main() -> None:
-    device = ed.init(timeout=120)
+def train(device: torch.device) -> None:
     first = not dist.is_initialized() or dist.get_rank() == 0
     with tempfile.TemporaryDirectory() as folder:
         where = [folder]
@@ -73,6 +72,11 @@ def main() -> None:
             optimizer.step()
             if first and epoch % 5 == 0:
                 print(f"epoch {epoch}: loss {loss.item():.6f} on {dg.size} of {dg!r}")
+
+
+def main() -> None:
+    train(ed.init(timeout=120))
+    # The model is gone by now: where DDP is the last to hold the group, ending it can hang.
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -46,15 +46,7 @@ class Net(torch.nn.Module):
         return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
 
 
-def main() -> None:
-    if not any(map(importlib.util.find_spec, ("pyg_lib", "torch_sparse"))):
-        print("skipped: NeighborLoader needs pyg-lib or torch_sparse, and neither is installed")
-        return
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local = int(os.environ.get("LOCAL_RANK", 0))
-    device = torch.device("cuda", local) if torch.cuda.device_count() > local else torch.device("cpu")
-    if world > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+def train(rank: int, world: int, device: torch.device) -> None:
     data = make_data()
     # As many seeds for every process: with fewer batches one would leave the others waiting for its gradients.
     seeds = torch.randperm(NODES)[: NODES // world * world].view(world, -1)[rank]
@@ -78,6 +70,19 @@ def main() -> None:
             dist.all_reduce(total)
         if rank == 0:
             print(f"epoch {epoch}: loss {total.item() / (world * len(seeds)):.3f} on {world} processes")
+
+
+def main() -> None:
+    if not any(map(importlib.util.find_spec, ("pyg_lib", "torch_sparse"))):
+        print("skipped: NeighborLoader needs pyg-lib or torch_sparse, and neither is installed")
+        return
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    device = torch.device("cuda", local) if torch.cuda.device_count() > local else torch.device("cpu")
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    train(rank, world, device)
+    # The model is gone by now: where DDP is the last to hold the group, ending it can hang.
     if world > 1:
         dist.destroy_process_group()
 
