@@ -117,25 +117,35 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
     return torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, order)
 
 
-def choose_order(num_edges: int, dst_pairs: int, src_pairs: int, in_width: int, out_width: int) -> str:
+def choose_order(
+    num_edges: int, dst_pairs: int, src_pairs: int, in_width: int, out_width: int, one_pass: bool = True
+) -> str:
     """Whether to sum before multiplying, ``"aggregate"``, or to multiply before summing, ``"transform"``.
 
     Counts the numbers that are read and written, and products as a sixteenth of one each. Summed first, an edge gathers
-    ``in_width`` numbers, and the product of a pair of a destination is added to a row that is in the cache. Multiplied
-    first, the product of a pair of a source is written and read again, and an edge gathers ``out_width`` numbers.
+    ``in_width`` numbers, and the product of a pair of a destination is added to a row that is in the cache; where that
+    is not done in one pass, sums and products are written and read again. Multiplied first, the product of a pair of a
+    source is written, and an edge gathers ``out_width`` numbers.
     """
     products = in_width * out_width / 16
-    aggregate = num_edges * in_width + dst_pairs * (2 * out_width + products)
-    transform = num_edges * out_width + src_pairs * (in_width + 3 * out_width + products)
+    if one_pass:
+        aggregate = num_edges * in_width + dst_pairs * (2 * out_width + products)
+        transform = num_edges * out_width + src_pairs * (in_width + 3 * out_width + products)
+    else:
+        aggregate = num_edges * in_width + dst_pairs * (2 * in_width + 2 * out_width + products)
+        transform = num_edges * out_width + src_pairs * (in_width + out_width + products)
     return "transform" if transform < aggregate else "aggregate"
 
 
 def _order(graph: TypedGraph, weight: Tensor) -> str:
     in_width, out_width = (weight[0].numel() // max(weight.size(side), 1) for side in (-1, -2))
-    if compiling() or in_width <= 2 * out_width:  # summed first whatever the pairs: sources need not be sorted for it
+    if compiling() or not graph.by_dst[2].numel():  # whose edges are its pairs
+        return "aggregate"
+    one_pass = graph.device.type == "cpu"
+    if one_pass and in_width <= 2 * out_width:  # whatever the pairs: sources need not be sorted for it
         return "aggregate"
     src_pairs = graph.compact.edges.num_src
-    return choose_order(graph.num_edges, int(graph.by_dst[0][-1]), src_pairs, in_width, out_width)
+    return choose_order(graph.num_edges, graph.by_dst[1].numel(), src_pairs, in_width, out_width, one_pass)
 
 
 def relational_sum(

@@ -136,8 +136,7 @@ class TypedGraph(Keeper):
 
     def mean_weight(self, dtype: torch.dtype) -> Tensor:
         """One over the number of edges of the same type to the same destination, for every edge, ``[E]``."""
-        by_dst = self.by_dst
-        return self.format(("mean", dtype), lambda _: torch.ops.edgeless.typed_means(*by_dst[:3], by_dst[4], dtype))
+        return self.format(("mean", dtype), lambda of: of._means(dtype))
 
     @property
     def pairs(self) -> Pairs:
@@ -176,9 +175,15 @@ class TypedGraph(Keeper):
                 rows, ptr = rows[:pieces], ptr[: pieces + 1]
         return [type_ptr, rows, ptr, *rest]
 
+    def _means(self, dtype: torch.dtype) -> Tensor:
+        type_ptr, rows, ptr, _, edge_ids, _ = self.by_dst
+        if not ptr.numel():  # every edge is a pair
+            return torch.ones(self.num_edges, dtype=dtype, device=self.device)
+        return torch.ops.edgeless.typed_means(type_ptr, rows, ptr, edge_ids, dtype)
+
     def _pairs(self) -> Pairs:
         offsets, rows, ptr, indices, edge_ids, _ = self._sorted(self.graph.csr, _UNCUT)
-        ids = torch.arange(rows.numel(), dtype=rows.dtype)
+        ids = torch.arange(rows.numel(), dtype=rows.dtype, device=rows.device)
         sums = Compressed(*coo_to_csr(rows, ids, self.num_dst, rows.numel(), False))
         neighbors = Graph(Compressed(ptr, indices, edge_ids), None, self.num_src, rows.numel())
         return Pairs(offsets, neighbors, Graph(sums, None, rows.numel(), self.num_dst))
@@ -198,7 +203,13 @@ class TypedGraph(Keeper):
             rows.numel(),
             self.num_dst,
         )
-        return Compact(TypedGraph(pairs, types, self.num_types), edges, pair_of_edge)
+        split = TypedGraph(pairs, types, self.num_types)
+        if self.device.type == "cuda":  # nothing is left to sort, and the kernels need not look for what is known
+            none, ids = rows.new_empty(0), ids[:-1]
+            by_src = torch.cat(coo_to_csr(rows, ids, self.num_src, ids.numel(), False)[:2])
+            split.format("by dst", lambda _: [offsets, ids, none, rows, ids, none])
+            split.format("by src", lambda _: [offsets, rows, none, ids, ids, by_src])
+        return Compact(split, edges, pair_of_edge)
 
     # Housekeeping ----------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,31 @@ inline void check_typed_outer(const char* op, const at::Tensor& x, const at::Ten
   check_entries(op, x, offsets, rows, -1);
 }
 
+inline void check_typed_edges(const char* op, const at::Tensor& indptr, const at::Tensor& indices,
+                              const OptTensor& edge_ids, const at::Tensor& types, int64_t num_types, int64_t cut) {
+  check_dim(op, "indptr", indptr, 1, "[rows + 1]");
+  TORCH_CHECK_VALUE(indptr.numel() > 0, op, ": indptr must have shape [rows + 1], got ", indptr.sizes());
+  check_dim(op, "indices", indices, 1, "[E]");
+  check_dtype(op, "indices", indices, indptr.scalar_type());
+  if (edge_ids) {
+    check_shape(op, "edge_ids", *edge_ids, {indices.size(0)});
+    check_dtype(op, "edge_ids", *edge_ids, indptr.scalar_type());
+  }
+  check_shape(op, "edge_type", types, {indices.size(0)});
+  TORCH_CHECK_VALUE(types.scalar_type() == at::kInt || types.scalar_type() == at::kLong, op,
+                    ": edge_type must be int32 or int64, got ", types.scalar_type());
+  check_device(op, "edge_type", types, indptr.device());
+  TORCH_CHECK_VALUE(num_types >= 0, op, ": num_types must not be negative, got ", num_types);
+  TORCH_CHECK_VALUE(cut > 0, op, ": cut must be positive, got ", cut);
+}
+
+inline void check_typed_means(const char* op, const at::Tensor& type_ptr, const at::Tensor& rows, const at::Tensor& ptr,
+                              const at::Tensor& edge_ids, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kDouble, op, ": dtype must be float32 or float64, got ", dtype);
+  for (const at::Tensor& t : {rows, ptr, edge_ids})
+    check_dtype(op, "rows, ptr and edge_ids", t, type_ptr.scalar_type());
+}
+
 // One direction of a graph as typed_edges gives it.
 inline void check_pieces(const char* op, const char* name, at::TensorList pieces, int64_t types, const at::Device& on) {
   TORCH_CHECK_VALUE(pieces.size() == 6, op, ": ", name, " must hold the 6 tensors of typed_edges, got ", pieces.size());

@@ -5,10 +5,9 @@
 
 #include <tuple>
 
-#include "../common/checks.h"
 #include "../common/cpu/room.h"
-#include "../common/optional.h"
 #include "../graph/aten_parallel.h"
+#include "inputs.h"
 #include "typed_edges.h"
 
 namespace edgeless {
@@ -17,29 +16,11 @@ namespace {
 using at::Tensor;
 using Arrays = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-void check_inputs(const char* op, const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
-                  const Tensor& types, int64_t num_types, int64_t cut) {
-  check_dim(op, "indptr", indptr, 1, "[rows + 1]");
-  TORCH_CHECK_VALUE(indptr.numel() > 0, op, ": indptr must have shape [rows + 1], got ", indptr.sizes());
-  check_dim(op, "indices", indices, 1, "[E]");
-  check_dtype(op, "indices", indices, indptr.scalar_type());
-  if (edge_ids) {
-    check_shape(op, "edge_ids", *edge_ids, {indices.size(0)});
-    check_dtype(op, "edge_ids", *edge_ids, indptr.scalar_type());
-  }
-  check_shape(op, "edge_type", types, {indices.size(0)});
-  TORCH_CHECK_VALUE(types.scalar_type() == at::kInt || types.scalar_type() == at::kLong, op,
-                    ": edge_type must be int32 or int64, got ", types.scalar_type());
-  check_device(op, "edge_type", types, indptr.device());
-  TORCH_CHECK_VALUE(num_types >= 0, op, ": num_types must not be negative, got ", num_types);
-  TORCH_CHECK_VALUE(cut > 0, op, ": cut must be positive, got ", cut);
-}
-
 // indptr [rows + 1], indices [E], edge_ids [E] or none: edges by row, as a Graph has them; types [E] by edge id.
 Arrays typed_edges_cpu(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
                        const Tensor& types, int64_t num_types, int64_t cut) {
   constexpr const char* op = "typed_edges";
-  check_inputs(op, indptr, indices, edge_ids, types, num_types, cut);
+  check_typed_edges(op, indptr, indices, edge_ids, types, num_types, cut);
   const Tensor pointers = indptr.contiguous(), others = indices.contiguous(), kinds = types.contiguous();
   const Tensor ids = edge_ids ? edge_ids->contiguous() : Tensor();
   const int64_t rows = pointers.numel() - 1, edges = others.numel();
@@ -88,8 +69,7 @@ void means_of_type(const Index* rows, const Index* ptr, const Index* edge_ids, i
 Tensor typed_means_cpu(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const Tensor& edge_ids,
                        at::ScalarType dtype) {
   constexpr const char* op = "typed_means";
-  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kDouble, op, ": dtype must be float32 or float64, got ", dtype);
-  for (const Tensor& t : {rows, ptr, edge_ids}) check_dtype(op, "rows, ptr and edge_ids", t, type_ptr.scalar_type());
+  check_typed_means(op, type_ptr, rows, ptr, edge_ids, dtype);
   Tensor means = at::empty({edge_ids.numel()}, edge_ids.options().dtype(dtype));
   const int64_t types = type_ptr.numel() - 1;
   AT_DISPATCH_INDEX_TYPES(type_ptr.scalar_type(), op, [&] {

@@ -20,6 +20,14 @@ inline Tensor call_spmm(const Tensor& x, const OptTensor& weight, const OptTenso
   return spmm_kernels()(x, weight, src_scale, dst_scale, graph.csr, graph.csc, out_dtype, graph.max_degrees);
 }
 
+using SddmmSignature = Tensor(const Tensor& dst, const Tensor& src, const OptTensor& src_scale,
+                              const OptTensor& dst_scale, at::TensorList csr, at::TensorList csc);
+
+inline Tensor call_sddmm(const Tensor& dst, const Tensor& src, const GraphArrays& graph) {
+  static const Kernels kernels("edgeless::sddmm", static_cast<SddmmSignature*>(nullptr));
+  return kernels(dst, src, {}, {}, graph.csr, graph.csc);
+}
+
 // The op itself, autograd included.
 inline Tensor spmm_op(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
                       const GraphArrays& graph) {

@@ -23,9 +23,11 @@ def _typed_outer_fake(x, y, offsets, rows):
 def _typed_edges_fake(indptr, indices, edge_ids, types, num_types, cut):
     num_edges = indices.size(0)
     sizes = (num_types + 1, num_edges, num_edges + 1, num_edges, num_edges)
-    parts = types.new_empty(
-        (_num_parts(indptr.size(0) - 1, num_edges, num_types) + 1, 2 + num_types), dtype=torch.int64
-    )
+    if indptr.device.type == "cuda":
+        parts = indptr.new_empty((indptr.size(0) + num_edges,))
+    else:
+        num_parts = _num_parts(indptr.size(0) - 1, num_edges, num_types)
+        parts = types.new_empty((num_parts + 1, 2 + num_types), dtype=torch.int64)
     return (*(indptr.new_empty((size,)) for size in sizes), parts)
 
 

@@ -13,18 +13,24 @@ from edgeless import Graph, TypedGraph
 from edgeless.ops.relational import _num_parts, typed_edges
 
 
-def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub=0):
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub=0, device="cpu"):
     gen = torch.Generator().manual_seed(seed)
     ends = [torch.randint(max(n, 1), (num_edges,), generator=gen) for n in (num_src, num_dst)]
     ends[1][:hub] = 0
     types = torch.randint(num_types, (num_edges,), generator=gen)
-    return TypedGraph.from_edge_index(torch.stack(ends).to(dtype), types.to(dtype), num_types, num_src, num_dst)
+    edge_index = torch.stack(ends).to(device, dtype)
+    return TypedGraph.from_edge_index(edge_index, types.to(device, dtype), num_types, num_src, num_dst)
 
 
 def check_direction(direction, types, num_types, cut):
     """What typed_edges gives of a direction of a graph is its edges sorted by (type, row), in pieces, in parts."""
-    type_ptr, rows, ptr, indices, edge_ids, parts = typed_edges(*direction, types, num_types, cut)
-    indptr, others, ids = direction
+    found = typed_edges(*direction, types, num_types, cut)
+    type_ptr, rows, ptr, indices, edge_ids, parts = (t.cpu() for t in found)
+    indptr, others, ids = (t if t is None else t.cpu() for t in direction)
+    types = types.cpu()
     num_rows, num_edges = indptr.numel() - 1, others.numel()
     of_row = torch.arange(num_rows).repeat_interleave(indptr.diff().long())
     ids = torch.arange(num_edges) if ids is None else ids.long()
@@ -41,6 +47,22 @@ def check_direction(direction, types, num_types, cut):
     # a piece ends only where the pair does, or at the cut
     same = (rows[1:] == rows[:-1]) & (of_piece[1:] == of_piece[:-1])
     assert bool((lengths[:-1][same] == cut).all())
+    if parts.dim() == 1:  # on CUDA
+        check_rows_of_pieces(rows, parts, num_rows, num_edges)
+    else:
+        check_parts(type_ptr, rows, parts, num_rows, num_edges)
+
+
+def check_rows_of_pieces(rows, by_row, num_rows, num_edges):
+    """Where the pieces of every row begin, and behind it the pieces."""
+    assert by_row.shape == (num_rows + 1 + num_edges,)
+    begins, pieces = by_row[: num_rows + 1].long(), by_row[num_rows + 1 :][: rows.numel()].long()
+    assert torch.equal(begins.diff(), torch.bincount(rows, minlength=num_rows))
+    assert torch.equal(pieces, rows.argsort(stable=True))
+
+
+def check_parts(type_ptr, rows, parts, num_rows, num_edges):
+    num_types = type_ptr.numel() - 1
     assert parts.shape == (_num_parts(num_rows, num_edges, num_types) + 1, 2 + num_types)
     assert torch.equal(parts[0, 2:], type_ptr[:-1].long()) and torch.equal(parts[-1, 2:], type_ptr[1:].long())
     assert bool((parts.diff(dim=0)[:, [0, *range(2, 2 + num_types)]] >= 0).all())
@@ -52,15 +74,16 @@ def check_direction(direction, types, num_types, cut):
             assert of_part.numel() == 0 or (of_part.min() >= low and of_part.max() < high)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("sizes", [
     (50, 40, 400, 5), (3, 3, 0, 2), (0, 0, 0, 3), (1, 1, 30, 1), (2000, 3000, 60_000, 7), (300, 300, 40_000, 900),
     (5, 100_000, 30_000, 2), (7, 9, 50_000, 1),
 ])  # fmt: skip
 @pytest.mark.parametrize("cut", [1, 3, 512])
-def test_pieces_of_both_directions(dtype, sizes, cut):
+def test_pieces_of_both_directions(dtype, sizes, cut, device):
     for hub in (0, sizes[2] // 2):
-        graph = typed(*sizes, dtype=dtype, hub=hub)
+        graph = typed(*sizes, dtype=dtype, hub=hub, device=device)
         for direction in (graph.graph.csr, graph.graph.csc):
             check_direction(direction, graph.edge_type, graph.num_types, cut)
 
@@ -88,9 +111,10 @@ def test_blocks_of_threads_change_nothing():
             assert torch.equal(a[:end], b[:end])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_means_count_edges_of_the_same_relation(dtype):
-    graph = typed(40, 50, 3000, 4, hub=1500)
+def test_means_count_edges_of_the_same_relation(dtype, device):
+    graph = typed(40, 50, 3000, 4, hub=1500, device=device)
     _, dst = graph.graph.edge_index()
     pair = graph.edge_type * 50 + dst
     expected = 1 / torch.bincount(pair)[pair].to(dtype)
@@ -98,8 +122,9 @@ def test_means_count_edges_of_the_same_relation(dtype):
     assert graph.mean_weight(dtype).dtype == dtype
 
 
-def test_pairs():
-    graph = typed(40, 50, 3000, 4, hub=1500)
+@pytest.mark.parametrize("device", DEVICES)
+def test_pairs(device):
+    graph = typed(40, 50, 3000, 4, hub=1500, device=device)
     pairs = graph.pairs
     _, dst = graph.graph.edge_index()
     keys = torch.unique(graph.edge_type * 50 + dst)
@@ -109,8 +134,9 @@ def test_pairs():
     assert pairs.neighbors.num_edges == 3000
 
 
-def test_compact_sources():
-    graph = typed(40, 50, 3000, 4, hub=1500)
+@pytest.mark.parametrize("device", DEVICES)
+def test_compact_sources(device):
+    graph = typed(40, 50, 3000, 4, hub=1500, device=device)
     pairs, edges, pair_of_edge = graph.compact
     src, dst = graph.graph.edge_index()
     keys = torch.unique(graph.edge_type * 40 + src)

@@ -15,6 +15,14 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
+// 16 bytes on their way to shared memory, zeros where they are not `there`.
+__device__ __forceinline__ void copy_vector(void* to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(there ? 16 : 0));
+#endif
+}
+
 // One of the operands, of numbers T, which goes to shared memory as it lies in memory: kAcross, numbers of one depth
 // side by side, else numbers of one row. What is outside is zero there. kPad: numbers between the rows of a tile, so
 // that fragments come from all banks.
@@ -42,10 +50,7 @@ struct Tiles {
     for (int i = 0; i < kCopies; ++i) {
       const int at = line + i * kLines;
       const bool there = kAcross ? at < left_depth && in_line < left_rows : at < left_rows && in_line < left_depth;
-#if __CUDA_ARCH__ >= 800
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(tile + at * kStride + in_line)),
-                   "l"(there ? from + i * kLines * row : from), "r"(there ? 16 : 0));
-#endif
+      copy_vector(tile + at * kStride + in_line, there ? from + i * kLines * row : from, there);
     }
     from += kAcross ? kTileDepth * row : kTileDepth, left_depth -= kTileDepth;
   }
@@ -86,19 +91,27 @@ inline __host__ __device__ int tile_steps(int64_t depth) {
   return static_cast<int>((depth + kTileDepth - 1) / kTileDepth);
 }
 
-// What a block makes, and a thread's place in what its warp makes: mma (i, j) has its rows down + 16 i + group, and
-// those eight further, and its columns side + 8 j + 2 in_group, and those one further.
-struct TilePlace {
+// A thread's place in the tile of its block: mma (i, j) has its rows down + 16 i + group, and those eight further, and
+// its columns side + 8 j + 2 in_group, and those one further.
+struct WarpPlace {
+  int down, side, group, in_group;
+
+  __device__ __forceinline__ WarpPlace() {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    down = warp / 2 * 32, side = warp % 2 * 32, group = lane / 4, in_group = lane % 4;
+  }
+};
+
+// What a block makes.
+struct TilePlace : WarpPlace {
   int64_t first_row, begin, end;  // begin, end: of the depth
-  int first_column, down, side, group, in_group;
+  int first_column;
 
   __device__ __forceinline__ explicit TilePlace(const ProductArgs& args) {
     const int across = (args.columns + kTileColumns - 1) / kTileColumns;
     first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
     first_column = static_cast<int>(blockIdx.x % across) * kTileColumns;
     begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    down = warp / 2 * 32, side = warp % 2 * 32, group = lane / 4, in_group = lane % 4;
   }
 
   // Whether the thread sums a row of a: one block of those that share a does.
@@ -138,20 +151,21 @@ struct Operands {
   }
 };
 
-// use(row, column, x, y) for every pair of numbers side by side that a thread has of C; `sum` is indexed by mma.
+// use(row, column, x, y) for every pair of numbers side by side that a thread has of the tile at (first_row,
+// first_column) of a matrix [rows, columns]; `sum` is indexed by mma.
 template <class Use>
-__device__ __forceinline__ void for_each_pair(const ProductArgs& args, const TilePlace& place,
-                                              const float (&sum)[kDown][kSide][4], Use&& use) {
+__device__ __forceinline__ void for_each_pair(const WarpPlace& place, int64_t first_row, int64_t rows, int first_column,
+                                              int columns, const float (&sum)[kDown][kSide][4], Use&& use) {
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t row = place.first_row + place.down + i * 16 + place.group + h * 8;
-      if (row >= args.rows) continue;
+      const int64_t row = first_row + place.down + i * 16 + place.group + h * 8;
+      if (row >= rows) continue;
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
-        const int column = place.first_column + place.side + j * 8 + place.in_group * 2;
-        if (column < args.columns) use(row, column, sum[i][j][2 * h], sum[i][j][2 * h + 1]);  // an even number of them
+        const int column = first_column + place.side + j * 8 + place.in_group * 2;
+        if (column < columns) use(row, column, sum[i][j][2 * h], sum[i][j][2 * h + 1]);  // an even number of them
       }
     }
   }

@@ -1,0 +1,180 @@
+// Typed products of any dtype, width and alignment, without tensor cores.
+#include "../../common/vec.cuh"
+#include "entries.cuh"
+
+namespace edgeless::cuda::typed {
+namespace {
+
+constexpr int kTile = 32, kDown = 8, kPer = kTile / kDown;  // a block has 32 by 8 threads, each with 4 rows
+
+// sum[i] += the product of row threadIdx.y + 8 i and column threadIdx.x of a tile; a(row, k) and b(k, column) are 0
+// outside. Whole block.
+template <class A, class Left, class Right>
+__device__ __forceinline__ void multiply(int64_t depth, Left&& left, Right&& right, A (&sum)[kPer]) {
+  __shared__ A lefts[kTile][kTile + 1], rights[kTile][kTile + 1];
+  for (int64_t done = 0; done < depth; done += kTile) {
+#pragma unroll
+    for (int i = 0; i < kPer; ++i) {
+      const int line = threadIdx.y + kDown * i;
+      lefts[line][threadIdx.x] = done + threadIdx.x < depth ? left(line, done + threadIdx.x) : A(0);
+      rights[line][threadIdx.x] = done + line < depth ? right(done + line, static_cast<int>(threadIdx.x)) : A(0);
+    }
+    __syncthreads();
+#pragma unroll 8
+    for (int k = 0; k < kTile; ++k) {
+#pragma unroll
+      for (int i = 0; i < kPer; ++i) sum[i] += lefts[threadIdx.y + kDown * i][k] * rights[k][threadIdx.x];
+    }
+    __syncthreads();
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(kTile* kDown) product_kernel(const __grid_constant__ ProductArgs args) {
+  using A = Arithmetic<S>;
+  const int across = (args.columns + kTile - 1) / kTile, block = blockIdx.y;
+  const int first_column = static_cast<int>(blockIdx.x % across) * kTile;
+  const Range range = range_of_tile(args.entries, blockIdx.x / across, kTile);
+  if (range.begin >= range.end) return;
+  const S* x = static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * args.depth;
+  const S* weight = static_cast<const S*>(args.weight) + range.type * args.weight_type + block * args.weight_block;
+  A sum[kPer] = {};
+  multiply(
+      args.depth,
+      [&](int line, int64_t k) {
+        const int64_t entry = range.begin + line;
+        return entry < range.end ? to_arithmetic(x[row_of(args.x, args.entries, entry) * args.x.stride + k]) : A(0);
+      },
+      [&](int64_t k, int in_line) {
+        const int64_t column = first_column + in_line;
+        if (column >= args.columns) return A(0);
+        return to_arithmetic(weight[args.turned ? column * args.weight_row + k : k * args.weight_row + column]);
+      },
+      sum);
+  const int column = first_column + threadIdx.x;
+  if (column >= args.columns) return;
+  S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int64_t entry = range.begin + threadIdx.y + kDown * i;
+    if (entry < range.end) {
+      out[row_of(args.out, args.entries, entry) * args.out.stride + column] = to_storage<S>(sum[i]);
+    }
+  }
+}
+
+template <class S>
+__global__ void __launch_bounds__(kTile* kDown) outer_kernel(const __grid_constant__ OuterArgs args) {
+  using A = Arithmetic<S>;
+  const int across = (args.columns + kTile - 1) / kTile, block = blockIdx.z;
+  const int first_column = static_cast<int>(blockIdx.y % across) * kTile;
+  const int first_row = static_cast<int>(blockIdx.y / across) * kTile;
+  const Range range = range_of_tile(args.entries, blockIdx.x, args.chunk);
+  if (range.begin >= range.end) return;
+  const S* x = static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * args.rows;
+  const S* y = static_cast<const S*>(args.y.numbers) + static_cast<int64_t>(block) * args.columns;
+  A sum[kPer] = {};
+  multiply(
+      range.end - range.begin,
+      [&](int line, int64_t k) {
+        const int row = first_row + line;
+        if (row >= args.rows) return A(0);
+        return to_arithmetic(x[row_of(args.x, args.entries, range.begin + k) * args.x.stride + row]);
+      },
+      [&](int64_t k, int in_line) {
+        const int column = first_column + in_line;
+        if (column >= args.columns) return A(0);
+        return to_arithmetic(y[row_of(args.y, args.entries, range.begin + k) * args.y.stride + column]);
+      },
+      sum);
+  const int column = first_column + threadIdx.x;
+  if (column >= args.columns) return;
+  const int64_t size = static_cast<int64_t>(args.rows) * args.columns;
+  A* partial = static_cast<A*>(args.partial) + (static_cast<int64_t>(blockIdx.x) * args.blocks + block) * size;
+#pragma unroll
+  for (int i = 0; i < kPer; ++i) {
+    const int64_t row = first_row + threadIdx.y + kDown * i;
+    if (row < args.rows) partial[row * args.columns + column] = sum[i];
+  }
+}
+
+// The chunks of every type's outer products, added in their order.
+constexpr int kAddThreads = 256;
+
+template <class S>
+__global__ void __launch_bounds__(kAddThreads) add_chunks_kernel(const __grid_constant__ OuterArgs args) {
+  using A = Arithmetic<S>;
+  const int64_t size = static_cast<int64_t>(args.blocks) * args.rows * args.columns;
+  const int64_t at = static_cast<int64_t>(blockIdx.x) * kAddThreads + threadIdx.x;
+  if (at >= size) return;
+  const Entries& entries = args.entries;
+  for (int64_t type = blockIdx.y; type < entries.types; type += gridDim.y) {
+    const int64_t begin = id_at(entries.offsets, entries.wide, type);
+    const int64_t end = min(id_at(entries.offsets, entries.wide, type + 1), entries.count);
+    const int64_t first = begin / args.chunk + type, chunks = (end - begin + args.chunk - 1) / args.chunk;
+    const A* partial = static_cast<const A*>(args.partial) + first * size + at;
+    A sum = 0;
+#pragma unroll 4
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) sum += partial[chunk * size];
+    if (args.wide) {
+      static_cast<A*>(args.sums)[type * size + at] = sum;
+    } else {
+      static_cast<S*>(args.sums)[type * size + at] = to_storage<S>(sum);
+    }
+  }
+}
+
+unsigned tiles(int size) { return static_cast<unsigned>((size + kTile - 1) / kTile); }
+
+template <class S>
+cudaError_t add(const OuterArgs& args, cudaStream_t stream) {
+  constexpr int most = 65535;  // of a grid's second dimension
+  const int64_t size = static_cast<int64_t>(args.blocks) * args.rows * args.columns;
+  const dim3 grid(static_cast<unsigned>((size + kAddThreads - 1) / kAddThreads),
+                  static_cast<unsigned>(args.entries.types < most ? args.entries.types : most));
+  add_chunks_kernel<S><<<grid, kAddThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <class S>
+cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
+  const int64_t down = num_tiles(args.entries.count, args.entries.types, kTile);
+  const dim3 grid(static_cast<unsigned>(down * tiles(args.columns)), args.blocks);
+  product_kernel<S><<<grid, dim3(kTile, kDown), 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <class S>
+cudaError_t launch(const OuterArgs& args, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(num_tiles(args.entries.count, args.entries.types, args.chunk)),
+                  tiles(args.rows) * tiles(args.columns), args.blocks);
+  outer_kernel<S><<<grid, dim3(kTile, kDown), 0, stream>>>(args);
+  const cudaError_t error = cudaGetLastError();
+  return error != cudaSuccess ? error : add<S>(args, stream);
+}
+
+template <class F>
+cudaError_t of_storage(Storage storage, F&& f) {
+  switch (storage) {
+    case Storage::f32: return f(float{});
+    case Storage::f16: return f(__half{});
+    case Storage::bf16: return f(__nv_bfloat16{});
+    default: return f(double{});
+  }
+}
+
+}  // namespace
+
+cudaError_t run_any_product(Storage storage, const ProductArgs& args, cudaStream_t stream) {
+  return of_storage(storage, [&](auto zero) { return launch<decltype(zero)>(args, stream); });
+}
+
+cudaError_t run_any_outer(Storage storage, const OuterArgs& args, cudaStream_t stream) {
+  return of_storage(storage, [&](auto zero) { return launch<decltype(zero)>(args, stream); });
+}
+
+cudaError_t add_chunks(Storage storage, const OuterArgs& args, cudaStream_t stream) {
+  return of_storage(storage, [&](auto zero) { return add<decltype(zero)>(args, stream); });
+}
+
+}  // namespace edgeless::cuda::typed

@@ -1,0 +1,42 @@
+// Which entries a block works on.
+#pragma once
+
+#include "kernels.h"
+
+namespace edgeless::cuda::typed {
+
+__device__ __forceinline__ int64_t id_at(const void* ids, bool wide, int64_t i) {
+  return wide ? static_cast<const int64_t*>(ids)[i] : static_cast<const int32_t*>(ids)[i];
+}
+
+// The row of entry i.
+__device__ __forceinline__ int64_t row_of(const EntryRows& x, const Entries& entries, int64_t i) {
+  return x.rows ? id_at(x.rows, entries.wide, i) : i;
+}
+
+// Entries [begin, end) of one type.
+struct Range {
+  int type;
+  int64_t begin, end;
+};
+
+// Tile number `tile` where every type is cut into tiles of `size` entries. Type t is given
+// offsets[t + 1] / size - offsets[t] / size + 1 tiles, which are enough for it and begin at offsets[t] / size + t: so
+// where a tile belongs is found from the offsets alone. No offset, whatever it holds, leads outside of the entries.
+__device__ __forceinline__ Range range_of_tile(const Entries& entries, int64_t tile, int size) {
+  const auto offset = [&](int t) { return id_at(entries.offsets, entries.wide, t); };
+  int type = 0, above = entries.types;  // the last type whose first tile is at most `tile`
+  while (above - type > 1) {
+    const int middle = (type + above) / 2;
+    if (offset(middle) / size + middle <= tile) {
+      type = middle;
+    } else {
+      above = middle;
+    }
+  }
+  const int64_t first = offset(type), begin = first + (tile - first / size - type) * size;
+  const int64_t end = min(offset(type + 1), entries.count);
+  return {type, max(begin, int64_t(0)), min(begin + size, end)};
+}
+
+}  // namespace edgeless::cuda::typed

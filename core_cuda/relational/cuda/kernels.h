@@ -1,0 +1,64 @@
+// What the CUDA kernels of typed products are given. No torch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "../../common/storage.h"
+
+namespace edgeless::cuda::typed {
+
+// Entries that are sorted by type: type t has [offsets[t], offsets[t + 1]). All ids are of 32 or all of 64 bits.
+struct Entries {
+  const void* offsets = nullptr;  // [types + 1]
+  int64_t count = 0;
+  int types = 0;
+  bool wide = false;  // 64 bits
+};
+
+// A row of numbers for every entry: row rows[i] of a matrix, row i where `rows` is null.
+struct EntryRows {
+  const void* numbers = nullptr;
+  int64_t stride = 0;  // in numbers; those of a row lie side by side
+  const void* rows = nullptr;
+};
+
+// out = x W: row by row with the weight of the entry's type, which has `blocks` matrices [depth, columns] on its
+// diagonal, each turned where `turned`. out's rows are distinct.
+struct ProductArgs {
+  Entries entries;
+  EntryRows x, out;  // [*, blocks * depth] and [*, blocks * columns]
+  const void* weight = nullptr;
+  int64_t weight_type = 0, weight_block = 0, weight_row = 0;  // in numbers
+  bool turned = false;                                        // a matrix lies as [columns, depth]
+  int blocks = 1, depth = 0, columns = 0;
+};
+
+// sums[t] = x^T y over the entries of type t, of every block of columns of x with that of y. Entries are summed chunk
+// by chunk into `partial`, then the chunks of a type in their order.
+struct OuterArgs {
+  Entries entries;
+  EntryRows x, y;  // [*, blocks * rows] and [*, blocks * columns]
+  int blocks = 1, rows = 0, columns = 0;
+  int chunk = 0;            // entries of a chunk; a type begins a new one
+  void* partial = nullptr;  // [num_chunks, blocks, rows, columns] of the arithmetic's dtype
+  void* sums = nullptr;     // [types, blocks, rows, columns]
+  bool wide = false;        // sums are of the arithmetic's dtype, not of x's
+};
+
+// Tiles of `size` entries of one type each are at most this many: some are empty.
+constexpr int64_t num_tiles(int64_t entries, int64_t types, int64_t size) { return entries / size + types; }
+
+// On tensor cores, from compute capability 8.0 on: rows of x, y, out and weights are whole vectors of 16 bytes and
+// begin on 16 bytes, those of a block too. Not of doubles.
+cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
+cudaError_t run_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
+// Of whatever there is.
+cudaError_t run_any_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
+cudaError_t run_any_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
+
+// The second half of both: `partial` is there, x and y are not looked at.
+cudaError_t add_chunks(Storage storage, const OuterArgs& args, cudaStream_t stream);
+
+}  // namespace edgeless::cuda::typed

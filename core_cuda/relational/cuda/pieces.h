@@ -1,0 +1,44 @@
+// Edges that are sorted by type and row, cut into pieces; and what is known of the pieces. No torch, no host sync.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace edgeless::cuda::typed {
+
+// I: type of all ids, int32_t or int64_t.
+template <class I>
+struct PiecesArgs {
+  const I* types = nullptr;        // [edges] of sorted edges
+  const I* rows = nullptr;         // [edges]
+  const I* type_begins = nullptr;  // [num_types + 1] first edge of every type
+  int64_t edges = 0, num_types = 0, num_rows = 0;
+  int64_t cut = 0;          // edges of a piece, at most
+  I* numbers = nullptr;     // [edges] for the kernels alone
+  I* type_ptr = nullptr;    // [num_types + 1] pieces of a type
+  I* piece_rows = nullptr;  // [edges] row of a piece; behind the last piece num_rows
+  I* ptr = nullptr;         // [edges + 1] first edge of a piece; behind the last piece `edges`
+};
+
+template <class I>
+size_t pieces_scratch(int64_t edges);
+// `scratch` holds pieces_scratch<I>(edges) bytes.
+template <class I>
+cudaError_t cut_into_pieces(const PiecesArgs<I>& args, void* scratch, cudaStream_t stream);
+
+// One over the number of edges of the same type and row, for every edge by its id; A: float or double.
+template <class I, class A>
+struct MeansArgs {
+  const I* type_ptr = nullptr;  // [num_types + 1]
+  const I* rows = nullptr;      // of pieces
+  const I* ptr = nullptr;
+  const I* edge_ids = nullptr;
+  int64_t num_types = 0, most_pieces = 0;
+  A* means = nullptr;
+};
+template <class I, class A>
+cudaError_t run_means(const MeansArgs<I, A>& args, cudaStream_t stream);
+
+}  // namespace edgeless::cuda::typed

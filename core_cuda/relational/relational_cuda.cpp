@@ -1,0 +1,244 @@
+// Typed products on CUDA: checks, allocation, and sums over relations made of them and of SpMM. Nothing here waits for
+// the device.
+//
+// A sum over relations is made piece by piece: SpMM sums the edges of a piece, a typed product multiplies the sums, and
+// SpMM adds the pieces of every row. So gradients of nodes are such a sum too, turned round, and gradients of weights
+// are outer products over pieces. Rows that are a node's as they are get gathered by the product itself.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <climits>
+#include <vector>
+
+#include "../common/launch.h"
+#include "../common/storage_of.h"
+#include "../projection/inputs.h"
+#include "../spmm/calls.h"
+#include "cuda/kernels.h"
+#include "inputs.h"
+
+namespace edgeless::cuda::typed {
+namespace {
+
+using at::Tensor;
+
+// Rows, and which of them are the entries'.
+struct Gathered {
+  Tensor rows;
+  Tensor ids;  // undefined: entry i is row i
+
+  int64_t count() const { return ids.defined() ? ids.size(0) : rows.size(0); }
+};
+
+bool on_tensor_cores(const Tensor& t) {
+  return t.scalar_type() != at::kDouble && device_attribute(cudaDevAttrComputeCapabilityMajor, t.get_device()) >= 8;
+}
+
+// Whether a matrix' rows are whole vectors of 16 bytes, in blocks of `width` numbers too.
+bool has_vectors(const Tensor& t, int64_t width) {
+  const int64_t vector = 16 / t.element_size();
+  return width % vector == 0 && t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
+EntryRows entry_rows(const Gathered& x) {
+  return {x.rows.const_data_ptr(), x.rows.stride(0), x.ids.defined() ? x.ids.const_data_ptr() : nullptr};
+}
+
+Entries entries_of(const Tensor& offsets, int64_t count) {
+  Entries entries;
+  entries.offsets = offsets.const_data_ptr(), entries.wide = offsets.scalar_type() == at::kLong;
+  entries.count = count, entries.types = static_cast<int>(offsets.size(0) - 1);
+  return entries;
+}
+
+Tensor unit_rows(const Tensor& t) { return t.stride(1) == 1 || t.size(1) == 1 ? t : t.contiguous(); }
+
+// weight [types, blocks, K, M], of x's dtype; row i of `to`, or that of its id, is entry i's product.
+void multiply(const Gathered& given, const Tensor& weight, const Tensor& offsets, const Gathered& to) {
+  const Gathered x{unit_rows(given.rows), given.ids};
+  ProductArgs args;
+  args.entries = entries_of(offsets, x.count());
+  args.x = entry_rows(x), args.out = entry_rows(to);
+  args.blocks = static_cast<int>(weight.size(1));
+  args.depth = static_cast<int>(weight.size(2)), args.columns = static_cast<int>(weight.size(3));
+  const bool lies = weight.stride(3) == 1 || weight.stride(2) == 1;
+  const Tensor w = lies ? weight : weight.contiguous();
+  args.turned = w.stride(3) != 1;
+  args.weight = w.const_data_ptr(), args.weight_row = w.stride(args.turned ? 3 : 2);
+  args.weight_type = w.stride(0), args.weight_block = w.stride(1);
+  const int64_t vector = 16 / w.element_size();
+  const bool vectors = has_vectors(x.rows, args.depth) && has_vectors(to.rows, args.columns) &&
+                       args.weight_row % vector == 0 && args.weight_type % vector == 0 &&
+                       args.weight_block % vector == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+  const auto run = vectors && on_tensor_cores(x.rows) ? run_product : run_any_product;
+  C10_CUDA_CHECK(run(storage_of(w.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+}
+
+// [types, blocks, in, out]: the sums of x^T y of every type, of x's dtype, or of its statistics' where `wide`.
+Tensor outer_sums(const Gathered& given_x, const Gathered& given_y, const Tensor& offsets, int64_t blocks, bool wide) {
+  const Gathered x{unit_rows(given_x.rows), given_x.ids}, y{unit_rows(given_y.rows), given_y.ids};
+  const int64_t types = offsets.size(0) - 1, in = x.rows.size(1) / blocks, out = y.rows.size(1) / blocks;
+  const auto statistics = statistics_dtype(x.rows.scalar_type());
+  Tensor sums = at::empty({types, blocks, in, out}, x.rows.options().dtype(wide ? statistics : x.rows.scalar_type()));
+  if (sums.numel() == 0) return sums;
+  OuterArgs args;
+  args.entries = entries_of(offsets, x.count());
+  args.x = entry_rows(x), args.y = entry_rows(y);
+  args.blocks = static_cast<int>(blocks), args.rows = static_cast<int>(in), args.columns = static_cast<int>(out);
+  args.wide = wide;
+  const bool tensor_cores = on_tensor_cores(x.rows) && has_vectors(x.rows, in) && has_vectors(y.rows, out);
+  // So many chunks that all multiprocessors have something to do, but they take no more than an eighth of the rows'
+  // memory, or a megabyte.
+  const int64_t count = x.count(), size = blocks * in * out;
+  const int64_t tiles = tensor_cores ? (in + 127) / 128 * ((out + 63) / 64) : (in + 31) / 32 * ((out + 31) / 32);
+  const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device());
+  const int64_t most = std::max<int64_t>(count * blocks * (in + out) / (8 * size), (1 << 18) / size);
+  const int64_t chunks = std::clamp<int64_t>(2 * processors / (tiles * blocks), 1, std::max<int64_t>(most, 1));
+  args.chunk =
+      static_cast<int>(std::min<int64_t>(INT_MAX / 64 * 32, std::max<int64_t>(64, (count / chunks + 31) / 32 * 32)));
+  const Tensor partial = at::empty({num_tiles(count, types, args.chunk), size}, x.rows.options().dtype(statistics));
+  args.partial = partial.mutable_data_ptr(), args.sums = sums.mutable_data_ptr();
+  const auto run = tensor_cores ? run_outer : run_any_outer;
+  C10_CUDA_CHECK(run(storage_of(x.rows.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+  return sums;
+}
+
+Tensor ids_of(const OptTensor& rows) { return rows ? rows->contiguous() : Tensor(); }
+
+Tensor typed_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, const OptTensor& rows) {
+  check_typed_mm("edgeless::typed_mm", x, weight, offsets, rows);
+  const OnDevice on_device(x.device());
+  Tensor out = at::empty({x.size(0), weight.size(2)}, x.options());
+  if (out.numel() == 0) return out;
+  if (x.size(1) == 0 || weight.size(0) == 0) return out.zero_();
+  const Tensor ids = ids_of(rows);
+  multiply({x, ids}, weight.unsqueeze(1), offsets.contiguous(), {out, ids});
+  return out;
+}
+
+Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, const OptTensor& rows) {
+  check_typed_outer("edgeless::typed_outer", x, y, offsets, rows);
+  const OnDevice on_device(x.device());
+  const Tensor ids = ids_of(rows);
+  return outer_sums({x, ids}, {y, ids}, offsets.contiguous(), 1, false).squeeze(1);
+}
+
+// One direction of a typed graph as typed_edges gives it. ptr may have no elements where every piece is one edge, and
+// the last tensor none where piece i is row i.
+struct Pieces {
+  const Tensor &type_ptr, &rows, &ptr, &indices, &edge_ids, &by_row;
+
+  explicit Pieces(at::TensorList of)
+      : type_ptr(of[0]), rows(of[1]), ptr(of[2]), indices(of[3]), edge_ids(of[4]), by_row(of[5]) {}
+
+  bool of_one_edge() const { return ptr.numel() == 0; }
+
+  // The edges of every piece, as the rows of a graph.
+  std::vector<Tensor> edges(bool with_ids) const {
+    std::vector<Tensor> csr{of_one_edge() ? at::arange(rows.size(0) + 1, rows.options()) : ptr, indices};
+    if (with_ids) csr.push_back(edge_ids);
+    return csr;
+  }
+
+  // What every piece's product is of: the sum of its edges' rows.
+  Gathered sums(const Tensor& x, const OptTensor& edge_weight) const {
+    if (of_one_edge() && !edge_weight) return {x, indices};
+    const std::vector<Tensor> csr = edges(edge_weight.has_value());
+    const OptTensor weight = edge_weight ? OptTensor(edge_weight->unsqueeze(1)) : OptTensor();
+    return {call_spmm(x, weight, {}, {}, {csr, {}}), Tensor()};
+  }
+
+  // The products of every piece with the matrix of its type.
+  Tensor products(const Gathered& of, const Tensor& weight) const {
+    Tensor out = at::empty({rows.size(0), weight.size(1) * weight.size(3)}, of.rows.options());
+    multiply(of, weight, type_ptr, {out, Tensor()});
+    return out;
+  }
+
+  // The rows of every row's pieces, added up.
+  Tensor summed(const Tensor& products, int64_t num_rows, at::ScalarType dtype) const {
+    if (by_row.numel() == 0) return products.to(dtype);
+    const std::vector<Tensor> csr{by_row.narrow(0, 0, num_rows + 1), by_row.narrow(0, num_rows + 1, rows.size(0))};
+    const auto kind = dtype == products.scalar_type() ? dtype : statistics_dtype(products.scalar_type());
+    return call_spmm(products, {}, {}, {}, {csr, {}}, kind).to(dtype);
+  }
+
+  void check_rows(const char* op, const char* name, int64_t num_rows) const {
+    const int64_t found = by_row.numel() ? by_row.size(0) - 1 - indices.size(0) : rows.size(0);
+    TORCH_CHECK_VALUE(found == num_rows, op, ": ", name, " must be of ", num_rows, " rows, got ", found);
+  }
+};
+
+// [types, blocks, K, M] in the dtype of the rows
+Tensor matrices(const Tensor& weight, at::ScalarType dtype) {
+  return (weight.dim() == 3 ? weight.unsqueeze(1) : weight).to(dtype);
+}
+
+Tensor relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight, at::TensorList by_dst,
+                      at::TensorList /*by_src*/, int64_t num_dst, Optional<at::ScalarType> out_dtype) {
+  const char* op = "edgeless::relational_sum";
+  check_relational_sum(op, x, weight, edge_weight, by_dst);
+  const Pieces pieces(by_dst);
+  pieces.check_rows(op, "by_dst", num_dst);
+  const OnDevice on_device(x.device());
+  const auto dtype = out_dtype.value_or(x.scalar_type());
+  const WeightSizes sizes(op, weight);
+  if (sizes.in == 0 || sizes.out == 0 || pieces.rows.size(0) == 0) {
+    return at::zeros({num_dst, sizes.out}, x.options().dtype(dtype));
+  }
+  const Tensor products = pieces.products(pieces.sums(x, edge_weight), matrices(weight, x.scalar_type()));
+  return pieces.summed(products, num_dst, dtype);
+}
+
+// The gradients of x and of the weights walk the pieces by source, that of the edges' weights those by destination.
+std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                            const OptTensor& edge_weight, at::TensorList by_dst, at::TensorList by_src,
+                                            c10::List<bool> needs) {
+  const char* op = "edgeless::relational_sum_backward";
+  check_relational_sum(op, x, weight, edge_weight, by_dst);
+  const WeightSizes sizes(op, weight);
+  check_shape(op, "grad", grad, {grad.size(0), sizes.out});
+  Pieces(by_dst).check_rows(op, "by_dst", grad.size(0));
+  TORCH_CHECK_VALUE(needs.size() == 3, op, ": needs must have 3 entries, got ", needs.size());
+  if (needs[0] || needs[1]) {
+    check_pieces(op, "by_src", by_src, sizes.types, x.device());
+    Pieces(by_src).check_rows(op, "by_src", x.size(0));
+  }
+  const OnDevice on_device(x.device());
+  std::vector<Tensor> results;
+  for (const Tensor& t : {x, weight, edge_weight.value_or(x)}) results.push_back(at::empty({0}, t.options()));
+  if (sizes.in == 0 || sizes.out == 0 || by_dst[1].size(0) == 0) {
+    if (needs[0]) results[0] = at::zeros_like(x);
+    if (needs[1]) results[1] = at::zeros_like(weight);
+    if (needs[2]) results[2] = at::zeros_like(*edge_weight);
+    return results;
+  }
+  const Tensor turned = matrices(weight, x.scalar_type()).transpose(2, 3), rows = grad.to(x.scalar_type());
+  if (needs[0] || needs[1]) {
+    const Pieces pieces(by_src);
+    const Gathered sums = pieces.sums(rows, edge_weight);
+    if (needs[0]) results[0] = pieces.summed(pieces.products(sums, turned), x.size(0), x.scalar_type());
+    if (needs[1]) {
+      const bool wide = weight.scalar_type() != x.scalar_type();
+      results[1] = outer_sums({x, pieces.rows}, sums, pieces.type_ptr, sizes.blocks, wide).view(weight.sizes());
+    }
+  }
+  if (needs[2]) {
+    const Pieces pieces(by_dst);
+    const std::vector<Tensor> csr = pieces.edges(true);
+    results[2] = call_sddmm(pieces.products({rows, pieces.rows}, turned), x, {csr, {}}).squeeze(1);
+  }
+  return results;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
+  m.impl("typed_mm", typed_mm);
+  m.impl("typed_outer", typed_outer);
+  m.impl("relational_sum", relational_sum);
+  m.impl("relational_sum_backward", relational_sum_backward);
+}
+
+}  // namespace edgeless::cuda::typed
