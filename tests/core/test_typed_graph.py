@@ -12,7 +12,6 @@ import edgeless
 from edgeless import Graph, TypedGraph
 from edgeless.ops.relational import _num_parts, typed_edges
 
-
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
