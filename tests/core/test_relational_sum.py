@@ -6,20 +6,38 @@ from test_attention import GRAPHS, assert_close, error, graph_of
 
 import edgeless
 from edgeless import TypedGraph, functional
+from edgeless.backends import kernel_refusal
 from edgeless.relational import choose_order
 
 SHAPES = [(5, 7), (64, 64), (33, 16), (16, 130), (1, 1)]
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+on_cpu = pytest.mark.parametrize("device", ["cpu"], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=DEVICES)
+def device(request):
+    """Where tensors are made, unless said otherwise."""
+    reason = request.param == "cuda" and kernel_refusal(torch.device("cuda"), "relational_sum")
+    if reason:
+        pytest.skip(reason)
+    with torch.device(request.param):
+        yield request.param
+
+
 def leaf(*shape, dtype=torch.float64, seed=0):
-    gen = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=gen).to(dtype).requires_grad_()
+    gen = torch.Generator("cpu").manual_seed(seed)
+    made = torch.randn(*shape, dtype=torch.float64, generator=gen, device="cpu")
+    return made.to(torch.get_default_device(), dtype).requires_grad_()
 
 
 def typed(kind, num_types=5, dtype=torch.int32):
-    graph = graph_of(kind, dtype)
-    types = torch.randint(max(num_types - 1, 1), (graph.num_edges,), generator=torch.Generator().manual_seed(3))
-    return TypedGraph(graph, types, num_types)
+    with torch.device("cpu"):
+        graph = graph_of(kind, dtype)
+        types = torch.randint(max(num_types - 1, 1), (graph.num_edges,), generator=torch.Generator().manual_seed(3))
+    device = torch.get_default_device()
+    return TypedGraph(graph.to(device), types.to(device), num_types)
 
 
 def both_ways(graph, x, weight, edge_weight=None, **options):
@@ -70,6 +88,7 @@ def test_both_orders_are_the_same_sum(kind):
             assert_close(found, expected, 1e-10)
 
 
+@on_cpu
 @pytest.mark.parametrize("sizes,order", [
     ((620_000, 462_000, 486_000, 64, 64), "aggregate"),
     ((620_000, 462_000, 486_000, 256, 16), "transform"),
@@ -83,6 +102,28 @@ def test_the_order_that_moves_less_is_chosen(sizes, order):
     assert choose_order(*sizes) == order
 
 
+@on_cpu
+def test_two_passes_multiply_first_unless_that_has_many_more_rows():
+    assert choose_order(620_000, 462_000, 486_000, 64, 64, one_pass=False) == "transform"
+    assert choose_order(620_000, 200_000, 600_000, 64, 64, one_pass=False) == "aggregate"
+
+
+def test_hubs():
+    """Pieces of which a row has many, and far more edges than a piece."""
+    gen = torch.Generator("cpu").manual_seed(0)
+    ends = [torch.randint(n, (30_000,), generator=gen, device="cpu") for n in (300, 4)]
+    edge_index = torch.stack(ends)
+    edge_index[1, :20_000] = 2
+    device = torch.get_default_device()
+    for num_types in (1, 3):
+        types = torch.randint(num_types, (30_000,), generator=gen, device="cpu").to(device)
+        for ends in (edge_index, edge_index.flip(0)):
+            graph = TypedGraph.from_edge_index(ends.to(device), types, num_types, 300, 300)
+            x, weight = leaf(300, 16), leaf(num_types, 16, 24)
+            assert_close(*both_ways(graph, x, weight, leaf(30_000, seed=2)), 1e-10)
+
+
+@on_cpu
 def test_the_order_follows_the_widths():
     graph = typed("hub")
     for shape, compact in (((64, 64), False), ((8, 64), False), ((128, 4), True)):
@@ -103,6 +144,7 @@ def test_numbers_of_relations(num_types):
     assert_close(*both_ways(graph, leaf(graph.num_src, 20), leaf(num_types, 20, 12)), 1e-10)
 
 
+@on_cpu
 def test_hubs_are_cut_into_parts():
     gen = torch.Generator().manual_seed(0)
     edge_index = torch.stack((torch.randint(300, (30_000,), generator=gen), torch.randint(4, (30_000,), generator=gen)))
@@ -198,6 +240,7 @@ def test_compiles_whole():
     assert_close(*[torch.autograd.grad(o.square().sum(), [x, weight]) for o in (out, expected)], 1e-12)
 
 
+@on_cpu
 @pytest.mark.parametrize("args,kwargs,kind,message", [
     ((torch.zeros(49, 3), torch.zeros(5, 3, 4)), {}, ValueError, r"x must have shape \[Ns, K\] = \[50, 3\], got \[49"),
     ((torch.zeros(50, 3), torch.zeros(4, 3, 4)), {}, ValueError, r"weight must have shape \[R, K, M\] or .* = \[5, "),
@@ -213,6 +256,7 @@ def test_bad_input_is_named(args, kwargs, kind, message):
         functional.relational_sum(typed("bipartite"), *args, **kwargs)
 
 
+@on_cpu
 def test_an_untyped_graph_is_named():
     with pytest.raises(TypeError, match="relational_sum: graph must be an edgeless.TypedGraph, got Graph"):
         functional.relational_sum(graph_of("square"), torch.zeros(40, 3), torch.zeros(5, 3, 4))

@@ -6,6 +6,7 @@ from test_attention import assert_close, error
 
 import edgeless
 from edgeless import functional
+from edgeless.backends import kernel_refusal
 
 LENGTHS = {
     "plain": [3, 40, 1, 7],
@@ -18,9 +19,24 @@ LENGTHS = {
 SHAPES = [(1, 1), (7, 5), (64, 64), (33, 48), (48, 33), (16, 100), (130, 8)]
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+on_cpu = pytest.mark.parametrize("device", ["cpu"], indirect=True)
+
+
+@pytest.fixture(autouse=True, params=DEVICES)
+def device(request):
+    """Where tensors are made, unless said otherwise."""
+    reason = request.param == "cuda" and kernel_refusal(torch.device("cuda"), "relational_sum")
+    if reason:
+        pytest.skip(reason)
+    with torch.device(request.param):
+        yield request.param
+
+
 def leaf(*shape, dtype=torch.float64, seed=0):
-    gen = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, dtype=torch.float64, generator=gen).to(dtype).requires_grad_()
+    gen = torch.Generator("cpu").manual_seed(seed)
+    made = torch.randn(*shape, dtype=torch.float64, generator=gen, device="cpu")
+    return made.to(torch.get_default_device(), dtype).requires_grad_()
 
 
 def both_ways(function, x, w, *rest, **kwargs):
@@ -42,7 +58,9 @@ def test_segments_of_every_width(kind, shape, dtype, tolerance):
     x, w = leaf(num_rows, shape[0], dtype=dtype), leaf(len(lengths), *shape, dtype=dtype, seed=1)
     assert_close(*both_ways(functional.segment_mm, x, w, lengths), tolerance)
     types = torch.arange(len(lengths)).repeat_interleave(lengths)
-    types = types[torch.randperm(num_rows, generator=torch.Generator().manual_seed(2))]
+    types = types[
+        torch.randperm(num_rows, generator=torch.Generator("cpu").manual_seed(2), device="cpu").to(types.device)
+    ]
     assert_close(*both_ways(functional.gather_mm, x, w, types), tolerance)
 
 
@@ -114,6 +132,7 @@ def test_gradcheck_and_gradgradcheck():
         assert torch.autograd.gradgradcheck(function, [x, w])
 
 
+@on_cpu
 def test_bitwise_the_same_for_any_number_of_threads():
     x, w = leaf(30_000, 50, dtype=torch.float32), leaf(3, 50, 70, dtype=torch.float32)
     index = torch.randint(3, (30_000,), generator=torch.Generator().manual_seed(1))
@@ -165,6 +184,7 @@ def test_compiles_whole():
 X, W3 = torch.zeros(5, 3), torch.zeros(2, 3, 4)
 
 
+@on_cpu
 @pytest.mark.parametrize("args,kwargs,kind,message", [
     ((X[0], W3, torch.tensor([2, 3])), {}, ValueError, r"x must have shape \[N, K\] = \[\*, \*\], got \[3\]"),
     ((X, W3[0], torch.tensor([2, 3])), {}, ValueError, r"w must have shape \[R, K, M\] = \[\*, 3, \*\], got \[3, 4\]"),
@@ -186,6 +206,7 @@ def test_bad_segments_are_named(args, kwargs, kind, message):
     assert raised.match(message)
 
 
+@on_cpu
 @pytest.mark.parametrize("args,kind,message", [
     ((X, W3, torch.tensor([0, 1, 2, 0, 0])), IndexError, "index has id 2 at position 2, expected 0 <= id < R = 2"),
     ((X, W3, torch.tensor([0, -1, 1, 0, 0])), IndexError, "index has id -1 at position 1"),
