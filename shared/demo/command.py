@@ -26,7 +26,7 @@ from .train import load
 DEFAULTS = {"community": (32, 4, 0.0, 0.02, 0.0, 30), "planetoid": (8, 8, 0.6, 0.005, 5e-4, 200)}
 DEFAULTS["npz"] = DEFAULTS["community"]
 DEFAULTS["relational"] = (8, 4, 0.0, 0.01, 0.0, 20)
-DEFAULTS["wn18rr"] = (16, 4, 0.0, 0.01, 0.0, 30)
+DEFAULTS["wn18rr"] = (16, 4, 0.0, 0.01, 0.0, 10)
 SIZES = {"community": (12_000, 1_000_000), "relational": (6_000, 60_000)}  # nodes, edges
 MIN_NODES = 160  # ten for each class of the community graph
 ACCURACIES = (("test accuracy", "test"), ("validation accuracy", "val"))
