@@ -154,6 +154,8 @@ def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Ex
     name = getattr(layer, "__name__", type(layer).__name__)
     if not hasattr(layer, "_fusion_refusals"):
         reason = f"{name} is not a layer of edgeless"
+        if isinstance(layer, torch.nn.Module) and any(hasattr(m, "_fusion_refusals") for m in layer.modules()):
+            reason += ", but holds some, which are to be explained one by one"
         if type(layer) in LAYERS:
             package = LAYERS[type(layer)].__module__.rpartition(".")[0]
             reason = f"it is the stock layer, which edgeless.accelerate(model) turns into {package}.{name}"

@@ -16,6 +16,7 @@ from .gatv2_conv import GATv2Conv
 from .gcn_conv import GCNConv
 from .gin_conv import GINConv
 from .graph_conv import GraphConv
+from .hetero_conv import HeteroConv
 from .hetero_linear import HeteroDictLinear, HeteroLinear
 from .hgt_conv import HGTConv
 from .rgat_conv import RGATConv
@@ -32,6 +33,7 @@ __all__ = [
     "GINConv",
     "GraphConv",
     "HGTConv",
+    "HeteroConv",
     "HeteroDictLinear",
     "HeteroLinear",
     "MaxAggregation",
@@ -52,6 +54,7 @@ _LAYERS = [
     GINConv,
     GraphConv,
     HGTConv,
+    HeteroConv,
     HeteroDictLinear,
     HeteroLinear,
     MaxAggregation,

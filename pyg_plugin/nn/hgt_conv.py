@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils.weak import WeakIdRef
 from torch_geometric.nn.conv import hgt_conv
 from torch_geometric.nn.dense import linear
 from torch_geometric.typing import SparseTensor
@@ -17,13 +16,11 @@ from torch_geometric.typing import SparseTensor
 from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
-from edgeless.cache import graph_for
 from edgeless.functional import dot_attention, relational_sum
-from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
-from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
+from ..hetero import joined_graph
 from .hetero_linear import HeteroLinear
 
 _OPS = ("relational_sum", "attention")
@@ -118,7 +115,8 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         sizes = {key: kqv.size(0) for key, kqv in kqv_dict.items()}
         kqv = next(iter(kqv_dict.values())) if len(kqv_dict) == 1 else torch.cat(list(kqv_dict.values()))
         k, q, v = kqv.split(width, dim=1)
-        pairs, edges, _ = self._graph(edge_index_dict, sizes).compact
+        graph = joined_graph("HGTConv", edge_index_dict, sizes, sizes, self.edge_types_map, len(self.edge_types))
+        pairs, edges, _ = graph.compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
         keys = self._matrices(self.k_rel).to(wide) * self._priors(edge_index_dict).to(wide)
         k = relational_sum(pairs, k, keys, out_dtype=k.dtype)
@@ -144,35 +142,3 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
             return out
         alpha = self.skip[key].sigmoid()
         return alpha * out + (1 - alpha) * x
-
-    def _graph(self, edge_index_dict: dict, sizes: dict) -> TypedGraph:
-        """The (cached) graph of all edges between all nodes, types one behind the other."""
-        own = {key: e.storage if isinstance(e, SparseTensor) else e for key, e in edge_index_dict.items()}
-        tensors = []
-        for edge_index in edge_index_dict.values():
-            tensors += edge_index.coo()[:2] if isinstance(edge_index, SparseTensor) else (edge_index,)
-
-        def build():
-            offsets, num_nodes = {}, 0
-            for key, size in sizes.items():
-                offsets[key], num_nodes = num_nodes, num_nodes + size
-            ends, types = [], []
-            for key, edge_index in edge_index_dict.items():
-                graph = _relation(key, edge_index, sizes)  # looks at the ids
-                src, dst = graph.edge_index()
-                ends.append(torch.stack((src.long() + offsets[key[0]], dst.long() + offsets[key[-1]])))
-                types.append(torch.full((graph.num_edges,), self.edge_types_map[key], device=src.device))
-            graph = Graph.from_edge_index(torch.cat(ends, dim=1), num_nodes, num_nodes, validate=False)
-            return TypedGraph(graph, torch.cat(types), len(self.edge_types))
-
-        anchor = next(iter(own.values()))
-        places = tuple((key, self.edge_types_map[key], WeakIdRef(value)) for key, value in own.items())
-        key = ("relations", places, tuple(sizes.items()), len(self.edge_types))
-        return graph_for(anchor, key, build, tensors=tuple(tensors))
-
-
-def _relation(key: tuple, edge_index: Any, sizes: dict) -> Graph:
-    if isinstance(edge_index, SparseTensor):
-        return Graph.from_sparse_tensor(edge_index)
-    names = (f"the sources of {key!r}", f"the destinations of {key!r}")
-    return Graph._from_ends("HGTConv", names, *edge_index, sizes[key[0]], sizes[key[-1]])

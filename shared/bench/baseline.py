@@ -16,6 +16,7 @@ from .measure import Result
 from .work import MODES, Case
 
 H200 = Path(__file__).parent / "h200_peers.json"
+H200_RELATIONS = Path(__file__).parent / "h200_relations_peers.json"  # of layers over relations, 64 -> 64, one head
 
 
 @dataclass(frozen=True)

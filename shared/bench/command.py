@@ -14,12 +14,12 @@ from edgeless.cli.console import print_table
 from edgeless.cli.devices import UsageError, pick_device
 from edgeless.cli.files import check_writable, writing
 from edgeless.cli.layers import LAYERS
-from edgeless.cli.options import MOST_THREADS, check_count, check_room
+from edgeless.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.cli.setting import setting_of
 
 from . import ddp, minibatch, scaleout, shapes
-from .baseline import H200, Baseline, geometric_means
-from .graphs import OWN, BenchGraph, check_name, load
+from .baseline import H200, H200_RELATIONS, Baseline, geometric_means
+from .graphs import OWN, BenchGraph, check_name, has_relations, load
 from .measure import Plan, Result, measure, peers_of
 from .peers import LAYER_PEERS, OP_PEERS
 from .report import print_case, useful_rate
@@ -29,6 +29,9 @@ from .work import DTYPES, MODES, Case, op_case
 
 OPS = ("gatv2_H2_D64", "gatv2_H8_D128", "gt_H4_D128")
 ATTENTION = ("gatv2", "gat", "transformer")
+RELATIONAL = tuple(name for name, layer in LAYERS.items() if layer.types is not None)
+ONE_HEAD = {"features": 64, "heads": 1, "channels": 64}
+SIZES = {"features": 128, "heads": 4, "channels": 32}
 SUITES = {
     "cpu": {
         "graph": ["cora", "tolokers", "arxiv", "pattern"],
@@ -92,6 +95,22 @@ SUITES = {
         "mode": ["forward_backward"],
         "baseline": H200,
     },
+    "relations": {
+        "graph": ["aifb", "fb15k"],
+        "layer": RELATIONAL,
+        **ONE_HEAD,
+        "peers": ["pyg", "dgl", "edgeless-pyg", "edgeless-dgl"],
+        "rounds": 3,
+        "limit": 600.0,
+    },
+    "h200-relations": {
+        "graph": ["aifb", "mutag", "bgs", "am", "fb15k", "biokg", "mag", "wikikg2"],
+        "layer": RELATIONAL,
+        **ONE_HEAD,
+        "dtype": ["fp32", "bf16"],
+        "peers": ["pyg", "edgeless-pyg", "edgeless-pyg-graphed"],
+        "baseline": H200_RELATIONS,
+    },
 }
 
 
@@ -112,7 +131,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--op", nargs="+", help="bare aggregation: gatv2_H2_D64, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512"
     )
     parser.add_argument(
-        "--minibatch", nargs="+", choices=LAYERS, help="training two such layers on sampled neighbours, in float32"
+        "--minibatch",
+        nargs="+",
+        choices=[n for n in LAYERS if n not in RELATIONAL],
+        help="training two such layers on sampled neighbours, in float32",
     )
     parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
     parser.add_argument(
@@ -127,10 +149,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ddp", nargs="+", metavar="MODEL", help="mini-batches with and without DDP, likewise")
     parser.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for these two (default: 2)")
     parser.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="of an op's inputs; a layer runs under autocast")
-    parser.add_argument("--features", type=int, default=128, help="input features of a layer (default: 128)")
-    parser.add_argument("--heads", type=int, default=4, help="of a layer (default: 4)")
-    parser.add_argument("--channels", type=int, default=32, help="of a layer, per head (default: 32)")
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=DTYPES,
+        help="of an op's inputs; a layer runs under autocast, or over relations in it",
+    )
+    parser.add_argument("--features", type=int, help="input features of a layer (default: 128)")
+    parser.add_argument("--heads", type=int, help="of a layer (default: 4)")
+    parser.add_argument("--channels", type=int, help="of a layer, per head (default: 32)")
     parser.add_argument("--peers", nargs="+", choices=sorted({*LAYER_PEERS, *OP_PEERS}))
     parser.add_argument("--mode", nargs="+", choices=MODES, help="default: both")
     parser.add_argument("--device", default="auto")
@@ -141,6 +168,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, help="runs before (default: 2 on the CPU, 10 on CUDA)")
     parser.add_argument("--cold-l2", action="store_true", help="empty the L2 before every run on CUDA")
     parser.add_argument("--no-memory", action="store_true", help="leave out the peaks (a process for each peer)")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        help="seconds that a process may run which takes a peer's memory on the CPU (default: any)",
+    )
     parser.add_argument("--baseline", type=Path, help="JSON with figures of the best peers; print our ratio to them")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
 
@@ -152,6 +184,9 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
             setattr(args, name, value)
     if args.layer is args.op is args.minibatch is args.scale_out is args.ddp is None and not args.shapes:
         args.layer = ["gatv2"]
+    for name, size in SIZES.items():
+        if getattr(args, name) is None:
+            setattr(args, name, size)
     args.graph = args.graph or ["arxiv"]
     args.dtype = args.dtype or ["fp32"]
     args.mode = args.mode or list(MODES)
@@ -165,6 +200,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
         check_count("--compare-threads", count, most=MOST_THREADS)
     for count in args.fanout:
         check_count("--fanout", count)
+    check_real("--limit", args.limit, 0)
     if args.data is not None and not args.data.is_dir():
         raise UsageError(f"--data {args.data}: no such folder")
     if args.json is not None:
@@ -206,7 +242,7 @@ def run(args: argparse.Namespace) -> int:
         warmup=(10 if cuda else 2) if args.warmup is None else args.warmup,
         cold=args.cold_l2,
     )
-    plan = Plan(timer, args.peers, args.mode, threads, not args.no_memory, args.data)
+    plan = Plan(timer, args.peers, args.mode, threads, not args.no_memory, args.data, args.limit)
     cases = cases_of(args)
     steps = [Case("minibatch", name, "fp32", args.features, args.heads, args.channels) for name in args.minibatch or ()]
     sampling = minibatch.Sampling(args.batch_size, args.fanout)
@@ -216,8 +252,11 @@ def run(args: argparse.Namespace) -> int:
         minibatch.peers_of(args.peers)
     if several := [*(args.scale_out or ()), *(args.ddp or ())]:
         scaleout.check(several, args.parts, device)
+    typed = [name for name in args.layer or () if name in RELATIONAL]
     for name in args.graph:
         check_name(name, args.data)
+        if typed and not has_relations(name):
+            raise UsageError(f"--layer {typed[0]} needs a graph with relations, and --graph {name} has none")
     results, rows = [], []
     setting = setting_of(args, device)
 

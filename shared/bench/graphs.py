@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from edgeless.cli.devices import UsageError
+from edgeless.cli.relations import Relations
 from edgeless.demo.data import PLANETOID, NodeData, read_npz, read_planetoid
 
 from . import twins
 
 STAR_EDGES, STAR_LEAVES = 1_000_000, 65_536
 RANDOM = {"toy": (1000, 10_000), "tiny": (30, 100)}  # nodes, edges
+RANDOM_TYPES = 4  # relations of these, among nodes of one type
 OWN = {
     "star": f"one hub with {STAR_EDGES:,} in-edges from {STAR_LEAVES:,} leaves: no split by rows can balance it",
     "toy": "1,000 nodes and 10,000 edges: to try a command",
@@ -30,6 +32,7 @@ class BenchGraph(NamedTuple):
     num_nodes: int
     edge_index: Tensor  # [2, E] int64
     symmetric: Optional[bool]  # True when every (u, v) has its (v, u); None when nobody looked
+    relations: Optional[Relations] = None
 
     @property
     def num_edges(self) -> int:
@@ -49,14 +52,22 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
     """
     if name in twins.NAMES:
         twin = twins.twin(name, device=str(device))
-        return BenchGraph(name, twin.num_nodes, torch.stack([twin.src, twin.dst]), twin.symmetric)
+        edge_index = torch.stack([twin.src, twin.dst])
+        relations = None
+        if twin.etype is not None:
+            types = (twin.etype, twin.num_relations, twin.ntype, twins.RELATIONAL[name][2])
+            relations = Relations.of(edge_index, *types)
+        return BenchGraph(name, twin.num_nodes, edge_index, twin.symmetric, relations)
     if name == "star":
         leaves = 1 + torch.arange(STAR_EDGES, device=device) % STAR_LEAVES
         return BenchGraph(name, 1 + STAR_LEAVES, torch.stack([leaves, torch.zeros_like(leaves)]), False)
     if name in RANDOM:
         num_nodes, num_edges = RANDOM[name]
         draw = torch.Generator().manual_seed(0)
-        return BenchGraph(name, num_nodes, torch.randint(num_nodes, (2, num_edges), generator=draw).to(device), None)
+        edge_index = torch.randint(num_nodes, (2, num_edges), generator=draw)
+        types = torch.randint(RANDOM_TYPES, (num_edges,), generator=draw)
+        relations = Relations.of(edge_index, types, RANDOM_TYPES, torch.zeros(num_nodes, dtype=torch.int64))
+        return BenchGraph(name, num_nodes, edge_index.to(device), None, relations.to(device))
     found = _from_files(name, data)
     return BenchGraph(name, len(found.x), found.edge_index.to(device), True)
 
@@ -65,6 +76,11 @@ def check_name(name: str, data: Optional[Path]) -> None:
     """Raises what :func:`load` would, without making the graphs that are made here."""
     if name not in (*OWN, *twins.NAMES):
         _from_files(name, data)
+
+
+def has_relations(name: str) -> bool:
+    """Whether the graph of that name has types of edges."""
+    return name in twins.RELATIONAL or name in RANDOM
 
 
 def _from_files(name: str, data: Optional[Path]) -> NodeData:

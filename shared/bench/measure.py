@@ -39,6 +39,8 @@ class Plan:
         threads: numbers of CPU threads; each peer is timed with each of them.
         memory: whether to take peaks, with the first number of threads.
         data: the folder of graphs that are files.
+        limit: on the CPU, the seconds that the process which takes a peer's memory may run; a peer that needs longer,
+            or whose process dies, is left out.
     """
 
     timer: Timer
@@ -47,6 +49,7 @@ class Plan:
     threads: Sequence[int] = (2,)
     memory: bool = True
     data: Optional[Path] = None
+    limit: Optional[float] = None
 
 
 @dataclass
@@ -100,13 +103,15 @@ def _can_run(case: Case, peer: str, device: torch.device) -> bool:
 def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
     """Every figure of one case on one graph."""
     device = plan.timer.device
-    results, works = [], {}
+    results, works, peaks = [], {}, {}
     for peer in peers_of(case, plan.peers, device):
         room = available_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
-        needed = peers.edge_bytes(case, peer, graph.num_edges)
+        needed = peers.edge_bytes(case, peer, graph)
         why = BREAKS_CUDA.get((case.name, peer, case.dtype)) if device.type == "cuda" else None
         if room is not None and needed > room:
             why = f"left out: needs about {needed / 1e9:.0f} GB"
+        if why is None and plan.limit is not None and plan.memory and device.type == "cpu":
+            peaks[peer], why = _try_out(plan, graph, case, peer)
         if why is not None:
             results += [Result(graph.name, case, peer, mode, plan.threads[0], failed=why) for mode in plan.modes]
         else:
@@ -128,8 +133,16 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
         torch.cuda.empty_cache()
     if plan.memory:
         for peer in dict.fromkeys(result.peer for result in results if result.failed is None):
-            _take_peaks(plan, graph, [result for result in results if result.peer == peer])
+            _take_peaks(plan, graph, [result for result in results if result.peer == peer], peaks.get(peer))
     return results
+
+
+def _try_out(plan: Plan, graph: BenchGraph, case: Case, peer: str) -> tuple[Optional[dict], Optional[str]]:
+    """(the peaks of a peer, None), or why it is left out; before it runs in this process, which it must not end."""
+    try:
+        return _peaks_of_child(plan, Result(graph.name, case, peer, plan.modes[0], plan.threads[0])), None
+    except ChildError as error:
+        return None, f"left out: {str(error).splitlines()[0].partition(' ')[2]}"
 
 
 def _with_threads(run: Callable[[], None], threads: int) -> Callable[[], None]:
@@ -141,15 +154,16 @@ def _with_threads(run: Callable[[], None], threads: int) -> Callable[[], None]:
     return timed
 
 
-def _take_peaks(plan: Plan, graph: BenchGraph, results: list[Result]) -> None:
-    """Fills in the peaks of one peer.
+def _take_peaks(plan: Plan, graph: BenchGraph, results: list[Result], peaks: Optional[dict]) -> None:
+    """Fills in the peaks of one peer, where they are not known already.
 
     The resident set of this process says nothing about one peer, so on the CPU each gets a process of its own. The
     CUDA allocator counts exactly, here too: only what earlier runs left behind has to go.
     """
     some = results[0]
     try:
-        peaks = _peaks_here(graph, some) if plan.timer.device.type == "cuda" else _peaks_of_child(plan, some)
+        if peaks is None:
+            peaks = _peaks_here(graph, some) if plan.timer.device.type == "cuda" else _peaks_of_child(plan, some)
     except (ChildError, torch.cuda.OutOfMemoryError) as error:
         print(f"{some.graph}, {some.case.label}: memory of {some.peer} not measured: {str(error).splitlines()[-1]}")
         return
@@ -166,4 +180,4 @@ def _peaks_here(graph: BenchGraph, some: Result) -> dict:
 def _peaks_of_child(plan: Plan, some: Result) -> dict:
     config = {"graph": some.graph, "case": asdict(some.case), "peer": some.peer, "threads": plan.threads[0]}
     config.update(device=str(plan.timer.device), data=None if plan.data is None else str(plan.data))
-    return run_child("edgeless.bench.memory", config)
+    return run_child("edgeless.bench.memory", config, limit=plan.limit)

@@ -34,7 +34,8 @@ def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, float]
         toy = build(case, peer, graphs.load("toy", None, device))
         toy.forward_backward()
         work = build(case, peer, graph)
-        work.grad_out = toy.grad_out.new_empty(graph.num_nodes, *toy.grad_out.shape[1:]).normal_()  # an input too
+        like = toy.grad_out[0]
+        work.grad_out = [like.new_empty(rows, *like.shape[1:]).normal_() for rows in work.rows]  # inputs too
         del toy
     peaks = {}
     with peak_memory(device) as first:

@@ -20,7 +20,7 @@ from torch import Tensor
 import edgeless
 from edgeless.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.cli.devices import UsageError, describe_device, installed
-from edgeless.cli.layers import LAYERS, make_graph, make_layer
+from edgeless.cli.layers import LAYERS, call_layer, make_graph, make_layer
 
 from .graphs import BenchGraph
 from .peers import LAYER_PEERS, ours
@@ -136,11 +136,8 @@ class Net(torch.nn.Module):
 
     def forward(self, graphs: Sequence[Any], x: Tensor) -> Tensor:
         """Scores of the classes, of every node that the second graph sends to."""
-        x = self._call(self.first, graphs[0], x).relu()
-        return self._call(self.second, graphs[1], x)
-
-    def _call(self, layer: torch.nn.Module, graph: Any, x: Tensor) -> Tensor:
-        return layer(x, graph) if self.framework == "pyg" else layer(graph, x).flatten(1)
+        x = call_layer(self.framework, self.first, x, graphs[0]).relu()
+        return call_layer(self.framework, self.second, x, graphs[1])
 
 
 @dataclass

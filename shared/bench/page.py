@@ -35,9 +35,9 @@ Every figure is the median of one run, whose date, machine and command stand abo
 the framework itself; *compiled* is that layer under torch.compile. Peers run in one process, take turns round by round
 and share inputs; peaks are taken in a process for each peer and counted above the inputs. A *twin* is a synthetic graph
 with the node and edge counts and the degree skew of a public graph that would need a download
-(`shared/bench/twins.py`): arxiv, pattern, city-roads-L, twitch, hm and pokec are twins, Cora and tolokers are real.
-`DIR` is a folder with `tolokers.npz` and PyG's raw Cora files somewhere in it. Why the kernels are as they are, and
-what was tried, stands in [decisions](decisions/README.md).
+(`shared/bench/twins.py`): arxiv, pattern, city-roads-L, twitch, hm, pokec and the graphs of layers over
+relations are twins, Cora and tolokers are real. `DIR` is a folder with `tolokers.npz` and PyG's raw Cora files
+somewhere in it. Why the kernels are as they are, and what was tried, stands in [decisions](decisions/README.md).
 """
 
 
@@ -176,6 +176,26 @@ def _cpu_sums(suite: Suite) -> tuple[list[str], list[list[str]]]:
     return ["", *suite.graphs()], rows
 
 
+def _relations(suite: Suite) -> tuple[list[str], list[list[str]]]:
+    peers = ("pyg", "dgl", "edgeless-pyg", "edgeless-dgl")
+    rows = []
+    for graph in suite.graphs():
+        for case in suite.cases():
+
+            def figure(peer: str, mode: str, graph=graph, case=case) -> str:
+                row = suite.find(graph, case, peer, mode=mode)
+                if row is None:
+                    reason = suite.why_not(graph, case, peer, mode=mode)
+                    return MISSING if reason is None else f"{MISSING} ({reason})"
+                mine = None if ours(peer) else suite.find(graph, case, f"edgeless-{LAYER_PEERS[peer][0]}", mode=mode)
+                faster = _over(row, mine)
+                return _time(row) + (f" ({ratio(faster)})" if faster else "") + _memory(row)
+
+            cells = [_lines(*dict.fromkeys(figure(peer, mode) for mode in MODES)) for peer in peers]
+            rows.append([f"{graph} {_class_of(case[0])}", *cells])
+    return ["", "PyG", "DGL", "edgeless (PyG)", "edgeless (DGL)"], rows
+
+
 def _minibatch(suite: Suite) -> tuple[list[str], list[list[str]]]:
     rows = []
     for case in suite.cases():
@@ -263,6 +283,27 @@ def _gpu_layer(suite: Suite, case: tuple[str, str]) -> list[str]:
     return [_mean_and_least(ratios), *cells]
 
 
+def _gpu_relations(suite: Suite) -> tuple[list[str], list[list[str]]]:
+    graphs, rows = suite.graphs(), []
+    for case in suite.cases():
+        lines = [_gpu_relation(suite, case, mode) for mode in MODES]
+        rows.append([f"{_class_of(case[0])} {case[1]}", *(_lines(*cells) for cells in zip(*lines, strict=True))])
+    return ["", "geometric mean (least)", *graphs], rows
+
+
+def _gpu_relation(suite: Suite, case: tuple[str, str], mode: str) -> list[str]:
+    cells, ratios = [], {}
+    for graph in suite.graphs():
+        mine, graphed, stock = (
+            suite.find(graph, case, peer, mode=mode) for peer in ("edgeless-pyg", "edgeless-pyg-graphed", "pyg")
+        )
+        quickest = graphed or mine
+        known = [value for value in (_over(stock, quickest), quickest and _best(quickest)) if value is not None]
+        ratios[graph] = least = min(known, default=None)
+        cells.append(f"{_time(mine)} / {_time(graphed)} ({ratio(least)}){_memory(mine)}")
+    return [_mean_and_least(ratios), *cells]
+
+
 SECTIONS = (
     Section(DEMO, "Training two layers", "Each side in a process of its own; same seed, graph and parameters.", _demo),
     Section(
@@ -279,6 +320,14 @@ SECTIONS = (
         "on a sparse matrix (the faster of torch.sparse and SparseTensor), and DGL against edgeless in DGL "
         '(SAGEConv(pool) for max, GraphConv(norm="none") for GraphConv).',
         _cpu_sums,
+    ),
+    Section(
+        "relations",
+        "CPU: layers over relations",
+        "Forward, below forward + backward, ms and peak memory; 64 features in, 64 out, one head. In brackets: how "
+        "many times as long as edgeless in the same framework, or why a layer was left out. DGL is given sorted edges "
+        "and is told so; DGL's column of RGCNConv is RelGraphConv, and it has no RGAT.",
+        _relations,
     ),
     Section(
         "minibatch",
@@ -313,6 +362,14 @@ SECTIONS = (
         "`shared/bench/h200_peers.json`, and the same of the step replayed from a CUDA graph); float32, below bfloat16 "
         "autocast.",
         _gpu_layers,
+    ),
+    Section(
+        "h200-relations",
+        "H200: layers over relations",
+        "64 features in, 64 out, one head; ms called eagerly / replayed from a CUDA graph (times that the replay is "
+        "faster than the fastest of PyG in that run and of `shared/bench/h200_relations_peers.json`) and peak; "
+        "forward, below forward + backward. bf16: features and parameters.",
+        _gpu_relations,
     ),
     Section(
         "shapes",

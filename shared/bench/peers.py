@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
 
 import edgeless
-from edgeless.cli.layers import LAYERS, make_graph, make_layer
+from edgeless.cli.layers import LAYERS, make_input, make_layer
 
 from .graphs import BenchGraph
 from .ops import OPS, graph_of
@@ -42,14 +42,21 @@ def ours(peer: str) -> bool:
 def known(case: Case) -> tuple[str, ...]:
     """Every peer that computes a case."""
     if case.kind == "layer":
-        return tuple(p for p in LAYER_PEERS if p not in SPARSE_PEERS or LAYERS[case.name].multiplies)
+        layer = LAYERS[case.name]
+        peers = [p for p in LAYER_PEERS if p not in SPARSE_PEERS or layer.multiplies]
+        return tuple(peer for peer in peers if getattr(layer, LAYER_PEERS[peer][0]) is not None)
     return tuple(peer for peer in OP_PEERS if peer in ("plain", "plain-compiled", "edgeless", *OPS[case.op].others))
 
 
 def default(case: Case) -> tuple[str, ...]:
     """The peers that are compared when none are named."""
     if case.kind == "layer":
-        return (*LAYER_DEFAULT, *(SPARSE_PEERS if LAYERS[case.name].multiplies else ()))
+        typed = LAYERS[case.name].types is not None  # compiling a loop over relations takes minutes
+        return tuple(
+            peer
+            for peer in known(case)
+            if peer in (*LAYER_DEFAULT, *SPARSE_PEERS) and not (typed and peer == "pyg-compiled")
+        )
     return tuple(peer for peer in known(case) if peer != "plain-compiled")
 
 
@@ -60,14 +67,25 @@ def framework_of(case: Case, peer: str) -> Optional[str]:
     return "dgl" if peer == "dgl" else None
 
 
-def edge_bytes(case: Case, peer: str, num_edges: int) -> int:
+def edge_bytes(case: Case, peer: str, graph: BenchGraph) -> int:
     """About what a peer that writes edge tensors needs with all gradients; 0 for the others. For a guard, not a figure.
 
-    PyG keeps about six tensors of [E, H, C] alive at the peak of GATv2, and the plain reference as many.
+    PyG keeps about six tensors of [E, H, C] alive at the peak of GATv2, and the plain reference as many. Of RGAT it is
+    three of [E, F, H * C]; RGCN keeps [R, F, H * C] for every relation with the backward, and HGT has keys, values and
+    their gradients for every relation and node of the type of its sources.
     """
     if peer not in ("pyg", "plain"):
         return 0
-    return 7 * num_edges * case.heads * case.channels * 4
+    width, itemsize = case.heads * case.channels, DTYPES[case.dtype].itemsize
+    if case.kind != "layer" or LAYERS[case.name].types is None:
+        return 7 * graph.num_edges * width * 4
+    relations = graph.relations
+    if case.name == "rgat":
+        return 3 * graph.num_edges * case.features * width * itemsize
+    if case.name == "rgcn":
+        return relations.num_types**2 // 2 * case.features * width * itemsize
+    sizes = relations.sizes
+    return 5 * sum(sizes[src] for src, _ in relations.ends) * width * itemsize
 
 
 def build(case: Case, peer: str, graph: BenchGraph) -> Work:
@@ -82,24 +100,28 @@ def build(case: Case, peer: str, graph: BenchGraph) -> Work:
 def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
     framework, side, how = LAYER_PEERS[peer]
     device = graph.edge_index.device
-    layer = make_layer(case.name, framework, side, case.features, case.heads, case.channels).to(device)
-    x = torch.randn(graph.num_nodes, case.features, device=device, requires_grad=True)
+    sizes = (case.features, case.heads, case.channels)
+    layer = make_layer(case.name, framework, side, *sizes, relations=graph.relations).to(device)
+    x = torch.randn(graph.num_nodes, case.features, device=device)
+    typed, dtype, autocast = LAYERS[case.name].types is not None, DTYPES[case.dtype], None
+    if typed or dtype == torch.float64:
+        layer, x = layer.to(dtype), x.to(dtype)
+    elif dtype != torch.float32:
+        autocast = dtype
     if peer in SPARSE_PEERS:
-        handle = _sparse(peer, graph, DTYPES[case.dtype] if case.dtype == "fp64" else torch.float32)
+        handle = _sparse(peer, graph, x.dtype)
     else:
-        handle = make_graph(framework, graph.edge_index, graph.num_nodes, LAYERS[case.name].self_loops)
+        handle = make_input(case.name, framework, graph.edge_index, graph.num_nodes, graph.relations)
     call = torch.compile(layer, dynamic=False) if how == "compiled" else layer
-    arguments = (x, handle) if framework == "pyg" else (handle, x)
+    features = [part.clone().requires_grad_() for part in handle.parts(x)] if typed else [x.requires_grad_()]
+    arguments = (*features, handle) if framework == "pyg" else (handle, *features)
 
-    def compute() -> Tensor:
-        return call(*arguments)
+    def compute() -> Union[Tensor, list[Tensor]]:
+        return handle.call(call, features) if typed else call(*arguments)
 
-    autocast = DTYPES[case.dtype] if case.dtype in ("bf16", "fp16") else None
-    if case.dtype == "fp64":
-        layer.double()
-        x.data = x.data.double()
     kind = GraphedWork if how == "graphed" else Work
-    return kind(_fused(compute) if side == "edgeless" else compute, [x, *layer.parameters()], autocast)
+    rows = handle.rows if typed else [graph.num_nodes]
+    return kind(_fused(compute) if side == "edgeless" else compute, [*features, *layer.parameters()], autocast, rows)
 
 
 def has_torch_sparse() -> bool:
@@ -120,8 +142,8 @@ def _sparse(peer: str, graph: BenchGraph, dtype: torch.dtype):
     return adj_t.fill_cache_()  # the transpose of the backward, as PyG's ToSparseTensor leaves it
 
 
-def _fused(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def run(*args: Tensor) -> Tensor:
+def _fused(function: Callable) -> Callable:
+    def run(*args: Tensor):
         with edgeless.backend("fused"):
             return function(*args)
 
@@ -142,4 +164,4 @@ def _op(case: Case, peer: str, graph: BenchGraph) -> Work:
         function = _fused(op.edgeless) if peer == "edgeless" else op.plain
         if peer == "plain-compiled":
             function = torch.compile(function, dynamic=False)
-    return Work(lambda: function(handle, *inputs), inputs)
+    return Work(lambda: function(handle, *inputs), inputs, rows=[graph.num_nodes])

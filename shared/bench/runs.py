@@ -33,10 +33,19 @@ class Suite:
 
     def find(self, graph: str, case: tuple[str, str], peer: str, **wanted) -> Optional[dict]:
         """The row of one cell, or None where it was not measured or failed."""
+        row = self._row(graph, case, peer, wanted)
+        return None if row is None or row["failed"] else row
+
+    def why_not(self, graph: str, case: tuple[str, str], peer: str, **wanted) -> Optional[str]:
+        """Why the figure of one cell is missing, where the run says it."""
+        row = self._row(graph, case, peer, wanted)
+        return None if row is None else row["failed"]
+
+    def _row(self, graph: str, case: tuple[str, str], peer: str, wanted: dict) -> Optional[dict]:
         for row in self.rows:
             same = (row["graph"], (row["case"]["name"], row["case"]["dtype"]), row["peer"]) == (graph, case, peer)
             if same and all(row.get(key) == value for key, value in wanted.items()):
-                return None if row["failed"] else row
+                return row
         return None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 LEAST_SECONDS = 0.3  # a peer's turn in a round on the CPU: one run, or as many as fit
+LONG_SECONDS = 3.0  # of warm-up, or of a turn on CUDA, after which no further run begins; on the CPU, of a first run
 L2_BYTES = 256 << 20  # written between runs to leave nothing of ours in the L2 of any GPU of today
 
 
@@ -71,8 +72,11 @@ class Timer:
 
     def _warm_up(self, run: Callable[[], object]) -> None:
         try:
+            start = time.perf_counter()
             for _ in range(self.warmup):
                 run()
+                if time.perf_counter() - start > LONG_SECONDS:
+                    break
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except torch.cuda.OutOfMemoryError:
@@ -85,7 +89,11 @@ class Timer:
     def _turn(self, run: Callable[[], object]) -> list[float]:
         if self.device.type == "cuda":
             return self._turn_of_events(run)
+        begin = time.perf_counter()
         run()  # another peer ran last: its rows are in the caches, and the memory that it gave back has to be got anew
+        first = time.perf_counter() - begin
+        if first > LONG_SECONDS:  # beside which neither counts
+            return [1e3 * first]
         runs, begin = [], time.perf_counter()
         while not runs or time.perf_counter() - begin < LEAST_SECONDS:
             start = time.perf_counter()
@@ -96,8 +104,10 @@ class Timer:
     def _turn_of_events(self, run: Callable[[], object]) -> list[float]:
         flush = torch.empty(L2_BYTES, dtype=torch.uint8, device=self.device) if self.cold else None
         run()  # another peer ran last: its rows are in the caches
-        events = []
+        events, begin = [], time.perf_counter()
         for _ in range(self.runs):
+            if events and time.perf_counter() - begin > LONG_SECONDS:
+                break
             if flush is not None:
                 flush.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

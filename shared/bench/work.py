@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ MODES = ("forward", "forward_backward")
 class Case:
     """A layer ("gatv2", "gat", "transformer", "agnn") or a bare aggregation ("gatv2_H2_D64") in one precision.
 
-    For a layer a 16-bit dtype means autocast, as a user trains; for an aggregation the inputs have that dtype.
+    For a layer a 16-bit dtype means autocast, as a user trains; for an aggregation, and for a layer over relations, the
+    inputs have that dtype, the layer's parameters among them.
     """
 
     kind: str  # "layer" or "op"
@@ -52,15 +53,18 @@ class Work:
     """One peer, ready to run.
 
     Attributes:
-        compute: the forward, returning the output.
+        compute: the forward, returning the output or a list of outputs.
         inputs: what the backward differentiates: features, parameters.
         autocast: the dtype of autocast, or None.
+        rows: of each output; known before the first run.
+        grad_out: the gradients of the outputs, drawn at the first run where they are not given.
     """
 
-    compute: Callable[[], Tensor]
+    compute: Callable[[], Union[Tensor, list[Tensor]]]
     inputs: list[Tensor]
     autocast: Optional[torch.dtype] = None
-    grad_out: Optional[Tensor] = None
+    rows: Sequence[int] = ()
+    grad_out: Optional[list[Tensor]] = None
 
     def _precision(self):
         if self.autocast is None:
@@ -75,10 +79,15 @@ class Work:
     def forward_backward(self) -> None:
         """The forward and the gradients of every input under a random gradient of the output."""
         with self._precision():
-            out = self.compute()
+            outs = self.outputs()
         if self.grad_out is None:
-            self.grad_out = torch.randn_like(out)
-        torch.autograd.grad(out, self.inputs, self.grad_out, allow_unused=True)
+            self.grad_out = [torch.randn_like(out) for out in outs]
+        torch.autograd.grad(outs, self.inputs, self.grad_out, allow_unused=True)
+
+    def outputs(self) -> list[Tensor]:
+        """What ``compute`` returns, in a list."""
+        outs = self.compute()
+        return outs if isinstance(outs, list) else [outs]
 
     def mode(self, name: str) -> Callable[[], None]:
         """The method that runs one of :data:`MODES`."""

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -23,18 +24,24 @@ def emit(kind: str, **fields: Any) -> None:
     print(MARK + json.dumps({"event": kind, **fields}), flush=True)
 
 
-def run_child(module: str, config: dict, on_event: Optional[Callable[[dict], None]] = None) -> dict:
+def run_child(
+    module: str,
+    config: dict,
+    on_event: Optional[Callable[[dict], None]] = None,
+    limit: Optional[float] = None,
+) -> dict:
     """Runs ``python -m module`` with ``config`` as JSON on its standard input.
 
     Args:
         module: a module whose main calls ``json.load(sys.stdin)`` and then :func:`emit`.
         on_event: called with every event but the result.
+        limit: seconds after which the child is killed.
 
     Returns:
         The fields of the child's ``result`` event.
 
     Raises:
-        ChildError: if the child fails or sends no result.
+        ChildError: if the child fails, sends no result or runs longer than ``limit``.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     result = None
@@ -48,6 +55,10 @@ def run_child(module: str, config: dict, on_event: Optional[Callable[[dict], Non
             errors="replace",
             env=environment,
         )
+        expired = threading.Event()
+        alarm = threading.Timer(limit or 0, lambda: (expired.set(), process.kill()))
+        if limit is not None:
+            alarm.start()
         try:
             with contextlib.suppress(BrokenPipeError):  # of a child that is gone already: its exit status says more
                 json.dump(config, process.stdin)
@@ -63,8 +74,11 @@ def run_child(module: str, config: dict, on_event: Optional[Callable[[dict], Non
                     on_event(event)
             code = process.wait()
         finally:
+            alarm.cancel()
             process.kill()
             process.wait()
+        if result is None and expired.is_set():
+            raise ChildError(f"{module} ran longer than {limit:g} s")
         if code != 0 or result is None:
             chatter.seek(0)
             tail = "".join(chatter.readlines()[-12:]).rstrip()

@@ -10,6 +10,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from .relations import DGLEdges, PygDictionaries, PygEdges, Relations, TypedInput
+
 # What a user would import a layer from.
 MODULES = {
     ("pyg", "stock"): "torch_geometric.nn",
@@ -18,7 +20,7 @@ MODULES = {
     ("dgl", "edgeless"): "edgeless.dgl.nn",
 }
 
-Build = Callable[[type, int, int, int, float], torch.nn.Module]  # (class, features, heads, channels, dropout)
+Build = Callable[..., torch.nn.Module]  # (class, features, heads, channels, dropout[, relations])
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Layer:
         baseline: what the layer is called in a file of peer figures.
         maps: the layer has a linear map of its own, and so decides how wide its output is.
         multiplies: PyG's layer multiplies by a sparse matrix where it is given one, which is faster than edge tensors.
+        types: what a layer over relations is told the types of, "edges" or "edges and nodes"; how to build it takes the
+            graph's :class:`Relations` as well.
+        has_heads: the output is made by heads.
     """
 
     pyg: tuple[str, Build]
@@ -39,11 +44,13 @@ class Layer:
     baseline: str
     multiplies: bool = False
     maps: bool = True
+    types: Optional[str] = None
+    has_heads: bool = False
 
     @property
-    def has_heads(self) -> bool:
-        """Whether the output is made by heads."""
-        return self.pyg[1] is _pyg_attention
+    def classes(self) -> list[str]:
+        """The names of its classes, each once."""
+        return list(dict.fromkeys(entry[0] for entry in (self.pyg, self.dgl) if entry is not None))
 
 
 def _pyg_attention(cls: type, features: int, heads: int, channels: int, dropout: float) -> torch.nn.Module:
@@ -71,6 +78,22 @@ def _dgl_sage(aggregator: str) -> Build:
     return lambda cls, features, heads, channels, dropout: cls(features, heads * channels, aggregator)
 
 
+def _typed(cls: type, features: int, heads: int, channels: int, dropout: float, relations: Relations):
+    return cls(features, heads * channels, relations.num_types)
+
+
+def _rgat(cls: type, features: int, heads: int, channels: int, dropout: float, relations: Relations):
+    return cls(features, channels, relations.num_types, heads=heads, dropout=dropout)
+
+
+def _pyg_hgt(cls: type, features: int, heads: int, channels: int, dropout: float, relations: Relations):
+    return cls(features, heads * channels, relations.metadata, heads=heads)  # which has no dropout
+
+
+def _dgl_hgt(cls: type, features: int, heads: int, channels: int, dropout: float, relations: Relations):
+    return cls(features, channels, heads, relations.num_node_types, relations.num_types, dropout=dropout)
+
+
 def _agnn(**options) -> Build:
     return lambda cls, features, heads, channels, dropout: cls(**options)
 
@@ -82,9 +105,11 @@ def _gin(cls: type, features: int, heads: int, channels: int, dropout: float) ->
 
 
 LAYERS = {
-    "gatv2": Layer(("GATv2Conv", _pyg_attention), ("GATv2Conv", _dgl_attention), True, "GATv2Conv"),
-    "gat": Layer(("GATConv", _pyg_attention), ("GATConv", _dgl_attention), True, "GATConv"),
-    "transformer": Layer(("TransformerConv", _pyg_attention), ("DotGatConv", _dgl_dot), False, "TransformerConv"),
+    "gatv2": Layer(("GATv2Conv", _pyg_attention), ("GATv2Conv", _dgl_attention), True, "GATv2Conv", has_heads=True),
+    "gat": Layer(("GATConv", _pyg_attention), ("GATConv", _dgl_attention), True, "GATConv", has_heads=True),
+    "transformer": Layer(
+        ("TransformerConv", _pyg_attention), ("DotGatConv", _dgl_dot), False, "TransformerConv", has_heads=True
+    ),
     "agnn": Layer(("AGNNConv", _agnn()), ("AGNNConv", _agnn(allow_zero_in_degree=True)), True, "AGNNConv", maps=False),
     "gcn": Layer(("GCNConv", _wide()), ("GraphConv", _dgl_graph_conv("both")), True, "GCNConv", True),
     "gcn-cached": Layer(
@@ -95,20 +120,36 @@ LAYERS = {
     "sage-mean": Layer(("SAGEConv", _wide()), ("SAGEConv", _dgl_sage("mean")), False, "SAGEConv(mean)", True),
     "sage-max": Layer(("SAGEConv", _wide(aggr="max")), ("SAGEConv", _dgl_sage("pool")), False, "SAGEConv(max)", True),
     "gin": Layer(("GINConv", _gin), ("GINConv", _gin), False, "GINConv", True),
+    "rgcn": Layer(("RGCNConv", _typed), ("RelGraphConv", _typed), False, "RGCNConv", types="edges"),
+    "rgat": Layer(("RGATConv", _rgat), None, False, "RGATConv", types="edges", has_heads=True),
+    "hgt": Layer(
+        ("HGTConv", _pyg_hgt), ("HGTConv", _dgl_hgt), False, "HGTConv", types="edges and nodes", has_heads=True
+    ),
 }
 
 
 def make_layer(
-    name: str, framework: str, side: str, features: int, heads: int, channels: int, dropout: float = 0.0
+    name: str,
+    framework: str,
+    side: str,
+    features: int,
+    heads: int,
+    channels: int,
+    dropout: float = 0.0,
+    relations: Optional[Relations] = None,
 ) -> torch.nn.Module:
     """One side's layer, e.g. ("gatv2", "pyg", "edgeless") -> an edgeless.pyg.nn.GATv2Conv.
+
+    Args:
+        relations: of the graph, for a layer over relations.
 
     Raises:
         AttributeError: edgeless has no such layer for this framework.
     """
     class_name, build = getattr(LAYERS[name], framework)
     cls = getattr(importlib.import_module(MODULES[framework, side]), class_name)
-    return build(cls, features, heads, channels, dropout)
+    types = () if LAYERS[name].types is None else (relations,)
+    return build(cls, features, heads, channels, dropout, *types)
 
 
 def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: bool):
@@ -123,3 +164,21 @@ def make_graph(framework: str, edge_index: Tensor, num_nodes: int, self_loops: b
 
     graph = dgl.graph((edge_index[0], edge_index[1]), num_nodes=num_nodes)
     return dgl.add_self_loop(dgl.remove_self_loop(graph)) if self_loops else graph
+
+
+def make_input(name: str, framework: str, edge_index: Tensor, num_nodes: int, relations: Optional[Relations]):
+    """What :func:`call_layer` takes as the graph of a layer: :func:`make_graph`'s, or a :class:`TypedInput`."""
+    layer = LAYERS[name]
+    if layer.types is None:
+        return make_graph(framework, edge_index, num_nodes, layer.self_loops)
+    with_nodes = layer.types == "edges and nodes"
+    if framework == "dgl":
+        return DGLEdges(edge_index, num_nodes, relations, with_nodes)
+    return (PygDictionaries if with_nodes else PygEdges)(edge_index, num_nodes, relations)
+
+
+def call_layer(framework: str, layer: torch.nn.Module, x: Tensor, graph) -> Tensor:
+    """The layer's result, ``[N, H * C]``; DGL's layers have their heads in a dimension of their own."""
+    if isinstance(graph, TypedInput):
+        return graph(layer, x)
+    return layer(x, graph) if framework == "pyg" else layer(graph, x).flatten(1)

@@ -25,24 +25,35 @@ from .train import load
 # (hidden, heads, dropout, lr, weight decay, epochs); for the citation graphs those of the GAT paper, section 3.3.
 DEFAULTS = {"community": (32, 4, 0.0, 0.02, 0.0, 30), "planetoid": (8, 8, 0.6, 0.005, 5e-4, 200)}
 DEFAULTS["npz"] = DEFAULTS["community"]
+DEFAULTS["relational"] = (8, 4, 0.0, 0.01, 0.0, 20)
+DEFAULTS["wn18rr"] = (16, 4, 0.0, 0.01, 0.0, 10)
+SIZES = {"community": (12_000, 1_000_000), "relational": (6_000, 60_000)}  # nodes, edges
 MIN_NODES = 160  # ten for each class of the community graph
+ACCURACIES = (("test accuracy", "test"), ("validation accuracy", "val"))
+RANKS = (("test MRR (filtered)", "test"), ("test hits@10", "hits"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command."""
-    kinds = "; ".join(
-        f"{name}: {' or '.join(dict.fromkeys((kind.pyg[0], kind.dgl[0])))}" for name, kind in LAYERS.items()
-    )
+    kinds = "; ".join(f"{name}: {' or '.join(kind.classes)}" for name, kind in LAYERS.items())
     parser.add_argument(
         "--layer", choices=LAYERS, default="gatv2", metavar="NAME", help=f"in PyG or DGL (default: gatv2). {kinds}"
     )
     parser.add_argument("--framework", choices=PACKAGES, default="pyg")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
     parser.add_argument("--threads", type=int, default=None, help="CPU threads (default: torch's choice)")
-    graph = parser.add_argument_group("graph", "default: a seeded community graph made here, nothing is downloaded")
-    graph.add_argument("--nodes", type=int, default=12_000, help="of the community graph (default: 12000)")
-    graph.add_argument("--edges", type=int, default=1_000_000, help="of the community graph (default: 1000000)")
-    graph.add_argument("--dataset", choices=PLANETOID, help="with --root DIR, as PyG's Planetoid lays it out")
+    graph = parser.add_argument_group(
+        "graph",
+        "default: a seeded graph made here, nothing is downloaded: of communities, or with relations for a layer over "
+        "relations",
+    )
+    graph.add_argument("--nodes", type=int, help="of the graph that is made (default: 12000, with relations 6000)")
+    graph.add_argument("--edges", type=int, help="of the graph that is made (default: 1000000, with relations 60000)")
+    graph.add_argument(
+        "--dataset",
+        choices=(*PLANETOID, "wn18rr"),
+        help="with --root DIR, as PyG's Planetoid lays it out; wn18rr: which links hold, for a layer over relations",
+    )
     graph.add_argument("--root", type=Path, help="folder of the data set")
     graph.add_argument("--npz", type=Path, help="node_features, node_labels, edges, {train,val,test}_masks")
     split = parser.add_argument_group("parts", "torchrun --nproc-per-node P -m edgeless demo --parts P")
@@ -62,19 +73,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 OPTIONS = {"hidden": int, "heads": int, "dropout": float, "lr": float, "weight_decay": float, "epochs": int}
 
 
+def _data(args: argparse.Namespace) -> dict:
+    """Where the graph is from."""
+    typed = LAYERS[args.layer].types is not None
+    if args.parts is not None and typed:
+        raise UsageError(
+            f"--parts {args.parts}: --layer {args.layer}, over relations, does not run on parts of a graph"
+        )
+    if args.dataset == "wn18rr":
+        if not typed:
+            names = ", ".join(name for name, layer in LAYERS.items() if layer.types is not None)
+            raise UsageError(f"--dataset wn18rr is for a layer over relations ({names}), got --layer {args.layer}")
+        return {"kind": "wn18rr", "root": str(args.root)}
+    if typed and (args.dataset or args.npz):
+        option = "--dataset" if args.dataset else "--npz"
+        raise UsageError(f"--layer {args.layer} needs a graph with relations, and that of {option} has none")
+    if args.dataset:
+        return {"kind": "planetoid", "name": args.dataset, "root": str(args.root)}
+    if args.npz:
+        return {"kind": "npz", "file": str(args.npz)}
+    kind = "relational" if typed else "community"
+    nodes, edges = (given or default for given, default in zip((args.nodes, args.edges), SIZES[kind]))
+    return {"kind": kind, "options": {"num_nodes": nodes, "num_edges": edges, "seed": args.seed}}
+
+
 def configure(args: argparse.Namespace) -> dict:
     """Turns the options into what the child processes take; raises UsageError for what does not fit together."""
     if bool(args.dataset) != bool(args.root):
         raise UsageError("--dataset and --root go together: --dataset cora --root DIR")
     if args.dataset and args.npz:
         raise UsageError("--dataset and --npz are two graphs; give one")
-    if args.dataset:
-        data = {"kind": "planetoid", "name": args.dataset, "root": str(args.root)}
-    elif args.npz:
-        data = {"kind": "npz", "file": str(args.npz)}
-    else:
-        options = {"num_nodes": args.nodes, "num_edges": args.edges, "seed": args.seed}
-        data = {"kind": "community", "options": options}
+    data = _data(args)
     for name in ("epochs", "seeds", "hidden", "heads"):
         check_count(f"--{name}", getattr(args, name))
     check_count("--parts", args.parts)
@@ -90,6 +119,8 @@ def configure(args: argparse.Namespace) -> dict:
         for name, default in zip(OPTIONS, DEFAULTS[data["kind"]])
     }
     require(args.framework)
+    if getattr(LAYERS[args.layer], args.framework) is None:
+        raise UsageError(f"--layer {args.layer}: {PACKAGES[args.framework][1]} has no such layer")
     device = pick_device(args.device)
     if args.plot:
         check_drawable(args.plot)
@@ -98,8 +129,9 @@ def configure(args: argparse.Namespace) -> dict:
             check_writable(option, file)
     if args.plot and args.json and args.plot.resolve() == args.json.resolve():
         raise UsageError(f"--plot and --json are the same file, {args.json}")
-    if data["kind"] == "community":
-        check_room(f"a graph of {args.nodes:,} nodes and {args.edges:,} edges", 3000 * args.nodes + 100 * args.edges)
+    if "options" in data:
+        nodes, edges = data["options"]["num_nodes"], data["options"]["num_edges"]
+        check_room(f"a graph of {nodes:,} nodes and {edges:,} edges", 3000 * nodes + 100 * edges)
     if args.threads:
         torch.set_num_threads(args.threads)
     return {
@@ -122,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
         return parts.run(args, config, side_names(config)["stock"])
     data = load(config["data"])  # a bad file is reported before anything starts
     width = config["heads"] * config["hidden"]
-    check_room(f"a layer of {config['heads']:,} heads of {config['hidden']:,}", 8 * width * (width + len(data.x)))
+    check_room(f"a layer of {config['heads']:,} heads of {config['hidden']:,}", 8 * width * (width + data.num_nodes))
     names = side_names(config)
     sides = {}
     with progress() as add:
@@ -135,11 +167,11 @@ def run(args: argparse.Namespace) -> int:
             sides[side] = run_child("edgeless.demo.train", {**config, "side": side}, show)
     size = f"{config['heads']} heads of {config['hidden']}" if LAYERS[config["layer"]].has_heads else f"width {width}"
     title = (
-        f"{data.name}: {len(data.x):,} nodes, {data.edge_index.shape[1]:,} edges, {data.x.shape[1]} features; "
-        f"two layers, {size}, {config['epochs']} epochs; "
+        f"{data.name}: {data.size}; two layers, {size}, {config['epochs']} epochs; "
         f"{describe_device(torch.device(config['device']))}"
     )
-    print_table(title, ["", *names.values(), "ratio"], summary(sides["stock"], sides["edgeless"]), notes(config))
+    rows = summary(sides["stock"], sides["edgeless"], RANKS if config["data"]["kind"] == "wn18rr" else ACCURACIES)
+    print_table(title, ["", *names.values(), "ratio"], rows, notes(config))
     if args.json:
         setting = setting_of(args, torch.device(config["device"]))
         with writing("--json", args.json):
@@ -169,8 +201,8 @@ def _change(stock: float, ours: float) -> str:
     return f"{times(stock / ours)} less" if ours <= stock else f"{times(ours / stock)} more"
 
 
-def summary(stock: dict, ours: dict) -> list[list[str]]:
-    """The rows of the table."""
+def summary(stock: dict, ours: dict, scores: tuple[tuple[str, str], ...]) -> list[list[str]]:
+    """The rows of the table; ``scores`` are those of shares of one, (heading, name)."""
     rows = []
     for label, read, show in (
         (
@@ -182,7 +214,7 @@ def summary(stock: dict, ours: dict) -> list[list[str]]:
     ):
         a, b = read(stock), read(ours)
         rows.append([label, show(a), show(b), _change(a, b)])
-    for label, name in (("test accuracy", "test"), ("validation accuracy", "val")):
+    for label, name in scores:
         a, b = ([run[name] for run in side["runs"]] for side in (stock, ours))
         difference = round(100 * (statistics.mean(b) - statistics.mean(a)), 1) + 0.0  # no -0.0
         rows.append([label, _spread(a), _spread(b), f"{difference:+.1f} points"])
@@ -195,7 +227,7 @@ def notes(config: dict) -> list[str]:
     """What a reader needs to judge the table."""
     lines = [
         "Same seed, graph and parameters; each side ran alone in a process of its own.",
-        "Memory is counted above the state before the first epoch; accuracy is that of the last epoch.",
+        "Memory is counted above the state before the first epoch; scores are those of the last epoch.",
     ]
     if config["dropout"]:
         lines.append(

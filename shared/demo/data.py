@@ -7,13 +7,14 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from edgeless.cli.devices import UsageError
+from edgeless.cli.relations import Relations
 
 MOST_CLASSES = 1 << 16
 
@@ -28,6 +29,17 @@ class NodeData(NamedTuple):
     train: Tensor  # [N] bool
     val: Tensor  # [N] bool
     test: Tensor  # [N] bool
+    relations: Optional[Relations] = None
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.x)
+
+    @property
+    def size(self) -> str:
+        """For a heading."""
+        size = f"{self.num_nodes:,} nodes, {self.edge_index.shape[1]:,} edges, {self.x.shape[1]} features"
+        return size if self.relations is None else f"{size}, {self.relations.num_types} relations"
 
     @property
     def num_classes(self) -> int:

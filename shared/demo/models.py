@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeless.cli.layers import LAYERS, make_layer
+from edgeless.cli.layers import LAYERS, call_layer, make_layer
+from edgeless.cli.relations import Relations
 
 
 class Net(torch.nn.Module):
@@ -25,21 +28,19 @@ class Net(torch.nn.Module):
         classes: int,
         heads: int,
         dropout: float,
+        relations: Optional[Relations] = None,
     ):
         super().__init__()
         wide = heads * hidden
         self.map1, self.map2 = torch.nn.Identity(), torch.nn.Identity()
         if not LAYERS[layer].maps:
             self.map1, self.map2 = torch.nn.Linear(features, wide), torch.nn.Linear(wide, classes)
-        self.conv1 = make_layer(layer, framework, side, features, heads, hidden, dropout)
-        self.conv2 = make_layer(layer, framework, side, wide, 1, classes, dropout)
+        self.conv1 = make_layer(layer, framework, side, features, heads, hidden, dropout, relations)
+        self.conv2 = make_layer(layer, framework, side, wide, 1, classes, dropout, relations)
         self.framework, self.dropout = framework, dropout
 
     def forward(self, x: Tensor, graph) -> Tensor:
         x = self.map1(F.dropout(x, self.dropout, self.training))
-        x = F.elu(self._call(self.conv1, x, graph))
+        x = F.elu(call_layer(self.framework, self.conv1, x, graph))
         x = self.map2(F.dropout(x, self.dropout, self.training))
-        return self._call(self.conv2, x, graph)
-
-    def _call(self, conv: torch.nn.Module, x: Tensor, graph) -> Tensor:
-        return conv(x, graph) if self.framework == "pyg" else conv(graph, x).flatten(1)  # DGL: [N, heads, channels]
+        return call_layer(self.framework, self.conv2, x, graph)

@@ -207,6 +207,19 @@ def test_hetero_graph_conv(layer, block):
         assert_close(run_hetero(ours, graph, feats), want)
 
 
+def test_a_container_of_relations_is_accelerated_and_explained():
+    graph = hetero()
+    feats = {n: torch.randn(graph.num_nodes(n), IN) for n in ("user", "game")}
+    theirs, _ = hetero_convs("GATConv")
+    ours = copy.deepcopy(theirs)
+    assert [name for name, _, _ in edgeless.accelerate(ours).swapped] == ["mods.follows", "mods.plays", "mods.likes"]
+    with edgeless.backend("fused"):
+        assert_close(run_hetero(ours, graph, feats), run_hetero(theirs, graph, feats))
+    assert "holds some, which are to be explained one by one" in str(edgeless.explain(ours, graph, feats))
+    sources = (feats["user"], feats["game"])
+    assert edgeless.explain(ours.mods["plays"], graph["plays"], sources)
+
+
 @EVERY_LAYER
 def test_allowing_zero_in_degree_later(layer):
     graph, theirs, ours = graph_named("isolated"), *layer_pair(layer, allow_zero_in_degree=False)

@@ -16,7 +16,7 @@ from edgeless.cli import setting
 from edgeless.cli.devices import installed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-MOST_LINES = 150
+MOST_LINES = 175
 
 SETTING = {
     "date": "2026-11-22",
@@ -143,6 +143,26 @@ def test_a_layer_on_the_gpu_is_held_against_the_fastest_alternative():
         row("arxiv", "gat", "edgeless-pyg-graphed", ms=1.0),
     ]
     assert "2.00, 40 MB (4.50, 9.00)" in page({"h200-layers": Suite([SETTING], rows)})
+
+
+def test_a_layer_over_relations_that_was_left_out_has_its_reason():
+    rows = [
+        row("fb15k", "rgat", "pyg", mode, ms=None, failed="left out: needs about 30 GB")
+        for mode in ("forward", "forward_backward")
+    ]
+    rows += [row("fb15k", "rgat", "edgeless-pyg", mode) for mode in ("forward", "forward_backward")]
+    text = page({"relations": Suite([SETTING], rows)})
+    assert "| fb15k RGATConv | — (left out: needs about 30 GB) | — | 10.0, 40 MB | — |" in text
+
+
+def test_a_layer_over_relations_is_held_against_the_fastest_by_its_replay():
+    best = {"best_peer": {"peer": "DGL's way", "ms": 9.0, "peak_mb": None}}
+    rows = [
+        row("aifb", "rgcn", "pyg", ms=12.0),
+        row("aifb", "rgcn", "edgeless-pyg", ms=2.0, **best),
+        row("aifb", "rgcn", "edgeless-pyg-graphed", ms=1.0, **best),
+    ]
+    assert "2.00 / 1.00 (9.00), 40 MB" in page({"h200-relations": Suite([SETTING], rows)})
 
 
 def test_the_worst_shape_is_told():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from edgeless.__main__ import main
-from edgeless.bench import graphs
+from edgeless.bench import graphs, measure, timing
 from edgeless.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
 from edgeless.bench.work import Case, op_case
 from edgeless.cli.devices import installed
@@ -23,7 +23,7 @@ def norm_error(a, b):
 def computed(case, peer, graph=TOY):
     """Output and gradients of one peer, under the gradient 1, 2, 3, ... of the output."""
     work = build(case, peer, graph)
-    out = work.compute()
+    out = torch.cat(work.outputs())
     weight = torch.arange(1, out.numel() + 1, dtype=out.dtype).reshape(out.shape) / out.numel()
     grads = torch.autograd.grad((out * weight).sum(), work.inputs, allow_unused=True)
     return [out, *grads]
@@ -48,6 +48,8 @@ def test_aggregation_peers_agree(op, peer):
 def test_layers_agree_with_the_stock_ones(layer, framework):
     if not installed(framework):
         pytest.skip(f"needs {framework}")
+    if getattr(LAYERS[layer], framework) is None:
+        pytest.skip(f"{framework} has no such layer")
     case = Case("layer", layer, "fp64", features=16, heads=2, channels=8)
     for mine, stock in zip(computed(case, f"edgeless-{framework}"), computed(case, framework)):
         assert (mine is None) == (stock is None)
@@ -105,6 +107,45 @@ def test_bench_measures_and_writes_what_it_prints(tmp_path, capsys):
         assert row["peak_bytes"] is not None
         assert row["useful_gb_per_s"] > 0
     assert written["setting"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize("name", ["rgcn", "rgat", "hgt"])
+def test_layers_agree_on_a_twin_with_types_of_nodes(name):
+    if not installed("pyg"):
+        pytest.skip("needs pyg")
+    graph = graphs.load("aifb", None, torch.device("cpu"))
+    case = Case("layer", name, "fp64", features=4, heads=1, channels=4)
+    for mine, stock in zip(computed(case, "edgeless-pyg", graph), computed(case, "pyg", graph)):
+        assert (mine is None) == (stock is None)
+        if mine is not None:
+            assert norm_error(mine, stock) < 1e-10
+
+
+@pytest.mark.parametrize(("graph", "share"), [("aifb", 0.60), ("mutag", 0.61)])
+def test_twins_repeat_sources_and_relations_as_the_graphs_do(graph, share):
+    twin = graphs.load(graph, None, torch.device("cpu"))
+    pairs = torch.unique(twin.relations.edge_type * twin.num_nodes + twin.edge_index[0])
+    assert len(pairs) / twin.num_edges == pytest.approx(share, abs=0.01)
+
+
+def test_a_layer_that_takes_too_long_or_too_much_is_left_out_and_the_reason_told(monkeypatch, capsys, tmp_path):
+    if not installed("pyg"):
+        pytest.skip("needs pyg")
+    monkeypatch.setattr(measure, "available_memory", lambda: 10_000)
+    file = tmp_path / "bench.json"
+    options = ["--layer", "rgat", "--graph", "toy", "--peers", "pyg", "edgeless-pyg", "--device", "cpu"]
+    assert main(["bench", *options, "--rounds", "1", "--limit", "0.2", "--json", str(file)]) == 0
+    reasons = {row["peer"]: row["failed"] for row in json.loads(file.read_text())["results"]}
+    assert reasons["pyg"].startswith("left out: needs about ")
+    assert reasons["edgeless-pyg"] == "left out: ran longer than 0.2 s"
+
+
+def test_a_run_that_takes_long_is_not_repeated_for_warm_caches(monkeypatch):
+    monkeypatch.setattr(timing, "LONG_SECONDS", 0.0)
+    runs = []
+    found = timing.Timer(torch.device("cpu"), rounds=3, runs=1, warmup=5).compare({"peer": lambda: runs.append(1)})
+    assert len(runs) == 1 + 3
+    assert len(found["peer"].runs) == 3
 
 
 def test_threads_are_compared_and_restored(capsys):

@@ -54,8 +54,11 @@ def test_demo_trains_both_sides_to_the_same_loss(tmp_path, capsys, framework):
 def test_every_layer_of_the_demo_trains_to_the_stock_loss(monkeypatch, framework, layer):
     from edgeless.demo import train
 
+    if getattr(LAYERS[layer], framework) is None:
+        pytest.skip(f"{framework} has no such layer")
     results = {}
-    source = {"kind": "community", "options": {"num_nodes": 200, "num_edges": 2000}}
+    kind = "community" if LAYERS[layer].types is None else "relational"
+    source = {"kind": kind, "options": {"num_nodes": 200, "num_edges": 2000}}
     sizes = {"hidden": 8, "heads": 4, "dropout": 0.0, "lr": 0.002, "weight_decay": 0.0, "epochs": 3}
     config = {"data": source, "device": "cpu", "threads": torch.get_num_threads(), "seed": 0, "seeds": 1, **sizes}
     for side in ("stock", "edgeless"):
@@ -65,6 +68,29 @@ def test_every_layer_of_the_demo_trains_to_the_stock_loss(monkeypatch, framework
     losses = [results[side]["runs"][0]["losses"] for side in ("stock", "edgeless")]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     assert losses[1][-1] < losses[1][0]
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_links_are_learnt_to_the_stock_loss_and_ranks(monkeypatch, tmp_path, framework):
+    from edgeless.demo import train
+
+    words = [f"n{i}" for i in range(40)]
+    triples = [f"{words[i]} {'ab'[i % 2]} {words[(3 * i + step) % 40]}" for step in (1, 7) for i in range(40)]
+    files = {"entities.dict": [f"{i}\t{word}" for i, word in enumerate(words)], "relations.dict": ["0\ta", "1\tb"]}
+    files.update({"train.txt": triples[:60], "valid.txt": triples[60:70], "test.txt": triples[70:]})
+    for name, lines in files.items():
+        (tmp_path / name).write_text("\n".join(lines))
+    results = {}
+    sizes = {"hidden": 8, "heads": 2, "dropout": 0.0, "lr": 0.01, "weight_decay": 0.0, "epochs": 3}
+    config = {"data": {"kind": "wn18rr", "root": str(tmp_path)}, "device": "cpu", "threads": 1, "seed": 0, "seeds": 1}
+    for side in ("stock", "edgeless"):
+        monkeypatch.setattr(train, "emit", lambda kind, side=side, **fields: results.update({side: fields}))
+        train.run({**config, **sizes, "framework": framework, "layer": "rgcn", "side": side})
+    assert results["edgeless"]["layer"].startswith(f"edgeless.{framework}.nn")
+    stock, ours = (results[side]["runs"][0] for side in ("stock", "edgeless"))
+    assert ours["losses"] == pytest.approx(stock["losses"], rel=1e-4)
+    assert ours["losses"][-1] < ours["losses"][0]
+    assert ours["test"] == pytest.approx(stock["test"], rel=1e-2)
 
 
 @pytest.mark.parametrize(("framework", "layer"), [("pyg", "gatv2"), ("dgl", "transformer"), ("dgl", "gcn")])
@@ -116,6 +142,15 @@ def test_demo_reads_cora(shared_data, tmp_path, capsys):
         (["demo", "--epochs", "0"], "--epochs must be at least 1, got 0"),
         (["demo", "--nodes", "20"], "--nodes must be at least 160, got 20"),
         (["demo", "--npz", "missing.npz"], "missing.npz: cannot be read"),
+        (["demo", "--layer", "rgcn", "--npz", "y"], "--layer rgcn needs a graph with relations"),
+        (["demo", "--layer", "rgcn", "--parts", "2"], "does not run on parts of a graph"),
+        (
+            ["demo", "--dataset", "wn18rr", "--root", "x"],
+            "for a layer over relations (rgcn, rgat, hgt), got --layer gatv2",
+        ),
+        (["demo", "--layer", "rgat", "--framework", "dgl"], "--layer rgat: DGL has no such layer"),
+        (["demo", "--layer", "hgt", "--dataset", "wn18rr", "--root", "x"], "they are not all in it"),
+        (["bench", "--graph", "arxiv", "--layer", "hgt"], "--graph arxiv has none"),
         (["bench", "--graph", "nowhere"], "--graph nowhere: not one of star, toy"),
         (["bench", "--graph", "toy", "--op", "gatv3_H1_D1"], "an aggregation is called gatv2_H8_D128"),
         (["bench", "--graph", "toy", "--op", "gat_H1_D1", "--peers", "pyg"], "for gat_H1_D1 there are plain"),

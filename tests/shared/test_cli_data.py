@@ -10,13 +10,15 @@ import torch
 
 from edgeless.cli.devices import UsageError
 from edgeless.demo.data import community_graph, read_npz, read_planetoid
+from edgeless.demo.relational import read_wn18rr, relational_graph
+from edgeless.demo.tasks import _ranks
 
 SMALL = {"num_nodes": 500, "num_edges": 8000, "num_classes": 5, "num_features": 8}
 
 
 def test_the_community_graph_is_a_function_of_its_seed():
     one, two, other = (community_graph(**SMALL, seed=seed) for seed in (3, 3, 4))
-    for a, b in zip(one[1:], two[1:]):
+    for a, b in zip(one[1:7], two[1:7]):
         assert torch.equal(a, b)
     assert not torch.equal(one.edge_index, other.edge_index)
 
@@ -38,6 +40,81 @@ def test_the_community_graph_has_learnable_labels_and_a_split():
     inside = (data.y[u] == data.y[v]).double().mean()
     assert inside > 0.35  # one fifth if the edges knew nothing of the labels
     assert torch.equal(data.train.int() + data.val.int() + data.test.int(), torch.ones(500, dtype=torch.int))
+
+
+RELATIONAL = {"num_nodes": 600, "num_edges": 12_000, "num_relations": 8, "num_classes": 5, "num_features": 8}
+
+
+def test_the_graph_with_relations_is_a_function_of_its_seed():
+    one, two, other = (relational_graph(**RELATIONAL, seed=seed) for seed in (3, 3, 4))
+    for a, b in zip(one[1:7], two[1:7]):
+        assert torch.equal(a, b)
+    assert torch.equal(one.relations.edge_type, two.relations.edge_type)
+    assert not torch.equal(one.edge_index, other.edge_index)
+
+
+def test_relations_join_one_type_of_nodes_to_one_and_lead_to_the_label():
+    data = relational_graph(**RELATIONAL)
+    relations = data.relations
+    assert data.edge_index.shape == (2, 12_000)
+    assert relations.sizes == [300, 150, 150]
+    assert bool((relations.node_type.diff() >= 0).all())
+    assert {dst for _, dst in relations.ends} == {0, 1, 2}  # a layer that takes dictionaries has a result for all
+    for relation, ends in enumerate(relations.ends):
+        src, dst = data.edge_index[:, relations.edge_type == relation]
+        assert (relations.node_type[src].unique().item(), relations.node_type[dst].unique().item()) == ends
+        shifts = torch.bincount((data.y[dst] - data.y[src]) % 5, minlength=5) / len(src)
+        assert shifts.max() > 0.6  # one fifth if relations knew nothing of the labels
+    assert not bool((data.train | data.val | data.test)[300:].any())
+    assert bool((data.train | data.val | data.test)[:300].all())
+
+
+def wn18rr(folder, **changes):
+    files = {
+        "entities.dict": "0\tcat\n1\tdog\n2\tanimal\n",
+        "relations.dict": "0\tis\n",
+        "train.txt": "cat\tis\tanimal\n",
+        "valid.txt": "dog\tis\tanimal\n",
+        "test.txt": "animal\tis\tdog\n",
+    }
+    for name, text in {**files, **changes}.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_wn18rr_is_read_and_its_graph_runs_both_ways(tmp_path):
+    data = read_wn18rr(wn18rr(tmp_path))
+    assert (data.train.tolist(), data.test.tolist()) == ([[0, 0, 2]], [[2, 0, 1]])
+    edge_index, relations = data.edges()
+    assert edge_index.tolist() == [[0, 2], [2, 0]]
+    assert (relations.edge_type.tolist(), relations.num_types) == ([0, 1], 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train.txt": "cat is"}, "train.txt has a line of 2 words, not 3"),
+        ({"train.txt": "cat is bird"}, "bird"),
+        ({"entities.dict": "0 cat\n1 dog\n5 animal"}, "does not number its names from 0"),
+    ],
+)
+def test_what_is_no_wn18rr_is_refused(tmp_path, changes, message):
+    with pytest.raises(UsageError, match=message):
+        read_wn18rr(wn18rr(tmp_path, **changes))
+
+
+def test_wn18rr_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(UsageError, match=r"WN18RR has the files entities\.dict, .* they are not all in it"):
+        read_wn18rr(tmp_path)
+
+
+def test_ranks_leave_out_what_is_known_to_hold():
+    rows, relations = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.ones(1, 1)
+    asked = torch.tensor([[0, 0, 1]])
+    assert _ranks(rows, relations, asked, asked).tolist() == [3.0]
+    known = torch.tensor([[0, 0, 1], [0, 0, 3], [1, 0, 2]])
+    assert _ranks(rows, relations, asked, known).tolist() == [2.0]
+    assert _ranks(torch.ones(4, 1), relations, asked, asked).tolist() == [2.5]  # ties stand halfway
 
 
 def arrays(**changes):

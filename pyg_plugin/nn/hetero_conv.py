@@ -1,0 +1,143 @@
+"""HeteroConv of PyG: sums over all relations at once, where its layers are such sums."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar, Optional
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.conv import hetero_conv
+
+from edgeless.adapter import is_hooked
+from edgeless.autocast import autocasts
+from edgeless.backends import current_backend, explain, kernel_refusal
+from edgeless.functional import relational_sum
+from edgeless.graph_checks import compiling
+from edgeless.projection import add_row, is_plain, product
+
+from ..conv import LINEAR, PLAIN
+from ..hetero import joined_graph
+from .graph_conv import GraphConv
+from .sage_conv import SAGEConv
+
+_NOTHING = torch.empty(0)
+_FEW_RELATIONS = 4  # with fewer, calls take no longer than one sum (docs/decisions/0029-relations-in-one-sum.md)
+
+
+class HeteroConv(hetero_conv.HeteroConv):
+    r"""``torch_geometric.nn.HeteroConv``, which calls a layer for each relation and adds, or otherwise joins, what they
+    return for a type of nodes.
+
+    Constructor, parameters and results are those of the stock layer. Where ``aggr`` is ``"sum"`` and all layers that
+    are called, at least four, are SAGEConv, or all are GraphConv, of edgeless with the same sum or mean and matrices of
+    one shape, there is one sum over relations in place of a call for each. Otherwise every layer is called, and runs
+    fused or not for itself.
+    """
+
+    stock: ClassVar[type] = hetero_conv.HeteroConv
+
+    def forward(self, *args_dict, **kwargs_dict):
+        """The output of every node type that a relation leads to; as of the stock layer."""
+        sums = self.aggr == "sum" and {type(conv) for conv in self.convs.values()} in ({SAGEConv}, {GraphConv})
+        sums = sums and len(args_dict) == 2 and not kwargs_dict and not compiling()
+        if sums and current_backend() != "reference":
+            calls = self._calls(args_dict, kwargs_dict)
+            if self._is_one_sum(calls, args_dict[0]):
+                return self._one_sum({key: args[1] for key, (args, _) in calls.items()}, args_dict[0])
+        return super().forward(*args_dict, **kwargs_dict)
+
+    def _fusion_refusals(self, *args_dict, **kwargs_dict) -> list[str]:
+        """Those of the layers that are called."""
+        reasons = []
+        for key, (args, kwargs) in self._calls(args_dict, kwargs_dict).items():
+            found = explain(self.convs[key], *args, **kwargs)
+            reasons += [f"of {key!r}, {found.layer}: {reason}" for reason in found.reasons]
+        return reasons
+
+    def _calls(self, args_dict: tuple, kwargs_dict: dict) -> dict[tuple, tuple[tuple, dict]]:
+        """Relation -> what the stock forward calls its layer with; no layer is called."""
+        calls: dict[tuple, tuple[tuple, dict]] = {}
+
+        def recorder(key: tuple):
+            def record(*args: Any, **kwargs: Any) -> Tensor:
+                calls[key] = (args, kwargs)
+                return _NOTHING
+
+            return record
+
+        recorders = {key: recorder(key) for key, _ in self.convs.items()}
+        hetero_conv.HeteroConv.forward(SimpleNamespace(convs=recorders, aggr="cat"), *args_dict, **kwargs_dict)
+        return calls
+
+    # One sum ---------------------------------------------------------------------------------------------------------
+
+    def _is_one_sum(self, calls: dict, x_dict: Any) -> bool:
+        """Whether one sum over relations gives what the layers do."""
+        if len(calls) < _FEW_RELATIONS or not isinstance(x_dict, dict):
+            return False
+        reductions, operands = set(), set()
+        for key, (args, _) in calls.items():
+            conv = self.convs[key]
+            sides = x_dict.get(key[0]), x_dict.get(key[-1])
+            if len(args) != 2 or not _is_sum(conv) or type(args[1]) not in PLAIN:
+                return False
+            if any(type(x) not in PLAIN or x.dim() != 2 for x in sides) or conv._fusion_refusals(*args):
+                return False
+            weight, root = _neighbors(conv).weight, _root(conv)
+            if sides[0].size(1) != weight.size(1) or (root is not None and sides[1].size(1) != root.weight.size(1)):
+                return False  # the layer knows the right error
+            reductions.add(conv._reduce)
+            operands.update((x.dtype, x.device) for x in (*sides, weight))
+            operands.add(tuple(weight.shape))
+        if len(reductions) > 1 or len(operands) > 2:  # (dtype, device) and the shape of the matrices
+            return False
+        device = args[1].device
+        return not autocasts(device.type) and kernel_refusal(device, "relational_sum") is None
+
+    def _one_sum(self, edges: dict, x_dict: dict) -> dict[Any, Tensor]:
+        convs = {key: self.convs[key] for key in edges}
+        sources, destinations = dict.fromkeys(key[0] for key in edges), dict.fromkeys(key[-1] for key in edges)
+        src_sizes, dst_sizes = ({t: x_dict[t].size(0) for t in side} for side in (sources, destinations))
+        numbers = {key: i for i, key in enumerate(edges)}
+        graph = joined_graph("HeteroConv", edges, src_sizes, dst_sizes, numbers, len(edges))
+        x = x_dict[next(iter(sources))] if len(sources) == 1 else torch.cat([x_dict[key] for key in sources])
+        weights = torch.stack([_neighbors(conv).weight for conv in convs.values()]).transpose(1, 2)
+        sums = relational_sum(graph, x, weights, reduce=next(iter(convs.values()))._reduce)
+        outs = dict(zip(destinations, sums.split(list(dst_sizes.values()))))
+        for node_type, out in outs.items():
+            own = [conv for key, conv in convs.items() if key[-1] == node_type]
+            bias = _added([_neighbors(conv).bias for conv in own])
+            root = _added([linear.weight for conv in own if (linear := _root(conv)) is not None])
+            if root is not None:
+                out = out + product(x_dict[node_type], root.t(), bias)
+            elif bias is not None:
+                out = add_row(out, bias)
+            outs[node_type] = out
+        return outs
+
+
+def _is_sum(conv: torch.nn.Module) -> bool:
+    if conv._reduce not in ("sum", "mean") or conv.flow != "source_to_target" or is_hooked(conv):
+        return False
+    if isinstance(conv, SAGEConv) and (conv.project or conv.normalize):
+        return False
+    linears = [linear for linear in (_neighbors(conv), _root(conv)) if linear is not None]
+    return all(is_plain(linear, LINEAR) for linear in linears)
+
+
+def _neighbors(conv: torch.nn.Module) -> torch.nn.Module:
+    """The map of the neighbours' sum; it has the bias."""
+    return conv.lin_l if isinstance(conv, SAGEConv) else conv.lin_rel
+
+
+def _root(conv: torch.nn.Module) -> Optional[torch.nn.Module]:
+    """The map of a node's own features, or None."""
+    if isinstance(conv, SAGEConv):
+        return conv.lin_r if conv.root_weight else None
+    return conv.lin_root
+
+
+def _added(tensors: list[Optional[Tensor]]) -> Optional[Tensor]:
+    given = [tensor for tensor in tensors if tensor is not None]
+    return None if not given else given[0] if len(given) == 1 else torch.stack(given).sum(0)

@@ -1,0 +1,130 @@
+"""The types of a graph's edges and nodes, and how each framework's layers over relations are called with them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Relations(NamedTuple):
+    """Types of edges and of nodes.
+
+    Attributes:
+        edge_type: ``[E]`` int64, below ``num_types``.
+        num_types: R.
+        node_type: ``[N]`` int64, ascending: nodes of a type stand together.
+        num_node_types: T.
+        ends: for every relation the types of its sources and of its destinations, (0, 0) where it has no edge.
+    """
+
+    edge_type: Tensor
+    num_types: int
+    node_type: Tensor
+    num_node_types: int
+    ends: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(
+        cls, edge_index: Tensor, edge_type: Tensor, num_types: int, node_type: Tensor, num_node_types: int = 1
+    ) -> Relations:
+        """The same with ``ends`` read from the edges ``[2, E]``."""
+        ends = torch.zeros(2, num_types, dtype=torch.int64, device=edge_index.device)
+        ends[:, edge_type] = node_type[edge_index]
+        return cls(edge_type, num_types, node_type, num_node_types, tuple(zip(*ends.tolist())))
+
+    def to(self, device: torch.device) -> Relations:
+        """The same, with its tensors on ``device``."""
+        return self._replace(edge_type=self.edge_type.to(device), node_type=self.node_type.to(device))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of nodes of every type."""
+        return torch.bincount(self.node_type, minlength=self.num_node_types).tolist()
+
+    @property
+    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Names of the types of nodes and edges, as PyG's heterogeneous layers take them."""
+        nodes = [f"n{i}" for i in range(self.num_node_types)]
+        return nodes, [(nodes[src], f"r{i}", nodes[dst]) for i, (src, dst) in enumerate(self.ends)]
+
+
+class TypedInput:
+    """What a layer over relations is called with beside its features.
+
+    Features and results are lists, of a tensor for each type of nodes where the layer takes dictionaries and else of
+    one. ``rows`` are those of the results.
+    """
+
+    rows: list[int]
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """The features ``[N, F]`` as the layer takes them."""
+        return [x]
+
+    def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
+        """The layer's results."""
+        raise NotImplementedError
+
+    def __call__(self, layer: Any, x: Tensor) -> Tensor:
+        """``[N, C]``, where every type of nodes has a result."""
+        outs = self.call(layer, self.parts(x))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+class PygEdges(TypedInput):
+    """``layer(x, edge_index, edge_type)``."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int, relations: Relations):
+        self.rows = [num_nodes]
+        self.edges = (edge_index, relations.edge_type)
+
+    def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
+        """The result in a list."""
+        return [layer(*parts, *self.edges)]
+
+
+class PygDictionaries(TypedInput):
+    """``layer(x_dict, edge_index_dict)``, edge types in the order of the metadata."""
+
+    def __init__(self, edge_index: Tensor, num_nodes: int, relations: Relations):
+        self.sizes = relations.sizes
+        self.nodes, types = relations.metadata
+        first = torch.tensor([0, *self.sizes[:-1]], device=edge_index.device).cumsum(0)
+        local = edge_index - first[relations.node_type][edge_index]
+        order = relations.edge_type.argsort(stable=True)
+        counts = torch.bincount(relations.edge_type, minlength=relations.num_types).tolist()
+        pieces = [piece.contiguous() for piece in local[:, order].split(counts, dim=1)]
+        self.edges = dict(zip(types, pieces))
+        reached = {dst for _, _, dst in types}
+        self.rows = [size for name, size in zip(self.nodes, self.sizes) if name in reached]
+
+    def parts(self, x: Tensor) -> list[Tensor]:
+        """The features of the nodes of every type."""
+        return list(x.split(self.sizes))
+
+    def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
+        """The results of the types that have in-edges in the metadata."""
+        outs = layer(dict(zip(self.nodes, parts)), self.edges)
+        return [outs[name] for name in self.nodes if name in outs]
+
+
+class DGLEdges(TypedInput):
+    """``layer(g, x, etype)``, or with the types of nodes before those of the edges.
+
+    Edges are sorted by type and the layer is told so, which is the stock layer's quickest way.
+    """
+
+    def __init__(self, edge_index: Tensor, num_nodes: int, relations: Relations, with_nodes: bool):
+        import dgl
+
+        self.rows = [num_nodes]
+        edge_type, order = relations.edge_type.sort(stable=True)
+        src, dst = edge_index[:, order]
+        self.graph = dgl.graph((src, dst), num_nodes=num_nodes)
+        self.types = (relations.node_type, edge_type) if with_nodes else (edge_type,)
+
+    def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
+        """The result in a list."""
+        return [layer(self.graph, *parts, *self.types, presorted=True)]
