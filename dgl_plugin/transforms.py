@@ -28,7 +28,8 @@ class Reorder(transforms.BaseTransform):
 
     Args:
         method: ``"community"``, ``"metis"``, ``"rcm"`` or ``"degree"``, see :meth:`edgeless.Graph.reorder`. Or a
-            permutation ``[N]``; for a heterograph a dictionary of them by node type, types left out staying as they are.
+            permutation ``[N]``; for a heterograph a dictionary of them by node type, in which types
+            may be left out.
         num_parts, seed: as there.
     Raises:
         TypeError: from the call, for what is no DGLGraph.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric import EdgeIndex
 from torch_geometric.data import Batch, Data, HeteroData
-from torch_geometric.data.storage import EdgeStorage
+from torch_geometric.data.storage import EdgeStorage, NodeStorage
 from torch_geometric.transforms import BaseTransform
 from torch_geometric.typing import SparseTensor
 from torch_geometric.utils import is_sparse, select
@@ -33,12 +33,13 @@ class Reorder(BaseTransform):
     values. Attributes of the whole graph are left alone. In a HeteroData each node type gets a permutation of its own,
     found on all types together.
 
-    The permutation is kept as ``data.original_node``, for every node its original id; use :func:`restore` to take results
-    back. A second Reorder carries it along, so that it still leads back to the first data.
+    The permutation is kept as ``data.original_node``, for every node its original id; use :func:`restore` to take
+    results back. A second Reorder carries it along, so that it still leads back to the first data.
 
     Args:
         method: ``"community"``, ``"metis"``, ``"rcm"`` or ``"degree"``, see :meth:`edgeless.Graph.reorder`. Or a
-            permutation ``[N]``; for a HeteroData a dictionary of them by node type, types left out staying as they are.
+            permutation ``[N]``; for a HeteroData a dictionary of them by node type, in which types
+            may be left out.
         num_parts, seed: as there.
     Raises:
         TypeError, ValueError, IndexError: from the call, for what is no data object, for a Batch (reorder its graphs
@@ -69,22 +70,15 @@ class Reorder(BaseTransform):
         relations = [(*_ends_of(store), *edges) for store in data.edge_stores for edges in _edges(store)]
         found = permutations("Reorder", sizes, relations, self.method, self.num_parts, self.seed)
         numbers = {kind: inverse(permutation) for kind, permutation in found.items()}
-        for store in data.edge_stores:
-            ends = _ends_of(store)
-            for key, value in list(store.items()):
-                if _is_matrix(key, value):
-                    rows, cols = reversed(ends) if key.startswith("adj_t") else ends
-                    store[key] = _permuted(value, found[rows], found[cols], numbers[rows], numbers[cols])
-                elif _holds_ids(data, store, key, value, [sizes[end] for end in ends]):
-                    store[key] = _renumbered(f"data.{key}", value, [numbers[end] for end in ends])
+        # Nothing is written before all is read: PyG may tell the number of nodes by the largest id.
+        stores = {id(store): store for store in (*data.node_stores, *data.edge_stores)}.values()
+        changes = [(store, _reordered(data, store, found, numbers)) for store in stores]
+        for store, changed in changes:
+            store.update(changed)
+        device = _device(data)
         for store in data.node_stores:
-            permutation = found[store._key]
-            for key, value in list(store.items()):
-                mapped = _is_matrix(key, value) or _holds_ids(data, store, key, value, [sizes[store._key]] * 2)
-                if not mapped and _is_of_nodes(store, key, value, sizes[store._key]):
-                    store[key] = _selected(value, permutation, data.__cat_dim__(key, value, store))
             if ORIGINAL not in store:
-                store[ORIGINAL] = permutation.to(_device(data))
+                store[ORIGINAL] = found[store._key].to(device)
         return data
 
     def __repr__(self) -> str:
@@ -119,6 +113,24 @@ def _of(kind: Optional[str]) -> str:
 def _ends_of(store) -> tuple[Optional[str], Optional[str]]:
     """The node types of sources and destinations, None for the nodes of a Data."""
     return (None, None) if store._key is None else (store._key[0], store._key[2])
+
+
+def _reordered(data, store, found: dict, numbers: dict) -> dict[str, Any]:
+    """What changes in a store: tensors of nodes, ids of nodes, and matrices of nodes by nodes."""
+    changed = {}
+    for key, value in store.items():
+        if isinstance(store, EdgeStorage):
+            ends = _ends_of(store)
+            if _is_matrix(key, value):
+                rows, cols = reversed(ends) if key.startswith("adj_t") else ends
+                changed[key] = _permuted(value, found[rows], found[cols], numbers[rows], numbers[cols])
+                continue
+            if _holds_ids(data, store, key, value, [found[end].numel() for end in ends]):
+                changed[key] = _renumbered(f"data.{key}", value, [numbers[end] for end in ends])
+                continue
+        if isinstance(store, NodeStorage) and _is_of_nodes(store, key, value, found[store._key].numel()):
+            changed[key] = _selected(value, found[store._key], data.__cat_dim__(key, value, store))
+    return changed
 
 
 def _device(data) -> torch.device:

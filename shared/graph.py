@@ -420,13 +420,13 @@ class Graph(Keeper):
 
         ``permutation[i]`` is the original number of the node that now has number ``i``: ``x[permutation]`` are its
         features, and ``edgeless.reordering.restore(out, permutation)`` takes outputs back to the original order. Edges
-        keep their ids, so edge tensors stay as they are, and so do dropout masks. The same seed gives the same order.
+        keep their ids, so edge tensors stay as they are, and so do the edges' dropout masks.
 
         Args:
             method: ``"community"`` (needs scikit-network), ``"metis"`` (pymetis), ``"rcm"`` (SciPy) or ``"degree"``;
                 docs/choosing.md compares them. Or a permutation ``[N]`` of any integer dtype.
             num_parts: of METIS; by default one for 512 nodes.
-            seed: of METIS and of communities.
+            seed: of METIS. The others draw nothing; all give the same order every time.
             bipartite: whether sources and destinations are two sets of nodes. They then get a permutation each, found
                 together, and method may be a pair. None: if their numbers differ.
         Returns:

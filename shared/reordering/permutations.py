@@ -55,7 +55,7 @@ def _found(call, sizes, relations, method, num_parts, seed) -> dict[Hashable, Te
     if any(ids.numel() for ids in src):
         order = METHODS[method](call, neighbors_of(torch.cat(src), torch.cat(dst), total), num_parts, seed)
     if len(sizes) == 1:
-        return {kind: order for kind in sizes}
+        return dict.fromkeys(sizes, order)
     return {kind: order[(order >= low) & (order < low + sizes[kind])] - low for kind, low in first.items()}
 
 
