@@ -80,10 +80,21 @@ def metis_parts(call: str, neighbors: Neighbors, num_parts: int, seed: int, reme
 
 
 def community(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: int) -> Tensor:
-    """Community by community, the largest first, by scikit-network's Louvain method; it draws nothing."""
+    """Community by community, and within each by those that it grew from, by scikit-network's Louvain method.
+
+    Louvain's method merges nodes to communities, these to larger ones, and so on. Each round is asked for by itself,
+    since a window of rows shares more where its nodes are of one small community and not just of one large one.
+    """
     clustering = _library(call, "community", "sknetwork.clustering", "scikit-network")
-    louvain = clustering.Louvain(return_probs=False, return_aggregate=False)
-    return torch.from_numpy(louvain.fit_predict(_adjacency(call, "community", neighbors))).argsort(stable=True)
+    merged, of_node, order = _adjacency(call, "community", neighbors), None, torch.arange(neighbors.num_nodes)
+    while True:
+        louvain = clustering.Louvain(n_aggregations=1, return_probs=False)
+        labels = torch.from_numpy(louvain.fit_predict(merged)).long()
+        of_node = labels if of_node is None else labels[of_node]
+        order = order[of_node[order].argsort(stable=True)]  # the largest communities, found last, sort first
+        before, merged = merged.shape[0], louvain.aggregate_
+        if merged.shape[0] in (1, before):
+            return order
 
 
 METHODS = {"community": community, "degree": degree, "metis": metis, "rcm": rcm}
