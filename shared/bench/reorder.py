@@ -111,9 +111,9 @@ def run(args: argparse.Namespace) -> int:
             cells = measure(graph, handles, orders, case, args.mode, timer)
             _print_cells(graph, case, cells, device)
             rows += [asdict(cell) for cell in cells]
-        if args.json:
-            with writing("--json", args.json):
-                args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
+            if args.json:  # after every case: a long run that breaks off leaves what it has
+                with writing("--json", args.json):
+                    args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
     return 0
 
 
