@@ -435,6 +435,7 @@ class Graph(Keeper):
         Raises:
             TypeError, ValueError, IndexError: an argument that is not as above.
             ImportError: the method's library is missing; ``pip install 'edgeless[reorder]'``.
+            RuntimeError: METIS fails, as it does on some graphs of millions of nodes.
         """
         return reorder_graph(self, method, num_parts, seed, bipartite)
 

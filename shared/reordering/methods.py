@@ -69,13 +69,19 @@ def metis(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: int) 
 
 
 def metis_parts(call: str, neighbors: Neighbors, num_parts: int, seed: int, remedy: str) -> Tensor:
-    """The part of every node, ``[N]`` int64."""
+    """The part of every node, ``[N]`` int64; ``remedy`` is what to do where pymetis is missing."""
     try:
         import pymetis
     except ImportError as error:
         raise ImportError(f"{call}: method 'metis' needs pymetis; install it with: {remedy}") from error
     adjacency = pymetis.CSRAdjacency(neighbors.indptr.numpy(), neighbors.indices.numpy())
-    _, part = pymetis.part_graph(num_parts, adjacency, options=pymetis.Options(seed=seed))
+    try:
+        _, part = pymetis.part_graph(num_parts, adjacency, options=pymetis.Options(seed=seed))
+    except RuntimeError as error:  # seen on a graph of 1.6 million nodes and 31 million edges
+        raise RuntimeError(
+            f"{call}: METIS failed to make {num_parts} parts of {neighbors.num_nodes} nodes ({error}); "
+            "take another method, or another number of parts"
+        ) from error
     return torch.as_tensor(part, dtype=torch.int64)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import GRAPHS, assert_close, graph_of, inputs_of
 
-from edgeless import Graph, functional, reordering
+from edgeless import Graph, TypedGraph, functional, reordering
 
 LIBRARIES = {"community": "sknetwork", "degree": "torch", "metis": "pymetis", "rcm": "scipy"}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
@@ -232,6 +232,17 @@ def test_sums_and_extrema_and_their_gradients_are_the_same(method, kind, op):
         grad = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(3))
         found.append([out, *torch.autograd.grad(out, leaves, grad)])
     assert_close(found[1], found[0], 1e-10)
+
+
+def test_relations_keep_their_types(method):
+    graph = graph_of("square")
+    types = torch.arange(graph.num_edges) % 3
+    gen = torch.Generator().manual_seed(2)
+    x, weight = (torch.randn(*shape, dtype=torch.float64, generator=gen) for shape in ((40, 5), (3, 5, 4)))
+    reordered, permutation = graph.reorder(method)
+    out = functional.relational_sum(TypedGraph(reordered, types, 3), x[permutation], weight)
+    expected = functional.relational_sum(TypedGraph(graph, types, 3), x, weight)
+    assert_close([reordering.restore(out, permutation)], [expected], 1e-10)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -82,6 +82,24 @@ def test_a_missing_library_is_told(capsys, monkeypatch):
     assert "edgeless reorder: --method rcm: " in capsys.readouterr().err
 
 
+def test_a_method_that_fails_does_not_end_the_others(capsys, monkeypatch):
+    pymetis = pytest.importorskip("pymetis")
+
+    def fails(num_parts, adjacency, **options):
+        if len(adjacency.adj_starts) > 3:
+            raise RuntimeError("no memory")
+        return 0, [0, 0]
+
+    monkeypatch.setattr(pymetis, "part_graph", fails)
+    arguments = ["--graph", "tiny", "--op", "spmm_none_F4", "--method", "metis", "degree", "--num-parts", "3"]
+    assert main(["reorder", *arguments, *QUICK]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "metis left out: Graph.reorder: METIS failed to make 3 parts of 30 nodes (no memory); take another" in printed
+    )
+    assert "degree" in printed
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [
