@@ -94,9 +94,7 @@ def test_a_method_that_fails_does_not_end_the_others(capsys, monkeypatch):
     arguments = ["--graph", "tiny", "--op", "spmm_none_F4", "--method", "metis", "degree", "--num-parts", "3"]
     assert main(["reorder", *arguments, *QUICK]) == 0
     printed = capsys.readouterr().out
-    assert (
-        "metis left out: Graph.reorder: METIS failed to make 3 parts of 30 nodes (no memory)" in printed
-    )
+    assert "metis left out: Graph.reorder: METIS failed to make 3 parts of 30 nodes (no memory)" in printed
     assert "degree" in printed
 
 
