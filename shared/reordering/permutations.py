@@ -51,9 +51,11 @@ def _found(call, sizes, relations, method, num_parts, seed) -> dict[Hashable, Te
         for kind, ids, into in ((source, ends[0], src), (destination, ends[1], dst)):
             check_ids(f"{call}: an edge", ids, "N", sizes[kind])
             into.append(ids.cpu().long() + first[kind])
-    order = torch.arange(total)
-    if any(ids.numel() for ids in src):
-        order = METHODS[method](call, neighbors_of(torch.cat(src), torch.cat(dst), total), num_parts, seed)
+    neighbors = neighbors_of(torch.cat(src), torch.cat(dst), total)
+    if neighbors.indices.numel():
+        order = METHODS[method](call, neighbors, num_parts, seed)
+    else:  # which the libraries do not take
+        order = torch.arange(total)
     if len(sizes) == 1:
         return dict.fromkeys(sizes, order)
     return {kind: order[(order >= low) & (order < low + sizes[kind])] - low for kind, low in first.items()}

@@ -80,6 +80,14 @@ def test_from_csc_the_edges_keep_their_ids(method):
     assert_same_graph(edges, *graph.reorder(method))
 
 
+@pytest.mark.parametrize("edges", [[], [[2, 2], [1, 1], [2, 2]]], ids=["no edges", "loops"])
+def test_nodes_without_neighbors_stay_where_they_are(method, edges):
+    graph = Graph.from_edge_index(torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t(), 4, 4)
+    reordered, permutation = graph.reorder(method)
+    assert permutation.tolist() == [0, 1, 2, 3]
+    assert_same_graph(graph, reordered, permutation)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     name=st.sampled_from(sorted(LIBRARIES)),
