@@ -3,6 +3,7 @@
 try:
     import dgl
     from dgl import ops as stock_ops  # noqa: F401
+    from dgl import transforms  # noqa: F401
     from dgl.base import ALL  # noqa: F401
     from dgl.nn.pytorch import conv as stock  # noqa: F401
     from dgl.nn.pytorch import linear as stock_linear  # noqa: F401

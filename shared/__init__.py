@@ -10,6 +10,7 @@ from . import (
     cache,
     functional,
     reference,
+    reordering,
 )
 from .accelerate import accelerate
 from .adapter import FusedLayer
@@ -32,5 +33,6 @@ __all__ = [
     "explain",
     "functional",
     "reference",
+    "reordering",
     "set_cache_limit",
 ]

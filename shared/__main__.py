@@ -1,4 +1,4 @@
-"""``python -m edgeless demo | info | plan | bench``."""
+"""``python -m edgeless demo | info | plan | reorder | bench``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ COMMANDS = {
     ),
     "info": ("edgeless.info", "versions, what this build has, what each framework offers"),
     "plan": ("edgeless.cli.plan_command", "which kernels run for an aggregation on a graph of some size, and why"),
+    "reorder": ("edgeless.bench.reorder", "what other orders of a graph's nodes cost, and what they are worth"),
     "bench": ("edgeless.bench.command", "time layers or bare aggregation against PyG, torch.compile and DGL"),
 }
 

@@ -7,7 +7,7 @@ position in the list that the graph was built from; edge tensors (features, weig
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from .graph_checks import (
 )
 from .max_degrees import MaxDegrees
 from .ops.graph import coo_to_csr
+from .reordering import reorder_graph
 
 __all__ = ["Compressed", "Graph"]
 
@@ -406,6 +407,37 @@ class Graph(Keeper):
         lives as long as this graph. Its ``_kept`` holds the ids ``[K]`` (int64) of the kept edges, None for all.
         """
         return self.format("self loops", _with_self_loops)
+
+    def reorder(
+        self,
+        method: Union[str, Tensor, tuple[Tensor, Tensor]],
+        *,
+        num_parts: Optional[int] = None,
+        seed: int = 0,
+        bipartite: Optional[bool] = None,
+    ):
+        """This graph with other numbers for its nodes, so that near nodes are near in memory, and the permutation.
+
+        ``permutation[i]`` is the original number of the node that now has number ``i``: ``x[permutation]`` are its
+        features, and ``edgeless.reordering.restore(out, permutation)`` takes outputs back to the original order. Edges
+        keep their ids, so edge tensors stay as they are, and so do the edges' dropout masks.
+
+        Args:
+            method: ``"community"`` (needs scikit-network), ``"metis"`` (pymetis), ``"rcm"`` (SciPy) or ``"degree"``;
+                docs/choosing.md compares them. Or a permutation ``[N]`` of any integer dtype.
+            num_parts: of METIS; by default one for 512 nodes.
+            seed: of METIS. The others draw nothing; all give the same order every time.
+            bipartite: whether sources and destinations are two sets of nodes. They then get a permutation each, found
+                together, and method may be a pair. None: if their numbers differ.
+        Returns:
+            (Graph, permutation): int64 ``[N]`` on the graph's device; of a bipartite graph the pair of those of the
+            sources and of the destinations.
+        Raises:
+            TypeError, ValueError, IndexError: an argument that is not as above.
+            ImportError: the method's library is missing; ``pip install 'edgeless[reorder]'``.
+            RuntimeError: METIS fails, as it does on some graphs of millions of nodes.
+        """
+        return reorder_graph(self, method, num_parts, seed, bipartite)
 
     # Housekeeping ----------------------------------------------------------------------------------------------------
 

@@ -180,7 +180,7 @@ def check_compressed(call, indptr, indices, edge_ids, num_cols, limit_name, valu
         _check_indptr(call, indptr, indices.numel())
         check_ids(f"{call}: indices", indices, limit_name, indptr.numel() - 1 if num_cols is None else num_cols)
         if edge_ids is not None:
-            _check_permutation(call, edge_ids)
+            check_permutation(call, "edge_ids", edge_ids, "E")
 
 
 def _check_device(name: str, tensor: Tensor, like: Tensor) -> None:
@@ -200,10 +200,11 @@ def _check_indptr(call: str, indptr: Tensor, num_edges: int) -> None:
         )
 
 
-def _check_permutation(call: str, edge_ids: Tensor) -> None:
-    check_ids(f"{call}: edge_ids", edge_ids, "E", edge_ids.numel())
-    seen = torch.zeros(edge_ids.numel(), dtype=torch.bool, device=edge_ids.device)
-    seen[edge_ids.to(torch.int64)] = True
+def check_permutation(call: str, name: str, ids: Tensor, limit_name: str) -> None:
+    """Raise unless the integers ``ids`` are every number from 0 to their count - 1 once."""
+    check_ids(f"{call}: {name}", ids, limit_name, ids.numel())
+    seen = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device)
+    seen[ids.to(torch.int64)] = True
     if not bool(seen.all()):
         missing = int((~seen).to(torch.uint8).argmax())
-        raise ValueError(f"{call}: edge_ids must be a permutation of 0 to E - 1, but {missing} is missing")
+        raise ValueError(f"{call}: {name} must be a permutation of 0 to {limit_name} - 1, but {missing} is missing")

@@ -15,7 +15,7 @@ import edgeless
 from edgeless import _C
 from edgeless.cli.devices import PACKAGES, installed
 
-OPTIONAL = ("torch_sparse", "torch_scatter", "rich", "matplotlib")
+OPTIONAL = ("torch_sparse", "torch_scatter", "scipy", "pymetis", "scikit-network", "rich", "matplotlib")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..graph import Graph
 from ..graph_checks import check_edge_index, check_ids, check_num_nodes
+from ..reordering.methods import metis_parts
+from ..reordering.neighbors import neighbors_of
 from .store import safetensors, write_manifest, write_part
 
 __all__ = ["partition"]
@@ -100,7 +102,7 @@ def _parts(call, src, dst, num_nodes, num_parts, method, seed) -> Tensor:
             f"{call}: method must be one of {', '.join(map(repr, METHODS))} or a Tensor [N], got {method!r}"
         )
     if method == "metis" and num_parts > 1 and num_nodes > 0:
-        return _metis(src.cpu(), dst.cpu(), num_nodes, num_parts, seed).to(src.device)
+        return _metis(src, dst, num_nodes, num_parts, seed).to(src.device)
     part = torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
     if method == "random":
         part = part[torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))]
@@ -108,20 +110,8 @@ def _parts(call, src, dst, num_nodes, num_parts, method, seed) -> Tensor:
 
 
 def _metis(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int, seed: int) -> Tensor:
-    try:
-        import pymetis
-    except ImportError as error:
-        raise ImportError(
-            "partition: method 'metis' needs pymetis; install it with: pip install 'edgeless[distributed]', "
-            "or choose 'random' or 'contiguous'"
-        ) from error
-    # METIS wants an undirected graph without loops, every edge once in each direction.
-    ends = torch.cat((src * num_nodes + dst, dst * num_nodes + src))[(src != dst).repeat(2)].unique()
-    graph = Graph.from_edge_index(torch.stack((ends % num_nodes, ends // num_nodes)), num_nodes, num_nodes)
-    rows, columns = graph.csr.indptr.numpy(), graph.csr.indices.numpy()
-    adjacency = pymetis.CSRAdjacency(rows, columns)
-    _, part = pymetis.part_graph(num_parts, adjacency, options=pymetis.Options(seed=seed))
-    return torch.as_tensor(part, dtype=torch.int64)
+    remedy = "pip install 'edgeless[distributed]', or choose 'random' or 'contiguous'"
+    return metis_parts("partition", neighbors_of(src, dst, num_nodes), num_parts, seed, remedy)
 
 
 def _write(folder, src, dst, part, num_parts, node_data, edge_data, method) -> dict:

@@ -1,0 +1,102 @@
+"""Transforms of DGL's graphs: :class:`Reorder`, and :func:`restore`, the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Optional, Union
+
+from torch import Tensor
+
+from edgeless.reordering import inverse, permutations
+from edgeless.reordering import restore as restore_rows
+
+from ._framework import DGLError, DGLGraph, heterograph, transforms
+from .convert import to_graph
+
+__all__ = ["ORIGINAL", "Reorder", "restore"]
+
+ORIGINAL = "original_node"  # the node data that keep the permutation
+
+
+class Reorder(transforms.BaseTransform):
+    """Gives the nodes of a graph new numbers, so that near nodes are near in memory, and returns the new graph.
+
+    Node data (features, labels, masks) are carried along. Edges keep their order and ids, and so their data. Each node
+    type of a heterograph gets a permutation of its own, found on all types together. The permutation is kept as
+    ``g.ndata["original_node"]``, for every node its original id; use :func:`restore` to take results back. A second
+    Reorder carries it along, so that it still leads back to the first graph.
+
+    Args:
+        method: ``"community"``, ``"metis"``, ``"rcm"`` or ``"degree"``, see :meth:`edgeless.Graph.reorder`. Or a
+            permutation ``[N]``; for a heterograph a dictionary of them by node type, in which types
+            may be left out.
+        num_parts, seed: as there.
+    Raises:
+        TypeError: from the call, for what is no DGLGraph.
+        dgl.DGLError: for blocks and batches, whose nodes have their places.
+        TypeError, ValueError, IndexError: for a method or permutation that does not fit.
+        ImportError: the method's library is missing.
+    """
+
+    def __init__(
+        self,
+        method: Union[str, Tensor, Mapping[str, Tensor]] = "community",
+        num_parts: Optional[int] = None,
+        seed: int = 0,
+    ):
+        self.method = method
+        self.num_parts = num_parts
+        self.seed = seed
+
+    def __call__(self, g: DGLGraph) -> DGLGraph:
+        """The graph in its new order; ``g`` stays as it is."""
+        if not isinstance(g, DGLGraph):
+            raise TypeError(f"Reorder: g must be a DGLGraph, got {type(g).__name__}")
+        if g.is_block:
+            raise DGLError("Reorder: g is a block, whose destinations must stay the first of its sources")
+        if g.batch_size > 1:
+            raise DGLError("Reorder: g is a batch, whose graphs must stay apart: reorder them before batching")
+        sizes = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+        edges = {etype: to_graph(g, etype).edge_index().to(g.idtype) for etype in g.canonical_etypes}
+        relations = [(etype[0], etype[2], *ends) for etype, ends in edges.items()]
+        found = permutations("Reorder", sizes, relations, self.method, self.num_parts, self.seed)
+        found = {ntype: permutation.to(g.device) for ntype, permutation in found.items()}
+        numbers = {ntype: inverse(permutation).to(g.idtype) for ntype, permutation in found.items()}
+        new = {
+            etype: (numbers[etype[0]][ends[0].long()], numbers[etype[2]][ends[1].long()])
+            for etype, ends in edges.items()
+        }
+        reordered = heterograph(new, sizes, idtype=g.idtype, device=g.device)
+        reordered = reordered.formats([format for group in g.formats().values() for format in group])
+        for ntype, permutation in found.items():
+            data = reordered.nodes[ntype].data
+            for name, value in g.nodes[ntype].data.items():
+                data[name] = value.index_select(0, permutation)
+            if ORIGINAL not in data:
+                data[ORIGINAL] = permutation
+        for etype in edges:
+            for name, value in g.edges[etype].data.items():
+                reordered.edges[etype].data[name] = value
+        return reordered
+
+    def __repr__(self) -> str:
+        method = repr(self.method) if isinstance(self.method, str) else "a permutation"
+        return f"{type(self).__name__}({method}, num_parts={self.num_parts}, seed={self.seed})"
+
+
+def restore(out: Tensor, g: DGLGraph, ntype: Optional[str] = None) -> Tensor:
+    """Rows ``[N, ...]`` of the nodes of a reordered graph, back in the order before :class:`Reorder`; differentiable.
+
+    Args:
+        ntype: whose nodes the rows belong to; may be left out where there is one node type.
+    Raises:
+        KeyError: the graph was not reordered.
+        dgl.DGLError: ntype is not one of its node types, or is needed and missing.
+        TypeError, ValueError, IndexError: another number of rows, or the graph has only some of the nodes any more.
+    """
+    if ntype is None and len(g.ntypes) != 1:
+        raise DGLError(f"restore: ntype must be one of {g.ntypes}, got None")
+    data = g.nodes[g.ntypes[0] if ntype is None else ntype].data
+    if ORIGINAL not in data:
+        raise KeyError(f"restore: g must have the node data {ORIGINAL}, which Reorder writes")
+    return restore_rows(out, data[ORIGINAL])

@@ -1,0 +1,137 @@
+"""Permutations of nodes: found by a method or given, applied to a graph, and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Optional, Union
+
+import torch
+from torch import Tensor
+
+from ..graph_checks import check_ids, check_integers, check_permutation, normal_tensors
+from .methods import METHODS, check_options
+from .neighbors import neighbors_of
+
+# A set of sources, a set of destinations, and the ends of the edges between them as ids within their sets.
+Relation = tuple[Hashable, Hashable, Tensor, Tensor]
+Method = Union[str, Tensor, Mapping[Hashable, Tensor]]
+
+
+def permutations(
+    call: str,
+    sizes: Mapping[Hashable, int],
+    relations: Sequence[Relation],
+    method: Method,
+    num_parts: Optional[int] = None,
+    seed: int = 0,
+) -> dict[Hashable, Tensor]:
+    """A permutation for every set of nodes of a graph, int64 ``[size]``: which node gets number 0, 1, ...
+
+    Args:
+        call: who asks, for error messages.
+        sizes: numbers of nodes of the sets.
+        relations: all edges of the graph. A method looks at all sets together.
+        method: a name of :data:`METHODS`; or a permutation, if there is one set; or permutations by set, where sets
+            that are left out stay as they are.
+        num_parts, seed: as in :meth:`edgeless.Graph.reorder`.
+    """
+    check_options(call, method, num_parts, seed)
+    with normal_tensors():
+        if isinstance(method, str):
+            return _found(call, sizes, relations, method, num_parts, seed)
+        return _given(call, sizes, method)
+
+
+def _found(call, sizes, relations, method, num_parts, seed) -> dict[Hashable, Tensor]:
+    first, total = {}, 0
+    for kind, size in sizes.items():
+        first[kind], total = total, total + size
+    src, dst = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    for source, destination, *ends in relations:
+        for kind, ids, into in ((source, ends[0], src), (destination, ends[1], dst)):
+            check_ids(f"{call}: an edge", ids, "N", sizes[kind])
+            into.append(ids.cpu().long() + first[kind])
+    neighbors = neighbors_of(torch.cat(src), torch.cat(dst), total)
+    if neighbors.indices.numel():
+        order = METHODS[method](call, neighbors, num_parts, seed)
+    else:  # which the libraries do not take
+        order = torch.arange(total)
+    if len(sizes) == 1:
+        return dict.fromkeys(sizes, order)
+    return {kind: order[(order >= low) & (order < low + sizes[kind])] - low for kind, low in first.items()}
+
+
+def _given(call: str, sizes: Mapping[Hashable, int], method) -> dict[Hashable, Tensor]:
+    if isinstance(method, Tensor) and len(sizes) == 1:
+        return {kind: _checked(call, "method", method, size) for kind, size in sizes.items()}
+    if not isinstance(method, Mapping):
+        names = ", ".join(map(repr, METHODS))
+        raise TypeError(
+            f"{call}: method must be one of {names}, a permutation for each of the graph's {len(sizes)} sets of nodes, "
+            f"got {type(method).__name__}"
+        )
+    for kind in method:
+        if kind not in sizes:
+            raise ValueError(f"{call}: method must name sets of nodes of {list(sizes)}, got {kind!r}")
+    return {
+        kind: _checked(call, f"method[{kind!r}]", method[kind], size) if kind in method else torch.arange(size)
+        for kind, size in sizes.items()
+    }
+
+
+def _checked(call: str, name: str, permutation, size: int) -> Tensor:
+    """``permutation`` as int64, after a check that it is one of ``size`` nodes."""
+    check_integers(call, name, permutation, "[N]")
+    if tuple(permutation.shape) != (size,):
+        raise ValueError(f"{call}: {name} must have shape [N] = [{size}], got {list(permutation.shape)}")
+    check_permutation(call, name, permutation, "N")
+    return permutation.to(torch.int64)
+
+
+def inverse(permutation: Tensor) -> Tensor:
+    """The permutation that undoes ``permutation``, ``[N]`` int64: the new number of every original node.
+
+    Raises:
+        TypeError, ValueError, IndexError: permutation is no Tensor of the numbers from 0 to N - 1.
+    """
+    check_integers("inverse", "permutation", permutation, "[N]")
+    permutation = _checked("inverse", "permutation", permutation, permutation.numel())
+    numbers = torch.arange(permutation.numel(), device=permutation.device)
+    return torch.empty_like(numbers).scatter_(0, permutation, numbers)
+
+
+def restore(out: Tensor, permutation: Tensor) -> Tensor:
+    """Rows ``[N, ...]`` of nodes in the order of a reordered graph, back in the original order; differentiable.
+
+    Raises:
+        TypeError, ValueError, IndexError: permutation is not what :meth:`edgeless.Graph.reorder` returns, or out has
+            another number of rows.
+    """
+    if not isinstance(out, Tensor):
+        raise TypeError(f"restore: out must be a Tensor, got {type(out).__name__}")
+    back = inverse(permutation)
+    if out.dim() == 0 or out.size(0) != back.numel():
+        raise ValueError(f"restore: out must have N = {back.numel()} rows, got shape {list(out.shape)}")
+    return out.index_select(0, back.to(out.device))
+
+
+def reorder_graph(graph, method, num_parts: Optional[int], seed: int, bipartite: Optional[bool]):
+    """See :meth:`edgeless.Graph.reorder`."""
+    call, num_src, num_dst = "Graph.reorder", graph.num_src, graph.num_dst
+    if bipartite is not None and not isinstance(bipartite, bool):
+        raise TypeError(f"{call}: bipartite must be True, False or None, got {type(bipartite).__name__}")
+    if bipartite is False and num_src != num_dst:
+        raise ValueError(f"{call}: bipartite=False needs as many sources as destinations, got {num_src} and {num_dst}")
+    bipartite = num_src != num_dst if bipartite is None else bipartite
+    kinds = ("src", "dst") if bipartite else ("src", "src")
+    if bipartite and isinstance(method, (tuple, list)) and len(method) == 2:
+        method = dict(zip(kinds, method))
+    with normal_tensors():
+        ends, sizes = graph._ends(), dict(zip(kinds, (num_src, num_dst)))
+        found = permutations(call, sizes, [(*kinds, *ends)], method, num_parts, seed)
+        found = {kind: permutation.to(graph.device) for kind, permutation in found.items()}
+        new = [inverse(found[kind]).to(ids.dtype).index_select(0, ids) for kind, ids in zip(kinds, ends)]
+        symmetric = None if bipartite else graph.is_symmetric
+        options = {"is_symmetric": symmetric, "validate": False}
+        reordered = graph._from_ends(call, ("source", "destination"), *new, num_src, num_dst, **options)
+    return reordered, (found["src"], found["dst"]) if bipartite else found["src"]

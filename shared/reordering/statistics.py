@@ -1,0 +1,47 @@
+"""What an order of nodes is like, by counting: what windows of rows share, and how far apart neighbours are."""
+
+from __future__ import annotations
+
+import torch
+
+from ..adjacency import transpose
+from ..graph_checks import check_num_nodes
+
+
+def reuse(graph, height: int) -> float:
+    """Edges for every row that windows of ``height`` destinations gather, if a window gathers each source once.
+
+    1 where no two edges of a window share their source, at most ``height`` without multi-edges. Of the backward, which
+    gathers by source, it is the reuse of ``graph.reverse()``.
+
+    Raises:
+        TypeError, ValueError: height is no int of at least 1.
+    """
+    check_num_nodes("reuse", "height", height)
+    if height < 1:
+        raise ValueError(f"reuse: height must be at least 1, got {height}")
+    if graph.num_edges == 0:
+        return 1.0
+    # The transpose lists a source's destinations in ascending order: a window is a run of them.
+    by_source = transpose(graph.csr._replace(edge_ids=None), graph.num_src)
+    window = by_source.indices // height
+    begins = torch.ones_like(window, dtype=torch.bool)
+    begins[1:] = window[1:] != window[:-1]
+    starts = by_source.indptr[:-1]
+    begins[starts[starts < window.numel()].long()] = True
+    return graph.num_edges / int(begins.sum())
+
+
+def bandwidth(graph) -> int:
+    """The largest distance between the numbers of an edge's ends, 0 without edges."""
+    return int(_distances(graph).max()) if graph.num_edges else 0
+
+
+def mean_distance(graph) -> float:
+    """The mean distance between the numbers of an edge's ends, 0 without edges."""
+    return float(_distances(graph).double().mean()) if graph.num_edges else 0.0
+
+
+def _distances(graph):
+    src, dst = graph._ends()
+    return (src - dst).abs_()
