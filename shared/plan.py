@@ -377,16 +377,20 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
     for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
         if not needed:
             continue
-        type_ptr, _, _, indices, _, parts = args["by_src" if backward else "by_dst"]
-        pieces, index = int(type_ptr[-1]), indices.element_size()
+        type_ptr, piece_rows, ptr, indices, _, parts = args["by_src" if backward else "by_dst"]
+        pieces, index = piece_rows.numel(), indices.element_size()
         rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
         width = weight[0].numel() // max(weight.size(-2 if step == "forward" else -1), 1) if len(weight) else 0
         num_bytes = indices.numel() * (gathered.size(1) * gathered.element_size() + index) + 2 * pieces * index
         num_bytes += rows * width * x.element_size() + weight.numel() * weight.element_size()
         if step == "of weights":
             num_bytes += pieces * x.size(1) * x.element_size()
+        kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
+        if x.device.type == "cpu":
+            kernel = f"{_C.cpu_capability()}, {kernel}, {parts.size(0) - 1} parts"
+        elif ptr.numel():  # what is made for a piece of several edges is written and read again
+            num_bytes += 2 * pieces * (x.size(1) + gathered.size(1)) * x.element_size()
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
-        kernel = f"{_C.cpu_capability()}, {pieces} pieces of {type_ptr.numel() - 1} types, {parts.size(0) - 1} parts"
         steps.append(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds))
     return steps
 

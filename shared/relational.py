@@ -48,7 +48,8 @@ def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offset
         Tensor ``[N, M]`` of the promoted dtype of x and w.
     Raises:
         TypeError: lengths or offsets is no Tensor, or both or neither is given.
-        ValueError: a shape, dtype, device or value that does not fit.
+        ValueError: a shape, dtype or device that does not fit, or a value on the CPU. Nobody waits for values on a GPU:
+            where they do not fit, an assertion fails on the device, as it does for an index of torch's.
     """
     call = "segment_mm"
     _check_operands(call, x, w)
@@ -95,7 +96,7 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
     Raises:
         TypeError: index is no Tensor.
         ValueError: a shape, dtype or device that does not fit.
-        IndexError: a type is negative or not below R.
+        IndexError: a type is negative or not below R, on the CPU; on a GPU an assertion fails on the device.
     """
     call = "gather_mm"
     if isinstance(w, Tensor) and w.dim() == 4:
@@ -109,8 +110,11 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
     if runs_reference(call, x.device, "typed_mm"):
         return reference.gather_mm(x, w, index)
     index = as_index(index)
+    on_gpu = index.device.type == "cuda"
+    if on_gpu:  # nobody waits for it
+        torch._assert_async(((index >= 0) & (index < w.size(0))).all(), f"{call}: index has ids outside of [0, R)")
     try:
-        offsets, _, order = coo_to_csr(index, index, w.size(0), w.size(0), True)
+        offsets, _, order = coo_to_csr(index, index, w.size(0), w.size(0), not on_gpu)
     except IndexError:
         check_ids(f"{call}: index", index, "R", w.size(0))  # says it in the caller's words
         raise

@@ -45,20 +45,22 @@ EntryRows entry_rows(const Gathered& x) {
   return {x.rows.const_data_ptr(), x.rows.stride(0), x.ids.defined() ? x.ids.const_data_ptr() : nullptr};
 }
 
-Entries entries_of(const Tensor& offsets, int64_t count) {
+Entries entries_of(const Tensor& offsets, int64_t count, bool given) {
   Entries entries;
   entries.offsets = offsets.const_data_ptr(), entries.wide = offsets.scalar_type() == at::kLong;
+  entries.given = given;
   entries.count = count, entries.types = static_cast<int>(offsets.size(0) - 1);
   return entries;
 }
 
 Tensor unit_rows(const Tensor& t) { return t.stride(1) == 1 || t.size(1) == 1 ? t : t.contiguous(); }
 
-// weight [types, blocks, K, M], of x's dtype; row i of `to`, or that of its id, is entry i's product.
-void multiply(const Gathered& given, const Tensor& weight, const Tensor& offsets, const Gathered& to) {
-  const Gathered x{unit_rows(given.rows), given.ids};
+// weight [types, blocks, K, M], of x's dtype; row i of `to`, or that of its id, is entry i's product. given: offsets
+// are.
+void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given = false) {
+  const Gathered x{unit_rows(of.rows), of.ids};
   ProductArgs args;
-  args.entries = entries_of(offsets, x.count());
+  args.entries = entries_of(offsets, x.count(), given);
   args.x = entry_rows(x), args.out = entry_rows(to);
   args.blocks = static_cast<int>(weight.size(1));
   args.depth = static_cast<int>(weight.size(2)), args.columns = static_cast<int>(weight.size(3));
@@ -76,14 +78,15 @@ void multiply(const Gathered& given, const Tensor& weight, const Tensor& offsets
 }
 
 // [types, blocks, in, out]: the sums of x^T y of every type, of x's dtype, or of its statistics' where `wide`.
-Tensor outer_sums(const Gathered& given_x, const Gathered& given_y, const Tensor& offsets, int64_t blocks, bool wide) {
-  const Gathered x{unit_rows(given_x.rows), given_x.ids}, y{unit_rows(given_y.rows), given_y.ids};
+Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offsets, int64_t blocks, bool wide,
+                  bool given = false) {
+  const Gathered x{unit_rows(of.rows), of.ids}, y{unit_rows(with.rows), with.ids};
   const int64_t types = offsets.size(0) - 1, in = x.rows.size(1) / blocks, out = y.rows.size(1) / blocks;
   const auto statistics = statistics_dtype(x.rows.scalar_type());
   Tensor sums = at::empty({types, blocks, in, out}, x.rows.options().dtype(wide ? statistics : x.rows.scalar_type()));
   if (sums.numel() == 0) return sums;
   OuterArgs args;
-  args.entries = entries_of(offsets, x.count());
+  args.entries = entries_of(offsets, x.count(), given);
   args.x = entry_rows(x), args.y = entry_rows(y);
   args.blocks = static_cast<int>(blocks), args.rows = static_cast<int>(in), args.columns = static_cast<int>(out);
   args.wide = wide;
@@ -113,7 +116,7 @@ Tensor typed_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, co
   if (out.numel() == 0) return out;
   if (x.size(1) == 0 || weight.size(0) == 0) return out.zero_();
   const Tensor ids = ids_of(rows);
-  multiply({x, ids}, weight.unsqueeze(1), offsets.contiguous(), {out, ids});
+  multiply({x, ids}, weight.unsqueeze(1), offsets.contiguous(), {out, ids}, true);
   return out;
 }
 
@@ -121,7 +124,7 @@ Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, cons
   check_typed_outer("edgeless::typed_outer", x, y, offsets, rows);
   const OnDevice on_device(x.device());
   const Tensor ids = ids_of(rows);
-  return outer_sums({x, ids}, {y, ids}, offsets.contiguous(), 1, false).squeeze(1);
+  return outer_sums({x, ids}, {y, ids}, offsets.contiguous(), 1, false, true).squeeze(1);
 }
 
 // One direction of a typed graph as typed_edges gives it. ptr may have no elements where every piece is one edge, and

@@ -1,5 +1,8 @@
 """segment_mm and gather_mm against plain PyTorch: widths, empty types, dtypes, gradients, bad input."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from test_attention import assert_close, error
@@ -204,6 +207,20 @@ def test_bad_segments_are_named(args, kwargs, kind, message):
     with pytest.raises(kind, match="segment_mm: |typed_mm: ") as raised:
         functional.segment_mm(*args, **kwargs)
     assert raised.match(message)
+
+
+@pytest.mark.parametrize("lengths,said", [
+    ([2, 2], "lengths_add_up_to_the_rows"), ([7, -2], "lengths_are_not_negative"),
+])  # fmt: skip
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True)
+def test_lengths_that_do_not_fit_stop_a_gpu(device, lengths, said):
+    program = (
+        "import torch; from edgeless import functional\n"
+        f"lengths = torch.tensor({lengths}, device='cuda')\n"
+        "functional.segment_mm(torch.zeros(5, 3, device='cuda'), torch.zeros(2, 3, 4, device='cuda'), lengths).cpu()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0 and said in done.stderr
 
 
 @on_cpu

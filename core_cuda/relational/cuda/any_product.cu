@@ -31,6 +31,7 @@ __device__ __forceinline__ void multiply(int64_t depth, Left&& left, Right&& rig
 
 template <class S>
 __global__ void __launch_bounds__(kTile* kDown) product_kernel(const __grid_constant__ ProductArgs args) {
+  check_offsets(args.entries);
   using A = Arithmetic<S>;
   const int across = (args.columns + kTile - 1) / kTile, block = blockIdx.y;
   const int first_column = static_cast<int>(blockIdx.x % across) * kTile;
@@ -65,6 +66,7 @@ __global__ void __launch_bounds__(kTile* kDown) product_kernel(const __grid_cons
 
 template <class S>
 __global__ void __launch_bounds__(kTile* kDown) outer_kernel(const __grid_constant__ OuterArgs args) {
+  check_offsets(args.entries);
   using A = Arithmetic<S>;
   const int across = (args.columns + kTile - 1) / kTile, block = blockIdx.z;
   const int first_column = static_cast<int>(blockIdx.y % across) * kTile;

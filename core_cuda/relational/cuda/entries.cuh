@@ -1,6 +1,9 @@
 // Which entries a block works on.
 #pragma once
 
+#undef NDEBUG
+#include <cassert>
+
 #include "kernels.h"
 
 namespace edgeless::cuda::typed {
@@ -12,6 +15,19 @@ __device__ __forceinline__ int64_t id_at(const void* ids, bool wide, int64_t i) 
 // The row of entry i.
 __device__ __forceinline__ int64_t row_of(const EntryRows& x, const Entries& entries, int64_t i) {
   return x.rows ? id_at(x.rows, entries.wide, i) : i;
+}
+
+// Stops the device where a user's offsets do not fit the entries: the host does not wait to know them. First block.
+__device__ __forceinline__ void check_offsets(const Entries& entries) {
+  if (!entries.given || blockIdx.x + blockIdx.y + blockIdx.z > 0) return;
+  const auto offset = [&](int t) { return id_at(entries.offsets, entries.wide, t); };
+  const int threads = blockDim.x * blockDim.y;
+  for (int type = threadIdx.y * blockDim.x + threadIdx.x; type < entries.types; type += threads) {
+    const bool lengths_are_not_negative = offset(type) <= offset(type + 1);
+    assert(lengths_are_not_negative);
+  }
+  const bool lengths_add_up_to_the_rows = offset(0) == 0 && offset(entries.types) == entries.count;
+  assert(lengths_add_up_to_the_rows);
 }
 
 // Entries [begin, end) of one type.

@@ -14,7 +14,8 @@ struct Entries {
   const void* offsets = nullptr;  // [types + 1]
   int64_t count = 0;
   int types = 0;
-  bool wide = false;  // 64 bits
+  bool wide = false;   // 64 bits
+  bool given = false;  // offsets are a user's: an assertion fails on the device where they do not fit
 };
 
 // A row of numbers for every entry: row rows[i] of a matrix, row i where `rows` is null.

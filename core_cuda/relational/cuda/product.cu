@@ -139,6 +139,7 @@ __device__ __forceinline__ void store_pair(S* to, float x, float y) {
 // A block makes 128 rows, or what is left of its type, by 64 columns.
 template <class S, bool kTurned>
 __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __grid_constant__ ProductArgs args) {
+  check_offsets(args.entries);
   extern __shared__ float4 memory[];
   using M = Tensor<S, false, !kTurned>;
   using T = typename M::T;
@@ -171,6 +172,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
 // A block makes 128 by 64 numbers of a matrix, from one chunk of entries.
 template <class S>
 __global__ void __launch_bounds__(kProductThreads, 2) outer_kernel(const __grid_constant__ OuterArgs args) {
+  check_offsets(args.entries);
   extern __shared__ float4 memory[];
   using M = Tensor<S, true, true>;
   using T = typename M::T;
