@@ -14,7 +14,7 @@ from .graph import Graph
 from .graph_checks import check_choice, check_number, compiling
 from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
-from .ops.attention import statistics_dtype
+from .ops.attention import opmath_dtype
 
 NORMS = ("none", "left", "right", "both")
 
@@ -113,7 +113,7 @@ def spmm(
         out_dtype = promoted((x, weight))
     else:
         expect_dtype(call, out_dtype)
-    parameters = statistics_dtype(x.dtype)
+    parameters = opmath_dtype(x.dtype)
     by_norm = scales(graph, norm, reduce, parameters)
     src_scale = by_norm[0] if src_scale is None else _constant(src_scale, parameters)
     if dst_scale is not None:

@@ -38,7 +38,7 @@ from .functional_checks import promoted as _promoted
 from .functional_checks import runs_reference as _runs_reference
 from .graph import Graph
 from .graph_checks import check_number
-from .ops.attention import statistics_dtype
+from .ops.attention import opmath_dtype
 from .relational import gather_mm, relational_sum, segment_mm
 
 __all__ = [
@@ -108,7 +108,7 @@ def _fused(
 ):  # fmt: skip
     out_dtype = out_dtype or _promoted((dst, src, value, att, edge_attr, edge_proj, edge_scale))
     rows = _promoted((dst, src, value))
-    parameters = statistics_dtype(rows)
+    parameters = opmath_dtype(rows)
     keys = rows
     if score == "gat":  # its keys are numbers of the nodes: they need not take less, nor make the values take more
         keys, rows = parameters, rows if rows == torch.float64 else value.dtype
@@ -161,7 +161,7 @@ def _dropped_by_number(
         )
     heads = dst.size(1)
     kept = reference.dropout_mask(seed, graph.num_edges, heads, dropout, dst.device, graph.numbers)
-    kept = kept.to(statistics_dtype(dst.dtype)) / (1 - dropout if dropout < 1 else 1)
+    kept = kept.to(opmath_dtype(dst.dtype)) / (1 - dropout if dropout < 1 else 1)
     scale = kept if edge_scale is None else kept * (edge_scale.unsqueeze(1) if edge_scale.dim() == 1 else edge_scale)
     weights = None if return_weights is None else "softmax"
     found = _fused(
@@ -406,7 +406,7 @@ def cosine_attention(
     out_dtype = out_dtype or _promoted((x, x_dst, given_beta, edge_scale))
     rows = _promoted((x, x_dst))
     if given_beta is None:
-        beta = torch.full((1,), float(beta), dtype=statistics_dtype(rows), device=x.device)
+        beta = torch.full((1,), float(beta), dtype=opmath_dtype(rows), device=x.device)
     return _fused(
         graph, "cosine", eps, x if x_dst is None else x_dst, x, None, beta.expand(heads).unsqueeze(1), None, None,
         edge_scale,

@@ -18,7 +18,7 @@ from .functional import seed_tensor
 from .functional_checks import cast
 from .graph import Graph
 from .graph_checks import compiling
-from .ops.attention import statistics_dtype
+from .ops.attention import opmath_dtype
 from .projection import fits, is_plain, rounds
 
 _PARTS = (DistGraph, LocalGraph)
@@ -93,7 +93,7 @@ def attention_layer(
     out_dtype = rows if not vectors else torch.promote_types(rows, vectors[0].dtype)
     if any(t.dtype != vectors[0].dtype for t in vectors) or (row is not None and row.dtype != out_dtype):
         return None
-    if score == "gat" and out_dtype != statistics_dtype(rows):  # of the logits
+    if score == "gat" and out_dtype != opmath_dtype(rows):  # of the logits
         return None
     if score == "dot" and dtype is not None:  # the stock softmax runs in float32
         out_dtype = torch.promote_types(rows, torch.float32)
@@ -134,7 +134,7 @@ def sum_layer(
     weights, (bias, own_bias), dtype = maps
     if own_bias is not None or (weight is not None and (weight.dtype != x.dtype or _needs_gradient(weight))):
         return None
-    parameters = statistics_dtype(x.dtype)
+    parameters = opmath_dtype(x.dtype)
     weighted = weight is not None
     by_edge = cast(weight, parameters).unsqueeze(1) if weighted else None
     csc = graph.csc_arrays(weighted) if _needs_gradient(x) else []

@@ -12,7 +12,7 @@ from .aggregation import spmm
 from .functional_checks import cast, expect, expect_dtype, promoted, runs_reference
 from .graph_checks import as_index, check_choice, check_ids, check_integers, compiling
 from .ops import relational as _relational_op  # noqa: F401  registers the fake kernels of the ops
-from .ops.attention import statistics_dtype
+from .ops.attention import opmath_dtype
 from .ops.graph import coo_to_csr
 from .typed_graph import TypedGraph
 
@@ -207,9 +207,9 @@ def relational_sum(
     if runs_reference(call, x.device, "relational_sum"):
         return reference.relational_sum(graph, x, weight, edge_weight, reduce).to(out_dtype)
     rows = promoted((x, weight))
-    if weight.dtype == statistics_dtype(x.dtype):  # then no row has to be widened
+    if weight.dtype == opmath_dtype(x.dtype):  # then no row has to be widened
         rows = x.dtype
-    parameters = statistics_dtype(rows)
+    parameters = opmath_dtype(rows)
     edge_weight = cast(edge_weight, parameters)
     if reduce == "mean":
         mean = graph.mean_weight(parameters)

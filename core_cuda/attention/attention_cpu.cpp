@@ -22,7 +22,7 @@ class Call {
   Args<A> args{};
   Kernels<A> kernels{};
 
-  explicit Call(const AttentionCall& in) : in_(in), options_(in.dst.options().dtype(in.statistics())) {
+  explicit Call(const AttentionCall& in) : in_(in), options_(in.dst.options().dtype(in.opmath())) {
     kernels = choose_kernels<A>(in.score, in.dim(), in.channels());
     const bool scalar_score = in.score == Score::gat;
     args.heads = in.heads();
@@ -143,10 +143,10 @@ std::tuple<at::Tensor, at::Tensor> attention(AttentionCall in, Optional<at::Scal
   in.att = in_arithmetic(in.att, in.dst.scalar_type());
   check_call(op, in);
   const auto kind = out_dtype.value_or(in.rows());
-  TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
-                    in.statistics(), ", got ", kind);
+  TORCH_CHECK_VALUE(kind == in.rows() || kind == in.opmath(), op, ": out_dtype must be ", in.rows(), " or ",
+                    in.opmath(), ", got ", kind);
   at::Tensor out = empty_rows({in.num_dst(), in.heads(), in.channels()}, in.dst.options().dtype(kind));
-  at::Tensor softmax_stats = at::empty(in.stats_shape(), in.dst.options().dtype(in.statistics()));
+  at::Tensor softmax_stats = at::empty(in.stats_shape(), in.dst.options().dtype(in.opmath()));
   if (softmax_stats.numel() == 0) return {out, softmax_stats};
   with_arithmetic(in.rows(), [&](auto zero) {
     using A = decltype(zero);
@@ -200,7 +200,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   args.stats = stats.data_ptr<A>();
   // The pass by destination also sharpens Delta where <out, grad_out> is not what the weights give bit by bit.
   const bool inexact =
-      grad_out && (in.edge_scale || in.dropout > 0 || in.edge_attr || out->scalar_type() != in.statistics());
+      grad_out && (in.edge_scale || in.dropout > 0 || in.edge_attr || out->scalar_type() != in.opmath());
   const bool by_dst =
       inexact || needs[kDst] || needs[kAtt] || needs[kEdgeAttr] || needs[kEdgeProj] || needs[kEdgeScale];
   if (!grad_out || !by_dst) {

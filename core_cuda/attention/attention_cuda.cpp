@@ -7,7 +7,7 @@
 #include <array>
 #include <vector>
 
-#include "../common/few_rows.h"
+#include "../common/launch_bound.h"
 #include "call_cuda.h"
 #include "edge_terms_cuda.h"
 
@@ -132,7 +132,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   if (in.value) sources.push_back(kValue);
   side_by_side &= std::all_of(sources.begin(), sources.end(), [&](int i) { return needs[i]; });
   // Of many rows, those of one pass alone, so that none stands there before its pass.
-  const bool few = in.num_dst() < kFewRows;
+  const bool few = in.num_dst() < kLaunchBoundRows;
   if (side_by_side && few && needs[kDst]) {
     std::vector<int> all = sources;
     all.push_back(kDst);
@@ -176,14 +176,14 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   if (needs[kAtt] && att_grad.data_ptr() != grads[kAtt].data_ptr()) grads[kAtt].copy_(att_grad);
   if (in.edge_attr && in.score == Score::gat && edge_grads) {
     if (needs[kEdgeAttr]) grads[kEdgeAttr].copy_(at::mm(ds, in.edge_proj->select(1, 0)));
-    if (needs[kEdgeProj]) grads[kEdgeProj].copy_(at::mm(ds.t(), in.edge_attr->to(in.statistics())).unsqueeze(1));
+    if (needs[kEdgeProj]) grads[kEdgeProj].copy_(at::mm(ds.t(), in.edge_attr->to(in.opmath())).unsqueeze(1));
   }
   if (dot_edges && edge_grads) {
     const double scale = in.coefficient;
     const Tensor key_sums = aggregate_edges<A>(in, {}, ds);
     if (needs[kDst]) grads[kDst].copy_(grad_dst + scale * from_edge_space(key_sums, *in.edge_proj));
     if (needs[kEdgeProj]) {
-      const auto by_head = [&](const Tensor& rows) { return rows.to(in.statistics()).permute({1, 2, 0}); };
+      const auto by_head = [&](const Tensor& rows) { return rows.to(in.opmath()).permute({1, 2, 0}); };
       Tensor sum = scale * at::bmm(by_head(in.dst), key_sums.transpose(0, 1));
       if (grad_out) sum += at::bmm(by_head(*grad_out), aggregate_edges<A>(in, {}, weights_out).transpose(0, 1));
       grads[kEdgeProj].copy_(sum);
@@ -208,10 +208,10 @@ std::tuple<Tensor, Tensor> attention(AttentionCall in, Optional<at::ScalarType> 
   in.att = in_arithmetic(in.att, in.dst.scalar_type());
   check_call(op, in);
   const auto kind = out_dtype.value_or(in.rows());
-  TORCH_CHECK_VALUE(kind == in.rows() || kind == in.statistics(), op, ": out_dtype must be ", in.rows(), " or ",
-                    in.statistics(), ", got ", kind);
+  TORCH_CHECK_VALUE(kind == in.rows() || kind == in.opmath(), op, ": out_dtype must be ", in.rows(), " or ",
+                    in.opmath(), ", got ", kind);
   Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, in.dst.options().dtype(kind));
-  Tensor softmax_stats = at::empty(in.stats_shape(), in.dst.options().dtype(in.statistics()));
+  Tensor softmax_stats = at::empty(in.stats_shape(), in.dst.options().dtype(in.opmath()));
   if (softmax_stats.numel() == 0) return {out, softmax_stats};
   if (!in.value && !values_are_keys(in.score)) in.value = in.src;
   with_arithmetic(in.rows(), [&](auto zero) {

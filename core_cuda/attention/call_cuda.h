@@ -51,7 +51,7 @@ class Call {
       : in_(in),
         on_device_(in.device()),
         device_(device_of(in.device())),
-        numbers_(in.dst.options().dtype(in.statistics())) {
+        numbers_(in.dst.options().dtype(in.opmath())) {
     problem.score = in.score;
     problem.storage = storage_of(in.rows());
     problem.wide_index = in.graph.csr[0].scalar_type() == at::kLong;
@@ -215,16 +215,16 @@ class Call {
   void prepare_rows() {
     copies_.run();
     if (problem.score != Score::cosine || args.src_over_norm) return;
-    args.src_over_norm = over_norms_of(args.src, in_.num_src());
+    args.src_over_norm = inverse_norms_of(args.src, in_.num_src());
     const bool same = args.dst.base == args.src.base && args.dst.row == args.src.row &&
                       args.dst.head == args.src.head && in_.num_dst() == in_.num_src();
-    args.dst_over_norm = same ? args.src_over_norm : over_norms_of(args.dst, in_.num_dst());
+    args.dst_over_norm = same ? args.src_over_norm : inverse_norms_of(args.dst, in_.num_dst());
   }
 
-  const A* over_norms_of(const Rows& rows, int64_t count) {
+  const A* inverse_norms_of(const Rows& rows, int64_t count) {
     A* over = keep(empty({count, in_.heads()}));
     C10_CUDA_CHECK(
-        over_norms(rows, problem.storage, count, args.heads, args.key_vectors, args.coefficient, over, stream()));
+        inverse_norms(rows, problem.storage, count, args.heads, args.key_vectors, args.coefficient, over, stream()));
     return over;
   }
 

@@ -31,7 +31,7 @@ inline void check_grads(const char* op, const AttentionCall& in, const Attention
     check_output(op, in, *g.grad_out, *g.out);
   } else {
     check_shape(op, "grad_weights", *g.grad_weights, {in.num_edges(), in.heads()});
-    check_dtype(op, "grad_weights", *g.grad_weights, in.statistics());
+    check_dtype(op, "grad_weights", *g.grad_weights, in.opmath());
     check_device(op, "grad_weights", *g.grad_weights, in.device());
   }
 }

@@ -85,7 +85,7 @@ Tensor aggregate_edges(const AttentionCall& in, const Tensor& logits, const Tens
 // What is added to the logit by edge, if anything: [E, H].
 template <class A>
 Tensor logit_term(const Call<A>& call, const AttentionCall& in, const EdgeEnds& ends, const Tensor& projected_dst) {
-  if (in.score == Score::gat) return at::mm(in.edge_attr->to(in.statistics()), in.edge_proj->select(1, 0).t());
+  if (in.score == Score::gat) return at::mm(in.edge_attr->to(in.opmath()), in.edge_proj->select(1, 0).t());
   return edge_products(call, in, projected_dst, ends, in.coefficient);
 }
 
@@ -102,7 +102,7 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   const int64_t chunk = std::max<int64_t>(1024, (int64_t(32) << 20) / (width * int64_t(sizeof(A))));
   for (int64_t first = 0; first < edges; first += chunk) {
     const int64_t count = std::min(chunk, edges - first);
-    const Tensor attr = in.edge_attr->narrow(0, first, count).to(in.statistics());
+    const Tensor attr = in.edge_attr->narrow(0, first, count).to(in.opmath());
     Tensor hidden = at::mm(attr, proj.t());
     with_index(ends.dst, [&](auto zero) {
       using I = decltype(zero);

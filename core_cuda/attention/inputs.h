@@ -30,7 +30,7 @@ inline at::Tensor with_dim(const at::Tensor& t, Score score) {
 
 // A vector of the rows' dtype as one of their arithmetic's; others are checked later.
 inline OptTensor in_arithmetic(const OptTensor& att, at::ScalarType rows) {
-  const auto arithmetic = statistics_dtype(rows);
+  const auto arithmetic = opmath_dtype(rows);
   return att && rows != arithmetic && att->scalar_type() == rows ? OptTensor(att->to(arithmetic)) : att;
 }
 
@@ -54,7 +54,7 @@ struct AttentionCall {
   int64_t channels() const { return value ? value->size(2) : src.size(2); }
   int64_t edge_dim() const { return edge_attr ? edge_attr->size(1) : 0; }
   at::ScalarType rows() const { return score == Score::gat && value ? value->scalar_type() : dst.scalar_type(); }
-  at::ScalarType statistics() const { return statistics_dtype(rows()); }
+  at::ScalarType opmath() const { return opmath_dtype(rows()); }
   at::Device device() const { return dst.device(); }
   // On the CPU the maximum and the rest apart (cpu/args.h), on CUDA the logsumexp.
   std::array<int64_t, 3> stats_shape() const { return {dst.is_cuda() ? 1 : 2, num_dst(), heads()}; }
@@ -92,7 +92,7 @@ inline void check_call(const char* op, const AttentionCall& in) {
     check_dtype(op, name, t, dtype);
     check_device(op, name, t, device);
   };
-  check("src", in.src, {in.num_src(), heads, dim}, in.score == Score::gat ? in.statistics() : rows);
+  check("src", in.src, {in.num_src(), heads, dim}, in.score == Score::gat ? in.opmath() : rows);
   check_dtype(op, "dst", in.dst, in.src.scalar_type());
   if (in.value) {
     check_dim(op, "value", *in.value, 3, "[Ns, H, C]");
@@ -103,7 +103,7 @@ inline void check_call(const char* op, const AttentionCall& in) {
   const bool cosine = in.score == Score::cosine;
   TORCH_CHECK_VALUE(in.att.has_value() == (in.score == Score::gatv2 || cosine), op,
                     ": att belongs to the scores 'gatv2' and 'cosine'");
-  if (in.att) check("att", *in.att, {heads, cosine ? 1 : dim}, in.statistics());
+  if (in.att) check("att", *in.att, {heads, cosine ? 1 : dim}, in.opmath());
   TORCH_CHECK_VALUE(in.score != Score::gat || dim == 1, op, ": the score 'gat' needs D = 1, got ", dim);
   if (cosine) {
     TORCH_CHECK_VALUE(!in.value, op, ": the score 'cosine' takes no value, its values are src");
@@ -116,13 +116,13 @@ inline void check_call(const char* op, const AttentionCall& in) {
     check_dim(op, "edge_attr", *in.edge_attr, 2, "[E, De]");
     // Of gat, what rows() is depends on whether the op has values.
     const auto attr = in.edge_attr->scalar_type();
-    const bool of_gat = in.score == Score::gat && statistics_dtype(attr) == in.statistics();
+    const bool of_gat = in.score == Score::gat && opmath_dtype(attr) == in.opmath();
     check("edge_attr", *in.edge_attr, {in.num_edges(), in.edge_dim()}, of_gat ? attr : rows);
-    check("edge_proj", *in.edge_proj, {heads, dim, in.edge_dim()}, in.statistics());
+    check("edge_proj", *in.edge_proj, {heads, dim, in.edge_dim()}, in.opmath());
     TORCH_CHECK_VALUE(in.score != Score::dot || !in.value || in.channels() == dim, op,
                       ": an edge term of the score 'dot' needs C = D, got C = ", in.channels(), " and D = ", dim);
   }
-  if (in.edge_scale) check("edge_scale", *in.edge_scale, {in.num_edges(), heads}, in.statistics());
+  if (in.edge_scale) check("edge_scale", *in.edge_scale, {in.num_edges(), heads}, in.opmath());
   TORCH_CHECK_VALUE(in.dropout >= 0 && in.dropout <= 1, op, ": dropout must lie in [0, 1], got ", in.dropout);
   if (in.dropout > 0) {
     TORCH_CHECK_VALUE(in.seed.has_value(), op, ": dropout needs a seed");
@@ -133,7 +133,7 @@ inline void check_call(const char* op, const AttentionCall& in) {
 // What the forward left of the softmax.
 inline void check_stats(const char* op, const AttentionCall& in, const at::Tensor& stats) {
   check_shape(op, "softmax_stats", stats, in.stats_shape());
-  check_dtype(op, "softmax_stats", stats, in.statistics());
+  check_dtype(op, "softmax_stats", stats, in.opmath());
   check_device(op, "softmax_stats", stats, in.device());
 }
 

@@ -7,7 +7,7 @@
 namespace edgeless {
 
 // The dtype of statistics, of parameters and of all arithmetic for rows stored in `rows`.
-inline at::ScalarType statistics_dtype(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
+inline at::ScalarType opmath_dtype(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
 
 inline void check_shape(const char* op, const char* name, const at::Tensor& t, at::IntArrayRef expected) {
   TORCH_CHECK_VALUE(t.sizes() == expected, op, ": ", name, " must have shape ", expected, ", got ", t.sizes());

@@ -17,9 +17,9 @@ __device__ __forceinline__ int64_t row_position(const I* indptr, int64_t row) {
   return static_cast<int64_t>(indptr[row]) + kRowUnits * row;
 }
 
-// The last number in [0, last] for which `before` holds, where it holds for 0 and for none behind one for which it does
-// not. Whole warp. Give it a copy of all it needs: with references the passes of the attention, which begin with this,
-// get other registers, and the float32 dot product's backward takes 5 % longer.
+// Search by a whole warp, 32 probes at a time: `before` is true from 0 up to some number and false behind it; returns
+// that number, or `last` if it is smaller. Give `before` a copy of all it needs: with references the passes of the
+// attention, which begin with this, get other registers, and the float32 dot product's backward takes 5 % longer.
 template <class Before>
 __device__ __forceinline__ int64_t find_last(int64_t last, int lane, Before&& before) {
   int64_t low = 0, high = last;

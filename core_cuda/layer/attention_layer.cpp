@@ -3,8 +3,8 @@
 // the maps gave is the layer's own, and where no other backward follows, the gradients take its place. What runs are
 // the kernels of the parts.
 #include "../attention/calls.h"
-#include "../common/few_rows.h"
 #include "../common/kept_result.h"
+#include "../common/launch_bound.h"
 #include "../projection/calls.h"
 
 namespace edgeless {
@@ -69,7 +69,7 @@ struct Layer {
   // How many of the maps are parts of one tensor. Of many rows, a map that is added becomes the result.
   int64_t joined(const Tensor& x, size_t maps) const {
     if (is_traced(x)) return 0;
-    return static_cast<int64_t>(adds_map(maps) && x.size(0) >= kFewRows ? maps - 1 : maps);
+    return static_cast<int64_t>(adds_map(maps) && x.size(0) >= kLaunchBoundRows ? maps - 1 : maps);
   }
   AttentionCall call(const Operands& o) const {
     return {o.dst, o.src, o.value, o.att, {}, {}, {}, graph, seed, score, coefficient, dropout};

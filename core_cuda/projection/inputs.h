@@ -229,7 +229,7 @@ inline std::vector<at::Tensor> vectors_of_heads(at::TensorList given) {
 inline at::ScalarType check_node_logits(const char* op, const at::Tensor& x, at::TensorList vectors) {
   check_dim(op, "x", x, 3, "[N, H, C]");
   TORCH_CHECK_VALUE(!vectors.empty(), op, ": vectors must hold at least one tensor, got none");
-  const auto arithmetic = statistics_dtype(x.scalar_type());
+  const auto arithmetic = opmath_dtype(x.scalar_type());
   for (const at::Tensor& vector : vectors) {
     check_shape(op, "vectors", vector, {x.size(1), x.size(2)});
     TORCH_CHECK_VALUE(vector.scalar_type() == x.scalar_type() || vector.scalar_type() == arithmetic, op,

@@ -1,4 +1,4 @@
-// The three products of a linear map, by our kernels where they take them (cuda/product.cu, cuda/narrow_product.cu),
+// The three products of a linear map, by our kernels where they take them (cuda/product.cu, cuda/half_gemm.cu),
 // else by the libraries.
 #pragma once
 
@@ -10,32 +10,33 @@
 #include <climits>
 #include <vector>
 
-#include "../common/few_rows.h"
 #include "../common/launch.h"
+#include "../common/launch_bound.h"
 #include "../common/optional.h"
 #include "../common/storage_of.h"
 #include "cuda/kernels.h"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 
-inline bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+inline bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
 // Rows of whole vectors of 16 bytes.
 inline bool fits(const at::Tensor& t) {
   const auto dtype = t.scalar_type();
   const int64_t vector = 16 / t.element_size();
-  return (dtype == at::kFloat || is_narrow(dtype)) && t.size(1) % vector == 0 && t.stride(1) == 1 &&
+  return (dtype == at::kFloat || is_half(dtype)) && t.size(1) % vector == 0 && t.stride(1) == 1 &&
          t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
 }
 
 // The right-hand side of a product a b^T as the kernels read it: the numbers of a row lie side by side. A weight that
-// was given transposed, as torch.matmul(x, w) and DGL's GraphConv hold theirs, is read across in place of being copied.
+// was given transposed, as torch.matmul(x, w) and DGL's GraphConv hold theirs, is read transposed in place of being
+// copied.
 struct RightSide {
   at::Tensor matrix;
-  bool across;  // the depth runs down its rows
+  bool transposed;  // the depth runs down its rows
 
-  RightSide(const at::Tensor& b, bool depth_is_rows) : matrix(b), across(depth_is_rows) {
-    if (b.stride(1) != 1 && b.stride(0) == 1) matrix = b.t(), across = !across;
+  RightSide(const at::Tensor& b, bool depth_is_rows) : matrix(b), transposed(depth_is_rows) {
+    if (b.stride(1) != 1 && b.stride(0) == 1) matrix = b.t(), transposed = !transposed;
   }
 };
 
@@ -49,7 +50,7 @@ inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_
       depth < least_depth || rows == 0 || device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) < 8) {
     return false;
   }
-  if (a.scalar_type() != at::kFloat) return a.size(0) < kFewRows && (divided || depth <= most_depth);
+  if (a.scalar_type() != at::kFloat) return a.size(0) < kLaunchBoundRows && (divided || depth <= most_depth);
   const bool full = divided ? rows >= 96 : depth <= most_depth || rows * columns >= int64_t(1) << 20;
   return full && !at::globalContext().allowTF32CuBLAS();
 }
@@ -67,10 +68,10 @@ inline ProductArgs product_args(const at::Tensor& a, const at::Tensor& b, const 
   return args;
 }
 
-inline void run(at::ScalarType dtype, bool across_a, bool across_b, const ProductArgs& args,
+inline void run(at::ScalarType dtype, bool transposed_a, bool transposed_b, const ProductArgs& args,
                 const OnDevice& on_device) {
-  C10_CUDA_CHECK(is_narrow(dtype) ? run_narrow_product(storage_of(dtype), across_a, across_b, args, on_device.stream())
-                                  : run_product(across_a, across_b, args, on_device.stream()));
+  C10_CUDA_CHECK(is_half(dtype) ? run_half_gemm(storage_of(dtype), transposed_a, transposed_b, args, on_device.stream())
+                                : run_product(transposed_a, transposed_b, args, on_device.stream()));
 }
 
 // The sum of all x weight^T, + bias.
@@ -90,15 +91,15 @@ inline at::Tensor map_rows(at::TensorList xs, at::TensorList weights, const Opti
     ProductArgs args = product_args(x, first.matrix, out, x.size(1));
     const at::Tensor row = bias ? bias->contiguous() : at::Tensor();
     if (bias) args.bias = row.const_data_ptr();
-    if (xs.size() > 1 && !first.across) {
+    if (xs.size() > 1 && !first.transposed) {
       const RightSide second(weights[1], false);
-      if (!second.across && taken(1, second)) {
+      if (!second.transposed && taken(1, second)) {
         args.more = {xs[1].const_data_ptr(), weights[1].const_data_ptr(), xs[1].stride(0), weights[1].stride(0),
                      xs[1].size(1)};
         done = 2;
       }
     }
-    run(x.scalar_type(), false, first.across, args, on_device);
+    run(x.scalar_type(), false, first.transposed, args, on_device);
   } else {
     out = bias ? at::addmm(*bias, x, weight.t()) : at::mm(x, weight.t());
   }
@@ -107,7 +108,7 @@ inline at::Tensor map_rows(at::TensorList xs, at::TensorList weights, const Opti
     if (fits(out) && taken(k, b)) {
       ProductArgs args = product_args(xs[k], b.matrix, out, xs[k].size(1));
       args.add = true;
-      run(x.scalar_type(), false, b.across, args, on_device);
+      run(x.scalar_type(), false, b.transposed, args, on_device);
     } else {
       out.addmm_(xs[k], weights[k].t());
     }
@@ -127,7 +128,7 @@ inline const Optional<FloatProduct>& float_product() {
 }
 
 // Whether products of rows such as x can have float results.
-inline bool writes_floats(const at::Tensor& x) { return is_narrow(x.scalar_type()) && float_product(); }
+inline bool writes_floats(const at::Tensor& x) { return is_half(x.scalar_type()) && float_product(); }
 
 // a b in `dtype`
 inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype) {
@@ -145,7 +146,7 @@ inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight
   if (!add) to = at::empty({grad.size(0), weight.size(1)}, grad.options().dtype(dtype));
   ProductArgs args = product_args(grad, b.matrix, to, weight.size(0));
   args.add = add;
-  run(grad.scalar_type(), false, b.across, args, on_device);
+  run(grad.scalar_type(), false, b.transposed, args, on_device);
   return to;
 }
 
@@ -223,4 +224,4 @@ inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::Tens
   return outs;
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

@@ -1,8 +1,9 @@
 // The linear maps in front of the attention, several of one input at once, and the row that is added behind it, on
 // CUDA.
 //
-// The products are the libraries'. What is around them is not: the input's gradient is added up inside the products,
-// the biases' gradients take one launch or two for all maps, and a cast of all that autocast rounds takes one.
+// The products are the libraries', or ours where those take longer (product_cuda.h). What is around them is ours: the
+// input's gradient is added up inside the products, the biases' gradients take one launch or two for all maps, and a
+// cast of all that autocast rounds takes one.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -15,7 +16,7 @@
 #include "inputs.h"
 #include "product_cuda.h"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 namespace {
 
 using at::Tensor;
@@ -50,7 +51,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   const BelowAutograd below;
   check_maps("edgeless::project", x, weights, biases, joined, heads);
   std::vector<Tensor> outs;
-  const size_t together = joined > 1 && x.size(0) < kFewRows ? weights.size() : joined;
+  const size_t together = joined > 1 && x.size(0) < kLaunchBoundRows ? weights.size() : joined;
   const at::TensorList first = weights.slice(0, together);
   const bool whole =
       std::all_of(first.begin(), first.end(), [](const Tensor& w) { return w.size(0) * w.element_size() % 16 == 0; });
@@ -82,7 +83,7 @@ std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& m
     sums.push_back(rows ? at::empty({matrix.size(1)}, options) : at::zeros({matrix.size(1)}, options));
   }
   if (rows == 0) return sums;
-  const auto statistics = statistics_dtype(some.scalar_type());
+  const auto statistics = opmath_dtype(some.scalar_type());
   for (size_t begin = 0; begin < matrices.size(); begin += kMostTensors) {
     ColumnSumsArgs args;
     args.num_rows = rows, args.chunks = chunks_of(rows), args.wide = dtype != some.scalar_type();
@@ -170,7 +171,7 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
       if (needs[1 + maps + k]) results[1 + maps + k] = at::zeros({weights[k].size(0)}, x.options().dtype(to_maps));
     }
   }
-  const std::vector<SideBySide> groups = side_by_side(given, x.size(0) < kFewRows);
+  const std::vector<SideBySide> groups = side_by_side(given, x.size(0) < kLaunchBoundRows);
   // A second product that adds to floats reads and writes more than a copy at the end.
   const at::ScalarType to_x = groups.size() > 1 ? rows_dtype : written_dtype(x, wanted_x);
   // The maps first: what their sums take beside the rows is free when the rows' own gradient needs memory.
@@ -321,7 +322,7 @@ std::vector<Tensor> node_logits(const Tensor& x, at::TensorList given_vectors) {
   const char* op = "edgeless::node_logits";
   const BelowAutograd below;
   const std::vector<Tensor> vectors = vectors_of_heads(given_vectors);
-  const auto dtype = check_node_logits(op, x, vectors), arithmetic = statistics_dtype(x.scalar_type());
+  const auto dtype = check_node_logits(op, x, vectors), arithmetic = opmath_dtype(x.scalar_type());
   const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
   const Tensor rows = packed_heads(x);
@@ -346,7 +347,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
   const BelowAutograd below;
   const std::vector<Tensor> vectors = vectors_of_heads(given_vectors);
   check_node_logit_gradients(op, grads, x, vectors, needs.size(), more);
-  const auto arithmetic = statistics_dtype(x.scalar_type());
+  const auto arithmetic = opmath_dtype(x.scalar_type());
   const Storage rows_dtype = storage_of(op, "x", x.scalar_type());
   const OnDevice on_device(x.device());
   const Tensor rows = packed_heads(x), given = more ? aligned(*more, x.scalar_type()) : Tensor();
@@ -403,4 +404,4 @@ TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("node_logits_backward", node_logits_backward);
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

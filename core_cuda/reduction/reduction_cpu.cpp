@@ -139,7 +139,7 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
   const at::Tensor where = arg.contiguous(), flags = tied.contiguous();
   const bool shares = may_share && any_nonzero(flags.data_ptr<uint8_t>(), rows), gathers = !csc.empty();
   // What share() adds to must not be rounded before.
-  const auto dtype = shares && gathers ? statistics_dtype(x.scalar_type()) : x.scalar_type();
+  const auto dtype = shares && gathers ? opmath_dtype(x.scalar_type()) : x.scalar_type();
   at::Tensor grad_x = empty_rows(x.sizes(), x.options().dtype(dtype));
   if (grad_x.numel() == 0 || args.graph.num_edges == 0) return grad_x.zero_().to(x.scalar_type());
   args.arg = where.data_ptr();

@@ -14,7 +14,7 @@
 #include "cuda/plan.h"
 #include "inputs.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 namespace {
 
 using at::Tensor;
@@ -102,7 +102,7 @@ GradientDevice gradient_device(const at::Tensor& x) {
           device_attribute(cudaDevAttrClusterLaunch, device) != 0};
 }
 
-void gather_gradient(const Backward& b, const Tensor& grad_x, bool picks) {
+void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = b.rows_where_shared(b.x);
   const Tensor out = b.rows_where_shared(b.out), where = b.arg.contiguous();
   const Tensor positions = at::empty({b.graph.csr[1].size(0)}, b.graph.csr[1].options());
@@ -112,26 +112,26 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool picks) {
   GatherArgs args;
   args.graph = compressed_graph(b.graph.csc);
   args.width = static_cast<int>(b.width);
-  args.vectors = static_cast<int>(picks ? (b.width - 1) / kPickPer + 1 : b.width * grad.element_size() / 16);
+  args.vectors = static_cast<int>(masked ? (b.width - 1) / kMaskedPer + 1 : b.width * grad.element_size() / 16);
   args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
   args.positions = positions.data_ptr<int32_t>();
   args.grad_x = grad_x.data_ptr();
   Tensor bytes = where;
-  if (picks && args.arg_size > 1) {
+  if (masked && args.arg_size > 1) {
     bytes = at::empty(where.sizes(), where.options().dtype(at::kByte));
     C10_CUDA_CHECK(argument_bytes(args.arg, args.arg_size, where.numel(), bytes.data_ptr<uint8_t>(), b.stream));
   }
-  if (picks) args.bytes = bytes.data_ptr<uint8_t>();
+  if (masked) args.bytes = bytes.data_ptr<uint8_t>();
   problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
-  const int64_t numbers = picks ? kPickPer : 16 / grad.element_size();
+  const int64_t numbers = masked ? kMaskedPer : 16 / grad.element_size();
   problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + bytes.element_size()));
   choose_slices(problem, args.plan);
-  if (picks) args.vectors = args.plan.slices * args.plan.slice_vectors;  // a last slice has all its lanes
+  if (masked) args.vectors = args.plan.slices * args.plan.slice_vectors;  // a last slice has all its lanes
   budget_carry(problem, args.vectors * numbers * int64_t(sizeof(float)), grad_x);
   choose_shares(problem, args.plan);
   const Tensor carry = take_carry(problem, grad_x, args);
-  C10_CUDA_CHECK(picks ? pick(args, b.stream) : gather(b.storage, b.shares, args, b.stream));
+  C10_CUDA_CHECK(masked ? masked_gather_grad(args, b.stream) : gather_grad(b.storage, b.shares, args, b.stream));
 }
 
 // Items may take as much memory as the result, or this where that is more, and those of 128 columns always.
@@ -169,7 +169,7 @@ void sort_gradient(const Backward& b, const Tensor& grad_x) {
   const Tensor carry = take_carry(problem, grad_x, args);
   for (args.first = 0; args.first < args.width; args.first += args.item_row) {
     args.columns = std::min(args.item_row, args.width - args.first);
-    C10_CUDA_CHECK(sort_slice(b.storage, args, b.stream));
+    C10_CUDA_CHECK(sorted_grad(b.storage, args, b.stream));
   }
 }
 
@@ -221,14 +221,14 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
 }
 
 void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, const Tensor& grad_x) {
-  OwnArgs own;
-  own.owners_log2 = sums.blocks_log2, own.nodes = static_cast<int>(sums.nodes);
-  own.groups = static_cast<unsigned>(sums.groups);
+  SharedScatterArgs shared;
+  shared.owners_log2 = sums.blocks_log2, shared.nodes = static_cast<int>(sums.nodes);
+  shared.groups = static_cast<unsigned>(sums.groups);
   Sent sent = what_is_sent(b, zero_shares, grad_x);
   sent.args.columns = sent.args.width, sent.args.columns_log2 = sums.columns_log2;
-  own.scatter = sent.args;
-  C10_CUDA_CHECK(measure(b.storage, own.scatter, b.stream));
-  C10_CUDA_CHECK(cuda::extrema::own(b.storage, b.graph.csr[0].scalar_type() == at::kLong, own, b.stream));
+  shared.scatter = sent.args;
+  C10_CUDA_CHECK(measure(b.storage, shared.scatter, b.stream));
+  C10_CUDA_CHECK(shared_scatter_grad(b.storage, b.graph.csr[0].scalar_type() == at::kLong, shared, b.stream));
 }
 
 // None where a test asks for an engine that the inputs do not allow.
@@ -277,11 +277,11 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   TORCH_CHECK_VALUE(chosen, op, ": the overriding engine must be one that these inputs allow, got '",
                     overridden_gradient_engine(), "'");
   switch (chosen->engine) {
-    case GradientEngine::sort: sort_gradient(b, grad_x); break;
-    case GradientEngine::pick: gather_gradient(b, grad_x, true); break;
+    case GradientEngine::sorted: sort_gradient(b, grad_x); break;
+    case GradientEngine::masked_gather: gather_gradient(b, grad_x, true); break;
     case GradientEngine::gather: gather_gradient(b, grad_x, false); break;
-    case GradientEngine::block: own_gradient(b, ties == "scatter", chosen->sums, grad_x); break;
-    case GradientEngine::cache: send_gradient(b, ties == "scatter", grad_x); break;
+    case GradientEngine::shared_scatter: own_gradient(b, ties == "scatter", chosen->sums, grad_x); break;
+    case GradientEngine::scatter: send_gradient(b, ties == "scatter", grad_x); break;
   }
   return grad_x;
 }
@@ -293,4 +293,4 @@ TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("neighbor_reduce_backward", neighbor_reduce_backward);
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -97,7 +97,7 @@ inline void check_relational_sum(const char* op, const at::Tensor& x, const at::
   check_rows_dtype(op, "x", x);
   check_dim(op, "x", x, 2, "[Ns, K]");
   check_shape(op, "x", x, {x.size(0), sizes.in});
-  const auto statistics = statistics_dtype(x.scalar_type());
+  const auto statistics = opmath_dtype(x.scalar_type());
   TORCH_CHECK_VALUE(weight.scalar_type() == x.scalar_type() || weight.scalar_type() == statistics, op,
                     ": weight must be ", x.scalar_type(), " or ", statistics, ", got ", weight.scalar_type());
   check_device(op, "weight", weight, x.device());

@@ -67,11 +67,11 @@ class Call {
 
   Rows rows(const Tensor& t) { return rows_of(keep(packed_rows(t))); }
 
-  // weight [types, (blocks,) K, M], or its transpose where `turned`. What is not read as it lies is packed, for those
-  // types that have entries.
-  void set_weight(const Tensor& weight, bool turned, const std::vector<int64_t>& offsets) {
+  // weight [types, (blocks,) K, M], or its transpose where `transposed`. What is not read as it lies is packed, for
+  // those types that have entries.
+  void set_weight(const Tensor& weight, bool transposed, const std::vector<int64_t>& offsets) {
     Tensor w = weight.dim() == 3 ? weight.unsqueeze(1) : weight;
-    if (turned) w = w.transpose(2, 3);
+    if (transposed) w = w.transpose(2, 3);
     args.types = w.size(0), args.blocks = w.size(1);
     const int64_t k = w.size(2), n = w.size(3);
     args.in = args.blocks * k, args.out = args.blocks * n;
@@ -220,7 +220,7 @@ Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, cons
     if (rows) call.set_rows(*rows);
     call.args.x = call.rows(x), call.args.other = call.rows(y);
     call.args.blocks = 1, call.args.in = in, call.args.out = out;
-    const Tensor sums = call.outer(begins, x.options().dtype(statistics_dtype(x.scalar_type())));
+    const Tensor sums = call.outer(begins, x.options().dtype(opmath_dtype(x.scalar_type())));
     return sums.squeeze(1).to(x.scalar_type());
   });
 }
@@ -243,13 +243,13 @@ void merge_cut_rows(const TypedArgs<A>& args, int64_t parts) {
   }
 }
 
-// sum over types of (sum over edges) weight, or its transpose where `turned`; pieces: of the side of the result.
+// sum over types of (sum over edges) weight, or its transpose where `transposed`; pieces: of the side of the result.
 template <class A>
-Tensor summed_products(const Tensor& x, const Tensor& weight, bool turned, const OptTensor& edge_weight,
+Tensor summed_products(const Tensor& x, const Tensor& weight, bool transposed, const OptTensor& edge_weight,
                        at::TensorList pieces, int64_t num_rows) {
   Call<A> call;
-  call.set_weight(weight, turned, host_offsets(pieces[0]));
-  const auto dtype = statistics_dtype(x.scalar_type());
+  call.set_weight(weight, transposed, host_offsets(pieces[0]));
+  const auto dtype = opmath_dtype(x.scalar_type());
   const int64_t parts = pieces[5].size(0) - 1;
   Tensor totals = empty_rows({num_rows, call.args.out}, x.options().dtype(dtype));
   if (totals.numel() == 0) return totals;
@@ -299,7 +299,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
     check_pieces(op, "by_src", by_src, sizes.types, x.device());
     check_parts(op, "by_src", by_src, x.size(0));
   }
-  const auto statistics = x.options().dtype(statistics_dtype(x.scalar_type()));
+  const auto statistics = x.options().dtype(opmath_dtype(x.scalar_type()));
   std::vector<Tensor> results;
   for (const Tensor& t : {x, weight, edge_weight.value_or(x)}) results.push_back(at::empty({0}, t.options()));
   with_arithmetic(x.scalar_type(), [&](auto zero) {

@@ -2,8 +2,8 @@
 // the device.
 //
 // A sum over relations is made piece by piece: SpMM sums the edges of a piece, a typed product multiplies the sums, and
-// SpMM adds the pieces of every row. So gradients of nodes are such a sum too, turned round, and gradients of weights
-// are outer products over pieces. Rows that are a node's as they are get gathered by the product itself.
+// SpMM adds the pieces of every row. So gradients of nodes are such a sum too, transposed round, and gradients of
+// weights are outer products over pieces. Rows that are a node's as they are get gathered by the product itself.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -18,7 +18,7 @@
 #include "cuda/kernels.h"
 #include "inputs.h"
 
-namespace edgeless::cuda::typed {
+namespace edgeless::cuda::relational {
 namespace {
 
 using at::Tensor;
@@ -66,8 +66,8 @@ void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, c
   args.depth = static_cast<int>(weight.size(2)), args.columns = static_cast<int>(weight.size(3));
   const bool lies = weight.stride(3) == 1 || weight.stride(2) == 1;
   const Tensor w = lies ? weight : weight.contiguous();
-  args.turned = w.stride(3) != 1;
-  args.weight = w.const_data_ptr(), args.weight_row = w.stride(args.turned ? 3 : 2);
+  args.transposed = w.stride(3) != 1;
+  args.weight = w.const_data_ptr(), args.weight_row = w.stride(args.transposed ? 3 : 2);
   args.weight_type = w.stride(0), args.weight_block = w.stride(1);
   const int64_t vector = 16 / w.element_size();
   const bool vectors = has_vectors(x.rows, args.depth) && has_vectors(to.rows, args.columns) &&
@@ -82,7 +82,7 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
                   bool given = false) {
   const Gathered x{unit_rows(of.rows), of.ids}, y{unit_rows(with.rows), with.ids};
   const int64_t types = offsets.size(0) - 1, in = x.rows.size(1) / blocks, out = y.rows.size(1) / blocks;
-  const auto statistics = statistics_dtype(x.rows.scalar_type());
+  const auto statistics = opmath_dtype(x.rows.scalar_type());
   Tensor sums = at::empty({types, blocks, in, out}, x.rows.options().dtype(wide ? statistics : x.rows.scalar_type()));
   if (sums.numel() == 0) return sums;
   OuterArgs args;
@@ -163,7 +163,7 @@ struct Pieces {
   Tensor summed(const Tensor& products, int64_t num_rows, at::ScalarType dtype) const {
     if (by_row.numel() == 0) return products.to(dtype);
     const std::vector<Tensor> csr{by_row.narrow(0, 0, num_rows + 1), by_row.narrow(0, num_rows + 1, rows.size(0))};
-    const auto kind = dtype == products.scalar_type() ? dtype : statistics_dtype(products.scalar_type());
+    const auto kind = dtype == products.scalar_type() ? dtype : opmath_dtype(products.scalar_type());
     return call_spmm(products, {}, {}, {}, {csr, {}}, kind).to(dtype);
   }
 
@@ -217,11 +217,11 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
     if (needs[2]) results[2] = at::zeros_like(*edge_weight);
     return results;
   }
-  const Tensor turned = matrices(weight, x.scalar_type()).transpose(2, 3), rows = grad.to(x.scalar_type());
+  const Tensor transposed = matrices(weight, x.scalar_type()).transpose(2, 3), rows = grad.to(x.scalar_type());
   if (needs[0] || needs[1]) {
     const Pieces pieces(by_src);
     const Gathered sums = pieces.sums(rows, edge_weight);
-    if (needs[0]) results[0] = pieces.summed(pieces.products(sums, turned), x.size(0), x.scalar_type());
+    if (needs[0]) results[0] = pieces.summed(pieces.products(sums, transposed), x.size(0), x.scalar_type());
     if (needs[1]) {
       const bool wide = weight.scalar_type() != x.scalar_type();
       results[1] = outer_sums({x, pieces.rows}, sums, pieces.type_ptr, sizes.blocks, wide).view(weight.sizes());
@@ -230,7 +230,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
   if (needs[2]) {
     const Pieces pieces(by_dst);
     const std::vector<Tensor> csr = pieces.edges(true);
-    results[2] = call_sddmm(pieces.products({rows, pieces.rows}, turned), x, {csr, {}}).squeeze(1);
+    results[2] = call_sddmm(pieces.products({rows, pieces.rows}, transposed), x, {csr, {}}).squeeze(1);
   }
   return results;
 }
@@ -244,4 +244,4 @@ TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("relational_sum_backward", relational_sum_backward);
 }
 
-}  // namespace edgeless::cuda::typed
+}  // namespace edgeless::cuda::relational

@@ -11,7 +11,7 @@
 #include "cuda/pieces.h"
 #include "inputs.h"
 
-namespace edgeless::cuda::typed {
+namespace edgeless::cuda::relational {
 namespace {
 
 using at::Tensor;
@@ -126,4 +126,4 @@ TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("typed_means", typed_means);
 }
 
-}  // namespace edgeless::cuda::typed
+}  // namespace edgeless::cuda::relational

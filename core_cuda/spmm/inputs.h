@@ -8,7 +8,7 @@ namespace edgeless {
 inline void check_scale(const char* op, const char* name, const OptTensor& scale, int64_t size, const at::Tensor& x) {
   if (!scale) return;
   check_shape(op, name, *scale, {size});
-  check_dtype(op, name, *scale, statistics_dtype(x.scalar_type()));
+  check_dtype(op, name, *scale, opmath_dtype(x.scalar_type()));
   check_device(op, name, *scale, x.device());
 }
 
@@ -29,7 +29,7 @@ inline void check_spmm(const char* op, const at::Tensor& x, const OptTensor& wei
   check_compressed(op, "csr", csr, rows, csr[1].size(0), x.device());
   if (weight) {
     check_shape(op, "weight", *weight, {csr[1].size(0), x.size(1)});
-    check_dtype(op, "weight", *weight, statistics_dtype(x.scalar_type()));
+    check_dtype(op, "weight", *weight, opmath_dtype(x.scalar_type()));
     check_device(op, "weight", *weight, x.device());
   }
   check_scale(op, "src_scale", src_scale, x.size(0), x);

@@ -43,7 +43,7 @@ at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& s
   const char* op = "edgeless::spmm";
   if (x.dim() == 2) return spmm(x.unsqueeze(1), weight, src_scale, dst_scale, csr, csc, out_dtype, {}).squeeze(1);
   check_spmm(op, x, weight, src_scale, dst_scale, csr);
-  const auto statistics = statistics_dtype(x.scalar_type());
+  const auto statistics = opmath_dtype(x.scalar_type());
   const auto kind = out_dtype.value_or(x.scalar_type());
   TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
                     statistics, ", got ", kind);
@@ -80,11 +80,10 @@ at::Tensor sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& 
   check_spmm(op, src, {}, src_scale, dst_scale, csr);
   check_shape(op, "dst", dst, {csr[0].size(0) - 1, src.size(1), src.size(2)});
   check_rows_dtype(op, "dst", dst);
-  TORCH_CHECK_VALUE(statistics_dtype(dst.scalar_type()) == statistics_dtype(src.scalar_type()), op,
-                    ": dst and src must ", "both be float64 or neither, got ", dst.scalar_type(), " and ",
-                    src.scalar_type());
+  TORCH_CHECK_VALUE(opmath_dtype(dst.scalar_type()) == opmath_dtype(src.scalar_type()), op, ": dst and src must ",
+                    "both be float64 or neither, got ", dst.scalar_type(), " and ", src.scalar_type());
   check_device(op, "dst", dst, src.device());
-  const auto statistics = statistics_dtype(src.scalar_type());
+  const auto statistics = opmath_dtype(src.scalar_type());
   at::Tensor products = empty_rows({csr[1].size(0), src.size(1)}, src.options().dtype(statistics));
   if (products.numel() == 0 || src.numel() == 0) return products.zero_();
   with_arithmetic(src.scalar_type(), [&](auto zero) {

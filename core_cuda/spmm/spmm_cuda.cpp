@@ -9,7 +9,7 @@
 #include "cuda/kernels.h"
 #include "inputs.h"
 
-namespace edgeless::cuda::sums {
+namespace edgeless::cuda::spmm {
 namespace {
 
 using at::Tensor;
@@ -37,7 +37,7 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
   const char* op = "edgeless::spmm";
   const Tensor x = given.dim() == 2 ? given.unsqueeze(1) : given;
   check_spmm(op, x, weight, src_scale, dst_scale, csr);
-  const auto statistics = statistics_dtype(x.scalar_type());
+  const auto statistics = opmath_dtype(x.scalar_type());
   const auto kind = out_dtype.value_or(x.scalar_type());
   TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
                     statistics, ", got ", kind);
@@ -102,8 +102,8 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
   check_spmm(op, src, {}, src_scale, dst_scale, csr);
   check_shape(op, "dst", dst, {csr[0].size(0) - 1, src.size(1), src.size(2)});
   check_rows_dtype(op, "dst", dst);
-  const auto statistics = statistics_dtype(src.scalar_type());
-  TORCH_CHECK_VALUE(statistics_dtype(dst.scalar_type()) == statistics, op,
+  const auto statistics = opmath_dtype(src.scalar_type());
+  TORCH_CHECK_VALUE(opmath_dtype(dst.scalar_type()) == statistics, op,
                     ": dst and src must both be float64 or neither, got ", dst.scalar_type(), " and ",
                     src.scalar_type());
   check_device(op, "dst", dst, src.device());
@@ -142,4 +142,4 @@ TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("sddmm", sddmm);
 }
 
-}  // namespace edgeless::cuda::sums
+}  // namespace edgeless::cuda::spmm

@@ -13,7 +13,7 @@ from torch_geometric.typing import SparseTensor
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import sddmm_dot, spmm
 from edgeless.graph import Graph
-from edgeless.ops.attention import statistics_dtype
+from edgeless.ops.attention import opmath_dtype
 from edgeless.projection import add_row
 
 from ..conv import FusedConv
@@ -84,7 +84,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             weight = self._given_weight(kind, edge_index, edge_weight)
             weighs = x.dtype if weight is None else weight.dtype
             if kept is not None and self._is_degree_norm(weight):
-                weight, scale = None, _degree_norm(graph, statistics_dtype(x.dtype))
+                weight, scale = None, _degree_norm(graph, opmath_dtype(x.dtype))
             weight = None if weight is None else weight.flatten()
         out = spmm(
             graph,
@@ -138,7 +138,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
     def _norm(self, edge_index: Any, edge_weight: Optional[Tensor], num_nodes: int, dtype: torch.dtype) -> _Norm:
         """The graph with the self loops that the layer adds, and what its messages are multiplied by."""
         kind = kind_of(edge_index)
-        loops, statistics = self.add_self_loops, statistics_dtype(dtype)
+        loops, statistics = self.add_self_loops, opmath_dtype(dtype)
         by_edge = edge_weight is not None
         graph = kind.graph(edge_index, num_nodes, num_nodes, self.flow, loops and kind not in SPARSE, by_edge)
         if graph.num_src != graph.num_dst:

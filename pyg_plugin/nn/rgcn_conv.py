@@ -13,7 +13,7 @@ from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.functional import gather_mm, neighbor_reduce, relational_sum, spmm
 from edgeless.graph_checks import compiling
-from edgeless.ops.attention import statistics_dtype
+from edgeless.ops.attention import opmath_dtype
 from edgeless.projection import add_row, product
 from edgeless.typed_graph import TypedGraph
 
@@ -129,7 +129,7 @@ class _Relational:
     def _sum_of_embeddings(self, graph: TypedGraph, ids: Optional[Tensor], dtype: torch.dtype) -> Tensor:
         """Features that are ids choose rows of the weights, as if (relation, id) were the source."""
         table = self._weights().reshape(-1, self.out_channels)
-        weight = graph.mean_weight(statistics_dtype(table.dtype)) if self._reduce == "mean" else None
+        weight = graph.mean_weight(opmath_dtype(table.dtype)) if self._reduce == "mean" else None
         return spmm(embedding_graph(graph, ids, self.in_channels_l), table, weight, out_dtype=dtype)
 
     def _sum_of_extrema(self, graph: TypedGraph, x: Tensor, edge_index: Any) -> Tensor:

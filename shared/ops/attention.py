@@ -9,7 +9,7 @@ from ._registration import register_fake
 _NUM_INPUTS = 7  # dst, src, value, att, edge_attr, edge_proj, edge_scale
 
 
-def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of softmax statistics, of parameters and of all arithmetic for rows stored in ``dtype``."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -21,7 +21,7 @@ def _attention_fake(
     rows = src if value is None else value
     out = dst.new_empty((dst.size(0), dst.size(1), rows.size(2)), dtype=out_dtype or rows.dtype)
     parts = 1 if dst.is_cuda else 2
-    return out, dst.new_empty((parts, dst.size(0), dst.size(1)), dtype=statistics_dtype(dst.dtype))
+    return out, dst.new_empty((parts, dst.size(0), dst.size(1)), dtype=opmath_dtype(dst.dtype))
 
 
 @register_fake("edgeless::attention_backward")
@@ -42,4 +42,4 @@ def _attention_backward_into_fake(
 def _attention_weights_fake(
     softmax_stats, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout
 ):
-    return dst.new_empty((csr[1].size(0), dst.size(1)), dtype=statistics_dtype(dst.dtype))
+    return dst.new_empty((csr[1].size(0), dst.size(1)), dtype=opmath_dtype(dst.dtype))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ._registration import register_fake
-from .attention import statistics_dtype
+from .attention import opmath_dtype
 
 
 @register_fake("edgeless::spmm")
@@ -13,4 +13,4 @@ def _spmm_fake(x, weight, src_scale, dst_scale, csr, csc, out_dtype, max_degrees
 
 @register_fake("edgeless::sddmm")
 def _sddmm_fake(dst, src, src_scale, dst_scale, csr, csc):
-    return src.new_empty((csr[1].size(0), src.size(1) if src.dim() == 3 else 1), dtype=statistics_dtype(src.dtype))
+    return src.new_empty((csr[1].size(0), src.size(1) if src.dim() == 3 else 1), dtype=opmath_dtype(src.dtype))

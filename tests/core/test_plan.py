@@ -81,8 +81,8 @@ def test_pieces_are_merged_where_a_row_may_be_cut(max_degree, merges):
     "graph,dtype,shares,engine",
     [
         ((169_343, 1_166_243), torch.float32, False, "gather"),  # arxiv: few edges a row
-        ((1_632_803, 30_622_564), torch.float32, False, "pick"),  # pokec: more of them, wide rows
-        ((1_632_803, 30_622_564), torch.bfloat16, False, "sort"),
+        ((1_632_803, 30_622_564), torch.float32, False, "masked_gather"),  # pokec: more of them, wide rows
+        ((1_632_803, 30_622_564), torch.bfloat16, False, "sorted"),
         ((1_632_803, 30_622_564), torch.float32, True, "gather"),
     ],
 )
@@ -96,7 +96,10 @@ def test_how_the_gradient_of_an_extremum_goes_back_over_the_transpose(graph, dty
 
 
 def test_where_the_gradient_of_an_extremum_is_added_up():
-    for nodes, shares, engines in ((11_758, False, ("block", "block")), (46_563, True, ("cluster", "cache"))):
+    for nodes, shares, engines in (
+        (11_758, False, ("shared_scatter", "shared_scatter")),
+        (46_563, True, ("cluster_scatter", "scatter")),
+    ):
         for device, engine in zip(("h200", "a100"), engines, strict=True):
             steps = extremum_steps(
                 torch.float32, 512, num_src=nodes, num_dst=nodes, num_edges=100 * nodes, device=DEVICES[device],

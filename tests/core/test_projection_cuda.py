@@ -12,7 +12,7 @@ from edgeless import projection
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
 ops = torch.ops.edgeless
-# Few rows and many: see kFewRows.
+# Few rows and many: see kLaunchBoundRows.
 SHAPES = [
     (0, 3, (4,)),
     (1, 3, (4, 1)),

@@ -14,31 +14,34 @@ from edgeless.aggregation import _arg_dtype
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
-SHARED = ("block", "cluster")  # sums in shared memory
-OVER_CSC = ("gather", "pick", "sort")
-ENGINES = (*OVER_CSC, "cache", *SHARED)
+SHARED = ("shared_scatter", "cluster_scatter")  # sums in shared memory
+OVER_CSC = ("gather", "masked_gather", "sorted")
+ENGINES = (*OVER_CSC, "scatter", *SHARED)
 # Nothing shares where elements are picked or sorted.
 ENGINES_AND_TIES = [
-    (engine, ties) for engine in ENGINES for ties in TIES if engine not in ("pick", "sort") or ties == "first"
+    (engine, ties)
+    for engine in ENGINES
+    for ties in TIES
+    if engine not in ("masked_gather", "sorted") or ties == "first"
 ]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 
 def allowed(engine, width, dtype, ties, wide=False):
     """Whether an engine takes such inputs: on the small graphs here, shared memory holds every sum."""
-    if engine == "cache":
+    if engine == "scatter":
         return True
     if dtype == torch.float64 or (wide and engine in OVER_CSC):
         return False
-    if engine == "sort" and (ties != "first" or dtype == torch.float32):
+    if engine == "sorted" and (ties != "first" or dtype == torch.float32):
         return False
-    if engine == "pick" and (ties != "first" or dtype != torch.float32):
+    if engine == "masked_gather" and (ties != "first" or dtype != torch.float32):
         return False
     return width % 8 == 0 if engine in OVER_CSC else True
 
 
 def dtype_for(engine):
-    return torch.bfloat16 if engine == "sort" else torch.float32
+    return torch.bfloat16 if engine == "sorted" else torch.float32
 
 
 @contextlib.contextmanager
@@ -167,7 +170,7 @@ def test_sums_in_shared_memory_are_those_that_are_sent(engine, ties):
             features(graph, width, torch.float32).detach().to(DEVICE),
             gradients(graph, width, torch.float32).to(DEVICE),
         )
-        found = [backward(moved, x, grad * 1e-3, "min", ties, w) for w in (engine, "cache")]
+        found = [backward(moved, x, grad * 1e-3, "min", ties, w) for w in (engine, "scatter")]
         assert torch.equal(*found)
 
 
@@ -257,12 +260,12 @@ def test_an_engine_that_the_inputs_do_not_allow_is_refused():
     graph = graph_of("square").to(DEVICE)
     for engine, width, dtype, ties in (
         ("gather", 5, torch.float32, "first"),
-        ("sort", 5, torch.bfloat16, "first"),
-        ("sort", 8, torch.bfloat16, "shared"),
-        ("sort", 8, torch.float32, "first"),
-        ("pick", 8, torch.float32, "shared"),
-        ("pick", 8, torch.bfloat16, "first"),
-        ("block", 8, torch.float64, "first"),
+        ("sorted", 5, torch.bfloat16, "first"),
+        ("sorted", 8, torch.bfloat16, "shared"),
+        ("sorted", 8, torch.float32, "first"),
+        ("masked_gather", 8, torch.float32, "shared"),
+        ("masked_gather", 8, torch.bfloat16, "first"),
+        ("shared_scatter", 8, torch.float64, "first"),
         ("blocks", 8, torch.float32, "first"),
         ("any", 8, torch.float32, "first"),
     ):
@@ -290,7 +293,7 @@ def random_numbers(rows, width, dtype, seed=8):
 
 def assert_taken(graph, width, dtype):
     """Equal to what the argument says, for every type of the argument, and the same bits again. Floats: picked."""
-    engine = "pick" if dtype == torch.float32 else "sort"
+    engine = "masked_gather" if dtype == torch.float32 else "sorted"
     x, grad = random_numbers(graph.num_src, width, dtype), random_numbers(graph.num_dst, width, dtype, seed=9)
     longest = int(graph.in_degrees().max())
     for arg in (torch.uint8, torch.int16, torch.int32):

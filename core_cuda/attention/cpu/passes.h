@@ -56,7 +56,7 @@ struct Passes {
   // bare rows and the term, so that it has the same bits whichever side is gathered.
   static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c, A* copies) {
     const auto ask = [&]() __attribute__((always_inline)) { c.ahead.ask(0); };
-    if constexpr (Score::kOverNorms) {
+    if constexpr (Score::kInverseNorms) {
       Score::logits(a, own, c.key, c.n, c.s, c.r, ask);
     } else if constexpr (Score::kTermJoinsRows) {
       Score::logits(a, own, c.key, a.edge_dim ? c.term : nullptr, c.n, c.s, ask);
@@ -68,7 +68,7 @@ struct Passes {
   }
 
   static void score_grad(const Args<A>& a, const A* own, Chunk<A>& c, A* grad_own, A* grad_att, A* term) {
-    if constexpr (Score::kOverNorms) {
+    if constexpr (Score::kInverseNorms) {
       for (int64_t h = 0; h < a.heads; ++h) multiply(c.dp + h * kChunk, c.r + h * kChunk, c.n);
     }
     Score::grad(a, own, c.key, c.n, c.dp, grad_own, grad_att, term);
@@ -333,7 +333,7 @@ struct Passes {
       }
     }
     // Without a value tensor both gradients are the key's, whose norm only one of them goes through.
-    A* values = a.value || Score::kOverNorms ? state + keys_size(a) : state;
+    A* values = a.value || Score::kInverseNorms ? state + keys_size(a) : state;
     if (a.grad_out && (a.grad_value || !a.value)) {
       accumulate<A, NV>(c.w, c.value, n, a.heads, a.padded_channels, A(1), values);
     }
@@ -357,13 +357,13 @@ struct Passes {
     } else if (pass == Pass::delta) {
       for (int64_t h = 0; h < a.heads; ++h) delta_of(a, row)[h] = state[h];
     } else if (pass == Pass::by_dst) {
-      if constexpr (Score::kOverNorms) {
+      if constexpr (Score::kInverseNorms) {
         const A* own = row_of(a.dst, row, a.heads, a.dim, a.padded_dim, buffer);
         Score::through_norm(a, own, state, grad_att);
       }
       if (a.grad_dst) write_row(a.grad_dst, row, a.heads, a.dim, a.padded_dim, state);
     } else {
-      if constexpr (Score::kOverNorms) {
+      if constexpr (Score::kInverseNorms) {
         const A* own = row_of(a.src, row, a.heads, a.dim, a.padded_dim, buffer);
         Score::through_norm(a, own, state, nullptr);
         for (int64_t i = 0; i < keys_size(a); ++i) state[i] += state[keys_size(a) + i];

@@ -10,7 +10,7 @@
 //       term[e]   = ds[h, e] * d score / d rows[e], [n, term_stride] (null: not wanted)
 //   kTermJoinsRows: the edge term may simply be added to the gathered rows, whichever side they are. Then logits() is
 //       given bare rows and term[e], [n, term_stride] (null: none), between rows and n.
-//   kOverNorms: the score divides by the norms of both rows. Then logits() also gives r[h, e] = 1 / norm of rows[e],
+//   kInverseNorms: the score divides by the norms of both rows. Then logits() also gives r[h, e] = 1 / norm of rows[e],
 //   the
 //       passes multiply ds by it before grad(), and what grad() adds up is the gradient of own's unit row, of which
 //   through_norm(args, own, grad, grad_att)          makes that of the row and of the attention vector (null: not
@@ -24,7 +24,7 @@ static inline int64_t term_stride(const Args<A>& args) {
 // s = scale * <q, k>
 template <class A, int NV>
 struct DotScore {
-  static constexpr bool kTermJoinsRows = false, kOverNorms = false;
+  static constexpr bool kTermJoinsRows = false, kInverseNorms = false;
 
   template <class Ask>
   static void logits(const Args<A>& args, const A* own, const A* const* rows, int64_t n, A* s, Ask ask) {
@@ -50,7 +50,7 @@ struct DotScore {
 // s = <att, leaky_relu(x_l + x_r)> (Brody et al. 2022, equation 7)
 template <class A, int NV>
 struct Gatv2Score {
-  static constexpr bool kTermJoinsRows = true, kOverNorms = false;
+  static constexpr bool kTermJoinsRows = true, kInverseNorms = false;
   static constexpr int64_t W = kWidth<A>;
 
   template <class Ask>
@@ -168,7 +168,7 @@ struct Gatv2Score {
 // s = leaky_relu(a_l + a_r), one number per node and head (Veličković et al. 2018, equation 3)
 template <class A, int NV>
 struct GatScore {
-  static constexpr bool kTermJoinsRows = true, kOverNorms = false;
+  static constexpr bool kTermJoinsRows = true, kInverseNorms = false;
 
   template <class Ask>
   static void logits(const Args<A>& args, const A* own, const A* const* rows, const A* term, int64_t n, A* s, Ask ask) {
@@ -213,7 +213,7 @@ struct GatScore {
 // equation 4). An edge gathers one row, which is key and value.
 template <class A, int NV>
 struct CosineScore {
-  static constexpr bool kTermJoinsRows = true, kOverNorms = true;
+  static constexpr bool kTermJoinsRows = true, kInverseNorms = true;
   static constexpr int64_t W = kWidth<A>;
 
   template <class Ask>

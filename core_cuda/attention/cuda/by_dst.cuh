@@ -7,8 +7,8 @@
 // the pass that returns attention. See walk.cuh for who owns what.
 #pragma once
 
+#include "inverse_norms.cuh"
 #include "lane.cuh"
-#include "over_norms.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {
@@ -71,7 +71,7 @@ struct NoShares {};
 
 template <class Fn, class A, int kPer>
 using RowShares =
-    std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kOverNorms, FactorShares<A>, NoShares>>;
+    std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kInverseNorms, FactorShares<A>, NoShares>>;
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
 __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst, kMode, kVecs, kEdges))
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   RowPointers<kVecs> values(kValues ? args.value : args.src, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
   if constexpr (kValues) values.hold();
-  const OverNorms<A, Fn::kOverNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
+  const InverseNorms<A, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const bool has_grad = kMode == kPlain || args.grad_out;
 
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
   A acc_scalar = 0;        // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
   A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
-  A own_over = 0;          // of the row: see over_norms.cuh
+  A own_over = 0;          // of the row: see inverse_norms.cuh
   uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
   }
   if constexpr (Fn::kAtt) att_shares.clear();
-  if constexpr (Fn::kOverNorms) att_shares.clear(place);
+  if constexpr (Fn::kInverseNorms) att_shares.clear(place);
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   // Writes a row's gradient, or its piece where other blocks have others.
   auto emit = [&](I row, bool lead, bool complete) {
     const bool piece = lead || !complete;
-    if constexpr (Fn::kOverNorms) {
+    if constexpr (Fn::kInverseNorms) {
       if (args.grad_dst || args.grad_att) att_shares.add(place, norms.close(acc, own, own_over, place));
     }
     if constexpr (kKeys) {
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }
-  if constexpr (Fn::kOverNorms) {
+  if constexpr (Fn::kInverseNorms) {
     if (args.grad_att) att_shares.store(args, place);
   }
 }

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
   RowPointers<kVecs> keys(args.dst, place.head, key_offsets), grads(args.grad_out, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
   grads.hold();
-  const OverNorms<A, Fn::kOverNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
+  const InverseNorms<A, Fn::kInverseNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
   const StatPointer<Fn, S> stats(args, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const bool has_grad = kMode == kPlain || args.grad_out;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
   A own_scalar = 0;  // of the row: gat's number; gatv2: the lane's share of <att, x>
   A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
-  A own_over = 0;    // of the row: see over_norms.cuh
+  A own_over = 0;    // of the row: see inverse_norms.cuh
   uint4 own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
         value_acc[k] = fma(Fn::finish(key_acc[k], acc_scalar, args.coefficient), att[k] * A(kLn2), value_acc[k]);
       }
     }
-    if constexpr (Fn::kOverNorms) {
+    if constexpr (Fn::kInverseNorms) {
       norms.close(key_acc, own, own_over, place);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) value_acc[k] += key_acc[k];

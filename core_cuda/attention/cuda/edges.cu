@@ -136,7 +136,7 @@ __global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, i
 
 // Four lanes a row and head. The rows are about to be gathered, so L2 may keep them.
 template <class A, class S>
-__global__ void over_norms_kernel(Rows rows, int64_t num_rows, int heads, int vectors, A least, A* over) {
+__global__ void inverse_norms_kernel(Rows rows, int64_t num_rows, int heads, int vectors, A least, A* over) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 4;
   const bool inside = at < num_rows * heads;
   const int64_t row = inside ? at / heads : 0, head = inside ? at % heads : 0;
@@ -259,12 +259,12 @@ cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_
 }
 
 template <class A>
-cudaError_t over_norms(const Rows& rows, Storage storage, int64_t num_rows, int heads, int vectors, A least, A* over,
-                       cudaStream_t stream) {
+cudaError_t inverse_norms(const Rows& rows, Storage storage, int64_t num_rows, int heads, int vectors, A least, A* over,
+                          cudaStream_t stream) {
   if (num_rows * heads == 0) return cudaSuccess;
   return with_storage<A>(storage, [&](auto zero) {
     using S = decltype(zero);
-    over_norms_kernel<A, S>
+    inverse_norms_kernel<A, S>
         <<<blocks_for(num_rows * heads * 4), kThreads, 0, stream>>>(rows, num_rows, heads, vectors, least, over);
   });
 }
@@ -292,8 +292,8 @@ INSTANTIATE(double, int64_t)
 #undef INSTANTIATE
 template cudaError_t sum_rows(const float*, int64_t, const float*, int64_t, int64_t, int, float*, cudaStream_t);
 template cudaError_t sum_rows(const double*, int64_t, const double*, int64_t, int64_t, int, double*, cudaStream_t);
-template cudaError_t over_norms(const Rows&, Storage, int64_t, int, int, float, float*, cudaStream_t);
-template cudaError_t over_norms(const Rows&, Storage, int64_t, int, int, double, double*, cudaStream_t);
+template cudaError_t inverse_norms(const Rows&, Storage, int64_t, int, int, float, float*, cudaStream_t);
+template cudaError_t inverse_norms(const Rows&, Storage, int64_t, int, int, double, double*, cudaStream_t);
 template cudaError_t edge_ends(const CompressedGraph&, int32_t*, int32_t*, cudaStream_t);
 template cudaError_t edge_ends(const CompressedGraph&, int64_t*, int64_t*, cudaStream_t);
 

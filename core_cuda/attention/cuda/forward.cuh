@@ -6,8 +6,8 @@
 // sum acc of 2^(s - m) v. See walk.cuh for who owns what, scores.cuh for s.
 #pragma once
 
+#include "inverse_norms.cuh"
 #include "lane.cuh"
-#include "over_norms.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {
@@ -37,13 +37,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
   RowPointers<kVecs> values(kValues ? args.value : args.src, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
   if constexpr (kValues) values.hold();
-  const OverNorms<A, Fn::kOverNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
+  const InverseNorms<A, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
 
   A att[kPer], own[kPer], acc[kPer];
   A m = -INFINITY, l = 0;          // l: of the lane until the row ends
   A own_scalar = 0;                // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A own_over = 0, asked_over = 0;  // of the row: see over_norms.cuh
+  A own_over = 0, asked_over = 0;  // of the row: see inverse_norms.cuh
   uint4 own_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll

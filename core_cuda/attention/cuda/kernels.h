@@ -49,8 +49,8 @@ cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_
 
 // over[row, h] = 1 / |rows[row, h]|; where the norm is below `least`, -1 / least. Rows of `vectors` whole vectors.
 template <class A>
-cudaError_t over_norms(const Rows& rows, Storage storage, int64_t num_rows, int heads, int vectors, A least, A* over,
-                       cudaStream_t stream);
+cudaError_t inverse_norms(const Rows& rows, Storage storage, int64_t num_rows, int heads, int vectors, A least, A* over,
+                          cudaStream_t stream);
 
 // out[row, h] = sum of a * b over the row's edges, both [E, H] by original id.
 template <class A, class I>

@@ -157,7 +157,7 @@ struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
   }
 };
 
-// The dot product alone: OverNorms::logit() does the rest.
+// The dot product alone: InverseNorms::logit() does the rest.
 template <class S, int kTeam, int kVecs, int kEdges>
 struct MmaScore<CosineScore, S, kTeam, kVecs, kEdges> : MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
   template <bool kLinear>

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   Pointers values(kValues ? args.value : args.src, place, args.value_vectors);
   keys.hold();
   if constexpr (kValues) values.hold();
-  const OverNorms<float, Fn::kOverNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
+  const InverseNorms<float, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const Pointers grad_rows(args.grad_out, place, args.value_vectors),
       out_rows(args.saved_out, place, args.value_vectors);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   score.load(args, place.head);
   uint4 own[kVecs], grad[kVecs];
   float own_scalar = 0;             // of the row: gatv2's <att, x>
-  float own_over = 0;               // of the row: see over_norms.cuh
+  float own_over = 0;               // of the row: see inverse_norms.cuh
   float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s as the score gives it; Delta
   float acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
 #pragma unroll
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) own[v] = grad[v] = uint4{0, 0, 0, 0};
   if constexpr (Fn::kAtt) att_shares.clear();
-  if constexpr (Fn::kOverNorms) att_shares.clear(place);
+  if constexpr (Fn::kInverseNorms) att_shares.clear(place);
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   uint4 out_raw[kVecs];
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   // Writes a row's gradient, or its piece where other blocks have others.
   auto emit = [&](I row, bool lead, bool complete) {
     const bool piece = lead || !complete;
-    if constexpr (Fn::kOverNorms) {
+    if constexpr (Fn::kInverseNorms) {
       if (args.grad_dst || args.grad_att) {
         att_shares.add(place, norms.template close_words<S, kVecs>(acc, own, own_over, place));
       }
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }
-  if constexpr (Fn::kOverNorms) {
+  if constexpr (Fn::kInverseNorms) {
     if (args.grad_att) att_shares.store(args, place);
   }
 }

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   Pointers keys(args.dst, place, args.key_vectors), grads(args.grad_out, place, args.value_vectors);
   keys.hold();
   grads.hold();
-  const OverNorms<float, Fn::kOverNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
+  const InverseNorms<float, Fn::kInverseNorms> norms(args, args.src_over_norm, args.dst_over_norm, place.head);
   const StatPointer<Fn, S> stats(args, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const bool has_grad = kMode == kPlain || args.grad_out;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   score.load(args, place.head);
   uint4 own[kVecs], value[kVecs];
   float own_scalar = 0;                                  // of the row: gatv2's <att, x>
-  float own_over = 0;                                    // of the row: see over_norms.cuh
+  float own_over = 0;                                    // of the row: see inverse_norms.cuh
   float key_acc[kPer], value_acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
         value_acc[k] = fma(Fn::finish(key_acc[k], acc_scalar, args.coefficient), att[k], value_acc[k]);
       }
     }
-    if constexpr (Fn::kOverNorms) {
+    if constexpr (Fn::kInverseNorms) {
       norms.template close_words<S, kVecs>(key_acc, own, own_over, place);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) value_acc[k] += key_acc[k];
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
     for (int u = 0; u < kEdges; ++u) {
       if constexpr (Fn::kOwnValue) {
         dp[u] = times_own<S, kTeam>(grad_raw[u], value, quad);
-      } else if constexpr (Fn::kOverNorms) {
+      } else if constexpr (Fn::kInverseNorms) {
         dp[u] = times_own<S, kTeam>(grad_raw[u], own, quad);
         s[u] = norms.logit(s[u], own_over, other_over[u]);
       } else {

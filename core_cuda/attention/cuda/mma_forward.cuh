@@ -4,8 +4,8 @@
 // needs no exchange between lanes. What is summed is float, as everywhere.
 #pragma once
 
+#include "inverse_norms.cuh"
 #include "mma.cuh"
-#include "over_norms.cuh"
 
 namespace edgeless::cuda {
 
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
   Pointers values(kValues ? args.value : args.src, place, args.value_vectors);
   keys.hold();
   if constexpr (kValues) values.hold();
-  const OverNorms<float, Fn::kOverNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
+  const InverseNorms<float, Fn::kInverseNorms> norms(args, args.dst_over_norm, args.src_over_norm, place.head);
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
   const MmaShare<kEdges> share;
 
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
   score.load(args, place.head);
   uint4 own[kVecs];
   float own_scalar = 0;  // of the row: gatv2's <att, x>
-  float own_over = 0;    // see over_norms.cuh
+  float own_over = 0;    // see inverse_norms.cuh
   float acc[kPer], m = -INFINITY, l = 0;
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;

@@ -5,7 +5,8 @@
 //   kScalar    the logit is made of one number per node and head, no rows are gathered for it
 //   kOwnValue  the values are other rows than the keys
 //   kAtt       there is an attention vector, and the gradients are made of the sum of ds as well
-//   kOverNorms the score divides by the norms of both rows, see over_norms.cuh: it is made of the rows as they are, and
+//   kInverseNorms the score divides by the norms of both rows, see inverse_norms.cuh: it is made of the rows as they
+//   are, and
 //              the skeleton does the rest
 //   kMma       mma.cuh has the score for 16-bit rows (MmaScore); plan.h must agree (use_mma)
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
@@ -24,7 +25,7 @@ namespace edgeless::cuda {
 struct DotScore {
   static constexpr Score kScore = Score::dot;
   static constexpr bool kMma = true;
-  static constexpr bool kScalar = false, kOwnValue = true, kAtt = false, kOverNorms = false;
+  static constexpr bool kScalar = false, kOwnValue = true, kAtt = false, kInverseNorms = false;
 
   template <class A>
   static __device__ A own(A x, A scale) {
@@ -65,7 +66,7 @@ struct DotScore {
 struct Gatv2Score {
   static constexpr Score kScore = Score::gatv2;
   static constexpr bool kMma = true;
-  static constexpr bool kScalar = false, kOwnValue = false, kAtt = true, kOverNorms = false;
+  static constexpr bool kScalar = false, kOwnValue = false, kAtt = true, kInverseNorms = false;
 
   template <class A>
   static __device__ A own(A x, A /*slope*/) {
@@ -102,7 +103,7 @@ struct Gatv2Score {
 struct CosineScore {
   static constexpr Score kScore = Score::cosine;
   static constexpr bool kMma = true;
-  static constexpr bool kScalar = false, kOwnValue = false, kAtt = false, kOverNorms = true;
+  static constexpr bool kScalar = false, kOwnValue = false, kAtt = false, kInverseNorms = true;
 
   template <class A>
   static __device__ A own(A x, A /*least*/) {
@@ -135,7 +136,7 @@ struct CosineScore {
 struct GatScore {
   static constexpr Score kScore = Score::gat;
   static constexpr bool kMma = false;
-  static constexpr bool kScalar = true, kOwnValue = true, kAtt = false, kOverNorms = false;
+  static constexpr bool kScalar = true, kOwnValue = true, kAtt = false, kInverseNorms = false;
 
   template <class A>
   static __device__ A leaky(A z, A slope) {

@@ -2,7 +2,7 @@
 #include "fours.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 namespace {
 
 constexpr int kThreads = 256, kPer = 4, kMostBlocks = 2048;
@@ -62,4 +62,4 @@ cudaError_t run_cast(Storage to, const CastArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

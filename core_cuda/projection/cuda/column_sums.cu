@@ -6,7 +6,7 @@
 #include "columns.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 namespace {
 
 template <class S, class A>
@@ -121,4 +121,4 @@ cudaError_t add_chunks(Storage dtype, const ColumnSumsArgs& args, cudaStream_t s
   return dispatch<false>(dtype, args, stream);
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

@@ -4,7 +4,7 @@
 
 #include "../../common/vec.cuh"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 
 constexpr int kLanes = 32, kSides = 8, kPer = 4;
 
@@ -27,4 +27,4 @@ __device__ __forceinline__ A over_sides(A x, A (&shared)[kAll][kLanes]) {
   return sum[0];
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

@@ -3,7 +3,7 @@
 
 #include "../../common/vec.cuh"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 
 template <class S>
 struct alignas(4 * sizeof(S)) Four {
@@ -35,4 +35,4 @@ __device__ __forceinline__ void store_numbers(S* to, const Arithmetic<S> (&from)
   }
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

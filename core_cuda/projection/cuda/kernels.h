@@ -7,7 +7,7 @@
 
 #include "../../common/storage.h"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 
 constexpr int kMostTensors = 16;  // of a launch
 
@@ -78,7 +78,7 @@ cudaError_t run_cast(Storage to, const CastArgs& args, cudaStream_t stream);
 
 constexpr int kMostProducts = 2;  // of a launch, with one a
 
-// c [rows, columns] = a b^T + bias, or c += a b^T; a is [rows, depth] and b [columns, depth], or, stored across,
+// c [rows, columns] = a b^T + bias, or c += a b^T; a is [rows, depth] and b [columns, depth], or, stored transposed,
 // [depth, rows] and [depth, columns]. All rows begin on 16 bytes, numbers of a row lie side by side, and rows are made
 // of whole vectors of 16 bytes, those of c too. From devices of compute capability 8.0 on.
 struct ProductArgs {
@@ -93,7 +93,7 @@ struct ProductArgs {
   Side of[kMostProducts];  // b and c of each
   int64_t rows = 0, depth = 0;
   int columns = 0;
-  // A second pair of the same rows and columns, none of them stored across, whose product is added.
+  // A second pair of the same rows and columns, none of them stored transposed, whose product is added.
   struct Pair {
     const void *a = nullptr, *b = nullptr;
     int64_t a_row = 0, b_row = 0, depth = 0;
@@ -101,14 +101,14 @@ struct ProductArgs {
   bool add = false;
   bool wide = false;               // c holds floats, whatever the others do
   int64_t share = 0, c_share = 0;  // depth that a block walks; of the next share, c is c_share numbers further
-  float* sums = nullptr;           // [rows]: the sums of a's rows, where a is stored across; shares as of c
+  float* sums = nullptr;           // [rows]: the sums of a's rows, where a is stored transposed; shares as of c
 };
 
-// Of 16-bit numbers, and of floats. Not of a alone stored across.
-cudaError_t run_narrow_product(Storage storage, bool across_a, bool across_b, const ProductArgs& args,
-                               cudaStream_t stream);
-cudaError_t run_product(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream);
+// Of 16-bit numbers, and of floats. Not with a alone transposed.
+cudaError_t run_half_gemm(Storage storage, bool transposed_a, bool transposed_b, const ProductArgs& args,
+                          cudaStream_t stream);
+cudaError_t run_product(bool transposed_a, bool transposed_b, const ProductArgs& args, cudaStream_t stream);
 // A share that lets all multiprocessors have something to do, of `most_shares` at most.
 int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors, int64_t most_shares);
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

@@ -7,7 +7,7 @@
 #include "fours.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 namespace {
 
 constexpr int kThreads = 256;
@@ -152,4 +152,4 @@ cudaError_t run_logit_gradients(Storage dtype, const LogitsArgs& args, cudaStrea
   }
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 
 // Lets a kernel take its shared memory on the current device. `done` remembers the first devices for which it was said:
 // to say it takes a third of a launch.
@@ -22,4 +22,4 @@ cudaError_t allow_shared_memory(Kernel kernel, int bytes, std::atomic<uint64_t>&
   return failed;
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

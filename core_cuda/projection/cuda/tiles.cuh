@@ -5,7 +5,7 @@
 
 #include "kernels.h"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 
 // A block makes 128 by 64 numbers of C, a warp 32 by 32 by mma of 16 by 8 each.
 constexpr int kProductThreads = 256, kTileRows = 128, kTileColumns = 64, kTileDepth = 32, kTileStages = 3;
@@ -23,13 +23,13 @@ __device__ __forceinline__ void copy_vector(void* to, const void* from, bool the
 #endif
 }
 
-// One of the operands, of numbers T, which goes to shared memory as it lies in memory: kAcross, numbers of one depth
-// side by side, else numbers of one row. What is outside is zero there. kPad: numbers between the rows of a tile, so
-// that fragments come from all banks.
-template <class T, int kSize, bool kAcross, int kPad>
+// One of the operands, of numbers T, which goes to shared memory as it lies in memory: kTransposed, numbers of one
+// depth side by side, else numbers of one row. What is outside is zero there. kPad: numbers between the rows of a tile,
+// so that fragments come from all banks.
+template <class T, int kSize, bool kTransposed, int kPad>
 struct Tiles {
-  static constexpr int kVector = 16 / sizeof(T), kWidth = kAcross ? kSize : kTileDepth;
-  static constexpr int kStride = kWidth + kPad, kNumbers = (kAcross ? kTileDepth : kSize) * kStride;
+  static constexpr int kVector = 16 / sizeof(T), kWidth = kTransposed ? kSize : kTileDepth;
+  static constexpr int kStride = kWidth + kPad, kNumbers = (kTransposed ? kTileDepth : kSize) * kStride;
   static constexpr int kInLine = kWidth / kVector, kLines = kProductThreads / kInLine;
   static constexpr int kCopies = kSize * kTileDepth / kVector / kProductThreads;
   const T* from;  // of the thread's first copy
@@ -42,17 +42,17 @@ struct Tiles {
       : row(row), left_rows(rows - first), left_depth(end - depth) {
     line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVector;
     from = static_cast<const T*>(base) +
-           (kAcross ? (depth + line) * row + first + in_line : (first + line) * row + depth + in_line);
+           (kTransposed ? (depth + line) * row + first + in_line : (first + line) * row + depth + in_line);
   }
 
   __device__ __forceinline__ void load(T* tile) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int at = line + i * kLines;
-      const bool there = kAcross ? at < left_depth && in_line < left_rows : at < left_rows && in_line < left_depth;
+      const bool there = kTransposed ? at < left_depth && in_line < left_rows : at < left_rows && in_line < left_depth;
       copy_vector(tile + at * kStride + in_line, there ? from + i * kLines * row : from, there);
     }
-    from += kAcross ? kTileDepth * row : kTileDepth, left_depth -= kTileDepth;
+    from += kTransposed ? kTileDepth * row : kTileDepth, left_depth -= kTileDepth;
   }
 };
 
@@ -178,4 +178,4 @@ inline dim3 product_grid(const ProductArgs& args) {
   return {static_cast<unsigned>(blocks), static_cast<unsigned>(shares), static_cast<unsigned>(args.products)};
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

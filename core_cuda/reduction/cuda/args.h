@@ -11,7 +11,7 @@
 
 #include "../../common/fold.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 struct ReduceArgs {
   CompressedGraph graph;
@@ -32,7 +32,7 @@ struct ReduceArgs {
 };
 
 // The gradient adds up in whole numbers: a column's values are multiplied by a power of two such that their sum fits
-// 63 bits. Adding those is exact, so its order does not matter. See scatter.cuh.
+// 63 bits. Adding those is exact, so its order does not matter. See scatter_grad.cuh.
 struct ScatterArgs {
   CompressedGraph graph;
   FoldPlan plan;  // of the edge walk
@@ -56,15 +56,16 @@ struct ScatterArgs {
   int headroom = 0;           // bits that a sum may take beyond its largest term
 };
 
-// The sums of ScatterArgs in shared memory, see own.cuh. `first` is 0, `columns` the width; plan and sums are not used.
-struct OwnArgs {
+// The sums of ScatterArgs in shared memory, see shared_scatter_grad.cuh. `first` is 0, `columns` the width; plan and
+// sums are not used.
+struct SharedScatterArgs {
   ScatterArgs scatter;  // columns_log2: the columns of a group
   int owners_log2 = 0;  // one block, or a cluster of two, for a group of columns: block r has the nodes n % owners == r
   int nodes = 0;        // of a block
   unsigned groups = 0;  // of columns
 };
 
-// The gradient gathered over the other direction of the graph, see gather.cuh. FoldRows are whole vectors.
+// The gradient gathered over the other direction of the graph, see gather_grad.cuh. FoldRows are whole vectors.
 struct GatherArgs {
   CompressedGraph graph;  // rows are the nodes of x
   FoldPlan plan;
@@ -77,13 +78,14 @@ struct GatherArgs {
   FoldRows x, out;                     // where edges share
   void* grad_x = nullptr;              // [rows, width]
   char* carry = nullptr;               // pieces of hubs: [2, slots, vectors]
-  const uint8_t* bytes = nullptr;      // [rows of grad, width] arguments for pick.cuh, whose vectors are lanes of a row
+  const uint8_t* bytes =
+      nullptr;  // [rows of grad, width] arguments for masked_gather_grad.cuh, whose vectors are lanes of a row
 };
 
-constexpr int kPickPer = 16;  // numbers of a lane in pick.cuh
+constexpr int kMaskedPer = 16;  // numbers of a lane in masked_gather_grad.cuh
 
 // The gradient sorted by the edges that take it and then gathered, one slice of the columns after the other, see
-// sorted.cuh. plan.team_log2 lanes of a team have kSortPer columns each.
+// sorted_grad.cuh. plan.team_log2 lanes of a team have kSortPer columns each.
 struct SortArgs {
   CompressedGraph csr;    // of the forward: rows are destinations
   CompressedGraph graph;  // its other direction: rows are the nodes of x
@@ -106,4 +108,4 @@ constexpr int kSortPer = 16;
 constexpr int64_t kSortItemBytes = 4;
 constexpr int64_t kSortPieceBytes = kSortPer * sizeof(float);  // of a lane, in the carry
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

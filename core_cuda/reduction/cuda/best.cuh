@@ -10,7 +10,7 @@
 #include "../../common/fold.h"
 #include "../../common/words.cuh"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 template <bool kMax, class A>
 __device__ __forceinline__ bool is_better(A x, A best) {
@@ -191,4 +191,4 @@ struct Best<__half, I, kShares, kMax> : PackedBest<__half, __half2, kShares, kMa
 template <class I, bool kShares, bool kMax>
 struct Best<__nv_bfloat16, I, kShares, kMax> : PackedBest<__nv_bfloat16, __nv_bfloat162, kShares, kMax> {};
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

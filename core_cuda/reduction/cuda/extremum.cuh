@@ -6,7 +6,7 @@
 #include "best.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 template <class S, class I, bool kShares, bool kMax>
 struct BestFold {
@@ -213,4 +213,4 @@ cudaError_t reduce_instance(bool wide_index, bool shares, const ReduceArgs& args
   return shares ? launch_reduce<S, int32_t, true>(args, stream) : launch_reduce<S, int32_t, false>(args, stream);
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -3,7 +3,7 @@
 
 #include "kernels.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 template <class S>
 struct Instance {
@@ -16,14 +16,14 @@ struct Instance {
 
 // Of the gathered backward, in instances/gather_*.cu.
 template <class S, bool kShares>
-cudaError_t give_instance(const GatherArgs& args, cudaStream_t stream);
+cudaError_t gather_grad_instance(const GatherArgs& args, cudaStream_t stream);
 
 // Of the sorted backward, in instances/sorted_*.cu.
 template <class S>
-cudaError_t sort_instance(const SortArgs& args, cudaStream_t stream);
+cudaError_t sorted_grad_instance(const SortArgs& args, cudaStream_t stream);
 
 // Of the sums in shared memory, in instances/own_*.cu.
 template <class S>
-cudaError_t own_instance(bool wide_index, const OwnArgs& args, cudaStream_t stream);
+cudaError_t shared_scatter_grad_instance(bool wide_index, const SharedScatterArgs& args, cudaStream_t stream);
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -3,9 +3,9 @@
 
 #include "extremum.cuh"
 #include "instance.h"
-#include "scatter.cuh"
+#include "scatter_grad.cuh"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 template <class S>
 cudaError_t Instance<S>::reduce(bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream) {
@@ -33,4 +33,4 @@ cudaError_t Instance<S>::rest(bool wide_index, const ScatterArgs& args, cudaStre
   return wide_index ? rest_instance<S, int64_t>(args, stream) : rest_instance<S, int32_t>(args, stream);
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -8,12 +8,12 @@
 
 #include "../../common/fold.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
-// gather: read by every edge of the transpose. pick: the same, the gradient only where an argument fits. sort: sorted
-// by the edge that takes it, then gathered. block: sent to sums in the shared memory of a block, or of a cluster of
-// two. cache: sent to sums in L2.
-enum class GradientEngine : uint8_t { gather, pick, sort, block, cache };
+// gather: read by every edge of the transpose. masked_gather: the same, the gradient only where an argument fits.
+// sorted: sorted by the edge that takes it, then gathered. shared_scatter: sent to sums in the shared memory of a
+// block, or of a cluster of two. scatter: sent to sums in L2.
+enum class GradientEngine : uint8_t { gather, masked_gather, sorted, shared_scatter, scatter };
 
 struct GradientProblem {
   Storage storage = Storage::f32;
@@ -33,13 +33,13 @@ struct GradientDevice {
 // From this mean degree on 16-bit numbers are sorted, and float32 in rows as wide as that picked: below it there is too
 // little to skip (H200, 2026-11-22: arxiv, degree 7, 0.44 ms gathered and 0.82 sorted; pokec, degree 19, 17.0
 // and 10.5).
-constexpr int64_t kSortDegree = 13, kPickWidth = 256;
+constexpr int64_t kSortDegree = 13, kMaskedWidth = 256;
 
 // Over the other direction of the graph, where that is at hand and rows are whole vectors.
 constexpr bool can_gather(const GradientProblem& p) {
   return p.has_transpose && p.width % 8 == 0 && p.storage != Storage::f64 && !p.wide_index;
 }
-constexpr bool can_pick(const GradientProblem& p) { return can_gather(p) && !p.shares && p.storage == Storage::f32; }
+constexpr bool can_mask(const GradientProblem& p) { return can_gather(p) && !p.shares && p.storage == Storage::f32; }
 constexpr bool can_sort(const GradientProblem& p) {
   return can_gather(p) && !p.shares && (p.storage == Storage::f16 || p.storage == Storage::bf16);
 }
@@ -71,33 +71,34 @@ inline std::optional<BlockSums> plan_block_sums(const GradientProblem& p, const 
 
 struct GradientPlan {
   GradientEngine engine;
-  BlockSums sums;  // of GradientEngine::block
+  BlockSums sums;  // of GradientEngine::shared_scatter
 };
 
 inline GradientPlan plan_gradient(const GradientProblem& p, const GradientDevice& device) {
   const bool few_fit = p.num_edges >= kSortDegree * p.num_rows;  // of what an edge looks at
   // One warp sorts a row: an argument of 32 bits is that of a graph whose rows may have more than 65,536 edges.
-  if (few_fit && p.arg_bytes <= 2 && can_sort(p)) return {GradientEngine::sort, {}};
-  if (few_fit && p.width >= kPickWidth && can_pick(p)) return {GradientEngine::pick, {}};
+  if (few_fit && p.arg_bytes <= 2 && can_sort(p)) return {GradientEngine::sorted, {}};
+  if (few_fit && p.width >= kMaskedWidth && can_mask(p)) return {GradientEngine::masked_gather, {}};
   if (can_gather(p)) return {GradientEngine::gather, {}};
   // A cluster's atomics are slower than a block's own: worth it where edges share, which L2 takes worse.
   for (int blocks_log2 = 0; blocks_log2 <= (p.shares ? 1 : 0); ++blocks_log2) {
     const auto sums = plan_block_sums(p, device, blocks_log2);
-    if (sums && sums->groups << blocks_log2 >= device.multiprocessors / 2) return {GradientEngine::block, *sums};
+    if (sums && sums->groups << blocks_log2 >= device.multiprocessors / 2)
+      return {GradientEngine::shared_scatter, *sums};
   }
-  return {GradientEngine::cache, {}};
+  return {GradientEngine::scatter, {}};
 }
 
 // The engine of that name, if the inputs allow it.
 inline std::optional<GradientPlan> plan_gradient_by(std::string_view name, const GradientProblem& p,
                                                     const GradientDevice& device) {
   if (name == "gather" && can_gather(p)) return GradientPlan{GradientEngine::gather, {}};
-  if (name == "pick" && can_pick(p)) return GradientPlan{GradientEngine::pick, {}};
-  if (name == "sort" && can_sort(p)) return GradientPlan{GradientEngine::sort, {}};
-  if (name == "cache") return GradientPlan{GradientEngine::cache, {}};
-  if (name == "block" || name == "cluster") {
-    const auto sums = plan_block_sums(p, device, name == "cluster");
-    if (sums) return GradientPlan{GradientEngine::block, *sums};
+  if (name == "masked_gather" && can_mask(p)) return GradientPlan{GradientEngine::masked_gather, {}};
+  if (name == "sorted" && can_sort(p)) return GradientPlan{GradientEngine::sorted, {}};
+  if (name == "scatter") return GradientPlan{GradientEngine::scatter, {}};
+  if (name == "shared_scatter" || name == "cluster_scatter") {
+    const auto sums = plan_block_sums(p, device, name == "cluster_scatter");
+    if (sums) return GradientPlan{GradientEngine::shared_scatter, *sums};
   }
   return {};
 }
@@ -106,11 +107,11 @@ inline std::optional<GradientPlan> plan_gradient_by(std::string_view name, const
 inline const char* name_of(const GradientPlan& plan) {
   switch (plan.engine) {
     case GradientEngine::gather: return "gather";
-    case GradientEngine::pick: return "pick";
-    case GradientEngine::sort: return "sort";
-    case GradientEngine::block: return plan.sums.blocks_log2 ? "cluster" : "block";
-    default: return "cache";
+    case GradientEngine::masked_gather: return "masked_gather";
+    case GradientEngine::sorted: return "sorted";
+    case GradientEngine::shared_scatter: return plan.sums.blocks_log2 ? "cluster_scatter" : "shared_scatter";
+    default: return "scatter";
   }
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -2,7 +2,7 @@
 #include "../../common/fold.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 namespace {
 
 constexpr int kLanes = 8;
@@ -30,4 +30,4 @@ cudaError_t edge_positions(const CompressedGraph& graph, const Partition& part, 
   return cudaGetLastError();
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

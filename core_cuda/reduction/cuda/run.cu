@@ -4,7 +4,7 @@
 
 #include "instance.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 template <class F>
 static auto with_storage(Storage storage, F&& f) {
@@ -27,21 +27,21 @@ int64_t piece_bytes(Storage storage, bool shares) {
 template <bool kShares>
 static cudaError_t gather_shared(Storage storage, const GatherArgs& args, cudaStream_t stream) {
   switch (storage) {
-    case Storage::f32: return give_instance<float, kShares>(args, stream);
-    case Storage::f16: return give_instance<__half, kShares>(args, stream);
-    case Storage::bf16: return give_instance<__nv_bfloat16, kShares>(args, stream);
+    case Storage::f32: return gather_grad_instance<float, kShares>(args, stream);
+    case Storage::f16: return gather_grad_instance<__half, kShares>(args, stream);
+    case Storage::bf16: return gather_grad_instance<__nv_bfloat16, kShares>(args, stream);
     default: return cudaErrorInvalidValue;
   }
 }
 
-cudaError_t gather(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream) {
+cudaError_t gather_grad(Storage storage, bool shares, const GatherArgs& args, cudaStream_t stream) {
   return shares ? gather_shared<true>(storage, args, stream) : gather_shared<false>(storage, args, stream);
 }
 
-cudaError_t sort_slice(Storage storage, const SortArgs& args, cudaStream_t stream) {
+cudaError_t sorted_grad(Storage storage, const SortArgs& args, cudaStream_t stream) {
   switch (storage) {
-    case Storage::f16: return sort_instance<__half>(args, stream);
-    case Storage::bf16: return sort_instance<__nv_bfloat16>(args, stream);
+    case Storage::f16: return sorted_grad_instance<__half>(args, stream);
+    case Storage::bf16: return sorted_grad_instance<__nv_bfloat16>(args, stream);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -58,13 +58,13 @@ cudaError_t rest(Storage storage, bool wide_index, const ScatterArgs& args, cuda
   return with_storage(storage, [&](auto of) { return of.rest(wide_index, args, stream); });
 }
 
-cudaError_t own(Storage storage, bool wide_index, const OwnArgs& args, cudaStream_t stream) {
+cudaError_t shared_scatter_grad(Storage storage, bool wide_index, const SharedScatterArgs& args, cudaStream_t stream) {
   switch (storage) {
-    case Storage::f32: return own_instance<float>(wide_index, args, stream);
-    case Storage::f16: return own_instance<__half>(wide_index, args, stream);
-    case Storage::bf16: return own_instance<__nv_bfloat16>(wide_index, args, stream);
+    case Storage::f32: return shared_scatter_grad_instance<float>(wide_index, args, stream);
+    case Storage::f16: return shared_scatter_grad_instance<__half>(wide_index, args, stream);
+    case Storage::bf16: return shared_scatter_grad_instance<__nv_bfloat16>(wide_index, args, stream);
     default: return cudaErrorInvalidValue;
   }
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -2,7 +2,7 @@
 #include "../../common/vec.cuh"
 #include "entries.cuh"
 
-namespace edgeless::cuda::typed {
+namespace edgeless::cuda::relational {
 namespace {
 
 constexpr int kTile = 32, kDown = 8, kPer = kTile / kDown;  // a block has 32 by 8 threads, each with 4 rows
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kTile* kDown) product_kernel(const __grid_cons
       [&](int64_t k, int in_line) {
         const int64_t column = first_column + in_line;
         if (column >= args.columns) return A(0);
-        return to_arithmetic(weight[args.turned ? column * args.weight_row + k : k * args.weight_row + column]);
+        return to_arithmetic(weight[args.transposed ? column * args.weight_row + k : k * args.weight_row + column]);
       },
       sum);
   const int column = first_column + threadIdx.x;
@@ -179,4 +179,4 @@ cudaError_t add_chunks(Storage storage, const OuterArgs& args, cudaStream_t stre
   return of_storage(storage, [&](auto zero) { return add<decltype(zero)>(args, stream); });
 }
 
-}  // namespace edgeless::cuda::typed
+}  // namespace edgeless::cuda::relational

@@ -6,7 +6,7 @@
 
 #include "kernels.h"
 
-namespace edgeless::cuda::typed {
+namespace edgeless::cuda::relational {
 
 __device__ __forceinline__ int64_t id_at(const void* ids, bool wide, int64_t i) {
   return wide ? static_cast<const int64_t*>(ids)[i] : static_cast<const int32_t*>(ids)[i];
@@ -55,4 +55,4 @@ __device__ __forceinline__ Range range_of_tile(const Entries& entries, int64_t t
   return {type, max(begin, int64_t(0)), min(begin + size, end)};
 }
 
-}  // namespace edgeless::cuda::typed
+}  // namespace edgeless::cuda::relational

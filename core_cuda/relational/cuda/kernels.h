@@ -7,7 +7,7 @@
 
 #include "../../common/storage.h"
 
-namespace edgeless::cuda::typed {
+namespace edgeless::cuda::relational {
 
 // Entries that are sorted by type: type t has [offsets[t], offsets[t + 1]). All ids are of 32 or all of 64 bits.
 struct Entries {
@@ -26,13 +26,13 @@ struct EntryRows {
 };
 
 // out = x W: row by row with the weight of the entry's type, which has `blocks` matrices [depth, columns] on its
-// diagonal, each turned where `turned`. out's rows are distinct.
+// diagonal, each transposed where `transposed`. out's rows are distinct.
 struct ProductArgs {
   Entries entries;
   EntryRows x, out;  // [*, blocks * depth] and [*, blocks * columns]
   const void* weight = nullptr;
   int64_t weight_type = 0, weight_block = 0, weight_row = 0;  // in numbers
-  bool turned = false;                                        // a matrix lies as [columns, depth]
+  bool transposed = false;                                    // a matrix lies as [columns, depth]
   int blocks = 1, depth = 0, columns = 0;
 };
 
@@ -62,4 +62,4 @@ cudaError_t run_any_outer(Storage storage, const OuterArgs& args, cudaStream_t s
 // The second half of both: `partial` is there, x and y are not looked at.
 cudaError_t add_chunks(Storage storage, const OuterArgs& args, cudaStream_t stream);
 
-}  // namespace edgeless::cuda::typed
+}  // namespace edgeless::cuda::relational

@@ -4,7 +4,7 @@
 
 #include "pieces.h"
 
-namespace edgeless::cuda::typed {
+namespace edgeless::cuda::relational {
 namespace {
 
 constexpr int kThreads = 256, kWarp = 32;
@@ -133,4 +133,4 @@ INSTANTIATE(int32_t)
 INSTANTIATE(int64_t)
 #undef INSTANTIATE
 
-}  // namespace edgeless::cuda::typed
+}  // namespace edgeless::cuda::relational

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace edgeless::cuda::typed {
+namespace edgeless::cuda::relational {
 
 // I: type of all ids, int32_t or int64_t.
 template <class I>
@@ -41,4 +41,4 @@ struct MeansArgs {
 template <class I, class A>
 cudaError_t run_means(const MeansArgs<I, A>& args, cudaStream_t stream);
 
-}  // namespace edgeless::cuda::typed
+}  // namespace edgeless::cuda::relational

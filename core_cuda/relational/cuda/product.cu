@@ -4,38 +4,39 @@
 #include <atomic>
 #include <type_traits>
 
-#include "../../projection/cuda/floats.cuh"
-#include "../../projection/cuda/narrow.cuh"
+#include "../../projection/cuda/float_tiles.cuh"
+#include "../../projection/cuda/half_tiles.cuh"
 #include "../../projection/cuda/shared_memory.cuh"
 #include "entries.cuh"
 
-namespace edgeless::cuda::typed {
+namespace edgeless::cuda::relational {
 namespace {
 
-using maps::kProductThreads, maps::kTileColumns, maps::kTileDepth, maps::kTileRows, maps::kTileStages;
-using maps::WarpPlace;
+using projection::kProductThreads, projection::kTileColumns, projection::kTileDepth, projection::kTileRows,
+    projection::kTileStages;
+using projection::WarpPlace;
 
 // Two tiles of numbers S and the sum of their products.
-template <class S, bool kAcrossA, bool kAcrossB>
+template <class S, bool kTransposedA, bool kTransposedB>
 struct Tensor {
   using T = uint16_t;
-  using A = maps::narrow::Operand<kTileRows, kAcrossA>;
-  using B = maps::narrow::Operand<kTileColumns, kAcrossB>;
-  float sum[maps::kDown][maps::kSide][4] = {};
+  using A = projection::half::Operand<kTileRows, kTransposedA>;
+  using B = projection::half::Operand<kTileColumns, kTransposedB>;
+  float sum[projection::kDown][projection::kSide][4] = {};
 
   __device__ __forceinline__ void add(const T* tile_a, const T* tile_b, const WarpPlace& place) {
-    maps::narrow::multiply_tiles<S, A, B>(tile_a, tile_b, place, sum);
+    projection::half::multiply_tiles<S, A, B>(tile_a, tile_b, place, sum);
   }
 };
-template <bool kAcrossA, bool kAcrossB>
-struct Tensor<float, kAcrossA, kAcrossB> {
+template <bool kTransposedA, bool kTransposedB>
+struct Tensor<float, kTransposedA, kTransposedB> {
   using T = float;
-  using A = maps::floats::Operand<kTileRows, kAcrossA>;
-  using B = maps::floats::Operand<kTileColumns, kAcrossB>;
-  float sum[maps::kDown][maps::kSide][4] = {}, part[maps::kDown][maps::kSide][4];
+  using A = projection::floats::Operand<kTileRows, kTransposedA>;
+  using B = projection::floats::Operand<kTileColumns, kTransposedB>;
+  float sum[projection::kDown][projection::kSide][4] = {}, part[projection::kDown][projection::kSide][4];
 
   __device__ __forceinline__ void add(const T* tile_a, const T* tile_b, const WarpPlace& place) {
-    maps::floats::multiply_tiles<A, B>(tile_a, tile_b, place, sum, part);
+    projection::floats::multiply_tiles<A, B>(tile_a, tile_b, place, sum, part);
   }
 };
 
@@ -66,14 +67,15 @@ struct GatheredRows {
 #pragma unroll
     for (int i = 0; i < Tile::kCopies; ++i) {
       const bool there = from[i] && in_line < left_depth;
-      maps::copy_vector(tile + (line + i * Tile::kLines) * Tile::kStride + in_line, there ? from[i] : base, there);
+      projection::copy_vector(tile + (line + i * Tile::kLines) * Tile::kStride + in_line, there ? from[i] : base,
+                              there);
       if (there) from[i] += kTileDepth;
     }
     left_depth -= kTileDepth;
   }
 };
 
-// The same as an operand that lies across: a tile has some of their columns, with the entries as the depth.
+// The same as an operand that lies transposed: a tile has some of their columns, with the entries as the depth.
 template <class T, class Tile>
 struct GatheredDepth {
   const EntryRows& x;
@@ -97,13 +99,14 @@ struct GatheredDepth {
       const int at = line + i * Tile::kLines;
       const bool there = inside && next + at < end;
       const T* from = there ? base + row_of(x, entries, next + at) * x.stride : base;
-      maps::copy_vector(tile + at * Tile::kStride + in_line, from, there);
+      projection::copy_vector(tile + at * Tile::kStride + in_line, from, there);
     }
     next += kTileDepth;
   }
 };
 
-// An infinity leaves no number behind when a float is split (projection/cuda/floats.cuh): such a result is made again.
+// An infinity leaves no number behind when a float is split (projection/cuda/float_tiles.cuh): such a result is made
+// again.
 __device__ __noinline__ float product_in_floats(const ProductArgs& args, int64_t entry, int type, int block,
                                                 int column) {
   const float* x = static_cast<const float*>(args.x.numbers) + row_of(args.x, args.entries, entry) * args.x.stride +
@@ -111,7 +114,7 @@ __device__ __noinline__ float product_in_floats(const ProductArgs& args, int64_t
   const float* w = static_cast<const float*>(args.weight) + type * args.weight_type + block * args.weight_block;
   float sum = 0;
   for (int k = 0; k < args.depth; ++k) {
-    sum = fmaf(x[k], w[args.turned ? column * args.weight_row + k : k * args.weight_row + column], sum);
+    sum = fmaf(x[k], w[args.transposed ? column * args.weight_row + k : k * args.weight_row + column], sum);
   }
   return sum;
 }
@@ -137,11 +140,11 @@ __device__ __forceinline__ void store_pair(S* to, float x, float y) {
 }
 
 // A block makes 128 rows, or what is left of its type, by 64 columns.
-template <class S, bool kTurned>
+template <class S, bool kTransposed>
 __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __grid_constant__ ProductArgs args) {
   check_offsets(args.entries);
   extern __shared__ float4 memory[];
-  using M = Tensor<S, false, !kTurned>;
+  using M = Tensor<S, false, !kTransposed>;
   using T = typename M::T;
   T* shared = reinterpret_cast<T*>(memory);
   const int across = (args.columns + kTileColumns - 1) / kTileColumns, block = blockIdx.y;
@@ -155,18 +158,18 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
   const auto stage_a = [&](int stage) { return shared + stage * (M::A::kNumbers + M::B::kNumbers); };
   const auto stage_b = [&](int stage) { return stage_a(stage) + M::A::kNumbers; };
   M product;
-  maps::walk_depth(
-      maps::tile_steps(args.depth), [&](int stage) { a.load(stage_a(stage)), b.load(stage_b(stage)); },
+  projection::walk_depth(
+      projection::tile_steps(args.depth), [&](int stage) { a.load(stage_a(stage)), b.load(stage_b(stage)); },
       [&](int stage) { product.add(stage_a(stage), stage_b(stage), place); });
   S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
-  maps::for_each_pair(place, range.begin, range.end, first_column, args.columns, product.sum,
-                      [&](int64_t entry, int column, float x, float y) {
-                        if constexpr (std::is_same_v<S, float>) {
-                          if (!isfinite(x)) x = product_in_floats(args, entry, range.type, block, column);
-                          if (!isfinite(y)) y = product_in_floats(args, entry, range.type, block, column + 1);
-                        }
-                        store_pair(out + row_of(args.out, args.entries, entry) * args.out.stride + column, x, y);
-                      });
+  projection::for_each_pair(place, range.begin, range.end, first_column, args.columns, product.sum,
+                            [&](int64_t entry, int column, float x, float y) {
+                              if constexpr (std::is_same_v<S, float>) {
+                                if (!isfinite(x)) x = product_in_floats(args, entry, range.type, block, column);
+                                if (!isfinite(y)) y = product_in_floats(args, entry, range.type, block, column + 1);
+                              }
+                              store_pair(out + row_of(args.out, args.entries, entry) * args.out.stride + column, x, y);
+                            });
 }
 
 // A block makes 128 by 64 numbers of a matrix, from one chunk of entries.
@@ -188,24 +191,25 @@ __global__ void __launch_bounds__(kProductThreads, 2) outer_kernel(const __grid_
   const auto stage_a = [&](int stage) { return shared + stage * (M::A::kNumbers + M::B::kNumbers); };
   const auto stage_b = [&](int stage) { return stage_a(stage) + M::A::kNumbers; };
   M product;
-  maps::walk_depth(
-      maps::tile_steps(range.end - range.begin), [&](int stage) { a.load(stage_a(stage)), b.load(stage_b(stage)); },
+  projection::walk_depth(
+      projection::tile_steps(range.end - range.begin),
+      [&](int stage) { a.load(stage_a(stage)), b.load(stage_b(stage)); },
       [&](int stage) { product.add(stage_a(stage), stage_b(stage), place); });
   const int64_t size = static_cast<int64_t>(args.rows) * args.columns;
   float* partial = static_cast<float*>(args.partial) + (static_cast<int64_t>(blockIdx.x) * args.blocks + block) * size;
-  maps::for_each_pair(place, first_row, args.rows, first_column, args.columns, product.sum,
-                      [&](int64_t row, int column, float x, float y) {
-                        if constexpr (std::is_same_v<S, float>) {
-                          if (!isfinite(x)) x = outer_in_floats(args, range, block, row, column);
-                          if (!isfinite(y)) y = outer_in_floats(args, range, block, row, column + 1);
-                        }
-                        store_pair(partial + row * args.columns + column, x, y);
-                      });
+  projection::for_each_pair(place, first_row, args.rows, first_column, args.columns, product.sum,
+                            [&](int64_t row, int column, float x, float y) {
+                              if constexpr (std::is_same_v<S, float>) {
+                                if (!isfinite(x)) x = outer_in_floats(args, range, block, row, column);
+                                if (!isfinite(y)) y = outer_in_floats(args, range, block, row, column + 1);
+                              }
+                              store_pair(partial + row * args.columns + column, x, y);
+                            });
 }
 
 template <class M, class Kernel, class Args>
 cudaError_t start(Kernel kernel, std::atomic<uint64_t>& done, dim3 grid, const Args& args, cudaStream_t stream) {
-  const cudaError_t error = maps::allow_shared_memory(kernel, kSharedBytes<M>, done);
+  const cudaError_t error = projection::allow_shared_memory(kernel, kSharedBytes<M>, done);
   if (error != cudaSuccess) return error;
   kernel<<<grid, kProductThreads, kSharedBytes<M>, stream>>>(args);
   return cudaGetLastError();
@@ -213,12 +217,12 @@ cudaError_t start(Kernel kernel, std::atomic<uint64_t>& done, dim3 grid, const A
 
 unsigned tiles(int size, int tile) { return static_cast<unsigned>((size + tile - 1) / tile); }
 
-template <class S, bool kTurned>
+template <class S, bool kTransposed>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   const int64_t down = num_tiles(args.entries.count, args.entries.types, kTileRows);
   const dim3 grid(static_cast<unsigned>(down * tiles(args.columns, kTileColumns)), args.blocks);
-  return start<Tensor<S, false, !kTurned>>(product_kernel<S, kTurned>, done, grid, args, stream);
+  return start<Tensor<S, false, !kTransposed>>(product_kernel<S, kTransposed>, done, grid, args, stream);
 }
 
 template <class S>
@@ -245,7 +249,7 @@ cudaError_t of_storage(Storage storage, F&& f) {
 cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t stream) {
   return of_storage(storage, [&](auto zero) {
     using S = decltype(zero);
-    return args.turned ? launch<S, true>(args, stream) : launch<S, false>(args, stream);
+    return args.transposed ? launch<S, true>(args, stream) : launch<S, false>(args, stream);
   });
 }
 
@@ -253,4 +257,4 @@ cudaError_t run_outer(Storage storage, const OuterArgs& args, cudaStream_t strea
   return of_storage(storage, [&](auto zero) { return launch<decltype(zero)>(storage, args, stream); });
 }
 
-}  // namespace edgeless::cuda::typed
+}  // namespace edgeless::cuda::relational

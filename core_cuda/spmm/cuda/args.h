@@ -8,7 +8,7 @@
 
 #include "../../common/fold.h"
 
-namespace edgeless::cuda::sums {
+namespace edgeless::cuda::spmm {
 
 template <class A>
 struct SpmmArgs {
@@ -46,4 +46,4 @@ struct SddmmArgs {
   bool add = false;       // to what an earlier pass wrote
 };
 
-}  // namespace edgeless::cuda::sums
+}  // namespace edgeless::cuda::spmm

@@ -3,7 +3,7 @@
 
 #include "args.h"
 
-namespace edgeless::cuda::sums {
+namespace edgeless::cuda::spmm {
 
 constexpr int kMostSddmmVectors = 128;  // of a head in one pass
 
@@ -19,4 +19,4 @@ cudaError_t fill_values(const SpmmArgs<A>& args, A* values, cudaStream_t stream)
 template <class A>
 cudaError_t run_sddmm(Storage storage, bool wide_index, const SddmmArgs<A>& args, cudaStream_t stream);
 
-}  // namespace edgeless::cuda::sums
+}  // namespace edgeless::cuda::spmm

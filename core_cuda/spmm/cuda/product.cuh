@@ -7,7 +7,7 @@
 #include "kernels.h"
 #include "weight.cuh"
 
-namespace edgeless::cuda::sums {
+namespace edgeless::cuda::spmm {
 
 // What an edge weighs: 1; one number for all heads, which the lane that owns the edge fetches; any number per head.
 enum class Weighing { none, by_edge, by_head };
@@ -170,4 +170,4 @@ cudaError_t spmm_instance(bool wide_index, int words, const SpmmArgs<Arithmetic<
   return cudaErrorInvalidValue;
 }
 
-}  // namespace edgeless::cuda::sums
+}  // namespace edgeless::cuda::spmm

@@ -2,7 +2,7 @@
 #include "../../common/vec.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::sums {
+namespace edgeless::cuda::spmm {
 
 template <class S>
 cudaError_t spmm_instance(bool wide_index, int words, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream);
@@ -39,4 +39,4 @@ cudaError_t run_sddmm(Storage, bool wide_index, const SddmmArgs<double>& args, c
   return sddmm_instance<double>(wide_index, args, stream);
 }
 
-}  // namespace edgeless::cuda::sums
+}  // namespace edgeless::cuda::spmm

@@ -9,7 +9,7 @@
 #include "../../common/warp.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::sums {
+namespace edgeless::cuda::spmm {
 
 template <class S, class I, int kVecs>
 __global__ void __launch_bounds__(kFoldThreads) sddmm_kernel(const __grid_constant__ SddmmArgs<Arithmetic<S>> args) {
@@ -104,4 +104,4 @@ cudaError_t sddmm_instance(bool wide_index, const SddmmArgs<Arithmetic<S>>& args
   return wide_index ? launch_sddmm<S, int64_t>(args, stream) : launch_sddmm<S, int32_t>(args, stream);
 }
 
-}  // namespace edgeless::cuda::sums
+}  // namespace edgeless::cuda::spmm

@@ -2,7 +2,7 @@
 #include "kernels.h"
 #include "weight.cuh"
 
-namespace edgeless::cuda::sums {
+namespace edgeless::cuda::spmm {
 namespace {
 
 constexpr int kThreads = 256;
@@ -27,4 +27,4 @@ cudaError_t fill_values(const SpmmArgs<A>& args, A* values, cudaStream_t stream)
 template cudaError_t fill_values<float>(const SpmmArgs<float>&, float*, cudaStream_t);
 template cudaError_t fill_values<double>(const SpmmArgs<double>&, double*, cudaStream_t);
 
-}  // namespace edgeless::cuda::sums
+}  // namespace edgeless::cuda::spmm

@@ -3,7 +3,7 @@
 
 #include "args.h"
 
-namespace edgeless::cuda::sums {
+namespace edgeless::cuda::spmm {
 
 template <class A, class I>
 __device__ __forceinline__ A edge_weight(const SpmmArgs<A>& args, I index, I position, int head) {
@@ -16,4 +16,4 @@ __device__ __forceinline__ A edge_weight(const SpmmArgs<A>& args, I index, I pos
   return w;
 }
 
-}  // namespace edgeless::cuda::sums
+}  // namespace edgeless::cuda::spmm

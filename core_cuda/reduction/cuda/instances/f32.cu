@@ -1,5 +1,5 @@
 #include "../instances.cuh"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 template struct Instance<float>;
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -2,18 +2,18 @@
 //
 // First, row by row, sort_kernel brings the elements of a slice of the columns into the order of the edges that take
 // them, as items (value, column), and notes for every edge where its items are. Then grad_x[j] is a sum over the
-// out-edges (j, i): take_kernel walks the graph's other direction as in common/fold.cuh and reads, of every edge, its
-// own items alone. So what moves is a few times the elements of the output, not edges times features, and sums are
-// added edge by edge, without atomics. The order of an edge's items varies from run to run, but each has a column of
-// its own. Storage: half, bfloat16, sums in float: items of float numbers would be twice the size, more than other
-// kernels keep.
+// out-edges (j, i): sorted_grad_kernel walks the graph's other direction as in common/fold.cuh and reads, of every
+// edge, its own items alone. So what moves is a few times the elements of the output, not edges times features, and
+// sums are added edge by edge, without atomics. The order of an edge's items varies from run to run, but each has a
+// column of its own. Storage: half, bfloat16, sums in float: items of float numbers would be twice the size, more than
+// other kernels keep.
 #pragma once
 
 #include "../../common/fold.cuh"
 #include "../../common/warp.cuh"
 #include "instance.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 constexpr int kSortThreads = 128, kBins = 1024;
 constexpr int kChunk = 128;  // bins that a warp scans at once, four a lane
@@ -175,7 +175,7 @@ constexpr int sort_blocks(int columns) {
   if (columns == 512) return sizeof(Arg) == 4 ? 5 : 6;
   return columns == 256 ? (sizeof(Arg) == 4 ? 8 : 9) : 10;
 }
-constexpr int take_blocks(int ahead) { return ahead == 1 ? 8 : 7; }
+constexpr int sorted_grad_blocks(int ahead) { return ahead == 1 ? 8 : 7; }
 
 // One warp for each row.
 template <class S, class Arg, int kColumns>
@@ -264,7 +264,7 @@ struct TakenSums {
 // The same with the sums of the row at hand in shared memory, where a lane adds the items that it read, of any column.
 // kAhead: items of an edge that a lane asks for at once.
 template <class S, int kLanes, int kAhead>
-struct TakeFold : TakenSums<S, kLanes> {
+struct SortedGradFold : TakenSums<S, kLanes> {
   using Base = TakenSums<S, kLanes>;
   using Base::args;
   using Base::kFours;
@@ -283,7 +283,7 @@ struct TakeFold : TakenSums<S, kLanes> {
   I index[kBatch];
   Item item[kBatch][kAhead];
 
-  __device__ TakeFold(const SortArgs& args, int lane, float* sums) : Base(args, lane), sums(sums) {}
+  __device__ SortedGradFold(const SortArgs& args, int lane, float* sums) : Base(args, lane), sums(sums) {}
 
   __device__ __forceinline__ I id_of(I position, int further) const {
     const I last = static_cast<I>(args.graph.num_edges - 1);
@@ -365,11 +365,11 @@ struct TakeFold : TakenSums<S, kLanes> {
 };
 
 template <class S, int kLanes, int kAhead>
-__global__ void __launch_bounds__(kFoldThreads, take_blocks(kAhead))
-    take_kernel(const __grid_constant__ SortArgs args) {
+__global__ void __launch_bounds__(kFoldThreads, sorted_grad_blocks(kAhead))
+    sorted_grad_kernel(const __grid_constant__ SortArgs args) {
   __shared__ float4 sums[kFoldThreads * kSortPer / 4];
   const int lane = threadIdx.x % kLanes, team_begin = threadIdx.x - lane;
-  TakeFold<S, kLanes, kAhead> fold(args, lane, reinterpret_cast<float*>(sums) + team_begin * kSortPer);
+  SortedGradFold<S, kLanes, kAhead> fold(args, lane, reinterpret_cast<float*>(sums) + team_begin * kSortPer);
   fold_rows<4, int32_t>(args.graph, args.plan, fold);
 }
 
@@ -380,7 +380,7 @@ cudaError_t launch_sorted(const SortArgs& args, cudaStream_t stream) {
   sort_kernel<S, Arg, kLanes * kSortPer><<<blocks, kSortThreads, 0, stream>>>(args);
   // An edge has columns / degree items: two for a lane where that is half a team or more.
   const bool many = args.graph.num_edges <= 2 * kSortPer * args.csr.num_rows;
-  const auto take = many ? take_kernel<S, kLanes, 2> : take_kernel<S, kLanes, 1>;
+  const auto take = many ? sorted_grad_kernel<S, kLanes, 2> : sorted_grad_kernel<S, kLanes, 1>;
   take<<<static_cast<unsigned>(args.plan.part.num_ranges), kFoldThreads, 0, stream>>>(args);
   merge_fold<TakenSums<S, kLanes>, int32_t>(args, stream);
   return cudaGetLastError();
@@ -396,7 +396,7 @@ cudaError_t launch_sorted(const SortArgs& args, cudaStream_t stream) {
 }
 
 template <class S>
-cudaError_t sort_instance(const SortArgs& args, cudaStream_t stream) {
+cudaError_t sorted_grad_instance(const SortArgs& args, cudaStream_t stream) {
   switch (args.arg_size) {
     case 1: return launch_sorted<S, uint8_t>(args, stream);
     case 2: return launch_sorted<S, uint16_t>(args, stream);
@@ -404,4 +404,4 @@ cudaError_t sort_instance(const SortArgs& args, cudaStream_t stream) {
   }
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -1,7 +1,7 @@
-// The entries of pick.cuh.
-#include "pick.cuh"
+// The entries of masked_gather_grad.cuh.
+#include "masked_gather_grad.cuh"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 cudaError_t argument_bytes(const void* arg, int arg_size, int64_t count, uint8_t* bytes, cudaStream_t stream) {
   const int64_t fours = count / 4, blocks = (fours + kByteThreads - 1) / kByteThreads;
@@ -16,12 +16,12 @@ cudaError_t argument_bytes(const void* arg, int arg_size, int64_t count, uint8_t
   return cudaGetLastError();
 }
 
-cudaError_t pick(const GatherArgs& args, cudaStream_t stream) {
+cudaError_t masked_gather_grad(const GatherArgs& args, cudaStream_t stream) {
   switch (args.arg_size) {
-    case 1: return launch_pick<uint8_t>(args, stream);
-    case 2: return launch_pick<uint16_t>(args, stream);
-    default: return launch_pick<uint32_t>(args, stream);
+    case 1: return launch_masked_gather_grad<uint8_t>(args, stream);
+    case 2: return launch_masked_gather_grad<uint16_t>(args, stream);
+    default: return launch_masked_gather_grad<uint32_t>(args, stream);
   }
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -1,5 +1,5 @@
-// The gradient of a minimum or maximum, each element of which goes to one edge, gathered as in gather.cuh, but with
-// fewer bytes: an edge reads its destination's arguments as bytes, and the gradient only where one fits.
+// The gradient of a minimum or maximum, each element of which goes to one edge, gathered as in gather_grad.cuh, but
+// with fewer bytes: an edge reads its destination's arguments as bytes, and the gradient only where one fits.
 //
 // A byte is the argument where that is below 255. An edge that stands later in its row reads the arguments themselves.
 // A lane has several vectors of a row and asks for those of all edges of a batch at once: one more wait a batch.
@@ -9,17 +9,17 @@
 #include "../../common/fold.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 constexpr uint32_t kBeyond = 255;  // a byte of this and later places
 
 template <class Arg, int kBatch>
-struct PickFold {
+struct MaskedGatherGradFold {
   using I = int32_t;
   using Four = Words<static_cast<int>(sizeof(Arg))>;  // the arguments of a vector
-  static constexpr int kVectors = kPickPer / 4;
+  static constexpr int kVectors = kMaskedPer / 4;
   static constexpr bool kCheapEnd = false;
-  using Piece = Sums<float, kPickPer>;
+  using Piece = Sums<float, kMaskedPer>;
 
   const GatherArgs& args;
   int unit, first;  // which lane of a row, and its first vector: the others are as many further on as a slice has lanes
@@ -30,7 +30,7 @@ struct PickFold {
   I own_position;
   Piece total;
 
-  __device__ PickFold(const GatherArgs& args, int unit) : args(args), unit(unit) {
+  __device__ MaskedGatherGradFold(const GatherArgs& args, int unit) : args(args), unit(unit) {
     const int lanes = args.plan.slice_vectors, slice = unit / lanes;
     first = slice * lanes * kVectors + (unit - slice * lanes);
 #pragma unroll
@@ -141,18 +141,19 @@ struct PickFold {
 constexpr int kPickBatch = 4, kPickBlocks = 3;  // the latter bounds the registers
 
 template <class Arg>
-__global__ void __launch_bounds__(kFoldThreads, kPickBlocks) pick_kernel(const __grid_constant__ GatherArgs args) {
+__global__ void __launch_bounds__(kFoldThreads, kPickBlocks)
+    masked_gather_grad_kernel(const __grid_constant__ GatherArgs args) {
   const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
-  PickFold<Arg, kPickBatch> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  MaskedGatherGradFold<Arg, kPickBatch> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
   fold_rows<kPickBatch, int32_t>(args.graph, args.plan, fold);
 }
 
 template <class Arg>
-cudaError_t launch_pick(const GatherArgs& args, cudaStream_t stream) {
+cudaError_t launch_masked_gather_grad(const GatherArgs& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
-  pick_kernel<Arg><<<grid, kFoldThreads, 0, stream>>>(args);
-  merge_fold<PickFold<Arg, kPickBatch>, int32_t>(args, stream);
+  masked_gather_grad_kernel<Arg><<<grid, kFoldThreads, 0, stream>>>(args);
+  merge_fold<MaskedGatherGradFold<Arg, kPickBatch>, int32_t>(args, stream);
   return cudaGetLastError();
 }
 
@@ -172,4 +173,4 @@ __global__ void __launch_bounds__(kByteThreads) bytes_kernel(const Arg* arg, int
   bytes[at] = word;
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -10,7 +10,7 @@
 #include "../../common/fold.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 constexpr int kScatterThreads = 256;
 
@@ -305,4 +305,4 @@ cudaError_t rest_instance(const ScatterArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

@@ -1,5 +1,6 @@
-// Scores that divide by the norms of both rows (kOverNorms): s = factor * <own, other> / (norm of own * norm of other),
-// with the factor of a head in Args::att and 1 / norm of every node and head in Args::dst_over_norm, src_over_norm.
+// Scores that divide by the norms of both rows (kInverseNorms): s = factor * <own, other> / (norm of own * norm of
+// other), with the factor of a head in Args::att and 1 / norm of every node and head in Args::dst_over_norm,
+// src_over_norm.
 //
 // What a pass sums by edge is linear in the other rows: G = sum of ds / norm of other * other. The own norm enters when
 // a row ends: with r = 1 / norm of own, its gradient is factor * r (G - <G, r own> r own), and the factor's <G, r own>.
@@ -11,10 +12,10 @@
 
 namespace edgeless::cuda {
 
-// Of all other scores: nothing.
+// Scores that divide by no norms: every function hands on what it is given, and the compiler leaves it out.
 template <class A, bool kThere>
-struct OverNorms {
-  __device__ OverNorms(const Args<A>&, const A* /*own*/, const A* /*others*/, int /*head*/) {}
+struct InverseNorms {
+  __device__ InverseNorms(const Args<A>&, const A* /*own*/, const A* /*others*/, int /*head*/) {}
   template <class I>
   __device__ A own(I /*row*/) const {
     return 0;
@@ -28,14 +29,14 @@ struct OverNorms {
 };
 
 template <class A>
-struct OverNorms<A, true> {
+struct InverseNorms<A, true> {
   const A* own_base;     // read once a row: costs no register
   const char* other_at;  // of the head
   uint32_t stride;
   int heads, head;
   A factor;  // logits are in base 2
 
-  __device__ OverNorms(const Args<A>& args, const A* own, const A* others, int head)
+  __device__ InverseNorms(const Args<A>& args, const A* own, const A* others, int head)
       : own_base(own),
         other_at(held(reinterpret_cast<const char*>(others + head))),
         stride(static_cast<uint32_t>(args.heads * sizeof(A))),

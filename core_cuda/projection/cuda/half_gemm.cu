@@ -3,14 +3,14 @@
 //
 // A block makes 128 by 64 numbers of C, a warp 32 by 32, from three stages of 32 columns of A and B in shared memory.
 #include "../../common/vec.cuh"
+#include "half_tiles.cuh"
 #include "kernels.h"
-#include "narrow.cuh"
 #include "tiles.cuh"
 
-namespace edgeless::cuda::maps {
+namespace edgeless::cuda::projection {
 namespace {
 
-using narrow::Operand;
+using half::Operand;
 
 // Two numbers of C side by side, in its own type.
 template <class T>
@@ -23,10 +23,10 @@ __device__ __forceinline__ void store_pair(const ProductArgs& args, T* to, float
 }
 
 // C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
-template <class S, bool kAcrossA, bool kAcrossB, bool kTwo>
-__global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(const __grid_constant__ ProductArgs args) {
-  using A = Operand<kTileRows, kAcrossA>;
-  using B = Operand<kTileColumns, kAcrossB>;
+template <class S, bool kTransposedA, bool kTransposedB, bool kTwo>
+__global__ void __launch_bounds__(kProductThreads, 2) half_gemm_kernel(const __grid_constant__ ProductArgs args) {
+  using A = Operand<kTileRows, kTransposedA>;
+  using B = Operand<kTileColumns, kTransposedB>;
   __shared__ alignas(16) typename A::Tile tiles_a[kTileStages];
   __shared__ alignas(16) typename B::Tile tiles_b[kTileStages];
   const TilePlace place(args);
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
   const auto load = [&](int stage) { operands.load(tiles_a[stage], tiles_b[stage]); };
 
   float sum[kDown][kSide][4] = {};
-  const bool sums = kAcrossA && args.sums && place.makes_sums();
+  const bool sums = kTransposedA && args.sums && place.makes_sums();
   float row_sum = 0;
   walk_depth(operands.steps(), load, [&](int stage) {
     const uint16_t *tile_a = tiles_a[stage], *tile_b = tiles_b[stage];
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
 #pragma unroll 8
       for (int k = 0; k < kTileDepth; ++k) row_sum += to_arithmetic(column[k * A::kStride]);
     }
-    narrow::multiply_tiles<S, A, B>(tile_a, tile_b, place, sum);
+    half::multiply_tiles<S, A, B>(tile_a, tile_b, place, sum);
   });
 
   if (sums && place.first_row + threadIdx.x < args.rows) {
@@ -63,28 +63,28 @@ __global__ void __launch_bounds__(kProductThreads, 2) narrow_product_kernel(cons
                 });
 }
 
-template <class S, bool kAcrossA, bool kAcrossB, bool kTwo = false>
+template <class S, bool kTransposedA, bool kTransposedB, bool kTwo = false>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
-  narrow_product_kernel<S, kAcrossA, kAcrossB, kTwo><<<product_grid(args), kProductThreads, 0, stream>>>(args);
+  half_gemm_kernel<S, kTransposedA, kTransposedB, kTwo><<<product_grid(args), kProductThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
 template <class S>
-cudaError_t launch(bool across_a, bool across_b, const ProductArgs& args, cudaStream_t stream) {
-  if (across_a) return across_b ? launch<S, true, true>(args, stream) : cudaErrorInvalidValue;
-  if (args.more.a) return across_b ? cudaErrorInvalidValue : launch<S, false, false, true>(args, stream);
-  return across_b ? launch<S, false, true>(args, stream) : launch<S, false, false>(args, stream);
+cudaError_t launch(bool transposed_a, bool transposed_b, const ProductArgs& args, cudaStream_t stream) {
+  if (transposed_a) return transposed_b ? launch<S, true, true>(args, stream) : cudaErrorInvalidValue;
+  if (args.more.a) return transposed_b ? cudaErrorInvalidValue : launch<S, false, false, true>(args, stream);
+  return transposed_b ? launch<S, false, true>(args, stream) : launch<S, false, false>(args, stream);
 }
 
 }  // namespace
 
-cudaError_t run_narrow_product(Storage storage, bool across_a, bool across_b, const ProductArgs& args,
-                               cudaStream_t stream) {
+cudaError_t run_half_gemm(Storage storage, bool transposed_a, bool transposed_b, const ProductArgs& args,
+                          cudaStream_t stream) {
   switch (storage) {
-    case Storage::f16: return launch<__half>(across_a, across_b, args, stream);
-    case Storage::bf16: return launch<__nv_bfloat16>(across_a, across_b, args, stream);
+    case Storage::f16: return launch<__half>(transposed_a, transposed_b, args, stream);
+    case Storage::bf16: return launch<__nv_bfloat16>(transposed_a, transposed_b, args, stream);
     default: return cudaErrorInvalidValue;
   }
 }
 
-}  // namespace edgeless::cuda::maps
+}  // namespace edgeless::cuda::projection

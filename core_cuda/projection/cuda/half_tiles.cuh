@@ -9,13 +9,13 @@
 #include "../../common/vec.cuh"
 #include "tiles.cuh"
 
-namespace edgeless::cuda::maps::narrow {
+namespace edgeless::cuda::projection::half {
 
 constexpr int kInner = 16;  // depth of an mma
 
-template <int kSize, bool kAcross>
-struct Operand : Tiles<uint16_t, kSize, kAcross, 8> {
-  using Base = Tiles<uint16_t, kSize, kAcross, 8>;
+template <int kSize, bool kTransposed>
+struct Operand : Tiles<uint16_t, kSize, kTransposed, 8> {
+  using Base = Tiles<uint16_t, kSize, kTransposed, 8>;
   using Base::Base, Base::kStride;
   using Tile = uint16_t[Base::kNumbers];
 
@@ -25,10 +25,10 @@ struct Operand : Tiles<uint16_t, kSize, kAcross, 8> {
                                              uint32_t (&to)[4]) {
     const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
     int at = first + (depth_first ? third : second), depth = inner + (depth_first ? second : third);
-    (kAcross ? depth : at) += lane % 8;
+    (kTransposed ? depth : at) += lane % 8;
 #if __CUDA_ARCH__ >= 800
-    const uint32_t address = shared_address(tile + (kAcross ? depth * kStride + at : at * kStride + depth));
-    if constexpr (kAcross) {
+    const uint32_t address = shared_address(tile + (kTransposed ? depth * kStride + at : at * kStride + depth));
+    if constexpr (kTransposed) {
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                    : "r"(address));
@@ -77,4 +77,4 @@ __device__ __forceinline__ void multiply_tiles(const uint16_t* tile_a, const uin
   }
 }
 
-}  // namespace edgeless::cuda::maps::narrow
+}  // namespace edgeless::cuda::projection::half

@@ -11,17 +11,17 @@
 
 #include "tiles.cuh"
 
-namespace edgeless::cuda::maps::floats {
+namespace edgeless::cuda::projection::floats {
 
 constexpr int kInner = 8, kKept = 16;  // depth of an mma, and of the sums that a tensor core makes
 
-template <int kSize, bool kAcross>
-struct Operand : Tiles<float, kSize, kAcross, kAcross ? 8 : 4> {
-  using Base = Tiles<float, kSize, kAcross, kAcross ? 8 : 4>;
+template <int kSize, bool kTransposed>
+struct Operand : Tiles<float, kSize, kTransposed, kTransposed ? 8 : 4> {
+  using Base = Tiles<float, kSize, kTransposed, kTransposed ? 8 : 4>;
   using Base::Base, Base::kStride;
 
   static __device__ __forceinline__ float get(const float* tile, int at, int depth) {
-    return tile[kAcross ? depth * kStride + at : at * kStride + depth];
+    return tile[kTransposed ? depth * kStride + at : at * kStride + depth];
   }
 };
 
@@ -94,4 +94,4 @@ __device__ __forceinline__ void multiply_tiles(const float* tile_a, const float*
   }
 }
 
-}  // namespace edgeless::cuda::maps::floats
+}  // namespace edgeless::cuda::projection::floats

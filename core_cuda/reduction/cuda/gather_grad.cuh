@@ -10,10 +10,10 @@
 #include "../../common/fold.cuh"
 #include "kernels.h"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
 template <class S, class Arg, bool kShares, int kBatch>
-struct GiveFold {
+struct GatherGradFold {
   using I = int32_t;
   static constexpr int kPer = kNumbers<S, 4>, kArgWords = kPer * sizeof(Arg) / 4, kInWord = 4 / sizeof(Arg);
   static constexpr uint32_t kShared = 1u << (8 * sizeof(Arg) - 1);
@@ -30,7 +30,7 @@ struct GiveFold {
   I own_position;
   Piece total;
 
-  __device__ GiveFold(const GatherArgs& args, int vector) : args(args), vector(vector) {
+  __device__ GatherGradFold(const GatherArgs& args, int vector) : args(args), vector(vector) {
     inside = vector < args.vectors;
   }
 
@@ -122,35 +122,35 @@ struct GiveFold {
 
 // Blocks that must fit on a multiprocessor: what bounds the registers.
 template <class S, class Arg>
-constexpr int give_blocks(bool shares) {
+constexpr int gather_grad_blocks(bool shares) {
   if (shares) return sizeof(S) == 2 ? 3 : 5;
   return sizeof(Arg) == 4 ? 6 : 7;
 }
 
 template <class S, class Arg, bool kShares>
-__global__ void __launch_bounds__(kFoldThreads, give_blocks<S, Arg>(kShares))
-    give_kernel(const __grid_constant__ GatherArgs args) {
+__global__ void __launch_bounds__(kFoldThreads, gather_grad_blocks<S, Arg>(kShares))
+    gather_grad_kernel(const __grid_constant__ GatherArgs args) {
   const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
-  GiveFold<S, Arg, kShares, 4> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
+  GatherGradFold<S, Arg, kShares, 4> fold(args, lane < args.plan.slice_vectors ? first + lane : args.vectors);
   fold_rows<4, int32_t>(args.graph, args.plan, fold);
 }
 
 template <class S, class Arg, bool kShares>
-cudaError_t launch_give(const GatherArgs& args, cudaStream_t stream) {
+cudaError_t launch_gather_grad(const GatherArgs& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.plan.part.num_ranges), static_cast<unsigned>(args.plan.slices));
-  give_kernel<S, Arg, kShares><<<grid, kFoldThreads, 0, stream>>>(args);
-  merge_fold<GiveFold<S, Arg, kShares, 4>, int32_t>(args, stream);
+  gather_grad_kernel<S, Arg, kShares><<<grid, kFoldThreads, 0, stream>>>(args);
+  merge_fold<GatherGradFold<S, Arg, kShares, 4>, int32_t>(args, stream);
   return cudaGetLastError();
 }
 
 template <class S, bool kShares>
-cudaError_t give_instance(const GatherArgs& args, cudaStream_t stream) {
+cudaError_t gather_grad_instance(const GatherArgs& args, cudaStream_t stream) {
   switch (args.arg_size) {
-    case 1: return launch_give<S, uint8_t, kShares>(args, stream);
-    case 2: return launch_give<S, uint16_t, kShares>(args, stream);
-    default: return launch_give<S, uint32_t, kShares>(args, stream);
+    case 1: return launch_gather_grad<S, uint8_t, kShares>(args, stream);
+    case 2: return launch_gather_grad<S, uint16_t, kShares>(args, stream);
+    default: return launch_gather_grad<S, uint32_t, kShares>(args, stream);
   }
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

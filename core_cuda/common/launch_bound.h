@@ -6,6 +6,6 @@
 namespace edgeless {
 
 // Below, a product takes less time than its launch: as few as possible, and copies cost nothing.
-constexpr int64_t kFewRows = 1 << 15;
+constexpr int64_t kLaunchBoundRows = 1 << 15;
 
 }  // namespace edgeless

@@ -1,20 +1,20 @@
-// The gradient of a minimum or maximum sent as in scatter.cuh, with the sums in shared memory: atomics there run at
-// several times the rate of those in L2.
+// The gradient of a minimum or maximum sent as in scatter_grad.cuh, with the sums in shared memory: atomics there run
+// at several times the rate of those in L2.
 //
 // A group of columns belongs to one block, or to a cluster of two that divide the rows among them and send to each
 // other's shared memory: block r has the nodes n with n % owners == r. A sum is a whole number of 64 bits, added as two
 // words (64 bits at once would be a loop): the carry of the lower one, which the atomic gives back with the old value,
-// goes with the upper one. So the sums are those of scatter.cuh bit for bit. Shared memory: lower words [nodes,
+// goes with the upper one. So the sums are those of scatter_grad.cuh bit for bit. Shared memory: lower words [nodes,
 // columns], upper words [nodes, columns]. Storage: float, half, bfloat16.
 #pragma once
 
 #include "instance.h"
-#include "scatter.cuh"
+#include "scatter_grad.cuh"
 
-namespace edgeless::cuda::extrema {
+namespace edgeless::cuda::reduction {
 
-constexpr int kOwnThreads = 1024;
-constexpr int kOwnBatch = 4;  // elements of a thread in flight
+constexpr int kSharedScatterThreads = 1024;
+constexpr int kSharedScatterBatch = 4;  // elements of a thread in flight
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define EDGELESS_CLUSTERS 1
@@ -49,13 +49,13 @@ __device__ __forceinline__ void wait_for_owners() {
 
 template <class S, class I, bool kCluster>
 struct Owner {
-  const OwnArgs& own;
+  const SharedScatterArgs& own;
   const ScatterArgs& args;
   uint32_t* sums;
   int rank, column, feature;  // of the thread; the number of threads is a multiple of the columns
   Scale<float> scale;
 
-  __device__ __forceinline__ Owner(const OwnArgs& own, uint32_t* sums, int rank, int column, int feature)
+  __device__ __forceinline__ Owner(const SharedScatterArgs& own, uint32_t* sums, int rank, int column, int feature)
       : own(own),
         args(own.scatter),
         sums(sums),
@@ -121,16 +121,17 @@ struct Owner {
     const I* indices = static_cast<const I*>(args.graph.indices);
     const uint32_t shared = args.shares ? 1u << (8 * args.arg_size - 1) : 0;
     const int64_t end = args.graph.num_rows << args.columns_log2;
-    const int64_t step = kCluster ? static_cast<int64_t>(kOwnThreads) << own.owners_log2 : kOwnThreads;
-    const int64_t first = (kCluster ? rank * kOwnThreads : 0) + (threadIdx.x & ~31);
-    for (int64_t warp = first; warp < end; warp += step * kOwnBatch) {
-      int64_t row[kOwnBatch];
-      uint32_t code[kOwnBatch];
-      float x[kOwnBatch];
-      I begin[kOwnBatch];
-      bool here[kOwnBatch];
+    const int64_t step =
+        kCluster ? static_cast<int64_t>(kSharedScatterThreads) << own.owners_log2 : kSharedScatterThreads;
+    const int64_t first = (kCluster ? rank * kSharedScatterThreads : 0) + (threadIdx.x & ~31);
+    for (int64_t warp = first; warp < end; warp += step * kSharedScatterBatch) {
+      int64_t row[kSharedScatterBatch];
+      uint32_t code[kSharedScatterBatch];
+      float x[kSharedScatterBatch];
+      I begin[kSharedScatterBatch];
+      bool here[kSharedScatterBatch];
 #pragma unroll
-      for (int u = 0; u < kOwnBatch; ++u) {
+      for (int u = 0; u < kSharedScatterBatch; ++u) {
         const int64_t t = warp + u * step + (threadIdx.x & 31);
         here[u] = t < end && feature < args.width;
         row[u] = here[u] ? t >> args.columns_log2 : 0;
@@ -140,19 +141,19 @@ struct Owner {
         code[u] = keep_arg(row[u] * args.width + at);
         x[u] = to_arithmetic(__ldg(static_cast<const S*>(args.grad) + row[u] * args.grad_row + at * args.grad_column));
       }
-      int node[kOwnBatch];
+      int node[kSharedScatterBatch];
 #pragma unroll
-      for (int u = 0; u < kOwnBatch; ++u) {
+      for (int u = 0; u < kSharedScatterBatch; ++u) {
         const bool alone = here[u] && !(code[u] & shared);
         node[u] = alone ? static_cast<int>(__ldg(indices + begin[u] + static_cast<I>(code[u]))) : -1;
       }
 #pragma unroll
-      for (int u = 0; u < kOwnBatch; ++u) {
+      for (int u = 0; u < kSharedScatterBatch; ++u) {
         if (node[u] >= 0) send_to<kRest>(node[u], x[u]);
       }
       if (!args.shares) continue;
 #pragma unroll
-      for (int u = 0; u < kOwnBatch; ++u) {
+      for (int u = 0; u < kSharedScatterBatch; ++u) {
         const unsigned lanes = __ballot_sync(0xffffffffu, here[u] && (code[u] & shared));
         if (lanes) send_shared<kRest>(lanes, row[u], (code[u] & ~shared) + 1, x[u]);
       }
@@ -169,7 +170,7 @@ struct Owner {
   __device__ __forceinline__ void finish() const {
     const int words = own.nodes << args.columns_log2;
     if (feature >= args.width) return;
-    for (int at = threadIdx.x; at < words; at += kOwnThreads) {  // the column is the thread's
+    for (int at = threadIdx.x; at < words; at += kSharedScatterThreads) {  // the column is the thread's
       const int64_t node = (static_cast<int64_t>(at >> args.columns_log2) << own.owners_log2) + rank;
       if (node >= args.num_columns) break;
       const long long sum = static_cast<long long>(static_cast<uint64_t>(sums[words + at]) << 32 | sums[at]);
@@ -179,14 +180,15 @@ struct Owner {
 };
 
 template <class S, class I, bool kCluster>
-__global__ void __launch_bounds__(kOwnThreads, 1) own_kernel(const __grid_constant__ OwnArgs own) {
+__global__ void __launch_bounds__(kSharedScatterThreads, 1)
+    shared_scatter_grad_kernel(const __grid_constant__ SharedScatterArgs own) {
   extern __shared__ uint32_t sums[];
   const ScatterArgs& args = own.scatter;
   const int rank = blockIdx.x & ((1 << own.owners_log2) - 1);
   const int column = threadIdx.x & ((1 << args.columns_log2) - 1);
   const int feature = static_cast<int>(blockIdx.x >> own.owners_log2 << args.columns_log2) + column;
   const Owner<S, I, kCluster> owner(own, sums, rank, column, feature);
-  for (int at = threadIdx.x; at < own.nodes << (args.columns_log2 + 1); at += kOwnThreads) sums[at] = 0;
+  for (int at = threadIdx.x; at < own.nodes << (args.columns_log2 + 1); at += kSharedScatterThreads) sums[at] = 0;
   wait_for_owners<kCluster>();
   owner.template walk<false>();
   wait_for_owners<kCluster>();
@@ -197,8 +199,8 @@ __global__ void __launch_bounds__(kOwnThreads, 1) own_kernel(const __grid_consta
 }
 
 template <class S, class I, bool kCluster>
-cudaError_t launch_own(const OwnArgs& own, cudaStream_t stream) {
-  auto kernel = own_kernel<S, I, kCluster>;
+cudaError_t launch_shared_scatter_grad(const SharedScatterArgs& own, cudaStream_t stream) {
+  auto kernel = shared_scatter_grad_kernel<S, I, kCluster>;
   const int bytes = own.nodes * 8 << own.scatter.columns_log2;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
@@ -207,7 +209,7 @@ cudaError_t launch_own(const OwnArgs& own, cudaStream_t stream) {
   cluster.val.clusterDim.x = 1u << own.owners_log2, cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(own.groups << own.owners_log2);
-  config.blockDim = dim3(kOwnThreads);
+  config.blockDim = dim3(kSharedScatterThreads);
   config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = stream;
   config.attrs = &cluster, config.numAttrs = kCluster ? 1 : 0;
@@ -215,11 +217,13 @@ cudaError_t launch_own(const OwnArgs& own, cudaStream_t stream) {
 }
 
 template <class S>
-cudaError_t own_instance(bool wide_index, const OwnArgs& own, cudaStream_t stream) {
+cudaError_t shared_scatter_grad_instance(bool wide_index, const SharedScatterArgs& own, cudaStream_t stream) {
   if (wide_index) {
-    return own.owners_log2 ? launch_own<S, int64_t, true>(own, stream) : launch_own<S, int64_t, false>(own, stream);
+    return own.owners_log2 ? launch_shared_scatter_grad<S, int64_t, true>(own, stream)
+                           : launch_shared_scatter_grad<S, int64_t, false>(own, stream);
   }
-  return own.owners_log2 ? launch_own<S, int32_t, true>(own, stream) : launch_own<S, int32_t, false>(own, stream);
+  return own.owners_log2 ? launch_shared_scatter_grad<S, int32_t, true>(own, stream)
+                         : launch_shared_scatter_grad<S, int32_t, false>(own, stream);
 }
 
-}  // namespace edgeless::cuda::extrema
+}  // namespace edgeless::cuda::reduction

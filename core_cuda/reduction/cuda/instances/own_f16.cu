@@ -1,5 +1,0 @@
-#include "../own.cuh"
-
-namespace edgeless::cuda::extrema {
-template cudaError_t own_instance<__half>(bool, const OwnArgs&, cudaStream_t);
-}  // namespace edgeless::cuda::extrema
