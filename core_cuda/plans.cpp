@@ -90,7 +90,7 @@ py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int6
 std::string gradient_plan(const std::string& dtype, int arg_bytes, bool wide_index, bool shares, bool has_transpose,
                           int64_t num_rows, int64_t num_columns, int64_t num_edges, int64_t width, int multiprocessors,
                           int64_t shared_bytes, bool clusters) {
-  namespace extrema = cuda::reduction;
+  namespace reduction = cuda::reduction;
   const reduction::GradientProblem p{storage_named(dtype), arg_bytes, wide_index, shares, has_transpose, num_rows,
                                      num_columns,          num_edges, width};
   return reduction::name_of(reduction::plan_gradient(p, {multiprocessors, shared_bytes, clusters}));
