@@ -221,7 +221,10 @@ class TypedGraph(Keeper):
         """Bytes that :meth:`memory_bytes` can grow to by building the other direction."""
         missing = sum(key not in self._formats for key in ("by dst", "by src"))
         grown = self.graph.memory_bytes_at_most() + num_bytes((self.edge_type, self._formats))
-        return grown + missing * 4 * self.num_edges * self.graph.index_dtype.itemsize
+        numbers = 4 * self.num_edges
+        if self.device.type == "cuda":  # which keeps the pieces of every row as well
+            numbers += self.num_edges + max(self.num_src, self.num_dst) + 1
+        return grown + missing * numbers * self.graph.index_dtype.itemsize
 
     def num_formats(self) -> int:
         """As of a graph; what is kept with :attr:`graph` counts too."""

@@ -3,33 +3,13 @@
 import pytest
 import torch
 from test_attention import GRAPHS, assert_close, error, graph_of
+from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 
 import edgeless
 from edgeless import TypedGraph, functional
-from edgeless.backends import kernel_refusal
 from edgeless.relational import choose_order
 
 SHAPES = [(5, 7), (64, 64), (33, 16), (16, 130), (1, 1)]
-
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-on_cpu = pytest.mark.parametrize("device", ["cpu"], indirect=True)
-
-
-@pytest.fixture(autouse=True, params=DEVICES)
-def device(request):
-    """Where tensors are made, unless said otherwise."""
-    reason = request.param == "cuda" and kernel_refusal(torch.device("cuda"), "relational_sum")
-    if reason:
-        pytest.skip(reason)
-    with torch.device(request.param):
-        yield request.param
-
-
-def leaf(*shape, dtype=torch.float64, seed=0):
-    gen = torch.Generator("cpu").manual_seed(seed)
-    made = torch.randn(*shape, dtype=torch.float64, generator=gen, device="cpu")
-    return made.to(torch.get_default_device(), dtype).requires_grad_()
 
 
 def typed(kind, num_types=5, dtype=torch.int32):
