@@ -175,16 +175,10 @@ def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Ex
     return Explanation(name, not reasons, tuple(reasons), steps)
 
 
-# Compiled, and tested off the GPU alone: they run where they are asked for.
-_EXPERIMENTAL = {("cuda", "typed_mm"), ("cuda", "relational_sum")}
-
-
 def _look_for_kernels(kind: str, op: str) -> Optional[str]:
     key = {"cpu": "CPU", "cuda": "CUDA"}.get(kind)
     if key is None:
         return f"edgeless has no kernels for {kind!r} devices"
-    if (kind, op) in _EXPERIMENTAL and os.environ.get("EDGELESS_EXPERIMENTAL") != "1":
-        return f"the {key} kernels for {op} are experimental and run where EDGELESS_EXPERIMENTAL=1 is set"
     if torch._C._dispatch_has_kernel_for_dispatch_key(f"edgeless::{op}", key):
         return None
     return f"this build of edgeless has no {key} kernels" + ("" if op == "attention" else f" for {op}")

@@ -68,7 +68,7 @@ class MaxDegrees:
 
 def _on_its_way(degrees: list[Tensor]) -> tuple[Tensor, torch.cuda.Event]:
     """The largest numbers of some on the GPU, 0 of none, in the host's memory, and the event after which they are."""
-    answer = torch.zeros(len(degrees), dtype=torch.int64, pin_memory=True)
+    answer = torch.zeros(len(degrees), dtype=torch.int64, device="cpu", pin_memory=True)
     for place, numbers in zip(answer, degrees):
         if numbers.numel():
             place.copy_(numbers.amax(), non_blocking=True)
