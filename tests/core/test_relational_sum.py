@@ -16,8 +16,8 @@ def typed(kind, num_types=5, dtype=torch.int32):
     with torch.device("cpu"):
         graph = graph_of(kind, dtype)
         types = torch.randint(max(num_types - 1, 1), (graph.num_edges,), generator=torch.Generator().manual_seed(3))
-    device = torch.get_default_device()
-    return TypedGraph(graph.to(device), types.to(device), num_types)
+    where = torch.get_default_device()
+    return TypedGraph(graph.to(where), types.to(where), num_types)
 
 
 def both_ways(graph, x, weight, edge_weight=None, **options):
@@ -94,11 +94,11 @@ def test_hubs():
     ends = [torch.randint(n, (30_000,), generator=gen, device="cpu") for n in (300, 4)]
     edge_index = torch.stack(ends)
     edge_index[1, :20_000] = 2
-    device = torch.get_default_device()
+    where = torch.get_default_device()
     for num_types in (1, 3):
-        types = torch.randint(num_types, (30_000,), generator=gen, device="cpu").to(device)
+        types = torch.randint(num_types, (30_000,), generator=gen, device="cpu").to(where)
         for ends in (edge_index, edge_index.flip(0)):
-            graph = TypedGraph.from_edge_index(ends.to(device), types, num_types, 300, 300)
+            graph = TypedGraph.from_edge_index(ends.to(where), types, num_types, 300, 300)
             x, weight = leaf(300, 16), leaf(num_types, 16, 24)
             assert_close(*both_ways(graph, x, weight, leaf(30_000, seed=2)), 1e-10)
 
