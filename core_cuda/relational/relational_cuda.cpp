@@ -73,6 +73,9 @@ void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, c
   const bool vectors = has_vectors(x.rows, args.depth) && has_vectors(to.rows, args.columns) &&
                        args.weight_row % vector == 0 && args.weight_type % vector == 0 &&
                        args.weight_block % vector == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+  // So many that the weight which a block brings to its shared memory is used often, where there is work for all.
+  const int64_t blocks = 6 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device())};
+  args.share = static_cast<int>(std::clamp<int64_t>(x.count() / blocks / 64 * 64, 128, 1024));
   const auto run = vectors && on_tensor_cores(x.rows) ? run_product : run_any_product;
   C10_CUDA_CHECK(run(storage_of(w.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
 }
@@ -94,10 +97,10 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   // So many chunks that all multiprocessors have something to do, but they take no more than an eighth of the rows'
   // memory, or a megabyte.
   const int64_t count = x.count(), size = blocks * in * out;
-  const int64_t tiles = tensor_cores ? (in + 127) / 128 * ((out + 63) / 64) : (in + 31) / 32 * ((out + 31) / 32);
+  const int64_t side = tensor_cores ? 64 : 32, tiles = (in + side - 1) / side * ((out + side - 1) / side);
   const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device());
   const int64_t most = std::max<int64_t>(count * blocks * (in + out) / (8 * size), (1 << 18) / size);
-  const int64_t chunks = std::clamp<int64_t>(2 * processors / (tiles * blocks), 1, std::max<int64_t>(most, 1));
+  const int64_t chunks = std::clamp<int64_t>(6 * processors / (tiles * blocks), 1, std::max<int64_t>(most, 1));
   args.chunk =
       static_cast<int>(std::min<int64_t>(INT_MAX / 64 * 32, std::max<int64_t>(64, (count / chunks + 31) / 32 * 32)));
   const Tensor partial = at::empty({num_tiles(count, types, args.chunk), size}, x.rows.options().dtype(statistics));

@@ -34,6 +34,7 @@ struct ProductArgs {
   int64_t weight_type = 0, weight_block = 0, weight_row = 0;  // in numbers
   bool transposed = false;                                    // a matrix lies as [columns, depth]
   int blocks = 1, depth = 0, columns = 0;
+  int share = 0;  // entries of a block on tensor cores
 };
 
 // sums[t] = x^T y over the entries of type t, of every block of columns of x with that of y. Entries are summed chunk
