@@ -1,0 +1,64 @@
+"""Layers on CUDA against the stock ones, in float64 on the CPU and in their own dtype beside them."""
+
+import copy
+
+import torch
+
+import edgeless
+
+
+def moved(value, device, dtype=None, leaves=None):
+    """``value`` with its tensors on ``device``; the floating ones in ``dtype``, as leaves, which go to ``leaves``."""
+    if isinstance(value, torch.Tensor):
+        floating = value.is_floating_point()
+        value = value.detach().to(device, dtype if floating else None)
+        if floating and leaves is not None:
+            leaves.append(value.requires_grad_())
+        return value
+    if isinstance(value, dict):
+        return {key: moved(item, device, dtype, leaves) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(item, device, dtype, leaves) for item in value)
+    return value.to(device) if hasattr(value, "to") else value
+
+
+def _flat(result):
+    if isinstance(result, dict):
+        return [t for key in sorted(result, key=str) for t in _flat(result[key])]
+    if isinstance(result, (tuple, list)):
+        return [t for item in result for t in _flat(item)]
+    return [result] if result.is_floating_point() else []
+
+
+def results(layer, inputs, device, dtype):
+    """Outputs and the gradients of inputs and parameters, on the CPU; None where there is none."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # of which some stock layers make what they add to
+    try:
+        layer, leaves = copy.deepcopy(layer).to(device, dtype), []
+        outs = _flat(layer(*moved(inputs, device, dtype, leaves)))
+    finally:
+        torch.set_default_dtype(default)
+    gen = torch.Generator().manual_seed(23)
+    weights = [torch.randn(out.shape, generator=gen, dtype=torch.float64).to(device) for out in outs]
+    loss = sum((out.double() * weight).sum() for out, weight in zip(outs, weights))
+    grads = torch.autograd.grad(loss, [*leaves, *layer.parameters()], allow_unused=True)
+    return [None if t is None else t.detach().cpu() for t in (*outs, *grads)]
+
+
+def assert_parity_on_cuda(theirs, ours, inputs, dtype):
+    """In 16 bits an error of twice the stock layer's is let pass, in float32 that or 1e-5."""
+    exact = results(theirs, inputs, "cpu", torch.float64)
+    with edgeless.backend("fused"):
+        found = results(ours, inputs, "cuda", dtype)
+        again = results(ours, inputs, "cuda", dtype)
+    stock = exact if dtype == torch.float64 else results(theirs, inputs, "cuda", dtype)
+    bound = {torch.float64: 1e-10, torch.float32: 1e-5}.get(dtype, torch.finfo(dtype).eps)
+    for i, (want, mine, repeated, other) in enumerate(zip(exact, found, again, stock, strict=True)):
+        if want is None or mine is None:  # no gradient and one of zeros are the same
+            assert all(t is None or not t.any() for t in (want, mine)), i
+            continue
+        assert torch.equal(mine, repeated), f"result {i} differs from run to run"
+        size = want.norm().clamp_min(1e-30)
+        errors = [float((t.double() - want).norm() / size) for t in (mine, other) if t is not None]
+        assert errors[0] <= max(bound, 2 * errors[-1] if len(errors) > 1 else 0), (i, errors)
