@@ -1,6 +1,6 @@
 // Typed products of any dtype, width and alignment, without tensor cores.
 #include "../../common/vec.cuh"
-#include "entries.cuh"
+#include "product_parts.cuh"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -155,28 +155,18 @@ cudaError_t launch(const OuterArgs& args, cudaStream_t stream) {
   return error != cudaSuccess ? error : add<S>(args, stream);
 }
 
-template <class F>
-cudaError_t of_storage(Storage storage, F&& f) {
-  switch (storage) {
-    case Storage::f32: return f(float{});
-    case Storage::f16: return f(__half{});
-    case Storage::bf16: return f(__nv_bfloat16{});
-    default: return f(double{});
-  }
-}
-
 }  // namespace
 
 cudaError_t run_any_product(Storage storage, const ProductArgs& args, cudaStream_t stream) {
-  return of_storage(storage, [&](auto zero) { return launch<decltype(zero)>(args, stream); });
+  return of_storage<false>(storage, [&](auto zero) { return launch<decltype(zero)>(args, stream); });
 }
 
 cudaError_t run_any_outer(Storage storage, const OuterArgs& args, cudaStream_t stream) {
-  return of_storage(storage, [&](auto zero) { return launch<decltype(zero)>(args, stream); });
+  return of_storage<false>(storage, [&](auto zero) { return launch<decltype(zero)>(args, stream); });
 }
 
 cudaError_t add_chunks(Storage storage, const OuterArgs& args, cudaStream_t stream) {
-  return of_storage(storage, [&](auto zero) { return add<decltype(zero)>(args, stream); });
+  return of_storage<false>(storage, [&](auto zero) { return add<decltype(zero)>(args, stream); });
 }
 
 }  // namespace edgeless::cuda::relational

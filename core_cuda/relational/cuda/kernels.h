@@ -34,7 +34,7 @@ struct ProductArgs {
   int64_t weight_type = 0, weight_block = 0, weight_row = 0;  // in numbers
   bool transposed = false;                                    // a matrix lies as [columns, depth]
   int blocks = 1, depth = 0, columns = 0;
-  int share = 0;  // entries of a block on tensor cores
+  int share = 0;  // entries of a block, of run_warp_product
 };
 
 // sums[t] = x^T y over the entries of type t, of every block of columns of x with that of y. Entries are summed chunk
@@ -56,6 +56,9 @@ constexpr int64_t num_tiles(int64_t entries, int64_t types, int64_t size) { retu
 // begin on 16 bytes, those of a block too. Not of doubles.
 cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
 cudaError_t run_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
+// The same, where a warp needs no other: experimental.
+cudaError_t run_warp_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
+cudaError_t run_warp_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
 // Of whatever there is.
 cudaError_t run_any_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
 cudaError_t run_any_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);

@@ -1,0 +1,53 @@
+// What both files of typed products on tensor cores share.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "entries.cuh"
+
+namespace edgeless::cuda::relational {
+
+// f of a number of the storage's type; on tensor cores there are no doubles.
+template <bool kTensorCores, class F>
+cudaError_t of_storage(Storage storage, F&& f) {
+  switch (storage) {
+    case Storage::f32: return f(float{});
+    case Storage::f16: return f(__half{});
+    case Storage::bf16: return f(__nv_bfloat16{});
+    default: break;
+  }
+  if constexpr (kTensorCores) {
+    return cudaErrorInvalidValue;
+  } else {
+    return f(double{});
+  }
+}
+
+// An infinity leaves no number behind when a float is split (projection/cuda/float_tiles.cuh): such a result is made
+// again.
+static __device__ __noinline__ float product_in_floats(const ProductArgs& args, int64_t entry, int type, int block,
+                                                       int column) {
+  const float* x = static_cast<const float*>(args.x.numbers) + row_of(args.x, args.entries, entry) * args.x.stride +
+                   static_cast<int64_t>(block) * args.depth;
+  const float* w = static_cast<const float*>(args.weight) + type * args.weight_type + block * args.weight_block;
+  float sum = 0;
+  for (int k = 0; k < args.depth; ++k) {
+    sum = fmaf(x[k], w[args.transposed ? column * args.weight_row + k : k * args.weight_row + column], sum);
+  }
+  return sum;
+}
+
+static __device__ __noinline__ float outer_in_floats(const OuterArgs& args, const Range& range, int block, int64_t row,
+                                                     int column) {
+  const float* x = static_cast<const float*>(args.x.numbers) + static_cast<int64_t>(block) * args.rows + row;
+  const float* y = static_cast<const float*>(args.y.numbers) + static_cast<int64_t>(block) * args.columns + column;
+  float sum = 0;
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    sum = fmaf(x[row_of(args.x, args.entries, i) * args.x.stride], y[row_of(args.y, args.entries, i) * args.y.stride],
+               sum);
+  }
+  return sum;
+}
+
+}  // namespace edgeless::cuda::relational
