@@ -112,7 +112,7 @@ std::vector<Tensor> layer_backward(const Tensor& grad, const Tensor& x, const Te
     const c10::List<bool> of_map({of_own, of_root, with_root});
     const std::vector<Tensor> found = call_project_backward(grads, of, root->t(), of_map, {}, {});
     if (of_own) results[2] = found[0];
-    if (of_root) results[3] = found[1].t();
+    if (of_root) results[3] = found[1].t().contiguous();
     if (with_root) results[4] = found[2];
   }
   if (of_bias && !with_root) results[4] = call_column_sums(grad).to(x.scalar_type());
@@ -159,7 +159,7 @@ struct RelationalLayer : torch::autograd::Function<RelationalLayer> {
                      out_edges.slice(0, of_src), in_edges.slice(pieces), out_edges.slice(of_src), needs,
                      saved.graph.max_degrees);
     };
-    variable_list found = once_differentiable("relational_layer", {grads[0], saved[0], saved[1], own, root}, compute);
+    variable_list found = once_differentiable("relational_sum", {grads[0], saved[0], saved[1], own, root}, compute);
     for (size_t i = 0; i < found.size(); ++i) {
       if (!needs[i]) found[i] = Tensor();
     }

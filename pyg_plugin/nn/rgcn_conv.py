@@ -11,10 +11,11 @@ from torch_geometric.nn.conv import rgcn_conv
 from edgeless.adapter import inference_refusal
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
-from edgeless.functional import gather_mm, neighbor_reduce, relational_sum, spmm
+from edgeless.functional import gather_mm, neighbor_reduce, spmm
 from edgeless.graph_checks import compiling
 from edgeless.ops.attention import opmath_dtype
-from edgeless.projection import add_row, product
+from edgeless.projection import add_map
+from edgeless.relational_layer import relational_layer
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
@@ -101,23 +102,18 @@ class _Relational:
     def _fused_forward(self, x, edge_index, edge_type):
         x_l, x_r = _pair(x)
         graph = typed_graph(self, edge_index, edge_type, *self._sizes(x))
-        dtype = self._result_dtype
+        dtype, reduce, root, bias = self._result_dtype, self._reduce, self.root, self.bias
         if x_l is None or is_ids(x_l):
             out = self._sum_of_embeddings(graph, x_l, dtype)
-        elif self._reduce in ("min", "max"):
-            out = self._sum_of_extrema(graph, x_l, edge_index).to(dtype)
-        else:
-            out = relational_sum(graph, x_l, self._weights(), reduce=self._reduce, out_dtype=dtype)
-        bias = self.bias
-        if self.root is not None:
-            if x_r is None or is_ids(x_r):
-                own = self.root[: graph.num_dst] if x_r is None else self.root[x_r]
-            elif bias is not None and bias.dtype == x_r.dtype == dtype:
-                own, bias = product(x_r, self.root, bias), None
-            else:
-                own = product(x_r, self.root)
-            out = out + own
-        return out if bias is None else add_row(out, bias)
+            if root is not None:
+                out = out + (root[: graph.num_dst] if x_r is None else root[x_r])
+            return add_map(out, None, None, bias)
+        if reduce in ("min", "max"):
+            return add_map(self._sum_of_extrema(graph, x_l, edge_index).to(dtype), x_r, root, bias)
+        own = None if root is None or x_r is x_l else x_r
+        return relational_layer(
+            graph, x_l, self._weights(), own=own, root=root, bias=bias, reduce=reduce, out_dtype=dtype
+        )
 
     def _weights(self) -> Tensor:
         """``[R, in, out]``, or ``[R, blocks, in / blocks, out / blocks]``."""
