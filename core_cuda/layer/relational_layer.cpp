@@ -102,16 +102,21 @@ std::vector<Tensor> layer_backward(const Tensor& grad, const Tensor& x, const Te
     }
     if (of_x) results[0] = found[0];
     if (needs[1]) results[1] = found[1];
-    if (of_x && root && !own) call_project_onto(found[0].narrow(0, 0, grad.size(0)), rows, *root, {});
   }
+  // What the own map gives to x. On the CPU the rows are read once for all gradients of a map.
+  const bool onto_x = of_x && root && !own;
+  const Tensor first_rows = onto_x ? results[0].narrow(0, 0, grad.size(0)) : Tensor();
+  const bool with_maps = onto_x && !x.is_cuda();
+  if (onto_x && !with_maps) call_project_onto(first_rows, rows, *root, {});
   const bool with_root = of_bias && as_rows && of_root;  // sums of a gradient that was rounded would be less exact
-  if (of_own || of_root) {
+  if (of_own || of_root || with_maps) {
     OptTensors grads;
     grads.push_back(rows);
     const Tensor of = own ? *own : x.narrow(0, 0, grad.size(0));
-    const c10::List<bool> of_map({of_own, of_root, with_root});
+    const c10::List<bool> of_map({of_own || with_maps, of_root, with_root});
     const std::vector<Tensor> found = call_project_backward(grads, of, root->t(), of_map, {}, {});
     if (of_own) results[2] = found[0];
+    if (with_maps) first_rows.add_(found[0]);
     if (of_root) results[3] = found[1].t().contiguous();
     if (with_root) results[4] = found[2];
   }
