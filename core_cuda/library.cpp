@@ -138,11 +138,11 @@ TORCH_LIBRARY(edgeless, m) {
       "relational_sum_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor[] by_dst, "
       "Tensor[] by_src, bool[] needs) -> Tensor[]");
   // A layer over relations as one node of autograd: relational_sum(x, weight, edge_weight) + own root + bias, for root
-  // [K', M]; own [Nd, K'], or the first rows of x where it is missing. Parameters are of x's dtype, out_dtype is that or
-  // its statistics', and edge_weight has no gradient here. csr, csc []: neighbours are summed, then multiplied. Else by_dst
-  // and by_src are those of the pairs of sources (TypedGraph.compact), each of which is multiplied once, and csr and csc
-  // the edges from pairs to destinations, over which the products are summed. needs: x, weight, own, root, bias; an empty
-  // tensor for what is not asked for.
+  // [K', M]; own [Nd, K'], or the first rows of x where it is missing. Parameters are of x's dtype, out_dtype is that
+  // or its statistics', and edge_weight has no gradient here. csr, csc []: neighbours are summed, then multiplied. Else
+  // by_dst and by_src are those of the pairs of sources (TypedGraph.compact), each of which is multiplied once, and csr
+  // and csc the edges from pairs to destinations, over which the products are summed. needs: x, weight, own, root,
+  // bias; an empty tensor for what is not asked for.
   m.def(
       "relational_layer(Tensor x, Tensor weight, Tensor? edge_weight, Tensor? own, Tensor? root, Tensor? bias, "
       "Tensor[] by_dst, Tensor[] by_src, Tensor[] csr, Tensor[] csc, SymInt num_dst, ScalarType out_dtype, "

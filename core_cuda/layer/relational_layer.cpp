@@ -34,8 +34,8 @@ void check_layer(const char* op, const Tensor& x, const OptTensor& own, const Op
     check_dim(op, "root", *root, 2, "[K, M]");
     check_shape(op, "root", *root, {own ? own->size(-1) : x.size(1), width});
     check_dtype(op, "root", *root, x.scalar_type());
-    TORCH_CHECK_VALUE(own || num_dst <= x.size(0), op, ": own must be given, for there are more destinations, ", num_dst,
-                      ", than sources, ", x.size(0));
+    TORCH_CHECK_VALUE(own || num_dst <= x.size(0), op, ": own must be given, for there are more destinations, ",
+                      num_dst, ", than sources, ", x.size(0));
   }
   if (own) {
     check_shape(op, "own", *own, {num_dst, own->size(-1)});
@@ -47,17 +47,14 @@ void check_layer(const char* op, const Tensor& x, const OptTensor& own, const Op
   check_device(op, "bias", *bias, x.device());
 }
 
-int64_t width_of(const Tensor& weight) {
-  return weight.dim() == 4 ? weight.size(1) * weight.size(3) : weight.size(-1);
-}
-
 Tensor layer(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight, const OptTensor& own,
              const OptTensor& root, const OptTensor& bias, at::TensorList by_dst, at::TensorList by_src,
              at::TensorList csr, at::TensorList csc, int64_t num_dst, at::ScalarType out_dtype,
              at::IntArrayRef max_degrees) {
+  const char* op = "edgeless::relational_layer";
   const BelowAutograd below;
   const TypedEdges graph{by_dst, by_src, {csr, csc, max_degrees}};
-  check_layer("edgeless::relational_layer", x, own, root, bias, graph, num_dst, width_of(weight));
+  check_layer(op, x, own, root, bias, graph, num_dst, WeightSizes(op, weight).out);
   Tensor out;
   if (graph.multiplies_first()) {
     const Tensor products = call_relational_sum(x, weight, {}, by_dst, {}, by_dst[3].size(0), {});
@@ -81,7 +78,7 @@ std::vector<Tensor> layer_backward(const Tensor& grad, const Tensor& x, const Te
   const BelowAutograd below;
   const TypedEdges graph{by_dst, by_src, {csr, csc, max_degrees}};
   check_dim(op, "grad", grad, 2, "[Nd, M]");
-  check_layer(op, x, own, root, {}, graph, grad.size(0), width_of(weight));
+  check_layer(op, x, own, root, {}, graph, grad.size(0), WeightSizes(op, weight).out);
   TORCH_CHECK_VALUE(needs.size() == 5, op, ": needs must have 5 entries, got ", needs.size());
   const bool of_x = needs[0], of_own = needs[2] && own, of_root = needs[3] && root, of_bias = needs[4];
   const bool as_rows = grad.scalar_type() == x.scalar_type();
@@ -139,7 +136,8 @@ struct RelationalLayer : torch::autograd::Function<RelationalLayer> {
                         const OptTensor& root, const OptTensor& bias, const OptTensor* edge_weight,
                         const TypedEdges& graph, const std::function<Tensor()>& compute) {
     // The pieces and the edges of a direction, one behind the other.
-    variable_list in_edges(graph.by_dst.begin(), graph.by_dst.end()), out_edges(graph.by_src.begin(), graph.by_src.end());
+    variable_list in_edges(graph.by_dst.begin(), graph.by_dst.end()),
+        out_edges(graph.by_src.begin(), graph.by_src.end());
     in_edges.insert(in_edges.end(), graph.edges.csr.begin(), graph.edges.csr.end());
     out_edges.insert(out_edges.end(), graph.edges.csc.begin(), graph.edges.csc.end());
     save(ctx, {x, weight, own, root, *edge_weight}, {in_edges, out_edges, graph.edges.max_degrees});

@@ -140,15 +140,15 @@ inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::
   return dtype == a.scalar_type() ? at::mm(a, b) : float_product()->call(a, b, dtype);
 }
 
-// to += x weight^T + bias. `to` may hold floats where x holds 16-bit numbers. Of those our kernel is taken for any number
-// of rows: it reads and writes the sum once, where the libraries' product would be written, read and added.
+// to += x weight^T + bias. `to` may hold floats where x holds 16-bit numbers. Of those our kernel is taken for any
+// number of rows: it reads and writes the sum once, where the libraries' product would be written, read and added.
 inline void add_mapped_rows(const at::Tensor& to, const at::Tensor& x, const at::Tensor& weight,
                             const Optional<at::Tensor>& bias) {
   const RightSide b(weight, false);
   const int64_t rows = x.size(0), columns = weight.size(0), depth = x.size(1);
-  const bool own = fits(to) && (is_half(x.scalar_type())
-                                    ? suits(x, b.matrix, rows, columns, depth) && depth <= kMostDepth
-                                    : takes(x, b.matrix, rows, columns, depth));
+  const bool own =
+      fits(to) && (is_half(x.scalar_type()) ? suits(x, b.matrix, rows, columns, depth) && depth <= kMostDepth
+                                            : takes(x, b.matrix, rows, columns, depth));
   if (own) {
     const OnDevice on_device(x.device());
     ProductArgs args = product_args(x, b.matrix, to, depth);

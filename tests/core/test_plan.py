@@ -196,7 +196,8 @@ def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
     shapes = {"x": (20, 8), "weight": (3, 8, 4), "root": (8, 4)}
     given = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
     steps = record(lambda: relational_layer(graph, **given, out_dtype=torch.float32), list(given.values()))
-    forward, back = [("relational_sum", "forward")], [("relational_sum", "of features"), ("relational_sum", "of weights")]
+    forward = [("relational_sum", "forward")]
+    back = [("relational_sum", "of features"), ("relational_sum", "of weights")]
     if order == "transform":
         forward, back = [*forward, ("spmm", "sum")], [("spmm", "sum"), *back]
     assert [(step.op, step.step) for step in steps] == [*forward, ("project", "forward"), *back]
