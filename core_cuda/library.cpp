@@ -90,6 +90,8 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "project_sum_backward(Tensor grad, Tensor[] xs, Tensor[] weights, bool[] needs, ScalarType? x_dtype=None, "
       "ScalarType? map_dtype=None) -> Tensor[]");
+  // to += x weight^T + bias, in place; `to` is of x's dtype or of its statistics'.
+  m.def("project_onto(Tensor(a!) to, Tensor x, Tensor weight, Tensor? bias) -> ()");
   // x [N, F] or [N, H, C] + row [F] or [H C], as [N, F]; the sum over the rows of x, [F]
   m.def("add_row(Tensor x, Tensor row) -> Tensor");
   m.def("column_sums(Tensor x) -> Tensor");
@@ -135,6 +137,19 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "relational_sum_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor[] by_dst, "
       "Tensor[] by_src, bool[] needs) -> Tensor[]");
+  // A layer over relations as one node of autograd: relational_sum(x, weight, edge_weight) + own root + bias, for root
+  // [K', M]; own [Nd, K'], or the first rows of x where it is missing. Parameters are of x's dtype, out_dtype is that
+  // or its statistics', and edge_weight has no gradient here. csr, csc []: neighbours are summed, then multiplied. Else
+  // by_dst and by_src are those of the pairs of sources (TypedGraph.compact), each of which is multiplied once, and csr
+  // and csc the edges from pairs to destinations, over which the products are summed. needs: x, weight, own, root,
+  // bias; an empty tensor for what is not asked for.
+  m.def(
+      "relational_layer(Tensor x, Tensor weight, Tensor? edge_weight, Tensor? own, Tensor? root, Tensor? bias, "
+      "Tensor[] by_dst, Tensor[] by_src, Tensor[] csr, Tensor[] csc, SymInt num_dst, ScalarType out_dtype, "
+      "int[] max_degrees=[]) -> Tensor");
+  m.def(
+      "relational_layer_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor? own, Tensor? root, "
+      "Tensor[] by_dst, Tensor[] by_src, Tensor[] csr, Tensor[] csc, bool[] needs, int[] max_degrees=[]) -> Tensor[]");
   // Contiguous copies in another dtype; side_by_side: as parts of one tensor, which on CUDA follow each other without a
   // gap where all are whole vectors of 16 bytes.
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");

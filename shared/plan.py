@@ -337,21 +337,9 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
     if name in ("attention_backward", "attention_backward_into"):
         return _attention_of(args, _backward_passes(args))
     if name == "spmm":
-        x, sizes = args["x"], _graph_sizes(args)
-        max_degree = (args.get("max_degrees") or [-1])[0]
-        weight = args.get("weight")
+        x, weight = args["x"], args.get("weight")
         weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
-        return [
-            spmm_step(
-                x.dtype,
-                x[0].numel() if len(x) else 0,
-                num_src=x.size(0),
-                max_degree=max_degree,
-                weight_bytes=weight_bytes,
-                step="sum",
-                **sizes,
-            )  # fmt: skip
-        ]
+        return [_sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes)]
     if name in ("neighbor_reduce", "neighbor_reduce_backward"):
         x, backward = args["x"], name.endswith("backward")
         arg_bytes = args["arg"].element_size() if backward else args["arg_dtype"].itemsize
@@ -365,7 +353,53 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return [_product_step(name, args)]
     if name in ("relational_sum", "relational_sum_backward"):
         return _relational_steps(name, args)
+    if name == "relational_layer":
+        return _layer_steps(args)
+    if name == "relational_layer_backward":
+        return _layer_steps_back(args)
     return []
+
+
+def _sum_of(args: dict[str, Any], dtype: torch.dtype, width: int, num_src: int, weight_bytes: int) -> Step:
+    max_degree = (args.get("max_degrees") or [-1])[0]
+    return spmm_step(
+        dtype, width, num_src=num_src, max_degree=max_degree, weight_bytes=weight_bytes, step="sum",
+        **_graph_sizes(args),
+    )  # fmt: skip
+
+
+def _layer_steps(args: dict[str, Any]) -> list[Step]:
+    """A layer over relations is its sum, or one for each pair and the sum of these, and the product of its own rows."""
+    x, root = args["x"], args.get("root")
+    if not args["csr"]:
+        steps = _relational_steps("relational_sum", args)
+    else:
+        pairs, width = args["by_dst"][3].numel(), _widths(args["weight"])[1]
+        steps = _relational_steps("relational_sum", {**args, "num_dst": pairs})
+        steps.append(_sum_of(args, x.dtype, width, pairs, _edge_bytes(args)))
+    if root is not None:
+        own = x[: args["num_dst"]] if args.get("own") is None else args["own"]
+        steps.append(_product_step("project", {"x": own, "weights": [root.t()]}))
+    return steps
+
+
+def _layer_steps_back(args: dict[str, Any]) -> list[Step]:
+    grad, x, needs = args["grad"], args["x"], args["needs"][:2]
+    steps = []
+    if any(needs) and args["csr"]:
+        back = {"csr": args["csc"], "max_degrees": (args.get("max_degrees") or [-1])[1:]}
+        steps.append(_sum_of(back, x.dtype, grad.size(1), len(grad), _edge_bytes(args)))
+    return steps + _relational_steps("relational_sum_backward", {**args, "needs": needs})
+
+
+def _edge_bytes(args: dict[str, Any]) -> int:
+    return 0 if args.get("edge_weight") is None else args["edge_weight"].element_size()
+
+
+def _widths(weight: Tensor) -> tuple[int, int]:
+    """Of a row that is multiplied, and of the product, for whole and for block-diagonal matrices."""
+    blocks = weight.size(1) if weight.dim() == 4 else 1
+    return blocks * weight.size(-2), blocks * weight.size(-1)
 
 
 def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
@@ -380,7 +414,7 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         type_ptr, piece_rows, ptr, indices, _, parts = args["by_src" if backward else "by_dst"]
         pieces, index = piece_rows.numel(), indices.element_size()
         rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
-        width = weight[0].numel() // max(weight.size(-2 if step == "forward" else -1), 1) if len(weight) else 0
+        width = _widths(weight)[step == "forward"]
         num_bytes = indices.numel() * (gathered.size(1) * gathered.element_size() + index) + 2 * pieces * index
         num_bytes += rows * width * x.element_size() + weight.numel() * weight.element_size()
         if step == "of weights":

@@ -148,6 +148,15 @@ def add_row(x: Tensor, row: Tensor) -> Tensor:
     return x + row
 
 
+def add_map(out: Tensor, x: Optional[Tensor], weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
+    """``out + x @ weight + bias`` for ``out`` ``[N, C]``, ``x`` ``[N, F]`` and ``weight`` ``[F, C]``."""
+    if weight is not None:
+        if bias is not None and bias.dtype == x.dtype == out.dtype:
+            return out + product(x, weight, bias)
+        out = out + product(x, weight)
+    return out if bias is None else add_row(out, bias)
+
+
 def add_row_to_heads(x: Tensor, row: Tensor) -> Tensor:
     """``x + row`` as ``[N, H * C]`` for ``x`` ``[N, H, C]`` and ``row`` ``[H * C]``."""
     fits = type(row) in _PLAIN and row.dtype == x.dtype and row.device == x.device

@@ -141,15 +141,33 @@ def choose_order(
     return "transform" if transform < aggregate else "aggregate"
 
 
-def _order(graph: TypedGraph, weight: Tensor) -> str:
-    in_width, out_width = (weight[0].numel() // max(weight.size(side), 1) for side in (-1, -2))
-    if compiling() or not graph.by_dst[2].numel():  # whose edges are its pairs
-        return "aggregate"
+def transforms(graph: TypedGraph, weight: Tensor) -> bool:
+    """Whether rows are multiplied before they are summed, as :func:`choose_order` says; kept with the graph."""
+    if compiling():
+        return False
+    *_, in_width, out_width = weight.shape
+    if weight.dim() == 4:
+        in_width, out_width = in_width * weight.size(1), out_width * weight.size(1)
     one_pass = graph.device.type == "cpu"
     if one_pass and in_width <= 2 * out_width:  # whatever the pairs: sources need not be sorted for it
-        return "aggregate"
-    src_pairs = graph.compact.edges.num_src
-    return choose_order(graph.num_edges, graph.by_dst[1].numel(), src_pairs, in_width, out_width, one_pass)
+        return False
+
+    def choose(graph: TypedGraph) -> bool:
+        _, rows, ptr, *_ = graph.by_dst
+        if not ptr.numel():  # whose edges are its pairs
+            return False
+        src_pairs = graph.compact.edges.num_src
+        return choose_order(graph.num_edges, rows.numel(), src_pairs, in_width, out_width, one_pass) == "transform"
+
+    return graph.format(("transforms", in_width, out_width), choose)
+
+
+def edge_weights(graph: TypedGraph, given: Optional[Tensor], reduce: str, rows: torch.dtype) -> Optional[Tensor]:
+    """What the sum multiplies edges by, ``[E]`` or None: ``given``, and for a mean one over the number of edges."""
+    if reduce != "mean":
+        return given
+    mean = graph.mean_weight(opmath_dtype(rows))
+    return mean if given is None else given * mean
 
 
 def relational_sum(
@@ -210,12 +228,9 @@ def relational_sum(
     if weight.dtype == opmath_dtype(x.dtype):  # then no row has to be widened
         rows = x.dtype
     parameters = opmath_dtype(rows)
-    edge_weight = cast(edge_weight, parameters)
-    if reduce == "mean":
-        mean = graph.mean_weight(parameters)
-        edge_weight = mean if edge_weight is None else edge_weight * mean
+    edge_weight = edge_weights(graph, cast(edge_weight, parameters), reduce, rows)
     if order is None:
-        order = _order(graph, weight)
+        order = "transform" if transforms(graph, weight) else "aggregate"
     else:
         check_choice(call, "order", order, ("aggregate", "transform"))
     if order == "transform":

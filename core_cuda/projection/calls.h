@@ -36,6 +36,11 @@ inline std::vector<Tensor> call_project_sum_backward(const Tensor& grad, at::Ten
   return kernels(grad, xs, weights, std::move(needs), x_dtype, map_dtype);
 }
 
+inline void call_project_onto(const Tensor& to, const Tensor& x, const Tensor& weight, const OptTensor& bias) {
+  static const Kernels kernels("edgeless::project_onto", call_project_onto);
+  kernels(to, x, weight, bias);
+}
+
 inline Tensor call_add_row(const Tensor& x, const Tensor& row) {
   static const Kernels kernels("edgeless::add_row", call_add_row);
   return kernels(x, row);

@@ -205,6 +205,20 @@ inline void check_summand_gradients(const char* op, const at::Tensor& grad, at::
   check_device(op, "grad", grad, xs[0].device());
 }
 
+inline void check_onto(const char* op, const at::Tensor& to, const at::Tensor& x, const at::Tensor& weight,
+                       const OptTensor& bias) {
+  check_weights(op, x, weight);
+  check_shape(op, "to", to, {x.size(0), weight.size(0)});
+  const auto statistics = opmath_dtype(x.scalar_type());
+  TORCH_CHECK_VALUE(to.scalar_type() == x.scalar_type() || to.scalar_type() == statistics, op, ": to must be ",
+                    x.scalar_type(), " or ", statistics, ", got ", to.scalar_type());
+  check_device(op, "to", to, x.device());
+  if (!bias) return;
+  check_shape(op, "bias", *bias, {weight.size(0)});
+  check_dtype(op, "bias", *bias, x.scalar_type());
+  check_device(op, "bias", *bias, x.device());
+}
+
 // x as [N, F].
 inline at::Tensor check_row(const char* op, const at::Tensor& given, const at::Tensor& row) {
   TORCH_CHECK_VALUE(given.dim() == 2 || given.dim() == 3, op, ": x must be [N, F] or [N, H, C], got shape ",

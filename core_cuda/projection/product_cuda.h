@@ -40,18 +40,23 @@ struct RightSide {
   }
 };
 
+constexpr int64_t kMostDepth = 1024;
+
+// Whether our kernels can make [rows, columns], and are of use for it.
+inline bool suits(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
+  constexpr int64_t least_columns = 32, least_depth = 16;
+  const int64_t vector = 16 / a.element_size();
+  return fits(a) && fits(b) && columns >= least_columns && columns % vector == 0 && columns < INT_MAX &&
+         depth >= least_depth && rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8;
+}
+
 // Whether [rows, columns] is made by our kernels. Of floats: where TF32 is allowed as it is, the libraries are faster.
 // divided: the depth is, so that few tiles keep all multiprocessors busy. 16-bit numbers: of few nodes.
 inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth,
                   bool divided = false) {
-  constexpr int64_t least_columns = 32, least_depth = 16, most_depth = 1024;
-  const int64_t vector = 16 / a.element_size();
-  if (!fits(a) || !fits(b) || columns < least_columns || columns % vector != 0 || columns >= INT_MAX ||
-      depth < least_depth || rows == 0 || device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) < 8) {
-    return false;
-  }
-  if (a.scalar_type() != at::kFloat) return a.size(0) < kLaunchBoundRows && (divided || depth <= most_depth);
-  const bool full = divided ? rows >= 96 : depth <= most_depth || rows * columns >= int64_t(1) << 20;
+  if (!suits(a, b, rows, columns, depth)) return false;
+  if (a.scalar_type() != at::kFloat) return a.size(0) < kLaunchBoundRows && (divided || depth <= kMostDepth);
+  const bool full = divided ? rows >= 96 : depth <= kMostDepth || rows * columns >= int64_t(1) << 20;
   return full && !at::globalContext().allowTF32CuBLAS();
 }
 
@@ -133,6 +138,32 @@ inline bool writes_floats(const at::Tensor& x) { return is_half(x.scalar_type())
 // a b in `dtype`
 inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype) {
   return dtype == a.scalar_type() ? at::mm(a, b) : float_product()->call(a, b, dtype);
+}
+
+// to += x weight^T + bias. `to` may hold floats where x holds 16-bit numbers. Of those our kernel is taken for any
+// number of rows: it reads and writes the sum once, where the libraries' product would be written, read and added.
+inline void add_mapped_rows(const at::Tensor& to, const at::Tensor& x, const at::Tensor& weight,
+                            const Optional<at::Tensor>& bias) {
+  const RightSide b(weight, false);
+  const int64_t rows = x.size(0), columns = weight.size(0), depth = x.size(1);
+  const bool own =
+      fits(to) && (is_half(x.scalar_type()) ? suits(x, b.matrix, rows, columns, depth) && depth <= kMostDepth
+                                            : takes(x, b.matrix, rows, columns, depth));
+  if (own) {
+    const OnDevice on_device(x.device());
+    ProductArgs args = product_args(x, b.matrix, to, depth);
+    const at::Tensor row = bias ? bias->contiguous() : at::Tensor();
+    if (bias) args.bias = row.const_data_ptr();
+    args.add = true;
+    run(x.scalar_type(), false, b.transposed, args, on_device);
+    return;
+  }
+  if (to.scalar_type() == x.scalar_type()) {
+    to.addmm_(x, weight.t());
+  } else {
+    to.add_(library_product(x, weight.t(), writes_floats(x) ? to.scalar_type() : x.scalar_type()));
+  }
+  if (bias) to.add_(bias->to(to.scalar_type()));
 }
 
 // grad weight, in `dtype`; added to `to`, of the dtype of grad, where that is defined

@@ -281,6 +281,24 @@ std::vector<Tensor> project_sum_backward(const Tensor& grad, at::TensorList xs, 
   return results;
 }
 
+// In blocks that are still in the cache when the bias joins them.
+void project_onto(const Tensor& to, const Tensor& x, const Tensor& weight, const OptTensor& bias) {
+  const BelowAutograd below;
+  check_onto("edgeless::project_onto", to, x, weight, bias);
+  const Tensor map = weight.t();
+  const bool same = to.scalar_type() == x.scalar_type();
+  Blocks(x, std::max(x.size(1), weight.size(0))).each([&](int64_t begin, int64_t count) {
+    Tensor part = to.narrow(0, begin, count);
+    const Tensor rows = x.narrow(0, begin, count);
+    if (same) {
+      part.addmm_(rows, map);
+    } else {
+      part.add_(at::mm(rows, map));
+    }
+    if (bias) part.add_(*bias);
+  });
+}
+
 Tensor add_row(const Tensor& given, const Tensor& row) {
   const char* op = "edgeless::add_row";
   const BelowAutograd below;
@@ -367,6 +385,7 @@ TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("project_backward", cpu::WithRoom<project_backward>::call);
   m.impl("project_sum", cpu::WithRoom<project_sum>::call);
   m.impl("project_sum_backward", cpu::WithRoom<project_sum_backward>::call);
+  m.impl("project_onto", project_onto);  // its result is an input, so it must not begin again
   m.impl("add_row", cpu::WithRoom<add_row>::call);
   m.impl("column_sums", cpu::WithRoom<column_sums>::call);
   m.impl("cast_all", cpu::WithRoom<cast_all>::call);

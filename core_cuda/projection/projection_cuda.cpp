@@ -71,6 +71,12 @@ Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& b
   return map_rows(maps.xs, maps.weights, maps.bias);
 }
 
+void project_onto(const Tensor& to, const Tensor& x, const Tensor& weight, const OptTensor& bias) {
+  const BelowAutograd below;
+  check_onto("edgeless::project_onto", to, x, weight, bias);
+  add_mapped_rows(to, x, weight, bias);
+}
+
 // sums[t][c] = sum over the rows of matrices[t][:, c]; in `dtype`, which is the matrices' or that of their arithmetic
 std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& matrices, at::ScalarType dtype) {
   std::vector<Tensor> sums, kept;
@@ -397,6 +403,7 @@ TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("project_backward", project_backward);
   m.impl("project_sum", project_sum);
   m.impl("project_sum_backward", project_sum_backward);
+  m.impl("project_onto", project_onto);
   m.impl("add_row", add_row);
   m.impl("column_sums", column_sums);
   m.impl("cast_all", cast_all);

@@ -10,7 +10,8 @@ from edgeless import Graph
 from edgeless.adapter import is_hooked
 from edgeless.autocast import autocasts
 from edgeless.functional import relational_sum
-from edgeless.projection import add_row, product
+from edgeless.projection import add_map
+from edgeless.relational_layer import relational_layer
 
 from .._framework import stock, stock_linear
 from ..convert import Relation, relation_of
@@ -79,14 +80,14 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
         handle, norm = relation.handle, _norm_of(relation, norm)
         graph = typed_graph(handle, etypes, self.linear_r.num_types)
         norm = None if norm is None else norm.reshape(-1)
-        h = relational_sum(graph, feat, weights_of(self.linear_r), norm)
+        weight = weights_of(self.linear_r)
+        root = self.loop_weight if self.self_loop else None
+        bias = self.h_bias if self.bias else None
         if self.layer_norm:
-            h = self.layer_norm_weight(h)
-        if self.self_loop:
-            bias = self.h_bias if self.bias else None
-            h = h + product(feat[: handle.num_dst], self.loop_weight, bias)
-        elif self.bias:
-            h = add_row(h, self.h_bias)
+            h = self.layer_norm_weight(relational_sum(graph, feat, weight, norm))
+            h = add_map(h, feat[: handle.num_dst], root, bias)
+        else:
+            h = relational_layer(graph, feat, weight, norm, root=root, bias=bias, out_dtype=feat.dtype)
         if self.activation:
             h = self.activation(h)
         return self.dropout(h)

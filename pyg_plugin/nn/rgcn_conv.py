@@ -11,10 +11,11 @@ from torch_geometric.nn.conv import rgcn_conv
 from edgeless.adapter import inference_refusal
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
-from edgeless.functional import gather_mm, neighbor_reduce, relational_sum, spmm
+from edgeless.functional import gather_mm, neighbor_reduce, spmm
 from edgeless.graph_checks import compiling
 from edgeless.ops.attention import opmath_dtype
-from edgeless.projection import add_row, product
+from edgeless.projection import add_map
+from edgeless.relational_layer import relational_layer
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
@@ -23,7 +24,6 @@ from ..neighbors import NeighborReduction
 from ..relations import embedding_graph, is_ids, typed_graph, typed_refusal
 
 _NAMES = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"}
-_OPS = ("relational_sum", "typed_mm", "spmm", "neighbor_reduce")
 
 
 class _Relational:
@@ -44,46 +44,45 @@ class _Relational:
     # Predicates ------------------------------------------------------------------------------------------------------
 
     def _fusion_refusals(self, x, edge_index, edge_type=None) -> list[str]:
-        reasons = self._module_refusals()
-        if not reasons and _NAMES.get(self.aggr) != self._reduce:
+        reasons, weight = self._module_refusals(), self.weight
+        reduce, device = self._reduce, weight.device
+        if not reasons and _NAMES.get(self.aggr) != reduce:
             reasons.append(f"aggr is {self.aggr!r} and aggr_module is {self.aggr_module}")
-        if not reasons and self._reduce in ("min", "max"):
+        if not reasons and reduce in ("min", "max"):
             if not self._extrema:
                 reasons.append(f"aggr is {self.aggr!r}, which the stock layer rejects")
             elif compiling():
                 reasons.append(f"aggr is {self.aggr!r} and the call is being compiled")
-        device = self.weight.device
-        for op in _OPS:
-            if reason := kernel_refusal(device, op):
-                reasons.append(reason)
-                break
-        if (reason := self._feature_refusal(x)) or (
+        if reason := kernel_refusal(device, "relational_sum"):  # which come with those of the other ops
+            reasons.append(reason)
+        if (reason := self._feature_refusal(x, weight, reduce)) or (
             reason := typed_refusal(self, edge_index, edge_type, *self._sizes(x), device)
         ):
             reasons.append(reason)
         return reasons
 
-    def _feature_refusal(self, x: Any) -> Optional[str]:
+    def _feature_refusal(self, x: Any, weight: Tensor, reduce: Optional[str]) -> Optional[str]:
         x_l, x_r = _pair(x)
         if isinstance(x, tuple) and (len(x) != 2 or x_r is None):
             return "x is no pair of the features of sources and destinations"
-        width, device = self.in_channels_l, self.weight.device
-        for given in (x_l, x_r):
-            if given is not None and isinstance(given, Tensor) and given.device != device:
-                return f"the features are on {given.device} and the layer is on {device}"
+        sides = (x_l,) if x_r is x_l else (x_l, x_r)
+        for given in sides:
+            if isinstance(given, Tensor) and given.device != weight.device:
+                return f"the features are on {given.device} and the layer is on {weight.device}"
         if (x_l is None or is_ids(x_l)) and (x_r is None or is_ids(x_r)):
             if self.num_blocks is not None:
                 return "num_blocks is set and the features are ids, which the stock layer rejects"
-            return "aggr is an extremum and the features are ids" if self._reduce in ("min", "max") else None
-        for given in (x_l, x_r):
+            return "aggr is an extremum and the features are ids" if reduce in ("min", "max") else None
+        for given in sides:
             if not is_plain_float(given) or given.dim() != 2:
                 return "the features are neither plain floating tensors [N, F] nor ids [N] on both sides"
             if reason := inference_refusal(given):
                 return reason
-        if x_l.size(1) != width or (self.root is not None and x_r.size(1) != self.root.size(0)):
+        root = self.root
+        if x_l.size(1) != self.in_channels_l or (root is not None and x_r.size(1) != root.size(0)):
             return f"the features have {x_l.size(1)} and {x_r.size(1)} numbers"
-        dtypes = {x_l.dtype, x_r.dtype, self.weight.dtype}
-        if autocasts(device.type):
+        dtypes = {x_l.dtype, x_r.dtype, weight.dtype}
+        if autocasts(weight.device.type):
             return "autocast is on" if torch.float64 in dtypes or not self._rounds_alike else None
         return f"the features and the weights are of the dtypes {dtypes}" if len(dtypes) > 1 else None
 
@@ -101,23 +100,18 @@ class _Relational:
     def _fused_forward(self, x, edge_index, edge_type):
         x_l, x_r = _pair(x)
         graph = typed_graph(self, edge_index, edge_type, *self._sizes(x))
-        dtype = self._result_dtype
+        dtype, reduce, root, bias = self._result_dtype, self._reduce, self.root, self.bias
         if x_l is None or is_ids(x_l):
             out = self._sum_of_embeddings(graph, x_l, dtype)
-        elif self._reduce in ("min", "max"):
-            out = self._sum_of_extrema(graph, x_l, edge_index).to(dtype)
-        else:
-            out = relational_sum(graph, x_l, self._weights(), reduce=self._reduce, out_dtype=dtype)
-        bias = self.bias
-        if self.root is not None:
-            if x_r is None or is_ids(x_r):
-                own = self.root[: graph.num_dst] if x_r is None else self.root[x_r]
-            elif bias is not None and bias.dtype == x_r.dtype == dtype:
-                own, bias = product(x_r, self.root, bias), None
-            else:
-                own = product(x_r, self.root)
-            out = out + own
-        return out if bias is None else add_row(out, bias)
+            if root is not None:
+                out = out + (root[: graph.num_dst] if x_r is None else root[x_r])
+            return add_map(out, None, None, bias)
+        if reduce in ("min", "max"):
+            return add_map(self._sum_of_extrema(graph, x_l, edge_index).to(dtype), x_r, root, bias)
+        own = None if root is None or x_r is x_l else x_r
+        return relational_layer(
+            graph, x_l, self._weights(), own=own, root=root, bias=bias, reduce=reduce, out_dtype=dtype
+        )
 
     def _weights(self) -> Tensor:
         """``[R, in, out]``, or ``[R, blocks, in / blocks, out / blocks]``."""
@@ -169,7 +163,8 @@ class RGCNConv(_Relational, FusedConv, rgcn_conv.RGCNConv):
 
     @property
     def _result_dtype(self) -> torch.dtype:
-        return torch.promote_types(torch.get_default_dtype(), self.weight.dtype)
+        default, own = torch.get_default_dtype(), self.weight.dtype
+        return own if own is default else torch.promote_types(default, own)
 
 
 class FastRGCNConv(_Relational, FusedConv, rgcn_conv.FastRGCNConv):

@@ -49,6 +49,21 @@ def _relational_sum_fake(x, weight, edge_weight, by_dst, by_src, num_dst, out_dt
     return x.new_empty((num_dst, width), dtype=out_dtype or x.dtype)
 
 
+@register_fake("edgeless::relational_layer")
+def _relational_layer_fake(
+    x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, num_dst, out_dtype, max_degrees=()
+):
+    return _relational_sum_fake(x, weight, edge_weight, by_dst, by_src, num_dst, out_dtype)
+
+
+@register_fake("edgeless::relational_layer_backward")
+def _relational_layer_backward_fake(
+    grad, x, weight, edge_weight, own, root, by_dst, by_src, csr, csc, needs, max_degrees=()
+):
+    shapes = (x.shape, weight.shape, *(None if t is None else t.shape for t in (own, root)), (grad.size(1),))
+    return [x.new_empty(shape if need else (0,)) for shape, need in zip(shapes, needs)]
+
+
 @register_fake("edgeless::relational_sum_backward")
 def _relational_sum_backward_fake(grad, x, weight, edge_weight, by_dst, by_src, needs):
     like = (x, weight, x if edge_weight is None else edge_weight)

@@ -9,6 +9,7 @@ import torch
 import edgeless
 from edgeless import _C, functional
 from edgeless.plan import DEVICES, Device, attention_steps, extremum_steps, record, spmm_step, table
+from edgeless.relational_layer import relational_layer
 
 SCORES = ("dot", "gatv2", "gat", "cosine")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -185,3 +186,19 @@ def test_sums_over_relations_say_their_pieces():
     pieces = int(graph.by_dst[0][-1])
     assert f"{pieces} pieces of 3 types" in table(steps)
     assert steps[0].bytes == 60 * (32 + 4) + 2 * pieces * 4 + 20 * 4 * 4 + weight.numel() * 4
+
+
+@pytest.mark.parametrize("order", ["aggregate", "transform"])
+def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
+    monkeypatch.setattr(edgeless.relational_layer, "transforms", lambda *_: order == "transform")
+    edge_index = torch.stack((torch.arange(60) % 20, torch.arange(60) % 7))
+    graph = edgeless.TypedGraph.from_edge_index(edge_index, torch.arange(60) % 3, 3, 20, 20)
+    shapes = {"x": (20, 8), "weight": (3, 8, 4), "root": (8, 4)}
+    given = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
+    steps = record(lambda: relational_layer(graph, **given, out_dtype=torch.float32), list(given.values()))
+    forward = [("relational_sum", "forward")]
+    back = [("relational_sum", "of features"), ("relational_sum", "of weights")]
+    if order == "transform":
+        forward, back = [*forward, ("spmm", "sum")], [("spmm", "sum"), *back]
+    assert [(step.op, step.step) for step in steps] == [*forward, ("project", "forward"), *back]
+    assert "1 maps, 20 x 8 -> 4" in table(steps)

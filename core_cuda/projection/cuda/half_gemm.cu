@@ -14,12 +14,8 @@ using half::Operand;
 
 // Two numbers of C side by side, in its own type.
 template <class T>
-__device__ __forceinline__ void store_pair(const ProductArgs& args, T* to, float x, float y) {
-  if (args.add) x += to_arithmetic(to[0]), y += to_arithmetic(to[1]);
-  struct alignas(2 * sizeof(T)) Pair {
-    T x, y;
-  };
-  *reinterpret_cast<Pair*>(to) = {to_storage<T>(x), to_storage<T>(y)};
+__device__ __forceinline__ void store_pair(T* to, float x, float y) {
+  *reinterpret_cast<NumberPair<T>*>(to) = {to_storage<T>(x), to_storage<T>(y)};
 }
 
 // C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
@@ -35,6 +31,10 @@ __global__ void __launch_bounds__(kProductThreads, 2) half_gemm_kernel(const __g
   const auto load = [&](int stage) { operands.load(tiles_a[stage], tiles_b[stage]); };
 
   float sum[kDown][kSide][4] = {};
+  const int64_t share = blockIdx.y * args.c_share;
+  // Before the products, so that it is on its way together with the first tiles.
+  if (args.add && args.wide) add_numbers(static_cast<const float*>(side.c) + share, side.c_row, place, args, sum);
+  if (args.add && !args.wide) add_numbers(static_cast<const S*>(side.c) + share, side.c_row, place, args, sum);
   const bool sums = kTransposedA && args.sums && place.makes_sums();
   float row_sum = 0;
   walk_depth(operands.steps(), load, [&](int stage) {
@@ -48,19 +48,24 @@ __global__ void __launch_bounds__(kProductThreads, 2) half_gemm_kernel(const __g
   });
 
   if (sums && place.first_row + threadIdx.x < args.rows) {
-    args.sums[blockIdx.y * args.c_share + place.first_row + threadIdx.x] = row_sum;
+    args.sums[share + place.first_row + threadIdx.x] = row_sum;
   }
-  const S* bias = static_cast<const S*>(args.bias);
-  for_each_pair(place, place.first_row, args.rows, place.first_column, args.columns, sum,
-                [&](int64_t row, int column, float x, float y) {
-                  if (bias) x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);
-                  const int64_t at = blockIdx.y * args.c_share + row * side.c_row + column;
-                  if (args.wide) {
-                    store_pair(args, static_cast<float*>(side.c) + at, x, y);
-                  } else {
-                    store_pair(args, static_cast<S*>(side.c) + at, x, y);
-                  }
-                });
+  const auto each = [&](auto&& use) {
+    for_each_pair(place, place.first_row, args.rows, place.first_column, args.columns, sum, use);
+  };
+  if (const S* bias = static_cast<const S*>(args.bias)) {
+    each([&](int64_t, int column, float& x, float& y) {
+      x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);
+    });
+  }
+  each([&](int64_t row, int column, float x, float y) {
+    const int64_t at = share + row * side.c_row + column;
+    if (args.wide) {
+      store_pair(static_cast<float*>(side.c) + at, x, y);
+    } else {
+      store_pair(static_cast<S*>(side.c) + at, x, y);
+    }
+  });
 }
 
 template <class S, bool kTransposedA, bool kTransposedB, bool kTwo = false>

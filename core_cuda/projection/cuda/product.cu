@@ -64,15 +64,18 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
     const float x = in_floats<kTransposedA, kTransposedB>(pair, row, column, place.begin, place.end);
     return kTwo ? x + in_floats<kTransposedA, kTransposedB>(args.more, row, column, 0, args.more.depth) : x;
   };
-  for_each_pair(place, place.first_row, args.rows, place.first_column, args.columns, sum,
-                [&](int64_t row, int column, float x, float y) {
-                  if (!isfinite(x)) x = again(row, column);
-                  if (!isfinite(y)) y = again(row, column + 1);
-                  if (bias) x += bias[column], y += bias[column + 1];
-                  float2* to = reinterpret_cast<float2*>(c + row * c_row + column);
-                  if (args.add) x += to->x, y += to->y;
-                  *to = make_float2(x, y);
-                });
+  const auto each = [&](auto&& use) {
+    for_each_pair(place, place.first_row, args.rows, place.first_column, args.columns, sum, use);
+  };
+  each([&](int64_t row, int column, float& x, float& y) {
+    if (!isfinite(x)) x = again(row, column);
+    if (!isfinite(y)) y = again(row, column + 1);
+    if (bias) x += bias[column], y += bias[column + 1];
+  });
+  if (args.add) add_numbers(c, c_row, place, args, sum);
+  each([&](int64_t row, int column, float x, float y) {
+    *reinterpret_cast<float2*>(c + row * c_row + column) = make_float2(x, y);
+  });
 }
 
 template <bool kTransposedA, bool kTransposedB, bool kTwo = false>

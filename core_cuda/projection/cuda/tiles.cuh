@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "../../common/vec.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda::projection {
@@ -153,9 +154,9 @@ struct Operands {
 
 // use(row, column, x, y) for every pair of numbers side by side that a thread has of the tile at (first_row,
 // first_column) of a matrix [rows, columns]; `sum` is indexed by mma.
-template <class Use>
+template <class Sum, class Use>
 __device__ __forceinline__ void for_each_pair(const WarpPlace& place, int64_t first_row, int64_t rows, int first_column,
-                                              int columns, const float (&sum)[kDown][kSide][4], Use&& use) {
+                                              int columns, Sum& sum, Use&& use) {
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -169,6 +170,23 @@ __device__ __forceinline__ void for_each_pair(const WarpPlace& place, int64_t fi
       }
     }
   }
+}
+
+template <class T>
+struct alignas(2 * sizeof(T)) NumberPair {
+  T x, y;
+};
+
+// Adds to `sum` what c, a matrix with rows of c_row numbers, holds there. A pass of its own: were a pair read, added
+// and written before the next one, every load would wait for the store before it.
+template <class T>
+__device__ __forceinline__ void add_numbers(const T* c, int64_t c_row, const TilePlace& place, const ProductArgs& args,
+                                            float (&sum)[kDown][kSide][4]) {
+  for_each_pair(place, place.first_row, args.rows, place.first_column, args.columns, sum,
+                [&](int64_t row, int column, float& x, float& y) {
+                  const auto pair = *reinterpret_cast<const NumberPair<T>*>(c + row * c_row + column);
+                  x += to_arithmetic(pair.x), y += to_arithmetic(pair.y);
+                });
 }
 
 // Blocks of a product, parts of its depth, products.

@@ -1,0 +1,73 @@
+"""A layer over relations, from the features of its nodes to its result: as one op, and so as one node of autograd."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from .autocast import autocasts
+from .functional_checks import cast, runs_reference
+from .ops.attention import opmath_dtype
+from .projection import add_map
+from .relational import edge_weights, relational_sum, transforms
+from .typed_graph import TypedGraph
+
+_PLAIN = (Tensor, Parameter)
+
+
+def relational_layer(
+    graph: TypedGraph,
+    x: Tensor,
+    weight: Tensor,
+    edge_weight: Optional[Tensor] = None,
+    *,
+    own: Optional[Tensor] = None,
+    root: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    reduce: str = "sum",
+    out_dtype: torch.dtype,
+) -> Tensor:
+    """``relational_sum(graph, x, weight, edge_weight, reduce=reduce) + own @ root + bias``.
+
+    Args:
+        own: ``[Nd, K']``, the rows of the destinations; missing: those of x, whose first rows are the destinations.
+        root: ``[K', M]``.
+        bias: ``[M]``.
+        out_dtype: that of the result, in which its summands are added.
+
+    Returns:
+        ``[Nd, M]``.
+    """
+    if not _is_one_op(x, (weight, own, root, bias), edge_weight, out_dtype):
+        out = relational_sum(graph, x, weight, edge_weight, reduce=reduce, out_dtype=out_dtype)
+        return add_map(out, x[: graph.num_dst] if own is None and root is not None else own, root, bias)
+    edge_weight = edge_weights(graph, cast(edge_weight, opmath_dtype(x.dtype)), reduce, x.dtype)
+    by_edge = edge_weight is not None
+    graded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    csr: list[Tensor] = []
+    csc: list[Tensor] = []
+    degrees: list[int] = []
+    pieces = graph
+    if transforms(graph, weight):
+        pieces, edges, _ = graph.compact
+        csr, degrees = edges.csr_arrays(by_edge), edges.max_degrees_at_hand()
+        csc = edges.csc_arrays(by_edge) if graded else csc
+    return torch.ops.edgeless.relational_layer(
+        x, weight, edge_weight, own, root, bias, pieces.by_dst, pieces.by_src if graded else [], csr, csc,
+        graph.num_dst, out_dtype, degrees,
+    )  # fmt: skip
+
+
+def _is_one_op(x: Tensor, others: tuple, edge_weight: Optional[Tensor], out_dtype: torch.dtype) -> bool:
+    dtype = x.dtype
+    if out_dtype is not dtype and out_dtype is not opmath_dtype(dtype):
+        return False
+    for t in others:
+        if t is not None and (type(t) not in _PLAIN or t.dtype is not dtype):
+            return False
+    if edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
+        return False
+    return not autocasts(x.device.type) and not runs_reference("relational_layer", x.device, "relational_sum")
