@@ -142,7 +142,8 @@ def choose_order(
 
 
 def _order(graph: TypedGraph, weight: Tensor) -> str:
-    in_width, out_width = (weight[0].numel() // max(weight.size(side), 1) for side in (-1, -2))
+    blocks = weight.size(1) if weight.dim() == 4 else 1
+    in_width, out_width = blocks * weight.size(-2), blocks * weight.size(-1)
     if compiling() or not graph.by_dst[2].numel():  # whose edges are its pairs
         return "aggregate"
     one_pass = graph.device.type == "cpu"

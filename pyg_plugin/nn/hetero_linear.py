@@ -8,6 +8,7 @@ from torch_geometric.nn.dense import linear
 
 from edgeless.adapter import FusedLayer, inference_refusal, is_hooked, typed_rows_refusals
 from edgeless.functional import gather_mm
+from edgeless.pair_rows import gather_rows
 from edgeless.projection import project
 
 from ..conv import LINEAR, is_plain_float, transform_refusals
@@ -37,7 +38,7 @@ class HeteroLinear(FusedLayer, linear.HeteroLinear):
 
     def _fused_forward(self, x, type_vec):
         out = gather_mm(x, self.weight, type_vec)
-        return out if self.bias is None else out + self.bias.index_select(0, type_vec)
+        return out if self.bias is None else out + gather_rows(self.bias, type_vec)
 
 
 class HeteroDictLinear(FusedLayer, linear.HeteroDictLinear):

@@ -12,7 +12,9 @@ from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.functional import gat_attention, relational_sum, spmm
+from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
+from edgeless.pair_rows import end_products, to_edges
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
@@ -90,10 +92,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
         heads, weights = self.heads, self._weights()
         pairs, edges, _ = graph.compact
-        values = relational_sum(pairs, x, weights)
-        keys = values @ self.k
-        values = values.view(-1, heads, self.out_channels)
-        queries = self._queries(graph, x, weights)
+        values = relational_sum(pairs, x, weights, order="aggregate").view(-1, heads, self.out_channels)
+        queries, keys = end_products(graph, x, self._vectors(weights))
         if edge_attr is not None:
             edge_attr = edge_attr.view(graph.num_edges, -1)
             proj = self.e.t() @ self.lin_edge.weight
@@ -102,10 +102,10 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             terms = {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
             over, own = graph.split, queries
         else:  # the query of an edge is that of its destination and relation
-            term = queries.index_select(0, graph.reversed.compact.pair_of_edge.long())
+            term = to_edges(graph.reversed, queries.to(x.dtype))
             term = term if edge_attr is None else term + edge_attr @ proj.t()
-            identity = torch.eye(heads, dtype=term.dtype, device=term.device)
-            terms, over, own = {"edge_attr": term, "edge_proj": identity}, edges, None
+            identity, own = _constants(edges, heads, keys.dtype)
+            terms, over = {"edge_attr": term, "edge_proj": identity}, edges
         returned = isinstance(return_attention_weights, bool)
         out = gat_attention(
             over,
@@ -115,14 +115,13 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             negative_slope=self.negative_slope,
             dropout=self.dropout if self.training and self.mod is None else 0.0,
             return_weights="softmax" if returned else None,
+            out_dtype=x.dtype,
             **terms,
         )
         out, alpha = out if returned else (out, None)
         if within:
-            out = spmm(graph.reversed.compact.pairs.graph.reverse(), out)
-        out = self._modified(out, edges, values)
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
-        out = out if self.bias is None else out + self.bias
+            out = spmm(graph.reversed.compact.pairs.reversed.graph, out)
+        out = self._finish(self._modified(out, edges, values), None)
         return (out, (edge_index, alpha)) if returned else out
 
     def _weights(self) -> Tensor:
@@ -132,14 +131,17 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         weight = self.att @ self.basis.view(self.num_bases, -1)
         return weight.view(self.num_relations, self.in_channels, self.heads * self.out_channels)
 
-    def _queries(self, graph: TypedGraph, x: Tensor, weights: Tensor) -> Tensor:
-        """``x W_r q`` of every destination and each of its relations, ``[pairs, H]``; W_r q is multiplied first."""
+    def _vectors(self, weights: Tensor) -> Tensor:
+        """``W_r q`` and ``W_r k``, ``[2, R, H, in]``: a node's query and key for a relation are products with them."""
+        folds = torch.cat((self.q, self.k), 1)
         if weights.dim() == 4:
             blocks, width = weights.shape[1], weights.shape[3]
-            folded = (weights @ self.q.view(blocks, width, self.heads)).flatten(1, 2)
+            vectors = weights @ folds.view(blocks, width, 2 * self.heads)
+            vectors = vectors.view(-1, 2 * self.heads).t()
         else:
-            folded = weights @ self.q
-        return relational_sum(graph.reversed.compact.pairs, x, folded, order="aggregate")
+            vectors = folds.t() @ weights.reshape(-1, folds.size(0)).t()
+        vectors = vectors.reshape(2, self.heads, self.num_relations, self.in_channels)
+        return vectors.transpose(1, 2)
 
     def _modified(self, out: Tensor, edges, values: Tensor) -> Tensor:
         """What ``mod`` makes of the sum ``[N, H, C]``: all of it is the same for the edges of a destination."""
@@ -147,7 +149,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             return out + self.w * spmm(edges, values)
         if self.mod is None:
             return out
-        degree = edges.in_degrees().to(out.dtype).view(-1, 1)
+        degree = edges.degree_scale("dst", 1.0, out.dtype).view(-1, 1)  # what it says of isolated nodes is times 0
         if self.mod == "f-scaled":
             return out * degree.unsqueeze(-1)
         degree = self.activation(degree @ self.l1 + self.b1) @ self.l2 + self.b2
@@ -159,3 +161,13 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         if isinstance(edge_type, Tensor) and edge_type.dtype == torch.int32:
             edge_type = edge_type.long()
         return super()._stock_forward(x, edge_index, edge_type, *rest)
+
+
+def _constants(graph: Graph, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The identity ``[H, H]``, with which an edge's term is its logits, and logits of destinations that are 0."""
+
+    def build(_):
+        options = {"dtype": dtype, "device": graph.device}
+        return torch.eye(heads, **options), torch.zeros(graph.num_dst, heads, **options)
+
+    return graph.format(("logits of edges", heads, dtype), build)
