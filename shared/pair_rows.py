@@ -33,17 +33,18 @@ def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor,
     Args:
         graph: sources and destinations are the same N nodes.
         x: ``[N, K]``.
-        vectors: ``[2, R, H, K]``, of x's dtype: those for destinations, then those for sources.
+        vectors: ``[2 * R, H, K]``, of x's dtype: those for destinations, then those for sources.
     Returns:
         ``[pairs of graph.reversed.compact, H]`` and ``[pairs of graph.compact, H]``, 16-bit ones in float32.
         Differentiable in x and vectors.
     """
-    dtype, heads = opmath_dtype(x.dtype), vectors.size(2)
+    dtype, heads = opmath_dtype(x.dtype), vectors.size(1)
     if samples(x, heads):
         types, counts = graph.ends
-        rows = x.unsqueeze(1) if heads == 1 else x.unsqueeze(1).expand(-1, heads, -1)
-        return sddmm_dot(types, vectors.flatten(0, 1), rows, out_dtype=dtype).split(counts)
-    sides = zip((graph.reversed, graph), vectors.transpose(2, 3).unbind(0))
+        rows = x.unsqueeze(1)
+        rows = rows if heads == 1 else rows.expand(-1, heads, -1)
+        return sddmm_dot(types, vectors, rows, out_dtype=dtype).split_with_sizes(counts)
+    sides = zip((graph.reversed, graph), vectors.transpose(1, 2).chunk(2))
     return tuple(relational_sum(of.compact.pairs, x, w, out_dtype=dtype, order="aggregate") for of, w in sides)
 
 
@@ -65,7 +66,8 @@ class _Gather(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient is to be differentiated
             ends = torch.arange(index.size(0) + 1, dtype=indptr.dtype, device=index.device)
             back = [ends, index.to(indptr.dtype)]
-        return torch.ops.edgeless.spmm(grad, None, None, None, [indptr, members], back, grad.dtype, []), None, None, None
+        summed = torch.ops.edgeless.spmm(grad, None, None, None, [indptr, members], back, grad.dtype, [])
+        return summed, None, None, None
 
 
 def gather_rows(x: Tensor, index: Tensor, indptr: Optional[Tensor] = None, members: Optional[Tensor] = None) -> Tensor:

@@ -54,8 +54,8 @@ class Compact(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The pairs at both ends of the edges, as edges between nodes and types: what a layer computes for a node and a type
-    is then a number of such an edge.
+    """The pairs at both ends of the edges, as edges from nodes to types: what a layer computes for a node and a type is
+    then a number of such an edge.
 
     ``graph`` has the nodes for sources. Its destinations are the types at the destinations, then those at the sources,
     ``2 * R`` in all. Its edges are the pairs of ``reversed.compact``, then those of ``compact``: ``counts`` of each.

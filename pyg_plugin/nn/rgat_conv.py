@@ -132,16 +132,16 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         return weight.view(self.num_relations, self.in_channels, self.heads * self.out_channels)
 
     def _vectors(self, weights: Tensor) -> Tensor:
-        """``W_r q`` and ``W_r k``, ``[2, R, H, in]``: a node's query and key for a relation are products with them."""
-        folds = torch.cat((self.q, self.k), 1)
+        """``W_r q``, behind them ``W_r k``, ``[2 * R, H, in]``: a node's query and key are products with them."""
+        folds, heads, sizes = torch.cat((self.q, self.k), 1), self.heads, (self.num_relations, self.in_channels)
         if weights.dim() == 4:
             blocks, width = weights.shape[1], weights.shape[3]
-            vectors = weights @ folds.view(blocks, width, 2 * self.heads)
-            vectors = vectors.view(-1, 2 * self.heads).t()
+            vectors = (weights @ folds.view(blocks, width, 2 * heads)).view(-1, 2 * heads).t()
         else:
             vectors = folds.t() @ weights.reshape(-1, folds.size(0)).t()
-        vectors = vectors.reshape(2, self.heads, self.num_relations, self.in_channels)
-        return vectors.transpose(1, 2)
+        if heads > 1:  # each side's heads come before the types
+            vectors = vectors.reshape(2, heads, *sizes).transpose(1, 2)
+        return vectors.reshape(-1, heads, sizes[1])
 
     def _modified(self, out: Tensor, edges, values: Tensor) -> Tensor:
         """What ``mod`` makes of the sum ``[N, H, C]``: all of it is the same for the edges of a destination."""
