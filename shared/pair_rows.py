@@ -4,15 +4,12 @@ handed to their edges.
 
 from __future__ import annotations
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
 from .aggregation import sddmm_dot
 from .functional_checks import runs_reference
 from .ops.attention import opmath_dtype
-from .ops.graph import coo_to_csr
 from .relational import relational_sum
 from .typed_graph import TypedGraph
 
@@ -48,44 +45,10 @@ def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor,
     return tuple(relational_sum(of.compact.pairs, x, w, out_dtype=dtype, order="aggregate") for of, w in sides)
 
 
-class _Gather(torch.autograd.Function):
-    """``x[index]``, whose gradient sums the rows in order: that of torch's own adds to them with atomics on CUDA."""
-
-    @staticmethod
-    def forward(ctx, x, index, indptr, members):
-        ctx.num_rows = x.size(0)
-        ctx.save_for_backward(index, indptr, members)
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx, grad):
-        index, indptr, members = ctx.saved_tensors
-        if indptr is None:
-            indptr, _, members = coo_to_csr(index, index, ctx.num_rows, ctx.num_rows, False)
-        back = []
-        if torch.is_grad_enabled():  # the gradient is to be differentiated
-            ends = torch.arange(index.size(0) + 1, dtype=indptr.dtype, device=index.device)
-            back = [ends, index.to(indptr.dtype)]
-        summed = torch.ops.edgeless.spmm(grad, None, None, None, [indptr, members], back, grad.dtype, [])
-        return summed, None, None, None
-
-
-def gather_rows(x: Tensor, index: Tensor, indptr: Optional[Tensor] = None, members: Optional[Tensor] = None) -> Tensor:
-    """``x[index]``, with a gradient that is the same from run to run on every device.
-
-    Args:
-        x: ``[N, F]``.
-        index: ``[E]``, int32 or int64, valid.
-        indptr, members: ``[N + 1]`` and ``[E]``, where they are at hand: the places in index that hold row r are
-            ``members[indptr[r]:indptr[r + 1]]``. The backward sorts index without them.
-    """
-    if not (torch.is_grad_enabled() and x.requires_grad) or runs_reference("gather_rows", x.device, "spmm"):
-        return x.index_select(0, index)
-    return _Gather.apply(x, index, indptr, members)
-
-
 def to_edges(graph: TypedGraph, rows: Tensor) -> Tensor:
     """``[E, F]``: of every edge the row of its source's pair, from ``rows`` ``[pairs of graph.compact, F]``."""
     _, edges, pair_of_edge = graph.compact
+    if runs_reference("to_edges", rows.device, "spmm"):
+        return rows.index_select(0, pair_of_edge)
     by_pair = edges.csc
-    return gather_rows(rows, pair_of_edge, by_pair.indptr, by_pair.edge_ids)
+    return torch.ops.edgeless.gather_rows(rows, pair_of_edge, by_pair.indptr, by_pair.edge_ids)

@@ -8,7 +8,6 @@ from torch_geometric.nn.dense import linear
 
 from edgeless.adapter import FusedLayer, inference_refusal, is_hooked, typed_rows_refusals
 from edgeless.functional import gather_mm
-from edgeless.pair_rows import gather_rows
 from edgeless.projection import project
 
 from ..conv import LINEAR, is_plain_float, transform_refusals
@@ -37,8 +36,7 @@ class HeteroLinear(FusedLayer, linear.HeteroLinear):
         return typed_rows_refusals(x, type_vec, self.in_channels, self.weight) or transform_refusals()
 
     def _fused_forward(self, x, type_vec):
-        out = gather_mm(x, self.weight, type_vec)
-        return out if self.bias is None else out + gather_rows(self.bias, type_vec)
+        return gather_mm(x, self.weight, type_vec, self.bias)
 
 
 class HeteroDictLinear(FusedLayer, linear.HeteroDictLinear):

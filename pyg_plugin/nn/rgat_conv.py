@@ -21,7 +21,7 @@ from ..conv import FusedConv, is_plain_float
 from ..convert import kind_of
 from ..relations import typed_graph, typed_refusal
 
-_OPS = ("relational_sum", "attention", "spmm")
+_OPS = ("relational_sum", "attention", "spmm", "sddmm")
 _MODS = ("additive", "scaled", "f-scaled")
 
 
