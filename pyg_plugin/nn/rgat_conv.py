@@ -59,14 +59,15 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             reasons.append(f"attention_mode is {self.attention_mode!r}")
         if self.mod is not None and self.mod not in _MODS:
             reasons.append(f"mod is {self.mod!r}")
+        device = self.q.device
         if compiling():
             reasons.append("the call is being compiled")
-        elif autocasts(self.q.device.type):
+        elif autocasts(device.type):
             reasons.append("autocast is on")
-        reasons += [reason for op in _OPS if (reason := kernel_refusal(self.q.device, op))][:1]
+        reasons += [reason for op in _OPS if (reason := kernel_refusal(device, op))][:1]
         reason = self._input_refusal(x, size)
         if reason is None:
-            reason = typed_refusal(self, edge_index, edge_type, x.size(0), x.size(0), self.q.device)
+            reason = typed_refusal(self, edge_index, edge_type, x.size(0), x.size(0), device)
         if reason is None:
             typed = isinstance(edge_index, TypedGraph)
             num_edges = edge_index.num_edges if typed else kind_of(edge_index).num_edges(edge_index)
@@ -78,8 +79,9 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
     def _input_refusal(self, x: Any, size: Any) -> Optional[str]:
         if not is_plain_float(x) or x.dim() != 2 or x.size(1) != self.in_channels:
             return f"x is no plain floating tensor [N, {self.in_channels}]"
-        if x.dtype != self.q.dtype or x.device != self.q.device:
-            return f"x is {x.dtype} on {x.device}, and the parameters {self.q.dtype} on {self.q.device}"
+        q = self.q
+        if x.dtype != q.dtype or x.device != q.device:
+            return f"x is {x.dtype} on {x.device}, and the parameters {q.dtype} on {q.device}"
         if size is not None and tuple(size) != (x.size(0), x.size(0)):
             return f"size is {size}"
         if self.lin_edge is not None and is_hooked(self.lin_edge):
