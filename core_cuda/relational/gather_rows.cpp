@@ -1,5 +1,5 @@
-// x[index]: rows of pairs for their edges, or of types for their rows. Its gradient sums the rows of each index in their
-// order, by SpMM, where that of torch's own index_select adds to them with atomics on CUDA.
+// x[index]: rows of pairs for their edges, or of types for their rows. Its gradient sums the rows of each index in
+// their order, by SpMM, where that of torch's own index_select adds to them with atomics on CUDA.
 #include "../spmm/calls.h"
 
 namespace edgeless {
