@@ -117,6 +117,9 @@ TORCH_LIBRARY(edgeless, m) {
   // M]. typed_outer: the sums of x[row]^T y[row] of every type, [types, K, M].
   m.def("typed_mm(Tensor x, Tensor weight, Tensor offsets, Tensor? rows) -> Tensor");
   m.def("typed_outer(Tensor x, Tensor y, Tensor offsets, Tensor? rows) -> Tensor");
+  // x[index], with members[indptr[r] .. indptr[r + 1]) the places in index that hold r, for the gradient. indptr and
+  // members are of one dtype.
+  m.def("gather_rows(Tensor x, Tensor index, Tensor indptr, Tensor members) -> Tensor");
   // Edges of a direction of a graph sorted by type and, within a type, by row, and cut into pieces of one type and one
   // row, of at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices [E], edge_ids [E], parts). There
   // are type_ptr[types] pieces; behind them rows and ptr hold anything. parts is for the same device alone

@@ -151,7 +151,7 @@ def _sum_of_parts(graph: DistGraph, x: Tensor, weight, src_scale, dst_scale, out
     return total.add_(others)
 
 
-def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
+def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, *, out_dtype: Optional[torch.dtype] = None) -> Tensor:
     r"""Dot product of the two ends of every edge (a sampled dense-dense matrix product).
 
     .. math:: p_e = \langle x^{dst}_i, x^{src}_j \rangle, \quad e = (j, i)
@@ -162,10 +162,11 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
         graph (edgeless.Graph): its edges are sampled.
         x_dst (Tensor): ``[Nd, F]`` or ``[Nd, H, F]``.
         x_src (Tensor): ``[Ns, F]`` or ``[Ns, H, F]``, of the same dtype.
+        out_dtype (torch.dtype, optional): default is the promoted dtype of both.
     Returns:
         Tensor ``[E]`` or ``[E, H]`` in the graph's original edge order.
     Raises:
-        TypeError: graph is no edgeless.Graph.
+        TypeError: a graph or dtype that is no such thing.
         ValueError: a shape, dtype or device that does not fit.
     """
     call = "sddmm_dot"
@@ -178,12 +179,16 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
     expect(call, "x_src", x_src, (graph.num_src, *x_dst.shape[1:]), "[Ns, F] or [Ns, H, F]")
     _check_device(call, graph, x_dst=x_dst, x_src=x_src)
     dtype = promoted((x_dst, x_src))
+    if out_dtype is None:
+        out_dtype = dtype
+    else:
+        expect_dtype(call, out_dtype)
     if runs_reference(call, x_dst.device, "sddmm"):
-        return reference.sddmm_dot(graph, x_dst, x_src)
+        return reference.sddmm_dot(graph, x_dst, x_src, out_dtype)
     dst, src = cast(x_dst, dtype), cast(x_src, dtype)
     csc = graph.csc_arrays(True) if torch.is_grad_enabled() and src.requires_grad else []
     products = torch.ops.edgeless.sddmm(dst, src, None, None, graph.csr_arrays(True), csc)
-    return cast(products if x_dst.dim() == 3 else products.squeeze(1), dtype)
+    return cast(products if x_dst.dim() == 3 else products.squeeze(1), out_dtype)
 
 
 def _arg_dtype(graph, ties: str) -> torch.dtype:

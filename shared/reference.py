@@ -215,12 +215,12 @@ def spmm(graph, x: Tensor, weight: Optional[Tensor] = None, src_scale=None, dst_
     return out.to(dtype)
 
 
-def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor) -> Tensor:
+def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, out_dtype: Optional[torch.dtype] = None) -> Tensor:
     """Plain version of :func:`edgeless.functional.sddmm_dot`."""
     dtype = torch.promote_types(x_dst.dtype, x_src.dtype)
     compute = torch.promote_types(dtype, torch.float32)
     src, dst = graph.edge_index()
-    return (x_dst.to(compute)[dst] * x_src.to(compute)[src]).sum(-1).to(dtype)
+    return (x_dst.to(compute)[dst] * x_src.to(compute)[src]).sum(-1).to(out_dtype or dtype)
 
 
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:

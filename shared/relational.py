@@ -74,25 +74,35 @@ def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offset
     return torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, None)
 
 
-def _gather_blocks(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
+def _check_bias(call: str, bias: Optional[Tensor], num_types: int, width: int, x: Tensor) -> None:
+    if bias is None:
+        return
+    expect(call, "bias", bias, (num_types, width), "[R, M]")
+    if bias.device != x.device:
+        raise ValueError(f"{call}: bias must be on x's device {x.device}, got {bias.device}")
+
+
+def _gather_blocks(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor]) -> Tensor:
     """Of block-diagonal matrices ``[R, B, K / B, M / B]``: a row is B rows, each of a type of its own."""
     _, blocks, width, out_width = w.shape
     of_blocks = index.unsqueeze(1) * blocks + torch.arange(blocks, dtype=index.dtype, device=index.device)
-    out = gather_mm(x.reshape(-1, width), w.reshape(-1, width, out_width), of_blocks.flatten())
+    bias = None if bias is None else bias.reshape(-1, out_width)
+    out = gather_mm(x.reshape(-1, width), w.reshape(-1, width, out_width), of_blocks.flatten(), bias)
     return out.view(x.size(0), blocks * out_width)
 
 
-def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
-    r"""Products of rows with the matrices of their types: ``out[i] = x[i] @ w[index[i]]``.
+def gather_mm(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    r"""Products of rows with the matrices of their types: ``out[i] = x[i] @ w[index[i]] + bias[index[i]]``.
 
-    Differentiable, any number of times, in x and w. Rows are read where they are, in the order of their types.
+    Differentiable, any number of times, in x, w and bias. Rows are read where they are, in the order of their types.
 
     Args:
         x (Tensor): ``[N, K]``, float32, float64, bfloat16 or float16 (computed in float32).
         w (Tensor): ``[R, K, M]``, or ``[R, B, K / B, M / B]``: matrices of B blocks on their diagonals.
         index (Tensor): ``[N]`` integers, the type of every row.
+        bias (Tensor, optional): ``[R, M]``.
     Returns:
-        Tensor ``[N, M]`` of the promoted dtype of x and w.
+        Tensor ``[N, M]`` of the promoted dtype of x, w and bias.
     Raises:
         TypeError: index is no Tensor.
         ValueError: a shape, dtype or device that does not fit.
@@ -103,12 +113,15 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
         expect(call, "w", w, (None,) * 4, "[R, B, K / B, M / B]")
         expect(call, "x", x, (None, w.size(1) * w.size(2)), "[N, K]")
         _check_index(call, "index", index, "[N]", x.size(0), x)
-        return _gather_blocks(x, w, index)
+        _check_bias(call, bias, w.size(0), w.size(1) * w.size(3), x)
+        return _gather_blocks(x, w, index, bias)
     _check_operands(call, x, w)
     _check_index(call, "index", index, "[N]", x.size(0), x)
+    _check_bias(call, bias, w.size(0), w.size(2), x)
     dtype = promoted((x, w))
     if runs_reference(call, x.device, "typed_mm"):
-        return reference.gather_mm(x, w, index)
+        out = reference.gather_mm(x, w, index)
+        return out if bias is None else out + bias.index_select(0, index)
     index = as_index(index)
     on_gpu = index.device.type == "cuda"
     if on_gpu:  # nobody waits for it
@@ -118,7 +131,8 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
     except IndexError:
         check_ids(f"{call}: index", index, "R", w.size(0))  # says it in the caller's words
         raise
-    return torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, order)
+    out = torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, order)
+    return out if bias is None else out + torch.ops.edgeless.gather_rows(bias, index, offsets, order)
 
 
 def choose_order(

@@ -18,10 +18,10 @@ from . import cache
 from .formats import Formats, Keeper, num_bytes
 from .graph import Compressed, Graph
 from .graph_checks import as_index, check_integers, check_num_nodes, compiling
-from .ops.graph import coo_to_csr
+from .ops.graph import coo_to_csr, index_dtype
 from .ops.relational import typed_edges
 
-__all__ = ["Compact", "Pairs", "TypedGraph", "typed_graph_for"]
+__all__ = ["Compact", "Ends", "Pairs", "TypedGraph", "typed_graph_for"]
 
 # Edges of a piece: so many that cutting costs nothing beside their sum, and so few that a hub falls to many threads.
 CUT = 512
@@ -51,6 +51,18 @@ class Compact(NamedTuple):
     pairs: TypedGraph
     edges: Graph
     pair_of_edge: Tensor
+
+
+class Ends(NamedTuple):
+    """The pairs at both ends of the edges, as edges from nodes to types: what a layer computes for a node and a type is
+    then a number of such an edge.
+
+    ``graph`` has the nodes for sources. Its destinations are the types at the destinations, then those at the sources,
+    ``2 * R`` in all. Its edges are the pairs of ``reversed.compact``, then those of ``compact``: ``counts`` of each.
+    """
+
+    graph: Graph
+    counts: tuple[int, int]
 
 
 class TypedGraph(Keeper):
@@ -132,7 +144,7 @@ class TypedGraph(Keeper):
     @property
     def by_src(self) -> list[Tensor]:
         """Out-edges by (type, source)."""
-        return self.format("by src", lambda of: of._sorted(of.graph.csc))
+        return self.format("by src", TypedGraph._by_src)
 
     def mean_weight(self, dtype: torch.dtype) -> Tensor:
         """One over the number of edges of the same type to the same destination, for every edge, ``[E]``."""
@@ -147,6 +159,11 @@ class TypedGraph(Keeper):
     def compact(self) -> Compact:
         """Sources split by the types of their edges."""
         return self.format("compact", TypedGraph._compact)
+
+    @property
+    def ends(self) -> Ends:
+        """The pairs at both ends, of a graph whose sources and destinations are the same nodes."""
+        return self.format("ends", TypedGraph._ends)
 
     @property
     def reversed(self) -> TypedGraph:
@@ -174,6 +191,14 @@ class TypedGraph(Keeper):
             else:
                 rows, ptr = rows[:pieces], ptr[: pieces + 1]
         return [type_ptr, rows, ptr, *rest]
+
+    def _by_src(self) -> list[Tensor]:
+        offsets = self._formats.get("offsets")
+        if offsets is None or self.device.type != "cuda":
+            return self._sorted(self.graph.csc)
+        pairs, none = self.graph.csr, offsets.new_empty(0)  # of a compact graph, where every edge is a pair
+        by_row = torch.cat(self.graph.csc[:2])
+        return [offsets, pairs.indices, none, pairs.indptr[:-1], pairs.indptr[:-1], by_row]
 
     def _means(self, dtype: torch.dtype) -> Tensor:
         type_ptr, rows, ptr, _, edge_ids, _ = self.by_dst
@@ -204,12 +229,20 @@ class TypedGraph(Keeper):
             self.num_dst,
         )
         split = TypedGraph(pairs, types, self.num_types)
+        split.format("offsets", lambda _: offsets)
         if self.device.type == "cuda":  # nothing is left to sort, and the kernels need not look for what is known
             none, ids = rows.new_empty(0), ids[:-1]
-            by_src = torch.cat(coo_to_csr(rows, ids, self.num_src, ids.numel(), False)[:2])
             split.format("by dst", lambda _: [offsets, ids, none, rows, ids, none])
-            split.format("by src", lambda _: [offsets, rows, none, ids, ids, by_src])
         return Compact(split, edges, pair_of_edge)
+
+    def _ends(self) -> Ends:
+        sides = self.reversed.compact.pairs, self.compact.pairs
+        counts = sides[0].num_edges, sides[1].num_edges
+        dtype = index_dtype(self.num_src, 2 * self.num_types, sum(counts))
+        first, second = (side._formats["offsets"].to(dtype) for side in sides)
+        offsets = torch.cat((first, second[1:] + counts[0]))
+        nodes = torch.cat([side.graph.csr.indices for side in sides]).to(dtype)
+        return Ends(Graph(Compressed(offsets, nodes, None), None, self.num_src, 2 * self.num_types), counts)
 
     # Housekeeping ----------------------------------------------------------------------------------------------------
 

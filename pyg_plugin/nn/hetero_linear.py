@@ -36,8 +36,7 @@ class HeteroLinear(FusedLayer, linear.HeteroLinear):
         return typed_rows_refusals(x, type_vec, self.in_channels, self.weight) or transform_refusals()
 
     def _fused_forward(self, x, type_vec):
-        out = gather_mm(x, self.weight, type_vec)
-        return out if self.bias is None else out + self.bias.index_select(0, type_vec)
+        return gather_mm(x, self.weight, type_vec, self.bias)
 
 
 class HeteroDictLinear(FusedLayer, linear.HeteroDictLinear):

@@ -12,14 +12,16 @@ from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.functional import gat_attention, relational_sum, spmm
+from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
+from edgeless.pair_rows import end_products, to_edges
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
 from ..convert import kind_of
 from ..relations import typed_graph, typed_refusal
 
-_OPS = ("relational_sum", "attention", "spmm")
+_OPS = ("relational_sum", "attention", "spmm", "sddmm")
 _MODS = ("additive", "scaled", "f-scaled")
 
 
@@ -57,14 +59,15 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             reasons.append(f"attention_mode is {self.attention_mode!r}")
         if self.mod is not None and self.mod not in _MODS:
             reasons.append(f"mod is {self.mod!r}")
+        device = self.q.device
         if compiling():
             reasons.append("the call is being compiled")
-        elif autocasts(self.q.device.type):
+        elif autocasts(device.type):
             reasons.append("autocast is on")
-        reasons += [reason for op in _OPS if (reason := kernel_refusal(self.q.device, op))][:1]
+        reasons += [reason for op in _OPS if (reason := kernel_refusal(device, op))][:1]
         reason = self._input_refusal(x, size)
         if reason is None:
-            reason = typed_refusal(self, edge_index, edge_type, x.size(0), x.size(0), self.q.device)
+            reason = typed_refusal(self, edge_index, edge_type, x.size(0), x.size(0), device)
         if reason is None:
             typed = isinstance(edge_index, TypedGraph)
             num_edges = edge_index.num_edges if typed else kind_of(edge_index).num_edges(edge_index)
@@ -76,8 +79,9 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
     def _input_refusal(self, x: Any, size: Any) -> Optional[str]:
         if not is_plain_float(x) or x.dim() != 2 or x.size(1) != self.in_channels:
             return f"x is no plain floating tensor [N, {self.in_channels}]"
-        if x.dtype != self.q.dtype or x.device != self.q.device:
-            return f"x is {x.dtype} on {x.device}, and the parameters {self.q.dtype} on {self.q.device}"
+        q = self.q
+        if x.dtype != q.dtype or x.device != q.device:
+            return f"x is {x.dtype} on {x.device}, and the parameters {q.dtype} on {q.device}"
         if size is not None and tuple(size) != (x.size(0), x.size(0)):
             return f"size is {size}"
         if self.lin_edge is not None and is_hooked(self.lin_edge):
@@ -90,10 +94,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
         heads, weights = self.heads, self._weights()
         pairs, edges, _ = graph.compact
-        values = relational_sum(pairs, x, weights)
-        keys = values @ self.k
-        values = values.view(-1, heads, self.out_channels)
-        queries = self._queries(graph, x, weights)
+        values = relational_sum(pairs, x, weights, order="aggregate").view(-1, heads, self.out_channels)
+        queries, keys = end_products(graph, x, self._vectors(weights))
         if edge_attr is not None:
             edge_attr = edge_attr.view(graph.num_edges, -1)
             proj = self.e.t() @ self.lin_edge.weight
@@ -102,10 +104,10 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             terms = {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
             over, own = graph.split, queries
         else:  # the query of an edge is that of its destination and relation
-            term = queries.index_select(0, graph.reversed.compact.pair_of_edge.long())
+            term = to_edges(graph.reversed, queries.to(x.dtype))
             term = term if edge_attr is None else term + edge_attr @ proj.t()
-            identity = torch.eye(heads, dtype=term.dtype, device=term.device)
-            terms, over, own = {"edge_attr": term, "edge_proj": identity}, edges, None
+            identity, own = _constants(edges, heads, keys.dtype)
+            terms, over = {"edge_attr": term, "edge_proj": identity}, edges
         returned = isinstance(return_attention_weights, bool)
         out = gat_attention(
             over,
@@ -115,14 +117,13 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             negative_slope=self.negative_slope,
             dropout=self.dropout if self.training and self.mod is None else 0.0,
             return_weights="softmax" if returned else None,
+            out_dtype=x.dtype,
             **terms,
         )
         out, alpha = out if returned else (out, None)
         if within:
-            out = spmm(graph.reversed.compact.pairs.graph.reverse(), out)
-        out = self._modified(out, edges, values)
-        out = out.flatten(1) if self.concat else out.mean(dim=1)
-        out = out if self.bias is None else out + self.bias
+            out = spmm(graph.reversed.compact.pairs.reversed.graph, out)
+        out = self._finish(self._modified(out, edges, values), None)
         return (out, (edge_index, alpha)) if returned else out
 
     def _weights(self) -> Tensor:
@@ -132,14 +133,17 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         weight = self.att @ self.basis.view(self.num_bases, -1)
         return weight.view(self.num_relations, self.in_channels, self.heads * self.out_channels)
 
-    def _queries(self, graph: TypedGraph, x: Tensor, weights: Tensor) -> Tensor:
-        """``x W_r q`` of every destination and each of its relations, ``[pairs, H]``; W_r q is multiplied first."""
+    def _vectors(self, weights: Tensor) -> Tensor:
+        """``W_r q``, behind them ``W_r k``, ``[2 * R, H, in]``: a node's query and key are products with them."""
+        folds, heads, sizes = torch.cat((self.q, self.k), 1), self.heads, (self.num_relations, self.in_channels)
         if weights.dim() == 4:
             blocks, width = weights.shape[1], weights.shape[3]
-            folded = (weights @ self.q.view(blocks, width, self.heads)).flatten(1, 2)
+            vectors = (weights @ folds.view(blocks, width, 2 * heads)).view(-1, 2 * heads).t()
         else:
-            folded = weights @ self.q
-        return relational_sum(graph.reversed.compact.pairs, x, folded, order="aggregate")
+            vectors = folds.t() @ weights.reshape(-1, folds.size(0)).t()
+        if heads > 1:  # each side's heads come before the types
+            vectors = vectors.reshape(2, heads, *sizes).transpose(1, 2)
+        return vectors.reshape(-1, heads, sizes[1])
 
     def _modified(self, out: Tensor, edges, values: Tensor) -> Tensor:
         """What ``mod`` makes of the sum ``[N, H, C]``: all of it is the same for the edges of a destination."""
@@ -147,7 +151,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             return out + self.w * spmm(edges, values)
         if self.mod is None:
             return out
-        degree = edges.in_degrees().to(out.dtype).view(-1, 1)
+        degree = edges.degree_scale("dst", 1.0, out.dtype).view(-1, 1)  # what it says of isolated nodes is times 0
         if self.mod == "f-scaled":
             return out * degree.unsqueeze(-1)
         degree = self.activation(degree @ self.l1 + self.b1) @ self.l2 + self.b2
@@ -159,3 +163,13 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         if isinstance(edge_type, Tensor) and edge_type.dtype == torch.int32:
             edge_type = edge_type.long()
         return super()._stock_forward(x, edge_index, edge_type, *rest)
+
+
+def _constants(graph: Graph, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The identity ``[H, H]``, with which an edge's term is its logits, and logits of destinations that are 0."""
+
+    def build(_):
+        options = {"dtype": dtype, "device": graph.device}
+        return torch.eye(heads, **options), torch.zeros(graph.num_dst, heads, **options)
+
+    return graph.format(("logits of edges", heads, dtype), build)

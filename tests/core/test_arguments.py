@@ -30,7 +30,7 @@ FUNCTIONS = {
         "x": NODES, "weight": torch.ones(3), "norm": "none", "reduce": "sum",
         "src_scale": torch.ones(3), "dst_scale": torch.ones(3), "out_dtype": None,
     },
-    "sddmm_dot": {"x_dst": NODES, "x_src": NODES},
+    "sddmm_dot": {"x_dst": NODES, "x_src": NODES, "out_dtype": None},
     "neighbor_reduce": {"x": NODES[:, 0], "reduce": "max", "ties": "shared", "fill": 0.0},
 }  # fmt: skip
 GRADED = torch.tensor(0.5, requires_grad=True)  # as a number it would have no gradient

@@ -98,6 +98,18 @@ def test_sddmm(shape):
     )
 
 
+def test_sddmm_of_half_precision_in_float32():
+    graph = graph_of("bipartite")
+    a, b = leaf(40, 2, 16, dtype=torch.bfloat16), leaf(50, 2, 16, dtype=torch.bfloat16, seed=1)
+    found = functional.sddmm_dot(graph, a, b, out_dtype=torch.float32)
+    with edgeless.backend("reference"):
+        plain = functional.sddmm_dot(graph, a, b, out_dtype=torch.float32)
+    exact = functional.sddmm_dot(graph, a.float(), b.float())
+    assert_close([found, plain], [exact, exact], 1e-6)
+    grads = torch.autograd.grad(found.sum(), [a, b])
+    assert all(grad.dtype == torch.bfloat16 for grad in grads)
+
+
 def test_gradcheck_and_gradgradcheck():
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 2, 3, 3], [0, 0, 1, 2, 2, 2]]), 5, 4)
     x, weight = leaf(5, 2, 3), leaf(6, 2)

@@ -150,6 +150,20 @@ def test_compact_sources(device):
     assert torch.equal(edges.csc.indices.sort().values, to.sort().values)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_pairs_at_both_ends(device):
+    graph = typed(50, 50, 3000, 4, hub=1500, device=device)
+    types, counts = graph.ends
+    src, dst = graph.graph.edge_index()
+    ends = [torch.unique(graph.edge_type.long() * 50 + nodes) for nodes in (dst, src)]
+    assert counts == tuple(keys.numel() for keys in ends)
+    nodes, of_type = types.edge_index()
+    assert torch.equal(of_type, torch.cat((ends[0] // 50, ends[1] // 50 + 4)))
+    assert torch.equal(nodes, torch.cat([keys % 50 for keys in ends]))
+    again = types.reverse().edge_index()
+    assert torch.equal(again[0], of_type) and torch.equal(again[1], nodes)
+
+
 def test_copies_and_pickles():
     graph = typed(40, 50, 300, 4)
     graph.by_dst, graph.by_src, graph.pairs, graph.compact  # noqa: B018

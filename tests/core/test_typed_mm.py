@@ -115,6 +115,30 @@ def test_block_diagonal_matrices():
     assert_close([found, *grads[0]], [expected, *grads[1]], 1e-12)
 
 
+@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("blocks", [(), (2,)])
+def test_a_bias_of_every_type(dtype, tolerance, blocks):
+    x, w = leaf(60, 6, dtype=dtype), leaf(4, *blocks, 6 // (len(blocks) + 1), 3, dtype=dtype, seed=1)
+    width = 3 * (len(blocks) + 1)
+    bias, index = leaf(4, width, dtype=dtype, seed=2), torch.arange(60) % 3
+    for ids in (index, index.int()):
+        found, expected = functional.gather_mm(x, w, ids, bias), functional.gather_mm(x, w, ids) + bias[index]
+        grads = [torch.autograd.grad(out.square().sum(), [x, w, bias]) for out in (found, expected)]
+        with edgeless.backend("reference"):
+            plain = functional.gather_mm(x, w, ids, bias)
+        assert_close([found, *grads[0], plain], [expected, *grads[1], expected], tolerance)
+        assert not grads[0][2][3].any()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+def test_the_gradient_of_a_bias_is_bitwise_the_same_from_run_to_run():
+    x, w, bias = leaf(50_000, 8, dtype=torch.float32), leaf(3, 8, 16, dtype=torch.float32), leaf(3, 16).float()
+    index, grad = torch.arange(50_000) % 3, leaf(50_000, 16, dtype=torch.float32, seed=4).detach()
+    runs = [torch.autograd.grad(functional.gather_mm(x, w, index, bias), bias, grad)[0] for _ in range(5)]
+    assert all(torch.equal(runs[0], other) for other in runs[1:])
+
+
 def test_strided_operands():
     wide = torch.randn(40, 30, dtype=torch.float64)
     w = torch.randn(3, 10, 16, dtype=torch.float64)
@@ -127,12 +151,13 @@ def test_strided_operands():
 
 def test_gradcheck_and_gradgradcheck():
     x, w, index = leaf(9, 4), leaf(3, 4, 5), torch.tensor([2, 0, 0, 2, 2, 0, 2, 2, 0])
-    for function in (
-        lambda x, w: functional.gather_mm(x, w, index),
-        lambda x, w: functional.segment_mm(x, w, torch.tensor([4, 0, 5])),
+    for function, inputs in (
+        (lambda x, w: functional.gather_mm(x, w, index), [x, w]),
+        (lambda x, w, b: functional.gather_mm(x, w, index, b), [x, w, leaf(3, 5, seed=2)]),
+        (lambda x, w: functional.segment_mm(x, w, torch.tensor([4, 0, 5])), [x, w]),
     ):
-        assert torch.autograd.gradcheck(function, [x, w])
-        assert torch.autograd.gradgradcheck(function, [x, w])
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
 
 
 @on_cpu
@@ -159,15 +184,17 @@ def test_opcheck():
     torch.library.opcheck(ops.typed_mm, (x.detach().bfloat16(), w.detach().bfloat16(), offsets, None))
     torch.library.opcheck(ops.typed_outer, (x, y, offsets, rows))
     torch.library.opcheck(ops.typed_outer, (x, y, offsets.int(), None))
+    index, indptr, members = torch.tensor([2, 0, 2]), torch.tensor([0, 1, 1, 3]), torch.tensor([1, 0, 2])
+    torch.library.opcheck(ops.gather_rows, (leaf(3, 5), index, indptr, members))
 
 
 def test_batches_of_gradients():
-    x, w, index = leaf(9, 4), leaf(3, 4, 5), torch.arange(9) % 3
-    out = functional.gather_mm(x, w, index)
+    x, w, b, index = leaf(9, 4), leaf(3, 4, 5), leaf(3, 5), torch.arange(9) % 3
+    out = functional.gather_mm(x, w, index, b)
     batch = torch.randn(3, *out.shape, dtype=torch.float64)
-    found = torch.autograd.grad(out, [x, w], batch, is_grads_batched=True, retain_graph=True)
+    found = torch.autograd.grad(out, [x, w, b], batch, is_grads_batched=True, retain_graph=True)
     for i, grad in enumerate(batch):
-        one = torch.autograd.grad(out, [x, w], grad, retain_graph=True)
+        one = torch.autograd.grad(out, [x, w, b], grad, retain_graph=True)
         assert all(torch.equal(a[i], b) for a, b in zip(found, one))
 
 
@@ -176,7 +203,7 @@ def test_compiles_whole():
     torch._dynamo.reset()
 
     def both(x, w, index, lengths):
-        return functional.gather_mm(x, w, index) + functional.segment_mm(x, w, lengths)
+        return functional.gather_mm(x, w, index, w[:, 0]) + functional.segment_mm(x, w, lengths)
 
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")
     out, expected = compiled(x, w, index, lengths), both(x, w, index, lengths)

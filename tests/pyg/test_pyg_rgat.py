@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch_geometric.nn as stock
 from pyg_cases import GRAPHS, assert_close, edge_features, features, run, run_exact, run_fused
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import edgeless
 import edgeless.pyg.nn as fused
@@ -60,6 +61,107 @@ def test_every_option(mechanism, mod, weights, heads, concat):
             continue  # with these edge features gradients of l1 and b1 cancel to a thousandth: float64 can tell
         edge_attr = edge_features(graph, 3, dtype)
         assert_parity(graph, dtype, heads=heads, edge_dim=3, edge_attr=edge_attr, **options)
+
+
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+@pytest.mark.parametrize("heads", [4, 8, 9])
+@pytest.mark.parametrize("weights", [{}, {"num_blocks": 2}])
+def test_many_heads(mechanism, heads, weights):
+    for dtype in (torch.float32, torch.float64):
+        assert_parity(GRAPHS["random"], dtype, heads=heads, attention_mechanism=mechanism, **weights)
+
+
+@pytest.mark.parametrize("heads", [1, 8])
+def test_gradients_of_what_asks_for_them(heads):
+    graph = GRAPHS["random"]
+    _, ours = layer_pair(heads=heads)
+    x, edge_type = features(40, IN), types_of(graph)
+    everything = run_fused(ours, x, graph[0], edge_type)
+    for names in (["q"], ["k"], ["weight"], ["bias"], []):
+        given = x.clone().requires_grad_(not names)
+        for name, parameter in ours.named_parameters():
+            parameter.requires_grad_(name in names)
+        wanted = [getattr(ours, name) for name in names] or [given]
+        generator = torch.Generator().manual_seed(23)
+        with edgeless.backend("fused"):
+            out = ours(given, graph[0], edge_type)
+        loss = (out.double() * torch.randn(out.shape, generator=generator, dtype=torch.float64)).sum()
+        keys = [f"grad of {name}" for name in names] or ["grad of input[0]"]
+        found = dict(zip(keys, torch.autograd.grad(loss, wanted)))
+        assert_close(found, {key: everything[key] for key in keys})
+
+
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+def test_batches_of_gradients(mechanism):
+    graph = GRAPHS["random"]
+    _, ours = layer_pair(attention_mechanism=mechanism)
+    x, grads = features(40, IN).requires_grad_(), features(3 * 40, 2 * OUT, seed=29).view(3, 40, -1)
+    wanted = [x, ours.q, ours.k, ours.weight]
+    out = ours(x, graph[0], types_of(graph))
+    together = torch.autograd.grad(out, wanted, grads, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(out, wanted, grad, retain_graph=True) for grad in grads]
+    for i, found in enumerate(together):
+        torch.testing.assert_close(found, torch.stack([one[i] for one in each]), rtol=1e-5, atol=1e-6)
+
+
+class _Ops(TorchDispatchMode):
+    """The names of the ops that run inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+@pytest.mark.parametrize("heads", [1, 8])
+def test_nothing_is_added_by_atomics_and_nothing_is_sorted_again(mechanism, heads):
+    graph = GRAPHS["random"]
+    _, ours = layer_pair(heads=heads, attention_mechanism=mechanism)
+    inputs = features(40, IN), graph[0], types_of(graph)
+    with edgeless.backend("fused"), torch.no_grad():
+        ours(*inputs)
+        with _Ops() as inference:
+            ours(*inputs)
+    run_fused(ours, *inputs)
+    with _Ops() as ops:
+        run_fused(ours, *inputs)
+    words = (
+        "index_add",
+        "index_put",
+        "scatter",
+        "embedding_dense",
+        "csr_transpose",
+        "coo_to_csr",
+        "typed_edges",
+        "eye",
+    )
+    assert "edgeless::attention" in ops.names & inference.names
+    assert not [name for name in ops.names | inference.names if any(f"::{word}" in name for word in words)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+@pytest.mark.parametrize("heads", [1, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bitwise_the_same_from_run_to_run_on_cuda(mechanism, heads, dtype):
+    generator = torch.Generator().manual_seed(3)
+    edge_index = torch.randint(500, (2, 100_000), generator=generator).cuda()  # so many that atomics would meet
+    edge_type = torch.randint(R, (100_000,), generator=generator).cuda()
+    _, ours = layer_pair(dtype, heads=heads, attention_mechanism=mechanism)
+    ours, x = ours.cuda(), features(500, IN, dtype).cuda().requires_grad_()
+    wanted = [x, ours.q, ours.k, ours.weight, ours.bias]
+    grad = features(500, heads * OUT, dtype, seed=23).cuda()
+    runs = []
+    with edgeless.backend("fused"):
+        for _ in range(5):
+            out = ours(x, edge_index, edge_type)
+            runs.append([out, *torch.autograd.grad(out, wanted, grad)])
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other))
 
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])

@@ -1,0 +1,46 @@
+// x[index]: rows of pairs for their edges, or of types for their rows. Its gradient sums the rows of each index in
+// their order, by SpMM, where that of torch's own index_select adds to them with atomics on CUDA.
+#include "../spmm/calls.h"
+
+namespace edgeless {
+namespace {
+
+Tensor gather_rows(const Tensor& x, const Tensor& index, const Tensor& /*indptr*/, const Tensor& /*members*/) {
+  return x.index_select(0, index);
+}
+
+struct GatherRows : torch::autograd::Function<GatherRows> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& index, const Tensor& indptr,
+                        const Tensor& members) {
+    static const Kernels kernels("edgeless::gather_rows", gather_rows);
+    ctx->save_for_backward({index, indptr, members});
+    return kernels(x, index, indptr, members);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &index = saved[0], &indptr = saved[1];
+    const std::vector<Tensor> by_index{indptr, saved[2]};
+    std::vector<Tensor> back;
+    if (at::GradMode::is_enabled()) {  // what differentiates the gradient walks the other way
+      back = {at::arange(index.sym_size(0) + 1, indptr.options()), index.to(indptr.scalar_type())};
+    }
+    return {spmm_op(grads[0], {}, {}, {}, {by_index, back}), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+Tensor differentiable(const Tensor& x, const Tensor& index, const Tensor& indptr, const Tensor& members) {
+  if (at::GradMode::is_enabled()) return GatherRows::apply(x, index, indptr, members);
+  at::AutoDispatchBelowADInplaceOrView guard;
+  return gather_rows(x, index, indptr, members);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CompositeExplicitAutograd, m) { m.impl("gather_rows", gather_rows); }
+
+TORCH_LIBRARY_IMPL(edgeless, Autograd, m) { m.impl("gather_rows", differentiable); }
+
+}  // namespace edgeless
