@@ -4,6 +4,9 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include <string>
+#include <vector>
+
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
 #include "common/own_memory.h"
@@ -115,6 +118,15 @@ TORCH_LIBRARY(edgeless, m) {
   // M]. typed_outer: the sums of x[row]^T y[row] of every type, [types, K, M].
   m.def("typed_mm(Tensor x, Tensor weight, Tensor offsets, Tensor? rows) -> Tensor");
   m.def("typed_outer(Tensor x, Tensor y, Tensor offsets, Tensor? rows) -> Tensor");
+  // Linear maps by type: x weight[t]^T + bias[t] for weights [types, M, K] and biases [types, M]. typed_sums: the sums
+  // of the rows of every type, [types, M].
+  m.def("typed_linear(Tensor x, Tensor weight, Tensor? bias, Tensor offsets) -> Tensor");
+  m.def("typed_sums(Tensor x, Tensor offsets) -> Tensor");
+  // alpha[t] y[i] + (1 - alpha[t]) x[i]; needs: y, x, alpha, an empty tensor for what is not asked for.
+  m.def("typed_blend(Tensor y, Tensor x, Tensor alpha, Tensor offsets, Tensor? rows) -> Tensor");
+  m.def(
+      "typed_blend_backward(Tensor grad, Tensor y, Tensor x, Tensor alpha, Tensor offsets, Tensor? rows, "
+      "bool[] needs) -> Tensor[]");
   // Edges of a direction of a graph sorted by type and, within a type, by row, and cut into pieces of one type and one
   // row, of at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices [E], edge_ids [E], parts). There
   // are type_ptr[types] pieces; behind them rows and ptr hold anything. parts is for the same device alone
@@ -153,7 +165,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("release_pool", &edgeless::cpu::release_blocks);
   m.def("saves_unseen", &edgeless::saves_unseen);
   edgeless::define_plans(m);
-  m.def("stamp", [](const at::Tensor& tensor, bool whole) { return pybind11::bytes(edgeless::stamp(tensor, whole)); });
+  m.def("stamps", [](const std::vector<at::Tensor>& tensors, bool whole) {
+    std::string all;
+    for (const at::Tensor& tensor : tensors) {
+      const std::string one = edgeless::stamp(tensor, whole);
+      all += static_cast<char>(one.size() / 8);  // told apart from the next, whatever they hold
+      all += one;
+    }
+    return pybind11::bytes(all);
+  });
 #ifdef EDGELESS_WITH_CUDA
   m.attr("with_cuda") = true;
   m.attr("cuda_archs") = edgeless::cuda::built_archs();
