@@ -1,6 +1,7 @@
 // The schema of every op and the Python module; nothing else. Kernels and gradients register themselves from their own
 // files. Two ops of Python alone stand in shared/program_cache.py, since their tag is newer than the oldest torch.
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
@@ -173,6 +174,18 @@ PYBIND11_MODULE(_C, m) {
       all += one;
     }
     return pybind11::bytes(all);
+  });
+  // Whether these are plain tensors [2, E] of int64 or int32 on one device, no subclasses: asked of hundreds every
+  // call.
+  m.def("are_edge_lists", [](const pybind11::list& values, const at::Device& device) {
+    for (const pybind11::handle value : values) {
+      if (!THPVariable_CheckExact(value.ptr())) return false;
+      const at::Tensor& t = THPVariable_Unpack(value.ptr());
+      const bool integers = t.scalar_type() == at::kLong || t.scalar_type() == at::kInt;
+      if (t.layout() != at::kStrided || t.dim() != 2 || t.size(0) != 2 || !integers || t.device() != device)
+        return false;
+    }
+    return true;
   });
 #ifdef EDGELESS_WITH_CUDA
   m.attr("with_cuda") = true;
