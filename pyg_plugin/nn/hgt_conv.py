@@ -157,7 +157,8 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
                 alpha = stacked(parameters_of(self.skip, keys), out)
                 if alpha is not None and alpha.dim() == 2 and alpha.size(1) == 1:
                     alpha = alpha.sigmoid().view(-1)
-                    out = torch.ops.edgeless.typed_blend(out, x[: out.size(0)], alpha, offsets, None)
+                    x = x if x.size(0) == out.size(0) else x[: out.size(0)]
+                    out = torch.ops.edgeless.typed_blend(out, x, alpha, offsets, None)
                     blended = True
         # Nothing else sees what is split, so its parts may be changed in place like the stock layer's results.
         parts = torch.unsafe_split_with_sizes(out, list(targets.values())) if len(keys) > 1 else (out,)
