@@ -1,4 +1,4 @@
-"""Linear maps, sums and blends of rows by type against plain PyTorch: widths, empty types, dtypes, gradients, bad input."""
+"""Linear maps, sums and blends of rows by type against plain PyTorch: widths, dtypes, gradients, bad input."""
 
 import pytest
 import torch
