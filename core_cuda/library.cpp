@@ -1,8 +1,12 @@
 // The schema of every op and the Python module; nothing else. Kernels and gradients register themselves from their own
 // files. Two ops of Python alone stand in shared/program_cache.py, since their tag is newer than the oldest torch.
 #include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
+
+#include <string>
+#include <vector>
 
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
@@ -120,6 +124,15 @@ TORCH_LIBRARY(edgeless, m) {
   // x[index], with members[indptr[r] .. indptr[r + 1]) the places in index that hold r, for the gradient. indptr and
   // members are of one dtype.
   m.def("gather_rows(Tensor x, Tensor index, Tensor indptr, Tensor members) -> Tensor");
+  // Linear maps by type: x weight[t]^T + bias[t] for weights [types, M, K] and biases [types, M]. typed_sums: the sums
+  // of the rows of every type, [types, M].
+  m.def("typed_linear(Tensor x, Tensor weight, Tensor? bias, Tensor offsets) -> Tensor");
+  m.def("typed_sums(Tensor x, Tensor offsets) -> Tensor");
+  // alpha[t] y[i] + (1 - alpha[t]) x[i]; needs: y, x, alpha, an empty tensor for what is not asked for.
+  m.def("typed_blend(Tensor y, Tensor x, Tensor alpha, Tensor offsets, Tensor? rows) -> Tensor");
+  m.def(
+      "typed_blend_backward(Tensor grad, Tensor y, Tensor x, Tensor alpha, Tensor offsets, Tensor? rows, "
+      "bool[] needs) -> Tensor[]");
   // Edges of a direction of a graph sorted by type and, within a type, by row, and cut into pieces of one type and one
   // row, of at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices [E], edge_ids [E], parts). There
   // are type_ptr[types] pieces; behind them rows and ptr hold anything. parts is for the same device alone
@@ -171,7 +184,27 @@ PYBIND11_MODULE(_C, m) {
   m.def("release_pool", &edgeless::cpu::release_blocks);
   m.def("saves_unseen", &edgeless::saves_unseen);
   edgeless::define_plans(m);
-  m.def("stamp", [](const at::Tensor& tensor, bool whole) { return pybind11::bytes(edgeless::stamp(tensor, whole)); });
+  m.def("stamps", [](const std::vector<at::Tensor>& tensors, bool whole) {
+    std::string all;
+    for (const at::Tensor& tensor : tensors) {
+      const std::string one = edgeless::stamp(tensor, whole);
+      all += static_cast<char>(one.size() / 8);  // told apart from the next, whatever they hold
+      all += one;
+    }
+    return pybind11::bytes(all);
+  });
+  // Whether these are plain tensors [2, E] of int64 or int32 on one device, no subclasses: asked of hundreds every
+  // call.
+  m.def("are_edge_lists", [](const pybind11::list& values, const at::Device& device) {
+    for (const pybind11::handle value : values) {
+      if (!THPVariable_CheckExact(value.ptr())) return false;
+      const at::Tensor& t = THPVariable_Unpack(value.ptr());
+      const bool integers = t.scalar_type() == at::kLong || t.scalar_type() == at::kInt;
+      if (t.layout() != at::kStrided || t.dim() != 2 || t.size(0) != 2 || !integers || t.device() != device)
+        return false;
+    }
+    return true;
+  });
 #ifdef EDGELESS_WITH_CUDA
   m.attr("with_cuda") = true;
   m.attr("cuda_archs") = edgeless::cuda::built_archs();

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdRef
+from torch import Tensor
 from torch_geometric.typing import SparseTensor
 
 from edgeless.cache import graph_for
@@ -49,9 +51,45 @@ def joined_graph(
         graph = Graph.from_edge_index(torch.cat(ends, dim=1), num_src, num_dst, validate=False)
         return TypedGraph(graph, torch.cat(edge_types), num_types)
 
-    places = tuple((key, types[key], WeakIdRef(value)) for key, value in own.items())
-    key = ("relations", places, tuple(src_sizes.items()), tuple(dst_sizes.items()), num_types)
+    facts = (*own,), (*map(types.__getitem__, own),), (*src_sizes.items(),), (*dst_sizes.items(),), num_types
+    key = _Objects(own.values(), facts)
     return graph_for(next(iter(own.values())), key, build, tensors=tuple(tensors))
+
+
+class _Objects:
+    """A key of many objects, told apart by identity, and of what else is to be equal. It keeps none of them alive, and
+    is compared at every look-up: their ids first, and then that they are the objects of these ids still.
+    """
+
+    __slots__ = ("_facts", "_hash", "_ids", "_references")
+
+    def __init__(self, objects: Iterable[Any], facts: tuple):
+        self._references = [weakref.ref(value) for value in objects]
+        self._ids = tuple([id(value) for value in objects])
+        self._facts = facts
+        self._hash = hash(self._ids)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not _Objects or self._ids != other._ids or self._facts != other._facts:
+            return False
+        return self._alive() and other._alive()
+
+    def _alive(self) -> bool:
+        return all(reference() is not None for reference in self._references)
+
+
+def type_offsets(graph: TypedGraph, sizes: Iterable[int]) -> Tensor:
+    """Where the nodes of every type begin, and where the last end, on the graph's device: kept with a joined graph."""
+
+    def build(_):
+        return torch.tensor([0, *accumulate(sizes)], device=graph.device)
+
+    return graph.format("type offsets", build)
 
 
 def _relation(call: str, key: tuple, edge_index: Any, num_src: int, num_dst: int) -> Graph:

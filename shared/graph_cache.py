@@ -79,14 +79,15 @@ class _AnchorRef(weakref.ref):
 class _Entry:
     """A cached graph with what it was built from."""
 
-    __slots__ = ("charge", "copies", "formats", "graph", "stamps")
+    __slots__ = ("charge", "copies", "formats", "graph", "place", "stamps")
 
-    def __init__(self, graph: Graph, stamps: tuple, copies: Optional[tuple[Tensor, ...]]):
+    def __init__(self, graph: Graph, stamps: bytes, copies: Optional[tuple[Tensor, ...]]):
         self.graph = graph
         self.stamps = stamps
         self.copies = copies  # None where the stamps are proof enough
         self.charge = 0
         self.formats = -1  # num_formats() of the graph when it was charged
+        self.place: Any = None  # its key among the entries: found again without comparing long keys
 
     def bytes_at_most(self) -> int:
         return self.graph.memory_bytes_at_most() + num_bytes(self.copies or ())
@@ -143,10 +144,7 @@ class GraphCache:
             tensors: dense tensors that the graph is built from; a graph is valid while they are unchanged.
             compare: whether to prove this by their contents, not by their version counters.
         """
-        stamps = ()
-        if tensors:
-            whole = _several_processes()
-            stamps = tuple([_C.stamp(t, whole) for t in tensors])
+        stamps = _C.stamps(tensors, _several_processes()) if tensors else b""
         entry = self._find(anchor, key, stamps)
         if entry is not None:
             if not compare or _same_contents(entry.copies, tensors):
@@ -218,7 +216,7 @@ class GraphCache:
             if entry.stamps != stamps:
                 self._forget(id(anchor))
                 return None
-            self._entries.move_to_end((id(anchor), key))
+            self._entries.move_to_end(entry.place)
             if entry.formats != entry.graph.num_formats():
                 self._charge(entry)
                 self._shrink()
@@ -238,7 +236,8 @@ class GraphCache:
                     raise TypeError(f"graph_for: anchor must allow weak references, got {kind}") from None
                 self._anchors[id(anchor)] = (reference, set())
             self._anchors[id(anchor)][1].add(key)
-            self._entries[id(anchor), key] = entry
+            entry.place = (id(anchor), key)
+            self._entries[entry.place] = entry
             self._charge(entry)
             self._shrink()
 

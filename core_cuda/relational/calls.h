@@ -16,6 +16,29 @@ inline Tensor call_typed_outer(const Tensor& x, const Tensor& y, const Tensor& o
   return kernels(x, y, offsets, rows);
 }
 
+inline Tensor call_typed_linear(const Tensor& x, const Tensor& weight, const OptTensor& bias, const Tensor& offsets) {
+  static const Kernels kernels("edgeless::typed_linear", call_typed_linear);
+  return kernels(x, weight, bias, offsets);
+}
+
+inline Tensor call_typed_sums(const Tensor& x, const Tensor& offsets) {
+  static const Kernels kernels("edgeless::typed_sums", call_typed_sums);
+  return kernels(x, offsets);
+}
+
+inline Tensor call_typed_blend(const Tensor& y, const Tensor& x, const Tensor& alpha, const Tensor& offsets,
+                               const OptTensor& rows) {
+  static const Kernels kernels("edgeless::typed_blend", call_typed_blend);
+  return kernels(y, x, alpha, offsets, rows);
+}
+
+inline std::vector<Tensor> call_typed_blend_backward(const Tensor& grad, const Tensor& y, const Tensor& x,
+                                                     const Tensor& alpha, const Tensor& offsets, const OptTensor& rows,
+                                                     c10::List<bool> needs) {
+  static const Kernels kernels("edgeless::typed_blend_backward", call_typed_blend_backward);
+  return kernels(grad, y, x, alpha, offsets, rows, std::move(needs));
+}
+
 inline Tensor call_relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight,
                                   at::TensorList by_dst, at::TensorList by_src, c10::SymInt num_dst,
                                   Optional<at::ScalarType> out_dtype) {

@@ -1,6 +1,8 @@
 // What the typed products are given, checked alike on every device.
 #pragma once
 
+#include <utility>
+
 #include "../spmm/inputs.h"
 
 namespace edgeless {
@@ -32,6 +34,48 @@ inline void check_typed_mm(const char* op, const at::Tensor& x, const at::Tensor
   check_dtype(op, "weight", weight, x.scalar_type());
   check_device(op, "weight", weight, x.device());
   check_entries(op, x, offsets, rows, weight.size(0));
+}
+
+// weight [types, M, K], bias [types, M]
+inline void check_typed_linear(const char* op, const at::Tensor& x, const at::Tensor& weight, const OptTensor& bias,
+                               const at::Tensor& offsets) {
+  check_rows_dtype(op, "x", x);
+  check_dim(op, "x", x, 2, "[N, K]");
+  check_dim(op, "weight", weight, 3, "[types, M, K]");
+  check_shape(op, "weight", weight, {weight.size(0), weight.size(1), x.size(1)});
+  check_dtype(op, "weight", weight, x.scalar_type());
+  check_device(op, "weight", weight, x.device());
+  check_entries(op, x, offsets, {}, weight.size(0));
+  if (!bias) return;
+  check_shape(op, "bias", *bias, {weight.size(0), weight.size(1)});
+  check_dtype(op, "bias", *bias, x.scalar_type());
+  check_device(op, "bias", *bias, x.device());
+}
+
+inline void check_typed_sums(const char* op, const at::Tensor& x, const at::Tensor& offsets) {
+  check_rows_dtype(op, "x", x);
+  check_dim(op, "x", x, 2, "[N, M]");
+  check_entries(op, x, offsets, {}, -1);
+}
+
+inline void check_typed_blend(const char* op, const at::Tensor& y, const at::Tensor& x, const at::Tensor& alpha,
+                              const at::Tensor& offsets, const OptTensor& rows) {
+  check_rows_dtype(op, "y", y);
+  check_dim(op, "y", y, 2, "[N, M]");
+  check_dim(op, "alpha", alpha, 1, "[types]");
+  check_shape(op, "x", x, {y.size(0), y.size(1)});
+  for (const auto& [name, t] : {std::pair<const char*, const at::Tensor&>{"x", x}, {"alpha", alpha}}) {
+    check_dtype(op, name, t, y.scalar_type());
+    check_device(op, name, t, y.device());
+  }
+  check_entries(op, y, offsets, rows, alpha.size(0));
+}
+
+inline void check_blend_grad(const char* op, const at::Tensor& grad, const at::Tensor& y,
+                             const c10::List<bool>& needs) {
+  check_shape(op, "grad", grad, {y.size(0), y.size(1)});
+  check_dtype(op, "grad", grad, y.scalar_type());
+  TORCH_CHECK_VALUE(needs.size() == 3, op, ": needs must have 3 entries, got ", needs.size());
 }
 
 inline void check_typed_outer(const char* op, const at::Tensor& x, const at::Tensor& y, const at::Tensor& offsets,

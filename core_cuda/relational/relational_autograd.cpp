@@ -1,5 +1,5 @@
-// The gradients of the typed products. Those of typed_mm and typed_outer are each other, so both can be differentiated
-// as often as one likes.
+// The gradients of the typed products. Those of typed_mm and typed_outer are each other, and those of typed_linear and
+// typed_sums are made of them, so all of these can be differentiated as often as one likes.
 #include "calls.h"
 
 namespace edgeless {
@@ -63,6 +63,93 @@ Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, cons
   return at::GradMode::is_enabled() ? TypedOuter::apply(x, y, offsets, rows) : call_typed_outer(x, y, offsets, rows);
 }
 
+Tensor typed_outer_op(const Tensor& x, const Tensor& y, const Tensor& offsets) {
+  static const Kernels kernels("edgeless::typed_outer", typed_outer);
+  return kernels.op(x, y, offsets, {});
+}
+
+struct TypedSums : torch::autograd::Function<TypedSums> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& offsets) {
+    ctx->save_for_backward({x, offsets});
+    return call_typed_sums(x, offsets);
+  }
+
+  // A type's row for each of its rows.
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor ones = at::ones_symint({saved[0].sym_size(0), 1}, saved[0].options());
+    return {typed_mm_op(ones, grads[0].unsqueeze(1), saved[1], {}), Tensor()};
+  }
+};
+
+Tensor typed_sums(const Tensor& x, const Tensor& offsets) {
+  return at::GradMode::is_enabled() ? TypedSums::apply(x, offsets) : call_typed_sums(x, offsets);
+}
+
+struct TypedLinear : torch::autograd::Function<TypedLinear> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const OptTensor& bias,
+                        const Tensor& offsets) {
+    ctx->save_for_backward({x, weight, offsets});
+    ctx->saved_data["bias"] = bias.has_value();
+    return call_typed_linear(x, weight, bias, offsets);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    Needs need(ctx);
+    Tensor grad_x, grad_weight, grad_bias;
+    if (need()) grad_x = typed_mm_op(grads[0], saved[1], saved[2], {});
+    if (need()) grad_weight = typed_outer_op(grads[0], saved[0], saved[2]);
+    if (need(ctx->saved_data["bias"].toBool())) {
+      static const Kernels kernels("edgeless::typed_sums", typed_sums);
+      grad_bias = kernels.op(grads[0], saved[2]);
+    }
+    return {grad_x, grad_weight, grad_bias, Tensor()};
+  }
+};
+
+Tensor typed_linear(const Tensor& x, const Tensor& weight, const OptTensor& bias, const Tensor& offsets) {
+  return at::GradMode::is_enabled() ? TypedLinear::apply(x, weight, bias, offsets)
+                                    : call_typed_linear(x, weight, bias, offsets);
+}
+
+// The middle of two rows by type; offsets and rows have no gradient.
+struct TypedBlend : torch::autograd::Function<TypedBlend> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext* ctx, const Tensor& y, const Tensor& x, const Tensor& alpha,
+                        const Tensor& offsets, const OptTensor& rows) {
+    ctx->save_for_backward({y, x, alpha, offsets, rows.value_or(Tensor())});
+    return call_typed_blend(y, x, alpha, offsets, rows);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const OptTensor rows = saved[4].defined() ? OptTensor(saved[4]) : OptTensor();
+    Needs need(ctx);
+    c10::List<bool> needs;
+    for (int i = 0; i < 3; ++i) needs.push_back(need());
+    variable_list found = once_differentiable("typed_blend", {grads[0], saved[0], saved[1], saved[2]}, [&] {
+      return call_typed_blend_backward(grads[0], saved[0], saved[1], saved[2], saved[3], rows, needs);
+    });
+    for (size_t i = 0; i < found.size(); ++i) {
+      if (!needs[i]) found[i] = Tensor();
+    }
+    found.resize(5);
+    return found;
+  }
+};
+
+Tensor typed_blend(const Tensor& y, const Tensor& x, const Tensor& alpha, const Tensor& offsets,
+                   const OptTensor& rows) {
+  return at::GradMode::is_enabled() ? TypedBlend::apply(y, x, alpha, offsets, rows)
+                                    : call_typed_blend(y, x, alpha, offsets, rows);
+}
+
 // Both directions, which have no gradient.
 struct Directions {
   at::TensorList by_dst, by_src;
@@ -109,6 +196,9 @@ Tensor relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& ed
 TORCH_LIBRARY_IMPL(edgeless, Autograd, m) {
   m.impl("typed_mm", typed_mm);
   m.impl("typed_outer", typed_outer);
+  m.impl("typed_linear", typed_linear);
+  m.impl("typed_sums", typed_sums);
+  m.impl("typed_blend", typed_blend);
   m.impl("relational_sum", relational_sum);
 }
 

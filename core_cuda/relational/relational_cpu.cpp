@@ -15,6 +15,7 @@
 #include "../projection/inputs.h"
 #include "cpu/kernels.h"
 #include "inputs.h"
+#include "offsets_cpu.h"
 
 namespace edgeless::cpu {
 namespace {
@@ -25,32 +26,6 @@ using at::Tensor;
 constexpr int64_t kMostOwn = int64_t(1) << 19;
 // Entries of a run: enough for its type's weight to be read once for many, few enough for many threads.
 constexpr int64_t kProductRun = 16 * kTypedRows, kOuterRun = 32 * kTypedRows;
-
-// All runs of at most `size` entries; offsets [types + 1].
-std::vector<TypedRun> runs_of(const std::vector<int64_t>& offsets, int64_t size) {
-  std::vector<TypedRun> runs;
-  for (size_t type = 0; type + 1 < offsets.size(); ++type) {
-    for (int64_t begin = offsets[type]; begin < offsets[type + 1]; begin += size) {
-      runs.push_back({static_cast<int64_t>(type), begin, std::min(begin + size, offsets[type + 1])});
-    }
-  }
-  return runs;
-}
-
-std::vector<int64_t> host_offsets(const Tensor& offsets) {
-  const Tensor wide = offsets.to(at::kLong).contiguous();
-  return {wide.const_data_ptr<int64_t>(), wide.const_data_ptr<int64_t>() + wide.numel()};
-}
-
-std::vector<int64_t> checked_offsets(const char* op, const Tensor& offsets, int64_t entries) {
-  std::vector<int64_t> found = host_offsets(offsets);
-  TORCH_CHECK_VALUE(found.front() == 0 && found.back() == entries, op, ": offsets must run from 0 to N = ", entries,
-                    ", got ", found.front(), " to ", found.back());
-  for (size_t t = 0; t + 1 < found.size(); ++t) {
-    TORCH_CHECK_VALUE(found[t] <= found[t + 1], op, ": offsets must not fall, got ", found[t], " then ", found[t + 1]);
-  }
-  return found;
-}
 
 // What the kernels are given, and what its pointers point into.
 template <class A>
@@ -97,6 +72,12 @@ class Call {
                        }
                      });
     args.weight = to, args.weight_type = args.blocks * size, args.weight_block = size, args.weight_step = 0;
+  }
+
+  // [types, out]
+  void set_bias(const OptTensor& bias) {
+    constexpr auto dtype = std::is_same_v<A, double> ? at::kDouble : at::kFloat;
+    if (bias) args.bias = keep(bias->to(dtype).contiguous()).template const_data_ptr<A>();
   }
 
   // Pieces of a direction, whose edges' other ends are rows of x.
@@ -167,27 +148,27 @@ void each_type(const std::vector<int64_t>& offsets, const OptTensor& rows, F&& f
   }
 }
 
-Tensor typed_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, const OptTensor& rows) {
-  const char* op = "edgeless::typed_mm";
-  const BelowAutograd below;
-  check_typed_mm(op, x, weight, offsets, rows);
+// weight [types, K, M], bias [types, M]
+Tensor product(const char* op, const Tensor& x, const Tensor& weight, const OptTensor& bias, const Tensor& offsets,
+               const OptTensor& rows) {
   const std::vector<int64_t> begins = checked_offsets(op, offsets, x.size(0));
   Tensor out = empty_rows({x.size(0), weight.size(2)}, x.options());
   if (out.numel() == 0) return out;
-  if (x.size(1) == 0) return out.zero_();
-  if (x.size(1) * weight.size(2) > kMostOwn) {
+  if (x.size(1) * weight.size(2) > kMostOwn || x.size(1) == 0) {
     each_type(begins, rows, [&](int64_t t, int64_t begin, int64_t n, const Tensor& of) {
       if (of.defined()) {
         out.index_copy_(0, of.to(at::kLong), at::mm(x.index_select(0, of), weight[t]));
-      } else {
-        out.narrow(0, begin, n).copy_(at::mm(x.narrow(0, begin, n), weight[t]));
+        return;
       }
+      const Tensor part = x.narrow(0, begin, n);
+      out.narrow(0, begin, n).copy_(bias ? at::addmm((*bias)[t], part, weight[t]) : at::mm(part, weight[t]));
     });
     return out;
   }
   with_arithmetic(x.scalar_type(), [&](auto zero) {
     Call<decltype(zero)> call;
     call.set_weight(weight, false, begins);
+    call.set_bias(bias);
     if (rows) call.set_rows(*rows);
     call.args.x = call.rows(x);
     call.args.result = out_rows(out);
@@ -196,6 +177,18 @@ Tensor typed_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, co
     return 0;
   });
   return out;
+}
+
+Tensor typed_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, const OptTensor& rows) {
+  const BelowAutograd below;
+  check_typed_mm("edgeless::typed_mm", x, weight, offsets, rows);
+  return product("edgeless::typed_mm", x, weight, {}, offsets, rows);
+}
+
+Tensor typed_linear(const Tensor& x, const Tensor& weight, const OptTensor& bias, const Tensor& offsets) {
+  const BelowAutograd below;
+  check_typed_linear("edgeless::typed_linear", x, weight, bias, offsets);
+  return product("edgeless::typed_linear", x, weight.transpose(1, 2), bias, offsets, {});
 }
 
 Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, const OptTensor& rows) {
@@ -338,6 +331,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("typed_mm", WithRoom<typed_mm>::call);
   m.impl("typed_outer", WithRoom<typed_outer>::call);
+  m.impl("typed_linear", WithRoom<typed_linear>::call);
   m.impl("relational_sum", WithRoom<relational_sum>::call);
   m.impl("relational_sum_backward", WithRoom<relational_sum_backward>::call);
 }

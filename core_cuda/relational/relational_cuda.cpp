@@ -66,9 +66,10 @@ Entries entries_of(const Tensor& offsets, int64_t count, bool given) {
 
 Tensor unit_rows(const Tensor& t) { return t.stride(1) == 1 || t.size(1) == 1 ? t : t.contiguous(); }
 
-// weight [types, blocks, K, M], of x's dtype; row i of `to`, or that of its id, is entry i's product. given: offsets
-// are.
-void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given = false) {
+// weight [types, blocks, K, M], of x's dtype; row i of `to`, or that of its id, is entry i's product, and its type's
+// row of bias [types, blocks * M] added. given: offsets are.
+void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given = false,
+              const Tensor& bias = {}) {
   const Gathered x{unit_rows(of.rows), of.ids};
   ProductArgs args;
   args.entries = entries_of(offsets, x.count(), given);
@@ -78,6 +79,7 @@ void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, c
   const bool lies = weight.stride(3) == 1 || weight.stride(2) == 1;
   const Tensor w = lies ? weight : weight.contiguous();
   args.transposed = w.stride(3) != 1;
+  if (bias.defined()) args.bias = bias.const_data_ptr();
   args.weight = w.const_data_ptr(), args.weight_row = w.stride(args.transposed ? 3 : 2);
   args.weight_type = w.stride(0), args.weight_block = w.stride(1);
   const int64_t vector = 16 / w.element_size();
@@ -87,7 +89,7 @@ void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, c
   // So many that the weight which a block brings to its shared memory is used often, where there is work for all.
   const int64_t blocks = 6 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device())};
   args.share = static_cast<int>(std::clamp<int64_t>(x.count() / blocks / 64 * 64, 128, 1024));
-  const auto on_cores = experimental() ? run_warp_product : run_product;
+  const auto on_cores = experimental() && !args.bias ? run_warp_product : run_product;
   const auto run = vectors && on_tensor_cores(x.rows) ? on_cores : run_any_product;
   C10_CUDA_CHECK(run(storage_of(w.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
 }
@@ -135,6 +137,20 @@ Tensor typed_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, co
   if (x.size(1) == 0 || weight.size(0) == 0) return out.zero_();
   const Tensor ids = ids_of(rows);
   multiply({x, ids}, weight.unsqueeze(1), offsets.contiguous(), {out, ids}, true);
+  return out;
+}
+
+Tensor typed_linear(const Tensor& x, const Tensor& weight, const OptTensor& bias, const Tensor& offsets) {
+  check_typed_linear("edgeless::typed_linear", x, weight, bias, offsets);
+  const OnDevice on_device(x.device());
+  Tensor out = at::empty({x.size(0), weight.size(1)}, x.options());
+  if (out.numel() == 0) return out;
+  if (weight.size(0) == 0) return out.zero_();
+  // a product of no depth is 0, for which any type's bias is there to be added
+  const Tensor rows = x.size(1) ? x : at::zeros({x.size(0), 1}, x.options());
+  const Tensor w = x.size(1) ? weight : at::zeros({weight.size(0), weight.size(1), 1}, x.options());
+  multiply({rows, Tensor()}, w.transpose(1, 2).unsqueeze(1), offsets.contiguous(), {out, Tensor()}, true,
+           bias ? bias->contiguous() : Tensor());
   return out;
 }
 
@@ -258,6 +274,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("typed_mm", typed_mm);
   m.impl("typed_outer", typed_outer);
+  m.impl("typed_linear", typed_linear);
   m.impl("relational_sum", relational_sum);
   m.impl("relational_sum_backward", relational_sum_backward);
 }

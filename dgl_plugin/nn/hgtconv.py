@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 from edgeless.adapter import is_hooked, typed_rows_refusals
 from edgeless.autocast import autocasts
-from edgeless.functional import dot_attention, gather_mm, relational_sum
+from edgeless.functional import dot_attention, relational_sum
 from edgeless.graph_checks import compiling
 
 from .._framework import stock, stock_linear
 from ..convert import relation_of
 from ._layer import DGLLayer, destinations
+from ._node_types import nodes_by_type
 from ._relations import etypes_refusal, typed_graph
 from .typedlinear import TypedLinear, weights_of
 
@@ -73,11 +74,14 @@ class HGTConv(DGLLayer, stock.HGTConv):
         x_dst, dst_type = destinations(relation, x), destinations(relation, ntype)
         width = self.num_heads * self.head_size
         maps = [weights_of(linear) for linear in (self.linear_k, self.linear_v, self.linear_q)]
+        num_ntypes = self.skip.size(0)
+        nodes = targets = nodes_by_type("HGTConv", ntype, num_ntypes, x.size(0))
         if relation.is_block:
-            k, v = gather_mm(x, torch.cat(maps[:2], dim=2), ntype).split(width, dim=1)
-            q = gather_mm(x_dst, maps[2], dst_type)
+            targets = nodes_by_type("HGTConv", ntype, num_ntypes, x_dst.size(0))
+            k, v = nodes.product(x, torch.cat(maps[:2], dim=2)).split(width, dim=1)
+            q = targets.product(x_dst, maps[2])
         else:
-            k, v, q = gather_mm(x, torch.cat(maps, dim=2), ntype).split(width, dim=1)
+            k, v, q = nodes.product(x, torch.cat(maps, dim=2)).split(width, dim=1)
         num_etypes = self.relation_pri[0].size(0)
         pairs, edges, _ = typed_graph(relation.handle, etype, num_etypes).compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
@@ -86,10 +90,13 @@ class HGTConv(DGLLayer, stock.HGTConv):
         v = relational_sum(pairs, v, _blocks(self.relation_msg))
         q, k, v = (t.unflatten(1, (self.num_heads, self.head_size)) for t in (q, k, v))
         h = dot_attention(edges, q, k, v, scale=1 / self.sqrt_d).flatten(1)
-        h = self.drop(gather_mm(h, weights_of(self.linear_a), dst_type))
-        alpha = torch.sigmoid(self.skip[dst_type]).unsqueeze(-1)
-        h = h * alpha + (x_dst if x_dst.shape == h.shape else x_dst @ self.residual_w) * (1 - alpha)
-        return self.norm(h) if self.use_norm else h
+        h = self.drop(targets.product(h, weights_of(self.linear_a)))
+        residual = x_dst if x_dst.shape == h.shape else x_dst @ self.residual_w
+        out = targets.blend(h, residual, torch.sigmoid(self.skip))
+        if out is None:
+            alpha = torch.sigmoid(self.skip[dst_type]).unsqueeze(-1)
+            out = h * alpha + residual * (1 - alpha)
+        return self.norm(out) if self.use_norm else out
 
     def _stock_forward(self, g, x, ntype, etype, presorted):
         g = self._for_stock(g, x, ntype, etype)

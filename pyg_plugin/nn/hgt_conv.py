@@ -13,6 +13,7 @@ from torch_geometric.nn.conv import hgt_conv
 from torch_geometric.nn.dense import linear
 from torch_geometric.typing import SparseTensor
 
+from edgeless import _C
 from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
@@ -20,7 +21,8 @@ from edgeless.functional import dot_attention, relational_sum
 from edgeless.graph_checks import compiling
 
 from ..conv import FusedConv, is_plain_float
-from ..hetero import joined_graph
+from ..hetero import joined_graph, type_offsets
+from ._node_maps import joined_name, parameters_of, stacked, stacked_maps
 from .hetero_linear import HeteroLinear
 
 _OPS = ("relational_sum", "attention")
@@ -79,9 +81,9 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
     def _node_refusal(self, x_dict: Any) -> Optional[str]:
         if not isinstance(x_dict, dict) or not x_dict:
             return "x_dict is no dictionary of features"
-        weight = self.k_rel.weight
+        weight, types = self.k_rel.weight, self.kqv_lin.lins
         for key, x in x_dict.items():
-            if key not in self.kqv_lin.lins:
+            if key not in types:
                 return f"x_dict has the node type {key!r}, and the metadata has not"
             if not is_plain_float(x) or x.dim() != 2 or x.dtype != weight.dtype or x.device != weight.device:
                 return f"the features of {key!r} are no plain tensor [N, F] of {weight.dtype} on {weight.device}"
@@ -92,6 +94,11 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
     def _edge_dict_refusal(self, x_dict: dict, edge_index_dict: Any) -> Optional[str]:
         if not isinstance(edge_index_dict, dict) or not edge_index_dict:
             return "edge_index_dict is no dictionary of edges"
+        device = self.k_rel.weight.device
+        known = not compiling() and edge_index_dict.keys() <= self.edge_types_map.keys()
+        known = known and all(key[0] in x_dict and key[-1] in x_dict for key in edge_index_dict)
+        if known and _C.are_edge_lists(list(edge_index_dict.values()), device):
+            return None  # as they nearly always are; what follows finds the words otherwise
         for key, edge_index in edge_index_dict.items():
             if key not in self.edge_types_map or key[0] not in x_dict or key[-1] not in x_dict:
                 return f"edge_index_dict has {key!r}, which the metadata or x_dict has not"
@@ -103,7 +110,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
             plain = type(edge_index) in (Tensor, Parameter) and edge_index.layout is torch.strided
             if not plain or edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in _INDEX_DTYPES:
                 return f"the edges of {key!r} are no plain int64 or int32 tensor [2, E] and no SparseTensor"
-            if edge_index.device != self.k_rel.weight.device:
+            if edge_index.device != device:
                 return f"the edges of {key!r} are on {edge_index.device}"
         return None
 
@@ -111,22 +118,54 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
 
     def _fused_forward(self, x_dict, edge_index_dict):
         heads, width = self.heads, self.out_channels
-        kqv_dict = self.kqv_lin(x_dict)
-        sizes = {key: kqv.size(0) for key, kqv in kqv_dict.items()}
-        kqv = next(iter(kqv_dict.values())) if len(kqv_dict) == 1 else torch.cat(list(kqv_dict.values()))
+        # Types that edges lead to stand first, so what is made for their nodes alone is made of the first rows.
+        keys = [key for key in self.kqv_lin.lins if key in x_dict]
+        keys.sort(key=lambda key: key not in self.dst_node_types)
+        sizes = {key: x_dict[key].size(0) for key in keys}
+        targets = {key: size for key, size in sizes.items() if key in self.dst_node_types}
+        graph = joined_graph("HGTConv", edge_index_dict, sizes, targets, self.edge_types_map, len(self.edge_types))
+        offsets = type_offsets(graph, sizes.values())
+        x, kqv = self._map_nodes(x_dict, keys, offsets)
         k, q, v = kqv.split(width, dim=1)
-        graph = joined_graph("HGTConv", edge_index_dict, sizes, sizes, self.edge_types_map, len(self.edge_types))
         pairs, edges, _ = graph.compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
-        keys = self._matrices(self.k_rel).to(wide) * self._priors(edge_index_dict).to(wide)
-        k = relational_sum(pairs, k, keys, out_dtype=k.dtype)
+        keys_of_types = self._matrices(self.k_rel).to(wide) * self._priors(edge_index_dict).to(wide)
+        k = relational_sum(pairs, k, keys_of_types, out_dtype=k.dtype)
         v = relational_sum(pairs, v, self._matrices(self.v_rel))
+        q = q if len(targets) == len(sizes) else q[: edges.num_dst]
         q, k, v = (t.unflatten(1, (heads, width // heads)) for t in (q, k, v))
         out = dot_attention(edges, q, k, v, scale=1 / math.sqrt(width // heads)).flatten(1)
-        outs = dict(zip(sizes, out.split(list(sizes.values()))))
-        outs = {key: out for key, out in outs.items() if key in self.dst_node_types}
-        outs = self.out_lin({key: F.gelu(out) for key, out in outs.items()})
-        return {key: self._skip(key, out, x_dict[key]) for key, out in outs.items()}
+        outs = self._finish_nodes(F.gelu(out), x, x_dict, targets, offsets[: len(targets) + 1])
+        return {key: outs[key] for key in self.kqv_lin.lins if key in targets}
+
+    def _map_nodes(self, x_dict: dict, keys: list, offsets: Tensor) -> tuple[Optional[Tensor], Tensor]:
+        """The features of all nodes, where they are of one width and were joined, and their keys, queries, values."""
+        xs = [x_dict[key] for key in keys]
+        first = xs[0]
+        if all(x.size(1) == first.size(1) for x in xs) and (maps := stacked_maps(self.kqv_lin, keys, first)):
+            x = torch.cat(xs) if len(xs) > 1 else first
+            return x, torch.ops.edgeless.typed_linear(x, *maps, offsets)
+        mapped = self.kqv_lin(x_dict)
+        return None, torch.cat([mapped[key] for key in keys]) if len(keys) > 1 else mapped[keys[0]]
+
+    def _finish_nodes(self, out: Tensor, x: Optional[Tensor], x_dict: dict, targets: dict, offsets: Tensor) -> dict:
+        """The last map and the skip connection of every type."""
+        keys, blended = list(targets), False
+        if maps := stacked_maps(self.out_lin, keys, out):
+            out = torch.ops.edgeless.typed_linear(out, *maps, offsets)
+            if x is not None and x.size(1) == out.size(1):
+                alpha = stacked(parameters_of(self.skip, keys), out)
+                if alpha is not None and alpha.dim() == 2 and alpha.size(1) == 1:
+                    alpha = alpha.sigmoid().view(-1)
+                    x = x if x.size(0) == out.size(0) else x[: out.size(0)]
+                    out = torch.ops.edgeless.typed_blend(out, x, alpha, offsets, None)
+                    blended = True
+        # Nothing else sees what is split, so its parts may be changed in place like the stock layer's results.
+        parts = torch.unsafe_split_with_sizes(out, list(targets.values())) if len(keys) > 1 else (out,)
+        outs = dict(zip(keys, parts))
+        if not maps:
+            outs = self.out_lin(outs)
+        return outs if blended else {key: self._skip(key, out, x_dict[key]) for key, out in outs.items()}
 
     def _matrices(self, linear: torch.nn.Module) -> Tensor:
         """``[R, H, D, D]``; the layer keeps them by head, then by edge type."""
@@ -134,8 +173,10 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
 
     def _priors(self, edge_index_dict: dict) -> Tensor:
         """What the logits of an edge type are multiplied by, ``[R, H, 1, 1]``; types without edges get no gradient."""
-        named = [(self.p_rel["__".join(key)], key in edge_index_dict) for key in self.edge_types]
-        return torch.stack([p if given else p.detach() for p, given in named]).view(-1, self.heads, 1, 1)
+        priors = parameters_of(self.p_rel, map(joined_name, self.edge_types))
+        if len(edge_index_dict) < len(priors):
+            priors = [p if key in edge_index_dict else p.detach() for p, key in zip(priors, self.edge_types)]
+        return torch.stack(priors).view(-1, self.heads, 1, 1)  # whose gradient is taken apart faster than that of cat
 
     def _skip(self, key: str, out: Tensor, x: Tensor) -> Tensor:
         if out.size(-1) != x.size(-1):

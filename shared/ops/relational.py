@@ -19,6 +19,26 @@ def _typed_outer_fake(x, y, offsets, rows):
     return x.new_empty((offsets.size(0) - 1, x.size(1), y.size(1)))
 
 
+@register_fake("edgeless::typed_linear")
+def _typed_linear_fake(x, weight, bias, offsets):
+    return x.new_empty((x.size(0), weight.size(1)))
+
+
+@register_fake("edgeless::typed_sums")
+def _typed_sums_fake(x, offsets):
+    return x.new_empty((offsets.size(0) - 1, x.size(1)))
+
+
+@register_fake("edgeless::typed_blend")
+def _typed_blend_fake(y, x, alpha, offsets, rows):
+    return y.new_empty(y.shape)
+
+
+@register_fake("edgeless::typed_blend_backward")
+def _typed_blend_backward_fake(grad, y, x, alpha, offsets, rows, needs):
+    return [t.new_empty(t.shape if need else (0,)) for t, need in zip((y, x, alpha), needs)]
+
+
 @register_fake("edgeless::typed_edges")
 def _typed_edges_fake(indptr, indices, edge_ids, types, num_types, cut):
     num_edges = indices.size(0)

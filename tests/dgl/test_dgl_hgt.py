@@ -150,3 +150,35 @@ def test_refusals_and_errors_are_said_in_words():
         ours(graph, x, ntype, wrong)
     with torch.autocast("cpu", torch.bfloat16):
         assert re.search("autocast is on", str(edgeless.explain(ours, graph, x, ntype, etype)))
+
+
+def test_node_types_are_sorted_once_and_edits_are_seen():
+    graph = random_graph()
+    theirs, ours = layer_pair()
+    x, ntype, etype = inputs_of(graph)
+    for _ in range(2):
+        assert_close(run_fused(ours, graph, x, ntype, etype), run(theirs, graph, x, ntype, etype))
+    assert edgeless.cache_info().hits >= 2  # of node types and edge types
+    ntype[:7] = 2
+    assert_close(run_fused(ours, graph, x, ntype, etype), run(theirs, graph, x, ntype, etype))
+
+
+def test_node_types_out_of_range_are_named():
+    graph = random_graph()
+    _, ours = layer_pair()
+    x, ntype, etype = inputs_of(graph)
+    ntype[5] = NODE_TYPES
+    with pytest.raises(IndexError, match="HGTConv: ntype has id 3 at position 5, expected 0 <= id < T = 3"):
+        ours(graph, x, ntype, etype)
+
+
+def test_a_skip_of_another_dtype():
+    graph = random_graph()
+    theirs, ours = layer_pair()
+    for layer in (theirs, ours):
+        layer.skip.data = layer.skip.data.double()
+    inputs = inputs_of(graph)
+    expected, found = run(theirs, graph, *inputs), run_fused(ours, graph, *inputs)
+    for key, want in expected.items():
+        assert found[key].dtype == want.dtype
+        assert_close({key: found[key].float()}, {key: want.float()})

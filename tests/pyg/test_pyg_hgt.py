@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.utils.prune
 import torch_geometric
 import torch_geometric.nn as stock
 from pyg_cases import assert_close, features, random_edges
@@ -243,3 +244,149 @@ def test_refusals_are_said_in_words():
         assert re.search("autocast is on", str(edgeless.explain(ours, x_dict, edges)))
     ours.k_rel.register_forward_hook(lambda *a: None)
     assert re.search("k_rel is no plain map", str(edgeless.explain(ours, x_dict, edges)))
+
+
+# What is done for all types of nodes at once -------------------------------------------------------------------------
+
+MIXED = (["c", "a", "b"], [("c", "to", "a"), ("a", "to", "b"), ("b", "to", "a")])  # nothing leads to the first type
+
+
+def mixed_edges():
+    return {key: random_edges(SIZES[key[0]], SIZES[key[-1]], 60, seed=i) for i, key in enumerate(MIXED[1])}
+
+
+@pytest.mark.parametrize("width", [OUT, 5])
+def test_types_that_no_edge_leads_to(width):
+    theirs, ours = layer_pair(width, metadata=MIXED)
+    x_dict, edges = nodes_of(width), mixed_edges()
+    expected = run(theirs, x_dict, edges)
+    assert_close(run_fused(ours, x_dict, edges), expected)
+    turned = dict(reversed(list(x_dict.items())))
+    found = run_fused(ours, turned, edges)
+    assert_close({key: found[key] for key in expected}, expected)
+    assert list(ours(turned, edges)) == list(theirs(turned, edges))
+
+
+def test_types_without_nodes():
+    theirs, ours = layer_pair(metadata=MIXED)
+    x_dict, edges = nodes_of(), mixed_edges()
+    x_dict["c"] = x_dict["c"][:0]
+    edges[MIXED[1][0]] = edges[MIXED[1][0]][:, :0]
+    assert_close(run_fused(ours, x_dict, edges), run(theirs, x_dict, edges))
+
+
+def frozen(layer):
+    for parameters in (layer.kqv_lin.lins["a"], layer.out_lin.lins["b"]):
+        parameters.requires_grad_(False)
+    layer.skip["a"].requires_grad_(False)
+    layer.p_rel["__".join(TYPES[1])].requires_grad_(False)
+
+
+def hooked(layer):
+    layer.out_lin.lins["a"].register_forward_hook(lambda module, args, out: out * 2)
+    layer.kqv_lin.register_forward_hook(lambda module, args, out: {key: value + 1 for key, value in out.items()})
+
+
+def pruned(layer):
+    for lin in layer.kqv_lin.lins.values():
+        torch.nn.utils.prune.l1_unstructured(lin, "weight", amount=0.5)
+
+
+def parametrized(layer):
+    torch.nn.utils.parametrize.register_parametrization(layer.out_lin.lins["b"], "weight", torch.nn.Tanh())
+    torch.nn.utils.parametrize.register_parametrization(layer.kqv_lin.lins["a"], "bias", torch.nn.Tanh())
+
+
+def without_a_bias(layer):
+    layer.kqv_lin.lins["b"].bias = None
+    for lin in layer.out_lin.lins.values():
+        lin.bias = None
+
+
+@pytest.mark.parametrize("change", [frozen, hooked, pruned, parametrized, without_a_bias])
+def test_submodules_that_are_not_as_they_were(change):
+    theirs, ours = layer_pair()
+    for layer in (theirs, ours):
+        change(layer)
+    x_dict, edges = nodes_of(), edges_of()
+    results = []
+    for layer in (theirs, ours):
+        names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
+        outs = layer(x_dict, edges)
+        loss = sum((out * torch.arange(out.numel()).view_as(out).cos()).sum() for out in outs.values())
+        grads = torch.autograd.grad(loss, [layer.get_parameter(name) for name in names], allow_unused=True)
+        results.append({**outs, **dict(zip(names, grads))})
+    assert_close(results[1], results[0])
+
+
+def test_only_some_features_need_a_gradient():
+    theirs, ours = layer_pair()
+    grads = []
+    for layer in (theirs, ours):
+        x_dict = nodes_of()
+        x_dict["b"].requires_grad_()
+        outs = layer(x_dict, edges_of())
+        grads.append(torch.autograd.grad(sum(out.square().sum() for out in outs.values()), [x_dict["b"]]))
+    assert torch.allclose(*(grad for (grad,) in grads), rtol=1e-4, atol=1e-4)
+
+
+def test_results_may_be_changed_in_place():
+    theirs, ours = layer_pair()
+    results = []
+    for layer in (theirs, ours):
+        x_dict = {key: x.requires_grad_() for key, x in nodes_of().items()}
+        outs = {key: torch.relu_(out) for key, out in layer(x_dict, edges_of()).items()}
+        grads = torch.autograd.grad(sum(out.square().sum() for out in outs.values()), list(x_dict.values()))
+        results.append({**outs, **dict(zip((f"grad of {key}" for key in x_dict), grads))})
+    assert_close(results[1], results[0])
+
+
+class Launches(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts ops that make something: what is no view."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view and func._schema.name not in ("aten::detach", "aten::_unsafe_view")
+        return func(*args, **(kwargs or {}))
+
+
+def test_nothing_is_launched_for_every_type():
+    counts = []
+    for num_types in (3, 9):
+        names = [f"t{i}" for i in range(num_types)]
+        metadata = (names, [(a, "to", b) for a in names for b in names[:4]] + [(names[0], "on", a) for a in names])
+        layer = fused.HGTConv(OUT, OUT, metadata)
+        x_dict = {name: features(5, OUT, seed=i) for i, name in enumerate(names)}
+        edges = {key: random_edges(5, 5, 8, seed=i) for i, key in enumerate(metadata[1])}
+        for _ in range(2):  # the graph is built in the first call
+            with edgeless.backend("fused"), Launches() as launches:
+                loss = torch.cat(list(layer(x_dict, edges).values())).square().sum()
+            with Launches() as more:
+                torch.autograd.grad(loss, list(layer.parameters()))
+        counts.append((launches.count, more.count))
+    assert counts[0] == counts[1] and sum(counts[0]) < 100, counts
+
+
+def test_edge_lists_that_died_are_never_found_again():
+    """A look-up compares the ids of objects, and ids are given anew."""
+    _, ours = layer_pair()
+    x_dict, anchor = nodes_of(), edges_of()[TYPES[0]]
+    for seed in range(40):
+        edges = {**edges_of(), TYPES[0]: anchor}
+        edges[TYPES[1]] = random_edges(SIZES["b"], SIZES["a"], 60, seed=seed)
+        fresh = copy.deepcopy(edges)
+        with edgeless.backend("fused"):
+            found = ours(x_dict, edges)
+        del edges
+        assert all(torch.equal(out, found[key]) for key, out in ours(x_dict, fresh).items())
+
+
+def test_sizes_and_the_order_of_types_are_part_of_the_key():
+    theirs, ours = layer_pair()
+    edges = edges_of()
+    for more in (0, 3, 0):
+        x_dict = {key: features(SIZES[key] + more, OUT, seed=i) for i, key in enumerate(SIZES)}
+        assert_close(run_fused(ours, x_dict, edges), run(theirs, x_dict, edges))

@@ -34,6 +34,7 @@ struct TypedArgs {
   int64_t weight_type, weight_block;  // as Tiles::pack() leaves it or,
   int64_t weight_step;                // where this is not 0, in rows so far apart, of whole vectors
 
+  const A* bias;   // product: [types, out], null: none
   OutRows result;  // product: [nodes, out], row rows[i] is entry i's
   A* totals;       // sum of products: [nodes, out]
   A* carry;        // [parts, 2, out], zero: of nodes whose entries are in several parts
@@ -50,7 +51,7 @@ struct TypedKernels {
   int64_t vector;  // numbers of one
   // Elements of the scratch of a thread, zeroed before its first use.
   int64_t (*scratch_size)(const TypedArgs<A>&);
-  // result[rows[i]] = x[rows[i]] W
+  // result[rows[i]] = x[rows[i]] W + bias
   void (*product)(const TypedArgs<A>&, const TypedRun&, A* scratch);
   // totals[rows[i]] += (sum over piece i) W for the pieces of a part; rows of nodes of the part are zeroed before.
   void (*sum_products)(const TypedArgs<A>&, int64_t part, A* scratch);

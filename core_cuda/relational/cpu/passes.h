@@ -91,7 +91,8 @@ struct TypedPasses {
     for (int64_t b = 0; b < a.blocks; ++b) {
       Tile::product(spare ? whole_tiles(n) : n, rows + b * in, row,
                     a.weight + type * a.weight_type + b * a.weight_block, in,
-                    {to + b * out, stride, out, nullptr, false}, a.weight_step);
+                    {to + b * out, stride, out, a.bias ? a.bias + type * a.out + b * out : nullptr, false},
+                    a.weight_step);
     }
   }
 

@@ -55,11 +55,13 @@ __global__ void __launch_bounds__(kTile* kDown) product_kernel(const __grid_cons
   const int column = first_column + threadIdx.x;
   if (column >= args.columns) return;
   S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
+  const int64_t bias_at = (static_cast<int64_t>(range.type) * args.blocks + block) * args.columns + column;
+  const A bias = args.bias ? to_arithmetic(static_cast<const S*>(args.bias)[bias_at]) : A(0);
 #pragma unroll
   for (int i = 0; i < kPer; ++i) {
     const int64_t entry = range.begin + threadIdx.y + kDown * i;
     if (entry < range.end) {
-      out[row_of(args.out, args.entries, entry) * args.out.stride + column] = to_storage<S>(sum[i]);
+      out[row_of(args.out, args.entries, entry) * args.out.stride + column] = to_storage<S>(sum[i] + bias);
     }
   }
 }

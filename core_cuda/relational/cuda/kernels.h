@@ -25,7 +25,7 @@ struct EntryRows {
   const void* rows = nullptr;
 };
 
-// out = x W: row by row with the weight of the entry's type, which has `blocks` matrices [depth, columns] on its
+// out = x W + bias: row by row with those of the entry's type, whose W has `blocks` matrices [depth, columns] on its
 // diagonal, each transposed where `transposed`. out's rows are distinct.
 struct ProductArgs {
   Entries entries;
@@ -33,6 +33,7 @@ struct ProductArgs {
   const void* weight = nullptr;
   int64_t weight_type = 0, weight_block = 0, weight_row = 0;  // in numbers
   bool transposed = false;                                    // a matrix lies as [columns, depth]
+  const void* bias = nullptr;                                 // [types, blocks * columns], null: none
   int blocks = 1, depth = 0, columns = 0;
   int share = 0;  // entries of a block, of run_warp_product
 };
@@ -56,7 +57,7 @@ constexpr int64_t num_tiles(int64_t entries, int64_t types, int64_t size) { retu
 // begin on 16 bytes, those of a block too. Not of doubles.
 cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
 cudaError_t run_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
-// The same, where a warp needs no other: experimental.
+// The same, where a warp needs no other: experimental, and without a bias.
 cudaError_t run_warp_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
 cudaError_t run_warp_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
 // Of whatever there is.

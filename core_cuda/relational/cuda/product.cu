@@ -136,12 +136,15 @@ __global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __gri
       projection::tile_steps(args.depth), [&](int stage) { a.load(stage_a(stage)), b.load(stage_b(stage)); },
       [&](int stage) { product.add(stage_a(stage), stage_b(stage), place); });
   S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
+  const int64_t bias_at = (static_cast<int64_t>(range.type) * args.blocks + block) * args.columns;
+  const S* bias = args.bias ? static_cast<const S*>(args.bias) + bias_at : nullptr;
   projection::for_each_pair(place, range.begin, range.end, first_column, args.columns, product.sum,
                             [&](int64_t entry, int column, float x, float y) {
                               if constexpr (std::is_same_v<S, float>) {
                                 if (!isfinite(x)) x = product_in_floats(args, entry, range.type, block, column);
                                 if (!isfinite(y)) y = product_in_floats(args, entry, range.type, block, column + 1);
                               }
+                              if (bias) x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);
                               store_pair(out + row_of(args.out, args.entries, entry) * args.out.stride + column, x, y);
                             });
 }

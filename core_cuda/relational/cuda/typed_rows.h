@@ -1,0 +1,28 @@
+// What the CUDA kernels of sums and blends of rows by type are given. No torch.
+#pragma once
+
+#include "kernels.h"
+
+namespace edgeless::cuda::relational {
+
+// Rows [*, width] without gaps; row rows[i] is entry i's.
+struct TypedRowsArgs {
+  Entries entries;
+  const void* rows = nullptr;  // null: entry i is row i
+  int width = 0;
+  const void* grad = nullptr;  // sums: what is summed
+  const void *y = nullptr, *x = nullptr;
+  const void* alpha = nullptr;              // [types]; null: sums
+  void *out_y = nullptr, *out_x = nullptr;  // backward: gradients of y and x, null where not asked for
+  int chunk = 0;                            // entries of a chunk; a type begins a new one
+  void* partial = nullptr;                  // [num_tiles, width] of the arithmetic's dtype, null: no sums
+  void* sums = nullptr;                     // [types, width], or [types] where `total`: over all columns
+  bool total = false;
+};
+
+// out_y = alpha y + (1 - alpha) x
+cudaError_t run_typed_blend(Storage storage, const TypedRowsArgs& args, cudaStream_t stream);
+// The sums of grad by type. With an alpha, out_y = alpha grad, out_x = (1 - alpha) grad and the sums of grad (y - x).
+cudaError_t run_typed_sums(Storage storage, const TypedRowsArgs& args, cudaStream_t stream);
+
+}  // namespace edgeless::cuda::relational

@@ -1,0 +1,51 @@
+"""Nodes sorted by their types, kept with the user's own tensor of types."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from edgeless import Graph
+from edgeless.cache import graph_for
+from edgeless.graph import Compressed
+from edgeless.graph_checks import as_index, check_ids
+from edgeless.ops.graph import coo_to_csr
+
+
+class NodeTypes(NamedTuple):
+    """Type t has the nodes ``nodes[offsets[t]]`` to ``nodes[offsets[t + 1] - 1]``."""
+
+    offsets: Tensor
+    nodes: Tensor
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        """Every node's row of x ``[N, K]`` times the matrix of its type, of w ``[T, K, M]``."""
+        dtype = torch.promote_types(x.dtype, w.dtype)
+        return torch.ops.edgeless.typed_mm(x.to(dtype), w.to(dtype), *self)
+
+    def blend(self, y: Tensor, x: Tensor, alpha: Tensor) -> Optional[Tensor]:
+        """``alpha y + (1 - alpha) x`` for alpha ``[T]``; None where they are not of one dtype."""
+        if not y.dtype == x.dtype == alpha.dtype:
+            return None
+        return torch.ops.edgeless.typed_blend(y, x, alpha, *self)
+
+
+def nodes_by_type(call: str, types: Tensor, num_types: int, count: int) -> NodeTypes:
+    """Of the first ``count`` nodes, from the cache or sorted now.
+
+    Raises:
+        IndexError: a type is negative or not below num_types, on the CPU; on a GPU an assertion fails on the device.
+    """
+
+    def build():
+        index = as_index(types[:count])
+        if index.is_cuda:  # nobody waits for it
+            torch._assert_async(((index >= 0) & (index < num_types)).all(), f"{call}: ntype has ids outside of [0, T)")
+        else:
+            check_ids(f"{call}: ntype", index, "T", num_types)
+        return Graph(Compressed(*coo_to_csr(index, index, num_types, num_types, False)), None, num_types, num_types)
+
+    csr = graph_for(types, ("nodes by type", num_types, count), build, tensors=(types,)).csr
+    return NodeTypes(csr.indptr, csr.edge_ids)

@@ -1,0 +1,72 @@
+"""What HGTConv does with nodes by their types, for all types at once where its submodules are plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch_geometric.nn.dense import linear
+from torch_geometric.nn.parameter_dict import ParameterDict
+
+from edgeless.projection import is_plain
+
+from ..conv import LINEAR, PLAIN
+from .hetero_linear import HeteroDictLinear
+
+_DICTS = (linear.HeteroDictLinear, HeteroDictLinear)
+
+
+def stacked_maps(maps: torch.nn.Module, keys: Sequence[str], like: Tensor):
+    """Weights ``[T, C, F]`` and biases ``[T, C]`` or None of the maps of these types, for features like these; None
+    where the submodule has to be called.
+    """
+    if not is_plain(maps, _DICTS) or hasattr(maps, "_hook"):
+        return None
+    lins = [maps.lins._modules[key] for key in keys]
+    if not all(is_plain(lin, LINEAR) for lin in lins):
+        return None
+    weights = stacked([lin.weight for lin in lins], like)
+    biases = [lin.bias for lin in lins]
+    if weights is None or weights.dim() != 3 or weights.size(2) != like.size(1):
+        return None
+    if not any(bias is not None for bias in biases):
+        return weights, None
+    biases = stacked(biases, like)
+    return None if biases is None else (weights, biases)
+
+
+def stacked(tensors: Sequence[Optional[Tensor]], like: Tensor) -> Optional[Tensor]:
+    """All of them in one launch, where they are plain tensors of one shape and of the dtype and device of ``like``."""
+    first = tensors[0]
+    if first is None:
+        return None
+    shape, dtype, device = first.shape, like.dtype, like.device
+    for t in tensors:
+        if type(t) not in PLAIN or t.shape != shape or t.dtype != dtype or t.device != device or t.is_sparse:
+            return None
+    return torch.stack(tensors) if len(tensors) > 1 else first.unsqueeze(0)
+
+
+def parameters_of(parameters: torch.nn.Module, keys: Iterable[str]) -> list[Tensor]:
+    """Those of PyG's ParameterDict, whose own look-up takes microseconds for each."""
+    keys = list(keys)
+    if type(parameters) is ParameterDict:
+        own = parameters._parameters
+        found = [own.get(_internal_key(key)) for key in keys]
+        if all(t is not None for t in found):  # a parametrized one is no parameter of the dictionary's
+            return found
+    return [parameters[key] for key in keys]
+
+
+@lru_cache(maxsize=1 << 16)
+def _internal_key(key: str) -> str:
+    return ParameterDict.to_internal_key(key)
+
+
+@lru_cache(maxsize=1 << 16)
+def joined_name(edge_type: tuple) -> str:
+    """What HGTConv calls the parameter of an edge type."""
+    return "__".join(edge_type)
