@@ -1,6 +1,7 @@
 // Typed products of any dtype, width and alignment, without tensor cores.
 #include "../../common/vec.cuh"
-#include "product_parts.cuh"
+#include "entries.cuh"
+#include "of_storage.cuh"
 
 namespace edgeless::cuda::relational {
 namespace {

@@ -7,6 +7,7 @@
 #include "../../projection/cuda/float_tiles.cuh"
 #include "../../projection/cuda/half_tiles.cuh"
 #include "../../projection/cuda/shared_memory.cuh"
+#include "of_storage.cuh"
 #include "product_parts.cuh"
 
 namespace edgeless::cuda::relational {

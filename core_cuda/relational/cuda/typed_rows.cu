@@ -4,6 +4,7 @@
 #include "../../common/vec.cuh"
 #include "../../projection/cuda/columns.cuh"
 #include "entries.cuh"
+#include "of_storage.cuh"
 #include "typed_rows.h"
 
 namespace edgeless::cuda::relational {
@@ -190,27 +191,17 @@ cudaError_t sums(const TypedRowsArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class F>
-cudaError_t of_storage(Storage storage, F&& f) {
-  switch (storage) {
-    case Storage::f32: return f(float{});
-    case Storage::f16: return f(__half{});
-    case Storage::bf16: return f(__nv_bfloat16{});
-    default: return f(double{});
-  }
-}
-
 }  // namespace
 
 cudaError_t run_typed_blend(Storage storage, const TypedRowsArgs& args, cudaStream_t stream) {
-  return of_storage(storage, [&](auto zero) {
+  return of_storage<false>(storage, [&](auto zero) {
     using S = decltype(zero);
     return has_vectors(args, kVec<S>) ? blend<S, kVec<S>>(args, stream) : blend<S, 1>(args, stream);
   });
 }
 
 cudaError_t run_typed_sums(Storage storage, const TypedRowsArgs& args, cudaStream_t stream) {
-  return of_storage(storage, [&](auto zero) { return sums<decltype(zero)>(args, stream); });
+  return of_storage<false>(storage, [&](auto zero) { return sums<decltype(zero)>(args, stream); });
 }
 
 }  // namespace edgeless::cuda::relational
