@@ -89,10 +89,9 @@ struct TypedPasses {
                        int64_t stride, bool spare) {
     const int64_t in = a.in / a.blocks, out = a.out / a.blocks;
     for (int64_t b = 0; b < a.blocks; ++b) {
-      Tile::product(spare ? whole_tiles(n) : n, rows + b * in, row,
-                    a.weight + type * a.weight_type + b * a.weight_block, in,
-                    {to + b * out, stride, out, a.bias ? a.bias + type * a.out + b * out : nullptr, false},
-                    a.weight_step);
+      Tile::product(
+          spare ? whole_tiles(n) : n, rows + b * in, row, a.weight + type * a.weight_type + b * a.weight_block, in,
+          {to + b * out, stride, out, a.bias ? a.bias + type * a.out + b * out : nullptr, false}, a.weight_step);
     }
   }
 
