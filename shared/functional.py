@@ -116,7 +116,9 @@ def _fused(
         widths = [t.size(-1) for t in (None if score == "gat" else src, value) if t is not None]
         if max(widths) <= _HALF_VECTOR:
             keys = rows = parameters
-    dst, src, value, edge_attr = _cast(dst, keys), _cast(src, keys), _cast(value, rows), _cast(edge_attr, rows)
+    if score != "gat" or edge_attr is None or edge_attr.dtype != parameters:
+        edge_attr = _cast(edge_attr, rows)
+    dst, src, value = _cast(dst, keys), _cast(src, keys), _cast(value, rows)
     if return_weights is not None or (att is not None and att.dtype != rows):  # else the op does it
         att = _cast(att, parameters)
     edge_proj, edge_scale = _cast(edge_proj, parameters), _cast(edge_scale, parameters)

@@ -104,7 +104,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             terms = {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
             over, own = graph.split, queries
         else:  # the query of an edge is that of its destination and relation
-            term = to_edges(graph.reversed, queries.to(x.dtype))
+            term = to_edges(graph.reversed, queries)  # of 16-bit rows in float32, as the kernels' own logits are
             term = term if edge_attr is None else term + edge_attr @ proj.t()
             identity, own = _constants(edges, heads, keys.dtype)
             terms, over = {"edge_attr": term, "edge_proj": identity}, edges

@@ -171,6 +171,26 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(score, dtype, kind, 
                 assert error(a, c) <= 2 * error(b, c)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_edge_logits_of_gat_in_float32_are_not_rounded_to_its_values(dtype, device):
+    graph, gen = graph_of("square").to(device), torch.Generator().manual_seed(3)
+    values = torch.randn(graph.num_src, 2, 16, generator=gen).to(device, dtype)
+    logits = torch.randn(graph.num_edges, 2, generator=gen).to(device).requires_grad_()
+    constants = torch.zeros(graph.num_src, 2, device=device), torch.zeros(graph.num_dst, 2, device=device)
+    grad = torch.randn(graph.num_dst, 2, 16, generator=gen).to(device)
+
+    def results(values, *constants, of=functional):
+        given = {"edge_attr": logits, "edge_proj": torch.eye(2, device=device)}
+        given = {key: t.to(constants[0].dtype) for key, t in given.items()}
+        out = of.gat_attention(graph, values, *constants, **given, out_dtype=constants[0].dtype)
+        return out, torch.autograd.grad(out, logits, grad.to(out.dtype))[0]
+
+    exact = results(values.double(), *(t.double() for t in constants), of=reference)
+    for found, want in zip(results(values, *constants), exact, strict=True):
+        assert (found - want).norm() <= 1e-5 * want.norm()
+
+
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("options", ["plain", "all"])
 def test_gradcheck(score, options):
