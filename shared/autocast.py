@@ -18,6 +18,13 @@ def autocasts(device_type: str) -> bool:
     return torch.is_autocast_cpu_enabled() if device_type == "cpu" else torch.is_autocast_enabled()
 
 
+def autocast_dtype(device_type: str) -> torch.dtype:
+    """The dtype to which autocast rounds on a kind of device."""
+    if _TAKES_DEVICE:
+        return torch.get_autocast_dtype(device_type)
+    return torch.get_autocast_cpu_dtype() if device_type == "cpu" else torch.get_autocast_gpu_dtype()
+
+
 def cuda_autocast_dtype() -> torch.dtype:
     """The dtype to which autocast rounds on CUDA."""
-    return torch.get_autocast_dtype("cuda") if _TAKES_DEVICE else torch.get_autocast_gpu_dtype()
+    return autocast_dtype("cuda")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import rgat_conv
 
 from edgeless.adapter import inference_refusal, is_hooked
-from edgeless.autocast import autocasts
+from edgeless.autocast import autocast_dtype, autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.functional import gat_attention, relational_sum, spmm
 from edgeless.graph import Graph
@@ -62,8 +62,6 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         device = self.q.device
         if compiling():
             reasons.append("the call is being compiled")
-        elif autocasts(device.type):
-            reasons.append("autocast is on")
         reasons += [reason for op in _OPS if (reason := kernel_refusal(device, op))][:1]
         reason = self._input_refusal(x, size)
         if reason is None:
@@ -80,7 +78,12 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         if not is_plain_float(x) or x.dim() != 2 or x.size(1) != self.in_channels:
             return f"x is no plain floating tensor [N, {self.in_channels}]"
         q = self.q
-        if x.dtype != q.dtype or x.device != q.device:
+        if autocasts(q.device.type):
+            if torch.float64 in (x.dtype, q.dtype):
+                return f"autocast is on, x is {x.dtype} and the parameters are {q.dtype}"
+        elif x.dtype != q.dtype:
+            return f"x is {x.dtype} on {x.device}, and the parameters {q.dtype} on {q.device}"
+        if x.device != q.device:
             return f"x is {x.dtype} on {x.device}, and the parameters {q.dtype} on {q.device}"
         if size is not None and tuple(size) != (x.size(0), x.size(0)):
             return f"size is {size}"
@@ -91,14 +94,24 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
     # The layer -------------------------------------------------------------------------------------------------------
 
     def _fused_forward(self, x, edge_index, edge_type, edge_attr, size, return_attention_weights):
+        device, rest = x.device.type, (edge_index, edge_type, edge_attr, return_attention_weights)
+        if not autocasts(device):
+            return self._attend(x, *rest, dtype=x.dtype)
+        # There the stock layer rounds what it multiplies, and on CUDA its softmax is in float32.
+        rows = autocast_dtype(device)
+        with torch.autocast(device, enabled=False):
+            return self._attend(x.to(rows), *rest, dtype=torch.float32 if device == "cuda" else rows)
+
+    def _attend(self, x, edge_index, edge_type, edge_attr, return_attention_weights, dtype):
+        """The layer with rows of x's dtype; ``dtype`` is that of the attention and of its sums."""
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
         heads, weights = self.heads, self._weights()
         pairs, edges, _ = graph.compact
-        values = relational_sum(pairs, x, weights, order="aggregate").view(-1, heads, self.out_channels)
-        queries, keys = end_products(graph, x, self._vectors(weights))
+        values = relational_sum(pairs, x, weights.to(x.dtype), order="aggregate").view(-1, heads, self.out_channels)
+        queries, keys = end_products(graph, x, self._vectors(weights).to(x.dtype))
         if edge_attr is not None:
-            edge_attr = edge_attr.view(graph.num_edges, -1)
-            proj = self.e.t() @ self.lin_edge.weight
+            edge_attr = edge_attr.view(graph.num_edges, -1).to(x.dtype)
+            proj = (self.e.t() @ self.lin_edge.weight).to(x.dtype)
         within = self.attention_mechanism == "within-relation"
         if within:
             terms = {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
@@ -117,7 +130,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             negative_slope=self.negative_slope,
             dropout=self.dropout if self.training and self.mod is None else 0.0,
             return_weights="softmax" if returned else None,
-            out_dtype=x.dtype,
+            out_dtype=dtype,
             **terms,
         )
         out, alpha = out if returned else (out, None)
@@ -151,7 +164,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             return out + self.w * spmm(edges, values)
         if self.mod is None:
             return out
-        degree = edges.degree_scale("dst", 1.0, out.dtype).view(-1, 1)  # what it says of isolated nodes is times 0
+        dtype = out.dtype if self.mod == "f-scaled" else self.l1.dtype
+        degree = edges.degree_scale("dst", 1.0, dtype).view(-1, 1)  # what it says of isolated nodes is times 0
         if self.mod == "f-scaled":
             return out * degree.unsqueeze(-1)
         degree = self.activation(degree @ self.l1 + self.b1) @ self.l2 + self.b2
