@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 
 try:
@@ -23,6 +25,11 @@ def autocast_dtype(device_type: str) -> torch.dtype:
     if _TAKES_DEVICE:
         return torch.get_autocast_dtype(device_type)
     return torch.get_autocast_cpu_dtype() if device_type == "cpu" else torch.get_autocast_gpu_dtype()
+
+
+def rounds_to(device_type: str) -> Optional[torch.dtype]:
+    """The dtype to which autocast rounds where it is on for a kind of device, else None."""
+    return autocast_dtype(device_type) if autocasts(device_type) else None
 
 
 def cuda_autocast_dtype() -> torch.dtype:

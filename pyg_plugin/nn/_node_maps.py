@@ -19,35 +19,41 @@ from .hetero_linear import HeteroDictLinear
 _DICTS = (linear.HeteroDictLinear, HeteroDictLinear)
 
 
-def stacked_maps(maps: torch.nn.Module, keys: Sequence[str], like: Tensor):
+def stacked_maps(maps: torch.nn.Module, keys: Sequence[str], like: Tensor, rounded: Optional[torch.dtype] = None):
     """Weights ``[T, C, F]`` and biases ``[T, C]`` or None of the maps of these types, for features like these; None
-    where the submodule has to be called.
+    where the submodule has to be called. ``rounded`` as of :func:`stacked`.
     """
     if not is_plain(maps, _DICTS) or hasattr(maps, "_hook"):
         return None
     lins = [maps.lins._modules[key] for key in keys]
     if not all(is_plain(lin, LINEAR) for lin in lins):
         return None
-    weights = stacked([lin.weight for lin in lins], like)
+    weights = stacked([lin.weight for lin in lins], like, rounded)
     biases = [lin.bias for lin in lins]
     if weights is None or weights.dim() != 3 or weights.size(2) != like.size(1):
         return None
     if not any(bias is not None for bias in biases):
         return weights, None
-    biases = stacked(biases, like)
+    biases = stacked(biases, like, rounded)
     return None if biases is None else (weights, biases)
 
 
-def stacked(tensors: Sequence[Optional[Tensor]], like: Tensor) -> Optional[Tensor]:
-    """All of them in one launch, where they are plain tensors of one shape and of the dtype and device of ``like``."""
+def stacked(
+    tensors: Sequence[Optional[Tensor]], like: Tensor, rounded: Optional[torch.dtype] = None
+) -> Optional[Tensor]:
+    """All of them in one launch, where they are plain tensors of one shape and of the dtype and device of ``like``.
+
+    With ``rounded``, which autocast asks for, they may be of any one dtype and are converted to that.
+    """
     first = tensors[0]
     if first is None:
         return None
-    shape, dtype, device = first.shape, like.dtype, like.device
+    shape, dtype, device = first.shape, like.dtype if rounded is None else first.dtype, like.device
     for t in tensors:
         if type(t) not in PLAIN or t.shape != shape or t.dtype != dtype or t.device != device or t.is_sparse:
             return None
-    return torch.stack(tensors) if len(tensors) > 1 else first.unsqueeze(0)
+    joined = torch.stack(tensors) if len(tensors) > 1 else first.unsqueeze(0)
+    return joined if rounded is None else joined.to(rounded)
 
 
 def parameters_of(parameters: torch.nn.Module, keys: Iterable[str]) -> list[Tensor]:

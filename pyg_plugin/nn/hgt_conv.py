@@ -15,9 +15,10 @@ from torch_geometric.typing import SparseTensor
 
 from edgeless import _C
 from edgeless.adapter import inference_refusal, is_hooked
-from edgeless.autocast import autocasts
+from edgeless.autocast import rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.functional import dot_attention, relational_sum
+from edgeless.functional_checks import cast
 from edgeless.graph_checks import compiling
 
 from ..conv import FusedConv, is_plain_float
@@ -65,8 +66,6 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         weight = self.k_rel.weight
         if compiling():
             reasons.append("the call is being compiled")
-        elif autocasts(weight.device.type):
-            reasons.append("autocast is on")
         for op in _OPS:
             if reason := kernel_refusal(weight.device, op):
                 reasons.append(reason)
@@ -82,10 +81,17 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         if not isinstance(x_dict, dict) or not x_dict:
             return "x_dict is no dictionary of features"
         weight, types = self.k_rel.weight, self.kqv_lin.lins
+        rounded = rounds_to(weight.device.type)
+        if rounded is not None and weight.dtype not in (torch.float32, rounded):
+            return f"autocast is on, and the parameters are {weight.dtype}"
         for key, x in x_dict.items():
             if key not in types:
                 return f"x_dict has the node type {key!r}, and the metadata has not"
-            if not is_plain_float(x) or x.dim() != 2 or x.dtype != weight.dtype or x.device != weight.device:
+            known = is_plain_float(x) and x.dim() == 2 and x.device == weight.device
+            if known and rounded is not None:
+                if x.dtype not in (torch.float32, rounded):
+                    return f"autocast is on, and the features of {key!r} are {x.dtype}"
+            elif not known or x.dtype != weight.dtype:
                 return f"the features of {key!r} are no plain tensor [N, F] of {weight.dtype} on {weight.device}"
             if reason := inference_refusal(x):
                 return reason
@@ -125,36 +131,41 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         targets = {key: size for key, size in sizes.items() if key in self.dst_node_types}
         graph = joined_graph("HGTConv", edge_index_dict, sizes, targets, self.edge_types_map, len(self.edge_types))
         offsets = type_offsets(graph, sizes.values())
-        x, kqv = self._map_nodes(x_dict, keys, offsets)
+        rounded = rounds_to(graph.device.type)
+        x, kqv = self._map_nodes(x_dict, keys, offsets, rounded)
         k, q, v = kqv.split(width, dim=1)
         pairs, edges, _ = graph.compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
         keys_of_types = self._matrices(self.k_rel).to(wide) * self._priors(edge_index_dict).to(wide)
         k = relational_sum(pairs, k, keys_of_types, out_dtype=k.dtype)
-        v = relational_sum(pairs, v, self._matrices(self.v_rel))
+        v = relational_sum(pairs, v, cast(self._matrices(self.v_rel), v.dtype))
         q = q if len(targets) == len(sizes) else q[: edges.num_dst]
         q, k, v = (t.unflatten(1, (heads, width // heads)) for t in (q, k, v))
         out = dot_attention(edges, q, k, v, scale=1 / math.sqrt(width // heads)).flatten(1)
-        outs = self._finish_nodes(F.gelu(out), x, x_dict, targets, offsets[: len(targets) + 1])
+        outs = self._finish_nodes(F.gelu(out), x, x_dict, targets, offsets[: len(targets) + 1], rounded)
         return {key: outs[key] for key in self.kqv_lin.lins if key in targets}
 
-    def _map_nodes(self, x_dict: dict, keys: list, offsets: Tensor) -> tuple[Optional[Tensor], Tensor]:
+    def _map_nodes(self, x_dict: dict, keys: list, offsets: Tensor, rounded) -> tuple[Optional[Tensor], Tensor]:
         """The features of all nodes, where they are of one width and were joined, and their keys, queries, values."""
         xs = [x_dict[key] for key in keys]
         first = xs[0]
-        if all(x.size(1) == first.size(1) for x in xs) and (maps := stacked_maps(self.kqv_lin, keys, first)):
+        alike = all(x.size(1) == first.size(1) and x.dtype == first.dtype for x in xs)
+        if alike and (maps := stacked_maps(self.kqv_lin, keys, first, rounded)):
             x = torch.cat(xs) if len(xs) > 1 else first
-            return x, torch.ops.edgeless.typed_linear(x, *maps, offsets)
+            return x, torch.ops.edgeless.typed_linear(x if rounded is None else x.to(rounded), *maps, offsets)
         mapped = self.kqv_lin(x_dict)
         return None, torch.cat([mapped[key] for key in keys]) if len(keys) > 1 else mapped[keys[0]]
 
-    def _finish_nodes(self, out: Tensor, x: Optional[Tensor], x_dict: dict, targets: dict, offsets: Tensor) -> dict:
+    def _finish_nodes(self, out: Tensor, x: Optional[Tensor], x_dict: dict, targets: dict, offsets, rounded) -> dict:
         """The last map and the skip connection of every type."""
         keys, blended = list(targets), False
-        if maps := stacked_maps(self.out_lin, keys, out):
+        if maps := stacked_maps(self.out_lin, keys, out, rounded):
             out = torch.ops.edgeless.typed_linear(out, *maps, offsets)
             if x is not None and x.size(1) == out.size(1):
-                alpha = stacked(parameters_of(self.skip, keys), out)
+                if rounded is not None:  # the skip connection itself is not rounded
+                    rounded = torch.promote_types(x.dtype, next(iter(self.skip.values())).dtype)
+                    x, out = x.to(rounded), out.to(rounded)
+                alpha = stacked(parameters_of(self.skip, keys), out, rounded)
                 if alpha is not None and alpha.dim() == 2 and alpha.size(1) == 1:
                     alpha = alpha.sigmoid().view(-1)
                     x = x if x.size(0) == out.size(0) else x[: out.size(0)]

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch_geometric.nn.conv import rgat_conv
 
 from edgeless.adapter import inference_refusal, is_hooked
-from edgeless.autocast import autocast_dtype, autocasts
+from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.functional import gat_attention, relational_sum, spmm
+from edgeless.functional_checks import cast
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.pair_rows import end_products, to_edges
@@ -95,10 +96,10 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
 
     def _fused_forward(self, x, edge_index, edge_type, edge_attr, size, return_attention_weights):
         device, rest = x.device.type, (edge_index, edge_type, edge_attr, return_attention_weights)
-        if not autocasts(device):
+        rows = rounds_to(device)
+        if rows is None:
             return self._attend(x, *rest, dtype=x.dtype)
         # There the stock layer rounds what it multiplies, and on CUDA its softmax is in float32.
-        rows = autocast_dtype(device)
         with torch.autocast(device, enabled=False):
             return self._attend(x.to(rows), *rest, dtype=torch.float32 if device == "cuda" else rows)
 
@@ -107,8 +108,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
         heads, weights = self.heads, self._weights()
         pairs, edges, _ = graph.compact
-        values = relational_sum(pairs, x, weights.to(x.dtype), order="aggregate").view(-1, heads, self.out_channels)
-        queries, keys = end_products(graph, x, self._vectors(weights).to(x.dtype))
+        values = relational_sum(pairs, x, cast(weights, x.dtype), order="aggregate").view(-1, heads, self.out_channels)
+        queries, keys = end_products(graph, x, cast(self._vectors(weights), x.dtype))
         if edge_attr is not None:
             edge_attr = edge_attr.view(graph.num_edges, -1).to(x.dtype)
             proj = (self.e.t() @ self.lin_edge.weight).to(x.dtype)

@@ -51,7 +51,7 @@ def run(layer, x_dict, edges):
     found = {f"out {key}": out.detach() for key, out in outs.items()}
     generator = torch.Generator().manual_seed(23)
     weights = {key: torch.randn(out.shape, generator=generator, dtype=torch.float64) for key, out in outs.items()}
-    loss = sum((out.double() * weights[key]).sum() for key, out in outs.items())
+    loss = sum((out.double() * weights[key].to(out.device)).sum() for key, out in outs.items())
     leaves.update(layer.named_parameters())
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     found.update({f"grad of {key}": grad for key, grad in zip(leaves, grads)})
@@ -229,6 +229,39 @@ def test_ids_out_of_range_are_named():
         ours(nodes_of(), edges)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("dtypes", ["as the parameters", "as autocast", "one of each"])
+@pytest.mark.parametrize("width", [OUT, 5, {"a": 5, "b": OUT, "c": 3}])
+def test_autocast(width, dtypes, heads, autocast, device):
+    """Dtypes as stock under autocast; the numbers as far from float64 as stock, at most twice."""
+    theirs, ours = layer_pair(width, heads)
+    widths = width if isinstance(width, dict) else dict.fromkeys(SIZES, width)
+    x_dict = {key: features(SIZES[key], widths[key], seed=i).to(autocast).float() for i, key in enumerate(SIZES)}
+    given = {key: x.to(device) for key, x in x_dict.items()}
+    rounded = {"as the parameters": [], "as autocast": list(SIZES), "one of each": ["b"]}[dtypes]
+    given.update({key: given[key].to(autocast) for key in rounded})
+    exact = run(copy.deepcopy(theirs).double(), {key: x.double() for key, x in x_dict.items()}, edges_of())
+    edges = {key: edge_index.to(device) for key, edge_index in edges_of().items()}
+
+    def rounding(layer, choice):
+        layer = layer.to(device)
+        with edgeless.backend(choice):
+            forward = torch.autocast(device, autocast)(lambda *inputs: layer(*inputs))
+            forward.named_parameters = layer.named_parameters
+            return run(forward, given, edges)
+
+    want, found = rounding(theirs, "auto"), rounding(ours, "fused")
+    assert [t is None or t.dtype for t in found.values()] == [t is None or t.dtype for t in want.values()]
+    exact, found, want = (joined({k: t if t is None else t.cpu() for k, t in r.items()}) for r in (exact, found, want))
+    for key, true in exact.items():
+        if not true.any():
+            continue
+        errors = [float((t[key].double() - true).norm() / true.norm()) for t in (found, want)]
+        assert errors[0] <= max(2 * errors[1], torch.finfo(autocast).eps), (key, errors)
+
+
 def test_refusals_are_said_in_words():
     _, ours = layer_pair()
     x_dict, edges = nodes_of(), edges_of()
@@ -241,7 +274,10 @@ def test_refusals_are_said_in_words():
     ):
         assert re.search(words, str(edgeless.explain(ours, *inputs))), words
     with torch.autocast("cpu", torch.bfloat16):
-        assert re.search("autocast is on", str(edgeless.explain(ours, x_dict, edges)))
+        halves = {key: x.half() for key, x in x_dict.items()}
+        assert re.search("autocast is on, and the features of 'a' are", str(edgeless.explain(ours, halves, edges)))
+        double = copy.deepcopy(ours).double()
+        assert re.search("autocast is on, and the parameters are", str(edgeless.explain(double, x_dict, edges)))
     ours.k_rel.register_forward_hook(lambda *a: None)
     assert re.search("k_rel is no plain map", str(edgeless.explain(ours, x_dict, edges)))
 
