@@ -9,8 +9,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdlib>
-#include <string_view>
 #include <vector>
 
 #include "../common/launch.h"
@@ -35,15 +33,6 @@ struct Gathered {
 
 bool on_tensor_cores(const Tensor& t) {
   return t.scalar_type() != at::kDouble && device_attribute(cudaDevAttrComputeCapabilityMajor, t.get_device()) >= 8;
-}
-
-// Whether the products of warps run, which have not been measured yet and so not replaced the others.
-bool experimental() {
-  static const bool is = [] {
-    const char* choice = std::getenv("EDGELESS_EXPERIMENTAL");
-    return choice && std::string_view(choice) == "1";
-  }();
-  return is;
 }
 
 // Whether a matrix' rows are whole vectors of 16 bytes, in blocks of `width` numbers too.
@@ -85,12 +74,12 @@ void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, c
   const int64_t vector = 16 / w.element_size();
   const bool vectors = has_vectors(x.rows, args.depth) && has_vectors(to.rows, args.columns) &&
                        args.weight_row % vector == 0 && args.weight_type % vector == 0 &&
-                       args.weight_block % vector == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0;
+                       args.weight_block % vector == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(args.bias) % 16 == 0;
   // So many that the weight which a block brings to its shared memory is used often, where there is work for all.
   const int64_t blocks = 6 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device())};
   args.share = static_cast<int>(std::clamp<int64_t>(x.count() / blocks / 64 * 64, 128, 1024));
-  const auto on_cores = experimental() && !args.bias ? run_warp_product : run_product;
-  const auto run = vectors && on_tensor_cores(x.rows) ? on_cores : run_any_product;
+  const auto run = vectors && on_tensor_cores(x.rows) ? run_product : run_any_product;
   C10_CUDA_CHECK(run(storage_of(w.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
 }
 
@@ -111,18 +100,16 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   // So many chunks that all multiprocessors have something to do, but they take no more than an eighth of the rows'
   // memory, or a megabyte.
   const int64_t count = x.count(), size = blocks * in * out;
-  const int64_t down = !tensor_cores ? 32 : experimental() ? 64 : 128, across = tensor_cores ? 64 : 32;
-  const int64_t tiles = (in + down - 1) / down * ((out + across - 1) / across), of_processor = experimental() ? 6 : 2;
+  const int64_t down = tensor_cores ? 128 : 32, across = tensor_cores ? 64 : 32;
+  const int64_t tiles = (in + down - 1) / down * ((out + across - 1) / across);
   const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device());
   const int64_t most = std::max<int64_t>(count * blocks * (in + out) / (8 * size), (1 << 18) / size);
-  const int64_t chunks =
-      std::clamp<int64_t>(of_processor * processors / (tiles * blocks), 1, std::max<int64_t>(most, 1));
+  const int64_t chunks = std::clamp<int64_t>(2 * processors / (tiles * blocks), 1, std::max<int64_t>(most, 1));
   args.chunk =
       static_cast<int>(std::min<int64_t>(INT_MAX / 64 * 32, std::max<int64_t>(64, (count / chunks + 31) / 32 * 32)));
   const Tensor partial = at::empty({num_tiles(count, types, args.chunk), size}, x.rows.options().dtype(statistics));
   args.partial = partial.mutable_data_ptr(), args.sums = sums.mutable_data_ptr();
-  const auto on_cores = experimental() ? run_warp_outer : run_outer;
-  const auto run = tensor_cores ? on_cores : run_any_outer;
+  const auto run = tensor_cores ? run_outer : run_any_outer;
   C10_CUDA_CHECK(run(storage_of(x.rows.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
   return sums;
 }

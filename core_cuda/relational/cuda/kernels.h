@@ -35,7 +35,7 @@ struct ProductArgs {
   bool transposed = false;                                    // a matrix lies as [columns, depth]
   const void* bias = nullptr;                                 // [types, blocks * columns], null: none
   int blocks = 1, depth = 0, columns = 0;
-  int share = 0;  // entries of a block, of run_warp_product
+  int share = 0;  // entries of a block, of run_product
 };
 
 // sums[t] = x^T y over the entries of type t, of every block of columns of x with that of y. Entries are summed chunk
@@ -54,12 +54,9 @@ struct OuterArgs {
 constexpr int64_t num_tiles(int64_t entries, int64_t types, int64_t size) { return entries / size + types; }
 
 // On tensor cores, from compute capability 8.0 on: rows of x, y, out and weights are whole vectors of 16 bytes and
-// begin on 16 bytes, those of a block too. Not of doubles.
+// begin on 16 bytes, those of a block too, and a bias does. Not of doubles.
 cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
 cudaError_t run_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
-// The same, where a warp needs no other: experimental, and without a bias.
-cudaError_t run_warp_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
-cudaError_t run_warp_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
 // Of whatever there is.
 cudaError_t run_any_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
 cudaError_t run_any_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);

@@ -1,5 +1,9 @@
-// Typed products on tensor cores: the tiles and the arithmetic of linear maps (projection/cuda), whose rows are
-// gathered where they are and whose weight is that of the block's type. Float32 is as exact as on the other units.
+// Typed products on tensor cores. A warp reads the rows of its entries from memory straight into the registers of mma
+// and needs no other warp; float32 is split as in linear maps (projection/cuda/float_tiles.cuh) and as exact.
+//
+// Which thread of a warp has which number of an operand is up to us, as long as both operands of a product agree:
+// depths are dealt to the four threads of a row, and columns to the threads that store them, so that each of them reads
+// and writes whole vectors of 16 bytes. A thread is number `group` of eight and `in_group` of four.
 #include <algorithm>
 #include <atomic>
 #include <type_traits>
@@ -13,184 +17,272 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-using projection::kProductThreads, projection::kTileColumns, projection::kTileDepth, projection::kTileRows,
-    projection::kTileStages;
-using projection::WarpPlace;
+using projection::floats::split;
 
-// Two tiles of numbers S and the sum of their products.
-template <class S, bool kTransposedA, bool kTransposedB>
-struct Tensor {
-  using T = uint16_t;
-  using A = projection::half::Operand<kTileRows, kTransposedA>;
-  using B = projection::half::Operand<kTileColumns, kTransposedB>;
-  float sum[projection::kDown][projection::kSide][4] = {};
-
-  __device__ __forceinline__ void add(const T* tile_a, const T* tile_b, const WarpPlace& place) {
-    projection::half::multiply_tiles<S, A, B>(tile_a, tile_b, place, sum);
-  }
-};
-template <bool kTransposedA, bool kTransposedB>
-struct Tensor<float, kTransposedA, kTransposedB> {
-  using T = float;
-  using A = projection::floats::Operand<kTileRows, kTransposedA>;
-  using B = projection::floats::Operand<kTileColumns, kTransposedB>;
-  float sum[projection::kDown][projection::kSide][4] = {}, part[projection::kDown][projection::kSide][4];
-
-  __device__ __forceinline__ void add(const T* tile_a, const T* tile_b, const WarpPlace& place) {
-    projection::floats::multiply_tiles<A, B>(tile_a, tile_b, place, sum, part);
-  }
-};
-
-template <class M>
-constexpr int kSharedBytes = kTileStages * (M::A::kNumbers + M::B::kNumbers) * static_cast<int>(sizeof(typename M::T));
-
-// Rows of entries as an operand that lies row by row: those of a tile, with the depth as columns.
-template <class T, class Tile>
-struct GatheredRows {
-  const T* from[Tile::kCopies];  // null outside
-  const T* base;
-  int line, in_line, left_depth;
-
-  __device__ __forceinline__ GatheredRows(const EntryRows& x, const Entries& entries, const Range& range, int block,
-                                          int depth)
-      : base(static_cast<const T*>(x.numbers)), left_depth(depth) {
-    line = threadIdx.x / Tile::kInLine, in_line = threadIdx.x % Tile::kInLine * Tile::kVector;
-#pragma unroll
-    for (int i = 0; i < Tile::kCopies; ++i) {
-      const int64_t entry = range.begin + line + i * Tile::kLines;
-      const bool there = entry < range.end;
-      from[i] =
-          there ? base + row_of(x, entries, entry) * x.stride + static_cast<int64_t>(block) * depth + in_line : nullptr;
-    }
-  }
-
-  __device__ __forceinline__ void load(T* tile) {
-#pragma unroll
-    for (int i = 0; i < Tile::kCopies; ++i) {
-      const bool there = from[i] && in_line < left_depth;
-      projection::copy_vector(tile + (line + i * Tile::kLines) * Tile::kStride + in_line, there ? from[i] : base,
-                              there);
-      if (there) from[i] += kTileDepth;
-    }
-    left_depth -= kTileDepth;
-  }
-};
-
-// The same as an operand that lies transposed: a tile has some of their columns, with the entries as the depth.
-template <class T, class Tile>
-struct GatheredDepth {
-  const EntryRows& x;
-  const Entries& entries;
-  const T* base;
-  int64_t next, end;
-  int line, in_line;
-  bool inside;
-
-  __device__ __forceinline__ GatheredDepth(const EntryRows& x, const Entries& entries, const Range& range, int block,
-                                           int first_column, int columns)
-      : x(x), entries(entries), base(static_cast<const T*>(x.numbers)), next(range.begin), end(range.end) {
-    line = threadIdx.x / Tile::kInLine, in_line = threadIdx.x % Tile::kInLine * Tile::kVector;
-    inside = first_column + in_line < columns;
-    if (inside) base += static_cast<int64_t>(block) * columns + first_column + in_line;
-  }
-
-  __device__ __forceinline__ void load(T* tile) {
-#pragma unroll
-    for (int i = 0; i < Tile::kCopies; ++i) {
-      const int at = line + i * Tile::kLines;
-      const bool there = inside && next + at < end;
-      const T* from = there ? base + row_of(x, entries, next + at) * x.stride : base;
-      projection::copy_vector(tile + at * Tile::kStride + in_line, from, there);
-    }
-    next += kTileDepth;
-  }
-};
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kColumns = 64, kSides = kColumns / 8;  // of a block's products, and mma of 8 columns
+constexpr int kRows = 16;                            // of a warp's mma
+constexpr int kStep = 64;                            // depth of the rows that a warp has in registers
 
 template <class S>
-__device__ __forceinline__ void store_pair(S* to, float x, float y) {
-  struct alignas(2 * sizeof(S)) Pair {
-    S x, y;
-  };
-  *reinterpret_cast<Pair*>(to) = {to_storage<S>(x), to_storage<S>(y)};
+constexpr int kVector = 16 / sizeof(S);
+
+template <class S>
+constexpr int kGroupDepth = 4 * kVector<S>;  // of the vectors that the four threads of a row have, and of two mma
+
+// The depth of the weights that are in shared memory, and how many vectors they take there for a group of depths and
+// eight columns: a float is two numbers.
+template <class S>
+constexpr int kChunk = std::is_same_v<S, float> ? 128 : 256;
+template <class S>
+constexpr int kVectors = std::is_same_v<S, float> ? 2 : 1;
+
+template <class S>
+constexpr int kBlocks = std::is_same_v<S, float> ? 3 : 4;  // that a multiprocessor has registers for
+
+struct Place {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
+};
+
+struct alignas(16) Vector {
+  uint32_t words[4];
+};
+
+__device__ __forceinline__ Vector load_vector(const void* from) { return *static_cast<const Vector*>(from); }
+
+// Whether a float of these, which are a row of mma's results, is infinite or no number.
+template <int kCount>
+__device__ __forceinline__ bool any_is_not_finite(const float (&sum)[kCount][4], int first) {
+  float zero = 0;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) zero += 0 * sum[j][first] + 0 * sum[j][first + 1];
+  return zero != 0;
 }
 
-// A block makes 128 rows, or what is left of its type, by 64 columns.
+// The depth within its group that a thread's number `at` of a vector has in both operands is kVector in_group + at. The
+// column of number `at` (of 8) of an mma of 8 columns is chosen so that a thread's two results of each of kVector / 2
+// mma make one vector.
+template <class S>
+__device__ __forceinline__ int column_of(int side, int at) {
+  constexpr int kSidesOfVector = kVector<S> / 2;
+  return side / kSidesOfVector * kGroupDepth<S> + at / 2 * kVector<S> + side % kSidesOfVector * 2 + at % 2;
+}
+
+// Brings depths [first, first + depth) of the weight of a block's columns to shared memory, as mma takes it: for every
+// group of depths and eight columns, the thread's numbers. Zeros outside. Whole block.
 template <class S, bool kTransposed>
-__global__ void __launch_bounds__(kProductThreads, 2) product_kernel(const __grid_constant__ ProductArgs args) {
+__device__ __forceinline__ void stage_weights(const ProductArgs& args, const S* weight, int first, int depth,
+                                              int first_column, Vector* staged) {
+  const int count = (depth + kGroupDepth<S> - 1) / kGroupDepth<S> * kSides * 32;
+  for (int i = threadIdx.x; i < count; i += kThreads) {
+    const int lane = i % 32, side = i / 32 % kSides, group = i / (32 * kSides);
+    const int column = first_column + column_of<S>(side, lane / 4);
+    const int inner = group * kGroupDepth<S> + lane % 4 * kVector<S>;
+    struct alignas(16) {
+      S numbers[kVector<S>];
+    } found;
+#pragma unroll
+    for (int v = 0; v < kVector<S>; ++v) {
+      const int k = first + inner + v;
+      const bool there = inner + v < depth && column < args.columns;
+      const int64_t at = kTransposed ? column * args.weight_row + k : k * args.weight_row + column;
+      found.numbers[v] = there ? weight[at] : to_storage<S>(0.0f);
+    }
+    if constexpr (std::is_same_v<S, float>) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Vector& to = staged[((group * 2 + half) * kSides + side) * 32 + lane];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) split(found.numbers[2 * half + h], to.words[h], to.words[2 + h]);
+      }
+    } else {
+      staged[(group * kSides + side) * 32 + lane] = *reinterpret_cast<const Vector*>(&found);
+    }
+  }
+}
+
+// A thread's vectors of kStep numbers of two rows, in_group's of `group` and of the one eight further.
+template <class S>
+struct Rows {
+  static constexpr int kGroups = kStep / kGroupDepth<S>;
+  Vector of[2][kGroups];
+
+  __device__ __forceinline__ void load(const S* const (&from)[2], int left_depth) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int q = 0; q < kGroups; ++q) {
+        of[h][q] = from[h] && q * kGroupDepth<S> < left_depth ? load_vector(from[h] + q * kGroupDepth<S>) : Vector{};
+      }
+    }
+  }
+};
+
+// sum += the product of the rows of one group of depths and the weights staged for it.
+template <class S>
+__device__ __forceinline__ void multiply_group(const Vector& upper, const Vector& lower, const Vector* staged,
+                                               float (&sum)[kSides][4]) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (std::is_same_v<S, float>) {
+    uint32_t rows[2][2][4];  // the nearest numbers, and what is left, of both mma
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int h = 0; h < 4; ++h) {
+        const float number = __uint_as_float((h % 2 ? lower : upper).words[2 * half + h / 2]);
+        split(number, rows[0][half][h], rows[1][half][h]);
+      }
+    }
+    constexpr int kAtOnce = 4;  // mma that do not wait for each other
+#pragma unroll
+    for (int first = 0; first < kSides; first += kAtOnce) {
+      float part[kAtOnce][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Vector weights[kAtOnce];
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) weights[j] = staged[(half * kSides + first + j) * 32 + lane];
+        // The small products first.
+#pragma unroll
+        for (int product = 0; product < 3; ++product) {
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) {
+            const int from = product == 1 ? 2 : 0;
+            const uint32_t b[2] = {weights[j].words[from], weights[j].words[from + 1]};
+            projection::floats::multiply_add(part[j], rows[product == 0][half], b, product == 0 && half == 0);
+          }
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) sum[first + j][h] += part[j][h];
+      }
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < kSides; ++j) {
+      const Vector weights = staged[j * 32 + lane];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const uint32_t rows[4] = {upper.words[2 * half], lower.words[2 * half], upper.words[2 * half + 1],
+                                  lower.words[2 * half + 1]};
+        projection::half::multiply_add<S>(sum[j], rows, weights.words[2 * half], weights.words[2 * half + 1]);
+      }
+    }
+  }
+}
+
+// One row of a warp's results, and the bias added where there is one, kVector columns at a time.
+template <class S>
+__device__ __forceinline__ void store_row(S* to, const S* bias, int first_column, int columns, int first,
+                                          const float (&sum)[kSides][4]) {
+  constexpr int kSidesOfVector = kVector<S> / 2;
+  const int in_group = threadIdx.x % 4;
+#pragma unroll
+  for (int side = 0; side < kSides; side += kSidesOfVector) {
+    const int column = first_column + column_of<S>(side, 2 * in_group);
+    if (column >= columns) continue;
+    struct alignas(16) Numbers {
+      S of[kVector<S>];
+    } made;
+    const Numbers added = bias ? *reinterpret_cast<const Numbers*>(bias + column) : Numbers{};
+#pragma unroll
+    for (int v = 0; v < kVector<S>; ++v) {
+      made.of[v] = to_storage<S>(sum[side + v / 2][first + v % 2] + to_arithmetic(added.of[v]));
+    }
+    *reinterpret_cast<Vector*>(to + column) = *reinterpret_cast<const Vector*>(&made);
+  }
+}
+
+// A block makes args.share rows of one type, or what is left of it, by 64 columns: every warp 16 rows at a time.
+template <class S, bool kTransposed>
+__global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __grid_constant__ ProductArgs args) {
   check_offsets(args.entries);
   extern __shared__ float4 memory[];
-  using M = Tensor<S, false, !kTransposed>;
-  using T = typename M::T;
-  T* shared = reinterpret_cast<T*>(memory);
-  const int across = (args.columns + kTileColumns - 1) / kTileColumns, block = blockIdx.y;
-  const int first_column = static_cast<int>(blockIdx.x % across) * kTileColumns;
-  const Range range = range_of_tile(args.entries, blockIdx.x / across, kTileRows);
+  Vector* staged = reinterpret_cast<Vector*>(memory);
+  const int across = (args.columns + kColumns - 1) / kColumns, block = blockIdx.y, depth = args.depth;
+  const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
+  const Range range = range_of_tile(args.entries, blockIdx.x / across, args.share);
   if (range.begin >= range.end) return;
-  const WarpPlace place;
-  GatheredRows<T, typename M::A> a(args.x, args.entries, range, block, args.depth);
-  const T* weight = static_cast<const T*>(args.weight) + range.type * args.weight_type + block * args.weight_block;
-  typename M::B b(weight, args.weight_row, first_column, args.columns, 0, args.depth);
-  const auto stage_a = [&](int stage) { return shared + stage * (M::A::kNumbers + M::B::kNumbers); };
-  const auto stage_b = [&](int stage) { return stage_a(stage) + M::A::kNumbers; };
-  M product;
-  projection::walk_depth(
-      projection::tile_steps(args.depth), [&](int stage) { a.load(stage_a(stage)), b.load(stage_b(stage)); },
-      [&](int stage) { product.add(stage_a(stage), stage_b(stage), place); });
-  S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
+  const Place place;
+  const S* weight = static_cast<const S*>(args.weight) + range.type * args.weight_type + block * args.weight_block;
+  const S* x = static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * depth;
   const int64_t bias_at = (static_cast<int64_t>(range.type) * args.blocks + block) * args.columns;
   const S* bias = args.bias ? static_cast<const S*>(args.bias) + bias_at : nullptr;
-  projection::for_each_pair(place, range.begin, range.end, first_column, args.columns, product.sum,
-                            [&](int64_t entry, int column, float x, float y) {
-                              if constexpr (std::is_same_v<S, float>) {
-                                if (!isfinite(x)) x = product_in_floats(args, entry, range.type, block, column);
-                                if (!isfinite(y)) y = product_in_floats(args, entry, range.type, block, column + 1);
-                              }
-                              if (bias) x += to_arithmetic(bias[column]), y += to_arithmetic(bias[column + 1]);
-                              store_pair(out + row_of(args.out, args.entries, entry) * args.out.stride + column, x, y);
-                            });
-}
 
-// A block makes 128 by 64 numbers of a matrix, from one chunk of entries.
-template <class S>
-__global__ void __launch_bounds__(kProductThreads, 2) outer_kernel(const __grid_constant__ OuterArgs args) {
-  check_offsets(args.entries);
-  extern __shared__ float4 memory[];
-  using M = Tensor<S, true, true>;
-  using T = typename M::T;
-  T* shared = reinterpret_cast<T*>(memory);
-  const int across = (args.columns + kTileColumns - 1) / kTileColumns, block = blockIdx.z;
-  const int first_column = static_cast<int>(blockIdx.y % across) * kTileColumns;
-  const int first_row = static_cast<int>(blockIdx.y / across) * kTileRows;
-  const Range range = range_of_tile(args.entries, blockIdx.x, args.chunk);
-  if (range.begin >= range.end) return;
-  const WarpPlace place;
-  GatheredDepth<T, typename M::A> a(args.x, args.entries, range, block, first_row, args.rows);
-  GatheredDepth<T, typename M::B> b(args.y, args.entries, range, block, first_column, args.columns);
-  const auto stage_a = [&](int stage) { return shared + stage * (M::A::kNumbers + M::B::kNumbers); };
-  const auto stage_b = [&](int stage) { return stage_a(stage) + M::A::kNumbers; };
-  M product;
-  projection::walk_depth(
-      projection::tile_steps(range.end - range.begin),
-      [&](int stage) { a.load(stage_a(stage)), b.load(stage_b(stage)); },
-      [&](int stage) { product.add(stage_a(stage), stage_b(stage), place); });
-  const int64_t size = static_cast<int64_t>(args.rows) * args.columns;
-  float* partial = static_cast<float*>(args.partial) + (static_cast<int64_t>(blockIdx.x) * args.blocks + block) * size;
-  projection::for_each_pair(place, first_row, args.rows, first_column, args.columns, product.sum,
-                            [&](int64_t row, int column, float x, float y) {
-                              if constexpr (std::is_same_v<S, float>) {
-                                if (!isfinite(x)) x = outer_in_floats(args, range, block, row, column);
-                                if (!isfinite(y)) y = outer_in_floats(args, range, block, row, column + 1);
-                              }
-                              store_pair(partial + row * args.columns + column, x, y);
-                            });
-}
-
-template <class M, class Kernel, class Args>
-cudaError_t start(Kernel kernel, std::atomic<uint64_t>& done, dim3 grid, const Args& args, cudaStream_t stream) {
-  const cudaError_t error = projection::allow_shared_memory(kernel, kSharedBytes<M>, done);
-  if (error != cudaSuccess) return error;
-  kernel<<<grid, kProductThreads, kSharedBytes<M>, stream>>>(args);
-  return cudaGetLastError();
+  // The thread's rows of the next tile, and the ids of those after it.
+  const S* from[2];
+  int64_t ids[2];
+  const auto find_ids = [&](int64_t tile) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t entry = tile + place.warp * kRows + place.group + 8 * h;
+      ids[h] = entry < range.end ? row_of(args.x, args.entries, entry) : -1;
+    }
+  };
+  const auto begin_rows = [&] {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      from[h] = ids[h] < 0 ? nullptr : x + ids[h] * args.x.stride + place.in_group * kVector<S>;
+    }
+  };
+  // Numbers of the four threads of a row lie side by side: a thread has none where its vector begins outside.
+  const auto left = [&](int at) { return depth - at - place.in_group * kVector<S>; };
+  Rows<S> next;
+  find_ids(range.begin);
+  begin_rows();
+  next.load(from, left(0));
+  find_ids(range.begin + kWarps * kRows);
+  for (int64_t tile = range.begin; tile < range.end; tile += kWarps * kRows) {
+    __syncwarp();  // whose threads may part where they store
+    float sum[kSides][4] = {};
+    for (int chunk = 0; chunk < depth; chunk += kChunk<S>) {
+      const int end = min(depth, chunk + kChunk<S>);
+      if (tile == range.begin || depth > kChunk<S>) {
+        __syncthreads();
+        stage_weights<S, kTransposed>(args, weight, chunk, end - chunk, first_column, staged);
+        __syncthreads();
+      }
+      for (int step = chunk; step < end; step += kStep) {
+        const Rows<S> rows = next;
+        if (step + kStep < depth) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) from[h] = from[h] ? from[h] + kStep : nullptr;
+          next.load(from, left(step + kStep));
+        } else if (tile + kWarps * kRows < range.end) {
+          begin_rows();
+          next.load(from, left(0));
+          find_ids(tile + 2 * kWarps * kRows);
+        }
+#pragma unroll
+        for (int q = 0; q < Rows<S>::kGroups; ++q) {
+          const int inner = step - chunk + q * kGroupDepth<S>;
+          if (chunk + inner >= end) break;
+          multiply_group<S>(rows.of[0][q], rows.of[1][q], staged + inner / kGroupDepth<S> * (kVectors<S> * kSides * 32),
+                            sum);
+        }
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t entry = tile + place.warp * kRows + place.group + 8 * h;
+      if (entry >= range.end) continue;
+      if constexpr (std::is_same_v<S, float>) {
+        if (any_is_not_finite(sum, 2 * h)) {
+#pragma unroll
+          for (int i = 0; i < 2 * kSides; ++i) {
+            const int column = first_column + column_of<S>(i / 2, 2 * place.in_group + i % 2);
+            if (column >= args.columns) continue;
+            sum[i / 2][2 * h + i % 2] = product_in_floats(args, entry, range.type, block, column);
+          }
+        }
+      }
+      S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
+      S* to = out + row_of(args.out, args.entries, entry) * args.out.stride;
+      store_row(to, bias, first_column, args.columns, 2 * h, sum);
+    }
+  }
 }
 
 unsigned tiles(int size, int tile) { return static_cast<unsigned>((size + tile - 1) / tile); }
@@ -198,18 +290,15 @@ unsigned tiles(int size, int tile) { return static_cast<unsigned>((size + tile -
 template <class S, bool kTransposed>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
-  const int64_t down = num_tiles(args.entries.count, args.entries.types, kTileRows);
-  const dim3 grid(static_cast<unsigned>(down * tiles(args.columns, kTileColumns)), args.blocks);
-  return start<Tensor<S, false, !kTransposed>>(product_kernel<S, kTransposed>, done, grid, args, stream);
-}
-
-template <class S>
-cudaError_t launch(Storage storage, const OuterArgs& args, cudaStream_t stream) {
-  static std::atomic<uint64_t> done{0};
-  const dim3 grid(static_cast<unsigned>(num_tiles(args.entries.count, args.entries.types, args.chunk)),
-                  tiles(args.rows, kTileRows) * tiles(args.columns, kTileColumns), args.blocks);
-  const cudaError_t error = start<Tensor<S, true, true>>(outer_kernel<S>, done, grid, args, stream);
-  return error != cudaSuccess ? error : add_chunks(storage, args, stream);
+  constexpr int kBytes = kVectors<S> * kSides * 32 * sizeof(Vector);  // of a group of depths
+  const auto kernel = product_kernel<S, kTransposed>;
+  const cudaError_t error = projection::allow_shared_memory(kernel, kChunk<S> / kGroupDepth<S> * kBytes, done);
+  if (error != cudaSuccess) return error;
+  const int64_t down = num_tiles(args.entries.count, args.entries.types, args.share);
+  const dim3 grid(static_cast<unsigned>(down * tiles(args.columns, kColumns)), args.blocks);
+  const int bytes = static_cast<int>(tiles(std::min(args.depth, kChunk<S>), kGroupDepth<S>)) * kBytes;
+  kernel<<<grid, kThreads, bytes, stream>>>(args);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -219,10 +308,6 @@ cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t s
     using S = decltype(zero);
     return args.transposed ? launch<S, true>(args, stream) : launch<S, false>(args, stream);
   });
-}
-
-cudaError_t run_outer(Storage storage, const OuterArgs& args, cudaStream_t stream) {
-  return of_storage<true>(storage, [&](auto zero) { return launch<decltype(zero)>(storage, args, stream); });
 }
 
 }  // namespace edgeless::cuda::relational
