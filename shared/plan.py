@@ -7,7 +7,7 @@ needed: the device is described by a :class:`Device`, the one at hand or a named
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -288,17 +288,26 @@ def record(call, inputs: Sequence[Any]) -> list[Step]:
     """Runs ``call()`` and, where gradients are on, its backward, and returns the steps of the ops that ran.
 
     Args:
-        call: gives a tensor, or a tuple that begins with one.
-        inputs: tensors (others are ignored) whose gradients the backward makes.
+        call: gives a tensor, a dictionary of them, or a tuple that begins with either.
+        inputs: tensors, and dictionaries, tuples and lists of them (others are ignored), whose gradients the backward
+            makes.
     """
     recorder = _Recorder()
     with recorder:
         out = call()
-        out = out[0] if isinstance(out, (tuple, list)) else out
-        leaves = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
-        if leaves and out.requires_grad:
-            torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+        outs = [t for t in _tensors_in(out[0] if isinstance(out, (tuple, list)) else out) if t.requires_grad]
+        leaves = [t for t in _tensors_in(inputs) if t.requires_grad]
+        if leaves and outs:
+            torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
     return [step for name, args in recorder.calls for step in _steps_of(name, args)]
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [t for item in value for t in _tensors_in(item)]
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _graph_sizes(args: dict[str, Any]) -> dict[str, Any]:
@@ -353,6 +362,8 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return [_product_step(name, args)]
     if name in ("relational_sum", "relational_sum_backward"):
         return _relational_steps(name, args)
+    if name in _TYPED_STEPS:
+        return [_typed_step(name, args)]
     if name == "relational_layer":
         return _layer_steps(args)
     if name == "relational_layer_backward":
@@ -437,6 +448,32 @@ def _product_step(name: str, args: dict[str, Any]) -> Step:
     seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
     shape = f"{xs[0].size(0)} x {xs[0].size(1)} -> {results}"
     return Step(name, "forward", "product", f"{len(args['weights'])} maps, {shape}", 1, num_bytes, seconds)
+
+
+_TYPED_STEPS = {
+    "typed_mm": "product",
+    "typed_linear": "product",
+    "typed_outer": "of weights",
+    "typed_blend": "skip",
+    "typed_blend_backward": "gradient of skip",
+}
+
+
+def _typed_step(name: str, args: dict[str, Any]) -> Step:
+    """Rows with the matrices, or the numbers, of their types: what is given is read once, and the result written."""
+    rows, types = args["x"].size(0), args["offsets"].numel() - 1
+    if name in ("typed_mm", "typed_linear"):
+        depth, columns = args["x"].size(1), args["weight"].size(2 if name == "typed_mm" else 1)
+        shape, made = f"{rows} x {depth} -> {columns}", rows * columns
+    elif name == "typed_outer":
+        depth, columns = args["x"].size(1), args["y"].size(1)
+        shape, made = f"{rows} x {depth}, {columns}", types * depth * columns
+    else:
+        shape, made = f"{rows} x {args['x'].size(1)}", args["x"].numel() * (2 if name.endswith("backward") else 1)
+    num_bytes = sum(t.numel() * t.element_size() for t in _tensors_in(args)) + made * args["x"].element_size()
+    device = Device.of(args["x"].device)
+    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
+    return Step(name, _TYPED_STEPS[name], "product", f"{types} types, {shape}", 1, num_bytes, seconds)
 
 
 # Text ----------------------------------------------------------------------------------------------------------------

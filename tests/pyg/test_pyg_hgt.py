@@ -426,3 +426,17 @@ def test_sizes_and_the_order_of_types_are_part_of_the_key():
     for more in (0, 3, 0):
         x_dict = {key: features(SIZES[key] + more, OUT, seed=i) for i, key in enumerate(SIZES)}
         assert_close(run_fused(ours, x_dict, edges), run(theirs, x_dict, edges))
+
+
+def test_a_plan_has_the_node_maps_and_the_backward_of_outputs_by_type():
+    _, ours = layer_pair()
+    steps = edgeless.explain(ours, nodes_of(), edges_of(), plan=True).plan
+    found = [(step.op, step.step) for step in steps]
+    maps = [step for step in steps if step.op in ("typed_mm", "typed_linear")]
+    rows = sum(SIZES.values())
+    assert maps and f"{len(SIZES)} types, {rows} x {OUT} -> {3 * OUT}" in maps[0].kernel, found
+    # the rows, weights, biases and offsets are read, and the products written
+    numbers = rows * OUT + len(SIZES) * 3 * OUT * (OUT + 1) + rows * 3 * OUT
+    assert maps[0].bytes == 4 * numbers + 8 * (len(SIZES) + 1), maps[0]
+    assert ("relational_sum", "of weights") in found and ("attention (dot)", "by source") in found, found
+    assert ("typed_outer", "of weights") in found and ("typed_blend", "skip") in found, found
