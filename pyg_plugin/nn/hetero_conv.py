@@ -21,7 +21,7 @@ from ..hetero import joined_graph
 from .graph_conv import GraphConv
 from .sage_conv import SAGEConv
 
-_NOTHING = torch.empty(0)
+_NOTHING = torch.empty(0, device="cpu")
 _FEW_RELATIONS = 4  # with fewer, calls take no longer than one sum (docs/decisions/0029-relations-in-one-sum.md)
 
 

@@ -75,7 +75,7 @@ def _own_parts(folder: Path, manifest: dict, ranks: Ranks) -> dict[str, Tensor]:
 def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: torch.device) -> DistGraph:
     """Finds the halo and tells its owners what to send."""
     each = manifest["num_parts"] // ranks.size
-    sizes = torch.tensor(manifest["sizes"], dtype=torch.int64).view(ranks.size, each).sum(1)
+    sizes = torch.tensor(manifest["sizes"], dtype=torch.int64, device="cpu").view(ranks.size, each).sum(1)
     bounds = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
     first, end = int(bounds[ranks.rank]), int(bounds[ranks.rank + 1])
     num_own = end - first

@@ -103,9 +103,9 @@ def _parts(call, src, dst, num_nodes, num_parts, method, seed) -> Tensor:
         )
     if method == "metis" and num_parts > 1 and num_nodes > 0:
         return _metis(src, dst, num_nodes, num_parts, seed).to(src.device)
-    part = torch.arange(num_nodes) * num_parts // max(num_nodes, 1)
+    part = torch.arange(num_nodes, device="cpu") * num_parts // max(num_nodes, 1)
     if method == "random":
-        part = part[torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed))]
+        part = part[torch.randperm(num_nodes, generator=torch.Generator().manual_seed(seed), device="cpu")]
     return part.to(src.device)
 
 

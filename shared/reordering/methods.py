@@ -44,7 +44,7 @@ def _library(call: str, method: str, module: str, package: str):
 def _adjacency(call: str, method: str, neighbors: Neighbors):
     """As a matrix of SciPy."""
     sparse = _library(call, method, "scipy.sparse", "scipy")
-    ones = torch.ones(neighbors.indices.numel(), dtype=torch.float32).numpy()
+    ones = torch.ones(neighbors.indices.numel(), dtype=torch.float32, device="cpu").numpy()
     arrays = (ones, neighbors.indices.numpy(), neighbors.indptr.numpy())
     return sparse.csr_matrix(arrays, shape=(neighbors.num_nodes, neighbors.num_nodes))
 
@@ -82,7 +82,7 @@ def metis_parts(call: str, neighbors: Neighbors, num_parts: int, seed: int, reme
             f"{call}: METIS failed to make {num_parts} parts of {neighbors.num_nodes} nodes ({error}); "
             "take another method, or another number of parts"
         ) from error
-    return torch.as_tensor(part, dtype=torch.int64)
+    return torch.as_tensor(part, dtype=torch.int64, device="cpu")
 
 
 def community(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: int) -> Tensor:
@@ -92,7 +92,8 @@ def community(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: i
     since a window of rows shares more where its nodes are of one small community and not just of one large one.
     """
     clustering = _library(call, "community", "sknetwork.clustering", "scikit-network")
-    merged, of_node, order = _adjacency(call, "community", neighbors), None, torch.arange(neighbors.num_nodes)
+    merged, of_node = _adjacency(call, "community", neighbors), None
+    order = torch.arange(neighbors.num_nodes, device=neighbors.indptr.device)
     while True:
         louvain = clustering.Louvain(n_aggregations=1, return_probs=False)
         labels = torch.from_numpy(louvain.fit_predict(merged)).long()

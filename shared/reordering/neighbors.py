@@ -34,9 +34,10 @@ def neighbors_of(src: Tensor, dst: Tensor, num_nodes: int) -> Neighbors:
     # Two counting sorts, by column and then by row, leave every row sorted.
     sorted_once = coo_to_csr(*ends, num_nodes, num_nodes, False)[:2]
     indptr, indices, _ = csr_transpose(*sorted_once, None, num_nodes)
-    rows = torch.arange(num_nodes, dtype=indices.dtype).repeat_interleave(indptr.diff(), output_size=indices.numel())
+    nodes = torch.arange(num_nodes, dtype=indices.dtype, device=indices.device)
+    rows = nodes.repeat_interleave(indptr.diff(), output_size=indices.numel())
     keep = rows != indices
     keep[1:] &= (rows[1:] != rows[:-1]) | (indices[1:] != indices[:-1])
-    kept = torch.zeros(indices.numel() + 1, dtype=indptr.dtype)
+    kept = indptr.new_zeros(indices.numel() + 1)
     torch.cumsum(keep, 0, dtype=indptr.dtype, out=kept[1:])
     return Neighbors(kept[indptr.long()], indices[keep])

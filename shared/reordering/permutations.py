@@ -46,7 +46,8 @@ def _found(call, sizes, relations, method, num_parts, seed) -> dict[Hashable, Te
     first, total = {}, 0
     for kind, size in sizes.items():
         first[kind], total = total, total + size
-    src, dst = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    nothing = torch.empty(0, dtype=torch.int64, device="cpu")
+    src, dst = [nothing], [nothing]
     for source, destination, *ends in relations:
         for kind, ids, into in ((source, ends[0], src), (destination, ends[1], dst)):
             check_ids(f"{call}: an edge", ids, "N", sizes[kind])
@@ -55,7 +56,7 @@ def _found(call, sizes, relations, method, num_parts, seed) -> dict[Hashable, Te
     if neighbors.indices.numel():
         order = METHODS[method](call, neighbors, num_parts, seed)
     else:  # which the libraries do not take
-        order = torch.arange(total)
+        order = torch.arange(total, device="cpu")
     if len(sizes) == 1:
         return dict.fromkeys(sizes, order)
     return {kind: order[(order >= low) & (order < low + sizes[kind])] - low for kind, low in first.items()}
@@ -74,7 +75,9 @@ def _given(call: str, sizes: Mapping[Hashable, int], method) -> dict[Hashable, T
         if kind not in sizes:
             raise ValueError(f"{call}: method must name sets of nodes of {list(sizes)}, got {kind!r}")
     return {
-        kind: _checked(call, f"method[{kind!r}]", method[kind], size) if kind in method else torch.arange(size)
+        kind: _checked(call, f"method[{kind!r}]", method[kind], size)
+        if kind in method
+        else torch.arange(size, device="cpu")
         for kind, size in sizes.items()
     }
 

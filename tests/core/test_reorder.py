@@ -357,3 +357,13 @@ def test_reuse_counts_edges_for_each_source_of_a_window():
     assert reordering.reuse(graph, 1) == 5 / 4  # the multi-edge gathers one row
     assert reordering.reuse(graph, 2) == 5 / 3
     assert (reordering.bandwidth(graph), reordering.mean_distance(graph)) == (2, 1.0)
+
+
+def test_a_default_device_is_not_looked_at(method):
+    """A user's ``torch.set_default_device("cuda")``, for which "meta" stands: nothing is made there unasked."""
+    graph = blocks()
+    expected, again = graph.reorder(method), blocks()
+    with torch.device("meta"):
+        reordered, permutation = again.reorder(method)
+    assert_same_graph(graph, reordered, permutation)
+    assert torch.equal(permutation, expected[1])

@@ -22,6 +22,18 @@ from edgeless import functional, layer
 needs_gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
 
 
+@pytest.mark.parametrize("method", ("random", "contiguous", "metis"))
+def test_a_default_device_is_not_looked_at(tmp_path, method):
+    """A user's ``torch.set_default_device("cuda")``, for which "meta" stands: nothing is made there unasked."""
+    edge_index, data = edges("loops"), node_data()
+    expected = ed.partition(edge_index, NODES, 2, tmp_path / "before", method=method, node_data=data)
+    with torch.device("meta"):
+        found = ed.partition(edge_index, NODES, 2, tmp_path / "after", method=method, node_data=data)
+        part = ed.load(tmp_path / "after", device="cpu")
+    assert found == expected and part.device.type == "cpu"
+    assert torch.equal(part.edge_index(), ed.load(tmp_path / "before", device="cpu").edge_index())
+
+
 # Several processes -----------------------------------------------------------------------------------------------
 
 
