@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _C
+from .ops.relational import widths
 
 __all__ = ["DEVICES", "Device", "Step", "attention_steps", "extremum_steps", "record", "spmm_step", "table"]
 
@@ -385,7 +386,7 @@ def _layer_steps(args: dict[str, Any]) -> list[Step]:
     if not args["csr"]:
         steps = _relational_steps("relational_sum", args)
     else:
-        pairs, width = args["by_dst"][3].numel(), _widths(args["weight"])[1]
+        pairs, width = args["by_dst"][3].numel(), widths(args["weight"])[1]
         steps = _relational_steps("relational_sum", {**args, "num_dst": pairs})
         steps.append(_sum_of(args, x.dtype, width, pairs, _edge_bytes(args)))
     if root is not None:
@@ -407,12 +408,6 @@ def _edge_bytes(args: dict[str, Any]) -> int:
     return 0 if args.get("edge_weight") is None else args["edge_weight"].element_size()
 
 
-def _widths(weight: Tensor) -> tuple[int, int]:
-    """Of a row that is multiplied, and of the product, for whole and for block-diagonal matrices."""
-    blocks = weight.size(1) if weight.dim() == 4 else 1
-    return blocks * weight.size(-2), blocks * weight.size(-1)
-
-
 def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
     """A sum over relations, or the gradients of its features and weights; each sums the edges of its pieces."""
     x, weight, gathered = args["x"], args["weight"], args["grad"] if name.endswith("backward") else args["x"]
@@ -425,7 +420,7 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         type_ptr, piece_rows, ptr, indices, _, parts = args["by_src" if backward else "by_dst"]
         pieces, index = piece_rows.numel(), indices.element_size()
         rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
-        width = _widths(weight)[step == "forward"]
+        width = widths(weight)[step == "forward"]
         num_bytes = indices.numel() * (gathered.size(1) * gathered.element_size() + index) + 2 * pieces * index
         num_bytes += rows * width * x.element_size() + weight.numel() * weight.element_size()
         if step == "of weights":

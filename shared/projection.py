@@ -21,7 +21,7 @@ from .ops import projection as _projection_op  # noqa: F401  registers the fake 
 
 # Numbers of the results from which on the op is faster on the CPU: below 4 MB, first touches of memory cost little.
 _LEAST = 1 << 20
-_PLAIN = (Tensor, Parameter)
+PLAIN = (Tensor, Parameter)  # types of tensors that do nothing of their own when they are computed with
 _ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
 _FLOATS = (*_ROUNDED, torch.float64)
 
@@ -42,7 +42,7 @@ def pays(x: Tensor, width: int) -> bool:
     """Whether maps of ``x`` ``[N, F]`` to ``width`` numbers a row should be one op: on CUDA, and on the CPU where they
     are float32 and large.
     """
-    if type(x) not in _PLAIN or x.layout is not torch.strided or x.dim() != 2 or x.dtype not in _FLOATS or compiling():
+    if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2 or x.dtype not in _FLOATS or compiling():
         return False
     if x.is_cuda:
         return True
@@ -51,7 +51,7 @@ def pays(x: Tensor, width: int) -> bool:
 
 def _pays_in_program(x: Tensor) -> bool:
     """Whether a program of torch.compile should hold the op: for float32 on CUDA, where its products are faster."""
-    if type(x) not in _PLAIN or x.layout is not torch.strided or x.dim() != 2:
+    if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2:
         return False
     if x.dtype != torch.float32 or not x.is_cuda:
         return False
@@ -118,9 +118,9 @@ def node_logits(x: Tensor, *vectors: Tensor) -> Optional[list[Tensor]]:
     dtype that it would have; None for dtypes and tensors that the op does not take.
     """
     dtype = vectors[0].dtype
-    if x.device.type not in ("cpu", "cuda") or type(x) not in _PLAIN or x.dim() != 3 or x.dtype not in _FLOATS:
+    if x.device.type not in ("cpu", "cuda") or type(x) not in PLAIN or x.dim() != 3 or x.dtype not in _FLOATS:
         return None
-    if any(type(a) not in _PLAIN or a.dtype != dtype or a.device != x.device for a in vectors):
+    if any(type(a) not in PLAIN or a.dtype != dtype or a.device != x.device for a in vectors):
         return None
     if dtype != x.dtype and (dtype != torch.float32 or x.dtype == torch.float64):
         return None
@@ -136,14 +136,14 @@ def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
 
 def add(x: Tensor, y: Tensor, own: bool) -> Tensor:
     """``x + y``; in place of x where nobody else has it and its gradient does not need it (``own``)."""
-    if own and pays(x, x.size(-1)) and type(y) in _PLAIN and y.shape == x.shape and y.dtype == x.dtype:
+    if own and pays(x, x.size(-1)) and type(y) in PLAIN and y.shape == x.shape and y.dtype == x.dtype:
         return x.add_(y)
     return x + y
 
 
 def add_row(x: Tensor, row: Tensor) -> Tensor:
     """``x + row`` for ``x`` ``[N, F]`` and ``row`` ``[F]``."""
-    if pays(x, x.size(-1)) and type(row) in _PLAIN and row.dtype == x.dtype and row.device == x.device:
+    if pays(x, x.size(-1)) and type(row) in PLAIN and row.dtype == x.dtype and row.device == x.device:
         return torch.ops.edgeless.add_row(x, row)
     return x + row
 
@@ -159,8 +159,8 @@ def add_map(out: Tensor, x: Optional[Tensor], weight: Optional[Tensor], bias: Op
 
 def add_row_to_heads(x: Tensor, row: Tensor) -> Tensor:
     """``x + row`` as ``[N, H * C]`` for ``x`` ``[N, H, C]`` and ``row`` ``[H * C]``."""
-    fits = type(row) in _PLAIN and row.dtype == x.dtype and row.device == x.device
-    if fits and type(x) in _PLAIN and x.is_cuda and x.dtype in _FLOATS and not compiling():
+    fits = type(row) in PLAIN and row.dtype == x.dtype and row.device == x.device
+    if fits and type(x) in PLAIN and x.is_cuda and x.dtype in _FLOATS and not compiling():
         return torch.ops.edgeless.add_row(x, row)
     return add_row(x.view(-1, row.size(0)), row)
 
@@ -184,13 +184,13 @@ def rounds(xs: Sequence[Tensor]) -> bool:
 
 def fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
     """Whether the ops take maps of ``x`` by these weights, and parameters beside them, as they are."""
-    width = sum(weight.size(0) for weight in weights if type(weight) in _PLAIN)
+    width = sum(weight.size(0) for weight in weights if type(weight) in PLAIN)
     if not (pays(x, width) or _pays_in_program(x)):
         return False
-    if any(type(w) not in _PLAIN or w.dim() != 2 or w.size(1) != x.size(1) for w in weights):
+    if any(type(w) not in PLAIN or w.dim() != 2 or w.size(1) != x.size(1) for w in weights):
         return False
     others = [t for t in (*weights, *biases) if t is not None]
-    if any(type(t) not in _PLAIN or t.device != x.device or t.layout is not torch.strided for t in others):
+    if any(type(t) not in PLAIN or t.device != x.device or t.layout is not torch.strided for t in others):
         return False
     if all(t.dtype == x.dtype for t in others):
         return True

@@ -10,10 +10,11 @@ from torch import Tensor
 from . import reference
 from .aggregation import spmm
 from .functional_checks import cast, expect, expect_dtype, promoted, runs_reference
+from .graph import Compressed
 from .graph_checks import as_index, check_choice, check_ids, check_integers, compiling
-from .ops import relational as _relational_op  # noqa: F401  registers the fake kernels of the ops
 from .ops.attention import opmath_dtype
 from .ops.graph import coo_to_csr
+from .ops.relational import widths
 from .typed_graph import TypedGraph
 
 
@@ -123,16 +124,29 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor] = None
         out = reference.gather_mm(x, w, index)
         return out if bias is None else out + bias.index_select(0, index)
     index = as_index(index)
-    on_gpu = index.device.type == "cuda"
-    if on_gpu:  # nobody waits for it
-        torch._assert_async(((index >= 0) & (index < w.size(0))).all(), f"{call}: index has ids outside of [0, R)")
-    try:
-        offsets, _, order = coo_to_csr(index, index, w.size(0), w.size(0), not on_gpu)
-    except IndexError:
-        check_ids(f"{call}: index", index, "R", w.size(0))  # says it in the caller's words
-        raise
+    offsets, _, order = rows_by_type(call, "index", index, w.size(0), "R")
     out = torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, order)
     return out if bias is None else out + torch.ops.edgeless.gather_rows(bias, index, offsets, order)
+
+
+def rows_by_type(call: str, name: str, types: Tensor, num_types: int, bound: str) -> Compressed:
+    """Rows sorted by type: indptr ``[num_types + 1]`` has where a type's begin, and edge_ids are the rows ``[N]``.
+
+    Args:
+        call, name, bound: of the call, of its argument ``types`` and of its bound ``num_types``, for errors.
+        types: ``[N]``, ids as the kernels take them.
+    Raises:
+        IndexError: a type is negative or not below num_types, on the CPU; on a GPU an assertion fails on the device.
+    """
+    on_gpu = types.device.type == "cuda"
+    if on_gpu:  # nobody waits for it
+        inside = ((types >= 0) & (types < num_types)).all()
+        torch._assert_async(inside, f"{call}: {name} has ids outside of [0, {bound})")
+    try:
+        return Compressed(*coo_to_csr(types, types, num_types, num_types, not on_gpu))
+    except IndexError:
+        check_ids(f"{call}: {name}", types, bound, num_types)  # says it in the caller's words
+        raise
 
 
 def choose_order(
@@ -159,9 +173,7 @@ def transforms(graph: TypedGraph, weight: Tensor) -> bool:
     """Whether rows are multiplied before they are summed, as :func:`choose_order` says; kept with the graph."""
     if compiling():
         return False
-    *_, in_width, out_width = weight.shape
-    if weight.dim() == 4:
-        in_width, out_width = in_width * weight.size(1), out_width * weight.size(1)
+    in_width, out_width = widths(weight)
     one_pass = graph.device.type == "cpu"
     if one_pass and in_width <= 2 * out_width:  # whatever the pairs: sources need not be sorted for it
         return False

@@ -6,16 +6,13 @@ from typing import Optional
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .autocast import autocasts
 from .functional_checks import cast, runs_reference
 from .ops.attention import opmath_dtype
-from .projection import add_map
+from .projection import PLAIN, add_map
 from .relational import edge_weights, relational_sum, transforms
 from .typed_graph import TypedGraph
-
-_PLAIN = (Tensor, Parameter)
 
 
 def relational_layer(
@@ -66,7 +63,7 @@ def _is_one_op(x: Tensor, others: tuple, edge_weight: Optional[Tensor], out_dtyp
     if out_dtype is not dtype and out_dtype is not opmath_dtype(dtype):
         return False
     for t in others:
-        if t is not None and (type(t) not in _PLAIN or t.dtype is not dtype):
+        if t is not None and (type(t) not in PLAIN or t.dtype is not dtype):
             return False
     if edge_weight is not None and edge_weight.requires_grad and torch.is_grad_enabled():
         return False

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from edgeless import Graph
 from edgeless.cache import graph_for
-from edgeless.graph import Compressed
-from edgeless.graph_checks import as_index, check_ids
-from edgeless.ops.graph import coo_to_csr
+from edgeless.graph_checks import as_index
+from edgeless.relational import rows_by_type
 
 
 class NodeTypes(NamedTuple):
@@ -40,12 +39,8 @@ def nodes_by_type(call: str, types: Tensor, num_types: int, count: int) -> NodeT
     """
 
     def build():
-        index = as_index(types[:count])
-        if index.is_cuda:  # nobody waits for it
-            torch._assert_async(((index >= 0) & (index < num_types)).all(), f"{call}: ntype has ids outside of [0, T)")
-        else:
-            check_ids(f"{call}: ntype", index, "T", num_types)
-        return Graph(Compressed(*coo_to_csr(index, index, num_types, num_types, False)), None, num_types, num_types)
+        rows = rows_by_type(call, "ntype", as_index(types[:count]), num_types, "T")
+        return Graph(rows, None, num_types, num_types)
 
     csr = graph_for(types, ("nodes by type", num_types, count), build, tensors=(types,)).csr
     return NodeTypes(csr.indptr, csr.edge_ids)

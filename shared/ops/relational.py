@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ._registration import register_fake
+
+
+def widths(weight: Tensor) -> tuple[int, int]:
+    """Of a row that is multiplied, and of the product, for whole and for block-diagonal matrices."""
+    blocks = weight.size(1) if weight.dim() == 4 else 1
+    return blocks * weight.size(-2), blocks * weight.size(-1)
+
 
 typed_edges = torch.ops.edgeless.typed_edges
 
@@ -65,7 +73,7 @@ def _num_parts(rows, edges, types):
 
 @register_fake("edgeless::relational_sum")
 def _relational_sum_fake(x, weight, edge_weight, by_dst, by_src, num_dst, out_dtype):
-    width = weight.size(2) if weight.dim() == 3 else weight.size(1) * weight.size(3)
+    width = widths(weight)[1]
     return x.new_empty((num_dst, width), dtype=out_dtype or x.dtype)
 
 
