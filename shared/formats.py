@@ -3,8 +3,9 @@
 A graph has one such store, a dictionary. A key says what an entry is, a name or a tuple that begins with one, and
 :meth:`edgeless.Graph.format` is given the function that builds what is missing from the graph. A value holds tensors: a
 Tensor, a Graph, or a tuple, list or dictionary of these; numbers and None take no memory. What grows while it is kept
-has a class of its own, with ``kept_tensors`` and ``num_formats``. Everything else follows from that: what an entry weighs, when the cache has to weigh a graph anew, and what goes along when a graph is moved, copied
-or pickled. Entries die with the graph.
+has a class of its own, with ``kept_tensors`` and ``num_formats``. Everything else follows from that: what an entry
+weighs, when the cache has to weigh a graph anew, and what goes along when a graph is moved, copied or pickled. Entries
+die with the graph.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from . import _C
 from .aggregation import scales
 from .autocast import cuda_autocast_dtype
 from .distributed.graph import DistGraph, LocalGraph
+from .engines import keep_plans
 from .functional import seed_tensor
 from .functional_checks import cast
-from .engines import keep_plans
 from .graph import Graph
 from .graph_checks import compiling
 from .ops.attention import opmath_dtype

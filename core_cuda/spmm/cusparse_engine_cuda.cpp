@@ -125,8 +125,7 @@ std::shared_ptr<Plan> make_plan(cusparseHandle_t handle, const Call& call, bool 
     return plan;
   }
   CUSPARSE_CHECK(status);
-  plan->workspace =
-      at::empty({static_cast<int64_t>(std::max<size_t>(bytes, 16))}, indptr.options().dtype(at::kByte));
+  plan->workspace = at::empty({static_cast<int64_t>(std::max<size_t>(bytes, 16))}, indptr.options().dtype(at::kByte));
   if (!prepared) return plan;
   void* const room = plan->workspace.data_ptr();
   if (call.sampled) {

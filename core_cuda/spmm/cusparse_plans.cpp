@@ -70,8 +70,7 @@ void CusparsePlans::learn(const std::vector<std::pair<at::Tensor, at::Tensor>>& 
       return side.indptr.is_same(given.first) && side.indices.is_same(given.second);
     };
     const auto known = std::find_if(sides_.begin(), sides_.end(), is_given);
-    const bool whole =
-        known != sides_.end() ? known->whole : given.first[-1].item<int64_t>() == given.second.size(0);
+    const bool whole = known != sides_.end() ? known->whole : given.first[-1].item<int64_t>() == given.second.size(0);
     found.push_back({given.first, given.second, whole});
   }
   PlanRegistry::get().remove(places(), this);

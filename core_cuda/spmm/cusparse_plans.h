@@ -51,9 +51,7 @@ class RecentlyUsed {
 struct SideKey {
   const void *indptr, *indices;
   int64_t version;
-  bool operator==(const SideKey& o) const {
-    return indptr == o.indptr && indices == o.indices && version == o.version;
-  }
+  bool operator==(const SideKey& o) const { return indptr == o.indptr && indices == o.indices && version == o.version; }
 };
 
 // Streams have entries of their own: what is written on one is not there yet for another, and two products at a time

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 import edgeless
+from edgeless.cli.devices import UsageError
 from edgeless.cli.layers import LAYERS, make_input, make_layer
+from edgeless.plan import record
 
 from .graphs import BenchGraph
 from .ops import OPS, graph_of
-from .work import DTYPES, Case, GraphedWork, Work
+from .work import DTYPES, Case, EngineWork, GraphedWork, Work
 
 # Name -> (framework, side, how it runs)
 LAYER_PEERS = {
@@ -154,27 +156,6 @@ def _fused(function: Callable) -> Callable:
     return run
 
 
-class _EngineWork(Work):
-    """A work whose forward and backward run on an engine; an error where the engine refuses."""
-
-    def __init__(self, engine: str, compute: Callable, *args, **options):
-        super().__init__(compute, *args, **options)
-        self.engine = engine
-        with edgeless.engine(engine):
-            refused = [step.refused for step in record(compute, self.leaves) if step.refused]
-        if refused:
-            raise UsageError(f"--peers edgeless-{engine}: {refused[0]}")
-
-    def mode(self, name: str) -> Callable:
-        run = super().mode(name)
-
-        def on_engine():
-            with edgeless.engine(self.engine):
-                return run()
-
-        return on_engine
-
-
 def _op(case: Case, peer: str, graph: BenchGraph) -> Work:
     op, dtype = OPS[case.op], DTYPES[case.dtype]
     inputs = [
@@ -189,4 +170,12 @@ def _op(case: Case, peer: str, graph: BenchGraph) -> Work:
         function = _fused(op.edgeless) if ours(peer) else op.plain
         if peer == "plain-compiled":
             function = torch.compile(function, dynamic=False)
-    return Work(lambda: function(handle, *inputs), inputs, rows=[graph.num_nodes])
+    work = Work(lambda: function(handle, *inputs), inputs, rows=[graph.num_nodes])
+    if peer not in ENGINE_PEERS:
+        return work
+    work = EngineWork(work.compute, inputs, rows=work.rows, engine=ENGINE_PEERS[peer])
+    with edgeless.engine(work.engine):
+        refused = [step.refused for step in record(work.compute, inputs) if step.refused]
+    if refused:
+        raise UsageError(f"--peers {peer}: {case.name} does not run on this engine, {refused[0]}")
+    return work

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 import edgeless
-from edgeless import Graph, _C, engines, functional
+from edgeless import _C, Graph, engines, functional
+from edgeless.bench import graphs, peers
+from edgeless.bench.work import op_case
 from edgeless.choices import Choices
+from edgeless.cli.devices import UsageError
 from edgeless.plan import DEVICES, record, spmm_step, table
 
 EDGES = torch.tensor([[0, 0, 1, 2, 3], [1, 2, 2, 0, 1]])
@@ -81,7 +84,9 @@ def test_choices_tell_what_is_chosen():
 
 
 def test_a_wrong_name_is_refused():
-    with pytest.raises(ValueError, match="engine: name must be one of 'auto', 'rowsplit', 'cusparse', .* got 'cusprase'"):
+    with pytest.raises(
+        ValueError, match="engine: name must be one of 'auto', 'rowsplit', 'cusparse', .* got 'cusprase'"
+    ):
         edgeless.engine("cusprase").__enter__()
     assert chosen() == "auto"
 
@@ -102,12 +107,16 @@ def test_results_on_the_cpu_do_not_depend_on_the_engine(name):
 def test_the_plan_says_who_runs_and_why_not_another():
     graph, x = graph_and_rows()
     x.requires_grad_()
-    assert {(step.engine, step.refused) for step in record(lambda: functional.spmm(graph, x), [x])} == {("rowsplit", "")}
+    assert {(step.engine, step.refused) for step in record(lambda: functional.spmm(graph, x), [x])} == {
+        ("rowsplit", "")
+    }
     with edgeless.engine("cusparse"):
         steps = record(lambda: functional.spmm(graph, x), [x])
         sampled = record(lambda: functional.sddmm_dot(graph, x, x), [])
         attended = record(lambda: functional.dot_attention(graph, *[x.view(4, 2, 4)] * 3), [])
-    assert len(steps) == 2 and {step.refused for step in [*steps, *sampled]} == {"cusparse: the tensors are not on a GPU"}
+    assert len(steps) == 2 and {step.refused for step in [*steps, *sampled]} == {
+        "cusparse: the tensors are not on a GPU"
+    }
     assert [step.refused for step in attended] == ["cusparse: it computes sums and sampled products only"]
     assert "(cusparse: the tensors are not on a GPU)" in table(steps)
 
@@ -139,7 +148,7 @@ def test_a_traced_function_may_not_choose():
     assert chosen() == "auto"
 
 
-# What a graph keeps ----------------------------------------------------------------------------------------------------
+# What a graph keeps --------------------------------------------------------------------------------------------------
 
 
 def learnt(graph):
@@ -205,3 +214,12 @@ def test_what_grows_in_the_store_is_counted():
     bytes_before, entries = graph.memory_bytes(), graph.num_formats()
     growing.parts.append(torch.zeros(10))
     assert graph.memory_bytes() == bytes_before + 40 and graph.num_formats() == entries + 1
+
+
+def test_the_bench_refuses_an_engine_that_would_not_run():
+    graph = graphs.load("tiny", None, torch.device("cpu"))
+    case = op_case("spmm_none_F8", "fp32")
+    assert set(peers.ENGINE_PEERS) < set(peers.known(case)) and not set(peers.ENGINE_PEERS) & set(peers.default(case))
+    assert not set(peers.ENGINE_PEERS) & set(peers.known(op_case("min_F8", "fp32")))
+    with pytest.raises(UsageError, match="edgeless-cusparse: spmm_none_F8 does not run .* not on a GPU"):
+        peers.build(case, "edgeless-cusparse", graph)
