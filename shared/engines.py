@@ -139,16 +139,17 @@ class CusparseFormat:
         self.plans = _C.CusparsePlans()
         self.seen: tuple = ()
 
+    def knows(self, graph: Graph) -> bool:
+        """Whether :meth:`learn` has nothing to tell."""
+        return self.seen == tuple(graph._formats)
+
     def learn(self, graph: Graph) -> None:
         """Tells which arrays and scales are the graph's. Waits for the GPU once for every direction."""
         formats = graph._formats
-        seen = tuple(formats)
-        if seen == self.seen:
-            return
         sides = [tuple(formats[key][:2]) for key in (CSR, CSC, CSC_ROWS) if key in formats]
         scales = [value for key, value in formats.items() if type(key) is tuple and key[0] == "scale"]
         self.plans.learn(sides, scales)
-        self.seen = seen
+        self.seen = tuple(formats)
 
     def info(self) -> dict[str, int]:
         """How many plans and values are kept, and how often a plan was there (hits) or something had to be made."""
@@ -169,6 +170,9 @@ class CusparseFormat:
 def keep_plans(graph: Graph) -> None:
     """Lets ``graph`` keep what the engine in force needs for it. To be called when its arrays for an op are at hand."""
     if _choice.newest.choice is None or compiling() or not current_engine().startswith(_CUSPARSE):
+        return
+    kept = graph._formats.get(_CUSPARSE)
+    if kept is not None and kept.knows(graph):
         return
     if graph.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
         graph.format(_CUSPARSE, lambda _: CusparseFormat()).learn(graph)

@@ -181,13 +181,13 @@ def test_a_graph_that_keeps_plans_is_weighed_moved_and_pickled():
 def test_learning_twice_and_after_the_transpose():
     graph, _ = graph_and_rows()
     kept = learnt(graph)
-    seen = kept.seen
-    learnt(graph)
-    assert kept.seen == seen
+    assert kept.knows(graph)
     graph.csc_arrays(False)
-    graph.degree_scale("dst", -1.0, torch.float32)
+    assert not kept.knows(graph)
     learnt(graph)
-    assert kept.seen != seen
+    graph.degree_scale("dst", -1.0, torch.float32)
+    assert not kept.knows(graph)
+    assert learnt(graph) is kept and kept.knows(graph)
     reverse = graph.reverse()
     learnt(reverse)
     del reverse
