@@ -51,13 +51,21 @@ void define_engines(py::module_& m) {
   m.def("own_engine_choice", &own_choice);
   m.def("newest_engine_choice", &newest_choice);
   m.def("chosen_engine", [] { return static_cast<int>(chosen_engine()); });
-  m.def("spmm_refusal", [](const at::Tensor& x, const std::optional<at::Tensor>& weight,
-                           const std::vector<at::Tensor>& csr) { return words(spmm_refusal(x, weight, csr)); });
-  m.def("sddmm_refusal", [](const at::Tensor& dst, const at::Tensor& src, const std::vector<at::Tensor>& csr) {
-    return words(sddmm_refusal(dst, src, csr));
-  });
   // Without the interpreter's lock: a product holds a plan's mutex where it may have to wait for that lock.
   using Released = py::call_guard<py::gil_scoped_release>;
+  using Arrays = std::vector<at::Tensor>;
+  m.def(
+      "spmm_refusal",
+      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
+        return words(spmm_refusal(x, weight, csr));
+      },
+      Released());
+  m.def(
+      "sddmm_refusal",
+      [](const at::Tensor& dst, const at::Tensor& src, const Arrays& csr) {
+        return words(sddmm_refusal(dst, src, csr));
+      },
+      Released());
   py::class_<CusparsePlans, std::shared_ptr<CusparsePlans>>(m, "CusparsePlans")
       .def(py::init(&CusparsePlans::make))
       .def("learn", &CusparsePlans::learn, py::arg("sides"), py::arg("scales"), Released())

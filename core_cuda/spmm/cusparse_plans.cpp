@@ -74,10 +74,11 @@ void CusparsePlans::learn(const std::vector<std::pair<at::Tensor, at::Tensor>>& 
     found.push_back({given.first, given.second, whole});
   }
   PlanRegistry::get().remove(places(), this);
+  auto kept = scales;  // what is replaced is dropped without the mutex
   {
     const std::lock_guard lock(mutex);
-    sides_ = std::move(found);
-    scales_ = scales;
+    sides_.swap(found);
+    scales_.swap(kept);
   }
   PlanRegistry::get().add(places(), shared_from_this());
 }
