@@ -11,6 +11,7 @@
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
 #include "common/own_memory.h"
+#include "engine.h"
 #include "graph/stamp.h"
 #include "plans.h"
 
@@ -184,6 +185,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("release_pool", &edgeless::cpu::release_blocks);
   m.def("saves_unseen", &edgeless::saves_unseen);
   edgeless::define_plans(m);
+  edgeless::define_engines(m);
   m.def("stamps", [](const std::vector<at::Tensor>& tensors, bool whole) {
     std::string all;
     for (const at::Tensor& tensor : tensors) {

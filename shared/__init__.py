@@ -16,6 +16,7 @@ from .accelerate import accelerate
 from .adapter import FusedLayer
 from .backends import Explanation, NotFusedError, backend, explain
 from .cache import cache_info, clear_cache, set_cache_limit
+from .engines import engine
 from .graph import Graph
 from .typed_graph import TypedGraph
 
@@ -30,6 +31,7 @@ __all__ = [
     "cache",
     "cache_info",
     "clear_cache",
+    "engine",
     "explain",
     "functional",
     "reference",

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from . import reference
 from .distributed.graph import DistGraph
+from .engines import keep_plans
 from .functional_checks import cast, expect, expect_dtype, expect_graph, on_this_rank, promoted, runs_reference
 from .graph import Graph
 from .graph_checks import check_choice, check_number, compiling
@@ -131,6 +132,7 @@ def spmm(
         weight = weight.unsqueeze(1).expand(-1, rows.size(1) if rows.dim() == 3 else 1) if weight.dim() == 1 else weight
     csr = graph.csr_arrays(weight is not None)
     csc = graph.csc_arrays(weight is not None) if torch.is_grad_enabled() and x.requires_grad else []
+    keep_plans(graph)
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
     out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out, graph.max_degrees_at_hand())
     return cast(out if x.dim() <= 3 else out.view(graph.num_dst, *x.shape[1:]), out_dtype)
@@ -187,7 +189,9 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, *, out_dtype: Optional[torch.
         return reference.sddmm_dot(graph, x_dst, x_src, out_dtype)
     dst, src = cast(x_dst, dtype), cast(x_src, dtype)
     csc = graph.csc_arrays(True) if torch.is_grad_enabled() and src.requires_grad else []
-    products = torch.ops.edgeless.sddmm(dst, src, None, None, graph.csr_arrays(True), csc)
+    csr = graph.csr_arrays(True)
+    keep_plans(graph)
+    products = torch.ops.edgeless.sddmm(dst, src, None, None, csr, csc)
     return cast(products if x_dst.dim() == 3 else products.squeeze(1), out_dtype)
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Optional
@@ -18,59 +16,14 @@ from typing import Optional
 import torch
 
 from . import _C  # noqa: F401  registers the ops
+from .choices import Choices
 from .graph_checks import compiling
 from .plan import Step, record, table
 
 BACKENDS = ("auto", "fused", "reference")
 
 
-class _Blocks:
-    """The ``with`` blocks that are open, in the order of their beginning, and what the newest of them chose.
-
-    Blocks of several threads, and of several tasks or generators of one thread, end in any order: each takes away
-    itself and nothing else. The choice is kept apart from the blocks, because torch.compile puts a guard on what it
-    reads, and a string is the same for every block of one name.
-    """
-
-    def __init__(self):
-        self.choice: Optional[str] = None
-        self.names: dict[object, str] = {}
-
-    def begin(self, block: object, name: str) -> None:
-        self.names[block] = name
-        self.update()
-
-    def end(self, block: object) -> None:
-        self.names.pop(block, None)
-        self.update()
-
-    def update(self) -> None:
-        self.choice = next(reversed(self.names.values()), None)
-
-
-class _Thread(threading.local):
-    def __init__(self):
-        self.blocks = _Blocks()
-
-
-# A thread that is inside no block of its own takes the newest choice of all threads: those of autograd, which run
-# checkpoints again on CUDA, and those of nn.DataParallel work for a thread that is inside one. A context variable would
-# not reach them, and torch.compile cannot read one.
-_own = _Thread()
-_all = _Blocks()
-_lock = threading.RLock()  # a generator that is inside a block may be collected wherever memory is allocated
-
-
-def _after_fork() -> None:
-    """A child has the thread that forked and no other; one of the others may have held the lock."""
-    global _lock
-    _lock = threading.RLock()
-    _all.names = dict(_own.blocks.names)
-    _all.update()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+_choice = Choices()
 
 
 class NotFusedError(RuntimeError):
@@ -79,7 +32,7 @@ class NotFusedError(RuntimeError):
 
 def current_backend() -> str:
     """The backend in force: ``"auto"``, ``"fused"`` or ``"reference"``."""
-    return _own.blocks.choice or _all.choice or "auto"
+    return _choice.own.blocks.choice or _choice.newest.choice or "auto"
 
 
 @contextlib.contextmanager
@@ -98,24 +51,16 @@ def backend(name: str) -> Iterator[None]:
     """
     if name not in BACKENDS:
         raise ValueError(f"backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
-    own = _own.blocks
     if compiling():  # one thread runs the traced program, and nothing else of that thread
+        own = _choice.own.blocks
         before, own.choice = own.choice, name
         try:
             yield
         finally:
             own.choice = before
         return
-    block = object()
-    with _lock:
-        own.begin(block, name)
-        _all.begin(block, name)
-    try:
+    with _choice.block(name):
         yield
-    finally:
-        with _lock:
-            own.end(block)
-            _all.end(block)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 A graph has one such store, a dictionary. A key says what an entry is, a name or a tuple that begins with one, and
 :meth:`edgeless.Graph.format` is given the function that builds what is missing from the graph. A value holds tensors: a
-Tensor, a Graph, or a tuple, list or dictionary of these; numbers and None take no memory. Everything else follows from
-that: what an entry weighs, when the cache has to weigh a graph anew, and what goes along when a graph is moved, copied
-or pickled. Entries die with the graph.
+Tensor, a Graph, or a tuple, list or dictionary of these; numbers and None take no memory. What grows while it is kept
+has a class of its own, with ``kept_tensors`` and ``num_formats``. Everything else follows from that: what an entry
+weighs, when the cache has to weigh a graph anew, and what goes along when a graph is moved, copied or pickled. Entries
+die with the graph.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
         yield from tensors_of(list(value.values()))
     elif hasattr(value, "_formats"):
         yield from tensors_of(vars(value))
+    elif hasattr(value, "kept_tensors"):
+        yield from value.kept_tensors()
 
 
 def num_bytes(value: Any) -> int:
@@ -44,12 +47,12 @@ def num_bytes(value: Any) -> int:
 
 
 def graphs_of(value: Any) -> list[Any]:
-    """The graphs that an entry holds; not those that these hold."""
+    """The graphs, and what else grows, that an entry holds; not those that these hold."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (tuple, list)):
         return [graph for part in value for graph in graphs_of(part)]
-    return [value] if hasattr(value, "_formats") else []
+    return [value] if hasattr(value, "num_formats") else []
 
 
 class Keeper:

@@ -14,6 +14,7 @@ from . import _C
 from .aggregation import scales
 from .autocast import cuda_autocast_dtype
 from .distributed.graph import DistGraph, LocalGraph
+from .engines import keep_plans
 from .functional import seed_tensor
 from .functional_checks import cast
 from .graph import Graph
@@ -137,8 +138,9 @@ def sum_layer(
     parameters = opmath_dtype(x.dtype)
     weighted = weight is not None
     by_edge = cast(weight, parameters).unsqueeze(1) if weighted else None
-    csc = graph.csc_arrays(weighted) if _needs_gradient(x) else []
+    csr, csc = graph.csr_arrays(weighted), graph.csc_arrays(weighted) if _needs_gradient(x) else []
+    by_node = scales(graph, "none", reduce, parameters)
+    keep_plans(graph)
     return torch.ops.edgeless.sum_layer(
-        x, weights, bias, by_edge, *scales(graph, "none", reduce, parameters), graph.csr_arrays(weighted), csc, dtype,
-        graph.max_degrees_at_hand(),
+        x, weights, bias, by_edge, *by_node, csr, csc, dtype, graph.max_degrees_at_hand(),
     )  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _C
+from .engines import ROWSPLIT, Engine, pick
 from .ops.relational import widths
 
 __all__ = ["DEVICES", "Device", "Step", "attention_steps", "extremum_steps", "record", "spmm_step", "table"]
@@ -73,11 +74,12 @@ class Step:
         op: "attention (gatv2)", "spmm", ...
         step: "forward", "by destination", "by source", "gradient", ...
         engine: whose kernels: "rowsplit" for rows that are divided by edges; "pieces" for edges of one type and row;
-            "library" for torch's own products.
+            "library" for torch's own products; "cusparse".
         kernel: which of them, and its tile.
         slices: how many parts of a row are walked one after the other, each of which may fit the L2.
         bytes: what has to be read and written when every neighbour's row is read once for every edge.
         seconds: those bytes at the roof of the device, None where it is not known.
+        refused: why another engine, which :func:`edgeless.engine` chose, does not run it.
     """
 
     op: str
@@ -87,6 +89,7 @@ class Step:
     slices: int
     bytes: int
     seconds: Optional[float]
+    refused: str = ""
 
 
 def _seconds(device: Device, num_bytes: int, gathered: int) -> Optional[float]:
@@ -216,14 +219,20 @@ def spmm_step(
     weight_bytes: int = 0,
     step: str = "forward",
     index_bytes: int = 4,
+    engine: Engine = ROWSPLIT,
 ) -> Step:
     """A sum of neighbours' rows of ``width`` numbers; ``weight_bytes``: of what is read for every edge beside them."""
     row = width * dtype.itemsize
     piece = width * (8 if dtype == torch.float64 else 4)
-    kernel, slices = _fold(device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row)
+    if engine.kernel is not None:
+        kernel, slices = engine.kernel, 1
+    else:
+        kernel, slices = _fold(device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row)
+    if engine.reads_values:
+        weight_bytes = dtype.itemsize
     num_bytes = num_edges * (row + index_bytes + weight_bytes) + num_dst * row
     seconds = _seconds(device, num_bytes, num_src * row // slices)
-    return Step("spmm", step, "rowsplit", kernel, slices, num_bytes, seconds)
+    return Step("spmm", step, engine.name, kernel, slices, num_bytes, seconds)
 
 
 def extremum_steps(
@@ -300,7 +309,36 @@ def record(call, inputs: Sequence[Any]) -> list[Step]:
         leaves = [t for t in _tensors_in(inputs) if t.requires_grad]
         if leaves and outs:
             torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
-    return [step for name, args in recorder.calls for step in _steps_of(name, args)]
+    return [step for name, args in recorder.calls for step in _steps_by_engine(name, args)]
+
+
+def _steps_by_engine(name: str, args: dict[str, Any]) -> list[Step]:
+    """The steps of an op as the engine in force runs them or, where it refuses, with its words."""
+    engine, refused = pick(name, args)
+    if name == "spmm":
+        return [replace(_spmm_of(args, engine), refused=refused)]
+    if name == "sddmm":
+        return [replace(_sddmm_of(args, engine), refused=refused)]
+    return [replace(step, refused=refused) if step.engine in _OURS else step for step in _steps_of(name, args)]
+
+
+_OURS = ("rowsplit", "pieces")
+
+
+def _spmm_of(args: dict[str, Any], engine: Engine) -> Step:
+    x, weight = args["x"], args.get("weight")
+    weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
+    return _sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes, engine)
+
+
+def _sddmm_of(args: dict[str, Any], engine: Engine) -> Step:
+    dst, src, sizes = args["dst"], args["src"], _graph_sizes(args)
+    device, row = sizes["device"], src[0].numel() * src.element_size() if len(src) else 0
+    heads = src.size(1) if src.dim() == 3 else 1
+    products = sizes["num_edges"] * heads * (8 if src.dtype == torch.float64 else 4)
+    num_bytes = sizes["num_edges"] * (row + sizes["index_bytes"]) + dst.numel() * dst.element_size() + products
+    kernel = "SDDMM_ALG_DEFAULT" if engine.kernel else "vectors of 16 B" if device.multiprocessors else device.name
+    return Step("sddmm", "products", engine.name, kernel, 1, num_bytes, _seconds(device, num_bytes, len(src) * row))
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
@@ -346,10 +384,6 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return _attention_of(args, ["forward"])
     if name in ("attention_backward", "attention_backward_into"):
         return _attention_of(args, _backward_passes(args))
-    if name == "spmm":
-        x, weight = args["x"], args.get("weight")
-        weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
-        return [_sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes)]
     if name in ("neighbor_reduce", "neighbor_reduce_backward"):
         x, backward = args["x"], name.endswith("backward")
         arg_bytes = args["arg"].element_size() if backward else args["arg_dtype"].itemsize
@@ -372,11 +406,13 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
     return []
 
 
-def _sum_of(args: dict[str, Any], dtype: torch.dtype, width: int, num_src: int, weight_bytes: int) -> Step:
+def _sum_of(
+    args: dict[str, Any], dtype: torch.dtype, width: int, num_src: int, weight_bytes: int, engine: Engine = ROWSPLIT
+) -> Step:
     max_degree = (args.get("max_degrees") or [-1])[0]
     return spmm_step(
         dtype, width, num_src=num_src, max_degree=max_degree, weight_bytes=weight_bytes, step="sum",
-        **_graph_sizes(args),
+        engine=engine, **_graph_sizes(args),
     )  # fmt: skip
 
 
@@ -483,6 +519,8 @@ def table(steps: Sequence[Step]) -> str:
         at_roof = "" if step.seconds is None else f", {step.seconds * 1e3:.3g} ms at the roof"
         slices = "" if step.slices == 1 else f" in {step.slices} slices"
         lines.append(f"{step.op}, {step.step}: {step.engine}: {step.kernel}{slices}; {_megabytes(step.bytes)}{at_roof}")
+        if step.refused:
+            lines.append(f"  ({step.refused})")
     known = [step.seconds for step in steps if step.seconds is not None]
     if len(known) == len(steps) > 1:
         lines.append(f"together {sum(known) * 1e3:.3g} ms at the roof")

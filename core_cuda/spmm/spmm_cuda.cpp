@@ -7,6 +7,8 @@
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
 #include "cuda/kernels.h"
+#include "cusparse_engine.h"
+#include "cusparse_refusal.h"
 #include "inputs.h"
 
 namespace edgeless::cuda::spmm {
@@ -46,6 +48,11 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
   sizes[0] = csr[0].size(0) - 1;
   Tensor out = at::empty(sizes, x.options().dtype(kind));
   if (out.numel() == 0) return out;
+  const Engine engine = chosen_engine();
+  if (is_cusparse(engine) && !spmm_refusal(x, weight, csr) &&
+      cusparse_spmm(engine, x, weight, src_scale, dst_scale, csr, out)) {
+    return out;
+  }
   const int64_t wide_row = x.size(1) * x.size(2);
   const Tensor joined = x.size(1) > 1 && joins_heads(x, weight)
                             ? x.as_strided({x.size(0), 1, wide_row}, {x.stride(0), wide_row, x.stride(2)})
@@ -110,6 +117,10 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
   const OnDevice on_device(src.device());
   Tensor products = at::empty({csr[1].size(0), src.size(1)}, src.options().dtype(statistics));
   if (products.numel() == 0 || src.numel() == 0) return products.zero_();
+  if (is_cusparse(chosen_engine()) && !sddmm_refusal(dst, src, csr) &&
+      cusparse_sddmm(dst, src, src_scale, dst_scale, csr, products)) {
+    return products;
+  }
   const auto kind = dst.scalar_type() == src.scalar_type() ? src.scalar_type() : statistics;
   const Tensor own = rows_of_16_bytes(dst.to(kind)), columns = rows_of_16_bytes(src.to(kind));
   with_arithmetic(kind, [&](auto zero) {

@@ -67,7 +67,7 @@ SUITES = {
         "graph": ["tolokers", "arxiv", "city-roads-L", "twitch", "hm", "pokec"],
         "op": ["min_F512", "spmm_none_F512", "spmm_both_F512"],
         "dtype": ["fp32", "bf16"],
-        "peers": ["torch-csr", "edgeless"],
+        "peers": ["torch-csr", "edgeless", "edgeless-cusparse"],
         "baseline": H200,
     },
     "shapes": {

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 import edgeless
+from edgeless.cli.devices import UsageError
 from edgeless.cli.layers import LAYERS, make_input, make_layer
+from edgeless.plan import record
 
 from .graphs import BenchGraph
 from .ops import OPS, graph_of
-from .work import DTYPES, Case, GraphedWork, Work
+from .work import DTYPES, Case, EngineWork, GraphedWork, Work
 
 # Name -> (framework, side, how it runs)
 LAYER_PEERS = {
@@ -31,7 +33,9 @@ LAYER_PEERS = {
 LAYER_DEFAULT = ("pyg", "pyg-compiled", "dgl", "edgeless-pyg", "edgeless-dgl")
 # What these give to a layer in place of edge_index; only layers that multiply by it have them.
 SPARSE_PEERS = ("pyg-csr", "pyg-sparsetensor")
-OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless")
+# edgeless with another engine, where it was measured by itself.
+ENGINE_PEERS = {"edgeless-cusparse": "cusparse", "edgeless-cusparse-alg2": "cusparse-alg2"}
+OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless", *ENGINE_PEERS)
 
 
 def ours(peer: str) -> bool:
@@ -45,7 +49,9 @@ def known(case: Case) -> tuple[str, ...]:
         layer = LAYERS[case.name]
         peers = [p for p in LAYER_PEERS if p not in SPARSE_PEERS or layer.multiplies]
         return tuple(peer for peer in peers if getattr(layer, LAYER_PEERS[peer][0]) is not None)
-    return tuple(peer for peer in OP_PEERS if peer in ("plain", "plain-compiled", "edgeless", *OPS[case.op].others))
+    engines = ENGINE_PEERS if case.op.startswith("spmm") else ()
+    mine = ("plain", "plain-compiled", "edgeless", *engines)
+    return tuple(peer for peer in OP_PEERS if peer in (*mine, *OPS[case.op].others))
 
 
 def default(case: Case) -> tuple[str, ...]:
@@ -57,7 +63,7 @@ def default(case: Case) -> tuple[str, ...]:
             for peer in known(case)
             if peer in (*LAYER_DEFAULT, *SPARSE_PEERS) and not (typed and peer == "pyg-compiled")
         )
-    return tuple(peer for peer in known(case) if peer != "plain-compiled")
+    return tuple(peer for peer in known(case) if peer != "plain-compiled" and peer not in ENGINE_PEERS)
 
 
 def framework_of(case: Case, peer: str) -> Optional[str]:
@@ -161,7 +167,15 @@ def _op(case: Case, peer: str, graph: BenchGraph) -> Work:
         handle = prepare(graph, dtype)
     else:
         handle = graph_of(graph)
-        function = _fused(op.edgeless) if peer == "edgeless" else op.plain
+        function = _fused(op.edgeless) if ours(peer) else op.plain
         if peer == "plain-compiled":
             function = torch.compile(function, dynamic=False)
-    return Work(lambda: function(handle, *inputs), inputs, rows=[graph.num_nodes])
+    work = Work(lambda: function(handle, *inputs), inputs, rows=[graph.num_nodes])
+    if peer not in ENGINE_PEERS:
+        return work
+    work = EngineWork(work.compute, inputs, rows=work.rows, engine=ENGINE_PEERS[peer])
+    with edgeless.engine(work.engine):
+        refused = [step.refused for step in record(work.compute, inputs) if step.refused]
+    if refused:
+        raise UsageError(f"--peers {peer}: {case.name} does not run on this engine, {refused[0]}")
+    return work

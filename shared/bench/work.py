@@ -10,6 +10,8 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
+import edgeless
+
 from .ops import parse
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -92,6 +94,23 @@ class Work:
     def mode(self, name: str) -> Callable[[], None]:
         """The method that runs one of :data:`MODES`."""
         return getattr(self, name)
+
+
+@dataclass
+class EngineWork(Work):
+    """The same work on an engine, forward and backward."""
+
+    engine: str = "auto"
+
+    def forward(self) -> None:
+        """The forward on the engine."""
+        with edgeless.engine(self.engine):
+            super().forward()
+
+    def forward_backward(self) -> None:
+        """The forward and the backward on the engine."""
+        with edgeless.engine(self.engine):
+            super().forward_backward()
 
 
 @dataclass

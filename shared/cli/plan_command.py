@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -13,11 +14,13 @@ from edgeless.bench import twins
 from edgeless.bench.command import SUITES
 from edgeless.bench.ops import parse
 from edgeless.bench.work import DTYPES
+from edgeless.engines import ENGINES, ROWSPLIT, named
 from edgeless.plan import DEVICES, Device, Step, attention_steps, extremum_steps, spmm_step, table
 
 from .devices import UsageError, pick_device
 
 _SCORES = {"gatv2": "gatv2", "gat": "gat", "gt": "dot"}
+_SUMS = ("forward", "gradient")
 _PLANNED = [name for name, suite in SUITES.items() if "op" in suite]
 
 
@@ -42,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="h200", help=f"{', '.join(DEVICES)}, cuda (the one at hand) or cpu (default: h200)"
     )
+    parser.add_argument("--engine", choices=ENGINES, default="auto", help="of sums (default: auto)")
     parser.add_argument("--options", action="store_true", help="with dropout, edge weights or returned attention")
     parser.add_argument("--max-degree", type=int, default=-1, help="edges of the longest row, where it is known")
 
@@ -57,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         for op in ops:
             for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
                 print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
-                steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.max_degree)
+                steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.max_degree, args.engine)
                 print("  " + table(steps).replace("\n", "\n  "))
     return 0
 
@@ -88,7 +92,13 @@ def _sizes(name: str) -> _Sizes:
 
 
 def steps_of(
-    op: str, dtype: torch.dtype, sizes: _Sizes, device: Device, options: bool = False, max_degree: int = -1
+    op: str,
+    dtype: torch.dtype,
+    sizes: _Sizes,
+    device: Device,
+    options: bool = False,
+    max_degree: int = -1,
+    engine: str = "auto",
 ) -> list[Step]:
     """Forward and backward of an aggregation called as the bench calls it.
 
@@ -108,7 +118,13 @@ def steps_of(
         )  # fmt: skip
     if kind.startswith("spmm"):
         weight = 4 if kind == "spmm_both" else 0
-        return [spmm_step(dtype, width, weight_bytes=weight, step=s, **given) for s in ("forward", "gradient")]
+        refused = "" if device.multiprocessors else "the tensors are not on a GPU"
+        if named(engine) is ROWSPLIT or not refused:
+            runs, why = named(engine), ""
+        else:
+            runs, why = ROWSPLIT, f"{engine}: {refused}"
+        steps = (spmm_step(dtype, width, weight_bytes=weight, step=s, engine=runs, **given) for s in _SUMS)
+        return [replace(step, refused=why) for step in steps]
     arg_bytes = 4 if max_degree < 0 else 1 if max_degree <= 2**8 else 2 if max_degree <= 2**16 else 4
     degree = gathered_degree(bool(device.multiprocessors), sizes.num_src, dtype.itemsize, arg_bytes, shares=False)
     has_transpose = sizes.num_edges <= degree * sizes.num_dst

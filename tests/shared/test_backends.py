@@ -220,7 +220,7 @@ def test_a_forked_child_keeps_the_choice_of_the_thread_that_forked():
         assert run_in_fork(lambda: backends.current_backend() == "reference")
         assert run_in_fork(lambda: in_thread(backends.current_backend) == "reference")
     assert run_in_fork(lambda: backends.current_backend() == "auto")  # the other thread is not in the child
-    with backends._lock:
+    with backends._choice._lock:
         assert run_in_fork(lambda: in_thread(takes_a_block))
     left.set()
     thread.join()

@@ -1,0 +1,77 @@
+#include "engine.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "spmm/cusparse_plans.h"
+#include "spmm/cusparse_refusal.h"
+
+namespace edgeless {
+namespace {
+
+namespace py = pybind11;
+
+// A choice, -1 where there is none. Python writes it when a block begins or ends, every sum reads it.
+struct Choice {
+  std::atomic<int> engine{-1};
+};
+
+const std::shared_ptr<Choice>& own_choice() {
+  thread_local const auto own = std::make_shared<Choice>();
+  return own;
+}
+
+const std::shared_ptr<Choice>& newest_choice() {
+  static const auto newest = std::make_shared<Choice>();
+  return newest;
+}
+
+std::optional<std::string> words(const char* refusal) {
+  return refusal ? std::optional<std::string>(refusal) : std::nullopt;
+}
+
+}  // namespace
+
+Engine chosen_engine() {
+  int engine = own_choice()->engine.load(std::memory_order_relaxed);
+  if (engine < 0) engine = newest_choice()->engine.load(std::memory_order_relaxed);
+  return engine < 0 ? Engine::automatic : static_cast<Engine>(engine);
+}
+
+void define_engines(py::module_& m) {
+  py::class_<Choice, std::shared_ptr<Choice>>(m, "EngineChoice").def("set", [](Choice& choice, int engine) {
+    choice.engine.store(engine, std::memory_order_relaxed);
+  });
+  m.def("own_engine_choice", &own_choice);
+  m.def("newest_engine_choice", &newest_choice);
+  m.def("chosen_engine", [] { return static_cast<int>(chosen_engine()); });
+  // Without the interpreter's lock: a product holds a plan's mutex where it may have to wait for that lock.
+  using Released = py::call_guard<py::gil_scoped_release>;
+  using Arrays = std::vector<at::Tensor>;
+  m.def(
+      "spmm_refusal",
+      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
+        return words(spmm_refusal(x, weight, csr));
+      },
+      Released());
+  m.def(
+      "sddmm_refusal",
+      [](const at::Tensor& dst, const at::Tensor& src, const Arrays& csr) {
+        return words(sddmm_refusal(dst, src, csr));
+      },
+      Released());
+  py::class_<CusparsePlans, std::shared_ptr<CusparsePlans>>(m, "CusparsePlans")
+      .def(py::init(&CusparsePlans::make))
+      .def("learn", &CusparsePlans::learn, py::arg("sides"), py::arg("scales"), Released())
+      .def("info", &CusparsePlans::info, Released())
+      .def("kept_tensors", &CusparsePlans::kept_tensors, Released())
+      .def("num_entries", &CusparsePlans::num_entries, Released());
+}
+
+}  // namespace edgeless

@@ -1,0 +1,16 @@
+// What cuSPARSE does not compute for us, in words that go behind "cusparse: ".
+#pragma once
+
+#include "inputs.h"
+
+namespace edgeless {
+
+// Why the library cannot be used at all, null if it can.
+const char* cusparse_library_refusal();
+
+// Of a product of x [columns, F] or [columns, H, F] and of sampled products of rows, for arguments that their ops
+// accept. Null: cuSPARSE computes it.
+const char* spmm_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
+const char* sddmm_refusal(const at::Tensor& dst, const at::Tensor& src, at::TensorList csr);
+
+}  // namespace edgeless

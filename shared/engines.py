@@ -1,0 +1,184 @@
+"""Which engine computes sums of neighbours and sampled products.
+
+``engine("auto" | "rowsplit" | "cusparse" | "cusparse-alg2")`` chooses for everything inside a ``with`` block. An engine
+is picked where an op picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``), below autograd and every layer. What it does
+not compute it refuses in words, and rowsplit, which computes everything, runs instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional
+
+import torch
+from torch import Tensor
+
+from . import _C
+from .choices import Choices
+from .formats import CSC, CSC_ROWS, CSR
+from .graph_checks import compiling
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+__all__ = ["ENGINES", "ROWSPLIT", "Engine", "current_engine", "engine", "keep_plans", "pick"]
+
+# "auto" is rowsplit wherever nothing else was measured to be faster, which is everywhere as yet. In the order of Engine
+# in core_cuda/engine.h.
+ENGINES = ("auto", "rowsplit", "cusparse", "cusparse-alg2")
+_CUSPARSE = "cusparse"  # the key of what a graph keeps for it
+
+
+# The interface -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What runs an op on a graph.
+
+    Attributes:
+        name: as :func:`engine` takes it.
+        refusal: (op, its arguments by name) -> why it does not compute this, or None.
+        kernel: how a plan calls what runs; None where the plan itself finds out.
+        reads_values: whether it reads a number for every edge even where all are 1.
+    """
+
+    name: str
+    refusal: Callable[[str, dict[str, Any]], Optional[str]]
+    kernel: Optional[str] = None
+    reads_values: bool = False
+
+
+def _cusparse_refusal(op: str, args: dict[str, Any]) -> Optional[str]:
+    if op == "spmm":
+        return _C.spmm_refusal(args["x"], args.get("weight"), args["csr"])
+    if op == "sddmm":
+        return _C.sddmm_refusal(args["dst"], args["src"], args["csr"])
+    return "it computes sums and sampled products only"
+
+
+ROWSPLIT = Engine("rowsplit", lambda op, args: None)
+_ENGINES = {
+    "auto": ROWSPLIT,
+    "rowsplit": ROWSPLIT,
+    "cusparse": Engine("cusparse", _cusparse_refusal, "CSR_ALG3", True),
+    "cusparse-alg2": Engine("cusparse-alg2", _cusparse_refusal, "CSR_ALG2", True),
+}
+
+
+def pick(op: str, args: dict[str, Any], name: Optional[str] = None) -> tuple[Engine, str]:
+    """The engine that runs an op with these arguments, and why not the one that was chosen, "" if it is that one.
+
+    Args:
+        op: of ``torch.ops.edgeless``.
+        args: its arguments by name.
+        name: one of :data:`ENGINES`; the one in force when None.
+    """
+    chosen = _ENGINES[name or current_engine()]
+    refusal = chosen.refusal(op, args)
+    return (chosen, "") if refusal is None else (ROWSPLIT, f"{chosen.name}: {refusal}")
+
+
+def named(name: str) -> Engine:
+    """The engine that ``name``, one of :data:`ENGINES`, stands for."""
+    return _ENGINES[name]
+
+
+# The choice ----------------------------------------------------------------------------------------------------------
+
+
+def _teller(choice) -> Callable[[Optional[str]], None]:
+    return lambda name: choice.set(-1 if name is None else ENGINES.index(name))
+
+
+_choice = Choices(lambda: _teller(_C.own_engine_choice()), _teller(_C.newest_engine_choice()))
+
+
+def current_engine() -> str:
+    """The choice in force, one of :data:`ENGINES`."""
+    return _choice.own.blocks.choice or _choice.newest.choice or "auto"
+
+
+@contextlib.contextmanager
+def engine(name: str) -> Iterator[None]:
+    """Chooses who computes sums of neighbours and sampled products inside the ``with`` block.
+
+    The choice is the thread's own and is followed by others as that of :func:`edgeless.backend` is: call ``backward()``
+    inside the block as well. It holds when an op runs, so compiled programs follow it without being compiled again.
+
+    Args:
+        name: ``"auto"``: rowsplit wherever nothing else was measured to be faster. ``"rowsplit"``: the kernels of
+            edgeless. ``"cusparse"``: cuSPARSE with the algorithm that gives the same bits in every run, for what it
+            computes; the rest runs on rowsplit, and :func:`edgeless.explain` with ``plan=True`` says why.
+            ``"cusparse-alg2"``: the same with CUSPARSE_SPMM_CSR_ALG2, whose sums may be rounded differently in
+            every run.
+    Raises:
+        ValueError: for any other name.
+        RuntimeError: inside a function that torch.compile traces; open the block around the call.
+    """
+    if name not in ENGINES:
+        raise ValueError(f"engine: name must be one of {', '.join(map(repr, ENGINES))}, got {name!r}")
+    if compiling():
+        raise RuntimeError("engine: the block must be opened outside of the function that torch.compile traces")
+    with _choice.block(name):
+        yield
+
+
+# What a graph keeps --------------------------------------------------------------------------------------------------
+
+
+class CusparseFormat:
+    """What a graph keeps for cuSPARSE: values and plans with their workspaces, in ``core_cuda/spmm/cusparse_plans.h``.
+
+    They are made when an op first needs them, so this entry grows: see :meth:`edgeless.formats.Keeper.num_formats`.
+    """
+
+    def __init__(self):
+        self.plans = _C.CusparsePlans()
+        self.seen: tuple = ()
+
+    def knows(self, graph: Graph) -> bool:
+        """Whether :meth:`learn` has nothing to tell."""
+        return self.seen == tuple(graph._formats)
+
+    def learn(self, graph: Graph) -> None:
+        """Tells which arrays and scales are the graph's. Waits for the GPU once for every direction."""
+        formats = graph._formats
+        sides = [tuple(formats[key][:2]) for key in (CSR, CSC, CSC_ROWS) if key in formats]
+        scales = [value for key, value in formats.items() if type(key) is tuple and key[0] == "scale"]
+        self.plans.learn(sides, scales)
+        self.seen = tuple(formats)
+
+    def info(self) -> dict[str, int]:
+        """How many plans and values are kept, and how often a plan was there (hits) or something had to be made."""
+        return self.plans.info()
+
+    def kept_tensors(self) -> list[Tensor]:
+        """The tensors within."""
+        return self.plans.kept_tensors()
+
+    def num_formats(self) -> int:
+        """How many things were made so far."""
+        return self.plans.num_entries()
+
+    def _missing_bytes(self) -> int:
+        return 0
+
+
+def keep_plans(graph: Graph) -> None:
+    """Lets ``graph`` keep what the engine in force needs for it. To be called when its arrays for an op are at hand."""
+    if _choice.newest.choice is None or compiling() or not current_engine().startswith(_CUSPARSE):
+        return
+    kept = graph._formats.get(_CUSPARSE)
+    if kept is not None and kept.knows(graph):
+        return
+    if graph.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        graph.format(_CUSPARSE, lambda _: CusparseFormat()).learn(graph)
+
+
+def cusparse_info(graph: Graph) -> Optional[dict[str, int]]:
+    """What ``graph`` keeps for cuSPARSE, see :meth:`CusparseFormat.info`; None if nothing."""
+    kept = graph._formats.get(_CUSPARSE)
+    return None if kept is None else kept.info()

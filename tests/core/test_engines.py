@@ -1,0 +1,225 @@
+"""The choice of an engine, what is refused in whose words, and what a graph keeps for cuSPARSE: without a GPU."""
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+import torch
+
+import edgeless
+from edgeless import _C, Graph, engines, functional
+from edgeless.bench import graphs, peers
+from edgeless.bench.work import op_case
+from edgeless.choices import Choices
+from edgeless.cli.devices import UsageError
+from edgeless.plan import DEVICES, record, spmm_step, table
+
+EDGES = torch.tensor([[0, 0, 1, 2, 3], [1, 2, 2, 0, 1]])
+
+
+def graph_and_rows():
+    return Graph.from_edge_index(EDGES, 4, 4), torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+def chosen():
+    """What Python says, which C++ must have been told."""
+    name = engines.current_engine()
+    assert engines.ENGINES[_C.chosen_engine()] == name
+    return name
+
+
+def test_blocks_nest_and_end():
+    assert chosen() == "auto"
+    with edgeless.engine("cusparse"):
+        assert chosen() == "cusparse"
+        with edgeless.engine("rowsplit"):
+            assert chosen() == "rowsplit"
+        assert chosen() == "cusparse"
+        with pytest.raises(ZeroDivisionError), edgeless.engine("cusparse-alg2"):
+            assert chosen() == "cusparse-alg2"
+            _ = 1 / 0
+        assert chosen() == "cusparse"
+    assert chosen() == "auto"
+
+
+def test_threads_without_a_block_follow_the_newest():
+    found = []
+
+    def look():
+        found.append(chosen())
+        with edgeless.engine("auto"):
+            found.append(chosen())
+        found.append(chosen())
+
+    with edgeless.engine("cusparse"):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        assert chosen() == "cusparse"
+    assert found == ["cusparse", "auto", "cusparse"]
+
+
+def test_a_block_that_ends_in_another_thread_is_that_of_its_beginning():
+    def inside():
+        with edgeless.engine("cusparse"):
+            yield
+
+    begun = inside()
+    next(begun)
+    thread = threading.Thread(target=lambda: next(begun, None))
+    thread.start()
+    thread.join()
+    assert chosen() == "auto"
+
+
+def test_choices_tell_what_is_chosen():
+    told, newest = [], []
+    choices = Choices(lambda: told.append, newest.append)
+    with choices.block("a"), choices.block("b"):
+        pass
+    assert told == newest == ["a", "b", "a", None]
+
+
+def test_a_wrong_name_is_refused():
+    with pytest.raises(
+        ValueError, match="engine: name must be one of 'auto', 'rowsplit', 'cusparse', .* got 'cusprase'"
+    ):
+        edgeless.engine("cusprase").__enter__()
+    assert chosen() == "auto"
+
+
+@pytest.mark.parametrize("name", engines.ENGINES)
+def test_results_on_the_cpu_do_not_depend_on_the_engine(name):
+    graph, x = graph_and_rows()
+    results = []
+    for engine in ("auto", name):
+        leaf, weight = x.clone().requires_grad_(), torch.linspace(-1, 1, 5).requires_grad_()
+        with edgeless.engine(engine):
+            out = functional.spmm(graph, leaf, weight, norm="both")
+            results.append([out, *torch.autograd.grad(out.square().sum(), [leaf, weight])])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert engines.cusparse_info(graph) is None  # kept for CUDA alone
+
+
+def test_the_plan_says_who_runs_and_why_not_another():
+    graph, x = graph_and_rows()
+    x.requires_grad_()
+    assert {(step.engine, step.refused) for step in record(lambda: functional.spmm(graph, x), [x])} == {
+        ("rowsplit", "")
+    }
+    with edgeless.engine("cusparse"):
+        steps = record(lambda: functional.spmm(graph, x), [x])
+        sampled = record(lambda: functional.sddmm_dot(graph, x, x), [])
+        attended = record(lambda: functional.dot_attention(graph, *[x.view(4, 2, 4)] * 3), [])
+    assert len(steps) == 2 and {step.refused for step in [*steps, *sampled]} == {
+        "cusparse: the tensors are not on a GPU"
+    }
+    assert [step.refused for step in attended] == ["cusparse: it computes sums and sampled products only"]
+    assert "(cusparse: the tensors are not on a GPU)" in table(steps)
+
+
+def test_explain_names_the_refusal():
+    nn = pytest.importorskip("edgeless.pyg.nn")
+    layer = nn.GraphConv(8, 4)
+    with edgeless.engine("cusparse"):
+        said = str(edgeless.explain(layer, torch.randn(4, 8), EDGES, plan=True))
+    assert "cusparse: the tensors are not on a GPU" in said
+
+
+def test_a_step_counts_the_values_that_cusparse_reads():
+    sizes = {"num_src": 100, "num_dst": 100, "num_edges": 1000, "device": DEVICES["h200"]}
+    ours = spmm_step(torch.float32, 64, **sizes)
+    theirs = spmm_step(torch.float32, 64, engine=engines.named("cusparse"), **sizes)
+    assert (ours.engine, theirs.engine, theirs.kernel) == ("rowsplit", "cusparse", "CSR_ALG3")
+    assert theirs.bytes == ours.bytes + 4 * 1000 and theirs.slices == 1
+
+
+def test_a_traced_function_may_not_choose():
+    def inside(x):
+        with edgeless.engine("cusparse"):
+            return x + 1
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="engine|Unsupported|raise"):
+        torch.compile(inside, fullgraph=True, backend="eager")(torch.ones(2))
+    assert chosen() == "auto"
+
+
+# What a graph keeps --------------------------------------------------------------------------------------------------
+
+
+def learnt(graph):
+    kept = graph.format("cusparse", lambda _: engines.CusparseFormat())
+    kept.learn(graph)
+    return kept
+
+
+def test_what_is_kept_dies_with_the_graph():
+    graph, _ = graph_and_rows()
+    kept = learnt(graph)
+    assert kept.info() == {"plans": 0, "values": 0, "hits": 0, "misses": 0}
+    assert engines.cusparse_info(graph) == kept.info() and kept.kept_tensors() == []
+    plans, indices = weakref.ref(kept), weakref.ref(graph.csr.indices)
+    del graph, kept
+    gc.collect()
+    assert plans() is None and indices() is None
+
+
+def test_a_graph_that_keeps_plans_is_weighed_moved_and_pickled():
+    graph, _ = graph_and_rows()
+    before, entries = graph.memory_bytes(), graph.num_formats()
+    learnt(graph)
+    assert graph.memory_bytes() == before and graph.num_formats() == entries + 1
+    assert graph.memory_bytes_at_most() >= before
+    for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph)), graph.reverse()):
+        assert "cusparse" not in other._formats
+
+
+def test_learning_twice_and_after_the_transpose():
+    graph, _ = graph_and_rows()
+    kept = learnt(graph)
+    assert kept.knows(graph)
+    graph.csc_arrays(False)
+    assert not kept.knows(graph)
+    learnt(graph)
+    graph.degree_scale("dst", -1.0, torch.float32)
+    assert not kept.knows(graph)
+    assert learnt(graph) is kept and kept.knows(graph)
+    reverse = graph.reverse()
+    learnt(reverse)
+    del reverse
+    gc.collect()
+    learnt(graph)
+
+
+def test_what_grows_in_the_store_is_counted():
+    class Growing:
+        def __init__(self):
+            self.parts = []
+
+        def kept_tensors(self):
+            return self.parts
+
+        def num_formats(self):
+            return len(self.parts)
+
+        def _missing_bytes(self):
+            return 0
+
+    graph, _ = graph_and_rows()
+    growing = graph.format("growing", lambda _: Growing())
+    bytes_before, entries = graph.memory_bytes(), graph.num_formats()
+    growing.parts.append(torch.zeros(10))
+    assert graph.memory_bytes() == bytes_before + 40 and graph.num_formats() == entries + 1
+
+
+def test_the_bench_refuses_an_engine_that_would_not_run():
+    graph = graphs.load("tiny", None, torch.device("cpu"))
+    case = op_case("spmm_none_F8", "fp32")
+    assert set(peers.ENGINE_PEERS) < set(peers.known(case)) and not set(peers.ENGINE_PEERS) & set(peers.default(case))
+    assert not set(peers.ENGINE_PEERS) & set(peers.known(op_case("min_F8", "fp32")))
+    with pytest.raises(UsageError, match="edgeless-cusparse: spmm_none_F8 does not run .* not on a GPU"):
+        peers.build(case, "edgeless-cusparse", graph)
