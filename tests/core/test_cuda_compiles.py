@@ -61,7 +61,7 @@ def _compile(source: str, out: Path) -> subprocess.CompletedProcess:
             NVCC,
             *_archs(source),
             "-DEDGELESS_EVERY_NTH_KERNEL=4",
-            "--expt-relaxed-constexpr",
+            *cpp_extension.COMMON_NVCC_FLAGS,  # as the build: some of them forbid conversions
             "-Xcompiler",
             "-fPIC",
         ]

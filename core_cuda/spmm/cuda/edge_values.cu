@@ -45,7 +45,7 @@ __global__ void fill_kernel(const __grid_constant__ EdgeValues<A> args, S* value
   if (position >= args.graph.num_edges) return;
   A value = scale_of<A, I>(args, position);
   if (args.weight) value *= __ldg(args.weight + id_of<I>(args.graph, position) * args.weight_edge);
-  values[position] = static_cast<S>(value);
+  values[position] = to_storage<S>(value);
 }
 
 template <class A, class I>
