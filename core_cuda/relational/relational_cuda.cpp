@@ -100,11 +100,12 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   // So many chunks that all multiprocessors have something to do, but they take no more than an eighth of the rows'
   // memory, or a megabyte.
   const int64_t count = x.count(), size = blocks * in * out;
-  const int64_t down = tensor_cores ? 128 : 32, across = tensor_cores ? 64 : 32;
-  const int64_t tiles = (in + down - 1) / down * ((out + across - 1) / across);
+  const int64_t side = tensor_cores ? 64 : 32, of_processor = tensor_cores ? 6 : 2;
+  const int64_t tiles = (in + side - 1) / side * ((out + side - 1) / side);
   const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device());
   const int64_t most = std::max<int64_t>(count * blocks * (in + out) / (8 * size), (1 << 18) / size);
-  const int64_t chunks = std::clamp<int64_t>(2 * processors / (tiles * blocks), 1, std::max<int64_t>(most, 1));
+  const int64_t chunks =
+      std::clamp<int64_t>(of_processor * processors / (tiles * blocks), 1, std::max<int64_t>(most, 1));
   args.chunk =
       static_cast<int>(std::min<int64_t>(INT_MAX / 64 * 32, std::max<int64_t>(64, (count / chunks + 31) / 32 * 32)));
   const Tensor partial = at::empty({num_tiles(count, types, args.chunk), size}, x.rows.options().dtype(statistics));

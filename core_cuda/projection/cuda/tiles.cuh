@@ -64,27 +64,28 @@ __device__ __forceinline__ void commit_stage() {
 #endif
 }
 
-// Waits until the oldest stage is there. Whole block.
+// Waits until the oldest of so many stages is there. Whole block.
+template <int kStages>
 __device__ __forceinline__ void await_stage() {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kTileStages - 2));
+  asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
 #endif
   __syncthreads();
 }
 
 // load(stage) asks for the next tiles, use(stage) takes them when they are there. Whole block.
-template <class Load, class Use>
+template <int kStages = kTileStages, class Load, class Use>
 __device__ __forceinline__ void walk_depth(int steps, Load&& load, Use&& use) {
 #pragma unroll
-  for (int stage = 0; stage < kTileStages - 1; ++stage) {
+  for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < steps) load(stage);
     commit_stage();
   }
   for (int step = 0; step < steps; ++step) {
-    await_stage();
-    if (step + kTileStages - 1 < steps) load((step + kTileStages - 1) % kTileStages);
+    await_stage<kStages>();
+    if (step + kStages - 1 < steps) load((step + kStages - 1) % kStages);
     commit_stage();
-    use(step % kTileStages);
+    use(step % kStages);
   }
 }
 

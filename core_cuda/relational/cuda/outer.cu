@@ -1,5 +1,8 @@
-// Outer products of entries on tensor cores: the tiles and the arithmetic of linear maps (projection/cuda), whose depth
-// are entries that are gathered where they are. Float32 is as exact as on the other units.
+// Outer products of entries on tensor cores: the arithmetic of linear maps (projection/cuda), whose depth are entries
+// that are gathered where they are. Float32 is as exact as on the other units.
+//
+// A matrix of 64 by 64 needs so little arithmetic for a byte that memory decides, and so how many bytes are on their
+// way: a block asks for eight tiles of 32 entries ahead, four in float32, and for the ids of the next one before that.
 #include <atomic>
 #include <type_traits>
 
@@ -12,113 +15,129 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-using projection::kProductThreads, projection::kTileColumns, projection::kTileDepth, projection::kTileRows,
-    projection::kTileStages;
+using projection::kDown, projection::kSide, projection::kTileDepth;
 using projection::WarpPlace;
 
-// Two tiles of numbers S and the sum of their products.
-template <class S>
-struct Tensor {
-  using T = uint16_t;
-  using A = projection::half::Operand<kTileRows, true>;
-  using B = projection::half::Operand<kTileColumns, true>;
-  float sum[projection::kDown][projection::kSide][4] = {};
+constexpr int kSize = 64;      // a block makes 64 by 64 numbers of a matrix
+constexpr int kThreads = 128;  // four warps of 32 by 32
 
-  __device__ __forceinline__ void add(const T* tile_a, const T* tile_b, const WarpPlace& place) {
-    projection::half::multiply_tiles<S, A, B>(tile_a, tile_b, place, sum);
+// Two tiles of numbers S, and the sum of their products.
+template <class S>
+struct Outer {
+  using T = uint16_t;
+  using Operand = projection::half::Operand<kSize, true>;
+  static constexpr int kStages = 8;
+  float sum[kDown][kSide][4] = {};
+
+  __device__ __forceinline__ void add(const T* x, const T* y, const WarpPlace& place) {
+    projection::half::multiply_tiles<S, Operand, Operand>(x, y, place, sum);
   }
 };
 template <>
-struct Tensor<float> {
+struct Outer<float> {
   using T = float;
-  using A = projection::floats::Operand<kTileRows, true>;
-  using B = projection::floats::Operand<kTileColumns, true>;
-  float sum[projection::kDown][projection::kSide][4] = {}, part[projection::kDown][projection::kSide][4];
+  using Operand = projection::floats::Operand<kSize, true>;
+  static constexpr int kStages = 4;
+  float sum[kDown][kSide][4] = {}, part[kDown][kSide][4];
 
-  __device__ __forceinline__ void add(const T* tile_a, const T* tile_b, const WarpPlace& place) {
-    projection::floats::multiply_tiles<A, B>(tile_a, tile_b, place, sum, part);
+  __device__ __forceinline__ void add(const T* x, const T* y, const WarpPlace& place) {
+    projection::floats::multiply_tiles<Operand, Operand>(x, y, place, sum, part);
   }
 };
 
-template <class M>
-constexpr int kSharedBytes = kTileStages * (M::A::kNumbers + M::B::kNumbers) * static_cast<int>(sizeof(typename M::T));
+template <class S>
+constexpr int kTileNumbers = Outer<S>::Operand::kNumbers;
+template <class S>
+constexpr int kSharedBytes = Outer<S>::kStages * 2 * kTileNumbers<S> * static_cast<int>(sizeof(S));
 
-// Rows of entries as an operand that lies transposed: a tile has some of their columns, with the entries as the depth.
-template <class T, class Tile>
-struct GatheredDepth {
-  const EntryRows& x;
+// Columns [first_column, first_column + 64) of the rows of a range's entries, a tile of 32 entries at a time. The rows'
+// ids are read a tile ahead: to wait for an id and then for its row would leave memory idle.
+template <class S>
+struct GatheredTiles {
+  using T = typename Outer<S>::T;
+  static constexpr int kStride = Outer<S>::Operand::kStride, kVector = 16 / sizeof(T);
+  static constexpr int kInLine = kSize / kVector, kLines = kThreads / kInLine, kCopies = kTileDepth / kLines;
+  const EntryRows& of;
   const Entries& entries;
   const T* base;
   int64_t next, end;
   int line, in_line;
   bool inside;
+  int64_t rows[kCopies];  // of the tile that is asked for next, -1 where there is none
 
-  __device__ __forceinline__ GatheredDepth(const EntryRows& x, const Entries& entries, const Range& range, int block,
+  __device__ __forceinline__ GatheredTiles(const EntryRows& of, const Entries& entries, const Range& range, int block,
                                            int first_column, int columns)
-      : x(x), entries(entries), base(static_cast<const T*>(x.numbers)), next(range.begin), end(range.end) {
-    line = threadIdx.x / Tile::kInLine, in_line = threadIdx.x % Tile::kInLine * Tile::kVector;
+      : of(of), entries(entries), base(static_cast<const T*>(of.numbers)), next(range.begin), end(range.end) {
+    line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVector;
     inside = first_column + in_line < columns;
     if (inside) base += static_cast<int64_t>(block) * columns + first_column + in_line;
+    find_rows();
+  }
+
+  __device__ __forceinline__ void find_rows() {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int64_t entry = next + line + i * kLines;
+      rows[i] = inside && entry < end ? row_of(of, entries, entry) : -1;
+    }
   }
 
   __device__ __forceinline__ void load(T* tile) {
 #pragma unroll
-    for (int i = 0; i < Tile::kCopies; ++i) {
-      const int at = line + i * Tile::kLines;
-      const bool there = inside && next + at < end;
-      const T* from = there ? base + row_of(x, entries, next + at) * x.stride : base;
-      projection::copy_vector(tile + at * Tile::kStride + in_line, from, there);
+    for (int i = 0; i < kCopies; ++i) {
+      const bool there = rows[i] >= 0;
+      projection::copy_vector(tile + (line + i * kLines) * kStride + in_line, there ? base + rows[i] * of.stride : base,
+                              there);
     }
     next += kTileDepth;
+    find_rows();
   }
 };
 
-// A block makes 128 by 64 numbers of a matrix, from one chunk of entries.
+// A block makes 64 by 64 numbers of a matrix, from one chunk of entries.
 template <class S>
-__global__ void __launch_bounds__(kProductThreads, 2) outer_kernel(const __grid_constant__ OuterArgs args) {
+__global__ void __launch_bounds__(kThreads, 3) outer_kernel(const __grid_constant__ OuterArgs args) {
   check_offsets(args.entries);
   extern __shared__ float4 memory[];
-  using M = Tensor<S>;
-  using T = typename M::T;
+  using T = typename Outer<S>::T;
   T* shared = reinterpret_cast<T*>(memory);
-  const int across = (args.columns + kTileColumns - 1) / kTileColumns, block = blockIdx.z;
-  const int first_column = static_cast<int>(blockIdx.y % across) * kTileColumns;
-  const int first_row = static_cast<int>(blockIdx.y / across) * kTileRows;
+  const int across = (args.columns + kSize - 1) / kSize, block = blockIdx.z;
+  const int first_column = static_cast<int>(blockIdx.y % across) * kSize;
+  const int first_row = static_cast<int>(blockIdx.y / across) * kSize;
   const Range range = range_of_tile(args.entries, blockIdx.x, args.chunk);
   if (range.begin >= range.end) return;
   const WarpPlace place;
-  GatheredDepth<T, typename M::A> a(args.x, args.entries, range, block, first_row, args.rows);
-  GatheredDepth<T, typename M::B> b(args.y, args.entries, range, block, first_column, args.columns);
-  const auto stage_a = [&](int stage) { return shared + stage * (M::A::kNumbers + M::B::kNumbers); };
-  const auto stage_b = [&](int stage) { return stage_a(stage) + M::A::kNumbers; };
-  M product;
-  projection::walk_depth(
+  GatheredTiles<S> x(args.x, args.entries, range, block, first_row, args.rows);
+  GatheredTiles<S> y(args.y, args.entries, range, block, first_column, args.columns);
+  const auto stage_x = [&](int stage) { return shared + stage * 2 * kTileNumbers<S>; };
+  const auto stage_y = [&](int stage) { return stage_x(stage) + kTileNumbers<S>; };
+  Outer<S> outer;
+  projection::walk_depth<Outer<S>::kStages>(
       projection::tile_steps(range.end - range.begin),
-      [&](int stage) { a.load(stage_a(stage)), b.load(stage_b(stage)); },
-      [&](int stage) { product.add(stage_a(stage), stage_b(stage), place); });
+      [&](int stage) { x.load(stage_x(stage)), y.load(stage_y(stage)); },
+      [&](int stage) { outer.add(stage_x(stage), stage_y(stage), place); });
   const int64_t size = static_cast<int64_t>(args.rows) * args.columns;
   float* partial = static_cast<float*>(args.partial) + (static_cast<int64_t>(blockIdx.x) * args.blocks + block) * size;
-  projection::for_each_pair(place, first_row, args.rows, first_column, args.columns, product.sum,
-                            [&](int64_t row, int column, float x, float y) {
+  projection::for_each_pair(place, first_row, args.rows, first_column, args.columns, outer.sum,
+                            [&](int64_t row, int column, float u, float v) {
                               if constexpr (std::is_same_v<S, float>) {
-                                if (!isfinite(x)) x = outer_in_floats(args, range, block, row, column);
-                                if (!isfinite(y)) y = outer_in_floats(args, range, block, row, column + 1);
+                                if (!isfinite(u)) u = outer_in_floats(args, range, block, row, column);
+                                if (!isfinite(v)) v = outer_in_floats(args, range, block, row, column + 1);
                               }
-                              *reinterpret_cast<float2*>(partial + row * args.columns + column) = make_float2(x, y);
+                              *reinterpret_cast<float2*>(partial + row * args.columns + column) = make_float2(u, v);
                             });
 }
 
-unsigned tiles(int size, int tile) { return static_cast<unsigned>((size + tile - 1) / tile); }
+unsigned tiles(int size) { return static_cast<unsigned>((size + kSize - 1) / kSize); }
 
 template <class S>
 cudaError_t launch(Storage storage, const OuterArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
-  const dim3 grid(static_cast<unsigned>(num_tiles(args.entries.count, args.entries.types, args.chunk)),
-                  tiles(args.rows, kTileRows) * tiles(args.columns, kTileColumns), args.blocks);
-  const int bytes = kSharedBytes<Tensor<S>>;
-  cudaError_t error = projection::allow_shared_memory(outer_kernel<S>, bytes, done);
+  cudaError_t error = projection::allow_shared_memory(outer_kernel<S>, kSharedBytes<S>, done);
   if (error != cudaSuccess) return error;
-  outer_kernel<S><<<grid, kProductThreads, bytes, stream>>>(args);
+  const dim3 grid(static_cast<unsigned>(num_tiles(args.entries.count, args.entries.types, args.chunk)),
+                  tiles(args.rows) * tiles(args.columns), args.blocks);
+  outer_kernel<S><<<grid, kThreads, kSharedBytes<S>, stream>>>(args);
   error = cudaGetLastError();
   return error != cudaSuccess ? error : add_chunks(storage, args, stream);
 }
