@@ -25,7 +25,6 @@
 #pragma weak cusparseSpMatSetValues
 #pragma weak cusparseSpMM
 #pragma weak cusparseSpMM_bufferSize
-#pragma weak cusparseSpMM_preprocess
 
 // ATen/cuda/CUDAContext.h declares it too, and asks for the headers of cuBLAS and cuSOLVER.
 namespace at::cuda {
@@ -103,7 +102,8 @@ struct Factors {
 constexpr auto kAsIs = CUSPARSE_OPERATION_NON_TRANSPOSE, kTransposed = CUSPARSE_OPERATION_TRANSPOSE;
 constexpr auto kSampled = CUSPARSE_SDDMM_ALG_DEFAULT;
 
-// Descriptors, a workspace and, with `prepared`, what the library finds out about the matrix beforehand.
+// Descriptors, a workspace and, with `prepared`, what the library finds out about the matrix beforehand: of sampled
+// products alone, for after cusparseSpMM_preprocess CUSPARSE_SPMM_CSR_ALG3 of CUDA 13.0 gives wrong sums.
 std::shared_ptr<Plan> make_plan(cusparseHandle_t handle, const Call& call, bool prepared) {
   auto plan = std::make_shared<Plan>();
   const Tensor &indptr = call.csr[0], &indices = call.csr[1];
@@ -126,14 +126,9 @@ std::shared_ptr<Plan> make_plan(cusparseHandle_t handle, const Call& call, bool 
   }
   CUSPARSE_CHECK(status);
   plan->workspace = at::empty({static_cast<int64_t>(std::max<size_t>(bytes, 16))}, indptr.options().dtype(at::kByte));
-  if (!prepared) return plan;
-  void* const room = plan->workspace.data_ptr();
-  if (call.sampled) {
+  if (prepared && call.sampled) {
     CUSPARSE_CHECK(cusparseSDDMM_preprocess(handle, kAsIs, kTransposed, alpha, plan->rows, plan->gathered, beta,
-                                            plan->matrix, call.compute(), kSampled, room));
-  } else {
-    CUSPARSE_CHECK(cusparseSpMM_preprocess(handle, kAsIs, kAsIs, alpha, plan->matrix, plan->gathered, beta, plan->rows,
-                                           call.compute(), call.algorithm, room));
+                                            plan->matrix, call.compute(), kSampled, plan->workspace.data_ptr()));
   }
   return plan;
 }

@@ -178,7 +178,7 @@ def test_edge_logits_of_gat_in_float32_are_not_rounded_to_its_values(dtype, devi
     values = torch.randn(graph.num_src, 2, 16, generator=gen).to(device, dtype)
     logits = torch.randn(graph.num_edges, 2, generator=gen).to(device).requires_grad_()
     constants = torch.zeros(graph.num_src, 2, device=device), torch.zeros(graph.num_dst, 2, device=device)
-    grad = torch.randn(graph.num_dst, 2, 16, generator=gen).to(device)
+    grad = torch.randn(graph.num_dst, 2, 16, generator=gen).to(device, dtype).float()  # CUDA rounds it to the values'
 
     def results(values, *constants, of=functional):
         given = {"edge_attr": logits, "edge_proj": torch.eye(2, device=device)}

@@ -34,10 +34,10 @@ def nodes_of(width=OUT, dtype=torch.float32):
     return {key: features(size, width, dtype, seed=i) for i, (key, size) in enumerate(SIZES.items())}
 
 
-def layer_pair(in_channels=OUT, heads=2, dtype=torch.float32, metadata=METADATA):
+def layer_pair(in_channels=OUT, heads=2, dtype=torch.float32, metadata=METADATA, seed=5):
     theirs = stock.HGTConv(in_channels, OUT, metadata, heads)
     ours = fused.HGTConv(in_channels, OUT, metadata, heads)
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
@@ -235,14 +235,14 @@ def test_ids_out_of_range_are_named():
 @pytest.mark.parametrize("dtypes", ["as the parameters", "as autocast", "one of each"])
 @pytest.mark.parametrize("width", [OUT, 5, {"a": 5, "b": OUT, "c": 3}])
 def test_autocast(width, dtypes, heads, autocast, device):
-    """Dtypes as stock under autocast; the numbers as far from float64 as stock, at most twice."""
-    theirs, ours = layer_pair(width, heads)
+    """Dtypes as stock under autocast; the numbers as far from float64 as stock, at most twice: medians over draws of
+    the parameters, since one draw may have a gradient whose terms cancel.
+    """
     widths = width if isinstance(width, dict) else dict.fromkeys(SIZES, width)
     x_dict = {key: features(SIZES[key], widths[key], seed=i).to(autocast).float() for i, key in enumerate(SIZES)}
     given = {key: x.to(device) for key, x in x_dict.items()}
     rounded = {"as the parameters": [], "as autocast": list(SIZES), "one of each": ["b"]}[dtypes]
     given.update({key: given[key].to(autocast) for key in rounded})
-    exact = run(copy.deepcopy(theirs).double(), {key: x.double() for key, x in x_dict.items()}, edges_of())
     edges = {key: edge_index.to(device) for key, edge_index in edges_of().items()}
 
     def rounding(layer, choice):
@@ -252,14 +252,23 @@ def test_autocast(width, dtypes, heads, autocast, device):
             forward.named_parameters = layer.named_parameters
             return run(forward, given, edges)
 
-    want, found = rounding(theirs, "auto"), rounding(ours, "fused")
-    assert [t is None or t.dtype for t in found.values()] == [t is None or t.dtype for t in want.values()]
-    exact, found, want = (joined({k: t if t is None else t.cpu() for k, t in r.items()}) for r in (exact, found, want))
-    for key, true in exact.items():
-        if not true.any():
-            continue
-        errors = [float((t[key].double() - true).norm() / true.norm()) for t in (found, want)]
-        assert errors[0] <= max(2 * errors[1], torch.finfo(autocast).eps), (key, errors)
+    errors = {}
+    for seed in range(5, 10):
+        theirs, ours = layer_pair(width, heads, seed=seed)
+        exact = run(copy.deepcopy(theirs).double(), {key: x.double() for key, x in x_dict.items()}, edges_of())
+        want, found = rounding(theirs, "auto"), rounding(ours, "fused")
+        assert [t is None or t.dtype for t in found.values()] == [t is None or t.dtype for t in want.values()]
+        exact, found, want = (
+            joined({k: t if t is None else t.cpu() for k, t in r.items()}) for r in (exact, found, want)
+        )
+        for key, true in exact.items():
+            if true.any():
+                of_both = [float((t[key].double() - true).norm() / true.norm()) for t in (found, want)]
+                errors.setdefault(key, []).append(of_both)
+    assert len(errors) > 10
+    for key, of_draws in errors.items():
+        mine, stocks = torch.tensor(of_draws).median(0).values.tolist()
+        assert mine <= max(2 * stocks, torch.finfo(autocast).eps), (key, of_draws)
 
 
 def test_refusals_are_said_in_words():
