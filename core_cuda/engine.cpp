@@ -11,6 +11,7 @@
 
 #include "spmm/cusparse_plans.h"
 #include "spmm/cusparse_refusal.h"
+#include "wsb/kept_blocks.h"
 
 namespace edgeless {
 namespace {
@@ -66,6 +67,17 @@ void define_engines(py::module_& m) {
         return words(sddmm_refusal(dst, src, csr));
       },
       Released());
+  m.def(
+      "wsb_refusal",
+      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
+        return words(wsb_refusal(x, weight, csr));
+      },
+      Released());
+  py::class_<KeptBlocks, std::shared_ptr<KeptBlocks>>(m, "KeptBlocks")
+      .def(py::init(&KeptBlocks::make))
+      .def("add", &KeptBlocks::add, py::arg("indptr"), py::arg("indices"), py::arg("blocks"), Released())
+      .def("kept_tensors", &KeptBlocks::kept_tensors, Released())
+      .def("num_entries", &KeptBlocks::num_entries, Released());
   py::class_<CusparsePlans, std::shared_ptr<CusparsePlans>>(m, "CusparsePlans")
       .def(py::init(&CusparsePlans::make))
       .def("learn", &CusparsePlans::learn, py::arg("sides"), py::arg("scales"), Released())

@@ -6,7 +6,7 @@
 namespace edgeless {
 
 // In the order of ENGINES in shared/engines.py.
-enum class Engine : int { automatic, rowsplit, cusparse, cusparse_alg2 };
+enum class Engine : int { automatic, rowsplit, cusparse, cusparse_alg2, wsb };
 
 // The choice of this thread or, where it made none, the newest of any thread that still stands: that is how the threads
 // of autograd do what their caller asked for.

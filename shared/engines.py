@@ -1,8 +1,8 @@
 """Which engine computes sums of neighbours and sampled products.
 
-``engine("auto" | "rowsplit" | "cusparse" | "cusparse-alg2")`` chooses for everything inside a ``with`` block. An engine
-is picked where an op picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``), below autograd and every layer. What it does
-not compute it refuses in words, and rowsplit, which computes everything, runs instead.
+``engine(name)`` chooses one of :data:`ENGINES` for everything inside a ``with`` block. An engine is picked where an op
+picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``), below autograd and every layer. What it does not compute it refuses
+in words, and rowsplit, which computes everything, runs instead.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from . import _C
 from .choices import Choices
 from .formats import CSC, CSC_ROWS, CSR
 from .graph_checks import compiling
+from .wsb import WsbFormat
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -27,8 +28,8 @@ __all__ = ["ENGINES", "ROWSPLIT", "Engine", "current_engine", "engine", "keep_pl
 
 # "auto" is rowsplit wherever nothing else was measured to be faster, which is everywhere as yet. In the order of Engine
 # in core_cuda/engine.h.
-ENGINES = ("auto", "rowsplit", "cusparse", "cusparse-alg2")
-_CUSPARSE = "cusparse"  # the key of what a graph keeps for it
+ENGINES = ("auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb")
+_CUSPARSE, _WSB = "cusparse", "wsb"  # the keys of what a graph keeps for them
 
 
 # The interface -------------------------------------------------------------------------------------------------------
@@ -59,12 +60,19 @@ def _cusparse_refusal(op: str, args: dict[str, Any]) -> Optional[str]:
     return "it computes sums and sampled products only"
 
 
+def _wsb_refusal(op: str, args: dict[str, Any]) -> Optional[str]:
+    if op == "spmm":
+        return _C.wsb_refusal(args["x"], args.get("weight"), args["csr"])
+    return "it computes sums only"
+
+
 ROWSPLIT = Engine("rowsplit", lambda op, args: None)
 _ENGINES = {
     "auto": ROWSPLIT,
     "rowsplit": ROWSPLIT,
     "cusparse": Engine("cusparse", _cusparse_refusal, "CSR_ALG3", True),
     "cusparse-alg2": Engine("cusparse-alg2", _cusparse_refusal, "CSR_ALG2", True),
+    "wsb": Engine("wsb", _wsb_refusal, "mma m16n8k16"),
 }
 
 
@@ -113,7 +121,8 @@ def engine(name: str) -> Iterator[None]:
             edgeless. ``"cusparse"``: cuSPARSE with the algorithm that gives the same bits in every run, for what it
             computes; the rest runs on rowsplit, and :func:`edgeless.explain` with ``plan=True`` says why.
             ``"cusparse-alg2"``: the same with CUSPARSE_SPMM_CSR_ALG2, whose sums may be rounded differently in
-            every run.
+            every run. ``"wsb"``: tensor cores on weighted sparse blocks (:mod:`edgeless.wsb`), for sums of bfloat16 and
+            float16 without edge weights; the graph keeps the blocks, which take time to make.
     Raises:
         ValueError: for any other name.
         RuntimeError: inside a function that torch.compile traces; open the block around the call.
@@ -169,13 +178,20 @@ class CusparseFormat:
 
 def keep_plans(graph: Graph) -> None:
     """Lets ``graph`` keep what the engine in force needs for it. To be called when its arrays for an op are at hand."""
-    if _choice.newest.choice is None or compiling() or not current_engine().startswith(_CUSPARSE):
+    if _choice.newest.choice is None or compiling():
         return
-    kept = graph._formats.get(_CUSPARSE)
+    key = _KEYS.get(current_engine())
+    if key is None:
+        return
+    kept = graph._formats.get(key)
     if kept is not None and kept.knows(graph):
         return
     if graph.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        graph.format(_CUSPARSE, lambda _: CusparseFormat()).learn(graph)
+        graph.format(key, lambda _: _FORMATS[key]()).learn(graph)
+
+
+_KEYS = {"cusparse": _CUSPARSE, "cusparse-alg2": _CUSPARSE, "wsb": _WSB}
+_FORMATS = {_CUSPARSE: CusparseFormat, _WSB: WsbFormat}
 
 
 def cusparse_info(graph: Graph) -> Optional[dict[str, int]]:

@@ -6,58 +6,10 @@
 
 namespace edgeless {
 
-// From the addresses of arrays to who holds them. Never destroyed: graphs may outlive static objects.
-struct PlanRegistry {
-  using Place = CusparsePlans::Place;
+CusparsePlans::~CusparsePlans() { OwnersByArrays<CusparsePlans>::get().remove(places(), this); }
 
-  // No owner is locked but to be returned, for the last reference to one must not be dropped under the mutex.
-  struct Owner {
-    const CusparsePlans* address;
-    std::weak_ptr<CusparsePlans> held;
-  };
-
-  std::mutex mutex;
-  std::map<Place, std::vector<Owner>> owners;  // a graph and its reverse share arrays
-
-  static PlanRegistry& get() {
-    static auto* const registry = new PlanRegistry();
-    return *registry;
-  }
-
-  void add(const std::vector<Place>& places, const std::shared_ptr<CusparsePlans>& owner) {
-    const std::lock_guard lock(mutex);
-    for (const Place& place : places) owners[place].push_back({owner.get(), owner});
-  }
-
-  void remove(const std::vector<Place>& places, const CusparsePlans* owner) {
-    const std::lock_guard lock(mutex);
-    for (const Place& place : places) {
-      const auto found = owners.find(place);
-      if (found == owners.end()) continue;
-      auto& all = found->second;
-      const auto is_owner = [owner](const Owner& one) { return one.address == owner; };
-      all.erase(std::remove_if(all.begin(), all.end(), is_owner), all.end());
-      if (all.empty()) owners.erase(found);
-    }
-  }
-
-  std::shared_ptr<CusparsePlans> find(const Place& place) {
-    const std::lock_guard lock(mutex);
-    const auto found = owners.find(place);
-    if (found == owners.end()) return nullptr;
-    for (const Owner& one : found->second) {
-      if (auto held = one.held.lock()) return held;
-    }
-    return nullptr;
-  }
-};
-
-int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
-
-CusparsePlans::~CusparsePlans() { PlanRegistry::get().remove(places(), this); }
-
-std::vector<CusparsePlans::Place> CusparsePlans::places() const {
-  std::vector<Place> all;
+std::vector<ArraysPlace> CusparsePlans::places() const {
+  std::vector<ArraysPlace> all;
   for (const Side& side : sides_) all.push_back(place_of(side.indptr, side.indices));
   return all;
 }
@@ -73,14 +25,14 @@ void CusparsePlans::learn(const std::vector<std::pair<at::Tensor, at::Tensor>>& 
     const bool whole = known != sides_.end() ? known->whole : given.first[-1].item<int64_t>() == given.second.size(0);
     found.push_back({given.first, given.second, whole});
   }
-  PlanRegistry::get().remove(places(), this);
+  OwnersByArrays<CusparsePlans>::get().remove(places(), this);
   auto kept = scales;  // what is replaced is dropped without the mutex
   {
     const std::lock_guard lock(mutex);
     sides_.swap(found);
     scales_.swap(kept);
   }
-  PlanRegistry::get().add(places(), shared_from_this());
+  OwnersByArrays<CusparsePlans>::get().add(places(), shared_from_this());
 }
 
 bool CusparsePlans::is_whole(at::TensorList arrays) const {
@@ -125,7 +77,7 @@ int64_t CusparsePlans::num_entries() const {
 }
 
 std::shared_ptr<CusparsePlans> plans_of(at::TensorList arrays) {
-  return PlanRegistry::get().find(CusparsePlans::place_of(arrays[0], arrays[1]));
+  return OwnersByArrays<CusparsePlans>::get().find(place_of(arrays[0], arrays[1]));
 }
 
 }  // namespace edgeless

@@ -1,6 +1,6 @@
 // What cuSPARSE needs for a graph and is kept with it: which arrays are the graph's, values of the matrix, and plans:
 // descriptors with a workspace. Owned by the graph (shared/engines.py) and found again, below autograd, by the arrays
-// that an op is given. An owner holds these arrays, so no other tensor can take their addresses while it can be found.
+// that an op is given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "../common/owners_by_arrays.h"
 
 namespace edgeless {
 
@@ -88,8 +90,6 @@ struct CusparsePlan {
   virtual ~CusparsePlan() = default;
 };
 
-int64_t version_of(const at::Tensor& t);
-
 class CusparsePlans : public std::enable_shared_from_this<CusparsePlans> {
  public:
   static constexpr size_t kMostPlans = 16, kMostValues = 8;
@@ -123,18 +123,10 @@ class CusparsePlans : public std::enable_shared_from_this<CusparsePlans> {
     at::Tensor indptr, indices;
     bool whole;
   };
-  using Place = std::pair<const void*, const void*>;
-
-  static Place place_of(const at::Tensor& indptr, const at::Tensor& indices) {
-    return {indptr.data_ptr(), indices.data_ptr()};
-  }
-  std::vector<Place> places() const;
+  std::vector<ArraysPlace> places() const;
 
   std::vector<Side> sides_;
   std::vector<at::Tensor> scales_;
-
-  friend std::shared_ptr<CusparsePlans> plans_of(at::TensorList arrays);
-  friend struct PlanRegistry;
 };
 
 // Of the graph that a direction's arrays belong to; null where no graph has made them known.

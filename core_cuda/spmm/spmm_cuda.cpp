@@ -6,6 +6,7 @@
 #include "../common/fold_tensors.h"
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
+#include "../wsb/sum.h"
 #include "cuda/kernels.h"
 #include "cusparse_engine.h"
 #include "cusparse_refusal.h"
@@ -49,6 +50,7 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
   Tensor out = at::empty(sizes, x.options().dtype(kind));
   if (out.numel() == 0) return out;
   const Engine engine = chosen_engine();
+  if (engine == Engine::wsb && !wsb_refusal(x, weight, csr) && wsb_spmm(x, src_scale, dst_scale, csr, out)) return out;
   if (is_cusparse(engine) && !spmm_refusal(x, weight, csr) &&
       cusparse_spmm(engine, x, weight, src_scale, dst_scale, csr, out)) {
     return out;

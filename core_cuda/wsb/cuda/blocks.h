@@ -1,0 +1,38 @@
+// Sums over weighted sparse blocks (WSB): what the kernel is given. No torch.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "../../common/fold.h"
+#include "../../common/storage.h"
+
+namespace edgeless::cuda::wsb {
+
+constexpr int kBlockColumns = 16;  // of a block
+
+// Rows lie in windows of a few times 16, and each window has a list of columns: all that its rows have, each one once.
+// Sixteen of them are a block: a bit for each of the window's rows says which of them have the column.
+struct Blocks {
+  const int32_t* first = nullptr;    // [windows + 1], a window's first block
+  const int32_t* order = nullptr;    // [windows], those of most blocks first
+  const int32_t* columns = nullptr;  // [blocks, 16]
+  const uint32_t* bits = nullptr;    // [blocks, height / 32, 16]
+  int windows = 0, height = 0;       // height: rows of a window, 32 or 64
+};
+
+struct SumArgs {
+  Blocks blocks;
+  CompressedGraph graph;  // of the same edges, for sums that are not finite
+  bool wide_index = false;
+  const char* x = nullptr;
+  int64_t x_row = 0;                 // bytes
+  int vectors = 0;                   // of 16 bytes in a row
+  const float* row_scale = nullptr;  // null: 1
+  void* out = nullptr;               // [rows, vectors * 8]
+  bool wide = false;                 // out is float32
+};
+
+// Storage must be of 16 bits.
+cudaError_t run_sum(Storage storage, const SumArgs& args, cudaStream_t stream);
+
+}  // namespace edgeless::cuda::wsb

@@ -1,0 +1,56 @@
+#include "sum.h"
+
+#include <ATen/ATen.h>
+
+#include "../common/fold_tensors.h"
+#include "../common/launch.h"
+#include "../common/storage_of.h"
+#include "../common/vector_rows.h"
+#include "cuda/blocks.h"
+
+namespace edgeless::cuda {
+namespace {
+
+using at::Tensor;
+
+wsb::Blocks blocks_as_kernels_read(const BlocksOfSide& side) {
+  wsb::Blocks blocks;
+  blocks.first = side.first.const_data_ptr<int32_t>(), blocks.order = side.order.const_data_ptr<int32_t>();
+  blocks.columns = side.columns.const_data_ptr<int32_t>();
+  blocks.bits = reinterpret_cast<const uint32_t*>(side.bits.const_data_ptr<int32_t>());
+  blocks.windows = static_cast<int>(side.order.size(0)), blocks.height = static_cast<int>(side.height());
+  return blocks;
+}
+
+// [N, H, F] as [N, H * F], scaled: rows of x are rounded to 16 bits once more then, as PyTorch's are.
+Tensor rows_of(const Tensor& x, const OptTensor& scale) {
+  const Tensor rows = x.reshape({x.size(0), x.size(1) * x.size(2)});
+  if (scale) {
+    Tensor scaled = at::empty(rows.sizes(), rows.options());
+    return at::mul_out(scaled, rows, scale->unsqueeze(1));
+  }
+  return rows_of_16_bytes(rows.unsqueeze(1)).squeeze(1);
+}
+
+}  // namespace
+
+bool wsb_spmm(const Tensor& x, const OptTensor& src_scale, const OptTensor& dst_scale, at::TensorList csr,
+              const Tensor& out) {
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor, x.get_device()) < 8) return false;
+  const auto side = blocks_of(csr);
+  const OnDevice on_device(x.device());
+  const Tensor rows = rows_of(x, src_scale);
+  wsb::SumArgs args;
+  args.blocks = blocks_as_kernels_read(*side);
+  args.graph = compressed_graph(csr);
+  args.wide_index = csr[0].scalar_type() == at::kLong;
+  args.x = static_cast<const char*>(rows.const_data_ptr()), args.x_row = rows.stride(0) * rows.element_size();
+  args.vectors = static_cast<int>(rows.size(1) / 8);
+  const Tensor row_scale = dst_scale ? dst_scale->contiguous() : Tensor();
+  if (row_scale.defined()) args.row_scale = row_scale.const_data_ptr<float>();
+  args.out = out.data_ptr(), args.wide = out.scalar_type() == at::kFloat;
+  C10_CUDA_CHECK(wsb::run_sum(storage_of(x.scalar_type()), args, on_device.stream()));
+  return true;
+}
+
+}  // namespace edgeless::cuda

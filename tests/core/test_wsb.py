@@ -1,0 +1,299 @@
+"""Weighted sparse blocks: what is in them, on the CPU; sums over them against float64 and our own kernels, on CUDA."""
+
+import gc
+
+import pytest
+import torch
+from test_attention import error
+
+import edgeless
+from edgeless import Graph, functional
+from edgeless.plan import record
+from edgeless.wsb import COLUMNS, blocks_of
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+
+
+def ends_of(kind, seed=0):
+    """(edge_index, number of sources, number of destinations)."""
+    draw = torch.Generator().manual_seed(seed)
+    if kind == "no edges":
+        return torch.zeros(2, 0, dtype=torch.long), 7, 70
+    if kind == "no nodes":
+        return torch.zeros(2, 0, dtype=torch.long), 0, 0
+    if kind == "one edge":
+        return torch.tensor([[6], [69]]), 7, 70
+    if kind == "star":
+        return torch.stack([torch.arange(3000), torch.full((3000,), 40)]), 3000, 41
+    num_src, num_dst, count = {"random": (150, 130, 2500), "sparse": (400, 500, 300), "large": (900, 1000, 60_000)}[
+        kind
+    ]
+    ends = torch.stack([torch.randint(n - 5, (count,), generator=draw) for n in (num_src, num_dst)])
+    ends[1, ::5] = 7
+    return ends, num_src, num_dst
+
+
+KINDS = ["random", "sparse", "large", "star", "one edge", "no edges", "no nodes"]
+
+
+def graph_of(kind, device="cpu", wide=False, **options):
+    ends, num_src, num_dst = ends_of(kind, **options)
+    graph = Graph.from_edge_index(ends, num_src, num_dst)
+    if wide:
+        csr, csc = (type(s)(*[None if t is None else t.long() for t in s]) for s in (graph.csr, graph.csc))
+        graph = Graph(csr, csc, num_src, num_dst)
+    return graph.to(device)
+
+
+def dense(blocks, num_rows, num_columns):
+    """How many edges there are from every column to every row, read out of the blocks."""
+    first, order, columns, bits = (t.cpu().long() for t in blocks)
+    height, found = bits.size(1) * 32, torch.zeros(num_rows, num_columns, dtype=torch.long)
+    for window in range(order.numel()):
+        for block in range(first[window], first[window + 1]):
+            for place in range(COLUMNS):
+                for word in range(bits.size(1)):
+                    rows = [r for r in range(32) if bits[block, word, place] >> r & 1]
+                    for row in rows:
+                        found[window * height + word * 32 + row, columns[block, place]] += 1
+    return found
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("height", [32, 64])
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "large"])
+def test_blocks_hold_every_edge(kind, wide, height, device):
+    ends, num_src, num_dst = ends_of(kind)
+    indptr, indices = graph_of(kind, device, wide).csr_arrays(False)
+    blocks = blocks_of(indptr, indices, num_src, height)
+    assert all(t.dtype == torch.int32 and t.is_contiguous() for t in blocks)
+    first, order = blocks.first.long(), blocks.order.long()
+    windows, counts = -(-num_dst // height), first.diff()
+    assert order.sort().values.tolist() == list(range(windows)) and first[0] == 0
+    assert (counts[order].diff() <= 0).all() and first[-1] == len(blocks.columns) == len(blocks.bits)
+    expected = torch.zeros(num_dst, num_src, dtype=torch.long)
+    expected.index_put_((ends[1], ends[0]), torch.ones_like(ends[0]), accumulate=True)
+    assert torch.equal(dense(blocks, num_dst, num_src), expected)
+    if num_src and len(blocks.columns):
+        assert blocks.columns.min() >= 0 and blocks.columns.max() < num_src
+
+
+def test_a_column_is_listed_once_in_a_window():
+    ends, num_src, _ = ends_of("large")
+    ends = torch.unique(ends, dim=1)
+    indptr, indices = Graph.from_edge_index(ends, num_src, 1000).csr_arrays(False)
+    blocks = blocks_of(indptr, indices, num_src)
+    pairs = torch.unique(torch.stack([ends[1] // 64, ends[0]]), dim=1).size(1)
+    listed = int((blocks.bits != 0).any(1).sum())
+    assert listed == pairs < ends.size(1) / 2
+    least = (torch.bincount(torch.unique(torch.stack([ends[1] // 64, ends[0]]), dim=1)[0]) + 15) // 16
+    assert len(blocks.columns) == int(least.sum())
+
+
+def test_a_height_that_is_no_multiple_of_32_is_refused():
+    indptr, indices = graph_of("random").csr_arrays(False)
+    for height in (0, 16, 48):
+        with pytest.raises(ValueError, match=f"blocks_of: height must be a multiple of 32, got {height}"):
+            blocks_of(indptr, indices, 150, height)
+
+
+def refusals(call, inputs=()):
+    with edgeless.engine("wsb"):
+        return {step.refused for step in record(call, inputs)}
+
+
+def test_what_is_refused_on_the_cpu():
+    graph, x = graph_of("random"), torch.randn(150, 8).bfloat16()
+    assert refusals(lambda: functional.spmm(graph, x)) == {"wsb: the tensors are not on a GPU"}
+    assert refusals(lambda: functional.sddmm_dot(graph, x[:130], x)) == {"wsb: it computes sums only"}
+    assert "wsb" not in graph._formats
+
+
+# On CUDA -------------------------------------------------------------------------------------------------------------
+
+
+def rows(*shape, dtype=torch.bfloat16, seed=1):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=draw).to("cuda", dtype).requires_grad_()
+
+
+def run(engine, graph, x, **options):
+    with edgeless.engine(engine):
+        out = functional.spmm(graph, x, **options)
+        grad = rows(*out.shape, dtype=out.dtype, seed=9).detach()
+        return [out.detach(), *torch.autograd.grad(out, x, grad)]
+
+
+def exact(graph, x, **options):
+    leaf = x.detach().double().requires_grad_()
+    options.pop("out_dtype", None)
+    with edgeless.backend("reference"):
+        out = functional.spmm(graph, leaf, **options)
+        grad = rows(*out.shape, dtype=x.dtype, seed=9).detach().double()
+        return [out, *torch.autograd.grad(out, leaf, grad)]
+
+
+def check(graph, x, **options):
+    assert refusals(lambda: functional.spmm(graph, x, **options), [x]) == {""}
+    found, ours, expected = (
+        run("wsb", graph, x, **options),
+        run("rowsplit", graph, x, **options),
+        exact(graph, x, **options),
+    )
+    for theirs, mine, right in zip(found, ours, expected, strict=True):
+        assert theirs.dtype == mine.dtype and theirs.shape == mine.shape
+        assert error(theirs, right) <= max(torch.finfo(x.dtype).eps, 2 * error(mine, right))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("norm", ["none", "left", "right", "both"])
+@pytest.mark.parametrize("kind", ["random", "sparse", "large", "star", "one edge"])
+def test_sums_and_gradients(kind, norm, dtype, wide):
+    graph = graph_of(kind, "cuda", wide)
+    check(graph, rows(graph.num_src, 24, dtype=dtype), norm=norm)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("width", [8, 16, 56, 64, 72, 128, 200, 512])
+def test_widths(width):
+    graph = graph_of("random", "cuda")
+    check(graph, rows(150, width), reduce="mean")
+    check(graph, rows(150, width), out_dtype=torch.float32)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("height", [32, 64])
+def test_heights(height, monkeypatch):
+    from edgeless import wsb
+
+    made = []
+    monkeypatch.setattr(wsb, "blocks_of", lambda *args: made.append(blocks_of(*args, height)) or made[-1])
+    check(graph_of("large", "cuda"), rows(900, 136), norm="both")
+    assert len(made) == 2 and all(blocks.bits.size(1) * 32 == height for blocks in made)
+
+
+@pytest.mark.cuda
+def test_layouts():
+    graph, base = graph_of("random", "cuda"), rows(150, 160).detach()
+    views = [base[:, ::2], base[:, 8:72], base[:, 1:65], base.t().contiguous().t(), base[:, :1].expand(150, 16)]
+    for x in views:
+        check(graph, x.requires_grad_())
+    check(graph, rows(150, 4, 10))
+    check(graph, rows(150, 10, 4).detach().transpose(1, 2).requires_grad_())
+    x = rows(150, 8)
+    with edgeless.engine("wsb"):
+        (grad,) = torch.autograd.grad(functional.spmm(graph, x).sum(), x)  # its gradient is expanded
+    assert torch.equal(grad, graph.out_degrees().unsqueeze(1).expand(150, 8).bfloat16())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["no edges", "no nodes"])
+def test_graphs_without_edges(kind):
+    graph = graph_of(kind, "cuda")
+    out, grad = run("wsb", graph, rows(graph.num_src, 16))
+    assert out.shape == (graph.num_dst, 16) and not out.any() and not grad.any()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_reaches_its_neighbours_alone(value):
+    graph = graph_of("random", "cuda")
+    x = rows(150, 64).detach()
+    x[3, 5] = x[100, 40] = value
+    found, ours = (run(engine, graph, x.clone().requires_grad_())[0] for engine in ("wsb", "rowsplit"))
+    assert ours.isfinite().any() and not ours.isfinite().all()
+    assert torch.equal(found.isnan(), ours.isnan()) and torch.equal(found.isinf(), ours.isinf())
+
+
+@pytest.mark.cuda
+def test_what_is_refused():
+    graph, weight = graph_of("random", "cuda"), torch.ones(2500, device="cuda").bfloat16()
+    for words, call in (
+        ("its blocks multiply bfloat16 and float16", lambda: functional.spmm(graph, rows(150, 8, dtype=torch.float32))),
+        ("its blocks hold bits", lambda: functional.spmm(graph, rows(150, 8), weight)),
+        ("rows of x are no multiple of 16 bytes", lambda: functional.spmm(graph, rows(150, 12))),
+        ("it computes sums only", lambda: functional.neighbor_reduce(graph, rows(150, 8), "max")),
+    ):
+        assert any(words in refused for refused in refusals(call)), words
+        with edgeless.engine("wsb"):
+            found = call()
+        assert torch.equal(found, call())
+
+
+@pytest.mark.cuda
+def test_arrays_that_were_written_to_are_refused():
+    graph, x = graph_of("random", "cuda"), rows(150, 8).detach()
+    assert refusals(lambda: functional.spmm(graph, x)) == {""}
+    graph.csr.indices.copy_(graph.csr.indices.flip(0))
+    assert refusals(lambda: functional.spmm(graph, x)) == {"wsb: the graph's arrays were written to"}
+
+
+@pytest.mark.cuda
+def test_the_same_bits_in_every_run_and_on_another_stream():
+    graph, x = graph_of("large", "cuda"), rows(900, 96)
+    expected = run("wsb", graph, x, norm="both")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        late = torch.full_like(x, float("nan"))
+        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
+        late.copy_(x.detach())
+        found = run("wsb", graph, late.requires_grad_(), norm="both")
+    torch.cuda.current_stream().wait_stream(stream)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.cuda
+def test_captured_in_a_cuda_graph():
+    graph, x = graph_of("large", "cuda"), rows(900, 64)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        expected = run("wsb", graph, x, norm="both")
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured), edgeless.engine("wsb"):
+        out = functional.spmm(graph, x, norm="both")
+    captured.replay()
+    assert torch.equal(out, expected[0])
+    fresh = graph_of("large", "cuda")
+    functional.spmm(fresh, x.detach())
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured), edgeless.engine("wsb"):
+        functional.spmm(fresh, x.detach())
+    assert "wsb" not in fresh._formats
+
+
+@pytest.mark.cuda
+def test_memory_is_counted_and_goes_with_the_graph():
+    x = rows(900, 64)
+    run("wsb", graph_of("large", "cuda"), x)
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    graph = graph_of("large", "cuda")
+    plain = graph.memory_bytes()
+    run("wsb", graph, x)
+    assert graph.memory_bytes() >= plain + sum(t.nbytes for t in graph._formats["wsb"].kept_tensors()) > plain
+    del graph
+    gc.collect()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.cuda
+def test_below_layers():
+    nn = pytest.importorskip("edgeless.pyg.nn")
+    torch.manual_seed(0)
+    ends = ends_of("random")[0].clamp(max=129).cuda()
+    layer = nn.GCNConv(64, 32, cached=True).cuda().bfloat16()
+    sage = nn.SAGEConv(64, 32).cuda().bfloat16()
+    x = rows(130, 64)
+    with torch.no_grad():
+        for module in (layer, sage):
+            expected = module(x, ends)
+            with edgeless.engine("wsb"):
+                found = module(x, ends)
+            assert error(found, expected.double()) <= 2**-7
