@@ -22,14 +22,20 @@ wsb::Blocks blocks_as_kernels_read(const BlocksOfSide& side) {
   return blocks;
 }
 
-// [N, H, F] as [N, H * F], scaled: rows of x are rounded to 16 bits once more then, as PyTorch's are.
-Tensor rows_of(const Tensor& x, const OptTensor& scale) {
-  const Tensor rows = x.reshape({x.size(0), x.size(1) * x.size(2)});
-  if (scale) {
-    Tensor scaled = at::empty(rows.sizes(), rows.options());
-    return at::mul_out(scaled, rows, scale->unsqueeze(1));
-  }
-  return rows_of_16_bytes(rows.unsqueeze(1)).squeeze(1);
+// [N, H, F] as [N, H * F] in vectors of 16 bytes.
+Tensor rows_of(const Tensor& x) {
+  return rows_of_16_bytes(x.reshape({x.size(0), 1, x.size(1) * x.size(2)})).squeeze(1);
+}
+
+// Rows times their scale, rounded to 16 bits once more, as PyTorch's are.
+Tensor scaled_rows(const Tensor& x, const Tensor& scale, cudaStream_t stream) {
+  Tensor out = at::empty(x.sizes(), x.options());
+  wsb::ScaleArgs args;
+  args.x = static_cast<const char*>(x.const_data_ptr()), args.x_row = x.stride(0) * x.element_size();
+  args.rows = x.size(0), args.vectors = static_cast<int>(x.size(1) / 8);
+  args.scale = scale.const_data_ptr<float>(), args.out = static_cast<char*>(out.data_ptr());
+  C10_CUDA_CHECK(wsb::run_scale(storage_of(x.scalar_type()), args, stream));
+  return out;
 }
 
 }  // namespace
@@ -39,7 +45,8 @@ bool wsb_spmm(const Tensor& x, const OptTensor& src_scale, const OptTensor& dst_
   if (device_attribute(cudaDevAttrComputeCapabilityMajor, x.get_device()) < 8) return false;
   const auto side = blocks_of(csr);
   const OnDevice on_device(x.device());
-  const Tensor rows = rows_of(x, src_scale);
+  Tensor rows = rows_of(x);
+  if (src_scale) rows = scaled_rows(rows, src_scale->contiguous(), on_device.stream());
   wsb::SumArgs args;
   args.blocks = blocks_as_kernels_read(*side);
   args.graph = compressed_graph(csr);

@@ -14,7 +14,7 @@ constexpr int kBlockColumns = 16;  // of a block
 // Sixteen of them are a block: a bit for each of the window's rows says which of them have the column.
 struct Blocks {
   const int32_t* first = nullptr;    // [windows + 1], a window's first block
-  const int32_t* order = nullptr;    // [windows], those of most blocks first
+  const int32_t* order = nullptr;    // [windows], the order in which they are begun
   const int32_t* columns = nullptr;  // [blocks, 16]
   const uint32_t* bits = nullptr;    // [blocks, height / 32, 16]
   int windows = 0, height = 0;       // height: rows of a window, 32 or 64
@@ -32,7 +32,16 @@ struct SumArgs {
   bool wide = false;                 // out is float32
 };
 
-// Storage must be of 16 bits.
+struct ScaleArgs {
+  const char* x = nullptr;
+  int64_t rows = 0, x_row = 0;  // bytes
+  int vectors = 0;              // of 16 bytes in a row
+  const float* scale = nullptr;
+  char* out = nullptr;  // without gaps
+};
+
+// Storage of both must be of 16 bits.
+cudaError_t run_scale(Storage storage, const ScaleArgs& args, cudaStream_t stream);
 cudaError_t run_sum(Storage storage, const SumArgs& args, cudaStream_t stream);
 
 }  // namespace edgeless::cuda::wsb

@@ -4,9 +4,10 @@
 // that adds it to them costs less than the reading. Four warps share a window and 64 columns of x: each takes every
 // fourth block, and their sums are added in the order of the warps, so every run gives the same bits.
 //
-// A lane (g, q) = (lane / 4, lane % 4) reads, of the four columns 4q to 4q + 3 of a block, the eight numbers from 8g
-// on. An mma wants from it two pairs of numbers of its four rows at one place, so the k-th numbers of all lanes make
-// the mma of the places 8g + k. No number changes lanes, and after all of them a lane has eight numbers in a row again.
+// Eight lanes bring 128 bytes of a row to shared memory, so that they ask for one line together. From there a lane
+// (g, q) = (lane / 4, lane % 4) takes, of the four columns 4q to 4q + 3 of a block, the eight numbers from 8g on. An
+// mma wants from it two pairs of numbers of its four rows at one place, so the k-th numbers of all lanes make the mma
+// of the places 8g + k: numbers need not change lanes, and after all of them a lane has eight numbers in a row again.
 #include <algorithm>
 #include <atomic>
 
@@ -19,7 +20,7 @@ namespace {
 
 constexpr int kWarps = 4, kStages = 4;
 constexpr int kVectors = 8;       // of 16 bytes that a warp reads of a row
-constexpr int kRowsOfLane = 4;    // of x that a lane reads of a block
+constexpr int kRowsOfLane = 4;    // of x that a lane takes of a block
 constexpr int kNumbersOfMma = 4;  // of the sum that a lane has
 
 template <int kHeight>
@@ -32,24 +33,27 @@ constexpr int kSharedBytes = 16 * std::max(kRingVectors<kHeight>, kWarps* kSums<
 template <class S>
 constexpr uint32_t kOne = std::is_same_v<S, __half> ? 0x3c00 : 0x3f80;
 
-// The blocks of a window that a warp takes, on their way to shared memory. What a lane asks for it alone reads, but
-// bits.
+// Where a vector of one of a block's rows of x is: eight lanes that write a row or read vectors g of rows 4q + i meet
+// different banks.
+__device__ __forceinline__ int place_of(int row, int vector) { return row * kVectors + (vector ^ row / 4 * 2); }
+
+// The blocks of a window that a warp takes, on their way to shared memory.
 template <int kHeight>
 struct Ring {
-  static constexpr int kWords = kHeight / 32;
+  static constexpr int kWords = kHeight / 32, kStageRows = kBlockColumns * kVectors;
   const SumArgs& args;
   const char* x;  // of the lane's vector
-  uint4* rows;    // of the lane: [stage][row], 32 vectors apart
-  uint4* bits;    // of the warp: [stage][word][4]
+  uint4* rows;    // [stage][place_of(row, vector)]
+  uint4* bits;    // [stage][word][4]
   int next, end, lane;
   bool inside;
-  int4 columns;  // of the block that is asked for next
+  int4 columns;  // of the block that is asked for next, four of which the lane brings
 
-  __device__ __forceinline__ Ring(const SumArgs& args, uint4* shared, int begin, int end, int vector)
+  __device__ __forceinline__ Ring(const SumArgs& args, uint4* shared, int begin, int end, int first_vector)
       : args(args), next(begin), end(end), lane(threadIdx.x % 32) {
-    const int warp = threadIdx.x / 32;
-    rows = shared + warp * kStages * kRowsOfLane * 32 + lane;
-    bits = shared + kWarps * kStages * kRowsOfLane * 32 + warp * kStages * kWords * 4;
+    const int warp = threadIdx.x / 32, vector = first_vector + lane % kVectors;
+    rows = shared + warp * kStages * kStageRows;
+    bits = shared + kWarps * kStages * kStageRows + warp * kStages * kWords * 4;
     inside = vector < args.vectors;
     x = args.x + (inside ? vector * 16 : 0);
     find_columns();
@@ -57,7 +61,7 @@ struct Ring {
 
   __device__ __forceinline__ void find_columns() {
     if (next < end) {
-      columns = __ldg(reinterpret_cast<const int4*>(args.blocks.columns) + int64_t{next} * 4 + lane % 4);
+      columns = __ldg(reinterpret_cast<const int4*>(args.blocks.columns) + int64_t{next} * 4 + lane / kVectors);
     }
   }
 
@@ -65,7 +69,8 @@ struct Ring {
     const int column[kRowsOfLane] = {columns.x, columns.y, columns.z, columns.w};
 #pragma unroll
     for (int i = 0; i < kRowsOfLane; ++i) {
-      projection::copy_vector(rows + (stage * kRowsOfLane + i) * 32, x + column[i] * args.x_row, inside);
+      uint4* to = rows + stage * kStageRows + place_of(lane / kVectors * kRowsOfLane + i, lane % kVectors);
+      projection::copy_vector(to, x + column[i] * args.x_row, inside);
     }
     if (lane < kWords * 4) {
       const uint4* from = reinterpret_cast<const uint4*>(args.blocks.bits) + int64_t{next} * kWords * 4 + lane;
@@ -73,6 +78,10 @@ struct Ring {
     }
     next += kWarps;
     find_columns();
+  }
+
+  __device__ __forceinline__ uint4 row(int stage, int i) const {
+    return rows[stage * kStageRows + place_of(lane % 4 * kRowsOfLane + i, lane / 4)];
   }
 };
 
@@ -94,7 +103,7 @@ __device__ __forceinline__ void add_block(const Ring<kHeight>& ring, int stage,
   uint32_t words[kRowsOfLane][4];
 #pragma unroll
   for (int i = 0; i < kRowsOfLane; ++i) {
-    const uint4 row = ring.rows[(stage * kRowsOfLane + i) * 32];
+    const uint4 row = ring.row(stage, i);
     words[i][0] = row.x, words[i][1] = row.y, words[i][2] = row.z, words[i][3] = row.w;
   }
 #pragma unroll
@@ -128,7 +137,7 @@ __global__ void __launch_bounds__(kWarps * 32, kHeight == 32 ? 4 : 2) sum_kernel
   const int first_vector = blockIdx.y * kVectors, g = lane / 4, q = lane % 4;
   float sum[kHeight / 16][8][kNumbersOfMma] = {};
   {
-    Ring<kHeight> ring(args, shared, begin, end, first_vector + g);
+    Ring<kHeight> ring(args, shared, begin, end, first_vector);
     const int steps = begin < end ? (end - begin + kWarps - 1) / kWarps : 0;
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) {
