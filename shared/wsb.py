@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "HEIGHT", "Blocks", "WsbFormat", "blocks_of"]
 
 COLUMNS = 16  # of a block
-HEIGHT = 64  # rows of a window
-_WORD = 32  # rows whose bits make an int32
+HEIGHT = 32  # rows of a window; 64 make more work for tensor cores than they save in reading
+_ROWS = 16  # of which a word holds the bits, of two columns
 _LARGE = 4  # times the mean of a window's blocks
 
 
@@ -34,7 +34,8 @@ class Blocks(NamedTuple):
         first: ``[windows + 1]``, a window's first block.
         order: ``[windows]``, in which they are begun: those of very many blocks first, so that they do not end last.
         columns: ``[blocks, 16]``. What a window's last block has too many repeats a column and has no bits.
-        bits: ``[blocks, height / 32, 16]``, bit ``r`` of word ``w``: row ``32 w + r`` of the window has the column.
+        bits: ``[blocks, 4, height / 16, 2]``. Bit ``16 c + r`` of ``[:, q, m, p]``: row ``16 m + r`` of the window has
+            column ``4 q + 2 p + c`` of the block.
     """
 
     first: Tensor
@@ -51,12 +52,12 @@ def blocks_of(indptr: Tensor, indices: Tensor, num_columns: int, height: int = H
         indices: ``[E]`` of the same dtype; all of it belongs to rows. A row may have a column several times: it stands
             in the list of its window as often.
         num_columns: ids are below it.
-        height: rows of a window, a multiple of 32.
+        height: rows of a window, 32 or 64.
     Raises:
-        ValueError: ``height`` is no such multiple.
+        ValueError: another ``height``.
     """
-    if height < _WORD or height % _WORD:
-        raise ValueError(f"blocks_of: height must be a multiple of {_WORD}, got {height}")
+    if height not in (32, 64):
+        raise ValueError(f"blocks_of: height must be 32 or 64, got {height}")
     device, num_rows = indices.device, indptr.numel() - 1
     num_windows = -(-num_rows // height)
     # Window, column and row in the window are one number, by which the edges are sorted.
@@ -87,16 +88,16 @@ def blocks_of(indptr: Tensor, indices: Tensor, num_columns: int, height: int = H
     gap[place] = False
     gap = gap.nonzero().squeeze(1)
     listed[gap] = listed[gap // COLUMNS * COLUMNS]
-    words = height // _WORD
-    at = place[begins.cumsum(0) - 1]
-    word = (at // COLUMNS * words + row // _WORD) * COLUMNS + at % COLUMNS
-    bits = torch.zeros(total * words * COLUMNS, dtype=torch.int64, device=device)
-    bits.index_add_(0, word, torch.ones_like(row) << row % _WORD)
+    at, tiles = place[begins.cumsum(0) - 1], height // _ROWS
+    pair = at % COLUMNS // 2
+    word = ((at // COLUMNS * 4 + pair // 2) * tiles + row // _ROWS) * 2 + pair % 2
+    bits = torch.zeros(total * tiles * COLUMNS // 2, dtype=torch.int64, device=device)
+    bits.index_add_(0, word, torch.ones_like(row) << at % 2 * _ROWS + row % _ROWS)
     return Blocks(
         first.int(),
         _order(num_blocks).int(),
         listed.int().view(total, COLUMNS),
-        bits.int().view(total, words, COLUMNS),
+        bits.int().view(total, 4, tiles, 2),
     )
 
 

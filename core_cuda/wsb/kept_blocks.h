@@ -21,7 +21,7 @@ struct BlocksOfSide {
   int64_t version;  // of both when the blocks were made
   at::Tensor first, order, columns, bits;
 
-  int64_t height() const { return bits.size(1) * 32; }
+  int64_t height() const { return bits.size(2) * 16; }
 };
 
 class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {

@@ -56,6 +56,7 @@ bool wsb_spmm(const Tensor& x, const OptTensor& src_scale, const OptTensor& dst_
   const Tensor row_scale = dst_scale ? dst_scale->contiguous() : Tensor();
   if (row_scale.defined()) args.row_scale = row_scale.const_data_ptr<float>();
   args.out = out.data_ptr(), args.wide = out.scalar_type() == at::kFloat;
+  args.by_window = rows.nbytes() / args.vectors * 8 > device_attribute(cudaDevAttrL2CacheSize, x.get_device());
   C10_CUDA_CHECK(wsb::run_sum(storage_of(x.scalar_type()), args, on_device.stream()));
   return true;
 }

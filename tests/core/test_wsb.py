@@ -48,14 +48,14 @@ def graph_of(kind, device="cpu", wide=False, **options):
 def dense(blocks, num_rows, num_columns):
     """How many edges there are from every column to every row, read out of the blocks."""
     first, order, columns, bits = (t.cpu().long() for t in blocks)
-    height, found = bits.size(1) * 32, torch.zeros(num_rows, num_columns, dtype=torch.long)
+    height, found = bits.size(2) * 16, torch.zeros(num_rows, num_columns, dtype=torch.long)
     for window in range(order.numel()):
         for block in range(first[window], first[window + 1]):
             for place in range(COLUMNS):
-                for word in range(bits.size(1)):
-                    rows = [r for r in range(32) if bits[block, word, place] >> r & 1]
-                    for row in rows:
-                        found[window * height + word * 32 + row, columns[block, place]] += 1
+                words = bits[block, place // 4, :, place // 2 % 2] >> place % 2 * 16
+                for row in range(height):
+                    if words[row // 16] >> row % 16 & 1:
+                        found[window * height + row, columns[block, place]] += 1
     return found
 
 
@@ -87,17 +87,18 @@ def test_a_column_is_listed_once_in_a_window():
     ends = torch.unique(ends, dim=1)
     indptr, indices = Graph.from_edge_index(ends, num_src, 1000).csr_arrays(False)
     blocks = blocks_of(indptr, indices, num_src)
-    pairs = torch.unique(torch.stack([ends[1] // 64, ends[0]]), dim=1).size(1)
-    listed = int((blocks.bits != 0).any(1).sum())
+    pairs = torch.unique(torch.stack([ends[1] // 32, ends[0]]), dim=1).size(1)
+    halves = torch.stack([blocks.bits & 0xFFFF, blocks.bits >> 16 & 0xFFFF], -1)
+    listed = int((halves != 0).any(2).sum())
     assert listed == pairs < ends.size(1) / 2
-    least = (torch.bincount(torch.unique(torch.stack([ends[1] // 64, ends[0]]), dim=1)[0]) + 15) // 16
+    least = (torch.bincount(torch.unique(torch.stack([ends[1] // 32, ends[0]]), dim=1)[0]) + 15) // 16
     assert len(blocks.columns) == int(least.sum())
 
 
-def test_a_height_that_is_no_multiple_of_32_is_refused():
+def test_another_height_is_refused():
     indptr, indices = graph_of("random").csr_arrays(False)
-    for height in (0, 16, 48):
-        with pytest.raises(ValueError, match=f"blocks_of: height must be a multiple of 32, got {height}"):
+    for height in (0, 16, 48, 96):
+        with pytest.raises(ValueError, match=f"blocks_of: height must be 32 or 64, got {height}"):
             blocks_of(indptr, indices, 150, height)
 
 
@@ -179,7 +180,7 @@ def test_heights(height, monkeypatch):
     made = []
     monkeypatch.setattr(wsb, "blocks_of", lambda *args: made.append(blocks_of(*args, height)) or made[-1])
     check(graph_of("large", "cuda"), rows(900, 136), norm="both")
-    assert len(made) == 2 and all(blocks.bits.size(1) * 32 == height for blocks in made)
+    assert len(made) == 2 and all(blocks.bits.size(2) * 16 == height for blocks in made)
 
 
 @pytest.mark.cuda

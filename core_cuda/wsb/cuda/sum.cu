@@ -4,10 +4,10 @@
 // that adds it to them costs less than the reading. Four warps share a window and 64 columns of x: each takes every
 // fourth block, and their sums are added in the order of the warps, so every run gives the same bits.
 //
-// Eight lanes bring 128 bytes of a row to shared memory, so that they ask for one line together. From there a lane
-// (g, q) = (lane / 4, lane % 4) takes, of the four columns 4q to 4q + 3 of a block, the eight numbers from 8g on. An
-// mma wants from it two pairs of numbers of its four rows at one place, so the k-th numbers of all lanes make the mma
-// of the places 8g + k: numbers need not change lanes, and after all of them a lane has eight numbers in a row again.
+// Eight lanes bring 128 bytes of a row to shared memory, so that they ask for one line together. From there ldmatrix
+// gives an mma its depth: with columns 4q to 4q + 3 of the block where the mma has 2q, 2q + 1, 2q + 8 and 2q + 9, so
+// that a lane (g, q) = (lane / 4, lane % 4) finds their bits side by side. A bit is the number 2, which is one bit
+// itself.
 #include <algorithm>
 #include <atomic>
 
@@ -20,31 +20,31 @@ namespace {
 
 constexpr int kWarps = 4, kStages = 4;
 constexpr int kVectors = 8;       // of 16 bytes that a warp reads of a row
-constexpr int kRowsOfLane = 4;    // of x that a lane takes of a block
+constexpr int kRowsOfLane = 4;    // of x that a lane brings of a block
 constexpr int kNumbersOfMma = 4;  // of the sum that a lane has
+constexpr float kOne = 0.5;       // times the number that is one bit
 
 template <int kHeight>
 constexpr int kSums = kHeight / 16 * 8 * kNumbersOfMma;  // of a lane
 template <int kHeight>
-constexpr int kRingVectors = kWarps * kStages * (kRowsOfLane * 32 + kHeight / 32 * kBlockColumns / 4);
+constexpr int kRingVectors = kWarps * kStages * (kRowsOfLane * 32 + kHeight / 16 * 2);
 template <int kHeight>
 constexpr int kSharedBytes = 16 * std::max(kRingVectors<kHeight>, kWarps* kSums<kHeight> * 32 / 4);
 
-template <class S>
-constexpr uint32_t kOne = std::is_same_v<S, __half> ? 0x3c00 : 0x3f80;
-
-// Where a vector of one of a block's rows of x is: eight lanes that write a row or read vectors g of rows 4q + i meet
+// Where a vector of one of a block's rows of x is: eight lanes that write a row and the eight rows of an ldmatrix meet
 // different banks.
-__device__ __forceinline__ int place_of(int row, int vector) { return row * kVectors + (vector ^ row / 4 * 2); }
+__device__ __forceinline__ int place_of(int row, int vector) {
+  return row * kVectors + (vector ^ (row / 4 * 2 + row % 2));
+}
 
 // The blocks of a window that a warp takes, on their way to shared memory.
 template <int kHeight>
 struct Ring {
-  static constexpr int kWords = kHeight / 32, kStageRows = kBlockColumns * kVectors;
+  static constexpr int kStageBits = kHeight / 16 * 2, kStageRows = kBlockColumns * kVectors;
   const SumArgs& args;
   const char* x;  // of the lane's vector
   uint4* rows;    // [stage][place_of(row, vector)]
-  uint4* bits;    // [stage][word][4]
+  uint4* bits;    // [stage][q][rows / 32]
   int next, end, lane;
   bool inside;
   int4 columns;  // of the block that is asked for next, four of which the lane brings
@@ -53,7 +53,7 @@ struct Ring {
       : args(args), next(begin), end(end), lane(threadIdx.x % 32) {
     const int warp = threadIdx.x / 32, vector = first_vector + lane % kVectors;
     rows = shared + warp * kStages * kStageRows;
-    bits = shared + kWarps * kStages * kStageRows + warp * kStages * kWords * 4;
+    bits = shared + kWarps * kStages * kStageRows + warp * kStages * kStageBits;
     inside = vector < args.vectors;
     x = args.x + (inside ? vector * 16 : 0);
     find_columns();
@@ -72,49 +72,55 @@ struct Ring {
       uint4* to = rows + stage * kStageRows + place_of(lane / kVectors * kRowsOfLane + i, lane % kVectors);
       projection::copy_vector(to, x + column[i] * args.x_row, inside);
     }
-    if (lane < kWords * 4) {
-      const uint4* from = reinterpret_cast<const uint4*>(args.blocks.bits) + int64_t{next} * kWords * 4 + lane;
-      projection::copy_vector(bits + stage * kWords * 4 + lane, from, true);
+    if (lane < kStageBits) {
+      const uint4* from = reinterpret_cast<const uint4*>(args.blocks.bits) + int64_t{next} * kStageBits + lane;
+      projection::copy_vector(bits + stage * kStageBits + lane, from, true);
     }
     next += kWarps;
     find_columns();
   }
 
-  __device__ __forceinline__ uint4 row(int stage, int i) const {
-    return rows[stage * kStageRows + place_of(lane % 4 * kRowsOfLane + i, lane / 4)];
+  // Of vectors 2 pair and 2 pair + 1: what an mma of the first and one of the second multiply.
+  __device__ __forceinline__ void get(int stage, int pair, uint32_t (&to)[4]) const {
+    const int depth = lane % 8, row = depth / 2 * 4 + depth % 2 + lane / 8 % 2 * 2;
+#if __CUDA_ARCH__ >= 800
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(projection::shared_address(rows + stage * kStageRows + place_of(row, 2 * pair + lane / 16))));
+#endif
   }
 };
 
-// sum[m][k]: of the window's rows 16 m to 16 m + 15, at the places 8g + k.
+// sum[m][v]: of the window's rows 16 m to 16 m + 15 and vector v.
 template <class S, int kHeight>
 __device__ __forceinline__ void add_block(const Ring<kHeight>& ring, int stage,
-                                          float (&sum)[kHeight / 16][8][kNumbersOfMma]) {
+                                          float (&sum)[kHeight / 16][kVectors][kNumbersOfMma]) {
   const int g = ring.lane / 4, q = ring.lane % 4;
   uint32_t a[kHeight / 16][4];
 #pragma unroll
-  for (int m = 0; m < kHeight / 16; ++m) {
-    const uint4 bits = ring.bits[(stage * Ring<kHeight>::kWords + m / 2) * 4 + q];
-    // Sixteen rows' bits of two columns each.
-    const uint32_t half = m % 2 ? 0x7632 : 0x5410;
-    const uint32_t first = __byte_perm(bits.x, bits.y, half), second = __byte_perm(bits.z, bits.w, half);
-    a[m][0] = (first >> g & 0x10001) * kOne<S>, a[m][1] = (first >> (g + 8) & 0x10001) * kOne<S>;
-    a[m][2] = (second >> g & 0x10001) * kOne<S>, a[m][3] = (second >> (g + 8) & 0x10001) * kOne<S>;
-  }
-  uint32_t words[kRowsOfLane][4];
+  for (int m = 0; m < kHeight / 16; m += 2) {
+    const uint4 bits = ring.bits[stage * Ring<kHeight>::kStageBits + q * (kHeight / 32) + m / 2];
+    const uint32_t words[4] = {bits.x >> g, bits.y >> g, bits.z >> g, bits.w >> g};
 #pragma unroll
-  for (int i = 0; i < kRowsOfLane; ++i) {
-    const uint4 row = ring.row(stage, i);
-    words[i][0] = row.x, words[i][1] = row.y, words[i][2] = row.z, words[i][3] = row.w;
+    for (int i = 0; i < 4; ++i) {
+      a[m + i / 2][i % 2 * 2] = (words[i] & 0x00010001) * 0x4000;
+      a[m + i / 2][i % 2 * 2 + 1] = (words[i] & 0x01000100) * 0x40;
+    }
   }
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const uint32_t half = k % 2 ? 0x7632 : 0x5410;
-    const uint32_t b0 = __byte_perm(words[0][k / 2], words[1][k / 2], half);
-    const uint32_t b1 = __byte_perm(words[2][k / 2], words[3][k / 2], half);
+  for (int pair = 0; pair < kVectors / 2; ++pair) {
+    uint32_t b[4];
+    ring.get(stage, pair, b);
 #pragma unroll
-    for (int m = 0; m < kHeight / 16; ++m) projection::half::multiply_add<S>(sum[m][k], a[m], b0, b1);
+    for (int m = 0; m < kHeight / 16; ++m) {
+      projection::half::multiply_add<S>(sum[m][2 * pair], a[m], b[0], b[1]);
+      projection::half::multiply_add<S>(sum[m][2 * pair + 1], a[m], b[2], b[3]);
+    }
   }
 }
+
+// Of a lane's i-th sum. Lanes that read different vectors of a row meet different banks.
+__device__ __forceinline__ int sum_place(int i, int lane) { return i * 32 + (lane ^ i / 4 % 4); }
 
 // Bits multiply what a row does not have by zero, and zero times what is not finite is not zero.
 template <class S>
@@ -132,9 +138,12 @@ __device__ float sum_of_edges(const SumArgs& args, int64_t row, int place) {
 template <class S, int kHeight>
 __global__ void __launch_bounds__(kWarps * 32, kHeight == 32 ? 4 : 2) sum_kernel(const __grid_constant__ SumArgs args) {
   extern __shared__ uint4 shared[];
-  const int window = args.blocks.order[blockIdx.x], warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int parts = (args.vectors + kVectors - 1) / kVectors;
+  const int place = args.by_window ? blockIdx.x / parts : blockIdx.x % args.blocks.windows;
+  const int part = args.by_window ? blockIdx.x % parts : blockIdx.x / args.blocks.windows;
+  const int window = args.blocks.order[place], warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int begin = args.blocks.first[window] + warp, end = args.blocks.first[window + 1];
-  const int first_vector = blockIdx.y * kVectors, g = lane / 4, q = lane % 4;
+  const int first_vector = part * kVectors;
   float sum[kHeight / 16][8][kNumbersOfMma] = {};
   {
     Ring<kHeight> ring(args, shared, begin, end, first_vector);
@@ -155,32 +164,33 @@ __global__ void __launch_bounds__(kWarps * 32, kHeight == 32 ? 4 : 2) sum_kernel
     }
   }
   __syncthreads();
-  float* const sums = reinterpret_cast<float*>(shared) + lane;
+  float* const shared_sums = reinterpret_cast<float*>(shared);
 #pragma unroll
   for (int i = 0; i < kSums<kHeight>; ++i) {
-    sums[(warp * kSums<kHeight> + i) * 32] = sum[i / 32][i / 4 % 8][i % 4];
+    shared_sums[sum_place(warp * kSums<kHeight> + i, lane)] = sum[i / 32][i / 4 % 8][i % 4];
   }
   __syncthreads();
-  // Warp by warp: eight rows of each sixteen, of which a lane has one, at places 16 q to 16 q + 15.
-  for (int part = warp; part < kHeight / 8; part += kWarps) {
-    const int64_t row = int64_t{window} * kHeight + part * 8 + g;
+  // Warp by warp eight rows, of which a lane takes two vectors.
+  for (int eight = warp; eight < kHeight / 8; eight += kWarps) {
+    const int64_t row = int64_t{window} * kHeight + eight * 8 + lane / 4;
     if (row >= args.graph.num_rows) continue;
     const float scale = args.row_scale ? __ldg(args.row_scale + row) : 1;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const int vector = first_vector + 2 * q + n;
-      if (vector >= args.vectors) continue;
+      const int v = lane % 4 + 4 * n;
+      if (first_vector + v >= args.vectors) continue;
       float numbers[8];
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         float total = 0;
-        const int i = part / 2 * 32 + k * 4 + part % 2 * 2 + n;
+        const int i = eight / 2 * 32 + v * 4 + eight % 2 * 2 + k % 2;
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) total += sums[(w * kSums<kHeight> + i) * 32];
-        if (!isfinite(total)) total = sum_of_edges<S>(args, row, vector * 8 + k);
+        for (int w = 0; w < kWarps; ++w) total += shared_sums[sum_place(w * kSums<kHeight> + i, lane / 4 * 4 + k / 2)];
+        total *= kOne;
+        if (!isfinite(total)) total = sum_of_edges<S>(args, row, (first_vector + v) * 8 + k);
         numbers[k] = total * scale;
       }
-      const int64_t at = row * args.vectors + vector;
+      const int64_t at = row * args.vectors + first_vector + v;
       if (args.wide) {
         float4* out = static_cast<float4*>(args.out) + 2 * at;
         __stcs(out, make_float4(numbers[0], numbers[1], numbers[2], numbers[3]));
@@ -197,9 +207,9 @@ cudaError_t launch(const SumArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   const cudaError_t error = projection::allow_shared_memory(sum_kernel<S, kHeight>, kSharedBytes<kHeight>, done);
   if (error != cudaSuccess) return error;
-  // 64 columns of x after the other, so that as much of it as can be stays in L2.
-  const dim3 grid(args.blocks.windows, (args.vectors + kVectors - 1) / kVectors);
-  sum_kernel<S, kHeight><<<grid, kWarps * 32, kSharedBytes<kHeight>, stream>>>(args);
+  const int parts = (args.vectors + kVectors - 1) / kVectors;
+  const auto blocks = static_cast<unsigned>(int64_t{args.blocks.windows} * parts);
+  sum_kernel<S, kHeight><<<blocks, kWarps * 32, kSharedBytes<kHeight>, stream>>>(args);
   return cudaGetLastError();
 }
 
