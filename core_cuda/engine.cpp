@@ -73,9 +73,21 @@ void define_engines(py::module_& m) {
         return words(wsb_refusal(x, weight, csr));
       },
       Released());
+  m.def(
+      "blocks_pay",
+      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) { return blocks_pay(x, weight, csr); },
+      Released());
+  m.def(
+      "num_blocks",
+      [](const Arrays& csr) {
+        const auto blocks = blocks_of(csr);
+        return blocks ? blocks->columns.size(0) : int64_t{0};
+      },
+      Released());
   py::class_<KeptBlocks, std::shared_ptr<KeptBlocks>>(m, "KeptBlocks")
       .def(py::init(&KeptBlocks::make))
-      .def("add", &KeptBlocks::add, py::arg("indptr"), py::arg("indices"), py::arg("blocks"), Released())
+      .def("add", &KeptBlocks::add, py::arg("indptr"), py::arg("indices"), py::arg("blocks"), py::arg("pays"),
+           Released())
       .def("kept_tensors", &KeptBlocks::kept_tensors, Released())
       .def("num_entries", &KeptBlocks::num_entries, Released());
   py::class_<CusparsePlans, std::shared_ptr<CusparsePlans>>(m, "CusparsePlans")

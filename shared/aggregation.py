@@ -132,7 +132,7 @@ def spmm(
         weight = weight.unsqueeze(1).expand(-1, rows.size(1) if rows.dim() == 3 else 1) if weight.dim() == 1 else weight
     csr = graph.csr_arrays(weight is not None)
     csc = graph.csc_arrays(weight is not None) if torch.is_grad_enabled() and x.requires_grad else []
-    keep_plans(graph)
+    keep_plans(graph, x, weight)
     kernel_out = out_dtype if out_dtype in (x.dtype, parameters) else parameters
     out = torch.ops.edgeless.spmm(rows, weight, src_scale, dst_scale, csr, csc, kernel_out, graph.max_degrees_at_hand())
     return cast(out if x.dim() <= 3 else out.view(graph.num_dst, *x.shape[1:]), out_dtype)
@@ -190,7 +190,7 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, *, out_dtype: Optional[torch.
     dst, src = cast(x_dst, dtype), cast(x_src, dtype)
     csc = graph.csc_arrays(True) if torch.is_grad_enabled() and src.requires_grad else []
     csr = graph.csr_arrays(True)
-    keep_plans(graph)
+    keep_plans(graph, src)
     products = torch.ops.edgeless.sddmm(dst, src, None, None, csr, csc)
     return cast(products if x_dst.dim() == 3 else products.squeeze(1), out_dtype)
 

@@ -19,15 +19,14 @@ from . import _C
 from .choices import Choices
 from .formats import CSC, CSC_ROWS, CSR
 from .graph_checks import compiling
-from .wsb import WsbFormat
+from .wsb import COLUMNS, LEAST_EDGES, WsbFormat
 
 if TYPE_CHECKING:
     from .graph import Graph
 
 __all__ = ["ENGINES", "ROWSPLIT", "Engine", "current_engine", "engine", "keep_plans", "pick"]
 
-# "auto" is rowsplit wherever nothing else was measured to be faster, which is everywhere as yet. In the order of Engine
-# in core_cuda/engine.h.
+# "auto" is rowsplit but where blocks pay. In the order of Engine in core_cuda/engine.h.
 ENGINES = ("auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb")
 _CUSPARSE, _WSB = "cusparse", "wsb"  # the keys of what a graph keeps for them
 
@@ -44,12 +43,14 @@ class Engine:
         refusal: (op, its arguments by name) -> why it does not compute this, or None.
         kernel: how a plan calls what runs; None where the plan itself finds out.
         reads_values: whether it reads a number for every edge even where all are 1.
+        num_rows: arrays of a direction -> how many rows of x it reads for them; None: one for every edge.
     """
 
     name: str
     refusal: Callable[[str, dict[str, Any]], Optional[str]]
     kernel: Optional[str] = None
     reads_values: bool = False
+    num_rows: Optional[Callable[[list[Tensor]], int]] = None
 
 
 def _cusparse_refusal(op: str, args: dict[str, Any]) -> Optional[str]:
@@ -72,7 +73,7 @@ _ENGINES = {
     "rowsplit": ROWSPLIT,
     "cusparse": Engine("cusparse", _cusparse_refusal, "CSR_ALG3", True),
     "cusparse-alg2": Engine("cusparse-alg2", _cusparse_refusal, "CSR_ALG2", True),
-    "wsb": Engine("wsb", _wsb_refusal, "mma m16n8k16"),
+    "wsb": Engine("wsb", _wsb_refusal, "mma m16n8k16", num_rows=lambda csr: COLUMNS * _C.num_blocks(csr)),
 }
 
 
@@ -84,7 +85,10 @@ def pick(op: str, args: dict[str, Any], name: Optional[str] = None) -> tuple[Eng
         args: its arguments by name.
         name: one of :data:`ENGINES`; the one in force when None.
     """
-    chosen = _ENGINES[name or current_engine()]
+    name = name or current_engine()
+    if name == "auto" and op == "spmm" and _C.blocks_pay(args["x"], args.get("weight"), args["csr"]):
+        return _ENGINES["wsb"], ""
+    chosen = _ENGINES[name]
     refusal = chosen.refusal(op, args)
     return (chosen, "") if refusal is None else (ROWSPLIT, f"{chosen.name}: {refusal}")
 
@@ -117,9 +121,9 @@ def engine(name: str) -> Iterator[None]:
     inside the block as well. It holds when an op runs, so compiled programs follow it without being compiled again.
 
     Args:
-        name: ``"auto"``: rowsplit wherever nothing else was measured to be faster. ``"rowsplit"``: the kernels of
-            edgeless. ``"cusparse"``: cuSPARSE with the algorithm that gives the same bits in every run, for what it
-            computes; the rest runs on rowsplit, and :func:`edgeless.explain` with ``plan=True`` says why.
+        name: ``"auto"``: rowsplit, but wsb for large graphs in whose order it is clearly faster. ``"rowsplit"``: the
+            kernels of edgeless. ``"cusparse"``: cuSPARSE with the algorithm that gives the same bits in every run, for
+            what it computes; the rest runs on rowsplit, and :func:`edgeless.explain` with ``plan=True`` says why.
             ``"cusparse-alg2"``: the same with CUSPARSE_SPMM_CSR_ALG2, whose sums may be rounded differently in
             every run. ``"wsb"``: tensor cores on weighted sparse blocks (:mod:`edgeless.wsb`), for sums of bfloat16 and
             float16 without edge weights; the graph keeps the blocks, which take time to make.
@@ -176,21 +180,28 @@ class CusparseFormat:
         return 0
 
 
-def keep_plans(graph: Graph) -> None:
-    """Lets ``graph`` keep what the engine in force needs for it. To be called when its arrays for an op are at hand."""
-    if _choice.newest.choice is None or compiling():
+def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None) -> None:
+    """Lets ``graph`` keep what the engine in force needs for a sum of rows of ``x``.
+
+    To be called when the graph's arrays for the op are at hand.
+    """
+    name = "auto" if _choice.newest.choice is None else current_engine()
+    if name == "auto":
+        large = x.element_size() == 2 and weight is None and graph.num_edges >= LEAST_EDGES
+        if not large or not x.is_cuda:
+            return
+    elif name == "rowsplit":
         return
-    key = _KEYS.get(current_engine())
-    if key is None:
+    if compiling():
         return
+    key, asked = (_CUSPARSE, ()) if name.startswith(_CUSPARSE) else (_WSB, (name == "wsb",))
     kept = graph._formats.get(key)
-    if kept is not None and kept.knows(graph):
+    if kept is not None and kept.knows(graph, *asked):
         return
     if graph.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        graph.format(key, lambda _: _FORMATS[key]()).learn(graph)
+        graph.format(key, lambda _: _FORMATS[key]()).learn(graph, *asked)
 
 
-_KEYS = {"cusparse": _CUSPARSE, "cusparse-alg2": _CUSPARSE, "wsb": _WSB}
 _FORMATS = {_CUSPARSE: CusparseFormat, _WSB: WsbFormat}
 
 

@@ -140,7 +140,7 @@ def sum_layer(
     by_edge = cast(weight, parameters).unsqueeze(1) if weighted else None
     csr, csc = graph.csr_arrays(weighted), graph.csc_arrays(weighted) if _needs_gradient(x) else []
     by_node = scales(graph, "none", reduce, parameters)
-    keep_plans(graph)
+    keep_plans(graph, x, weight)
     return torch.ops.edgeless.sum_layer(
         x, weights, bias, by_edge, *by_node, csr, csc, dtype, graph.max_degrees_at_hand(),
     )  # fmt: skip

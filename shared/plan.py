@@ -220,8 +220,14 @@ def spmm_step(
     step: str = "forward",
     index_bytes: int = 4,
     engine: Engine = ROWSPLIT,
+    num_rows: Optional[int] = None,
 ) -> Step:
-    """A sum of neighbours' rows of ``width`` numbers; ``weight_bytes``: of what is read for every edge beside them."""
+    """A sum of neighbours' rows of ``width`` numbers.
+
+    Args:
+        weight_bytes: of what is read for every edge beside its row.
+        num_rows: that are read, where it is not one for every edge.
+    """
     row = width * dtype.itemsize
     piece = width * (8 if dtype == torch.float64 else 4)
     if engine.kernel is not None:
@@ -230,7 +236,8 @@ def spmm_step(
         kernel, slices = _fold(device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row)
     if engine.reads_values:
         weight_bytes = dtype.itemsize
-    num_bytes = num_edges * (row + index_bytes + weight_bytes) + num_dst * row
+    num_rows = num_edges if num_rows is None else num_rows
+    num_bytes = num_rows * (row + index_bytes + weight_bytes) + num_dst * row
     seconds = _seconds(device, num_bytes, num_src * row // slices)
     return Step("spmm", step, engine.name, kernel, slices, num_bytes, seconds)
 
@@ -328,6 +335,8 @@ _OURS = ("rowsplit", "pieces")
 def _spmm_of(args: dict[str, Any], engine: Engine) -> Step:
     x, weight = args["x"], args.get("weight")
     weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
+    if engine.num_rows is not None:
+        weight_bytes = 4  # the bits
     return _sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes, engine)
 
 
@@ -412,7 +421,7 @@ def _sum_of(
     max_degree = (args.get("max_degrees") or [-1])[0]
     return spmm_step(
         dtype, width, num_src=num_src, max_degree=max_degree, weight_bytes=weight_bytes, step="sum",
-        engine=engine, **_graph_sizes(args),
+        engine=engine, num_rows=engine.num_rows and engine.num_rows(args["csr"]), **_graph_sizes(args),
     )  # fmt: skip
 
 

@@ -50,7 +50,10 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
   Tensor out = at::empty(sizes, x.options().dtype(kind));
   if (out.numel() == 0) return out;
   const Engine engine = chosen_engine();
-  if (engine == Engine::wsb && !wsb_refusal(x, weight, csr) && wsb_spmm(x, src_scale, dst_scale, csr, out)) return out;
+  const bool by_blocks = engine == Engine::wsb         ? !wsb_refusal(x, weight, csr)
+                         : engine == Engine::automatic ? blocks_pay(x, weight, csr)
+                                                       : false;
+  if (by_blocks && wsb_spmm(x, src_scale, dst_scale, csr, out)) return out;
   if (is_cusparse(engine) && !spmm_refusal(x, weight, csr) &&
       cusparse_spmm(engine, x, weight, src_scale, dst_scale, csr, out)) {
     return out;

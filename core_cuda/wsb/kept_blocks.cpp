@@ -10,11 +10,12 @@ KeptBlocks::~KeptBlocks() {
   }
 }
 
-void KeptBlocks::add(const at::Tensor& indptr, const at::Tensor& indices, const std::vector<at::Tensor>& blocks) {
+void KeptBlocks::add(const at::Tensor& indptr, const at::Tensor& indices, const std::vector<at::Tensor>& blocks,
+                     bool pays) {
   TORCH_CHECK(blocks.size() == 4, "edgeless: blocks must be first, order, columns and bits, got ", blocks.size(),
               " tensors");
   const auto side = std::make_shared<const BlocksOfSide>(BlocksOfSide{
-      indptr, indices, version_of(indptr) + version_of(indices), blocks[0], blocks[1], blocks[2], blocks[3]});
+      indptr, indices, version_of(indptr) + version_of(indices), blocks[0], blocks[1], blocks[2], blocks[3], pays});
   {
     const std::lock_guard lock(mutex_);
     sides_.push_back(side);
@@ -61,6 +62,12 @@ const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::Tensor
   if (!blocks) return "no blocks are kept for these arrays: they belong to no Graph, or to one first used in a capture";
   if (blocks->version != version_of(csr[0]) + version_of(csr[1])) return "the graph's arrays were written to";
   return nullptr;
+}
+
+bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
+  if (wsb_refusal(x, weight, csr)) return false;
+  const auto blocks = blocks_of(csr);
+  return blocks && blocks->pays;
 }
 
 }  // namespace edgeless

@@ -20,8 +20,7 @@ struct BlocksOfSide {
   at::Tensor indptr, indices;
   int64_t version;  // of both when the blocks were made
   at::Tensor first, order, columns, bits;
-
-  int64_t height() const { return bits.size(2) * 16; }
+  bool pays;  // sums over them are quicker than over edges
 };
 
 class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
@@ -30,7 +29,7 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
   ~KeptBlocks();
 
   // blocks: first, order, columns, bits.
-  void add(const at::Tensor& indptr, const at::Tensor& indices, const std::vector<at::Tensor>& blocks);
+  void add(const at::Tensor& indptr, const at::Tensor& indices, const std::vector<at::Tensor>& blocks, bool pays);
   // Null where there are none.
   std::shared_ptr<const BlocksOfSide> of(const at::Tensor& indptr, const at::Tensor& indices) const;
   std::vector<at::Tensor> kept_tensors() const;
@@ -49,5 +48,8 @@ std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr);
 // Why a sum of x [columns, F] or [columns, H, F] cannot be computed with blocks, in words that go behind "wsb: ". Null:
 // it can. For arguments that the op accepts.
 const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
+
+// Whether a sum is to be computed with blocks though nobody asked for them.
+bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 
 }  // namespace edgeless

@@ -18,7 +18,7 @@ wsb::Blocks blocks_as_kernels_read(const BlocksOfSide& side) {
   blocks.first = side.first.const_data_ptr<int32_t>(), blocks.order = side.order.const_data_ptr<int32_t>();
   blocks.columns = side.columns.const_data_ptr<int32_t>();
   blocks.bits = reinterpret_cast<const uint32_t*>(side.bits.const_data_ptr<int32_t>());
-  blocks.windows = static_cast<int>(side.order.size(0)), blocks.height = static_cast<int>(side.height());
+  blocks.windows = static_cast<int>(side.order.size(0));
   return blocks;
 }
 
@@ -56,7 +56,12 @@ bool wsb_spmm(const Tensor& x, const OptTensor& src_scale, const OptTensor& dst_
   const Tensor row_scale = dst_scale ? dst_scale->contiguous() : Tensor();
   if (row_scale.defined()) args.row_scale = row_scale.const_data_ptr<float>();
   args.out = out.data_ptr(), args.wide = out.scalar_type() == at::kFloat;
-  args.by_window = rows.nbytes() / args.vectors * 8 > device_attribute(cudaDevAttrL2CacheSize, x.get_device());
+  const int device = x.get_device();
+  // A multiprocessor has room for sixteen warps; each is to get sixteen windows and more, so that all end together.
+  const int64_t warps = args.blocks.windows * ((args.vectors + 7) / 8);
+  args.shared_windows = warps < 16 * 16 * device_attribute(cudaDevAttrMultiProcessorCount, device);
+  // 64 columns of x at a time stay in the cache, or all columns of near windows' rows do.
+  args.by_window = rows.nbytes() / args.vectors * 8 > device_attribute(cudaDevAttrL2CacheSize, device);
   C10_CUDA_CHECK(wsb::run_sum(storage_of(x.scalar_type()), args, on_device.stream()));
   return true;
 }

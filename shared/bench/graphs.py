@@ -43,19 +43,21 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
     """Makes or reads one graph.
 
     Args:
-        name: a twin (``edgeless.bench.twins.NAMES``), one of :data:`OWN`, a Planetoid name, or an .npz file's stem.
+        name: a twin (``edgeless.bench.twins.NAMES``), with ``:community`` behind it where near ids are to be near
+            nodes, one of :data:`OWN`, a Planetoid name, or an .npz file's stem.
         data: the folder, searched through and through, that holds the last two kinds.
         device: where the edges end up.
 
     Raises:
         UsageError: for a name that is none of these.
     """
-    if name in twins.NAMES:
-        twin = twins.twin(name, device=str(device))
+    twin_name, order = _twin(name)
+    if twin_name is not None:
+        twin = twins.twin(twin_name, order, device=str(device))
         edge_index = torch.stack([twin.src, twin.dst])
         relations = None
         if twin.etype is not None:
-            types = (twin.etype, twin.num_relations, twin.ntype, twins.RELATIONAL[name][2])
+            types = (twin.etype, twin.num_relations, twin.ntype, twins.RELATIONAL[twin_name][2])
             relations = Relations.of(edge_index, *types)
         return BenchGraph(name, twin.num_nodes, edge_index, twin.symmetric, relations)
     if name == "star":
@@ -74,13 +76,21 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
 
 def check_name(name: str, data: Optional[Path]) -> None:
     """Raises what :func:`load` would, without making the graphs that are made here."""
-    if name not in (*OWN, *twins.NAMES):
+    if name not in OWN and _twin(name)[0] is None:
         _from_files(name, data)
 
 
 def has_relations(name: str) -> bool:
     """Whether the graph of that name has types of edges."""
     return name in twins.RELATIONAL or name in RANDOM
+
+
+def _twin(name: str) -> tuple[Optional[str], str]:
+    """The twin of that name and the order of its ids; None for what is no twin."""
+    twin, _, order = name.partition(":")
+    ordered = order == "community" and (twin in twins.POWER_LAW or twin in twins.ROADS)
+    known = twin in twins.NAMES and (name == twin or ordered)
+    return (twin, order or "shuffled") if known else (None, "")
 
 
 def _from_files(name: str, data: Optional[Path]) -> NodeData:

@@ -9,7 +9,7 @@ from test_attention import error
 import edgeless
 from edgeless import Graph, functional
 from edgeless.plan import record
-from edgeless.wsb import COLUMNS, blocks_of
+from edgeless.wsb import COLUMNS, LEAST_EDGES, PAYS, WsbFormat, blocks_of, edges_a_row
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
@@ -48,28 +48,27 @@ def graph_of(kind, device="cpu", wide=False, **options):
 def dense(blocks, num_rows, num_columns):
     """How many edges there are from every column to every row, read out of the blocks."""
     first, order, columns, bits = (t.cpu().long() for t in blocks)
-    height, found = bits.size(2) * 16, torch.zeros(num_rows, num_columns, dtype=torch.long)
+    found = torch.zeros(num_rows, num_columns, dtype=torch.long)
     for window in range(order.numel()):
         for block in range(first[window], first[window + 1]):
             for place in range(COLUMNS):
                 words = bits[block, place // 4, :, place // 2 % 2] >> place % 2 * 16
-                for row in range(height):
+                for row in range(32):
                     if words[row // 16] >> row % 16 & 1:
-                        found[window * height + row, columns[block, place]] += 1
+                        found[window * 32 + row, columns[block, place]] += 1
     return found
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("height", [32, 64])
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "large"])
-def test_blocks_hold_every_edge(kind, wide, height, device):
+def test_blocks_hold_every_edge(kind, wide, device):
     ends, num_src, num_dst = ends_of(kind)
     indptr, indices = graph_of(kind, device, wide).csr_arrays(False)
-    blocks = blocks_of(indptr, indices, num_src, height)
+    blocks = blocks_of(indptr, indices, num_src)
     assert all(t.dtype == torch.int32 and t.is_contiguous() for t in blocks)
     first, order = blocks.first.long(), blocks.order.long()
-    windows, counts = -(-num_dst // height), first.diff()
+    windows, counts = -(-num_dst // 32), first.diff()
     assert order.sort().values.tolist() == list(range(windows)) and first[0] == 0
     large = counts > 4 * counts.float().mean()
     assert counts[order][: large.sum()].tolist() == sorted(counts[large].tolist(), reverse=True)
@@ -95,11 +94,52 @@ def test_a_column_is_listed_once_in_a_window():
     assert len(blocks.columns) == int(least.sum())
 
 
-def test_another_height_is_refused():
-    indptr, indices = graph_of("random").csr_arrays(False)
-    for height in (0, 16, 48, 96):
-        with pytest.raises(ValueError, match=f"blocks_of: height must be 32 or 64, got {height}"):
-            blocks_of(indptr, indices, 150, height)
+def near_and_far(device="cpu", num_nodes=6000, degree=320):
+    """A graph whose near nodes share neighbours, and the same one shuffled."""
+    draw = torch.Generator().manual_seed(0)
+    dst = torch.arange(num_nodes).repeat_interleave(degree)
+    src = (dst // 100 * 100 + torch.randint(300, dst.shape, generator=draw)) % num_nodes
+    near = torch.unique(torch.stack([src, dst]), dim=1)
+    far = torch.randperm(num_nodes, generator=draw)[near]
+    return [Graph.from_edge_index(ends.to(device), num_nodes, num_nodes) for ends in (near, far)]
+
+
+def test_edges_a_row_are_those_of_the_blocks():
+    for graph, least, most in zip(near_and_far(), (5, 1), (30, PAYS - 0.2), strict=True):
+        indptr, indices = graph.csr_arrays(False)
+        ratio, blocks = edges_a_row(indptr, indices, 6000), blocks_of(indptr, indices, 6000)
+        assert least < ratio < most
+        assert ratio == pytest.approx(graph.num_edges / blocks.columns.numel(), rel=0.1)  # but gaps
+    for kind in ("no edges", "no nodes", "one edge", "sparse"):
+        indptr, indices = graph_of(kind).csr_arrays(False)
+        assert 0 <= edges_a_row(indptr, indices, max(ends_of(kind)[1], 1)) <= 1.1
+
+
+def test_only_blocks_that_pay_are_made_unasked():
+    near, far = near_and_far()
+    for graph, asked, made in ((near, False, 1), (far, False, 0), (far, True, 1)):
+        kept = WsbFormat()
+        graph.csr_arrays(False)
+        assert not kept.knows(graph, asked)
+        kept.learn(graph, asked)
+        assert kept.knows(graph, asked) and kept.num_formats() == made
+        kept.learn(graph, asked)
+        assert kept.num_formats() == made
+    kept.learn(far, False)
+    assert kept.num_formats() == 1
+
+
+def test_without_memory_for_blocks_nobody_asked_for_rowsplit_runs(monkeypatch):
+    def fails(*args):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr("edgeless.wsb.blocks_of", fails)
+    near, kept = near_and_far()[0], WsbFormat()
+    near.csr_arrays(False)
+    kept.learn(near, False)
+    assert kept.num_formats() == 0 and kept.knows(near, False)
+    with pytest.raises(torch.OutOfMemoryError):
+        kept.learn(near, True)
 
 
 def refusals(call, inputs=()):
@@ -173,14 +213,19 @@ def test_widths(width):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("height", [32, 64])
-def test_heights(height, monkeypatch):
-    from edgeless import wsb
-
-    made = []
-    monkeypatch.setattr(wsb, "blocks_of", lambda *args: made.append(blocks_of(*args, height)) or made[-1])
-    check(graph_of("large", "cuda"), rows(900, 136), norm="both")
-    assert len(made) == 2 and all(blocks.bits.size(2) * 16 == height for blocks in made)
+@pytest.mark.parametrize("width", [64, 136, 512])
+def test_warps_with_windows_of_their_own(width):
+    """Graphs of many windows; one of the rows is a hub, whose window is the largest by far."""
+    draw = torch.Generator().manual_seed(0)
+    num_nodes = 16 * 16 * 160 * 32 * 64 // width  # of more windows than a GPU of 160 multiprocessors shares
+    ends = torch.randint(num_nodes - 3, (2, 200_000), generator=draw)
+    ends[1, :2000] = 70
+    graph = Graph.from_edge_index(ends.cuda(), num_nodes, num_nodes)
+    x = rows(num_nodes, width)
+    found, ours = run("wsb", graph, x, norm="left"), run("rowsplit", graph, x, norm="left")
+    for theirs, mine in zip(found, ours, strict=True):
+        assert error(theirs, mine.double()) <= torch.finfo(x.dtype).eps
+    assert all(torch.equal(a, b) for a, b in zip(found, run("wsb", graph, x, norm="left"), strict=True))
 
 
 @pytest.mark.cuda
@@ -229,6 +274,32 @@ def test_what_is_refused():
         with edgeless.engine("wsb"):
             found = call()
         assert torch.equal(found, call())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("engine", ["wsb", "rowsplit"])
+def test_auto_takes_blocks_where_they_pay(engine):
+    graph = near_and_far("cuda")[engine == "rowsplit"]
+    assert graph.num_edges >= LEAST_EDGES
+    x = rows(6000, 64)
+    out = functional.spmm(graph, x)
+    found = [out, *torch.autograd.grad(out, x, rows(*out.shape, seed=9).detach())]
+    assert all(torch.equal(a, b) for a, b in zip(found, run(engine, graph, x), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, run("auto", graph, x), strict=True))
+    steps = record(lambda: functional.spmm(graph, x), [x])  # after blocks were asked for, which is no reason
+    assert {(step.engine, step.refused) for step in steps} == {(engine, "")} and len(steps) == 2
+    wide = rows(6000, 64, dtype=torch.float32)
+    assert {step.engine for step in record(lambda: functional.spmm(graph, wide), [wide])} == {"rowsplit"}
+
+
+@pytest.mark.cuda
+def test_the_plan_counts_rows_that_are_read():
+    graph, x = graph_of("large", "cuda"), rows(900, 64)
+    with edgeless.engine("wsb"):
+        (step,) = record(lambda: functional.spmm(graph, x), [])
+    (ours,) = record(lambda: functional.spmm(graph, x), [])
+    assert (step.engine, step.kernel, step.refused) == ("wsb", "mma m16n8k16", "")
+    assert step.bytes < ours.bytes / 2
 
 
 @pytest.mark.cuda
@@ -296,12 +367,13 @@ def test_below_layers():
     nn = pytest.importorskip("edgeless.pyg.nn")
     torch.manual_seed(0)
     ends = ends_of("random")[0].clamp(max=129).cuda()
-    layer = nn.GCNConv(64, 32, cached=True).cuda().bfloat16()
-    sage = nn.SAGEConv(64, 32).cuda().bfloat16()
-    x = rows(130, 64)
-    with torch.no_grad():
-        for module in (layer, sage):
-            expected = module(x, ends)
-            with edgeless.engine("wsb"):
-                found = module(x, ends)
-            assert error(found, expected.double()) <= 2**-7
+    for layer in (nn.GCNConv(64, 32, cached=True), nn.SAGEConv(64, 32), nn.GINConv(torch.nn.Linear(64, 32))):
+        layer, x, results = layer.cuda().bfloat16(), rows(130, 64), []
+        for engine in ("rowsplit", "wsb"):
+            with edgeless.engine(engine):
+                out = layer(x, ends)
+                results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, *layer.parameters()])])
+                steps = edgeless.explain(layer, x, ends, plan=True).plan
+            assert {step.engine for step in steps if step.op == "spmm"} == {engine}
+        for ours, theirs in zip(*results, strict=True):
+            assert error(theirs, ours.double()) <= 2 * torch.finfo(torch.bfloat16).eps

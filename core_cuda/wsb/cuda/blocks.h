@@ -8,9 +8,9 @@
 
 namespace edgeless::cuda::wsb {
 
-constexpr int kBlockColumns = 16;  // of a block
+constexpr int kBlockColumns = 16, kHeight = 32;  // columns of a block, rows of a window
 
-// Rows lie in windows of a few times 16, and each window has a list of columns: all that its rows have, each one once.
+// Rows lie in windows of 32, and each window has a list of columns: all that its rows have, each one once.
 // Sixteen of them are a block: a bit for each of the window's rows says which of them have the column. A word holds the
 // bits of two columns, 2 w and 2 w + 1, for sixteen rows, as one register of an mma does: those of the first column in
 // its lower half.
@@ -18,8 +18,8 @@ struct Blocks {
   const int32_t* first = nullptr;    // [windows + 1], a window's first block
   const int32_t* order = nullptr;    // [windows], the order in which they are begun
   const int32_t* columns = nullptr;  // [blocks, 16]
-  const uint32_t* bits = nullptr;    // [blocks, 4, height / 16, 2]: words 2 q and 2 q + 1 of all rows, q < 4
-  int windows = 0, height = 0;       // height: rows of a window, 32 or 64
+  const uint32_t* bits = nullptr;    // [blocks, 4, 2, 2]: words 2 q and 2 q + 1 of both halves of the rows, q < 4
+  int windows = 0;
 };
 
 struct SumArgs {
@@ -32,6 +32,7 @@ struct SumArgs {
   const float* row_scale = nullptr;  // null: 1
   void* out = nullptr;               // [rows, vectors * 8]
   bool wide = false;                 // out is float32
+  bool shared_windows = false;       // four warps share a window, else each has its own columns of x
   bool by_window = false;            // all columns of x for a window, then the next; else all windows for a few columns
 };
 

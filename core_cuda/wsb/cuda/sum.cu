@@ -24,12 +24,18 @@ constexpr int kRowsOfLane = 4;    // of x that a lane brings of a block
 constexpr int kNumbersOfMma = 4;  // of the sum that a lane has
 constexpr float kOne = 0.5;       // times the number that is one bit
 
-template <int kHeight>
-constexpr int kSums = kHeight / 16 * 8 * kNumbersOfMma;  // of a lane
-template <int kHeight>
-constexpr int kRingVectors = kWarps * kStages * (kRowsOfLane * 32 + kHeight / 16 * 2);
-template <int kHeight>
-constexpr int kSharedBytes = 16 * std::max(kRingVectors<kHeight>, kWarps* kSums<kHeight> * 32 / 4);
+constexpr int kTiles = kHeight / 16;                                 // of rows, each of an mma
+constexpr int kSums = kTiles * kVectors * kNumbersOfMma;             // of a lane
+constexpr int kStageRows = kBlockColumns * kVectors;                 // vectors of 16 bytes
+constexpr int kStageBits = kBlockColumns * kTiles / 2 * 4 / 16;      // vectors of 16 bytes
+constexpr int kRing = kWarps * kStages * (kStageRows + kStageBits);  // vectors of 16 bytes
+constexpr int kSharedBytes = 16 * std::max(kRing, kWarps * kSums * 32 / 4);
+
+// So many blocks of threads take all columns of x for a window.
+__host__ __device__ int num_parts(const SumArgs& args, int split) {
+  const int vectors = kVectors * (kWarps / split);
+  return (args.vectors + vectors - 1) / vectors;
+}
 
 // Where a vector of one of a block's rows of x is: eight lanes that write a row and the eight rows of an ldmatrix meet
 // different banks.
@@ -37,14 +43,13 @@ __device__ __forceinline__ int place_of(int row, int vector) {
   return row * kVectors + (vector ^ (row / 4 * 2 + row % 2));
 }
 
-// The blocks of a window that a warp takes, on their way to shared memory.
-template <int kHeight>
+// The blocks of a window that a warp takes, every kSplit-th, on their way to shared memory.
+template <int kSplit>
 struct Ring {
-  static constexpr int kStageBits = kHeight / 16 * 2, kStageRows = kBlockColumns * kVectors;
   const SumArgs& args;
   const char* x;  // of the lane's vector
   uint4* rows;    // [stage][place_of(row, vector)]
-  uint4* bits;    // [stage][q][rows / 32]
+  uint4* bits;    // [stage][q]
   int next, end, lane;
   bool inside;
   int4 columns;  // of the block that is asked for next, four of which the lane brings
@@ -76,7 +81,7 @@ struct Ring {
       const uint4* from = reinterpret_cast<const uint4*>(args.blocks.bits) + int64_t{next} * kStageBits + lane;
       projection::copy_vector(bits + stage * kStageBits + lane, from, true);
     }
-    next += kWarps;
+    next += kSplit;
     find_columns();
   }
 
@@ -92,14 +97,13 @@ struct Ring {
 };
 
 // sum[m][v]: of the window's rows 16 m to 16 m + 15 and vector v.
-template <class S, int kHeight>
-__device__ __forceinline__ void add_block(const Ring<kHeight>& ring, int stage,
-                                          float (&sum)[kHeight / 16][kVectors][kNumbersOfMma]) {
+template <class S, class Ring>
+__device__ __forceinline__ void add_block(const Ring& ring, int stage, float (&sum)[kTiles][kVectors][kNumbersOfMma]) {
   const int g = ring.lane / 4, q = ring.lane % 4;
-  uint32_t a[kHeight / 16][4];
+  uint32_t a[kTiles][4];
 #pragma unroll
-  for (int m = 0; m < kHeight / 16; m += 2) {
-    const uint4 bits = ring.bits[stage * Ring<kHeight>::kStageBits + q * (kHeight / 32) + m / 2];
+  for (int m = 0; m < kTiles; m += 2) {
+    const uint4 bits = ring.bits[stage * kStageBits + q * (kTiles / 2) + m / 2];
     const uint32_t words[4] = {bits.x >> g, bits.y >> g, bits.z >> g, bits.w >> g};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -112,7 +116,7 @@ __device__ __forceinline__ void add_block(const Ring<kHeight>& ring, int stage,
     uint32_t b[4];
     ring.get(stage, pair, b);
 #pragma unroll
-    for (int m = 0; m < kHeight / 16; ++m) {
+    for (int m = 0; m < kTiles; ++m) {
       projection::half::multiply_add<S>(sum[m][2 * pair], a[m], b[0], b[1]);
       projection::half::multiply_add<S>(sum[m][2 * pair + 1], a[m], b[2], b[3]);
     }
@@ -135,19 +139,19 @@ __device__ float sum_of_edges(const SumArgs& args, int64_t row, int place) {
   return sum;
 }
 
-template <class S, int kHeight>
-__global__ void __launch_bounds__(kWarps * 32, kHeight == 32 ? 4 : 2) sum_kernel(const __grid_constant__ SumArgs args) {
+template <class S, int kSplit>
+__global__ void __launch_bounds__(kWarps * 32, 4) sum_kernel(const __grid_constant__ SumArgs args) {
   extern __shared__ uint4 shared[];
-  const int parts = (args.vectors + kVectors - 1) / kVectors;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = num_parts(args, kSplit);
   const int place = args.by_window ? blockIdx.x / parts : blockIdx.x % args.blocks.windows;
   const int part = args.by_window ? blockIdx.x % parts : blockIdx.x / args.blocks.windows;
-  const int window = args.blocks.order[place], warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int begin = args.blocks.first[window] + warp, end = args.blocks.first[window + 1];
-  const int first_vector = part * kVectors;
-  float sum[kHeight / 16][8][kNumbersOfMma] = {};
+  const int window = args.blocks.order[place], first_vector = (part * (kWarps / kSplit) + warp / kSplit) * kVectors;
+  const int begin = args.blocks.first[window] + warp % kSplit;
+  const int end = first_vector < args.vectors ? args.blocks.first[window + 1] : begin;
+  float sum[kTiles][kVectors][kNumbersOfMma] = {};
   {
-    Ring<kHeight> ring(args, shared, begin, end, first_vector);
-    const int steps = begin < end ? (end - begin + kWarps - 1) / kWarps : 0;
+    Ring<kSplit> ring(args, shared, begin, end, first_vector);
+    const int steps = begin < end ? (end - begin + kSplit - 1) / kSplit : 0;
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) {
       if (stage < steps) ring.load(stage);
@@ -160,18 +164,19 @@ __global__ void __launch_bounds__(kWarps * 32, kHeight == 32 ? 4 : 2) sum_kernel
       __syncwarp();
       if (step + kStages - 1 < steps) ring.load((step + kStages - 1) % kStages);
       projection::commit_stage();
-      add_block<S, kHeight>(ring, step % kStages, sum);
+      add_block<S>(ring, step % kStages, sum);
     }
   }
   __syncthreads();
   float* const shared_sums = reinterpret_cast<float*>(shared);
 #pragma unroll
-  for (int i = 0; i < kSums<kHeight>; ++i) {
-    shared_sums[sum_place(warp * kSums<kHeight> + i, lane)] = sum[i / 32][i / 4 % 8][i % 4];
+  for (int i = 0; i < kSums; ++i) {
+    shared_sums[sum_place(warp * kSums + i, lane)] = sum[i / 32][i / 4 % 8][i % 4];
   }
   __syncthreads();
-  // Warp by warp eight rows, of which a lane takes two vectors.
-  for (int eight = warp; eight < kHeight / 8; eight += kWarps) {
+  // Eight rows at a time, of which a lane takes two vectors.
+  const float* const sums = shared_sums + warp / kSplit * kSplit * kSums * 32;
+  for (int eight = warp % kSplit; eight < kHeight / 8; eight += kSplit) {
     const int64_t row = int64_t{window} * kHeight + eight * 8 + lane / 4;
     if (row >= args.graph.num_rows) continue;
     const float scale = args.row_scale ? __ldg(args.row_scale + row) : 1;
@@ -185,7 +190,7 @@ __global__ void __launch_bounds__(kWarps * 32, kHeight == 32 ? 4 : 2) sum_kernel
         float total = 0;
         const int i = eight / 2 * 32 + v * 4 + eight % 2 * 2 + k % 2;
 #pragma unroll
-        for (int w = 0; w < kWarps; ++w) total += shared_sums[sum_place(w * kSums<kHeight> + i, lane / 4 * 4 + k / 2)];
+        for (int w = 0; w < kSplit; ++w) total += sums[sum_place(w * kSums + i, lane / 4 * 4 + k / 2)];
         total *= kOne;
         if (!isfinite(total)) total = sum_of_edges<S>(args, row, (first_vector + v) * 8 + k);
         numbers[k] = total * scale;
@@ -202,32 +207,27 @@ __global__ void __launch_bounds__(kWarps * 32, kHeight == 32 ? 4 : 2) sum_kernel
   }
 }
 
-template <class S, int kHeight>
+template <class S, int kSplit>
 cudaError_t launch(const SumArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
-  const cudaError_t error = projection::allow_shared_memory(sum_kernel<S, kHeight>, kSharedBytes<kHeight>, done);
+  const cudaError_t error = projection::allow_shared_memory(sum_kernel<S, kSplit>, kSharedBytes, done);
   if (error != cudaSuccess) return error;
-  const int parts = (args.vectors + kVectors - 1) / kVectors;
-  const auto blocks = static_cast<unsigned>(int64_t{args.blocks.windows} * parts);
-  sum_kernel<S, kHeight><<<blocks, kWarps * 32, kSharedBytes<kHeight>, stream>>>(args);
+  const auto blocks = static_cast<unsigned>(int64_t{args.blocks.windows} * num_parts(args, kSplit));
+  if (blocks > 0) sum_kernel<S, kSplit><<<blocks, kWarps * 32, kSharedBytes, stream>>>(args);
   return cudaGetLastError();
 }
 
 template <class S>
-cudaError_t of_height(const SumArgs& args, cudaStream_t stream) {
-  switch (args.blocks.height) {
-    case 32: return launch<S, 32>(args, stream);
-    case 64: return launch<S, 64>(args, stream);
-    default: return cudaErrorInvalidValue;
-  }
+cudaError_t of_split(const SumArgs& args, cudaStream_t stream) {
+  return args.shared_windows ? launch<S, kWarps>(args, stream) : launch<S, 1>(args, stream);
 }
 
 }  // namespace
 
 cudaError_t run_sum(Storage storage, const SumArgs& args, cudaStream_t stream) {
   switch (storage) {
-    case Storage::bf16: return of_height<__nv_bfloat16>(args, stream);
-    case Storage::f16: return of_height<__half>(args, stream);
+    case Storage::bf16: return of_split<__nv_bfloat16>(args, stream);
+    case Storage::f16: return of_split<__half>(args, stream);
     default: return cudaErrorInvalidValue;
   }
 }
