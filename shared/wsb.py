@@ -24,8 +24,8 @@ __all__ = ["COLUMNS", "HEIGHT", "LEAST_EDGES", "PAYS", "Blocks", "WsbFormat", "b
 COLUMNS = 16  # of a block
 HEIGHT = 32  # rows of a window; 64 make more work for tensor cores than they save in reading (decision 0033)
 _ROWS = 16  # of which a word holds the bits, of two columns
-PAYS = 2.0  # edges a row that is read, from which sums over blocks are clearly quicker (decision 0033)
-LEAST_EDGES = 1 << 20  # of a graph whose order is looked at unasked
+PAYS = 1.5  # edges a row that is read, from which sums over blocks are quicker (decision 0033)
+LEAST_EDGES = 1 << 20  # of a graph for which they are taken unasked
 _SAMPLE = 256  # windows that are looked at
 _LARGE = 4  # times the mean of a window's blocks
 
@@ -170,7 +170,8 @@ class WsbFormat:
             self._pays[place] = False
             return
         if place not in self._pays:
-            self._pays[place] = edges_a_row(indptr, indices, num_columns) >= PAYS
+            large = indices.numel() >= LEAST_EDGES
+            self._pays[place] = large and edges_a_row(indptr, indices, num_columns) >= PAYS
         if not asked and not self._pays[place]:
             return
         try:

@@ -34,7 +34,7 @@ LAYER_DEFAULT = ("pyg", "pyg-compiled", "dgl", "edgeless-pyg", "edgeless-dgl")
 # What these give to a layer in place of edge_index; only layers that multiply by it have them.
 SPARSE_PEERS = ("pyg-csr", "pyg-sparsetensor")
 # edgeless with another engine, where it was measured by itself.
-ENGINE_PEERS = {"edgeless-cusparse": "cusparse", "edgeless-cusparse-alg2": "cusparse-alg2", "edgeless-wsb": "wsb"}
+ENGINE_PEERS = {f"edgeless-{engine}": engine for engine in ("rowsplit", "cusparse", "cusparse-alg2", "wsb")}
 OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless", *ENGINE_PEERS)
 
 

@@ -94,7 +94,7 @@ def test_a_column_is_listed_once_in_a_window():
     assert len(blocks.columns) == int(least.sum())
 
 
-def near_and_far(device="cpu", num_nodes=6000, degree=320):
+def near_and_far(device="cpu", num_nodes=12000, degree=160):
     """A graph whose near nodes share neighbours, and the same one shuffled."""
     draw = torch.Generator().manual_seed(0)
     dst = torch.arange(num_nodes).repeat_interleave(degree)
@@ -107,7 +107,7 @@ def near_and_far(device="cpu", num_nodes=6000, degree=320):
 def test_edges_a_row_are_those_of_the_blocks():
     for graph, least, most in zip(near_and_far(), (5, 1), (30, PAYS - 0.2), strict=True):
         indptr, indices = graph.csr_arrays(False)
-        ratio, blocks = edges_a_row(indptr, indices, 6000), blocks_of(indptr, indices, 6000)
+        ratio, blocks = edges_a_row(indptr, indices, 12000), blocks_of(indptr, indices, 12000)
         assert least < ratio < most
         assert ratio == pytest.approx(graph.num_edges / blocks.columns.numel(), rel=0.1)  # but gaps
     for kind in ("no edges", "no nodes", "one edge", "sparse"):
@@ -281,14 +281,14 @@ def test_what_is_refused():
 def test_auto_takes_blocks_where_they_pay(engine):
     graph = near_and_far("cuda")[engine == "rowsplit"]
     assert graph.num_edges >= LEAST_EDGES
-    x = rows(6000, 64)
+    x = rows(12000, 64)
     out = functional.spmm(graph, x)
     found = [out, *torch.autograd.grad(out, x, rows(*out.shape, seed=9).detach())]
     assert all(torch.equal(a, b) for a, b in zip(found, run(engine, graph, x), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(found, run("auto", graph, x), strict=True))
     steps = record(lambda: functional.spmm(graph, x), [x])  # after blocks were asked for, which is no reason
     assert {(step.engine, step.refused) for step in steps} == {(engine, "")} and len(steps) == 2
-    wide = rows(6000, 64, dtype=torch.float32)
+    wide = rows(12000, 64, dtype=torch.float32)
     assert {step.engine for step in record(lambda: functional.spmm(graph, wide), [wide])} == {"rowsplit"}
 
 
