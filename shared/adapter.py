@@ -25,19 +25,25 @@ def inference_refusal(x: torch.Tensor) -> Optional[str]:
     return None
 
 
-def typed_rows_refusals(x: Any, types: Any, width: int, weight: torch.Tensor) -> list[str]:
-    """Why rows and their types are nothing for the kernels; the stock layer knows the right error for them."""
+def typed_rows_refusals(
+    x: Any, types: Any, width: int, weight: torch.Tensor, follows_autocast: bool = False
+) -> list[str]:
+    """Why rows and their types are nothing for the kernels; the stock layer knows the right error for them.
+
+    ``follows_autocast``: the caller rounds rows and weights as autocast asks.
+    """
     if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided or not x.is_floating_point():
         return ["x is not a plain floating tensor"]
     if x.dim() != 2 or x.size(1) != width:
         return [f"x has shape {list(x.shape)}, not [N, {width}]"]
-    if x.dtype != weight.dtype or x.device != weight.device:
+    rounded = follows_autocast and autocasts(x.device.type) and torch.float64 not in (x.dtype, weight.dtype)
+    if (x.dtype != weight.dtype and not rounded) or x.device != weight.device:
         return [f"x is {x.dtype} on {x.device}, and the weights {weight.dtype} on {weight.device}"]
     if type(types) not in (torch.Tensor, torch.nn.Parameter) or types.dtype not in (torch.int32, torch.int64):
         return ["the types are no plain int64 or int32 tensor"]
     if tuple(types.shape) != (x.size(0),) or types.device != x.device:
         return [f"the types have shape {list(types.shape)} on {types.device}, not [{x.size(0)}] on {x.device}"]
-    if autocasts(x.device.type):
+    if autocasts(x.device.type) and not rounded:
         return ["autocast is on"]
     return [reason for reason in (kernel_refusal(x.device, "typed_mm"), inference_refusal(x)) if reason]
 

@@ -151,7 +151,8 @@ def add_row(x: Tensor, row: Tensor) -> Tensor:
 def add_map(out: Tensor, x: Optional[Tensor], weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
     """``out + x @ weight + bias`` for ``out`` ``[N, C]``, ``x`` ``[N, F]`` and ``weight`` ``[F, C]``."""
     if weight is not None:
-        if bias is not None and bias.dtype == x.dtype == out.dtype:
+        # Autocast would round a bias within the product, and its gradient, to 16 bits.
+        if bias is not None and bias.dtype == x.dtype == out.dtype and not autocasts(x.device.type):
             return out + product(x, weight, bias)
         out = out + product(x, weight)
     return out if bias is None else add_row(out, bias)

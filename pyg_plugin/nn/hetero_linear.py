@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
 from torch_geometric.nn.dense import linear
 
 from edgeless.adapter import FusedLayer, inference_refusal, is_hooked, typed_rows_refusals
+from edgeless.autocast import rounds_to
 from edgeless.functional import gather_mm
 from edgeless.projection import project
 
@@ -33,10 +35,16 @@ class HeteroLinear(FusedLayer, linear.HeteroLinear):
     def _fusion_refusals(self, x, type_vec) -> list[str]:
         if hasattr(self, "_hook"):
             return ["the parameters are not initialised yet"]
-        return typed_rows_refusals(x, type_vec, self.in_channels, self.weight) or transform_refusals()
+        return typed_rows_refusals(x, type_vec, self.in_channels, self.weight, True) or transform_refusals()
 
     def _fused_forward(self, x, type_vec):
-        return gather_mm(x, self.weight, type_vec, self.bias)
+        device = x.device.type
+        if (rounded := rounds_to(device)) is None:
+            return gather_mm(x, self.weight, type_vec, self.bias)
+        # The stock layer multiplies as autocast asks, and writes to a tensor of x's dtype.
+        with torch.autocast(device, enabled=False):
+            out = gather_mm(x.to(rounded), self.weight.to(rounded), type_vec).to(x.dtype)
+            return out if self.bias is None else (out + self.bias[type_vec]).to(x.dtype)
 
 
 class HeteroDictLinear(FusedLayer, linear.HeteroDictLinear):

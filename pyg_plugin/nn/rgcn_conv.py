@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.nn.conv import rgcn_conv
 
 from edgeless.adapter import inference_refusal
-from edgeless.autocast import autocasts
+from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.functional import gather_mm, neighbor_reduce, spmm
 from edgeless.graph_checks import compiling
@@ -83,7 +83,7 @@ class _Relational:
             return f"the features have {x_l.size(1)} and {x_r.size(1)} numbers"
         dtypes = {x_l.dtype, x_r.dtype, weight.dtype}
         if autocasts(weight.device.type):
-            return "autocast is on" if torch.float64 in dtypes or not self._rounds_alike else None
+            return f"autocast is on and there are the dtypes {dtypes}" if torch.float64 in dtypes else None
         return f"the features and the weights are of the dtypes {dtypes}" if len(dtypes) > 1 else None
 
     @property
@@ -100,8 +100,10 @@ class _Relational:
     def _fused_forward(self, x, edge_index, edge_type):
         x_l, x_r = _pair(x)
         graph = typed_graph(self, edge_index, edge_type, *self._sizes(x))
-        dtype, reduce, root, bias = self._result_dtype, self._reduce, self.root, self.bias
-        if x_l is None or is_ids(x_l):
+        reduce, root, bias = self._reduce, self.root, self.bias
+        of_ids = x_l is None or is_ids(x_l)
+        dtype = self._result_dtype(of_ids)
+        if of_ids:
             out = self._sum_of_embeddings(graph, x_l, dtype)
             if root is not None:
                 out = out + (root[: graph.num_dst] if x_r is None else root[x_r])
@@ -159,10 +161,7 @@ class RGCNConv(_Relational, FusedConv, rgcn_conv.RGCNConv):
     # Read by PyG when it writes propagate(), which the stock path uses:
     # propagate_type: (x: Tensor, edge_type_ptr: OptTensor)
 
-    _rounds_alike = True  # under autocast: the stock layer sums in float32
-
-    @property
-    def _result_dtype(self) -> torch.dtype:
+    def _result_dtype(self, of_ids: bool) -> torch.dtype:
         default, own = torch.get_default_dtype(), self.weight.dtype
         return own if own is default else torch.promote_types(default, own)
 
@@ -180,11 +179,16 @@ class FastRGCNConv(_Relational, FusedConv, rgcn_conv.FastRGCNConv):
     # propagate_type: (x: Tensor, edge_type: OptTensor)
 
     _extrema = False
-    _rounds_alike = False
 
-    @property
-    def _result_dtype(self) -> torch.dtype:
-        return self.weight.dtype
+    def _result_dtype(self, of_ids: bool) -> torch.dtype:
+        """Autocast rounds products with weights, which ids only choose, and not the bias."""
+        rounded = None if of_ids and self.num_bases is None else rounds_to(self.weight.device.type)
+        if rounded is None:
+            return self.weight.dtype
+        others = [self.bias] if not of_ids else [self.bias, self.root]
+        for other in others:
+            rounded = rounded if other is None else torch.promote_types(rounded, other.dtype)
+        return rounded
 
 
 def _pair(x: Any) -> tuple:

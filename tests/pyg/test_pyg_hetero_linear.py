@@ -98,7 +98,36 @@ def test_refusals_are_said_in_words():
     ):
         assert re.search(words, str(edgeless.explain(ours, *inputs)))
     with torch.autocast("cpu", torch.bfloat16):
-        assert re.search("autocast is on", str(edgeless.explain(ours, x, types)))
+        assert re.search("autocast is on", str(edgeless.explain(ours.double(), x.double(), types)))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", ["float32", "autocast"])
+@pytest.mark.parametrize("kind", ["mixed", "sorted", "none"])
+@pytest.mark.parametrize("options", [{}, {"bias": False}], ids=str)
+def test_autocast(options, kind, dtype, autocast, device):
+    """The stock layer's dtypes, and at most twice its distance from float64."""
+    theirs, ours = layer_pair(**options)
+    types = TYPES[kind]
+    x = features(len(types), 6).to(autocast).to(autocast if dtype == "autocast" else torch.float32)
+    weight = features(len(types), 4, seed=3)
+
+    def results(layer, x, autocast=None):
+        leaf = x.detach().clone().requires_grad_()
+        with torch.autocast(x.device.type, autocast, autocast is not None):
+            out = layer(leaf, types.to(x.device))
+        grads = torch.autograd.grad(out, [leaf, *layer.parameters()], weight.to(out))
+        return [t.detach().cpu() for t in (out, *grads)]
+
+    exact = results(copy.deepcopy(theirs).double(), x.double())
+    with edgeless.backend("fused"):
+        found = results(ours.to(device), x.to(device), autocast)
+    stocks = results(theirs.to(device), x.to(device), autocast)
+    assert [t.dtype for t in found] == [t.dtype for t in stocks]
+    for mine, stock_one, want in zip(found, stocks, exact, strict=True):
+        size = want.norm().clamp_min(1e-30)
+        assert (mine.double() - want).norm() / size <= max(2 * (stock_one.double() - want).norm() / size, 1e-6)
 
 
 def test_dictionaries_in_any_order():
