@@ -21,6 +21,14 @@ inline void check_device(const char* op, const char* name, const at::Tensor& t, 
   TORCH_CHECK_VALUE(t.device() == expected, op, ": ", name, " must be on ", expected, ", got ", t.device());
 }
 
+// Shape, and dtype and device as of another tensor.
+inline void check_like(const char* op, const char* name, const at::Tensor& t, at::IntArrayRef expected,
+                       const at::Tensor& like) {
+  check_shape(op, name, t, expected);
+  check_dtype(op, name, t, like.scalar_type());
+  check_device(op, name, t, like.device());
+}
+
 inline void check_dim(const char* op, const char* name, const at::Tensor& t, int64_t dim, const char* meaning) {
   TORCH_CHECK_VALUE(t.dim() == dim, op, ": ", name, " must be ", meaning, ", got shape ", t.sizes());
 }

@@ -42,9 +42,7 @@ void check_layer(const char* op, const Tensor& x, const OptTensor& own, const Op
     check_dtype(op, "own", *own, x.scalar_type());
   }
   if (!bias) return;
-  check_shape(op, "bias", *bias, {width});
-  check_dtype(op, "bias", *bias, x.scalar_type());
-  check_device(op, "bias", *bias, x.device());
+  check_like(op, "bias", *bias, {width}, x);
 }
 
 Tensor layer(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight, const OptTensor& own,

@@ -26,9 +26,7 @@ inline void check_weights(const char* op, const at::Tensor& x, at::TensorList we
   TORCH_CHECK_VALUE(!weights.empty(), op, ": weights must hold at least one tensor, got none");
   for (const at::Tensor& weight : weights) {
     check_dim(op, "weights", weight, 2, "[F_out, F] each");
-    check_shape(op, "weights", weight, {weight.size(0), x.size(1)});
-    check_dtype(op, "weights", weight, x.scalar_type());
-    check_device(op, "weights", weight, x.device());
+    check_like(op, "weights", weight, {weight.size(0), x.size(1)}, x);
   }
 }
 
@@ -48,9 +46,7 @@ inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weigh
   for (size_t k = 0; k < weights.size(); ++k) {
     const OptTensor bias = biases.get(k);
     if (!bias) continue;
-    check_shape(op, "biases", *bias, {weights[k].size(0)});
-    check_dtype(op, "biases", *bias, x.scalar_type());
-    check_device(op, "biases", *bias, x.device());
+    check_like(op, "biases", *bias, {weights[k].size(0)}, x);
   }
 }
 
@@ -149,9 +145,7 @@ inline void check_summands(const char* op, at::TensorList xs, at::TensorList wei
     check_device(op, "xs", xs[k], xs[0].device());
   }
   if (!bias) return;
-  check_shape(op, "bias", *bias, {weights[0].size(0)});
-  check_dtype(op, "bias", *bias, xs[0].scalar_type());
-  check_device(op, "bias", *bias, xs[0].device());
+  check_like(op, "bias", *bias, {weights[0].size(0)}, xs[0]);
 }
 
 // Tensors one below the other: as they are where they follow each other in memory, else copied.
@@ -190,9 +184,7 @@ inline void check_map_gradients(const char* op, const c10::List<OptTensor>& grad
   for (size_t k = 0; k < maps; ++k) {
     const OptTensor grad = grads.get(k);
     if (!grad) continue;
-    check_shape(op, "grads", *grad, {x.size(0), weights[k].size(0)});
-    check_dtype(op, "grads", *grad, x.scalar_type());
-    check_device(op, "grads", *grad, x.device());
+    check_like(op, "grads", *grad, {x.size(0), weights[k].size(0)}, x);
   }
 }
 
@@ -200,9 +192,7 @@ inline void check_summand_gradients(const char* op, const at::Tensor& grad, at::
                                     size_t needs) {
   check_summands(op, xs, weights, {});
   TORCH_CHECK_VALUE(needs == 1 + 2 * xs.size(), op, ": there must be ", 1 + 2 * xs.size(), " needs, got ", needs);
-  check_shape(op, "grad", grad, {xs[0].size(0), weights[0].size(0)});
-  check_dtype(op, "grad", grad, xs[0].scalar_type());
-  check_device(op, "grad", grad, xs[0].device());
+  check_like(op, "grad", grad, {xs[0].size(0), weights[0].size(0)}, xs[0]);
 }
 
 inline void check_onto(const char* op, const at::Tensor& to, const at::Tensor& x, const at::Tensor& weight,
@@ -214,9 +204,7 @@ inline void check_onto(const char* op, const at::Tensor& to, const at::Tensor& x
                     x.scalar_type(), " or ", statistics, ", got ", to.scalar_type());
   check_device(op, "to", to, x.device());
   if (!bias) return;
-  check_shape(op, "bias", *bias, {weight.size(0)});
-  check_dtype(op, "bias", *bias, x.scalar_type());
-  check_device(op, "bias", *bias, x.device());
+  check_like(op, "bias", *bias, {weight.size(0)}, x);
 }
 
 // x as [N, F].
@@ -224,9 +212,7 @@ inline at::Tensor check_row(const char* op, const at::Tensor& given, const at::T
   TORCH_CHECK_VALUE(given.dim() == 2 || given.dim() == 3, op, ": x must be [N, F] or [N, H, C], got shape ",
                     given.sizes());
   const at::Tensor x = given.dim() == 3 ? given.flatten(1) : given;
-  check_shape(op, "row", row, {x.size(1)});
-  check_dtype(op, "row", row, x.scalar_type());
-  check_device(op, "row", row, x.device());
+  check_like(op, "row", row, {x.size(1)}, x);
   return x;
 }
 
@@ -267,9 +253,7 @@ inline void check_node_logit_gradients(const char* op, const c10::List<OptTensor
     check_device(op, "grads", *grad, x.device());
   }
   if (!more) return;
-  check_shape(op, "more", *more, x.sizes());
-  check_dtype(op, "more", *more, x.scalar_type());
-  check_device(op, "more", *more, x.device());
+  check_like(op, "more", *more, x.sizes(), x);
 }
 
 }  // namespace edgeless

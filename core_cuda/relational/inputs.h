@@ -30,9 +30,7 @@ inline void check_typed_mm(const char* op, const at::Tensor& x, const at::Tensor
   check_rows_dtype(op, "x", x);
   check_dim(op, "x", x, 2, "[N, K]");
   check_dim(op, "weight", weight, 3, "[types, K, M]");
-  check_shape(op, "weight", weight, {weight.size(0), x.size(1), weight.size(2)});
-  check_dtype(op, "weight", weight, x.scalar_type());
-  check_device(op, "weight", weight, x.device());
+  check_like(op, "weight", weight, {weight.size(0), x.size(1), weight.size(2)}, x);
   check_entries(op, x, offsets, rows, weight.size(0));
 }
 
@@ -42,14 +40,10 @@ inline void check_typed_linear(const char* op, const at::Tensor& x, const at::Te
   check_rows_dtype(op, "x", x);
   check_dim(op, "x", x, 2, "[N, K]");
   check_dim(op, "weight", weight, 3, "[types, M, K]");
-  check_shape(op, "weight", weight, {weight.size(0), weight.size(1), x.size(1)});
-  check_dtype(op, "weight", weight, x.scalar_type());
-  check_device(op, "weight", weight, x.device());
+  check_like(op, "weight", weight, {weight.size(0), weight.size(1), x.size(1)}, x);
   check_entries(op, x, offsets, {}, weight.size(0));
   if (!bias) return;
-  check_shape(op, "bias", *bias, {weight.size(0), weight.size(1)});
-  check_dtype(op, "bias", *bias, x.scalar_type());
-  check_device(op, "bias", *bias, x.device());
+  check_like(op, "bias", *bias, {weight.size(0), weight.size(1)}, x);
 }
 
 inline void check_typed_sums(const char* op, const at::Tensor& x, const at::Tensor& offsets) {
@@ -83,9 +77,7 @@ inline void check_typed_outer(const char* op, const at::Tensor& x, const at::Ten
   check_rows_dtype(op, "x", x);
   check_dim(op, "x", x, 2, "[N, K]");
   check_dim(op, "y", y, 2, "[N, M]");
-  check_shape(op, "y", y, {x.size(0), y.size(1)});
-  check_dtype(op, "y", y, x.scalar_type());
-  check_device(op, "y", y, x.device());
+  check_like(op, "y", y, {x.size(0), y.size(1)}, x);
   check_entries(op, x, offsets, rows, -1);
 }
 

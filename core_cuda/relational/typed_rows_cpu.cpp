@@ -1,10 +1,11 @@
 // What is done with rows by type beside products, on the CPU: their sums, and a blend of two rows. A thread takes whole
 // runs of entries of one type; sums of runs are added in their order, whatever the number of threads.
 #include <ATen/ATen.h>
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include <type_traits>
 #include <vector>
 
 #include "../common/cpu/room.h"
@@ -19,19 +20,6 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kRun = 1024;  // entries
-
-template <class F>
-auto of_dtype(at::ScalarType dtype, F&& f) {
-  switch (dtype) {
-    case at::kDouble: return f(double{});
-    case at::kBFloat16: return f(at::BFloat16{});
-    case at::kHalf: return f(at::Half{});
-    default: return f(float{});
-  }
-}
-
-template <class S>
-using Arithmetic = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
 // The row of every entry; entry i is row i where there is none.
 class Ids {
@@ -76,8 +64,8 @@ Tensor typed_sums(const Tensor& given, const Tensor& offsets) {
   const Tensor x = given.contiguous();
   const int64_t width = x.size(1);
   const std::vector<int64_t> begins = checked_offsets(op, offsets, x.size(0));
-  return of_dtype(x.scalar_type(), [&](auto zero) {
-    using S = decltype(zero);
+  return AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, x.scalar_type(), "typed_sums", [&] {
+    using S = scalar_t;
     const S* rows = x.const_data_ptr<S>();
     const Tensor sums = sums_by_type(begins, width, [&](const TypedRun& run, double* to) {
       for (int64_t i = run.begin; i < run.end; ++i) {
@@ -98,9 +86,9 @@ Tensor typed_blend(const Tensor& given_y, const Tensor& given_x, const Tensor& g
   const std::vector<TypedRun> runs = runs_of(checked_offsets(op, offsets, y.size(0)), kRun);
   const Ids ids(rows);
   Tensor out = empty_rows({y.size(0), width}, y.options());
-  of_dtype(y.scalar_type(), [&](auto zero) {
-    using S = decltype(zero);
-    using A = Arithmetic<S>;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, y.scalar_type(), "typed_blend", [&] {
+    using S = scalar_t;
+    using A = at::opmath_type<S>;
     const S *from_y = y.const_data_ptr<S>(), *from_x = x.const_data_ptr<S>(), *alphas = alpha.const_data_ptr<S>();
     S* to = out.mutable_data_ptr<S>();
     for_each_run(runs, [&](const TypedRun& run, int64_t) {
@@ -112,7 +100,6 @@ Tensor typed_blend(const Tensor& given_y, const Tensor& given_x, const Tensor& g
         }
       }
     });
-    return 0;
   });
   return out;
 }
@@ -132,9 +119,9 @@ std::vector<Tensor> typed_blend_backward(const Tensor& given_grad, const Tensor&
   std::vector<Tensor> results;
   for (int i = 0; i < 2; ++i)
     results.push_back(needs[i] ? empty_rows(y.sizes(), y.options()) : at::empty({0}, y.options()));
-  of_dtype(y.scalar_type(), [&](auto zero) {
-    using S = decltype(zero);
-    using A = Arithmetic<S>;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, y.scalar_type(), "typed_blend_backward", [&] {
+    using S = scalar_t;
+    using A = at::opmath_type<S>;
     const S *g = grad.const_data_ptr<S>(), *from_y = y.const_data_ptr<S>(), *from_x = x.const_data_ptr<S>();
     const S* alphas = alpha.const_data_ptr<S>();
     S* to_y = needs[0] ? results[0].mutable_data_ptr<S>() : nullptr;
@@ -156,7 +143,6 @@ std::vector<Tensor> typed_blend_backward(const Tensor& given_grad, const Tensor&
       }
     });
     results.push_back(sums ? products.sum(1).to(y.scalar_type()) : at::empty({0}, y.options()));
-    return 0;
   });
   return results;
 }
