@@ -1,6 +1,7 @@
 """cuSPARSE as an engine: against float64 and against our own kernels, what it keeps with a graph, streams, captures."""
 
 import gc
+import importlib
 
 import pytest
 import torch
@@ -230,7 +231,8 @@ def test_memory_goes_with_the_graph():
 
 
 def test_clearing_the_cache_clears_plans():
-    nn = pytest.importorskip("edgeless.pyg.nn")
+    pytest.importorskip("torch_geometric", reason="needs PyG")
+    nn = importlib.import_module("edgeless.pyg.nn")
     edgeless.clear_cache()
     edge_index = torch.randint(50, (2, 300), device=DEVICE)
     layer, x = nn.GraphConv(8, 4).to(DEVICE), rows(50, 8)
@@ -328,7 +330,8 @@ def test_first_used_in_a_capture_it_runs_on_rowsplit():
 
 
 def test_below_every_layer_and_compiled():
-    nn = pytest.importorskip("edgeless.pyg.nn")
+    pytest.importorskip("torch_geometric", reason="needs PyG")
+    nn = importlib.import_module("edgeless.pyg.nn")
     edge_index = torch.randint(50, (2, 300), device=DEVICE)
     for layer in (nn.GCNConv(8, 4), nn.SAGEConv(8, 4), nn.GraphConv(8, 4), nn.GINConv(torch.nn.Linear(8, 4))):
         layer, x = layer.to(DEVICE), rows(50, 8)

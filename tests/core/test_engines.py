@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import importlib
 import pickle
 import threading
 import weakref
@@ -122,7 +123,8 @@ def test_the_plan_says_who_runs_and_why_not_another():
 
 
 def test_explain_names_the_refusal():
-    nn = pytest.importorskip("edgeless.pyg.nn")
+    pytest.importorskip("torch_geometric", reason="needs PyG")
+    nn = importlib.import_module("edgeless.pyg.nn")
     layer = nn.GraphConv(8, 4)
     with edgeless.engine("cusparse"):
         said = str(edgeless.explain(layer, torch.randn(4, 8), EDGES, plan=True))

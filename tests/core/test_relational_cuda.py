@@ -1,5 +1,7 @@
 """Layers over relations on CUDA: their own kernels where those are asked for, else the stock path with the reason."""
 
+import importlib
+
 import pytest
 import torch
 
@@ -10,7 +12,8 @@ pytestmark = pytest.mark.cuda
 
 
 def test_layers_say_which_path_they_take():
-    pyg = pytest.importorskip("edgeless.pyg.nn")
+    pytest.importorskip("torch_geometric", reason="needs PyG")
+    pyg = importlib.import_module("edgeless.pyg.nn")
     layer = pyg.RGCNConv(6, 4, 3).cuda()
     inputs = (torch.randn(40, 6), torch.randint(40, (2, 300)), torch.randint(3, (300,)))
     explanation = edgeless.explain(layer, *(t.cuda() for t in inputs))

@@ -1,6 +1,7 @@
 """Weighted sparse blocks: what is in them, on the CPU; sums over them against float64 and our own kernels, on CUDA."""
 
 import gc
+import importlib
 
 import pytest
 import torch
@@ -364,7 +365,8 @@ def test_memory_is_counted_and_goes_with_the_graph():
 
 @pytest.mark.cuda
 def test_below_layers():
-    nn = pytest.importorskip("edgeless.pyg.nn")
+    pytest.importorskip("torch_geometric", reason="needs PyG")
+    nn = importlib.import_module("edgeless.pyg.nn")
     torch.manual_seed(0)
     ends = ends_of("random")[0].clamp(max=129).cuda()
     for layer in (nn.GCNConv(64, 32, cached=True), nn.SAGEConv(64, 32), nn.GINConv(torch.nn.Linear(64, 32))):
