@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "spmm/cusparse_plans.h"
@@ -55,22 +56,19 @@ void define_engines(py::module_& m) {
   // Without the interpreter's lock: a product holds a plan's mutex where it may have to wait for that lock.
   using Released = py::call_guard<py::gil_scoped_release>;
   using Arrays = std::vector<at::Tensor>;
-  m.def(
-      "spmm_refusal",
-      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
-        return words(spmm_refusal(x, weight, csr));
-      },
-      Released());
+  for (const auto& [name, refusal] :
+       {std::pair("spmm_refusal", &spmm_refusal), std::pair("wsb_refusal", &wsb_refusal)}) {
+    m.def(
+        name,
+        [refusal = refusal](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
+          return words(refusal(x, weight, csr));
+        },
+        Released());
+  }
   m.def(
       "sddmm_refusal",
       [](const at::Tensor& dst, const at::Tensor& src, const Arrays& csr) {
         return words(sddmm_refusal(dst, src, csr));
-      },
-      Released());
-  m.def(
-      "wsb_refusal",
-      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
-        return words(wsb_refusal(x, weight, csr));
       },
       Released());
   m.def(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import _C
 from .choices import Choices
-from .formats import CSC, CSC_ROWS, CSR
+from .formats import CSC, CSC_ROWS, CSR, HeldByCore
 from .graph_checks import compiling
 from .wsb import COLUMNS, LEAST_EDGES, WsbFormat
 
@@ -142,14 +142,14 @@ def engine(name: str) -> Iterator[None]:
 # What a graph keeps --------------------------------------------------------------------------------------------------
 
 
-class CusparseFormat:
+class CusparseFormat(HeldByCore):
     """What a graph keeps for cuSPARSE: values and plans with their workspaces, in ``core_cuda/spmm/cusparse_plans.h``.
 
     They are made when an op first needs them, so this entry grows: see :meth:`edgeless.formats.Keeper.num_formats`.
     """
 
     def __init__(self):
-        self.plans = _C.CusparsePlans()
+        super().__init__(_C.CusparsePlans())
         self.seen: tuple = ()
 
     def knows(self, graph: Graph) -> bool:
@@ -161,23 +161,12 @@ class CusparseFormat:
         formats = graph._formats
         sides = [tuple(formats[key][:2]) for key in (CSR, CSC, CSC_ROWS) if key in formats]
         scales = [value for key, value in formats.items() if type(key) is tuple and key[0] == "scale"]
-        self.plans.learn(sides, scales)
+        self.held.learn(sides, scales)
         self.seen = tuple(formats)
 
     def info(self) -> dict[str, int]:
         """How many plans and values are kept, and how often a plan was there (hits) or something had to be made."""
-        return self.plans.info()
-
-    def kept_tensors(self) -> list[Tensor]:
-        """The tensors within."""
-        return self.plans.kept_tensors()
-
-    def num_formats(self) -> int:
-        """How many things were made so far."""
-        return self.plans.num_entries()
-
-    def _missing_bytes(self) -> int:
-        return 0
+        return self.held.info()
 
 
 def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None) -> None:

@@ -17,7 +17,19 @@ from torch import Tensor
 
 from .graph_checks import normal_tensors
 
-__all__ = ["CSC", "CSC_ROWS", "CSR", "Formats", "Keeper", "facts", "graphs_of", "num_bytes", "tensors_of", "travelling"]
+__all__ = [
+    "CSC",
+    "CSC_ROWS",
+    "CSR",
+    "Formats",
+    "HeldByCore",
+    "Keeper",
+    "facts",
+    "graphs_of",
+    "num_bytes",
+    "tensors_of",
+    "travelling",
+]
 
 Formats = dict[Hashable, Any]
 
@@ -77,6 +89,28 @@ class Keeper:
         for graph in self._graphs:
             num += graph.num_formats()
         return num
+
+
+class HeldByCore:
+    """An entry that grows while it is kept: an object of the extension holds what is in it.
+
+    Args:
+        held: has ``kept_tensors()`` and ``num_entries()``.
+    """
+
+    def __init__(self, held: Any):
+        self.held = held
+
+    def kept_tensors(self) -> list[Tensor]:
+        """The tensors within."""
+        return self.held.kept_tensors()
+
+    def num_formats(self) -> int:
+        """How many things were made so far."""
+        return self.held.num_entries()
+
+    def _missing_bytes(self) -> int:
+        return 0
 
 
 def facts(formats: Formats) -> Formats:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _C
-from .formats import CSC, CSC_ROWS, CSR
+from .formats import CSC, CSC_ROWS, CSR, HeldByCore
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -135,11 +135,11 @@ def edges_a_row(indptr: Tensor, indices: Tensor, num_columns: int) -> float:
     return of_edge.numel() / max(rows, 1)
 
 
-class WsbFormat:
+class WsbFormat(HeldByCore):
     """The blocks that a graph keeps: of each direction, from the first time that an op asks for it."""
 
     def __init__(self):
-        self.kept = _C.KeptBlocks()
+        super().__init__(_C.KeptBlocks())
         # By whether somebody asked for blocks, else only those are made that pay.
         self._seen: dict[bool, tuple] = {}
         self._pays: dict[tuple[int, int], bool] = {}
@@ -182,15 +182,4 @@ class WsbFormat:
             self._pays[place] = False
             return
         self._made.add(place)
-        self.kept.add(indptr, indices, list(blocks), self._pays[place])
-
-    def kept_tensors(self) -> list[Tensor]:
-        """The tensors within."""
-        return self.kept.kept_tensors()
-
-    def num_formats(self) -> int:
-        """For how many directions there are blocks."""
-        return self.kept.num_entries()
-
-    def _missing_bytes(self) -> int:
-        return 0
+        self.held.add(indptr, indices, list(blocks), self._pays[place])

@@ -2,9 +2,10 @@
 //
 // The matrix is the graph's own CSR, in either direction, so nothing is ever transposed. What stays the same from call
 // to call is kept with the graph (cusparse_plans.h): the values, unless they come from edge weights, and for every
-// shape descriptors and a workspace that the library has been told of beforehand. Edge weights are read anew in every
-// call, for they can change without anybody's notice. A call that is captured into a CUDA graph keeps nothing and uses
-// nothing that is kept: what it needs is made within the capture, in the capture's own memory, and so at every replay.
+// shape descriptors and a workspace, of which the library is told beforehand for sampled products alone. Edge weights
+// are read anew in every call, for they can change without anybody's notice. A call that is captured into a CUDA graph
+// keeps nothing and uses nothing that is kept: what it needs is made within the capture, in the capture's own memory,
+// and so at every replay.
 #pragma once
 
 #include "../engine.h"

@@ -35,7 +35,8 @@ class HeteroLinear(FusedLayer, linear.HeteroLinear):
     def _fusion_refusals(self, x, type_vec) -> list[str]:
         if hasattr(self, "_hook"):
             return ["the parameters are not initialised yet"]
-        return typed_rows_refusals(x, type_vec, self.in_channels, self.weight, True) or transform_refusals()
+        refusals = typed_rows_refusals(x, type_vec, self.in_channels, self.weight, follows_autocast=True)
+        return refusals or transform_refusals()
 
     def _fused_forward(self, x, type_vec):
         device = x.device.type

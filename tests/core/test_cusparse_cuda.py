@@ -5,6 +5,7 @@ import importlib
 
 import pytest
 import torch
+from streams import on_a_late_stream
 from test_attention import error
 
 import edgeless
@@ -263,14 +264,7 @@ def test_runs_on_the_current_stream():
     graph, x = random_graph(), rows(60, 40)
     expected = run("cusparse", graph, x, norm="both")
     torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        late = torch.full_like(x, float("nan"))
-        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
-        late.copy_(x.detach())
-        found = run("cusparse", graph, late.requires_grad_(), norm="both")
-    torch.cuda.current_stream().wait_stream(stream)
+    found = on_a_late_stream(x, lambda late: run("cusparse", graph, late, norm="both"))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert engines.cusparse_info(graph)["plans"] == 4  # two for each stream
 

@@ -4,6 +4,7 @@ can get wrong: every kernel instance, slices, hubs over many blocks, streams, gr
 
 import pytest
 import torch
+from streams import on_a_late_stream
 from test_attention import GRAPHS, assert_close, error, graph_of
 from test_attention_cuda import poison, star
 from test_spmm import leaf
@@ -187,14 +188,7 @@ def test_no_host_sync():
 
 def test_runs_on_the_current_stream():
     graph, x, weight, expected = sample(star(20_000))
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        late = torch.full_like(x, float("nan"))
-        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
-        late.copy_(x.detach())
-        found = forward_backward(graph, late.requires_grad_(), weight)
-    torch.cuda.current_stream().wait_stream(stream)
+    found = on_a_late_stream(x, lambda late: forward_backward(graph, late, weight))
     assert all(torch.equal(a, b) for a, b in zip(found, expected))
 
 

@@ -5,6 +5,7 @@ import importlib
 
 import pytest
 import torch
+from streams import on_a_late_stream
 from test_attention import error
 
 import edgeless
@@ -316,14 +317,7 @@ def test_the_same_bits_in_every_run_and_on_another_stream():
     graph, x = graph_of("large", "cuda"), rows(900, 96)
     expected = run("wsb", graph, x, norm="both")
     torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        late = torch.full_like(x, float("nan"))
-        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
-        late.copy_(x.detach())
-        found = run("wsb", graph, late.requires_grad_(), norm="both")
-    torch.cuda.current_stream().wait_stream(stream)
+    found = on_a_late_stream(x, lambda late: run("wsb", graph, late, norm="both"))
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
