@@ -113,6 +113,39 @@ def extension():
     )
 
 
+def joined(files: list[str], folder: Path) -> list[str]:
+    """The same sources with a few of those that include PyTorch in one translation unit each.
+
+    To parse PyTorch's headers takes longer than to compile what most of these sources say. Ops for the CPU are not
+    joined with others: both have functions of the name of the op. Kernels and sources for CUDA stay apart.
+    """
+    apart = [f for f in files if "/cpu/kernels_" in f or f.endswith(("_cuda.cpp", ".cu"))]
+    ops = [f for f in files if f.endswith("_cpu.cpp")]
+    others = sorted(set(files) - {*apart, *ops})
+    units = [group[i : i + 4] for group in (ops, others) for i in range(0, len(group), 4)]
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [folder / f"{Path(unit[0]).stem}_and_{len(unit) - 1}.cpp" for unit in units]
+    for name, unit in zip(names, units, strict=True):
+        text = "".join(f'#include "{(ROOT / file).as_posix()}"\n' for file in unit)
+        if not name.exists() or name.read_text() != text:  # else ninja would compile it again
+            name.write_text(text)
+    return [*apart, *map(str, names)]
+
+
+class Build(cpp_extension.BuildExtension):
+    """Joins sources, but in place: there, files are compiled again one at a time, as they are edited."""
+
+    def run(self):
+        self.joins = not self.inplace  # kept: setuptools clears inplace while it builds
+        super().run()
+
+    def build_extensions(self):
+        if self.joins:
+            for extension in self.extensions:
+                extension.sources = joined(extension.sources, Path(self.build_temp) / "joined")
+        super().build_extensions()
+
+
 FOLDERS = {"edgeless": "shared", "edgeless.dgl": "dgl_plugin", "edgeless.pyg": "pyg_plugin"}
 
 setup(
@@ -123,5 +156,5 @@ setup(
     packages=[package for name, folder in FOLDERS.items() for package in packages(name, folder)],
     package_data={"edgeless": ["py.typed"], "edgeless.bench": ["*.json"]},
     ext_modules=[extension()],
-    cmdclass={"build_ext": cpp_extension.BuildExtension},
+    cmdclass={"build_ext": Build},
 )

@@ -56,25 +56,35 @@ void define_engines(py::module_& m) {
   // Without the interpreter's lock: a product holds a plan's mutex where it may have to wait for that lock.
   using Released = py::call_guard<py::gil_scoped_release>;
   using Arrays = std::vector<at::Tensor>;
-  for (const auto& [name, refusal] :
-       {std::pair("spmm_refusal", &spmm_refusal), std::pair("wsb_refusal", &wsb_refusal)}) {
-    m.def(
-        name,
-        [refusal = refusal](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
-          return words(refusal(x, weight, csr));
-        },
-        Released());
-  }
   m.def(
-      "sddmm_refusal",
-      [](const at::Tensor& dst, const at::Tensor& src, const Arrays& csr) {
-        return words(sddmm_refusal(dst, src, csr));
+      "cusparse_spmm_refusal",
+      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
+        return words(cusparse_spmm_refusal(x, weight, csr));
       },
       Released());
   m.def(
-      "blocks_pay",
-      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) { return blocks_pay(x, weight, csr); },
+      "wsb_sum",
+      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
+        return std::pair(words(wsb_refusal(x, weight, csr)), blocks_pay(x, weight, csr));
+      },
       Released());
+  m.def(
+      "wsb_attention",
+      [](bool backward, const at::Tensor& dst, const at::Tensor& src, const OptTensor& value,
+         const OptTensor& edge_attr, const OptTensor& edge_scale, const Arrays& csr, const Arrays& csc,
+         const std::string& score, double dropout) {
+        const Score parsed = parse_score("edgeless", score);
+        const AttentionCall call{dst, src, value, {}, edge_attr, {}, edge_scale, {csr, csc}, {}, parsed, 0, dropout};
+        return std::pair(words(wsb_refusal(call, backward)), blocks_pay(call, backward));
+      },
+      Released());
+  m.def(
+      "cusparse_sddmm_refusal",
+      [](const at::Tensor& dst, const at::Tensor& src, const Arrays& csr) {
+        return words(cusparse_sddmm_refusal(dst, src, csr));
+      },
+      Released());
+  m.def("reuse_that_pays", &reuse_that_pays, py::arg("head_dim"));
   m.def(
       "num_blocks",
       [](const Arrays& csr) {
@@ -84,7 +94,7 @@ void define_engines(py::module_& m) {
       Released());
   py::class_<KeptBlocks, std::shared_ptr<KeptBlocks>>(m, "KeptBlocks")
       .def(py::init(&KeptBlocks::make))
-      .def("add", &KeptBlocks::add, py::arg("indptr"), py::arg("indices"), py::arg("blocks"), py::arg("pays"),
+      .def("add", &KeptBlocks::add, py::arg("indptr"), py::arg("indices"), py::arg("blocks"), py::arg("reuse"),
            Released())
       .def("kept_tensors", &KeptBlocks::kept_tensors, Released())
       .def("num_entries", &KeptBlocks::num_entries, Released());

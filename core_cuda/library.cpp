@@ -11,7 +11,9 @@
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
 #include "common/own_memory.h"
+#include "decisions.h"
 #include "engine.h"
+#include "graph/row_hashes.h"
 #include "graph/stamp.h"
 #include "plans.h"
 
@@ -66,6 +68,10 @@ TORCH_LIBRARY(edgeless, m) {
       "spmm(Tensor x, Tensor? weight, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc, "
       "ScalarType? out_dtype, int[] max_degrees=[]) -> Tensor");
   m.def("sddmm(Tensor dst, Tensor src, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc) -> Tensor");
+  // Of the bench, on CUDA alone: the sum of <x[i], x[j]> over every row's neighbours, `passes` times over, for x [N, F]
+  // of float32. A warp has a row; its lanes divide the features, or by_neighbor the neighbours, and load a number or,
+  // vectors, 16 bytes at a time.
+  m.def("gather_dots(Tensor x, Tensor indptr, Tensor indices, bool by_neighbor, bool vectors, int passes) -> Tensor");
 
   // Min and max: arg is the position of the extremum within its row. ties: what equal extrema get of the gradient,
   // "first" all to the first, "shared" equal parts, "scatter" equal parts and one more part lost where the extremum is
@@ -107,12 +113,12 @@ TORCH_LIBRARY(edgeless, m) {
       "node_logits_backward(Tensor?[] grads, Tensor x, Tensor[] vectors, bool[] needs, Tensor? more=None) -> "
       "Tensor[]");
   // A layer of attention whose sources are its destinations, as one node of autograd: maps of x [N, F] in `dtype`
-  // (project), the attention of `heads` heads over them, and `row` [H * C] added: [N, H * C]. What the maps and the
-  // vectors [1, H, C] are, the score says: core_cuda/layer/attention_layer.cpp.
+  // (project), the attention of `heads` heads over them, and `row` [H * C] added: [N, H * C], or [N, H, C] with
+  // by_head. What the maps and the vectors [1, H, C] are, the score says: core_cuda/layer/attention_layer.cpp.
   m.def(
       "attention_layer(Tensor x, Tensor[] weights, Tensor?[] biases, Tensor[] vectors, Tensor? row, Tensor[] csr, "
       "Tensor[] csc, Tensor? seed, str score, int heads, float coefficient, float dropout, ScalarType? dtype, "
-      "ScalarType? out_dtype, int[] max_degrees=[]) -> Tensor");
+      "ScalarType? out_dtype, int[] max_degrees=[], bool by_head=False) -> Tensor");
   // The same of a sum: spmm(x) weights[0]^T + x weights[1]^T + bias. edge_weight [E, 1] has no gradient here.
   m.def(
       "sum_layer(Tensor x, Tensor[] weights, Tensor? bias, Tensor? edge_weight, Tensor? src_scale, Tensor? dst_scale, "
@@ -186,6 +192,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("saves_unseen", &edgeless::saves_unseen);
   edgeless::define_plans(m);
   edgeless::define_engines(m);
+  edgeless::define_decisions(m);
+  m.def("sum_of_row_hashes", &edgeless::sum_of_row_hashes);
   m.def("stamps", [](const std::vector<at::Tensor>& tensors, bool whole) {
     std::string all;
     for (const at::Tensor& tensor : tensors) {

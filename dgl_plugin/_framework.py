@@ -6,6 +6,7 @@ try:
     from dgl import transforms  # noqa: F401
     from dgl.base import ALL  # noqa: F401
     from dgl.nn.pytorch import conv as stock  # noqa: F401
+    from dgl.nn.pytorch import hetero as stock_hetero  # noqa: F401
     from dgl.nn.pytorch import linear as stock_linear  # noqa: F401
 except (ImportError, OSError) as error:  # OSError: a compiled library of DGL is missing or does not load
     _cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

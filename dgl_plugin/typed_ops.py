@@ -10,6 +10,7 @@ from edgeless.adapter import typed_rows_refusals
 from edgeless.backends import NotFusedError, current_backend, explain
 from edgeless.graph_checks import INTEGERS
 
+from ._autocast import as_products_read
 from ._framework import stock_ops
 
 
@@ -22,13 +23,13 @@ def segment_mm(a, b, seglen_a):
         seglen_a (Tensor): ``[R]`` integers on any device, how many rows are of every type.
 
     Returns:
-        Tensor ``[N, C]`` of the same dtype.
+        Tensor ``[N, C]`` of the same dtype, under autocast of its dtype.
 
     Raises:
         ValueError: the lengths do not add up to N, of which DGL's function on the CPU takes no notice.
     """
     if _runs_fused(segment_mm, a, b, seglen_a):
-        return functional.segment_mm(a, b, seglen_a.to(a.device))
+        return functional.segment_mm(*as_products_read(a, b), seglen_a.to(a.device))
     return stock_ops.segment_mm(a, b, seglen_a)
 
 
@@ -41,13 +42,13 @@ def gather_mm(a, b, *, idx_b):
         idx_b (Tensor): ``[N]`` integers, the type of every row.
 
     Returns:
-        Tensor ``[N, C]`` of the same dtype.
+        Tensor ``[N, C]`` of the same dtype, under autocast of its dtype.
 
     Raises:
         IndexError: a type is negative or not below R.
     """
     if _runs_fused(gather_mm, a, b, idx_b=idx_b):
-        return functional.gather_mm(a, b, idx_b)
+        return functional.gather_mm(*as_products_read(a, b), idx_b)
     return stock_ops.gather_mm(a, b, idx_b=idx_b)
 
 
@@ -68,13 +69,14 @@ def _segment_refusals(a, b, seglen_a) -> list[str]:
     if not isinstance(seglen_a, Tensor) or seglen_a.dtype not in INTEGERS or tuple(seglen_a.shape) != (b.size(0),):
         return [f"seglen_a is no Tensor of {b.size(0)} integers"]
     rows = a.size(0) if isinstance(a, Tensor) and a.dim() else 0
-    return typed_rows_refusals(a, torch.empty(rows, dtype=torch.int32, device=b.device), b.size(1), b)
+    types = torch.empty(rows, dtype=torch.int32, device=b.device)
+    return typed_rows_refusals(a, types, b.size(1), b, follows_autocast=True)
 
 
 def _gather_refusals(a, b, *, idx_b) -> list[str]:
     if not isinstance(b, Tensor) or b.dim() != 3:
         return ["b is not a Tensor of shape [R, F, C]"]
-    return typed_rows_refusals(a, idx_b, b.size(1), b)
+    return typed_rows_refusals(a, idx_b, b.size(1), b, follows_autocast=True)
 
 
 segment_mm._fusion_refusals = _segment_refusals

@@ -78,7 +78,10 @@ class EdgeList:
     def with_attention(edge_index: Tensor, weights: Tensor, loops: bool, graph: Graph) -> Any:
         """What the stock layer returns beside its output; ``weights`` ``[E, H]`` in the order of ``graph``'s edges."""
         if loops:
-            edge_index, _ = remove_self_loops(edge_index)
+            if type(edge_index) is not Tensor:
+                edge_index, _ = remove_self_loops(edge_index)
+            elif graph._kept is not None:  # to look for them again would wait for the GPU
+                edge_index = edge_index.index_select(1, graph._kept)
             edge_index, _ = add_self_loops(edge_index, num_nodes=min(graph.num_src, graph.num_dst))
         return edge_index, weights
 

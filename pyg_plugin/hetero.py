@@ -13,6 +13,8 @@ from torch_geometric.typing import SparseTensor
 
 from edgeless.cache import graph_for
 from edgeless.graph import Graph
+from edgeless.graph_checks import compiling
+from edgeless.hetero_sum import Relation, join_relations
 from edgeless.typed_graph import TypedGraph
 
 
@@ -29,28 +31,20 @@ def joined_graph(
     Raises:
         IndexError: an id is not that of a node.
     """
+
+    def build():
+        relations = (  # their graphs look at the ids
+            Relation(_relation(call, key, e, src_sizes[key[0]], dst_sizes[key[-1]]), key[0], key[-1], types[key])
+            for key, e in edge_index_dict.items()
+        )
+        return join_relations(relations, src_sizes, dst_sizes, num_types)
+
+    if compiling():  # a tracer sees no identity of tensors
+        return build()
     own = {key: e.storage if isinstance(e, SparseTensor) else e for key, e in edge_index_dict.items()}
     tensors = []
     for edge_index in edge_index_dict.values():
         tensors += edge_index.coo()[:2] if isinstance(edge_index, SparseTensor) else (edge_index,)
-
-    def build():
-        firsts = []
-        for sizes in (src_sizes, dst_sizes):
-            first, num_nodes = {}, 0
-            for key, size in sizes.items():
-                first[key], num_nodes = num_nodes, num_nodes + size
-            firsts.append((first, num_nodes))
-        (first_src, num_src), (first_dst, num_dst) = firsts
-        ends, edge_types = [], []
-        for key, edge_index in edge_index_dict.items():
-            graph = _relation(call, key, edge_index, src_sizes[key[0]], dst_sizes[key[-1]])  # looks at the ids
-            src, dst = graph.edge_index()
-            ends.append(torch.stack((src.long() + first_src[key[0]], dst.long() + first_dst[key[-1]])))
-            edge_types.append(torch.full((graph.num_edges,), types[key], device=src.device))
-        graph = Graph.from_edge_index(torch.cat(ends, dim=1), num_src, num_dst, validate=False)
-        return TypedGraph(graph, torch.cat(edge_types), num_types)
-
     facts = (*own,), (*map(types.__getitem__, own),), (*src_sizes.items(),), (*dst_sizes.items(),), num_types
     key = _Objects(own.values(), facts)
     return graph_for(next(iter(own.values())), key, build, tensors=tuple(tensors))

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from edgeless import cache
+from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
 from edgeless.graph_checks import check_ids, compiling, plain_tensor
 from edgeless.typed_graph import TypedGraph, typed_graph_for
@@ -42,14 +43,13 @@ def typed_refusal(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst:
             None if edge_index.device == device else f"edge_index is on {edge_index.device} and the layer on {device}"
         )
     kind = kind_of(edge_index)
-    if kind is Part:
-        return "edge_index is a DistGraph, and a layer over relations does not run on parts of a graph"
     if kind is None or kind is SparseMatrix:
         return f"edge_index is a {type(edge_index).__name__}" + (" with a sparse layout" if kind else "")
     if kind.device(edge_index) != device:
         return f"edge_index is on {kind.device(edge_index)} and the layer is on {device}"
-    if kind is Handle and (edge_index.num_src, edge_index.num_dst) != (num_src, num_dst):
-        return f"the Graph has the sizes {(edge_index.num_src, edge_index.num_dst)}, not {(num_src, num_dst)}"
+    if kind in (Handle, Part) and (edge_index.num_src, edge_index.num_dst) != (num_src, num_dst):
+        have = (edge_index.num_src, edge_index.num_dst)
+        return f"the {type(edge_index).__name__} has the sizes {have}, not {(num_src, num_dst)}"
     if reason := kind.refusal(edge_index, num_src, num_dst, layer, False):
         return reason
     edge_type, num_edges = types_of(edge_index, edge_type), kind.num_edges(edge_index)
@@ -59,7 +59,8 @@ def typed_refusal(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst:
 
 
 def typed_graph(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: int) -> TypedGraph:
-    """The (cached) typed graph of edges that :func:`typed_refusal` let pass.
+    """The (cached) typed graph of edges that :func:`typed_refusal` let pass. Of a part of a graph its sources are own
+    and halo nodes: :func:`source_rows` has their rows.
 
     Raises:
         IndexError: an id of edge_index or a type is out of range.
@@ -71,7 +72,7 @@ def typed_graph(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: i
     kind, flow, num_types = kind_of(edge_index), layer.flow, layer.num_relations
     edge_type = types_of(edge_index, edge_type)
     own, compare = edge_index, False
-    if kind is Handle:
+    if kind in (Handle, Part):
         tensors: tuple = ()
     elif kind is SparseStorage:
         row, col, _ = edge_index.coo()
@@ -81,9 +82,15 @@ def typed_graph(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: i
         tensors, compare = (plain,), plain is not edge_index
 
     def build():
-        return TypedGraph(kind.graph(edge_index, num_src, num_dst, flow, False), edge_type, num_types)
+        graph = kind.graph(edge_index, num_src, num_dst, flow, False)
+        return TypedGraph(graph.local if kind is Part else graph, edge_type, num_types)
 
     return typed_graph_for(edge_type, own, (flow, num_src, num_dst, num_types), build, tensors=tensors, compare=compare)
+
+
+def source_rows(edge_index: Any, x: Tensor) -> Tensor:
+    """The rows of the sources that :func:`typed_graph` has: of a part of a graph those of halo nodes are fetched."""
+    return edge_index.sources(x)[0] if type(edge_index) is DistGraph else x
 
 
 def embedding_graph(graph: TypedGraph, ids: Optional[Tensor], num_ids: int) -> Graph:

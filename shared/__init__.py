@@ -7,6 +7,7 @@ __version__ = "0.1.0"
 
 from . import (
     _extension,  # noqa: F401  first: without the compiled part nothing else is worth importing
+    blocks,
     cache,
     functional,
     reference,
@@ -16,11 +17,13 @@ from .accelerate import accelerate
 from .adapter import FusedLayer
 from .backends import Explanation, NotFusedError, backend, explain
 from .cache import cache_info, clear_cache, set_cache_limit
+from .capture import Capture, capture
 from .engines import engine
 from .graph import Graph
 from .typed_graph import TypedGraph
 
 __all__ = [
+    "Capture",
     "Explanation",
     "FusedLayer",
     "Graph",
@@ -28,8 +31,10 @@ __all__ = [
     "TypedGraph",
     "accelerate",
     "backend",
+    "blocks",
     "cache",
     "cache_info",
+    "capture",
     "clear_cache",
     "engine",
     "explain",

@@ -1,4 +1,4 @@
-"""``python -m edgeless demo | info | plan | reorder | bench``."""
+"""``python -m edgeless demo | info | plan | reorder | tune | bench``."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ COMMANDS = {
     "info": ("edgeless.info", "versions, what this build has, what each framework offers"),
     "plan": ("edgeless.cli.plan_command", "which kernels run for an aggregation on a graph of some size, and why"),
     "reorder": ("edgeless.bench.reorder", "what other orders of a graph's nodes cost, and what they are worth"),
+    "tune": ("edgeless.cli.tune_command", "which engine is the fastest for sums over a graph; auto takes it then"),
     "bench": ("edgeless.bench.command", "time layers or bare aggregation against PyG, torch.compile and DGL"),
 }
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from .backends import FAMILIES, LAYERS
+from .capture import Capture
+from .capture import capture as capture_calls
 
 # Framework -> the adapter that registers its layers. Only frameworks that the user's program has imported are asked.
 ADAPTERS = {"torch_geometric": "edgeless.pyg.nn", "dgl": "edgeless.dgl.nn"}
@@ -21,10 +23,12 @@ class AccelerateReport:
     Attributes:
         swapped: (name in the model, old class, new class) of every layer that was swapped.
         kept: (name in the model, class, why) of every graph layer that was not.
+        captured: the handle of the captured model, None without ``capture``.
     """
 
     swapped: list[tuple[str, type, type]] = field(default_factory=list)
     kept: list[tuple[str, type, str]] = field(default_factory=list)
+    captured: Capture | None = None
 
     def __str__(self) -> str:
         lines = [f"swapped {len(self.swapped)}, kept {len(self.kept)}"]
@@ -35,7 +39,7 @@ class AccelerateReport:
         return "\n".join(lines)
 
 
-def accelerate(model: torch.nn.Module) -> AccelerateReport:
+def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateReport:
     """Swaps every stock layer that edgeless has a fused version of, anywhere inside ``model``.
 
     The modules stay the same objects: parameters, the optimizer's references to them, hooks, buffers and training mode
@@ -43,9 +47,12 @@ def accelerate(model: torch.nn.Module) -> AccelerateReport:
 
     Args:
         model: any module, or a single layer.
+        capture: also replay repeated calls from CUDA graphs, as :func:`edgeless.capture` does; the handle is in the
+            report.
 
     Raises:
         TypeError: if ``model`` is not a module.
+        ValueError: ``capture``, and the model is captured already.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"accelerate: model must be a torch.nn.Module, got {type(model).__name__}")
@@ -60,6 +67,8 @@ def accelerate(model: torch.nn.Module) -> AccelerateReport:
             report.swapped.append((name, cls, LAYERS[cls]))
         elif why := _why_kept(module):
             report.kept.append((name, cls, why))
+    if capture:
+        report.captured = capture_calls(model)
     return report
 
 

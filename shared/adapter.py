@@ -36,14 +36,15 @@ def typed_rows_refusals(
         return ["x is not a plain floating tensor"]
     if x.dim() != 2 or x.size(1) != width:
         return [f"x has shape {list(x.shape)}, not [N, {width}]"]
-    rounded = follows_autocast and autocasts(x.device.type) and torch.float64 not in (x.dtype, weight.dtype)
+    autocast = autocasts(x.device.type)
+    rounded = follows_autocast and autocast and torch.float64 not in (x.dtype, weight.dtype)
     if (x.dtype != weight.dtype and not rounded) or x.device != weight.device:
         return [f"x is {x.dtype} on {x.device}, and the weights {weight.dtype} on {weight.device}"]
     if type(types) not in (torch.Tensor, torch.nn.Parameter) or types.dtype not in (torch.int32, torch.int64):
         return ["the types are no plain int64 or int32 tensor"]
     if tuple(types.shape) != (x.size(0),) or types.device != x.device:
         return [f"the types have shape {list(types.shape)} on {types.device}, not [{x.size(0)}] on {x.device}"]
-    if autocasts(x.device.type) and not rounded:
+    if autocast and not rounded:
         return ["autocast is on"]
     return [reason for reason in (kernel_refusal(x.device, "typed_mm"), inference_refusal(x)) if reason]
 

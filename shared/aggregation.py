@@ -190,7 +190,7 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, *, out_dtype: Optional[torch.
     dst, src = cast(x_dst, dtype), cast(x_src, dtype)
     csc = graph.csc_arrays(True) if torch.is_grad_enabled() and src.requires_grad else []
     csr = graph.csr_arrays(True)
-    keep_plans(graph, src)
+    keep_plans(graph, src, sampled=True)
     products = torch.ops.edgeless.sddmm(dst, src, None, None, csr, csc)
     return cast(products if x_dst.dim() == 3 else products.squeeze(1), out_dtype)
 

@@ -1,8 +1,8 @@
-"""Which engine computes sums of neighbours and sampled products.
+"""Which engine computes sums of neighbours, attention and sampled products.
 
 ``engine(name)`` chooses one of :data:`ENGINES` for everything inside a ``with`` block. An engine is picked where an op
-picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``), below autograd and every layer. What it does not compute it refuses
-in words, and rowsplit, which computes everything, runs instead.
+picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``, ``core_cuda/wsb/dot_cuda.cpp``), below autograd and every layer.
+What it does not compute it refuses in words, and rowsplit, which computes everything, runs instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from . import _C
 from .choices import Choices
 from .formats import CSC, CSC_ROWS, CSR, HeldByCore
 from .graph_checks import compiling
-from .wsb import COLUMNS, LEAST_EDGES, WsbFormat
+from .tuning import Tuner, shape_of_sum
+from .wsb import COLUMNS, DOT_HEADS, LEAST_EDGES, WsbFormat
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -41,6 +42,7 @@ class Engine:
     Attributes:
         name: as :func:`engine` takes it.
         refusal: (op, its arguments by name) -> why it does not compute this, or None.
+        pays: (op, its arguments by name) -> whether it is to compute this unasked.
         kernel: how a plan calls what runs; None where the plan itself finds out.
         reads_values: whether it reads a number for every edge even where all are 1.
         num_rows: arrays of a direction -> how many rows of x it reads for them; None: one for every edge.
@@ -48,6 +50,7 @@ class Engine:
 
     name: str
     refusal: Callable[[str, dict[str, Any]], Optional[str]]
+    pays: Callable[[str, dict[str, Any]], bool] = lambda op, args: False
     kernel: Optional[str] = None
     reads_values: bool = False
     num_rows: Optional[Callable[[list[Tensor]], int]] = None
@@ -55,25 +58,39 @@ class Engine:
 
 def _cusparse_refusal(op: str, args: dict[str, Any]) -> Optional[str]:
     if op == "spmm":
-        return _C.spmm_refusal(args["x"], args.get("weight"), args["csr"])
+        return _C.cusparse_spmm_refusal(args["x"], args.get("weight"), args["csr"])
     if op == "sddmm":
-        return _C.sddmm_refusal(args["dst"], args["src"], args["csr"])
+        return _C.cusparse_sddmm_refusal(args["dst"], args["src"], args["csr"])
     return "it computes sums and sampled products only"
 
 
-def _wsb_refusal(op: str, args: dict[str, Any]) -> Optional[str]:
+def _wsb_view(op: str, args: dict[str, Any]) -> tuple[Optional[str], bool]:
+    """(refusal, whether blocks are taken unasked)"""
     if op == "spmm":
-        return _C.wsb_refusal(args["x"], args.get("weight"), args["csr"])
-    return "it computes sums only"
+        return _C.wsb_sum(args["x"], args.get("weight"), args["csr"])
+    backward = op in ("attention_backward", "attention_backward_into")
+    if op != "attention" and not backward:
+        return "it computes sums and attention only", False
+    if args.get("grad_weights") is not None:
+        return "it has no gradient of returned weights", False
+    names = ("dst", "src", "value", "edge_attr", "edge_scale", "csr", "csc", "score")
+    dst, src, value, *rest = (args.get(name) for name in names)
+    return _C.wsb_attention(backward, dst, src, src if value is None else value, *rest, args.get("dropout", 0.0))
 
 
 ROWSPLIT = Engine("rowsplit", lambda op, args: None)
 _ENGINES = {
     "auto": ROWSPLIT,
     "rowsplit": ROWSPLIT,
-    "cusparse": Engine("cusparse", _cusparse_refusal, "CSR_ALG3", True),
-    "cusparse-alg2": Engine("cusparse-alg2", _cusparse_refusal, "CSR_ALG2", True),
-    "wsb": Engine("wsb", _wsb_refusal, "mma m16n8k16", num_rows=lambda csr: COLUMNS * _C.num_blocks(csr)),
+    "cusparse": Engine("cusparse", _cusparse_refusal, kernel="CSR_ALG3", reads_values=True),
+    "cusparse-alg2": Engine("cusparse-alg2", _cusparse_refusal, kernel="CSR_ALG2", reads_values=True),
+    "wsb": Engine(
+        "wsb",
+        lambda op, args: _wsb_view(op, args)[0],
+        lambda op, args: _wsb_view(op, args)[1],
+        kernel="mma m16n8k16",
+        num_rows=lambda csr: COLUMNS * _C.num_blocks(csr),
+    ),
 }
 
 
@@ -86,11 +103,30 @@ def pick(op: str, args: dict[str, Any], name: Optional[str] = None) -> tuple[Eng
         name: one of :data:`ENGINES`; the one in force when None.
     """
     name = name or current_engine()
-    if name == "auto" and op == "spmm" and _C.blocks_pay(args["x"], args.get("weight"), args["csr"]):
+    if name == "auto" and (decided := _decision(op, args)) is not None:
+        name = ENGINES[decided[0]]
+    if name == "auto" and _ENGINES["wsb"].pays(op, args):
         return _ENGINES["wsb"], ""
     chosen = _ENGINES[name]
     refusal = chosen.refusal(op, args)
     return (chosen, "") if refusal is None else (ROWSPLIT, f"{chosen.name}: {refusal}")
+
+
+def _decision(op: str, args: dict[str, Any]) -> Optional[tuple[int, str]]:
+    """What "auto" takes for an op because it was measured, and where that is from; None where nothing is decided."""
+    if op != "spmm":
+        return None
+    return _C.decision(args["csr"], *shape_of_sum(args["x"], args.get("weight")))
+
+
+def origin(op: str, args: dict[str, Any]) -> str:
+    """Why the engine of :func:`pick` is asked, in words; "" where there is no choice."""
+    if (name := current_engine()) != "auto":
+        return f'edgeless.engine("{name}")'
+    if (decided := _decision(op, args)) is not None:
+        return decided[1]
+    large = op == "spmm" and args["x"].is_cuda and args["csr"][1].numel() >= LEAST_EDGES
+    return "statistics of the graph" if large else ""
 
 
 def named(name: str) -> Engine:
@@ -115,7 +151,7 @@ def current_engine() -> str:
 
 @contextlib.contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Chooses who computes sums of neighbours and sampled products inside the ``with`` block.
+    """Chooses who computes sums of neighbours, attention and sampled products inside the ``with`` block.
 
     The choice is the thread's own and is followed by others as that of :func:`edgeless.backend` is: call ``backward()``
     inside the block as well. It holds when an op runs, so compiled programs follow it without being compiled again.
@@ -125,8 +161,9 @@ def engine(name: str) -> Iterator[None]:
             kernels of edgeless. ``"cusparse"``: cuSPARSE with the algorithm that gives the same bits in every run, for
             what it computes; the rest runs on rowsplit, and :func:`edgeless.explain` with ``plan=True`` says why.
             ``"cusparse-alg2"``: the same with CUSPARSE_SPMM_CSR_ALG2, whose sums may be rounded differently in
-            every run. ``"wsb"``: tensor cores on weighted sparse blocks (:mod:`edgeless.wsb`), for sums of bfloat16 and
-            float16 without edge weights; the graph keeps the blocks, which take time to make.
+            every run. ``"wsb"``: tensor cores on weighted sparse blocks (:mod:`edgeless.wsb`), for sums and dot product
+            attention of bfloat16 and float16 without numbers of edges; the graph keeps the blocks, which take time to
+            make.
     Raises:
         ValueError: for any other name.
         RuntimeError: inside a function that torch.compile traces; open the block around the call.
@@ -169,27 +206,76 @@ class CusparseFormat(HeldByCore):
         return self.held.info()
 
 
-def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None) -> None:
-    """Lets ``graph`` keep what the engine in force needs for a sum of rows of ``x``.
+def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, sampled: bool = False) -> None:
+    """Lets ``graph`` keep what the engine in force needs for a sum of rows of ``x``, or for ``sampled`` products.
 
     To be called when the graph's arrays for the op are at hand.
     """
     name = "auto" if _choice.newest.choice is None else current_engine()
     if name == "auto":
-        large = x.element_size() == 2 and weight is None and graph.num_edges >= LEAST_EDGES
-        if not large or not x.is_cuda:
+        by_blocks = x.element_size() == 2 and weight is None
+        if sampled or not (by_blocks or tuner.active) or not _is_large(graph, x) or compiling():
             return
-    elif name == "rowsplit":
+        if (tuner.active and _decides(graph, x, weight)) or not by_blocks:
+            return
+    if name.startswith(_CUSPARSE):
+        _keep(graph, _CUSPARSE)
+    elif name != "rowsplit":
+        _keep(graph, _WSB, _least_reuse(name, 0))
+
+
+def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, head_dim: int) -> None:
+    """Lets ``graph`` keep the blocks that dot product attention of rows of ``dtype`` needs, made of ``x``.
+
+    To be called when the graph's arrays for the op are at hand, where nothing is by edge.
+    """
+    name = "auto" if _choice.newest.choice is None else current_engine()
+    if name not in ("auto", _WSB) or dtype.itemsize != 2 or head_dim not in DOT_HEADS:
         return
+    if name == _WSB or _is_large(graph, x):
+        _keep(graph, _WSB, _least_reuse(name, head_dim))
+
+
+def _is_large(graph: Graph, x: Tensor) -> bool:
+    return graph.num_edges >= LEAST_EDGES and x.is_cuda
+
+
+def _least_reuse(name: str, head_dim: int) -> float:
+    return 0.0 if name == _WSB else _C.reuse_that_pays(head_dim)
+
+
+def _keep(graph: Graph, key: str, *how: float) -> None:
     if compiling():
         return
-    key, asked = (_CUSPARSE, ()) if name.startswith(_CUSPARSE) else (_WSB, (name == "wsb",))
     kept = graph._formats.get(key)
-    if kept is not None and kept.knows(graph, *asked):
+    if kept is not None and kept.knows(graph, *how):
         return
     if graph.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        graph.format(key, lambda _: _FORMATS[key]()).learn(graph, *asked)
+        graph.format(key, lambda _: _FORMATS[key]()).learn(graph, *how)
 
+
+def _decides(graph: Graph, x: Tensor, weight: Optional[Tensor]) -> bool:
+    """Whether it is decided by measurement who computes this sum and its gradient."""
+    if not tuner.may_decide(graph) or (weight is not None and weight.numel() > graph.num_edges):
+        return False
+    return tuner.decide(graph, shape_of_sum(x, weight))
+
+
+def _measure(*args):
+    from .tuning_measure import measure  # which needs the engines of this module
+
+    return measure(*args)
+
+
+def _prepare(graph: Graph, name: str) -> None:
+    made = graph.format(name, lambda _: _FORMATS[name]())
+    if name == _WSB:
+        made.make(graph)
+    else:
+        made.learn(graph)
+
+
+tuner = Tuner(ENGINES, _measure, _prepare)
 
 _FORMATS = {_CUSPARSE: CusparseFormat, _WSB: WsbFormat}
 

@@ -64,6 +64,8 @@ def graphs_of(value: Any) -> list[Any]:
         value = list(value.values())
     if isinstance(value, (tuple, list)):
         return [graph for part in value for graph in graphs_of(part)]
+    if isinstance(value, int):  # torch.compile cannot ask one of its own for attributes
+        return []
     return [value] if hasattr(value, "num_formats") else []
 
 

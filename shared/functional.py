@@ -29,6 +29,7 @@ from torch import Tensor
 from . import reference
 from .aggregation import neighbor_reduce, sddmm_dot, spmm
 from .distributed.graph import LocalGraph
+from .engines import keep_blocks
 from .functional_checks import cast as _cast
 from .functional_checks import expect as _expect
 from .functional_checks import expect_dtype as _expect_dtype
@@ -137,6 +138,8 @@ def _fused(
     needs_csc = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in by_src)
     csc = graph.csc_arrays(by_edge) if needs_csc else []
     kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
+    if score == "dot" and not by_edge:
+        keep_blocks(graph, src, rows, src.size(-1))
     out, stats = torch.ops.edgeless.attention(
         dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out,
         graph.max_degrees_at_hand(),

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .adjacency import Compressed, arrays_of, check_reverses, compress, move, replace_self_loops, transpose, uncompress
+from .fingerprint import of_graph
 from .formats import CSC, CSC_ROWS, CSR, Formats, Keeper, facts, num_bytes, travelling
 from .graph_checks import (
     as_device,
@@ -263,6 +264,11 @@ class Graph(Keeper):
     def is_symmetric(self) -> Optional[bool]:
         """Whether every edge has its reverse, and as often, as the caller declared; None when unknown."""
         return self._is_symmetric
+
+    @property
+    def fingerprint(self) -> str:
+        """Tells graphs of other sizes or edges apart, whatever their order and device. Kept; waits for the GPU once."""
+        return f"{self.format('fingerprint', of_graph):016x}"
 
     @property
     def _any(self) -> Compressed:

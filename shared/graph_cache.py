@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from . import _C
-from .formats import num_bytes
+from .formats import num_bytes, tensors_of
 from .graph import Graph
 from .graph_checks import check_number, check_sizes, compiling
 
@@ -125,6 +125,11 @@ class GraphCache:
         self._limit = limit
         self._hits = self._misses = 0
 
+    def graphs(self) -> list[Graph]:
+        """All that are kept."""
+        with self._lock:
+            return [entry.graph for entry in self._entries.values()]
+
     def after_fork(self) -> None:
         """To be called in a forked child, which inherits the lock, but not the thread that may have held it."""
         if self._lock.acquire(blocking=False):
@@ -144,7 +149,7 @@ class GraphCache:
             tensors: dense tensors that the graph is built from; a graph is valid while they are unchanged.
             compare: whether to prove this by their contents, not by their version counters.
         """
-        stamps = _C.stamps(tensors, _several_processes()) if tensors else b""
+        stamps = _C.stamps(tensors, several_processes()) if tensors else b""
         entry = self._find(anchor, key, stamps)
         if entry is not None:
             if not compare or _same_contents(entry.copies, tensors):
@@ -274,9 +279,15 @@ class GraphCache:
             self._drop(next(iter(self._entries)))
 
 
-def _several_processes() -> bool:
+def several_processes() -> bool:
     """Whether collectives may write into any tensor of this process; they raise no version counter."""
     return _DISTRIBUTED and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+
+
+def held_graphs(tensors: list[Tensor]) -> list[Graph]:
+    """The cached graphs that hold the memory of one of ``tensors``, for who needs what else these keep."""
+    places = {t.untyped_storage()._cdata for t in tensors}
+    return [g for g in _cache.graphs() if any(t.untyped_storage()._cdata in places for t in tensors_of(g))]
 
 
 def _same_contents(copies: Optional[tuple[Tensor, ...]], tensors) -> bool:
@@ -293,6 +304,11 @@ def _mode() -> str:
     if setting not in _MODES:
         raise ValueError(f"EDGELESS_CACHE must be 0, 1 or verify, got {setting!r}")
     return _MODES[setting]
+
+
+def trusts_versions() -> bool:
+    """Whether a tensor on a GPU counts as unchanged as long as its version is."""
+    return _mode() == "on"
 
 
 def graph_for(

@@ -14,7 +14,7 @@ from . import _C
 from .aggregation import scales
 from .autocast import cuda_autocast_dtype
 from .distributed.graph import DistGraph, LocalGraph
-from .engines import keep_plans
+from .engines import keep_blocks, keep_plans
 from .functional import seed_tensor
 from .functional_checks import cast
 from .graph import Graph
@@ -65,6 +65,8 @@ def attention_layer(
     heads: int,
     coefficient: float,
     dropout: float = 0.0,
+    by_head: bool = False,
+    keeps_dtype: bool = False,
 ) -> Optional[Tensor]:
     """Attention among the nodes of a graph, from their features to the layer's result.
 
@@ -74,12 +76,14 @@ def attention_layer(
 
             - gat: linears ``[lin]``, vectors (of sources, of destinations), ``x = lin(x)``;
             - gatv2: linears ``[lin_l, lin_r]`` or one for both, vectors (att,);
-            - dot: linears ``[query, key, value]`` and perhaps a fourth, whose result is added.
+            - dot: linears ``[query, key, value]`` and perhaps a fourth, whose result is added, or one for all three.
         x: ``[N, F]``.
         kinds: the classes whose forward is ``x @ weight.T + bias``.
         vectors: ``[1, H, C]`` each.
         row: ``[H * C]``, added to the result; not with a fourth map.
         coefficient: the negative slope, or the scale.
+        by_head: whether the result is ``[N, H, C]``.
+        keeps_dtype: whether the attention has the dtype of the mapped rows, so that only the row may promote it.
 
     Returns:
         ``[N, H * C]``, of the dtype that the maps, the vectors and the row promote to; None where the parts have to be
@@ -91,19 +95,26 @@ def attention_layer(
         return None
     weights, biases, dtype = maps
     rows = x.dtype if dtype is None else dtype
-    out_dtype = rows if not vectors else torch.promote_types(rows, vectors[0].dtype)
+    with_vectors = torch.promote_types(rows, vectors[0].dtype) if vectors else rows
+    if score == "gat" and with_vectors != opmath_dtype(rows):  # of the logits
+        return None
+    if keeps_dtype:
+        out_dtype = rows if row is None else torch.promote_types(rows, row.dtype)
+    elif score == "dot" and dtype is not None:  # the stock softmax runs in float32
+        out_dtype = torch.promote_types(rows, torch.float32)
+    else:
+        out_dtype = with_vectors
     if any(t.dtype != vectors[0].dtype for t in vectors) or (row is not None and row.dtype != out_dtype):
         return None
-    if score == "gat" and out_dtype != opmath_dtype(rows):  # of the logits
-        return None
-    if score == "dot" and dtype is not None:  # the stock softmax runs in float32
-        out_dtype = torch.promote_types(rows, torch.float32)
     by_edge = dropout > 0  # what is dropped depends on the ids of edges
     csc = graph.csc_arrays(by_edge) if _needs_gradient(x, *weights, *biases, *vectors) else []
+    csr = graph.csr_arrays(by_edge)
+    if score == "dot" and not by_edge:
+        keep_blocks(graph, x, rows, weights[0].size(0) // heads)
     seed = seed_tensor(None, x.device) if dropout > 0 else None
     return torch.ops.edgeless.attention_layer(
-        x, weights, biases, vectors, row, graph.csr_arrays(by_edge), csc, seed, score, heads, coefficient, dropout,
-        dtype, out_dtype, graph.max_degrees_at_hand(),
+        x, weights, biases, vectors, row, csr, csc, seed, score, heads, coefficient, dropout,
+        dtype, out_dtype, graph.max_degrees_at_hand(), by_head,
     )  # fmt: skip
 
 
@@ -122,7 +133,7 @@ def sum_layer(
     Args:
         graph: as many sources as destinations, N.
         x: ``[N, F]``.
-        own: a map without a bias.
+        linear, own: maps, of which one may have a bias.
         kinds: the classes whose forward is ``x @ weight.T + bias``.
         weight: ``[E]``, in the order of the graph's edges.
         reduce: ``"sum"`` or ``"mean"``.
@@ -132,8 +143,10 @@ def sum_layer(
     """
     if not _is_one_op(graph, x) or (maps := _maps(x, (linear, own), kinds)) is None:
         return None
-    weights, (bias, own_bias), dtype = maps
-    if own_bias is not None or (weight is not None and (weight.dtype != x.dtype or _needs_gradient(weight))):
+    weights, biases, dtype = maps
+    if weight is not None and (weight.dtype != x.dtype or _needs_gradient(weight)):
+        return None
+    if len(given := [bias for bias in biases if bias is not None]) > 1:
         return None
     parameters = opmath_dtype(x.dtype)
     weighted = weight is not None
@@ -142,5 +155,5 @@ def sum_layer(
     by_node = scales(graph, "none", reduce, parameters)
     keep_plans(graph, x, weight)
     return torch.ops.edgeless.sum_layer(
-        x, weights, bias, by_edge, *by_node, csr, csc, dtype, graph.max_degrees_at_hand(),
+        x, weights, given[0] if given else None, by_edge, *by_node, csr, csc, dtype, graph.max_degrees_at_hand(),
     )  # fmt: skip

@@ -28,8 +28,8 @@ def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor,
     """Dot products of the nodes at both ends of the edges with vectors of the edges' types, of each pair once.
 
     Args:
-        graph: sources and destinations are the same N nodes.
-        x: ``[N, K]``.
+        graph: the destinations are the first of its sources, or all of them.
+        x: ``[Ns, K]``.
         vectors: ``[2 * R, H, K]``, of x's dtype: those for destinations, then those for sources.
     Returns:
         ``[pairs of graph.reversed.compact, H]`` and ``[pairs of graph.compact, H]``, 16-bit ones in float32.
@@ -41,8 +41,8 @@ def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor,
         rows = x.unsqueeze(1)
         rows = rows if heads == 1 else rows.expand(-1, heads, -1)
         return sddmm_dot(types, vectors, rows, out_dtype=dtype).split_with_sizes(counts)
-    sides = zip((graph.reversed, graph), vectors.transpose(1, 2).chunk(2))
-    return tuple(relational_sum(of.compact.pairs, x, w, out_dtype=dtype, order="aggregate") for of, w in sides)
+    sides = zip((graph.reversed, graph), (x[: graph.num_dst], x), vectors.transpose(1, 2).chunk(2))
+    return tuple(relational_sum(of.compact.pairs, x, w, out_dtype=dtype, order="aggregate") for of, x, w in sides)
 
 
 def to_edges(graph: TypedGraph, rows: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _C
-from .engines import ROWSPLIT, Engine, pick
+from . import _C, engines
+from .engines import ROWSPLIT, Engine, origin, pick
 from .ops.relational import widths
 
 __all__ = ["DEVICES", "Device", "Step", "attention_steps", "extremum_steps", "record", "spmm_step", "table"]
@@ -79,7 +79,9 @@ class Step:
         slices: how many parts of a row are walked one after the other, each of which may fit the L2.
         bytes: what has to be read and written when every neighbour's row is read once for every edge.
         seconds: those bytes at the roof of the device, None where it is not known.
-        refused: why another engine, which :func:`edgeless.engine` chose, does not run it.
+        refused: why another engine, which :func:`edgeless.engine` or a measurement chose, does not run it.
+        origin: where the choice of the engine is from, where there was one: :func:`edgeless.engine`, a measurement and
+            when it was taken, or statistics of the graph.
     """
 
     op: str
@@ -90,6 +92,7 @@ class Step:
     bytes: int
     seconds: Optional[float]
     refused: str = ""
+    origin: str = ""
 
 
 def _seconds(device: Device, num_bytes: int, gathered: int) -> Optional[float]:
@@ -140,6 +143,8 @@ def attention_steps(
     options: bool = False,
     edge_term: bool = False,
     index_bytes: int = 4,
+    engine: Engine = ROWSPLIT,
+    num_gathered: Sequence[int] = (),
 ) -> list[Step]:
     """The passes of attention.
 
@@ -151,6 +156,7 @@ def attention_steps(
         max_degrees: the most edges of a row of the CSR, and of the CSC, where that is known.
         options: whether there are dropout, edge features or weights, or returned attention.
         edge_term: whether there are edge features in the score of gatv2.
+        num_gathered: rows that are read for the edges, by destination and by source, where it is not one for each.
     Raises:
         ValueError: a score, pass or dtype that the kernels do not know.
     """
@@ -161,11 +167,15 @@ def attention_steps(
     sizes = {"num_src": num_src, "num_dst": num_dst, "num_edges": num_edges, "index_bytes": index_bytes}
     steps = []
     for which in passes:
-        num_bytes, edge = _attention_bytes(which, score, sizes, key, value, statistic)
         by_src = which == "by_src"
+        if num_gathered:
+            sizes["num_edges"] = num_gathered[by_src]
+        num_bytes, edge = _attention_bytes(which, score, sizes, key, value, statistic)
         rows, gathered = (num_src, num_dst) if by_src else (num_dst, num_src)
         slices = 1
-        if device.multiprocessors:
+        if engine.kernel is not None:
+            kernel = engine.kernel
+        elif device.multiprocessors:
             at = 1 if by_src else 0
             plan = _C.attention_plan(
                 pass_=which, score=score, dtype=_dtype_name(dtype), heads=heads, key_dim=key_dim, value_dim=value_dim,
@@ -185,7 +195,7 @@ def attention_steps(
         else:
             kernel = _C.cpu_capability()
         seconds = _seconds(device, num_bytes, gathered * edge // slices)
-        steps.append(Step(f"attention ({score})", _PASSES[which], "rowsplit", kernel, slices, num_bytes, seconds))
+        steps.append(Step(f"attention ({score})", _PASSES[which], engine.name, kernel, slices, num_bytes, seconds))
     return steps
 
 
@@ -310,7 +320,7 @@ def record(call, inputs: Sequence[Any]) -> list[Step]:
             makes.
     """
     recorder = _Recorder()
-    with recorder:
+    with recorder, engines.tuner.resting():
         out = call()
         outs = [t for t in _tensors_in(out[0] if isinstance(out, (tuple, list)) else out) if t.requires_grad]
         leaves = [t for t in _tensors_in(inputs) if t.requires_grad]
@@ -323,13 +333,17 @@ def _steps_by_engine(name: str, args: dict[str, Any]) -> list[Step]:
     """The steps of an op as the engine in force runs them or, where it refuses, with its words."""
     engine, refused = pick(name, args)
     if name == "spmm":
-        return [replace(_spmm_of(args, engine), refused=refused)]
+        return [replace(_spmm_of(args, engine), refused=refused, origin=origin(name, args))]
     if name == "sddmm":
         return [replace(_sddmm_of(args, engine), refused=refused)]
+    if name in _ATTENTION:
+        passes = ["forward"] if name == "attention" else _backward_passes(args)
+        return [replace(step, refused=refused) for step in _attention_of(args, passes, engine)]
     return [replace(step, refused=refused) if step.engine in _OURS else step for step in _steps_of(name, args)]
 
 
 _OURS = ("rowsplit", "pieces")
+_ATTENTION = ("attention", "attention_backward", "attention_backward_into")
 
 
 def _spmm_of(args: dict[str, Any], engine: Engine) -> Step:
@@ -368,7 +382,7 @@ def _graph_sizes(args: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _attention_of(args: dict[str, Any], passes: Sequence[str]) -> list[Step]:
+def _attention_of(args: dict[str, Any], passes: Sequence[str], engine: Engine) -> list[Step]:
     dst, value, score = args["dst"], args.get("value"), args["score"]
     rows = value if score == "gat" and value is not None else dst
     options = args.get("dropout", 0) > 0 or any(
@@ -378,7 +392,9 @@ def _attention_of(args: dict[str, Any], passes: Sequence[str]) -> list[Step]:
         score, rows.dtype, dst.size(1), dst.size(2) if dst.dim() == 3 else 1,
         (args["src"] if value is None else value).size(-1), num_src=args["src"].size(0), passes=passes,
         max_degrees=args.get("max_degrees") or (), options=options,
-        edge_term=score == "gatv2" and args.get("edge_attr") is not None, **_graph_sizes(args),
+        edge_term=score == "gatv2" and args.get("edge_attr") is not None, engine=engine,
+        num_gathered=[engine.num_rows(args[side]) if args[side] else 0 for side in ("csr", "csc")]
+        if engine.num_rows else (), **_graph_sizes(args),
     )  # fmt: skip
 
 
@@ -389,10 +405,6 @@ def _backward_passes(args: dict[str, Any]) -> list[str]:
 
 
 def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
-    if name == "attention":
-        return _attention_of(args, ["forward"])
-    if name in ("attention_backward", "attention_backward_into"):
-        return _attention_of(args, _backward_passes(args))
     if name in ("neighbor_reduce", "neighbor_reduce_backward"):
         x, backward = args["x"], name.endswith("backward")
         arg_bytes = args["arg"].element_size() if backward else args["arg_dtype"].itemsize
@@ -528,6 +540,8 @@ def table(steps: Sequence[Step]) -> str:
         at_roof = "" if step.seconds is None else f", {step.seconds * 1e3:.3g} ms at the roof"
         slices = "" if step.slices == 1 else f" in {step.slices} slices"
         lines.append(f"{step.op}, {step.step}: {step.engine}: {step.kernel}{slices}; {_megabytes(step.bytes)}{at_roof}")
+        if step.origin:
+            lines.append(f"  (engine by {step.origin})")
         if step.refused:
             lines.append(f"  ({step.refused})")
     known = [step.seconds for step in steps if step.seconds is not None]

@@ -15,6 +15,7 @@ from .graph import Compressed, Graph
 from .graph_cache import graph_of_edge_index
 from .ops._registration import register_fake
 from .ops.graph import index_dtype
+from .untraced import constant, untraced
 
 _TAG = getattr(torch.Tag, "cudagraph_unsafe", None)
 _FLOWS = ("source_to_target", "target_to_source")
@@ -25,7 +26,7 @@ def caches() -> bool:
     return _TAG is not None and not _is_exporting()
 
 
-@torch.compiler.assume_constant_result
+@constant
 def _is_exporting() -> bool:
     """Run while tracing and not traced: the Dynamo of torch 2.11 takes the function below for True."""
     return torch.compiler.is_exporting()
@@ -68,21 +69,21 @@ def _joined(parts: list[Tensor], missing: int, dtype: torch.dtype) -> Tensor:
     return torch.cat(parts).to(dtype)
 
 
-@torch.compiler.disable  # what a program runs is not traced again
+@untraced  # what a program runs is not traced again
 def _cached_rows(edge_index, num_src, num_dst, reverse, self_loops, num_edges, transposed):
     graph = _look_up(edge_index, num_src, num_dst, reverse, self_loops)
     dtype = index_dtype(num_dst, num_src, num_edges)
     return _joined(_arrays(graph, transposed, False), num_edges - graph.num_edges, dtype)
 
 
-@torch.compiler.disable
+@untraced
 def _cached_edge_ids(edge_index, num_src, num_dst, reverse, self_loops, num_edges, transposed):
     graph = _look_up(edge_index, num_src, num_dst, reverse, self_loops)
     dtype = index_dtype(num_dst, num_src, num_edges)
     return _joined(_arrays(graph, transposed, True)[2:], num_edges - graph.num_edges, dtype)
 
 
-@torch.compiler.disable
+@untraced
 def _cached_kept_edges(edge_index, num_src, num_dst, reverse, self_loops):
     kept = _look_up(edge_index, num_src, num_dst, reverse, self_loops)._kept
     return torch.arange(edge_index.size(1), device=edge_index.device) if kept is None else kept.clone()

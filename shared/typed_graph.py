@@ -162,7 +162,7 @@ class TypedGraph(Keeper):
 
     @property
     def ends(self) -> Ends:
-        """The pairs at both ends, of a graph whose sources and destinations are the same nodes."""
+        """The pairs at both ends, of a graph whose destinations are the first of its sources, or all of them."""
         return self.format("ends", TypedGraph._ends)
 
     @property
@@ -184,12 +184,16 @@ class TypedGraph(Keeper):
 
     def _sorted(self, direction: Compressed, cut: int = CUT) -> list[Tensor]:
         type_ptr, rows, ptr, *rest = typed_edges(*direction, self.edge_type, self.num_types, cut)
-        if not compiling():  # there is room for as many pieces as edges
+        # There is room for as many pieces as edges.
+        if not compiling():
             pieces = int(type_ptr[-1])
             if 2 * pieces < self.num_edges:
                 rows, ptr = rows[:pieces].clone(), ptr[: pieces + 1].clone()
             else:
                 rows, ptr = rows[:pieces], ptr[: pieces + 1]
+        elif cut == _UNCUT:  # their number is a size of other tensors, which a program learns when it runs
+            pieces = (torch.arange(self.num_edges, device=rows.device) < type_ptr[-1]).nonzero().squeeze(1)
+            rows, ptr = rows.index_select(0, pieces), torch.cat((ptr[:1], ptr[1:].index_select(0, pieces)))
         return [type_ptr, rows, ptr, *rest]
 
     def _by_src(self) -> list[Tensor]:
@@ -217,10 +221,11 @@ class TypedGraph(Keeper):
         offsets, rows, ptr, indices, edge_ids, _ = self._sorted(self.graph.csc, _UNCUT)
         ids = torch.arange(rows.numel() + 1, dtype=rows.dtype, device=rows.device)
         pairs = Graph(Compressed(ids, rows, None), None, self.num_src, rows.numel())
-        types = torch.arange(self.num_types, device=rows.device).repeat_interleave(offsets.diff())
+        types = torch.arange(self.num_types, device=rows.device)
+        types = types.repeat_interleave(offsets.diff(), output_size=rows.numel())
         csr = self.graph.csr
         pair_of_edge = torch.empty_like(edge_ids)
-        pair_of_edge[edge_ids.long()] = ids[:-1].repeat_interleave(ptr.diff())
+        pair_of_edge[edge_ids.long()] = ids[:-1].repeat_interleave(ptr.diff(), output_size=self.num_edges)
         in_edges = pair_of_edge if csr.edge_ids is None else pair_of_edge[csr.edge_ids.long()]
         edges = Graph(
             Compressed(csr.indptr, in_edges, csr.edge_ids),

@@ -19,12 +19,12 @@ from .formats import CSC, CSC_ROWS, CSR, HeldByCore
 if TYPE_CHECKING:
     from .graph import Graph
 
-__all__ = ["COLUMNS", "HEIGHT", "LEAST_EDGES", "PAYS", "Blocks", "WsbFormat", "blocks_of", "edges_a_row"]
+__all__ = ["COLUMNS", "DOT_HEADS", "HEIGHT", "LEAST_EDGES", "Blocks", "WsbFormat", "blocks_of", "edges_a_row"]
 
 COLUMNS = 16  # of a block
 HEIGHT = 32  # rows of a window; 64 make more work for tensor cores than they save in reading (decision 0033)
 _ROWS = 16  # of which a word holds the bits, of two columns
-PAYS = 1.5  # edges a row that is read, from which sums over blocks are quicker (decision 0033)
+DOT_HEADS = (32, 64, 128)  # features of a head for which there are kernels of dot product attention
 LEAST_EDGES = 1 << 20  # of a graph for which they are taken unasked
 _SAMPLE = 256  # windows that are looked at
 _LARGE = 4  # times the mean of a window's blocks
@@ -74,12 +74,14 @@ def blocks_of(indptr: Tensor, indices: Tensor, num_columns: int) -> Blocks:
         begins[1:] |= copies[1:] != copies[:-1]
     kept = begins.nonzero().squeeze(1)
     windows, columns = of_column[kept] // max(num_columns, 1), of_column[kept] % max(num_columns, 1)
+    tiles, of_kept = HEIGHT // _ROWS, begins.cumsum(0) - 1
     counts = torch.bincount(windows, minlength=num_windows)
     num_blocks = (counts + COLUMNS - 1) // COLUMNS
     first = _from_zero(num_blocks)
     total = int(first[-1])
-    # Where a kept column stands: so far from its window's first as in the list without gaps.
-    place = torch.arange(kept.numel(), device=device) - _from_zero(counts)[windows] + first[windows] * COLUMNS
+    has = torch.zeros(kept.numel(), tiles, dtype=torch.bool, device=device)
+    has[of_kept, row // _ROWS] = True
+    place = first[windows] * COLUMNS + _places(windows, _from_zero(counts), *has.unbind(1))
     listed = columns.new_zeros(total * COLUMNS)
     listed[place] = columns
     # In gaps a column that the window has: it is read from the cache.
@@ -87,7 +89,7 @@ def blocks_of(indptr: Tensor, indices: Tensor, num_columns: int) -> Blocks:
     gap[place] = False
     gap = gap.nonzero().squeeze(1)
     listed[gap] = listed[gap // COLUMNS * COLUMNS]
-    at, tiles = place[begins.cumsum(0) - 1], HEIGHT // _ROWS
+    at = place[of_kept]
     pair = at % COLUMNS // 2
     word = ((at // COLUMNS * 4 + pair // 2) * tiles + row // _ROWS) * 2 + pair % 2
     bits = torch.zeros(total * tiles * COLUMNS // 2, dtype=torch.int64, device=device)
@@ -100,10 +102,43 @@ def blocks_of(indptr: Tensor, indices: Tensor, num_columns: int) -> Blocks:
     )
 
 
+def _places(windows: Tensor, first: Tensor, has_upper: Tensor, has_lower: Tensor) -> Tensor:
+    """Where each of a window's columns stands in its list.
+
+    Columns that only the upper sixteen rows have come in blocks of their own, each beside one of columns that only the
+    lower rows have, so that two warps with sixteen rows each have work at the same time and none for nothing. What
+    fills no block, and what both have, follows.
+
+    Args:
+        windows: of every column, sorted.
+        first: of each window, its first column's position in ``windows``.
+    """
+
+    def rank(chosen):
+        before = _from_zero(chosen)
+        return before[:-1] - before[first[:-1]][windows], before[first].diff()[windows]
+
+    both = has_upper & has_lower
+    (upper, num_upper), (lower, num_lower), (shared, _) = rank(~has_lower), rank(~has_upper), rank(both)
+    of_upper, of_lower = num_upper // COLUMNS, num_lower // COLUMNS
+    paired = torch.minimum(of_upper, of_lower)
+    rest_upper, rest_lower = num_upper % COLUMNS, num_lower % COLUMNS
+    rest = (of_upper + of_lower) * COLUMNS
+
+    def place(rank, blocks, beside, behind):
+        block, within = rank // COLUMNS, rank % COLUMNS
+        block = torch.where(block < paired, 2 * block + beside, paired + block)
+        return torch.where(rank < blocks * COLUMNS, block * COLUMNS + within, rest + behind + rank - blocks * COLUMNS)
+
+    alone = torch.where(has_upper, place(upper, of_upper, 0, 0), place(lower, of_lower, 1, rest_upper))
+    return torch.where(both, rest + rest_upper + rest_lower + shared, alone)
+
+
 def _order(num_blocks: Tensor) -> Tensor:
     """Large windows first, by size. The others as they lie: near windows share sources, which the cache then has."""
-    mean = num_blocks.sum() / max(num_blocks.numel(), 1)
-    return torch.where(num_blocks > _LARGE * mean, num_blocks, 0).sort(descending=True, stable=True).indices
+    # Without a division, which a GPU may round in another way.
+    large = num_blocks * num_blocks.numel() > _LARGE * num_blocks.sum()
+    return torch.where(large, num_blocks, 0).sort(descending=True, stable=True).indices
 
 
 def _copies_before(keys: Tensor) -> Tensor | None:
@@ -121,16 +156,34 @@ def _from_zero(counts: Tensor) -> Tensor:
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
 
+def _edges_of(indptr: Tensor, windows: Tensor) -> tuple[Tensor, Tensor]:
+    """The edges of some windows: whose they are, as a place in ``windows``, and where they are in the CSR."""
+    ends = torch.stack([windows, windows + 1]).mul_(HEIGHT).clamp_(max=indptr.numel() - 1)
+    first, last = indptr[ends].long()
+    counts = last - first
+    of_edge = torch.repeat_interleave(torch.arange(len(windows), device=indptr.device), counts)
+    return of_edge, torch.arange(of_edge.numel(), device=indptr.device) + (last - counts.cumsum(0))[of_edge]
+
+
+def num_listed(indptr: Tensor, indices: Tensor, num_columns: int, windows: Tensor) -> Tensor:
+    """How many columns :func:`blocks_of` lists for some windows, ``[len(windows)]``. Waits for the GPU."""
+    of_edge, at = _edges_of(indptr, windows)
+    row = torch.searchsorted(indptr, at.to(indptr.dtype), right=True) - 1
+    keys = (of_edge * num_columns + indices[at]) * HEIGHT + row % HEIGHT
+    edges, copies = torch.unique(keys, return_counts=True)  # multi-edges list their column as often
+    columns, of_pair = torch.unique_consecutive(edges // HEIGHT, return_inverse=True)
+    listed = torch.zeros_like(columns).scatter_reduce_(0, of_pair, copies, "amax")
+    counts = torch.zeros(len(windows), dtype=torch.long, device=indptr.device)
+    return counts.index_add_(0, columns // max(num_columns, 1), listed)
+
+
 def edges_a_row(indptr: Tensor, indices: Tensor, num_columns: int) -> float:
     """How many edges share a row of x that is read, counted in some windows alone. Waits for the GPU."""
     num_rows = indptr.numel() - 1
     num_windows = -(-num_rows // HEIGHT)
     num_sampled = min(num_windows, _SAMPLE)
     sampled = torch.arange(num_sampled, device=indptr.device) * num_windows // max(num_sampled, 1)
-    first, last = (indptr[(HEIGHT * w).clamp(max=num_rows)].long() for w in (sampled, sampled + 1))
-    counts = last - first
-    of_edge = torch.repeat_interleave(torch.arange(len(sampled), device=indptr.device), counts)
-    at = torch.arange(of_edge.numel(), device=indptr.device) + (last - counts.cumsum(0))[of_edge]
+    of_edge, at = _edges_of(indptr, sampled)
     rows = torch.unique(of_edge * num_columns + indices[at]).numel()
     return of_edge.numel() / max(rows, 1)
 
@@ -140,46 +193,56 @@ class WsbFormat(HeldByCore):
 
     def __init__(self):
         super().__init__(_C.KeptBlocks())
-        # By whether somebody asked for blocks, else only those are made that pay.
-        self._seen: dict[bool, tuple] = {}
-        self._pays: dict[tuple[int, int], bool] = {}
+        self._seen: dict[float, tuple] = {}  # by the least reuse that was wanted
+        self._reuse: dict[tuple[int, int], float] = {}
         self._made: set[tuple[int, int]] = set()
+        self._given: dict[tuple[int, int], Blocks] = {}
 
-    def knows(self, graph: Graph, asked: bool) -> bool:
+    def take(self, graph: Graph, given: dict[tuple[int, int], Blocks]) -> None:
+        """Keeps blocks that are there already, by the addresses of the arrays that they are of."""
+        self._given = given
+        try:
+            self.make(graph)
+        finally:
+            self._given = {}
+
+    def make(self, graph: Graph) -> None:
+        """Makes the blocks of every direction whose arrays the graph has by now, whether or not they pay."""
+        self.learn(graph, 0.0)
+
+    def knows(self, graph: Graph, least: float) -> bool:
         """Whether :meth:`learn` has nothing to do."""
-        return self._seen.get(asked) == tuple(graph._formats)
+        return self._seen.get(least) == tuple(graph._formats)
 
-    def learn(self, graph: Graph, asked: bool) -> None:
+    def learn(self, graph: Graph, least: float) -> None:
         """Makes the blocks of every direction whose arrays the graph has by now. Waits for the GPU.
 
         Args:
             graph: whose store this is in.
-            asked: make them in any case; else where sums over them are quicker, and memory allows.
+            least: edges a gathered row from which blocks are wanted, where memory allows. 0: they were asked for, so
+                they are made in any case.
         """
         formats = graph._formats
         for key in (CSR, CSC, CSC_ROWS):
             if key in formats:
-                self._learn_side(*formats[key][:2], graph.num_src if key == CSR else graph.num_dst, asked)
-        self._seen[asked] = tuple(formats)
+                self._learn_side(*formats[key][:2], graph.num_src if key == CSR else graph.num_dst, least)
+        self._seen[least] = tuple(formats)
 
-    def _learn_side(self, indptr: Tensor, indices: Tensor, num_columns: int, asked: bool) -> None:
+    def _learn_side(self, indptr: Tensor, indices: Tensor, num_columns: int, least: float) -> None:
         place = indptr.data_ptr(), indices.data_ptr()  # of tensors that the graph keeps, so nobody else's
-        if place in self._made or (not asked and self._pays.get(place) is False):
+        if place in self._made:
             return
-        if int(indptr[-1]) != indices.numel():
-            self._pays[place] = False
-            return
-        if place not in self._pays:
+        if place not in self._reuse:
             large = indices.numel() >= LEAST_EDGES
-            self._pays[place] = large and edges_a_row(indptr, indices, num_columns) >= PAYS
-        if not asked and not self._pays[place]:
+            self._reuse[place] = edges_a_row(indptr, indices, num_columns) if large else 0.0
+        if self._reuse[place] < least or int(indptr[-1]) != indices.numel():
             return
         try:
-            blocks = blocks_of(indptr, indices, num_columns)
+            blocks = self._given.get(place) or blocks_of(indptr, indices, num_columns)
         except torch.OutOfMemoryError:
-            if asked:
+            if least == 0:
                 raise
-            self._pays[place] = False
+            self._reuse[place] = 0.0
             return
         self._made.add(place)
-        self.held.add(indptr, indices, list(blocks), self._pays[place])
+        self.held.add(indptr, indices, list(blocks), self._reuse[place])

@@ -19,6 +19,14 @@ def shared_data() -> Path:
     return SHARED_DATA
 
 
+@pytest.fixture
+def fresh_dynamo():
+    """torch.compile without what earlier tests compiled, and nothing left for later ones."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
 def _cuda_refusal() -> str:
     if not torch.cuda.is_available():
         return "needs a CUDA device"

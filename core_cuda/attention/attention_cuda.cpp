@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <vector>
 
 #include "../common/launch_bound.h"
+#include "../common/packed.h"
 #include "call_cuda.h"
 #include "edge_terms_cuda.h"
 
@@ -16,7 +18,7 @@ namespace {
 
 template <class A>
 void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
-  Call<A> call(in);
+  Call<A> call(in, runs_on_blocks(in, false));
   call.args.logsumexp = softmax_stats.data_ptr<A>();
   const bool dot_edges = in.edge_attr && in.score == Score::dot;
   Tensor term, result = out;
@@ -56,26 +58,30 @@ Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
 // behind them then take one product, not several. `which`: of kDst, kSrc and kValue, those with an input.
 void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vector<Tensor>& grads) {
   const auto input = [&](int i) -> const Tensor& { return i == kDst ? in.dst : i == kSrc ? in.src : *in.value; };
-  const int64_t width = in.heads() * in.dim(), parts = static_cast<int64_t>(which.size());
-  for (const int i : which) {
-    const Tensor& t = input(i);
-    if (!t.storage().is_alias_of(in.dst.storage()) || t.sizes() != in.dst.sizes()) return;
-    if (t.stride(0) != in.dst.stride(0) || t.stride(1) != in.dim() || t.stride(2) != 1) return;
+  const size_t parts = which.size();
+  std::vector<Tensor> inputs;
+  for (const int i : which) inputs.push_back(input(i));
+  const auto given = Packed::of(inputs);
+  const int64_t width = in.heads() * in.dim();
+  if (!given || !in.dst.storage().is_alias_of(inputs[0].storage())) return;
+  for (const Tensor& t : inputs) {
+    if (t.sizes() != in.dst.sizes()) return;
   }
-  if (parts * width > in.dst.stride(0)) return;  // the same columns twice
-  std::sort(which.begin(), which.end(),
-            [&](int a, int b) { return input(a).storage_offset() < input(b).storage_offset(); });
   // In rows like the inputs', where these have a fourth part: there may be a gradient to stand beside the others.
-  const bool room = in.dst.stride(0) == 4 * width && parts == 3;
-  const Tensor all = at::empty({in.num_dst(), room ? 4 * width : parts * width}, in.dst.options());
-  for (int64_t k = 0; k < parts; ++k) grads[which[k]] = all.narrow(1, k * width, width).view(in.dst.sizes());
+  const int64_t columns = width * (given->stride == 4 * width && parts == 3 ? 4 : parts);
+  const Packed all(at::empty({in.num_dst(), columns}, in.dst.options()), std::vector<int64_t>(parts, width));
+  std::vector<size_t> order(parts);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return given->begin[a] < given->begin[b]; });
+  for (size_t k = 0; k < parts; ++k) grads[which[order[k]]] = all.part(k).view(in.dst.sizes());
 }
 
 template <class A>
 void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<Tensor>& grads) {
   const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, may_stand_together] = given;
   bool side_by_side = may_stand_together;
-  Call<A> call(in);
+  const bool by_blocks = grad_out && runs_on_blocks(in, true);
+  Call<A> call(in, by_blocks);
   auto& args = call.args;
   const int64_t edges = in.num_edges(), heads = in.heads();
   const bool dot_edges = in.edge_attr && in.score == Score::dot;
@@ -83,7 +89,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
                                            (dot_edges && needs[kDst]));
   call.args.logsumexp = call.keep(softmax_stats.contiguous());
   // Pairs save the pass by source a sector an edge; float rows of the other scores leave no memory for them.
-  const bool pairs = in.score == Score::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16;
+  const bool pairs = !by_blocks && (in.score == Score::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16);
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
   Tensor edge_weights;

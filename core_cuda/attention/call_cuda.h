@@ -10,6 +10,7 @@
 #include "../common/launch.h"
 #include "../common/storage_of.h"
 #include "../common/vector_rows.h"
+#include "../wsb/dot.h"
 #include "calls.h"
 #include "cuda/kernels.h"
 
@@ -47,8 +48,10 @@ class Call {
   Args<A> args{};
   Problem problem{};
 
-  explicit Call(const AttentionCall& in)
+  // by_blocks: the passes run on weighted sparse blocks; only where these do not refuse the call.
+  explicit Call(const AttentionCall& in, bool by_blocks = false)
       : in_(in),
+        by_blocks_(by_blocks),
         on_device_(in.device()),
         device_(device_of(in.device())),
         numbers_(in.dst.options().dtype(in.opmath())) {
@@ -134,6 +137,9 @@ class Call {
     args.graph = compressed_graph(graph);
     if (args.graph.num_rows == 0) return;
     prepare_rows();
+    if constexpr (std::is_same_v<A, float>) {
+      if (by_blocks_) return run_on_blocks(pass, in_, args, stream());
+    }
     problem.pass = pass;
     problem.num_rows = args.graph.num_rows, problem.num_edges = args.graph.num_edges;
     problem.num_gathered = num_gathered;
@@ -240,6 +246,7 @@ class Call {
   Tensor padded(const Tensor& t, int64_t size) { return t.size(2) == size ? t.contiguous() : copies_.add(t, size); }
 
   const AttentionCall& in_;
+  bool by_blocks_ = false;
   OnDevice on_device_;
   Device device_;
   at::TensorOptions numbers_;

@@ -5,6 +5,7 @@
 #include "../attention/calls.h"
 #include "../common/kept_result.h"
 #include "../common/launch_bound.h"
+#include "../common/packed.h"
 #include "../projection/calls.h"
 
 namespace edgeless {
@@ -14,7 +15,7 @@ namespace {
 //
 //   gat    the values; the vectors give the logits of sources and of destinations
 //   gatv2  sources, destinations (one map: both); the vector is att
-//   dot    queries, keys, values, and, of four, what is added to the result
+//   dot    queries, keys, values, and, of four, what is added to the result (one map: all three)
 struct Operands {
   Tensor dst, src;
   OptTensor value, att;
@@ -30,7 +31,10 @@ Operands operands(Score score, at::TensorList mapped, at::TensorList vectors) {
       const Tensor att = vectors[0].squeeze(0);
       return {mapped.back(), mapped[0], {}, in_arithmetic(att, mapped[0].scalar_type())};
     }
-    default: return {mapped[0], mapped[1], mapped[2], {}};
+    default: {
+      const bool shared = mapped.size() == 1;
+      return {mapped[0], shared ? mapped[0] : mapped[1], shared ? mapped[0] : mapped[2], {}};
+    }
   }
 }
 
@@ -49,9 +53,9 @@ void check_layer(Score score, size_t weights, size_t vectors, size_t row) {
       expect(vectors == 1, "vectors", "1", vectors);
       break;
     case Score::dot:
-      expect(weights == 3 || weights == 4, "weights", "3 or 4", weights);
+      expect(weights == 1 || weights == 3 || weights == 4, "weights", "1, 3 or 4", weights);
       expect(vectors == 0, "vectors", "none", vectors);
-      expect(weights == 3 || row == 0, "row", "none, with a map that is added,", row);
+      expect(weights != 4 || row == 0, "row", "none, with a map that is added,", row);
       break;
     default: TORCH_CHECK_VALUE(false, op, ": score must be 'gat', 'gatv2' or 'dot'");
   }
@@ -64,6 +68,7 @@ struct Layer {
   Score score;
   double coefficient, dropout;
   int64_t heads;
+  bool by_head;  // whether the result is [N, H, C], not [N, H * C]
   Optional<at::ScalarType> dtype, out_dtype;
 
   // How many of the maps are parts of one tensor. Of many rows, a map that is added becomes the result.
@@ -86,7 +91,7 @@ struct Results {
   std::vector<Tensor> mapped;
   Operands operands;
   Tensor out, softmax_stats;  // of the attention, [N, H, C]
-  Tensor result;              // [N, H * C]
+  Tensor result;              // [N, H * C] or [N, H, C]
 };
 
 Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, const Layer& layer, int64_t joined) {
@@ -102,7 +107,12 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
     r.result = apart && last.scalar_type() == r.out.scalar_type() ? last.add_(r.out.flatten(1))
                                                                   : at::add(r.out.flatten(1), last);
   } else {
-    r.result = row.empty() ? r.out.flatten(1) : call_add_row(r.out, row[0]);
+    r.result = row.empty() ? r.out : call_add_row(r.out, row[0]);
+  }
+  if (layer.by_head && r.result.dim() == 2) {
+    r.result = heads_apart(r.result, r.out.sym_size(1), r.out.sym_size(2));
+  } else if (!layer.by_head && r.result.dim() == 3) {
+    r.result = r.result.flatten(1);
   }
   return r;
 }
@@ -110,16 +120,10 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
 // What came for the map that is added, [N, H * C], in the dtype of the others; beside the gradients of queries, keys
 // and values where these are parts of a tensor that has room for it: then all are one product's.
 Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::ScalarType dtype) {
-  const Tensor& first = three[0];
   const int64_t width = grad.size(1);
-  const auto follows = [&](int64_t k) {
-    return three[k].is_alias_of(first) && three[k].storage_offset() == first.storage_offset() + k * width;
-  };
-  if (is_traced(grad) || is_batched(grad) || first.stride(0) != 4 * width || !follows(1) || !follows(2)) {
-    return grad.to(dtype);
-  }
-  const Tensor part = first.as_strided(grad.sizes(), {4 * width, 1}, first.storage_offset() + 3 * width);
-  return part.copy_(grad);
+  const auto packed = is_traced(grad) || is_batched(grad) ? Optional<Packed>() : Packed::of(three);
+  if (!packed || !packed->in_order() || packed->stride != 4 * width) return grad.to(dtype);
+  return packed->columns(3 * width, width).copy_(grad);
 }
 
 // The backward of the attention where the gradients of rows take the place of what was saved: of sources that of their
@@ -138,7 +142,7 @@ std::vector<Tensor> gradients_in_place(const AttentionCall& call, const Attentio
   if (call.value) into.push_back(*call.value);
   const Tensor of_att = call_attention_backward_into(call, given, into);
   // Beside the others where the rows were: the maps behind them then take one product, not several.
-  if (dst.is_alias_of(src)) {
+  if (Packed::of({dst, src})) {
     dst.copy_(of_dst);
     of_dst = dst;
     if (own_out) give_back(out);
@@ -229,7 +233,8 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     const auto part = [&](size_t first, size_t size) { return at::TensorList(saved.data() + first, size); };
     const at::TensorList of_maps = part(kFixed, weights), given_vectors = part(kFixed + weights, vectors);
     variable_list results(maps + vectors + has_row);
-    if (has_row && ctx->needs_input_grad(maps + vectors)) results.back() = call_column_sums(grad);
+    const auto as_columns = [](const Tensor& t) { return t.dim() == 3 ? heads_joined(t) : t; };
+    if (has_row && ctx->needs_input_grad(maps + vectors)) results.back() = call_column_sums(as_columns(grad));
     if (!of_rows && !of_vectors) return results;
 
     const at::AutoDispatchBelowADInplaceOrView guard;
@@ -268,22 +273,21 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
       for (size_t k = 0; k < vectors; ++k) {
         if (which[1 + k]) results[maps + k] = all[1 + k];
       }
+    } else if (weights == 1 && of_rows) {
+      if (choice[kValue]) found[kSrc].add_(found[kValue]);
+      mapped.push_back(found[kSrc].add_(found[kDst]));
     } else if (score == Score::gatv2) {
-      if (weights == 2) {
-        mapped.assign({found[kSrc], found[kDst]});
-      } else if (of_rows) {
-        mapped.push_back(found[kSrc].add_(found[kDst]));
-      }
-      if (of_vectors) results[maps] = found[kAtt].to(given_vectors[0].scalar_type()).view_as(given_vectors[0]);
+      mapped.assign({found[kSrc], found[kDst]});
     } else {
       mapped.assign({found[kDst], found[kSrc], found[kValue]});
-      if (weights == 4) mapped.push_back(in_fourth_part(mapped, grad, saved[kX].scalar_type()));
+      if (weights == 4) mapped.push_back(in_fourth_part(mapped, as_columns(grad), saved[kX].scalar_type()));
+    }
+    if (score == Score::gatv2 && of_vectors) {
+      results[maps] = found[kAtt].to(given_vectors[0].scalar_type()).view_as(given_vectors[0]);
     }
     if (!of_rows) return results;
     found.clear();
-    for (Tensor& t : mapped) {
-      if (t.dim() == 3) t = heads_joined(t);
-    }
+    for (Tensor& t : mapped) t = as_columns(t);
     const variable_list of_inputs = MapInputs::gradients(ctx, mapped, saved[kX], of_maps);
     std::copy(of_inputs.begin(), of_inputs.end(), results.begin());
     return results;
@@ -293,13 +297,13 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
 Tensor attention_layer(const Tensor& x, at::TensorList weights, const OptTensors& biases, at::TensorList vectors,
                        const OptTensor& row, at::TensorList csr, at::TensorList csc, const OptTensor& seed,
                        c10::string_view score, int64_t heads, double coefficient, double dropout,
-                       Optional<at::ScalarType> dtype, Optional<at::ScalarType> out_dtype,
-                       at::IntArrayRef max_degrees) {
+                       Optional<at::ScalarType> dtype, Optional<at::ScalarType> out_dtype, at::IntArrayRef max_degrees,
+                       bool by_head) {
   const Score kind = parse_score("edgeless::attention_layer", std::string_view(score.data(), score.size()));
   variable_list rows;
   if (row) rows.push_back(*row);
   check_layer(kind, weights.size(), vectors.size(), rows.size());
-  const Layer layer{{csr, csc, max_degrees}, seed, kind, coefficient, dropout, heads, dtype, out_dtype};
+  const Layer layer{{csr, csc, max_degrees}, seed, kind, coefficient, dropout, heads, by_head, dtype, out_dtype};
   if (!at::GradMode::is_enabled()) {
     const int64_t joined = layer.joined(x, weights.size());
     const Maps maps(x, weights, biases, joined, dtype,

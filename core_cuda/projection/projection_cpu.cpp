@@ -26,10 +26,10 @@ using at::Tensor;
 // Numbers of a block: 4 MB of float32, at most twice an L2.
 constexpr int64_t kBlock = int64_t(1) << 20;
 
-struct Blocks {
+struct RowBlocks {
   int64_t rows, step;
 
-  Blocks(const Tensor& x, int64_t width) : rows(x.size(0)) {
+  RowBlocks(const Tensor& x, int64_t width) : rows(x.size(0)) {
     step = std::max<int64_t>(512, kBlock / std::max<int64_t>(1, width));
   }
 
@@ -179,7 +179,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const c10::
   }
   const OptTensor bias = joined_biases(x, weights, biases);
   const Tensor weight = weights.size() == 1 ? weights[0] : at::cat(weights);
-  Blocks(x, total_width(weights)).each([&](int64_t begin, int64_t count) {
+  RowBlocks(x, total_width(weights)).each([&](int64_t begin, int64_t count) {
     const Tensor rows = x.narrow(0, begin, count);
     const Tensor block = bias ? at::addmm(*bias, rows, weight.t()) : at::mm(rows, weight.t());
     int64_t column = 0;
@@ -237,7 +237,7 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
     if (any_bias) grad_bias = at::zeros({width}, x.options());
   }
   if (width > 0 && !own.usable()) {
-    Blocks(x, width).each([&](int64_t begin, int64_t count) {
+    RowBlocks(x, width).each([&](int64_t begin, int64_t count) {
       std::vector<Tensor> parts;
       for (const Tensor& grad : given) parts.push_back(grad.narrow(0, begin, count));
       const Tensor block = parts.size() == 1 ? parts[0] : at::cat(parts, 1);
@@ -287,7 +287,7 @@ void project_onto(const Tensor& to, const Tensor& x, const Tensor& weight, const
   check_onto("edgeless::project_onto", to, x, weight, bias);
   const Tensor map = weight.t();
   const bool same = to.scalar_type() == x.scalar_type();
-  Blocks(x, std::max(x.size(1), weight.size(0))).each([&](int64_t begin, int64_t count) {
+  RowBlocks(x, std::max(x.size(1), weight.size(0))).each([&](int64_t begin, int64_t count) {
     Tensor part = to.narrow(0, begin, count);
     const Tensor rows = x.narrow(0, begin, count);
     if (same) {

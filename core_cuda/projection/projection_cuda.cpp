@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "../common/launch.h"
+#include "../common/packed.h"
 #include "../common/storage_of.h"
 #include "cuda/kernels.h"
 #include "inputs.h"
@@ -29,14 +30,11 @@ Storage storage_of(const char* op, const char* name, at::ScalarType t) {
 
 // The results of several maps side by side, as parts of one tensor.
 std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
+  at::DimVector widths;
+  for (const Tensor& map : weights) widths.push_back(map.size(0));
+  const Packed all(map_rows(x, joined_rows(weights), joined_biases(x, weights, biases)), widths);
   std::vector<Tensor> outs;
-  const OptTensor bias = joined_biases(x, weights, biases);
-  const Tensor all = map_rows(x, joined_rows(weights), bias);
-  int64_t column = 0;
-  for (const Tensor& map : weights) {
-    outs.push_back(all.narrow(1, column, map.size(0)));
-    column += map.size(0);
-  }
+  for (size_t k = 0; k < widths.size(); ++k) outs.push_back(all.part(k));
   return outs;
 }
 
@@ -123,21 +121,17 @@ struct SideBySide {
 // The parts of one tensor, as the attention leaves them, are taken together; others too where `copy` says so.
 std::vector<SideBySide> side_by_side(const std::vector<Tensor>& grads, bool copy) {
   std::vector<SideBySide> groups;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    const Tensor& next = grads[i];
+  for (const Tensor& next : grads) {
     if (!groups.empty()) {
       SideBySide& group = groups.back();
-      const Tensor& grad = group.grad;
-      const int64_t width = grad.size(1) + next.size(1);
-      if (next.storage().is_alias_of(grad.storage()) && next.stride(0) == grad.stride(0) && grad.stride(1) == 1 &&
-          next.stride(1) == 1 && next.storage_offset() == grad.storage_offset() + grad.size(1) &&
-          width <= grad.stride(0)) {
-        group.grad = grad.as_strided({grad.size(0), width}, grad.strides());
+      const auto both = Packed::of({group.grad, next});
+      if (both && both->in_order()) {
+        group.grad = both->columns(0, group.grad.size(1) + next.size(1));
         ++group.count;
         continue;
       }
     }
-    groups.push_back({i, 1, next});
+    groups.push_back({static_cast<size_t>(&next - grads.data()), 1, next});
   }
   if (copy && groups.size() > 1) groups = {{0, grads.size(), at::cat(grads, 1)}};
   return groups;

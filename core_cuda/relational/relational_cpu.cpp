@@ -29,7 +29,7 @@ constexpr int64_t kProductRun = 16 * kTypedRows, kOuterRun = 32 * kTypedRows;
 
 // What the kernels are given, and what its pointers point into.
 template <class A>
-class Call {
+class TypedCall {
  public:
   TypedArgs<A> args{};
   const TypedKernels<A> kernels = choose_typed_kernels<A>();
@@ -166,7 +166,7 @@ Tensor product(const char* op, const Tensor& x, const Tensor& weight, const OptT
     return out;
   }
   with_arithmetic(x.scalar_type(), [&](auto zero) {
-    Call<decltype(zero)> call;
+    TypedCall<decltype(zero)> call;
     call.set_weight(weight, false, begins);
     call.set_bias(bias);
     if (rows) call.set_rows(*rows);
@@ -209,7 +209,7 @@ Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, cons
     return sums;
   }
   return with_arithmetic(x.scalar_type(), [&](auto zero) {
-    Call<decltype(zero)> call;
+    TypedCall<decltype(zero)> call;
     if (rows) call.set_rows(*rows);
     call.args.x = call.rows(x), call.args.other = call.rows(y);
     call.args.blocks = 1, call.args.in = in, call.args.out = out;
@@ -240,7 +240,7 @@ void merge_cut_rows(const TypedArgs<A>& args, int64_t parts) {
 template <class A>
 Tensor summed_products(const Tensor& x, const Tensor& weight, bool transposed, const OptTensor& edge_weight,
                        at::TensorList pieces, int64_t num_rows) {
-  Call<A> call;
+  TypedCall<A> call;
   call.set_weight(weight, transposed, host_offsets(pieces[0]));
   const auto dtype = opmath_dtype(x.scalar_type());
   const int64_t parts = pieces[5].size(0) - 1;
@@ -301,7 +301,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
       results[0] = summed_products<A>(grad, weight, true, edge_weight, by_src, x.size(0)).to(x.scalar_type());
     }
     if (needs[1]) {
-      Call<A> call;
+      TypedCall<A> call;
       call.args.blocks = sizes.blocks, call.args.in = sizes.in, call.args.out = sizes.out;
       call.args.sums = true, call.args.x = call.rows(x);
       call.set_pieces(by_src, edge_weight, grad);
@@ -313,7 +313,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
       const std::vector<int64_t> offsets = host_offsets(by_dst[0]);
       results[2] = at::zeros({edge_weight->size(0)}, edge_weight->options());
       if (weight.numel() == 0) return 0;
-      Call<A> call;
+      TypedCall<A> call;
       call.set_weight(weight, true, offsets);
       call.set_pieces(by_dst, {}, x);
       call.args.x = call.rows(grad);

@@ -22,14 +22,14 @@ const char* graph_refusal(at::TensorList csr) {
 const char* cusparse_library_refusal() { return "this build of edgeless has no CUDA kernels"; }
 #endif
 
-const char* spmm_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
+const char* cusparse_spmm_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
   if (!x.is_cuda()) return "the tensors are not on a GPU";
   if (const char* refusal = cusparse_library_refusal()) return refusal;
   if (weight && weight->size(1) > 1 && weight->stride(1) != 0) return "edge weights differ from head to head";
   return graph_refusal(csr);
 }
 
-const char* sddmm_refusal(const at::Tensor& dst, const at::Tensor& src, at::TensorList csr) {
+const char* cusparse_sddmm_refusal(const at::Tensor& dst, const at::Tensor& src, at::TensorList csr) {
   if (!src.is_cuda()) return "the tensors are not on a GPU";
   if (const char* refusal = cusparse_library_refusal()) return refusal;
   if (src.dim() == 3 && src.size(1) > 1) return "sampled products of several heads";

@@ -10,7 +10,7 @@ const char* cusparse_library_refusal();
 
 // Of a product of x [columns, F] or [columns, H, F] and of sampled products of rows, for arguments that their ops
 // accept. Null: cuSPARSE computes it.
-const char* spmm_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
-const char* sddmm_refusal(const at::Tensor& dst, const at::Tensor& src, at::TensorList csr);
+const char* cusparse_spmm_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
+const char* cusparse_sddmm_refusal(const at::Tensor& dst, const at::Tensor& src, at::TensorList csr);
 
 }  // namespace edgeless

@@ -8,7 +8,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
              at::TensorList csr, at::TensorList csc);
 
 // The arguments of an op that have no gradient.
-struct Options {
+struct SpmmOptions {
   const OptTensor &src_scale, &dst_scale;
   GraphArrays graph;
 };
@@ -18,7 +18,7 @@ using Compute = std::function<Tensor()>;
 struct SpMM : torch::autograd::Function<SpMM> {
   static constexpr bool is_traceable = true;
 
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const OptTensor& weight, const Options& options,
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const OptTensor& weight, const SpmmOptions& options,
                         const Compute& compute) {
     const bool needs_x = weight && weight->requires_grad();
     save(ctx, {needs_x ? OptTensor(x) : OptTensor(), weight, options.src_scale, options.dst_scale}, options.graph);
@@ -46,7 +46,7 @@ struct SpMM : torch::autograd::Function<SpMM> {
 struct SDDMM : torch::autograd::Function<SDDMM> {
   static constexpr bool is_traceable = true;
 
-  static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const Options& options,
+  static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const SpmmOptions& options,
                         const Compute& compute) {
     save(ctx, {dst, src, options.src_scale, options.dst_scale}, options.graph);
     return compute();
@@ -73,7 +73,7 @@ Tensor spmm(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale
   const GraphArrays graph{csr, csc, max_degrees};
   const Compute compute = [&] { return call_spmm(x, weight, src_scale, dst_scale, graph, out_dtype); };
   if (!at::GradMode::is_enabled()) return compute();
-  return SpMM::apply(x, weight, Options{src_scale, dst_scale, graph}, compute);
+  return SpMM::apply(x, weight, SpmmOptions{src_scale, dst_scale, graph}, compute);
 }
 
 Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
@@ -81,7 +81,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
   static const Kernels kernels("edgeless::sddmm", sddmm);
   const Compute compute = [&] { return kernels(dst, src, src_scale, dst_scale, csr, csc); };
   if (!at::GradMode::is_enabled()) return compute();
-  return SDDMM::apply(dst, src, Options{src_scale, dst_scale, {csr, csc}}, compute);
+  return SDDMM::apply(dst, src, SpmmOptions{src_scale, dst_scale, {csr, csc}}, compute);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "../common/fold_tensors.h"
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
+#include "../decisions.h"
 #include "../wsb/sum.h"
 #include "cuda/kernels.h"
 #include "cusparse_engine.h"
@@ -49,12 +50,13 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
   sizes[0] = csr[0].size(0) - 1;
   Tensor out = at::empty(sizes, x.options().dtype(kind));
   if (out.numel() == 0) return out;
-  const Engine engine = chosen_engine();
+  const Engine engine =
+      decided_engine(chosen_engine(), csr, "spmm", x.scalar_type(), x.size(1) * x.size(2), weight.has_value());
   const bool by_blocks = engine == Engine::wsb         ? !wsb_refusal(x, weight, csr)
                          : engine == Engine::automatic ? blocks_pay(x, weight, csr)
                                                        : false;
   if (by_blocks && wsb_spmm(x, src_scale, dst_scale, csr, out)) return out;
-  if (is_cusparse(engine) && !spmm_refusal(x, weight, csr) &&
+  if (is_cusparse(engine) && !cusparse_spmm_refusal(x, weight, csr) &&
       cusparse_spmm(engine, x, weight, src_scale, dst_scale, csr, out)) {
     return out;
   }
@@ -122,7 +124,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
   const OnDevice on_device(src.device());
   Tensor products = at::empty({csr[1].size(0), src.size(1)}, src.options().dtype(statistics));
   if (products.numel() == 0 || src.numel() == 0) return products.zero_();
-  if (is_cusparse(chosen_engine()) && !sddmm_refusal(dst, src, csr) &&
+  if (is_cusparse(chosen_engine()) && !cusparse_sddmm_refusal(dst, src, csr) &&
       cusparse_sddmm(dst, src, src_scale, dst_scale, csr, products)) {
     return products;
   }

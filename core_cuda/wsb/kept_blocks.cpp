@@ -11,11 +11,11 @@ KeptBlocks::~KeptBlocks() {
 }
 
 void KeptBlocks::add(const at::Tensor& indptr, const at::Tensor& indices, const std::vector<at::Tensor>& blocks,
-                     bool pays) {
+                     double reuse) {
   TORCH_CHECK(blocks.size() == 4, "edgeless: blocks must be first, order, columns and bits, got ", blocks.size(),
               " tensors");
   const auto side = std::make_shared<const BlocksOfSide>(BlocksOfSide{
-      indptr, indices, version_of(indptr) + version_of(indices), blocks[0], blocks[1], blocks[2], blocks[3], pays});
+      indptr, indices, version_of(indptr) + version_of(indices), blocks[0], blocks[1], blocks[2], blocks[3], reuse});
   {
     const std::lock_guard lock(mutex_);
     sides_.push_back(side);
@@ -52,22 +52,59 @@ std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr) {
   return kept ? kept->of(csr[0], csr[1]) : nullptr;
 }
 
-const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
-  if (!x.is_cuda()) return "the tensors are not on a GPU";
-  if (x.element_size() != 2) return "its blocks multiply bfloat16 and float16, nothing wider";
-  if (weight) return "its blocks hold bits, and these edges have weights";
-  const int64_t width = c10::multiply_integers(x.sizes().slice(1));
-  if (width == 0 || width % 8 != 0) return "rows of x are no multiple of 16 bytes";
+namespace {
+
+// Why blocks of these arrays cannot be used now.
+const char* refusal_of_blocks(at::TensorList csr) {
   const auto blocks = blocks_of(csr);
   if (!blocks) return "no blocks are kept for these arrays: they belong to no Graph, or to one first used in a capture";
   if (blocks->version != version_of(csr[0]) + version_of(csr[1])) return "the graph's arrays were written to";
   return nullptr;
 }
 
+const char* refusal_of_rows(const at::Tensor& x) {
+  if (!x.is_cuda()) return "the tensors are not on a GPU";
+  if (x.element_size() != 2) return "its blocks multiply bfloat16 and float16, nothing wider";
+  return nullptr;
+}
+
+}  // namespace
+
+const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
+  if (const char* refusal = refusal_of_rows(x)) return refusal;
+  if (weight) return "its blocks hold bits, and these edges have weights";
+  const int64_t width = c10::multiply_integers(x.sizes().slice(1));
+  if (width == 0 || width % 8 != 0) return "rows of x are no multiple of 16 bytes";
+  return refusal_of_blocks(csr);
+}
+
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
   if (wsb_refusal(x, weight, csr)) return false;
   const auto blocks = blocks_of(csr);
-  return blocks && blocks->pays;
+  return blocks && blocks->reuse >= reuse_that_pays(0);
+}
+
+const char* wsb_refusal(const AttentionCall& in, bool backward) {
+  if (in.score != Score::dot) return "of attention it computes that of the dot product";
+  if (const char* refusal = refusal_of_rows(in.dst)) return refusal;
+  if (in.edge_attr || in.edge_scale || in.dropout > 0) {
+    return "its blocks hold bits, and this call has dropout or numbers of edges";
+  }
+  const int64_t dim = in.dim();
+  if ((dim != 32 && dim != 64 && dim != 128) || in.channels() != dim) {
+    return "it has kernels for heads of 32, 64 and 128 features, as many in values as in keys";
+  }
+  if (const char* refusal = refusal_of_blocks(in.graph.csr)) return refusal;
+  return backward && !in.graph.csc.empty() ? refusal_of_blocks(in.graph.csc) : nullptr;
+}
+
+bool blocks_pay(const AttentionCall& in, bool backward) {
+  if (wsb_refusal(in, backward)) return false;
+  const auto pays = [&](at::TensorList side) {
+    const auto blocks = blocks_of(side);
+    return blocks && blocks->reuse >= reuse_that_pays(in.dim());
+  };
+  return pays(in.graph.csr) && (!backward || in.graph.csc.empty() || pays(in.graph.csc));
 }
 
 }  // namespace edgeless

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../attention/inputs.h"
 #include "../common/owners_by_arrays.h"
 #include "../spmm/inputs.h"
 
@@ -20,7 +21,7 @@ struct BlocksOfSide {
   at::Tensor indptr, indices;
   int64_t version;  // of both when the blocks were made
   at::Tensor first, order, columns, bits;
-  bool pays;  // sums over them are quicker than over edges
+  double reuse;  // edges that share a gathered row
 };
 
 class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
@@ -29,7 +30,7 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
   ~KeptBlocks();
 
   // blocks: first, order, columns, bits.
-  void add(const at::Tensor& indptr, const at::Tensor& indices, const std::vector<at::Tensor>& blocks, bool pays);
+  void add(const at::Tensor& indptr, const at::Tensor& indices, const std::vector<at::Tensor>& blocks, double reuse);
   // Null where there are none.
   std::shared_ptr<const BlocksOfSide> of(const at::Tensor& indptr, const at::Tensor& indices) const;
   std::vector<at::Tensor> kept_tensors() const;
@@ -45,11 +46,22 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
 // Of a direction's arrays; null where no graph has made blocks of them.
 std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr);
 
+// From how many edges a gathered row on blocks are quicker than our own kernels, for sums (head_dim 0) and for dot
+// product attention, whose tensor cores have the more to do for a row the narrower a head is. Measured on the H200 over
+// twins in community order: docs/decisions/0033.
+inline double reuse_that_pays(int64_t head_dim) {
+  return head_dim == 0 ? 1.5 : head_dim >= 128 ? 1.3 : head_dim >= 64 ? 1.5 : 2.5;
+}
+
 // Why a sum of x [columns, F] or [columns, H, F] cannot be computed with blocks, in words that go behind "wsb: ". Null:
 // it can. For arguments that the op accepts.
 const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 
 // Whether a sum is to be computed with blocks though nobody asked for them.
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
+
+// The same for dot product attention; backward: of out, all passes of it.
+const char* wsb_refusal(const AttentionCall& in, bool backward);
+bool blocks_pay(const AttentionCall& in, bool backward);
 
 }  // namespace edgeless

@@ -6,21 +6,12 @@
 #include "../common/launch.h"
 #include "../common/storage_of.h"
 #include "../common/vector_rows.h"
-#include "cuda/blocks.h"
+#include "blocks_cuda.h"
 
 namespace edgeless::cuda {
 namespace {
 
 using at::Tensor;
-
-wsb::Blocks blocks_as_kernels_read(const BlocksOfSide& side) {
-  wsb::Blocks blocks;
-  blocks.first = side.first.const_data_ptr<int32_t>(), blocks.order = side.order.const_data_ptr<int32_t>();
-  blocks.columns = side.columns.const_data_ptr<int32_t>();
-  blocks.bits = reinterpret_cast<const uint32_t*>(side.bits.const_data_ptr<int32_t>());
-  blocks.windows = static_cast<int>(side.order.size(0));
-  return blocks;
-}
 
 // [N, H, F] as [N, H * F] in vectors of 16 bytes.
 Tensor rows_of(const Tensor& x) {

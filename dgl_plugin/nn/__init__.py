@@ -2,13 +2,14 @@
 
 from edgeless.backends import register_family, register_layer
 
-from .._framework import stock, stock_linear
+from .._framework import stock, stock_hetero, stock_linear
 from .agnnconv import AGNNConv
 from .dotgatconv import DotGatConv
 from .gatconv import GATConv
 from .gatv2conv import GATv2Conv
 from .ginconv import GINConv
 from .graphconv import GraphConv
+from .heterographconv import HeteroGraphConv
 from .hgtconv import HGTConv
 from .relgraphconv import RelGraphConv
 from .sageconv import SAGEConv
@@ -22,6 +23,7 @@ __all__ = [
     "GINConv",
     "GraphConv",
     "HGTConv",
+    "HeteroGraphConv",
     "RelGraphConv",
     "SAGEConv",
     "TypedLinear",
@@ -34,6 +36,7 @@ register_layer(stock.GATv2Conv, GATv2Conv)
 register_layer(stock.GINConv, GINConv)
 register_layer(stock.GraphConv, GraphConv)
 register_layer(stock.HGTConv, HGTConv)
+register_layer(stock_hetero.HeteroGraphConv, HeteroGraphConv)
 register_layer(stock.RelGraphConv, RelGraphConv)
 register_layer(stock.SAGEConv, SAGEConv)
 register_layer(stock_linear.TypedLinear, TypedLinear)

@@ -11,6 +11,7 @@ from edgeless import FusedLayer, Graph
 from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.backends import current_backend, kernel_refusal
 from edgeless.distributed.graph import DistGraph
+from edgeless.layer import attention_layer
 
 from ..convert import Relation, relation_of, to_dgl
 
@@ -104,6 +105,26 @@ class DGLLayer(FusedLayer):
         """The probability to drop an attention weight in this call. The stock layer asks the submodule as well."""
         return self.attn_drop.p if self.attn_drop.training else 0.0
 
+    def _whole(
+        self, graph: Graph, score: str, x: Tensor, linears, vectors, row: Optional[Tensor], coefficient, dropout=0.0
+    ) -> Optional[Tensor]:
+        """The layer up to its activation, ``[N, H, C]``, of features ``x`` ``[N, F]`` of sources and destinations at
+        once; None where the parts have to be called one by one. See :func:`edgeless.layer.attention_layer`.
+        """
+        return attention_layer(
+            graph,
+            score,
+            x,
+            linears,
+            vectors=vectors,
+            row=row,
+            heads=self._num_heads,
+            coefficient=coefficient,
+            dropout=dropout,
+            by_head=True,
+            keeps_dtype=True,
+        )
+
 
 def heads_of(x: Tensor, layer) -> Tensor:
     """Projected features ``[*, H * C]`` as ``[*, H, C]``."""
@@ -111,8 +132,8 @@ def heads_of(x: Tensor, layer) -> Tensor:
 
 
 def with_residual(layer, out: Tensor, h_dst: Tensor) -> Tensor:
-    """``out`` ``[Nd, *, H, C]`` plus the residual of the destinations' features ``h_dst`` ``[Nd, *, F]``, if any."""
-    return out if layer.res_fc is None else out + heads_of(layer.res_fc(h_dst), layer)
+    """``out`` ``[Nd, *, H, C]`` plus the residual of the destinations' features ``h_dst`` ``[Nd, *, F]``."""
+    return out + heads_of(layer.res_fc(h_dst), layer)
 
 
 def destinations(relation: Relation, x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from edgeless import Graph
 from edgeless.cache import graph_for
+from edgeless.functional_checks import promoted
 from edgeless.graph_checks import as_index
 from edgeless.relational import rows_by_type
 
@@ -19,16 +20,16 @@ class NodeTypes(NamedTuple):
     offsets: Tensor
     nodes: Tensor
 
-    def product(self, x: Tensor, w: Tensor) -> Tensor:
-        """Every node's row of x ``[N, K]`` times the matrix of its type, of w ``[T, K, M]``."""
-        dtype = torch.promote_types(x.dtype, w.dtype)
+    def product(self, x: Tensor, w: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
+        """Every node's row of x ``[N, K]`` times the matrix of its type, of w ``[T, K, M]``, in their promoted dtype or
+        rounded to another."""
+        dtype = promoted((x, w)) if dtype is None else dtype
         return torch.ops.edgeless.typed_mm(x.to(dtype), w.to(dtype), *self)
 
-    def blend(self, y: Tensor, x: Tensor, alpha: Tensor) -> Optional[Tensor]:
-        """``alpha y + (1 - alpha) x`` for alpha ``[T]``; None where they are not of one dtype."""
-        if not y.dtype == x.dtype == alpha.dtype:
-            return None
-        return torch.ops.edgeless.typed_blend(y, x, alpha, *self)
+    def blend(self, y: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+        """``alpha y + (1 - alpha) x`` for alpha ``[T]``, in their promoted dtype."""
+        dtype = promoted((y, x, alpha))
+        return torch.ops.edgeless.typed_blend(y.to(dtype), x.to(dtype), alpha.to(dtype), *self)
 
 
 def nodes_by_type(call: str, types: Tensor, num_types: int, count: int) -> NodeTypes:

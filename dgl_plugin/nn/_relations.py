@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor
@@ -12,11 +12,11 @@ from edgeless import Graph, TypedGraph
 from edgeless.distributed.graph import DistGraph
 from edgeless.typed_graph import typed_graph_for
 
+Handle = Union[Graph, DistGraph]
 
-def etypes_refusal(handle: Graph, etypes: Any) -> Optional[str]:
+
+def etypes_refusal(handle: Handle, etypes: Any) -> Optional[str]:
     """Why ``etypes`` is nothing for the kernels; the stock layer knows the right error for it."""
-    if type(handle) is DistGraph:
-        return "graph is a DistGraph, and a layer over relations does not run on parts of a graph"
     if type(etypes) not in (Tensor, Parameter):
         return f"etypes is a {type(etypes).__name__}, not a Tensor"
     if tuple(etypes.shape) != (handle.num_edges,) or etypes.dtype not in (torch.int32, torch.int64):
@@ -24,6 +24,14 @@ def etypes_refusal(handle: Graph, etypes: Any) -> Optional[str]:
     return None if etypes.device == handle.device else f"etypes is on {etypes.device}, but graph is on {handle.device}"
 
 
-def typed_graph(handle: Graph, etypes: Tensor, num_types: int) -> TypedGraph:
-    """The (cached) typed graph of a handle and the user's own ``etypes``."""
-    return typed_graph_for(etypes, handle, num_types, lambda: TypedGraph(handle, etypes, num_types))
+def typed_graph(handle: Handle, etypes: Tensor, num_types: int) -> TypedGraph:
+    """The (cached) typed graph of a handle and the user's own ``etypes``; of a part of a graph its sources are own and
+    halo nodes, whose rows :func:`source_rows` has.
+    """
+    graph = handle.local if type(handle) is DistGraph else handle
+    return typed_graph_for(etypes, handle, num_types, lambda: TypedGraph(graph, etypes, num_types))
+
+
+def source_rows(handle: Handle, *rows: Tensor) -> tuple[Tensor, ...]:
+    """The rows of the sources that :func:`typed_graph` has: of a part of a graph those of halo nodes are fetched."""
+    return handle.sources(*rows) if type(handle) is DistGraph else rows

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from edgeless.functional import dot_attention
 from edgeless.projection import project
 
@@ -43,13 +45,17 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
 
     def _fused_forward(self, relation, feat, get_attention=False):
         heads = (self._num_heads,)
-        if isinstance(feat, tuple):
-            x_r = project(feat[1], self.fc_dst, heads=heads)[0]
-            # The stock layer stores both projections under one name. Where sources and destinations are the same
-            # nodes, the second takes the place of the first.
-            x_l = x_r if relation.one_node_type else project(feat[0], self.fc_src, heads=heads)[0]
+        # The stock layer stores both projections of a pair under one name. Where sources and destinations are the same
+        # nodes, the second takes the place of the first.
+        if isinstance(feat, tuple) and not relation.one_node_type:
+            (x_l,), (x_r,) = (project(h, fc, heads=heads) for h, fc in zip(feat, (self.fc_src, self.fc_dst)))
         else:
-            x_l = project(feat, self.fc, heads=heads)[0]
+            h, fc = (feat[1], self.fc_dst) if isinstance(feat, tuple) else (feat, self.fc)
+            if not (relation.is_block or get_attention):
+                out = self._whole(relation.handle, "dot", h, (fc,), (), None, 1 / math.sqrt(self._out_feats or 1))
+                if out is not None:
+                    return out
+            x_l = project(h, fc, heads=heads)[0]
             x_r = destinations(relation, x_l)
         return_weights = "softmax" if get_attention else None
         out = dot_attention(relation.handle, x_r, x_l, x_l, return_weights=return_weights, out_dtype=x_l.dtype)

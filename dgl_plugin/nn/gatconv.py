@@ -58,18 +58,24 @@ class GATConv(DGLLayer, stock.GATConv):
         return reasons
 
     def _fused_forward(self, relation, feat, edge_weight=None, get_attention=False):
-        graph = relation.handle
+        graph, vectors, bias = relation.handle, (self.attn_l, self.attn_r), self.bias
+        has_residual = self.res_fc is not None
+        dropout, slope = self._attention_dropout(), self.leaky_relu.negative_slope
         if isinstance(feat, tuple):
             h_src, h_dst = self.feat_drop(feat[0]), self.feat_drop(feat[1])
             fc_src, fc_dst = (self.fc_src, self.fc_dst) if hasattr(self, "fc_src") else (self.fc, self.fc)
-            x, a_l = self._with_logits(h_src, fc_src, self.attn_l)
-            _, a_r = self._with_logits(h_dst, fc_dst, self.attn_r)
+            x, a_l = self._with_logits(h_src, fc_src, vectors[0])
+            _, a_r = self._with_logits(h_dst, fc_dst, vectors[1])
         else:
-            h_src = self.feat_drop(feat)
+            h_src, fc = self.feat_drop(feat), self.fc
             h_dst = destinations(relation, h_src)
+            if h_src is h_dst and edge_weight is None and not (has_residual or get_attention):
+                out = self._whole(graph, "gat", h_src, (fc,), vectors, bias, slope, dropout)
+                if out is not None:
+                    return self.activation(out) if self.activation else out
             if type(graph) is DistGraph and graph.sends_input(h_src, self._num_heads * self._out_feats):
                 (h_src,), graph = graph.sources(h_src), graph.local
-            x, a_l, a_r = self._with_logits(h_src, self.fc, self.attn_l, self.attn_r)
+            x, a_l, a_r = self._with_logits(h_src, fc, *vectors)
             a_r = destinations(relation, a_r) if graph is relation.handle else a_r[: graph.num_dst]
         batch = x.shape[1:-2]
         if edge_weight is not None:
@@ -80,16 +86,18 @@ class GATConv(DGLLayer, stock.GATConv):
             x.flatten(1, -2),
             a_l,
             a_r,
-            negative_slope=self.leaky_relu.negative_slope,
+            negative_slope=slope,
             edge_scale=edge_weight,
-            dropout=self._attention_dropout(),
+            dropout=dropout,
             return_weights="dropped" if get_attention else None,
             out_dtype=x.dtype,
         )
         out, weights = out if get_attention else (out, None)
-        out = with_residual(self, out.view(out.size(0), *batch, self._num_heads, self._out_feats), h_dst)
-        if self.has_explicit_bias:
-            out = add_row(out.flatten(-2), self.bias.flatten()).view(out.shape)
+        out = out.view(out.size(0), *batch, self._num_heads, self._out_feats)
+        if has_residual:
+            out = with_residual(self, out, h_dst)
+        if bias is not None:
+            out = add_row(out.flatten(-2), bias.flatten()).view(out.shape)
         if self.activation:
             out = self.activation(out)
         if not get_attention:

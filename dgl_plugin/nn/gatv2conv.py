@@ -51,34 +51,44 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
         else:
             h_src = self.feat_drop(feat)
             h_dst = destinations(relation, h_src)
-        heads, graph = (self._num_heads,), relation.handle
-        if self.share_weights and not isinstance(feat, tuple):
-            (x_l,) = project(h_src, self.fc_src, heads=heads)
+        heads, graph, attn, fc_src = (self._num_heads,), relation.handle, self.attn, self.fc_src
+        has_residual = self.res_fc is not None
+        dropout, slope = self._attention_dropout(), self.leaky_relu.negative_slope
+        shared = self.share_weights and not isinstance(feat, tuple)
+        fc_dst = fc_src if shared else self.fc_dst
+        if h_src is h_dst and not (has_residual or get_attention):
+            maps = (fc_src,) if shared else (fc_src, fc_dst)
+            out = self._whole(graph, "gatv2", h_src, maps, (attn,), None, slope, dropout)
+            if out is not None:
+                return self.activation(out) if self.activation else out
+        if shared:
+            (x_l,) = project(h_src, fc_src, heads=heads)
             x_r = destinations(relation, x_l)
         elif type(graph) is DistGraph:
             (x_l,), (x_r,) = graph.project_sources(
                 h_src,
                 self._num_heads * self._out_feats,
-                lambda h: project(h, self.fc_src, heads=heads),
-                lambda h: project(h, self.fc_dst, heads=heads),
+                lambda h: project(h, fc_src, heads=heads),
+                lambda h: project(h, fc_dst, heads=heads),
             )
             graph = graph.local
         elif h_src is h_dst:
-            x_l, x_r = project(h_src, self.fc_src, self.fc_dst, joined=2, heads=heads * 2)
+            x_l, x_r = project(h_src, fc_src, fc_dst, joined=2, heads=heads * 2)
         else:
-            (x_l,), (x_r,) = (project(h, fc, heads=heads) for h, fc in ((h_src, self.fc_src), (h_dst, self.fc_dst)))
+            (x_l,), (x_r,) = (project(h, fc, heads=heads) for h, fc in ((h_src, fc_src), (h_dst, fc_dst)))
         out = gatv2_attention(
             graph,
             x_l,
             x_r,
-            self.attn.squeeze(0),
-            negative_slope=self.leaky_relu.negative_slope,
-            dropout=self._attention_dropout(),
+            attn.squeeze(0),
+            negative_slope=slope,
+            dropout=dropout,
             return_weights="dropped" if get_attention else None,
             out_dtype=x_l.dtype,
         )
         out, weights = out if get_attention else (out, None)
-        out = with_residual(self, out, h_dst)
+        if has_residual:
+            out = with_residual(self, out, h_dst)
         if self.activation:
             out = self.activation(out)
         return (out, weights.unsqueeze(-1)) if get_attention else out

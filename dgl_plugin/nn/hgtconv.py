@@ -6,15 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from edgeless.adapter import is_hooked, typed_rows_refusals
-from edgeless.autocast import autocasts
+from edgeless.autocast import rounds_to
 from edgeless.functional import dot_attention, relational_sum
-from edgeless.graph_checks import compiling
 
 from .._framework import stock, stock_linear
 from ..convert import relation_of
 from ._layer import DGLLayer, destinations
 from ._node_types import nodes_by_type
-from ._relations import etypes_refusal, typed_graph
+from ._relations import etypes_refusal, source_rows, typed_graph
 from .typedlinear import TypedLinear, weights_of
 
 _LINEARS = (stock_linear.TypedLinear, TypedLinear)
@@ -60,42 +59,37 @@ class HGTConv(DGLLayer, stock.HGTConv):
         if isinstance(x, tuple):
             reasons.append("x is a pair, which the stock layer rejects")
             return reasons
-        reasons += typed_rows_refusals(x, ntype, self.in_size, self.linear_k.W)
+        reasons += typed_rows_refusals(x, ntype, self.in_size, self.linear_k.W, follows_autocast=True)
         if reason := etypes_refusal(handle, etype):
             reasons.append(reason)
-        if compiling():
-            reasons.append("the call is being compiled")
-        elif autocasts(handle.device.type) and not reasons:
-            reasons.append("autocast is on")
         return reasons
 
     def _fused_forward(self, relation, x, ntype, etype, presorted):
         self.presorted = presorted  # as the stock layer
-        x_dst, dst_type = destinations(relation, x), destinations(relation, ntype)
-        width = self.num_heads * self.head_size
+        x_dst = destinations(relation, x)
+        width, rounded = self.num_heads * self.head_size, rounds_to(x.device.type)
         maps = [weights_of(linear) for linear in (self.linear_k, self.linear_v, self.linear_q)]
         num_ntypes = self.skip.size(0)
         nodes = targets = nodes_by_type("HGTConv", ntype, num_ntypes, x.size(0))
         if relation.is_block:
             targets = nodes_by_type("HGTConv", ntype, num_ntypes, x_dst.size(0))
-            k, v = nodes.product(x, torch.cat(maps[:2], dim=2)).split(width, dim=1)
-            q = targets.product(x_dst, maps[2])
+            k, v = nodes.product(x, torch.cat(maps[:2], dim=2), rounded).split(width, dim=1)
+            q = targets.product(x_dst, maps[2], rounded)
         else:
-            k, v, q = nodes.product(x, torch.cat(maps, dim=2)).split(width, dim=1)
+            k, v, q = nodes.product(x, torch.cat(maps, dim=2), rounded).split(width, dim=1)
+        k, v = source_rows(relation.handle, k, v)
         num_etypes = self.relation_pri[0].size(0)
         pairs, edges, _ = typed_graph(relation.handle, etype, num_etypes).compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
         priors = torch.stack(list(self.relation_pri), dim=1).view(num_etypes, self.num_heads, 1, 1)
         k = relational_sum(pairs, k, _blocks(self.relation_att).to(wide) * priors.to(wide), out_dtype=k.dtype)
-        v = relational_sum(pairs, v, _blocks(self.relation_msg))
+        messages = _blocks(self.relation_msg)
+        v = relational_sum(pairs, v, messages if rounded is None else messages.to(rounded))
         q, k, v = (t.unflatten(1, (self.num_heads, self.head_size)) for t in (q, k, v))
         h = dot_attention(edges, q, k, v, scale=1 / self.sqrt_d).flatten(1)
-        h = self.drop(targets.product(h, weights_of(self.linear_a)))
+        h = self.drop(targets.product(h, weights_of(self.linear_a), rounded))
         residual = x_dst if x_dst.shape == h.shape else x_dst @ self.residual_w
         out = targets.blend(h, residual, torch.sigmoid(self.skip))
-        if out is None:
-            alpha = torch.sigmoid(self.skip[dst_type]).unsqueeze(-1)
-            out = h * alpha + residual * (1 - alpha)
         return self.norm(out) if self.use_norm else out
 
     def _stock_forward(self, g, x, ntype, etype, presorted):

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+import torch
 from torch import Tensor
 
 from edgeless import Graph
 from edgeless.adapter import is_hooked
-from edgeless.autocast import autocasts
+from edgeless.autocast import autocasts, rounds_to
 from edgeless.functional import relational_sum
+from edgeless.functional_checks import promoted
 from edgeless.projection import add_map
 from edgeless.relational_layer import relational_layer
 
 from .._framework import stock, stock_linear
 from ..convert import Relation, relation_of
 from ._layer import DGLLayer
-from ._relations import etypes_refusal, typed_graph
+from ._relations import etypes_refusal, source_rows, typed_graph
 from .typedlinear import TypedLinear, weights_of
 
 
@@ -65,12 +67,10 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
             reasons.append("feat is a pair, which the stock layer rejects")
         elif feat.size(1) != self.linear_r.in_size:
             reasons.append(f"feat has {feat.size(1)} features, and the layer takes {self.linear_r.in_size}")
-        elif feat.dtype != weight.dtype or feat.device != weight.device:
-            reasons.append(f"feat is {feat.dtype} on {feat.device}, and the weights {weight.dtype} on {weight.device}")
+        elif reason := _unlike("feat", feat, weight):
+            reasons.append(reason)
         elif self.self_loop and handle.num_dst > handle.num_src:
             reasons.append("self_loop is set and there are more destinations than sources")
-        if autocasts(handle.device.type):
-            reasons.append("autocast is on")
         if reason := etypes_refusal(handle, etypes) or _norm_refusal(handle, _norm_of(relation, norm), weight):
             reasons.append(reason)
         return reasons
@@ -80,14 +80,21 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
         handle, norm = relation.handle, _norm_of(relation, norm)
         graph = typed_graph(handle, etypes, self.linear_r.num_types)
         norm = None if norm is None else norm.reshape(-1)
-        weight = weights_of(self.linear_r)
+        weight, dtype, rounded = weights_of(self.linear_r), feat.dtype, rounds_to(feat.device.type)
+        x = feat
+        if rounded is not None:
+            x, weight = feat.to(rounded), weight.to(rounded)
+            # The stock layer multiplies rounded products by norm, and on CUDA rounds what it sums.
+            dtype = rounded if feat.is_cuda else promoted((x, norm))
+        (x,) = source_rows(handle, x)
         root = self.loop_weight if self.self_loop else None
         bias = self.h_bias if self.bias else None
         if self.layer_norm:
-            h = self.layer_norm_weight(relational_sum(graph, feat, weight, norm))
-            h = add_map(h, feat[: handle.num_dst], root, bias)
+            h = relational_sum(graph, x, weight, norm, out_dtype=dtype)
+            h = add_map(self.layer_norm_weight(h), feat[: handle.num_dst], root, bias)
         else:
-            h = relational_layer(graph, feat, weight, norm, root=root, bias=bias, out_dtype=feat.dtype)
+            own = feat[: handle.num_dst] if self.self_loop and x is not feat else None
+            h = relational_layer(graph, x, weight, norm, own=own, root=root, bias=bias, out_dtype=dtype)
         if self.activation:
             h = self.activation(h)
         return self.dropout(h)
@@ -110,6 +117,16 @@ def _norm_refusal(handle: Graph, norm: Any, weight: Tensor) -> Optional[str]:
     if not isinstance(norm, Tensor) or tuple(norm.shape) not in ((handle.num_edges,), (handle.num_edges, 1)):
         what = list(norm.shape) if isinstance(norm, Tensor) else type(norm).__name__
         return f"norm is not a Tensor of shape [E, 1] or [E] with E = {handle.num_edges}, but {what}"
-    if norm.dtype != weight.dtype or norm.device != weight.device:
-        return f"norm is {norm.dtype} on {norm.device}, and the weights {weight.dtype} on {weight.device}"
+    return _unlike("norm", norm, weight)
+
+
+def _unlike(name: str, x: Tensor, weight: Tensor) -> Optional[str]:
+    """Why x does not go with the weights; autocast makes one dtype of all but float64."""
+    if x.dtype == weight.dtype != torch.float64 and x.device == weight.device:
+        return None
+    rounds = autocasts(x.device.type)
+    if rounds and torch.float64 in (x.dtype, weight.dtype):
+        return f"autocast is on, {name} is {x.dtype} and the weights are {weight.dtype}"
+    if (x.dtype != weight.dtype and not rounds) or x.device != weight.device:
+        return f"{name} is {x.dtype} on {x.device}, and the weights {weight.dtype} on {weight.device}"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from edgeless.functional import neighbor_reduce, spmm
+from edgeless.layer import sum_layer
 from edgeless.projection import add, is_plain, pays, project, project_sum
 
 from .._autocast import as_dgl_reads
@@ -73,6 +74,18 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
             x = self.feat_drop(feat)
             x_dst = destinations(relation, x)
         edge_weight = per_edge(relation.handle, edge_weight)
+        out = None
+        if self._aggre_type == "mean" and x is x_dst and not self._maps_first:
+            maps = (self.fc_neigh, self.fc_self)
+            out = sum_layer(relation.handle, x, *maps, weight=edge_weight, reduce="mean")
+        if out is None:
+            out = self._in_parts(relation, x, x_dst, edge_weight, isinstance(feat, tuple))
+        if self.activation is not None:
+            out = self.activation(out)
+        return out if self.norm is None else self.norm(out)
+
+    def _in_parts(self, relation, x, x_dst, edge_weight, pair):
+        """The layer up to its activation; ``pair``: x and x_dst came as one."""
         mapped = False  # whether fc_neigh has been applied to the neighbours
         if self._aggre_type == "pool":
             h = as_dgl_reads(_relu(project(x, self.fc_pool)[0], own=is_plain(self.fc_pool)))
@@ -80,7 +93,7 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         else:
             aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
             mapped = self._in_src_feats > self._out_feats  # as the stock layer: sum what is narrower
-            pair = self._aggre_type == "gcn" and isinstance(feat, tuple)
+            pair = pair and self._aggre_type == "gcn"
             # The stock layer stores both of a pair under one name for this aggregator. Where sources and destinations
             # are the same nodes, the second takes the place of the first.
             x = x_dst if pair and relation.one_node_type else x
@@ -92,15 +105,10 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
             neighbors = aggregate(relation.handle, h, h_dst, x_dst.dtype, edge_weight)
         if self._aggre_type != "gcn":
             if mapped:
-                out = add(project(x_dst, self.fc_self)[0], neighbors, own=is_plain(self.fc_self))
-            else:
-                out = project_sum((x_dst, neighbors), (self.fc_self, self.fc_neigh))
-        else:
-            neighbors = neighbors if mapped else project(neighbors, self.fc_neigh)[0]
-            out = neighbors if self.bias is None else neighbors + self.bias
-        if self.activation is not None:
-            out = self.activation(out)
-        return out if self.norm is None else self.norm(out)
+                return add(project(x_dst, self.fc_self)[0], neighbors, own=is_plain(self.fc_self))
+            return project_sum((x_dst, neighbors), (self.fc_self, self.fc_neigh))
+        neighbors = neighbors if mapped else project(neighbors, self.fc_neigh)[0]
+        return neighbors if self.bias is None else neighbors + self.bias
 
     @staticmethod
     def _mean(handle, h, h_dst, dtype, edge_weight):

@@ -8,6 +8,7 @@ from edgeless import FusedLayer
 from edgeless.adapter import typed_rows_refusals
 from edgeless.functional import gather_mm
 
+from .._autocast import as_products_read
 from .._framework import stock_linear
 
 
@@ -28,10 +29,10 @@ class TypedLinear(FusedLayer, stock_linear.TypedLinear):
         return self._choose(x, x_type, sorted_by_type)
 
     def _fusion_refusals(self, x, x_type, sorted_by_type=False) -> list[str]:
-        return typed_rows_refusals(x, x_type, self.in_size, self.W)
+        return typed_rows_refusals(x, x_type, self.in_size, self.W, follows_autocast=True)
 
     def _fused_forward(self, x, x_type, sorted_by_type):
-        return gather_mm(x, weights_of(self), x_type)
+        return gather_mm(*as_products_read(x, weights_of(self)), x_type)
 
 
 def weights_of(linear: stock_linear.TypedLinear) -> Tensor:

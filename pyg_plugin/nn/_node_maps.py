@@ -11,6 +11,7 @@ from torch import Tensor
 from torch_geometric.nn.dense import linear
 from torch_geometric.nn.parameter_dict import ParameterDict
 
+from edgeless.graph_checks import compiling
 from edgeless.projection import is_plain
 
 from ..conv import LINEAR, PLAIN
@@ -60,8 +61,10 @@ def parameters_of(parameters: torch.nn.Module, keys: Iterable[str]) -> list[Tens
     """Those of PyG's ParameterDict, whose own look-up takes microseconds for each."""
     keys = list(keys)
     if type(parameters) is ParameterDict:
-        own = parameters._parameters
-        found = [own.get(_internal_key(key)) for key in keys]
+        own, internal = parameters._parameters, ParameterDict.to_internal_key
+        if not compiling():  # a tracer warns of the cache
+            internal = _internal_key
+        found = [own.get(internal(key)) for key in keys]
         if all(t is not None for t in found):  # a parametrized one is no parameter of the dictionary's
             return found
     return [parameters[key] for key in keys]
@@ -72,7 +75,6 @@ def _internal_key(key: str) -> str:
     return ParameterDict.to_internal_key(key)
 
 
-@lru_cache(maxsize=1 << 16)
 def joined_name(edge_type: tuple) -> str:
     """What HGTConv calls the parameter of an edge type."""
     return "__".join(edge_type)

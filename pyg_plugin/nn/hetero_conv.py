@@ -12,9 +12,9 @@ from torch_geometric.nn.conv import hetero_conv
 from edgeless.adapter import is_hooked
 from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, explain, kernel_refusal
-from edgeless.functional import relational_sum
 from edgeless.graph_checks import compiling
-from edgeless.projection import add_row, is_plain, product
+from edgeless.hetero_sum import FEW_RELATIONS, Target, sum_of_layers
+from edgeless.projection import is_plain
 
 from ..conv import LINEAR, PLAIN
 from ..hetero import joined_graph
@@ -22,7 +22,6 @@ from .graph_conv import GraphConv
 from .sage_conv import SAGEConv
 
 _NOTHING = torch.empty(0, device="cpu")
-_FEW_RELATIONS = 4  # with fewer, calls take no longer than one sum (docs/decisions/0029-relations-in-one-sum.md)
 
 
 class HeteroConv(hetero_conv.HeteroConv):
@@ -74,7 +73,7 @@ class HeteroConv(hetero_conv.HeteroConv):
 
     def _is_one_sum(self, calls: dict, x_dict: Any) -> bool:
         """Whether one sum over relations gives what the layers do."""
-        if len(calls) < _FEW_RELATIONS or not isinstance(x_dict, dict):
+        if len(calls) < FEW_RELATIONS or not isinstance(x_dict, dict):
             return False
         reductions, operands = set(), set()
         for key, (args, _) in calls.items():
@@ -102,19 +101,14 @@ class HeteroConv(hetero_conv.HeteroConv):
         numbers = {key: i for i, key in enumerate(edges)}
         graph = joined_graph("HeteroConv", edges, src_sizes, dst_sizes, numbers, len(edges))
         x = x_dict[next(iter(sources))] if len(sources) == 1 else torch.cat([x_dict[key] for key in sources])
-        weights = torch.stack([_neighbors(conv).weight for conv in convs.values()]).transpose(1, 2)
-        sums = relational_sum(graph, x, weights, reduce=next(iter(convs.values()))._reduce)
-        outs = dict(zip(destinations, sums.split(list(dst_sizes.values()))))
-        for node_type, out in outs.items():
+        targets = []
+        for node_type, size in dst_sizes.items():
             own = [conv for key, conv in convs.items() if key[-1] == node_type]
-            bias = _added([_neighbors(conv).bias for conv in own])
-            root = _added([linear.weight for conv in own if (linear := _root(conv)) is not None])
-            if root is not None:
-                out = out + product(x_dict[node_type], root.t(), bias)
-            elif bias is not None:
-                out = add_row(out, bias)
-            outs[node_type] = out
-        return outs
+            roots = [None if (linear := _root(conv)) is None else linear.weight for conv in own]
+            targets.append(Target(size, x_dict[node_type], roots, [_neighbors(conv).bias for conv in own]))
+        weights = torch.stack([_neighbors(conv).weight for conv in convs.values()]).transpose(1, 2)
+        outs = sum_of_layers(graph, x, weights, targets, reduce=next(iter(convs.values()))._reduce)
+        return dict(zip(destinations, outs))
 
 
 def _is_sum(conv: torch.nn.Module) -> bool:
@@ -136,8 +130,3 @@ def _root(conv: torch.nn.Module) -> Optional[torch.nn.Module]:
     if isinstance(conv, SAGEConv):
         return conv.lin_r if conv.root_weight else None
     return conv.lin_root
-
-
-def _added(tensors: list[Optional[Tensor]]) -> Optional[Tensor]:
-    given = [tensor for tensor in tensors if tensor is not None]
-    return None if not given else given[0] if len(given) == 1 else torch.stack(given).sum(0)

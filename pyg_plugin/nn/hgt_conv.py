@@ -64,8 +64,6 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
             if type(module) not in (linear.HeteroLinear, HeteroLinear) or is_hooked(module) or module.bias is not None:
                 reasons.append(f"{name} is no plain map without a bias")
         weight = self.k_rel.weight
-        if compiling():
-            reasons.append("the call is being compiled")
         for op in _OPS:
             if reason := kernel_refusal(weight.device, op):
                 reasons.append(reason)

@@ -14,13 +14,12 @@ from edgeless.backends import kernel_refusal
 from edgeless.functional import gat_attention, relational_sum, spmm
 from edgeless.functional_checks import cast
 from edgeless.graph import Graph
-from edgeless.graph_checks import compiling
 from edgeless.pair_rows import end_products, to_edges
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
-from ..convert import kind_of
-from ..relations import typed_graph, typed_refusal
+from ..convert import Part, kind_of
+from ..relations import source_rows, typed_graph, typed_refusal
 
 _OPS = ("relational_sum", "attention", "spmm", "sddmm")
 _MODS = ("additive", "scaled", "f-scaled")
@@ -61,9 +60,10 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         if self.mod is not None and self.mod not in _MODS:
             reasons.append(f"mod is {self.mod!r}")
         device = self.q.device
-        if compiling():
-            reasons.append("the call is being compiled")
-        reasons += [reason for op in _OPS if (reason := kernel_refusal(device, op))][:1]
+        for op in _OPS:
+            if reason := kernel_refusal(device, op):
+                reasons.append(reason)
+                break
         reason = self._input_refusal(x, size)
         if reason is None:
             reason = typed_refusal(self, edge_index, edge_type, x.size(0), x.size(0), device)
@@ -71,6 +71,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             typed = isinstance(edge_index, TypedGraph)
             num_edges = edge_index.num_edges if typed else kind_of(edge_index).num_edges(edge_index)
             reason = self._edge_refusal(edge_attr, num_edges)
+        if reason is None and kind_of(edge_index) is Part and self._attention_dropout:
+            reason = "attention is dropped by the ids of edges in the whole graph, and edge_index is a DistGraph"
         if reason is None and isinstance(return_attention_weights, bool) and type(edge_index) is not Tensor:
             reason = "the attention is to be returned with edges that are no plain tensor"
         return reasons if reason is None else [*reasons, reason]
@@ -106,12 +108,13 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
     def _attend(self, x, edge_index, edge_type, edge_attr, return_attention_weights, dtype):
         """The layer with rows of x's dtype; ``dtype`` is that of the attention and of its sums."""
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
+        x = source_rows(edge_index, x)
         heads, weights = self.heads, self._weights()
         pairs, edges, _ = graph.compact
         values = relational_sum(pairs, x, cast(weights, x.dtype), order="aggregate").view(-1, heads, self.out_channels)
         queries, keys = end_products(graph, x, cast(self._vectors(weights), x.dtype))
         if edge_attr is not None:
-            edge_attr = edge_attr.view(graph.num_edges, -1).to(x.dtype)
+            edge_attr = (edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr.flatten(1)).to(x.dtype)
             proj = (self.e.t() @ self.lin_edge.weight).to(x.dtype)
         within = self.attention_mechanism == "within-relation"
         if within:
@@ -129,7 +132,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             keys,
             own,
             negative_slope=self.negative_slope,
-            dropout=self.dropout if self.training and self.mod is None else 0.0,
+            dropout=self._attention_dropout,
             return_weights="softmax" if returned else None,
             out_dtype=dtype,
             **terms,
@@ -139,6 +142,10 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             out = spmm(graph.reversed.compact.pairs.reversed.graph, out)
         out = self._finish(self._modified(out, edges, values), None)
         return (out, (edge_index, alpha)) if returned else out
+
+    @property
+    def _attention_dropout(self) -> float:
+        return self.dropout if self.training and self.mod is None else 0.0
 
     def _weights(self) -> Tensor:
         """``[R, in, H * C]``, or ``[R, blocks, in / blocks, H * C / blocks]``."""

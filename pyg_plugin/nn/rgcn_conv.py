@@ -12,16 +12,15 @@ from edgeless.adapter import inference_refusal
 from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.functional import gather_mm, neighbor_reduce, spmm
-from edgeless.graph_checks import compiling
 from edgeless.ops.attention import opmath_dtype
 from edgeless.projection import add_map
 from edgeless.relational_layer import relational_layer
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
-from ..convert import SparseStorage, kind_of
+from ..convert import Part, SparseStorage, kind_of
 from ..neighbors import NeighborReduction
-from ..relations import embedding_graph, is_ids, typed_graph, typed_refusal
+from ..relations import embedding_graph, is_ids, source_rows, typed_graph, typed_refusal
 
 _NAMES = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"}
 
@@ -48,14 +47,13 @@ class _Relational:
         reduce, device = self._reduce, weight.device
         if not reasons and _NAMES.get(self.aggr) != reduce:
             reasons.append(f"aggr is {self.aggr!r} and aggr_module is {self.aggr_module}")
-        if not reasons and reduce in ("min", "max"):
-            if not self._extrema:
-                reasons.append(f"aggr is {self.aggr!r}, which the stock layer rejects")
-            elif compiling():
-                reasons.append(f"aggr is {self.aggr!r} and the call is being compiled")
+        if not reasons and reduce in ("min", "max") and not self._extrema:
+            reasons.append(f"aggr is {self.aggr!r}, which the stock layer rejects")
         if reason := kernel_refusal(device, "relational_sum"):  # which come with those of the other ops
             reasons.append(reason)
-        if (reason := self._feature_refusal(x, weight, reduce)) or (
+        if kind_of(edge_index) is Part and (not is_plain_float(x) or x.dim() != 2):
+            reasons.append("edge_index is a DistGraph, with nodes of one kind, and x no plain floating tensor [N, F]")
+        elif (reason := self._feature_refusal(x, weight, reduce)) or (
             reason := typed_refusal(self, edge_index, edge_type, *self._sizes(x), device)
         ):
             reasons.append(reason)
@@ -108,6 +106,7 @@ class _Relational:
             if root is not None:
                 out = out + (root[: graph.num_dst] if x_r is None else root[x_r])
             return add_map(out, None, None, bias)
+        x_l = source_rows(edge_index, x_l)
         if reduce in ("min", "max"):
             return add_map(self._sum_of_extrema(graph, x_l, edge_index).to(dtype), x_r, root, bias)
         own = None if root is None or x_r is x_l else x_r
@@ -133,7 +132,8 @@ class _Relational:
         pairs = graph.pairs
         sparse = kind_of(edge_index) is SparseStorage and self.fuse  # then its gradient goes to one edge
         best = neighbor_reduce(pairs.neighbors, x, self._reduce, ties="first" if sparse else "scatter")
-        types = torch.arange(graph.num_types, device=x.device).repeat_interleave(pairs.offsets.diff())
+        types = torch.arange(graph.num_types, device=x.device)
+        types = types.repeat_interleave(pairs.offsets.diff(), output_size=best.size(0))
         return spmm(pairs.sums, gather_mm(best, self._weights(), types))
 
     def _stock_forward(self, x, edge_index, edge_type):
@@ -154,7 +154,8 @@ class RGCNConv(_Relational, FusedConv, rgcn_conv.RGCNConv):
 
     Shapes:
         x: ``[N, F]``, ids ``[N]``, None, or a pair of sources' and destinations'; edge_index: ``[2, E]`` tensor or
-        EdgeIndex, SparseTensor ``[Nd, Ns]`` whose values are the relations, :class:`edgeless.Graph`, or
+        EdgeIndex, SparseTensor ``[Nd, Ns]`` whose values are the relations, :class:`edgeless.Graph`,
+        :class:`edgeless.distributed.DistGraph`, or
         :class:`edgeless.TypedGraph` in place of edge_index and edge_type; edge_type: ``[E]``; output: ``[Nd, C]``.
     """
 
@@ -182,9 +183,12 @@ class FastRGCNConv(_Relational, FusedConv, rgcn_conv.FastRGCNConv):
 
     def _result_dtype(self, of_ids: bool) -> torch.dtype:
         """Autocast rounds products with weights, which ids only choose, and not the bias."""
-        rounded = None if of_ids and self.num_bases is None else rounds_to(self.weight.device.type)
+        device = self.weight.device.type
+        rounded = None if of_ids and self.num_bases is None else rounds_to(device)
         if rounded is None:
             return self.weight.dtype
+        if self._reduce == "mean" and device == "cuda":  # autocast has reciprocals in float32 there
+            rounded = torch.promote_types(rounded, torch.float32)
         others = [self.bias] if not of_ids else [self.bias, self.root]
         for other in others:
             rounded = rounded if other is None else torch.promote_types(rounded, other.dtype)

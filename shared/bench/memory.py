@@ -25,7 +25,7 @@ def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, float]
     warmed up on the graph itself and only its steady state is told.
     """
     device = graph.edge_index.device
-    compiled = "compiled" in peer or "graphed" in peer
+    compiled = peer.endswith(("-compiled", "-graphed", "-captured"))
     if compiled:
         work = build(case, peer, graph)
         for mode in MODES:

@@ -16,7 +16,7 @@ from edgeless.plan import record
 
 from .graphs import BenchGraph
 from .ops import OPS, graph_of
-from .work import DTYPES, Case, EngineWork, GraphedWork, Work
+from .work import DTYPES, CapturedWork, Case, EngineWork, GraphedWork, Work
 
 # Name -> (framework, side, how it runs)
 LAYER_PEERS = {
@@ -29,12 +29,14 @@ LAYER_PEERS = {
     "edgeless-dgl": ("dgl", "edgeless", "eager"),
     "edgeless-pyg-compiled": ("pyg", "edgeless", "compiled"),
     "edgeless-pyg-graphed": ("pyg", "edgeless", "graphed"),
+    "edgeless-pyg-captured": ("pyg", "edgeless", "captured"),
 }
 LAYER_DEFAULT = ("pyg", "pyg-compiled", "dgl", "edgeless-pyg", "edgeless-dgl")
 # What these give to a layer in place of edge_index; only layers that multiply by it have them.
 SPARSE_PEERS = ("pyg-csr", "pyg-sparsetensor")
 # edgeless with another engine, where it was measured by itself.
 ENGINE_PEERS = {f"edgeless-{engine}": engine for engine in ("rowsplit", "cusparse", "cusparse-alg2", "wsb")}
+_ATTENTION_ENGINES = ("edgeless-rowsplit", "edgeless-wsb")  # of the dot product
 OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless", *ENGINE_PEERS)
 
 
@@ -49,7 +51,7 @@ def known(case: Case) -> tuple[str, ...]:
         layer = LAYERS[case.name]
         peers = [p for p in LAYER_PEERS if p not in SPARSE_PEERS or layer.multiplies]
         return tuple(peer for peer in peers if getattr(layer, LAYER_PEERS[peer][0]) is not None)
-    engines = ENGINE_PEERS if case.op.startswith("spmm") else ()
+    engines = ENGINE_PEERS if case.op.startswith("spmm") else _ATTENTION_ENGINES if case.op.startswith("gt") else ()
     mine = ("plain", "plain-compiled", "edgeless", *engines)
     return tuple(peer for peer in OP_PEERS if peer in (*mine, *OPS[case.op].others))
 
@@ -125,9 +127,11 @@ def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
     def compute() -> Union[Tensor, list[Tensor]]:
         return handle.call(call, features) if typed else call(*arguments)
 
-    kind = GraphedWork if how == "graphed" else Work
     rows = handle.rows if typed else [graph.num_nodes]
-    return kind(_fused(compute) if side == "edgeless" else compute, [*features, *layer.parameters()], autocast, rows)
+    given = (_fused(compute) if side == "edgeless" else compute, [*features, *layer.parameters()], autocast, rows)
+    if how == "captured":
+        return CapturedWork(*given, handle=edgeless.capture(layer))
+    return GraphedWork(*given) if how == "graphed" else Work(*given)
 
 
 def has_torch_sparse() -> bool:

@@ -18,8 +18,9 @@ from edgeless.cli.devices import UsageError, describe_device, pick_device
 from edgeless.cli.files import check_writable, writing
 from edgeless.cli.options import MOST_THREADS, check_count, check_room
 from edgeless.cli.setting import setting_of
+from edgeless.demo.plot import check_drawable
 
-from . import twins
+from . import gathers, twins
 from .graphs import OWN, BenchGraph, check_name, load
 from .ops import OPS, graph_of
 from .timing import Failed, Timer
@@ -78,6 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--rounds", type=int, help="turns of each order (default: 5 on the CPU, 3 on CUDA)")
     parser.add_argument("--runs", type=int, default=10, help="runs of a turn on CUDA (default: 10)")
+    parser.add_argument(
+        "--gathers", action="store_true", help="time bare gathers of rows on CUDA too: by feature and by neighbour"
+    )
+    parser.add_argument(
+        "--widths", nargs="+", type=int, default=gathers.WIDTHS, help="of their rows (default: 32 to 512)"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw what the orders are worth to the gathers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
 
 
@@ -92,29 +100,54 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         check_writable("--json", args.json)
     device = pick_device(args.device)
-    cases = _cases(args)
+    _check_gathers(args, device)
+    cases = [] if args.gathers and not args.op else _cases(args)
     args.graph = args.graph or ["hm"]
     for name in args.graph:
         check_name(name, args.data)
     torch.set_num_threads(args.threads)
     cuda = device.type == "cuda"
     timer = Timer(device, rounds=args.rounds or (3 if cuda else 5), runs=args.runs, warmup=10 if cuda else 1)
-    setting, rows = setting_of(args, device), []
+    setting, rows, gathered = setting_of(args, device), [], []
+
+    def keep(more: list[dict]) -> None:
+        rows.extend(more)
+        if args.json:  # after every case: a long run that breaks off leaves what it has
+            with writing("--json", args.json):
+                args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
+
     for name in args.graph:
         graph = load(name, args.data, device)
-        width = max(case.heads * case.channels for case in cases)
+        width = max([case.heads * case.channels for case in cases] + args.widths * args.gathers)
         check_room(f"--graph {name}: a row of {width:,} numbers for every node", 8 * width * graph.num_nodes)
         handles, orders = _orders(graph, args, device)
         _print_orders(graph, orders)
-        rows += [asdict(order) for order in orders]
+        keep([asdict(order) for order in orders])
         for case in cases:
             cells = measure(graph, handles, orders, case, args.mode, timer)
             _print_cells(graph, case, cells, device)
-            rows += [asdict(cell) for cell in cells]
-            if args.json:  # after every case: a long run that breaks off leaves what it has
-                with writing("--json", args.json):
-                    args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
+            keep([asdict(cell) for cell in cells])
+        if args.gathers:
+            found = gathers.measure(name, handles, GIVEN, args.widths, timer)
+            gathers.print_gathers(name, found, device)
+            keep([asdict(cell) for cell in found])
+            gathered += found
+    if args.plot is not None:
+        with writing("--plot", args.plot):
+            gathers.draw(args.plot, f"{describe_device(device)}, {setting['command']}", gathered)
     return 0
+
+
+def _check_gathers(args: argparse.Namespace, device: torch.device) -> None:
+    for width in args.widths:
+        check_count("--widths", width)
+    if args.gathers:
+        gathers.check(device, args.widths)
+    if args.plot is not None:
+        if not args.gathers:
+            raise UsageError("--plot draws gathers; add --gathers")
+        check_drawable(args.plot)
+        check_writable("--plot", args.plot)
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:

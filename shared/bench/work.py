@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import edgeless
+from edgeless.cli.devices import UsageError
 
 from .ops import parse
 
@@ -139,3 +140,29 @@ class GraphedWork(Work):
             with torch.cuda.graph(self._captured[mode]):
                 run()
         self._captured[mode].replay()
+
+
+@dataclass
+class CapturedWork(Work):
+    """The same work by a layer that :func:`edgeless.capture` was asked to replay; nothing else is timed."""
+
+    handle: Optional[edgeless.Capture] = None
+    _replayed: set[str] = field(default_factory=set, init=False)
+
+    def forward(self) -> None:
+        """Calls the layer, whose forward is replayed."""
+        self._call("forward", super().forward)
+
+    def forward_backward(self) -> None:
+        """Calls the layer, whose forward and backward are replayed."""
+        self._call("forward_backward", super().forward_backward)
+
+    def _call(self, mode: str, run: Callable[[], None]) -> None:
+        if mode not in self._replayed:
+            before = self.handle.num_replays
+            for _ in range(5):  # it is captured after three
+                run()
+            if self.handle.num_replays == before:
+                raise UsageError(f"--peers edgeless-pyg-captured: {self.handle.report()}")
+            self._replayed.add(mode)
+        run()

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..graph import Compressed, Graph
 from ..graph_checks import normal_tensors
 from ..ops import spmm as _spmm  # noqa: F401  registers the fake kernels of the op
+from ..untraced import untraced
 from .process import Ranks
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -55,7 +56,7 @@ class Halo:
 
     # Exchanges -------------------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable  # what is under way is no tensor: a program of torch.compile breaks here and at the wait
+    @untraced  # what is under way is no tensor: a program of torch.compile breaks here and at the wait
     def start(self, rows: Tensor, join: bool) -> Flight:
         """Begins to receive halo rows for own ``rows`` ``[n, ...]``.
 
@@ -149,7 +150,7 @@ class Flight:
         self.keep: Optional[Tensor] = None  # own rows whose exchange is worth remembering
         self._work = self._held = None  # the collective, and what it reads until it is done
 
-    @torch.compiler.disable
+    @untraced
     def wait(self) -> Tensor:
         """The halo's rows ``[h, ...]``, or own and halo rows ``[n + h, ...]``. Some are kept: do not write to them."""
         if self.here is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Optional, Union
@@ -10,11 +9,12 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
+from ..fingerprint import Fingerprint
 from ..graph import Graph
 from ..graph_checks import check_edge_index, check_ids, check_num_nodes
 from ..reordering.methods import metis_parts
 from ..reordering.neighbors import neighbors_of
-from .store import safetensors, write_manifest, write_part
+from .store import library, write_manifest, write_part
 
 __all__ = ["partition"]
 
@@ -54,7 +54,7 @@ def partition(
         ImportError: safetensors or pymetis is missing.
     """
     call = "partition"
-    safetensors()
+    library()
     if isinstance(edge_index, Graph):
         edge_index = edge_index.edge_index()
     check_edge_index(call, edge_index)
@@ -116,10 +116,7 @@ def _metis(src: Tensor, dst: Tensor, num_nodes: int, num_parts: int, seed: int) 
 
 def _write(folder, src, dst, part, num_parts, node_data, edge_data, method) -> dict:
     num_nodes, num_edges = part.numel(), src.numel()
-    digest = hashlib.sha256(f"{num_nodes} {num_edges} {num_parts}".encode())
-    for tensor in (src, dst, part):
-        digest.update(tensor.contiguous().cpu().numpy())
-    fingerprint = digest.hexdigest()[:32]
+    fingerprint = str(Fingerprint(num_nodes, num_edges, num_parts).add(src, dst).add(part))
 
     by_part = torch.argsort(part, stable=True)  # place -> node
     place = torch.empty_like(by_part)

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..tensor_files import safetensors
+
 __all__ = ["MANIFEST", "VERSION", "read_manifest", "read_part", "write_manifest", "write_part"]
 
 MANIFEST = "manifest.json"
@@ -28,15 +30,9 @@ FORMAT, VERSION = "edgeless-parts", 1
 _NEEDED = ("num_nodes", "num_edges", "num_loops", "num_parts", "sizes", "edges", "fingerprint", "files")
 
 
-def safetensors():
-    """The module; ImportError says what to install."""
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError(
-            "edgeless.distributed keeps parts as safetensors; install them with: pip install 'edgeless[distributed]'"
-        ) from error
-    return safetensors
+def library():
+    """The module that keeps parts in files; ImportError says what to install."""
+    return safetensors("edgeless.distributed", "distributed")
 
 
 def part_name(part: int) -> str:
@@ -48,7 +44,7 @@ def write_part(folder: Path, part: int, tensors: dict[str, Tensor], fingerprint:
     """Writes one part and returns what the manifest says of it."""
     file = folder / part_name(part)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-    safetensors().torch.save_file(tensors, file, {"fingerprint": fingerprint, "part": str(part)})
+    library().torch.save_file(tensors, file, {"fingerprint": fingerprint, "part": str(part)})
     return {"name": file.name, "bytes": file.stat().st_size}
 
 
@@ -104,7 +100,7 @@ def read_part(folder: Path, manifest: dict, part: int) -> dict[str, Tensor]:
         raise FileNotFoundError(f"load: {file} is missing")
     if (size := file.stat().st_size) != known["bytes"]:
         raise ValueError(f"load: {file} must have {known['bytes']} bytes, as the manifest says, and has {size}")
-    package = safetensors()
+    package = library()
     try:
         with package.safe_open(file, framework="pt") as opened:
             about = opened.metadata() or {}

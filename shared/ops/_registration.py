@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Optional, TypeVar
+
 import torch
+
+_T = TypeVar("_T")
 
 if hasattr(torch.library, "register_fake"):
     register_fake = torch.library.register_fake
 else:  # torch < 2.4
     register_fake = torch.library.impl_abstract
+
+
+def if_known(compute: Callable[[], _T]) -> Optional[_T]:
+    """What ``compute`` returns, or None where it depends on a size that a compiled program learns when it runs."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    try:
+        return compute()
+    except GuardOnDataDependentSymNode:
+        return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from .. import _C  # noqa: F401  registers the ops
-from ._registration import register_fake
+from ._registration import if_known, register_fake
 
 coo_to_csr = torch.ops.edgeless.coo_to_csr
 csr_transpose = torch.ops.edgeless.csr_transpose
@@ -24,14 +24,8 @@ def index_dtype(*sizes: int) -> torch.dtype:
 
 
 def _below_limit(size) -> bool:
-    if isinstance(size, int):
-        return size < _INT32_LIMIT
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    try:
-        return bool(size < _INT32_LIMIT)
-    except GuardOnDataDependentSymNode:
-        return True  # known at run time only; no graph of two billion edges is compiled with an unknown size
+    # Of a size that is known at run time only: no graph of two billion edges is compiled with one.
+    return size < _INT32_LIMIT if isinstance(size, int) else if_known(lambda: bool(size < _INT32_LIMIT)) is not False
 
 
 @register_fake("edgeless::coo_to_csr")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registration import register_fake
+from ._registration import if_known, register_fake
 
 
 def widths(weight: Tensor) -> tuple[int, int]:
@@ -54,8 +54,10 @@ def _typed_edges_fake(indptr, indices, edge_ids, types, num_types, cut):
     if indptr.device.type == "cuda":
         parts = indptr.new_empty((indptr.size(0) + num_edges,))
     else:
-        num_parts = _num_parts(indptr.size(0) - 1, num_edges, num_types)
-        parts = types.new_empty((num_parts + 1, 2 + num_types), dtype=torch.int64)
+        num_ends = if_known(lambda: _num_parts(indptr.size(0) - 1, num_edges, num_types) + 1)
+        if num_ends is None:  # of pairs, which are counted when the program runs
+            num_ends = torch.library.get_ctx().new_dynamic_size()
+        parts = types.new_empty((num_ends, 2 + num_types), dtype=torch.int64)
     return (*(indptr.new_empty((size,)) for size in sizes), parts)
 
 

@@ -11,7 +11,15 @@ from edgeless import Graph
 from edgeless.layer import attention_layer
 
 NODES, FEATURES, HEADS, CHANNELS = 9, 5, 3, 4
-KINDS = {"gat": (1, 2), "gatv2": (2, 1), "gatv2-shared": (1, 1), "dot": (3, 0), "dot-added": (4, 0)}  # maps, vectors
+# maps, vectors
+KINDS = {
+    "gat": (1, 2),
+    "gatv2": (2, 1),
+    "gatv2-shared": (1, 1),
+    "dot": (3, 0),
+    "dot-added": (4, 0),
+    "dot-shared": (1, 0),
+}
 ops = torch.ops.edgeless
 
 
@@ -46,15 +54,16 @@ def arrays(graph):
     return [list(graph.csr), list(graph.csc)]
 
 
-def layer(kind, given, graph, dropout=0.0, dtype=None, out_dtype=None):
+def layer(kind, given, graph, dropout=0.0, dtype=None, out_dtype=None, by_head=False):
     x, weights, biases, vectors, row = given
     seed = torch.tensor([7], device=x.device) if dropout else None
     score = kind.partition("-")[0]
     coefficient = 0.5 if score == "dot" else 0.2
     csr, csc = arrays(graph)
     return ops.attention_layer(
-        x, weights, biases, vectors, row, csr, csc, seed, score, HEADS, coefficient, dropout, dtype, out_dtype
-    )
+        x, weights, biases, vectors, row, csr, csc, seed, score, HEADS, coefficient, dropout, dtype, out_dtype,
+        by_head=by_head,
+    )  # fmt: skip
 
 
 def parts(kind, given, graph, dropout=0.0):
@@ -69,7 +78,8 @@ def parts(kind, given, graph, dropout=0.0):
     elif score == "gatv2":
         out = edgeless.functional.gatv2_attention(graph, heads[0], heads[-1], vectors[0][0], **options)
     else:
-        out = edgeless.functional.dot_attention(graph, *heads[:3], scale=0.5, **options)
+        rows = heads * 3 if variant == "shared" else heads[:3]
+        out = edgeless.functional.dot_attention(graph, *rows, scale=0.5, **options)
     out = out.flatten(1)
     if variant == "added":
         out = out + mapped[3]
@@ -89,6 +99,21 @@ def test_values_and_gradients(kind, row, biases, dropout):
     assert "AttentionLayer" in found.grad_fn.name()
     with torch.no_grad():
         assert torch.equal(layer(kind, given, graph, dropout), found)
+
+
+@pytest.mark.parametrize("row", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_result_by_head(kind, row):
+    """The same numbers, and gradients that come by head."""
+    graph, given = graph_of(), inputs(kind, row)
+    found, want = layer(kind, given, graph, by_head=True), layer(kind, given, graph)
+    assert found.shape == (NODES, HEADS, CHANNELS) and "AttentionLayer" in found.grad_fn.name()
+    assert torch.equal(found.flatten(1), want)
+    grad = torch.randn_like(found).transpose(0, 1).contiguous().transpose(0, 1)
+    for a, b in zip(*(torch.autograd.grad(t, flat(*given), grad.reshape(t.shape)) for t in (found, want))):
+        assert torch.equal(a, b)
+    with torch.no_grad():
+        assert torch.equal(layer(kind, given, graph, by_head=True), found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -196,7 +221,7 @@ def test_opcheck(kind):
         ("gat", {"weights": 2}, "weights must be 1 for this score, got 2"),
         ("gat", {"vectors": 1}, "vectors must be 2 for this score, got 1"),
         ("gatv2", {"weights": 3}, "weights must be 1 or 2 for this score, got 3"),
-        ("dot", {"weights": 2}, "weights must be 3 or 4 for this score, got 2"),
+        ("dot", {"weights": 2}, "weights must be 1, 3 or 4 for this score, got 2"),
         ("dot", {"weights": 4}, "row must be none, with a map that is added"),
     ],
 )

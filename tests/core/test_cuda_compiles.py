@@ -1,7 +1,8 @@
 """Every CUDA source compiles for sm_80 and sm_90, so that a change on a machine without a GPU cannot break it.
 
 Of the attention kernels, which are many of a few templates, every fourth one: what is left out differs in a number. For
-sm_80, of instances of templates those of float32.
+sm_80, of instances of templates those of float32. Instances of one template for other types are compiled as one unit,
+since their header takes longest, and all code is optimised a little only: no error comes of optimising.
 
 The CPU build of torch has all headers that the sources may use: c10/cuda is there, the CUDA libraries' own headers
 (cuBLAS, cuSPARSE, cuSOLVER), which ATen/cuda/CUDAContext.h asks for, are not. Where the toolkit lacks them too, they
@@ -9,10 +10,12 @@ are taken from the PyPI wheels nvidia-cublas, nvidia-cusparse and nvidia-cusolve
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,16 @@ CORE = ROOT / "core_cuda"
 # Relative names, sorted: what setup.py adds to the CUDA build.
 SOURCES = sorted(str(p.relative_to(ROOT)) for p in CORE.rglob("*") if p.name.endswith((".cu", "_cuda.cpp")))
 NVCC = shutil.which("nvcc")
+
+
+def _template(source: str) -> tuple:
+    """Equal of sources that are compiled as one unit: same folder, same template, same headers. Else the source."""
+    if "/instances/" not in source or source.endswith("f32.cu"):
+        return (source,)
+    return re.sub(r"[a-z]*\d+\.cu$", "", source), *re.findall("^#include.*$", (ROOT / source).read_text(), re.MULTILINE)
+
+
+UNITS = [list(unit) for _, unit in groupby(sorted(SOURCES, key=_template), key=_template)]
 
 pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed")
 
@@ -50,12 +63,14 @@ def _flags() -> list[str]:
 
 
 def _archs(source: str) -> list[str]:
-    archs = (80, 90) if "/instances/" not in source or source.endswith("f32.cu") else (90,)
+    archs = (80, 90) if len(_template(source)) == 1 else (90,)
     return [flag for arch in archs for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
 
 
-def _compile(source: str, out: Path) -> subprocess.CompletedProcess:
-    target = str(out / (source.replace("/", "_") + ".o"))
+def _compile(unit: list[str], out: Path) -> subprocess.CompletedProcess:
+    source = unit[0]
+    written = out / source.replace("/", "_")
+    written.write_text("".join(f'#include "{ROOT / file}"\n' for file in unit))
     if source.endswith(".cu"):
         command = [
             NVCC,
@@ -64,44 +79,48 @@ def _compile(source: str, out: Path) -> subprocess.CompletedProcess:
             *cpp_extension.COMMON_NVCC_FLAGS,  # as the build: some of them forbid conversions
             "-Xcompiler",
             "-fPIC",
+            "-Xcicc",
+            "-O1",
         ]
     else:
         command = [os.environ.get("CXX", "c++"), "-fsyntax-only", f"-I{_toolkit_include()}"]
-    return subprocess.run([*command, *_flags(), "-c", source, "-o", target], cwd=ROOT, capture_output=True, text=True)
+    target = written.with_suffix(".o")
+    return subprocess.run([*command, *_flags(), "-c", written, "-o", target], cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")
 def compiled(request, tmp_path_factory):
-    """Source -> the running compiler. Started for all selected sources at once, one per core, unless a worker of
+    """Unit -> the running compiler. Started for all selected units at once, one per core, unless a worker of
     pytest-xdist is one of many that each compile what they test.
     """
     out = tmp_path_factory.mktemp("objects")
     if hasattr(request.config, "workerinput"):
-        yield lambda source: _compile(source, out)
+        yield lambda unit: _compile(unit, out)
         return
     wanted = (getattr(item, "callspec", None) for item in request.session.items)
-    wanted = [spec.params["source"] for spec in wanted if spec is not None and spec.params.get("source") in SOURCES]
+    wanted = [spec.params["unit"] for spec in wanted if spec is not None and spec.params.get("unit") in UNITS]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        running = {source: pool.submit(_compile, source, out) for source in wanted}
-        yield lambda source: running[source].result()
+        running = {unit[0]: pool.submit(_compile, unit, out) for unit in wanted}
+        yield lambda unit: running[unit[0]].result()
 
 
 def test_there_are_cuda_sources():
     """Otherwise the test below would pass by testing nothing."""
     assert any(source.endswith(".cu") for source in SOURCES)
     assert any(source.endswith("_cuda.cpp") for source in SOURCES)
+    assert sorted(source for unit in UNITS for source in unit) == SOURCES
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_cuda_source_compiles(compiled, source):
-    done = compiled(source)
-    assert done.returncode == 0, f"{source} does not compile:\n{done.stderr[-4000:]}"
+@pytest.mark.parametrize("unit", UNITS, ids="+".join)
+def test_cuda_sources_compile(compiled, unit):
+    done = compiled(unit)
+    assert done.returncode == 0, f"{' or '.join(unit)} does not compile:\n{done.stderr[-4000:]}"
 
 
 def test_a_broken_source_would_be_noticed(tmp_path):
     broken = tmp_path / "broken.cu"
     broken.write_text("__global__ void kernel(int* p) { *p = threadIdx.q; }\n")
-    done = _compile(str(broken), tmp_path)
+    done = _compile([str(broken)], tmp_path)
     assert done.returncode != 0
     assert "threadIdx" in done.stderr or '"q"' in done.stderr

@@ -225,3 +225,27 @@ def test_the_bench_refuses_an_engine_that_would_not_run():
     assert not set(peers.ENGINE_PEERS) & set(peers.known(op_case("min_F8", "fp32")))
     with pytest.raises(UsageError, match="edgeless-cusparse: spmm_none_F8 does not run .* not on a GPU"):
         peers.build(case, "edgeless-cusparse", graph)
+
+
+def test_auto_asks_for_blocks_of_large_graphs(monkeypatch):
+    """For sums and dot product attention of 16 bits, each from its own reuse on; not for what blocks do not compute."""
+    asked = []
+    monkeypatch.setattr("edgeless.engines._keep", lambda graph, key, *how: asked.append((key, *how)))
+    monkeypatch.setattr("edgeless.engines._is_large", lambda graph, x: True)
+    graph = Graph.from_edge_index(torch.randint(50, (2, 400)), 50, 50)
+    x, heads = torch.randn(50, 8).bfloat16(), torch.randn(50, 2, 64).bfloat16()
+    for call, expected in (
+        (lambda: functional.spmm(graph, x), [("wsb", 1.5)]),
+        (lambda: functional.spmm(graph, x.float()), []),
+        (lambda: functional.spmm(graph, x, torch.rand(400).bfloat16()), []),
+        (lambda: functional.sddmm_dot(graph, x, x), []),
+        (lambda: functional.dot_attention(graph, heads, heads, heads), [("wsb", 1.5)]),
+        (lambda: functional.dot_attention(graph, *[heads.view(50, 1, 128)] * 3), [("wsb", 1.3)]),
+        (lambda: functional.dot_attention(graph, *[heads.view(50, 4, 32)] * 3), [("wsb", 2.5)]),
+        (lambda: functional.dot_attention(graph, *[heads.view(50, 8, 16)] * 3), []),
+        (lambda: functional.dot_attention(graph, *[heads.float()] * 3), []),
+        (lambda: functional.dot_attention(graph, heads, heads, heads, dropout=0.5, seed=1), []),
+    ):
+        asked.clear()
+        call()
+        assert asked == expected

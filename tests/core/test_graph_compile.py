@@ -8,7 +8,10 @@ import edgeless
 from edgeless import Graph
 from edgeless.cache import graph_from_edge_index
 
-pytestmark = pytest.mark.skipif(not hasattr(torch.library, "register_fake"), reason="needs torch 2.4")
+pytestmark = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.skipif(not hasattr(torch.library, "register_fake"), reason="needs torch 2.4"),
+]
 
 needs_program_cache = pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="needs this tag")
 
@@ -24,13 +27,6 @@ class CountingBackend:
     def __call__(self, module, inputs):
         self.count += 1
         return torch._dynamo.lookup_backend(BACKEND)(module, inputs)
-
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def sum_of_neighbours(graph: Graph, x: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ import edgeless.dgl.nn as nn  # noqa: E402
 import edgeless.distributed as ed  # noqa: E402
 from edgeless.dgl import ops  # noqa: E402
 
+RELATIONS = 3
+
 
 def taken(graph):
     """What DGL's layers take: this process' part, or the whole graph."""
@@ -37,6 +39,31 @@ def with_attention(graph):
 def with_both(graph):
     graph = taken(graph)
     return lambda layer, x, given: list(layer(graph, x, edge_weight=given["w"], get_attention=True))
+
+
+def types_of(graph):
+    """The types of nodes and of edges, which are functions of their ids."""
+    parts = isinstance(graph, ed.DistGraph)
+    nodes, edges = (graph.nodes, graph.edge_ids) if parts else (graph.nodes(), torch.arange(graph.num_edges()))
+    return nodes % RELATIONS, edges.to(nodes.device) * 7 // 5 % RELATIONS
+
+
+def typed(graph):
+    graph = taken(graph)
+    etypes = types_of(graph)[1]
+    return lambda layer, x, given: [layer(graph, x, etypes)]
+
+
+def typed_with_norm(graph):
+    graph = taken(graph)
+    etypes = types_of(graph)[1]
+    return lambda layer, x, given: [layer(graph, x, etypes, given["w"])]
+
+
+def typed_nodes(graph):
+    graph = taken(graph)
+    types = types_of(graph)
+    return lambda layer, x, given: [layer(graph, x, *types)]
 
 
 class Batched(torch.nn.Module):
@@ -126,6 +153,27 @@ def cases():
             f"GINConv {kind}",
             lambda kind=kind: nn.GINConv(torch.nn.Linear(FEATURES, 4), kind, learn_eps=True),
             plain,
+            False,
+            (),
+        )
+    for name, options in (
+        ("basis", {"regularizer": "basis", "num_bases": 2}),
+        ("bdd", {"regularizer": "bdd", "num_bases": 2, "self_loop": False}),
+        ("normalised", {"layer_norm": True}),
+    ):
+        yield (
+            f"RelGraphConv {name}",
+            lambda options=options: nn.RelGraphConv(FEATURES, 4, RELATIONS, **options),
+            typed,
+            False,
+            (),
+        )
+    yield "RelGraphConv with norm", lambda: nn.RelGraphConv(FEATURES, 4, RELATIONS), typed_with_norm, False, "w"
+    for width in (3, 4):
+        yield (
+            f"HGTConv to {2 * width}",
+            lambda width=width: nn.HGTConv(FEATURES, width, 2, RELATIONS, RELATIONS, 0.0),
+            typed_nodes,
             False,
             (),
         )

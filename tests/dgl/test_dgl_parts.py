@@ -41,8 +41,9 @@ def test_layers_refuse_in_words(tmp_path):
         (nn.RelGraphConv(FEATURES, 3, 2), (x, ids)),
         (nn.HGTConv(FEATURES, 3, 1, 2, 2), (x, torch.zeros(len(x), dtype=torch.int64), ids)),
     ):
-        with pytest.raises(edgeless.NotFusedError, match="a layer over relations does not run on parts"):
-            layer(dg, *given)
+        assert edgeless.explain(layer, dg, *given)
+        with pytest.raises(edgeless.NotFusedError, match="etypes is not an int64 or int32 Tensor of shape"):
+            layer(dg, *given[:-1], ids[1:])
     logits = torch.randn(dg.num_edges, 2, dtype=torch.bfloat16)
     assert ops.edge_softmax(dg, logits).shape == logits.shape
     with pytest.raises(edgeless.NotFusedError, match="in-edges of its nodes"):

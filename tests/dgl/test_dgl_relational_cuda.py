@@ -1,11 +1,13 @@
 """Layers over relations of DGL on CUDA, against the stock layers."""
 
+import dgl
 import dgl.nn as stock
 import pytest
 import torch
 from dgl_cases import graph_named
-from parity_on_cuda import assert_parity_on_cuda
+from parity_on_cuda import assert_compiles_on_cuda, assert_parity_on_cuda
 
+import edgeless.dgl
 import edgeless.dgl.nn as fused
 
 pytestmark = pytest.mark.cuda
@@ -67,3 +69,38 @@ def test_hgt(use_norm, heads, dtype):
 def test_typed_linear(options, widths, dtype):
     layers = pair("TypedLinear", *widths, RELATIONS, **options)
     assert_parity_on_cuda(*layers, (draw(700, widths[0]), types_of(700, RELATIONS - 1)), dtype)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", ["RelGraphConv", "HGTConv", "TypedLinear"])
+def test_compiled(name, backend, fresh_dynamo):
+    graph = graph_named("random")
+    handle, x, etypes = (
+        edgeless.dgl.to_graph(graph),
+        draw(graph.num_nodes(), 64),
+        types_of(graph.num_edges(), RELATIONS),
+    )
+    ntypes = types_of(graph.num_nodes(), NODE_TYPES, 1)
+    arguments, inputs = {
+        "RelGraphConv": ((64, 32, RELATIONS), (handle, x, etypes)),
+        "HGTConv": ((64, 32, 2, NODE_TYPES, RELATIONS, 0.0), (handle, x, ntypes, etypes)),
+        "TypedLinear": ((64, 32, NODE_TYPES), (x, ntypes)),
+    }[name]
+    assert_compiles_on_cuda(pair(name, *arguments)[1], inputs, backend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name,options", [("GraphConv", {"norm": "both"}), ("SAGEConv", {"aggregator_type": "mean"})])
+def test_hetero_graph_conv(name, options, dtype):
+    sizes, edges = {"a": 200, "b": 130}, {}
+    for i, (source, destination) in enumerate(("ab", "ba", "aa", "bb")):
+        ends = [types_of(900, sizes[kind] - 1, seed=2 * i + j) for j, kind in enumerate((source, destination))]
+        edges[source, f"r{i}", destination] = tuple(ends)
+    torch.manual_seed(1)
+    theirs, ours = (
+        package.HeteroGraphConv({key[1]: getattr(package, name)(24, 64, **options) for key in edges})
+        for package in (stock, fused)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    inputs = {kind: draw(size, 24) for kind, size in sizes.items()}
+    assert_parity_on_cuda(theirs, ours, (dgl.heterograph(edges, sizes), inputs), dtype)

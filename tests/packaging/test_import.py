@@ -13,7 +13,9 @@ def touched(*args, **kwargs):
 
 torch.cuda._lazy_init = touched
 torch.cuda.is_available = touched
+before = set(sys.modules)
 import edgeless
+assert "torch._dynamo" not in sys.modules.keys() - before, "Dynamo takes as long to import as the rest of torch"
 loaded = {name.split(".")[0] for name in sys.modules}
 print("edgeless", *sorted(loaded & {"dgl", "torch_geometric", "torch_sparse", "matplotlib", "rich", "shared"}))
 """

@@ -102,9 +102,44 @@ def sum_cases():
         yield f"GINConv {aggr}", lambda aggr=aggr: nn.GINConv(perceptron(), train_eps=True, aggr=aggr), plain, False, ()
 
 
+RELATIONS = 3
+
+
+def typed(*names):
+    """Calls with the relation of every edge, which is a function of its id, and edge data of these names."""
+
+    def with_types(graph):
+        whole = not isinstance(graph, ed.DistGraph)
+        ids = torch.arange(graph.size(1), device=graph.device) if whole else graph.edge_ids
+        edge_type = ids * 7 // 5 % RELATIONS
+        return lambda layer, x, given: [layer(x, graph, edge_type, *(given[name] for name in names))]
+
+    return with_types
+
+
+def relational_cases():
+    def case(what, cls, *names, **options):
+        return f"{cls.__name__} {what}", lambda: cls(FEATURES, 4, RELATIONS, **options), typed(*names), False, names
+
+    for cls in (nn.RGCNConv, nn.FastRGCNConv):
+        yield case("mean", cls)
+        yield case("sum of bases", cls, aggr="add", num_bases=2)
+        yield case("blocks without root", cls, num_blocks=2, root_weight=False, bias=False)
+    yield case("max", nn.RGCNConv, aggr="max")
+    for mechanism in ("within-relation", "across-relation"):
+        for what, *names, options in (
+            ("plain", {}),
+            ("edge features", "e", {"edge_dim": EDGE_FEATURES}),
+            ("8 heads, f-scaled", {"heads": 8, "mod": "f-scaled"}),
+            ("additive", {"heads": 2, "mod": "additive"}),
+        ):
+            yield case(f"{mechanism}, {what}", nn.RGATConv, *names, attention_mechanism=mechanism, **options)
+
+
 def all_layers(rank, world, folder):
+    cases = [*attention_cases(), *sum_cases(), *relational_cases()]
     with edgeless.backend("fused"):
         for name, (kind, *_) in partitions(world).items():
             dg, edge_index = ed.load(folder / name, checked=None if name == "random" else 64), edges(kind)
-            for wrong in compare([*attention_cases(), *sum_cases()], dg, edge_index, name == "random"):
+            for wrong in compare(cases, dg, edge_index, name == "random"):
                 yield f"{name}: {wrong}"

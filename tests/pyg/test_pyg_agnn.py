@@ -447,13 +447,6 @@ def test_nothing_of_the_size_of_the_edges_is_allocated():
 # torch.compile ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("form", ("graph", "tensor"))
 def test_compiles_whole(fresh_dynamo, form):
     theirs, ours = agnn_pair(torch.float64)

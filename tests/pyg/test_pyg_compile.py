@@ -10,12 +10,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import edgeless
 import edgeless.pyg.nn as fused
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def _run_compiled(layer, compiled, *inputs, **kwargs):

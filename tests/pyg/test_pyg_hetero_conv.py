@@ -9,7 +9,7 @@ from pyg_cases import assert_close, features, random_edges
 
 import edgeless
 import edgeless.pyg.nn as fused
-from edgeless.pyg.nn import hetero_conv
+from edgeless import hetero_sum
 
 SIZES = {"a": 20, "b": 13, "c": 7}
 TYPES = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a"), ("c", "by", "a"), ("a", "of", "c")]
@@ -54,8 +54,8 @@ def run(layer, x_dict, *rest, **kwargs):
 @pytest.fixture
 def sums(monkeypatch):
     """Counts the sums over relations."""
-    found, function = [], hetero_conv.relational_sum
-    monkeypatch.setattr(hetero_conv, "relational_sum", lambda *a, **k: (found.append(1), function(*a, **k))[1])
+    found, function = [], hetero_sum.relational_sum
+    monkeypatch.setattr(hetero_sum, "relational_sum", lambda *a, **k: (found.append(1), function(*a, **k))[1])
     return found
 
 

@@ -143,6 +143,32 @@ def test_dictionaries_in_any_order():
     assert all(torch.allclose(found[key], expected[key], atol=1e-5) for key in expected)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+def test_autocast_of_dictionaries(given, device):
+    """The stock layer's dtypes, and at most twice its distance from float64."""
+    torch.manual_seed(1)
+    theirs = HeteroDictLinear({"a": 5, "b": 3}, 7).to(device)
+    ours = fused.HeteroDictLinear({"a": 5, "b": 3}, 7).to(device)
+    ours.load_state_dict(theirs.state_dict())
+    inputs = {"a": features(90, 5).to(given), "b": features(110, 3, seed=2).to(given)}
+    weights = {"a": features(90, 7, seed=3), "b": features(110, 7, seed=4)}
+
+    def results(layer, dtype=None, autocast=True):
+        leaves = {key: x.to(device, dtype).requires_grad_() for key, x in inputs.items()}
+        with torch.autocast(device, torch.bfloat16, autocast):
+            outs = layer(leaves)
+        loss = sum((out * weights[key].to(out)).sum() for key, out in outs.items())
+        return [*outs.values(), *torch.autograd.grad(loss, [*leaves.values(), *layer.parameters()])]
+
+    exact = results(copy.deepcopy(theirs).double(), torch.float64, False)
+    with edgeless.backend("fused"):
+        found = results(ours)
+    for mine, stocks, want in zip(found, results(theirs), exact, strict=True):
+        assert mine.dtype == stocks.dtype
+        assert (mine - want).norm() <= max(2 * (stocks - want).norm(), 1e-6 * want.norm())
+
+
 def test_lazy_dictionaries():
     ours = fused.HeteroDictLinear(-1, 7, types=["a", "b"])
     inputs = {"a": features(9, 4), "b": features(11, 5, seed=2)}

@@ -9,6 +9,7 @@ import torch.nn.utils.prune
 import torch_geometric
 import torch_geometric.nn as stock
 from pyg_cases import assert_close, features, random_edges
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch_geometric.data import HeteroData
 from torch_geometric.loader import HGTLoader, NeighborLoader
 
@@ -45,9 +46,10 @@ def layer_pair(in_channels=OUT, heads=2, dtype=torch.float32, metadata=METADATA,
     return theirs.to(dtype), ours.to(dtype)
 
 
-def run(layer, x_dict, edges):
+def run(layer, x_dict, edges, call=None):
+    """Of ``layer``, by way of ``call``, itself if None."""
     leaves = {key: x.detach().clone().requires_grad_() for key, x in x_dict.items()}
-    outs = layer(dict(leaves), edges)
+    outs = (layer if call is None else call)(dict(leaves), edges)
     found = {f"out {key}": out.detach() for key, out in outs.items()}
     generator = torch.Generator().manual_seed(23)
     weights = {key: torch.randn(out.shape, generator=generator, dtype=torch.float64) for key, out in outs.items()}
@@ -199,13 +201,27 @@ def test_bitwise_the_same_from_run_to_run():
     assert all(a is b or torch.equal(a, b) for a, b in zip(first.values(), second.values()))
 
 
-def test_compiled_programs_take_the_stock_path():
+@pytest.mark.parametrize("width", [OUT, 5])
+def test_compiles_whole(width, fresh_dynamo):
+    theirs, ours = layer_pair(width)
+    x_dict, edges = nodes_of(width), edges_of()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with edgeless.backend("fused"):
+        for ids in (torch.int64, torch.int32):
+            assert_close(run(ours, x_dict, edges_of(ids), compiled), run(theirs, x_dict, edges))
+
+
+def test_no_recompile_for_every_number_of_edges(fresh_dynamo):
     theirs, ours = layer_pair()
-    x_dict, edges = nodes_of(), edges_of()
-    torch._dynamo.reset()
-    found = torch.compile(ours, backend="eager")(x_dict, edges)
-    expected = theirs(x_dict, edges)
-    assert all(torch.allclose(found[key], expected[key], atol=1e-5) for key in expected)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(ours, fullgraph=True, backend=counter)
+    for i in range(5):
+        sizes = {key: size + i * (j + 1) for j, (key, size) in enumerate(SIZES.items())}
+        x_dict = {key: features(size, OUT, seed=i) for key, size in sizes.items()}
+        edges = {t: random_edges(sizes[t[0]], sizes[t[2]], 50 + 7 * i + j, seed=i) for j, t in enumerate(TYPES)}
+        with edgeless.backend("fused"):
+            torch.testing.assert_close(compiled(x_dict, edges), theirs(x_dict, edges))
+    assert counter.frame_count <= 2  # once with fixed, once with dynamic sizes
 
 
 def test_seeded_initialisation_repr_and_accelerate():

@@ -59,8 +59,12 @@ def test_layers_refuse_in_words(alone):
         refused(cls(FEATURES, 3, aggr="median"), x, alone, "aggr_module is MedianAggregation")
     refused(nn.SAGEConv(FEATURES, 3), (x, x.clone()), alone, "x is a pair")
     types = [torch.zeros(alone.edge_ids.numel(), dtype=torch.int64)]
-    for cls in (nn.RGCNConv, nn.FastRGCNConv, nn.RGATConv):
-        refused(cls(FEATURES, 3, 2), x, alone, "a layer over relations does not run on parts", types=types)
+    for cls in (nn.RGCNConv, nn.FastRGCNConv):
+        assert edgeless.explain(cls(FEATURES, 3, 2), x, alone, *types)
+        refused(cls(FEATURES, 3, 2), (x, x), alone, "with nodes of one kind", types=types)
+        refused(cls(FEATURES, 3, 2), None, alone, "with nodes of one kind", types=types)
+    assert edgeless.explain(nn.RGATConv(FEATURES, 3, 2), x, alone, *types)
+    refused(nn.RGATConv(FEATURES, 3, 2, dropout=0.5), x, alone, "attention is dropped by the ids", types=types)
     cached = nn.GCNConv(FEATURES, 3, cached=True)
     cached(x, edges("loops"))
     refused(cached, x, alone, "normalisation of another graph")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch_geometric.nn as stock
-from parity_on_cuda import assert_parity_on_cuda
+from parity_on_cuda import assert_compiles_on_cuda, assert_parity_on_cuda
 from pyg_cases import GRAPHS, features, random_edges
 from torch_geometric.nn.dense.linear import HeteroLinear
 
@@ -142,3 +142,17 @@ def test_a_captured_graph_gives_what_the_call_does(name):
     captured.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "name,options",
+    [("RGCNConv", {}), ("RGCNConv", {"aggr": "max"}), ("RGATConv", {}), ("RGATConv", {"heads": 8}), ("HGTConv", {})],
+)
+def test_compiled(name, options, backend, fresh_dynamo):
+    if name == "HGTConv":
+        layer, inputs = pair(name, 64, 64, (list(SIZES), TYPES), 2)[1], heterogeneous(64)
+    else:
+        graph = large()
+        layer, inputs = pair(name, 64, 32, RELATIONS, **options)[1], (features(300, 64), graph[0], types_of(graph))
+    assert_compiles_on_cuda(layer, inputs, backend)

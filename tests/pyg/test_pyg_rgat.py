@@ -6,7 +6,8 @@ import re
 import pytest
 import torch
 import torch_geometric.nn as stock
-from pyg_cases import GRAPHS, assert_close, edge_features, features, run, run_exact, run_fused
+from pyg_cases import GRAPHS, assert_close, edge_features, features, random_edges, run, run_exact, run_fused
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import edgeless
@@ -180,6 +181,15 @@ def test_returned_attention_and_edge_features_of_one_number(mechanism):
     assert_parity(graph, edge_dim=3, bias=False, attention_mechanism=mechanism)
 
 
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+def test_edge_features_of_no_edges(mechanism):
+    graph = GRAPHS["no_edges"]
+    theirs, ours = layer_pair(attention_mechanism=mechanism, edge_dim=3)
+    x, attr = features(graph[1], IN), torch.empty(0, 3)
+    with edgeless.backend("fused"):
+        torch.testing.assert_close(ours(x, graph[0], types_of(graph), attr), theirs(x, graph[0], types_of(graph), attr))
+
+
 def test_other_kinds_of_graphs():
     graph = GRAPHS["random"]
     theirs, ours = layer_pair()
@@ -290,6 +300,34 @@ def test_bitwise_the_same_from_run_to_run():
     _, ours = layer_pair()
     first, second = (run_fused(ours, features(40, IN), graph[0], types_of(graph)) for _ in range(2))
     assert all(a is b or torch.equal(a, b) for a, b in zip(first.values(), second.values()))
+
+
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+@pytest.mark.parametrize("options", [{"mod": "additive"}, {"heads": 8, "num_bases": 3, "edge_dim": 3}], ids=str)
+def test_compiles_whole(options, mechanism, fresh_dynamo):
+    graph, dtype = GRAPHS["random"], torch.float64
+    x, edge_type = features(graph[1], IN, dtype), types_of(graph)
+    attr = edge_features(graph, 3, dtype) if "edge_dim" in options else None
+    theirs, ours = layer_pair(dtype, attention_mechanism=mechanism, **options)
+    typed = TypedGraph.from_edge_index(graph[0], edge_type, R, graph[1], graph[2])
+    expected = run(theirs, theirs, x, graph[0], edge_type, attr)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    with edgeless.backend("fused"):
+        for edges in ((graph[0], edge_type), (typed, None), (typed, None)):  # which keeps what the program sorted
+            assert_close(run(compiled, ours, x, *edges, attr), expected)
+
+
+def test_no_recompile_for_every_number_of_edges(fresh_dynamo):
+    theirs, ours = layer_pair()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(ours, fullgraph=True, backend=counter)
+    for i in range(5):
+        num_nodes, num_edges = 40 + 3 * i, 100 + 17 * i
+        inputs = features(num_nodes, IN), random_edges(num_nodes, num_nodes, num_edges, seed=i)
+        inputs += (torch.arange(num_edges) % R,)
+        with edgeless.backend("fused"):
+            torch.testing.assert_close(compiled(*inputs), theirs(*inputs))
+    assert counter.frame_count <= 2  # once with fixed, once with dynamic sizes
 
 
 def test_accelerate_and_state():

@@ -130,13 +130,6 @@ def test_hetero_conv():
 # torch.compile ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("form", ("graph", "tensor"))
 @pytest.mark.parametrize("name,options", (("GCNConv", {}), ("SAGEConv", {"aggr": "max"}), ("GraphConv", {})))
 def test_compiles_to_a_whole_graph(name, options, form, fresh_dynamo):

@@ -113,3 +113,18 @@ def assert_parity_on_cuda(theirs, ours, inputs, dtype, draws=5):
         errors = torch.cat([errors[:given], errors[given:].mean(0, keepdim=True)])
     bound = {torch.float64: 1e-10, torch.float32: 1e-5}.get(dtype, torch.finfo(dtype).eps)
     assert (errors[:, 0] <= (2 * errors[:, 1]).clamp_min(bound)).all(), errors.tolist()
+
+
+def assert_compiles_on_cuda(layer, inputs, backend="aot_eager"):
+    """A whole program of torch.compile gives what the fused layer does, in float32: outputs and all gradients."""
+    layer, found = copy.deepcopy(layer).cuda(), []
+    for call in (torch.compile(layer, fullgraph=True, backend=backend), layer):
+        leaves = []
+        given = moved(inputs, "cuda", torch.float32, leaves)
+        with edgeless.backend("fused"):
+            outs = _flat(call(*given))
+        leaves += list(layer.parameters())
+        grads = torch.autograd.grad(sum(out.square().sum() for out in outs), leaves, allow_unused=True)
+        found.append([*outs, *(grad for grad in grads if grad is not None)])
+    for mine, want in zip(*found, strict=True):
+        assert (mine - want).norm() <= 1e-5 * want.norm()

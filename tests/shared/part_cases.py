@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from processes import forking
 
 import edgeless.distributed as ed
 
@@ -88,12 +89,14 @@ def spawn(work, world, folder, *inputs, backend="gloo"):
 
     Returns what they found wrong, all together.
     """
-    errors = mp.get_context("spawn").SimpleQueue()
+    method = "spawn" if backend == "nccl" else forking()
+    errors = mp.get_context(method).SimpleQueue()
     folder = Path(folder)
-    mp.spawn(
+    mp.start_processes(
         _enter,
         (work, world, str(folder), str(folder / f"store-{work.__name__}"), errors, backend, inputs),
         nprocs=world,
+        start_method=method,
     )
     found = []
     while not errors.empty():

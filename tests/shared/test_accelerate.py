@@ -113,6 +113,7 @@ import sys
 import torch, edgeless
 edgeless.accelerate(torch.nn.Linear(2, 2))
 assert not [m for m in sys.modules if m.startswith(("edgeless.pyg", "edgeless.dgl"))]
+assert not {{"dgl", "torch_geometric"}} & sys.modules.keys(), "a framework was imported"
 try:
     import {framework}
 except ImportError:
@@ -125,14 +126,6 @@ assert [m for m in sys.modules if m.startswith("{package}.")]
     assert done.returncode == 0, done.stderr
     if done.stdout.strip() == "skip":
         pytest.skip(f"{framework} cannot be imported here")
-
-
-@pytest.mark.parametrize("framework,package", (("torch_geometric", "edgeless.pyg"), ("dgl", "edgeless.dgl")))
-def test_a_missing_framework_gives_one_sentence(framework, package):
-    code = f"import sys; sys.modules['{framework}'] = None; import {package}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert f"ImportError: {package} needs " in done.stderr and "pip install" in done.stderr.splitlines()[-1]
 
 
 def test_the_pyg_layers_do_not_import_dgl():

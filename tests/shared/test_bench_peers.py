@@ -9,7 +9,7 @@ from edgeless.__main__ import main
 from edgeless.bench import graphs, measure, timing
 from edgeless.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
 from edgeless.bench.work import Case, op_case
-from edgeless.cli.devices import installed
+from edgeless.cli.devices import UsageError, installed
 from edgeless.cli.layers import LAYERS
 
 TOY = graphs.load("toy", None, torch.device("cpu"))
@@ -89,7 +89,15 @@ def test_autocast_is_on_for_16_bit_layers():
 
 def test_every_layer_peer_names_a_framework_and_a_way_to_run():
     assert {framework for framework, _, _ in LAYER_PEERS.values()} == {"pyg", "dgl"}
-    assert {how for _, _, how in LAYER_PEERS.values()} == {"eager", "compiled", "graphed"}
+    assert {how for _, _, how in LAYER_PEERS.values()} == {"eager", "compiled", "graphed", "captured"}
+
+
+def test_a_captured_peer_that_does_not_replay_is_not_timed():
+    if not installed("pyg"):
+        pytest.skip("needs pyg")
+    work = build(Case("layer", "gatv2", "fp32", features=16, heads=2, channels=8), "edgeless-pyg-captured", TOY)
+    with pytest.raises(UsageError, match="(?s)--peers edgeless-pyg-captured: .*a tensor is not on the current GPU"):
+        work.forward_backward()
 
 
 def test_bench_measures_and_writes_what_it_prints(tmp_path, capsys):

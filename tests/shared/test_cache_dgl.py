@@ -87,3 +87,12 @@ def test_it_dies_with_the_dgl_graph():
     lookup(g)
     del g
     assert edgeless.cache_info().graphs == 0
+
+
+def test_minibatches_leave_nothing():
+    for seed in range(100):
+        edges = torch.randint(500, (2, 2000), generator=torch.Generator().manual_seed(seed))
+        g = dgl.graph(tuple(edges), num_nodes=500)
+        lookup(g).csc  # noqa: B018
+        assert edgeless.cache_info().graphs == 1
+        del g

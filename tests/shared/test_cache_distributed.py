@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from collectives import NODES, edges, work, write_one_id
+from processes import forking
 
 import edgeless
 from edgeless.cache import graph_from_edge_index
@@ -16,8 +17,8 @@ pytestmark = [
 
 
 def test_collectives_write_into_an_edge_index(tmp_path):
-    errors = mp.get_context("spawn").SimpleQueue()
-    mp.spawn(work, (str(tmp_path / "store"), errors), nprocs=2)
+    errors = mp.get_context(forking()).SimpleQueue()
+    mp.start_processes(work, (str(tmp_path / "store"), errors), nprocs=2, start_method=forking())
     found = []
     while not errors.empty():
         found.append(errors.get())
@@ -28,7 +29,7 @@ def test_another_process_writes_into_shared_memory():
     edgeless.clear_cache()
     edge_index = edges(0).share_memory_()
     before = graph_from_edge_index(edge_index, NODES, NODES)
-    process = mp.get_context("spawn").Process(target=write_one_id, args=(edge_index,))
+    process = mp.get_context(forking()).Process(target=write_one_id, args=(edge_index,))
     process.start()
     process.join()
     assert process.exitcode == 0

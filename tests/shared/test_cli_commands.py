@@ -49,6 +49,18 @@ def test_demo_trains_both_sides_to_the_same_loss(tmp_path, capsys, framework):
     assert losses[1][-1] < losses[1][0]
 
 
+@pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_at_the_end(monkeypatch, capsys):
+    run = {"seed": 0, "losses": [1.0], "val": 0.5, "test": 0.5}
+    result = {"runs": [run], "seconds": [0.1], "peak_bytes": 10}
+    monkeypatch.setattr("edgeless.demo.command.run_child", lambda *_: result)
+    assert main(["demo", "--framework", FRAMEWORKS[0], *TINY, "--json", "/dev/full"]) == 1
+    out, err = capsys.readouterr()
+    assert "test accuracy" in out
+    assert err == "edgeless demo: --json /dev/full: cannot be written (No space left on device)\n"
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_of_the_demo_trains_to_the_stock_loss(monkeypatch, framework, layer):

@@ -12,10 +12,6 @@ import pytest
 from edgeless.__main__ import main
 from edgeless.cli import child, devices
 
-TINY = ["--nodes", "200", "--edges", "2000", "--epochs", "1", "--device", "cpu", "--threads", "1"]
-FRAMEWORKS = [name for name in ("pyg", "dgl") if devices.installed(name)]
-needs_framework = pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
-
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
@@ -233,18 +229,6 @@ def test_a_full_disk_under_standard_output():
         process = command("--help", stdout=full)
         assert process.communicate()[1] == "edgeless: [Errno 28] No space left on device\n"
     assert process.returncode == 1
-
-
-@needs_framework
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_at_the_end(monkeypatch, capsys):
-    run = {"seed": 0, "losses": [1.0], "val": 0.5, "test": 0.5}
-    result = {"runs": [run], "seconds": [0.1], "peak_bytes": 10}
-    monkeypatch.setattr("edgeless.demo.command.run_child", lambda *_: result)
-    assert main(["demo", "--framework", FRAMEWORKS[0], *TINY, "--json", "/dev/full"]) == 1
-    out, err = capsys.readouterr()
-    assert "test accuracy" in out
-    assert err == "edgeless demo: --json /dev/full: cannot be written (No space left on device)\n"
 
 
 def test_signs_that_the_terminal_lacks(monkeypatch):

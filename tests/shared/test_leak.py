@@ -82,16 +82,3 @@ def test_no_python_object_is_left():
         tracemalloc.stop()
     # A single small object a graph would be more, in every window; a table that doubles is seen in one of them.
     assert min(grown) < 200 * 20, grown
-
-
-def test_dgl_minibatches():
-    dgl = pytest.importorskip("dgl", reason="needs DGL")
-    from edgeless import Graph
-    from edgeless.cache import graph_from_object
-
-    edgeless.clear_cache()
-    for seed in range(NUM_GRAPHS // 10):
-        g = dgl.graph(tuple(sampled(seed)), num_nodes=NUM_NODES)
-        graph_from_object(g._graph, 0, lambda g=g: Graph.from_dgl(g)).csc  # noqa: B018
-        assert edgeless.cache_info().graphs == 1
-        del g

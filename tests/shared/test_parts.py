@@ -14,6 +14,7 @@ pytest.importorskip("pymetis")
 
 from part_cases import FEATURES, NODES, edge_data, edges, node_data, spawn, write_partitions
 from part_training import fail, lose_one, loss_of, new_net, same_bits, train, train_whole, write_damaged
+from processes import forking
 
 import edgeless
 import edgeless.distributed as ed
@@ -76,7 +77,7 @@ def test_failures_reach_every_rank(tmp_path):
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_others_with_the_reason(tmp_path):
     write_partitions(tmp_path, 2)
-    context = mp.get_context("spawn")
+    context = mp.get_context(forking())
     words = context.SimpleQueue()
     inputs = (str(tmp_path), str(tmp_path / "store"), words)
     processes = [context.Process(target=lose_one, args=(rank, *inputs)) for rank in range(2)]

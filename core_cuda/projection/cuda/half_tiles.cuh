@@ -13,6 +13,24 @@ namespace edgeless::cuda::projection::half {
 
 constexpr int kInner = 16;  // depth of an mma
 
+// Four blocks of 8 by 8 numbers, of which each lane gives one row's address in shared memory; transposed on the way
+// into registers where it says so.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(const void* at, uint32_t (&to)[4]) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t address = shared_address(at);
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+  }
+#endif
+}
+
 template <int kSize, bool kTransposed>
 struct Operand : Tiles<uint16_t, kSize, kTransposed, 8> {
   using Base = Tiles<uint16_t, kSize, kTransposed, 8>;
@@ -26,18 +44,7 @@ struct Operand : Tiles<uint16_t, kSize, kTransposed, 8> {
     const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
     int at = first + (depth_first ? third : second), depth = inner + (depth_first ? second : third);
     (kTransposed ? depth : at) += lane % 8;
-#if __CUDA_ARCH__ >= 800
-    const uint32_t address = shared_address(tile + (kTransposed ? depth * kStride + at : at * kStride + depth));
-    if constexpr (kTransposed) {
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                   : "r"(address));
-    } else {
-      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                   : "r"(address));
-    }
-#endif
+    load_matrices<kTransposed>(tile + (kTransposed ? depth * kStride + at : at * kStride + depth), to);
   }
 };
 

@@ -64,29 +64,42 @@ __device__ __forceinline__ void commit_stage() {
 #endif
 }
 
-// Waits until the oldest of so many stages is there. Whole block.
-template <int kStages>
+enum class StagesOf { block, warp };  // who loads them, and so has to meet before they are read
+
+// Waits until the oldest of so many stages is there.
+template <int kStages, StagesOf kOf>
 __device__ __forceinline__ void await_stage() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
 #endif
-  __syncthreads();
+  kOf == StagesOf::block ? __syncthreads() : __syncwarp();
 }
 
-// load(stage) asks for the next tiles, use(stage) takes them when they are there. Whole block.
-template <int kStages = kTileStages, class Load, class Use>
-__device__ __forceinline__ void walk_depth(int steps, Load&& load, Use&& use) {
+// load(stage) asks for the first tiles: all stages but one.
+template <int kStages, class Load>
+__device__ __forceinline__ void begin_depth(int steps, Load&& load) {
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < steps) load(stage);
     commit_stage();
   }
+}
+
+// After begin_depth: load(stage) asks for the next tiles, use(stage) takes them when they are there.
+template <int kStages, StagesOf kOf, class Load, class Use>
+__device__ __forceinline__ void finish_depth(int steps, Load&& load, Use&& use) {
   for (int step = 0; step < steps; ++step) {
-    await_stage<kStages>();
+    await_stage<kStages, kOf>();
     if (step + kStages - 1 < steps) load((step + kStages - 1) % kStages);
     commit_stage();
     use(step % kStages);
   }
+}
+
+template <int kStages = kTileStages, StagesOf kOf = StagesOf::block, class Load, class Use>
+__device__ __forceinline__ void walk_depth(int steps, Load&& load, Use&& use) {
+  begin_depth<kStages>(steps, load);
+  finish_depth<kStages, kOf>(steps, load, use);
 }
 
 inline __host__ __device__ int tile_steps(int64_t depth) {

@@ -88,11 +88,7 @@ struct Ring {
   // Of vectors 2 pair and 2 pair + 1: what an mma of the first and one of the second multiply.
   __device__ __forceinline__ void get(int stage, int pair, uint32_t (&to)[4]) const {
     const int depth = lane % 8, row = depth / 2 * 4 + depth % 2 + lane / 8 % 2 * 2;
-#if __CUDA_ARCH__ >= 800
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(projection::shared_address(rows + stage * kStageRows + place_of(row, 2 * pair + lane / 16))));
-#endif
+    projection::half::load_matrices<true>(rows + stage * kStageRows + place_of(row, 2 * pair + lane / 16), to);
   }
 };
 
@@ -152,20 +148,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) sum_kernel(const __grid_consta
   {
     Ring<kSplit> ring(args, shared, begin, end, first_vector);
     const int steps = begin < end ? (end - begin + kSplit - 1) / kSplit : 0;
-#pragma unroll
-    for (int stage = 0; stage < kStages - 1; ++stage) {
-      if (stage < steps) ring.load(stage);
-      projection::commit_stage();
-    }
-    for (int step = 0; step < steps; ++step) {
-#if __CUDA_ARCH__ >= 800
-      asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2));
-#endif
-      __syncwarp();
-      if (step + kStages - 1 < steps) ring.load((step + kStages - 1) % kStages);
-      projection::commit_stage();
-      add_block<S>(ring, step % kStages, sum);
-    }
+    projection::walk_depth<kStages, projection::StagesOf::warp>(
+        steps, [&](int stage) { ring.load(stage); }, [&](int stage) { add_block<S>(ring, stage, sum); });
   }
   __syncthreads();
   float* const shared_sums = reinterpret_cast<float*>(shared);

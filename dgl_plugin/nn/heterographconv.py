@@ -1,0 +1,203 @@
+"""HeteroGraphConv of DGL: sums over all relations at once, where its layers are such sums."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor, nn
+
+from edgeless.adapter import inference_refusal, is_hooked
+from edgeless.autocast import autocasts
+from edgeless.backends import current_backend, explain, kernel_refusal
+from edgeless.cache import graph_from_object
+from edgeless.graph_checks import compiling
+from edgeless.hetero_sum import FEW_RELATIONS, Relation, Target, join_relations, sum_of_layers
+from edgeless.ops.attention import opmath_dtype
+from edgeless.projection import PLAIN, is_plain
+from edgeless.typed_graph import TypedGraph
+
+from .._framework import DGLGraph, stock_hetero
+from ..convert import to_graph
+from .graphconv import GraphConv
+from .sageconv import SAGEConv
+
+_AGGREGATES = {stock_hetero._sum_reduce_func: "sum", stock_hetero._mean_reduce_func: "mean"}
+_NOTHING = torch.empty(0, device="cpu")
+
+
+class _Call(NamedTuple):
+    """What the stock forward calls a layer with."""
+
+    relation: tuple[str, str, str]
+    layer: nn.Module
+    x: Any
+    x_dst: Any
+    args: tuple
+    kwargs: dict
+
+
+class HeteroGraphConv(stock_hetero.HeteroGraphConv):
+    r"""``dgl.nn.HeteroGraphConv``, which calls a layer for each relation and joins what they return for a
+    type of nodes.
+
+    Constructor, parameters and results are those of the stock layer. Where ``aggregate`` is ``"sum"`` or ``"mean"`` and
+    all layers that are called, at least four, are GraphConv with the same norm, or all are SAGEConv with the aggregator
+    mean, of edgeless and with matrices of one shape, there is one sum over relations in place of a call for each.
+    Otherwise every layer is called, and runs fused or not for itself.
+    """
+
+    def forward(self, g, inputs, mod_args=None, mod_kwargs=None):
+        """The output of every node type that a relation leads to; as of the stock layer."""
+        if self._aggregate is not None and current_backend() != "reference" and not compiling():
+            calls = self._calls(g, inputs, mod_args, mod_kwargs)
+            if calls is not None and _is_one_sum(g, calls):
+                return self._one_sum(g, calls)
+        return super().forward(g, inputs, mod_args, mod_kwargs)
+
+    def _fusion_refusals(self, g, inputs, mod_args=None, mod_kwargs=None) -> list[str]:
+        """Those of the layers that are called."""
+        reasons = []
+
+        def ask(etype):
+            def record(graph, *args: Any, **kwargs: Any) -> Tensor:
+                found = explain(self._get_module(etype), graph, *args, **kwargs)
+                reasons.extend(f"of {etype!r}, {found.layer}: {reason}" for reason in found.reasons)
+                return _NOTHING
+
+            return record
+
+        asked = SimpleNamespace(_get_module=ask, agg_fn=lambda outs, ntype: outs)
+        stock_hetero.HeteroGraphConv.forward(asked, g, inputs, mod_args, mod_kwargs)
+        return reasons
+
+    @property
+    def _aggregate(self) -> Optional[str]:
+        """How the results of relations are joined, where a sum over all of them can be what is joined."""
+        aggregate = self.agg_fn
+        return _AGGREGATES.get(aggregate.keywords.get("fn")) if type(aggregate) is partial else None
+
+    def _calls(self, g, inputs, mod_args, mod_kwargs) -> Optional[list[_Call]]:
+        """None where relations are few, or where the stock forward knows the right error. That one slices the graph for
+        each call, which takes longer.
+        """
+        if not isinstance(g, DGLGraph) or len(g.canonical_etypes) < FEW_RELATIONS:
+            return None
+        sources, destinations = inputs if isinstance(inputs, tuple) and len(inputs) == 2 else (inputs, inputs)
+        if not isinstance(sources, dict) or not isinstance(destinations, dict):
+            return None
+        pair, calls = isinstance(inputs, tuple), []
+        for relation in g.canonical_etypes:
+            source, etype, destination = relation
+            if source not in sources or (destination not in destinations and (g.is_block or pair)):
+                continue
+            if destination not in destinations or not (etype in self.mod_dict or relation in self.mod_dict):
+                return None
+            x_dst = destinations[destination]
+            if g.is_block and not pair and isinstance(x_dst, Tensor):
+                x_dst = x_dst[: g.num_dst_nodes(destination)]
+            args, kwargs = (mod_args or {}).get(etype, ()), (mod_kwargs or {}).get(etype, {})
+            calls.append(_Call(relation, self._get_module(relation), sources[source], x_dst, args, kwargs))
+        return calls
+
+    # One sum ---------------------------------------------------------------------------------------------------------
+
+    def _one_sum(self, g, calls: list[_Call]) -> dict[str, Tensor]:
+        xs = {call.relation[0]: call.x for call in calls}
+        sides = [{key: g.num_src_nodes(key) for key in xs}]
+        called = {call.relation[2] for call in calls}
+        sides.append({key: g.num_dst_nodes(key) for key in g.dsttypes if key in called})
+        graph = _joined(g, [call.relation for call in calls], *sides)
+        targets, counts = [], []
+        for ntype, size in sides[1].items():
+            own = [call for call in calls if call.relation[2] == ntype]
+            counts.append(len(own))
+            roots, biases = zip(*(_root_and_bias(call.layer) for call in own))
+            targets.append(Target(size, own[0].x_dst, list(roots), list(biases)))
+        x = torch.cat(list(xs.values())) if len(xs) > 1 else calls[0].x
+        outs = sum_of_layers(graph, x, _weights(calls), targets, *_normalization(graph, calls[0].layer, x.dtype))
+        if self._aggregate == "mean":
+            outs = [out / count for out, count in zip(outs, counts)]
+        return dict(zip(sides[1], outs))
+
+
+def _is_one_sum(g, calls: list[_Call]) -> bool:
+    """Whether one sum over relations gives what the layers do."""
+    if len(calls) < FEW_RELATIONS or {type(call.layer) for call in calls} not in ({GraphConv}, {SAGEConv}):
+        return False
+    operands, norms = set(), set()
+    for relation, layer, x, x_dst, args, kwargs in calls:
+        given = kwargs.get("weight") if type(layer) is GraphConv else None
+        if args or kwargs.keys() - {"weight"} or (kwargs and type(given) not in PLAIN) or not _is_sum(layer, given):
+            return False
+        sizes = g.num_src_nodes(relation[0]), g.num_dst_nodes(relation[2])
+        weight = _weight(layer, given)
+        for side, size, root in zip((x, x_dst), sizes, (weight, _root_and_bias(layer)[0])):
+            if type(side) not in PLAIN or side.dim() != 2 or side.size(0) != size or side.layout is not torch.strided:
+                return False
+            width = side.size(1) if root is None else root.size(0 if root is weight else 1)
+            if side.size(1) != width or inference_refusal(side):
+                return False
+            operands.add((side.dtype, side.device))
+        operands |= {(weight.dtype, weight.device), tuple(weight.shape)}
+        norms.add(layer._norm if type(layer) is GraphConv else "right")
+    if len(norms) > 1 or len(operands) > 2:  # (dtype, device) and the shape of the matrices
+        return False
+    device = calls[0].x.device
+    return device == g.device and not autocasts(device.type) and kernel_refusal(device, "relational_sum") is None
+
+
+def _is_sum(layer: nn.Module, given: Optional[Tensor]) -> bool:
+    if is_hooked(layer):
+        return False
+    if type(layer) is GraphConv:
+        return layer._allow_zero_in_degree and layer._activation is None and (layer.weight is None) != (given is None)
+    drops = layer.feat_drop.training and layer.feat_drop.p > 0
+    if layer._aggre_type != "mean" or drops or layer.activation is not None or layer.norm is not None:
+        return False
+    return type(layer.feat_drop) is nn.Dropout and is_plain(layer.fc_self) and is_plain(layer.fc_neigh)
+
+
+def _weight(layer: nn.Module, given: Optional[Tensor]) -> Tensor:
+    """``[F, C]``."""
+    if type(layer) is SAGEConv:
+        return layer.fc_neigh.weight.t()
+    return layer.weight if given is None else given
+
+
+def _weights(calls: list[_Call]) -> Tensor:
+    """``[R, F, C]``."""
+    if type(calls[0].layer) is SAGEConv:
+        return torch.stack([call.layer.fc_neigh.weight for call in calls]).transpose(1, 2)
+    return torch.stack([_weight(call.layer, call.kwargs.get("weight")) for call in calls])
+
+
+def _root_and_bias(layer: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor]]:
+    """The map of a node's own features ``[C, F]``, and what is added to every row."""
+    return (layer.fc_self.weight, layer.fc_self.bias) if type(layer) is SAGEConv else (None, layer.bias)
+
+
+def _normalization(graph: TypedGraph, layer: nn.Module, dtype: torch.dtype) -> tuple[Optional[Tensor], str]:
+    """The weights of edges, and whether the neighbours of a relation are added up or averaged."""
+    norm = layer._norm if type(layer) is GraphConv else "right"
+    if norm in ("none", "right"):
+        return None, "mean" if norm == "right" else "sum"
+    dtype = opmath_dtype(dtype)
+
+    def build(of: TypedGraph) -> Tensor:
+        of_source = of.reversed.mean_weight(dtype)
+        return of_source if norm == "left" else (of_source * of.mean_weight(dtype)).sqrt()
+
+    return graph.format(("norm", norm, dtype), build), "sum"
+
+
+def _joined(g, relations: list[tuple], src_sizes: dict, dst_sizes: dict) -> TypedGraph:
+    """The (cached) graph of these relations of a heterograph, numbered as they stand."""
+
+    def build() -> TypedGraph:
+        graphs = (Relation(to_graph(g, key), key[0], key[2], i) for i, key in enumerate(relations))
+        return join_relations(graphs, src_sizes, dst_sizes, len(relations))
+
+    return graph_from_object(g._graph, ("joined", *relations), build)

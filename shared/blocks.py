@@ -1,0 +1,220 @@
+"""The weighted sparse blocks of a graph (:mod:`edgeless.wsb`) in a file, and what they take before they are made.
+
+Blocks need no GPU to be made and are the same wherever they were. One file of safetensors holds those of both
+directions: ``by_dst.first``, ``.order``, ``.columns`` and ``.bits`` of :class:`edgeless.wsb.Blocks`, and the same of
+``by_src`` unless the graph has one array of neighbours for both. Its metadata say the format and its version, the
+graph's sizes and fingerprint, and a fingerprint of the tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Union
+
+import torch
+from torch import Tensor
+
+from .fingerprint import Fingerprint
+from .graph import Graph
+from .tensor_files import safetensors
+from .wsb import COLUMNS, HEIGHT, Blocks, WsbFormat, blocks_of, num_listed
+
+__all__ = ["load", "num_bytes", "save"]
+
+FORMAT, VERSION = "edgeless-blocks", "1"
+_SIDES = ("by_dst", "by_src")
+_BLOCK_BYTES = 4 * COLUMNS + 4 * COLUMNS * HEIGHT // 32  # a number and HEIGHT bits for every column
+_SAMPLE = 256  # windows that are looked at for an estimate
+_AT_ONCE = 1024  # windows whose edges are sorted at a time
+
+Side = tuple[str, list[Tensor], int]  # its name, [indptr, indices], and the number that its columns are below
+
+
+def _expect_graph(call: str, graph: Any) -> None:
+    if not isinstance(graph, Graph):
+        raise TypeError(f"{call}: graph must be an edgeless.Graph, got {type(graph).__name__}")
+
+
+def _sides(graph: Graph) -> list[Side]:
+    """The directions of a graph, one where both have the same arrays. Builds the transpose."""
+    arrays = [graph.csr_arrays(False), graph.csc_arrays(False)]
+    sides = list(zip(_SIDES, arrays, (graph.num_src, graph.num_dst)))
+    return sides[:1] if arrays[0][1] is arrays[1][1] else sides
+
+
+def num_bytes(graph: Graph, *, exact: bool = False) -> int:
+    """Bytes of the blocks of both directions of a graph, without making them. Builds the transpose.
+
+    Args:
+        exact: look at all windows. Else at 256 of each direction, spread over all, which gives an estimate.
+    Raises:
+        TypeError: graph is no Graph.
+    """
+    _expect_graph("blocks.num_bytes", graph)
+    total = 0
+    for _, (indptr, indices), num_columns in _sides(graph):
+        num_windows = -(-(indptr.numel() - 1) // HEIGHT)
+        looked_at = num_windows if exact else min(num_windows, _SAMPLE)
+        windows = torch.arange(looked_at, device=indptr.device) * num_windows // max(looked_at, 1)
+        blocks = 0
+        for some in windows.split(_AT_ONCE):
+            blocks += int(((num_listed(indptr, indices, num_columns, some) + COLUMNS - 1) // COLUMNS).sum())
+        if looked_at < num_windows:
+            blocks = blocks * num_windows // looked_at
+        total += 4 * (2 * num_windows + 1) + _BLOCK_BYTES * blocks
+    return total
+
+
+def save(graph: Graph, file: Union[str, os.PathLike]) -> None:
+    """Writes the blocks of a graph to one file; makes them, and the transpose, where the graph has none yet.
+
+    Works without a GPU. The file is complete or not there at all.
+
+    Args:
+        graph: on any device.
+        file: is written over.
+    Raises:
+        TypeError: graph is no Graph.
+        ImportError: safetensors is missing; ``pip install 'edgeless[blocks]'``.
+        OSError: the file cannot be written.
+    """
+    from edgeless import __version__
+
+    call = "blocks.save"
+    _expect_graph(call, graph)
+    library = safetensors(call, "blocks")
+    tensors = {}
+    for name, arrays, num_columns in _sides(graph):
+        found = blocks_of(*arrays, num_columns)
+        tensors.update({f"{name}.{part}": t.cpu() for part, t in zip(Blocks._fields, found)})
+    about = {
+        **_about(graph),
+        "contents": _contents(tensors),
+        "written_by": f"edgeless {__version__}, torch {torch.__version__}",
+    }
+    file = Path(file)
+    half = file.with_name(f".{file.name}.{os.getpid()}.new")
+    try:
+        library.torch.save_file(tensors, half, about)
+        os.replace(half, file)
+    except library.SafetensorError as error:
+        raise OSError(f"{call}: {file} cannot be written: {error}") from None
+    finally:
+        half.unlink(missing_ok=True)
+
+
+def load(graph: Graph, file: Union[str, os.PathLike]) -> None:
+    """Lets a graph keep the blocks of a file that :func:`save` wrote of the same graph, so that none are made.
+
+    ``edgeless.engine`` chooses the engine as before. What the kernels rely on is checked, so no file can lead them
+    astray.
+
+    Args:
+        graph: on the device where the blocks are to be.
+        file: of a graph with the same sizes and edges, whatever their order.
+    Raises:
+        TypeError: graph is no Graph.
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or cut off, of another kind, version or graph, or holds what no blocks hold.
+        ImportError: safetensors is missing.
+    """
+    call = "blocks.load"
+    _expect_graph(call, graph)
+    file = Path(file)
+    if not file.is_file():
+        raise FileNotFoundError(f"{call}: {file} must be a file that edgeless.blocks.save wrote, and is none")
+    sides = _sides(graph)
+    tensors = _read(call, file, graph, [f"{name}.{part}" for name, _, _ in sides for part in Blocks._fields])
+    given = {}
+    for name, arrays, num_columns in sides:
+        blocks = Blocks(*(tensors[f"{name}.{part}"] for part in Blocks._fields))
+        _check(f"{call}: {file}: {name}", blocks, arrays[0].numel() - 1, num_columns, graph.num_edges)
+        given[arrays[0].data_ptr(), arrays[1].data_ptr()] = blocks
+    graph.format("wsb", lambda _: WsbFormat()).take(graph, given)
+
+
+def _about(graph: Graph) -> dict[str, str]:
+    """What a file says of its graph and of itself."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "height": str(HEIGHT),
+        "columns": str(COLUMNS),
+        "num_src": str(graph.num_src),
+        "num_dst": str(graph.num_dst),
+        "num_edges": str(graph.num_edges),
+        "fingerprint": graph.fingerprint,
+    }
+
+
+def _contents(tensors: dict[str, Tensor]) -> str:
+    contents = Fingerprint()
+    for name in sorted(tensors):
+        contents.add(tensors[name].reshape(-1))
+    return str(contents)
+
+
+_MEANINGS = {
+    "format": "be a file that edgeless.blocks.save wrote, with the format",
+    "version": "be saved anew: this edgeless reads the version",
+    "height": "have windows of as many rows as the kernels:",
+    "columns": "have blocks of as many columns as the kernels:",
+    "fingerprint": "be of this graph, with the fingerprint",
+}
+
+
+def _read(call: str, file: Path, graph: Graph, names: list[str]) -> dict[str, Tensor]:
+    """The tensors of a file, on the graph's device, if it is of this graph and as it was written."""
+    library = safetensors(call, "blocks")
+    try:
+        with library.safe_open(file, framework="pt", device=str(graph.device)) as opened:
+            about: dict[str, Any] = opened.metadata() or {}
+            for key, expected in _about(graph).items():
+                if about.get(key) != expected:
+                    meaning = _MEANINGS.get(key, f"be of this graph, with {key}")
+                    raise ValueError(f"{call}: {file} must {meaning} {expected}, got {about.get(key)}")
+            if sorted(opened.keys()) != sorted(names):
+                raise ValueError(f"{call}: {file} must hold {', '.join(names)}, got {', '.join(opened.keys())}")
+            tensors = {name: opened.get_tensor(name) for name in names}
+    except library.SafetensorError as error:
+        raise ValueError(f"{call}: {file} must be a whole file of safetensors, but it is damaged: {error}") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.int32:
+            raise ValueError(f"{call}: {file}: {name} must be torch.int32, got {tensor.dtype}")
+    if (found := _contents(tensors)) != about.get("contents"):
+        expected = about.get("contents")
+        raise ValueError(
+            f"{call}: {file} must have contents with the fingerprint {expected}, got {found}: it is damaged"
+        )
+    return tensors
+
+
+def _check(where: str, blocks: Blocks, num_rows: int, num_columns: int, num_edges: int) -> None:
+    """Raises ValueError unless the kernels can walk these blocks of a direction with so many rows and edges."""
+    first, order, columns, bits = blocks
+    num_windows, num_blocks = -(-num_rows // HEIGHT), columns.shape[0] if columns.dim() else 0
+    words = (4, HEIGHT // 16, COLUMNS // 8)
+    shapes = ((num_windows + 1,), (num_windows,), (num_blocks, COLUMNS), (num_blocks, *words))
+    for name, tensor, shape in zip(Blocks._fields, blocks, shapes):
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{where}.{name} must have shape {list(shape)}, got {list(tensor.shape)}")
+    if int(first[0]) != 0 or int(first[-1]) != num_blocks or bool((first.diff() < 0).any()):
+        raise ValueError(
+            f"{where}.first must rise from 0 to {num_blocks} blocks, got {int(first[0])} to {int(first[-1])}"
+            + " with a fall" * bool((first.diff() < 0).any())
+        )
+    if not torch.equal(order.sort().values, torch.arange(num_windows, dtype=order.dtype, device=order.device)):
+        raise ValueError(f"{where}.order must list each of {num_windows} windows once")
+    low, high = (int(columns.min()), int(columns.max())) if num_blocks else (0, -1)
+    if low < 0 or high >= num_columns:
+        raise ValueError(f"{where}.columns must be in [0, {num_columns}), got {low} to {high}")
+    if (found := _num_bits(bits)) != num_edges:
+        raise ValueError(f"{where}.bits must have a bit for each of {num_edges} edges, got {found}")
+
+
+def _num_bits(bits: Tensor) -> int:
+    """How many bits are set."""
+    table = torch.tensor([bin(byte).count("1") for byte in range(256)], dtype=torch.uint8, device=bits.device)
+    as_bytes = bits.reshape(-1).view(torch.uint8)
+    return sum(int(table[part.int()].sum()) for part in as_bytes.split(1 << 24))

@@ -1,0 +1,226 @@
+"""Replays a model's forward and backward from CUDA graphs: small graphs are bound by launches, not by the GPU."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import Any, Optional
+
+import torch
+
+from .capture_keys import State, Unfit, call_refusal, flatten, is_moving, leaf_key, settings
+from .capture_recording import CudaGraphs, Recording
+from .graph_cache import trusts_versions
+from .graph_checks import compiling
+
+__all__ = ["Capture", "capture"]
+
+_MISSES = 4  # times ``most``: so many calls in a row that nothing was kept for, and it gives up
+_MOST_SEEN = 256  # kinds of calls that are counted
+_CUDA = CudaGraphs()
+_recording = threading.Lock()  # one recording at a time in a process; calls of other captured models run as they are
+
+
+def capture(model: torch.nn.Module, *, warmup: int = 3, most: int = 8) -> Capture:
+    """Lets ``model`` replay its forward and backward from CUDA graphs once calls repeat.
+
+    The model is called as before and stays the same object: parameters, optimizer, ``state_dict`` and its own hooks are
+    the user's. After ``warmup`` equal calls, forward and backward are captured and from then on replayed. Calls are
+    equal if they have the same graph, shapes, dtypes, parameters, training modes, attributes of modules, autocast and
+    choices of backend and engine. Another graph or shape is captured in its turn, up to ``most``; what is beyond that,
+    or cannot be captured, runs as before, and :meth:`Capture.report` says why. Results are those of the model itself,
+    bit by bit; dropout draws anew in every replay. Outputs and gradients are copies, so the next call does not change
+    them.
+
+    Integer tensors in arguments and buffers, as ``edge_index``, are constants of a capture: one that was written to in
+    place, as PyTorch counts it, is another one. Floating-point tensors in arguments are copied in. What the model's
+    Python code does beside calling PyTorch is not done in a replay: a model that sets attributes, writes to its
+    arguments or draws from Python's generator is not captured. What it reads from elsewhere, global variables or lists
+    that are edited in place, must stay as it is; call :meth:`Capture.release` before it changes.
+
+    After many calls in a row without a replay, as on sampled graphs, the handle gives up and the model is free of it. A
+    copy of the model, deep or pickled, is not captured.
+
+    Args:
+        model: any module whose parameters are on one GPU.
+        warmup: equal calls before a capture, at least 1.
+        most: captures that are kept. Each keeps the memory of a forward and a backward.
+    Returns:
+        The handle to look into it and to undo it.
+    Raises:
+        TypeError: ``model`` is no module.
+        ValueError: ``warmup`` or ``most`` is less than 1, or the model is captured already.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"capture: model must be a torch.nn.Module, got {type(model).__name__}")
+    for name, value in (("warmup", warmup), ("most", most)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"capture: {name} must be an int of at least 1, got {value!r}")
+    if isinstance(model.__dict__.get("forward"), _Forward):
+        raise ValueError("capture: model is captured already; release() its handle first")
+    own = model.__dict__.get("forward", model.forward)  # that of a copy is its class', bound to it
+    if getattr(own, "__func__", None) is not type(model).forward:
+        raise ValueError("capture: model must have the forward of its class, got one of its own")
+    return Capture(model, warmup, most)
+
+
+class _Forward:
+    """The model's forward in its stead."""
+
+    def __init__(self, owner: Capture):
+        self.owner = owner
+
+    def __call__(self, *args, **kwargs):
+        return self.owner._call(args, kwargs)
+
+    def __reduce_ex__(self, protocol):
+        """A copy of the model, or what is read from its pickle, has the forward of its class."""
+        return getattr, (self.owner._model(), "forward")  # asked for before the copy has attributes of its own
+
+
+class _Seen:
+    """Equal calls that were not captured: how many, with which constants, and on which state of the model."""
+
+    def __init__(self, leaves: list[Any]):
+        self.count = 0
+        self.state: Optional[State] = None
+        self.failed = False  # not to be tried again
+        self._constants = [weakref.ref(leaf) for leaf in leaves if _is_object(leaf)]
+
+    def are(self, leaves: list[Any]) -> bool:
+        """Whether these are the same constants, and not others with the ids of some that are gone."""
+        return all(ref() is leaf for ref, leaf in zip(self._constants, filter(_is_object, leaves)))
+
+
+def _is_object(leaf: Any) -> bool:
+    return hasattr(leaf, "__weakref__") and not is_moving(leaf)
+
+
+class Capture:
+    """The handle of a captured model, see :func:`capture`."""
+
+    def __init__(self, model: torch.nn.Module, warmup: int, most: int, graphs: Any = _CUDA):
+        self._model = weakref.ref(model)
+        self._warmup, self._most, self._graphs = warmup, most, graphs
+        self._kept: dict[Hashable, list[Recording]] = {}  # by the key of a call; those of one key by their states
+        self._seen: dict[Hashable, list[_Seen]] = {}
+        self._refused: dict[str, int] = {}
+        self._misses = self._replays = 0
+        self._gave_up = False
+        model.forward = _Forward(self)
+
+    def release(self) -> None:
+        """The model runs as it did before, and what was kept for it is dropped."""
+        model = self._model()
+        if model is not None and getattr(model.__dict__.get("forward"), "owner", None) is self:
+            del model.forward
+        self._kept.clear()
+        self._seen.clear()
+
+    def report(self) -> str:
+        """How many captures there are, how often they were replayed, and why other calls ran as they are."""
+        kept = f"{self.num_captured} captured"
+        state = f"gave up after {self._misses} calls in a row without a replay" if self._gave_up else kept
+        lines = [f"{state}, {self._replays} replayed"]
+        return "\n".join(lines + [f"  {count} not captured: {why}" for why, count in self._refused.items()])
+
+    @property
+    def num_captured(self) -> int:
+        """How many captures are kept."""
+        return sum(map(len, self._kept.values()))
+
+    @property
+    def num_replays(self) -> int:
+        """How many calls were replayed."""
+        return self._replays
+
+    def _call(self, args: tuple, kwargs: dict[str, Any]):
+        model = self._model()
+        if compiling():
+            return type(model).forward(model, *args, **kwargs)
+        recording = None
+        try:
+            recording = self._find(model, args, leaves := [], kwargs)
+        except Unfit as unfit:
+            self._refuse(str(unfit))
+        if recording is None:
+            self._misses += 1
+            if self._misses >= max(_MISSES, self._warmup + 1) * self._most:
+                self._gave_up = True
+                self.release()
+            return type(model).forward(model, *args, **kwargs)
+        self._misses = 0
+        if not recording.is_free():
+            self._refuse("the backward of the call before is still to come")
+            return type(model).forward(model, *args, **kwargs)
+        self._replays += 1
+        return recording.replay(leaves)
+
+    def _refuse(self, why: str) -> None:
+        self._refused[why] = self._refused.get(why, 0) + 1
+
+    def _find(self, model, args: tuple, leaves: list[Any], kwargs: dict[str, Any]) -> Optional[Recording]:
+        """The recording for these arguments, whose ``leaves`` it appends; None if there is none yet.
+
+        What is cheap to compare and differs from one sampled graph to the next comes first.
+        """
+        device = self._graphs.device()
+        tree = flatten((args, kwargs), leaves)
+        constants = tuple([leaf_key(leaf, device) for leaf in leaves])
+        if device is None:
+            raise Unfit("no tensor is on a GPU")
+        if _recording.locked() or self._graphs.is_capturing():
+            raise Unfit("another capture is going on")
+        key = (tree, constants, type(model).forward, model.training, self._graphs.stream(device), settings())
+        for recording in self._kept.get(key, ()):
+            if recording.state.holds(model):
+                if (why := call_refusal()) is not None:
+                    raise Unfit(why)
+                return recording
+        return self._count(key, model, leaves, tree, device)
+
+    def _count(self, key, model, leaves: list[Any], tree, device: int) -> Optional[Recording]:
+        """Records a call that was there often enough."""
+        if (why := call_refusal()) is not None:
+            raise Unfit(why)
+        if len(self._seen) >= _MOST_SEEN:
+            self._seen.clear()
+        alike = [seen for seen in self._seen.get(key, ()) if seen.are(leaves)]
+        self._seen[key] = alike
+        seen = next((seen for seen in alike if seen.state is None or seen.state.holds(model)), None)
+        if seen is None:
+            if alike:
+                self._refuse(alike[-1].state.change(model))
+            alike.append(seen := _Seen(leaves))
+            del alike[: -self._most]
+        elif seen.failed:
+            return None
+        elif seen.state is None:
+            seen.state = State(model, device, "forward")
+        seen.count += 1
+        if seen.count <= self._warmup or self._gave_up:
+            return None
+        return self._record(key, seen, model, leaves, tree)
+
+    def _record(self, key, seen: _Seen, model, leaves: list[Any], tree) -> Optional[Recording]:
+        if not trusts_versions():
+            raise Unfit("EDGELESS_CACHE asks for more than versions to tell edited graphs")
+        for other, kept in list(self._kept.items()):
+            self._kept[other] = [recording for recording in kept if not recording.is_stale(model)]
+            if not self._kept[other]:
+                del self._kept[other]
+        if self.num_captured >= self._most:
+            raise Unfit(f"there are {self._most} captures, the most that are kept")
+        if not _recording.acquire(blocking=False):
+            raise Unfit("another capture is going on")
+        try:
+            recording = Recording(self._graphs, model, type(model).forward, leaves, tree, seen.state)
+        except Unfit:
+            seen.failed = True
+            raise
+        finally:
+            _recording.release()
+        self._seen[key].remove(seen)
+        self._kept.setdefault(key, []).append(recording)
+        return recording

@@ -1,0 +1,248 @@
+"""What makes two calls of a captured model equal: arguments, settings, and what the model itself is made of."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Hashable, Iterator
+from itertools import chain
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_module
+from torch.nn.parameter import UninitializedTensorMixin
+
+from . import _C
+from .autocast import rounds_to
+from .backends import current_backend
+from .engines import current_engine
+from .graph import Graph
+from .graph_cache import several_processes
+from .typed_graph import TypedGraph
+
+__all__ = ["State", "Unfit", "call_refusal", "flatten", "is_moving", "leaf_key", "parts_of", "settings", "unflatten"]
+
+_PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.Size})
+_TENSORS = (Tensor, torch.nn.Parameter)
+_GRAPHS = (Graph, TypedGraph)
+_MOVING = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32}
+)
+
+
+class Unfit(Exception):
+    """Why something cannot be captured, in words."""
+
+
+# Arguments -----------------------------------------------------------------------------------------------------------
+
+
+def flatten(value: Any, leaves: list[Any]) -> Hashable:
+    """Appends what tuples, lists and dictionaries hold to ``leaves`` and returns how they are nested."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind, tuple([flatten(part, leaves) for part in value])
+    if kind is dict:
+        return kind, tuple([(key, flatten(part, leaves)) for key, part in value.items()])
+    leaves.append(value)
+    return None
+
+
+def unflatten(tree: Any, leaves: Iterator[Any]) -> Any:
+    """The inverse of :func:`flatten`."""
+    if tree is None:
+        return next(leaves)
+    kind, parts = tree
+    if kind is dict:
+        return {key: unflatten(part, leaves) for key, part in parts}
+    return kind(unflatten(part, leaves) for part in parts)
+
+
+def is_moving(leaf: Any) -> bool:
+    """Whether an argument may have other values in every call; the rest are constants of a capture."""
+    return isinstance(leaf, Tensor) and leaf.dtype in _MOVING
+
+
+def leaf_key(leaf: Any, device: Optional[int]) -> Hashable:
+    """What has to be equal for an argument to be the same one to a capture on ``device``.
+
+    A constant is told by its identity, not by its address alone: a new tensor may lie where another one did, with the
+    same version.
+
+    Raises:
+        Unfit: a capture cannot take it.
+    """
+    kind = type(leaf)
+    if kind in _TENSORS:
+        if leaf.layout is not torch.strided:
+            raise Unfit("a tensor is sparse")
+        if leaf.get_device() != device:
+            raise Unfit("a tensor is not on the current GPU")
+        if leaf.dtype in _MOVING:
+            if leaf.is_inference() and torch.is_grad_enabled():
+                raise Unfit("a tensor was made in inference mode")
+            return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
+        if leaf.is_inference():  # its edits are not counted
+            raise Unfit("a tensor of integers was made in inference mode")
+        return id(leaf), leaf._version, leaf.data_ptr()
+    if kind in _PLAIN:
+        return kind, leaf
+    if kind in _GRAPHS or kind.__name__ == "DGLGraph":
+        return id(leaf), tuple(map(id, parts_of(leaf)))
+    raise Unfit(f"an argument is a {kind.__name__}")
+
+
+def parts_of(leaf: Any) -> list[Any]:
+    """Of a DGLGraph what is replaced when its edges or its data are: the immutable index, the columns of its frames."""
+    frames = (*getattr(leaf, "_node_frames", ()), *getattr(leaf, "_edge_frames", ()))
+    columns = [column for frame in frames for column in frame._columns.values()]
+    found = [getattr(leaf, "_graph", None)]
+    for column in columns:
+        found += (column, column.storage, column.index)
+    return found
+
+
+# Settings ------------------------------------------------------------------------------------------------------------
+
+
+def settings() -> Hashable:
+    """The choices that decide what runs, and the thread, since a capture's memory is not shared by two."""
+    return (
+        threading.get_ident(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        rounds_to("cuda"),
+        current_backend(),
+        current_engine(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.matmul.allow_tf32,
+    )
+
+
+def call_refusal() -> Optional[str]:
+    """Why no call is captured or replayed at this place of a program."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return "a transform of torch.func or forward-mode differentiation is active"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit is tracing"
+    if torch._C._len_torch_dispatch_stack():
+        return "a TorchDispatchMode is active"
+    if not _C.saves_unseen():
+        return "hooks of saved tensors are active"
+    if any(_GLOBAL_HOOKS):
+        return "there are hooks of all modules"
+    if several_processes():
+        return "several processes may write to a graph without PyTorch's knowledge"
+    return None
+
+
+_GLOBAL_HOOKS = [
+    getattr(torch_module, f"_global_{name}", {})
+    for name in ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
+]
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+# The model -----------------------------------------------------------------------------------------------------------
+
+
+class State:
+    """What a model is made of at one moment: modules, attributes, parameters, buffers, and where these are in memory.
+
+    Everything that a capture takes for granted. Holds the parts of the model but not the model, which may go away.
+
+    Args:
+        model: as it is now.
+        device: where all its tensors have to be.
+        apart: an attribute of its own that is not looked at.
+    Raises:
+        Unfit: a model in this state cannot be captured.
+    """
+
+    def __init__(self, model: torch.nn.Module, device: int, apart: str):
+        self._apart = list(model.__dict__).index(apart)
+        self._inner = [module for module in model.modules() if module is not model]
+        self._hooks = [getattr(module, name, {}) for module in self._inner for name in _HOOKS]
+        if any(self._hooks):
+            raise Unfit("a module within has hooks")
+        modules = (model, *self._inner)
+        self._tables = [table for m in modules for table in (m._parameters, m._buffers, m._modules)]
+        self._filled = [table for table in self._tables if table]
+        self._empty = [table for table in self._tables if not table]
+        values = list(chain.from_iterable(map(dict.values, self._filled)))
+        self._tensors = [value for value in values if isinstance(value, Tensor)]
+        if any(isinstance(t, UninitializedTensorMixin) for t in self._tensors):
+            raise Unfit("a parameter is not initialised yet")
+        self._entries = [dict(table) for table in self._tables]  # held, so that no other object gets the id of one
+        self._ids = list(map(id, values))
+        self._attributes = self._attributes_of(model)
+        self._names = [tuple(module.__dict__) for module in modules]
+        given = [t for t in chain(self._tensors, *self._attributes) if isinstance(t, Tensor)]
+        if any(t.get_device() != device for t in given):
+            raise Unfit("a parameter, buffer or attribute is a tensor that is not on the current GPU")
+        # Numbers with a shape are ids of some kind, from which graphs are made; a number alone is a count.
+        self._integers = [t for t in given if t.dtype not in _MOVING and t.dim()]
+        self._matrices = [t for t in self._tensors if t.dim() > 1]  # which another view may transpose where they lie
+        self._memory = [t.detach() for t in self._tensors]  # held, so that nothing else gets the address of one
+        self._places = self._places_of()
+        self._flags = self._flags_of()
+
+    def holds(self, model: torch.nn.Module) -> bool:
+        """Whether all is as it was."""
+        if any(self._hooks) or not self.has_memory(model) or self._flags != self._flags_of():
+            return False
+        try:
+            return self._attributes == self._attributes_of(model)
+        except Exception:  # of the attributes' own comparison, as of two arrays: not the same objects at any rate
+            return False
+
+    def has_memory(self, model: torch.nn.Module) -> bool:
+        """Whether modules, parameters and buffers are the same objects at the same addresses."""
+        return (
+            not any(self._empty)
+            and self._ids == list(map(id, chain.from_iterable(map(dict.values, self._filled))))
+            and self._places == self._places_of()
+        )
+
+    def change(self, model: torch.nn.Module) -> str:
+        """What is not as it was, in words."""
+        if not self.has_memory(model):
+            return "parameters, buffers or modules are replaced"
+        for module, before, after in zip((model, *self._inner), self._attributes, self._attributes_of(model)):
+            for name, old, new in zip(module.__dict__, before, after):
+                if old is not new:
+                    return f"{type(module).__name__}.{name} is set to something else"
+        return "the model changes"
+
+    def restore(self, model: torch.nn.Module) -> None:
+        """Gives the model its attributes, parameters and buffers of then."""
+        for table, entries in zip(self._tables, self._entries):
+            table.clear()
+            table.update(entries)
+        for module, names, values in zip((model, *self._inner), self._names, self._attributes):
+            for name in set(module.__dict__).difference(names):
+                del module.__dict__[name]
+            module.__dict__.update((name, value) for name, value in zip(names, values) if value is not _APART)
+
+    def _attributes_of(self, model: torch.nn.Module) -> list:
+        found = [tuple(module.__dict__.values()) for module in self._inner]
+        own = list(model.__dict__.values())
+        own[self._apart] = _APART
+        return [own, *found]
+
+    def _places_of(self) -> tuple[list, ...]:
+        return (
+            list(map(Tensor.data_ptr, self._tensors)),
+            [(t.shape, t.stride()) for t in self._matrices],
+            [t._version for t in self._integers],
+        )
+
+    def _flags_of(self) -> tuple[list, list]:
+        return list(map(_REQUIRES_GRAD, self._tensors)), list(map(type, self._inner))
+
+
+_APART = object()
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")

@@ -1,0 +1,103 @@
+"""Numbers that tell graphs apart by their contents: the same on every device, in every process and for either id dtype.
+
+Every row of a table of integers is hashed by itself and the hashes are added up, so a fingerprint is found in one pass
+over the data, on the GPU where the data is there. It recognises what was seen before; it does not protect from somebody
+who looks for two graphs with the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Optional, Union
+
+import torch
+from torch import Tensor
+
+from . import _C
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+__all__ = ["Fingerprint", "of_graph"]
+
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio, odd
+_MASK = 2**64 - 1
+_CHUNK = 1 << 20  # rows hashed at a time: temporary tensors stay small, and on the CPU in its caches
+
+
+class Fingerprint:
+    """A fingerprint that tables of integers are added to.
+
+    Args:
+        *sizes: numbers that belong to it as well.
+    """
+
+    def __init__(self, *sizes: int):
+        self._total = 0
+        for size in sizes:
+            self._total = _mixed(self._total, size)
+
+    def add(self, *columns: Tensor, ordered: bool = True) -> Fingerprint:
+        """Adds a table.
+
+        Args:
+            *columns: ``[n]`` integers each, on one device.
+            ordered: whether the position of a row counts; without it a table is a multiset of rows.
+        """
+        total = torch.zeros((), dtype=torch.int64, device=columns[0].device)
+        for first in range(0, columns[0].numel(), _CHUNK):
+            total += _sum_of_hashes([column[first : first + _CHUNK] for column in columns], first if ordered else None)
+        self._total = _mixed(self._total, int(total))
+        return self
+
+    def __int__(self) -> int:
+        """64 bits."""
+        return self._total
+
+    def __str__(self) -> str:
+        return f"{self._total:016x}"
+
+
+def _mixed(total: int, value: int) -> int:
+    total = ((total ^ (value & _MASK)) * _GOLDEN) & _MASK
+    return total ^ (total >> 32)
+
+
+def _sum_of_hashes(columns: list[Tensor], first: Optional[int]) -> Union[int, Tensor]:
+    """The sum over rows of what :func:`_mixed` makes of a row's numbers; ``first``: its position, where these count."""
+    columns = [column.to(torch.int64) for column in columns]
+    if columns[0].device.type == "cpu":
+        return _C.sum_of_row_hashes([column.contiguous() for column in columns], first)
+    return _sum_by_torch(columns, first)
+
+
+def _sum_by_torch(columns: list[Tensor], first: Optional[int]) -> Tensor:
+    hashes = torch.zeros_like(columns[0])
+    places = [] if first is None else [torch.arange(first, first + hashes.numel(), device=hashes.device)]
+    for value in (*places, *columns, 1, 2):
+        hashes = hashes.bitwise_xor_(value).mul_(_GOLDEN - 2**64)  # products wrap around
+        hashes ^= (hashes >> 32) & 0xFFFFFFFF
+    return hashes.sum()
+
+
+def of_graph(graph: Graph) -> int:
+    """The fingerprint of a graph's sizes and edges, without their order. Waits for the GPU."""
+    by_dst = graph.has_csr
+    indptr, indices = graph.csr_arrays(False) if by_dst else graph.csc_arrays(False)
+    total = torch.zeros((), dtype=torch.int64, device=indices.device)
+    for rows, columns in _edges(indptr, indices):
+        total += _sum_of_hashes([columns, rows] if by_dst else [rows, columns], None)
+    return _mixed(int(Fingerprint(graph.num_src, graph.num_dst, graph.num_edges)), int(total))
+
+
+def _edges(indptr: Tensor, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Row and column of every edge of a CSR, a chunk at a time."""
+    num_edges, device = indices.numel(), indices.device
+    firsts = torch.arange(0, num_edges, _CHUNK, device=device)
+    lasts = (firsts + _CHUNK - 1).clamp(max=num_edges - 1)
+    bounds = torch.searchsorted(indptr.to(torch.int64), torch.stack([firsts, lasts]), right=True) - 1
+    for first, begin, end in zip(firsts.tolist(), *bounds.tolist()):
+        columns = indices[first : first + _CHUNK]
+        counts = indptr[begin : end + 2].clamp(first, first + columns.numel()).diff()
+        rows = torch.arange(begin, end + 1, device=device)
+        yield torch.repeat_interleave(rows, counts, output_size=columns.numel()), columns

@@ -1,0 +1,92 @@
+"""Layers over the relations of a heterogeneous graph that are sums or means of neighbours, added up: as one sum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .graph import Graph
+from .projection import add_row, product
+from .relational import relational_sum
+from .typed_graph import TypedGraph
+
+# With fewer relations, calls take no longer than one sum (docs/decisions/0029-relations-in-one-sum.md).
+FEW_RELATIONS = 4
+
+
+class Relation(NamedTuple):
+    """The edges from one type of nodes to another, and the number of their relation."""
+
+    graph: Graph
+    source: Any
+    destination: Any
+    number: int
+
+
+def join_relations(
+    relations: Iterable[Relation], src_sizes: Mapping[Any, int], dst_sizes: Mapping[Any, int], num_types: int
+) -> TypedGraph:
+    """All edges between all nodes, types of nodes one behind the other.
+
+    Args:
+        src_sizes, dst_sizes: numbers of nodes of every type, in the order in which the types stand.
+        num_types: how many numbers of relations there are.
+    """
+    first_src, first_dst = (dict(zip(sizes, accumulate(sizes.values(), initial=0))) for sizes in (src_sizes, dst_sizes))
+    ends, edge_types = [], []
+    for graph, source, destination, number in relations:
+        src, dst = graph.edge_index()
+        ends.append(torch.stack((src + first_src[source], dst + first_dst[destination])))
+        edge_types.append(torch.full((graph.num_edges,), number, device=src.device))
+    num_src, num_dst = sum(src_sizes.values()), sum(dst_sizes.values())
+    graph = Graph.from_edge_index(torch.cat(ends, dim=1), num_src, num_dst, validate=False)
+    return TypedGraph(graph, torch.cat(edge_types), num_types)
+
+
+class Target(NamedTuple):
+    """A type of nodes that relations lead to: how many there are, and what each relation's layer adds to its sum.
+
+    ``roots`` are ``[C, F]`` matrices of the nodes' own features ``x`` ``[size, F]``; ``biases`` are ``[C]`` or None.
+    """
+
+    size: int
+    x: Optional[Tensor]
+    roots: list[Optional[Tensor]]
+    biases: list[Optional[Tensor]]
+
+
+def sum_of_layers(
+    graph: TypedGraph,
+    x: Tensor,
+    weights: Tensor,
+    targets: list[Target],
+    edge_weight: Optional[Tensor] = None,
+    reduce: str = "sum",
+) -> list[Tensor]:
+    """The results ``[size, C]`` of the layers that lead to each target, added up.
+
+    Args:
+        graph: of :func:`join_relations`; targets in the order of its destinations.
+        x: ``[Ns, F]``.
+        weights: ``[R, F, C]``.
+        edge_weight, reduce: as of :func:`edgeless.functional.relational_sum`.
+    """
+    sums = relational_sum(graph, x, weights, edge_weight, reduce=reduce)
+    outs = sums.split([target.size for target in targets])
+    return [_with_own(out, target) for out, target in zip(outs, targets)]
+
+
+def _with_own(out: Tensor, target: Target) -> Tensor:
+    root, bias = _added(target.roots), _added(target.biases)
+    if root is not None:
+        return out + product(target.x, root.t(), bias)
+    return out if bias is None else add_row(out, bias)
+
+
+def _added(tensors: list[Optional[Tensor]]) -> Optional[Tensor]:
+    given = [tensor for tensor in tensors if tensor is not None]
+    return None if not given else given[0] if len(given) == 1 else torch.stack(given).sum(0)

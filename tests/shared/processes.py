@@ -1,0 +1,13 @@
+"""Processes of tests that need not import torch, which takes seconds."""
+
+import multiprocessing
+import sys
+
+
+def forking() -> str:
+    """The start method of multiprocessing that forks a process which has imported what these tests use, and has run
+    nothing: no threads, no autograd, no CUDA. It starts with the first of them.
+    """
+    frameworks = [name for name in ("torch_geometric", "dgl") if name in sys.modules]
+    multiprocessing.set_forkserver_preload(["torch", *frameworks, "edgeless.distributed"])
+    return "forkserver"
