@@ -8,7 +8,7 @@
 #include <numeric>
 #include <vector>
 
-#include "../common/launch_bound.h"
+#include "../thresholds.h"
 #include "../common/packed.h"
 #include "call_cuda.h"
 #include "edge_terms_cuda.h"

@@ -19,4 +19,9 @@ constexpr const char* name_of(Score score) {
 // Whether the values are the keys: an edge then gathers one row.
 constexpr bool values_are_keys(Score score) { return score == Score::gatv2 || score == Score::cosine; }
 
+// The passes of the kernels on a GPU.
+namespace cuda {
+enum class Pass : uint8_t { forward, by_dst, by_src };
+}
+
 }  // namespace edgeless

@@ -50,34 +50,8 @@ constexpr bool kTogether = false;
 template <class Fold>
 constexpr bool kTogether<Fold, std::void_t<decltype(&Fold::together)>> = true;
 
-enum class FoldStatus : uint8_t { none, ends, goes_on };
-
 template <class I>
-struct FoldShares {  // shared memory
-  Cut<I> cuts[kMostFoldTeams + 1];
-  int64_t lead_slot, last_slot;  // pieces of hubs: the one that an earlier block began, the one that begins here
-  FoldStatus status[kMostFoldTeams];
-};
-
-template <class I>
-__device__ inline void divide_range(const CompressedGraph& graph, const Partition& part, int teams, FoldShares<I>& s) {
-  const I* indptr = static_cast<const I*>(graph.indptr);
-  const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
-  if (warp < 2) {
-    const Cut<I> cut = range_cut(indptr, graph.num_rows, part, blockIdx.x + warp, warp_lane);
-    if (warp_lane == 0) {
-      s.cuts[warp ? teams : 0] = cut;
-      if (warp == 0) s.lead_slot = piece_slot(cut.edge, part.piece);
-      if (warp == 1) s.last_slot = cut.row < graph.num_rows ? piece_slot(indptr[cut.row] + part.piece, part.piece) : 0;
-    }
-  }
-  if (threadIdx.x < kMostFoldTeams) s.status[threadIdx.x] = FoldStatus::none;
-  __syncthreads();
-  const Cut<I> begin = s.cuts[0], end = s.cuts[teams];
-  const int share = threadIdx.x;
-  if (share > 0 && share < teams) s.cuts[share] = share_cut(indptr, begin, end, share, teams);
-  __syncthreads();
-}
+using FoldShares = RangeShares<I, kMostFoldTeams>;
 
 template <int kBatch, class I, class Fold>
 __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& plan, Fold& fold) {
@@ -89,7 +63,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   const I* indices = static_cast<const I*>(graph.indices);
   const int width = 1 << plan.team_log2, lane = threadIdx.x & (width - 1), team = threadIdx.x >> plan.team_log2;
   const int teams = kFoldThreads >> plan.team_log2;
-  divide_range(graph, plan.part, teams, s);
+  divide_range(graph, plan.part, Chains{teams}, s);
 
   const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
   const I last = to.edge, last_row = to.row;
@@ -110,7 +84,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
       fold.store(row, piece);
     } else if (follows) {
       pieces[threadIdx.x] = piece;
-      s.status[team] = FoldStatus::ends;
+      s.status[team] = PieceStatus::row_ends;
     } else {
       keep(piece);
     }
@@ -199,7 +173,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   if (last > from.edge && last > indptr[last_row]) {  // the beginning of a row, or a part of its middle
     if (lead && follows) {
       pieces[threadIdx.x] = fold.piece(first, last);
-      s.status[team] = FoldStatus::goes_on;
+      s.status[team] = PieceStatus::row_goes_on;
     } else {
       leads = true;
     }
@@ -209,8 +183,8 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   Piece piece = fold.piece(first, last);
   bool complete = false;
   for (int other = team + 1; other < teams && !complete; ++other) {
-    if (s.status[other] == FoldStatus::none) continue;
-    complete = s.status[other] == FoldStatus::ends;
+    if (s.status[other] == PieceStatus::none) continue;
+    complete = s.status[other] == PieceStatus::row_ends;
     fold.merge(piece, pieces[threadIdx.x + (other - team) * width]);
   }
   if (lead || !complete) {

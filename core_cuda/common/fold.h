@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../thresholds.h"
 #include "partition.h"
 #include "storage.h"
 
@@ -19,7 +20,6 @@ namespace edgeless::cuda {
 
 constexpr int kFoldThreads = 128;
 constexpr int kMostFoldTeams = kFoldThreads / 8;
-constexpr int kMostShare = 1024;       // units of a team's share
 constexpr int64_t kMostPiece = 32768;  // edges; with that, a place in a share fits 16 bits
 constexpr int64_t kLeastPiece = 256;   // a block takes no longer for them than a launch that merges
 
@@ -54,8 +54,8 @@ struct FoldProblem {
 
 // The most vectors a slice should have.
 inline int most_slice_vectors(const FoldProblem& p) {
-  if (p.num_edges < 8 * p.num_gathered) return 32;
-  const int64_t fits = p.l2_bytes * 3 / 4, vector = p.num_gathered * p.vector_bytes;
+  if (p.num_edges < kReadsThatPay * p.num_gathered) return 32;
+  const int64_t fits = p.l2_bytes * kFoldL2Percent / 100, vector = p.num_gathered * p.vector_bytes;
   const int least = std::max(8, 128 / p.vector_bytes);
   for (int most = 32; most >= least; most /= 2) {
     if (vector * std::min(most, p.vectors) <= fits) return most;
@@ -82,8 +82,8 @@ inline void choose_shares(const FoldProblem& p, FoldPlan& plan) {
   const int64_t units = p.num_edges + kRowUnits * p.num_rows;
   // Many small shares balance best, but one below 128 units costs more to begin; few where the graph is small.
   const int64_t blocks_of_one = std::max<int64_t>(1, units * plan.slices / (teams * p.multiprocessors));
-  const int64_t share =
-      std::clamp<int64_t>(std::max(blocks_of_one / 64, std::min<int64_t>(blocks_of_one / 8, 128)), 32, kMostShare);
+  const int64_t share = std::clamp<int64_t>(std::max(blocks_of_one / 64, std::min<int64_t>(blocks_of_one / 8, 128)),
+                                            kLeastShare, kMostShare);
   Partition& part = plan.part;
   part.range_units = share * teams;
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);

@@ -93,6 +93,43 @@ __device__ inline Cut<I> share_cut(const I* indptr, Cut<I> begin, Cut<I> end, in
   return {static_cast<I>(low), static_cast<I>(max(least, first + offset))};
 }
 
+enum class PieceStatus : uint8_t { none, row_ends, row_goes_on };
+
+// How a block deals its range to up to kMost teams, and the pieces of rows that they leave each other (shared memory).
+template <class I, int kMost>
+struct RangeShares {
+  Cut<I> cuts[kMost + 1];
+  int64_t lead_slot, last_slot;  // pieces of hubs: the one that an earlier block began, the one that begins here
+  PieceStatus status[kMost];
+};
+
+struct Chains {
+  int chains;
+};
+
+// place.chains: shares of the range, as in Chains. Read there: with the number in its place the passes of the
+// attention, which begin with this, get other registers and some spill. Whole block.
+template <class I, int kMost, class P>
+__device__ inline void divide_range(const CompressedGraph& graph, const Partition& part, const P& place,
+                                    RangeShares<I, kMost>& s) {
+  const I* indptr = static_cast<const I*>(graph.indptr);
+  const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
+  if (warp < 2) {
+    const Cut<I> cut = range_cut(indptr, graph.num_rows, part, blockIdx.x + warp, warp_lane);
+    if (warp_lane == 0) {
+      s.cuts[warp ? place.chains : 0] = cut;
+      if (warp == 0) s.lead_slot = piece_slot(cut.edge, part.piece);
+      if (warp == 1) s.last_slot = cut.row < graph.num_rows ? piece_slot(indptr[cut.row] + part.piece, part.piece) : 0;
+    }
+  }
+  if (threadIdx.x < kMost) s.status[threadIdx.x] = PieceStatus::none;
+  __syncthreads();
+  const Cut<I> begin = s.cuts[0], end = s.cuts[place.chains];
+  const int share = threadIdx.x;
+  if (share > 0 && share < place.chains) s.cuts[share] = share_cut(indptr, begin, end, share, place.chains);
+  __syncthreads();
+}
+
 // The last range cut inside the row, in pieces from its start.
 __device__ inline int64_t last_cut(int64_t row_begin, int64_t degree, const Partition& part) {
   const int64_t last = (row_begin + kRowUnits + degree - 1) / part.range_units * part.range_units;

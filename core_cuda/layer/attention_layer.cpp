@@ -4,9 +4,9 @@
 // the kernels of the parts.
 #include "../attention/calls.h"
 #include "../common/kept_result.h"
-#include "../common/launch_bound.h"
 #include "../common/packed.h"
 #include "../projection/calls.h"
+#include "../thresholds.h"
 
 namespace edgeless {
 namespace {
@@ -74,7 +74,7 @@ struct Layer {
   // How many of the maps are parts of one tensor. Of many rows, a map that is added becomes the result.
   int64_t joined(const Tensor& x, size_t maps) const {
     if (is_traced(x)) return 0;
-    return static_cast<int64_t>(adds_map(maps) && x.size(0) >= kLaunchBoundRows ? maps - 1 : maps);
+    return static_cast<int64_t>(adds_map(maps) && x.size(0) >= cuda::kLaunchBoundRows ? maps - 1 : maps);
   }
   AttentionCall call(const Operands& o) const {
     return {o.dst, o.src, o.value, o.att, {}, {}, {}, graph, seed, score, coefficient, dropout};

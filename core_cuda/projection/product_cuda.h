@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "../common/launch.h"
-#include "../common/launch_bound.h"
 #include "../common/optional.h"
 #include "../common/storage_of.h"
+#include "../thresholds.h"
 #include "cuda/kernels.h"
 
 namespace edgeless::cuda::projection {
@@ -40,14 +40,11 @@ struct RightSide {
   }
 };
 
-constexpr int64_t kMostDepth = 1024;
-
 // Whether our kernels can make [rows, columns], and are of use for it.
 inline bool suits(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
-  constexpr int64_t least_columns = 32, least_depth = 16;
   const int64_t vector = 16 / a.element_size();
-  return fits(a) && fits(b) && columns >= least_columns && columns % vector == 0 && columns < INT_MAX &&
-         depth >= least_depth && rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8;
+  return fits(a) && fits(b) && columns >= kLeastColumns && columns % vector == 0 && columns < INT_MAX &&
+         depth >= kLeastDepth && rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8;
 }
 
 // Whether [rows, columns] is made by our kernels. Of floats: where TF32 is allowed as it is, the libraries are faster.
@@ -56,7 +53,7 @@ inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_
                   bool divided = false) {
   if (!suits(a, b, rows, columns, depth)) return false;
   if (a.scalar_type() != at::kFloat) return a.size(0) < kLaunchBoundRows && (divided || depth <= kMostDepth);
-  const bool full = divided ? rows >= 96 : depth <= kMostDepth || rows * columns >= int64_t(1) << 20;
+  const bool full = divided ? rows >= kDividedRows : depth <= kMostDepth || rows * columns >= kLargeProduct;
   return full && !at::globalContext().allowTF32CuBLAS();
 }
 

@@ -55,7 +55,7 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
 
 // The features of a slice: as many, 8 to 128, as keep the sums in L2 and to half of what the result takes.
 int slice_log2(const ScatterArgs& args, int64_t sum_bytes, int64_t l2_bytes, int64_t result_bytes) {
-  const int64_t fits = std::min(l2_bytes * 4 / 5, std::max<int64_t>(result_bytes / 2, 1 << 20));
+  const int64_t fits = std::min(l2_bytes * kScatterL2Percent / 100, std::max<int64_t>(result_bytes / 2, 1 << 20));
   int log2 = 3;
   while ((1 << log2) < args.width && log2 < (sum_bytes > 8 ? 6 : 7) &&
          (args.num_columns * sum_bytes << (log2 + 1)) <= fits) {
@@ -134,10 +134,8 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   C10_CUDA_CHECK(masked ? masked_gather_grad(args, b.stream) : gather_grad(b.storage, b.shares, args, b.stream));
 }
 
-// Items may take as much memory as the result, or this where that is more, and those of 128 columns always.
-constexpr int64_t kSortMemory = int64_t(64) << 20;
-
-// The fewest slices whose items fit, in the smallest of the kernels for 128, 256 and 512 columns, and of equal width.
+// The fewest slices whose items fit, as those of 128 columns always do, in the smallest of the kernels for 128, 256 and
+// 512 columns, and of equal width.
 void sort_columns(const Backward& b, int64_t result_bytes, SortArgs& args) {
   int64_t fewest = 0;
   for (int log2 = 3; log2 <= 5; ++log2) {

@@ -81,7 +81,7 @@ const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::Tensor
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
   if (wsb_refusal(x, weight, csr)) return false;
   const auto blocks = blocks_of(csr);
-  return blocks && blocks->reuse >= reuse_that_pays(0);
+  return blocks && blocks->reuse >= cuda::reuse_that_pays(0);
 }
 
 const char* wsb_refusal(const AttentionCall& in, bool backward) {
@@ -102,7 +102,7 @@ bool blocks_pay(const AttentionCall& in, bool backward) {
   if (wsb_refusal(in, backward)) return false;
   const auto pays = [&](at::TensorList side) {
     const auto blocks = blocks_of(side);
-    return blocks && blocks->reuse >= reuse_that_pays(in.dim());
+    return blocks && blocks->reuse >= cuda::reuse_that_pays(in.dim());
   };
   return pays(in.graph.csr) && (!backward || in.graph.csc.empty() || pays(in.graph.csc));
 }

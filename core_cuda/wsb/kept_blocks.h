@@ -13,6 +13,7 @@
 #include "../attention/inputs.h"
 #include "../common/owners_by_arrays.h"
 #include "../spmm/inputs.h"
+#include "../thresholds.h"
 
 namespace edgeless {
 
@@ -45,13 +46,6 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
 
 // Of a direction's arrays; null where no graph has made blocks of them.
 std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr);
-
-// From how many edges a gathered row on blocks are quicker than our own kernels, for sums (head_dim 0) and for dot
-// product attention, whose tensor cores have the more to do for a row the narrower a head is. Measured on the H200 over
-// twins in community order: docs/decisions/0033.
-inline double reuse_that_pays(int64_t head_dim) {
-  return head_dim == 0 ? 1.5 : head_dim >= 128 ? 1.3 : head_dim >= 64 ? 1.5 : 2.5;
-}
 
 // Why a sum of x [columns, F] or [columns, H, F] cannot be computed with blocks, in words that go behind "wsb: ". Null:
 // it can. For arguments that the op accepts.

@@ -257,8 +257,8 @@ struct Passes {
   }
 
   // `whole`: the chunk is the row.
-  static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, const A* own, const A* grad_row, const A* stats, A* delta,
-                           bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
+  static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, int64_t row, const A* own, const A* grad_row, const A* stats,
+                           A* delta, bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
     if (a.grad_out) {
       dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp,
                   [&]() __attribute__((always_inline)) { c.ahead.ask(1); });
@@ -269,6 +269,9 @@ struct Passes {
       by_dst_heads(a, c, h, heads, vectors, stats + h, whole, delta + h);
     });
     if (a.grad_scale && a.grad_out) write_scale_grads(a, c);
+    if constexpr (Score::kInverseNorms) {
+      if (grad_att) Score::center(a, row, stats, c.dp, c.n, grad_att);
+    }
     const bool wants_term = grad_proj || a.grad_attr;
     score_grad(a, own, c, state, grad_att, wants_term ? c.term : nullptr);
     if (!wants_term) return;
@@ -470,7 +473,7 @@ struct Passes {
           softmax_of_row(a, c, stats, stats + a.heads);
           delta_chunk(a, c, state);
         } else {
-          by_dst_chunk(a, c, own, grad_row, stats, delta, whole, grad_att, grad_proj, attr_row, state);
+          by_dst_chunk(a, c, row, own, grad_row, stats, delta, whole, grad_att, grad_proj, attr_row, state);
         }
         c.ahead.ask_rest();
       }

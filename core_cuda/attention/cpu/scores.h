@@ -11,10 +11,11 @@
 //   kTermJoinsRows: the edge term may simply be added to the gathered rows, whichever side they are. Then logits() is
 //       given bare rows and term[e], [n, term_stride] (null: none), between rows and n.
 //   kInverseNorms: the score divides by the norms of both rows. Then logits() also gives r[h, e] = 1 / norm of rows[e],
-//   the
-//       passes multiply ds by it before grad(), and what grad() adds up is the gradient of own's unit row, of which
-//   through_norm(args, own, grad, grad_att)          makes that of the row and of the attention vector (null: not
-//   wanted)
+//       the passes multiply ds by it before grad(), and what grad() adds up is the gradient of own's unit row
+//   through_norm(args, own, grad, grad_att)
+//       makes of that the gradients of the row and of the attention vector (null: not wanted)
+//   center(args, row, stats, ds, n, grad_att)
+//       takes a constant of the row times the sum of ds, zero but for rounding, from that of the attention vector
 
 template <class A>
 static inline int64_t term_stride(const Args<A>& args) {
@@ -252,6 +253,20 @@ struct CosineScore {
   static void grad(const Args<A>& args, const A* /*own*/, const A* const* rows, int64_t n, const A* ds, A* grad_own,
                    A* /*grad_att*/, A* /*term*/) {
     if (grad_own) accumulate<A, NV>(ds, rows, n, args.heads, args.padded_dim, A(1), grad_own);
+  }
+
+  // The gradient of beta is a sum of ds cos. What is wrong with all ds of a row, as a Delta that is rounded, would come
+  // in times what the row's cosines have in common, nearly one for features that are not negative. The logarithm of the
+  // mean of exp(s), over beta, is near their mean; zero where it is not to be had, since beta is next to nothing.
+  static void center(const Args<A>& args, int64_t row, const A* stats, const A* ds, int64_t n, A* grad_att) {
+    const auto degree = static_cast<float>(args.graph.row_begin(row + 1) - args.graph.row_begin(row));
+    for (int64_t h = 0; h < args.heads; ++h) {
+      const auto top = static_cast<float>(stats[h]), inverse = static_cast<float>(stats[args.heads + h]);
+      const A mean = (top - __builtin_logf(inverse * degree)) / args.att[h * args.padded_dim];
+      Vec<A> total = {};
+      for (int64_t e = 0; e < n; e += W) total += first_lanes<A>(load(ds + h * kChunk + e), n - e);
+      if (mean > A(-1.25) && mean < A(1.25)) grad_att[h * args.padded_dim] -= mean * sum<A>(total);
+    }
   }
 
   // With r = 1 / max(|x|, least) and G = grad: beta r (G - <G, rx> rx); where |x| < least, r is constant and it is

@@ -13,10 +13,29 @@
 
 namespace edgeless::cuda {
 
-template <class A, int kPer>
-struct BackwardPieces {  // shared memory: the piece of a row that a chain owes to an earlier one
-  A acc[kPer][kBlockThreads];
+// Shared memory: the piece of a row that a chain owes to an earlier one. kVector: whether that is more than a number.
+template <class A, int kPer, bool kVector = true>
+struct BackwardPieces {
+  A acc[kVector ? kPer : 1][kVector ? kBlockThreads : 1];
   A scalar[kMaxTeams];
+
+  template <class P>
+  __device__ __forceinline__ void leave(const P& place, const A (&sum)[kPer], A sum_scalar) {
+    if constexpr (kVector) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) acc[k][threadIdx.x] = sum[k];
+    }
+    if (place.lane == 0) scalar[place.team] = sum_scalar;
+  }
+
+  // Adds what a team left; thread: the one of this lane's numbers.
+  __device__ __forceinline__ void add_to(A (&sum)[kPer], A& sum_scalar, int team, int thread) const {
+    sum_scalar += scalar[team];
+    if constexpr (kVector) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) sum[k] += acc[k][thread];
+    }
+  }
 };
 
 // The gradient of the attention vector: every lane keeps its share in shared memory, a place of its own, so that the
@@ -78,13 +97,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
-  constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
+  constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
   __shared__ BlockShares<I> shares;
-  __shared__ BackwardPieces<A, kPer> pieces;
+  __shared__ BackwardPieces<A, kPer, kKeys> pieces;
   __shared__ RowShares<Fn, A, kPer> att_shares;
 
   const Place<kWidth> place(args.layout, args.heads);
-  divide_block(args.graph, args.part, place, shares);
+  divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -101,7 +120,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
 
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
   A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A acc_scalar = 0;        // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
+  A acc_scalar = 0;        // gatv2, cosine: sum of ds; gat: the gradient; of the lane until the row ends
   A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
   A own_over = 0;          // of the row: see inverse_norms.cuh
   uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
@@ -174,7 +193,10 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   auto emit = [&](I row, bool lead, bool complete) {
     const bool piece = lead || !complete;
     if constexpr (Fn::kInverseNorms) {
-      if (args.grad_dst || args.grad_att) att_shares.add(place, norms.close(acc, own, own_over, place));
+      if (args.grad_dst || args.grad_att) {
+        const A share = norms.close(acc, own, own_over, place);
+        if (args.grad_att) att_shares.add(place, share - norms.center(args.graph, row, shift, acc_scalar));
+      }
     }
     if constexpr (kKeys) {
       if (!args.grad_dst) return;
@@ -198,39 +220,23 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
   };
 
-  bool leader = false, leader_lead = false;
-  auto end_row = [&] {
-    if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+  auto close_row = [&] {
+    if constexpr (Fn::kScalar || kSumsDs) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, acc, acc_scalar, args.coefficient);
-    if (walk.joins) {
-      if constexpr (kKeys) {
-#pragma unroll
-        for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
-      }
-      if (place.lane == 0) {
-        pieces.scalar[place.team] = acc_scalar;
-        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
-      }
-    } else if (walk.row_complete()) {
-      emit(walk.row, walk.lead, true);
-    } else {
-      leader = true, leader_lead = walk.lead;
-      return;
-    }
+  };
+  auto clear = [&] {
     acc_scalar = 0, own_over = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
+  auto leave = [&] { pieces.leave(place, acc, acc_scalar); };
+  auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   EdgeWindow<I, kEdges> window(args.graph, walk);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane, args.key_vectors,
                                                                               walk);
-  if (walk.edge < walk.row_end) begin_row();
-
-  while (true) {
-    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
-    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+  auto take = [&] {  // whole warp
     window.begin(walk);
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
@@ -323,7 +329,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     if constexpr (Fn::kScalar) {
       acc_scalar = fma(ds, derivative, acc_scalar);
     } else {
-      if constexpr (Fn::kAtt) acc_scalar += ds;
+      if constexpr (kSumsDs) acc_scalar += ds;
       A d[kEdges];
 #pragma unroll
       for (int u = 0; u < kEdges; ++u) d[u] = from_owner<kEdges>(norms.of_edge(ds, other_over, valid), u);
@@ -341,23 +347,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
         }
       }
     }
-  }
+  };
 
-  __syncthreads();
-  if (leader) {
-    bool complete = false;
-    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
-      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
-      if (shares.status[team] == kNoPiece) continue;
-      complete = shares.status[team] == kRowEnds;
-      acc_scalar += pieces.scalar[team];
-      if constexpr (kKeys) {
-#pragma unroll
-        for (int k = 0; k < kPer; ++k) acc[k] += pieces.acc[k][threadIdx.x + ahead * place.width()];
-      }
-    }
-    emit(walk.last_row, leader_lead, complete);
-  }
+  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }

@@ -9,13 +9,68 @@
 
 namespace edgeless::cuda {
 
-// Shared memory. Where the values are the keys pieces hold one vector, the gradient that their edges amount to.
+// Shared memory, as BackwardPieces. Where the values are the keys pieces hold one vector, the gradient that their edges
+// amount to.
 template <class A, int kPer, bool kTwoVectors>
 struct SourcePieces {
   A key[kTwoVectors ? kPer : 1][kTwoVectors ? kBlockThreads : 1];
   A value[kPer][kBlockThreads];
   A scalar[kMaxTeams];
+
+  template <class P>
+  __device__ __forceinline__ void leave(const P& place, const A (&keys)[kPer], const A (&values)[kPer], A sum) {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      value[k][threadIdx.x] = values[k];
+      if constexpr (kTwoVectors) key[k][threadIdx.x] = keys[k];
+    }
+    if (place.lane == 0) scalar[place.team] = sum;
+  }
+
+  __device__ __forceinline__ void add_to(A (&keys)[kPer], A (&values)[kPer], A& sum, int team, int thread) const {
+    sum += scalar[team];
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) {
+      values[k] += value[k][thread];
+      if constexpr (kTwoVectors) keys[k] += key[k][thread];
+    }
+  }
 };
+
+// Writes a row's gradients, or its piece where other blocks have others: first the key's part, then the value's. Where
+// the values are the keys, there is one gradient, `values`; `sum`: gat's gradient of the row's number, gatv2's sum of
+// ds.
+template <class Fn, class S, int kVecs, class A, class I, class P, int kPer>
+__device__ __forceinline__ void emit_source(const Args<A>& args, const BlockShares<I>& shares, const P& place, I row,
+                                            bool lead, bool complete, const A (&keys)[kPer], const A (&values)[kPer],
+                                            A sum) {
+  const bool piece = lead || !complete;
+  A* carry = piece ? carry_at(args, shares, lead, place.head) : nullptr;
+  if constexpr (Fn::kScalar) {
+    if (place.lane == 0 && args.grad_src) {
+      if (piece) {
+        *carry = sum;
+      } else {
+        reinterpret_cast<A*>(args.grad_src.base)[static_cast<int64_t>(row) * args.heads + place.head] = sum;
+      }
+    }
+    if (piece) carry += 1;
+  } else if constexpr (!Fn::kOwnValue) {
+    if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, values);
+    if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, values);
+  } else {
+    A out[kPer];
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) out[k] = Fn::finish(keys[k], sum, args.coefficient);
+    if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, out);
+    if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, out);
+    if (piece) carry += args.key_vectors * kVec<S>;
+  }
+  if constexpr (Fn::kOwnValue) {
+    if (args.grad_value && piece) store_piece<S, kVecs>(carry, place, args.value_vectors, values);
+    if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, args.grad_value.heads, place, values);
+  }
+}
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
 __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src, kMode, kVecs, kEdges))
@@ -28,7 +83,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
   __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
 
   const Place<kWidth> place(args.layout, args.heads);
-  divide_block(args.graph, args.part, place, shares);
+  divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -109,68 +164,24 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
     }
   };
 
-  // Writes a row's gradients, or its piece where other blocks have others: first the key's part, then the value's.
-  auto emit = [&](I row, bool lead, bool complete) {
-    const bool piece = lead || !complete;
-    A* carry = piece ? carry_at(args, shares, lead, place.head) : nullptr;
-    if constexpr (Fn::kScalar) {
-      if (place.lane == 0 && args.grad_src) {
-        if (piece) {
-          *carry = acc_scalar;
-        } else {
-          reinterpret_cast<A*>(args.grad_src.base)[static_cast<int64_t>(row) * args.heads + place.head] = acc_scalar;
-        }
-      }
-      if (piece) carry += 1;
-    } else if constexpr (!Fn::kOwnValue) {
-      if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, value_acc);
-      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, value_acc);
-    } else {
-      A out[kPer];
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) out[k] = Fn::finish(key_acc[k], acc_scalar, args.coefficient);
-      if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, out);
-      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, out);
-      if (piece) carry += args.key_vectors * kV;
-    }
-    if constexpr (Fn::kOwnValue) {
-      if (args.grad_value && piece) store_piece<S, kVecs>(carry, place, args.value_vectors, value_acc);
-      if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, args.grad_value.heads, place, value_acc);
-    }
-  };
-
-  bool leader = false, leader_lead = false;
-  auto end_row = [&] {
+  auto close_row = [&] {
     if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, key_acc, acc_scalar, args.coefficient);
     join();
-    if (walk.joins) {
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        pieces.value[k][threadIdx.x] = value_acc[k];
-        if constexpr (kTwoVectors) pieces.key[k][threadIdx.x] = key_acc[k];
-      }
-      if (place.lane == 0) {
-        pieces.scalar[place.team] = acc_scalar;
-        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
-      }
-    } else if (walk.row_complete()) {
-      emit(walk.row, walk.lead, true);
-    } else {
-      leader = true, leader_lead = walk.lead;
-      return;
-    }
+  };
+  auto clear = [&] {
     acc_scalar = 0, own_over = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
   };
+  auto leave = [&] { pieces.leave(place, key_acc, value_acc, acc_scalar); };
+  auto add = [&](int team, int thread) { pieces.add_to(key_acc, value_acc, acc_scalar, team, thread); };
+  auto emit = [&](I row, bool lead, bool complete) {
+    emit_source<Fn, S, kVecs>(args, shares, place, row, lead, complete, key_acc, value_acc, acc_scalar);
+  };
 
   EdgeWindow<I, kEdges> window(args.graph, walk);
-  if (walk.edge < walk.row_end) begin_row();
-
-  while (true) {
-    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
-    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+  auto take = [&] {  // whole warp
     window.begin(walk);
     uint4 key_raw[kEdges][kVecs], grad_raw[kEdges][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
@@ -273,24 +284,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
         }
       }
     }
-  }
+  };
 
-  __syncthreads();
-  if (leader) {
-    bool complete = false;
-    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
-      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
-      if (shares.status[team] == kNoPiece) continue;
-      complete = shares.status[team] == kRowEnds;
-      acc_scalar += pieces.scalar[team];
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        value_acc[k] += pieces.value[k][threadIdx.x + ahead * place.width()];
-        if constexpr (kTwoVectors) key_acc[k] += pieces.key[k][threadIdx.x + ahead * place.width()];
-      }
-    }
-    emit(walk.last_row, leader_lead, complete);
-  }
+  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }

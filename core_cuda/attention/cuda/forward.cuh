@@ -12,11 +12,49 @@
 
 namespace edgeless::cuda {
 
+// Shared memory: the piece of a row that a chain owes to an earlier one.
 template <class A, int kPer>
-struct ForwardPieces {  // shared memory: the piece of a row that a chain owes to an earlier one
+struct ForwardPieces {
   A acc[kPer][kBlockThreads];
   A m[kMaxTeams], l[kMaxTeams];
+
+  template <class P>
+  __device__ __forceinline__ void leave(const P& place, const A (&sum)[kPer], A top, A total) {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) acc[k][threadIdx.x] = sum[k];
+    if (place.lane == 0) m[place.team] = top, l[place.team] = total;
+  }
+
+  // Adds what a team left; thread: the one of this lane's numbers.
+  __device__ __forceinline__ void add_to(A (&sum)[kPer], A& top, A& total, int team, int thread) const {
+    const A greater = max(top, m[team]);
+    const A mine = greater > top ? power_of_two(top - greater) : A(1), theirs = power_of_two(m[team] - greater);
+    top = greater;
+    total = total * mine + l[team] * theirs;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) sum[k] = sum[k] * mine + acc[k][thread] * theirs;
+  }
 };
+
+// Writes a row, or its piece where other blocks have others. m, l: as above, of the row
+template <class S, int kVecs, class A, class I, class P, int kPer>
+__device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockShares<I>& shares, const P& place, I row,
+                                             bool lead, bool complete, const A (&acc)[kPer], A m, A l) {
+  if (lead || !complete) {
+    A* piece = carry_at(args, shares, lead, place.head);
+    store_piece<S, kVecs>(piece, place, args.value_vectors, acc);
+    if (place.lane == 0) piece[args.value_vectors * kVec<S>] = m, piece[args.value_vectors * kVec<S> + 1] = l;
+    return;
+  }
+  A out[kPer];
+  const A inverse = l != 0 ? reciprocal(l) : A(0);
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
+  store_row<S, kVecs>(args.out, row, args.heads, place, out);
+  if (place.lane == 0 && args.logsumexp) {
+    args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (m + log_base_two(l)) * A(kLn2);
+  }
+}
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
 __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward, kMode, kVecs, kEdges))
@@ -28,7 +66,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
   __shared__ ForwardPieces<A, kPer> pieces;
 
   const Place<kWidth> place(args.layout, args.heads);
-  divide_block(args.graph, args.part, place, shares);
+  divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -85,44 +123,22 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
     fresh = false;
   };
 
-  // Writes a row, or its piece where other blocks have others. total: l of the team
-  auto emit = [&](I row, bool lead, bool complete, A total) {
-    if (lead || !complete) {
-      A* piece = carry_at(args, shares, lead, place.head);
-      store_piece<S, kVecs>(piece, place, args.value_vectors, acc);
-      if (place.lane == 0) piece[args.value_vectors * kV] = m, piece[args.value_vectors * kV + 1] = total;
-      return;
-    }
-    A out[kPer];
-    const A inverse = total != 0 ? reciprocal(total) : A(0);
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
-    store_row<S, kVecs>(args.out, row, args.heads, place, out);
-    if (place.lane == 0 && args.logsumexp) {
-      args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (m + log_base_two(total)) * A(kLn2);
-    }
-  };
-
-  bool leader = false, leader_lead = false;
-  auto end_row = [&] {
+  auto close_row = [&] {
     l = kMode >= kOptions && args.given ? A(1) : batch_sum<kEdges>(l, place.mask());
     if (kMode >= kOptions && args.given) m = 0;
-    if (walk.joins) {
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
-      if (place.lane == 0) {
-        pieces.m[place.team] = m, pieces.l[place.team] = l;
-        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
-      }
-    } else if (walk.row_complete()) {
-      emit(walk.row, walk.lead, true, l);
-    } else {
-      leader = true, leader_lead = walk.lead;
-      return;
-    }
+  };
+  auto clear = [&] {
     m = -INFINITY, l = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
+  };
+  auto leave = [&] { pieces.leave(place, acc, m, l); };
+  auto add = [&](int team, int thread) {
+    pieces.add_to(acc, m, l, team, thread);
+    if (kMode >= kOptions && args.given) l = 1;
+  };
+  auto emit = [&](I row, bool lead, bool complete) {
+    emit_forward<S, kVecs>(args, shares, place, row, lead, complete, acc, m, l);
   };
 
   if (walk.pending) ask_row(walk.row);
@@ -130,11 +146,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane, args.key_vectors,
                                                                               walk);
-  if (walk.edge < walk.row_end) begin_row();
-
-  while (true) {
-    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
-    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+  auto take = [&] {  // whole warp
     window.begin(walk);
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
@@ -214,27 +226,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
         for (int k = 0; k < kV; ++k) acc[v * kV + k] = fma(w[u], x[k], acc[v * kV + k]);
       }
     }
-  }
+  };
 
-  __syncthreads();
-  if (leader) {
-    bool complete = false;
-    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
-      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
-      if (shares.status[team] == kNoPiece) continue;
-      complete = shares.status[team] == kRowEnds;
-      const A top = max(m, pieces.m[team]);
-      const A mine = top > m ? power_of_two(m - top) : A(1), theirs = power_of_two(pieces.m[team] - top);
-      m = top;
-      l = l * mine + pieces.l[team] * theirs;
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        acc[k] = acc[k] * mine + pieces.acc[k][threadIdx.x + ahead * place.width()] * theirs;
-      }
-    }
-    if (kMode >= kOptions && args.given) l = 1;
-    emit(walk.last_row, leader_lead, complete, l);
-  }
+  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
 }
 
 }  // namespace edgeless::cuda

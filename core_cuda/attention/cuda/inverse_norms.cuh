@@ -6,6 +6,10 @@
 // a row ends: with r = 1 / norm of own, its gradient is factor * r (G - <G, r own> r own), and the factor's <G, r own>.
 // A norm below the least one is no function of the row: r comes negative, and the second term is left out. All this is
 // linear in G, so pieces of a row may be closed each for itself.
+//
+// From the factor's, a constant of the row times its sum of ds is taken, which is zero but for rounding: what is wrong
+// with all ds of a row, as a Delta that is rounded, would come in times what the row's cosines have in common, nearly
+// one for features that are not negative.
 #pragma once
 
 #include "lane.cuh"
@@ -72,7 +76,17 @@ struct InverseNorms<A, true> {
     return dot;
   }
 
-  // The same, own as 16-bit words, paired (mma.cuh).
+  // About the mean of the row's cosines, times its sum of ds. logsumexp: base 2, of the row; the logarithm of the mean
+  // of 2^s, over the factor, is near it. Zero where it is not to be had: the factor is next to nothing.
+  template <class I>
+  __device__ __forceinline__ A center(const CompressedGraph& graph, I row, A logsumexp, A sum_ds) const {
+    const I* indptr = static_cast<const I*>(graph.indptr);
+    const float degree = static_cast<float>(indptr[row + 1] - indptr[row]);
+    const float mean = __fdividef(static_cast<float>(logsumexp) - __log2f(degree), static_cast<float>(factor));
+    return fabsf(mean) < 1.25f ? A(mean) * sum_ds : A(0);
+  }
+
+  // The same as close(), own as 16-bit words, paired (mma.cuh).
   template <class S, int kVecs, int kPer, class P>
   __device__ __forceinline__ A close_words(A (&sum)[kPer], const uint4 (&own)[kVecs], A over, const P& place) const {
     uint4 words[kVecs];

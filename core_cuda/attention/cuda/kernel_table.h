@@ -12,49 +12,18 @@
 #pragma once
 
 #include "../../common/storage.h"
-#include "../score.h"
+#include "../../thresholds.h"
 
 namespace edgeless::cuda {
-
-enum class Pass : uint8_t { forward, by_dst, by_src };
 
 // Which options a kernel carries: none; all but the edge term of gatv2; that as well.
 enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
 
 constexpr bool is_half(Storage storage) { return storage == Storage::bf16 || storage == Storage::f16; }
 
-// Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
-// lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch. Chosen by the kernels' times on
-// five graphs (docs/decisions/0011).
-constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
-  const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
-  if (few && vectors == 1 && (edges == 1 || numbers > 4)) return forward ? 8 : 6;  // teams of one or two lanes
-  if (plain && score == Score::gat && vectors == 1) {
-    if (many) return 5;
-    if (numbers > 4) return forward ? 6 : 3;
-    return few && !forward ? 7 : 6;
-  }
-  if (numbers > 16) return 2;
-  if (numbers > 4) return !plain || vectors > 1 ? 3 : forward && score == Score::dot ? 5 : 4;
-  if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
-  return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
-}
-// The same for the kernels of mma.cuh. lanes: of a team.
-constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vectors) {
-  if (pass == Pass::forward) return vectors == 1 ? 5 : 4;
-  if (vectors == 1) return 4;
-  return plain && score == Score::gatv2 && (pass == Pass::by_src || lanes == 4) ? 4 : 3;
-}
 // Edges of a batch in the kernels of mma.cuh.
 constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
 
-// Where tensor cores are the faster way, by vectors of a row (docs/decisions/0013): rows of more than
-// 64 bytes; of more than 128 in the backward of the plain dot product; in the forward pass of gatv2 all that fill more
-// than a team of two lanes. gat is slower there: it has one dot product in its backward and none in its forward pass.
-constexpr int most_without_mma(Pass pass, Score score, bool plain) {
-  if (pass == Pass::forward) return score != Score::gatv2 ? 4 : plain ? 2 : 0;
-  return score == Score::dot && plain ? 8 : 4;
-}
 constexpr int kMmaVectors = 16;
 constexpr bool use_mma(Pass pass, Score score, Storage storage, Mode mode, int vectors) {
   if (score == Score::gat || !is_half(storage) || mode == kEdgeTerm || vectors > kMmaVectors) return false;
@@ -70,10 +39,6 @@ constexpr int many_edges(Pass pass, Score score) {
 constexpr int kFewEdges = 2;
 // A lane owns at most one edge of a batch, so a team of one or two lanes has no more edges than lanes.
 constexpr int edges_of_team(int lanes) { return lanes < 4 ? lanes : 4; }
-constexpr bool few_edges_pay(Pass pass, Score score) {
-  return score == Score::gatv2 || score == Score::gat || (score == Score::dot && pass == Pass::forward);
-}
-
 struct Kernel {
   bool wide_index = false;  // int64 ids
   bool mma = false;         // of mma.cuh

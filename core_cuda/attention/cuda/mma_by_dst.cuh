@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   __shared__ RowShares<Fn, float, kPer> att_shares;
 
   const Place<kTeam, true> place(args.layout, args.heads);
-  divide_block(args.graph, args.part, place, shares);
+  divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const int quad = threadIdx.x / kQuad % 8;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   float own_scalar = 0;             // of the row: gatv2's <att, x>
   float own_over = 0;               // of the row: see inverse_norms.cuh
   float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s as the score gives it; Delta
-  float acc[kPer], acc_scalar = 0;  // gatv2: sum of ds
+  float acc[kPer], acc_scalar = 0;  // gatv2, cosine: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
 #pragma unroll
@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     const bool piece = lead || !complete;
     if constexpr (Fn::kInverseNorms) {
       if (args.grad_dst || args.grad_att) {
-        att_shares.add(place, norms.template close_words<S, kVecs>(acc, own, own_over, place));
+        const float share = norms.template close_words<S, kVecs>(acc, own, own_over, place);
+        if (args.grad_att) att_shares.add(place, share - norms.center(args.graph, row, shift, acc_scalar));
       }
     }
     if (!args.grad_dst) return;
@@ -119,33 +120,19 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     }
   };
 
-  bool leader = false, leader_lead = false;
-  auto end_row = [&] {
+  auto close_row = [&] {
     if constexpr (Fn::kAtt) att_shares.template add_words<Fn, S, kVecs>(own, acc, acc_scalar, args.coefficient);
-    if (walk.joins) {
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
-      if (place.lane == 0) {
-        pieces.scalar[place.team] = acc_scalar;
-        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
-      }
-    } else if (walk.row_complete()) {
-      emit(walk.row, walk.lead, true);
-    } else {
-      leader = true, leader_lead = walk.lead;
-      return;
-    }
+  };
+  auto clear = [&] {
     acc_scalar = 0, own_over = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
+  auto leave = [&] { pieces.leave(place, acc, acc_scalar); };
+  auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
-  if (walk.edge < walk.row_end) begin_row();
-
-  while (true) {
-    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
-    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+  auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
@@ -197,28 +184,16 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     }
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
-      if constexpr (Fn::kAtt) acc_scalar += ds[u];
+      if constexpr (Fn::kAtt || Fn::kInverseNorms) acc_scalar += ds[u];
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) {
         score.grad(*reinterpret_cast<float (*)[8]>(&acc[v * 8]), key_raw[u][v], own[v],
                    norms.of_edge(ds[u], other_over[u], u < n));
       }
     }
-  }
+  };
 
-  __syncthreads();
-  if (leader) {
-    bool complete = false;
-    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
-      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
-      if (shares.status[team] == kNoPiece) continue;
-      complete = shares.status[team] == kRowEnds;
-      acc_scalar += pieces.scalar[team];
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) acc[k] += pieces.acc[k][threadIdx.x + ahead * kTeam];
-    }
-    emit(walk.last_row, leader_lead, complete);
-  }
+  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   __shared__ std::conditional_t<Fn::kAtt, AttShares<float, kPer>, NoShares> att_shares;
 
   const Place<kTeam, true> place(args.layout, args.heads);
-  divide_block(args.graph, args.part, place, shares);
+  divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const int quad = threadIdx.x / kQuad % 8;
@@ -84,58 +84,23 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
     }
   };
 
-  // Writes a row's gradients, or its piece where other blocks have others: first the key's part, then the value's.
-  auto emit = [&](I row, bool lead, bool complete) {
-    const bool piece = lead || !complete;
-    float* carry = piece ? carry_at(args, shares, lead, place.head) : nullptr;
-    if constexpr (!Fn::kOwnValue) {
-      if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, value_acc);
-      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, value_acc);
-    } else {
-      float out[kPer];
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) out[k] = Fn::finish(key_acc[k], acc_scalar, args.coefficient);
-      if (args.grad_src && piece) store_piece<S, kVecs>(carry, place, args.key_vectors, out);
-      if (args.grad_src && !piece) store_row<S, kVecs>(args.grad_src, row, args.grad_src.heads, place, out);
-      if (piece) carry += args.key_vectors * 8;
-    }
-    if constexpr (Fn::kOwnValue) {
-      if (args.grad_value && piece) store_piece<S, kVecs>(carry, place, args.value_vectors, value_acc);
-      if (args.grad_value && !piece) store_row<S, kVecs>(args.grad_value, row, args.grad_value.heads, place, value_acc);
-    }
-  };
-
-  bool leader = false, leader_lead = false;
-  auto end_row = [&] {
+  auto close_row = [&] {
     if constexpr (Fn::kAtt) att_shares.template add_words<Fn, S, kVecs>(own, key_acc, acc_scalar, args.coefficient);
     join();
-    if (walk.joins) {
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        pieces.value[k][threadIdx.x] = value_acc[k];
-        if constexpr (kTwoVectors) pieces.key[k][threadIdx.x] = key_acc[k];
-      }
-      if (place.lane == 0) {
-        pieces.scalar[place.team] = acc_scalar;
-        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
-      }
-    } else if (walk.row_complete()) {
-      emit(walk.row, walk.lead, true);
-    } else {
-      leader = true, leader_lead = walk.lead;
-      return;
-    }
+  };
+  auto clear = [&] {
     acc_scalar = 0, own_over = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) key_acc[k] = 0, value_acc[k] = 0;
   };
+  auto leave = [&] { pieces.leave(place, key_acc, value_acc, acc_scalar); };
+  auto add = [&](int team, int thread) { pieces.add_to(key_acc, value_acc, acc_scalar, team, thread); };
+  auto emit = [&](I row, bool lead, bool complete) {
+    emit_source<Fn, S, kVecs>(args, shares, place, row, lead, complete, key_acc, value_acc, acc_scalar);
+  };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
-  if (walk.edge < walk.row_end) begin_row();
-
-  while (true) {
-    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
-    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+  auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], grad_raw[kEdges][kVecs];
@@ -209,24 +174,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
                    norms.of_edge(ds[u], other_over[u], u < n));
       }
     }
-  }
+  };
 
-  __syncthreads();
-  if (leader) {
-    bool complete = false;
-    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
-      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
-      if (shares.status[team] == kNoPiece) continue;
-      complete = shares.status[team] == kRowEnds;
-      acc_scalar += pieces.scalar[team];
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        value_acc[k] += pieces.value[k][threadIdx.x + ahead * kTeam];
-        if constexpr (kTwoVectors) key_acc[k] += pieces.key[k][threadIdx.x + ahead * kTeam];
-      }
-    }
-    emit(walk.last_row, leader_lead, complete);
-  }
+  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }

@@ -4,16 +4,10 @@
 // needs no exchange between lanes. What is summed is float, as everywhere.
 #pragma once
 
-#include "inverse_norms.cuh"
+#include "forward.cuh"
 #include "mma.cuh"
 
 namespace edgeless::cuda {
-
-template <int kPer>
-struct MmaForwardPieces {  // shared memory: the piece of a row that a chain owes to an earlier one
-  float acc[kPer][kBlockThreads];
-  float m[kMaxTeams], l[kMaxTeams];
-};
 
 template <class Fn, class S, int kTeam, int kVecs, int kEdges, bool kWhole, int kMode>
 __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::kScore, kMode == kPlain, kTeam, kVecs))
@@ -22,10 +16,10 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
   constexpr int kPer = kVecs * 8;
   constexpr bool kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
-  __shared__ MmaForwardPieces<kPer> pieces;
+  __shared__ ForwardPieces<float, kPer> pieces;
 
   const Place<kTeam, true> place(args.layout, args.heads);
-  divide_block(args.graph, args.part, place, shares);
+  divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const int quad = threadIdx.x / kQuad % 8;
@@ -69,52 +63,25 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     fresh = false;
   };
 
-  // Writes a row, or its piece where other blocks have others.
-  auto emit = [&](I row, bool lead, bool complete) {
-    const float shift = Fn::kAtt ? m + own_scalar : m;
-    if (lead || !complete) {
-      float* piece = carry_at(args, shares, lead, place.head);
-      store_piece<S, kVecs>(piece, place, args.value_vectors, acc);
-      if (place.lane == 0) piece[args.value_vectors * 8] = shift, piece[args.value_vectors * 8 + 1] = l;
-      return;
-    }
-    float out[kPer];
-    const float inverse = l != 0 ? reciprocal(l) : 0;
-#pragma unroll
-    for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
-    store_row<S, kVecs>(args.out, row, args.heads, place, out);
-    if (place.lane == 0 && args.logsumexp) {
-      args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] = (shift + log_base_two(l)) * float(kLn2);
-    }
-  };
-
-  bool leader = false, leader_lead = false;
-  auto end_row = [&] {
+  auto close_row = [&] {
     if (kMode >= kOptions && args.given) m = 0, l = 1;
-    if (walk.joins) {
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) pieces.acc[k][threadIdx.x] = acc[k];
-      if (place.lane == 0) {
-        pieces.m[place.team] = m, pieces.l[place.team] = l;
-        shares.status[place.team] = walk.row_complete() ? kRowEnds : kRowGoesOn;
-      }
-    } else if (walk.row_complete()) {
-      emit(walk.row, walk.lead, true);
-    } else {
-      leader = true, leader_lead = walk.lead;
-      return;
-    }
+  };
+  auto clear = [&] {
     m = -INFINITY, l = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
+  auto leave = [&] { pieces.leave(place, acc, m, l); };
+  auto add = [&](int team, int thread) {
+    pieces.add_to(acc, m, l, team, thread);
+    if (kMode >= kOptions && args.given) l = 1;
+  };
+  auto emit = [&](I row, bool lead, bool complete) {
+    emit_forward<S, kVecs>(args, shares, place, row, lead, complete, acc, Fn::kAtt ? m + own_scalar : m, l);
+  };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
-  if (walk.edge < walk.row_end) begin_row();
-
-  while (true) {
-    if (walk.at_row_end() && walk.finish_rows(end_row)) begin_row();
-    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+  auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
     uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
@@ -173,27 +140,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
         for (int k = 0; k < 8; ++k) acc[v * 8 + k] = fma(w, x[k], acc[v * 8 + k]);
       }
     }
-  }
+  };
 
-  __syncthreads();
-  if (leader) {
-    bool complete = false;
-    for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
-      const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
-      if (shares.status[team] == kNoPiece) continue;
-      complete = shares.status[team] == kRowEnds;
-      const float top = max(m, pieces.m[team]);
-      const float mine = top > m ? power_of_two(m - top) : 1, theirs = power_of_two(pieces.m[team] - top);
-      m = top;
-      l = l * mine + pieces.l[team] * theirs;
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        acc[k] = acc[k] * mine + pieces.acc[k][threadIdx.x + ahead * kTeam] * theirs;
-      }
-    }
-    if (kMode >= kOptions && args.given) l = 1;
-    emit(walk.last_row, leader_lead, complete);
-  }
+  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
 }
 
 }  // namespace edgeless::cuda

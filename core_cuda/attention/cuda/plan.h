@@ -115,10 +115,10 @@ inline Kernel choose_kernel(const Problem& problem) {
     while (kernel.vectors * kernel.lanes < vectors) kernel.lanes *= 2;
     kernel.edges = kernel.vectors == 4 ? kFewEdges : edges_of_team(kernel.lanes);
     const bool one_of_several = kernel.vectors == 1 && kernel.lanes > 4;  // batches
-    if (one_of_several && problem.num_edges >= 8 * problem.num_rows) {
+    if (one_of_several && problem.num_edges >= kManyEdgesARow * problem.num_rows) {
       kernel.edges = many_edges(problem.pass, problem.score);
-    } else if (one_of_several && problem.num_edges < 3 * problem.num_rows && problem.storage == Storage::f32 &&
-               few_edges_pay(problem.pass, problem.score)) {
+    } else if (one_of_several && problem.num_edges < kFewEdgesARow * problem.num_rows &&
+               problem.storage == Storage::f32 && few_edges_pay(problem.pass, problem.score)) {
       kernel.edges = kFewEdges;
     }
   }
@@ -137,20 +137,17 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
   const int values = !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
-  const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * 65 / 100;
+  const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * kAttentionL2Percent / 100;
   int64_t most = 16 / std::max(1, std::max(keys, values));
   if (head * most > fits && head <= 2 * fits) most = fits / head;
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
-  // Of those the number that is worth most: few teams without work, and little that a slice reads of an edge beside its
-  // rows, an index, numbers of nodes and the rest of a sector. More of them have to be worth their place in L2
-  // (docs/decisions/0010).
-  constexpr double beside = 40, gain = 1.04;
+  // Of those the number that is worth most: few teams without work, and little that a slice reads beside its rows.
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
     const double bytes = 16.0 * heads * (keys + values);
-    const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + beside);
-    if (worth >= best * gain) best = worth, layout.heads_per_slice = heads;
+    const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
+    if (worth >= best * kGainOfAHead) best = worth, layout.heads_per_slice = heads;
   }
 }
 
@@ -169,8 +166,8 @@ inline void choose_partition(const Problem& problem, const Device& device, Plan&
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
   const int64_t chains = (kBlockThreads >> plan.layout.team_log2) / heads;
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
-  const int64_t wanted_blocks = int64_t(device.multiprocessors) * 16;
-  int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), 32, 1024);
+  const int64_t wanted_blocks = device.multiprocessors * kBlocksOfAProcessor;
+  int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), kLeastShare, kMostShare);
   const int64_t at_once = int64_t(device.multiprocessors) * resident_blocks(problem, plan.kernel);
   const int64_t blocks = (units / (share * chains) + 1) * slices,
                 ranges = (blocks + at_once / 2) / at_once * at_once / slices;

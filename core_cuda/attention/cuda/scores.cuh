@@ -5,9 +5,8 @@
 //   kScalar    the logit is made of one number per node and head, no rows are gathered for it
 //   kOwnValue  the values are other rows than the keys
 //   kAtt       there is an attention vector, and the gradients are made of the sum of ds as well
-//   kInverseNorms the score divides by the norms of both rows, see inverse_norms.cuh: it is made of the rows as they
-//   are, and
-//              the skeleton does the rest
+//   kInverseNorms  the score divides by the norms of both rows, see inverse_norms.cuh: it is made of the rows as they
+//              are, and the skeleton does the rest
 //   kMma       mma.cuh has the score for 16-bit rows (MmaScore); plan.h must agree (use_mma)
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
 //   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of

@@ -57,35 +57,8 @@ struct Place {
   }
 };
 
-enum PieceStatus : uint8_t { kNoPiece, kRowEnds, kRowGoesOn };
-
 template <class I>
-struct BlockShares {  // shared memory
-  Cut<I> cuts[kMaxTeams + 1];
-  int64_t lead_slot, last_slot;  // pieces of hubs: the one that an earlier block began, the one that begins here
-  uint8_t status[kMaxTeams];
-};
-
-template <class I, class P>
-__device__ inline void divide_block(const CompressedGraph& graph, const Partition& part, const P& place,
-                                    BlockShares<I>& s) {
-  const I* indptr = static_cast<const I*>(graph.indptr);
-  const int warp = threadIdx.x / 32, warp_lane = threadIdx.x % 32;
-  if (warp < 2) {
-    const Cut<I> cut = range_cut(indptr, graph.num_rows, part, blockIdx.x + warp, warp_lane);
-    if (warp_lane == 0) {
-      s.cuts[warp ? place.chains : 0] = cut;
-      if (warp == 0) s.lead_slot = piece_slot(cut.edge, part.piece);
-      if (warp == 1) s.last_slot = cut.row < graph.num_rows ? piece_slot(indptr[cut.row] + part.piece, part.piece) : 0;
-    }
-  }
-  if (threadIdx.x < kMaxTeams) s.status[threadIdx.x] = kNoPiece;
-  __syncthreads();
-  const Cut<I> begin = s.cuts[0], end = s.cuts[place.chains];
-  const int share = threadIdx.x;
-  if (share > 0 && share < place.chains) s.cuts[share] = share_cut(indptr, begin, end, share, place.chains);
-  __syncthreads();
-}
+using BlockShares = RangeShares<I, kMaxTeams>;
 
 // A team's way through its share, row by row. It stands between batches at an edge before row_end, and is done when
 // the two are equal.
@@ -150,6 +123,54 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
   const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
   const int64_t slot = lead ? slots + s.lead_slot : s.last_slot;
   return args.carry + (slot * args.heads + head) * args.carry_size;
+}
+
+// Walks a team's share and merges the pieces of the rows that the block's chains share. What happens at a row:
+//   begin()                    asks for what the row at hand needs
+//   take()                     takes the next batch of its edges, none for a team that is done; whole warp
+//   close()                    all edges of the row that are in this share were taken
+//   clear()                    forgets them
+//   leave()                    what they came to goes to shared memory, for the team that holds the row's first edges
+//   add(team, thread)          adds what that team left; thread: the one of this lane's numbers
+//   emit(row, lead, complete)  writes the row, or its piece where other blocks have others
+template <class I, class P, class Begin, class Take, class Close, class Clear, class Leave, class Add, class Emit>
+__device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Begin&& begin,
+                                          Take&& take, Close&& close, Clear&& clear, Leave&& leave, Add&& add,
+                                          Emit&& emit) {
+  bool leader = false, leader_lead = false;
+  auto end_row = [&] {
+    close();
+    if (walk.joins) {
+      leave();
+      if (place.lane == 0) {
+        shares.status[place.team] = walk.row_complete() ? PieceStatus::row_ends : PieceStatus::row_goes_on;
+      }
+    } else if (walk.row_complete()) {
+      emit(walk.row, walk.lead, true);
+    } else {
+      leader = true, leader_lead = walk.lead;
+      return;
+    }
+    clear();
+  };
+
+  if (walk.edge < walk.row_end) begin();
+  while (true) {
+    if (walk.at_row_end() && walk.finish_rows(end_row)) begin();
+    if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
+    take();
+  }
+
+  __syncthreads();
+  if (!leader) return;
+  bool complete = false;
+  for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
+    const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
+    if (shares.status[team] == PieceStatus::none) continue;
+    complete = shares.status[team] == PieceStatus::row_ends;
+    add(team, threadIdx.x + ahead * place.width());
+  }
+  emit(walk.last_row, leader_lead, complete);
 }
 
 }  // namespace edgeless::cuda

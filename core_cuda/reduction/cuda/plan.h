@@ -30,11 +30,6 @@ struct GradientDevice {
   bool clusters = false;
 };
 
-// From this mean degree on 16-bit numbers are sorted, and float32 in rows as wide as that picked: below it there is too
-// little to skip (H200, 2026-11-22: arxiv, degree 7, 0.44 ms gathered and 0.82 sorted; pokec, degree 19, 17.0
-// and 10.5).
-constexpr int64_t kSortDegree = 13, kMaskedWidth = 256;
-
 // Over the other direction of the graph, where that is at hand and rows are whole vectors.
 constexpr bool can_gather(const GradientProblem& p) {
   return p.has_transpose && p.width % 8 == 0 && p.storage != Storage::f64 && !p.wide_index;

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kFoldThreads)
   const int32_t* indptr = static_cast<const int32_t*>(graph.indptr);
   const int32_t* ids = static_cast<const int32_t*>(graph.edge_ids);
   const int lane = threadIdx.x % kLanes, team = threadIdx.x / kLanes;
-  divide_range(graph, part, kFoldThreads / kLanes, s);
+  divide_range(graph, part, Chains{kFoldThreads / kLanes}, s);
   const Cut<int32_t> from = s.cuts[team], to = s.cuts[team + 1];
   for (int32_t row = from.row, at = from.edge; at < to.edge; ++row) {
     const int32_t begin = indptr[row], end = min(indptr[row + 1], to.edge);

@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
   const int width = 1 << args.plan.team_log2, lane = threadIdx.x & (width - 1),
             team = threadIdx.x >> args.plan.team_log2;
   const unsigned mask = width == 32 ? 0xffffffffu : ((1u << width) - 1) << (threadIdx.x & 31 & ~(width - 1));
-  divide_range(args.graph, args.plan.part, kFoldThreads >> args.plan.team_log2, s);
+  divide_range(args.graph, args.plan.part, Chains{kFoldThreads >> args.plan.team_log2}, s);
   const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
   const int column = (static_cast<int>(blockIdx.y) * width + lane) * kPer;  // the lane's first of the slice
   const bool inside = column < args.columns;

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kFoldThreads) sddmm_kernel(const __grid_consta
   const I* ids = static_cast<const I*>(args.graph.edge_ids);
   const int width = 1 << args.team_log2, lane = threadIdx.x & (width - 1), team = threadIdx.x >> args.team_log2;
   const int slot = lane & (kEdges - 1), head = blockIdx.y;
-  divide_range(args.graph, args.part, kFoldThreads >> args.team_log2, s);
+  divide_range(args.graph, args.part, Chains{kFoldThreads >> args.team_log2}, s);
   const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
 
   bool inside[kVecs];

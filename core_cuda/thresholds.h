@@ -1,0 +1,102 @@
+// From where on one way is quicker than another on a GPU: all such numbers, and where each was measured
+// (docs/decisions/).
+//
+// They are those of one family of devices, Hopper (sm_90, an H200). Everything from sm_80 on takes them, since nobody
+// has measured elsewhere. What differs between devices of a family (multiprocessors, bytes of L2 and of shared memory)
+// goes into the plans beside them. Tests call the plans without a GPU, for sizes of an A100 and of an H200. No CUDA and
+// no torch.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/score.h"
+
+namespace edgeless::cuda {
+
+// The host ----------------------------------------------------------------------------------------------------------
+
+// Rows below which a product takes less time than its launch: as few launches as possible, and copies cost nothing
+// (0022).
+constexpr int64_t kLaunchBoundRows = 1 << 15;
+
+// Attention ---------------------------------------------------------------------------------------------------------
+
+// Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
+// lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch. By the kernels' times on five
+// graphs (0011).
+constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
+  const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
+  if (few && vectors == 1 && (edges == 1 || numbers > 4)) return forward ? 8 : 6;  // teams of one or two lanes
+  if (plain && score == Score::gat && vectors == 1) {
+    if (many) return 5;
+    if (numbers > 4) return forward ? 6 : 3;
+    return few && !forward ? 7 : 6;
+  }
+  if (numbers > 16) return 2;
+  if (numbers > 4) return !plain || vectors > 1 ? 3 : forward && score == Score::dot ? 5 : 4;
+  if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
+  return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
+}
+// The same for the kernels of attention/cuda/mma.cuh. lanes: of a team.
+constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vectors) {
+  if (pass == Pass::forward) return vectors == 1 ? 5 : 4;
+  if (vectors == 1) return 4;
+  return plain && score == Score::gatv2 && (pass == Pass::by_src || lanes == 4) ? 4 : 3;
+}
+
+// Vectors of a row, 16 bytes each, up to which tensor cores are not the faster way (0013): rows of 64 bytes; of 128 in
+// the backward of the plain dot product; in the forward of gatv2 those that fill no more than a team of two lanes. gat
+// is slower there at any width: it has one dot product in its backward and none in its forward.
+constexpr int most_without_mma(Pass pass, Score score, bool plain) {
+  if (pass == Pass::forward) return score != Score::gatv2 ? 4 : plain ? 2 : 0;
+  return score == Score::dot && plain ? 8 : 4;
+}
+
+// Edges a row in the mean from which batches are long, and below which they are short (0012).
+constexpr int64_t kManyEdgesARow = 8, kFewEdgesARow = 3;
+// Scores and passes for which two edges a batch pay where rows are short and numbers are floats (0012).
+constexpr bool few_edges_pay(Pass pass, Score score) {
+  return score == Score::gatv2 || score == Score::gat || (score == Score::dot && pass == Pass::forward);
+}
+
+// Slices of heads (0010): the part of L2 that what is gathered may fill; the bytes that a slice reads of an edge beside
+// its rows, an index, numbers of nodes and the rest of a sector; what more heads a slice have to be worth, for their
+// place in L2.
+constexpr int64_t kAttentionL2Percent = 65;
+constexpr double kBesideRows = 40, kGainOfAHead = 1.04;
+// Units of a chain's share: as many as hide a block's start, fewer where less than so many blocks a multiprocessor
+// would be left (0011).
+constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;
+
+// Sums and extrema --------------------------------------------------------------------------------------------------
+
+// What is gathered of a slice may fill three quarters of L2 (45 MiB of the H200's 60): from there a gather runs at
+// twice the speed, and reading the indices once more for a slice costs about 3 percent. Where a node is read fewer
+// times than this, slices are not cut for it (0017).
+constexpr int64_t kFoldL2Percent = 75;
+constexpr int64_t kReadsThatPay = 8;
+
+// The gradient of an extremum (0016). From this mean degree on 16-bit numbers are sorted, and float32 in rows as wide
+// as that read masked: below it there is too little to skip (2026-11-22: arxiv, degree 7, 0.44 ms gathered and 0.82
+// sorted; pokec, degree 19, 17.0 and 10.5).
+constexpr int64_t kSortDegree = 13, kMaskedWidth = 256;
+// Bytes that sorted items may take, or as many as the result where that is more.
+constexpr int64_t kSortMemory = int64_t(64) << 20;
+// The part of L2 that sums may fill to which gradients are sent.
+constexpr int64_t kScatterL2Percent = 80;
+
+// Dense products ----------------------------------------------------------------------------------------------------
+
+// Columns and depth from which ours fill a tile; the depth from which the libraries' 16-bit products are faster and,
+// for results of fewer numbers than that, their float32 ones; rows of a result whose depth is divided (0021).
+constexpr int64_t kLeastColumns = 32, kLeastDepth = 16, kMostDepth = 1024, kLargeProduct = 1 << 20, kDividedRows = 96;
+
+// Blocks ------------------------------------------------------------------------------------------------------------
+
+// Edges a gathered row from which weighted sparse blocks are quicker than our other kernels: for sums (head_dim 0) and
+// for dot product attention, whose tensor cores have the more to do for a row the narrower a head is (0033, 0034).
+constexpr double reuse_that_pays(int64_t head_dim) {
+  return head_dim == 0 ? 1.5 : head_dim >= 128 ? 1.3 : head_dim >= 64 ? 1.5 : 2.5;
+}
+
+}  // namespace edgeless::cuda
