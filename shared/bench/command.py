@@ -17,7 +17,7 @@ from edgeless.cli.layers import LAYERS
 from edgeless.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.cli.setting import setting_of
 
-from . import ddp, minibatch, scaleout, shapes
+from . import ddp, engines, minibatch, scaleout, shapes
 from .baseline import H200, H200_RELATIONS, Baseline, geometric_means
 from .graphs import OWN, BenchGraph, check_name, has_relations, load
 from .measure import Plan, Result, measure, peers_of
@@ -69,6 +69,16 @@ SUITES = {
         "dtype": ["fp32", "bf16"],
         "peers": ["torch-csr", "edgeless", "edgeless-cusparse"],
         "baseline": H200,
+    },
+    "engines": {
+        "graph": [*engines.GRAPHS, *(f"{name}:community" for name in engines.GRAPHS)],
+        "op": engines.OPS,
+        "dtype": ["fp32", "bf16"],
+        "peers": [*engines.PEERS, engines.CHOSEN],
+        "mode": ["forward_backward"],
+        "warmup": 3,
+        "runs": 5,
+        "no_memory": True,
     },
     "shapes": {
         "graph": ["artnet", "city-reviews", "avazu"],
@@ -164,10 +174,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--compare-threads", type=_numbers, metavar="1,2", help="time each peer with each of these")
     parser.add_argument("--rounds", type=int, help="turns of each peer (default: 5 on the CPU, 3 on CUDA)")
-    parser.add_argument("--runs", type=int, default=10, help="runs of a turn on CUDA (default: 10)")
+    parser.add_argument("--runs", type=int, help="runs of a turn on CUDA (default: 10)")
     parser.add_argument("--warmup", type=int, help="runs before (default: 2 on the CPU, 10 on CUDA)")
     parser.add_argument("--cold-l2", action="store_true", help="empty the L2 before every run on CUDA")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the peaks (a process for each peer)")
+    parser.add_argument(
+        "--no-memory", action="store_const", const=True, help="leave out the peaks (a process for each peer)"
+    )
     parser.add_argument(
         "--limit",
         type=float,
@@ -188,6 +200,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
         if getattr(args, name) is None:
             setattr(args, name, size)
     args.graph = args.graph or ["arxiv"]
+    args.runs = 10 if args.runs is None else args.runs
     args.dtype = args.dtype or ["fp32"]
     args.mode = args.mode or list(MODES)
     if len(args.fanout) != 2:
@@ -280,6 +293,7 @@ def run(args: argparse.Namespace) -> int:
         if not (cases or steps or args.shapes):
             continue
         graph = load(name, args.data, device)
+        blocks = engines.blocks_of(graph, device) if engines.BLOCKS in (args.peers or ()) else {}
         for case in (*cases, *steps):
             width = max(case.features, case.heads * case.channels)
             check_room(f"--graph {name}: a row of {width:,} numbers for every node", 8 * width * graph.num_nodes)
@@ -287,7 +301,7 @@ def run(args: argparse.Namespace) -> int:
             found = measure(plan, graph, case)
             print_case(graph, case, found, device, baseline)
             results += found
-            keep([as_row(graph, result, baseline) for result in found])
+            keep([as_row(graph, result, baseline) | engines.of_row(result, blocks) for result in found])
         if args.shapes:
             cells = shapes.measure(graph, timer, args.mode)
             shapes.print_shapes(cells)
@@ -296,6 +310,7 @@ def run(args: argparse.Namespace) -> int:
             measured = minibatch.measure(graph, case, args.peers, timer.rounds, sampling)
             minibatch.print_steps(graph, case, measured, sampling, device)
             keep([asdict(step) for step in measured])
+    engines.print_chosen(rows)
     if baseline is not None:
         columns = ["case", "peer", "", "geometric mean", "least", "graphs"]
         print()

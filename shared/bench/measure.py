@@ -54,7 +54,10 @@ class Plan:
 
 @dataclass
 class Result:
-    """One peer's figures for one case and mode. Times are in milliseconds, peaks in bytes above the inputs."""
+    """One peer's figures for one case and mode. Times are in milliseconds, peaks in bytes above the inputs.
+
+    ``engine`` is the one that ran a bare aggregation of edgeless.
+    """
 
     graph: str
     case: Case
@@ -67,6 +70,7 @@ class Result:
     runs: int = 0
     peak_bytes: Optional[int] = None
     first_call_bytes: Optional[int] = None
+    engine: Optional[str] = None
 
 
 def peers_of(case: Case, wanted: Optional[Sequence[str]], device: torch.device) -> list[str]:
@@ -112,10 +116,13 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
             why = f"left out: needs about {needed / 1e9:.0f} GB"
         if why is None and plan.limit is not None and plan.memory and device.type == "cpu":
             peaks[peer], why = _try_out(plan, graph, case, peer)
+        if why is None:
+            try:
+                works[peer] = peers.build(case, peer, graph)
+            except peers.Refused as refusal:
+                why = str(refusal)
         if why is not None:
             results += [Result(graph.name, case, peer, mode, plan.threads[0], failed=why) for mode in plan.modes]
-        else:
-            works[peer] = peers.build(case, peer, graph)
     for mode in plan.modes:
         runs = {(peer, n): _with_threads(work.mode(mode), n) for peer, work in works.items() for n in plan.threads}
         for (peer, n), timing in plan.timer.compare(runs).items():
@@ -126,6 +133,10 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
                 result.median_ms, result.spread, result.runs = timing.median, timing.spread, len(timing.runs)
             results.append(result)
     torch.set_num_threads(plan.threads[0])
+    if case.kind == "op":
+        for result in results:
+            if peers.ours(result.peer) and result.failed is None:
+                result.engine = peers.engine_of(works[result.peer])
     works.clear()
     runs.clear()
     gc.collect()

@@ -1,4 +1,4 @@
-"""``python -m edgeless.bench.page [docs]``: writes docs/performance.md and the pictures from the runs in docs/runs.
+"""``python -m edgeless.bench.page [docs]``: writes docs/performance.md, docs/engines.md and pictures from docs/runs.
 
 Every figure is the median of one run, taken from the file that the command beside it wrote. A section whose run is
 missing names the command that makes it.
@@ -17,7 +17,7 @@ from typing import Optional
 from edgeless.cli.console import megabytes, milliseconds
 from edgeless.cli.layers import LAYERS
 
-from . import picture, shapes
+from . import engines, picture, shapes
 from .command import SUITES
 from .peers import LAYER_PEERS, ours
 from .runs import DEMO, Suite, geometric_mean, read
@@ -26,10 +26,13 @@ from .work import MODES
 MISSING = "—"
 BACKWARD = "forward_backward"
 
-HEAD = """\
+WRITTEN = (
+    "<!-- Written by `python -m edgeless.bench.page` from the files in docs/runs: change those, not this page. -->"
+)
+HEAD = f"""\
 # Performance
 
-<!-- Written by `python -m edgeless.bench.page` from the files in docs/runs: change those, not this page. -->
+{WRITTEN}
 
 Every figure is the median of one run, whose date, machine and command stand above its table. *Stock* is the layer of
 the framework itself; *compiled* is that layer under torch.compile. Peers run in one process, take turns round by round
@@ -68,6 +71,12 @@ def page(suites: dict[str, Suite]) -> str:
     """The whole page. A section is left out where there is neither a run nor a command that makes one."""
     shown = [section for section in SECTIONS if section.suite in {*suites, *SUITES, DEMO}]
     return "\n".join([HEAD, *("\n".join(_section(section, suites.get(section.suite))) for section in shown)])
+
+
+def engines_page(suites: dict[str, Suite]) -> str:
+    """The table that docs/choosing.md points at."""
+    body = "\n".join(_section(ENGINES, suites.get(ENGINES.suite))).removeprefix(f"## {ENGINES.heading}\n")
+    return f"# {ENGINES.heading}\n\n{WRITTEN}\n{body}"
 
 
 def _section(section: Section, suite: Optional[Suite]) -> list[str]:
@@ -304,6 +313,21 @@ def _gpu_relation(suite: Suite, case: tuple[str, str], mode: str) -> list[str]:
     return [_mean_and_least(ratios), *cells]
 
 
+def _engines(suite: Suite) -> tuple[list[str], list[list[str]]]:
+    found = {(choice.graph, choice.case): choice for choice in engines.choices(suite.rows)}
+    rows = []
+    for name in dict.fromkeys(graph.partition(":")[0] for graph in suite.graphs()):
+        orders = [graph for graph in suite.graphs() if graph.partition(":")[0] == name]
+        rows.append([name, *(" / ".join(_chosen(found.get((g, case))) for g in orders) for case in suite.cases())])
+    columns = [[cell.slowdown for (_, of), cell in found.items() if of == case] for case in suite.cases()]
+    rows.append(["worst", *(ratio(max(column, default=None)) for column in columns)])
+    return ["", *(f"{name} {dtype}" for name, dtype in suite.cases())], rows
+
+
+def _chosen(choice: Optional[engines.Choice]) -> str:
+    return MISSING if choice is None else f"{choice.fastest} {ratio(choice.slowdown)}"
+
+
 SECTIONS = (
     Section(DEMO, "Training two layers", "Each side in a process of its own; same seed, graph and parameters.", _demo),
     Section(
@@ -381,8 +405,17 @@ SECTIONS = (
 )
 
 
+ENGINES = Section(
+    "engines",
+    "Engines on an H200",
+    "Forward + backward on twins, shuffled / in community order: the fastest engine of rowsplit, wsb and cuSPARSE, and "
+    'how many times as long as the fastest takes what `"auto"` chooses.',
+    _engines,
+)
+
+
 def write(docs: Path) -> None:
-    """Writes the page and its pictures."""
+    """Writes the pages and the pictures."""
     for name, text in files(docs / "runs").items():
         (docs / name).write_text(text)
 
@@ -390,7 +423,7 @@ def write(docs: Path) -> None:
 def files(runs: Path) -> dict[str, str]:
     """Name below docs/ -> what the file has to hold."""
     suites = read(runs)
-    return {"performance.md": page(suites), **picture.files(suites)}
+    return {"performance.md": page(suites), "engines.md": engines_page(suites), **picture.files(suites)}
 
 
 if __name__ == "__main__":

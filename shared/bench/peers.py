@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Callable
 from typing import Optional, Union
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 import edgeless
-from edgeless.cli.devices import UsageError
 from edgeless.cli.layers import LAYERS, make_input, make_layer
 from edgeless.plan import record
 
@@ -36,8 +36,12 @@ LAYER_DEFAULT = ("pyg", "pyg-compiled", "dgl", "edgeless-pyg", "edgeless-dgl")
 SPARSE_PEERS = ("pyg-csr", "pyg-sparsetensor")
 # edgeless with another engine, where it was measured by itself.
 ENGINE_PEERS = {f"edgeless-{engine}": engine for engine in ("rowsplit", "cusparse", "cusparse-alg2", "wsb")}
-_ATTENTION_ENGINES = ("edgeless-rowsplit", "edgeless-wsb")  # of the dot product
+_TWO_ENGINES = ("edgeless-rowsplit", "edgeless-wsb")  # of all that cuSPARSE does not know
 OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless", *ENGINE_PEERS)
+
+
+class Refused(Exception):
+    """A peer does not compute a case, in words."""
 
 
 def ours(peer: str) -> bool:
@@ -51,7 +55,7 @@ def known(case: Case) -> tuple[str, ...]:
         layer = LAYERS[case.name]
         peers = [p for p in LAYER_PEERS if p not in SPARSE_PEERS or layer.multiplies]
         return tuple(peer for peer in peers if getattr(layer, LAYER_PEERS[peer][0]) is not None)
-    engines = ENGINE_PEERS if case.op.startswith("spmm") else _ATTENTION_ENGINES if case.op.startswith("gt") else ()
+    engines = ENGINE_PEERS if case.op.startswith("spmm") else _TWO_ENGINES
     mine = ("plain", "plain-compiled", "edgeless", *engines)
     return tuple(peer for peer in OP_PEERS if peer in (*mine, *OPS[case.op].others))
 
@@ -100,6 +104,9 @@ def build(case: Case, peer: str, graph: BenchGraph) -> Work:
     """Sets up one peer on fresh random inputs, the same for every peer of a case.
 
     edgeless runs under ``backend("fused")``: a case that it does not cover is an error, never a stock layer's time.
+
+    Raises:
+        Refused: the peer is an engine that does not compute the case.
     """
     torch.manual_seed(0)
     return _layer(case, peer, graph) if case.kind == "layer" else _op(case, peer, graph)
@@ -181,5 +188,11 @@ def _op(case: Case, peer: str, graph: BenchGraph) -> Work:
     with edgeless.engine(work.engine):
         refused = [step.refused for step in record(work.compute, inputs) if step.refused]
     if refused:
-        raise UsageError(f"--peers {peer}: {case.name} does not run on this engine, {refused[0]}")
+        raise Refused(refused[0])
     return work
+
+
+def engine_of(work: Work) -> str:
+    """The engine that runs the forward of a bare aggregation of edgeless."""
+    with edgeless.engine(work.engine) if isinstance(work, EngineWork) else contextlib.nullcontext():
+        return ", ".join(dict.fromkeys(step.engine for step in record(work.compute, work.inputs)))

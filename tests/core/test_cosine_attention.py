@@ -69,29 +69,26 @@ def test_one_tensor_for_both_sides(dtype, options, kind):
     assert_close(found, expected, {torch.float32: 1e-5, torch.float64: 1e-10}[dtype])
 
 
+def gradient_of_beta(call, draw, beta, dtype, device):
+    """Over rows of positive numbers, whose cosines are near 0.75."""
+    gen = torch.Generator().manual_seed(draw)
+    nodes, edges = 600, 60_000
+    graph = Graph.from_edge_index(torch.randint(0, nodes, (2, edges), generator=gen), nodes, nodes)
+    x, grad = torch.rand(nodes, 1, 64, generator=gen), torch.randn(nodes, 1, 64, generator=gen)
+    leaf = torch.tensor([beta], dtype=dtype, device=device, requires_grad=True)
+    out = call(graph.to(device), x.to(device, dtype), beta=leaf)
+    return torch.autograd.grad(out, leaf, grad.to(device, dtype))[0].item()
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("beta", [-1.0, 1e-3, 1.3, 20.0])
 def test_the_gradient_of_beta_where_all_cosines_are_alike(device, beta):
-    """It is a sum of what cancels. Rows of positive numbers, whose cosines are near 0.75: over eight draws it errs no
-    more than PyTorch's own in float32.
-    """
+    """It is a sum of what cancels. Over eight draws it errs no more than PyTorch's own in float32."""
     mine, torchs = 0.0, 0.0
     for draw in range(8):
-        gen = torch.Generator().manual_seed(draw)
-        nodes, edges = 600, 60_000
-        ends = torch.randint(0, nodes, (2, edges), generator=gen)
-        graph = Graph.from_edge_index(ends, nodes, nodes)
-        x = torch.rand(nodes, 1, 64, generator=gen)
-        grad = torch.randn(nodes, 1, 64, generator=gen)
-
-        def of_beta(call, dtype, device):
-            leaf = torch.tensor([beta], dtype=dtype, device=device, requires_grad=True)
-            out = call(graph.to(device), x.to(device, dtype), beta=leaf)
-            return torch.autograd.grad(out, leaf, grad.to(device, dtype))[0].item()
-
-        exact = of_beta(reference.cosine_attention, torch.float64, "cpu")
-        mine += abs(of_beta(cosine, torch.float32, device) - exact)
-        torchs += abs(of_beta(reference.cosine_attention, torch.float32, "cpu") - exact)
+        exact = gradient_of_beta(reference.cosine_attention, draw, beta, torch.float64, "cpu")
+        mine += abs(gradient_of_beta(cosine, draw, beta, torch.float32, device) - exact)
+        torchs += abs(gradient_of_beta(reference.cosine_attention, draw, beta, torch.float32, "cpu") - exact)
     assert mine <= torchs
 
 

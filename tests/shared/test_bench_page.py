@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from edgeless.__main__ import main
-from edgeless.bench import picture, shapes
+from edgeless.bench import engines, picture, shapes
 from edgeless.bench.command import SUITES
-from edgeless.bench.page import SECTIONS, files, page
+from edgeless.bench.page import ENGINES, SECTIONS, engines_page, files, page
 from edgeless.bench.runs import DEMO, Suite, geometric_mean, read
 from edgeless.cli import setting
 from edgeless.cli.devices import installed
@@ -47,12 +47,14 @@ def write(folder, name, suite, rows):
 
 def everything():
     """A run of every suite, with every cell that its section shows."""
-    peers = ("pyg", "pyg-compiled", "pyg-csr", "dgl", *(f"edgeless{s}" for s in ("", "-pyg", "-dgl", "-pyg-graphed")))
+    mine = ("", "-pyg", "-dgl", "-pyg-graphed", "-rowsplit", "-wsb")
+    peers = ("pyg", "pyg-compiled", "pyg-csr", "dgl", *(f"edgeless{s}" for s in mine))
     best = {"best_peer": {"peer": "PyG", "ms": 20.0, "peak_mb": None}}
     roof = {"useful_gb_per_s": 4000.0, "gather_roof_gb_per_s": 9300.0}
     steps = {"sampling_ms": 5.0, "step_ms": 20.0, "again_ms": 19.0, "new_graph_ms": 1.0}
+    blocks = {"engine": "rowsplit", "build_ms": 10.0, "reuse": 1.5}
     suites = {}
-    for section in SECTIONS:
+    for section in (*SECTIONS, ENGINES):
         options = SUITES.get(section.suite, {})
         names = options.get("layer") or options.get("op") or options.get("minibatch")
         names = names or [f"{op}_H{h}_D8" for op in ("gatv2", "gat", "gt") for h in (1, 8)]
@@ -65,7 +67,7 @@ def everything():
             options.get("compare_threads", [2]),
         )
         rows = [
-            row(graph, name, peer, mode, dtype, threads=threads, **best, **roof, **steps)
+            row(graph, name, peer, mode, dtype, threads=threads, **best, **roof, **steps, **blocks)
             for graph, name, dtype, peer, mode, threads in cells
         ]
         suites[section.suite] = Suite([SETTING], rows)
@@ -93,7 +95,7 @@ def test_the_page_stays_short_with_every_section():
 
 
 def test_every_table_has_as_many_cells_in_each_row():
-    for block in page(everything()).split("\n\n"):
+    for block in f"{page(everything())}\n\n{engines_page(everything())}".split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -106,7 +108,7 @@ def test_a_missing_run_leaves_the_command_that_makes_it():
 
 
 def test_every_section_is_of_a_suite_that_the_command_has():
-    assert {section.suite for section in SECTIONS} - set(SUITES) <= {DEMO, "shapes"}
+    assert {section.suite for section in (*SECTIONS, ENGINES)} - set(SUITES) <= {DEMO, "shapes"}
 
 
 def test_the_page_says_what_each_run_was_measured_on():
@@ -163,6 +165,27 @@ def test_a_layer_over_relations_is_held_against_the_fastest_by_its_replay():
         row("aifb", "rgcn", "edgeless-pyg-graphed", ms=1.0, **best),
     ]
     assert "2.00 / 1.00 (9.00), 40 MB" in page({"h200-relations": Suite([SETTING], rows)})
+
+
+def test_the_chosen_engine_is_held_against_the_fastest():
+    """Of a graph in both orders; where blocks never pay, where they do, and where one engine alone was timed."""
+    blocks = {"build_ms": 30.0, "reuse": 3.2, "blocks_bytes": 1}
+    cells = [
+        row("hm", "spmm_none_F512", "edgeless-rowsplit", ms=4.0),
+        row("hm", "spmm_none_F512", "edgeless-wsb", ms=5.0, **blocks),
+        row("hm", "spmm_none_F512", "edgeless", ms=4.1, engine="rowsplit"),
+        row("hm:community", "spmm_none_F512", "edgeless-rowsplit", ms=4.0),
+        row("hm:community", "spmm_none_F512", "edgeless-wsb", ms=2.0, **blocks),
+        row("hm:community", "spmm_none_F512", "edgeless", ms=3.0, engine="rowsplit"),
+        row("hm", "min_F512", "edgeless-wsb", failed="wsb: it computes sums and attention only"),
+        row("hm", "min_F512", "edgeless", ms=3.0, engine="rowsplit"),
+    ]
+    shuffled, ordered = engines.choices(cells)
+    assert (shuffled.fastest, shuffled.uses) == ("rowsplit", None) and abs(shuffled.slowdown - 1.025) < 1e-9
+    assert (ordered.fastest, ordered.engine, ordered.slowdown) == ("wsb", "rowsplit", 1.5)
+    assert ordered.uses == 30  # two directions of 30 ms, 2 ms a call
+    text = engines_page({"engines": Suite([SETTING], cells)})
+    assert "| hm | rowsplit 1.02 / wsb 1.50 | — / — |\n| worst | 1.50 | — |" in text
 
 
 def test_the_worst_shape_is_told():

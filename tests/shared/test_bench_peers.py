@@ -179,3 +179,19 @@ def test_figures_of_a_baseline_are_printed_with_their_mean(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "of 1,000,000" in out
     assert "Ratio to the best peer (a machine, 2026-11-21)" in out
+
+
+def test_engines_that_compute_a_case_stand_beside_the_chosen_one(tmp_path, capsys):
+    """Those that do not are rows with their reason, and nobody needs to know which to leave out."""
+    file = tmp_path / "engines.json"
+    command = ["bench", "--suite", "engines", "--graph", "toy", "--op", "spmm_none_F8", "min_F8", "--dtype", "bf16"]
+    assert main([*command, "--device", "cpu", "--rounds", "1", "--warmup", "0", "--json", str(file)]) == 0
+    rows = {(row["case"]["name"], row["peer"]): row for row in json.loads(file.read_text())["results"]}
+    assert rows["spmm_none_F8", "edgeless-cusparse"]["failed"] == "cusparse: the tensors are not on a GPU"
+    assert rows["min_F8", "edgeless-wsb"]["failed"] == "wsb: it computes sums and attention only"
+    assert ("min_F8", "edgeless-cusparse") not in rows
+    assert rows["min_F8", "edgeless"]["engine"] == "rowsplit"
+    blocks = rows["spmm_none_F8", "edgeless-wsb"]
+    assert blocks["reuse"] >= 1 and blocks["build_ms"] > 0 and blocks["blocks_bytes"] > 0
+    printed = capsys.readouterr().out
+    assert "The engine that is chosen, against the fastest" in printed and "rowsplit" in printed
