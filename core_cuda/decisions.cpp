@@ -56,7 +56,7 @@ std::optional<Decision> decision_for(at::TensorList csr, const OpShape& shape) {
   return kept ? kept->of(csr, shape) : std::nullopt;
 }
 
-Engine decided_engine(Engine chosen, at::TensorList csr, const char* op, at::ScalarType dtype, int64_t width,
+Engine decided_engine(Engine chosen, at::TensorList csr, const std::string& op, at::ScalarType dtype, int64_t width,
                       bool weighted) {
   if (chosen != Engine::automatic || num_decided.load(std::memory_order_relaxed) == 0) return chosen;
   const auto decision = decision_for(csr, {op, dtype, width, weighted});

@@ -19,7 +19,7 @@ namespace edgeless {
 
 // What an op reads for an edge.
 struct OpShape {
-  std::string op;  // "spmm"
+  std::string op;  // "spmm"; "dot_D64", "dot_backward_D64": attention by heads of so many features
   at::ScalarType dtype;
   int64_t width;  // numbers of a row, all heads
   bool weighted;
@@ -62,7 +62,7 @@ std::optional<Decision> decision_for(at::TensorList csr, const OpShape& shape);
 
 // `chosen` or, where that is automatic, what was decided for these arrays. Costs next to nothing while no graph of the
 // process has decisions.
-Engine decided_engine(Engine chosen, at::TensorList csr, const char* op, at::ScalarType dtype, int64_t width,
+Engine decided_engine(Engine chosen, at::TensorList csr, const std::string& op, at::ScalarType dtype, int64_t width,
                       bool weighted);
 
 // Adds what shared/tuning.py tells and asks.

@@ -19,7 +19,7 @@ from . import _C
 from .choices import Choices
 from .formats import CSC, CSC_ROWS, CSR, HeldByCore
 from .graph_checks import compiling
-from .tuning import Tuner, shape_of_sum
+from .tuning import Shape, Tuner, shape_of_dot, shape_of_sum, sides_of
 from .wsb import COLUMNS, DOT_HEADS, LEAST_EDGES, WsbFormat
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = ["ENGINES", "ROWSPLIT", "Engine", "current_engine", "engine", "keep_pl
 # "auto" is rowsplit but where blocks pay. In the order of Engine in core_cuda/engine.h.
 ENGINES = ("auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb")
 _CUSPARSE, _WSB = "cusparse", "wsb"  # the keys of what a graph keeps for them
+_ATTENTION = ("attention", "attention_backward", "attention_backward_into")
 
 
 # The interface -------------------------------------------------------------------------------------------------------
@@ -68,9 +69,9 @@ def _wsb_view(op: str, args: dict[str, Any]) -> tuple[Optional[str], bool]:
     """(refusal, whether blocks are taken unasked)"""
     if op == "spmm":
         return _C.wsb_sum(args["x"], args.get("weight"), args["csr"])
-    backward = op in ("attention_backward", "attention_backward_into")
-    if op != "attention" and not backward:
+    if op not in _ATTENTION:
         return "it computes sums and attention only", False
+    backward = op != "attention"
     if args.get("grad_weights") is not None:
         return "it has no gradient of returned weights", False
     names = ("dst", "src", "value", "edge_attr", "edge_scale", "csr", "csc", "score")
@@ -114,9 +115,18 @@ def pick(op: str, args: dict[str, Any], name: Optional[str] = None) -> tuple[Eng
 
 def _decision(op: str, args: dict[str, Any]) -> Optional[tuple[int, str]]:
     """What "auto" takes for an op because it was measured, and where that is from; None where nothing is decided."""
-    if op != "spmm":
+    shape = _shape_of(op, args)
+    return None if shape is None else _C.decision(args["csr"], *shape)
+
+
+def _shape_of(op: str, args: dict[str, Any]) -> Optional[Shape]:
+    """What decisions on an op are found by; None where none are made."""
+    if op == "spmm":
+        return shape_of_sum(args["x"], args.get("weight"))
+    if op not in _ATTENTION or args["score"] != "dot":
         return None
-    return _C.decision(args["csr"], *shape_of_sum(args["x"], args.get("weight")))
+    _, heads, head_dim = args["dst"].shape
+    return shape_of_dot(args["dst"].dtype, heads, head_dim, backward=op != "attention")
 
 
 def origin(op: str, args: dict[str, Any]) -> str:
@@ -125,7 +135,8 @@ def origin(op: str, args: dict[str, Any]) -> str:
         return f'edgeless.engine("{name}")'
     if (decided := _decision(op, args)) is not None:
         return decided[1]
-    large = op == "spmm" and args["x"].is_cuda and args["csr"][1].numel() >= LEAST_EDGES
+    shape = _shape_of(op, args)
+    large = shape is not None and args["csr"][0].is_cuda and args["csr"][1].numel() >= LEAST_EDGES
     return "statistics of the graph" if large else ""
 
 
@@ -224,7 +235,7 @@ def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, samp
         _keep(graph, _WSB, _least_reuse(name, 0))
 
 
-def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, head_dim: int) -> None:
+def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_dim: int) -> None:
     """Lets ``graph`` keep the blocks that dot product attention of rows of ``dtype`` needs, made of ``x``.
 
     To be called when the graph's arrays for the op are at hand, where nothing is by edge.
@@ -232,8 +243,12 @@ def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, head_dim: int) -> N
     name = "auto" if _choice.newest.choice is None else current_engine()
     if name not in ("auto", _WSB) or dtype.itemsize != 2 or head_dim not in DOT_HEADS:
         return
-    if name == _WSB or _is_large(graph, x):
-        _keep(graph, _WSB, _least_reuse(name, head_dim))
+    if name == "auto":
+        if not _is_large(graph, x) or compiling():
+            return
+        if tuner.active and _decides_dot(graph, dtype, heads, head_dim):
+            return
+    _keep(graph, _WSB, _least_reuse(name, head_dim))
 
 
 def _is_large(graph: Graph, x: Tensor) -> bool:
@@ -259,6 +274,16 @@ def _decides(graph: Graph, x: Tensor, weight: Optional[Tensor]) -> bool:
     if not tuner.may_decide(graph) or (weight is not None and weight.numel() > graph.num_edges):
         return False
     return tuner.decide(graph, shape_of_sum(x, weight))
+
+
+def _decides_dot(graph: Graph, dtype: torch.dtype, heads: int, head_dim: int) -> bool:
+    """The same for dot product attention and, where the graph has both directions, its backward."""
+    if not tuner.may_decide(graph):
+        return False
+    passes = (False, True) if len(sides_of(graph)) > 1 else (False,)
+    shapes = [shape_of_dot(dtype, heads, head_dim, backward=backward) for backward in passes]
+    decided = [tuner.decide(graph, shape) for shape in shapes]  # every one of them counts its uses
+    return all(decided)
 
 
 def _measure(*args):

@@ -139,7 +139,7 @@ def _fused(
     csc = graph.csc_arrays(by_edge) if needs_csc else []
     kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
     if score == "dot" and not by_edge:
-        keep_blocks(graph, src, rows, src.size(-1))
+        keep_blocks(graph, src, rows, src.size(1), src.size(2))
     out, stats = torch.ops.edgeless.attention(
         dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out,
         graph.max_degrees_at_hand(),

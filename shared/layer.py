@@ -110,7 +110,7 @@ def attention_layer(
     csc = graph.csc_arrays(by_edge) if _needs_gradient(x, *weights, *biases, *vectors) else []
     csr = graph.csr_arrays(by_edge)
     if score == "dot" and not by_edge:
-        keep_blocks(graph, x, rows, weights[0].size(0) // heads)
+        keep_blocks(graph, x, rows, heads, weights[0].size(0) // heads)
     seed = seed_tensor(None, x.device) if dropout > 0 else None
     return torch.ops.edgeless.attention_layer(
         x, weights, biases, vectors, row, csr, csc, seed, score, heads, coefficient, dropout,

@@ -338,7 +338,8 @@ def _steps_by_engine(name: str, args: dict[str, Any]) -> list[Step]:
         return [replace(_sddmm_of(args, engine), refused=refused)]
     if name in _ATTENTION:
         passes = ["forward"] if name == "attention" else _backward_passes(args)
-        return [replace(step, refused=refused) for step in _attention_of(args, passes, engine)]
+        asked = origin(name, args)
+        return [replace(step, refused=refused, origin=asked) for step in _attention_of(args, passes, engine)]
     return [replace(step, refused=refused) if step.engine in _OURS else step for step in _steps_of(name, args)]
 
 

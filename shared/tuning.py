@@ -26,11 +26,12 @@ from .tuning_file import Entry, TuningFile, default_file
 if TYPE_CHECKING:
     from .graph import Graph
 
-__all__ = ["MODES", "Measured", "Shape", "Tuner", "break_even", "choose", "shape_of_sum"]
+__all__ = ["MODES", "Measured", "Shape", "Tuner", "break_even", "choose", "shape_of_dot", "shape_of_sum"]
 
 MODES = ("off", "cached", "on")
 USES = 50  # of an op on a graph, after which measuring engines takes less time than what was spent anyway
 EXPECTED_USES = 100  # within which blocks must have saved the time that they took to make
+_DOT, _DOT_BACKWARD = "dot_D", "dot_backward_D"
 LEAST_GAIN = 0.03  # of rowsplit's time: less is the noise of a measurement
 
 
@@ -38,6 +39,7 @@ class Shape(NamedTuple):
     """What an op reads for an edge: the key of a decision, together with a graph and a direction.
 
     Attributes:
+        op: "spmm"; "dot_D64" and "dot_backward_D64", attention by heads of so many features.
         width: numbers of a row, all heads.
         weighted: whether a number for every edge is read as well.
     """
@@ -51,6 +53,16 @@ class Shape(NamedTuple):
 def shape_of_sum(x: Tensor, weight: Optional[Tensor]) -> Shape:
     """Of a sum of rows of ``x``."""
     return Shape("spmm", x.dtype, x.numel() // max(x.size(0), 1), weight is not None)
+
+
+def shape_of_dot(dtype: torch.dtype, heads: int, head_dim: int, *, backward: bool) -> Shape:
+    """Of dot product attention, whose backward walks both directions and is decided as one."""
+    return Shape(f"{_DOT_BACKWARD if backward else _DOT}{head_dim}", dtype, heads * head_dim, False)
+
+
+def parse_dot(op: str) -> tuple[bool, int]:
+    """(whether it is the backward, features of a head) of such an op."""
+    return op.startswith(_DOT_BACKWARD), int(op.rpartition("D")[2])
 
 
 @dataclass
@@ -104,13 +116,16 @@ class DecisionsFormat(HeldByCore):
         self.states: dict[Shape, _State] = {}
 
 
-def sides_of(graph: Graph) -> dict[str, tuple[Tensor, Tensor]]:
-    """The arrays of the directions that a graph has by now."""
+def sides_of(graph: Graph, shape: Optional[Shape] = None) -> dict[str, tuple[Tensor, Tensor]]:
+    """The arrays of the directions that a graph has by now, those alone by which decisions on ``shape`` are found."""
     sides = {}
     for key, side in ((CSR, "by_dst"), (CSC, "by_src"), (CSC_ROWS, "by_src")):
         if key in graph._formats:
             sides[side] = tuple(graph._formats[key][:2])
-    return sides
+    if shape is None or shape.op == "spmm":
+        return sides
+    complete = "by_src" in sides or not shape.op.startswith(_DOT_BACKWARD)
+    return {side: arrays for side, arrays in sides.items() if side == "by_dst" and complete}
 
 
 class Tuner:
@@ -193,7 +208,7 @@ class Tuner:
     def _look_up(self, graph: Graph, kept: DecisionsFormat, shape: Shape, state: _State) -> None:
         self._update(graph, shape, state)
         if not state.complete and self._knows_sizes(graph):
-            for side in set(sides_of(graph)) - set(state.engines):
+            for side in set(sides_of(graph, shape)) - set(state.engines):
                 entry = self.file.entries().get(tuple(key(graph, shape, side).values()))
                 if entry is not None:
                     self._keep(graph, kept, shape, side, entry, f"measured on {entry['date']}, {self.file.path}")
@@ -203,7 +218,7 @@ class Tuner:
         state.formats = tuple(graph._formats)
 
     def _update(self, graph: Graph, shape: Shape, state: _State) -> None:
-        sides = sides_of(graph)
+        sides = sides_of(graph, shape)
         found = {side: _C.decision(list(arrays), *shape) for side, arrays in sides.items()}
         state.engines = {side: self._engines[decided[0]] for side, decided in found.items() if decided is not None}
         state.complete = len(state.engines) == len(sides)
@@ -226,7 +241,7 @@ class Tuner:
     def _measure_now(self, graph: Graph, kept: DecisionsFormat, shape: Shape, state: _State) -> None:
         if state.complete or state.given_up:  # another thread was here
             return
-        wanted = sorted(set(sides_of(graph)) - set(state.engines))
+        wanted = sorted(set(sides_of(graph, shape)) - set(state.engines))
         found, made = self._measure(graph, shape, wanted)
         entries = []
         for side, measured in found.items():

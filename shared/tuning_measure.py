@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 import torch
+from torch import Tensor
 
 from .engines import CusparseFormat, engine, pick
-from .tuning import Measured, Shape, sides_of
+from .tuning import Measured, Shape, parse_dot, sides_of
 from .wsb import WsbFormat
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ ROUNDS, RUNS, WARMUP = 3, 3, 2
 def measure(
     graph: Graph, shape: Shape, sides: list[str], rounds: int = ROUNDS, runs: int = RUNS
 ) -> tuple[dict[str, Measured], dict[str, Any]]:
-    """Times every engine that runs sums of a shape over directions of a graph. Waits for the GPU.
+    """Times every engine that runs an op of a shape over directions of a graph. Waits for the GPU.
 
     Returns:
         What was found, by side; nothing where there is no memory for it. And what the engines made, which is not kept
@@ -42,22 +45,68 @@ def _measured(graph: Graph, shape: Shape, sides: list[str], rounds: int, runs: i
     if shape.dtype.itemsize == 2 and not shape.weighted:
         made["wsb"] = WsbFormat()
         build_ms = _milliseconds(graph.device, lambda: made["wsb"].make(graph))
-    made["cusparse"] = CusparseFormat()
-    made["cusparse"].learn(graph)
+    if shape.op == "spmm":
+        made["cusparse"] = CusparseFormat()
+        made["cusparse"].learn(graph)
     arrays = sides_of(graph)
     # Blocks of both directions are made at once; each is charged with its share.
     share = None if build_ms is None else build_ms / len(arrays)
     found = {}
     for side in sides:
-        ms = _side(graph, shape, side, rounds, runs)
+        times = _sum if shape.op == "spmm" else _attention
+        ms = times(graph, shape, side, rounds, runs)
         if "rowsplit" in ms:
             found[side] = Measured(ms, share if "wsb" in ms else None)
     return found, made
 
 
-def _side(graph: Graph, shape: Shape, side: str, rounds: int, runs: int) -> dict[str, float]:
+def _timed(
+    graph: Graph, call: Callable[[], Any], op: str, args: dict[str, Any], rounds: int, runs: int
+) -> dict[str, float]:
+    """Milliseconds of ``call`` by engine, of those that do not refuse the op."""
     from .bench.timing import Failed, Timer  # torch and the standard library alone
 
+    def run(name: str) -> None:
+        with engine(name):
+            call()
+
+    runnable = [name for name in ENGINES if pick(op, args, name)[1] == ""]
+    timer = Timer(graph.device, rounds, runs, WARMUP)
+    timings = timer.compare({name: lambda name=name: run(name) for name in runnable})
+    return {name: timing.median for name, timing in timings.items() if not isinstance(timing, Failed)}
+
+
+def _most(csr: list[Tensor]) -> int:
+    """The largest degree, which graphs in use know."""
+    return int(csr[0].diff().max()) if csr[0].numel() > 1 else 0
+
+
+def _attention(graph: Graph, shape: Shape, side: str, rounds: int, runs: int) -> dict[str, float]:
+    backward, head_dim = parse_dot(shape.op)
+    heads = shape.width // head_dim
+    draw = torch.Generator(graph.device).manual_seed(0)
+    csr = graph.csr_arrays(False)
+    csc = graph.csc_arrays(False) if backward else []
+    with torch.no_grad():
+        sizes = (graph.num_dst, graph.num_src, graph.num_src, graph.num_dst)
+        options = {"device": graph.device, "dtype": shape.dtype, "generator": draw}
+        q, k, v, grad = (torch.randn(size, heads, head_dim, **options) for size in sizes)
+        args = {
+            "dst": q, "src": k, "value": v, "att": None, "edge_attr": None, "edge_proj": None, "edge_scale": None,
+            "csr": csr, "csc": csc, "seed": None, "score": "dot", "coefficient": head_dim**-0.5, "dropout": 0.0,
+            "max_degrees": [_most(arrays) for arrays in (csr, csc) if arrays],
+        }  # fmt: skip
+        forward = partial(torch.ops.edgeless.attention, **args, out_dtype=shape.dtype)
+        if not backward:
+            return _timed(graph, forward, "attention", args, rounds, runs)
+        out, stats = forward()
+        saved = {"grad_out": grad, "grad_weights": None, "out": out, "softmax_stats": stats}
+        needs = [True] * 3 + [False] * 4
+        call = partial(torch.ops.edgeless.attention_backward, **saved, **args, dropped_weights=False, needs=needs)
+        return _timed(graph, call, "attention_backward", args, rounds, runs)
+
+
+def _sum(graph: Graph, shape: Shape, side: str, rounds: int, runs: int) -> dict[str, float]:
     csr = graph.csr_arrays(shape.weighted) if side == "by_dst" else graph.csc_arrays(shape.weighted)
     num_rows = graph.num_src if side == "by_dst" else graph.num_dst
     draw = torch.Generator(graph.device).manual_seed(0)  # the user's draws stay as they are
@@ -66,19 +115,9 @@ def _side(graph: Graph, shape: Shape, side: str, rounds: int, runs: int) -> dict
     with torch.no_grad():
         x = torch.randn(num_rows, shape.width, dtype=shape.dtype, **options)
         weight = torch.rand(graph.num_edges, 1, dtype=statistics, **options) if shape.weighted else None
-
-        degrees = csr[0].diff()
-        most = [int(degrees.max())] if degrees.numel() else []  # which graphs in use know
-
-        def run(name: str) -> None:
-            with engine(name):
-                torch.ops.edgeless.spmm(x, weight, None, None, csr, [], None, most)
-
-        args = {"x": x, "weight": weight, "csr": csr}
-        runnable = [name for name in ENGINES if pick("spmm", args, name)[1] == ""]
-        timer = Timer(graph.device, rounds, runs, WARMUP)
-        timings = timer.compare({name: lambda name=name: run(name) for name in runnable})
-    return {name: timing.median for name, timing in timings.items() if not isinstance(timing, Failed)}
+        most, args = [_most(csr)], {"x": x, "weight": weight, "csr": csr}
+        call = partial(torch.ops.edgeless.spmm, x, weight, None, None, csr, [], None, most)
+        return _timed(graph, call, "spmm", args, rounds, runs)
 
 
 def _milliseconds(device: torch.device, call) -> float:

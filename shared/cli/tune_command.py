@@ -1,4 +1,7 @@
-"""The ``tune`` command: which engine is the fastest for sums over a graph; ``"auto"`` takes it from then on."""
+"""The ``tune`` command: which engine is the fastest for sums and dot product attention over a graph.
+
+``"auto"`` takes it from then on.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from edgeless.bench.work import DTYPES, Case, op_case
 from edgeless.demo.data import read_npz
 from edgeless.engines import tuner
 from edgeless.graph import Graph
-from edgeless.tuning import MODES, Measured, Shape, break_even, entry_of, sides_of
+from edgeless.tuning import MODES, Measured, Shape, break_even, entry_of, shape_of_dot, sides_of
 from edgeless.tuning_file import Entry
 
 from .console import milliseconds, print_table
@@ -22,9 +25,10 @@ from .devices import UsageError, describe_device, pick_device
 from .files import OutputError
 from .options import check_count, check_room
 
+ATTENTION = "gt"
 SUMS = ("spmm_none", "spmm_both")  # which the same engine computes best: degrees are scales of nodes
 DEFAULT_OPS = ["spmm_none_F128"]
-_SIDES = {"by_dst": "forward", "by_src": "gradient"}
+_SIDES = {"by_dst": "forward", "by_src": "backward"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", type=Path, help="folder with ind.cora.* or NAME.npz somewhere in it")
     parser.add_argument("--self-loops", action="store_true", help="as layers that add self loops see the graph")
-    parser.add_argument("--op", nargs="+", help=f"sums of rows: spmm_none_F512 (default: {' '.join(DEFAULT_OPS)})")
-    parser.add_argument("--weighted", action="store_true", help="with a weight for every edge")
+    parser.add_argument("--op", nargs="+", help=f"spmm_none_F512, gt_H4_D128 (default: {' '.join(DEFAULT_OPS)})")
+    parser.add_argument("--weighted", action="store_true", help="sums with a weight for every edge")
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["bf16", "fp32"], help="default: bf16 fp32")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each engine (default: 5)")
@@ -65,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--device {args.device}: the CPU has one engine, rowsplit, so there is nothing to decide")
     for name in args.graph:
         graph = _load(name, args.data, device)
-        width = max(case.channels for case in cases)
+        width = max(case.heads * case.channels for case in cases)
         check_room(f"--graph {name}: a row of {width:,} numbers for every node", 8 * width * graph.num_nodes)
         handle = graph_of(graph)
         handle = handle.with_self_loops() if args.self_loops else handle
@@ -81,9 +85,18 @@ def _case(name: str, dtype: str) -> Case:
         case = op_case(name, dtype)
     except ValueError as error:
         raise UsageError(f"--op: {error}") from None
-    if case.op not in SUMS:
-        raise UsageError(f"--op {name}: engines are chosen for sums, as spmm_none_F512; others run on rowsplit alone")
+    if case.op not in (*SUMS, ATTENTION):
+        some = "sums and dot product attention, as spmm_none_F512 and gt_H4_D128"
+        raise UsageError(f"--op {name}: engines are chosen for {some}; others run on rowsplit alone")
     return case
+
+
+def _shapes(case: Case, weighted: bool) -> list[Shape]:
+    """What is decided for a case."""
+    dtype = DTYPES[case.dtype]
+    if case.op == ATTENTION:
+        return [shape_of_dot(dtype, case.heads, case.channels, backward=backward) for backward in (False, True)]
+    return [Shape("spmm", dtype, case.channels, weighted)]
 
 
 def _is_path(name: str) -> bool:
@@ -105,13 +118,14 @@ def _load(name: str, data, device: torch.device) -> BenchGraph:
 
 
 def _tune(handle: Graph, graph: BenchGraph, case: Case, args: argparse.Namespace, device: torch.device) -> None:
-    shape = Shape("spmm", DTYPES[case.dtype], case.channels, args.weighted)
     handle.csr_arrays(args.weighted), handle.csc_arrays(args.weighted)  # the directions that are measured
-    sides = sorted(sides_of(handle))
-    found, _ = tuning_measure.measure(handle, shape, sides, args.rounds, args.runs)
-    if not found:
-        raise OutputError(f"--graph {graph.name}, {case.label}: there is no memory to measure it in")
-    entries = [entry_of(handle, shape, side, measured) for side, measured in found.items()]
+    entries = []
+    for shape in _shapes(case, args.weighted):
+        sides = sorted(sides_of(handle, shape))
+        found, _ = tuning_measure.measure(handle, shape, sides, args.rounds, args.runs)
+        if not found:
+            raise OutputError(f"--graph {graph.name}, {case.label}: there is no memory to measure it in")
+        entries += [entry_of(handle, shape, side, measured) for side, measured in found.items()]
     if not args.dry_run:
         try:
             tuner.file.add(entries)
@@ -120,7 +134,7 @@ def _tune(handle: Graph, graph: BenchGraph, case: Case, args: argparse.Namespace
     loops = " with self loops" * args.self_loops
     title = f"{graph.name}{loops}: {case.label}{' weighted' * args.weighted}, {describe_device(device)}"
     print()
-    print_table(title, ["sum", "engine", "ms", "to make, ms", "uses to break even", ""], rows(entries), _NOTES)
+    print_table(title, ["pass", "engine", "ms", "to make, ms", "uses to break even", ""], rows(entries), _NOTES)
 
 
 _NOTES = ["uses to break even: after which an engine has saved what it takes to make what it needs, against rowsplit"]
@@ -135,7 +149,7 @@ def rows(entries: list[Entry]) -> list[list[str]]:
             uses = None if name == "rowsplit" or "rowsplit" not in found.ms else break_even(found, name)
             table.append(
                 [
-                    _SIDES.get(entry["side"], entry["side"]),
+                    _pass_of(entry),
                     name,
                     milliseconds(ms),
                     milliseconds(found.build_ms) if name == "wsb" and found.build_ms is not None else "",
@@ -144,6 +158,13 @@ def rows(entries: list[Entry]) -> list[list[str]]:
                 ]
             )
     return table
+
+
+def _pass_of(entry: Entry) -> str:
+    """Of attention, one side alone has decisions."""
+    if entry["op"].startswith("dot_backward"):
+        return "backward"
+    return _SIDES.get(entry["side"], entry["side"])
 
 
 def show() -> None:
@@ -157,7 +178,18 @@ def show() -> None:
     if not entries:
         print("no decisions")
         return
-    columns = ["graph", "edges", "sum", "dtype", "width", "engine", "ms by engine", "uses to break even", "measured on"]
+    columns = [
+        "graph",
+        "edges",
+        "op",
+        "pass",
+        "dtype",
+        "width",
+        "engine",
+        "ms by engine",
+        "uses to break even",
+        "measured on",
+    ]
     table = []
     for entry in entries:
         found = Measured(entry["ms"], entry["build_ms"])
@@ -166,7 +198,8 @@ def show() -> None:
             [
                 entry["fingerprint"],
                 f"{entry['num_edges']:,}",
-                _SIDES.get(entry["side"], entry["side"]) + " weighted" * entry["weighted"],
+                entry["op"].replace("_backward", "") + " weighted" * entry["weighted"],
+                _pass_of(entry),
                 entry["dtype"],
                 str(entry["width"]),
                 entry["engine"],

@@ -259,6 +259,71 @@ def test_sums_over_large_graphs_on_a_gpu_ask(file, monkeypatch):
     assert len(fake.calls) == 1
 
 
+# Attention -----------------------------------------------------------------------------------------------------------
+
+FORWARD, BACKWARD = (tuning.shape_of_dot(torch.bfloat16, 4, 64, backward=backward) for backward in (False, True))
+
+
+def test_attention_is_decided_by_pass(file):
+    """The backward walks both directions and is one decision, which waits until the graph has both."""
+    fake, graph = Fake(), Graph.from_edge_index(*ends_of("random"))
+    _ = graph.csr
+    tuner = fake.tuner("on", file)
+    assert use(tuner, graph, 2 * USES, FORWARD)[-1]
+    graph.csc_arrays(False)
+    assert use(tuner, graph, 2 * USES, BACKWARD)[-1]
+    assert fake.calls == [(FORWARD, ["by_dst"]), (BACKWARD, ["by_dst"])]
+    assert decided(graph, FORWARD) == decided(graph, BACKWARD) == {"by_dst": "wsb", "by_src": None}
+    assert decided(graph, tuning.shape_of_dot(torch.bfloat16, 2, 128, backward=False))["by_dst"] is None
+    same = small_graph()
+    later = Fake().tuner("cached", file)
+    assert use(later, same, 1, FORWARD) + use(later, same, 1, BACKWARD) == [True, True]
+    assert decided(same, BACKWARD)["by_dst"] == "wsb"
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_measuring_attention_leaves_the_graph_alone(backward, monkeypatch):
+    monkeypatch.setattr("edgeless.bench.timing.LEAST_SECONDS", 0.0)
+    graph, state = small_graph(), torch.get_rng_state()
+    before = tuple(graph._formats)
+    found, made = measure(graph, BACKWARD if backward else FORWARD, ["by_dst"], 1, 1)
+    assert list(found["by_dst"].ms) == ["rowsplit"] and found["by_dst"].ms["rowsplit"] > 0 and set(made) == {"wsb"}
+    assert tuple(graph._formats) == before and torch.equal(torch.get_rng_state(), state)
+
+
+def test_attention_over_large_graphs_on_a_gpu_asks(file, monkeypatch):
+    class Rows:  # all that is looked at
+        is_cuda = True
+
+    fake, graph = Fake(), small_graph()
+    monkeypatch.setattr(engines, "tuner", fake.tuner("on", file))
+    monkeypatch.setattr(engines, "LEAST_EDGES", 0)
+    for dtype, head_dim in ((torch.float32, 64), (torch.bfloat16, 48)):  # which blocks do not know
+        for _ in range(2 * USES):
+            engines.keep_blocks(graph, Rows(), dtype, 4, head_dim)
+    assert not fake.calls
+    for _ in range(USES + 1):
+        engines.keep_blocks(graph, Rows(), torch.bfloat16, 4, 64)
+    assert fake.calls == [(FORWARD, ["by_dst"]), (BACKWARD, ["by_dst"])]
+
+
+def test_the_plan_of_attention_says_where_a_decision_is_from(file):
+    fake, graph = Fake(), small_graph()
+    k = torch.randn(150, 4, 64, dtype=torch.bfloat16, requires_grad=True)
+
+    def steps():
+        return {step.step: step for step in record(lambda: functional.dot_attention(graph, k[:130], k, k), [k])}
+
+    assert {step.origin for step in steps().values()} == {""}
+    tuner = fake.tuner("on", file)
+    use(tuner, graph, 2 * USES, FORWARD)
+    assert steps()["forward"].origin.endswith("by this process") and steps()["by source"].origin == ""
+    use(tuner, graph, 2 * USES, BACKWARD)
+    found = steps()
+    assert all(step.origin.endswith("by this process") for step in found.values())
+    assert {step.refused for step in found.values()} == {"wsb: the tensors are not on a GPU"}
+
+
 # What a graph keeps --------------------------------------------------------------------------------------------------
 
 
@@ -393,7 +458,7 @@ def test_measuring_leaves_the_graph_and_the_draws_alone(dtype, weighted, monkeyp
     assert {side: list(one.ms) for side, one in found.items()} == {"by_dst": ["rowsplit"], "by_src": ["rowsplit"]}
     assert tuple(graph._formats) == before and torch.equal(torch.get_rng_state(), state)
     assert ("wsb" in made) == (dtype == torch.bfloat16 and not weighted)
-    monkeypatch.setattr("edgeless.tuning_measure._side", lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+    monkeypatch.setattr("edgeless.tuning_measure._sum", lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError()))
     assert measure(graph, Shape("spmm", dtype, 8, weighted), ["by_dst"]) == ({}, {})
 
 
@@ -439,6 +504,36 @@ def test_engines_are_measured_and_taken(dtype, tuned, file):
     assert all(torch.equal(a, b) for a, b in zip(both(same, x), found, strict=True))
     steps = record(lambda: functional.spmm(same, x), [x])
     assert all(step.origin.endswith(str(file)) for step in steps)
+
+
+@pytest.mark.cuda
+def test_engines_of_attention_are_measured_and_taken(tuned, file):
+    graph = near_and_far("cuda")[0]
+    q, k, v = (rows(12000, 4, 64, seed=seed) for seed in range(3))
+
+    def call():
+        out = functional.dot_attention(graph, q, k, v)
+        return out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+
+    tuner = tuned("on")
+    expected = call()
+    measured = tuner._measure
+
+    def as_if(graph, shape, sides):  # blocks win, whatever the clock says; it runs all the same
+        found, made = measured(graph, shape, sides)
+        assert {"rowsplit", "wsb"} == set(found["by_dst"].ms) and found["by_dst"].build_ms > 0
+        return dict.fromkeys(sides, Measured({"rowsplit": 2.0, "wsb": 1.0}, 1.0)), made
+
+    tuner._measure = as_if
+    for _ in range(USES + 1):
+        call()
+    assert decided(graph, FORWARD)["by_dst"] == decided(graph, BACKWARD)["by_dst"] == "wsb"
+    found = call()
+    for a, b in zip(found, expected, strict=True):
+        assert float((a.double() - b.double()).norm() / b.double().norm()) <= 2 * torch.finfo(torch.bfloat16).eps
+    assert all(torch.equal(a, b) for a, b in zip(call(), found, strict=True))
+    steps = record(lambda: functional.dot_attention(graph, q, k, v), [q, k, v])
+    assert {step.engine for step in steps} == {"wsb"} and all("by this process" in step.origin for step in steps)
 
 
 @pytest.mark.cuda

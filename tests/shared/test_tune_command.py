@@ -47,7 +47,7 @@ def test_what_is_measured_is_printed_and_kept(file, fake, capsys):
     assert main(["tune", "--graph", "toy", "--op", "spmm_none_F64", "--dtype", "bf16"]) == 0
     printed = capsys.readouterr().out
     assert "toy: spmm_none_F64 bf16, a GPU" in printed and f"kept in {file}" in printed
-    for words in (["forward", "wsb", "1.00", "30.0", "20", "taken"], ["gradient", "cusparse", "4.00", "never"]):
+    for words in (["forward", "wsb", "1.00", "30.0", "20", "taken"], ["backward", "cusparse", "4.00", "never"]):
         assert any(all(word in line for word in words) for line in printed.splitlines()), words
     decisions = json.loads(file.read_text())["decisions"]
     assert [(d["side"], d["engine"], d["width"], d["dtype"]) for d in decisions] == [
@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_used_is_told(file, fake, capsys):
         (["--graph", "nowhere"], "--graph nowhere: not one of star, toy"),
         (["--graph", "nowhere.npz"], "--graph nowhere.npz: no such file"),
         (["--graph", "toy", "--op", "gatv3_H1_D1"], "--op: an aggregation is called gatv2_H8_D128"),
-        (["--graph", "toy", "--op", "min_F8"], "--op min_F8: engines are chosen for sums"),
+        (["--graph", "toy", "--op", "min_F8"], "--op min_F8: engines are chosen for sums and dot product attention"),
         (["--graph", "toy", "--rounds", "0"], "--rounds must be at least 1, got 0"),
         (["--graph", "toy", "--data", "missing"], "--data missing: no such folder"),
         (["--graph", "toy", "--device", "cpu"], "the CPU has one engine, rowsplit, so there is nothing to decide"),
