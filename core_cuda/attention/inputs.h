@@ -17,10 +17,12 @@ namespace edgeless {
 using OptTensor = Optional<at::Tensor>;
 
 inline Score parse_score(const char* op, std::string_view name) {
-  for (const Score score : {Score::dot, Score::gatv2, Score::gat, Score::cosine}) {
-    if (name == name_of(score)) return score;
+  std::string names;
+  for (size_t k = 0; k < kScoreNames.size(); ++k) {
+    if (name == kScoreNames[k]) return static_cast<Score>(k);
+    names += (k == 0 ? "'" : k + 1 == kScoreNames.size() ? "' or '" : "', '") + std::string(kScoreNames[k]);
   }
-  TORCH_CHECK_VALUE(false, op, ": score must be 'dot', 'gatv2', 'gat' or 'cosine', got '", name, "'");
+  TORCH_CHECK_VALUE(false, op, ": score must be ", names, "', got '", name, "'");
 }
 
 // gat's numbers of nodes may come as [N, H].

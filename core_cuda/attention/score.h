@@ -1,20 +1,28 @@
 // The scores of attention, for every part of the core. No torch.
 #pragma once
 
+#include <array>
 #include <cstdint>
+
+// EACH(name, functor): a score as users call it, and the struct that cpu/scores.h and cuda/scores.cuh have of it. The
+// dispatch of both devices, the names in Python and the lists of the tests are made of this one.
+#define EDGELESS_SCORES(EACH) \
+  EACH(dot, DotScore)         \
+  EACH(gatv2, Gatv2Score)     \
+  EACH(gat, GatScore)         \
+  EACH(cosine, CosineScore)
 
 namespace edgeless {
 
-enum class Score : uint8_t { dot, gatv2, gat, cosine };
+#define EDGELESS_NAME(name, functor) name,
+enum class Score : uint8_t { EDGELESS_SCORES(EDGELESS_NAME) };
+#undef EDGELESS_NAME
 
-constexpr const char* name_of(Score score) {
-  switch (score) {
-    case Score::dot: return "dot";
-    case Score::gatv2: return "gatv2";
-    case Score::gat: return "gat";
-    default: return "cosine";
-  }
-}
+#define EDGELESS_STRING(name, functor) #name,
+constexpr std::array kScoreNames{EDGELESS_SCORES(EDGELESS_STRING)};
+#undef EDGELESS_STRING
+
+constexpr const char* name_of(Score score) { return kScoreNames[static_cast<size_t>(score)]; }
 
 // Whether the values are the keys: an edge then gathers one row.
 constexpr bool values_are_keys(Score score) { return score == Score::gatv2 || score == Score::cosine; }

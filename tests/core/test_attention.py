@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import edgeless
-from edgeless import Graph, functional, reference
+from edgeless import _C, Graph, functional, reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-SCORES = ("gatv2", "gat", "dot", "cosine")
+SCORES = _C.SCORES  # of core_cuda/attention/score.h: a score without a kernel, or without a reference, fails below
 SHAPES = [(1, 1), (4, 32), (8, 8), (3, 40), (2, 7), (1, 64), (2, 128), (5, 16), (1, 20)]
 OPTIONS = {
     "plain": (),
@@ -88,8 +88,10 @@ def run(module, score, graph, args, tensors, rest, grads=None):
         gen = torch.Generator().manual_seed(11)
         grads = [torch.randn(o.shape, dtype=torch.float64, generator=gen) for o in outs]
     leaves = [*args, *tensors.values()]
-    found = torch.autograd.grad(outs, leaves, [g.to(o.dtype) for g, o in zip(grads, outs)], allow_unused=True)
-    found = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves)]
+    found = torch.autograd.grad(
+        outs, leaves, [g.to(o.dtype) for g, o in zip(grads, outs, strict=True)], allow_unused=True
+    )
+    found = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
     return [*outs, *found]
 
 
@@ -103,7 +105,7 @@ def error(a, b):
 
 
 def assert_close(found, expected, tolerance):
-    for i, (a, b) in enumerate(zip(found, expected)):
+    for i, (a, b) in enumerate(zip(found, expected, strict=True)):
         assert a.shape == b.shape
         assert error(a, b) <= tolerance, f"tensor {i}: relative error {error(a, b):.2e} over {tolerance:.0e}"
 
@@ -111,7 +113,9 @@ def assert_close(found, expected, tolerance):
 def compare(score, graph, heads, channels, options, dtype):
     args, tensors, rest = inputs_of(score, graph, heads, channels, options, dtype)
     found = run(functional, score, graph, args, tensors, rest)
-    expected = run(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
+    expected = run(
+        reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()), strict=True)), rest
+    )
     if dtype in TOLERANCE:
         assert_close(found, expected, TOLERANCE[dtype])
     return found, expected
@@ -144,8 +148,8 @@ def test_gatv2_with_edges_in_single_precision(heads, channels):
     single = [t.float().requires_grad_() for t in grid]
     double = [t.requires_grad_() for t in grid]
     n = len(args)
-    found = run(functional, "gatv2", graph, single[:n], dict(zip(tensors, single[n:])), rest)
-    expected = run(reference, "gatv2", graph, double[:n], dict(zip(tensors, double[n:])), rest)
+    found = run(functional, "gatv2", graph, single[:n], dict(zip(tensors, single[n:], strict=True)), rest)
+    expected = run(reference, "gatv2", graph, double[:n], dict(zip(tensors, double[n:], strict=True)), rest)
     assert_close(found, expected, 1e-5)
 
 
@@ -163,11 +167,13 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(score, dtype, kind, 
         for options in ("plain", "all"):
             args, tensors, rest = inputs_of(score, graph, heads, channels, OPTIONS[options], dtype)
             found = run(functional, score, graph, args, tensors, rest)
-            exact = run(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
+            exact = run(
+                reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()), strict=True)), rest
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(reference, "_prepare", in_its_own_precision)
                 torchs = run(reference, score, graph, args, tensors, rest)
-            for a, b, c in zip(found, torchs, exact):
+            for a, b, c in zip(found, torchs, exact, strict=True):
                 assert error(a, c) <= 2 * error(b, c)
 
 
@@ -199,7 +205,7 @@ def test_gradcheck(score, options):
     names = list(tensors)
 
     def call(*leaves):
-        given = dict(zip(names, leaves[len(args) :]))
+        given = dict(zip(names, leaves[len(args) :], strict=True))
         return getattr(functional, f"{score}_attention")(graph, *leaves[: len(args)], **given, **rest)
 
     assert torch.autograd.gradcheck(call, [*args, *tensors.values()])
@@ -215,9 +221,9 @@ def test_each_gradient_alone_is_the_same(score):
     call = getattr(functional, f"{score}_attention")
 
     def grads(wanted):
-        given = [t.detach().requires_grad_(w) for t, w in zip(leaves, wanted)]
-        out = call(graph, *given[: len(args)], **dict(zip(tensors, given[len(args) :])), **rest)
-        return torch.autograd.grad(out.square().sum(), [t for t, w in zip(given, wanted) if w])
+        given = [t.detach().requires_grad_(w) for t, w in zip(leaves, wanted, strict=True)]
+        out = call(graph, *given[: len(args)], **dict(zip(tensors, given[len(args) :], strict=True)), **rest)
+        return torch.autograd.grad(out.square().sum(), [t for t, w in zip(given, wanted, strict=True) if w])
 
     together = grads([True] * len(leaves))
     for i in range(len(leaves)):
@@ -238,7 +244,7 @@ def test_bitwise_the_same_from_run_to_run_and_for_any_number_of_threads(score):
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -269,7 +275,7 @@ def test_strided_expanded_and_transposed_inputs(score):
         # an expanded gradient, as of out.sum()
         found = torch.autograd.grad(out.sum(), leaves)
         wanted = torch.autograd.grad((expected * torch.ones_like(expected)).sum(), packed)
-        assert all(torch.equal(x, y) for x, y in zip(found, wanted))
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
 
 
 def test_rows_without_edges_are_zero_and_get_no_gradient():
@@ -475,8 +481,8 @@ torch.save(results, sys.argv[1])
         env = {**os.environ, "EDGELESS_CPU_CAPABILITY": level}
         subprocess.run([sys.executable, "-c", script, str(path)], env=env, check=True, cwd=tmp_path)
         found.append(torch.load(path))
-    for a, b in zip(*found):
-        for x, y in zip(a, b):
+    for a, b in zip(*found, strict=True):
+        for x, y in zip(a, b, strict=True):
             tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[x.dtype]
             assert error(x, y) < tolerance
 

@@ -8,6 +8,7 @@ import torch
 from test_attention import (
     GRAPHS,
     OPTIONS,
+    SCORES,
     TOLERANCE,
     assert_close,
     error,
@@ -22,7 +23,6 @@ from edgeless import Graph, functional, reference
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"
-SCORES = ("gatv2", "gat", "dot", "cosine")
 
 
 def to_cuda(tensors):
@@ -31,7 +31,7 @@ def to_cuda(tensors):
 
 def cuda_inputs(score, graph, heads, channels, options, dtype):
     args, tensors, rest = inputs_of(score, graph, heads, channels, options, dtype)
-    return to_cuda(args), dict(zip(tensors, to_cuda(tensors.values()))), rest
+    return to_cuda(args), dict(zip(tensors, to_cuda(tensors.values()), strict=True)), rest
 
 
 def poison():
@@ -44,7 +44,9 @@ def compare(score, graph, heads, channels, options, dtype):
     args, tensors, rest = inputs_of(score, graph, heads, channels, options, dtype)
     poison()
     found = run_cuda(score, graph, args, tensors, rest)
-    expected = run(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
+    expected = run(
+        reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()), strict=True)), rest
+    )
     if score == "cosine":
         # The gradient of beta, a number a head, is what is left of sums over rows that cancel, perhaps to nothing: its
         # error is seen against them.
@@ -60,7 +62,7 @@ def size_of_beta_gradient(graph, args, tensors, rest):
     x, x_dst, beta = raised(args)
     keys, query = (torch.nn.functional.normalize(t.detach(), dim=-1) for t in (x, x_dst))
     leaves = [query * beta.detach().unsqueeze(-1), keys, x]
-    named = dict(zip(tensors, raised(tensors.values())))
+    named = dict(zip(tensors, raised(tensors.values()), strict=True))
     found = run(reference, "dot", graph, [t.requires_grad_() for t in leaves], named, {**rest, "scale": 1.0})
     grad_query = found[2 if "return_weights" in rest else 1]
     return (grad_query * query).sum(-1).abs().sum(0)
@@ -68,14 +70,16 @@ def size_of_beta_gradient(graph, args, tensors, rest):
 
 def run_cuda(score, graph, args, tensors, rest):
     """As run() of test_attention.py, with inputs and outputs on the CPU and the function on the GPU."""
-    moved, named = to_cuda(args), dict(zip(tensors, to_cuda(tensors.values())))
+    moved, named = to_cuda(args), dict(zip(tensors, to_cuda(tensors.values()), strict=True))
     outs = getattr(functional, f"{score}_attention")(graph.to(DEVICE), *moved, **named, **rest)
     outs = outs if isinstance(outs, tuple) else (outs,)
     gen = torch.Generator().manual_seed(11)
     grads = [torch.randn(o.shape, dtype=torch.float64, generator=gen) for o in outs]
     leaves = [*moved, *named.values()]
-    found = torch.autograd.grad(outs, leaves, [g.to(DEVICE, o.dtype) for g, o in zip(grads, outs)], allow_unused=True)
-    found = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves)]
+    found = torch.autograd.grad(
+        outs, leaves, [g.to(DEVICE, o.dtype) for g, o in zip(grads, outs, strict=True)], allow_unused=True
+    )
+    found = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, leaves, strict=True)]
     return [t.detach().cpu() for t in (*outs, *found)]
 
 
@@ -107,7 +111,7 @@ def test_every_head_dim(score, heads, channels, dtype, options):
     else:
         found, expected = compare(score, graph, heads, channels, OPTIONS[options], dtype)
         bound = 0.02 if dtype == torch.bfloat16 else 0.003
-        assert all(torch.isfinite(t).all() and error(t, e) < bound for t, e in zip(found, expected))
+        assert all(torch.isfinite(t).all() and error(t, e) < bound for t, e in zip(found, expected, strict=True))
 
 
 def short_rows():
@@ -130,7 +134,7 @@ def test_the_widest_heads(dtype, channels):
     for score in SCORES:
         found, expected = compare(score, graph_of("bipartite"), 1, channels, (), dtype)
         bound = {torch.bfloat16: 0.02, torch.float16: 0.003, torch.float64: 1e-10}[dtype]
-        assert all(error(t, e) < bound for t, e in zip(found, expected))
+        assert all(error(t, e) < bound for t, e in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("heads,channels", SHAPES)
@@ -142,8 +146,8 @@ def test_gatv2_with_edges_in_single_precision(heads, channels):
     single = [t.float().requires_grad_() for t in grid]
     double = [t.requires_grad_() for t in grid]
     n = len(args)
-    found = run_cuda("gatv2", graph, single[:n], dict(zip(tensors, single[n:])), rest)
-    expected = run(reference, "gatv2", graph, double[:n], dict(zip(tensors, double[n:])), rest)
+    found = run_cuda("gatv2", graph, single[:n], dict(zip(tensors, single[n:], strict=True)), rest)
+    expected = run(reference, "gatv2", graph, double[:n], dict(zip(tensors, double[n:], strict=True)), rest)
     assert_close(found, expected, 1e-5)
 
 
@@ -159,7 +163,7 @@ def test_wide_indices():
             )
             found = run(functional, score, wide, args, {}, {}, grads_like(score, graph, args))
             bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
-            assert all(error(a, b) < bound for a, b in zip(found, narrow))
+            assert all(error(a, b) < bound for a, b in zip(found, narrow, strict=True))
 
 
 def grads_like(score, graph, args):
@@ -177,11 +181,13 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(score, dtype, kind, 
         for options in ("plain", "all"):
             args, tensors, rest = inputs_of(score, graph, heads, channels, OPTIONS[options], dtype)
             found = run_cuda(score, graph, args, tensors, rest)
-            exact = run(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
+            exact = run(
+                reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()), strict=True)), rest
+            )
             with monkeypatch.context() as patch:
                 patch.setattr(reference, "_prepare", in_its_own_precision)
                 torchs = run(reference, score, graph, args, tensors, rest)
-            for i, (a, b, c) in enumerate(zip(found, torchs, exact)):
+            for i, (a, b, c) in enumerate(zip(found, torchs, exact, strict=True)):
                 assert error(a, c) <= 2 * error(b, c), (heads, channels, options, i)
 
 
@@ -195,7 +201,7 @@ def test_float_output_of_half_inputs(score):
         exact = run(reference, score, graph, raised(args), {}, {})
         assert found[0].dtype == torch.float32
         assert error(found[0], exact[0]) < 1e-5
-        assert all(error(a, b) < 0.01 for a, b in zip(found[1:], exact[1:]))
+        assert all(error(a, b) < 0.01 for a, b in zip(found[1:], exact[1:], strict=True))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -207,7 +213,7 @@ def test_gradcheck(score, options):
     names = list(tensors)
 
     def call(*leaves):
-        given = dict(zip(names, leaves[len(args) :]))
+        given = dict(zip(names, leaves[len(args) :], strict=True))
         return getattr(functional, f"{score}_attention")(graph, *leaves[: len(args)], **given, **rest)
 
     assert torch.autograd.gradcheck(call, [*args, *tensors.values()])
@@ -225,9 +231,9 @@ def test_each_gradient_alone_is_the_same(score, options):
     call = getattr(functional, f"{score}_attention")
 
     def grads(wanted):
-        given = [t.detach().requires_grad_(w) for t, w in zip(leaves, wanted)]
-        out = call(graph, *given[: len(args)], **dict(zip(tensors, given[len(args) :])), **rest)
-        return torch.autograd.grad(out.square().sum(), [t for t, w in zip(given, wanted) if w])
+        given = [t.detach().requires_grad_(w) for t, w in zip(leaves, wanted, strict=True)]
+        out = call(graph, *given[: len(args)], **dict(zip(tensors, given[len(args) :], strict=True)), **rest)
+        return torch.autograd.grad(out.square().sum(), [t for t, w in zip(given, wanted, strict=True) if w])
 
     together = grads([True] * len(leaves))
     for i in range(len(leaves)):
@@ -303,7 +309,7 @@ def test_hubs_of_many_lengths(score, heads, channels, dtype, bound):
     gen = torch.Generator().manual_seed(11)  # as in run_cuda
     grads = [torch.randn(graph.num_dst, heads, channels, dtype=torch.float64, generator=gen).to(DEVICE)]
     expected = run(reference, score, graph.to(DEVICE), to_cuda(raised(args)), {}, rest, grads)
-    for a, b in zip(found, expected):
+    for a, b in zip(found, expected, strict=True):
         if len(b) == graph.num_src:  # a wrong row hides among the others
             a, b = a.double().flatten(1), b.cpu().flatten(1)
             size = b.norm(dim=1).mean()
@@ -318,7 +324,7 @@ def test_bitwise_the_same_in_twenty_runs(score, dtype, options):
     args, tensors, rest = inputs_of(score, graph, 4, 32, OPTIONS[options], dtype)
     first = run_cuda(score, graph, args, tensors, rest)
     for _ in range(19):
-        assert all(torch.equal(a, b) for a, b in zip(first, run_cuda(score, graph, args, tensors, rest)))
+        assert all(torch.equal(a, b) for a, b in zip(first, run_cuda(score, graph, args, tensors, rest), strict=True))
 
 
 # Inputs of all kinds ---------------------------------------------------------------------------------------------
@@ -352,7 +358,7 @@ def test_strided_expanded_and_transposed_inputs(score, dtype):
         assert torch.equal(out, expected)
         found = torch.autograd.grad(out.sum(), leaves)  # an expanded gradient
         wanted = torch.autograd.grad((expected * torch.ones_like(expected)).sum(), packed)
-        assert all(torch.equal(x, y) for x, y in zip(found, wanted))
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -363,7 +369,7 @@ def test_many_rows_without_edges_in_either_direction(score, dtype):
     graph = Graph.from_edge_index(torch.stack([src, dst]), 4000, 4000)
     found, expected = compare(score, graph, 4, 32, (), dtype)
     assert all(torch.isfinite(t).all() for t in found)
-    assert all(error(t, e) < 0.02 for t, e in zip(found, expected))
+    assert all(error(t, e) < 0.02 for t, e in zip(found, expected, strict=True))
 
 
 def test_rows_without_edges_are_zero_and_get_no_gradient():
@@ -500,4 +506,4 @@ def test_odd_rows_of_any_strides(score, dtype, channels):
         assert torch.equal(out, expected)
         found = torch.autograd.grad(out.sum(), leaves)
         wanted = torch.autograd.grad((expected * torch.ones_like(expected)).sum(), packed)
-        assert all(torch.equal(x, y) for x, y in zip(found, wanted))
+        assert all(torch.equal(x, y) for x, y in zip(found, wanted, strict=True))

@@ -4,8 +4,8 @@ more than 2**31 elements.
 
 import pytest
 import torch
-from test_attention import OPTIONS, assert_compiles_whole, error, graph_of, inputs_of, op_samples
-from test_attention_cuda import DEVICE, SCORES, cuda_inputs, star
+from test_attention import OPTIONS, SCORES, assert_compiles_whole, error, graph_of, inputs_of, op_samples
+from test_attention_cuda import DEVICE, cuda_inputs, star
 
 from edgeless import Graph, functional, reference
 
@@ -69,7 +69,7 @@ def test_no_host_sync(score, options):
         found = forward_backward(score, graph, args, tensors, rest)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -85,11 +85,11 @@ def test_runs_on_the_current_stream(score):
         for t in late:
             t.fill_(float("nan"))
         torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
-        for t, value in zip(late, args):
+        for t, value in zip(late, args, strict=True):
             t.copy_(value.detach())
         found = forward_backward(score, graph, [t.requires_grad_() for t in late], {}, {})
     torch.cuda.current_stream().wait_stream(stream)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -113,7 +113,7 @@ def test_captured_in_a_cuda_graph(score, options):
     for t in found:
         t.detach().fill_(float("nan"))
     captured.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -126,7 +126,7 @@ def test_on_another_device_than_the_current():
     second = forward_backward(
         "gatv2", graph.to("cuda:1"), [t.detach().to("cuda:1").requires_grad_() for t in args], {}, {}
     )
-    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, second))
+    assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(first, second, strict=True))
 
 
 def test_arrays_on_two_devices_are_refused():
@@ -178,6 +178,6 @@ def test_more_than_two_to_the_31_elements():
     expected = reference.dot_attention(small, *leaves)
     place = local[2 * count :]
     assert error(out[rows], expected[place]) < 0.01
-    for found, wanted in zip(grads, torch.autograd.grad(expected[place], leaves, grad[rows].double())):
+    for found, wanted in zip(grads, torch.autograd.grad(expected[place], leaves, grad[rows].double()), strict=True):
         assert error(found[nodes_near], wanted) < 0.02
         assert torch.isfinite(found.sum(dtype=torch.float32))

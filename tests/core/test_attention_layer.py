@@ -69,7 +69,7 @@ def layer(kind, given, graph, dropout=0.0, dtype=None, out_dtype=None, by_head=F
 def parts(kind, given, graph, dropout=0.0):
     x, weights, biases, vectors, row = given
     score, _, variant = kind.partition("-")
-    mapped = [torch.nn.functional.linear(x, w, b) for w, b in zip(weights, biases)]
+    mapped = [torch.nn.functional.linear(x, w, b) for w, b in zip(weights, biases, strict=True)]
     heads = [m.view(len(x), HEADS, CHANNELS) for m in mapped]
     options = {"dropout": dropout, "seed": 7 if dropout else None}
     if score == "gat":
@@ -94,7 +94,7 @@ def test_values_and_gradients(kind, row, biases, dropout):
     found, want = layer(kind, given, graph, dropout), parts(kind, given, graph, dropout)
     torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-12)
     grad = torch.randn_like(want)
-    for a, b in zip(*(torch.autograd.grad(t, flat(*given), grad) for t in (found, want))):
+    for a, b in zip(*(torch.autograd.grad(t, flat(*given), grad) for t in (found, want)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     assert "AttentionLayer" in found.grad_fn.name()
     with torch.no_grad():
@@ -110,7 +110,7 @@ def test_the_result_by_head(kind, row):
     assert found.shape == (NODES, HEADS, CHANNELS) and "AttentionLayer" in found.grad_fn.name()
     assert torch.equal(found.flatten(1), want)
     grad = torch.randn_like(found).transpose(0, 1).contiguous().transpose(0, 1)
-    for a, b in zip(*(torch.autograd.grad(t, flat(*given), grad.reshape(t.shape)) for t in (found, want))):
+    for a, b in zip(*(torch.autograd.grad(t, flat(*given), grad.reshape(t.shape)) for t in (found, want)), strict=True):
         assert torch.equal(a, b)
     with torch.no_grad():
         assert torch.equal(layer(kind, given, graph, by_head=True), found)
@@ -135,7 +135,7 @@ def test_empty_graphs(kind, nodes, edges):
     given = inputs(kind, nodes=nodes)
     found, want = layer(kind, given, graph), parts(kind, given, graph)
     torch.testing.assert_close(found, want)
-    for a, b in zip(*(torch.autograd.grad(t.sum(), flat(*given)) for t in (found, want))):
+    for a, b in zip(*(torch.autograd.grad(t.sum(), flat(*given)) for t in (found, want)), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -188,7 +188,7 @@ def test_rounds_as_the_parts_do(kind):
     want = want.flatten(1) + (mapped[3] if row is None else row)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, want)
-    for a, b in zip(*(torch.autograd.grad(t.sum(), flat(*given)) for t in (found, want))):
+    for a, b in zip(*(torch.autograd.grad(t.sum(), flat(*given)) for t in (found, want)), strict=True):
         assert a.dtype == torch.float32
         assert (a - b).norm() <= 2**-7 * b.norm() + 1e-6  # sums are rounded in another order: a unit of bfloat16
 

@@ -52,7 +52,7 @@ def gradients(call, x, y):
 
 
 def same(found, expected):
-    return all(a is b or torch.equal(a, b) for a, b in zip(found, expected))
+    return all(a is b or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def shapes(call):

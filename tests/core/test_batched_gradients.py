@@ -15,7 +15,9 @@ def assert_batches(out, given, count=3):
     grads = torch.randn(count, *out.shape, dtype=out.dtype, device=out.device)
     options = {"retain_graph": True, "allow_unused": True}
     each = [torch.autograd.grad(out, given, grad, **options) for grad in grads]
-    for found, *want in zip(torch.autograd.grad(out, given, grads, is_grads_batched=True, **options), *each):
+    for found, *want in zip(
+        torch.autograd.grad(out, given, grads, is_grads_batched=True, **options), *each, strict=True
+    ):
         assert (found is None) == (want[0] is None)
         if found is not None:
             torch.testing.assert_close(found, torch.stack(want), rtol=1e-10, atol=1e-12)
@@ -106,7 +108,10 @@ def test_second_derivatives_through_a_batch():
         each = [torch.autograd.grad(out, given, grad, **options) for grad in grads]
         found, want = (
             torch.autograd.grad(sum(t.square().sum() for t in first if t is not None), given, **options)
-            for first in (batch, [torch.stack(of_one) if of_one[0] is not None else None for of_one in zip(*each)])
+            for first in (
+                batch,
+                [torch.stack(of_one) if of_one[0] is not None else None for of_one in zip(*each, strict=True)],
+            )
         )
         for a, b in zip(found, want, strict=True):
             assert (a is None) == (b is None)

@@ -36,7 +36,7 @@ def test_rows_shorter_than_eps(dtype, tolerance, eps, heads, channels):
         exact = [None if t is None else t.detach().double().requires_grad_() for t in leaves]
         found = results(cosine, graph, leaves, beta=3.0, eps=eps)
         expected = results(reference.cosine_attention, graph, exact, beta=3.0, eps=eps)
-        for a, b in zip(found, expected):
+        for a, b in zip(found, expected, strict=True):
             assert torch.isfinite(a).all()
             short = b.norm(dim=-1) > 1e3  # rows whose gradient is that of a division by eps
             assert error(a[short], b[short]) <= tolerance and error(a[~short], b[~short]) <= tolerance
@@ -65,7 +65,7 @@ def test_one_tensor_for_both_sides(dtype, options, kind):
     apart = results(lambda g, x, b: cosine(g, x, x, b, **options), graph, [x, beta])
     exact = raised([x, beta])
     expected = results(lambda g, x, b: reference.cosine_attention(g, x, None, b, **options), graph, exact)
-    assert all(torch.equal(a, b) for a, b in zip(found, apart))
+    assert all(torch.equal(a, b) for a, b in zip(found, apart, strict=True))
     assert_close(found, expected, {torch.float32: 1e-5, torch.float64: 1e-10}[dtype])
 
 
@@ -128,7 +128,7 @@ def test_half_precision_with_one_tensor(dtype, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(reference, "_prepare", in_its_own_precision)
         torchs = results(lambda g, x, b: reference.cosine_attention(g, x, None, b), graph, [x, beta])
-    for a, b, c in zip(found, torchs, exact):
+    for a, b, c in zip(found, torchs, exact, strict=True):
         assert error(a, c) <= 2 * error(b, c)
 
 

@@ -33,7 +33,7 @@ def test_cosine_of_rows_shorter_than_eps(dtype, tolerance, eps, heads, channels)
         leaves = [t.to(dtype) for t in ((x, x_dst) if both else (x,))]
         found = cosine_results(functional.cosine_attention, graph, leaves, DEVICE, beta=3.0, eps=eps)
         expected = cosine_results(reference.cosine_attention, graph, raised(leaves), "cpu", beta=3.0, eps=eps)
-        for a, b in zip(found, expected):
+        for a, b in zip(found, expected, strict=True):
             assert torch.isfinite(a).all()
             short = b.norm(dim=-1) > 1e3  # rows whose gradient is that of a division by eps
             assert error(a[short], b[short]) <= tolerance and error(a[~short], b[~short]) <= tolerance
@@ -51,7 +51,7 @@ def test_cosine_of_short_rows_in_half_precision(dtype, channels):
     found = cosine_results(functional.cosine_attention, graph_of("square"), [leaf], DEVICE, beta=3.0, eps=2.0)
     exact = cosine_results(reference.cosine_attention, graph_of("square"), raised([leaf]), "cpu", beta=3.0, eps=2.0)
     bound = 0.02 if dtype == torch.bfloat16 else 0.003
-    assert all(torch.isfinite(a).all() and error(a, b) < bound for a, b in zip(found, exact))
+    assert all(torch.isfinite(a).all() and error(a, b) < bound for a, b in zip(found, exact, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -63,7 +63,7 @@ def test_cosine_with_one_tensor_for_both_sides(dtype, channels):
     x, beta = torch.randn(40, 2, channels, generator=gen).to(dtype), torch.tensor([1.7]).to(dtype)
     one = cosine_results(lambda g, x, b: functional.cosine_attention(g, x, None, b), graph, [x, beta], DEVICE)
     copied = cosine_results(lambda g, x, b: functional.cosine_attention(g, x, x.clone(), b), graph, [x, beta], DEVICE)
-    assert all(torch.equal(a, b) for a, b in zip(one, copied))
+    assert all(torch.equal(a, b) for a, b in zip(one, copied, strict=True))
 
 
 def test_cosine_of_zero_beta_still_has_its_gradient():

@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 from torch.utils import cpp_extension
 
+from edgeless import _C
+
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core_cuda"
 # Relative names, sorted: what setup.py adds to the CUDA build.
@@ -122,6 +124,12 @@ def test_there_are_cuda_sources():
 def test_cuda_sources_compile(compiled, unit):
     done = compiled(unit)
     assert done.returncode == 0, f"{' or '.join(unit)} does not compile:\n{done.stderr[-4000:]}"
+
+
+def test_every_score_has_its_kernels():
+    """Without one of these files an extension with CUDA does not load: a score has no kernels for a storage type."""
+    wanted = {f"{score}_{storage}.cu" for score in _C.SCORES for storage in ("bf16", "f16", "f32", "f64")}
+    assert {file.name for file in (CORE / "attention" / "cuda" / "instances").glob("*.cu")} == wanted
 
 
 def test_a_broken_source_would_be_noticed(tmp_path):

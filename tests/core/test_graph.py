@@ -372,7 +372,7 @@ def test_edge_ids_of_the_transpose_are_kept_from_when_they_are_needed():
     assert_graph(graph.reverse(), EDGES.flip(0), 3, 4)
     whole = graph.csc_arrays(by_edge=True)
     assert len(whole) == 3 and torch.equal(whole[0], indptr) and torch.equal(whole[1], indices)
-    assert all(a is b for a, b in zip(graph.csc, whole))
+    assert all(a is b for a, b in zip(graph.csc, whole, strict=True))
     assert graph.csc_arrays(by_edge=False)[0] is whole[0]  # held once
     assert graph.memory_bytes() == graph.memory_bytes_at_most()
     assert [len(graph.csr_arrays(by_edge)) for by_edge in (False, True)] == [2, 3]

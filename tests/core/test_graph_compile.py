@@ -63,7 +63,7 @@ def test_transpose_built_by_the_compiled_program_is_kept():
     torch.compile(lambda g: g.csc.indptr + 1, backend=BACKEND, fullgraph=True)(graph)
     assert graph.has_csc
     other = Graph.from_edge_index(graph.edge_index(), 9, 9)
-    assert all(torch.equal(a, b) for a, b in zip(graph.csc, other.csc))
+    assert all(torch.equal(a, b) for a, b in zip(graph.csc, other.csc, strict=True))
 
 
 def test_self_loops_added_before_compiling():
@@ -158,7 +158,7 @@ def test_what_a_program_gets_are_copies_of_the_cached_arrays(reverse, self_loops
             assert torch.equal(found[: graph.num_edges], want) and not found[graph.num_edges :].any()
         rows.zero_(), ids.zero_()
     again = graph_from_edge_index(edge_index.clone(), 9, 9, flow=flow, self_loops=self_loops)
-    for changed, want in zip((*graph.csr, *graph.csc), (*again.csr, *again.csc)):
+    for changed, want in zip((*graph.csr, *graph.csc), (*again.csr, *again.csc), strict=True):
         assert torch.equal(changed, want)
     if self_loops and by_edge:
         every, kept = torch.arange(edge_index.size(1)), ops.cached_kept_edges(*key)

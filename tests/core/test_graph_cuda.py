@@ -17,7 +17,7 @@ def draw(num_rows, num_cols, num_edges, dtype=torch.int64, seed=0):
 
 
 def assert_same(found, expected):
-    for a, b in zip(found, expected):
+    for a, b in zip(found, expected, strict=True):
         assert a.is_cuda and a.dtype == b.dtype and torch.equal(a.cpu(), b)
 
 
@@ -97,7 +97,7 @@ def test_no_host_sync_without_validation():
         transpose = csr_transpose(*found, 5000)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert_same(transpose, csr_transpose(*(t.cpu() for t in expected), 5000))
 
 
@@ -108,4 +108,4 @@ def test_captured_in_a_cuda_graph():
     with torch.cuda.graph(captured):
         found = coo_to_csr(row, col, 500, 500, False)
     captured.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

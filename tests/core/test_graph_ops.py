@@ -25,13 +25,13 @@ def rows_of(indptr):
 
 def assert_sorted(row, col, num_rows, num_cols):
     result = coo_to_csr(row, col, num_rows, num_cols, True)
-    for got, want in zip(result, sorted_by(row, col, num_rows)):
+    for got, want in zip(result, sorted_by(row, col, num_rows), strict=True):
         assert got.dtype == torch.int32
         assert torch.equal(got.long(), want)
     indptr, indices, edge_ids = result
     transpose = csr_transpose(indptr, indices, edge_ids, num_cols)
     want_ptr, want_rows, positions = sorted_by(indices, rows_of(indptr), num_cols)
-    for got, want in zip(transpose, (want_ptr, want_rows, edge_ids[positions].long())):
+    for got, want in zip(transpose, (want_ptr, want_rows, edge_ids[positions].long()), strict=True):
         assert got.dtype == torch.int32
         assert torch.equal(got.long(), want)
 

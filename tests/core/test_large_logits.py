@@ -71,7 +71,9 @@ def compare(score, graph, heads, channels, power, options, dtype, monkeypatch, s
     inputs = on_the_grid(score, graph, heads, channels, power, options, dtype, graph.device, sign)
     args, tensors, rest = inputs
     found = run_here(functional, score, graph, *inputs)
-    exact = run_here(reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()))), rest)
+    exact = run_here(
+        reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()), strict=True)), rest
+    )
     with monkeypatch.context() as patch:
         patch.setattr(reference, "_prepare", in_its_own_precision)
         torchs = run_here(reference, score, graph, *inputs)
@@ -79,7 +81,7 @@ def compare(score, graph, heads, channels, power, options, dtype, monkeypatch, s
         first, last = len(found) - len(tensors) - 3, len(found) - len(tensors)
         for results in (found, torchs, exact):
             results[first:last] = [t[..., 1:] for t in results[first:last]]
-    for i, (a, b, c) in enumerate(zip(found, torchs, exact)):
+    for i, (a, b, c) in enumerate(zip(found, torchs, exact, strict=True)):
         limit = max(TOLERANCE[dtype], 2 * error(b, c))
         assert error(a, c) <= limit, f"tensor {i}: {error(a, c):.1e}, torch {error(b, c):.1e}"
 

@@ -29,7 +29,7 @@ def test_values_and_gradients(shape, vectors, dtype, tolerance):
     grads = [torch.randn_like(t) for t in want]
     found += torch.autograd.grad(found, given, grads)
     want += torch.autograd.grad(want, given, grads)
-    for a, b in zip(found, want):
+    for a, b in zip(found, want, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype
         assert (a - b).norm() <= tolerance * b.norm()
 

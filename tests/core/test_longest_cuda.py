@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_attention import SCORES
 from test_attention_cuda import star
 from test_room import call
 from torch.profiler import ProfilerActivity, profile
@@ -9,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from edgeless import Graph, functional
 
 pytestmark = pytest.mark.cuda
-NAMES = ["gatv2", "dot", "gat", "cosine", "none", "both", "min", "max"]
+NAMES = [*SCORES, "none", "both", "min", "max"]
 
 
 def flat_graph():
@@ -48,7 +49,7 @@ def test_results_do_not_depend_on_it(name, make):
     x = torch.randn(graph.num_src, 24, device="cuda", requires_grad=True)
     expected = step(name, never_asks(make()), x)
     found = step(name, knows(make()), x)
-    for a, b in zip(found, expected):
+    for a, b in zip(found, expected, strict=True):
         assert torch.equal(a, b)
 
 

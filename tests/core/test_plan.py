@@ -11,7 +11,6 @@ from edgeless import _C, functional
 from edgeless.plan import DEVICES, Device, attention_steps, extremum_steps, record, spmm_step, table
 from edgeless.relational_layer import relational_layer
 
-SCORES = ("dot", "gatv2", "gat", "cosine")
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 PASSES = ("forward", "by_dst", "by_src")
 HALVES = ("float16", "bfloat16")
@@ -28,7 +27,7 @@ def attention_plan(device="h200", **given):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", _C.SCORES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_kernel_that_is_picked_has_been_compiled(device, score, dtype):
     widest = {"float32": 512, "float64": 256}.get(dtype, 1024)
@@ -53,7 +52,7 @@ def test_a_row_that_is_too_wide_has_no_kernel(dtype, width):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_tensor_cores_take_wide_rows_of_16_bits(device):
-    for score, dtype, pass_ in itertools.product(SCORES, DTYPES, PASSES):
+    for score, dtype, pass_ in itertools.product(_C.SCORES, DTYPES, PASSES):
         plan = attention_plan(device, score=score, dtype=dtype, pass_=pass_, key_dim=128, value_dim=128)
         expected = dtype in HALVES and score != "gat"
         assert (plan["kernel"] == "tensor cores") == expected, (score, dtype, pass_)
@@ -119,7 +118,7 @@ def test_bytes_and_the_roof():
     assert spmm_step(torch.float32, 64, device=Device("CPU"), **TWITCH).seconds is None
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", _C.SCORES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_backward_moves_more_than_a_forward(score, dtype):
     forward, *backward = attention_steps(

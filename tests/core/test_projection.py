@@ -70,7 +70,8 @@ def test_in_another_dtype():
     parameters = [*weights, biases[0]]
     outs = ops.project(x, weights, biases, 0, torch.bfloat16)
     stock = [
-        nn.functional.linear(*(None if t is None else t.bfloat16() for t in (x, w, b))) for w, b in zip(weights, biases)
+        nn.functional.linear(*(None if t is None else t.bfloat16() for t in (x, w, b)))
+        for w, b in zip(weights, biases, strict=True)
     ]
     assert all(out.dtype == torch.bfloat16 for out in outs)
     assert_same(outs, stock, 4e-3)
@@ -214,7 +215,7 @@ def test_sums_and_copies_of_rows():
     halves = ops.cast_all([x, row], torch.float16)
     assert all(t.dtype == torch.float16 for t in halves)
     found = torch.autograd.grad([t.sum() for t in halves], [x, row])
-    assert all(torch.equal(g, torch.ones_like(t)) and g.dtype == t.dtype for g, t in zip(found, (x, row)))
+    assert all(torch.equal(g, torch.ones_like(t)) and g.dtype == t.dtype for g, t in zip(found, (x, row), strict=True))
     (found,) = torch.autograd.grad(ops.cast_all([x, row], torch.float16)[1].sum(), [row])
     assert torch.equal(found, torch.ones_like(row))
 
@@ -239,7 +240,7 @@ def test_two_runs_are_the_same_bits():
     x, linears = rows(5000, 64, torch.float32), maps(64, (128, 128), torch.float32)
     once = [*run(x, linears), *torch.autograd.grad(sum(o.square().sum() for o in run(x, linears)), x)]
     again = [*run(x, linears), *torch.autograd.grad(sum(o.square().sum() for o in run(x, linears)), x)]
-    assert all(torch.equal(a, b) for a, b in zip(once, again))
+    assert all(torch.equal(a, b) for a, b in zip(once, again, strict=True))
 
 
 def test_bad_input():

@@ -49,7 +49,7 @@ def error(found, exact):
 def in_float64(x, linears, grads):
     wide = x.detach().double().requires_grad_()
     copies = [nn.Linear(lin.in_features, lin.out_features, lin.bias is not None).to(DEVICE).double() for lin in linears]
-    for copy, lin in zip(copies, linears):
+    for copy, lin in zip(copies, linears, strict=True):
         copy.load_state_dict(lin.state_dict())
     outs = [lin(wide) for lin in copies]
     return [*outs, *torch.autograd.grad(outs, leaves_of(wide, copies), [g.double() for g in grads])]

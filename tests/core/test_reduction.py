@@ -106,7 +106,7 @@ def test_bitwise_the_same_for_any_number_of_threads():
     finally:
         torch.set_num_threads(before)
     for i, other in enumerate(results):
-        assert all(torch.equal(a, b) for a, b in zip(results[i % 3], other))
+        assert all(torch.equal(a, b) for a, b in zip(results[i % 3], other, strict=True))
 
 
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")

@@ -216,7 +216,7 @@ def test_bitwise_the_same_from_run_to_run(dtype, ties):
         grad = torch.linspace(-1, 1, out.numel(), device=DEVICE).view_as(out).to(dtype)
         results.append((out, *torch.autograd.grad(out, moved, grad)))
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def forward_backward(graph, x):
@@ -241,13 +241,13 @@ def test_no_host_sync():
         found = forward_backward(graph, x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_runs_on_the_current_stream():
     graph, x, expected = sample(star(20_000))
     found = on_a_late_stream(x, lambda late: forward_backward(graph, late))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_captured_in_a_cuda_graph():
@@ -263,7 +263,7 @@ def test_captured_in_a_cuda_graph():
     for t in found:
         t.detach().fill_(float("nan"))
     captured.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("ties", TIES)

@@ -181,7 +181,7 @@ def test_bitwise_the_same_for_any_number_of_threads(way):
     finally:
         torch.set_num_threads(before)
     for i, other in enumerate(results):
-        assert all(torch.equal(a, b) for a, b in zip(results[i % 3], other))
+        assert all(torch.equal(a, b) for a, b in zip(results[i % 3], other, strict=True))
 
 
 @pytest.mark.parametrize("num_src,degree,gathers", [(12_000, 1, False), (25_000, 2, True), (25_000, 3, False),

@@ -112,7 +112,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(dtype, wide, own, or
     results = []
     for out, leaves in ((found, given), (plain(**given), given), (parts(graph, **exact), exact)):
         results.append([out, *torch.autograd.grad(out, list(leaves.values()), grad.to(out.dtype))])
-    for ours, stock, truth, leaf_ in zip(*results, [None, *given.values()]):
+    for ours, stock, truth, leaf_ in zip(*results, [None, *given.values()], strict=True):
         assert leaf_ is None or ours.dtype == dtype
         assert error(ours, truth) <= 2 * error(stock, truth)
 
@@ -136,7 +136,7 @@ def test_gradcheck(order):
     names = list(given)
 
     def layer(*tensors):
-        return relational_layer(graph, **dict(zip(names, tensors)), reduce="mean", out_dtype=torch.float64)
+        return relational_layer(graph, **dict(zip(names, tensors, strict=True)), reduce="mean", out_dtype=torch.float64)
 
     assert torch.autograd.gradcheck(layer, list(given.values()))
 
@@ -183,7 +183,7 @@ def test_the_same_bits_every_time(order):
     graph = typed("hub")
     given = inputs(graph, own=False, dtype=torch.float32)
     first, again = (with_gradients(relational_layer(graph, **given, out_dtype=torch.float32), given) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, again))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_batches_of_gradients(order):
@@ -194,7 +194,7 @@ def test_batches_of_gradients(order):
     found = torch.autograd.grad(out, leaves, batch, is_grads_batched=True, retain_graph=True)
     for i, grad in enumerate(batch):
         one = torch.autograd.grad(out, leaves, grad, retain_graph=True)
-        assert all(torch.equal(a[i], b) for a, b in zip(found, one))
+        assert all(torch.equal(a[i], b) for a, b in zip(found, one, strict=True))
 
 
 def test_gradients_can_be_taken_once():

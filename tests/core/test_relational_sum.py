@@ -152,7 +152,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(dtype):
     assert out.dtype == dtype
     found = [out, *torch.autograd.grad(out, [x, weight], torch.ones_like(out))]
     exact = plain(*(t.detach().double().requires_grad_() for t in (x, weight)))
-    for a, b, c in zip(found, plain(x, weight), exact):
+    for a, b, c in zip(found, plain(x, weight), exact, strict=True):
         assert error(a, c) <= 2 * error(b, c)
     assert functional.relational_sum(graph, x, weight, out_dtype=torch.float32).dtype == torch.float32
     assert functional.relational_sum(graph, x, weight, out_dtype=torch.float64).dtype == torch.float64
@@ -189,7 +189,7 @@ def test_batches_of_gradients():
     found = torch.autograd.grad(out, [x, weight], batch, is_grads_batched=True, retain_graph=True)
     for i, grad in enumerate(batch):
         one = torch.autograd.grad(out, [x, weight], grad, retain_graph=True)
-        assert all(torch.equal(a[i], b) for a, b in zip(found, one))
+        assert all(torch.equal(a[i], b) for a, b in zip(found, one, strict=True))
 
 
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")

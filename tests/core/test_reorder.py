@@ -112,7 +112,7 @@ def test_any_graph(name, sizes, num_edges, bipartite, symmetric, draw):
     assert reordered.is_symmetric == graph.is_symmetric
     assert_same_graph(graph, reordered, permutation)
     for height in (1, 3):
-        windows = {(d // height, s) for s, d in zip(*reordered.edge_index().tolist())}
+        windows = {(d // height, s) for s, d in zip(*reordered.edge_index().tolist(), strict=True)}
         expected = graph.num_edges / len(windows) if windows else 1.0
         assert reordering.reuse(reordered, height) == pytest.approx(expected)
 
@@ -133,7 +133,7 @@ def test_degrees_fall():
     graph = graph_of("square")
     reordered, _ = graph.reorder("degree")
     src, dst = reordered.edge_index()
-    pairs = {(min(e), max(e)) for e in zip(src.tolist(), dst.tolist()) if e[0] != e[1]}
+    pairs = {(min(e), max(e)) for e in zip(src.tolist(), dst.tolist(), strict=True) if e[0] != e[1]}
     degrees = torch.bincount(torch.tensor(sorted(pairs)).flatten(), minlength=graph.num_src)
     assert bool((degrees.diff() <= 0).all())
 
@@ -181,7 +181,7 @@ def test_a_given_pair_of_permutations():
     graph = graph_of("bipartite")
     orders = torch.randperm(graph.num_src), torch.randperm(graph.num_dst)
     reordered, permutation = graph.reorder(orders)
-    assert all(torch.equal(one, other) for one, other in zip(permutation, orders))
+    assert all(torch.equal(one, other) for one, other in zip(permutation, orders, strict=True))
     assert_same_graph(graph, reordered, permutation)
 
 
@@ -200,14 +200,14 @@ def results(score, graph, permutation, inputs):
     args, tensors, rest = inputs
     src, dst = permutation
     rows = {"s": lambda x: x[src], "d": lambda x: x[dst], "-": lambda x: x}
-    moved = [rows[role](x) for role, x in zip(ROLES[score], args)]
+    moved = [rows[role](x) for role, x in zip(ROLES[score], args, strict=True)]
     out, weights = getattr(functional, f"{score}_attention")(graph, *moved, **tensors, **rest)
     out = reordering.restore(out, dst)
     gen = torch.Generator().manual_seed(11)
     grads = [torch.randn(t.shape, dtype=t.dtype, generator=gen).to(t.device) for t in (out, weights)]
     leaves = [*args, *tensors.values()]
     found = torch.autograd.grad((out, weights), leaves, grads, allow_unused=True)
-    return [out, weights, *(torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves))]
+    return [out, weights, *(torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves, strict=True))]
 
 
 @pytest.mark.parametrize("score", ROLES)

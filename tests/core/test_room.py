@@ -4,7 +4,7 @@ the last row changes nothing.
 
 import pytest
 import torch
-from test_attention import graph_of
+from test_attention import SCORES, graph_of
 
 from edgeless import Graph, functional
 from edgeless.graph import Compressed
@@ -51,7 +51,7 @@ def test_the_attention_vector_alone(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("more", [1, 50, 20_000])
 @pytest.mark.parametrize("kind", ["square", "hub", "many empty rows", "no edges"])
-@pytest.mark.parametrize("name", ["gatv2", "dot", "gat", "cosine", "dropout", "none", "both", "min", "max"])
+@pytest.mark.parametrize("name", [*SCORES, "dropout", "none", "both", "min", "max"])
 def test_what_is_beyond_the_last_row_is_not_read(device, more, kind, name):
     exact = graph_of(kind).to(device)
     nodes = max(exact.num_src, exact.num_dst)  # the same rows on both sides

@@ -74,7 +74,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(dtype):
     assert out.dtype == dtype
     found = [out, *torch.autograd.grad(out, [x, weight], torch.ones_like(out))]
     exact = plain(*(t.detach().double().requires_grad_() for t in (x, weight)))
-    for a, b, c in zip(found, plain(x, weight), exact):
+    for a, b, c in zip(found, plain(x, weight), exact, strict=True):
         assert error(a, c) <= 2 * error(b, c)
 
 
@@ -138,7 +138,7 @@ def test_bitwise_the_same_for_any_number_of_threads():
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_strided_and_expanded_inputs():
@@ -169,7 +169,7 @@ def test_rows_without_heads_in_inference_mode():
     with torch.inference_mode():
         found = functional.spmm(graph, x, norm="both"), functional.sddmm_dot(graph, leaf(40, 8).detach(), x)
     wanted = functional.spmm(graph, x, norm="both"), functional.sddmm_dot(graph, leaf(40, 8).detach(), x)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def test_compiles_whole():

@@ -95,7 +95,7 @@ def test_wide_indices():
             out = functional.spmm(g, x, weight, norm="both")
             results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, weight])])
         bound = BOUND[dtype] if dtype.itemsize == 2 else 1e-6
-        assert all(error(a, b) <= bound for a, b in zip(*results))
+        assert all(error(a, b) <= bound for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("dtype", BOUND)
@@ -156,7 +156,7 @@ def test_bitwise_the_same_from_run_to_run(dtype, width):
         out = functional.spmm(graph.to(DEVICE), moved, weight, norm="both")
         results.append([out, *torch.autograd.grad(out.float().square().sum(), [moved, weight])])
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
     exact = x.double()
     with edgeless_reference():
         expected = functional.spmm(graph, exact, torch.linspace(-1, 1, graph.num_edges).double(), norm="both")
@@ -183,13 +183,13 @@ def test_no_host_sync():
         found = forward_backward(graph, x, weight)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_runs_on_the_current_stream():
     graph, x, weight, expected = sample(star(20_000))
     found = on_a_late_stream(x, lambda late: forward_backward(graph, late, weight))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_captured_in_a_cuda_graph():
@@ -205,7 +205,7 @@ def test_captured_in_a_cuda_graph():
     for t in found:
         t.detach().fill_(float("nan"))
     captured.replay()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_opcheck():

@@ -49,7 +49,7 @@ def test_values_and_gradients(bias, weighted, reduce):
     found, want = layer(given, graph, weight, reduce), parts(given, graph, weight, reduce)
     torch.testing.assert_close(found, want, rtol=1e-10, atol=1e-12)
     grad = torch.randn_like(want)
-    for a, b in zip(*(torch.autograd.grad(t, given, grad) for t in (found, want))):
+    for a, b in zip(*(torch.autograd.grad(t, given, grad) for t in (found, want)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     assert "SumLayer" in found.grad_fn.name()
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_rounds_as_the_parts_do():
     found = layer(given, graph, dtype=torch.bfloat16)
     want = ops.project_sum([functional.spmm(graph, x), x], [first, own], bias, torch.bfloat16)
     assert torch.equal(found, want)
-    for a, b in zip(*(torch.autograd.grad(t.float().sum(), given) for t in (found, want))):
+    for a, b in zip(*(torch.autograd.grad(t.float().sum(), given) for t in (found, want)), strict=True):
         torch.testing.assert_close(a, b)
 
 

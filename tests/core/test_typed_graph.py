@@ -105,7 +105,7 @@ def test_blocks_of_threads_change_nothing():
         torch.set_num_threads(before)
     pieces = int(results[0][0][-1])
     for other in results[1:]:
-        for i, (a, b) in enumerate(zip(results[0], other)):
+        for i, (a, b) in enumerate(zip(results[0], other, strict=True)):
             end = {1: pieces, 2: pieces + 1}.get(i)
             assert torch.equal(a[:end], b[:end])
 
@@ -168,7 +168,7 @@ def test_copies_and_pickles():
     graph = typed(40, 50, 300, 4)
     graph.by_dst, graph.by_src, graph.pairs, graph.compact  # noqa: B018
     for other in (copy.copy(graph), copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
-        assert all(torch.equal(a, b) for a, b in zip(other.by_dst, graph.by_dst))
+        assert all(torch.equal(a, b) for a, b in zip(other.by_dst, graph.by_dst, strict=True))
         assert other.memory_bytes() <= other.memory_bytes_at_most()
     assert repr(graph).startswith("TypedGraph(Graph(num_src=40, num_dst=50, num_edges=300")
 

@@ -71,7 +71,7 @@ def test_segments_of_every_width(kind, shape, dtype, tolerance):
 def test_every_dtype_of_lengths_offsets_and_index(dtype):
     x, w = leaf(51, 6), leaf(4, 6, 3)
     lengths = torch.tensor(LENGTHS["plain"])
-    expected = torch.cat([part @ m for part, m in zip(x.split(lengths.tolist()), w)])
+    expected = torch.cat([part @ m for part, m in zip(x.split(lengths.tolist()), w, strict=True)])
     offsets = torch.tensor([0, 3, 43, 44, 51])
     index = torch.arange(4).repeat_interleave(lengths)
     for found in (
@@ -88,14 +88,14 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(dtype):
     x, w = leaf(200, 40, dtype=dtype), leaf(3, 40, 24, dtype=dtype, seed=1)
 
     def plain(x, w):
-        out = torch.cat([part @ m for part, m in zip(x.split(lengths.tolist()), w)])
+        out = torch.cat([part @ m for part, m in zip(x.split(lengths.tolist()), w, strict=True)])
         return [out, *torch.autograd.grad(out, [x, w], torch.ones_like(out))]
 
     out = functional.segment_mm(x, w, lengths)
     assert out.dtype == dtype
     found = [out, *torch.autograd.grad(out, [x, w], torch.ones_like(out))]
     exact = plain(*(t.detach().double().requires_grad_() for t in (x, w)))
-    for a, b, c in zip(found, plain(x, w), exact):
+    for a, b, c in zip(found, plain(x, w), exact, strict=True):
         assert error(a, c) <= 2 * error(b, c)
 
 
@@ -173,7 +173,7 @@ def test_bitwise_the_same_for_any_number_of_threads():
     finally:
         torch.set_num_threads(before)
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
@@ -195,7 +195,7 @@ def test_batches_of_gradients():
     found = torch.autograd.grad(out, [x, w, b], batch, is_grads_batched=True, retain_graph=True)
     for i, grad in enumerate(batch):
         one = torch.autograd.grad(out, [x, w, b], grad, retain_graph=True)
-        assert all(torch.equal(a[i], b) for a, b in zip(found, one))
+        assert all(torch.equal(a[i], b) for a, b in zip(found, one, strict=True))
 
 
 def test_compiles_whole():

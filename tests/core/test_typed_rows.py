@@ -77,7 +77,7 @@ def test_maps_of_halves_are_rounded_once(dtype):
     inputs = linear_inputs(offsets, (64, 64), dtype)
     wide = exact(inputs)
     expected = with_grads(plain_linear(*wide, types_of(offsets)), wide)
-    for found, want in zip(with_grads(ops.typed_linear(*inputs, offsets), inputs), expected):
+    for found, want in zip(with_grads(ops.typed_linear(*inputs, offsets), inputs), expected, strict=True):
         assert found.dtype == dtype and error(found, want) < torch.finfo(dtype).eps
 
 
@@ -115,7 +115,7 @@ def test_blends_of_halves_are_rounded_once(dtype):
     inputs = blend_inputs(offsets, 64, dtype)
     wide = exact(inputs)
     expected = with_grads(plain_blend(*wide, types_of(offsets)), wide)
-    for found, want in zip(with_grads(ops.typed_blend(*inputs, offsets, None), inputs), expected):
+    for found, want in zip(with_grads(ops.typed_blend(*inputs, offsets, None), inputs), expected, strict=True):
         assert found.dtype == dtype and error(found, want) < torch.finfo(dtype).eps
 
 
@@ -174,7 +174,7 @@ def test_bitwise_the_same_from_run_to_run():
         inputs, blended = linear_inputs(offsets, (64, 64), torch.float32), blend_inputs(offsets, 64, torch.float32)
         runs.append(with_grads(ops.typed_linear(*inputs, offsets), inputs))
         runs[-1] += with_grads(ops.typed_blend(*blended, offsets, None), blended)
-    assert all(torch.equal(a, b) for a, b in zip(*runs))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 @on_cpu

@@ -142,14 +142,14 @@ def run(layer, graph, feat, **inputs):
             leaves[name] = inputs[name] = value.detach().clone().requires_grad_()
     given = tuple(leaves[f"feat[{i}]"] for i in range(len(feats)))
     found = layer(graph, given if isinstance(feat, tuple) else given[0], **inputs)
-    outputs = dict(zip(("out", "attention"), found if isinstance(found, tuple) else (found,)))
+    outputs = dict(zip(("out", "attention"), found if isinstance(found, tuple) else (found,), strict=True))
     leaves.update(layer.named_parameters())
     generator = torch.Generator().manual_seed(23)
     loss = sum(
         (o.double() * torch.randn(o.shape, generator=generator, dtype=torch.float64)).sum() for o in outputs.values()
     )
     grads = torch.autograd.grad(loss, leaves.values(), allow_unused=True)
-    outputs.update({f"grad of {name}": grad for name, grad in zip(leaves, grads)})
+    outputs.update({f"grad of {name}": grad for name, grad in zip(leaves, grads, strict=True)})
     return {name: None if t is None else t.detach() for name, t in outputs.items()}
 
 

@@ -269,7 +269,7 @@ def test_hetero_graph_conv(block):
         with edgeless.backend("fused"):
             out = stock.HeteroGraphConv(convs, aggregate="sum")(graph, leaves)
         grads = torch.autograd.grad(sum((o * o).sum() for o in out.values()), leaves.values())
-        found.append({**out, **{f"grad of {name}": grad for name, grad in zip(leaves, grads)}})
+        found.append({**out, **{f"grad of {name}": grad for name, grad in zip(leaves, grads, strict=True)}})
     assert_close(found[1], found[0])
 
 

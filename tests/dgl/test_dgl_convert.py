@@ -338,7 +338,7 @@ def test_clearing_the_cache_builds_again(monkeypatch):
     clear_cache()
     built = builds(monkeypatch)
     again = [to_graph(graph), to_graph(relations["plays"])]
-    assert len(built) == 2 and all(a is not b for a, b in zip(handles, again))
+    assert len(built) == 2 and all(a is not b for a, b in zip(handles, again, strict=True))
     assert_is(again[1], relations, "plays")
 
 

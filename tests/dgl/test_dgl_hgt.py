@@ -46,7 +46,7 @@ def run(layer, graph, x, ntype, etype, **kwargs):
     out = layer(graph, leaves["x"], ntype, etype, **kwargs)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(23), dtype=torch.float64)
     grads = torch.autograd.grad((out.double() * weight).sum(), list(leaves.values()), allow_unused=True)
-    return {"out": out.detach(), **{f"grad of {name}": grad for name, grad in zip(leaves, grads)}}
+    return {"out": out.detach(), **{f"grad of {name}": grad for name, grad in zip(leaves, grads, strict=True)}}
 
 
 def run_fused(layer, *inputs, **kwargs):
@@ -135,7 +135,7 @@ def test_seeded_initialisation_and_accelerate():
     theirs = stock.HGTConv(IN, 4, 2, NODE_TYPES, EDGE_TYPES)
     torch.manual_seed(3)
     ours = fused.HGTConv(IN, 4, 2, NODE_TYPES, EDGE_TYPES)
-    for (key, mine), (other, value) in zip(ours.state_dict().items(), theirs.state_dict().items()):
+    for (key, mine), (other, value) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
         assert key == other and torch.equal(mine, value)
     edgeless.accelerate(theirs)
     assert type(theirs) is fused.HGTConv

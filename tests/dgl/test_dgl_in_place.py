@@ -126,7 +126,7 @@ def test_a_batch_of_gradients(name, large, monkeypatch):
         grads = torch.linspace(-1, 1, 2 * out.numel(), dtype=out.dtype).view(2, *out.shape)
         given = [x, *(p for p in layer.parameters() if p.requires_grad)]
         each = [torch.autograd.grad(out, given, grad, retain_graph=True) for grad in grads]
-        found.append([torch.stack(of_one) for of_one in zip(*each)])
+        found.append([torch.stack(of_one) for of_one in zip(*each, strict=True)])
     # DGL's own functions know no batches: what is compared with is one backward after the other.
     assert_close(torch.autograd.grad(out, given, grads, is_grads_batched=True), found[0])
     assert_close(found[1], found[0])

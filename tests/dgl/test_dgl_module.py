@@ -75,13 +75,13 @@ def test_seeded_initialisation_and_repr_are_the_stock_layers(layer, in_feats, op
         modules.append(getattr(module, layer)(in_feats, 4, 2, **options))
     states = [m.state_dict() for m in modules]
     assert list(states[0]) == list(states[1])
-    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states)))
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
     assert repr(modules[0]) == repr(modules[1])
     if hasattr(modules[0], "reset_parameters"):
         for m in modules:
             torch.manual_seed(9)
             m.reset_parameters()
-        assert all(torch.equal(a, b) for a, b in zip(modules[0].parameters(), modules[1].parameters()))
+        assert all(torch.equal(a, b) for a, b in zip(modules[0].parameters(), modules[1].parameters(), strict=True))
 
 
 @EVERY_LAYER
@@ -92,7 +92,7 @@ def test_state_dicts_load_both_ways(layer):
             for p in source.parameters():
                 p.add_(1)
         assert str(target.load_state_dict(source.state_dict())) == "<All keys matched successfully>"
-        assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters()))
+        assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
 
 
 @EVERY_LAYER
@@ -190,7 +190,7 @@ def run_hetero(conv, graph, feats, call=None):
     loss = sum((o * o).sum() for o in out.values())
     named = {**leaves, **dict(conv.named_parameters())}
     grads = torch.autograd.grad(loss, named.values(), allow_unused=True)
-    return {**out, **{f"grad of {name}": grad for name, grad in zip(named, grads)}}
+    return {**out, **{f"grad of {name}": grad for name, grad in zip(named, grads, strict=True)}}
 
 
 @EVERY_LAYER
@@ -253,13 +253,13 @@ def test_accelerate_swaps_what_it_can_and_says_so():
         ("layers.1", fused.DotGatConv),
     ]
     assert [(name, old) for name, old, _ in report.kept] == [("layers.2", stock.TAGConv)]
-    assert all(a is b for a, b in zip(parameters, model.parameters()))
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert_close(run(model, graph, x), want)
 
     before = [p.detach().clone() for p in parameters]
     model(graph, x).square().sum().backward()
     optimizer.step()
-    assert all(not torch.equal(a, b) for a, b in zip(before, model.first.parameters()))
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.first.parameters(), strict=True))
     assert edgeless.accelerate(model).swapped == []
 
 

@@ -103,7 +103,7 @@ def test_gradcheck(layer, graph):
     def call(src, dst, *values):
         torch.manual_seed(3)
         return torch.func.functional_call(
-            ours, dict(zip(parameters, values)), (graph, (src, dst)), {"get_attention": True}
+            ours, dict(zip(parameters, values, strict=True)), (graph, (src, dst)), {"get_attention": True}
         )
 
     with edgeless.backend("fused"):

@@ -48,7 +48,7 @@ def run(layer, graph, feat, etypes, norm=None, **kwargs):
     leaves.update(layer.named_parameters())
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(23), dtype=torch.float64)
     grads = torch.autograd.grad((out.double() * weight).sum(), leaves.values(), allow_unused=True)
-    return {"out": out.detach(), **{f"grad of {name}": g for name, g in zip(leaves, grads)}}
+    return {"out": out.detach(), **{f"grad of {name}": g for name, g in zip(leaves, grads, strict=True)}}
 
 
 def run_fused(layer, *inputs, **kwargs):
@@ -212,7 +212,7 @@ def test_seeded_initialisation_and_state_are_the_stock_layers():
         torch.manual_seed(3)
         ours = fused.RelGraphConv(IN, OUT, R, **options)
         assert repr(ours) == repr(theirs)
-        for (key, mine), (other, value) in zip(ours.state_dict().items(), theirs.state_dict().items()):
+        for (key, mine), (other, value) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
             assert key == other and torch.equal(mine, value)
 
 
@@ -242,7 +242,7 @@ def test_typed_linear(regularizer, dtype):
         for layer, out in ((ours, found), (theirs, theirs(x, of_rows, is_sorted))):
             leaves = [x, *layer.parameters()]
             grads = torch.autograd.grad(out.square().sum(), leaves)
-            results.append(dict(zip(["out", *map(str, range(len(leaves)))], [out.detach(), *grads])))
+            results.append(dict(zip(["out", *map(str, range(len(leaves)))], [out.detach(), *grads], strict=True)))
         assert_close(*results)
 
 
@@ -256,7 +256,7 @@ def test_products_of_ops(dtype):
         x, w = a.clone().requires_grad_(), b.clone().requires_grad_()
         out = {"gather": module.gather_mm(x, w, idx_b=types), "segment": module.segment_mm(x, w, lengths)}
         grads = torch.autograd.grad(sum(o.square().sum() for o in out.values()), [x, w])
-        results.append({**{k: o.detach() for k, o in out.items()}, **dict(zip("xw", grads))})
+        results.append({**{k: o.detach() for k, o in out.items()}, **dict(zip("xw", grads, strict=True))})
     assert_close(*results)
     assert edgeless.explain(ops.gather_mm, a, b, idx_b=types)
     assert edgeless.explain(ops.segment_mm, a, b, lengths)

@@ -343,7 +343,7 @@ def test_gradcheck(kind, graph):
 
     def call(src, dst, weight, *values):
         inputs = {} if weight is None else {"edge_weight": weight}
-        return torch.func.functional_call(ours, dict(zip(parameters, values)), (graph, (src, dst)), inputs)
+        return torch.func.functional_call(ours, dict(zip(parameters, values, strict=True)), (graph, (src, dst)), inputs)
 
     with edgeless.backend("fused"):
         assert torch.autograd.gradcheck(call, (*feat, weight, *parameters.values()))
@@ -358,7 +358,7 @@ def test_second_derivatives(kind):
         leaves = {"feat": feat, "edge_weight": weight, **dict(module.named_parameters())}
         first = torch.autograd.grad(module(graph, feat, edge_weight=weight).pow(3).sum(), feat, create_graph=True)
         second = torch.autograd.grad(first[0].pow(2).sum(), leaves.values(), allow_unused=True)
-        found.append({f"grad of {name}": grad for name, grad in zip(leaves, second)})
+        found.append({f"grad of {name}": grad for name, grad in zip(leaves, second, strict=True)})
     assert_close(found[1], found[0])
 
 
@@ -506,7 +506,7 @@ def test_is_the_stock_layer(kind):
         modules.append(cls(*args, **options))
     states = [m.state_dict() for m in modules]
     assert list(states[0]) == list(states[1]) and repr(modules[0]) == repr(modules[1])
-    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states)))
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
     assert str(modules[0].load_state_dict(modules[1].state_dict())) == "<All keys matched successfully>"
 
 
@@ -572,7 +572,7 @@ def test_hetero_graph_conv(kind, block):
             out = conv(graph, leaves)
         named = {**leaves, **dict(conv.named_parameters())}
         grads = torch.autograd.grad(sum((o * o).sum() for o in out.values()), named.values(), allow_unused=True)
-        found.append({**out, **{f"grad of {n}": g for n, g in zip(named, grads)}})
+        found.append({**out, **{f"grad of {n}": g for n, g in zip(named, grads, strict=True)}})
     assert_close(found[1], found[0])
 
 

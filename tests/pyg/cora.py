@@ -84,7 +84,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=200)
     options = parser.parse_args()
     accuracies = compare(load(options.root), options.seeds, layer=options.layer, epochs=options.epochs)
-    for name, found in zip(("stock", "edgeless"), accuracies):
+    for name, found in zip(("stock", "edgeless"), accuracies, strict=True):
         print(f"{name:>9}: {statistics.mean(found):.4f} +- {statistics.stdev(found):.4f} over {len(found)} seeds")
 
 

@@ -116,7 +116,7 @@ def run(call, layer, *inputs, **kwargs):
     loss = sum((o.double() * torch.randn(o.shape, generator=generator, dtype=torch.float64)).sum() for o in outputs)
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     found = {f"output {i}": o.detach() for i, o in enumerate(outputs)}
-    found.update({f"grad of {name}": grad for name, grad in zip(leaves, grads)})
+    found.update({f"grad of {name}": grad for name, grad in zip(leaves, grads, strict=True)})
     return found
 
 

@@ -41,7 +41,7 @@ def test_parity(name, ties, scatter, dtype, monkeypatch):
     x = x.round() if ties else x
     with edgeless.backend("fused"):
         have = _run(ours, x, PTR)
-    for a, b in zip(have, _run(theirs, x, PTR)):
+    for a, b in zip(have, _run(theirs, x, PTR), strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -197,7 +197,7 @@ def test_bitwise_reproducible():
     _, ours = agnn_pair()
     runs = [run_fused(ours, node_features(graph), graph[0]) for _ in range(3)]
     for again in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), again.values()))
+        assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), again.values(), strict=True))
 
 
 # Kinds of graph --------------------------------------------------------------------------------------------------
@@ -406,11 +406,11 @@ def test_accelerate_and_training():
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.001, momentum=0.9) for m in (theirs, ours)]
     assert [new for _, _, new in edgeless.accelerate(ours).swapped] == [fused.AGNNConv] * 2
     for _ in range(3):
-        for module, optimizer in zip((theirs, ours), optimizers):
+        for module, optimizer in zip((theirs, ours), optimizers, strict=True):
             optimizer.zero_grad()
             module(*INPUTS).square().sum().backward()
             optimizer.step()
-    for a, b in zip(theirs.parameters(), ours.parameters()):
+    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 

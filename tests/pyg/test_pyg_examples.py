@@ -37,7 +37,7 @@ def test_full_batch_on_parts_is_that_of_one_process(tmp_path):
         for processes in (1, 2)
     )
     assert [line.split(":")[0] for line in one] == [line.split(":")[0] for line in two] and len(one) == 4
-    for here, there in zip(one, two):
+    for here, there in zip(one, two, strict=True):
         assert float(here.split()[-1]) == pytest.approx(float(there.split()[-1]), rel=1e-4)
 
 

@@ -48,7 +48,10 @@ def run(layer, x_dict, *rest, **kwargs):
     loss = sum((out.double() * torch.randn(out.shape, generator=generator)).sum() for out in outs.values())
     named = {**leaves, **dict(layer.named_parameters())}
     grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return {**{f"out {k}": v.detach() for k, v in outs.items()}, **{f"grad {k}": g for k, g in zip(named, grads)}}
+    return {
+        **{f"out {k}": v.detach() for k, v in outs.items()},
+        **{f"grad {k}": g for k, g in zip(named, grads, strict=True)},
+    }
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def run(layer, x_dict, edges, call=None):
     loss = sum((out.double() * weights[key].to(out.device)).sum() for key, out in outs.items())
     leaves.update(layer.named_parameters())
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    found.update({f"grad of {key}": grad for key, grad in zip(leaves, grads)})
+    found.update({f"grad of {key}": grad for key, grad in zip(leaves, grads, strict=True)})
     return found
 
 
@@ -124,7 +124,7 @@ def test_lazy_parameters():
         found = ours(x_dict, edges)
     assert list(found) == list(expected)
     assert all(torch.allclose(found[key], expected[key], atol=1e-5) for key in expected)
-    assert all(torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), ours.state_dict().values()))
+    assert all(torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True))
 
 
 def test_sparse_tensors():
@@ -198,7 +198,7 @@ def test_the_graph_is_kept_and_edits_are_seen():
 def test_bitwise_the_same_from_run_to_run():
     _, ours = layer_pair()
     first, second = (run_fused(ours, nodes_of(), edges_of()) for _ in range(2))
-    assert all(a is b or torch.equal(a, b) for a, b in zip(first.values(), second.values()))
+    assert all(a is b or torch.equal(a, b) for a, b in zip(first.values(), second.values(), strict=True))
 
 
 @pytest.mark.parametrize("width", [OUT, 5])
@@ -230,7 +230,7 @@ def test_seeded_initialisation_repr_and_accelerate():
     torch.manual_seed(3)
     ours = fused.HGTConv(OUT, OUT, METADATA, 2)
     assert repr(ours) == repr(theirs)
-    for (key, mine), (other, value) in zip(ours.state_dict().items(), theirs.state_dict().items()):
+    for (key, mine), (other, value) in zip(ours.state_dict().items(), theirs.state_dict().items(), strict=True):
         assert key == other and torch.equal(mine, value)
     edgeless.accelerate(theirs)
     assert type(theirs) is fused.HGTConv
@@ -376,7 +376,7 @@ def test_submodules_that_are_not_as_they_were(change):
         outs = layer(x_dict, edges)
         loss = sum((out * torch.arange(out.numel()).view_as(out).cos()).sum() for out in outs.values())
         grads = torch.autograd.grad(loss, [layer.get_parameter(name) for name in names], allow_unused=True)
-        results.append({**outs, **dict(zip(names, grads))})
+        results.append({**outs, **dict(zip(names, grads, strict=True))})
     assert_close(results[1], results[0])
 
 
@@ -398,7 +398,7 @@ def test_results_may_be_changed_in_place():
         x_dict = {key: x.requires_grad_() for key, x in nodes_of().items()}
         outs = {key: torch.relu_(out) for key, out in layer(x_dict, edges_of()).items()}
         grads = torch.autograd.grad(sum(out.square().sum() for out in outs.values()), list(x_dict.values()))
-        results.append({**outs, **dict(zip((f"grad of {key}" for key in x_dict), grads))})
+        results.append({**outs, **dict(zip((f"grad of {key}" for key in x_dict), grads, strict=True))})
     assert_close(results[1], results[0])
 
 

@@ -76,7 +76,7 @@ def test_equals_its_parts(name, options, dtype, autocast, monkeypatch):
     expected = run(layer, *inputs, autocast)
     assert not whole(expected[0])
     tolerance = 2**-7 if autocast else 1e-5 if dtype == torch.float32 else 1e-12
-    for a, b in zip(found, expected):
+    for a, b in zip(found, expected, strict=True):
         assert a.shape == b.shape and a.dtype == b.dtype and a.is_contiguous()
         assert (a.double() - b.double()).norm() <= tolerance * b.double().norm() + 1e-12
 
@@ -127,7 +127,7 @@ def test_gradients_of_a_large_graph_take_the_place_of_its_rows(name, autocast):
     (over, found), (elsewhere, expected) = taken(False), taken(True)
     assert over < (1.1 if autocast else 0.2) and elsewhere > 2.4
     names = ["x", *(name for name, _ in layer.named_parameters())]
-    for name, a, b in zip(names, found, expected):
+    for name, a, b in zip(names, found, expected, strict=True):
         if name != "lin_key.bias":  # no softmax sees it: its gradient is made of rounding errors
             assert (a - b).norm() <= (2**-7 if autocast else 1e-5) * b.norm(), name
 
@@ -166,7 +166,7 @@ def test_twenty_runs_are_equal(name):
     layer, *inputs = make(name, {})
     first = run(layer, *inputs, False)
     for _ in range(19):
-        assert all(torch.equal(a, b) for a, b in zip(run(layer, *inputs, False), first))
+        assert all(torch.equal(a, b) for a, b in zip(run(layer, *inputs, False), first, strict=True))
 
 
 @pytest.mark.parametrize("name", ["gat", "transformer", "sage"])
@@ -183,4 +183,4 @@ def test_is_captured_by_a_graph(name):
             grads = torch.autograd.grad(out, [x, *layer.parameters()], torch.cos(out.detach()))
     capture.replay()
     torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip([out, *grads], expected))
+    assert all(torch.equal(a, b) for a, b in zip([out, *grads], expected, strict=True))

@@ -39,12 +39,12 @@ def test_seeded_initialisation_state_and_repr(name, options, in_channels):
     theirs, ours = _both(name, in_channels, 4, 2, **options)
     assert list(theirs.state_dict()) == list(ours.state_dict())
     assert [n for n, _ in theirs.named_parameters()] == [n for n, _ in ours.named_parameters()]
-    for a, b in zip(theirs.state_dict().values(), ours.state_dict().values()):
+    for a, b in zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     assert repr(theirs) == repr(ours)
     torch.manual_seed(9), theirs.reset_parameters()
     torch.manual_seed(9), ours.reset_parameters()
-    for a, b in zip(theirs.parameters(), ours.parameters()):
+    for a, b in zip(theirs.parameters(), ours.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
@@ -87,7 +87,7 @@ def test_lazy_layers(name, in_channels):
     want = theirs(x, GRAPH[0])
     torch.manual_seed(4)
     torch.testing.assert_close(ours(x, GRAPH[0]), want)
-    for a, b in zip(theirs.state_dict().values(), ours.state_dict().values()):
+    for a, b in zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     lazy = getattr(fused, name)(in_channels, 4, 2, **options)
     lazy.load_state_dict(theirs.state_dict())
@@ -174,7 +174,7 @@ def test_script(name, wrap, swapped):
     assert torch.equal(state, torch.get_rng_state())
     want = _outcomes(wrap(theirs).eval(), *inputs)
     assert len(have) == len(want)
-    for mine, other in zip(have, want):
+    for mine, other in zip(have, want, strict=True):
         if isinstance(other, type):
             assert mine is other
         else:
@@ -211,11 +211,11 @@ def test_optimizer_keeps_its_parameters_after_accelerate(name):
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.01, momentum=0.9) for m in (theirs, layer)]
     edgeless.accelerate(layer)
     for _ in range(3):
-        for module, optimizer in zip((theirs, layer), optimizers):
+        for module, optimizer in zip((theirs, layer), optimizers, strict=True):
             optimizer.zero_grad()
             module(node_features(GRAPH), GRAPH[0]).square().sum().backward()
             optimizer.step()
-    for a, b in zip(theirs.parameters(), layer.parameters()):
+    for a, b in zip(theirs.parameters(), layer.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -301,4 +301,4 @@ def test_bitwise_reproducible(name):
     _, ours = layer_pair(name, edge_dim=2)
     runs = [run_fused(ours, node_features(graph), graph[0], edge_features(graph)) for _ in range(3)]
     for again in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), again.values()) if a is not None)
+        assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), again.values(), strict=True) if a is not None)

@@ -65,7 +65,7 @@ def test_flow_with_edge_features_on_added_loops():
 
 def _grid(**choices):
     for values in itertools.product(*choices.values()):
-        yield dict(zip(choices, values))
+        yield dict(zip(choices, values, strict=True))
 
 
 _BOOL = (True, False)
@@ -268,10 +268,10 @@ def test_gradcheck(name):
     _, ours = layer_pair(name, 3, 2, 2, dtype=torch.float64, edge_dim=2)
     x = torch.randn(graph[1], 3, dtype=torch.float64, requires_grad=True)
     attr = torch.randn(graph[0].size(1), 2, dtype=torch.float64, requires_grad=True)
-    names, parameters = zip(*ours.named_parameters())
+    names, parameters = zip(*ours.named_parameters(), strict=True)
 
     def call(x, attr, *parameters):
-        return torch.func.functional_call(ours, dict(zip(names, parameters)), (x, graph[0], attr))
+        return torch.func.functional_call(ours, dict(zip(names, parameters, strict=True)), (x, graph[0], attr))
 
     assert torch.autograd.gradcheck(call, (x, attr, *parameters))
 

@@ -95,7 +95,7 @@ def test_gradients_of_what_asks_for_them(heads):
             out = ours(given, graph[0], edge_type)
         loss = (out.double() * torch.randn(out.shape, generator=generator, dtype=torch.float64)).sum()
         keys = [f"grad of {name}" for name in names] or ["grad of input[0]"]
-        found = dict(zip(keys, torch.autograd.grad(loss, wanted)))
+        found = dict(zip(keys, torch.autograd.grad(loss, wanted), strict=True))
         assert_close(found, {key: everything[key] for key in keys})
 
 
@@ -169,7 +169,7 @@ def test_bitwise_the_same_from_run_to_run_on_cuda(mechanism, heads, dtype):
             out = ours(x, edge_index, edge_type)
             runs.append([out, *torch.autograd.grad(out, wanted, grad)])
     for other in runs[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(runs[0], other))
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
 
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
@@ -299,7 +299,7 @@ def test_bitwise_the_same_from_run_to_run():
     graph = GRAPHS["random"]
     _, ours = layer_pair()
     first, second = (run_fused(ours, features(40, IN), graph[0], types_of(graph)) for _ in range(2))
-    assert all(a is b or torch.equal(a, b) for a, b in zip(first.values(), second.values()))
+    assert all(a is b or torch.equal(a, b) for a, b in zip(first.values(), second.values(), strict=True))
 
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])

@@ -31,7 +31,7 @@ CASES = [(name, graph) for name in SUMS for graph in graphs_of(name)]
 
 
 def _grid(**choices):
-    return [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
+    return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())]
 
 
 _BOOL = (True, False)
@@ -403,7 +403,7 @@ def test_cached_by_the_stock_path_and_back(graph):
     with edgeless.backend("fused"):
         ours(x, graph[0])
     theirs(x, graph[0])
-    for have, want in zip(ours._cached_edge_index, theirs._cached_edge_index):
+    for have, want in zip(ours._cached_edge_index, theirs._cached_edge_index, strict=True):
         assert torch.equal(have, want)
     want = theirs(x, graph[0])
     for backend in ("reference", "fused"):

@@ -47,7 +47,7 @@ def test_seeded_initialisation_state_and_repr(name, options):
     assert list(theirs.state_dict()) == list(ours.state_dict()) and repr(theirs) == repr(ours)
     torch.manual_seed(9), theirs.reset_parameters()
     torch.manual_seed(9), ours.reset_parameters()
-    for a, b in zip(theirs.state_dict().values(), ours.state_dict().values()):
+    for a, b in zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True):
         assert torch.equal(a, b)
     theirs.load_state_dict(ours.state_dict(), strict=True)
     ours.load_state_dict(theirs.state_dict(), strict=True)

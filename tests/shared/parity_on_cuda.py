@@ -63,7 +63,7 @@ def results(layer, inputs, device, dtype):
         torch.set_default_dtype(default)
     gen = torch.Generator().manual_seed(23)
     weights = [torch.randn(out.shape, generator=gen, dtype=torch.float64).to(device) for out in outs]
-    loss = sum((out.double() * weight).sum() for out, weight in zip(outs, weights))
+    loss = sum((out.double() * weight).sum() for out, weight in zip(outs, weights, strict=True))
     kinds = _kinds(layer)
     grads = iter(torch.autograd.grad(loss, [*leaves, *(p for kind in kinds for p in kind)], allow_unused=True))
     given = [next(grads) for _ in leaves]

@@ -93,7 +93,7 @@ def train(rank, world, folder):
         model = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         found = steps(model, optimizer, functools.partial(loss_of, model, dg), lambda step: 50 + step + 1000 * rank)
-        if any(abs(have - want) > 1e-10 * abs(want) for have, want in zip(found, losses)):
+        if any(abs(have - want) > 1e-10 * abs(want) for have, want in zip(found, losses, strict=True)):
             yield f"{name}: losses {found} instead of {losses}"
         for key, want in whole.state_dict().items():
             error = float((net.state_dict()[key] - want).double().norm())
@@ -158,7 +158,7 @@ def _compiled(dg):
         out = (torch.compile(net, backend="eager") if compiled else net)(x, dg)
         out.square().sum().backward()
         found.append((out.detach(), x.grad))
-    for have, want in zip(*found):
+    for have, want in zip(*found, strict=True):
         if not torch.allclose(have, want, rtol=1e-10, atol=1e-12):
             yield "a compiled model gives other results"
 

@@ -32,7 +32,7 @@ def built(layer, peer):
 @pytest.mark.parametrize("framework", ["pyg", "dgl"])
 def test_both_sides_train_alike(layer, framework):
     mine, stock = built(layer, f"edgeless-{framework}"), built(layer, framework)
-    batches = [batch for batch, _ in zip(stock.draw(), range(4))]
+    batches = list(itertools.islice(stock.draw(), 4))
     losses = [[float(peer.step(batch)) for batch in batches] for peer in (mine, stock)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert len(set(losses[0])) == len(batches)
@@ -41,7 +41,7 @@ def test_both_sides_train_alike(layer, framework):
 @pytest.mark.parametrize("framework", ["pyg", "dgl"])
 def test_a_batch_has_the_seeds_and_their_neighbours(framework):
     peer = built("sage-mean", f"edgeless-{framework}")
-    for batch, _ in zip(peer.draw(), range(2)):
+    for batch in itertools.islice(peer.draw(), 2):
         chosen, x, y = batch
         assert len(y) == SAMPLING.batch_size
         assert x.shape[1] == 16
@@ -50,14 +50,14 @@ def test_a_batch_has_the_seeds_and_their_neighbours(framework):
             assert SAMPLING.batch_size < len(x) < TOY.num_nodes
             continue
         assert chosen[1].num_dst_nodes() == SAMPLING.batch_size
-        for block, most in zip(chosen, reversed(SAMPLING.fanout)):
+        for block, most in zip(chosen, reversed(SAMPLING.fanout), strict=True):
             assert int(block.in_degrees().max()) <= most
 
 
 def test_every_batch_is_a_graph_that_the_cache_has_not_seen():
     peer = built("sage-mean", "edgeless-pyg")
     edgeless.clear_cache()
-    for count, batch in zip(range(1, 6), peer.draw()):
+    for count, batch in enumerate(itertools.islice(peer.draw(), 5), 1):
         peer.step(batch)
         info = edgeless.cache_info()
         assert (info.misses, info.hits) == (count, count)  # built by the first layer, found by the second

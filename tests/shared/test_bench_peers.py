@@ -39,7 +39,7 @@ def test_aggregation_peers_agree(op, peer):
     case = op_case(op, "fp64")
     if peer not in known(case):
         pytest.skip(f"{peer} has no {op}")
-    for mine, plain in zip(computed(case, peer), computed(case, "plain")):
+    for mine, plain in zip(computed(case, peer), computed(case, "plain"), strict=True):
         assert norm_error(mine, plain) < 1e-10
 
 
@@ -51,7 +51,7 @@ def test_layers_agree_with_the_stock_ones(layer, framework):
     if getattr(LAYERS[layer], framework) is None:
         pytest.skip(f"{framework} has no such layer")
     case = Case("layer", layer, "fp64", features=16, heads=2, channels=8)
-    for mine, stock in zip(computed(case, f"edgeless-{framework}"), computed(case, framework)):
+    for mine, stock in zip(computed(case, f"edgeless-{framework}"), computed(case, framework), strict=True):
         assert (mine is None) == (stock is None)
         if mine is not None:
             assert norm_error(mine, stock) < 1e-10
@@ -67,7 +67,7 @@ def test_sparse_peers_compute_what_the_stock_layers_do(layer, peer):
     case = Case("layer", layer, "fp64", features=16, heads=2, channels=8)
     src, dst = TOY.edge_index
     loopless = TOY._replace(edge_index=TOY.edge_index[:, src != dst])  # GCNConv weighs a matrix' loops twice
-    for mine, stock in zip(computed(case, peer, loopless), computed(case, "pyg", loopless)):
+    for mine, stock in zip(computed(case, peer, loopless), computed(case, "pyg", loopless), strict=True):
         assert norm_error(mine, stock) < 1e-10
 
 
@@ -123,7 +123,7 @@ def test_layers_agree_on_a_twin_with_types_of_nodes(name):
         pytest.skip("needs pyg")
     graph = graphs.load("aifb", None, torch.device("cpu"))
     case = Case("layer", name, "fp64", features=4, heads=1, channels=4)
-    for mine, stock in zip(computed(case, "edgeless-pyg", graph), computed(case, "pyg", graph)):
+    for mine, stock in zip(computed(case, "edgeless-pyg", graph), computed(case, "pyg", graph), strict=True):
         assert (mine is None) == (stock is None)
         if mine is not None:
             assert norm_error(mine, stock) < 1e-10

@@ -230,7 +230,7 @@ def test_retained_backward_passes():
         out.backward(retain_graph=True)
         m(X + 1, ENDS).sum().backward()  # in between, and without touching what the first one needs
         out.backward()
-    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters()))
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
     assert handle.num_replays == 2 and "the backward of the call before is still to come" in handle.report()
 
 
@@ -269,7 +269,7 @@ def test_outputs_that_no_loss_uses(used):
         sum(outs[i].sum() for i in used).backward()
         found.append([p.grad for p in m.parameters()])
     assert handle.num_replays == 2
-    for mine, expected in zip(*found):
+    for mine, expected in zip(*found, strict=True):
         assert (mine is None) == (expected is None) and (mine is None or torch.equal(mine, expected))
 
 

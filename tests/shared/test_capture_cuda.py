@@ -295,7 +295,7 @@ def test_threads_and_streams_share_no_memory():
     def work(which):
         with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
             for _ in range(20):
-                for x, want in list(zip(given, expected))[which::2]:
+                for x, want in list(zip(given, expected, strict=True))[which::2]:
                     if not torch.equal(model(x, edge_index), want):
                         wrong.append(which)
 

@@ -18,7 +18,7 @@ SMALL = {"num_nodes": 500, "num_edges": 8000, "num_classes": 5, "num_features": 
 
 def test_the_community_graph_is_a_function_of_its_seed():
     one, two, other = (community_graph(**SMALL, seed=seed) for seed in (3, 3, 4))
-    for a, b in zip(one[1:7], two[1:7]):
+    for a, b in zip(one[1:7], two[1:7], strict=True):
         assert torch.equal(a, b)
     assert not torch.equal(one.edge_index, other.edge_index)
 
@@ -47,7 +47,7 @@ RELATIONAL = {"num_nodes": 600, "num_edges": 12_000, "num_relations": 8, "num_cl
 
 def test_the_graph_with_relations_is_a_function_of_its_seed():
     one, two, other = (relational_graph(**RELATIONAL, seed=seed) for seed in (3, 3, 4))
-    for a, b in zip(one[1:7], two[1:7]):
+    for a, b in zip(one[1:7], two[1:7], strict=True):
         assert torch.equal(a, b)
     assert torch.equal(one.relations.edge_type, two.relations.edge_type)
     assert not torch.equal(one.edge_index, other.edge_index)

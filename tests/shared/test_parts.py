@@ -212,7 +212,7 @@ def test_under_the_reference_backend_functions_give_the_same(parts):
         with edgeless.backend(name):
             torch.manual_seed(3)
             found.append(functional.dot_attention(dg, x, x, x, dropout=0.5, return_weights="dropped"))
-    for have, want in zip(*found):
+    for have, want in zip(*found, strict=True):
         torch.testing.assert_close(have, want, rtol=1e-12, atol=1e-12)
 
 

@@ -521,12 +521,11 @@ static Kernels<A> kernels_for_width(int64_t vectors) {
 // `vectors`: of a head, when it is the same for keys and values; anything else is 0.
 template <class A>
 Kernels<A> kernels(edgeless::Score score, int64_t vectors) {
-  switch (score) {
-    case edgeless::Score::dot: return kernels_for_width<A, DotScore>(vectors);
-    case edgeless::Score::gatv2: return kernels_for_width<A, Gatv2Score>(vectors);
-    case edgeless::Score::cosine: return kernels_for_width<A, CosineScore>(vectors);
-    default: return kernels_for_width<A, GatScore>(vectors);
-  }
+#define EDGELESS_KERNELS(name, functor) \
+  case edgeless::Score::name: return kernels_for_width<A, functor>(vectors);
+  switch (score) { EDGELESS_SCORES(EDGELESS_KERNELS) }
+#undef EDGELESS_KERNELS
+  __builtin_unreachable();
 }
 
 template Kernels<float> kernels<float>(edgeless::Score, int64_t);

@@ -10,12 +10,10 @@ cudaError_t run_instance(const Problem&, const Plan&, const Args<Arithmetic<S>>&
 template <class S>
 static cudaError_t run_score(const Problem& problem, const Plan& plan, const Args<Arithmetic<S>>& args,
                              cudaStream_t stream) {
-  switch (problem.score) {
-    case Score::dot: return run_instance<S, DotScore>(problem, plan, args, stream);
-    case Score::gatv2: return run_instance<S, Gatv2Score>(problem, plan, args, stream);
-    case Score::gat: return run_instance<S, GatScore>(problem, plan, args, stream);
-    case Score::cosine: return run_instance<S, CosineScore>(problem, plan, args, stream);
-  }
+#define EDGELESS_RUN(name, functor) \
+  case Score::name: return run_instance<S, functor>(problem, plan, args, stream);
+  switch (problem.score) { EDGELESS_SCORES(EDGELESS_RUN) }
+#undef EDGELESS_RUN
   return cudaErrorInvalidValue;
 }
 
