@@ -123,8 +123,9 @@ void define_plans(py::module_& m) {
         py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),
         py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"), py::arg("clusters"));
   m.attr("SCORES") = py::tuple(py::cast(kScoreNames));
-  m.def("values_are_keys", [](const std::string& score) { return values_are_keys(parse_score("edgeless", score)); },
-        py::arg("score"));
+  m.def(
+      "values_are_keys", [](const std::string& score) { return values_are_keys(parse_score("edgeless", score)); },
+      py::arg("score"));
   m.def("override_gradient_engine", &override_gradient_engine, py::arg("name"));
 }
 

@@ -8,8 +8,8 @@
 #include <numeric>
 #include <vector>
 
-#include "../thresholds.h"
 #include "../common/packed.h"
+#include "../thresholds.h"
 #include "call_cuda.h"
 #include "edge_terms_cuda.h"
 
