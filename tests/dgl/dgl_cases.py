@@ -142,7 +142,8 @@ def run(layer, graph, feat, **inputs):
             leaves[name] = inputs[name] = value.detach().clone().requires_grad_()
     given = tuple(leaves[f"feat[{i}]"] for i in range(len(feats)))
     found = layer(graph, given if isinstance(feat, tuple) else given[0], **inputs)
-    outputs = dict(zip(("out", "attention"), found if isinstance(found, tuple) else (found,), strict=True))
+    found = found if isinstance(found, tuple) else (found,)
+    outputs = dict(zip(("out", "attention")[: len(found)], found, strict=True))
     leaves.update(layer.named_parameters())
     generator = torch.Generator().manual_seed(23)
     loss = sum(
