@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from devices import EVERY_DEVICE
 from test_attention_layer import KINDS, arrays, flat, graph_of, inputs, layer, parts
 
 from edgeless import Graph
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WRITTEN_OVER = ["gatv2", "dot", "dot-added"]
 ops = torch.ops.edgeless
@@ -41,7 +41,7 @@ def rows_of(score, nodes, heads, channels, dtype, device, joined):
     "dtype,wide", [*((dtype, False) for dtype in DTYPES), *((dtype, True) for dtype in DTYPES[2:])]
 )
 @pytest.mark.parametrize("score", ["dot", "gatv2"])
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_gradients_in_place_equal_those_elsewhere(device, score, dtype, wide, heads, channels, joined):
     """wide: the output is float32, as under autocast."""
     graph = hub_graph(500, 30_000 if device == "cuda" else 3000, device)
@@ -69,7 +69,7 @@ def test_gradients_in_place_equal_those_elsewhere(device, score, dtype, wide, he
 
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
 @pytest.mark.parametrize("score", ["dot", "gatv2"])
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_opcheck(device, score):
     graph = hub_graph(20, 60, device)
     dst, src, value, att = rows_of(score, 20, 2, 4, torch.float32, device, False)
@@ -80,7 +80,7 @@ def test_opcheck(device, score):
     torch.library.opcheck(ops.attention_backward_into, (*args, att is not None))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 @pytest.mark.parametrize(
     "changes,message",
     [
@@ -117,7 +117,7 @@ def moved(given, device):
 
 @pytest.mark.parametrize("row", [True, False])
 @pytest.mark.parametrize("kind", WRITTEN_OVER)
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_a_graph_that_is_kept_is_not_written_over(device, kind, row):
     graph, given = graph_of().to(device), moved(inputs(kind, row), device)
     want = torch.autograd.grad(parts(kind, given, graph).square().sum(), flat(*given))
@@ -131,7 +131,7 @@ def test_a_graph_that_is_kept_is_not_written_over(device, kind, row):
 
 
 @pytest.mark.parametrize("kind", WRITTEN_OVER)
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_what_a_hook_has_seen_is_not_written_over(device, kind):
     graph, given = graph_of().to(device), moved(inputs(kind), device)
     seen = []

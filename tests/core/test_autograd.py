@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.utils.checkpoint
+from attention_cases import graph_of
 from saved import saved_by
-from test_attention import graph_of
 
 from edgeless import Graph, functional
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from devices import EVERY_DEVICE
 from test_attention_layer import KINDS, flat, graph_of, inputs, layer
 from test_written_over import CALLS, rows
 from test_written_over import graph_of as device_graph
 
 from edgeless import functional
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def assert_batches(out, given, count=3):
@@ -24,7 +23,7 @@ def assert_batches(out, given, count=3):
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_functions(device, name):
     given = rows(12, 2, 4, device=device), rows(12, 2, 4, device=device, seed=1)
     out = CALLS[name](device_graph(device), *given)
@@ -33,7 +32,7 @@ def test_functions(device, name):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_a_whole_layer(device, kind):
     def moved(t):
         return t if t is None else t.detach().to(device).requires_grad_()

@@ -7,7 +7,8 @@ import struct
 
 import pytest
 import torch
-from test_wsb import DEVICES, KINDS, ends_of, graph_of, near_and_far, refusals, rows, run
+from devices import EVERY_DEVICE
+from test_wsb import KINDS, ends_of, graph_of, near_and_far, refusals, rows, run
 
 import edgeless
 from edgeless import Graph, blocks, fingerprint
@@ -17,7 +18,7 @@ from edgeless.wsb import Blocks, WsbFormat, blocks_of
 # Fingerprints --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fingerprint_is_of_the_edges_alone(kind, device, monkeypatch):
     ends, *sizes = ends_of(kind)
@@ -32,7 +33,7 @@ def test_a_fingerprint_is_of_the_edges_alone(kind, device, monkeypatch):
     assert not by_src.has_csr
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_other_graphs_have_other_fingerprints(device):
     ends, *sizes = ends_of("random")
     changed = ends.clone()
@@ -92,7 +93,7 @@ def built(graph):
     return [blocks_of(*arrays, num_columns) for arrays, num_columns in sides]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_are_known_before_blocks_are_made(kind, device, monkeypatch):
     graph = graph_of(kind, device)
@@ -124,7 +125,7 @@ def saved(tmp_path):
     return tmp_path / "blocks"
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_come_back_as_they_were(kind, device, tmp_path, monkeypatch):
     pytest.importorskip("safetensors")

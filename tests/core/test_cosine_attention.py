@@ -1,29 +1,46 @@
-"""What is particular to cosine attention: norms near nothing, no x_dst, forms of beta; test_attention has the rest."""
+"""What is particular to cosine attention, on every device: norms near nothing, no x_dst, forms of beta. The rest is in
+test_attention.py.
+"""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from test_attention import assert_close, error, graph_of, in_its_own_precision, raised
+from attention_cases import (
+    TOLERANCE,
+    assert_close,
+    error,
+    exact,
+    graph_of,
+    in_its_own_precision,
+    inputs_of,
+    raised,
+    run,
+)
+from devices import EVERY_DEVICE
 
 from edgeless import Graph, functional, reference
 
 cosine = functional.cosine_attention
 
 
-def results(call, graph, leaves, grad=None, **options):
-    out = call(graph, *leaves, **options)
+def results(call, graph, leaves, device="cpu", **options):
+    """Output and gradients, computed on the device; None among the leaves stays None."""
+    leaves = [None if t is None else t.detach().to(device).requires_grad_() for t in leaves]
+    out = call(graph.to(device), *leaves, **options)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    return [out, *torch.autograd.grad(out, [t for t in leaves if torch.is_tensor(t)], grad.to(out.dtype))]
+    given = [t for t in leaves if t is not None]
+    return [t.detach().cpu() for t in (out, *torch.autograd.grad(out, given, grad.to(device, out.dtype)))]
 
 
 def rows(n, heads=2, channels=8, dtype=torch.float64, seed=0):
     return torch.randn(n, heads, channels, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@EVERY_DEVICE
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("eps", [1e-12, 1.5])
-@pytest.mark.parametrize("heads,channels", [(3, 5), (2, 8), (3, 40), (1, 128)])
-def test_rows_shorter_than_eps(dtype, tolerance, eps, heads, channels):
+@pytest.mark.parametrize("heads,channels", [(3, 5), (2, 8), (3, 40), (1, 128), (1, 250)])
+def test_rows_shorter_than_eps(dtype, tolerance, eps, heads, channels, device):
     """Zero rows, rows below the clamp and above it: values and gradients are those of F.normalize."""
     graph = graph_of("square")
     x, x_dst = rows(40, heads, channels, seed=1), rows(40, heads, channels, seed=2)
@@ -32,14 +49,29 @@ def test_rows_shorter_than_eps(dtype, tolerance, eps, heads, channels):
         t[1::5] *= 0.1
         t[2::5] *= eps * 1e-3
     for given in ((x, x_dst), (x, None)):
-        leaves = [None if t is None else t.to(dtype).requires_grad_() for t in given]
-        exact = [None if t is None else t.detach().double().requires_grad_() for t in leaves]
-        found = results(cosine, graph, leaves, beta=3.0, eps=eps)
-        expected = results(reference.cosine_attention, graph, exact, beta=3.0, eps=eps)
+        leaves = [None if t is None else t.to(dtype) for t in given]
+        found = results(cosine, graph, leaves, device, beta=3.0, eps=eps)
+        doubled = [None if t is None else t.double() for t in leaves]
+        expected = results(reference.cosine_attention, graph, doubled, beta=3.0, eps=eps)
         for a, b in zip(found, expected, strict=True):
             assert torch.isfinite(a).all()
             short = b.norm(dim=-1) > 1e3  # rows whose gradient is that of a division by eps
             assert error(a[short], b[short]) <= tolerance and error(a[~short], b[~short]) <= tolerance
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels", [32, 64, 128])
+def test_short_rows_in_half_precision(dtype, channels, device):
+    """On and off the tensor cores. The short rows are not so short that their gradients leave the type."""
+    graph, x = graph_of("square"), rows(40, 2, channels, seed=1)
+    x[::5] = 0
+    x[1::5] *= 0.05
+    x = x.to(dtype)
+    found = results(cosine, graph, [x], device, beta=3.0, eps=2.0)
+    wanted = results(reference.cosine_attention, graph, raised([x]), beta=3.0, eps=2.0)
+    assert all(torch.isfinite(t).all() for t in found)
+    assert_close(found, wanted, TOLERANCE[dtype])
 
 
 def test_a_gradient_through_the_clamp_is_that_of_a_division_by_eps():
@@ -54,19 +86,34 @@ def test_a_gradient_through_the_clamp_is_that_of_a_division_by_eps():
     assert_close([leaf.grad], [plain.grad], 1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"dropout": 0.4, "seed": 5}])
 @pytest.mark.parametrize("kind", ["square", "no nodes"])
-def test_one_tensor_for_both_sides(dtype, options, kind):
+@pytest.mark.parametrize("channels", [7, 64])
+def test_one_tensor_for_both_sides(dtype, options, kind, channels, device):
+    """Whose norms and padded copy are made once."""
     graph = graph_of(kind)
-    n = graph.num_src
-    x, beta = rows(n, dtype=dtype).requires_grad_(), torch.tensor([1.7], dtype=dtype, requires_grad=True)
-    found = results(lambda g, x, b: cosine(g, x, None, b, **options), graph, [x, beta])
-    apart = results(lambda g, x, b: cosine(g, x, x, b, **options), graph, [x, beta])
-    exact = raised([x, beta])
-    expected = results(lambda g, x, b: reference.cosine_attention(g, x, None, b, **options), graph, exact)
-    assert all(torch.equal(a, b) for a, b in zip(found, apart, strict=True))
-    assert_close(found, expected, {torch.float32: 1e-5, torch.float64: 1e-10}[dtype])
+    x, beta = rows(graph.num_src, 2, channels, dtype), torch.tensor([1.7], dtype=dtype)
+    found = results(lambda g, x, b: cosine(g, x, None, b, **options), graph, [x, beta], device)
+    if device == "cpu":
+        apart = results(lambda g, x, b: cosine(g, x, x, b, **options), graph, [x, beta], device)
+        assert all(torch.equal(a, b) for a, b in zip(found, apart, strict=True))
+    copied = results(lambda g, x, b: cosine(g, x, x.clone(), b, **options), graph, [x, beta], device)
+    assert all(torch.equal(a, b) for a, b in zip(found, copied, strict=True))
+    wanted = results(lambda g, x, b: reference.cosine_attention(g, x, None, b, **options), graph, raised([x, beta]))
+    assert_close(found, wanted, TOLERANCE[dtype])
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_beta_of_zero_has_its_gradient(dtype, device):
+    graph = graph_of("hub")
+    given = inputs_of("cosine", graph, 3, 16, (), dtype)
+    with torch.no_grad():
+        given[0][2].zero_()
+    found = run(functional, "cosine", graph, *given, device=device)
+    assert_close(found, exact("cosine", graph, *given), TOLERANCE[dtype])
 
 
 def gradient_of_beta(call, draw, beta, dtype, device):
@@ -80,15 +127,15 @@ def gradient_of_beta(call, draw, beta, dtype, device):
     return torch.autograd.grad(out, leaf, grad.to(device, dtype))[0].item()
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@EVERY_DEVICE
 @pytest.mark.parametrize("beta", [-1.0, 1e-3, 1.3, 20.0])
 def test_the_gradient_of_beta_where_all_cosines_are_alike(device, beta):
     """It is a sum of what cancels. Over eight draws it errs no more than PyTorch's own in float32."""
     mine, torchs = 0.0, 0.0
     for draw in range(8):
-        exact = gradient_of_beta(reference.cosine_attention, draw, beta, torch.float64, "cpu")
-        mine += abs(gradient_of_beta(cosine, draw, beta, torch.float32, device) - exact)
-        torchs += abs(gradient_of_beta(reference.cosine_attention, draw, beta, torch.float32, "cpu") - exact)
+        wanted = gradient_of_beta(reference.cosine_attention, draw, beta, torch.float64, "cpu")
+        mine += abs(gradient_of_beta(cosine, draw, beta, torch.float32, device) - wanted)
+        torchs += abs(gradient_of_beta(reference.cosine_attention, draw, beta, torch.float32, "cpu") - wanted)
     assert mine <= torchs
 
 
@@ -109,7 +156,7 @@ def test_forms_of_beta():
 def test_is_dot_attention_of_unit_rows():
     """What runs where the score has no kernel."""
     graph = graph_of("hub")
-    leaves = [rows(50).requires_grad_(), rows(40, seed=4).requires_grad_()]
+    leaves = [rows(50), rows(40, seed=4)]
 
     def composed(graph, x, x_dst):
         return functional.dot_attention(graph, 2.0 * F.normalize(x_dst, dim=-1), F.normalize(x, dim=-1), x, scale=1.0)
@@ -118,17 +165,23 @@ def test_is_dot_attention_of_unit_rows():
     assert_close(found, results(composed, graph, leaves), 1e-12)
 
 
+@EVERY_DEVICE
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_with_one_tensor(dtype, monkeypatch):
+def test_half_precision_with_one_tensor(dtype, device, monkeypatch):
     graph = graph_of("square")
-    x, beta = rows(40, dtype=dtype).requires_grad_(), torch.tensor([2.5], dtype=dtype, requires_grad=True)
-    found = results(lambda g, x, b: cosine(g, x, None, b), graph, [x, beta])
-    assert found[0].dtype == dtype and cosine(graph, x, beta=beta.float()).dtype == torch.float32
-    exact = results(lambda g, x, b: reference.cosine_attention(g, x, None, b), graph, raised([x, beta]))
+    given = [rows(40, dtype=dtype), torch.tensor([2.5], dtype=dtype)]
+    found = results(lambda g, x, b: cosine(g, x, None, b), graph, given, device)
+    assert found[0].dtype == dtype
+    assert cosine(graph.to(device), given[0].to(device), beta=given[1].to(device).float()).dtype == torch.float32
+
+    def plain(graph, x, beta):
+        return reference.cosine_attention(graph, x, None, beta)
+
+    wanted = results(plain, graph, raised(given))
     with monkeypatch.context() as patch:
         patch.setattr(reference, "_prepare", in_its_own_precision)
-        torchs = results(lambda g, x, b: reference.cosine_attention(g, x, None, b), graph, [x, beta])
-    for a, b, c in zip(found, torchs, exact, strict=True):
+        torchs = results(plain, graph, given)
+    for a, b, c in zip(found, torchs, wanted, strict=True):
         assert error(a, c) <= 2 * error(b, c)
 
 

@@ -5,8 +5,8 @@ import importlib
 
 import pytest
 import torch
-from streams import on_a_late_stream
-from test_attention import error
+from attention_cases import error
+from devices import on_a_late_stream
 
 import edgeless
 from edgeless import Graph, engines, functional

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from devices import EVERY_DEVICE
 from torch import Tensor
 
 import edgeless
@@ -111,7 +112,7 @@ def test_plain_edge_index_fullgraph(flow):
 
 
 @needs_program_cache
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@EVERY_DEVICE
 def test_a_program_finds_the_graph_that_is_cached(device):
     edgeless.clear_cache()
     edge_index, x = random_edges(9, 9, 40).to(device), torch.randint(-9, 9, (9, 3), device=device).float()

@@ -6,7 +6,7 @@ PyTorch's own error is that of small logits.
 
 import pytest
 import torch
-from test_attention import OPTIONS, SCORES, error, graph_of, in_its_own_precision, raised, run
+from attention_cases import OPTIONS, SCORES, error, exact, graph_of, in_its_own_precision, run
 
 from edgeless import Graph, functional, reference
 
@@ -69,30 +69,19 @@ def on_the_grid(score, graph, heads, channels, power, options, dtype, device, si
 
 def compare(score, graph, heads, channels, power, options, dtype, monkeypatch, sign=1):
     inputs = on_the_grid(score, graph, heads, channels, power, options, dtype, graph.device, sign)
-    args, tensors, rest = inputs
-    found = run_here(functional, score, graph, *inputs)
-    exact = run_here(
-        reference, score, graph, raised(args), dict(zip(tensors, raised(tensors.values()), strict=True)), rest
-    )
+    tensors = inputs[1]
+    found = run(functional, score, graph, *inputs, device=graph.device)
+    wanted = exact(score, graph, *inputs, device=graph.device)
     with monkeypatch.context() as patch:
         patch.setattr(reference, "_prepare", in_its_own_precision)
-        torchs = run_here(reference, score, graph, *inputs)
+        torchs = run(reference, score, graph, *inputs, device=graph.device)
     if score == "gatv2" and power:  # in the first channel of its gradients little is left but rounding
         first, last = len(found) - len(tensors) - 3, len(found) - len(tensors)
-        for results in (found, torchs, exact):
+        for results in (found, torchs, wanted):
             results[first:last] = [t[..., 1:] for t in results[first:last]]
-    for i, (a, b, c) in enumerate(zip(found, torchs, exact, strict=True)):
+    for i, (a, b, c) in enumerate(zip(found, torchs, wanted, strict=True)):
         limit = max(TOLERANCE[dtype], 2 * error(b, c))
         assert error(a, c) <= limit, f"tensor {i}: {error(a, c):.1e}, torch {error(b, c):.1e}"
-
-
-def run_here(module, score, graph, args, tensors, rest):
-    """test_attention.run with gradients of the outputs on the graph's device."""
-    outs = getattr(module, f"{score}_attention")(graph, *args, **tensors, **rest)
-    shapes = [o.shape for o in (outs if isinstance(outs, tuple) else (outs,))]
-    gen = torch.Generator().manual_seed(11)
-    grads = [torch.randn(shape, dtype=torch.float64, generator=gen).to(graph.device) for shape in shapes]
-    return run(module, score, graph, args, tensors, rest, grads)
 
 
 @pytest.mark.parametrize("device", DEVICES)

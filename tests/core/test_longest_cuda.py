@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from test_attention import SCORES
-from test_attention_cuda import star
+from attention_cases import SCORES
+from devices import star
 from test_room import call
 from torch.profiler import ProfilerActivity, profile
 

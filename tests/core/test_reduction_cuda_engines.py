@@ -4,8 +4,8 @@ import contextlib
 
 import pytest
 import torch
-from test_attention import GRAPHS, assert_close, graph_of
-from test_attention_cuda import poison, star
+from attention_cases import GRAPHS, assert_close, graph_of
+from devices import poison, star
 from test_reduction import TIES, features
 
 import edgeless

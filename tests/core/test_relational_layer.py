@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_attention import assert_close, error
+from attention_cases import assert_close, error
 from test_relational_sum import typed
 from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_attention import GRAPHS, assert_close, error, graph_of
+from attention_cases import GRAPHS, assert_close, error, graph_of
 from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 
 import edgeless

@@ -5,14 +5,14 @@ import sys
 
 import pytest
 import torch
+from attention_cases import GRAPHS, assert_close, graph_of, inputs_of
+from devices import EVERY_DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_attention import GRAPHS, assert_close, graph_of, inputs_of
 
 from edgeless import Graph, TypedGraph, functional, reordering
 
 LIBRARIES = {"community": "sknetwork", "degree": "torch", "metis": "pymetis", "rcm": "scipy"}
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 # Which nodes the rows of an op's inputs belong to: sources, destinations, or none.
 ROLES = {"gatv2": "sd-", "gat": "ssd", "cosine": "sd-", "dot": "dss"}
 
@@ -253,7 +253,7 @@ def test_relations_keep_their_types(method):
     assert_close([reordering.restore(out, permutation)], [expected], 1e-10)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_on_a_device(method, device):
     graph = blocks().to(device)
     reordered, permutation = graph.reorder(method)

@@ -4,12 +4,11 @@ the last row changes nothing.
 
 import pytest
 import torch
-from test_attention import SCORES, graph_of
+from attention_cases import SCORES, graph_of
+from devices import EVERY_DEVICE
 
 from edgeless import Graph, functional
 from edgeless.graph import Compressed
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def with_room(arrays: Compressed, num_columns: int, more: int) -> Compressed:
@@ -36,7 +35,7 @@ def call(name, graph, x):
     return functional.neighbor_reduce(graph, x, name)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_the_attention_vector_alone(device):
     exact = graph_of("square").to(device)
     roomy = Graph(with_room(exact.csr, 40, 500), with_room(exact.csc, 40, 500), 40, 40)
@@ -48,7 +47,7 @@ def test_the_attention_vector_alone(device):
     torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 @pytest.mark.parametrize("more", [1, 50, 20_000])
 @pytest.mark.parametrize("kind", ["square", "hub", "many empty rows", "no edges"])
 @pytest.mark.parametrize("name", [*SCORES, "dropout", "none", "both", "min", "max"])

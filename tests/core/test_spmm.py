@@ -1,13 +1,29 @@
-"""SpMM and SDDMM against plain PyTorch: norms, weights, gradients, dtypes, graph shapes, determinism, bad input."""
+"""SpMM and SDDMM against plain PyTorch in float64, on every device: norms, weights, gradients, dtypes, graph shapes,
+strides, bad input. On CUDA also hubs over many blocks, streams, graph capture and 2**31 elements.
+"""
 
 import pytest
 import torch
-from test_attention import GRAPHS, assert_close, error, graph_of
+from attention_cases import GRAPHS, assert_close, error, graph_of
+from devices import (
+    EVERY_DEVICE,
+    MEMORY_FOR_2_TO_THE_31,
+    arrays_of,
+    leaves_on,
+    on_a_late_stream,
+    poison,
+    replayed,
+    star,
+    with_wide_indices,
+    without_waiting,
+)
 
 import edgeless
 from edgeless import Graph, functional, reference
 
-WIDTHS = [(1,), (7,), (64,), (100,), (2, 40), (3, 2, 5)]
+# Widths for vectors of 16, 8 and 4 bytes and copies, whole and with tails; teams of 8, 16 and 32 lanes; several slices.
+WIDTHS = [(1,), (7,), (24,), (64,), (66,), (100,), (260,), (512,), (1000,), (2, 40), (3, 2, 5), (4, 7), (8, 64)]
+BOUND = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of 16 bits a rounding
 
 
 def leaf(*shape, dtype=torch.float64, seed=0):
@@ -15,39 +31,44 @@ def leaf(*shape, dtype=torch.float64, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=gen).to(dtype).requires_grad_()
 
 
-def both_ways(graph, x, weight, **options):
-    """Output and gradients, fused and plain."""
-    results = []
-    for name in ("fused", "reference"):
-        with edgeless.backend(name):
-            out = functional.spmm(graph, x, weight, **options)
-        leaves = [t for t in (x, weight) if t is not None]
-        grad = leaf(*out.shape, dtype=out.dtype, seed=9).detach()
-        results.append([out, *torch.autograd.grad(out, leaves, grad)])
-    return results
+def both(device, graph, x, weight, **options):
+    """Output and gradients on the device, and plain ones in float64."""
+    poison(device)
+    given = [t for t in (x, weight) if t is not None]
+    leaves, exact = leaves_on(device, given), [t.detach().double().requires_grad_() for t in given]
+    out = functional.spmm(graph.to(device), *leaves, **options)
+    grad = leaf(*out.shape, seed=9).detach()
+    found = [out, *torch.autograd.grad(out, leaves, grad.to(device, out.dtype))]
+    with edgeless.backend("reference"):
+        wanted = functional.spmm(graph, *exact, **options)
+    return [t.detach().cpu() for t in found], [wanted, *torch.autograd.grad(wanted, exact, grad)]
 
 
+@EVERY_DEVICE
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("norm", ["none", "left", "right", "both"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_norms_on_every_graph(kind, norm, weighted):
+def test_norms_on_every_graph(kind, norm, weighted, device):
     for index_dtype in (torch.int32, torch.int64):
         graph = graph_of(kind, index_dtype)
         weight = leaf(graph.num_edges) if weighted else None
         for reduce in ("sum", "mean"):
-            assert_close(*both_ways(graph, leaf(graph.num_src, 20), weight, norm=norm, reduce=reduce), 1e-10)
+            assert_close(*both(device, graph, leaf(graph.num_src, 20), weight, norm=norm, reduce=reduce), 1e-10)
 
 
+@EVERY_DEVICE
 @pytest.mark.parametrize("shape", WIDTHS)
-@pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_every_width(shape, dtype, tolerance):
-    graph = graph_of("hub")
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("kind", ["hub", "square"])
+def test_every_width(shape, dtype, kind, device):
+    graph = graph_of(kind)
     x = leaf(graph.num_src, *shape, dtype=dtype)
-    weights = [None, leaf(graph.num_edges, dtype=dtype)]
+    weights = [None, leaf(graph.num_edges, dtype=dtype, seed=1)]
     if len(shape) == 2:
-        weights.append(leaf(graph.num_edges, shape[0], dtype=dtype))
+        weights.append(leaf(graph.num_edges, shape[0], dtype=dtype, seed=2))
     for weight in weights:
-        assert_close(*both_ways(graph, x, weight, norm="both"), tolerance)
+        assert_close(*both(device, graph, x, weight, norm="both"), BOUND[dtype])
+    assert_close(*both(device, graph, x, None), BOUND[dtype])
 
 
 def test_norm_both_is_the_symmetric_normalisation():
@@ -60,47 +81,81 @@ def test_norm_both_is_the_symmetric_normalisation():
     assert_close([functional.spmm(graph, x, norm="both")], [expected], 1e-12)
 
 
+@EVERY_DEVICE
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_errs_at_most_twice_as_much_as_torch(dtype):
+def test_half_precision_errs_at_most_twice_as_much_as_torch(dtype, device):
     graph = graph_of("hub")
-    x, weight = leaf(graph.num_src, 33, dtype=dtype), leaf(graph.num_edges, dtype=dtype, seed=1)
+    given = [leaf(graph.num_src, 33, dtype=dtype), leaf(graph.num_edges, dtype=dtype, seed=1)]
     src, dst = graph.edge_index()
 
     def plain(x, weight):
         out = x.new_zeros(graph.num_dst, 33).index_add(0, dst, x[src] * weight[:, None])
         return [out, *torch.autograd.grad(out, [x, weight], torch.ones_like(out))]
 
-    out = functional.spmm(graph, x, weight)
+    leaves = leaves_on(device, given)
+    out = functional.spmm(graph.to(device), *leaves)
     assert out.dtype == dtype
-    found = [out, *torch.autograd.grad(out, [x, weight], torch.ones_like(out))]
-    exact = plain(*(t.detach().double().requires_grad_() for t in (x, weight)))
-    for a, b, c in zip(found, plain(x, weight), exact, strict=True):
-        assert error(a, c) <= 2 * error(b, c)
+    found = [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+    exact = plain(*(t.detach().double().requires_grad_() for t in given))
+    for a, b, c in zip(found, plain(*given), exact, strict=True):
+        assert error(a.cpu(), c) <= 2 * error(b, c)
 
 
-def test_scales_given_by_the_caller():
-    graph = graph_of("bipartite")
-    x, s, d = leaf(50, 6), leaf(50, seed=1).detach(), leaf(40, seed=2).detach()
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [64, 33])
+def test_sums_that_leave_in_float32(dtype, width, device):
+    graph = graph_of("hub")
+    x = leaf(graph.num_src, width, dtype=dtype)
+    found, expected = both(device, graph, x, None, norm="both", out_dtype=torch.float32)
+    assert found[0].dtype == torch.float32
+    assert error(found[0], expected[0]) < 1e-5
+
+
+@EVERY_DEVICE
+def test_wide_indices(device):
+    graph = graph_of("hub").to(device)
+    shapes = {torch.float32: (40,), torch.bfloat16: (7,), torch.float16: (66,), torch.float64: (3, 5)}
+    for dtype, shape in shapes.items():
+        results = []
+        for g in (graph, with_wide_indices(graph)):
+            x, weight = leaves_on(device, [leaf(50, *shape, dtype=dtype), leaf(g.num_edges, dtype=dtype, seed=1)])
+            out = functional.spmm(g, x, weight, norm="both")
+            results.append([out, *torch.autograd.grad(out.float().square().sum(), [x, weight])])
+        bound = BOUND[dtype] if dtype.itemsize == 2 else 1e-6
+        assert all(error(a, b) <= bound for a, b in zip(*results, strict=True))
+
+
+@EVERY_DEVICE
+def test_scales_given_by_the_caller(device):
+    graph = graph_of("bipartite").to(device)
+    x, s, d = (t.to(device) for t in (leaf(50, 6), leaf(50, seed=1).detach(), leaf(40, seed=2).detach()))
     expected = d[:, None] * functional.spmm(graph, x * s[:, None])
     assert_close([functional.spmm(graph, x, src_scale=s, dst_scale=d)], [expected], 1e-12)
 
 
-@pytest.mark.parametrize("shape", [(5,), (40,), (3, 16)])
-def test_sddmm(shape):
-    graph = graph_of("bipartite")
-    a, b = leaf(40, *shape), leaf(50, *shape, seed=1)
-    grad = leaf(graph.num_edges, *shape[:-1], seed=2).detach()
-    found, expected = functional.sddmm_dot(graph, a, b), reference.sddmm_dot(graph, a, b)
-    assert_close(
-        [found, *torch.autograd.grad(found, [a, b], grad)],
-        [expected, *torch.autograd.grad(expected, [a, b], grad)],
-        1e-10,
-    )
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", BOUND)
+@pytest.mark.parametrize("shape", [(5,), (40,), (3, 16), (200,), (520,), (2, 600), (1300,)])
+def test_sddmm(dtype, shape, device):
+    for kind in ("bipartite", "hub", "many empty rows", "no edges"):
+        graph = graph_of(kind)
+        given = [leaf(graph.num_dst, *shape, dtype=dtype), leaf(graph.num_src, *shape, dtype=dtype, seed=1)]
+        grad = leaf(graph.num_edges, *shape[:-1], seed=2).detach()
+        poison(device)
+        leaves = leaves_on(device, given)
+        found = functional.sddmm_dot(graph.to(device), *leaves)
+        grads = torch.autograd.grad(found, leaves, grad.to(device, found.dtype))
+        exact = [t.detach().double().requires_grad_() for t in given]
+        expected = reference.sddmm_dot(graph, *exact)
+        wanted = [expected, *torch.autograd.grad(expected, exact, grad)]
+        assert_close([t.detach().cpu() for t in (found, *grads)], wanted, BOUND[dtype])
 
 
-def test_sddmm_of_half_precision_in_float32():
-    graph = graph_of("bipartite")
-    a, b = leaf(40, 2, 16, dtype=torch.bfloat16), leaf(50, 2, 16, dtype=torch.bfloat16, seed=1)
+@EVERY_DEVICE
+def test_sddmm_of_half_precision_in_float32(device):
+    graph = graph_of("bipartite").to(device)
+    a, b = leaves_on(device, [leaf(40, 2, 16, dtype=torch.bfloat16), leaf(50, 2, 16, dtype=torch.bfloat16, seed=1)])
     found = functional.sddmm_dot(graph, a, b, out_dtype=torch.float32)
     with edgeless.backend("reference"):
         plain = functional.sddmm_dot(graph, a, b, out_dtype=torch.float32)
@@ -110,20 +165,16 @@ def test_sddmm_of_half_precision_in_float32():
     assert all(grad.dtype == torch.bfloat16 for grad in grads)
 
 
-def test_gradcheck_and_gradgradcheck():
-    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 2, 3, 3], [0, 0, 1, 2, 2, 2]]), 5, 4)
-    x, weight = leaf(5, 2, 3), leaf(6, 2)
-
-    def product(x, weight):
-        return functional.spmm(graph, x, weight, norm="both")
-
-    def sampled(a, b):
-        return functional.sddmm_dot(graph, a, b)
-
-    assert torch.autograd.gradcheck(product, [x, weight])
-    assert torch.autograd.gradgradcheck(product, [x, weight])
-    assert torch.autograd.gradcheck(sampled, [leaf(4, 3), leaf(5, 3)])
-    assert torch.autograd.gradgradcheck(sampled, [leaf(4, 3), leaf(5, 3)])
+@EVERY_DEVICE
+def test_gradcheck_and_gradgradcheck(device):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 2, 3, 3], [0, 0, 1, 2, 2, 2]]), 5, 4).to(device)
+    x, weight, a, b = leaves_on(device, [leaf(5, 2, 3), leaf(6, 2), leaf(4, 3), leaf(5, 3)])
+    for function, leaves in (
+        (lambda x, weight: functional.spmm(graph, x, weight, norm="both"), [x, weight]),
+        (lambda a, b: functional.sddmm_dot(graph, a, b), [a, b]),
+    ):
+        assert torch.autograd.gradcheck(function, leaves)
+        assert torch.autograd.gradgradcheck(function, leaves)
 
 
 def test_bitwise_the_same_for_any_number_of_threads():
@@ -141,40 +192,54 @@ def test_bitwise_the_same_for_any_number_of_threads():
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-def test_strided_and_expanded_inputs():
-    graph = graph_of("square")
-    wide = torch.randn(40, 30, dtype=torch.float64)
-    for x in (wide[:, 5:15], wide.t()[:10].t(), torch.randn(1, 10, dtype=torch.float64).expand(40, 10)):
-        weight = torch.randn(1, dtype=torch.float64).expand(graph.num_edges)
-        expected = functional.spmm(graph, x.contiguous(), weight.contiguous())
-        assert torch.equal(functional.spmm(graph, x, weight), expected)
+@EVERY_DEVICE
+def test_strided_and_expanded_inputs(device):
+    graph = graph_of("square").to(device)
+    wide = torch.randn(40, 34, dtype=torch.float64, device=device)
+    for x in (wide[:, 5:15], wide[:, ::2], wide.t()[:10].t(), wide[:1, :10].expand(40, 10)):
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            part = wide.to(dtype)[:, 3:13] if x.is_contiguous() else x.to(dtype)
+            weight = torch.randn(1, dtype=dtype, device=device).expand(graph.num_edges)
+            expected = functional.spmm(graph, part.contiguous(), weight.contiguous())
+            assert error(functional.spmm(graph, part, weight), expected) < 1e-6
+    heads = torch.randn(40, 2, 6, device=device).transpose(1, 2)  # [40, 6, 2]
+    weight = torch.randn(graph.num_edges, 6, device=device)
+    assert error(functional.spmm(graph, heads, weight), functional.spmm(graph, heads.contiguous(), weight)) < 1e-6
+    x = torch.randn(40, 8, device=device, requires_grad=True)
+    functional.spmm(graph, x).sum().backward()  # an expanded gradient
+    assert error(x.grad, graph.out_degrees().unsqueeze(1).expand(40, 8)) < 1e-6
 
 
+@EVERY_DEVICE
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
-def test_opcheck():
-    graph = graph_of("bipartite")
-    csr, csc = ([t for t in c if t is not None] for c in (graph.csr, graph.csc))
+def test_opcheck(device):
+    graph = graph_of("bipartite").to(device)
+    csr, csc = arrays_of(graph)
     d, s = graph.degree_scale("dst", -0.5, torch.float64), graph.degree_scale("src", -0.5, torch.float64)
-    x, weight = leaf(50, 2, 8), leaf(400, 2)
+    x, weight, y, flat_x, flat_y, one = leaves_on(
+        device, [leaf(50, 2, 8), leaf(400, 2), leaf(40, 2, 8), leaf(50, 8), leaf(40, 8), leaf(400, 1)]
+    )
     torch.library.opcheck(torch.ops.edgeless.spmm, (x, weight, s, d, csr, csc, None))
     torch.library.opcheck(torch.ops.edgeless.spmm, (x.detach().bfloat16(), None, None, None, csr, [], torch.float32))
-    torch.library.opcheck(torch.ops.edgeless.sddmm, (leaf(40, 2, 8), x, s, d, csr, csc))
-    torch.library.opcheck(torch.ops.edgeless.spmm, (leaf(50, 8), leaf(400, 1), s, d, csr, csc, None))
-    torch.library.opcheck(torch.ops.edgeless.sddmm, (leaf(40, 8), leaf(50, 8), s, d, csr, csc))
+    torch.library.opcheck(torch.ops.edgeless.sddmm, (y, x, s, d, csr, csc))
+    torch.library.opcheck(torch.ops.edgeless.spmm, (flat_x, one, s, d, csr, csc, None))
+    torch.library.opcheck(torch.ops.edgeless.sddmm, (flat_y, flat_x, s, d, csr, csc))
 
 
-def test_rows_without_heads_in_inference_mode():
-    graph = graph_of("bipartite")
-    x = leaf(50, 8).detach()
+@EVERY_DEVICE
+def test_rows_without_heads_in_inference_mode(device):
+    graph = graph_of("bipartite").to(device)
+    y, x = (leaf(n, 8).detach().to(device) for n in (40, 50))
     with torch.inference_mode():
-        found = functional.spmm(graph, x, norm="both"), functional.sddmm_dot(graph, leaf(40, 8).detach(), x)
-    wanted = functional.spmm(graph, x, norm="both"), functional.sddmm_dot(graph, leaf(40, 8).detach(), x)
+        found = functional.spmm(graph, x, norm="both"), functional.sddmm_dot(graph, y, x)
+    wanted = functional.spmm(graph, x, norm="both"), functional.sddmm_dot(graph, y, x)
     assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
-def test_compiles_whole():
-    graph = graph_of("square")
-    x, weight = leaf(40, 12), leaf(graph.num_edges)
+@EVERY_DEVICE
+def test_compiles_whole(device):
+    graph = graph_of("square").to(device)
+    x, weight = leaves_on(device, [leaf(40, 12), leaf(graph.num_edges)])
     torch._dynamo.reset()
     compiled = torch.compile(lambda *a: functional.spmm(*a, norm="both"), fullgraph=True, backend="aot_eager")
     out, expected = compiled(graph, x, weight), functional.spmm(graph, x, weight, norm="both")
@@ -197,3 +262,79 @@ def test_compiles_whole():
 def test_bad_input_is_named(args, kwargs, message):
     with pytest.raises(ValueError, match=message):
         functional.spmm(graph_of("bipartite"), *args, **kwargs)
+
+
+# On CUDA ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [16, 512])
+def test_bitwise_the_same_from_run_to_run(dtype, width):
+    """A hub with in-edges over many blocks, and its transpose."""
+    graph = star(300_000)
+    x, results = leaf(graph.num_src, width, dtype=dtype), []
+    weights = torch.linspace(-1, 1, graph.num_edges)
+    for _ in range(20):
+        leaves = leaves_on("cuda", [x, weights.requires_grad_()])
+        out = functional.spmm(graph.to("cuda"), *leaves, norm="both")
+        results.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    with edgeless.backend("reference"), torch.no_grad():
+        expected = functional.spmm(graph, x.double(), weights.double(), norm="both")
+    assert error(results[0][0].cpu(), expected) < (1e-4 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.fixture
+def steps():
+    """A step of training over a hub, as a function of its rows; these; and what it gives."""
+    graph = star(20_000)
+    given = [leaf(graph.num_src, 40, dtype=torch.float32), leaf(graph.num_edges, dtype=torch.float32, seed=1)]
+    (x, weight), graph = leaves_on("cuda", given), graph.to("cuda")
+
+    def step(x):
+        out = functional.spmm(graph, x, weight, norm="both")
+        return [out.detach(), *torch.autograd.grad(out.square().sum(), [x, weight])]
+
+    return step, x, step(x)
+
+
+@pytest.mark.cuda
+def test_no_host_sync(steps):
+    step, x, expected = steps
+    assert all(torch.equal(a, b) for a, b in zip(without_waiting(lambda: step(x)), expected, strict=True))
+
+
+@pytest.mark.cuda
+def test_runs_on_the_current_stream(steps):
+    step, x, expected = steps
+    assert all(torch.equal(a, b) for a, b in zip(on_a_late_stream(x, step), expected, strict=True))
+
+
+@pytest.mark.cuda
+def test_captured_in_a_cuda_graph(steps):
+    step, x, expected = steps
+    assert all(torch.equal(a, b) for a, b in zip(replayed(lambda: step(x)), expected, strict=True))
+
+
+@pytest.mark.cuda
+@MEMORY_FOR_2_TO_THE_31
+def test_more_than_two_to_the_31_elements():
+    nodes, width = 4_400_000, 512
+    ends = torch.randint(nodes, (2, 1_000_000), device="cuda")
+    ends[:, ::2] = nodes - 1 - ends[:, ::2] % 1000
+    graph = Graph.from_edge_index(ends, nodes, nodes)
+    x = torch.randn(nodes, width, device="cuda", dtype=torch.bfloat16)
+    out = functional.spmm(graph, x)
+    for row in (int(ends[1, 0]), int(ends[1, 1]), nodes - 1):
+        expected = x[ends[0, ends[1] == row]].double().sum(0)
+        assert error(out[row], expected) < 8e-3
+
+
+@pytest.mark.cuda
+def test_arrays_on_two_devices_are_refused():
+    csr, _ = arrays_of(graph_of("square"))
+    x = torch.randn(40, 1, 8, device="cuda")
+    with pytest.raises(ValueError, match="csr must be on cuda:0, got cpu"):
+        torch.ops.edgeless.spmm(x, None, None, None, csr, [], None)

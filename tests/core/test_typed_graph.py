@@ -5,14 +5,13 @@ import pickle
 
 import pytest
 import torch
+from devices import EVERY_DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import edgeless
 from edgeless import Graph, TypedGraph
 from edgeless.ops.relational import _num_parts, typed_edges
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub=0, device="cpu"):
@@ -73,7 +72,7 @@ def check_parts(type_ptr, rows, parts, num_rows, num_edges):
             assert of_part.numel() == 0 or (of_part.min() >= low and of_part.max() < high)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("sizes", [
     (50, 40, 400, 5), (3, 3, 0, 2), (0, 0, 0, 3), (1, 1, 30, 1), (2000, 3000, 60_000, 7), (300, 300, 40_000, 900),
@@ -110,7 +109,7 @@ def test_blocks_of_threads_change_nothing():
             assert torch.equal(a[:end], b[:end])
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_means_count_edges_of_the_same_relation(dtype, device):
     graph = typed(40, 50, 3000, 4, hub=1500, device=device)
@@ -121,7 +120,7 @@ def test_means_count_edges_of_the_same_relation(dtype, device):
     assert graph.mean_weight(dtype).dtype == dtype
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_pairs(device):
     graph = typed(40, 50, 3000, 4, hub=1500, device=device)
     pairs = graph.pairs
@@ -133,7 +132,7 @@ def test_pairs(device):
     assert pairs.neighbors.num_edges == 3000
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_compact_sources(device):
     graph = typed(40, 50, 3000, 4, hub=1500, device=device)
     pairs, edges, pair_of_edge = graph.compact
@@ -150,7 +149,7 @@ def test_compact_sources(device):
     assert torch.equal(edges.csc.indices.sort().values, to.sort().values)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_pairs_at_both_ends(device):
     graph = typed(50, 50, 3000, 4, hub=1500, device=device)
     types, counts = graph.ends

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from test_attention import assert_close, error
+from attention_cases import assert_close, error
+from devices import DEVICES
 
 import edgeless
 from edgeless import functional
@@ -22,7 +23,6 @@ LENGTHS = {
 SHAPES = [(1, 1), (7, 5), (64, 64), (33, 48), (48, 33), (16, 100), (130, 8)]
 
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 on_cpu = pytest.mark.parametrize("device", ["cpu"], indirect=True)
 
 

@@ -4,14 +4,12 @@ import gc
 
 import pytest
 import torch
+from devices import EVERY_DEVICE
 from test_attention_layer import KINDS, flat, inputs, layer
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from edgeless import Graph, functional
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
-
 
 EDGES = 96
 
@@ -121,7 +119,7 @@ def assert_equal(found, want):
 
 @writes
 @calls
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_gradients_are_those_of_a_write_to_a_copy(device, name, write):
     assert_equal(*both(name, device, write))
 
@@ -201,7 +199,7 @@ def test_where_the_backward_alone_is_compiled(name):
 @writes
 @pytest.mark.parametrize("row", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_a_whole_layer(device, kind, row, write):
     """Its backward may write over what is the layer's own; the result never is."""
 
@@ -258,7 +256,7 @@ def test_a_written_input_is_still_an_error():
         out.sum().backward()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 def test_features_may_be_written_over_where_the_first_takes_all(device):
     graph, x = graph_of(device), rows(12, 6, device=device)
     (want,) = torch.autograd.grad(weighed(functional.neighbor_reduce(graph, x, "max", ties="first")), x)

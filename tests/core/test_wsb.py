@@ -5,15 +5,13 @@ import importlib
 
 import pytest
 import torch
-from streams import on_a_late_stream
-from test_attention import error
+from attention_cases import error
+from devices import EVERY_DEVICE, on_a_late_stream
 
 import edgeless
 from edgeless import Graph, functional
 from edgeless.plan import record
 from edgeless.wsb import COLUMNS, LEAST_EDGES, WsbFormat, blocks_of, edges_a_row
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def ends_of(kind, seed=0):
@@ -61,7 +59,7 @@ def dense(blocks, num_rows, num_columns):
     return found
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EVERY_DEVICE
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "large"])
 def test_blocks_hold_every_edge(kind, wide, device):

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from streams import on_a_late_stream
-from test_attention import error
+from attention_cases import error
+from devices import on_a_late_stream
 from test_wsb import graph_of, near_and_far, refusals, rows
 
 import edgeless

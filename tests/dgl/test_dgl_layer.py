@@ -5,6 +5,7 @@ The op of a layer runs on the CPU as well, where no layer asks for it: here the 
 
 import pytest
 import torch
+from devices import DEVICES
 from dgl_cases import GRAPHS, TOLERANCE, assert_close, graph_named
 from torch.utils.checkpoint import checkpoint
 
@@ -41,7 +42,6 @@ IN_PARTS = {
     "SAGEConv-narrow": ({"out_feats": 2}, {}),
     "SAGEConv-weight": ({}, {"edge_weight": 1}),
 }
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 SQUARE = ("zero_nodes", "no_edges", "isolated", "hub", "multi_edges", "self_loops", "random", "relation", "batched")
 
 

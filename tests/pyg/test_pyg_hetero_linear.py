@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torch_geometric.nn as stock
+from devices import EVERY_DEVICE
 from pyg_cases import assert_close, features, run, run_fused
 from torch_geometric.nn.dense.linear import HeteroDictLinear, HeteroLinear
 
@@ -101,7 +102,7 @@ def test_refusals_are_said_in_words():
         assert re.search("autocast is on", str(edgeless.explain(ours.double(), x.double(), types)))
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@EVERY_DEVICE
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", ["float32", "autocast"])
 @pytest.mark.parametrize("kind", ["mixed", "sorted", "none"])
@@ -143,7 +144,7 @@ def test_dictionaries_in_any_order():
     assert all(torch.allclose(found[key], expected[key], atol=1e-5) for key in expected)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@EVERY_DEVICE
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
 def test_autocast_of_dictionaries(given, device):
     """The stock layer's dtypes, and at most twice its distance from float64."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.utils.prune
 import torch_geometric
 import torch_geometric.nn as stock
+from devices import EVERY_DEVICE
 from pyg_cases import assert_close, features, random_edges
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch_geometric.data import HeteroData
@@ -245,7 +246,7 @@ def test_ids_out_of_range_are_named():
         ours(nodes_of(), edges)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@EVERY_DEVICE
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("dtypes", ["as the parameters", "as autocast", "one of each"])

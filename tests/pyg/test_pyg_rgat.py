@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torch_geometric.nn as stock
+from devices import EVERY_DEVICE
 from pyg_cases import GRAPHS, assert_close, edge_features, features, random_edges, run, run_exact, run_fused
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -266,7 +267,7 @@ def _autocast_results(layer, inputs, attr, device, dtype, autocast, **chosen):
     return [None if t is None else t.detach().cpu() for t in (out, alpha, *grads)]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@EVERY_DEVICE
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch_geometric
 import torch_geometric.nn as stock
+from devices import EVERY_DEVICE
 from pyg_cases import GRAPHS, assert_close, features, run, run_fused
 
 import edgeless
@@ -169,7 +170,7 @@ def test_half_precision_errs_at_most_twice_as_much(name, dtype):
         assert errors[0] <= 2 * errors[1] + 1e-6, (key, errors)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@EVERY_DEVICE
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("given", ["float32", "autocast", "ids"])
 @pytest.mark.parametrize(

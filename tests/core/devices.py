@@ -1,0 +1,87 @@
+"""The devices that a test runs on, and what is asked of every op on CUDA: not to wait, to stay on its stream, to be
+captured.
+"""
+
+import pytest
+import torch
+
+from edgeless import Graph
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+EVERY_DEVICE = pytest.mark.parametrize("device", DEVICES)
+MEMORY_FOR_2_TO_THE_31 = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 60 << 30, reason="needs 60 GB"
+)
+
+
+def leaves_on(device, tensors):
+    """Leaves of their own on the device, which want a gradient where the given ones do."""
+    return [None if t is None else t.detach().to(device).requires_grad_(t.requires_grad) for t in tensors]
+
+
+def arrays_of(graph):
+    """Both directions as ops take them."""
+    return tuple([t for t in direction if t is not None] for direction in (graph.csr, graph.csc))
+
+
+def with_wide_indices(graph):
+    """The same graph with int64 arrays, as those of more than 2**31 edges have."""
+    wide = (type(c)(*[None if t is None else t.long() for t in c]) for c in (graph.csr, graph.csc))
+    return Graph(*wide, graph.num_src, graph.num_dst)
+
+
+def star(edges=300_000, leaves=5000):
+    """One row of most edges, and a hub among the sources: both fall to many blocks."""
+    gen = torch.Generator().manual_seed(1)
+    src = torch.randint(0, leaves, (edges,), generator=gen)
+    dst = torch.where(torch.rand(edges, generator=gen) < 0.7, 3, torch.randint(0, leaves, (edges,), generator=gen))
+    src = torch.where(torch.rand(edges, generator=gen) < 0.2, 17, src)
+    return Graph.from_edge_index(torch.stack([src, dst]), leaves, leaves)
+
+
+def poison(device):
+    """Fills freed memory of a GPU with NaN, so that a result that was never written shows."""
+    if device != "cpu":
+        blocks = [torch.full((n,), float("nan"), device=device) for n in (1 << 8, 1 << 12, 1 << 16, 1 << 20, 1 << 23)]
+        del blocks
+
+
+def without_waiting(step):
+    """``step()``, which fails where the host waits for the GPU."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def on_a_late_stream(x, call):
+    """``call(late)`` on another stream, for a copy of ``x`` that needs a gradient and is written there late."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        late = torch.full_like(x, float("nan"))
+        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
+        late.copy_(x.detach())
+        found = call(late.requires_grad_())
+    torch.cuda.current_stream().wait_stream(stream)
+    return found
+
+
+def replayed(step):
+    """What a CUDA graph of ``step`` leaves in its results when it is replayed.
+
+    Its results are to be detached: nodes of autograd that outlive their call tie the capture to that call's stream.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    for t in found:
+        t.detach().fill_(float("nan"))
+    graph.replay()
+    return found
