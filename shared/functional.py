@@ -165,8 +165,7 @@ def _dropped_by_number(
             graph.numbered, score, coefficient, dst, src, value, att, None, None, None, dropout, seed, None, out_dtype
         )
     heads = dst.size(1)
-    kept = reference.dropout_mask(seed, graph.num_edges, heads, dropout, dst.device, graph.numbers)
-    kept = kept.to(opmath_dtype(dst.dtype)) / (1 - dropout if dropout < 1 else 1)
+    kept = graph.dropout_scale(dropout, heads, opmath_dtype(dst.dtype), seed)
     scale = kept if edge_scale is None else kept * (edge_scale.unsqueeze(1) if edge_scale.dim() == 1 else edge_scale)
     weights = None if return_weights is None else "softmax"
     found = _fused(

@@ -7,37 +7,16 @@
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
 
-#include <limits>
 #include <tuple>
 
-#include "../common/checks.h"
 #include "../common/launch.h"
-#include "../common/optional.h"
 #include "edge_sort_cuda.h"
+#include "inputs.h"
 
 namespace edgeless {
 namespace {
 
 using at::Tensor;
-using CompressedArrays = std::tuple<Tensor, Tensor, Tensor>;  // indptr, indices, edge_ids
-
-void check_index(const char* op, const char* name, const Tensor& tensor, const Tensor& like) {
-  check_dim(op, name, tensor, 1, "one-dimensional");
-  TORCH_CHECK_VALUE(tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong, op, ": ", name,
-                    " must be int32 or int64, got ", tensor.scalar_type());
-  check_dtype(op, name, tensor, like.scalar_type());
-  check_device(op, name, tensor, like.device());
-}
-
-void check_count(const char* op, const char* name, int64_t count) {
-  TORCH_CHECK_VALUE(count >= 0, op, ": ", name, " must not be negative, got ", count);
-}
-
-// The rule of edgeless.Graph (index_dtype in shared/ops/graph.py).
-at::ScalarType index_type(int64_t num_rows, int64_t num_cols, int64_t num_edges) {
-  const int64_t limit = std::numeric_limits<int32_t>::max();
-  return num_rows < limit && num_cols < limit && num_edges < limit ? at::kInt : at::kLong;
-}
 
 [[noreturn]] void raise_out_of_range(const char* op, const char* name, const Tensor& ids, const char* limit_name,
                                      int64_t limit) {
@@ -80,12 +59,7 @@ std::pair<Tensor, Tensor> sort_by(const Tensor& keys, int64_t num_keys, cudaStre
 CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t num_rows, int64_t num_cols,
                                  bool validate) {
   constexpr const char* op = "coo_to_csr";
-  check_index(op, "row", row, row);
-  check_index(op, "col", col, row);
-  TORCH_CHECK_VALUE(row.numel() == col.numel(), op, ": row and col must have the same length, got ", row.numel(),
-                    " and ", col.numel());
-  check_count(op, "num_rows", num_rows);
-  check_count(op, "num_cols", num_cols);
+  check_coo(op, row, col, num_rows, num_cols);
   const OnDevice on_device(row.device());
   const cudaStream_t stream = on_device.stream();
   const Tensor rows = row.contiguous(), cols = col.contiguous();
@@ -110,16 +84,7 @@ CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t n
 CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
                                     int64_t num_cols) {
   constexpr const char* op = "csr_transpose";
-  check_index(op, "indptr", indptr, indptr);
-  check_index(op, "indices", indices, indptr);
-  TORCH_CHECK_VALUE(indptr.numel() > 0, op, ": indptr must have shape [rows + 1], got ", indptr.sizes());
-  if (edge_ids.has_value()) {
-    check_index(op, "edge_ids", *edge_ids, indptr);
-    TORCH_CHECK_VALUE(edge_ids->numel() == indices.numel(), op,
-                      ": edge_ids and indices must have the same length, got ", edge_ids->numel(), " and ",
-                      indices.numel());
-  }
-  check_count(op, "num_cols", num_cols);
+  check_csr(op, indptr, indices, edge_ids, num_cols);
   const OnDevice on_device(indptr.device());
   const cudaStream_t stream = on_device.stream();
   const Tensor pointers = indptr.contiguous(), columns = indices.contiguous();

@@ -74,9 +74,12 @@ class GATConv(DGLLayer, stock.GATConv):
                 if out is not None:
                     return self.activation(out) if self.activation else out
             if type(graph) is DistGraph and graph.sends_input(h_src, self._num_heads * self._out_feats):
-                (h_src,), graph = graph.sources(h_src), graph.local
-            x, a_l, a_r = self._with_logits(h_src, fc, *vectors)
-            a_r = destinations(relation, a_r) if graph is relation.handle else a_r[: graph.num_dst]
+                x, a_l, a_r = graph.map_sources(h_src, lambda x: self._with_logits(x, fc, *vectors))
+                graph = graph.local
+                a_r = a_r[: graph.num_dst]
+            else:
+                x, a_l, a_r = self._with_logits(h_src, fc, *vectors)
+                a_r = destinations(relation, a_r)
         batch = x.shape[1:-2]
         if edge_weight is not None:
             edge_weight = edge_weight.to(x.dtype)

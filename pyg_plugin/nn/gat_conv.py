@@ -90,11 +90,13 @@ class GATConv(FusedConv, gat_conv.GATConv):
                 return out
         on = graph
         if x_src is x_dst and lin_src is lin_dst:
+            vectors = self.att_src, self.att_dst
             if type(graph) is DistGraph and graph.sends_input(x_src, heads * channels):
-                (x_src,), on = graph.sources(x_src), graph.local
-            x_src, alpha_src, alpha_dst = self._with_logits(x_src, lin_src, self.att_src, self.att_dst)
-            if on is not graph:
-                alpha_dst = alpha_dst[:num_dst]
+                on = graph.local
+                mapped = graph.map_sources(x_src, lambda x: self._with_logits(x, lin_src, *vectors))
+                x_src, alpha_src, alpha_dst = mapped[0], mapped[1], mapped[2][:num_dst]
+            else:
+                x_src, alpha_src, alpha_dst = self._with_logits(x_src, lin_src, *vectors)
         else:
             x_src, alpha_src = self._with_logits(x_src, lin_src, self.att_src)
             _, alpha_dst = (None, None) if x_dst is None else self._with_logits(x_dst, lin_dst, self.att_dst)

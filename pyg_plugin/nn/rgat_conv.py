@@ -11,14 +11,16 @@ from torch_geometric.nn.conv import rgat_conv
 from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import kernel_refusal
+from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gat_attention, relational_sum, spmm
 from edgeless.functional_checks import cast
 from edgeless.graph import Graph
+from edgeless.ops.attention import opmath_dtype
 from edgeless.pair_rows import end_products, to_edges
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
-from ..convert import Part, kind_of
+from ..convert import kind_of
 from ..relations import source_rows, typed_graph, typed_refusal
 
 _OPS = ("relational_sum", "attention", "spmm", "sddmm")
@@ -71,8 +73,6 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             typed = isinstance(edge_index, TypedGraph)
             num_edges = edge_index.num_edges if typed else kind_of(edge_index).num_edges(edge_index)
             reason = self._edge_refusal(edge_attr, num_edges)
-        if reason is None and kind_of(edge_index) is Part and self._attention_dropout:
-            reason = "attention is dropped by the ids of edges in the whole graph, and edge_index is a DistGraph"
         if reason is None and isinstance(return_attention_weights, bool) and type(edge_index) is not Tensor:
             reason = "the attention is to be returned with edges that are no plain tensor"
         return reasons if reason is None else [*reasons, reason]
@@ -125,14 +125,17 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             term = term if edge_attr is None else term + edge_attr @ proj.t()
             identity, own = _constants(edges, heads, keys.dtype)
             terms, over = {"edge_attr": term, "edge_proj": identity}, edges
-        returned = isinstance(return_attention_weights, bool)
+        returned, dropout = isinstance(return_attention_weights, bool), self._attention_dropout
+        if dropout and type(edge_index) is DistGraph:  # by the ids of edges in the whole graph
+            terms["edge_scale"] = edge_index.local.dropout_scale(dropout, heads, opmath_dtype(dtype))
+            dropout = 0.0
         out = gat_attention(
             over,
             values,
             keys,
             own,
             negative_slope=self.negative_slope,
-            dropout=self._attention_dropout,
+            dropout=dropout,
             return_weights="softmax" if returned else None,
             out_dtype=dtype,
             **terms,

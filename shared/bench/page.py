@@ -201,7 +201,8 @@ def _relations(suite: Suite) -> tuple[list[str], list[list[str]]]:
                 return _time(row) + (f" ({ratio(faster)})" if faster else "") + _memory(row)
 
             cells = [_lines(*dict.fromkeys(figure(peer, mode) for mode in MODES)) for peer in peers]
-            rows.append([f"{graph} {_class_of(case[0])}", *cells])
+            if any(cell != MISSING for cell in cells):
+                rows.append([f"{graph} {_class_of(case[0])}", *cells])
     return ["", "PyG", "DGL", "edgeless (PyG)", "edgeless (DGL)"], rows
 
 

@@ -9,6 +9,7 @@ rows leave when the wait's turn comes, and are needed when the start's does.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Optional
 
 import torch
@@ -88,8 +89,8 @@ class Halo:
         return flight
 
     def knows(self, rows: Tensor) -> bool:
-        """Whether own and halo rows are kept for these."""
-        return self._find(rows, True) is not None
+        """Whether the halo's rows are kept for these, alone or with own rows."""
+        return any(self._find(rows, join) is not None for join in (False, True))
 
     def _find(self, rows: Tensor, join: bool) -> Optional[Tensor]:
         """What was received for these very rows before, which need no gradient: features that stay the same."""
@@ -108,6 +109,10 @@ class Halo:
                 del kept[key]
 
         kept[key] = (weakref.ref(rows, forget), rows._version, received)
+
+    def forget(self) -> None:
+        """Drops all rows that are kept of features that stay."""
+        self._kept.clear()
 
     def packed(self, rows: Tensor) -> Tensor:
         """The rows to send, ``[S, ...]``."""
@@ -210,6 +215,38 @@ class Coming:
             return arrived
         columns = arrived[0].split([shape.numel() for shape in self._joined], dim=1)
         return tuple(t.unflatten(1, shape) if len(shape) != 1 else t for t, shape in zip(columns, self._joined))
+
+
+def stacked(own: Sequence[Tensor], halo: Sequence[Tensor]) -> list[Tensor]:
+    """Own over halo rows, ``[n, ...]`` and ``[h, ...]`` to ``[n + h, ...]``, of several tensors.
+
+    Those of one shape, as keys and values are, become parts of one tensor, side by side.
+    """
+    if len({(t.dtype, t.shape[1:]) for t in own}) > 1:
+        return [torch.cat(pair) for pair in zip(own, halo)]
+    columns = _Stack.apply(len(own), *own, *halo).split([t.shape[1:].numel() for t in own], dim=1)
+    return [t.unflatten(1, like.shape[1:]) if like.dim() != 2 else t for t, like in zip(columns, own)]
+
+
+class _Stack(torch.autograd.Function):
+    """In one pass, where ``torch.cat`` of rows and then of columns takes two and as much memory again."""
+
+    @staticmethod
+    def forward(ctx, count, *rows):
+        ctx.shapes = [t.shape for t in rows]
+        heights, widths = (rows[0].size(0), rows[-1].size(0)), [t.shape[1:].numel() for t in rows[:count]]
+        out = rows[0].new_empty(sum(heights), sum(widths))
+        for of, side in zip(out.split(heights), (rows[:count], rows[count:])):
+            for columns, t in zip(of.split(widths, dim=1), side):
+                columns.copy_(_flat(t))
+        ctx.heights, ctx.widths = heights, widths
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        parts = [part for of in grad.split(ctx.heights) for part in of.split(ctx.widths, dim=1)]
+        return None, *(part.reshape(shape) for part, shape in zip(parts, ctx.shapes))
 
 
 class _Start(torch.autograd.Function):

@@ -11,7 +11,8 @@ from torch import Tensor
 from ..graph import Compressed, Graph, power_of_degrees
 from ..graph_checks import as_device, check_choice, normal_tensors
 from ..ops.graph import coo_to_csr, index_dtype
-from .exchange import Coming, Halo, part_of
+from ..reference import dropout_mask
+from .exchange import Coming, Halo, part_of, stacked
 from .process import Ranks
 
 __all__ = ["DistGraph", "LocalGraph"]
@@ -45,6 +46,16 @@ class LocalGraph(Graph):
         seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
         self.ranks.agree("draws a seed")
         return self.ranks.of_first(seed)
+
+    def dropout_scale(self, rate: float, heads: int, dtype: torch.dtype, seed: Optional[Tensor] = None) -> Tensor:
+        """What dropout multiplies the attention of every edge by, ``[E_p, heads]``: 0 or ``1 / (1 - rate)``.
+
+        Args:
+            seed: int64 ``[1]``, the same on all ranks; None: drawn, as the mask of one process would be.
+        """
+        seed = self.draw(self.device) if seed is None else seed
+        kept = dropout_mask(seed, self.num_edges, heads, rate, self.device, self.numbers)
+        return kept.to(dtype) / (1 - rate if rate < 1 else 1)
 
 
 def _numbered(graph: LocalGraph) -> Graph:
@@ -199,12 +210,26 @@ class DistGraph:
             maps, others: from a tensor of rows to several such tensors.
         """
         if self.sends_input(x, width):
-            coming = self.start(x)
+            mapped = self._start_input(x, maps)
             found = others(x)
-            return maps(*coming.wait()), found
+            return mapped(), found
         coming = self.start(*maps(x))
         found = others(x)
         return coming.wait(), found
+
+    def map_sources(self, x: Tensor, maps: Maps) -> Sequence[Tensor]:
+        """``maps`` of own and halo nodes, whose rows of ``x`` ``[n, F]`` travel."""
+        return self._start_input(x, maps)()
+
+    def _start_input(self, x: Tensor, maps: Maps) -> Callable[[], Sequence[Tensor]]:
+        """Begins to fetch rows of ``x``; what it returns waits for them. Of features that stay only the halo's rows are
+        kept: the caller has the own ones.
+        """
+        if not self.keeps(x):
+            coming = self.start(x)
+            return lambda: maps(*coming.wait())
+        coming = self.start(x, join=False)
+        return lambda: stacked(maps(x), maps(*coming.wait()))
 
     def gather(self, rows: Tensor) -> Tensor:
         """Own ``rows`` of all processes, ``[N, ...]`` in the order of the whole graph, on every process, detached."""

@@ -132,8 +132,20 @@ def relational_cases():
             ("edge features", "e", {"edge_dim": EDGE_FEATURES}),
             ("8 heads, f-scaled", {"heads": 8, "mod": "f-scaled"}),
             ("additive", {"heads": 2, "mod": "additive"}),
+            ("dropout", {"heads": 2, "dropout": 0.4}),
+            ("dropout, edge features", "e", {"dropout": 0.4, "edge_dim": EDGE_FEATURES}),
         ):
             yield case(f"{mechanism}, {what}", nn.RGATConv, *names, attention_mechanism=mechanism, **options)
+
+
+def kept_twice(dg):
+    """Layers that keep own rows of features that stay, beside the user's own."""
+    for name in ("GATv2Conv", "GATConv", "TransformerConv"):
+        x = dg.ndata["x"].clone()
+        getattr(nn, name)(FEATURES, 4, heads=2).double()(x, dg)
+        heights = [rows.size(0) for reference, _, rows in dg.halo._kept.values() if reference() is x]
+        if heights != [dg.num_halo]:
+            yield f"{name} keeps {heights} rows where the halo has {dg.num_halo}"
 
 
 def all_layers(rank, world, folder):
@@ -143,3 +155,4 @@ def all_layers(rank, world, folder):
             dg, edge_index = ed.load(folder / name, checked=None if name == "random" else 64), edges(kind)
             for wrong in compare(cases, dg, edge_index, name == "random"):
                 yield f"{name}: {wrong}"
+        yield from kept_twice(ed.load(folder / "random"))

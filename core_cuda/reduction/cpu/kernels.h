@@ -1,34 +1,11 @@
-// The min/max kernels of each instruction set and the choice among them.
+// The kernels of minima and maxima, as common/cpu/dispatch.h chooses them.
 #pragma once
 
-#include "../../common/cpu/capability.h"
-#include "../../common/cpu/isa.h"
+#include "../../common/cpu/dispatch.h"
 #include "args.h"
 
 namespace edgeless::cpu {
 
-namespace baseline {
-template <class A>
-ReduceKernels<A> reduce_kernels();
-}
-#if EDGELESS_X86
-namespace avx2 {
-template <class A>
-ReduceKernels<A> reduce_kernels();
-}
-namespace avx512 {
-template <class A>
-ReduceKernels<A> reduce_kernels();
-}
-#endif
-
-template <class A>
-ReduceKernels<A> choose_reduce_kernels() {
-#if EDGELESS_X86
-  if (capability() == Capability::avx512) return avx512::reduce_kernels<A>();
-  if (capability() == Capability::avx2) return avx2::reduce_kernels<A>();
-#endif
-  return baseline::reduce_kernels<A>();
-}
+EDGELESS_KERNELS(ReduceKernels, reduce_kernels)
 
 }  // namespace edgeless::cpu

@@ -1,34 +1,11 @@
-// The SpMM kernels of each instruction set and the choice among them.
+// The kernels of SpMM and SDDMM, as common/cpu/dispatch.h chooses them.
 #pragma once
 
-#include "../../common/cpu/capability.h"
-#include "../../common/cpu/isa.h"
+#include "../../common/cpu/dispatch.h"
 #include "args.h"
 
 namespace edgeless::cpu {
 
-namespace baseline {
-template <class A>
-SpmmKernels<A> spmm_kernels();
-}
-#if EDGELESS_X86
-namespace avx2 {
-template <class A>
-SpmmKernels<A> spmm_kernels();
-}
-namespace avx512 {
-template <class A>
-SpmmKernels<A> spmm_kernels();
-}
-#endif
-
-template <class A>
-SpmmKernels<A> choose_spmm_kernels() {
-#if EDGELESS_X86
-  if (capability() == Capability::avx512) return avx512::spmm_kernels<A>();
-  if (capability() == Capability::avx2) return avx2::spmm_kernels<A>();
-#endif
-  return baseline::spmm_kernels<A>();
-}
+EDGELESS_KERNELS(SpmmKernels, spmm_kernels)
 
 }  // namespace edgeless::cpu
