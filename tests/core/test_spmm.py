@@ -2,6 +2,11 @@
 strides, bad input. On CUDA also hubs over many blocks, streams, graph capture and 2**31 elements.
 """
 
+import itertools
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from attention_cases import GRAPHS, assert_close, error, graph_of
@@ -190,6 +195,27 @@ def test_bitwise_the_same_for_any_number_of_threads():
         torch.set_num_threads(before)
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def sums_of_many_kinds():
+    """Of all storage types, widths with and without tails, rows cut into parts, with and without weights."""
+    found = []
+    for kind, dtype, width in itertools.product(("hub", "many empty rows"), BOUND, (1, 5, 16, 23, 64, 100, 300)):
+        graph = graph_of(kind)
+        x, weight = leaf(graph.num_src, width, dtype=dtype), leaf(graph.num_edges, dtype=dtype, seed=1)
+        found += [functional.spmm(graph, x).detach(), functional.spmm(graph, x, weight, norm="left").detach()]
+    return found
+
+
+@pytest.mark.parametrize("capability", ["baseline", "avx2"])
+def test_lower_instruction_sets_agree(capability, tmp_path):
+    """The choice is made once a process, so the other one runs in a process of its own."""
+    script = f"import sys, torch; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_spmm as t; "
+    script += "torch.save(t.sums_of_many_kinds(), sys.argv[1])"
+    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "sums.pt")], env=env, check=True, cwd=tmp_path)
+    for found, expected in zip(torch.load(tmp_path / "sums.pt"), sums_of_many_kinds(), strict=True):
+        assert error(found, expected) <= BOUND[found.dtype]
 
 
 @EVERY_DEVICE

@@ -48,7 +48,7 @@ static inline int64_t load_nodes_ahead(const Compressed& g, int64_t begin, int64
   return known;
 }
 
-static inline int64_t size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
+static constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
 
 static EDGELESS_INLINE void prefetch_range(const void* from, int64_t bytes) {
   const char* p = static_cast<const char*>(from);

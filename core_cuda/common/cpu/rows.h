@@ -54,6 +54,26 @@ static inline uint16_t half_from_float(float x) {
 #endif
 }
 
+// A vector of 16-bit numbers as floats.
+typedef uint16_t Halves __attribute__((vector_size(EDGELESS_VECTOR_BYTES / 2)));
+typedef uint32_t Words __attribute__((vector_size(EDGELESS_VECTOR_BYTES)));
+
+template <Dtype kStorage>
+static EDGELESS_INLINE Vec<float> load_half(const uint16_t* p) {
+  Halves bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  if constexpr (kStorage == Dtype::bf16) return (Vec<float>)(__builtin_convertvector(bits, Words) << 16);
+#if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
+  return (Vec<float>)_mm512_cvtph_ps((__m256i)bits);
+#elif EDGELESS_VECTOR_BYTES == 32 && EDGELESS_X86
+  return (Vec<float>)_mm256_cvtph_ps((__m128i)bits);
+#else
+  Vec<float> x;
+  for (int64_t i = 0; i < kWidth<float>; ++i) x[i] = float_from_half(bits[i]);
+  return x;
+#endif
+}
+
 // n elements from `source` (16-bit or of type A) to A.
 template <class A>
 static inline void widen(A* out, const void* source, Dtype dtype, int64_t first, int64_t n) {
@@ -120,7 +140,7 @@ static inline void fence_streams() {
 }
 
 template <class A>
-static inline bool is_native(Dtype dtype) {
+static constexpr bool is_native(Dtype dtype) {
   return dtype == (sizeof(A) == 4 ? Dtype::f32 : Dtype::f64);
 }
 

@@ -45,7 +45,6 @@ struct TypedPasses {
       matrix = arena.take(a.blocks * outer_size(a));
       if (!a.sum.x) return;
       chunk.copies = is_native<A>(a.sum.x.dtype) ? nullptr : arena.take(kChunk * a.sum.width);
-      chunk.weights = arena.take(kChunk);
     }
   };
 
@@ -58,29 +57,14 @@ struct TypedPasses {
     }
   }
 
-  // The sums over the edges of n pieces. A chunk of edges may be of many pieces, which mostly have few.
-  static void fill_sums(const TypedArgs<A>& a, int64_t begin, int64_t n, A* block, int64_t stride,
-                        typename Sums::Chunk& c) {
+  // The sums over the edges of n pieces.
+  static void fill_sums(const TypedArgs<A>& a, int64_t begin, int64_t n, A* block, int64_t stride) {
     const Compressed& g = a.sum.graph;
-    const int64_t last = g.row_begin(begin + n), width = a.sum.width;
-    int64_t prefetched = 0, piece = begin, piece_end = g.row_begin(begin + 1);
-    bool fresh = true;
-    for (int64_t edge = g.row_begin(begin); edge < last; edge += kChunk) {
-      const int64_t m = last - edge < kChunk ? last - edge : kChunk;
-      Sums::gather_chunk(a.sum, edge, m, &prefetched, c);
-      Sums::load_weights(a.sum, edge, m, c);
-      for (int64_t at = 0; at < m;) {
-        const int64_t stop = piece_end - edge < m ? piece_end - edge : m;
-        A* out = block + (piece - begin) * stride;
-        if (fresh) {
-          Sums::template head<false>(c.weights + at, c.rows + at, stop - at, 0, width, A(1), out);
-        } else {
-          Sums::template head<true>(c.weights + at, c.rows + at, stop - at, 0, width, A(1), out);
-        }
-        fresh = edge + stop == piece_end;
-        if (fresh && ++piece < begin + n) piece_end = g.row_begin(piece + 1);
-        at = stop;
-      }
+    int64_t first = g.row_begin(begin);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t last = g.row_begin(begin + i + 1);
+      Sums::sum_edges(a.sum, first, last, A(1), block + i * stride);
+      first = last;
     }
   }
 
@@ -129,7 +113,7 @@ struct TypedPasses {
     for (int64_t type = 0; type < a.types; ++type) {
       for (int64_t i = begins[2 + type]; i < ends[2 + type]; i += kRows) {
         const int64_t n = ends[2 + type] - i < kRows ? ends[2 + type] - i : kRows;
-        fill_sums(a, i, n, room.left, in, room.chunk);
+        fill_sums(a, i, n, room.left, in);
         multiply(a, type, n, room.left, in, room.right, out, true);
         for (int64_t r = 0; r < n; ++r) {
           const int64_t row = node(a, i + r);
@@ -149,7 +133,7 @@ struct TypedPasses {
       const int64_t n = run.end - i < kRows ? run.end - i : kRows;
       fill_rows(a, a.x, a.in, i, n, room.left, left);
       if (a.sums) {
-        fill_sums(a, i, n, room.right, right, room.chunk);
+        fill_sums(a, i, n, room.right, right);
       } else {
         fill_rows(a, a.other, a.out, i, n, room.right, right);
       }

@@ -10,8 +10,7 @@ struct SpmmPasses {
 
   struct Chunk {
     const A* rows[kChunk];
-    A* copies;   // [kChunk, heads * width] where rows are not of type A
-    A* weights;  // [heads, kChunk]
+    A* copies;  // [kChunk, heads * width] where rows are not of type A
     int64_t nodes[kChunk + kAhead];
   };
 
@@ -19,7 +18,7 @@ struct SpmmPasses {
 
   static int64_t scratch_size(const SpmmArgs<A>& a) {
     const int64_t copies = is_native<A>(a.x.dtype) ? 0 : kChunk * row_size(a);
-    return copies + 4 * row_size(a) + kChunk * a.heads + 1024;
+    return copies + 4 * row_size(a) + 1024;
   }
 
   static void gather_chunk(const SpmmArgs<A>& a, int64_t begin, int64_t n, int64_t* prefetched, Chunk& c) {
@@ -32,53 +31,147 @@ struct SpmmPasses {
     gather_rows(a.x, c.nodes, n, 1, row_size(a), row_size(a), c.copies, row_size(a), c.rows);
   }
 
-  static void load_weights(const SpmmArgs<A>& a, int64_t begin, int64_t n, Chunk& c) {
-    for (int64_t e = 0; e < n; ++e) {
-      const A scale = a.column_scale ? a.column_scale[c.nodes[e]] : A(1);
-      if (!a.weight) {
-        for (int64_t h = 0; h < a.heads; ++h) c.weights[h * kChunk + e] = scale;
-        continue;
+  // NV vectors of a row in storage, as A.
+  template <Dtype kStorage, int NV>
+  static EDGELESS_INLINE void load_row(const char* from, Vec<A>* x) {
+    if constexpr (is_native<A>(kStorage)) {
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) x[v] = load(reinterpret_cast<const A*>(from) + v * W);
+    } else {
+#pragma GCC unroll 8
+      for (int v = 0; v < NV; ++v) x[v] = load_half<kStorage>(reinterpret_cast<const uint16_t*>(from) + v * W);
+    }
+  }
+
+  // What an edge is multiplied by, for head h.
+  static EDGELESS_INLINE A factor(const SpmmArgs<A>& a, int64_t edge, int64_t node, int64_t h) {
+    const A scale = a.column_scale ? a.column_scale[node] : A(1);
+    return a.weight ? scale * a.weight[a.graph.edge_id(edge) * a.weight_edge_stride + h * a.weight_head_stride] : scale;
+  }
+
+  // A sum over edges of a piece, whose rows are asked for in the loop over the ones before: a burst would hold up the
+  // loads until the memory had taken its last line. `at` is the first number of head h that is summed.
+  template <class I, Dtype kStorage, bool kScaled>
+  struct Stream {
+    static constexpr int64_t kSize = size_of(kStorage), kEarly = 16;
+    static constexpr int64_t kFlush = 64;  // edges whose sum is added to the rest: long sums would lose digits
+
+    const SpmmArgs<A>& a;
+    const I* nodes = static_cast<const I*>(a.graph.indices);
+
+    EDGELESS_INLINE const char* row(int64_t node, int64_t at) const {
+      return static_cast<const char*>(a.x.data) + (node * a.x.stride + at) * kSize;
+    }
+
+    EDGELESS_INLINE void ask(int64_t edge, int64_t at, int64_t bytes) const {
+      if (edge + kEarly >= a.graph.num_edges) return;
+      const char* early = row(nodes[edge + kEarly], at);
+      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(early + i);
+      if constexpr (kScaled) {
+        if (a.weight) __builtin_prefetch(a.weight + a.graph.edge_id(edge + kEarly) * a.weight_edge_stride);
       }
-      const A* weight = a.weight + a.graph.edge_id(begin + e) * a.weight_edge_stride;
-      for (int64_t h = 0; h < a.heads; ++h) c.weights[h * kChunk + e] = scale * weight[h * a.weight_head_stride];
     }
-  }
 
-  // out = alpha * sum over e of w[e] rows[e], plus what `out` held where Add is set; NV vectors stay in registers.
-  template <int NV, bool Add>
-  static void block(const A* w, const A* const* rows, int64_t n, int64_t at, A alpha, A* out) {
-    Vec<A> t[NV] = {};
-    for (int64_t e = 0; e < n; ++e) {
-      const Vec<A> x = splat<A>(w[e]);
-      const A* row = rows[e] + at;
+    // out = alpha * sum, of NV vectors without the first `skip` numbers, which stand there already.
+    template <int NV>
+    void vectors(int64_t begin, int64_t end, int64_t at, int64_t h, A alpha, A* out, int64_t skip = 0) const {
+      for (int64_t e = begin; e < end;) {
+        const bool first = e == begin;
+        const int64_t stop = end - e < kFlush ? end : e + kFlush;
+        Vec<A> t[NV] = {}, x[NV];
+        for (; e < stop; ++e) {
+          ask(e, at, NV * W * kSize);
+          const int64_t node = nodes[e];
+          load_row<kStorage, NV>(row(node, at), x);
+          if constexpr (kScaled) {
+            const Vec<A> by = splat<A>(factor(a, e, node, h));
 #pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) t[v] += x * load(row + v * W);
-    }
+            for (int v = 0; v < NV; ++v) t[v] += by * x[v];
+          } else {
 #pragma GCC unroll 8
-    for (int v = 0; v < NV; ++v) {
-      const Vec<A> sum = alpha * t[v];
-      store(out + at + v * W, Add ? load(out + at + v * W) + sum : sum);
+            for (int v = 0; v < NV; ++v) t[v] += x[v];
+          }
+        }
+#pragma GCC unroll 8
+        for (int v = 0; v < NV; ++v) {
+          A* to = out + at + v * W;
+          const Vec<A> sum = alpha * t[v];
+          if (skip == 0) {
+            store(to, first ? sum : load(to) + sum);
+          } else {
+            for (int64_t i = skip; i < W; ++i) to[i] = first ? sum[i] : to[i] + sum[i];
+          }
+        }
+      }
+    }
+
+    // The same of n numbers, fewer than a vector, of rows that have no more.
+    void numbers(int64_t begin, int64_t end, int64_t at, int64_t n, int64_t h, A alpha, A* out) const {
+      for (int64_t e = begin; e < end;) {
+        const bool first = e == begin;
+        const int64_t stop = end - e < kFlush ? end : e + kFlush;
+        A t[W] = {}, x[W];
+        for (; e < stop; ++e) {
+          ask(e, at, n * kSize);
+          const int64_t node = nodes[e];
+          widen(x, a.x.data, kStorage, node * a.x.stride + at, n);
+          const A by = kScaled ? factor(a, e, node, h) : A(1);
+          for (int64_t i = 0; i < n; ++i) t[i] += by * x[i];
+        }
+        for (int64_t i = 0; i < n; ++i) out[at + i] = first ? alpha * t[i] : out[at + i] + alpha * t[i];
+      }
+    }
+
+    void head(int64_t begin, int64_t end, int64_t h, A alpha, A* out) const {
+      int64_t at = h * a.width;
+      const int64_t last = at + a.width;
+      for (; at + 8 * W <= last; at += 8 * W) vectors<8>(begin, end, at, h, alpha, out);
+      if (at + 4 * W <= last) vectors<4>(begin, end, at, h, alpha, out), at += 4 * W;
+      if (at + 2 * W <= last) vectors<2>(begin, end, at, h, alpha, out), at += 2 * W;
+      if (at + W <= last) vectors<1>(begin, end, at, h, alpha, out), at += W;
+      if (at == last) return;
+      if (a.width >= W) {
+        vectors<1>(begin, end, last - W, h, alpha, out, at - (last - W));
+      } else {
+        numbers(begin, end, at, last - at, h, alpha, out);
+      }
+    }
+
+    void row_of_sums(int64_t begin, int64_t end, A alpha, A* out) const {
+      for (int64_t h = 0; h < a.heads; ++h) head(begin, end, h, alpha, out);
+    }
+  };
+
+  template <class I, Dtype kStorage>
+  static void sum_stored(const SpmmArgs<A>& a, int64_t begin, int64_t end, A alpha, A* out) {
+    if (a.weight || a.column_scale) {
+      Stream<I, kStorage, true>{a}.row_of_sums(begin, end, alpha, out);
+    } else {
+      Stream<I, kStorage, false>{a}.row_of_sums(begin, end, alpha, out);
     }
   }
 
-  template <bool Add>
-  static void head(const A* w, const A* const* rows, int64_t n, int64_t begin, int64_t end, A alpha, A* out) {
-    int64_t at = begin;
-    for (; at + 8 * W <= end; at += 8 * W) block<8, Add>(w, rows, n, at, alpha, out);
-    if (at + 4 * W <= end) block<4, Add>(w, rows, n, at, alpha, out), at += 4 * W;
-    if (at + 2 * W <= end) block<2, Add>(w, rows, n, at, alpha, out), at += 2 * W;
-    if (at + W <= end) block<1, Add>(w, rows, n, at, alpha, out), at += W;
-    for (; at < end; ++at) {
-      A t = 0;
-      for (int64_t e = 0; e < n; ++e) t += w[e] * rows[e][at];
-      out[at] = Add ? out[at] + alpha * t : alpha * t;
+  template <class I>
+  static void sum_indexed(const SpmmArgs<A>& a, int64_t begin, int64_t end, A alpha, A* out) {
+    if constexpr (sizeof(A) == 8) {
+      sum_stored<I, Dtype::f64>(a, begin, end, alpha, out);
+    } else if (a.x.dtype == Dtype::f32) {
+      sum_stored<I, Dtype::f32>(a, begin, end, alpha, out);
+    } else if (a.x.dtype == Dtype::bf16) {
+      sum_stored<I, Dtype::bf16>(a, begin, end, alpha, out);
+    } else {
+      sum_stored<I, Dtype::f16>(a, begin, end, alpha, out);
     }
   }
 
-  template <bool Add>
-  static void accumulate(const SpmmArgs<A>& a, const Chunk& c, int64_t n, A alpha, A* out) {
-    for (int64_t h = 0; h < a.heads; ++h) {
-      head<Add>(c.weights + h * kChunk, c.rows, n, h * a.width, (h + 1) * a.width, alpha, out);
+  // out [heads * width] = alpha * sum over the edges [begin, end)
+  static void sum_edges(const SpmmArgs<A>& a, int64_t begin, int64_t end, A alpha, A* out) {
+    if (begin == end) {
+      for (int64_t i = 0; i < row_size(a); ++i) out[i] = A(0);
+    } else if (a.graph.wide) {
+      sum_indexed<int64_t>(a, begin, end, alpha, out);
+    } else {
+      sum_indexed<int32_t>(a, begin, end, alpha, out);
     }
   }
 
@@ -92,30 +185,16 @@ struct SpmmPasses {
 
   static A* slot(const SpmmArgs<A>& a, int64_t part, int which) { return a.carry + (part * 2 + which) * row_size(a); }
 
-  static void product_piece(const SpmmArgs<A>& a, const Piece& piece, int64_t part, int64_t* prefetched, Chunk& c,
-                            A* state) {
-    const bool whole = piece.fresh && piece.finished;
-    const int64_t size = piece.end - piece.begin;
-    if (whole && size > 0 && size <= kChunk) {  // one chunk: no sum has to be kept
-      gather_chunk(a, piece.begin, size, prefetched, c);
-      load_weights(a, piece.begin, size, c);
-      const bool in_place = is_native<A>(a.out.dtype);
-      A* out = in_place ? static_cast<A*>(a.out.data) + piece.row * row_size(a) : state;
-      accumulate<false>(a, c, size, row_scale(a, piece.row), out);
-      if (!in_place) narrow(a.out.data, a.out.dtype, piece.row * row_size(a), out, row_size(a));
-      return;
-    }
-    for (int64_t i = 0; i < row_size(a); ++i) state[i] = A(0);
-    for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
-      const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
-      gather_chunk(a, begin, n, prefetched, c);
-      load_weights(a, begin, n, c);
-      accumulate<true>(a, c, n, A(1), state);
-    }
-    if (whole) {
-      finish(a, piece.row, state);
+  static void product_piece(const SpmmArgs<A>& a, const Piece& piece, int64_t part, A* state) {
+    const bool whole = piece.fresh && piece.finished, in_place = is_native<A>(a.out.dtype);
+    const int64_t first = piece.row * row_size(a);
+    if (!whole) {
+      sum_edges(a, piece.begin, piece.end, A(1), slot(a, part, piece.fresh ? 1 : 0));
+    } else if (in_place) {
+      sum_edges(a, piece.begin, piece.end, row_scale(a, piece.row), static_cast<A*>(a.out.data) + first);
     } else {
-      __builtin_memcpy(slot(a, part, piece.fresh ? 1 : 0), state, row_size(a) * sizeof(A));
+      sum_edges(a, piece.begin, piece.end, row_scale(a, piece.row), state);
+      narrow(a.out.data, a.out.dtype, first, state, row_size(a));
     }
   }
 
@@ -151,7 +230,6 @@ struct SpmmPasses {
     Arena<A> arena(scratch);
     Chunk c;
     c.copies = is_native<A>(a.x.dtype) ? nullptr : arena.take(kChunk * row_size(a));
-    c.weights = arena.take(kChunk * a.heads);
     A* state = arena.take(row_size(a));
     int64_t prefetched = 0;
     Walk walk(a.graph, a.items_per_part, part);
@@ -160,7 +238,7 @@ struct SpmmPasses {
       if (pass == SpmmPass::sampled) {
         sampled_piece(a, piece, &prefetched, c, state);
       } else {
-        product_piece(a, piece, part, &prefetched, c, state);
+        product_piece(a, piece, part, state);
       }
     }
   }
