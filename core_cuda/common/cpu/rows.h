@@ -54,24 +54,63 @@ static inline uint16_t half_from_float(float x) {
 #endif
 }
 
-// A vector of 16-bit numbers as floats.
-typedef uint16_t Halves __attribute__((vector_size(EDGELESS_VECTOR_BYTES / 2)));
-typedef uint32_t Words __attribute__((vector_size(EDGELESS_VECTOR_BYTES)));
+// Rows as they are stored, one vector at a time: storage types, and what reads them.
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
 
-template <Dtype kStorage>
-static EDGELESS_INLINE Vec<float> load_half(const uint16_t* p) {
-  Halves bits;
-  __builtin_memcpy(&bits, p, sizeof bits);
-  if constexpr (kStorage == Dtype::bf16) return (Vec<float>)(__builtin_convertvector(bits, Words) << 16);
+// As many elements of the type T as a vector of A has.
+template <class A, class T>
+struct LanesOf {
+  typedef T type __attribute__((vector_size(kWidth<A> * sizeof(T))));
+};
+template <class A, class T>
+using Lanes = typename LanesOf<A, T>::type;
+
+// kWidth<A> elements in storage type S as a vector of A.
+template <class A, class S>
+struct Stored;
+
+template <class A>
+struct Stored<A, A> {
+  static Vec<A> vector(const A* p) { return load(p); }
+};
+
+template <>
+struct Stored<float, Bf16> {
+  static Vec<float> vector(const Bf16* p) {
+    Lanes<float, uint16_t> bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return (Vec<float>)(__builtin_convertvector(bits, Lanes<float, uint32_t>) << 16);
+  }
+};
+
+template <>
+struct Stored<float, F16> {
+  static Vec<float> vector(const F16* p) {
 #if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
-  return (Vec<float>)_mm512_cvtph_ps((__m256i)bits);
+    return (Vec<float>)_mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif EDGELESS_VECTOR_BYTES == 32 && EDGELESS_X86
-  return (Vec<float>)_mm256_cvtph_ps((__m128i)bits);
+    return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 #else
-  Vec<float> x;
-  for (int64_t i = 0; i < kWidth<float>; ++i) x[i] = float_from_half(bits[i]);
-  return x;
+    Vec<float> x;
+    for (int64_t i = 0; i < kWidth<float>; ++i) x[i] = float_from_half(p[i].bits);
+    return x;
 #endif
+  }
+};
+
+// Calls f with a null pointer to the storage type of `dtype`, for rows that are computed in A.
+template <class A, class F>
+static inline void with_storage(Dtype dtype, F&& f) {
+  if constexpr (sizeof(A) == 4) {
+    if (dtype == Dtype::bf16) return f(static_cast<const Bf16*>(nullptr));
+    if (dtype == Dtype::f16) return f(static_cast<const F16*>(nullptr));
+  }
+  f(static_cast<const A*>(nullptr));
 }
 
 // n elements from `source` (16-bit or of type A) to A.

@@ -36,15 +36,14 @@ struct TypedPasses {
 
   struct Room {
     A *left, *right, *matrix;
-    typename Sums::Chunk chunk;
+    A* row;  // of the graph's columns, where it is not of type A
 
     Room(const TypedArgs<A>& a, A* scratch) {
       Arena<A> arena(scratch);
       left = arena.take(kRows * block_stride(a.in));
       right = arena.take(kRows * block_stride(a.out));
       matrix = arena.take(a.blocks * outer_size(a));
-      if (!a.sum.x) return;
-      chunk.copies = is_native<A>(a.sum.x.dtype) ? nullptr : arena.take(kChunk * a.sum.width);
+      row = arena.take(a.sum.width);
     }
   };
 
@@ -157,15 +156,12 @@ struct TypedPasses {
       const int64_t n = run.end - i < kRows ? run.end - i : kRows;
       fill_rows(a, a.x, a.in, i, n, room.left, in);
       multiply(a, run.type, n, room.left, in, room.right, out, true);
-      int64_t prefetched = 0;
       for (int64_t r = 0; r < n; ++r) {
         const int64_t last = g.row_begin(i + r + 1);
-        for (int64_t edge = g.row_begin(i + r); edge < last; edge += kChunk) {
-          const int64_t m = last - edge < kChunk ? last - edge : kChunk;
-          Sums::gather_chunk(a.sum, edge, m, &prefetched, room.chunk);
-          for (int64_t e = 0; e < m; ++e) {
-            a.products[g.edge_id(edge + e)] = Sums::dot(room.right + r * out, room.chunk.rows[e], 0, a.out);
-          }
+        for (int64_t edge = g.row_begin(i + r); edge < last; ++edge) {
+          Sums::ask_row(a.sum, edge);
+          const A* row = row_of(a.sum.x, g.index(edge), 1, a.out, a.out, room.row);
+          a.products[g.edge_id(edge)] = Sums::dot(room.right + r * out, row, 0, a.out);
         }
       }
     }

@@ -8,39 +8,15 @@ template <class A>
 struct SpmmPasses {
   static constexpr int64_t W = kWidth<A>;
 
-  struct Chunk {
-    const A* rows[kChunk];
-    A* copies;  // [kChunk, heads * width] where rows are not of type A
-    int64_t nodes[kChunk + kAhead];
-  };
-
   static int64_t row_size(const SpmmArgs<A>& a) { return a.heads * a.width; }
 
-  static int64_t scratch_size(const SpmmArgs<A>& a) {
-    const int64_t copies = is_native<A>(a.x.dtype) ? 0 : kChunk * row_size(a);
-    return copies + 4 * row_size(a) + 1024;
-  }
+  static int64_t scratch_size(const SpmmArgs<A>& a) { return 3 * row_size(a) + 256; }
 
-  static void gather_chunk(const SpmmArgs<A>& a, int64_t begin, int64_t n, int64_t* prefetched, Chunk& c) {
-    const int64_t known = load_nodes_ahead(a.graph, begin, n, c.nodes);
-    const int64_t first = *prefetched > begin ? *prefetched - begin : 0;
-    if (first < known) {
-      prefetch_rows(a.x, c.nodes + first, known - first, row_size(a));
-      *prefetched = begin + known;
-    }
-    gather_rows(a.x, c.nodes, n, 1, row_size(a), row_size(a), c.copies, row_size(a), c.rows);
-  }
-
-  // NV vectors of a row in storage, as A.
-  template <Dtype kStorage, int NV>
-  static EDGELESS_INLINE void load_row(const char* from, Vec<A>* x) {
-    if constexpr (is_native<A>(kStorage)) {
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) x[v] = load(reinterpret_cast<const A*>(from) + v * W);
-    } else {
-#pragma GCC unroll 8
-      for (int v = 0; v < NV; ++v) x[v] = load_half<kStorage>(reinterpret_cast<const uint16_t*>(from) + v * W);
-    }
+  // Asks for the row of an edge that comes soon.
+  static EDGELESS_INLINE void ask_row(const SpmmArgs<A>& a, int64_t edge) {
+    if (edge + kAhead >= a.graph.num_edges) return;
+    const int64_t size = size_of(a.x.dtype), first = a.graph.index(edge + kAhead) * a.x.stride * size;
+    prefetch_range(static_cast<const char*>(a.x.data) + first, row_size(a) * size);
   }
 
   // What an edge is multiplied by, for head h.
@@ -51,24 +27,19 @@ struct SpmmPasses {
 
   // A sum over edges of a piece, whose rows are asked for in the loop over the ones before: a burst would hold up the
   // loads until the memory had taken its last line. `at` is the first number of head h that is summed.
-  template <class I, Dtype kStorage, bool kScaled>
+  template <class I, class S, bool kScaled>
   struct Stream {
-    static constexpr int64_t kSize = size_of(kStorage), kEarly = 16;
     static constexpr int64_t kFlush = 64;  // edges whose sum is added to the rest: long sums would lose digits
 
     const SpmmArgs<A>& a;
     const I* nodes = static_cast<const I*>(a.graph.indices);
+    const S* x = static_cast<const S*>(a.x.data);
 
-    EDGELESS_INLINE const char* row(int64_t node, int64_t at) const {
-      return static_cast<const char*>(a.x.data) + (node * a.x.stride + at) * kSize;
-    }
-
-    EDGELESS_INLINE void ask(int64_t edge, int64_t at, int64_t bytes) const {
-      if (edge + kEarly >= a.graph.num_edges) return;
-      const char* early = row(nodes[edge + kEarly], at);
-      for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(early + i);
+    EDGELESS_INLINE void ask(int64_t edge, int64_t at, int64_t n) const {
+      if (edge + kAhead >= a.graph.num_edges) return;
+      prefetch_range(x + nodes[edge + kAhead] * a.x.stride + at, n * sizeof(S));
       if constexpr (kScaled) {
-        if (a.weight) __builtin_prefetch(a.weight + a.graph.edge_id(edge + kEarly) * a.weight_edge_stride);
+        if (a.weight) __builtin_prefetch(a.weight + a.graph.edge_id(edge + kAhead) * a.weight_edge_stride);
       }
     }
 
@@ -78,18 +49,16 @@ struct SpmmPasses {
       for (int64_t e = begin; e < end;) {
         const bool first = e == begin;
         const int64_t stop = end - e < kFlush ? end : e + kFlush;
-        Vec<A> t[NV] = {}, x[NV];
+        Vec<A> t[NV] = {};
         for (; e < stop; ++e) {
-          ask(e, at, NV * W * kSize);
+          ask(e, at, NV * W);
           const int64_t node = nodes[e];
-          load_row<kStorage, NV>(row(node, at), x);
-          if constexpr (kScaled) {
-            const Vec<A> by = splat<A>(factor(a, e, node, h));
+          const S* row = x + node * a.x.stride + at;
+          const Vec<A> by = splat<A>(kScaled ? factor(a, e, node, h) : A(1));
 #pragma GCC unroll 8
-            for (int v = 0; v < NV; ++v) t[v] += by * x[v];
-          } else {
-#pragma GCC unroll 8
-            for (int v = 0; v < NV; ++v) t[v] += x[v];
+          for (int v = 0; v < NV; ++v) {
+            const Vec<A> of = Stored<A, S>::vector(row + v * W);
+            t[v] += kScaled ? by * of : of;
           }
         }
 #pragma GCC unroll 8
@@ -110,13 +79,13 @@ struct SpmmPasses {
       for (int64_t e = begin; e < end;) {
         const bool first = e == begin;
         const int64_t stop = end - e < kFlush ? end : e + kFlush;
-        A t[W] = {}, x[W];
+        A t[W] = {}, row[W];
         for (; e < stop; ++e) {
-          ask(e, at, n * kSize);
+          ask(e, at, n);
           const int64_t node = nodes[e];
-          widen(x, a.x.data, kStorage, node * a.x.stride + at, n);
+          widen(row, a.x.data, a.x.dtype, node * a.x.stride + at, n);
           const A by = kScaled ? factor(a, e, node, h) : A(1);
-          for (int64_t i = 0; i < n; ++i) t[i] += by * x[i];
+          for (int64_t i = 0; i < n; ++i) t[i] += by * row[i];
         }
         for (int64_t i = 0; i < n; ++i) out[at + i] = first ? alpha * t[i] : out[at + i] + alpha * t[i];
       }
@@ -142,26 +111,16 @@ struct SpmmPasses {
     }
   };
 
-  template <class I, Dtype kStorage>
-  static void sum_stored(const SpmmArgs<A>& a, int64_t begin, int64_t end, A alpha, A* out) {
-    if (a.weight || a.column_scale) {
-      Stream<I, kStorage, true>{a}.row_of_sums(begin, end, alpha, out);
-    } else {
-      Stream<I, kStorage, false>{a}.row_of_sums(begin, end, alpha, out);
-    }
-  }
-
   template <class I>
   static void sum_indexed(const SpmmArgs<A>& a, int64_t begin, int64_t end, A alpha, A* out) {
-    if constexpr (sizeof(A) == 8) {
-      sum_stored<I, Dtype::f64>(a, begin, end, alpha, out);
-    } else if (a.x.dtype == Dtype::f32) {
-      sum_stored<I, Dtype::f32>(a, begin, end, alpha, out);
-    } else if (a.x.dtype == Dtype::bf16) {
-      sum_stored<I, Dtype::bf16>(a, begin, end, alpha, out);
-    } else {
-      sum_stored<I, Dtype::f16>(a, begin, end, alpha, out);
-    }
+    with_storage<A>(a.x.dtype, [&](auto* null) {
+      typedef std::remove_cv_t<std::remove_pointer_t<decltype(null)>> S;
+      if (a.weight || a.column_scale) {
+        Stream<I, S, true>{a}.row_of_sums(begin, end, alpha, out);
+      } else {
+        Stream<I, S, false>{a}.row_of_sums(begin, end, alpha, out);
+      }
+    });
   }
 
   // out [heads * width] = alpha * sum over the edges [begin, end)
@@ -198,18 +157,18 @@ struct SpmmPasses {
     }
   }
 
-  static void sampled_piece(const SpmmArgs<A>& a, const Piece& piece, int64_t* prefetched, Chunk& c, A* buffer) {
+  // `buffer` holds two rows.
+  static void sampled_piece(const SpmmArgs<A>& a, const Piece& piece, A* buffer) {
     if (piece.begin == piece.end) return;
     const A* own = row_of(a.own, piece.row, 1, row_size(a), row_size(a), buffer);
     const A scale = row_scale(a, piece.row);
-    for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
-      const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
-      gather_chunk(a, begin, n, prefetched, c);
-      for (int64_t e = 0; e < n; ++e) {
-        A* out = a.products + a.graph.edge_id(begin + e) * a.heads;
-        const A both = a.column_scale ? scale * a.column_scale[c.nodes[e]] : scale;
-        for (int64_t h = 0; h < a.heads; ++h) out[h] = both * dot(own, c.rows[e], h * a.width, (h + 1) * a.width);
-      }
+    for (int64_t edge = piece.begin; edge < piece.end; ++edge) {
+      ask_row(a, edge);
+      const int64_t node = a.graph.index(edge);
+      const A* row = row_of(a.x, node, 1, row_size(a), row_size(a), buffer + row_size(a));
+      A* out = a.products + a.graph.edge_id(edge) * a.heads;
+      const A both = a.column_scale ? scale * a.column_scale[node] : scale;
+      for (int64_t h = 0; h < a.heads; ++h) out[h] = both * dot(own, row, h * a.width, (h + 1) * a.width);
     }
   }
 
@@ -227,18 +186,13 @@ struct SpmmPasses {
   }
 
   static void run(SpmmPass pass, const SpmmArgs<A>& a, int64_t part, A* scratch) {
-    Arena<A> arena(scratch);
-    Chunk c;
-    c.copies = is_native<A>(a.x.dtype) ? nullptr : arena.take(kChunk * row_size(a));
-    A* state = arena.take(row_size(a));
-    int64_t prefetched = 0;
     Walk walk(a.graph, a.items_per_part, part);
     Piece piece;
     while (walk.next(&piece)) {
       if (pass == SpmmPass::sampled) {
-        sampled_piece(a, piece, &prefetched, c, state);
+        sampled_piece(a, piece, scratch);
       } else {
-        product_piece(a, piece, part, state);
+        product_piece(a, piece, part, scratch);
       }
     }
   }
