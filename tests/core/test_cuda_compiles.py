@@ -89,6 +89,8 @@ def _compile(unit: list[str], out: Path) -> subprocess.CompletedProcess:
             "-fPIC",
             "-Xcicc",
             "-O1",
+            "-Xptxas",
+            "-O0",
         ]
     else:
         command = [os.environ.get("CXX", "c++"), "-fsyntax-only", f"-I{_toolkit_include()}"]
