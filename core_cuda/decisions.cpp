@@ -56,10 +56,11 @@ std::optional<Decision> decision_for(at::TensorList csr, const OpShape& shape) {
   return kept ? kept->of(csr, shape) : std::nullopt;
 }
 
-Engine decided_engine(Engine chosen, at::TensorList csr, const std::string& op, at::ScalarType dtype, int64_t width,
-                      bool weighted) {
+Engine decided_engine(Engine chosen, at::TensorList csr, const char* op, at::ScalarType dtype, int64_t width,
+                      bool weighted, int64_t head_dim) {
   if (chosen != Engine::automatic || num_decided.load(std::memory_order_relaxed) == 0) return chosen;
-  const auto decision = decision_for(csr, {op, dtype, width, weighted});
+  const std::string name = head_dim ? op + std::to_string(head_dim) : op;
+  const auto decision = decision_for(csr, {name, dtype, width, weighted});
   return decision ? decision->engine : chosen;
 }
 

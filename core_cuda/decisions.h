@@ -61,9 +61,9 @@ class Decisions : public std::enable_shared_from_this<Decisions> {
 std::optional<Decision> decision_for(at::TensorList csr, const OpShape& shape);
 
 // `chosen` or, where that is automatic, what was decided for these arrays. Costs next to nothing while no graph of the
-// process has decisions.
-Engine decided_engine(Engine chosen, at::TensorList csr, const std::string& op, at::ScalarType dtype, int64_t width,
-                      bool weighted);
+// process has decisions. `head_dim` stands behind the names of ops that are decided by it: "dot_D" and 64.
+Engine decided_engine(Engine chosen, at::TensorList csr, const char* op, at::ScalarType dtype, int64_t width,
+                      bool weighted, int64_t head_dim = 0);
 
 // Adds what shared/tuning.py tells and asks.
 void define_decisions(pybind11::module_& m);

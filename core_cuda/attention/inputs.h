@@ -17,9 +17,11 @@ namespace edgeless {
 using OptTensor = Optional<at::Tensor>;
 
 inline Score parse_score(const char* op, std::string_view name) {
-  std::string names;
   for (size_t k = 0; k < kScoreNames.size(); ++k) {
     if (name == kScoreNames[k]) return static_cast<Score>(k);
+  }
+  std::string names;
+  for (size_t k = 0; k < kScoreNames.size(); ++k) {
     names += (k == 0 ? "'" : k + 1 == kScoreNames.size() ? "' or '" : "', '") + std::string(kScoreNames[k]);
   }
   TORCH_CHECK_VALUE(false, op, ": score must be ", names, "', got '", name, "'");

@@ -18,8 +18,9 @@ wsb::HeadSums head_sums(const OutRows& rows) { return {rows.base, int64_t{rows.h
 
 bool runs_on_blocks(const AttentionCall& in, bool backward) {
   if (in.score != Score::dot) return false;
-  const std::string op = (backward ? "dot_backward_D" : "dot_D") + std::to_string(in.dim());
-  const Engine engine = decided_engine(chosen_engine(), in.graph.csr, op, in.rows(), in.heads() * in.dim(), false);
+  const char* op = backward ? "dot_backward_D" : "dot_D";
+  const Engine engine =
+      decided_engine(chosen_engine(), in.graph.csr, op, in.rows(), in.heads() * in.dim(), false, in.dim());
   if (engine != Engine::wsb && engine != Engine::automatic) return false;
   const bool chosen = engine == Engine::wsb ? !wsb_refusal(in, backward) : blocks_pay(in, backward);
   return chosen && device_attribute(cudaDevAttrComputeCapabilityMajor, in.dst.get_device()) >= 8;

@@ -134,9 +134,10 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
             results.append(result)
     torch.set_num_threads(plan.threads[0])
     if case.kind == "op":
-        for result in results:
-            if peers.ours(result.peer) and result.failed is None:
-                result.engine = peers.engine_of(works[result.peer])
+        timed = [result for result in results if peers.ours(result.peer) and result.failed is None]
+        ran = {peer: peers.engine_of(works[peer]) for peer in {result.peer for result in timed}}
+        for result in timed:
+            result.engine = ran[result.peer]
     works.clear()
     runs.clear()
     gc.collect()

@@ -213,8 +213,7 @@ class Coming:
         arrived = tuple(flight.wait() for flight in self._flights)
         if self._joined is None:
             return arrived
-        columns = arrived[0].split([shape.numel() for shape in self._joined], dim=1)
-        return tuple(t.unflatten(1, shape) if len(shape) != 1 else t for t, shape in zip(columns, self._joined))
+        return tuple(_columns(arrived[0], self._joined))
 
 
 def stacked(own: Sequence[Tensor], halo: Sequence[Tensor]) -> list[Tensor]:
@@ -224,8 +223,7 @@ def stacked(own: Sequence[Tensor], halo: Sequence[Tensor]) -> list[Tensor]:
     """
     if len({(t.dtype, t.shape[1:]) for t in own}) > 1:
         return [torch.cat(pair) for pair in zip(own, halo)]
-    columns = _Stack.apply(len(own), *own, *halo).split([t.shape[1:].numel() for t in own], dim=1)
-    return [t.unflatten(1, like.shape[1:]) if like.dim() != 2 else t for t, like in zip(columns, own)]
+    return _columns(_Stack.apply(len(own), *own, *halo), [t.shape[1:] for t in own])
 
 
 class _Stack(torch.autograd.Function):
@@ -277,6 +275,12 @@ class _Wait(torch.autograd.Function):
 
 def _flat(rows: Tensor) -> Tensor:
     return rows if rows.dim() == 2 else rows.reshape(rows.size(0), rows.shape[1:].numel())
+
+
+def _columns(rows: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """The parts ``[N, *shape]`` of rows that stand side by side, as :func:`_flat` has them."""
+    columns = rows.split([shape.numel() for shape in shapes], dim=1)
+    return [t.unflatten(1, shape) if len(shape) != 1 else t for t, shape in zip(columns, shapes)]
 
 
 def part_of(graph: Graph, keep: Tensor, first: int, num_src: int) -> Graph:

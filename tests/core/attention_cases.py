@@ -76,10 +76,20 @@ def inputs_of(score, graph, heads, channels, options, dtype):
     return args, tensors, rest
 
 
+def leaves_of(device, score, graph, heads, channels, options, dtype):
+    """:func:`inputs_of` on a device."""
+    args, tensors, rest = inputs_of(score, graph, heads, channels, options, dtype)
+    return leaves_on(device, args), dict(zip(tensors, leaves_on(device, tensors.values()), strict=True)), rest
+
+
+def function_of(score, module=functional):
+    return getattr(module, f"{score}_attention")
+
+
 def run(module, score, graph, args, tensors, rest, *, device="cpu"):
     """Outputs and the gradients of all leaves for gradients drawn here, as one list; computed on the device."""
     moved, named = leaves_on(device, args), dict(zip(tensors, leaves_on(device, tensors.values()), strict=True))
-    outs = getattr(module, f"{score}_attention")(graph.to(device), *moved, **named, **rest)
+    outs = function_of(score, module)(graph.to(device), *moved, **named, **rest)
     outs = outs if isinstance(outs, tuple) else (outs,)
     gen = torch.Generator().manual_seed(11)
     grads = [torch.randn(o.shape, dtype=torch.float64, generator=gen).to(device, o.dtype) for o in outs]

@@ -55,23 +55,24 @@ def without_waiting(step):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def on_a_late_stream(x, call):
-    """``call(late)`` on another stream, for a copy of ``x`` that needs a gradient and is written there late."""
+def on_a_late_stream(call, *tensors):
+    """``call(*late)`` on another stream, for copies of tensors that need gradients and are written there late."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        late = torch.full_like(x, float("nan"))
+        late = [torch.full_like(t, float("nan")) for t in tensors]
         torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
-        late.copy_(x.detach())
-        found = call(late.requires_grad_())
+        for t, value in zip(late, tensors, strict=True):
+            t.copy_(value.detach())
+        found = call(*(t.requires_grad_() for t in late))
     torch.cuda.current_stream().wait_stream(stream)
     return found
 
 
-def replayed(step):
-    """What a CUDA graph of ``step`` leaves in its results when it is replayed.
+def captured(step):
+    """The results of ``step`` within a CUDA graph, and what replays that.
 
-    Its results are to be detached: nodes of autograd that outlive their call tie the capture to that call's stream.
+    The results are to be detached: nodes of autograd that outlive their call tie the capture to that call's stream.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -81,7 +82,30 @@ def replayed(step):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = step()
+    return found, graph.replay
+
+
+def replayed(step):
+    """What the replay of a CUDA graph of ``step`` leaves in its results."""
+    found, replay = captured(step)
     for t in found:
         t.detach().fill_(float("nan"))
-    graph.replay()
+    replay()
+    torch.cuda.synchronize()  # the graph ends with this function
     return found
+
+
+_WAYS = {
+    "without waiting for the GPU": lambda step, args: without_waiting(lambda: step(*args)),
+    "on a late stream": lambda step, args: on_a_late_stream(step, *args),
+    "replayed": lambda step, args: replayed(lambda: step(*args)),
+}
+EVERY_WAY = pytest.mark.parametrize("way", _WAYS)
+
+
+def assert_same_bits(way, step, args):
+    """That ``step(*args)``, a list of tensors, is the same in one of these ways. The first call, which may build what a
+    graph keeps, is the plain one.
+    """
+    expected = step(*args)
+    assert all(torch.equal(a, b) for a, b in zip(_WAYS[way](step, args), expected, strict=True))

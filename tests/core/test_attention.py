@@ -13,12 +13,14 @@ from attention_cases import (
     compare,
     error,
     exact,
+    function_of,
     graph_of,
     in_its_own_precision,
     inputs_of,
+    leaves_of,
     run,
 )
-from devices import EVERY_DEVICE, leaves_on, poison, star, with_wide_indices
+from devices import EVERY_DEVICE, poison, star, with_wide_indices
 
 from edgeless import Graph, functional, reference
 
@@ -28,16 +30,6 @@ SHAPES = [
     (3, 256), (1, 250), (2, 512), (1, 500), (33, 4), (40, 33),
 ]  # fmt: skip
 HALF = [torch.bfloat16, torch.float16]
-
-
-def function_of(score):
-    return getattr(functional, f"{score}_attention")
-
-
-def leaves_of(device, score, graph, heads, channels, options, dtype):
-    """:func:`inputs_of` on a device."""
-    args, tensors, rest = inputs_of(score, graph, heads, channels, options, dtype)
-    return leaves_on(device, args), dict(zip(tensors, leaves_on(device, tensors.values()), strict=True)), rest
 
 
 @EVERY_DEVICE

@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 import torch
-from attention_cases import OPTIONS, SCORES, assert_close, error, graph_of, inputs_of
-from devices import EVERY_DEVICE, MEMORY_FOR_2_TO_THE_31, arrays_of, leaves_on, replayed, star, without_waiting
-from test_attention import function_of, leaves_of
+from attention_cases import OPTIONS, SCORES, assert_close, error, function_of, graph_of, inputs_of, leaves_of
+from devices import EVERY_DEVICE, MEMORY_FOR_2_TO_THE_31, arrays_of, assert_same_bits, leaves_on, star
 
 import edgeless
 from edgeless import Graph, functional, reference
@@ -182,7 +181,7 @@ def test_backend_reference_runs_without_the_kernels(monkeypatch):
 # On CUDA ---------------------------------------------------------------------------------------------------------
 
 
-def step_of(score, options="plain"):
+def step_of(score, options):
     """A step over a hub as a function of the positional inputs, and these."""
     graph = star(20_000)
     args, tensors, rest = leaves_of("cuda", score, graph, 2, 16, OPTIONS[options], torch.float32)
@@ -201,40 +200,12 @@ def step_of(score, options="plain"):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("options", ["plain", "all"])
-def test_no_host_sync(score, options):
-    step, args = step_of(score, options)
-    expected = step(*args)  # the other direction is built on first use
-    found = without_waiting(lambda: step(*args))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("score", SCORES)
-def test_runs_on_the_current_stream(score):
-    step, args = step_of(score)
-    expected = step(*args)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        late = [t.detach().clone() for t in args]
-        for t in late:
-            t.fill_(float("nan"))
-        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
-        for t, value in zip(late, args, strict=True):
-            t.copy_(value.detach())
-        found = step(*(t.requires_grad_() for t in late))
-    torch.cuda.current_stream().wait_stream(stream)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("options", ["plain", "dropout"])
-def test_captured_in_a_cuda_graph(score, options):
-    step, args = step_of(score, options)
-    expected = step(*args)
-    assert all(torch.equal(a, b) for a, b in zip(replayed(lambda: step(*args)), expected, strict=True))
+@pytest.mark.parametrize("way,options", [
+    ("without waiting for the GPU", "plain"), ("without waiting for the GPU", "all"), ("on a late stream", "plain"),
+    ("replayed", "plain"), ("replayed", "dropout"),
+])  # fmt: skip
+def test_streams_and_captures(score, way, options):
+    assert_same_bits(way, *step_of(score, options))
 
 
 @pytest.mark.cuda

@@ -264,7 +264,7 @@ def test_runs_on_the_current_stream():
     graph, x = random_graph(), rows(60, 40)
     expected = run("cusparse", graph, x, norm="both")
     torch.cuda.synchronize()
-    found = on_a_late_stream(x, lambda late: run("cusparse", graph, late, norm="both"))
+    found = on_a_late_stream(lambda late: run("cusparse", graph, late, norm="both"), x)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert engines.cusparse_info(graph)["plans"] == 4  # two for each stream
 

@@ -7,14 +7,13 @@ import torch
 from attention_cases import GRAPHS, assert_close, error, graph_of
 from devices import (
     EVERY_DEVICE,
+    EVERY_WAY,
     arrays_of,
+    assert_same_bits,
     leaves_on,
-    on_a_late_stream,
     poison,
-    replayed,
     star,
     with_wide_indices,
-    without_waiting,
 )
 from saved import saved_by
 
@@ -327,7 +326,7 @@ def test_bitwise_the_same_from_run_to_run(dtype, ties):
 
 @pytest.fixture
 def steps():
-    """A step by each rule over a hub, as a function of its rows; these; and what it gives."""
+    """A step by each rule over a hub, as a function of its rows, and these."""
     graph = star(20_000)
     (x,), graph = leaves_on("cuda", [features(graph, 40, torch.float32, ties=True)]), graph.to("cuda")
 
@@ -338,22 +337,10 @@ def steps():
             results += [out.detach(), *torch.autograd.grad(out.square().sum(), x)]
         return results
 
-    return step, x, step(x)
+    return step, [x]
 
 
 @pytest.mark.cuda
-def test_no_host_sync(steps):
-    step, x, expected = steps
-    assert all(torch.equal(a, b) for a, b in zip(without_waiting(lambda: step(x)), expected, strict=True))
-
-
-@pytest.mark.cuda
-def test_runs_on_the_current_stream(steps):
-    step, x, expected = steps
-    assert all(torch.equal(a, b) for a, b in zip(on_a_late_stream(x, step), expected, strict=True))
-
-
-@pytest.mark.cuda
-def test_captured_in_a_cuda_graph(steps):
-    step, x, expected = steps
-    assert all(torch.equal(a, b) for a, b in zip(replayed(lambda: step(x)), expected, strict=True))
+@EVERY_WAY
+def test_streams_and_captures(way, steps):
+    assert_same_bits(way, *steps)

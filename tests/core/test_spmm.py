@@ -12,15 +12,14 @@ import torch
 from attention_cases import GRAPHS, assert_close, error, graph_of
 from devices import (
     EVERY_DEVICE,
+    EVERY_WAY,
     MEMORY_FOR_2_TO_THE_31,
     arrays_of,
+    assert_same_bits,
     leaves_on,
-    on_a_late_stream,
     poison,
-    replayed,
     star,
     with_wide_indices,
-    without_waiting,
 )
 
 import edgeless
@@ -314,7 +313,7 @@ def test_bitwise_the_same_from_run_to_run(dtype, width):
 
 @pytest.fixture
 def steps():
-    """A step of training over a hub, as a function of its rows; these; and what it gives."""
+    """A step of training over a hub, as a function of its rows, and these."""
     graph = star(20_000)
     given = [leaf(graph.num_src, 40, dtype=torch.float32), leaf(graph.num_edges, dtype=torch.float32, seed=1)]
     (x, weight), graph = leaves_on("cuda", given), graph.to("cuda")
@@ -323,25 +322,13 @@ def steps():
         out = functional.spmm(graph, x, weight, norm="both")
         return [out.detach(), *torch.autograd.grad(out.square().sum(), [x, weight])]
 
-    return step, x, step(x)
+    return step, [x]
 
 
 @pytest.mark.cuda
-def test_no_host_sync(steps):
-    step, x, expected = steps
-    assert all(torch.equal(a, b) for a, b in zip(without_waiting(lambda: step(x)), expected, strict=True))
-
-
-@pytest.mark.cuda
-def test_runs_on_the_current_stream(steps):
-    step, x, expected = steps
-    assert all(torch.equal(a, b) for a, b in zip(on_a_late_stream(x, step), expected, strict=True))
-
-
-@pytest.mark.cuda
-def test_captured_in_a_cuda_graph(steps):
-    step, x, expected = steps
-    assert all(torch.equal(a, b) for a, b in zip(replayed(lambda: step(x)), expected, strict=True))
+@EVERY_WAY
+def test_streams_and_captures(way, steps):
+    assert_same_bits(way, *steps)
 
 
 @pytest.mark.cuda

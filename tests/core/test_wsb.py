@@ -328,7 +328,7 @@ def test_the_same_bits_in_every_run_and_on_another_stream():
     graph, x = graph_of("large", "cuda"), rows(900, 96)
     expected = run("wsb", graph, x, norm="both")
     torch.cuda.synchronize()
-    found = on_a_late_stream(x, lambda late: run("wsb", graph, late, norm="both"))
+    found = on_a_late_stream(lambda late: run("wsb", graph, late, norm="both"), x)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 

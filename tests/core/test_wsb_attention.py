@@ -209,7 +209,7 @@ def test_the_same_bits_in_every_run_and_on_another_stream():
     leaves = inputs(graph, 4, 64)
     expected = run("wsb", graph, leaves)
     torch.cuda.synchronize()
-    found = on_a_late_stream(leaves[1], lambda late: run("wsb", graph, [leaves[0], late, leaves[2]]))
+    found = on_a_late_stream(lambda late: run("wsb", graph, [leaves[0], late, leaves[2]]), leaves[1])
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 

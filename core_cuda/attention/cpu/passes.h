@@ -521,10 +521,10 @@ static Kernels<A> kernels_for_width(int64_t vectors) {
 // `vectors`: of a head, when it is the same for keys and values; anything else is 0.
 template <class A>
 Kernels<A> kernels(edgeless::Score score, int64_t vectors) {
-#define EDGELESS_KERNELS(name, functor) \
+#define EDGELESS_CASE(name, functor) \
   case edgeless::Score::name: return kernels_for_width<A, functor>(vectors);
-  switch (score) { EDGELESS_SCORES(EDGELESS_KERNELS) }
-#undef EDGELESS_KERNELS
+  switch (score) { EDGELESS_SCORES(EDGELESS_CASE) }
+#undef EDGELESS_CASE
   __builtin_unreachable();
 }
 
