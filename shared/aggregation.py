@@ -16,6 +16,7 @@ from .graph_checks import check_choice, check_number, compiling
 from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
 from .ops.attention import opmath_dtype
+from .untraced import surely
 
 NORMS = ("none", "left", "right", "both")
 
@@ -224,7 +225,7 @@ def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype, ties: str) -> bo
     if not (torch.is_grad_enabled() and x.requires_grad):
         return False
     degree = gathered_degree(x.is_cuda, graph.num_src, x.element_size(), arg_dtype.itemsize, ties != "first")
-    return graph.num_edges <= degree * graph.num_dst
+    return surely(graph.num_edges <= degree * graph.num_dst)  # in a compiled program rows may be as many as pairs
 
 
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "../common/packed.h"
@@ -38,7 +39,8 @@ void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
 
 // Dropout and scale must fit in.
 template <class A>
-Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
+Tensor weights(AttentionCall in, const Tensor& softmax_stats) {
+  const double dropout = std::exchange(in.dropout, 0.0);
   Call<A> call(in);
   Tensor term, result = call.empty({in.num_edges(), in.heads()});
   if (in.edge_attr && in.score != Score::gatv2) {
@@ -51,6 +53,9 @@ Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
   call.args.weights_out = result.template data_ptr<A>();
   if (!result.numel()) return result;
   call.run(Pass::by_dst, in.graph.csr, in.num_src());
+  in.dropout = dropout;
+  call.set_dropout(in);
+  C10_CUDA_CHECK(normalize_weights(call.args, call.problem.wide_index, call.stream()));
   return result;
 }
 

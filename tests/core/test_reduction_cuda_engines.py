@@ -57,7 +57,7 @@ def forced(engine):
 def backward(graph, x, grad, reduce, ties, engine, forward=None):
     csr, csc = graph.csr_arrays(True), graph.csc_arrays(True)
     forward = forward or torch.ops.edgeless.neighbor_reduce(x, csr, [], reduce, 0.0, _arg_dtype(graph, ties), ties)
-    poison()
+    poison(DEVICE)
     with forced(engine):
         return torch.ops.edgeless.neighbor_reduce_backward(grad, x, *forward, csr, csc, reduce, ties)
 

@@ -16,6 +16,10 @@ cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<A>& ar
 template <class A>
 cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, cudaStream_t stream);
 
+// Divides args.weights_out, as the pass by destination left it without dropout, by the sums of its rows; drops then.
+template <class A>
+cudaError_t normalize_weights(const Args<A>& args, bool wide_index, cudaStream_t stream);
+
 // Sums `sums` equal shares of the rows of [rows, cols] and, below them, [more_rows, cols], each in a fixed order: out
 // is [sums, cols].
 template <class A>
