@@ -232,7 +232,7 @@ def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, samp
     if name.startswith(_CUSPARSE):
         _keep(graph, _CUSPARSE)
     elif name != "rowsplit":
-        _keep(graph, _WSB, _least_reuse(name, 0))
+        _keep(graph, _WSB, _least_reuse(name, 0, x.numel() * x.element_size()))
 
 
 def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_dim: int) -> None:
@@ -248,15 +248,16 @@ def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_di
             return
         if tuner.active and _decides_dot(graph, dtype, heads, head_dim):
             return
-    _keep(graph, _WSB, _least_reuse(name, head_dim))
+    gathered = graph.num_src * heads * head_dim * dtype.itemsize
+    _keep(graph, _WSB, _least_reuse(name, head_dim, gathered))
 
 
 def _is_large(graph: Graph, x: Tensor) -> bool:
     return graph.num_edges >= LEAST_EDGES and x.is_cuda
 
 
-def _least_reuse(name: str, head_dim: int) -> float:
-    return 0.0 if name == _WSB else _C.reuse_that_pays(head_dim)
+def _least_reuse(name: str, head_dim: int, gathered_bytes: int) -> float:
+    return 0.0 if name == _WSB else _C.reuse_that_pays(head_dim, gathered_bytes)
 
 
 def _keep(graph: Graph, key: str, *how: float) -> None:

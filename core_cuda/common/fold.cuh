@@ -74,8 +74,8 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   I row_end = row < last_row ? indptr[row + 1] : never, next_end = row + 1 < last_row ? indptr[row + 2] : never;
   auto next_row = [&] {
     ++row;
-    row_end = next_end;
-    next_end = row + 1 < last_row ? indptr[row + 2] : never;
+    row_end = row < last_row ? next_end : never;
+    if (row + 1 < last_row) next_end = indptr[row + 2];
   };
   auto keep = [&](const Piece& piece) { fold.keep(lead ? plan.slots + s.lead_slot : s.last_slot, piece); };
   auto end_row = [&](I edge) {

@@ -81,7 +81,7 @@ const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::Tensor
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
   if (wsb_refusal(x, weight, csr)) return false;
   const auto blocks = blocks_of(csr);
-  return blocks && blocks->reuse >= cuda::reuse_that_pays(0);
+  return blocks && blocks->reuse >= cuda::reuse_that_pays(0, x.numel() * x.element_size());
 }
 
 const char* wsb_refusal(const AttentionCall& in, bool backward) {
@@ -100,11 +100,11 @@ const char* wsb_refusal(const AttentionCall& in, bool backward) {
 
 bool blocks_pay(const AttentionCall& in, bool backward) {
   if (wsb_refusal(in, backward)) return false;
-  const auto pays = [&](at::TensorList side) {
+  const auto pays = [&](at::TensorList side, const at::Tensor& gathered) {
     const auto blocks = blocks_of(side);
-    return blocks && blocks->reuse >= cuda::reuse_that_pays(in.dim());
+    return blocks && blocks->reuse >= cuda::reuse_that_pays(in.dim(), gathered.numel() * gathered.element_size());
   };
-  return pays(in.graph.csr) && (!backward || in.graph.csc.empty() || pays(in.graph.csc));
+  return pays(in.graph.csr, in.src) && (!backward || in.graph.csc.empty() || pays(in.graph.csc, in.dst));
 }
 
 }  // namespace edgeless

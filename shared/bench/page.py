@@ -24,6 +24,7 @@ from .runs import DEMO, Suite, geometric_mean, read
 from .work import MODES
 
 MISSING = "—"
+WIDTH = 150  # of a line of text
 BACKWARD = "forward_backward"
 
 WRITTEN = (
@@ -76,16 +77,16 @@ def page(suites: dict[str, Suite]) -> str:
 def engines_page(suites: dict[str, Suite]) -> str:
     """The table that docs/choosing.md points at."""
     body = "\n".join(_section(ENGINES, suites.get(ENGINES.suite))).removeprefix(f"## {ENGINES.heading}\n")
-    return f"# {ENGINES.heading}\n\n{WRITTEN}\n{body}"
+    return f"# {ENGINES.heading}\n\n{WRITTEN}\n\n{body}"
 
 
 def _section(section: Section, suite: Optional[Suite]) -> list[str]:
-    lines = [f"## {section.heading}", ""]
+    lines = [f"## {section.heading}"]
     if suite is None:
         return [*lines, f"No run is committed yet; this makes one: `{section.command}`", ""]
     columns, rows = section.table(suite)
     marks = ["---", *["---:"] * (len(columns) - 1)]
-    lines += textwrap.wrap(section.text, 120, break_on_hyphens=False)
+    lines += textwrap.wrap(section.text, WIDTH, break_on_hyphens=False)
     lines += [*(f"- {describe(setting)}" for setting in suite.settings), ""]
     lines += [f"| {' | '.join(cells)} |" for cells in (columns, marks, *rows)]
     return [*lines, ""]

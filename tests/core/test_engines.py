@@ -226,6 +226,12 @@ def test_the_bench_refuses_an_engine_that_does_not_compute_a_case():
         peers.build(case, "edgeless-cusparse", graph)
 
 
+def test_what_edges_must_share_falls_where_l2_keeps_no_rows():
+    small, large = 2**30 - 1, 2**30
+    assert [_C.reuse_that_pays(dim, small) for dim in (0, 32, 64, 128)] == [1.5, 2.5, 1.5, 1.3]
+    assert [_C.reuse_that_pays(dim, large) for dim in (0, 32, 64, 128)] == [1.03, 2.5, 1.5, 1.03]
+
+
 def test_auto_asks_for_blocks_of_large_graphs(monkeypatch):
     """For sums and dot product attention of 16 bits, each from its own reuse on; not for what blocks do not compute."""
     asked = []

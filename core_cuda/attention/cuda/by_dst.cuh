@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
   };
 
-  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
+  walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }

@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
     }
   };
 
-  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
+  walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
 }
 
 }  // namespace edgeless::cuda

@@ -133,6 +133,9 @@ struct EdgeWindow {
     index = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + slot, last));
   }
 
+  // Has the first indices at hand, see walk_rows().
+  __device__ __forceinline__ void settle() { index = max(index, I(0)); }
+
   __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges); }
 
   // Moves on, once the batch's rows are asked for, and asks for the next indices.

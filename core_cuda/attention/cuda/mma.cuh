@@ -227,6 +227,12 @@ struct MmaWindow {
     }
   }
 
+  // Has the first indices at hand, see walk_rows().
+  __device__ __forceinline__ void settle() {
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) next[u] = max(next[u], I(0));
+  }
+
   // Takes a batch, of 0 edges for a team that is done, and asks for the indices of the next.
   __device__ __forceinline__ void take(Walk<I>& walk) {
     count = walk.batch(kEdges);

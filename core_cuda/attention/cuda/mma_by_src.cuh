@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
     }
   };
 
-  walk_rows(walk, place, shares, begin_row, take, close_row, clear, leave, add, emit);
+  walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }

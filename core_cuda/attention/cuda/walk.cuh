@@ -98,8 +98,8 @@ struct Walk {
   __device__ void next_row() {
     ++row;
     lead = joins = false;
-    row_end = next_end;
-    next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
+    row_end = row < last_row ? next_end : last_edge;
+    if (row + 1 < last_row) next_end = indptr[row + 2];
   }
 
   __device__ bool at_row_end() const { return edge == row_end && pending; }
@@ -125,7 +125,9 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
   return args.carry + (slot * args.heads + head) * args.carry_size;
 }
 
-// Walks a team's share and merges the pieces of the rows that the block's chains share. What happens at a row:
+// Walks a team's share and merges the pieces of the rows that the block's chains share. window.settle() has the first
+// batch's indices arrive before the loop: loads share a few barriers, and with an index on its way at the head of the
+// loop every batch would wait there for what its row has just asked for (0035). What happens at a row:
 //   begin()                    asks for what the row at hand needs
 //   take()                     takes the next batch of its edges, none for a team that is done; whole warp
 //   close()                    all edges of the row that are in this share were taken
@@ -133,10 +135,11 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
 //   leave()                    what they came to goes to shared memory, for the team that holds the row's first edges
 //   add(team, thread)          adds what that team left; thread: the one of this lane's numbers
 //   emit(row, lead, complete)  writes the row, or its piece where other blocks have others
-template <class I, class P, class Begin, class Take, class Close, class Clear, class Leave, class Add, class Emit>
-__device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Begin&& begin,
-                                          Take&& take, Close&& close, Clear&& clear, Leave&& leave, Add&& add,
-                                          Emit&& emit) {
+template <class I, class P, class Window, class Begin, class Take, class Close, class Clear, class Leave, class Add,
+          class Emit>
+__device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Window& window,
+                                          Begin&& begin, Take&& take, Close&& close, Clear&& clear, Leave&& leave,
+                                          Add&& add, Emit&& emit) {
   bool leader = false, leader_lead = false;
   auto end_row = [&] {
     close();
@@ -155,6 +158,7 @@ __device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockSh
   };
 
   if (walk.edge < walk.row_end) begin();
+  window.settle();
   while (true) {
     if (walk.at_row_end() && walk.finish_rows(end_row)) begin();
     if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
