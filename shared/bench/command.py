@@ -76,6 +76,7 @@ SUITES = {
         "dtype": ["fp32", "bf16"],
         "peers": [*engines.PEERS, engines.CHOSEN],
         "mode": ["forward_backward"],
+        "rounds": 1,
         "warmup": 3,
         "runs": 5,
         "no_memory": True,
