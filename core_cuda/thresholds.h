@@ -97,8 +97,8 @@ constexpr int64_t kLeastColumns = 32, kLeastDepth = 16, kMostDepth = 1024, kLarg
 // for dot product attention, whose tensor cores have the more to do for a row the narrower a head is (0033, 0034).
 //
 // Where the rows to gather take this many bytes, L2 holds next to nothing of them, and few edges that share a row pay
-// (2026-11-24, pokec, 1.6 GB: in community order, 1.07 edges a row, sums over blocks take 0.87 of the time and attention
-// 0.91; shuffled, 1.00, they take 1.06 and 1.18).
+// (2026-11-24, pokec, 1.6 GB: in community order, 1.07 edges a row, sums over blocks take 0.87 of the time and
+// attention 0.91; shuffled, 1.00, they take 1.06 and 1.18).
 constexpr int64_t kBeyondL2 = int64_t(1) << 30;
 constexpr double reuse_that_pays(int64_t head_dim, int64_t gathered_bytes) {
   const bool wide = head_dim == 0 || head_dim >= 128;
