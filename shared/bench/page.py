@@ -411,8 +411,8 @@ ENGINES = Section(
     "engines",
     "Engines on an H200",
     "Forward + backward on twins, shuffled / in community order: the fastest engine of rowsplit, wsb and cuSPARSE, and "
-    'how many times as long as the fastest takes what `"auto"` chooses. Where that is the fastest itself, both are runs '
-    "of the same kernels, and below a millisecond they tell how evenly the host launches them.",
+    'how many times as long as the fastest takes what `"auto"` chooses. Where that is the fastest itself, both are '
+    "runs of the same kernels, and below a millisecond they tell how evenly the host launches them.",
     _engines,
 )
 
