@@ -122,7 +122,7 @@ def joined(files: list[str], folder: Path) -> list[str]:
     apart = [f for f in files if "/cpu/kernels_" in f or f.endswith(("_cuda.cpp", ".cu"))]
     ops = [f for f in files if f.endswith("_cpu.cpp")]
     others = sorted(set(files) - {*apart, *ops})
-    units = [group[i : i + 4] for group in (ops, others) for i in range(0, len(group), 4)]
+    units = [group[i : i + 8] for group in (ops, others) for i in range(0, len(group), 8)]
     folder.mkdir(parents=True, exist_ok=True)
     names = [folder / f"{Path(unit[0]).stem}_and_{len(unit) - 1}.cpp" for unit in units]
     for name, unit in zip(names, units, strict=True):
