@@ -208,6 +208,25 @@ def test_returned_weights_of_large_logits_sum_to_one(score, size, device):
 
 
 @EVERY_DEVICE
+def test_gradients_of_large_logits_are_as_exact_as_the_readme_says(device):
+    """Keys that are alike, so each edge of a row has the same weight, whatever the logits are."""
+    graph = graph_of("hub")
+    gen = torch.Generator().manual_seed(8)
+    q = torch.randn(graph.num_dst, 2, 16, generator=gen)
+    k = torch.randn(1, 2, 16, generator=gen).expand(graph.num_src, 2, 16)
+    q *= 4e3 / (q * k[0]).sum(-1, keepdim=True).abs() * 4  # 4 is the root of 16, by which logits are divided
+    v, grad = (torch.randn(n, 2, 16, generator=gen) for n in (graph.num_src, graph.num_dst))
+
+    def gradient(of, graph, *tensors):
+        value = tensors[2].requires_grad_()
+        return torch.autograd.grad(of.dot_attention(graph, *tensors[:2], value), value, grad.to(value))[0]
+
+    found = gradient(functional, graph.to(device), *(t.to(device) for t in (q, k, v)))
+    wanted = gradient(reference, graph, q.double(), k.double(), v.double())
+    assert error(found.cpu(), wanted) < (1e-5 if device == "cpu" else 1e-3)
+
+
+@EVERY_DEVICE
 @pytest.mark.parametrize("slope", [0.0, 1.0, 1.5, -0.3])
 def test_any_negative_slope(slope, device):
     graph, rest = graph_of("square"), {"negative_slope": slope}
