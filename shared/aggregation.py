@@ -12,11 +12,10 @@ from .distributed.graph import DistGraph
 from .engines import keep_plans
 from .functional_checks import cast, expect, expect_dtype, expect_graph, on_this_rank, promoted, runs_reference
 from .graph import Graph
-from .graph_checks import check_choice, check_number, compiling
+from .graph_checks import check_choice, check_number, compiling, surely
 from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
 from .ops.attention import opmath_dtype
-from .untraced import surely
 
 NORMS = ("none", "left", "right", "both")
 
@@ -225,7 +224,7 @@ def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype, ties: str) -> bo
     if not (torch.is_grad_enabled() and x.requires_grad):
         return False
     degree = gathered_degree(x.is_cuda, graph.num_src, x.element_size(), arg_dtype.itemsize, ties != "first")
-    return surely(graph.num_edges <= degree * graph.num_dst)  # in a compiled program rows may be as many as pairs
+    return surely(graph.num_edges <= degree * graph.num_dst)  # rows may be pairs, which are counted when a program runs
 
 
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:

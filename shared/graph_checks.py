@@ -24,6 +24,18 @@ def compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+def surely(condition) -> bool:
+    """Whether a condition on sizes holds; False where a compiled program will know them when it runs, not before.
+
+    For what torch.compile traces; fake kernels have ``if_known``.
+    """
+    if not compiling():
+        return bool(condition)
+    from torch.fx.experimental import symbolic_shapes  # torch has it by then
+
+    return symbolic_shapes.guard_or_false(condition) if hasattr(symbolic_shapes, "guard_or_false") else bool(condition)
+
+
 def normal_tensors():
     """A context whose tensors can be saved for backward, even under torch.inference_mode: graphs outlive it."""
     if compiling() or not torch.is_inference_mode_enabled():

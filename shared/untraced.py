@@ -11,12 +11,3 @@ def constant(function):
     """``torch.compiler.assume_constant_result`` without its import: Dynamo calls the function while it traces."""
     function._dynamo_marked_constant = True
     return function
-
-
-def surely(condition) -> bool:
-    """Whether a condition on sizes holds; False where a compiled program will know them when it runs, not before."""
-    if not torch.compiler.is_compiling():
-        return bool(condition)
-    from torch.fx.experimental import symbolic_shapes  # torch has it by then
-
-    return symbolic_shapes.guard_or_false(condition) if hasattr(symbolic_shapes, "guard_or_false") else bool(condition)

@@ -39,8 +39,7 @@ void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
 
 // Dropout and scale must fit in.
 template <class A>
-Tensor weights(AttentionCall in, const Tensor& softmax_stats) {
-  const double dropout = std::exchange(in.dropout, 0.0);
+Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
   Call<A> call(in);
   Tensor term, result = call.empty({in.num_edges(), in.heads()});
   if (in.edge_attr && in.score != Score::gatv2) {
@@ -52,9 +51,9 @@ Tensor weights(AttentionCall in, const Tensor& softmax_stats) {
   call.args.logsumexp = call.keep(softmax_stats.contiguous());
   call.args.weights_out = result.template data_ptr<A>();
   if (!result.numel()) return result;
+  const bool drops = std::exchange(call.args.has_dropout, false);  // after the rows were summed
   call.run(Pass::by_dst, in.graph.csr, in.num_src());
-  in.dropout = dropout;
-  call.set_dropout(in);
+  call.args.has_dropout = drops;
   C10_CUDA_CHECK(normalize_weights(call.args, call.problem.wide_index, call.stream()));
   return result;
 }

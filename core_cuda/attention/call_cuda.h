@@ -74,7 +74,12 @@ class Call {
       args.scale = in.edge_scale->data_ptr<A>();
       args.scale_edge = in.edge_scale->stride(0), args.scale_head = in.edge_scale->stride(1);
     }
-    set_dropout(in);
+    if (in.dropout > 0) {
+      args.has_dropout = true;
+      args.seed = in.seed->data_ptr<int64_t>();
+      args.threshold = dropout_threshold(in.dropout);
+      args.keep_scale = in.dropout < 1 ? static_cast<A>(1 / (1 - in.dropout)) : A(0);
+    }
     if (in.edge_attr && problem.score == Score::gatv2) {
       problem.edge_term = true;
       const Tensor attr =
@@ -95,14 +100,6 @@ class Call {
     if (!value) return;
     args.value = rows(*value);
     args.value_vectors = static_cast<int>(round_up(value->size(2), vector_) / vector_);
-  }
-
-  void set_dropout(const AttentionCall& in) {
-    if (in.dropout <= 0) return;
-    args.has_dropout = true;
-    args.seed = in.seed->data_ptr<int64_t>();
-    args.threshold = dropout_threshold(in.dropout);
-    args.keep_scale = in.dropout < 1 ? static_cast<A>(1 / (1 - in.dropout)) : A(0);
   }
 
   void set_grad_out(const Tensor& grad_out, const Tensor& out) {

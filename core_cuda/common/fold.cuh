@@ -74,7 +74,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   I row_end = row < last_row ? indptr[row + 1] : never, next_end = row + 1 < last_row ? indptr[row + 2] : never;
   auto next_row = [&] {
     ++row;
-    row_end = row < last_row ? next_end : never;
+    row_end = row < last_row ? next_end : never;  // chosen here, since choosing waits for what was loaded
     if (row + 1 < last_row) next_end = indptr[row + 2];
   };
   auto keep = [&](const Piece& piece) { fold.keep(lead ? plan.slots + s.lead_slot : s.last_slot, piece); };

@@ -109,7 +109,7 @@ class Timer:
         events, begin = [], time.perf_counter()
         while True:
             passed = time.perf_counter() - begin
-            if passed > (SHORT_SECONDS if len(events) >= self.runs else LONG_SECONDS) and events:
+            if events and passed > (LONG_SECONDS if len(events) < self.runs else SHORT_SECONDS):
                 break
             if flush is not None:
                 flush.zero_()

@@ -133,7 +133,7 @@ struct EdgeWindow {
     index = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + slot, last));
   }
 
-  // Has the first indices at hand, see walk_rows().
+  // Waits for the first indices, see walk_rows().
   __device__ __forceinline__ void settle() { index = max(index, I(0)); }
 
   __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges); }

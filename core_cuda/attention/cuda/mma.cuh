@@ -227,7 +227,7 @@ struct MmaWindow {
     }
   }
 
-  // Has the first indices at hand, see walk_rows().
+  // Waits for the first indices, see walk_rows().
   __device__ __forceinline__ void settle() {
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) next[u] = max(next[u], I(0));

@@ -98,7 +98,7 @@ struct Walk {
   __device__ void next_row() {
     ++row;
     lead = joins = false;
-    row_end = row < last_row ? next_end : last_edge;
+    row_end = row < last_row ? next_end : last_edge;  // chosen here, since choosing waits for what was loaded
     if (row + 1 < last_row) next_end = indptr[row + 2];
   }
 
@@ -125,9 +125,10 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
   return args.carry + (slot * args.heads + head) * args.carry_size;
 }
 
-// Walks a team's share and merges the pieces of the rows that the block's chains share. window.settle() has the first
-// batch's indices arrive before the loop: loads share a few barriers, and with an index on its way at the head of the
-// loop every batch would wait there for what its row has just asked for (0035). What happens at a row:
+// Walks a team's share and merges the pieces of the rows that the block's chains share. window.settle() waits
+// for the first batch's indices ahead of the loop: a warp has six barriers for all its loads, so with an index on its
+// way at the head of the loop every batch would wait there for what its row has just asked for (docs/decisions/0035).
+// What happens at a row:
 //   begin()                    asks for what the row at hand needs
 //   take()                     takes the next batch of its edges, none for a team that is done; whole warp
 //   close()                    all edges of the row that are in this share were taken
