@@ -89,7 +89,10 @@ constexpr int64_t kScatterL2Percent = 80;
 
 // Columns and depth from which ours fill a tile; the depth from which the libraries' 16-bit products are faster and,
 // for results of fewer numbers than that, their float32 ones; rows of a result whose depth is divided (0021).
-constexpr int64_t kLeastColumns = 32, kLeastDepth = 16, kMostDepth = 1024, kLargeProduct = 1 << 20, kDividedRows = 96;
+constexpr int64_t kLeastColumns = 32, kLeastDepth = 16, kMostDepth = 1024, kLargeProduct = 1 << 20, kDividedRows = 64;
+// Tiles of floats are 128 by 64 in place of 64 by 64 from this depth and so many of them on, which is six for a
+// multiprocessor of the H200; where the depth is divided, from so large a result and so great a depth on (0021).
+constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, kWideDividedDepth = 1 << 15;
 
 // Blocks ------------------------------------------------------------------------------------------------------------
 

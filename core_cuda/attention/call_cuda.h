@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "../common/dropout.h"
@@ -61,6 +62,7 @@ class Call {
     problem.heads = args.heads = static_cast<int>(in.heads());
     vector_ = 16 / static_cast<int64_t>(c10::elementSize(in.rows()));
     args.coefficient = static_cast<A>(in.coefficient);
+    args.base_two_coefficient = static_cast<A>(in.coefficient * M_LOG2E);
     set_value(in.value);
     if (problem.score == Score::gat) {
       args.dst = scalars(in.dst), args.src = scalars(in.src);

@@ -222,8 +222,8 @@ inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::Tens
   const int64_t size = rows * columns, count = static_cast<int64_t>(of), width = count * columns;
   const int64_t most_shares =
       std::max<int64_t>({depth * (rows + width) / (16 * count * size), (1 << 18) / (count * size), 1});
-  args.share = product_share(rows, width, depth, device_attribute(cudaDevAttrMultiProcessorCount, grad.get_device()),
-                             most_shares);
+  args.share = product_share(is_half(grad.scalar_type()), rows, columns, count, depth,
+                             device_attribute(cudaDevAttrMultiProcessorCount, grad.get_device()), most_shares);
   const int64_t shares = (depth + args.share - 1) / args.share;
   const int64_t products = static_cast<int64_t>(xs.size()) * size, all = products + (sums ? rows : 0);
   if (sums) *sums = at::empty({rows}, outs[0].options());

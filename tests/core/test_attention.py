@@ -209,7 +209,9 @@ def test_returned_weights_of_large_logits_sum_to_one(score, size, device):
 
 @EVERY_DEVICE
 def test_gradients_of_large_logits_are_as_exact_as_the_readme_says(device):
-    """Keys that are alike, so each edge of a row has the same weight, whatever the logits are."""
+    """Keys that are alike, so each edge of a row has the same weight, whatever the logits are. Terms of a logit are
+    larger than it, and cancel.
+    """
     graph = graph_of("hub")
     gen = torch.Generator().manual_seed(8)
     q = torch.randn(graph.num_dst, 2, 16, generator=gen)
@@ -223,7 +225,7 @@ def test_gradients_of_large_logits_are_as_exact_as_the_readme_says(device):
 
     found = gradient(functional, graph.to(device), *(t.to(device) for t in (q, k, v)))
     wanted = gradient(reference, graph, q.double(), k.double(), v.double())
-    assert error(found.cpu(), wanted) < (1e-5 if device == "cpu" else 1e-3)
+    assert error(found.cpu(), wanted) < (1e-5 if device == "cpu" else 5e-4)
 
 
 @EVERY_DEVICE

@@ -41,9 +41,10 @@ struct Args {
   int key_vectors = 0;    // vectors of a head of dst and src
   int value_vectors = 0;  // vectors of a head of value and grad_out
 
-  Rows dst, src, value;    // value is null where the values are the keys
-  const A* att = nullptr;  // [heads, key_vectors * vector]; of the cosine [heads], its factor
-  A coefficient = 0;       // scale of the dot product, least norm of the cosine, negative slope of the others
+  Rows dst, src, value;        // value is null where the values are the keys
+  const A* att = nullptr;      // [heads, key_vectors * vector]; of the cosine [heads], its factor
+  A coefficient = 0;           // scale of the dot product, least norm of the cosine, negative slope of the others
+  A base_two_coefficient = 0;  // times log2 e
   // cosine: [Nd, H], [Ns, H] 1 / norm, negative where the norm is below the least one and that one stands for it
   const A *dst_over_norm = nullptr, *src_over_norm = nullptr;
 

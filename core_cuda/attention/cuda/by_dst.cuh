@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     A dot = 0;
     if (fresh) {
       if constexpr (kKeys) {
-        unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+        unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
       }
       if constexpr (Fn::kAtt) {
         own_scalar = 0;
@@ -296,7 +296,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
     A s, dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     if constexpr (kKeys) {
-      s = norms.logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), own_over, other_over);
+      const A sum = sum_of_own_edge<kEdges>(logit, place.lane, place.width());
+      s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
     }

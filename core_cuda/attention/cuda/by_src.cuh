@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
   };
   auto take_row = [&] {
     if constexpr (!Fn::kScalar) {
-      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
     }
     if constexpr (Fn::kAtt) {
       own_scalar = 0;
@@ -241,7 +241,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
       if constexpr (Fn::kScalar) {
         s = own_scalar + target_scalar;
       } else {
-        s = norms.logit(sum_of_own_edge<kEdges>(logit, place.lane, place.width()), own_over, other_over);
+        const A sum = sum_of_own_edge<kEdges>(logit, place.lane, place.width());
+        s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
       }
       dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
     }

@@ -56,6 +56,11 @@ __device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockSha
   }
 }
 
+// Of walk_rows(): a forward that reads nothing of its row but the query has little to wait for, and is a few percent
+// slower if it settles (docs/decisions/0035).
+template <class Fn>
+constexpr bool settles_forward = Fn::kScore != Score::dot;
+
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
 __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward, kMode, kVecs, kEdges))
     forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
@@ -111,7 +116,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
   };
   auto take_row = [&] {
     if constexpr (kKeys) {
-      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x, args.coefficient); });
+      unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
       own_over = asked_over;
       if (walk.row < walk.last_row && walk.row + 1 < args.graph.num_rows) ask_row(walk.row + 1);
     }
@@ -181,7 +186,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
         for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
         partial[u] = sum.sum(args.coefficient);
       }
-      s = norms.logit(sum_of_own_edge<kEdges>(partial, place.lane, place.width()), own_over, other_over);
+      const A sum = sum_of_own_edge<kEdges>(partial, place.lane, place.width());
+      s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
     }
@@ -228,7 +234,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
     }
   };
 
-  walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
+  walk_rows<settles_forward<Fn>>(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
 }
 
 }  // namespace edgeless::cuda

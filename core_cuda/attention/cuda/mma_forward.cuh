@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     }
   };
 
-  walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
+  walk_rows<settles_forward<Fn>>(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
 }
 
 }  // namespace edgeless::cuda

@@ -10,7 +10,8 @@
 //   kMma       mma.cuh has the score for 16-bit rows (MmaScore); plan.h must agree (use_mma)
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
 //   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of
-//              what depends on the row alone. Logits are in base 2: att, or the own row, comes times log2 e
+//              what depends on the row alone
+//   scaled     the logit, of what all lanes sum. Logits are in base 2: here they are multiplied by log2 e, or att was
 //   grad       adds ds * d logit / d own, up to finish(), which needs the sum of ds as well
 
 #pragma once
@@ -27,8 +28,14 @@ struct DotScore {
   static constexpr bool kScalar = false, kOwnValue = true, kAtt = false, kInverseNorms = false;
 
   template <class A>
-  static __device__ A own(A x, A scale) {
-    return x * (scale * A(kLog2e));
+  static __device__ A own(A x) {
+    return x;
+  }
+  // Not the own row is scaled: which of the two that is depends on the pass, and all passes have to come to the same
+  // logit (docs/decisions/0007).
+  template <class A>
+  static __device__ A scaled(A sum, A base_two_coefficient) {
+    return sum * base_two_coefficient;
   }
 
   template <class A, bool kLinear>
@@ -68,7 +75,7 @@ struct Gatv2Score {
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = true, kInverseNorms = false;
 
   template <class A>
-  static __device__ A own(A x, A /*slope*/) {
+  static __device__ A own(A x) {
     return -x;
   }
   template <class A>
@@ -88,6 +95,11 @@ struct Gatv2Score {
   };
 
   template <class A>
+  static __device__ A scaled(A sum, A /*base_two_coefficient*/) {
+    return sum;
+  }
+
+  template <class A>
   static __device__ void grad(A& sum, A own, A other, A ds) {
     if (other > own) sum += ds;
   }
@@ -105,7 +117,7 @@ struct CosineScore {
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = false, kInverseNorms = true;
 
   template <class A>
-  static __device__ A own(A x, A /*least*/) {
+  static __device__ A own(A x) {
     return x;
   }
   template <class A>
@@ -120,6 +132,11 @@ struct CosineScore {
     __device__ void add(A own, A other, A /*att*/) { dot = fma(own, other, dot); }
     __device__ A sum(A /*least*/) const { return dot; }
   };
+
+  template <class A>
+  static __device__ A scaled(A sum, A /*base_two_coefficient*/) {
+    return sum;
+  }
 
   template <class A>
   static __device__ void grad(A& sum, A /*own*/, A other, A ds) {

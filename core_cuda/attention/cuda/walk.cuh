@@ -125,10 +125,10 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
   return args.carry + (slot * args.heads + head) * args.carry_size;
 }
 
-// Walks a team's share and merges the pieces of the rows that the block's chains share. window.settle() waits
-// for the first batch's indices ahead of the loop: a warp has six barriers for all its loads, so with an index on its
-// way at the head of the loop every batch would wait there for what its row has just asked for (docs/decisions/0035).
-// What happens at a row:
+// Walks a team's share and merges the pieces of the rows that the block's chains share. With kSettle it waits for the
+// first batch's indices ahead of the loop: a warp has six barriers for all its loads, so with an index on its way at
+// the head of the loop every batch would wait there for what its row has just asked for (docs/decisions/0035). What
+// happens at a row:
 //   begin()                    asks for what the row at hand needs
 //   take()                     takes the next batch of its edges, none for a team that is done; whole warp
 //   close()                    all edges of the row that are in this share were taken
@@ -136,8 +136,8 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
 //   leave()                    what they came to goes to shared memory, for the team that holds the row's first edges
 //   add(team, thread)          adds what that team left; thread: the one of this lane's numbers
 //   emit(row, lead, complete)  writes the row, or its piece where other blocks have others
-template <class I, class P, class Window, class Begin, class Take, class Close, class Clear, class Leave, class Add,
-          class Emit>
+template <bool kSettle = true, class I, class P, class Window, class Begin, class Take, class Close, class Clear,
+          class Leave, class Add, class Emit>
 __device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Window& window,
                                           Begin&& begin, Take&& take, Close&& close, Clear&& clear, Leave&& leave,
                                           Add&& add, Emit&& emit) {
@@ -159,7 +159,7 @@ __device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockSh
   };
 
   if (walk.edge < walk.row_end) begin();
-  window.settle();
+  if constexpr (kSettle) window.settle();
   while (true) {
     if (walk.at_row_end() && walk.finish_rows(end_row)) begin();
     if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;

@@ -20,29 +20,32 @@ __device__ __forceinline__ void store_pair(T* to, float x, float y) {
 
 // C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
 template <class S, bool kTransposedA, bool kTransposedB, bool kTwo>
-__global__ void __launch_bounds__(kProductThreads, 2) half_gemm_kernel(const __grid_constant__ ProductArgs args) {
-  using A = Operand<kTileRows, kTransposedA>;
-  using B = Operand<kTileColumns, kTransposedB>;
-  __shared__ alignas(16) typename A::Tile tiles_a[kTileStages];
-  __shared__ alignas(16) typename B::Tile tiles_b[kTileStages];
-  const TilePlace place(args);
+__global__ void __launch_bounds__(HalfTiling::kThreads, HalfTiling::kBlocks)
+    half_gemm_kernel(const __grid_constant__ ProductArgs args) {
+  using A = Operand<HalfTiling::kRows, kTransposedA, HalfTiling::kThreads>;
+  using B = Operand<HalfTiling::kColumns, kTransposedB, HalfTiling::kThreads>;
+  __shared__ alignas(16) typename A::Tile tiles_a[HalfTiling::kStages];
+  __shared__ alignas(16) typename B::Tile tiles_b[HalfTiling::kStages];
+  const TilePlace<HalfTiling> place(args);
   const ProductArgs::Side& side = args.of[blockIdx.z];
-  Operands<A, B, kTwo> operands(args, place);
+  Operands<A, B, kTwo, TilePlace<HalfTiling>> operands(args, place);
   const auto load = [&](int stage) { operands.load(tiles_a[stage], tiles_b[stage]); };
 
-  float sum[kDown][kSide][4] = {};
+  HalfTiling::Sum sum = {};
   const int64_t share = blockIdx.y * args.c_share;
   // Before the products, so that it is on its way together with the first tiles.
   if (args.add && args.wide) add_numbers(static_cast<const float*>(side.c) + share, side.c_row, place, args, sum);
   if (args.add && !args.wide) add_numbers(static_cast<const S*>(side.c) + share, side.c_row, place, args, sum);
   const bool sums = kTransposedA && args.sums && place.makes_sums();
   float row_sum = 0;
-  walk_depth(operands.steps(), load, [&](int stage) {
+  walk_depth<HalfTiling::kStages>(operands.steps(), load, [&](int stage) {
     const uint16_t *tile_a = tiles_a[stage], *tile_b = tiles_b[stage];
     if (sums) {
       const S* column = reinterpret_cast<const S*>(tile_a) + threadIdx.x;
+      float tile_sum = 0;
 #pragma unroll 8
-      for (int k = 0; k < kTileDepth; ++k) row_sum += to_arithmetic(column[k * A::kStride]);
+      for (int k = 0; k < kTileDepth; ++k) tile_sum += to_arithmetic(column[k * A::kStride]);
+      row_sum += tile_sum;  // sums of sums round less
     }
     half::multiply_tiles<S, A, B>(tile_a, tile_b, place, sum);
   });
@@ -70,7 +73,8 @@ __global__ void __launch_bounds__(kProductThreads, 2) half_gemm_kernel(const __g
 
 template <class S, bool kTransposedA, bool kTransposedB, bool kTwo = false>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
-  half_gemm_kernel<S, kTransposedA, kTransposedB, kTwo><<<product_grid(args), kProductThreads, 0, stream>>>(args);
+  half_gemm_kernel<S, kTransposedA, kTransposedB, kTwo>
+      <<<product_grid<HalfTiling>(args), HalfTiling::kThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

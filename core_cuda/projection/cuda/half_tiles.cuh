@@ -13,27 +13,9 @@ namespace edgeless::cuda::projection::half {
 
 constexpr int kInner = 16;  // depth of an mma
 
-// Four blocks of 8 by 8 numbers, of which each lane gives one row's address in shared memory; transposed on the way
-// into registers where it says so.
-template <bool kTransposed>
-__device__ __forceinline__ void load_matrices(const void* at, uint32_t (&to)[4]) {
-#if __CUDA_ARCH__ >= 800
-  const uint32_t address = shared_address(at);
-  if constexpr (kTransposed) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address));
-  } else {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-                 : "r"(address));
-  }
-#endif
-}
-
-template <int kSize, bool kTransposed>
-struct Operand : Tiles<uint16_t, kSize, kTransposed, 8> {
-  using Base = Tiles<uint16_t, kSize, kTransposed, 8>;
+template <int kSize, bool kTransposed, int kThreads>
+struct Operand : Tiles<uint16_t, kSize, kTransposed, 8, kThreads> {
+  using Base = Tiles<uint16_t, kSize, kTransposed, 8, kThreads>;
   using Base::Base, Base::kStride;
   using Tile = uint16_t[Base::kNumbers];
 
@@ -64,8 +46,8 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 }
 
 // sum += A B^T for a stage of both operands, of numbers S.
-template <class S, class A, class B>
-__device__ __forceinline__ void multiply_tiles(const uint16_t* tile_a, const uint16_t* tile_b, const WarpPlace& place,
+template <class S, class A, class B, class Place, int kDown, int kSide>
+__device__ __forceinline__ void multiply_tiles(const uint16_t* tile_a, const uint16_t* tile_b, const Place& place,
                                                float (&sum)[kDown][kSide][4]) {
 #pragma unroll
   for (int inner = 0; inner < kTileDepth; inner += kInner) {

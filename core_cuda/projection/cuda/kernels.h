@@ -108,7 +108,9 @@ struct ProductArgs {
 cudaError_t run_half_gemm(Storage storage, bool transposed_a, bool transposed_b, const ProductArgs& args,
                           cudaStream_t stream);
 cudaError_t run_product(bool transposed_a, bool transposed_b, const ProductArgs& args, cudaStream_t stream);
-// A share that lets all multiprocessors have something to do, of `most_shares` at most.
-int64_t product_share(int64_t rows, int64_t columns, int64_t depth, int multiprocessors, int64_t most_shares);
+// The share of the depth of `count` products that lets all multiprocessors have something to do; at most `most_shares`
+// of them. half: of run_half_gemm.
+int64_t product_share(bool half, int64_t rows, int64_t columns, int64_t count, int64_t depth, int multiprocessors,
+                      int64_t most_shares);
 
 }  // namespace edgeless::cuda::projection

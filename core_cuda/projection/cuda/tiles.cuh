@@ -8,9 +8,28 @@
 
 namespace edgeless::cuda::projection {
 
-// A block makes 128 by 64 numbers of C, a warp 32 by 32 by mma of 16 by 8 each.
-constexpr int kProductThreads = 256, kTileRows = 128, kTileColumns = 64, kTileDepth = 32, kTileStages = 3;
-constexpr int kDown = 2, kSide = 4;  // mma of a warp
+constexpr int kTileDepth = 32;
+
+// A block makes kRows by kColumns numbers of C, a warp kDown by kSide mma of 16 by 8 numbers each, from kStages tiles
+// of the depth in shared memory. kBlocks share a multiprocessor.
+template <int kRows_, int kColumns_, int kDown_, int kSide_, int kStages_, int kBlocks_>
+struct Tiling {
+  static constexpr int kRows = kRows_, kColumns = kColumns_, kDown = kDown_, kSide = kSide_;
+  static constexpr int kStages = kStages_, kBlocks = kBlocks_;
+  static constexpr int kAcross = kColumns / (8 * kSide);  // warps
+  static constexpr int kThreads = 32 * kAcross * kRows / (16 * kDown);
+  using Sum = float[kDown][kSide][4];  // a lane's numbers
+
+  static constexpr int64_t blocks(int64_t rows, int64_t columns) {
+    return (rows + kRows - 1) / kRows * ((columns + kColumns - 1) / kColumns);
+  }
+};
+
+// Of 16-bit numbers; of floats, whose sums and parts take many registers: SquareTiling, and, where there are many tiles
+// that are deep, WideTiling, whose warps read a number from shared memory less often.
+using HalfTiling = Tiling<128, 64, 2, 4, 3, 2>;
+using SquareTiling = Tiling<64, 64, 2, 4, 3, 4>;
+using WideTiling = Tiling<128, 64, 4, 4, 2, 3>;
 
 __device__ __forceinline__ uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
@@ -24,15 +43,33 @@ __device__ __forceinline__ void copy_vector(void* to, const void* from, bool the
 #endif
 }
 
+// Four blocks of 8 by 8 numbers of 16 bits, or of 8 by 4 of 32, of which each lane gives one row's address in shared
+// memory; transposed on the way into registers where it says so.
+template <bool kTransposed>
+__device__ __forceinline__ void load_matrices(const void* at, uint32_t (&to)[4]) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t address = shared_address(at);
+  if constexpr (kTransposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address));
+  }
+#endif
+}
+
 // One of the operands, of numbers T, which goes to shared memory as it lies in memory: kTransposed, numbers of one
 // depth side by side, else numbers of one row. What is outside is zero there. kPad: numbers between the rows of a tile,
-// so that fragments come from all banks.
-template <class T, int kSize, bool kTransposed, int kPad>
+// so that fragments come from all banks. kThreads: of the block that loads it.
+template <class T, int kSize, bool kTransposed, int kPad, int kThreads>
 struct Tiles {
   static constexpr int kVector = 16 / sizeof(T), kWidth = kTransposed ? kSize : kTileDepth;
   static constexpr int kStride = kWidth + kPad, kNumbers = (kTransposed ? kTileDepth : kSize) * kStride;
-  static constexpr int kInLine = kWidth / kVector, kLines = kProductThreads / kInLine;
-  static constexpr int kCopies = kSize * kTileDepth / kVector / kProductThreads;
+  static constexpr int kInLine = kWidth / kVector, kLines = kThreads / kInLine;
+  static constexpr int kCopies = kSize * kTileDepth / kVector / kThreads;
   const T* from;  // of the thread's first copy
   int64_t row;
   int64_t left_rows, left_depth;  // from the tile's first
@@ -96,7 +133,7 @@ __device__ __forceinline__ void finish_depth(int steps, Load&& load, Use&& use) 
   }
 }
 
-template <int kStages = kTileStages, StagesOf kOf = StagesOf::block, class Load, class Use>
+template <int kStages, StagesOf kOf = StagesOf::block, class Load, class Use>
 __device__ __forceinline__ void walk_depth(int steps, Load&& load, Use&& use) {
   begin_depth<kStages>(steps, load);
   finish_depth<kStages, kOf>(steps, load, use);
@@ -108,45 +145,48 @@ inline __host__ __device__ int tile_steps(int64_t depth) {
 
 // A thread's place in the tile of its block: mma (i, j) has its rows down + 16 i + group, and those eight further, and
 // its columns side + 8 j + 2 in_group, and those one further.
+template <class Tiling>
 struct WarpPlace {
   int down, side, group, in_group;
 
   __device__ __forceinline__ WarpPlace() {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    down = warp / 2 * 32, side = warp % 2 * 32, group = lane / 4, in_group = lane % 4;
+    down = warp / Tiling::kAcross * 16 * Tiling::kDown, side = warp % Tiling::kAcross * 8 * Tiling::kSide;
+    group = lane / 4, in_group = lane % 4;
   }
 };
 
 // What a block makes.
-struct TilePlace : WarpPlace {
+template <class Tiling>
+struct TilePlace : WarpPlace<Tiling> {
   int64_t first_row, begin, end;  // begin, end: of the depth
   int first_column;
 
   __device__ __forceinline__ explicit TilePlace(const ProductArgs& args) {
-    const int across = (args.columns + kTileColumns - 1) / kTileColumns;
-    first_row = static_cast<int64_t>(blockIdx.x / across) * kTileRows;
-    first_column = static_cast<int>(blockIdx.x % across) * kTileColumns;
+    const int across = (args.columns + Tiling::kColumns - 1) / Tiling::kColumns;
+    first_row = static_cast<int64_t>(blockIdx.x / across) * Tiling::kRows;
+    first_column = static_cast<int>(blockIdx.x % across) * Tiling::kColumns;
     begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
   }
 
   // Whether the thread sums a row of a: one block of those that share a does.
   __device__ __forceinline__ bool makes_sums() const {
-    return first_column == 0 && blockIdx.z == 0 && threadIdx.x < kTileRows;
+    return first_column == 0 && blockIdx.z == 0 && threadIdx.x < Tiling::kRows;
   }
 
   __device__ __forceinline__ int steps() const { return tile_steps(end - begin); }
 };
 
 // The two operands of a block, one after the other of each pair with kTwo.
-template <class A, class B, bool kTwo>
+template <class A, class B, bool kTwo, class Place>
 struct Operands {
   const ProductArgs& args;
-  const TilePlace& place;
+  const Place& place;
   A a;
   B b;
   int left;  // tiles of the first pair
 
-  __device__ __forceinline__ Operands(const ProductArgs& args, const TilePlace& place)
+  __device__ __forceinline__ Operands(const ProductArgs& args, const Place& place)
       : args(args),
         place(place),
         a(args.a, args.a_row, place.first_row, args.rows, place.begin, place.end),
@@ -168,9 +208,9 @@ struct Operands {
 
 // use(row, column, x, y) for every pair of numbers side by side that a thread has of the tile at (first_row,
 // first_column) of a matrix [rows, columns]; `sum` is indexed by mma.
-template <class Sum, class Use>
-__device__ __forceinline__ void for_each_pair(const WarpPlace& place, int64_t first_row, int64_t rows, int first_column,
-                                              int columns, Sum& sum, Use&& use) {
+template <class Place, int kDown, int kSide, class Use>
+__device__ __forceinline__ void for_each_pair(const Place& place, int64_t first_row, int64_t rows, int first_column,
+                                              int columns, float (&sum)[kDown][kSide][4], Use&& use) {
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
 #pragma unroll
@@ -193,9 +233,9 @@ struct alignas(2 * sizeof(T)) NumberPair {
 
 // Adds to `sum` what c, a matrix with rows of c_row numbers, holds there. A pass of its own: were a pair read, added
 // and written before the next one, every load would wait for the store before it.
-template <class T>
-__device__ __forceinline__ void add_numbers(const T* c, int64_t c_row, const TilePlace& place, const ProductArgs& args,
-                                            float (&sum)[kDown][kSide][4]) {
+template <class T, class Place, class Sum>
+__device__ __forceinline__ void add_numbers(const T* c, int64_t c_row, const Place& place, const ProductArgs& args,
+                                            Sum& sum) {
   for_each_pair(place, place.first_row, args.rows, place.first_column, args.columns, sum,
                 [&](int64_t row, int column, float& x, float& y) {
                   const auto pair = *reinterpret_cast<const NumberPair<T>*>(c + row * c_row + column);
@@ -204,8 +244,9 @@ __device__ __forceinline__ void add_numbers(const T* c, int64_t c_row, const Til
 }
 
 // Blocks of a product, parts of its depth, products.
-inline dim3 product_grid(const ProductArgs& args) {
-  const int64_t blocks = (args.rows + kTileRows - 1) / kTileRows * ((args.columns + kTileColumns - 1) / kTileColumns);
+template <class Tiling>
+dim3 product_grid(const ProductArgs& args) {
+  const int64_t blocks = Tiling::blocks(args.rows, args.columns);
   const int64_t shares = (args.depth + args.share - 1) / args.share;
   return {static_cast<unsigned>(blocks), static_cast<unsigned>(shares), static_cast<unsigned>(args.products)};
 }

@@ -15,32 +15,31 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-using projection::kDown, projection::kSide, projection::kTileDepth;
-using projection::WarpPlace;
+using projection::kTileDepth;
+using Tiling = projection::SquareTiling;
 
-constexpr int kSize = 64;      // a block makes 64 by 64 numbers of a matrix
-constexpr int kThreads = 128;  // four warps of 32 by 32
+constexpr int kSize = Tiling::kRows, kThreads = Tiling::kThreads;  // a block makes 64 by 64 numbers of a matrix
 
 // Two tiles of numbers S, and the sum of their products.
 template <class S>
 struct Outer {
   using T = uint16_t;
-  using Operand = projection::half::Operand<kSize, true>;
+  using Operand = projection::half::Operand<kSize, true, kThreads>;
   static constexpr int kStages = 8;
-  float sum[kDown][kSide][4] = {};
+  Tiling::Sum sum = {};
 
-  __device__ __forceinline__ void add(const T* x, const T* y, const WarpPlace& place) {
+  __device__ __forceinline__ void add(const T* x, const T* y, const projection::WarpPlace<Tiling>& place) {
     projection::half::multiply_tiles<S, Operand, Operand>(x, y, place, sum);
   }
 };
 template <>
 struct Outer<float> {
   using T = float;
-  using Operand = projection::floats::Operand<kSize, true>;
+  using Operand = projection::floats::Operand<kSize, true, kThreads>;
   static constexpr int kStages = 4;
-  float sum[kDown][kSide][4] = {}, part[kDown][kSide][4];
+  Tiling::Sum sum = {}, part;
 
-  __device__ __forceinline__ void add(const T* x, const T* y, const WarpPlace& place) {
+  __device__ __forceinline__ void add(const T* x, const T* y, const projection::WarpPlace<Tiling>& place) {
     projection::floats::multiply_tiles<Operand, Operand>(x, y, place, sum, part);
   }
 };
@@ -106,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, 3) outer_kernel(const __grid_constan
   const int first_row = static_cast<int>(blockIdx.y / across) * kSize;
   const Range range = range_of_tile(args.entries, blockIdx.x, args.chunk);
   if (range.begin >= range.end) return;
-  const WarpPlace place;
+  const projection::WarpPlace<Tiling> place;
   GatheredTiles<S> x(args.x, args.entries, range, block, first_row, args.rows);
   GatheredTiles<S> y(args.y, args.entries, range, block, first_column, args.columns);
   const auto stage_x = [&](int stage) { return shared + stage * 2 * kTileNumbers<S>; };

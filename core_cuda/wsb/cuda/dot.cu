@@ -228,7 +228,7 @@ struct Rows {
 #pragma unroll
     for (int k = 0; k < kDim / 16; ++k) {
       uint32_t columns[4];
-      projection::half::load_matrices<false>(tile + Of::place(row, 2 * k + lane / 8 % 2), columns);
+      projection::load_matrices<false>(tile + Of::place(row, 2 * k + lane / 8 % 2), columns);
       projection::half::multiply_add<S>(products[0], rows[k], columns[0], columns[1]);
       projection::half::multiply_add<S>(products[1], rows[k], columns[2], columns[3]);
     }
@@ -242,7 +242,7 @@ struct Rows {
 #pragma unroll
     for (int v = 0; v < kTiles / 2; ++v) {
       uint32_t columns[4];
-      projection::half::load_matrices<true>(tile + Of::place(row, 2 * v + lane / 16), columns);
+      projection::load_matrices<true>(tile + Of::place(row, 2 * v + lane / 16), columns);
       projection::half::multiply_add<S>(sum[2 * v], packed, columns[0], columns[1]);
       projection::half::multiply_add<S>(sum[2 * v + 1], packed, columns[2], columns[3]);
     }

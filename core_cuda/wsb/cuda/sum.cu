@@ -88,7 +88,7 @@ struct Ring {
   // Of vectors 2 pair and 2 pair + 1: what an mma of the first and one of the second multiply.
   __device__ __forceinline__ void get(int stage, int pair, uint32_t (&to)[4]) const {
     const int depth = lane % 8, row = depth / 2 * 4 + depth % 2 + lane / 8 % 2 * 2;
-    projection::half::load_matrices<true>(rows + stage * kStageRows + place_of(row, 2 * pair + lane / 16), to);
+    projection::load_matrices<true>(rows + stage * kStageRows + place_of(row, 2 * pair + lane / 16), to);
   }
 };
 
