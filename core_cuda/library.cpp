@@ -39,11 +39,12 @@ TORCH_LIBRARY(edgeless, m) {
   // something by edge. softmax_stats [1 or 2, Nd, H]: what the other ops need of the softmax, for the same device alone
   // (cpu/args.h and cuda/args.h in core_cuda/attention). max_degrees: the most edges of a row of csr, and of csc, as
   // far as that is known; where no row is cut, ops on CUDA look for no pieces to merge. side_by_side: gradients of dst,
-  // src and value may be parts of one tensor where these are.
+  // src and value may be parts of one tensor where these are. donated: src and value have no other use than this call,
+  // so that a backward which is known to be the last may write their gradients over them.
   m.def(
       "attention(Tensor dst, Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, "
       "Tensor? edge_scale, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout, "
-      "ScalarType? out_dtype, int[] max_degrees=[]) -> (Tensor out, Tensor softmax_stats)");
+      "ScalarType? out_dtype, int[] max_degrees=[], bool donated=False) -> (Tensor out, Tensor softmax_stats)");
   m.def(
       "attention_backward(Tensor? grad_out, Tensor? grad_weights, Tensor? out, Tensor softmax_stats, Tensor dst, "
       "Tensor src, Tensor? value, Tensor? att, Tensor? edge_attr, Tensor? edge_proj, Tensor? edge_scale, "

@@ -105,7 +105,7 @@ def seed_tensor(seed: Seed, device) -> Tensor:
 
 def _fused(
     graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-    dropout, seed, return_weights, out_dtype,
+    dropout, seed, return_weights, out_dtype, donate=False,
 ):  # fmt: skip
     out_dtype = out_dtype or _promoted((dst, src, value, att, edge_attr, edge_proj, edge_scale))
     rows = _promoted((dst, src, value))
@@ -128,7 +128,7 @@ def _fused(
     if dropout > 0 and type(graph) is LocalGraph:
         return _dropped_by_number(
             graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-            dropout, seed, return_weights, out_dtype,
+            dropout, seed, return_weights, out_dtype, donate,
         )  # fmt: skip
     seed = seed_tensor(seed, dst.device) if dropout > 0 else None
     by_edge = dropout > 0 or return_weights is not None or edge_attr is not None or edge_scale is not None
@@ -142,7 +142,7 @@ def _fused(
         keep_blocks(graph, src, rows, src.size(1), src.size(2))
     out, stats = torch.ops.edgeless.attention(
         dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out,
-        graph.max_degrees_at_hand(),
+        graph.max_degrees_at_hand(), donate and return_weights is None,  # weights need the rows in their own backward
     )  # fmt: skip
     out = _cast(out, out_dtype)
     if return_weights is None:
@@ -156,14 +156,15 @@ def _fused(
 
 def _dropped_by_number(
     graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-    dropout, seed, return_weights, out_dtype,
+    dropout, seed, return_weights, out_dtype, donate,
 ):  # fmt: skip
     """:func:`_fused` where the ids that dropout draws by, the whole graph's, are not those of the edge tensors here."""
     seed = seed_tensor(seed, dst.device)
     if edge_attr is edge_scale is return_weights is None:
         return _fused(
-            graph.numbered, score, coefficient, dst, src, value, att, None, None, None, dropout, seed, None, out_dtype
-        )
+            graph.numbered, score, coefficient, dst, src, value, att, None, None, None, dropout, seed, None, out_dtype,
+            donate,
+        )  # fmt: skip
     heads = dst.size(1)
     kept = graph.dropout_scale(dropout, heads, opmath_dtype(dst.dtype), seed)
     scale = kept if edge_scale is None else kept * (edge_scale.unsqueeze(1) if edge_scale.dim() == 1 else edge_scale)
@@ -190,6 +191,7 @@ def gatv2_attention(
     seed: Seed = None,
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
+    donate: bool = False,
 ):
     r"""GATv2 (Brody, Alon, Yahav: "How Attentive are Graph Attention Networks?", ICLR 2022, equation 7).
 
@@ -202,6 +204,8 @@ def gatv2_attention(
         att (Tensor): attention vector ``[H, C]``.
         negative_slope (float): of the LeakyReLU.
         edge_proj (Tensor, optional): ``[H, C, De]``; the edge term enters the logit only.
+        donate (bool): x_l has no other use than this call: a backward that is the last one may write its gradient over
+            it, and allocates no second set of rows. Without effect under ``return_weights`` and with edge tensors.
 
     The other options, and what is raised, stand at the head of :mod:`edgeless.functional`.
 
@@ -227,7 +231,7 @@ def gatv2_attention(
         )  # fmt: skip
     return _fused(
         graph, "gatv2", negative_slope, x_r, x_l, None, att, edge_attr, edge_proj, edge_scale,
-        dropout, seed, return_weights, out_dtype,
+        dropout, seed, return_weights, out_dtype, donate,
     )  # fmt: skip
 
 
@@ -305,6 +309,7 @@ def dot_attention(
     seed: Seed = None,
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
+    donate: bool = False,
 ):
     r"""Scaled dot-product attention over the edges (Shi et al.: "Masked Label Prediction", IJCAI 2021, equations 3-4).
 
@@ -317,6 +322,9 @@ def dot_attention(
         v (Tensor): values ``[Ns, H, C]``; C may differ from D when there is no edge term.
         scale (float, optional): ``s``; default ``1 / sqrt(D)``.
         edge_proj (Tensor, optional): ``[H, C, De]``; the edge term enters key and value.
+        donate (bool): k and v have no other use than this call: a backward that is the last one may write their
+            gradients over them, and allocates no second set of rows. Without effect under ``return_weights`` and with
+            edge tensors.
 
     The other options, and what is raised, stand at the head of :mod:`edgeless.functional`.
 
@@ -345,7 +353,7 @@ def dot_attention(
         scale = 1 / math.sqrt(dim) if dim else 1.0
     return _fused(
         graph, "dot", scale, q, k, v, None, edge_attr, edge_proj, edge_scale,
-        dropout, seed, return_weights, out_dtype,
+        dropout, seed, return_weights, out_dtype, donate,
     )  # fmt: skip
 
 

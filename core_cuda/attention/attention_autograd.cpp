@@ -1,6 +1,7 @@
 // The gradients of the attention ops. Kept for the backward are the inputs, the output and the softmax's statistics:
 // nothing of the size of the edge set.
 #include "../common/kept_result.h"
+#include "../common/packed.h"
 #include "calls.h"
 
 namespace edgeless {
@@ -20,6 +21,18 @@ AttentionCall saved_call(const AutogradContext* ctx, const Saved& saved, size_t 
   return saved_call(ctx, inputs, saved.graph, saved.optional(first + kAttentionInputs));
 }
 
+// Whether the gradients of the sources' rows can take their place (attention_backward_into): each row is written once,
+// and nobody reads it for another gradient afterwards.
+bool can_be_written_over(const AttentionCall& c) {
+  if (c.edge_attr || c.edge_scale || (c.score != Score::gatv2 && (c.score != Score::dot || !c.value))) return false;
+  const auto apart = [&](const Tensor& t) { return can_be_written(t) && !t.is_alias_of(c.dst); };
+  if (!apart(c.src)) return false;
+  if (!c.value || !c.value->is_alias_of(c.src)) return !c.value || apart(*c.value);
+  const auto columns = Packed::of({c.src, *c.value});
+  return columns && columns->width[0] + columns->width[1] <= columns->stride &&
+         (columns->begin[1] >= columns->width[0] || columns->begin[0] >= columns->width[1]);
+}
+
 struct Attention : torch::autograd::Function<Attention> {
   static constexpr bool is_traceable = true;
   static constexpr size_t kFirst = 2;  // of the inputs, behind the output and the statistics
@@ -37,8 +50,23 @@ struct Attention : torch::autograd::Function<Attention> {
          {keep_result(ctx, out), *softmax_stats, dst, src, value, own.att, edge_attr, edge_proj, edge_scale, call.seed},
          call.graph);
     save_options(ctx, call);
+    ctx->saved_data["donated"] = call.donated && can_be_written_over(call) && saves_unseen();
     ctx->set_materialize_grads(false);
     return out;
+  }
+
+  // The gradients of dst, src, value and att; those of the sources' rows where the rows are.
+  static std::vector<Tensor> over_the_sources(AutogradContext* ctx, const AttentionCall& call,
+                                              const AttentionGrads& given) {
+    ctx->saved_data["overwritten"] = true;
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    // Without the history of the rows, which is not that of their gradients.
+    variable_list into{at::empty(call.dst.sizes(), call.dst.options()), call.src.variable_data()};
+    if (call.value) into.push_back(call.value->variable_data());
+    const Tensor of_att = call_attention_backward_into(call, given, into);
+    into.resize(kAttentionInputs);
+    into[kAtt] = of_att;
+    return into;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -50,9 +78,14 @@ struct Attention : torch::autograd::Function<Attention> {
     given.side_by_side = !is_traced(grads[0]);
     Needs need(ctx);
     for (size_t i = 0; i < kAttentionInputs; ++i) given.needs[i] = need(saved[kFirst + i].defined());
+    TORCH_CHECK(!ctx->saved_data.count("overwritten"),
+                "edgeless: the last backward of this attention did not come to its end and left no other; run the "
+                "forward again, or that backward with retain_graph=True");
     if (!result_is_kept(ctx)) given.out = std::get<0>(call_attention(call, saved[0].scalar_type()));
     call.dst = as_rows(call.dst), call.src = as_rows(call.src);
-    const auto found = attention_backward(call, given);
+    const bool in_place = ctx->saved_data.at("donated").toBool() && is_last_backward(grads[0]) && given.needs[kDst] &&
+                          given.needs[kSrc] && given.needs[kValue] == call.value.has_value();
+    const auto found = in_place ? over_the_sources(ctx, call, given) : attention_backward(call, given);
     for (size_t i = 0; i < kAttentionInputs; ++i) {
       if (given.needs[i]) results[i] = i < 2 ? as_given(found[i], saved[kFirst + i]) : found[i];
     }

@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor> attention_op(const Tensor& dst, const Tensor& src, co
                                         const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                         const OptTensor& seed, c10::string_view score, double coefficient,
                                         double dropout, Optional<at::ScalarType> out_dtype,
-                                        at::IntArrayRef max_degrees) {
+                                        at::IntArrayRef max_degrees, bool donated) {
   const Score parsed = parse_score("edgeless::attention", score);
   return function({dst,
                    src,
@@ -55,14 +55,15 @@ std::tuple<Tensor, Tensor> attention_op(const Tensor& dst, const Tensor& src, co
                    seed,
                    parsed,
                    coefficient,
-                   dropout},
+                   dropout,
+                   donated},
                   out_dtype);
 }
 
 inline std::tuple<Tensor, Tensor> call_attention(const AttentionCall& c, Optional<at::ScalarType> out_dtype) {
   static const Kernels kernels("edgeless::attention", attention_op<call_attention>);
   return kernels(c.dst, c.src, c.value, c.att, c.edge_attr, c.edge_proj, c.edge_scale, c.graph.csr, c.graph.csc, c.seed,
-                 name_of(c.score), c.coefficient, c.dropout, out_dtype, c.graph.max_degrees);
+                 name_of(c.score), c.coefficient, c.dropout, out_dtype, c.graph.max_degrees, c.donated);
 }
 
 template <auto function>

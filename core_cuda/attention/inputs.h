@@ -49,6 +49,7 @@ struct AttentionCall {
   OptTensor seed;  // int64 [1]
   Score score;
   double coefficient, dropout;
+  bool donated = false;  // src and value have no other use: a backward that is the last may write over them
 
   int64_t num_dst() const { return dst.size(0); }
   int64_t num_src() const { return src.size(0); }
@@ -149,6 +150,13 @@ inline void check_output(const char* op, const AttentionCall& in, const at::Tens
   check_device(op, "out", out, in.device());
 }
 
+// Whether kernels can write rows [N, H, C] where they lie: each for itself, contiguous, and whole heads apart.
+inline bool can_be_written(const at::Tensor& t) {
+  if (t.numel() == 0) return true;
+  const int64_t row = t.size(1) * t.size(2);
+  return t.select(0, 0).is_contiguous() && t.stride(0) % t.size(2) == 0 && (t.size(0) == 1 || t.stride(0) >= row);
+}
+
 // Where gradients of dst, src and value are to go: rows of the same kind, each in one piece.
 inline void check_into(const char* op, const AttentionCall& in, at::TensorList into) {
   TORCH_CHECK_VALUE(in.score == Score::gatv2 || (in.score == Score::dot && in.value), op,
@@ -160,8 +168,7 @@ inline void check_into(const char* op, const AttentionCall& in, at::TensorList i
     check_shape(op, "into", into[i], rows[i]->sizes());
     check_dtype(op, "into", into[i], in.rows());
     check_device(op, "into", into[i], in.device());
-    if (into[i].numel() == 0) continue;
-    TORCH_CHECK_VALUE(into[i].select(0, 0).is_contiguous() && into[i].stride(0) % into[i].size(2) == 0, op,
+    TORCH_CHECK_VALUE(can_be_written(into[i]), op,
                       ": rows of into must be contiguous and whole heads apart, got strides ", into[i].strides());
   }
 }

@@ -6,7 +6,7 @@ from torch import nn
 
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gatv2_attention
-from edgeless.projection import project
+from edgeless.projection import is_plain, project
 
 from .._framework import stock
 from ._layer import DGLLayer, destinations, with_residual
@@ -61,6 +61,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
             out = self._whole(graph, "gatv2", h_src, maps, (attn,), None, slope, dropout)
             if out is not None:
                 return self.activation(out) if self.activation else out
+        own_rows = False
         if shared:
             (x_l,) = project(h_src, fc_src, heads=heads)
             x_r = destinations(relation, x_l)
@@ -71,7 +72,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
                 lambda h: project(h, fc_src, heads=heads),
                 lambda h: project(h, fc_dst, heads=heads),
             )
-            graph = graph.local
+            graph, own_rows = graph.local, is_plain(fc_src)  # a hook may keep what a map gives
         elif h_src is h_dst:
             x_l, x_r = project(h_src, fc_src, fc_dst, joined=2, heads=heads * 2)
         else:
@@ -85,6 +86,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
             dropout=dropout,
             return_weights="dropped" if get_attention else None,
             out_dtype=x_l.dtype,
+            donate=own_rows,
         )
         out, weights = out if get_attention else (out, None)
         if has_residual:

@@ -7,8 +7,9 @@ from torch_geometric.nn.conv import gatv2_conv
 
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gatv2_attention
+from edgeless.projection import is_plain
 
-from ..conv import FusedConv, pair
+from ..conv import LINEAR, FusedConv, pair
 from ..convert import kind_of
 
 
@@ -50,7 +51,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         wants_attention = self.wants_attention(return_attention_weights)
         by_edge = wants_attention or self.lin_edge is not None
         graph = kind.graph(edge_index, x_l.size(0), x_r.size(0), self.flow, loops, by_edge)
-        on = graph
+        on, own_rows = graph, False
         shared = x_l is x_r and self.share_weights
         if x_l is x_r and res is None and not by_edge and self.concat:
             maps = (self.lin_l,) if shared else (self.lin_l, self.lin_r)
@@ -60,7 +61,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         if shared:
             x_l = x_r = self._project(x_l, self.lin_l, heads=(heads,))[0]
         elif type(graph) is DistGraph:
-            on = graph.local
+            on, own_rows = graph.local, is_plain(self.lin_l, LINEAR)  # a hook may keep what a map gives
             (x_l,), (x_r,) = graph.project_sources(
                 x,
                 heads * channels,
@@ -86,6 +87,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
             dropout=self.dropout if self.training else 0.0,
             return_weights="dropped" if wants_attention else None,
             out_dtype=torch.promote_types(x_l.dtype, att.dtype),
+            donate=own_rows,
         )
         if not wants_attention:
             return self._finish(out, res)

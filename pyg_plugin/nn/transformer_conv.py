@@ -64,9 +64,10 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             out = self._layer(graph, "dot", x_src, maps, (), None, 1 / math.sqrt(channels or 1))
             if out is not None:
                 return out
-        on = graph
+        on, own_rows = graph, False
         if type(graph) is DistGraph:
             on = graph.local
+            own_rows = all(is_plain(lin, LINEAR) for lin in (self.lin_key, self.lin_value))  # a hook may keep rows
             (key, value), (query, *skip) = graph.project_sources(
                 x,
                 2 * heads * channels,
@@ -92,6 +93,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             dropout=self.dropout if self.training else 0.0,
             return_weights="softmax" if wants_attention else None,
             out_dtype=_out_dtype(value),
+            donate=own_rows,
         )
         if wants_attention:
             out, alpha = out

@@ -25,7 +25,7 @@ from . import processes
 from .graphs import load
 
 WIDTH, CLASSES, HEADS = 128, 40, 4
-BATCHES, WARMUP = 8, 4
+BATCHES, WARMUP_PASSES = 8, 1
 
 
 @dataclass
@@ -98,7 +98,7 @@ def _work(rank, size, device, config):
             net = Net(model).to(device)
             trained = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True) if size > 1 else net
             together = _steps(trained, batches, device, config["rounds"])
-            same = [sum(float(p.double().sum()) for p in net.parameters())] * size
+            same = [sum(float(p.detach().double().sum()) for p in net.parameters())] * size
             if size > 1:
                 dist.all_gather_object(same, same[rank])
             yield DDPStep(
@@ -114,25 +114,28 @@ def _work(rank, size, device, config):
 
 
 def _steps(net: nn.Module, batches, device, rounds: int) -> float:
-    """The median time of a step, all processes in step: of a batch that was never seen, as its edges are new ones."""
+    """The time of a step, the median over passes through the batches. All processes begin a pass together, and steps
+    follow one another as they do in training: the host waits for the device at the end of a pass. Every batch is new to
+    the layers, as its edges are.
+    """
     optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
-    seconds = []
-    for number in range(WARMUP + rounds * len(batches)):
-        x, edge_index, y = batches[number % len(batches)]
-        edge_index = edge_index.clone()  # a new graph to the cache
+    passes = []
+    for number in range(WARMUP_PASSES + rounds):
         if dist.is_initialized():
             dist.barrier()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begun = time.perf_counter()
-        optimizer.zero_grad()
-        F.cross_entropy(net(x, edge_index)[: len(y)], y).backward()
-        optimizer.step()
+        for x, edge_index, y in batches:
+            edge_index = edge_index.clone()  # a new graph to the cache
+            optimizer.zero_grad()
+            F.cross_entropy(net(x, edge_index)[: len(y)], y).backward()
+            optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if number >= WARMUP:
-            seconds.append(time.perf_counter() - begun)
-    return 1e3 * statistics.median(seconds)
+        if number >= WARMUP_PASSES:
+            passes.append(time.perf_counter() - begun)
+    return 1e3 * statistics.median(passes) / len(batches)
 
 
 def print_steps(steps: list[DDPStep], device: torch.device) -> None:
@@ -144,4 +147,4 @@ def print_steps(steps: list[DDPStep], device: torch.device) -> None:
     ]
     columns = ["", "processes", "seeds each", "step ms", "under DDP", "efficiency", "same parameters"]
     title = f"{steps[0].graph}: mini-batches under DDP; {describe_device(device)}"
-    print_table(title, columns, rows, ["Steps of all processes begin together; sampling is not timed."])
+    print_table(title, columns, rows, [f"Passes of {BATCHES} steps begin together; sampling is not timed."])

@@ -5,7 +5,7 @@ import torch
 from devices import EVERY_DEVICE
 from test_attention_layer import KINDS, arrays, flat, graph_of, inputs, layer, parts
 
-from edgeless import Graph
+from edgeless import Graph, functional
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 WRITTEN_OVER = ["gatv2", "dot", "dot-added"]
@@ -206,3 +206,78 @@ def test_kinds_that_share_rows_are_not_written_over():
         for _ in range(2):
             with pytest.raises(ValueError, match="csc is needed"):
                 out.sum().backward()
+
+
+# Sources that a caller gives away ------------------------------------------------------------------------------------
+
+
+def donated(score, device, donate=True, joined=False, **options):
+    """The output of attention over rows that are no leaves, as maps and exchanges make them; the leaves; the rows."""
+    graph = hub_graph(60, 400, device)
+    dst, src, value, att = rows_of(score, 60, 2, 8, torch.float32, device, joined)
+    leaves = [t.detach().clone().requires_grad_() for t in (dst, src, value, att) if t is not None]
+    own = [t * 1 for t in leaves]
+    if joined and value is not None:  # keys and values side by side, as an exchange of both leaves them
+        own[1:3] = torch.cat([t.flatten(1) for t in own[1:3]], 1).view(60, 2, 2, 8).unbind(1)
+    if score == "gatv2":
+        out = functional.gatv2_attention(graph, own[1], own[0], own[2], donate=donate, **options)
+        return out, leaves, own[1:2]
+    return functional.dot_attention(graph, *own, donate=donate, **options), leaves, own[1:]
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.4, "seed": 3}])
+@pytest.mark.parametrize("score,joined", [("gatv2", False), ("dot", False), ("dot", True)])
+@EVERY_DEVICE
+def test_gradients_of_donated_rows_stand_where_the_rows_were(device, score, joined, options):
+    out, leaves, rows = donated(score, device, False, joined, **options)
+    want = torch.autograd.grad(out.square().sum(), leaves)
+    out, leaves, rows = donated(score, device, True, joined, **options)
+    places, came = [t.data_ptr() for t in rows], []
+    for t in rows:
+        t.register_hook(lambda grad: came.append(grad.data_ptr()))
+    found = torch.autograd.grad(out.square().sum(), leaves)
+    assert sorted(came) == sorted(places)
+    assert all(torch.equal(a, b) and not a.requires_grad for a, b in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+def test_donated_rows_stay_while_anyone_may_read_them(score):
+    def intact(out, leaves, rows, **options):
+        before = [t.clone() for t in rows]
+        torch.autograd.grad(out.sum(), leaves, allow_unused=True, **options)
+        return all(torch.equal(t, copy) for t, copy in zip(rows, before, strict=True))
+
+    assert not intact(*donated(score, "cpu"))
+    assert intact(*donated(score, "cpu", donate=False))
+    assert intact(*donated(score, "cpu"), retain_graph=True)
+    (out, _), leaves, rows = donated(score, "cpu", return_weights="softmax")
+    assert intact(out, leaves, rows)
+    assert intact(*donated(score, "cpu", edge_scale=torch.rand(400)))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        given = donated(score, "cpu")
+    assert intact(*given)
+    out, leaves, rows = donated(score, "cpu")
+    assert intact(out, leaves[:1], rows)  # no gradient of the sources is asked for
+
+
+def test_rows_that_share_memory_are_not_written_over():
+    graph = hub_graph(60, 400, "cpu")
+    x = torch.randn(60, 2, 8, requires_grad=True)
+    one_row = torch.randn(1, 2, 8, requires_grad=True)
+    for rows in (lambda: (x * 1,) * 3, lambda: (x * 2, *((x * 1,) * 2)), lambda: (x, *[(one_row * 1).expand(60, 2, 8)] * 2)):
+        q, k, v = rows()
+        found = torch.autograd.grad(functional.dot_attention(graph, q, k, v, donate=True).sum(), x)
+        q, k, v = rows()
+        assert torch.equal(found[0], torch.autograd.grad(functional.dot_attention(graph, q, k, v).sum(), x)[0])
+
+
+def test_a_backward_over_donated_rows_that_failed_is_not_tried_again():
+    graph = hub_graph(60, 400, "cpu")
+    dst, src, _, att = rows_of("gatv2", 60, 2, 8, torch.float32, "cpu", False)
+    csr, _ = arrays(graph)
+    given = [t.requires_grad_() * 1 for t in (dst, src, att)]
+    out, _ = ops.attention(*given[:2], None, given[2], None, None, None, csr, [], None, "gatv2", 0.2, 0.0, None, [], True)
+    with pytest.raises(ValueError, match="csc is needed"):
+        out.sum().backward()
+    with pytest.raises(RuntimeError, match="did not come to its end"):
+        out.sum().backward()

@@ -142,7 +142,7 @@ def kept_twice(dg):
     """Layers that keep own rows of features that stay, beside the user's own."""
     for name in ("GATv2Conv", "GATConv", "TransformerConv"):
         x = dg.ndata["x"].clone()
-        getattr(nn, name)(FEATURES, 4, heads=2).double()(x, dg)
+        getattr(nn, name)(FEATURES, 4, heads=2).to(x)(x, dg)
         heights = [rows.size(0) for reference, _, rows in dg.halo._kept.values() if reference() is x]
         if heights != [dg.num_halo]:
             yield f"{name} keeps {heights} rows where the halo has {dg.num_halo}"
