@@ -1,9 +1,9 @@
 """Halo rows: what a process reads of nodes that others own, and the gradients that go back.
 
 Every rank packs the rows that others need, ordered by receiver, and a carrier delivers them. Packing is a sum over a
-graph with one edge a row; its transpose adds up the gradients that come back, in a fixed order. An exchange is two nodes
-of autograd, a start and a wait, and what is computed between them hides it: in the backward the gradients of halo rows
-leave when the wait's turn comes, and are needed when the start's does.
+graph with one edge a row; its transpose adds up the gradients that come back, in a fixed order. An exchange is two
+nodes of autograd, a start and a wait, and what is computed between them hides it: in the backward the gradients of halo
+rows leave when the wait's turn comes, and are needed when the start's does.
 """
 
 from __future__ import annotations

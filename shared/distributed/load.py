@@ -54,10 +54,10 @@ def load(directory, device=None, *, checked: Optional[int] = 64, carrier: str = 
         raise failure
     if failed := [f"rank {rank}: {reason}" for rank, (reason, *_) in enumerate(said) if reason is not None]:
         raise RuntimeError(f"load: other ranks could not load their parts: {'; '.join(failed)}")
-    for differing, at in (("one partition, but their fingerprints differ", 1), ("with one carrier, but they differ", 2)):
+    for at, alike in ((1, "one partition, but their fingerprints differ"), (2, "with one carrier, but they differ")):
         if len({one[at] for one in said}) > 1:
             listed = "; ".join(f"rank {rank}: {one[at]}" for rank, one in enumerate(said))
-            raise RuntimeError(f"load: all ranks must load {differing}: {listed}")
+            raise RuntimeError(f"load: all ranks must load {alike}: {listed}")
     return _connect(manifest, parts, ranks, device, carrier)
 
 

@@ -13,7 +13,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from part_cases import EDGE_FEATURES, FEATURES, compare, edges, partitions
+from part_cases import FEATURES, compare, edges, partitions
 from part_training import Attention, _raises
 
 import edgeless
