@@ -175,8 +175,9 @@ class _Slot:
     Attributes:
         way: weak reference to the :class:`_Way` that has it; None while it is free.
         idle: the mark after which it may be written again.
-        held: tensors that the stream beside reads or writes. It keeps them: the allocator, which knows only the
-            stream that they were made on, would give their memory away when the caller drops them.
+        held: memory that the stream beside reads or writes. It is kept here: the allocator, which knows only the
+            stream that it was taken on, would give it away when the caller drops it. Not the tensor, of which autograd
+            leads to the exchange: that could then never be dropped.
     """
 
     def __init__(self, memory: Tensor, handle, timeout_ms: int, idle):
@@ -184,7 +185,7 @@ class _Slot:
         self.bytes = memory.numel()
         self.way: Optional[weakref.ref] = None
         self.idle = idle
-        self.held: tuple[Tensor, ...] = ()
+        self.held: Optional[torch.UntypedStorage] = None
 
     def rows(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, first: int = 0) -> Tensor:
         """Rows of ``shape`` in the buffer of ``rank``, from row ``first`` on."""
@@ -195,7 +196,7 @@ class _Slot:
         self._handle.barrier(0, self._timeout_ms)
 
     def free(self) -> None:
-        self.way, self.held = None, ()
+        self.way = self.held = None
 
 
 class _Way:
@@ -295,7 +296,7 @@ class Symmetric:
         if slot is None:
             slot = self._new(need)
         self._side.wait(slot.idle)
-        slot.held = (rows,)
+        slot.held = rows.untyped_storage()
         return _Way(slot)
 
     def _fitting(self, need: int) -> Optional[_Slot]:

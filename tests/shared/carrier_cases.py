@@ -13,8 +13,8 @@ import time
 
 import torch
 import torch.distributed as dist
-from part_cases import FEATURES, compare, edges, partitions
-from part_training import Attention, _raises
+from part_cases import FEATURES, NODES, compare, edges, partitions
+from part_training import Attention, _raises, same_bits
 
 import edgeless
 import edgeless.distributed as ed
@@ -94,7 +94,7 @@ class Thread:
         while True:
             work, done = self.waiting.get()
             time.sleep(self.naps.choice((0, 0, 1e-3, 3e-3)))
-            with torch.no_grad():
+            with torch.inference_mode():  # whatever mode the tensors were made in
                 work()
             done.set()
 
@@ -133,32 +133,26 @@ def carried(rank, world, folder, carrier, work):
 # Work ------------------------------------------------------------------------------------------------------------
 
 
-class Sum(torch.nn.Module):
+class Fold(torch.nn.Module):
     def __init__(self, reduce):
         super().__init__()
         self.reduce, self.linear = reduce, torch.nn.Linear(FEATURES, 4)
 
-    def forward(self, x, graph, weight=None):
-        return self.linear(functional.spmm(graph, x, weight, reduce=self.reduce))
-
-
-class Extrema(torch.nn.Module):
-    def forward(self, x, graph, weight=None):
-        return functional.neighbor_reduce(graph, x, "max")
+    def forward(self, x, graph, *weight):
+        if self.reduce == "max":
+            return self.linear(functional.neighbor_reduce(graph, x, "max"))
+        return self.linear(functional.spmm(graph, x, *weight, reduce=self.reduce))
 
 
 def layers():
     def call(graph):
-        taken = graph
-        if not isinstance(graph, ed.DistGraph):
-            nodes = 45
-            taken = edgeless.Graph.from_edge_index(graph, nodes, nodes)
+        taken = graph if isinstance(graph, ed.DistGraph) else edgeless.Graph.from_edge_index(graph, NODES, NODES)
         return lambda layer, x, given: [layer(x, taken, *given.values())]
 
     yield "attention", lambda: Attention(FEATURES, 3, 4, dropout=0.3), call, False, ()
-    yield "sum", lambda: Sum("sum"), call, False, ("w",)
-    yield "mean", lambda: Sum("mean"), call, False, ()
-    yield "max", Extrema, call, False, ()
+    yield "sum", lambda: Fold("sum"), call, False, ("w",)
+    yield "mean", lambda: Fold("mean"), call, False, ()
+    yield "max", lambda: Fold("max"), call, False, ()
 
 
 def functions(rank, world, folder):
@@ -267,6 +261,12 @@ def slots(rank, world, folder):
     if carrier.bytes:
         yield f"{carrier.bytes} bytes are left"
     exchange(3)
+
+
+def everything(rank, world, folder):
+    for work in (functions, same_as_all_to_all, slots, same_bits):
+        for wrong in work(rank, world, folder):
+            yield f"{work.__name__}: {wrong}"
 
 
 def refuse(rank, world, folder):
