@@ -36,13 +36,11 @@ inline void check_spmm(const char* op, const at::Tensor& x, const OptTensor& wei
   check_scale(op, "dst_scale", dst_scale, rows, x);
 }
 
-// The dtype of the sum of rows of x.
-inline at::ScalarType check_out_dtype(const char* op, const at::Tensor& x, Optional<at::ScalarType> asked) {
+// The dtype of sums of rows of x, that of x or of its statistics.
+inline void check_sum_dtype(const char* op, const char* name, at::ScalarType kind, const at::Tensor& x) {
   const auto statistics = opmath_dtype(x.scalar_type());
-  const auto kind = asked.value_or(x.scalar_type());
-  TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
+  TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": ", name, " must be ", x.scalar_type(), " or ",
                     statistics, ", got ", kind);
-  return kind;
 }
 
 // out [rows, F] or [rows, H, F], as x has it.
@@ -50,7 +48,7 @@ inline void check_spmm_out(const char* op, const at::Tensor& out, const at::Tens
   at::DimVector sizes(x.sizes());
   sizes[0] = csr[0].size(0) - 1;
   check_shape(op, "out", out, sizes);
-  check_dtype(op, "out", out, check_out_dtype(op, x, out.scalar_type()));
+  check_sum_dtype(op, "out", out.scalar_type(), x);
   check_device(op, "out", out, x.device());
   TORCH_CHECK_VALUE(out.is_contiguous(), op, ": out must be contiguous, got strides ", out.strides());
 }

@@ -69,7 +69,8 @@ at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& s
   const char* op = "edgeless::spmm";
   if (x.dim() == 2) return spmm(x.unsqueeze(1), weight, src_scale, dst_scale, csr, csc, out_dtype, {}).squeeze(1);
   check_spmm(op, x, weight, src_scale, dst_scale, csr);
-  const auto kind = check_out_dtype(op, x, out_dtype);
+  const auto kind = out_dtype.value_or(x.scalar_type());
+  check_sum_dtype(op, "out_dtype", kind, x);
   at::Tensor out = empty_rows({csr[0].size(0) - 1, x.size(1), x.size(2)}, x.options().dtype(kind));
   sum_into(out, x, weight, src_scale, dst_scale, csr);
   return out;

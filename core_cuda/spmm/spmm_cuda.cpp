@@ -102,7 +102,8 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
   const char* op = "edgeless::spmm";
   const Tensor x = given.dim() == 2 ? given.unsqueeze(1) : given;
   check_spmm(op, x, weight, src_scale, dst_scale, csr);
-  const auto kind = check_out_dtype(op, x, out_dtype);
+  const auto kind = out_dtype.value_or(x.scalar_type());
+  check_sum_dtype(op, "out_dtype", kind, x);
   at::DimVector sizes(given.sizes());
   sizes[0] = csr[0].size(0) - 1;
   Tensor out = at::empty(sizes, x.options().dtype(kind));
