@@ -30,8 +30,8 @@ def load(directory, device=None, *, checked: Optional[int] = 64, carrier: str = 
         device: where to put the part; by default the current GPU under NCCL, else the CPU.
         checked: how many first exchanges compare beforehand what every rank is about to send; None: all.
         carrier: what brings rows of other processes: ``"all_to_all"``, NCCL's or gloo's; ``"symmetric"``, the copy
-            engine over symmetric memory, for GPUs of one host under NCCL that reach one another's memory; ``"auto"``,
-            the latter where it can be had. ``DistGraph.carrier`` says which it is.
+            engine over symmetric memory, for GPUs of one host on NVLink, under NCCL; ``"auto"``, the latter where it
+            can be had. ``DistGraph.carrier`` says which it is.
     Raises:
         FileNotFoundError, ValueError: a missing, damaged or newer file, a number of processes that does not fit, or
             no such carrier.

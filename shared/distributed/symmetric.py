@@ -25,6 +25,7 @@ This file alone knows torch's symmetric memory, which is private to torch. Multi
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import math
@@ -97,7 +98,16 @@ def _peer_refusal(where: list[tuple[str, str]], rank: int, device: torch.device)
             return f"the GPU of rank {other} is not visible"
         if not torch.cuda.can_device_access_peer(device, visible[its_gpu]):
             return f"its GPU has no access to that of rank {other}"
+        if not _has_atomics(device.index, visible[its_gpu]):
+            return f"it needs NVLink, and the GPU of rank {other} is not reached by it"
     return ""
+
+
+def _has_atomics(device: int, peer: int) -> bool:
+    """Whether a GPU has atomics in another's memory, which barriers are made of: over NVLink, not over PCIe."""
+    native_atomics, found = 3, ctypes.c_int(0)  # of CUdevice_P2PAttribute in cuda.h, which torch does not tell
+    driver = ctypes.CDLL("libcuda.so.1")
+    return driver.cuDeviceGetP2PAttribute(ctypes.byref(found), native_atomics, device, peer) == 0 and found.value == 1
 
 
 def connect(ranks: Ranks, sent: list[list[int]], device: torch.device) -> Symmetric:

@@ -157,19 +157,21 @@ HERE, THERE = ("host boot", "gpu 0"), ("host boot", "gpu 1")
 
 
 @pytest.mark.parametrize(
-    ("other", "access", "words"),
+    ("other", "access", "atomics", "words"),
     [
-        (THERE, True, ""),
-        (("elsewhere boot", "gpu 1"), True, "it needs all ranks on one host, and rank 1 is on elsewhere"),
-        (HERE, True, "it needs a GPU for every rank, and rank 1 has the same"),
-        (("host boot", "gpu 7"), True, "the GPU of rank 1 is not visible"),
-        (THERE, False, "its GPU has no access to that of rank 1"),
+        (THERE, True, True, ""),
+        (("elsewhere boot", "gpu 1"), True, True, "it needs all ranks on one host, and rank 1 is on elsewhere"),
+        (HERE, True, True, "it needs a GPU for every rank, and rank 1 has the same"),
+        (("host boot", "gpu 7"), True, True, "the GPU of rank 1 is not visible"),
+        (THERE, False, False, "its GPU has no access to that of rank 1"),
+        (THERE, True, False, "it needs NVLink, and the GPU of rank 1 is not reached by it"),
     ],
 )
-def test_gpus_that_do_not_reach_one_another_are_named(monkeypatch, other, access, words):
+def test_gpus_that_do_not_reach_one_another_are_named(monkeypatch, other, access, atomics, words):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"gpu {index}"))
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda one, other: access)
+    monkeypatch.setattr(symmetric, "_has_atomics", lambda one, other: atomics)
     assert symmetric._peer_refusal([HERE, other], 0, torch.device("cuda", 0)) == words
 
 
