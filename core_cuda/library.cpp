@@ -68,6 +68,8 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "spmm(Tensor x, Tensor? weight, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc, "
       "ScalarType? out_dtype, int[] max_degrees=[]) -> Tensor");
+  // The sum without weights and scales, written to `out`: contiguous, and on CUDA at a whole number of 16 bytes.
+  m.def("spmm_into(Tensor(a!) out, Tensor x, Tensor[] csr, int[] max_degrees=[]) -> ()");
   m.def("sddmm(Tensor dst, Tensor src, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc) -> Tensor");
   // Of the bench, on CUDA alone: the sum of <x[i], x[j]> over every row's neighbours, `passes` times over, for x [N, F]
   // of float32. A warp has a row; its lanes divide the features, or by_neighbor the neighbours, and load a number or,

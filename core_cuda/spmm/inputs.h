@@ -36,4 +36,21 @@ inline void check_spmm(const char* op, const at::Tensor& x, const OptTensor& wei
   check_scale(op, "dst_scale", dst_scale, rows, x);
 }
 
+// The dtype of sums of rows of x, that of x or of its statistics.
+inline void check_sum_dtype(const char* op, const char* name, at::ScalarType kind, const at::Tensor& x) {
+  const auto statistics = opmath_dtype(x.scalar_type());
+  TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": ", name, " must be ", x.scalar_type(), " or ",
+                    statistics, ", got ", kind);
+}
+
+// out [rows, F] or [rows, H, F], as x has it.
+inline void check_spmm_out(const char* op, const at::Tensor& out, const at::Tensor& x, at::TensorList csr) {
+  at::DimVector sizes(x.sizes());
+  sizes[0] = csr[0].size(0) - 1;
+  check_shape(op, "out", out, sizes);
+  check_sum_dtype(op, "out", out.scalar_type(), x);
+  check_device(op, "out", out, x.device());
+  TORCH_CHECK_VALUE(out.is_contiguous(), op, ": out must be contiguous, got strides ", out.strides());
+}
+
 }  // namespace edgeless

@@ -37,18 +37,11 @@ void run_spmm(SpmmPass pass, SpmmArgs<A>& args, const at::TensorOptions& options
   for_each_part<A>(parts, scratch, [&](int64_t part, A* memory) { kernels.merge(args, part, memory); });
 }
 
-at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-                at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype,
-                at::IntArrayRef /*max_degrees*/) {
-  const char* op = "edgeless::spmm";
-  if (x.dim() == 2) return spmm(x.unsqueeze(1), weight, src_scale, dst_scale, csr, csc, out_dtype, {}).squeeze(1);
-  check_spmm(op, x, weight, src_scale, dst_scale, csr);
+// The sum of rows x [columns, H, F] into `out`.
+void sum_into(const at::Tensor& out, const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
+              const OptTensor& dst_scale, at::TensorList csr) {
+  if (out.numel() == 0) return;
   const auto statistics = opmath_dtype(x.scalar_type());
-  const auto kind = out_dtype.value_or(x.scalar_type());
-  TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
-                    statistics, ", got ", kind);
-  at::Tensor out = empty_rows({csr[0].size(0) - 1, x.size(1), x.size(2)}, x.options().dtype(kind));
-  if (out.numel() == 0) return out;
   with_arithmetic(x.scalar_type(), [&](auto zero) {
     using A = decltype(zero);
     SpmmArgs<A> args{};
@@ -68,7 +61,27 @@ at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& s
     run_spmm(SpmmPass::product, args, x.options().dtype(statistics));
     return 0;
   });
+}
+
+at::Tensor spmm(const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+                at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype,
+                at::IntArrayRef /*max_degrees*/) {
+  const char* op = "edgeless::spmm";
+  if (x.dim() == 2) return spmm(x.unsqueeze(1), weight, src_scale, dst_scale, csr, csc, out_dtype, {}).squeeze(1);
+  check_spmm(op, x, weight, src_scale, dst_scale, csr);
+  const auto kind = out_dtype.value_or(x.scalar_type());
+  check_sum_dtype(op, "out_dtype", kind, x);
+  at::Tensor out = empty_rows({csr[0].size(0) - 1, x.size(1), x.size(2)}, x.options().dtype(kind));
+  sum_into(out, x, weight, src_scale, dst_scale, csr);
   return out;
+}
+
+void spmm_into(const at::Tensor& out, const at::Tensor& given, at::TensorList csr, at::IntArrayRef /*max_degrees*/) {
+  const char* op = "edgeless::spmm_into";
+  const at::Tensor x = given.dim() == 2 ? given.unsqueeze(1) : given;
+  check_spmm(op, x, {}, {}, {}, csr);
+  check_spmm_out(op, out, given, csr);
+  sum_into(out, x, {}, {}, {}, csr);
 }
 
 at::Tensor sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
@@ -108,6 +121,7 @@ at::Tensor sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& 
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("spmm", WithRoom<spmm>::call);
+  m.impl("spmm_into", WithRoom<spmm_into>::call);
   m.impl("sddmm", WithRoom<sddmm>::call);
 }
 

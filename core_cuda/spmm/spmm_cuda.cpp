@@ -36,29 +36,20 @@ bool joins_heads(const Tensor& x, const OptTensor& weight) {
   return same && (x.size(1) == 1 || x.stride(1) == x.size(2) * x.stride(2));
 }
 
-Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
-            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype, at::IntArrayRef max_degrees) {
-  const char* op = "edgeless::spmm";
-  const Tensor x = given.dim() == 2 ? given.unsqueeze(1) : given;
-  check_spmm(op, x, weight, src_scale, dst_scale, csr);
+// The sum of rows x [columns, H, F] into `out`, which has at least one number.
+void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
+              const OptTensor& dst_scale, at::TensorList csr, at::TensorList csc, at::IntArrayRef max_degrees) {
   const auto statistics = opmath_dtype(x.scalar_type());
-  const auto kind = out_dtype.value_or(x.scalar_type());
-  TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": out_dtype must be ", x.scalar_type(), " or ",
-                    statistics, ", got ", kind);
   const OnDevice on_device(x.device());
-  at::DimVector sizes(given.sizes());
-  sizes[0] = csr[0].size(0) - 1;
-  Tensor out = at::empty(sizes, x.options().dtype(kind));
-  if (out.numel() == 0) return out;
   const Engine engine =
       decided_engine(chosen_engine(), csr, "spmm", x.scalar_type(), x.size(1) * x.size(2), weight.has_value());
   const bool by_blocks = engine == Engine::wsb         ? !wsb_refusal(x, weight, csr)
                          : engine == Engine::automatic ? blocks_pay(x, weight, csr)
                                                        : false;
-  if (by_blocks && wsb_spmm(x, src_scale, dst_scale, csr, out)) return out;
+  if (by_blocks && wsb_spmm(x, src_scale, dst_scale, csr, out)) return;
   if (is_cusparse(engine) && !cusparse_spmm_refusal(x, weight, csr) &&
       cusparse_spmm(engine, x, weight, src_scale, dst_scale, csr, out)) {
-    return out;
+    return;
   }
   const int64_t wide_row = x.size(1) * x.size(2);
   const Tensor joined = x.size(1) > 1 && joins_heads(x, weight)
@@ -84,7 +75,7 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
     scales.set(args, dst_scale, src_scale);
     args.out = static_cast<char*>(out.data_ptr());
     args.dim = static_cast<int>(joined.size(2)), args.out_row = heads * args.dim;
-    args.wide = kind != x.scalar_type();
+    args.wide = out.scalar_type() != x.scalar_type();
     const int64_t numbers = bytes / x.element_size();
     args.whole = args.dim % numbers == 0;
     FoldProblem problem =
@@ -104,7 +95,30 @@ Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_s
     C10_CUDA_CHECK(run_spmm(storage_of(x.scalar_type()), wide_index, bytes / 4, args, on_device.stream()));
     return 0;
   });
+}
+
+Tensor spmm(const Tensor& given, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
+            at::TensorList csr, at::TensorList csc, Optional<at::ScalarType> out_dtype, at::IntArrayRef max_degrees) {
+  const char* op = "edgeless::spmm";
+  const Tensor x = given.dim() == 2 ? given.unsqueeze(1) : given;
+  check_spmm(op, x, weight, src_scale, dst_scale, csr);
+  const auto kind = out_dtype.value_or(x.scalar_type());
+  check_sum_dtype(op, "out_dtype", kind, x);
+  at::DimVector sizes(given.sizes());
+  sizes[0] = csr[0].size(0) - 1;
+  Tensor out = at::empty(sizes, x.options().dtype(kind));
+  if (out.numel() > 0) sum_into(out, x, weight, src_scale, dst_scale, csr, csc, max_degrees);
   return out;
+}
+
+void spmm_into(const Tensor& out, const Tensor& given, at::TensorList csr, at::IntArrayRef max_degrees) {
+  const char* op = "edgeless::spmm_into";
+  const Tensor x = given.dim() == 2 ? given.unsqueeze(1) : given;
+  check_spmm(op, x, {}, {}, {}, csr);
+  check_spmm_out(op, out, given, csr);
+  const auto address = reinterpret_cast<uintptr_t>(out.const_data_ptr());
+  TORCH_CHECK_VALUE(address % 16 == 0, op, ": out must begin at a whole number of 16 bytes, got address ", address);
+  if (out.numel() > 0) sum_into(out, x, {}, {}, {}, csr, {}, max_degrees);
 }
 
 Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
@@ -157,6 +171,7 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("spmm", spmm);
+  m.impl("spmm_into", spmm_into);
   m.impl("sddmm", sddmm);
 }
 

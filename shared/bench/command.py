@@ -16,6 +16,7 @@ from edgeless.cli.files import check_writable, writing
 from edgeless.cli.layers import LAYERS
 from edgeless.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.cli.setting import setting_of
+from edgeless.distributed.carriers import CARRIERS
 
 from . import ddp, engines, minibatch, scaleout, shapes
 from .baseline import H200, H200_RELATIONS, Baseline, geometric_means
@@ -97,6 +98,7 @@ SUITES = {
         "graph": ["products", "pokec"],
         "scale_out": scaleout.MODELS,
         "dtype": ["fp32", "bf16"],
+        "carrier": ["all_to_all", "symmetric"],
     },
     "h200-layers": {
         "graph": ["tolokers", "arxiv", "cora", "pattern"],
@@ -161,6 +163,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=int, default=2, help="processes, or GPUs, for these two (default: 2)")
     parser.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
     parser.add_argument(
+        "--carrier", nargs="+", choices=CARRIERS, help="what brings rows of other processes to --scale-out"
+    )
+    parser.add_argument(
         "--dtype",
         nargs="+",
         choices=DTYPES,
@@ -203,6 +208,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     args.graph = args.graph or ["arxiv"]
     args.runs = 10 if args.runs is None else args.runs
     args.dtype = args.dtype or ["fp32"]
+    args.carrier = args.carrier or ["auto"]
     args.mode = args.mode or list(MODES)
     if len(args.fanout) != 2:
         raise UsageError(f"--fanout takes a number for each of the two layers, as in 15,10, got {args.fanout}")
@@ -265,7 +271,7 @@ def run(args: argparse.Namespace) -> int:
     if steps:
         minibatch.peers_of(args.peers)
     if several := [*(args.scale_out or ()), *(args.ddp or ())]:
-        scaleout.check(several, args.parts, device)
+        scaleout.check(several, args.parts, device, args.carrier)
     typed = [name for name in args.layer or () if name in RELATIONAL]
     for name in args.graph:
         check_name(name, args.data)
@@ -328,6 +334,7 @@ def _of_processes(args: argparse.Namespace, graph: str, device: torch.device) ->
         "dtypes": args.dtype,
         "parts": args.parts,
         "method": args.partition,
+        "carriers": args.carrier,
         "rounds": args.rounds or 8,
         "threads": 1 if device.type == "cpu" else args.threads,
         "batch_size": args.batch_size,

@@ -2,8 +2,8 @@
 
 Three layers (128 features, 128, 128, 40 classes), ReLU, cross entropy on a tenth of the nodes, Adam, DDP. Parts are
 random by default: every second row is foreign, the worst case. The gradients of parts are compared with those of one
-process, and two backwards bit by bit. ``torch-csr`` is the same SAGE in plain torch: CSR products, ``index_select``,
-``all_to_all_single`` and ``index_add_``.
+process, and two backwards bit by bit. Every carrier of halo rows that is asked for is measured. ``torch-csr`` is the
+same SAGE in plain torch: CSR products, ``index_select``, ``all_to_all_single`` and ``index_add_``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Epoch:
     """One way to train, medians in milliseconds.
 
     Attributes:
-        rank_mb: peak of a training step on the rank with the largest, above the inputs of own nodes.
+        carrier: what brought halo rows; empty for one process.
+        rank_mb: peak of a training step on the rank with the largest, above the inputs of own nodes; the carrier's
+            buffers counted.
         halo: halo rows over own rows, on the rank with the most.
         gradient_error: of all parameters, relative by norm to those of one process.
         same_bits: whether two backwards agree in every bit.
@@ -54,6 +56,7 @@ class Epoch:
     model: str
     dtype: str
     way: str
+    carrier: str
     processes: int
     epoch_ms: float
     spread: float
@@ -144,20 +147,23 @@ class _Foreign(torch.autograd.Function):
 # Measuring -----------------------------------------------------------------------------------------------------------
 
 
-def check(models, parts: int, device: torch.device) -> None:
+def check(models, parts: int, device: torch.device, carriers=()) -> None:
     """Raises UsageError for what cannot be measured."""
     require("pyg")
     if unknown := [name for name in models if name not in MODELS]:
         raise UsageError(f"--scale-out {' '.join(unknown)}: there are {', '.join(MODELS)}")
     if device.type == "cuda" and torch.cuda.device_count() < parts:
         raise UsageError(f"--parts {parts}: needs as many GPUs, and torch sees {torch.cuda.device_count()}")
+    if "symmetric" in carriers and device.type != "cuda":
+        raise UsageError(f"--carrier symmetric: needs GPUs, and the device is {device.type}")
 
 
 def measure(config: dict) -> list[Epoch]:
     """Trains on one process, then on ``config["parts"]`` ones.
 
     Args:
-        config: graph, data (folder or None), device ("cpu" or "cuda"), models, dtypes, parts, method, rounds, threads.
+        config: graph, data (folder or None), device ("cpu" or "cuda"), models, dtypes, parts, method, carriers, rounds,
+            threads.
     """
     found: list[Epoch] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -167,19 +173,19 @@ def measure(config: dict) -> list[Epoch]:
 
 
 def _work(rank: int, size: int, device: torch.device, config: dict, folder: str):
-    graph, data = _inputs(rank, size, Path(folder) / "parts", config, device)
     ways = [("edgeless", model) for model in config["models"]]
     ways += [("torch-csr", model) for model in config["models"] if model == "sage-mean"]
-    with backend("fused"):
+    for turn, (graph, data) in enumerate(_inputs(rank, size, Path(folder) / "parts", config, device)):
         for dtype in config["dtypes"]:
             for way, model in ways:
-                if way == "torch-csr" and dtype != "fp32" and device.type == "cpu":
-                    continue  # torch has no such product
-                yield _epoch(way, model, dtype, graph, data, size, Path(folder), config, device)
+                if way == "torch-csr" and (turn or dtype != "fp32" and device.type == "cpu"):
+                    continue  # it has one carrier; and on the CPU torch has no such product
+                with backend("fused"):
+                    yield _epoch(way, model, dtype, graph, data, size, Path(folder), config, device)
 
 
 def _inputs(rank: int, size: int, folder: Path, config: dict, device: torch.device):
-    """The graph, or this process' part of it; features, labels and mask of own nodes."""
+    """The graph, or this process' part of it for every carrier; features, labels and mask of own nodes."""
     if size > 1 and rank:
         dist.barrier()  # until the parts are written
     else:
@@ -192,12 +198,14 @@ def _inputs(rank: int, size: int, folder: Path, config: dict, device: torch.devi
         }
         if size == 1:
             graph = Graph.from_edge_index(whole.edge_index, whole.num_nodes, whole.num_nodes)
-            return graph, {name: t.to(device) for name, t in data.items()}
+            yield graph, {name: t.to(device) for name, t in data.items()}
+            return
         ed.partition(whole.edge_index, whole.num_nodes, size, folder, method=config["method"], node_data=data)
         del whole, data
         dist.barrier()
-    part = ed.load(folder, device, checked=0)  # comparing what the ranks do would be timed
-    return part, part.ndata
+    for carrier in config["carriers"]:
+        part = ed.load(folder, device, checked=0, carrier=carrier)  # comparing what the ranks do would be timed
+        yield part, part.ndata
 
 
 def _epoch(way, model, dtype, graph, data, size, folder, config, device) -> Epoch:
@@ -228,7 +236,7 @@ def _epoch(way, model, dtype, graph, data, size, folder, config, device) -> Epoc
     error = _error(torch.cat([g.double().flatten().cpu() for g in gradients[0]]), folder / f"{way}-{model}-{dtype}.pt")
     seconds = []
     if size > 1:
-        graph.halo.forget()  # so that these rows are counted
+        graph.halo.forget()  # so that these rows are counted, and buffers of this model alone
     with peak_memory(device) as peak:
         for number in range(2 + config["rounds"]):
             wait()
@@ -240,15 +248,28 @@ def _epoch(way, model, dtype, graph, data, size, folder, config, device) -> Epoc
             wait()
             if number >= 2:
                 seconds.append(time.perf_counter() - begun)
-    halo = graph.num_halo / max(graph.num_own, 1) if size > 1 else 0.0
-    of_ranks = [(peak.bytes / 1e6, halo, same)]
+    halo, carrier, of_ranks = 0.0, "", [(peak.bytes / 1e6, 0.0, same)]
     if size > 1:
-        of_ranks = [None] * size
-        dist.all_gather_object(of_ranks, (peak.bytes / 1e6, halo, same))
+        halo, carrier = graph.num_halo / max(graph.num_own, 1), "all_to_all" if way == "torch-csr" else graph.carrier
+        of_ranks *= size
+        dist.all_gather_object(of_ranks, ((peak.bytes + graph.halo.carrier.bytes) / 1e6, halo, same))
     mb, halos, bits = zip(*of_ranks)
     middle = statistics.median(seconds)
     spread = (max(seconds) - min(seconds)) / middle
-    return Epoch(config["graph"], model, dtype, way, size, 1e3 * middle, spread, max(mb), max(halos), error, all(bits))
+    return Epoch(
+        config["graph"],
+        model,
+        dtype,
+        way,
+        carrier,
+        size,
+        1e3 * middle,
+        spread,
+        max(mb),
+        max(halos),
+        error,
+        all(bits),
+    )
 
 
 def _error(gradient: Tensor, file: Path) -> Optional[float]:
@@ -269,6 +290,7 @@ def print_epochs(epochs: list[Epoch], device: torch.device) -> None:
             [
                 f"{e.model} {e.dtype}",
                 e.way,
+                e.carrier,
                 str(e.processes),
                 milliseconds(e.epoch_ms),
                 "" if e is alone else times(alone.epoch_ms / e.epoch_ms),
@@ -279,6 +301,7 @@ def print_epochs(epochs: list[Epoch], device: torch.device) -> None:
                 "yes" if e.same_bits else "no",
             ]
         )
-    columns = ["", "", "processes", "epoch ms", "", "a rank's peak", "of one's", "halo / own", "gradient", "same bits"]
+    columns = ["", "", "carrier", "processes", "epoch ms", "", "a rank's peak", "of one's", "halo / own", "gradient"]
+    columns.append("same bits")
     notes = ["Peaks are above graph, own features and parameters. Gradients: relative to those of one process."]
     print_table(f"{epochs[0].graph}: full-batch epochs on parts; {describe_device(device)}", columns, rows, notes)

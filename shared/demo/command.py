@@ -16,6 +16,7 @@ from edgeless.cli.files import check_writable, writing
 from edgeless.cli.layers import LAYERS
 from edgeless.cli.options import MOST_THREADS, check_count, check_real, check_room
 from edgeless.cli.setting import setting_of
+from edgeless.distributed.carriers import CARRIERS
 
 from . import parts
 from .data import PLANETOID
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     split = parser.add_argument_group("parts", "torchrun --nproc-per-node P -m edgeless demo --parts P")
     split.add_argument("--parts", type=int, help="train on parts of the graph, full batch, one or more a process")
     split.add_argument("--partition", choices=("random", "contiguous", "metis"), default="random")
+    split.add_argument("--carrier", choices=CARRIERS, default="auto", help="of rows between processes (default: auto)")
     model = parser.add_argument_group(
         "training", "default: 4 heads of 32; for Planetoid 8 heads of 8, as in the GAT paper"
     )

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace, config: dict, stock_name: str) -> int:
             stock = _stock(config, stock_name)
         if dist.is_initialized():
             dist.broadcast_object_list(where)
-        dg = ed.load(f"{where[0]}/parts", device)
+        dg = ed.load(f"{where[0]}/parts", device, carrier=args.carrier)
         found = _train(dg, config, device)
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -66,6 +66,7 @@ def run(args: argparse.Namespace, config: dict, stock_name: str) -> int:
         ["test accuracy", f"{100 * found['test']:.1f} %"],
         ["training loss, last epoch", f"{found['losses'][-1]:.4f}"],
         ["nodes of a process, and halo", f"{found['own']:,} and {found['halo']:,}"],
+        ["carrier of the halo's rows", dg.carrier if dg.size > 1 else "none"],
     ]
     notes = [f"Parts by --partition {args.partition}. All processes share this machine's cores or have a GPU each."]
     if stock is not None:
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace, config: dict, stock_name: str) -> int:
             f"{100 * stock['runs'][0]['test']:.1f} %",
             f"{stock['runs'][0]['losses'][-1]:.4f}",
             f"{dg.total_nodes:,}",
+            "",
         )
         rows = [[name, value, ours] for (name, ours), value in zip(rows, beside)]
     else:
@@ -135,7 +137,7 @@ def _train(dg: ed.DistGraph, config: dict, device: torch.device) -> dict:
     net.eval()
     with torch.no_grad(), edgeless.backend("fused"):
         right = (net(x, dg).argmax(1) == y).float()
-    said = [(peak.bytes, dg.num_own, dg.num_halo)]
+    said = [(peak.bytes + dg.halo.carrier.bytes, dg.num_own, dg.num_halo)]
     if dg.size > 1:
         said *= dg.size
         dist.all_gather_object(said, said[dg.rank])

@@ -1,7 +1,7 @@
 """Halo rows: what a process reads of nodes that others own, and the gradients that go back.
 
-Every rank packs the rows that others need, ordered by receiver, and one all-to-all delivers them. Packing is a sum over
-a graph with one edge a row; its transpose adds up the gradients that come back, in a fixed order. An exchange is two
+Every rank packs the rows that others need, ordered by receiver, and a carrier delivers them. Packing is a sum over a
+graph with one edge a row; its transpose adds up the gradients that come back, in a fixed order. An exchange is two
 nodes of autograd, a start and a wait, and what is computed between them hides it: in the backward the gradients of halo
 rows leave when the wait's turn comes, and are needed when the start's does.
 """
@@ -19,6 +19,7 @@ from ..graph import Compressed, Graph
 from ..graph_checks import normal_tensors
 from ..ops import spmm as _spmm  # noqa: F401  registers the fake kernels of the op
 from ..untraced import untraced
+from .carriers import AllToAll
 from .process import Ranks
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -31,6 +32,9 @@ class Halo:
         num_own: n, rows of this rank.
         sent: rows ``[S]`` (int64) that this rank sends, ordered by receiver.
         num_sent, num_received: how many go to and come from every rank.
+
+    Attributes:
+        carrier: what brings the rows, see :mod:`edgeless.distributed.carriers`.
     """
 
     def __init__(self, ranks: Ranks, num_own: int, sent: Tensor, num_sent: list[int], num_received: list[int]):
@@ -38,6 +42,7 @@ class Halo:
         self.num_own, self.num_halo = num_own, sum(num_received)
         self.num_sent, self.num_received = num_sent, num_received
         self.sent = sent
+        self.carrier = AllToAll(ranks)
         self._pack: Optional[Graph] = None
         self._kept: dict = {}  # id of a tensor -> (weak reference, version, what was received for it)
 
@@ -52,7 +57,7 @@ class Halo:
         return self._pack
 
     def to(self, device) -> Halo:
-        """The same on ``device``, with nothing kept."""
+        """The same on ``device``, with nothing kept, carried by all-to-all."""
         return Halo(self.ranks, self.num_own, self.sent.to(device), self.num_sent, self.num_received)
 
     # Exchanges -------------------------------------------------------------------------------------------------------
@@ -111,15 +116,21 @@ class Halo:
         kept[key] = (weakref.ref(rows, forget), rows._version, received)
 
     def forget(self) -> None:
-        """Drops all rows that are kept of features that stay."""
+        """Drops all rows that are kept of features that stay, and the carrier's memory. All ranks call it, at the same
+        place of their program.
+        """
         self._kept.clear()
+        self.carrier.forget()
 
-    def packed(self, rows: Tensor) -> Tensor:
-        """The rows to send, ``[S, ...]``."""
+    def packed(self, rows: Tensor, out: Optional[Tensor] = None) -> Tensor:
+        """The rows to send, ``[S, ...]``; written to ``out``, contiguous, where it is given."""
         if rows.dtype not in _FLOATS:
-            return rows.index_select(0, self.sent)
-        flat = _flat(rows)
-        out = torch.ops.edgeless.spmm(flat, None, None, None, self.pack.csr_arrays(False), [], rows.dtype, [1])
+            return torch.index_select(rows, 0, self.sent, out=out)
+        flat, csr = _flat(rows), self.pack.csr_arrays(False)
+        if out is not None:
+            torch.ops.edgeless.spmm_into(_flat(out), flat, csr, [1])
+            return out
+        out = torch.ops.edgeless.spmm(flat, None, None, None, csr, [], rows.dtype, [1])
         return out.view(out.size(0), *rows.shape[1:])
 
     def summed(self, returned: Tensor) -> Tensor:
@@ -130,19 +141,10 @@ class Halo:
 
     def receive(self, rows: Tensor) -> Tensor:
         """Halo rows ``[h, ...]`` of any dtype, at once and without gradients."""
-        if self.ranks.size == 1:
-            return rows.new_empty(0, *rows.shape[1:])
         out = rows.new_empty(self.num_halo, *rows.shape[1:])
-        self.ranks.finish(self.ranks.all_to_all(out, self.packed(rows), self.num_received, self.num_sent))
+        if self.ranks.size > 1:
+            self.carrier.arrive(self.carrier.send(self, rows, out))
         return out
-
-    def give_back(self, halo: Tensor) -> Tensor:
-        """Sums the halo rows that all ranks hold of every own row: ``[h, ...]`` to ``[n, ...]``."""
-        if self.ranks.size == 1:
-            return halo.new_zeros(self.num_own, *halo.shape[1:])
-        returned = halo.new_empty(self.sent.numel(), *halo.shape[1:])
-        self.ranks.finish(self.ranks.all_to_all(returned, halo.contiguous(), self.num_sent, self.num_received))
-        return self.summed(returned)
 
 
 class Flight:
@@ -153,7 +155,7 @@ class Flight:
         self.here: Optional[Tensor] = None  # where nothing has to be waited for
         self.coming: Optional[Tensor] = None
         self.keep: Optional[Tensor] = None  # own rows whose exchange is worth remembering
-        self._work = self._held = None  # the collective, and what it reads until it is done
+        self._way = None  # what the carrier has begun
 
     @untraced
     def wait(self) -> Tensor:
@@ -170,32 +172,26 @@ class Flight:
         halo = self.halo
         before = halo.num_own if self.join else 0
         out = rows.new_empty(before + halo.num_halo, *rows.shape[1:])
-        self._held = halo.packed(rows)
-        self._work = halo.ranks.all_to_all(out[before:], self._held, halo.num_received, halo.num_sent)
+        self._way = halo.carrier.send(halo, rows, out[before:])
         if self.join:
             out[:before].copy_(rows)
         return out
 
     def arrive(self) -> None:
-        self.halo.ranks.finish(self._work)
-        self._work = self._held = None
+        way, self._way = self._way, None
+        self.halo.carrier.arrive(way)
 
     def send_back(self, grad: Tensor) -> None:
         halo = self.halo
         grad = grad[halo.num_own :] if self.join else grad
         if halo.ranks.checks:
             halo.ranks.agree("returns gradients of", list(grad.shape[1:]), str(grad.dtype))
-        returned = grad.new_empty(halo.sent.numel(), *grad.shape[1:])
-        sent = grad.contiguous()
-        work = halo.ranks.all_to_all(returned, sent, halo.num_sent, halo.num_received)
-        self._work, self._held = work, (sent, returned)
+        self._way = halo.carrier.send_back(halo, grad.contiguous())
 
     def come_back(self, grad: Tensor) -> Tensor:
-        halo = self.halo
-        halo.ranks.finish(self._work)
-        (_, returned), self._work, self._held = self._held, None, None
-        total = halo.summed(returned)
-        return total.add_(grad[: halo.num_own]) if self.join else total
+        way, self._way = self._way, None
+        total = self.halo.carrier.come_back(self.halo, way)
+        return total.add_(grad[: self.halo.num_own]) if self.join else total
 
 
 class Coming:

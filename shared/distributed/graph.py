@@ -85,6 +85,8 @@ class DistGraph:
         rank, size: this process and the number of processes.
         total_nodes, total_edges: of the whole graph.
         fingerprint: of the partition.
+        carrier: what brings rows of other processes, ``"all_to_all"`` or ``"symmetric"``; see :func:`load`.
+        carrier_refusal: why it is not the latter, in words, where ``load(carrier="auto")`` would have taken it.
     """
 
     def __init__(self, local: LocalGraph, halo: Halo, about: dict, edge_ids: Tensor, kept_ids: Optional[Tensor]):
@@ -121,6 +123,14 @@ class DistGraph:
     @property
     def size(self) -> int:
         return self.halo.ranks.size
+
+    @property
+    def carrier(self) -> str:
+        return self.halo.carrier.name
+
+    @property
+    def carrier_refusal(self) -> str:
+        return self.halo.carrier.why
 
     @property
     def num_own(self) -> int:
@@ -268,7 +278,7 @@ class DistGraph:
         return self.local._kept
 
     def to(self, device) -> DistGraph:
-        """This part on ``device``: itself when it is there already."""
+        """This part on ``device``: itself when it is there already, else one whose carrier is ``"all_to_all"``."""
         device = as_device("DistGraph.to", device)
         if self.device == device:
             return self
@@ -283,8 +293,9 @@ class DistGraph:
         return moved
 
     def __repr__(self) -> str:
+        carrier = f", carrier={self.carrier!r}" if self.size > 1 else ""
         return (
             f"DistGraph(rank={self.rank}, size={self.size}, num_own={self.num_own}, num_halo={self.num_halo}, "
             f"num_edges={self.num_edges}, total_nodes={self.total_nodes}, total_edges={self.total_edges}, "
-            f"device={str(self.device)!r})"
+            f"device={str(self.device)!r}{carrier})"
         )

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..graph_checks import as_device, check_choice
+from .carriers import CARRIERS, choose
 from .exchange import Halo
 from .graph import DistGraph
 from .process import Ranks
@@ -17,7 +19,7 @@ from .store import read_manifest, read_part
 __all__ = ["load"]
 
 
-def load(directory, device=None, *, checked: Optional[int] = 64) -> DistGraph:
+def load(directory, device=None, *, checked: Optional[int] = 64, carrier: str = "auto") -> DistGraph:
     """This process' part of a partitioned graph. All processes of the job call it.
 
     The number of processes P must divide the number of parts: each takes as many consecutive ones. Without a process
@@ -27,28 +29,36 @@ def load(directory, device=None, *, checked: Optional[int] = 64) -> DistGraph:
         directory: what ``partition`` wrote; every process needs the manifest and its own parts.
         device: where to put the part; by default the current GPU under NCCL, else the CPU.
         checked: how many first exchanges compare beforehand what every rank is about to send; None: all.
+        carrier: what brings rows of other processes: ``"all_to_all"``, NCCL's or gloo's; ``"symmetric"``, the copy
+            engine over symmetric memory, for GPUs of one host on NVLink, under NCCL; ``"auto"``, the latter where it
+            can be had. ``DistGraph.carrier`` says which it is.
     Raises:
-        FileNotFoundError, ValueError: a missing, damaged or newer file, or a number of processes that does not fit.
-        RuntimeError: on the other ranks, with the reasons of those that failed; or where folders differ.
+        FileNotFoundError, ValueError: a missing, damaged or newer file, a number of processes that does not fit, or
+            no such carrier.
+        RuntimeError: on the other ranks, with the reasons of those that failed; where folders or carriers differ; or
+            on every rank, where ``carrier="symmetric"`` cannot be had.
     """
     ranks, folder = Ranks(checked), Path(directory)
     if device is None:
         device = torch.device("cuda", torch.cuda.current_device()) if _by_nccl(ranks) else torch.device("cpu")
     manifest = parts = failure = None
     try:
+        check_choice("load", "carrier", carrier, CARRIERS)
+        device = as_device("load", device)
         manifest = read_manifest(folder)
         parts = _own_parts(folder, manifest, ranks)
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         failure = error
-    said = ranks.all_say((None if failure is None else str(failure), manifest and manifest["fingerprint"]))
+    said = ranks.all_say((None if failure is None else str(failure), manifest and manifest["fingerprint"], carrier))
     if failure is not None:
         raise failure
-    if failed := [f"rank {rank}: {reason}" for rank, (reason, _) in enumerate(said) if reason is not None]:
+    if failed := [f"rank {rank}: {reason}" for rank, (reason, *_) in enumerate(said) if reason is not None]:
         raise RuntimeError(f"load: other ranks could not load their parts: {'; '.join(failed)}")
-    if len({fingerprint for _, fingerprint in said}) > 1:
-        listed = "; ".join(f"rank {rank}: {fingerprint}" for rank, (_, fingerprint) in enumerate(said))
-        raise RuntimeError(f"load: all ranks must load one partition, but their fingerprints differ: {listed}")
-    return _connect(manifest, parts, ranks, torch.device(device))
+    for at, alike in ((1, "one partition, but their fingerprints differ"), (2, "with one carrier, but they differ")):
+        if len({one[at] for one in said}) > 1:
+            listed = "; ".join(f"rank {rank}: {one[at]}" for rank, one in enumerate(said))
+            raise RuntimeError(f"load: all ranks must load {alike}: {listed}")
+    return _connect(manifest, parts, ranks, device, carrier)
 
 
 def _by_nccl(ranks: Ranks) -> bool:
@@ -72,7 +82,7 @@ def _own_parts(folder: Path, manifest: dict, ranks: Ranks) -> dict[str, Tensor]:
     return {name: t[order] if name in by_edge or name.startswith("edge.") else t for name, t in found.items()}
 
 
-def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: torch.device) -> DistGraph:
+def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: torch.device, carrier: str) -> DistGraph:
     """Finds the halo and tells its owners what to send."""
     each = manifest["num_parts"] // ranks.size
     sizes = torch.tensor(manifest["sizes"], dtype=torch.int64, device="cpu").view(ranks.size, each).sum(1)
@@ -87,7 +97,8 @@ def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: tor
     received = torch.searchsorted(places, bounds.to(device)).diff().tolist()
     isolated = bool((torch.bincount(dst, minlength=num_own) == 0).any())
     said = ranks.all_say((received, isolated))
-    sent = [requests[ranks.rank] for requests, _ in said]  # how many rows every rank needs of this one
+    sent_by = [[requests[rank] for requests, _ in said] for rank in range(ranks.size)]  # by a rank, to every other
+    sent = sent_by[ranks.rank]
     wanted = torch.empty(sum(sent), dtype=torch.int64, device=device)
     if ranks.size > 1:
         ranks.finish(ranks.all_to_all(wanted, places, sent, received))
@@ -104,6 +115,7 @@ def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: tor
         "total_loops": manifest["num_loops"],
         "fingerprint": manifest["fingerprint"],
     }
+    halo.carrier = choose(carrier, ranks, sent_by, src.device)  # whose device has an index
     kept_ids = parts["kept_ids"].to(device) if "kept_ids" in parts else None
     dg = DistGraph.build(src, dst, parts["edge_ids"].to(device), kept_ids, halo, about)
     for name, tensor in parts.items():

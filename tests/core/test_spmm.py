@@ -249,6 +249,43 @@ def test_opcheck(device):
     torch.library.opcheck(torch.ops.edgeless.sddmm, (y, x, s, d, csr, csc))
     torch.library.opcheck(torch.ops.edgeless.spmm, (flat_x, one, s, d, csr, csc, None))
     torch.library.opcheck(torch.ops.edgeless.sddmm, (flat_y, flat_x, s, d, csr, csc))
+    out = torch.empty(40, 2, 8, dtype=torch.float64, device=device)
+    torch.library.opcheck(torch.ops.edgeless.spmm_into, (out, x.detach(), csr))
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("kind", ["bipartite", "hub", "no edges"])
+def test_a_sum_into_given_memory_is_the_same(kind, device):
+    graph = graph_of(kind).to(device)
+    csr, _ = arrays_of(graph)
+    rows = graph.num_dst
+    for dtype, wide in itertools.product(BOUND, (False, True)):
+        for shape in ((0,), (1,), (5,), (24,), (512,), (2, 8)):
+            x = leaf(graph.num_src, *shape, dtype=dtype).detach().to(device)
+            kind = torch.float32 if wide and dtype.itemsize == 2 else dtype
+            memory = torch.full((32 + 8 * rows * torch.Size(shape).numel(),), 171, dtype=torch.uint8, device=device)
+            nbytes = rows * torch.Size(shape).numel() * kind.itemsize
+            out = memory[16 : 16 + nbytes].view(kind).view(rows, *shape)
+            assert torch.ops.edgeless.spmm_into(out, x, csr) is None
+            assert torch.equal(out, torch.ops.edgeless.spmm(x, None, None, None, csr, [], kind))
+            assert (memory[:16] == 171).all() and (memory[16 + nbytes :] == 171).all()
+
+
+@EVERY_DEVICE
+def test_memory_that_does_not_fit_is_named(device):
+    csr, _ = arrays_of(graph_of("bipartite").to(device))
+    x = torch.zeros(50, 3, device=device)
+    for out, message in (
+        (x.new_empty(40, 4), r"spmm_into: out must have shape \[40, 3\], got \[40, 4\]"),
+        (x.new_empty(40, 1, 3), r"out must have shape \[40, 3\], got \[40, 1, 3\]"),
+        (x.new_empty(40, 3).double(), "out must be Float or Float, got Double"),
+        (x.new_empty(3, 40).t(), r"out must be contiguous, got strides \[1, 40\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            torch.ops.edgeless.spmm_into(out, x, csr)
+    if device == "cuda":
+        with pytest.raises(ValueError, match="out must begin at a whole number of 16 bytes, got address"):
+            torch.ops.edgeless.spmm_into(x.new_empty(121)[1:].view(40, 3), x, csr)
 
 
 @EVERY_DEVICE

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch_geometric.nn as stock
+from carrier_cases import carried
 from part_cases import FEATURES, edges, node_data, spawn, write_partitions
 from pyg_part_cases import all_layers
 
@@ -26,11 +27,12 @@ def test_parts_give_what_the_whole_graph_gives(tmp_path, world):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not (dist.is_available() and dist.is_nccl_available()), reason="needs NCCL")
-def test_parts_on_two_gpus_give_what_the_whole_graph_gives(tmp_path):
+@pytest.mark.parametrize("carrier", ("all_to_all", "symmetric"))
+def test_parts_on_two_gpus_give_what_the_whole_graph_gives(tmp_path, carrier):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     write_partitions(tmp_path, 2)
-    assert not spawn(all_layers, 2, tmp_path, backend="nccl")
+    assert not spawn(carried, 2, tmp_path, carrier, all_layers, backend="nccl")
 
 
 @pytest.fixture

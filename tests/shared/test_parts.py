@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 pytest.importorskip("safetensors")
 pytest.importorskip("pymetis")
 
+from carrier_cases import carried
 from part_cases import FEATURES, NODES, edge_data, edges, node_data, spawn, write_partitions
 from part_training import fail, lose_one, loss_of, new_net, same_bits, train, train_whole, write_damaged
 from processes import forking
@@ -60,7 +61,7 @@ def test_two_gpus_give_the_same_bits_again(tmp_path):
     if torch.cuda.device_count() < 2 or not dist.is_nccl_available():
         pytest.skip("needs two GPUs and NCCL")
     write_partitions(tmp_path, 2)
-    assert not spawn(same_bits, 2, tmp_path, backend="nccl")
+    assert not spawn(carried, 2, tmp_path, "all_to_all", same_bits, backend="nccl")
 
 
 @needs_gloo
