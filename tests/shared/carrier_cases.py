@@ -14,7 +14,7 @@ import time
 import torch
 import torch.distributed as dist
 from part_cases import FEATURES, NODES, compare, edges, partitions
-from part_training import Attention, _raises, same_bits
+from part_training import Attention, raising, same_bits
 
 import edgeless
 import edgeless.distributed as ed
@@ -279,17 +279,17 @@ def refuse(rank, world, folder):
         yield f"auto is {dg}: {dg.carrier_refusal}"
     if ed.load(folder / "random", carrier="all_to_all").carrier_refusal:
         yield "a carrier that was asked for has a refusal"
-    yield from _raises(
+    yield from raising(
         RuntimeError,
         ["carrier must be 'auto' or 'all_to_all' here, got 'symmetric'", why],
         lambda: ed.load(folder / "random", carrier="symmetric"),
     )
-    yield from _raises(
+    yield from raising(
         RuntimeError,
         ["all ranks must load with one carrier", "rank 0: all_to_all", "rank 1: auto"],
         lambda: ed.load(folder / "random", carrier="auto" if rank else "all_to_all"),
     )
-    yield from _raises(
+    yield from raising(
         ValueError if rank else RuntimeError,
         ["got 'none'"],
         lambda: ed.load(folder / "random", carrier="none" if rank else "auto"),

@@ -188,7 +188,7 @@ def _rounded(dg):
 # Failures --------------------------------------------------------------------------------------------------------
 
 
-def _raises(kind, words, call):
+def raising(kind, words, call):
     """Yields what is wrong unless ``call`` raises an error of this kind with these words."""
     try:
         call()
@@ -208,28 +208,28 @@ def fail(rank, world, folder):
     dg, x = ed.load(random), torch.ones(1)
     rows = torch.ones(dg.num_own, 5)
     same = ["all ranks must do the same", "rank 0:", "rank 1:"]
-    yield from _raises(
+    yield from raising(
         RuntimeError, [*same, "[5]", "[6]"], lambda: dg.sources(rows if rank else rows.new_ones(dg.num_own, 6))
     )
-    yield from _raises(RuntimeError, [*same, "float64"], lambda: dg.sources(rows.double() if rank else rows))
-    yield from _raises(
+    yield from raising(RuntimeError, [*same, "float64"], lambda: dg.sources(rows.double() if rank else rows))
+    yield from raising(
         RuntimeError, [*same, "no gradient"], lambda: dg.sources(rows.clone().requires_grad_(bool(rank)))
     )
     loss = torch.ones(dg.num_own)
-    yield from _raises(
+    yield from raising(
         RuntimeError, [*same, "takes the mean"], lambda: ed.mean(loss, None, dg) if rank else dg.sources(rows.clone())
     )
-    yield from _raises(
+    yield from raising(
         ValueError, ["one row for each", f"[{dg.num_own + 1}, 5]"], lambda: dg.sources(torch.ones(dg.num_own + 1, 5))
     )
-    yield from _raises(RuntimeError, ["fingerprints differ"], lambda: ed.load(random if rank else folder / "metis"))
-    yield from _raises(ValueError, ["must divide the 5 parts"], lambda: ed.load(folder / "five"))
-    yield from _raises(FileNotFoundError, ["manifest.json"], lambda: ed.load(folder / "nothing"))
-    yield from _raises(ValueError, ["version 99", "update edgeless"], lambda: ed.load(folder / "newer"))
+    yield from raising(RuntimeError, ["fingerprints differ"], lambda: ed.load(random if rank else folder / "metis"))
+    yield from raising(ValueError, ["must divide the 5 parts"], lambda: ed.load(folder / "five"))
+    yield from raising(FileNotFoundError, ["manifest.json"], lambda: ed.load(folder / "nothing"))
+    yield from raising(ValueError, ["version 99", "update edgeless"], lambda: ed.load(folder / "newer"))
     cut = ValueError if rank == world - 1 else RuntimeError
     words = ["bytes"] if rank == world - 1 else ["other ranks could not load", f"rank {world - 1}:", "bytes"]
-    yield from _raises(cut, words, lambda: ed.load(folder / "cut"))
-    yield from _raises(cut, ["another partition"], lambda: ed.load(folder / "mixed"))
+    yield from raising(cut, words, lambda: ed.load(folder / "cut"))
+    yield from raising(cut, ["another partition"], lambda: ed.load(folder / "mixed"))
     dist.all_reduce(x)
     if x.item() != world:
         yield "the group is not whole after the errors"

@@ -55,6 +55,7 @@ def test_bench_compares_parts_with_one_process(tmp_path, capsys):
     assert [(row["way"], row["processes"]) for row in rows] == [
         ("edgeless", 1), ("torch-csr", 1), ("edgeless", 2), ("torch-csr", 2)
     ]  # fmt: skip
+    assert [row["carrier"] for row in rows] == ["", "", "all_to_all", "all_to_all"]
     for row in rows:
         assert row["epoch_ms"] > 0
         assert (row["gradient_error"] or 0) < 1e-5
@@ -70,6 +71,12 @@ def test_bench_tells_what_ddp_costs(tmp_path, capsys):
     rows = json.loads(file.read_text())["results"]
     assert [row["model"] for row in rows] == ["sage-mean", "gatv2"]
     assert all(row["same_parameters"] and row["efficiency"] > 0 for row in rows)
+
+
+def test_bench_needs_gpus_for_symmetric_memory(capsys):
+    command = ["bench", "--scale-out", "gatv2", "--graph", "toy", "--device", "cpu", "--carrier", "auto", "symmetric"]
+    assert main(command) == 2
+    assert "--carrier symmetric: needs GPUs, and the device is cpu" in capsys.readouterr().err
 
 
 def test_bench_names_the_models_that_it_has(capsys):
