@@ -30,9 +30,9 @@ class Walks(NamedTuple):
     A *pair* is one of a source and a type, as in :attr:`TypedGraph.compact`. A *piece* is at most ``CUT`` edges of one
     destination and type; pieces are numbered by destination, and by type within one.
 
-    ``arrays``: offsets of the types' pairs, and their sources; the edges by destination: indptr, pairs, pieces; by pair:
-    indptr, destinations, pieces; the pieces by destination: indptr, types; by type: indptr, destinations, pieces; the
-    edges of pieces: indptr, their positions by pair; and by node what its gradient sums, the rows of its pairs and,
+    ``arrays``: offsets of the types' pairs, and their sources; the edges by destination: indptr, pairs, pieces; by
+    pair: indptr, destinations, pieces; the pieces by destination: indptr, types; by type: indptr, destinations, pieces;
+    the edges of pieces: indptr, their positions by pair; and by node what its gradient sums, the rows of its pairs and,
     counted from behind the pairs, those of the types of its pieces: indptr, rows, their weights' places.
     ``max_degrees``: of the edges by destination, by pair, and of the sums.
     """

@@ -1,5 +1,5 @@
-// Attention over pairs as one node of autograd. Kept are the inputs, the products of pairs, a number for every piece and
-// every row, and the result: nothing of the size of the edge set.
+// Attention over pairs as one node of autograd. Kept are the inputs, the products of pairs, a number for every piece
+// and every row, and the result: nothing of the size of the edge set.
 #include "../common/kept_result.h"
 #include "../pair_attention/inputs.h"
 
@@ -40,7 +40,7 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
                         const Tensor& key, const OptTensor& bias, const PairOptions& options, PairResults* results) {
     *results = compute(x, weight, query, key, bias, options.walks, options.negative_slope, options.max_degrees);
     const auto& [out, values, vectors, queries, shift] = *results;
-    variable_list all{keep_result(ctx, out), values, vectors, queries, shift, x, weight, query, key,
+    variable_list all{keep_result(ctx, out),  values, vectors, queries, shift, x, weight, query, key,
                       bias.value_or(Tensor())};
     all.insert(all.end(), options.walks.begin(), options.walks.end());
     ctx->save_for_backward(std::move(all));

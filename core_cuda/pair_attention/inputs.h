@@ -45,7 +45,8 @@ inline void check_pair_attention(const char* op, const at::Tensor& x, const at::
   check_like(op, "key", key, {width, 1}, x);
   if (bias) check_like(op, "bias", *bias, {width}, x);
   TORCH_CHECK_VALUE(bytes > 0 && bytes % 16 == 0 && bytes <= 512, op,
-                    ": rows of values must be whole vectors of 16 bytes and at most 32 of them, got ", width, " numbers");
+                    ": rows of values must be whole vectors of 16 bytes and at most 32 of them, got ", width,
+                    " numbers");
   TORCH_CHECK_VALUE(x.size(1) > 0 && x.size(1) * x.element_size() % 4 == 0, op,
                     ": rows of x must be made of 4 bytes each, got ", x.size(1), " numbers");
   TORCH_CHECK_VALUE(walks.edges() > 0, op, ": there must be edges");

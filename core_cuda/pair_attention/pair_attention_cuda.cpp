@@ -2,8 +2,8 @@
 // device.
 //
 // Forward: vectors = W_r query, values = x_u W_r of every pair, queries <x_i, vectors_r> of every piece, and one pass
-// over the edges of destinations. Backward: what a row knows of itself, one pass over the edges of pairs, which leaves a
-// number for each edge, and sums of these. To the gradient of x a pair gives a row, dv W_r^T, and a piece its number
+// over the edges of destinations. Backward: what a row knows of itself, one pass over the edges of pairs, which leaves
+// a number for each edge, and sums of these. To the gradient of x a pair gives a row, dv W_r^T, and a piece its number
 // times the row of its type, W_r query: all are summed at once, the types' rows lying behind those of the pairs.
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -144,8 +144,7 @@ std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tens
                                             const Tensor& vectors, const Tensor& queries, const Tensor& shift,
                                             const Tensor& x, const Tensor& weight, const Tensor& query,
                                             const Tensor& key, const OptTensor& bias, at::TensorList arrays,
-                                            double negative_slope, c10::List<bool> needs,
-                                            at::IntArrayRef max_degrees) {
+                                            double negative_slope, c10::List<bool> needs, at::IntArrayRef max_degrees) {
   const char* op = "edgeless::pair_attention_backward";
   const PairWalks walks(op, arrays);
   check_pair_attention(op, x, weight, query, key, bias, walks);
@@ -229,7 +228,8 @@ std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tens
   C10_CUDA_CHECK(run_prepare(prepare, stream));
   const Tensor matrices = weight.contiguous();
   if (of_x) {
-    relational::multiply_rows(grad_values, Tensor(), matrices.transpose(1, 2), walks.offsets(), rows.narrow(0, 0, pairs));
+    relational::multiply_rows(grad_values, Tensor(), matrices.transpose(1, 2), walks.offsets(),
+                              rows.narrow(0, 0, pairs));
     const GraphArrays graph(walks.sums(), {}, {known(max_degrees, 2)});
     results[0] = call_spmm(rows, weights.unsqueeze(1), {}, {}, graph);
   }

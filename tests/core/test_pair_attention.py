@@ -35,8 +35,8 @@ def operands(graph, depth, width, dtype=torch.float64, bias=True, seed=1):
     nodes = graph.num_dst
     shapes = (nodes, depth), (graph.num_types, depth, width), (width, 1), (width, 1), (width,), (nodes, width)
     scales = 1, depth**-0.5, width**-0.5, width**-0.5, 0.5, 1
-    made = [torch.randn(shape, generator=gen, dtype=torch.float64) * by for shape, by in zip(shapes, scales)]
-    made = [t.to(dtype).to(graph.device) for t in made]
+    made = [torch.randn(shape, generator=gen, dtype=torch.float64) for shape in shapes]
+    made = [(t * by).to(dtype).to(graph.device) for t, by in zip(made, scales, strict=True)]
     return [*made[:4], made[4] if bias else None, made[5]]
 
 
@@ -125,7 +125,6 @@ def gradients(graph, given, wanted=None):
     return [out.detach(), *torch.autograd.grad(out, wanted, given[5])]
 
 
-# A number within a result of 0, such as a logit's derivative, counts by what it is made of.
 WIDTHS = [(64, 64), (6, 4), (24, 8), (64, 96), (40, 128)]
 
 
@@ -148,7 +147,6 @@ def test_float32(kind, widths, bias):
 @pytest.mark.parametrize("widths", [(64, 64), (24, 8), (40, 256)])
 @pytest.mark.parametrize("kind", ["random", "hubs", "long rows", "isolated nodes"])
 def test_half_precision(kind, widths, dtype):
-    """Against the same steps with values and vectors that are rounded where the op rounds them."""
     graph = GRAPHS[kind]("cuda")
     given = operands(graph, *widths, dtype)
     limit = 16 * torch.finfo(dtype).eps

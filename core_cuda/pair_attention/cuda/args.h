@@ -43,10 +43,10 @@ struct SharesArgs {
 
 // What is summed for nodes, see run_prepare().
 struct PrepareArgs {
-  const float* ds = nullptr;     // [E]
-  const int32_t* ptr = nullptr;  // [pieces + 1]
-  const int32_t* at = nullptr;   // [E]
-  float* weights = nullptr;      // [pairs + pieces]
+  const float* ds = nullptr;      // [E]
+  const int32_t* ptr = nullptr;   // [pieces + 1]
+  const int32_t* at = nullptr;    // [E]
+  float* weights = nullptr;       // [pairs + pieces]
   const void* vectors = nullptr;  // [vector_words] words of 4 bytes
   void* rows = nullptr;
   int64_t pairs = 0, pieces = 0, vector_words = 0;

@@ -1,8 +1,9 @@
-// Forward over pairs: out_i = sum_e softmax(LeakyReLU(q_p + <key, v_e>)) v_e + bias, for the edges e of a destination i.
+// Forward over pairs: out_i = sum_e softmax(LeakyReLU(q_p + <key, v_e>)) v_e + bias, for the edges e of a destination
+// i.
 //
-// v_e is the row of the edge's pair of a source and a type, q_p the number of the piece of its destination and type. The
-// key's part of a logit is made of the row that is gathered anyway. Logits are kept in base 2, which a LeakyReLU lets
-// through. See attention/cuda/forward.cuh for the softmax and attention/cuda/walk.cuh for who owns what.
+// v_e is the row of the edge's pair of a source and a type, q_p the number of the piece of its destination and type.
+// The key's part of a logit is made of the row that is gathered anyway. Logits are kept in base 2, which a LeakyReLU
+// lets through. See attention/cuda/forward.cuh for the softmax and attention/cuda/walk.cuh for who owns what.
 #pragma once
 
 #include "../../attention/cuda/forward.cuh"

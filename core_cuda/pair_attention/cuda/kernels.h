@@ -28,7 +28,8 @@ inline Plan pair_plan(const Problem& problem, const Device& device) {
   while (plan.kernel.lanes < problem.value_vectors) plan.kernel.lanes *= 2;
   plan.kernel.edges = pair_edges(problem.num_edges, problem.num_rows);
   plan.layout.team_log2 = choose_team_log2(plan.kernel, problem.value_vectors);
-  choose_partition(problem, device, pair_blocks(problem.pass, vector_numbers(problem.storage), plan.kernel.edges), plan);
+  choose_partition(problem, device, pair_blocks(problem.pass, vector_numbers(problem.storage), plan.kernel.edges),
+                   plan);
   return plan;
 }
 

@@ -9,8 +9,7 @@ namespace edgeless::cuda {
 
 // The lane's part of a vector of parameters, beyond whose end are zeros.
 template <class S, class P>
-__device__ __forceinline__ void load_parameters(const void* vector, const P& place, int vectors,
-                                                float (&to)[kVec<S>]) {
+__device__ __forceinline__ void load_parameters(const void* vector, const P& place, int vectors, float (&to)[kVec<S>]) {
   const uint4 raw[1] = {__ldg(static_cast<const uint4*>(vector) + min(place.lane, vectors - 1))};
   unpack_row<S, 1>(raw, place, vectors, to, [](float x) { return x; });
 }
