@@ -176,6 +176,18 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "relational_layer_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor? own, Tensor? root, "
       "Tensor[] by_dst, Tensor[] by_src, Tensor[] csr, Tensor[] csc, bool[] needs, int[] max_degrees=[]) -> Tensor[]");
+  // The attention of a layer over relations of one head, on CUDA: with the values v = x[j] weight[t] of a pair of a
+  // source j and a type t, the sum of softmax(LeakyReLU(<x[i] weight[t], query> + <v, key>)) v over the edges of i, and
+  // bias. walks, max_degrees: shared/pair_attention.py. query, key [M, 1]. Behind the result stands what the backward
+  // needs. needs: x, weight, query, key, bias; an empty tensor for what is not asked for.
+  m.def(
+      "pair_attention(Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, "
+      "float negative_slope, int[] max_degrees=[]) -> (Tensor out, Tensor values, Tensor vectors, Tensor queries, "
+      "Tensor shift)");
+  m.def(
+      "pair_attention_backward(Tensor grad, Tensor out, Tensor values, Tensor vectors, Tensor queries, Tensor shift, "
+      "Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, float negative_slope, "
+      "bool[] needs, int[] max_degrees=[]) -> Tensor[]");
   // Contiguous copies in another dtype; side_by_side: as parts of one tensor, which on CUDA follow each other without a
   // gap where all are whole vectors of 16 bytes.
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");

@@ -133,7 +133,7 @@ def _look_for_kernels(kind: str, op: str) -> Optional[str]:
 _KERNELS = {
     (kind, op): _look_for_kernels(kind, op)
     for kind in ("cpu", "cuda")
-    for op in ("attention", "spmm", "sddmm", "neighbor_reduce", "typed_mm", "relational_sum")
+    for op in ("attention", "spmm", "sddmm", "neighbor_reduce", "typed_mm", "relational_sum", "pair_attention")
 }
 
 

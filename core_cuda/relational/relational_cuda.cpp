@@ -17,6 +17,7 @@
 #include "../spmm/calls.h"
 #include "cuda/kernels.h"
 #include "inputs.h"
+#include "products_cuda.h"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -258,6 +259,14 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
 }
 
 }  // namespace
+
+void multiply_rows(const Tensor& x, const Tensor& ids, const Tensor& weight, const Tensor& offsets, const Tensor& out) {
+  multiply({x, ids}, weight.unsqueeze(1), offsets, {out, Tensor()});
+}
+
+Tensor outer_of_rows(const Tensor& x, const Tensor& ids, const Tensor& y, const Tensor& offsets) {
+  return outer_sums({x, ids}, {y, Tensor()}, offsets, 1, true).squeeze(1);
+}
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("typed_mm", typed_mm);

@@ -16,6 +16,7 @@ from edgeless.functional import gat_attention, relational_sum, spmm
 from edgeless.functional_checks import cast
 from edgeless.graph import Graph
 from edgeless.ops.attention import opmath_dtype
+from edgeless.pair_attention import fits, pair_attention
 from edgeless.pair_rows import end_products, to_edges
 from edgeless.typed_graph import TypedGraph
 
@@ -110,6 +111,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
         x = source_rows(edge_index, x)
         heads, weights = self.heads, self._weights()
+        if (out := self._as_one_op(graph, x, weights, edge_attr, return_attention_weights, dtype)) is not None:
+            return out
         pairs, edges, _ = graph.compact
         values = relational_sum(pairs, x, cast(weights, x.dtype), order="aggregate").view(-1, heads, self.out_channels)
         queries, keys = end_products(graph, x, cast(self._vectors(weights), x.dtype))
@@ -146,6 +149,21 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         out = self._finish(self._modified(out, edges, values), None)
         return (out, (edge_index, alpha)) if returned else out
 
+    def _as_one_op(self, graph, x, weights, edge_attr, return_attention_weights, dtype) -> Optional[Tensor]:
+        """The layer of one head, across relations, where nothing is asked for or given by edge; None where it is not
+        one op."""
+        if self.heads != 1 or self.attention_mechanism != "across-relation" or self.mod == "additive":
+            return None
+        if edge_attr is not None or isinstance(return_attention_weights, bool) or self._attention_dropout:
+            return None
+        bias = self.bias if self.mod is None else None  # heads joined and their mean are the same here
+        if dtype is not x.dtype or not fits(graph, x, weights, (self.q, self.k, bias)):
+            return None
+        out = pair_attention(graph, x, weights, self.q, self.k, bias, self.negative_slope)
+        if self.mod is None:
+            return out
+        return self._finish(self._modified(out.unsqueeze(1), graph.graph, None), None)
+
     @property
     def _attention_dropout(self) -> float:
         return self.dropout if self.training and self.mod is None else 0.0
@@ -169,7 +187,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             vectors = vectors.reshape(2, heads, *sizes).transpose(1, 2)
         return vectors.reshape(-1, heads, sizes[1])
 
-    def _modified(self, out: Tensor, edges, values: Tensor) -> Tensor:
+    def _modified(self, out: Tensor, edges, values: Optional[Tensor]) -> Tensor:
         """What ``mod`` makes of the sum ``[N, H, C]``: all of it is the same for the edges of a destination."""
         if self.mod == "additive":
             return out + self.w * spmm(edges, values)

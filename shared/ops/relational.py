@@ -98,3 +98,21 @@ def _relational_layer_backward_fake(
 def _relational_sum_backward_fake(grad, x, weight, edge_weight, by_dst, by_src, needs):
     like = (x, weight, x if edge_weight is None else edge_weight)
     return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]
+
+
+@register_fake("edgeless::pair_attention")
+def _pair_attention_fake(x, weight, query, key, bias, walks, negative_slope, max_degrees=()):
+    types, depth, width = weight.shape
+    nodes, pairs, pieces = x.size(0), walks[1].size(0), walks[9].size(0)
+    shapes = ((nodes, width), (pairs, width), (types, depth))
+    numbers = [x.new_empty((size,), dtype=torch.float32) for size in (pieces, nodes)]
+    return (*map(x.new_empty, shapes), *numbers)
+
+
+@register_fake("edgeless::pair_attention_backward")
+def _pair_attention_backward_fake(
+    grad, out, values, vectors, queries, shift, x, weight, query, key, bias, walks, negative_slope, needs,
+    max_degrees=(),
+):  # fmt: skip
+    like = (x, weight, query, key, x if bias is None else bias)
+    return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]

@@ -161,14 +161,14 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
 
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
 // Blocks take about equally long, so they are as many as the device holds at once, some whole number of times: a few
-// more would have it to themselves.
-inline void choose_partition(const Problem& problem, const Device& device, Plan& plan) {
+// more would have it to themselves. blocks_at_once: that a multiprocessor holds.
+inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, Plan& plan) {
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
   const int64_t chains = (kBlockThreads >> plan.layout.team_log2) / heads;
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
   const int64_t wanted_blocks = device.multiprocessors * kBlocksOfAProcessor;
   int64_t share = std::clamp<int64_t>(units * slices / (chains * wanted_blocks), kLeastShare, kMostShare);
-  const int64_t at_once = int64_t(device.multiprocessors) * resident_blocks(problem, plan.kernel);
+  const int64_t at_once = int64_t(device.multiprocessors) * blocks_at_once;
   const int64_t blocks = (units / (share * chains) + 1) * slices,
                 ranges = (blocks + at_once / 2) / at_once * at_once / slices;
   if (ranges > 0) share = (units + ranges * chains - 1) / (ranges * chains);
@@ -187,7 +187,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
   if (plan.kernel.vectors) {
     plan.layout.team_log2 = choose_team_log2(plan.kernel, most_vectors(problem));
     choose_slice(problem, device, plan.kernel.mma, plan.layout);
-    choose_partition(problem, device, plan);
+    choose_partition(problem, device, resident_blocks(problem, plan.kernel), plan);
   }
   return plan;
 }

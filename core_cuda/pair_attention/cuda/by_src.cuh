@@ -1,0 +1,135 @@
+// Backward over pairs, the one pass over edges. A row is a pair of a source and a type, with the row v of values:
+//
+//   P = 2^(s - shift_i)   ds = P (<grad_i, v> - Delta_i) LeakyReLU'(s)
+//   dv = sum P grad_i + (sum ds) key   d key = the sum over all pairs of (sum ds) v
+//
+// for its edges, to destinations i. ds is written by the edge's position, for what the side of destinations sums. See
+// attention/cuda/walk.cuh for who owns what; nothing is added by atomics.
+#pragma once
+
+#include "../../attention/cuda/by_dst.cuh"
+#include "row.cuh"
+
+namespace edgeless::cuda {
+
+// Shared memory: the piece of a row that a chain owes to an earlier one.
+template <int kPer>
+struct PairPieces {
+  float at[kPer][kBlockThreads];
+
+  __device__ __forceinline__ void leave(const float (&sum)[kPer]) {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) at[k][threadIdx.x] = sum[k];
+  }
+  __device__ __forceinline__ void add_to(float (&sum)[kPer], int thread) const {
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) sum[k] += at[k][thread];
+  }
+};
+
+template <class S, int kWidth, int kEdges>
+__global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<S>, kEdges))
+    pair_by_src_kernel(const __grid_constant__ PairArgs args) {
+  using I = int32_t;
+  constexpr int kV = kVec<S>;
+  __shared__ BlockShares<I> shares;
+  __shared__ PairPieces<kV> pieces;
+  __shared__ AttShares<float, kV> key_shares;
+
+  const Place<kWidth> place(args.layout, 1);
+  divide_range(args.graph, args.part, place, shares);
+  Walk<I> walk(args.graph, place, shares);
+
+  const Offsets<1> offsets(place, args.value_vectors);
+  const RowPointers<1> value_rows(args.value, 0, offsets);
+  RowPointers<1> grads(args.grad_out, 0, offsets);
+  grads.hold();
+  const float2* stats = held(reinterpret_cast<const float2*>(args.stats));
+
+  float key[kV], value[kV], acc[kV];
+  float own = 0;     // of the row: <key, v>
+  float sum_ds = 0;  // of the lane until the row ends
+  uint4 value_raw[1] = {};
+  load_parameters<S>(args.key, place, args.value_vectors, key);
+#pragma unroll
+  for (int k = 0; k < kV; ++k) key[k] *= float(kLog2e), value[k] = 0, acc[k] = 0;
+  key_shares.clear();
+
+  bool fresh = false;  // the row's values were asked for, not yet taken
+  auto begin_row = [&] {
+    value_raw[0] = load_once(value_rows.row(0, walk.row));
+    fresh = true;
+    if (place.lane % 8 == 0 && walk.row + kRowsAhead < walk.last_row) value_rows.ask(walk.row + kRowsAhead);
+  };
+  // Whole warp; teams whose row is not fresh take no part but in the sums. These meet in the order of the forward's.
+  auto take_rows = [&] {
+    if (fresh) unpack_row<S, 1>(value_raw, place, args.value_vectors, value, [](float x) { return x; });
+    const float sum = team_sum(dot<S>(key, value), place.width(), kFullWarp);
+    if (fresh) own = sum;
+    fresh = false;
+  };
+
+  auto close_row = [&] {
+    sum_ds = batch_sum<kEdges>(sum_ds, place.mask());
+#pragma unroll
+    for (int k = 0; k < kV; ++k) {
+      key_shares.at[k][threadIdx.x] = fmaf(sum_ds, value[k], key_shares.at[k][threadIdx.x]);
+      acc[k] = fmaf(sum_ds * float(kLn2), key[k], acc[k]);
+    }
+  };
+  auto clear = [&] {
+    sum_ds = 0;
+#pragma unroll
+    for (int k = 0; k < kV; ++k) acc[k] = 0;
+  };
+  auto leave = [&] { pieces.leave(acc); };
+  auto add = [&](int /*team*/, int thread) { pieces.add_to(acc, thread); };
+  auto emit = [&](I row, bool lead, bool complete) {
+    if (!args.grad_value) return;
+    if (lead || !complete) {
+      store_piece<S, 1>(carry_at(args, shares, lead, 0), place, args.value_vectors, acc);
+    } else {
+      store_row<S, 1>(args.grad_value, row, 1, place, acc);
+    }
+  };
+
+  PairWindow<kEdges> window(args.graph, walk);
+  auto take = [&] {  // whole warp
+    window.begin(walk);
+    uint4 raw[kEdges][1];
+    window.load(grads, raw);
+    const float2 stat = __ldg(stats + window.index);
+    const float query = __ldg(args.logit_term + window.piece);
+    const I position = walk.edge + window.slot;
+    window.advance(walk);
+    const bool valid = window.slot < window.count;
+    if (__any_sync(kFullWarp, fresh)) take_rows();
+
+    float product[kEdges];
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      float x[kV];
+      unpack_all<S, 1>(raw[u], x);
+      product[u] = dot<S>(value, x);
+    }
+    const float dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
+    const float z = fmaf(query, float(kLog2e), own);
+    const float p = valid ? power_of_two(GatScore::leaky(z, args.coefficient) - stat.x) : 0.0f;
+    const float ds = valid ? p * (dp - stat.y) * GatScore::derivative(z, args.coefficient) : 0.0f;
+    if (valid && place.lane < kEdges) args.ds_out[position] = ds;
+    sum_ds += ds;
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      const float w = from_owner<kEdges>(p, u);
+      float x[kV];
+      unpack_again<S>(raw[u][0], x);
+#pragma unroll
+      for (int k = 0; k < kV; ++k) acc[k] = fmaf(w, x[k], acc[k]);
+    }
+  };
+
+  walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
+  if (args.grad_att) key_shares.template store<S, 1>(args, place);
+}
+
+}  // namespace edgeless::cuda

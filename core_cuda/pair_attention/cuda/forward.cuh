@@ -1,0 +1,101 @@
+// Forward over pairs: out_i = sum_e softmax(LeakyReLU(q_p + <key, v_e>)) v_e + bias, for the edges e of a destination
+// i.
+//
+// v_e is the row of the edge's pair of a source and a type, q_p the number of the piece of its destination and type.
+// The key's part of a logit is made of the row that is gathered anyway. Logits are kept in base 2, which a LeakyReLU
+// lets through. See attention/cuda/forward.cuh for the softmax and attention/cuda/walk.cuh for who owns what.
+#pragma once
+
+#include "../../attention/cuda/forward.cuh"
+#include "row.cuh"
+
+namespace edgeless::cuda {
+
+template <class S, int kWidth, int kEdges>
+__global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec<S>, kEdges))
+    pair_forward_kernel(const __grid_constant__ PairArgs args) {
+  using I = int32_t;
+  constexpr int kV = kVec<S>;
+  __shared__ BlockShares<I> shares;
+  __shared__ ForwardPieces<float, kV> pieces;
+
+  const Place<kWidth> place(args.layout, 1);
+  divide_range(args.graph, args.part, place, shares);
+  Walk<I> walk(args.graph, place, shares);
+
+  RowPointers<1> values(args.value, 0, Offsets<1>(place, args.value_vectors));
+  values.hold();
+  float key[kV], acc[kV];
+  float m = -INFINITY, l = 0;  // l: of the lane until the row ends
+  load_parameters<S>(args.key, place, args.value_vectors, key);
+#pragma unroll
+  for (int k = 0; k < kV; ++k) key[k] *= float(kLog2e), acc[k] = 0;
+
+  auto close_row = [&] { l = batch_sum<kEdges>(l, place.mask()); };
+  auto clear = [&] {
+    m = -INFINITY, l = 0;
+#pragma unroll
+    for (int k = 0; k < kV; ++k) acc[k] = 0;
+  };
+  auto leave = [&] { pieces.leave(place, acc, m, l); };
+  auto add = [&](int team, int thread) { pieces.add_to(acc, m, l, team, thread); };
+  auto emit = [&](I row, bool lead, bool complete) {
+    if (lead || !complete) {
+      float* piece = carry_at(args, shares, lead, 0);
+      store_piece<S, 1>(piece, place, args.value_vectors, acc);
+      if (place.lane == 0) piece[args.value_vectors * kV] = m, piece[args.value_vectors * kV + 1] = l;
+      return;
+    }
+    float out[kV] = {};
+    if (args.bias) load_parameters<S>(args.bias, place, args.value_vectors, out);
+    const float inverse = l != 0 ? reciprocal(l) : 0.0f;
+#pragma unroll
+    for (int k = 0; k < kV; ++k) out[k] = fmaf(acc[k], inverse, out[k]);
+    store_row<S, 1>(args.out, row, 1, place, out);
+    if (place.lane == 0) args.shift[row] = m + log_base_two(l);
+  };
+
+  PairWindow<kEdges> window(args.graph, walk);
+  auto take = [&] {  // whole warp
+    window.begin(walk);
+    uint4 raw[kEdges][1];
+    window.load(values, raw);
+    const float query = __ldg(args.logit_term + window.piece);
+    window.advance(walk);
+    const bool valid = window.slot < window.count;
+
+    float partial[kEdges];
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      float x[kV];
+      unpack_all<S, 1>(raw[u], x);
+      partial[u] = dot<S>(key, x);
+    }
+    float s = fmaf(query, float(kLog2e), sum_of_own_edge<kEdges>(partial, place.lane, place.width()));
+    s = valid ? GatScore::leaky(s, args.coefficient) : -INFINITY;
+
+    // An idle team goes on with an edge of its last row and weight 0.
+    if (__any_sync(kFullWarp, s > m)) {
+      const float top = max(m, batch_max<kEdges>(s));
+      const float shrink = top > m ? power_of_two(m - top) : 1.0f;
+      m = top;
+      l *= shrink;
+#pragma unroll
+      for (int k = 0; k < kV; ++k) acc[k] *= shrink;
+    }
+    const float p = power_of_two(s - m);
+    l += p;
+#pragma unroll
+    for (int u = 0; u < kEdges; ++u) {
+      const float w = from_owner<kEdges>(p, u);
+      float x[kV];
+      unpack_again<S>(raw[u][0], x);
+#pragma unroll
+      for (int k = 0; k < kV; ++k) acc[k] = fmaf(w, x[k], acc[k]);
+    }
+  };
+
+  walk_rows(walk, place, shares, window, [] {}, take, close_row, clear, leave, add, emit);
+}
+
+}  // namespace edgeless::cuda

@@ -1,0 +1,49 @@
+// What both passes over pairs know of a row and of a batch of edges.
+#pragma once
+
+#include "../../attention/cuda/lane.cuh"
+#include "../../attention/cuda/scores.cuh"
+#include "kernels.h"
+
+namespace edgeless::cuda {
+
+// The lane's part of a vector of parameters, beyond whose end are zeros.
+template <class S, class P>
+__device__ __forceinline__ void load_parameters(const void* vector, const P& place, int vectors, float (&to)[kVec<S>]) {
+  const uint4 raw[1] = {__ldg(static_cast<const uint4*>(vector) + min(place.lane, vectors - 1))};
+  unpack_row<S, 1>(raw, place, vectors, to, [](float x) { return x; });
+}
+
+template <class S>
+__device__ __forceinline__ float dot(const float (&x)[kVec<S>], const float (&y)[kVec<S>]) {
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < kVec<S>; ++k) sum = fmaf(x[k], y[k], sum);
+  return sum;
+}
+
+// EdgeWindow that brings along the pieces of its edges' destinations.
+template <int kEdges>
+struct PairWindow : EdgeWindow<int32_t, kEdges> {
+  using Base = EdgeWindow<int32_t, kEdges>;
+  const int32_t* pieces;
+  int32_t piece;
+
+  __device__ PairWindow(const CompressedGraph& graph, const Walk<int32_t>& walk)
+      : Base(graph, walk), pieces(held(static_cast<const int32_t*>(graph.edge_ids))) {
+    const int64_t last = graph.num_edges - 1;
+    piece = last < 0 ? 0 : __ldg(pieces + min(static_cast<int64_t>(walk.edge) + this->slot, last));
+  }
+
+  __device__ __forceinline__ void settle() {
+    Base::settle();
+    piece = max(piece, 0);
+  }
+
+  __device__ __forceinline__ void advance(Walk<int32_t>& walk) {
+    Base::advance(walk);
+    if (this->slot < walk.last_edge - walk.edge) piece = __ldg(pieces + (walk.edge + this->slot));
+  }
+};
+
+}  // namespace edgeless::cuda

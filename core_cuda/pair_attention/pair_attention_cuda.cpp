@@ -1,0 +1,268 @@
+// Attention over pairs on CUDA: allocation and the order of the kernels, which are in cuda/. Nothing here waits for the
+// device.
+//
+// Forward: vectors = W_r query, values = x_u W_r of every pair, queries <x_i, vectors_r> of every piece, and one pass
+// over the edges of destinations. Backward: what a row knows of itself, one pass over the edges of pairs, which leaves
+// a number for each edge, and sums of these. To the gradient of x a pair gives a row, dv W_r^T, and a piece its number
+// times the row of its type, W_r query: all are summed at once, the types' rows lying behind those of the pairs.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "../common/launch.h"
+#include "../common/storage_of.h"
+#include "../relational/products_cuda.h"
+#include "../spmm/calls.h"
+#include "cuda/kernels.h"
+#include "inputs.h"
+
+namespace edgeless::cuda {
+namespace {
+
+using at::Tensor;
+
+// Contiguous, from 16 bytes on.
+Tensor whole(const Tensor& t) {
+  const Tensor rows = t.contiguous();
+  return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 ? rows : rows.clone();
+}
+
+const void* at_of(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
+
+// [n, width] without gaps.
+Rows rows_of(const Tensor& t) {
+  Rows rows;
+  rows.base = static_cast<const char*>(t.const_data_ptr());
+  rows.row = static_cast<uint32_t>(t.size(1) * t.element_size());
+  return rows;
+}
+
+OutRows out_rows_of(const Tensor& t) {
+  OutRows out;
+  out.base = static_cast<char*>(t.mutable_data_ptr());
+  out.dim = static_cast<int32_t>(t.size(1)), out.heads = 1;
+  out.aligned = out.whole = true;
+  return out;
+}
+
+// What is to be done by one of the two passes, and its memory.
+class PairPass {
+ public:
+  PairArgs args;
+
+  PairPass(Pass pass, const Tensor& values, at::TensorList graph, int64_t gathered, int64_t max_degree) {
+    const int vectors = static_cast<int>(values.size(1) * values.element_size() / 16);
+    problem_.pass = pass, problem_.score = Score::gat, problem_.storage = storage_of(values.scalar_type());
+    problem_.value_vectors = vectors;
+    args.graph = compressed_graph(graph);
+    problem_.num_rows = args.graph.num_rows, problem_.num_edges = args.graph.num_edges;
+    problem_.num_gathered = gathered, problem_.max_degree = max_degree;
+    const int device = values.get_device();
+    plan_ = pair_plan(problem_, {device_attribute(cudaDevAttrMultiProcessorCount, device),
+                                 device_attribute(cudaDevAttrL2CacheSize, device)});
+    args.part = plan_.part, args.layout = plan_.layout;
+    args.heads = 1, args.key_vectors = args.value_vectors = vectors;
+    args.carry_size = carry_size(problem_);
+    args.value = rows_of(values);
+    if (plan_.hubs) carry_ = at::empty({2 * plan_.slots * args.carry_size}, values.options().dtype(at::kFloat));
+    if (plan_.hubs) args.carry = carry_.mutable_data_ptr<float>();
+  }
+
+  int64_t blocks() const { return plan_.part.num_ranges; }
+  void run(cudaStream_t stream) const { C10_CUDA_CHECK(run_pair_pass(problem_, plan_, args, stream)); }
+
+ private:
+  Problem problem_;
+  Plan plan_;
+  Tensor carry_;
+};
+
+// Blocks for a pass over rows: some iterations each, and enough for all multiprocessors.
+int row_blocks(int64_t rows, const Tensor& on) {
+  const int64_t most = 8 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, on.get_device())};
+  return static_cast<int>(std::clamp<int64_t>(rows / 32, 1, most));
+}
+
+// Sums of shares, made together.
+class ShareSums {
+ public:
+  explicit ShareSums(const Tensor& like) : like_(like) {}
+
+  // [width, ...] of the dtype of `to`, which is written by run().
+  void add(const Tensor& shares, const Tensor& to) {
+    SharesArgs::Sum& sum = args_.of[args_.sums++];
+    sum.shares = shares.const_data_ptr<float>(), sum.count = shares.size(0), sum.out = to.mutable_data_ptr();
+    args_.width = static_cast<int>(shares.size(1));
+    kept_.push_back(shares);
+  }
+
+  void run(cudaStream_t stream) {
+    if (args_.sums) C10_CUDA_CHECK(run_sum_shares(storage_of(like_.scalar_type()), args_, stream));
+    args_.sums = 0;
+    kept_.clear();
+  }
+
+ private:
+  const Tensor& like_;
+  SharesArgs args_;
+  std::vector<Tensor> kept_;
+};
+
+int64_t known(at::IntArrayRef degrees, size_t i) { return i < degrees.size() ? degrees[i] : -1; }
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pair_attention(const Tensor& x, const Tensor& weight,
+                                                                  const Tensor& query, const Tensor& key,
+                                                                  const OptTensor& bias, at::TensorList arrays,
+                                                                  double negative_slope, at::IntArrayRef max_degrees) {
+  const char* op = "edgeless::pair_attention";
+  const PairWalks walks(op, arrays);
+  check_pair_attention(op, x, weight, query, key, bias, walks);
+  const OnDevice on_device(x.device());
+  const int64_t depth = x.size(1), width = weight.size(2);
+  const Tensor matrices = weight.contiguous();
+  const Tensor vectors = at::mv(matrices.view({-1, width}), query.reshape(-1)).view({walks.types(), depth});
+  Tensor values = at::empty({walks.pairs(), width}, x.options());
+  relational::multiply_rows(x, walks.pair_nodes(), matrices, walks.offsets(), values);
+  const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
+
+  Tensor out = at::empty({walks.nodes(), width}, x.options());
+  Tensor shift = at::empty({walks.nodes()}, queries.options());
+  const Tensor keys = whole(key), added = bias ? whole(*bias) : Tensor();
+  PairPass pass(Pass::forward, values, walks.by_dst(), walks.pairs(), known(max_degrees, 0));
+  pass.args.coefficient = static_cast<float>(negative_slope);
+  pass.args.key = at_of(keys), pass.args.bias = at_of(added);
+  pass.args.logit_term = queries.const_data_ptr<float>();
+  pass.args.out = out_rows_of(out), pass.args.shift = shift.mutable_data_ptr<float>();
+  pass.run(on_device.stream());
+  return {out, values, vectors, queries, shift};
+}
+
+std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tensor& out, const Tensor& values,
+                                            const Tensor& vectors, const Tensor& queries, const Tensor& shift,
+                                            const Tensor& x, const Tensor& weight, const Tensor& query,
+                                            const Tensor& key, const OptTensor& bias, at::TensorList arrays,
+                                            double negative_slope, c10::List<bool> needs, at::IntArrayRef max_degrees) {
+  const char* op = "edgeless::pair_attention_backward";
+  const PairWalks walks(op, arrays);
+  check_pair_attention(op, x, weight, query, key, bias, walks);
+  TORCH_CHECK_VALUE(needs.size() == 5, op, ": needs must have 5 entries, got ", needs.size());
+  const int64_t types = walks.types(), pairs = walks.pairs(), pieces = walks.pieces(), nodes = walks.nodes();
+  const int64_t depth = x.size(1), width = weight.size(2);
+  check_like(op, "grad", given_grad, {nodes, width}, x);
+  check_like(op, "out", out, {nodes, width}, x);
+  check_like(op, "values", values, {pairs, width}, x);
+  check_like(op, "vectors", vectors, {types, depth}, x);
+  check_like(op, "queries", queries, {pieces}, shift);
+  check_shape(op, "shift", shift, {nodes});
+  const bool of_x = needs[0], of_weight = needs[1], of_query = needs[2], of_key = needs[3], of_bias = needs[4] && bias;
+  const OnDevice on_device(x.device());
+  const cudaStream_t stream = on_device.stream();
+  const auto storage = storage_of(x.scalar_type());
+  const auto numbers = x.options().dtype(at::kFloat);
+  std::vector<Tensor> results;
+  for (int i = 0; i < 5; ++i) results.push_back(at::empty({0}, x.options()));
+  const Tensor grad = whole(given_grad), result = whole(out), keys = whole(key), added = bias ? whole(*bias) : Tensor();
+  const bool of_edges = of_x || of_weight || of_query || of_key;
+  if (!of_edges && !of_bias) return results;
+  ShareSums sums(x);
+
+  // What a row knows of itself; on the way the gradient of the bias.
+  RowSumsArgs deltas;
+  deltas.a = at_of(grad), deltas.b = at_of(result), deltas.row = at_of(added);
+  deltas.shift = shift.const_data_ptr<float>();
+  deltas.rows = nodes, deltas.vectors = static_cast<int>(width * x.element_size() / 16);
+  deltas.blocks = row_blocks(nodes, x);
+  Tensor stats;
+  if (of_edges) stats = at::empty({nodes, 2}, numbers);
+  if (of_edges) deltas.stats = static_cast<float2*>(stats.mutable_data_ptr());
+  if (of_bias) {
+    const Tensor shares = at::empty({deltas.blocks, width}, numbers);
+    deltas.shares = shares.mutable_data_ptr<float>();
+    sums.add(shares, results[4] = at::empty({width}, x.options()));
+  }
+  C10_CUDA_CHECK(run_deltas(storage, deltas, stream));
+  if (!of_edges) {
+    sums.run(stream);
+    return results;
+  }
+
+  // The edges.
+  const bool of_values = of_x || of_weight, of_vectors = of_weight || of_query;
+  Tensor ds = at::empty({walks.edges()}, numbers), grad_values;
+  PairPass pass(Pass::by_src, values, walks.by_pair(), nodes, known(max_degrees, 1));
+  pass.args.coefficient = static_cast<float>(negative_slope);
+  pass.args.key = at_of(keys);
+  pass.args.logit_term = queries.const_data_ptr<float>();
+  pass.args.grad_out = rows_of(grad), pass.args.stats = stats.mutable_data_ptr<float>();
+  pass.args.ds_out = ds.mutable_data_ptr<float>();
+  if (of_values) {
+    grad_values = at::empty({pairs, width}, x.options());
+    pass.args.grad_value = out_rows_of(grad_values);
+  }
+  if (of_key) {
+    const Tensor shares = at::empty({pass.blocks(), width}, numbers);
+    pass.args.grad_att = shares.mutable_data_ptr<float>();
+    sums.add(shares, results[3] = at::empty({width, 1}, x.options()));
+  }
+  pass.run(stream);
+  sums.run(stream);
+  if (!of_x && !of_vectors) return results;
+
+  // Nodes: rows of pairs, behind them those of types, and what these weigh.
+  Tensor rows, weights = at::empty({(of_x ? pairs : 0) + pieces}, numbers);
+  PrepareArgs prepare;
+  prepare.ds = ds.const_data_ptr<float>();
+  prepare.ptr = walks.edges_of_pieces()[0].const_data_ptr<int32_t>();
+  prepare.at = walks.edges_of_pieces()[1].const_data_ptr<int32_t>();
+  prepare.weights = weights.mutable_data_ptr<float>(), prepare.pieces = pieces;
+  const Tensor types_rows = vectors.contiguous();
+  if (of_x) {
+    rows = at::empty({pairs + types, depth}, x.options());
+    prepare.pairs = pairs, prepare.vectors = types_rows.const_data_ptr();
+    prepare.vector_words = types_rows.numel() * types_rows.element_size() / 4;
+    prepare.rows = rows.narrow(0, pairs, types).mutable_data_ptr();
+  }
+  C10_CUDA_CHECK(run_prepare(prepare, stream));
+  const Tensor matrices = weight.contiguous();
+  if (of_x) {
+    relational::multiply_rows(grad_values, Tensor(), matrices.transpose(1, 2), walks.offsets(),
+                              rows.narrow(0, 0, pairs));
+    const GraphArrays graph(walks.sums(), {}, {known(max_degrees, 2)});
+    results[0] = call_spmm(rows, weights.unsqueeze(1), {}, {}, graph);
+  }
+  if (!of_vectors) return results;
+  const Tensor of_pieces = weights.narrow(0, of_x ? pairs : 0, pieces).unsqueeze(1);
+  const Tensor grad_vectors =
+      call_spmm(x, of_pieces, {}, {}, {walks.nodes_of_types(), {}}, at::kFloat).contiguous();  // [R, K]
+  Tensor outer;
+  if (of_weight) outer = relational::outer_of_rows(x, walks.pair_nodes(), grad_values, walks.offsets());
+  if (!of_weight) outer = at::zeros({types, depth, width}, numbers);
+
+  // vectors = W_r query
+  const Tensor queries_of_types = whole(query), read = whole(matrices);
+  results[1] = at::empty(weight.sizes(), x.options());
+  RowSumsArgs outers;
+  outers.a = outer.const_data_ptr(), outers.b = read.const_data_ptr(), outers.out = results[1].mutable_data_ptr();
+  outers.row = queries_of_types.const_data_ptr(), outers.factor = grad_vectors.const_data_ptr<float>();
+  outers.rows = types * depth, outers.vectors = deltas.vectors, outers.blocks = row_blocks(outers.rows, x);
+  if (of_query) {
+    const Tensor shares = at::empty({outers.blocks, width}, numbers);
+    outers.shares = shares.mutable_data_ptr<float>();
+    sums.add(shares, results[2] = at::empty({width, 1}, x.options()));
+  }
+  C10_CUDA_CHECK(run_outer_rows(storage, outers, stream));
+  sums.run(stream);
+  return results;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
+  m.impl("pair_attention", pair_attention);
+  m.impl("pair_attention_backward", pair_attention_backward);
+}
+
+}  // namespace edgeless::cuda

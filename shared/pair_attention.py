@@ -1,0 +1,143 @@
+"""The attention of one head over pairs of a source and a type, from the features of nodes to the layer's result: as one
+op, and so as one node of autograd.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+import torch
+from torch import Tensor
+
+from .autocast import autocasts
+from .functional_checks import runs_reference
+from .graph import Graph
+from .graph_checks import compiling
+from .ops.graph import index_dtype
+from .projection import PLAIN
+from .typed_graph import TypedGraph
+
+# Edges of a piece, which one thread adds up.
+CUT = 16
+# Rows that a team of 32 lanes holds, 16 bytes a lane.
+_MOST_BYTES = 512
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Walks(NamedTuple):
+    """What the op walks, of a typed graph whose destinations are its sources.
+
+    A *pair* is one of a source and a type, as in :attr:`TypedGraph.compact`. A *piece* is at most ``CUT`` edges of one
+    destination and type; pieces are numbered by destination, and by type within one.
+
+    ``arrays``: offsets of the types' pairs, and their sources; the edges by destination: indptr, pairs, pieces; by
+    pair: indptr, destinations, pieces; the pieces by destination: indptr, types; by type: indptr, destinations, pieces;
+    the edges of pieces: indptr, their positions by pair; and by node what its gradient sums, the rows of its pairs and,
+    counted from behind the pairs, those of the types of its pieces: indptr, rows, their weights' places.
+    ``max_degrees``: of the edges by destination, by pair, and of the sums.
+    """
+
+    arrays: list[Tensor]
+    max_degrees: list[int]
+
+
+def walks(graph: TypedGraph) -> Walks:
+    """Those of ``graph``, kept with it."""
+    return graph.format("walks over pairs", _build)
+
+
+def _pointers(counts: Tensor) -> Tensor:
+    zero = counts.new_zeros(1)
+    return torch.cat((zero, counts.cumsum(0, dtype=counts.dtype)))
+
+
+def _build(graph: TypedGraph) -> Walks:
+    pairs, edges, pair_of_edge = graph.compact
+    csr, csc, of_nodes = graph.graph.csr, edges.csc, pairs.graph.csc
+    num_edges, num_pairs, num_nodes = graph.num_edges, edges.num_src, graph.num_dst
+    type_ptr, rows, ptr, _, edge_ids, _ = graph._sorted(csr, CUT)
+    num_pieces, dtype = rows.numel(), rows.dtype
+
+    def numbers(count: int) -> Tensor:
+        return torch.arange(count, dtype=dtype, device=rows.device)
+
+    def inverse(order: Tensor) -> Tensor:
+        return torch.empty_like(order, dtype=dtype).scatter_(0, order.long(), numbers(order.numel()))
+
+    types = numbers(graph.num_types).repeat_interleave(type_ptr.diff(), output_size=num_pieces)
+    order = rows.argsort(stable=True)
+    piece_ptr = _pointers(torch.bincount(rows, minlength=num_nodes).to(dtype))  # of destinations
+    types_of_nodes = types[order]
+    # The edges in the order of pieces: that of destinations, and of types within each.
+    lengths = ptr.diff()[order]
+    edge_ptr = _pointers(lengths)
+    positions = (ptr[:-1][order] - edge_ptr[:-1]).repeat_interleave(lengths, output_size=num_edges) + numbers(num_edges)
+    ids = edge_ids[positions].long()
+    piece_of_position = numbers(num_pieces).repeat_interleave(lengths, output_size=num_edges)
+    piece_of_edge = torch.empty_like(edge_ids).scatter_(0, ids, piece_of_position)
+    # What a node's gradient sums.
+    sums_ptr = of_nodes.indptr + piece_ptr
+    node_of_pair = pairs.graph.csr.indices[of_nodes.indices.long()].long()
+    at_pair = numbers(num_pairs) + piece_ptr[node_of_pair]
+    at_piece = numbers(num_pieces) + of_nodes.indptr[rows[order].long() + 1]
+    place = torch.cat((at_pair, at_piece)).long()
+    columns = torch.cat((of_nodes.indices, types_of_nodes + num_pairs))
+    weights = torch.cat((of_nodes.indices, numbers(num_pieces) + num_pairs))
+    columns, weights = (torch.empty_like(t).scatter_(0, place, t) for t in (columns, weights))
+    arrays = [
+        pairs._formats["offsets"], pairs.graph.csr.indices,
+        csr.indptr, pair_of_edge[ids], piece_of_position,
+        csc.indptr, csc.indices, piece_of_edge[csc.edge_ids.long()],
+        piece_ptr, types_of_nodes,
+        type_ptr, rows, inverse(order),
+        edge_ptr, inverse(csc.edge_ids)[ids],
+        sums_ptr, columns, weights,
+    ]  # fmt: skip
+    longest = torch.stack([pointers.diff().max() for pointers in (csr.indptr, csc.indptr, sums_ptr)])
+    return Walks([t.to(dtype).contiguous() for t in arrays], longest.tolist())
+
+
+def pair_attention(
+    graph: TypedGraph,
+    x: Tensor,
+    weight: Tensor,
+    query: Tensor,
+    key: Tensor,
+    bias: Optional[Tensor],
+    negative_slope: float,
+) -> Tensor:
+    r"""Additive attention over the edges, whose values are products with the matrices of types.
+
+    .. math:: o_i = \sum_{e = (j, i)} \mathrm{softmax}_e(\mathrm{LeakyReLU}(q^\top W_r^\top x_i + k^\top W_r^\top x_j))
+        \, W_r^\top x_j + b
+
+    Args:
+        graph: the destinations are the sources; see :func:`fits`.
+        x: ``[N, K]``.
+        weight: ``[R, K, M]``.
+        query, key: ``[M, 1]``.
+        bias: ``[M]`` or None.
+
+    Returns:
+        ``[N, M]`` of x's dtype, differentiable once.
+    """
+    arrays, degrees = walks(graph)
+    return torch.ops.edgeless.pair_attention(x, weight, query, key, bias, arrays, negative_slope, degrees)[0]
+
+
+def fits(graph: TypedGraph, x: Tensor, weight: Tensor, others: tuple) -> bool:
+    """Whether the op takes a call of :func:`pair_attention`, ``others`` being its other tensors or None."""
+    if not x.is_cuda or compiling() or runs_reference("pair_attention", x.device, "pair_attention"):
+        return False
+    dtype, size = x.dtype, x.element_size()
+    for t in (x, weight, *others):
+        if t is not None and (type(t) not in PLAIN or t.dtype is not dtype or t.device != x.device):
+            return False
+    if dtype not in _DTYPES or weight.dim() != 3 or autocasts("cuda") or type(graph.graph) is not Graph:
+        return False
+    width = weight.size(2) * size
+    if not 0 < width <= _MOST_BYTES or width % 16 or not x.size(1) or x.size(1) * size % 4:
+        return False
+    if not graph.num_edges or graph.num_src != graph.num_dst or graph.graph.index_dtype is not torch.int32:
+        return False
+    return index_dtype(2 * graph.num_edges + graph.num_types, 0, 0) is torch.int32

@@ -1,0 +1,252 @@
+"""Attention over pairs: what it walks, and the op on CUDA, against plain PyTorch in float64."""
+
+import pytest
+import torch
+from devices import EVERY_DEVICE
+
+from edgeless import TypedGraph
+from edgeless.pair_attention import CUT, fits, pair_attention, walks
+
+SLOPE = 0.2
+
+
+def typed(nodes, edges, types, hub=0, seed=0, device="cpu"):
+    """``hub`` edges end at one node and, of another type, as many begin at one."""
+    gen = torch.Generator().manual_seed(seed)
+    ends, kinds = torch.randint(nodes, (2, edges), generator=gen), torch.randint(types, (edges,), generator=gen)
+    ends[1, :hub], ends[0, hub : 2 * hub], kinds[hub : 2 * hub] = 3, 5, types - 1
+    return TypedGraph.from_edge_index(ends.to(device), kinds.to(device), types, nodes, nodes)
+
+
+GRAPHS = {
+    "random": lambda device: typed(200, 1500, 5, device=device),
+    "one edge": lambda device: typed(2, 1, 3, device=device),
+    "types without edges": lambda device: typed(50, 60, 40, device=device),
+    "isolated nodes": lambda device: typed(5000, 300, 4, device=device),
+    "hubs": lambda device: typed(300, 9000, 4, hub=3000, device=device),
+    "a hub of many blocks": lambda device: typed(500, 700_000, 3, hub=300_000, device=device),
+    "long rows": lambda device: typed(20, 3000, 2, device=device),
+}
+
+
+def operands(graph, depth, width, dtype=torch.float64, bias=True, seed=1):
+    """x, weight, query, key, bias and what comes back for the result."""
+    gen = torch.Generator().manual_seed(seed)
+    nodes = graph.num_dst
+    shapes = (nodes, depth), (graph.num_types, depth, width), (width, 1), (width, 1), (width,), (nodes, width)
+    scales = 1, depth**-0.5, width**-0.5, width**-0.5, 0.5, 1
+    made = [torch.randn(shape, generator=gen, dtype=torch.float64) for shape in shapes]
+    made = [(t * by).to(dtype).to(graph.device) for t, by in zip(made, scales, strict=True)]
+    return [*made[:4], made[4] if bias else None, made[5]]
+
+
+def reference(graph, x, weight, query, key, bias, grad):
+    """The result and the gradients, from products and logits of all edges."""
+    leaves = [None if t is None else t.detach().double().cpu().requires_grad_() for t in (x, weight, query, key, bias)]
+    x, weight, query, key, bias = leaves
+    (src, dst), types = graph.graph.edge_index().cpu(), graph.edge_type.long().cpu()
+    rows = torch.empty(2, len(types), weight.size(2), dtype=torch.float64)
+    parts = [torch.nonzero(types == t).squeeze(1) for t in range(graph.num_types)]
+    rows = torch.cat([x[torch.stack((dst[at], src[at]))] @ weight[t] for t, at in enumerate(parts)], 1)
+    own, values = rows[:, torch.cat(parts).argsort()]
+    logits = torch.nn.functional.leaky_relu(own @ query + values @ key, SLOPE).squeeze(1)
+    top = logits.new_full((len(x),), -torch.inf).scatter_reduce(0, dst, logits.detach(), "amax")
+    shares = (logits - top[dst]).exp()
+    shares = shares / shares.new_zeros(len(x)).index_add(0, dst, shares)[dst]
+    out = values.new_zeros(len(x), values.size(1)).index_add(0, dst, shares.unsqueeze(1) * values)
+    out = out if bias is None else out + bias
+    wanted = [t for t in leaves if t is not None]
+    return [out.detach(), *torch.autograd.grad(out, wanted, grad.double().cpu())]
+
+
+def by_walks(graph, x, weight, query, key, bias, grad):
+    """The same, step by step as the kernels do it, from the arrays that they walk."""
+    arrays = [t.long().cpu() for t in walks(graph).arrays]
+    offsets, pair_nodes = arrays[:2]
+    dst_ptr, pairs, dst_pieces, pair_ptr, dsts, src_pieces = arrays[2:8]
+    type_ptr, types, node_ptr, nodes, ids, edge_ptr, positions, sums_ptr, columns, places = arrays[8:]
+
+    def owners(ptr):
+        return torch.arange(len(ptr) - 1).repeat_interleave(ptr.diff())
+
+    def summed(ptr, rows):
+        return rows.new_zeros(len(ptr) - 1, *rows.shape[1:]).index_add(0, owners(ptr), rows)
+
+    of_pair = weight[owners(offsets)]
+    values = torch.einsum("pk,pkm->pm", x[pair_nodes], of_pair)
+    vectors = weight @ query.squeeze(1)
+    queries = (x[owners(type_ptr)] * vectors[types]).sum(1)
+    leaky = torch.nn.functional.leaky_relu
+    logits = leaky(queries[dst_pieces] + values[pairs] @ key.squeeze(1), SLOPE)
+    shift = torch.log(summed(dst_ptr, logits.exp()))
+    out = summed(dst_ptr, (logits - shift[owners(dst_ptr)]).exp().unsqueeze(1) * values[pairs])
+    out = out if bias is None else out + bias
+
+    deltas = (grad * (out if bias is None else out - bias)).sum(1)
+    source = owners(pair_ptr)
+    z = queries[src_pieces] + values[source] @ key.squeeze(1)
+    p = (leaky(z, SLOPE) - shift[dsts]).exp()
+    ds = p * ((grad[dsts] * values[source]).sum(1) - deltas[dsts]) * (1 - (1 - SLOPE) * (z <= 0).double())
+    of_pairs = summed(pair_ptr, ds)
+    grad_values = summed(pair_ptr, p.unsqueeze(1) * grad[dsts]) + of_pairs.unsqueeze(1) * key.squeeze(1)
+    weights = torch.cat((torch.ones(len(pair_nodes)).double(), summed(edge_ptr, ds[positions])))
+    rows = torch.cat((torch.einsum("pm,pkm->pk", grad_values, of_pair), vectors))
+    grad_x = summed(sums_ptr, weights[places].unsqueeze(1) * rows[columns])
+    grad_vectors = summed(node_ptr, weights[len(pair_nodes) :][ids].unsqueeze(1) * x[nodes])
+    outer = summed(offsets, x[pair_nodes].unsqueeze(2) * grad_values.unsqueeze(1))
+    grad_weight = outer + grad_vectors.unsqueeze(2) * query.squeeze(1)
+    grad_query = (weight * grad_vectors.unsqueeze(2)).sum((0, 1)).unsqueeze(1)
+    grad_key = (of_pairs.unsqueeze(1) * values).sum(0).unsqueeze(1)
+    return [out, grad_x, grad_weight, grad_query, grad_key, *([] if bias is None else [grad.sum(0)])]
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("kind", [kind for kind in GRAPHS if kind != "a hub of many blocks"])
+def test_what_is_walked(kind, device):
+    graph = GRAPHS[kind](device)
+    given = operands(graph, 6, 4)
+    found = by_walks(graph, *[t.cpu() for t in given])
+    for ours, want in zip(found, reference(graph, *given), strict=True):
+        torch.testing.assert_close(ours, want, rtol=1e-10, atol=1e-12)
+    arrays, degrees = walks(graph)
+    assert walks(graph).arrays is arrays
+    assert int(arrays[13].diff().max()) <= CUT
+    assert degrees == [int(arrays[i].diff().max()) for i in (2, 5, 15)]
+
+
+def error(found, want):
+    return float((found.double().cpu() - want).norm() / want.norm().clamp_min(1e-30))
+
+
+def gradients(graph, given, wanted=None):
+    leaves = [None if t is None else t.detach().requires_grad_() for t in given[:5]]
+    out = pair_attention(graph, *leaves, SLOPE)
+    wanted = [t for t in leaves if t is not None] if wanted is None else [leaves[i] for i in wanted]
+    return [out.detach(), *torch.autograd.grad(out, wanted, given[5])]
+
+
+WIDTHS = [(64, 64), (6, 4), (24, 8), (64, 96), (40, 128)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("widths", WIDTHS)
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_float32(kind, widths, bias):
+    if kind == "a hub of many blocks" and widths != (64, 64):
+        pytest.skip("takes the reference long")
+    graph = GRAPHS[kind]("cuda")
+    given = operands(graph, *widths, torch.float32, bias)
+    assert fits(graph, given[0], given[1], tuple(given[2:5]))
+    for ours, want in zip(gradients(graph, given), reference(graph, *given), strict=True):
+        assert error(ours, want) <= 1e-5
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("widths", [(64, 64), (24, 8), (40, 256)])
+@pytest.mark.parametrize("kind", ["random", "hubs", "long rows", "isolated nodes"])
+def test_half_precision(kind, widths, dtype):
+    graph = GRAPHS[kind]("cuda")
+    given = operands(graph, *widths, dtype)
+    limit = 16 * torch.finfo(dtype).eps
+    for ours, want in zip(gradients(graph, given), reference(graph, *given), strict=True):
+        assert ours.dtype == dtype and error(ours, want) <= limit
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (0, 3), (1, 2), (0, 4)])
+def test_gradients_that_are_asked_for(wanted):
+    graph = GRAPHS["hubs"]("cuda")
+    given = operands(graph, 64, 64, torch.float32)
+    all_of_them = gradients(graph, given)[1:]
+    for ours, i in zip(gradients(graph, given, wanted)[1:], wanted, strict=True):
+        torch.testing.assert_close(ours, all_of_them[i], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["hubs", "a hub of many blocks"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bitwise_the_same_from_run_to_run(kind, dtype):
+    graph = GRAPHS[kind]("cuda")
+    given = operands(graph, 64, 64, dtype)
+    first = gradients(graph, given)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, gradients(graph, given), strict=True))
+
+
+@pytest.mark.cuda
+def test_the_result_may_be_written_over():
+    graph = GRAPHS["random"]("cuda")
+    given = operands(graph, 64, 64, torch.float32)
+    leaves = [t.detach().requires_grad_() for t in given[:5]]
+    out = pair_attention(graph, *leaves, SLOPE)
+    out.mul_(2)
+    found = torch.autograd.grad(out, leaves, given[5] / 2)
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients(graph, given)[1:], strict=True))
+
+
+@pytest.mark.cuda
+def test_batches_of_gradients():
+    graph = GRAPHS["random"]("cuda")
+    given = operands(graph, 64, 64, torch.float32)
+    leaves = [t.detach().requires_grad_() for t in given[:5]]
+    out = pair_attention(graph, *leaves, SLOPE)
+    grads = torch.stack([given[5], 2 * given[5]])
+    together = torch.autograd.grad(out, leaves, grads, is_grads_batched=True, retain_graph=True)
+    for i in range(2):
+        each = torch.autograd.grad(out, leaves, grads[i], retain_graph=True)
+        assert all(torch.equal(t[i], one) for t, one in zip(together, each, strict=True))
+
+
+@pytest.mark.cuda
+def test_opcheck():
+    graph = GRAPHS["random"]("cuda")
+    given = operands(graph, 64, 64, torch.float32)
+    arrays, degrees = walks(graph)
+    leaves = [t.detach().requires_grad_() for t in given[:5]]
+    torch.library.opcheck(
+        torch.ops.edgeless.pair_attention,
+        (*leaves, arrays, SLOPE, degrees),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def kernels_of(call):
+    """The names of the kernels and copies that a call puts on the device."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+
+
+@pytest.mark.cuda
+def test_few_launches_and_no_product_of_one_column():
+    """With the edges' logits as a product of a column and one number, am spent a sixth of its time there."""
+    graph = GRAPHS["random"]("cuda")
+    given = operands(graph, 64, 64, torch.float32)
+    leaves = [t.detach().requires_grad_() for t in given[:5]]
+    with torch.no_grad():
+        forward = kernels_of(lambda: pair_attention(graph, *leaves, SLOPE))
+    assert len(forward) <= 5, forward
+    both = kernels_of(lambda: gradients(graph, given))
+    assert len(both) <= 5 + 14, both
+    assert not [name for name in both if "gemmk1" in name or "scatter" in name or "elementwise" in name], both
+
+
+@pytest.mark.cuda
+def test_what_does_not_fit():
+    graph = GRAPHS["random"]("cuda")
+    x, weight, *others = operands(graph, 64, 64, torch.float32)[:5]
+    assert fits(graph, x, weight, tuple(others))
+    assert not fits(graph, x.double(), weight.double(), tuple(t.double() for t in others))
+    assert not fits(graph, x.bfloat16(), weight, tuple(others))
+    assert not fits(graph, x, weight[:, :, :6].contiguous(), tuple(others))
+    assert not fits(graph, x, weight.unsqueeze(1), tuple(others))
+    arrays, degrees = walks(graph)
+    with pytest.raises(ValueError, match="walks must hold 18 tensors, got 17"):
+        torch.ops.edgeless.pair_attention(x, weight, *others, arrays[1:], SLOPE, degrees)
+    with pytest.raises(ValueError, match=r"query must have shape \[64, 1\], got \[64\]"):
+        torch.ops.edgeless.pair_attention(x, weight, others[0].view(-1), *others[1:], arrays, SLOPE, degrees)
