@@ -425,6 +425,8 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return _layer_steps(args)
     if name == "relational_layer_backward":
         return _layer_steps_back(args)
+    if name in ("pair_attention", "pair_attention_backward"):
+        return _pair_steps(name, args)
     return []
 
 
@@ -491,6 +493,38 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
         steps.append(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds))
     return steps
+
+
+def _pair_steps(name: str, args: dict[str, Any]) -> list[Step]:
+    """Attention over pairs: what is made for pairs and for pieces of destinations, and the pass over the edges."""
+    x, weight, walks = args["x"], args["weight"], args["walks"]
+    device, index = Device.of(x.device), walks[0].element_size()
+    types, depth, width = weight.shape
+    nodes, pairs, edges, pieces = x.size(0), walks[1].numel(), walks[3].numel(), walks[9].numel()
+    size = x.element_size()
+    products = pairs * ((depth + width) * size + index) + weight.numel() * size
+    numbers = pieces * (depth * size + 4 + index)  # of a piece, made of its node's row or added to that
+    edge = width * size + 2 * index + 4  # a row, where it is, and the piece's number
+    if name == "pair_attention":
+        steps = {
+            "products of pairs": products,
+            "queries of pieces": numbers,
+            "forward": edges * edge + nodes * (width * size + 4),
+        }
+    else:
+        of_x, of_weight = args["needs"][0], any(args["needs"][1:3])
+        steps = {
+            "statistics of rows": nodes * (2 * width * size + 8),
+            "by pair": edges * (edge + 12) + 2 * pairs * width * size,
+            "of features": (products + pairs * depth * size + numbers + nodes * depth * size) * of_x,
+            "of weights": (products + numbers) * of_weight,
+        }
+    kernel = f"{pairs} pairs, {pieces} pieces of {types} types"
+    return [
+        Step("pair_attention", step, "pieces", kernel, 1, count, count / device.hbm_roof if device.hbm_roof else None)
+        for step, count in steps.items()
+        if count
+    ]
 
 
 def _product_step(name: str, args: dict[str, Any]) -> Step:

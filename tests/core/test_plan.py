@@ -201,3 +201,26 @@ def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
         forward, back = [*forward, ("spmm", "sum")], [("spmm", "sum"), *back]
     assert [(step.op, step.step) for step in steps] == [*forward, ("project", "forward"), *back]
     assert "1 maps, 20 x 8 -> 4" in table(steps)
+
+
+def test_attention_over_pairs_says_its_parts():
+    from edgeless.pair_attention import walks
+    from edgeless.plan import _steps_of
+
+    ends = torch.tensor([[0, 1, 1, 2, 0], [1, 1, 1, 0, 2]])
+    graph = edgeless.TypedGraph.from_edge_index(ends, torch.tensor([0, 0, 1, 1, 1]), 2, 3, 3)
+    args = {"x": torch.ones(3, 8), "weight": torch.ones(2, 8, 4), "walks": walks(graph).arrays}
+    forward = _steps_of("pair_attention", args)
+    assert [step.step for step in forward] == ["products of pairs", "queries of pieces", "forward"]
+    assert all(step.kernel == "5 pairs, 4 pieces of 2 types" and step.bytes > 0 for step in forward)
+    backward = _steps_of("pair_attention_backward", {**args, "needs": [True, False, False, True, False]})
+    assert [step.step for step in backward] == ["statistics of rows", "by pair", "of features"]
+    assert sum(step.bytes for step in backward) > sum(step.bytes for step in forward)
+
+
+@pytest.mark.cuda
+def test_a_plan_of_rgat_says_its_parts():
+    nn = pytest.importorskip("edgeless.pyg.nn")
+    layer, ends = nn.RGATConv(16, 16, 3).to("cuda"), torch.randint(9, (2, 40), device="cuda")
+    said = edgeless.explain(layer, torch.randn(9, 16, device="cuda"), ends, ends[0] % 3, plan=True)
+    assert "pair_attention, forward: pieces: " in str(said)
