@@ -41,8 +41,8 @@ std::tuple<Tensor, Tensor> attention_op(const Tensor& dst, const Tensor& src, co
                                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                                         const OptTensor& edge_scale, at::TensorList csr, at::TensorList csc,
                                         const OptTensor& seed, c10::string_view score, double coefficient,
-                                        double dropout, Optional<at::ScalarType> out_dtype,
-                                        at::IntArrayRef max_degrees, bool donated) {
+                                        double dropout, Optional<at::ScalarType> out_dtype, at::IntArrayRef max_degrees,
+                                        bool donated) {
   const Score parsed = parse_score("edgeless::attention", score);
   return function({dst,
                    src,

@@ -264,7 +264,11 @@ def test_rows_that_share_memory_are_not_written_over():
     graph = hub_graph(60, 400, "cpu")
     x = torch.randn(60, 2, 8, requires_grad=True)
     one_row = torch.randn(1, 2, 8, requires_grad=True)
-    for rows in (lambda: (x * 1,) * 3, lambda: (x * 2, *((x * 1,) * 2)), lambda: (x, *[(one_row * 1).expand(60, 2, 8)] * 2)):
+    for rows in (
+        lambda: (x * 1,) * 3,
+        lambda: (x * 2, *((x * 1,) * 2)),
+        lambda: (x, *[(one_row * 1).expand(60, 2, 8)] * 2),
+    ):
         q, k, v = rows()
         found = torch.autograd.grad(functional.dot_attention(graph, q, k, v, donate=True).sum(), x)
         q, k, v = rows()
@@ -276,7 +280,9 @@ def test_a_backward_over_donated_rows_that_failed_is_not_tried_again():
     dst, src, _, att = rows_of("gatv2", 60, 2, 8, torch.float32, "cpu", False)
     csr, _ = arrays(graph)
     given = [t.requires_grad_() * 1 for t in (dst, src, att)]
-    out, _ = ops.attention(*given[:2], None, given[2], None, None, None, csr, [], None, "gatv2", 0.2, 0.0, None, [], True)
+    out, _ = ops.attention(
+        *given[:2], None, given[2], None, None, None, csr, [], None, "gatv2", 0.2, 0.0, None, [], True
+    )
     with pytest.raises(ValueError, match="csc is needed"):
         out.sum().backward()
     with pytest.raises(RuntimeError, match="did not come to its end"):
