@@ -179,11 +179,12 @@ TORCH_LIBRARY(edgeless, m) {
   // The attention of a layer over relations of one head, on CUDA: with the values v = x[j] weight[t] of a pair of a
   // source j and a type t, the sum of softmax(LeakyReLU(<x[i] weight[t], query> + <v, key>)) v over the edges of i, and
   // bias. walks, max_degrees: shared/pair_attention.py. query, key [M, 1]. Behind the result stands what the backward
-  // needs. needs: x, weight, query, key, bias; an empty tensor for what is not asked for.
+  // needs, last the sums without the bias, or nothing where there is none or keep_sums does not ask for them; the
+  // backward takes them for out. needs: x, weight, query, key, bias; an empty tensor for what is not asked for.
   m.def(
       "pair_attention(Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, "
-      "float negative_slope, int[] max_degrees=[]) -> (Tensor out, Tensor values, Tensor vectors, Tensor queries, "
-      "Tensor shift)");
+      "float negative_slope, int[] max_degrees=[], bool keep_sums=False) -> (Tensor out, Tensor values, "
+      "Tensor vectors, Tensor queries, Tensor shift, Tensor sums)");
   m.def(
       "pair_attention_backward(Tensor grad, Tensor out, Tensor values, Tensor vectors, Tensor queries, Tensor shift, "
       "Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, float negative_slope, "

@@ -1,21 +1,22 @@
 // Attention over pairs as one node of autograd. Kept are the inputs, the products of pairs, a number for every piece
-// and every row, and the result: nothing of the size of the edge set.
+// and every row, and the result without its bias: nothing of the size of the edge set.
 #include "../common/kept_result.h"
 #include "../pair_attention/inputs.h"
 
 namespace edgeless {
 namespace {
 
-using PairResults = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using PairResults = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 PairResults pair_attention(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
                            const OptTensor& bias, at::TensorList walks, double negative_slope,
-                           at::IntArrayRef max_degrees);
+                           at::IntArrayRef max_degrees, bool keep_sums);
 
 PairResults compute(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
-                    const OptTensor& bias, at::TensorList walks, double negative_slope, at::IntArrayRef max_degrees) {
+                    const OptTensor& bias, at::TensorList walks, double negative_slope, at::IntArrayRef max_degrees,
+                    bool keep_sums) {
   static const Kernels kernels("edgeless::pair_attention", pair_attention);
-  return kernels(x, weight, query, key, bias, walks, negative_slope, max_degrees);
+  return kernels(x, weight, query, key, bias, walks, negative_slope, max_degrees, keep_sums);
 }
 
 using BackwardSignature = std::vector<Tensor>(const Tensor& grad, const Tensor& out, const Tensor& values,
@@ -38,9 +39,19 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& query,
                         const Tensor& key, const OptTensor& bias, const PairOptions& options, PairResults* results) {
-    *results = compute(x, weight, query, key, bias, options.walks, options.negative_slope, options.max_degrees);
-    const auto& [out, values, vectors, queries, shift] = *results;
-    variable_list all{keep_result(ctx, out),  values, vectors, queries, shift, x, weight, query, key,
+    *results = compute(x, weight, query, key, bias, options.walks, options.negative_slope, options.max_degrees, true);
+    const auto& [out, values, vectors, queries, shift, sums] = *results;
+    // Delta is made of the sums: rounded with a bias to 16 bits they would lose what is left where a softmax has few
+    // edges and the gradients of logits cancel.
+    variable_list all{bias ? sums : keep_result(ctx, out),
+                      values,
+                      vectors,
+                      queries,
+                      shift,
+                      x,
+                      weight,
+                      query,
+                      key,
                       bias.value_or(Tensor())};
     all.insert(all.end(), options.walks.begin(), options.walks.end());
     ctx->save_for_backward(std::move(all));
@@ -64,7 +75,8 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
     const auto run = [&] {
       Tensor out = saved[kOut];
       if (!result_is_kept(ctx)) {
-        out = std::get<0>(compute(saved[kX], saved[kWeight], saved[kQuery], saved[kKey], bias, walks, slope, degrees));
+        out = std::get<0>(
+            compute(saved[kX], saved[kWeight], saved[kQuery], saved[kKey], bias, walks, slope, degrees, false));
       }
       static const Kernels kernels("edgeless::pair_attention_backward", static_cast<BackwardSignature*>(nullptr));
       return kernels(grads[0], out, saved[kValues], saved[kVectors], saved[kQueries], saved[kShift], saved[kX],
@@ -82,8 +94,10 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
 
 PairResults pair_attention(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
                            const OptTensor& bias, at::TensorList walks, double negative_slope,
-                           at::IntArrayRef max_degrees) {
-  if (!at::GradMode::is_enabled()) return compute(x, weight, query, key, bias, walks, negative_slope, max_degrees);
+                           at::IntArrayRef max_degrees, bool keep_sums) {
+  if (!at::GradMode::is_enabled()) {
+    return compute(x, weight, query, key, bias, walks, negative_slope, max_degrees, keep_sums);
+  }
   PairResults results;
   std::get<0>(results) =
       PairAttention::apply(x, weight, query, key, bias, PairOptions{walks, negative_slope, max_degrees}, &results);

@@ -23,6 +23,7 @@ namespace edgeless::cuda {
 namespace {
 
 using at::Tensor;
+using PairResults = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // Contiguous, from 16 bytes on.
 Tensor whole(const Tensor& t) {
@@ -113,10 +114,9 @@ class ShareSums {
 
 int64_t known(at::IntArrayRef degrees, size_t i) { return i < degrees.size() ? degrees[i] : -1; }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pair_attention(const Tensor& x, const Tensor& weight,
-                                                                  const Tensor& query, const Tensor& key,
-                                                                  const OptTensor& bias, at::TensorList arrays,
-                                                                  double negative_slope, at::IntArrayRef max_degrees) {
+PairResults pair_attention(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
+                           const OptTensor& bias, at::TensorList arrays, double negative_slope,
+                           at::IntArrayRef max_degrees, bool keep_sums) {
   const char* op = "edgeless::pair_attention";
   const PairWalks walks(op, arrays);
   check_pair_attention(op, x, weight, query, key, bias, walks);
@@ -129,6 +129,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pair_attention(const Tensor& 
   const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
 
   Tensor out = at::empty({walks.nodes(), width}, x.options());
+  Tensor sums = at::empty({keep_sums && bias ? walks.nodes() : 0, width}, x.options());
   Tensor shift = at::empty({walks.nodes()}, queries.options());
   const Tensor keys = whole(key), added = bias ? whole(*bias) : Tensor();
   PairPass pass(Pass::forward, values, walks.by_dst(), walks.pairs(), known(max_degrees, 0));
@@ -136,8 +137,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pair_attention(const Tensor& 
   pass.args.key = at_of(keys), pass.args.bias = at_of(added);
   pass.args.logit_term = queries.const_data_ptr<float>();
   pass.args.out = out_rows_of(out), pass.args.shift = shift.mutable_data_ptr<float>();
+  if (keep_sums && bias) pass.args.sums = out_rows_of(sums);
   pass.run(on_device.stream());
-  return {out, values, vectors, queries, shift};
+  return {out, values, vectors, queries, shift, sums};
 }
 
 std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tensor& out, const Tensor& values,
@@ -164,14 +166,14 @@ std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tens
   const auto numbers = x.options().dtype(at::kFloat);
   std::vector<Tensor> results;
   for (int i = 0; i < 5; ++i) results.push_back(at::empty({0}, x.options()));
-  const Tensor grad = whole(given_grad), result = whole(out), keys = whole(key), added = bias ? whole(*bias) : Tensor();
+  const Tensor grad = whole(given_grad), result = whole(out), keys = whole(key);
   const bool of_edges = of_x || of_weight || of_query || of_key;
   if (!of_edges && !of_bias) return results;
   ShareSums sums(x);
 
   // What a row knows of itself; on the way the gradient of the bias.
   RowSumsArgs deltas;
-  deltas.a = at_of(grad), deltas.b = at_of(result), deltas.row = at_of(added);
+  deltas.a = at_of(grad), deltas.b = at_of(result);
   deltas.shift = shift.const_data_ptr<float>();
   deltas.rows = nodes, deltas.vectors = static_cast<int>(width * x.element_size() / 16);
   deltas.blocks = row_blocks(nodes, x);

@@ -101,12 +101,13 @@ def _relational_sum_backward_fake(grad, x, weight, edge_weight, by_dst, by_src, 
 
 
 @register_fake("edgeless::pair_attention")
-def _pair_attention_fake(x, weight, query, key, bias, walks, negative_slope, max_degrees=()):
+def _pair_attention_fake(x, weight, query, key, bias, walks, negative_slope, max_degrees=(), keep_sums=False):
     types, depth, width = weight.shape
     nodes, pairs, pieces = x.size(0), walks[1].size(0), walks[9].size(0)
     shapes = ((nodes, width), (pairs, width), (types, depth))
     numbers = [x.new_empty((size,), dtype=torch.float32) for size in (pieces, nodes)]
-    return (*map(x.new_empty, shapes), *numbers)
+    sums = x.new_empty((nodes if keep_sums and bias is not None else 0, width))
+    return (*map(x.new_empty, shapes), *numbers, sums)
 
 
 @register_fake("edgeless::pair_attention_backward")

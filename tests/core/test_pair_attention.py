@@ -144,12 +144,15 @@ def test_float32(kind, widths, bias):
 @pytest.mark.parametrize("widths", [(64, 64), (24, 8), (40, 256)])
 @pytest.mark.parametrize("kind", ["random", "hubs", "long rows", "isolated nodes"])
 def test_half_precision_errs_at_most_twice_as_much_as_torch(kind, widths, dtype):
-    graph = GRAPHS[kind]("cuda")
-    given = operands(graph, *widths, dtype)
-    every = gradients(graph, given), reference(graph, *given, dtype=dtype), reference(graph, *given)
-    for ours, torchs, want in zip(*every, strict=True):
-        assert ours.dtype == dtype
-        assert error(ours.cpu(), want) <= max(torch.finfo(dtype).eps, 2 * error(torchs, want))
+    """In the median of five draws: where rounding turns the sign of a logit the LeakyReLU bends elsewhere, for either."""
+    graph, draws = GRAPHS[kind]("cuda"), []
+    for seed in range(5):
+        given = operands(graph, *widths, dtype, seed=seed)
+        found, torchs, want = gradients(graph, given), reference(graph, *given, dtype=dtype), reference(graph, *given)
+        assert all(t.dtype == dtype for t in found)
+        draws.append([[error(t.cpu(), w) for t, w in zip(side, want, strict=True)] for side in (found, torchs)])
+    ours, theirs = torch.tensor(draws).median(0).values
+    assert (ours <= (2 * theirs).clamp_min(torch.finfo(dtype).eps)).all(), (ours, theirs)
 
 
 @pytest.mark.cuda

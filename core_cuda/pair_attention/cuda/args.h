@@ -12,6 +12,7 @@ namespace edgeless::cuda {
 struct PairArgs : Args<float> {
   const void* key = nullptr;   // [width], of storage, from 16 bytes on
   const void* bias = nullptr;  // the same, null: none
+  OutRows sums;                // the result without the bias; null: not wanted
   float* shift = nullptr;      // [Nd]: the logsumexp to the base of 2
 };
 

@@ -46,11 +46,14 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
       if (place.lane == 0) piece[args.value_vectors * kV] = m, piece[args.value_vectors * kV + 1] = l;
       return;
     }
-    float out[kV] = {};
-    if (args.bias) load_parameters<S>(args.bias, place, args.value_vectors, out);
+    float bias[kV] = {}, out[kV];
+    if (args.bias) load_parameters<S>(args.bias, place, args.value_vectors, bias);
     const float inverse = l != 0 ? reciprocal(l) : 0.0f;
 #pragma unroll
-    for (int k = 0; k < kV; ++k) out[k] = fmaf(acc[k], inverse, out[k]);
+    for (int k = 0; k < kV; ++k) out[k] = acc[k] * inverse;
+    if (args.sums) store_row<S, 1>(args.sums, row, 1, place, out);
+#pragma unroll
+    for (int k = 0; k < kV; ++k) out[k] += bias[k];
     store_row<S, 1>(args.out, row, 1, place, out);
     if (place.lane == 0) args.shift[row] = m + log_base_two(l);
   };

@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(kThreads) deltas_kernel(const __grid_constant_
   constexpr int kV = kVec<S>;
   const Lane<kWidth> place(args);
   const auto *grads = static_cast<const uint4*>(args.a), *results = static_cast<const uint4*>(args.b);
-  float row[kV], sum[kV] = {};
-  load_row<S>(args, place, row);
+  float sum[kV] = {};
   for (int64_t first = place.begin; first < place.end; first += kRowsAtOnce * place.kTeams) {
     uint4 grad_raw[kRowsAtOnce], result_raw[kRowsAtOnce];
 #pragma unroll
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) deltas_kernel(const __grid_constant_
       unpack(grad_raw[i], grad, S{});
       unpack(result_raw[i], result, S{});
 #pragma unroll
-      for (int k = 0; k < kV; ++k) dot = fmaf(grad[k], result[k] - row[k], dot), sum[k] += grad[k];
+      for (int k = 0; k < kV; ++k) dot = fmaf(grad[k], result[k], dot), sum[k] += grad[k];
       dot = team_sum(dot, kWidth, kFullWarp);
       if (place.lane == 0 && r < place.end && args.stats) args.stats[r] = float2{args.shift[r], dot};
     }

@@ -34,7 +34,9 @@ __global__ void __launch_bounds__(kMergeThreads) merge_forward_kernel(const __gr
         sum = fmaf(piece[k], power_of_two(piece[width] - m), sum);
       }
       const float bias = args.bias ? to_arithmetic(static_cast<const S*>(args.bias)[k]) : 0.0f;
-      reinterpret_cast<S*>(args.out.base)[hub.row * args.out.dim + k] = to_storage<S>(sum / l + bias);
+      const int64_t at = hub.row * args.out.dim + k;
+      if (args.sums) reinterpret_cast<S*>(args.sums.base)[at] = to_storage<S>(sum / l);
+      reinterpret_cast<S*>(args.out.base)[at] = to_storage<S>(sum / l + bias);
     }
     if (threadIdx.x == 0) args.shift[hub.row] = m + log_base_two(l);
   });
