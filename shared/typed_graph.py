@@ -25,7 +25,13 @@ __all__ = ["Compact", "Ends", "Pairs", "TypedGraph", "typed_graph_for"]
 
 # Edges of a piece: so many that cutting costs nothing beside their sum, and so few that a hub falls to many threads.
 CUT = 512
+# On CUDA, where a tile of pieces is one block's: so few that tiles take equally long.
+_CUDA_CUT = 64
 _UNCUT = 2**62
+
+# Pieces of one type are a tile where their edges and _OF_PIECE for each of them come to no more than _OF_TILE: then 64
+# pieces are the most (``core_cuda/relational/cuda/piece_tiles.h``), and tiles take equally long whatever the degrees.
+_OF_TILE, _OF_PIECE = 576, 8
 
 
 class Pairs(NamedTuple):
@@ -146,6 +152,22 @@ class TypedGraph(Keeper):
         """Out-edges by (type, source)."""
         return self.format("by src", TypedGraph._by_src)
 
+    def tiled(self, by_dst: bool, mean: Optional[torch.dtype] = None) -> list[Tensor]:
+        """:attr:`by_dst` or :attr:`by_src`, on CUDA, and behind it what the kernels want that sum and multiply at once.
+
+        Args:
+            mean: the dtype of weights of edges that make sums means; None: there are none.
+        Returns:
+            The pieces' six tensors; int ``[R + 1]``, the first tile of every type; int ``[tiles + 1]``, the first piece
+            of every tile; and the weights ``[E]`` in the order of the pieces' edges.
+        """
+        side = "by dst" if by_dst else "by src"
+        pieces = self.by_dst if by_dst else self.by_src
+        pieces = [*pieces, *self.format(("tiles", side), lambda _: _tiles(pieces[0], pieces[2], self.num_types))]
+        if mean is not None:
+            pieces.append(self.format(("mean", side, mean), lambda of: of._means(mean)[pieces[4].long()]))
+        return pieces
+
     def mean_weight(self, dtype: torch.dtype) -> Tensor:
         """One over the number of edges of the same type to the same destination, for every edge, ``[E]``."""
         return self.format(("mean", dtype), lambda of: of._means(dtype))
@@ -182,7 +204,9 @@ class TypedGraph(Keeper):
 
         return self.format("split", build)
 
-    def _sorted(self, direction: Compressed, cut: int = CUT) -> list[Tensor]:
+    def _sorted(self, direction: Compressed, cut: Optional[int] = None) -> list[Tensor]:
+        if cut is None:
+            cut = _CUDA_CUT if self.device.type == "cuda" else CUT
         type_ptr, rows, ptr, *rest = typed_edges(*direction, self.edge_type, self.num_types, cut)
         # There is room for as many pieces as edges.
         if not compiling():
@@ -273,6 +297,23 @@ class TypedGraph(Keeper):
 
     def __repr__(self) -> str:
         return f"TypedGraph({self.graph!r}, num_types={self.num_types})"
+
+
+def _tiles(type_ptr: Tensor, ptr: Tensor, num_types: int) -> tuple[Tensor, Tensor]:
+    """Pieces of one type in tiles of a bounded number of edges and pieces: the first tile of every type ``[R + 1]``, and
+    the first piece of every tile. Of an upper bound of tiles, so that nobody waits to know their number: the last ones
+    may have no pieces.
+    """
+    places = ptr.long() + _OF_PIECE * torch.arange(ptr.numel(), device=ptr.device)
+    begins, ends = type_ptr.long(), places[type_ptr.long()]
+    if num_types == 0:
+        return type_ptr, type_ptr
+    first_tiles = torch.cat((begins.new_zeros(1), ((ends.diff() + _OF_TILE - 1) // _OF_TILE).cumsum(0)))
+    most = (places.numel() - 1) * (_OF_PIECE + 1) if compiling() else int(places[-1])
+    tiles = torch.arange(most // _OF_TILE + num_types + 1, device=ptr.device)
+    types = (torch.searchsorted(first_tiles, tiles, right=True) - 1).clamp(max=num_types - 1)
+    pieces = torch.searchsorted(places, ends[types] + _OF_TILE * (tiles - first_tiles[types]))
+    return first_tiles.to(ptr.dtype), torch.minimum(pieces, begins[types + 1]).to(ptr.dtype)
 
 
 def typed_graph_for(
