@@ -166,7 +166,7 @@ def choose_order(
     source is written, and an edge gathers ``out_width`` numbers.
 
     ``fused``: sums are multiplied while they are at hand, so only products are written and read again. Counted with the
-    backward, where that saves the sums of gradients of a pair of a source, which the other order writes and reads twice.
+    backward, where that saves the sums of gradients of pairs, which the other order writes and reads twice.
     """
     products = in_width * out_width / 16
     if fused:

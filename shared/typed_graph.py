@@ -284,8 +284,9 @@ class TypedGraph(Keeper):
         missing = sum(key not in self._formats for key in ("by dst", "by src"))
         grown = self.graph.memory_bytes_at_most() + num_bytes((self.edge_type, self._formats))
         numbers = 4 * self.num_edges
-        if self.device.type == "cuda":  # which keeps the pieces of every row as well
-            numbers += self.num_edges + max(self.num_src, self.num_dst) + 1
+        if self.device.type == "cuda":  # which keeps the pieces of every row as well, tiles, and the weights of a mean
+            numbers += 2 * self.num_edges + max(self.num_src, self.num_dst) + 1
+            numbers += (_OF_PIECE + 1) * self.num_edges // _OF_TILE + 2 * self.num_types + 2
         return grown + missing * numbers * self.graph.index_dtype.itemsize
 
     def num_formats(self) -> int:
@@ -300,9 +301,8 @@ class TypedGraph(Keeper):
 
 
 def _tiles(type_ptr: Tensor, ptr: Tensor, num_types: int) -> tuple[Tensor, Tensor]:
-    """Pieces of one type in tiles of a bounded number of edges and pieces: the first tile of every type ``[R + 1]``, and
-    the first piece of every tile. Of an upper bound of tiles, so that nobody waits to know their number: the last ones
-    may have no pieces.
+    """Pieces of one type in tiles of a bounded number of edges and pieces: the first tile of every type ``[R + 1]``,
+    and the first piece of every tile. There is room for as many tiles as there can be: the last may have no pieces.
     """
     places = ptr.long() + _OF_PIECE * torch.arange(ptr.numel(), device=ptr.device)
     begins, ends = type_ptr.long(), places[type_ptr.long()]

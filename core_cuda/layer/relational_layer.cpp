@@ -18,8 +18,8 @@ OptTensor by_head(const OptTensor& edge_weight) {
 
 }  // namespace
 
-void check_relational_layer(const char* op, const Tensor& x, const OptTensor& own, const OptTensor& root, const OptTensor& bias,
-                 const TypedEdges& graph, int64_t num_dst, int64_t width) {
+void check_relational_layer(const char* op, const Tensor& x, const OptTensor& own, const OptTensor& root,
+                            const OptTensor& bias, const TypedEdges& graph, int64_t num_dst, int64_t width) {
   check_dim(op, "x", x, 2, "[Ns, K]");
   TORCH_CHECK_VALUE(holds_pieces(graph.by_dst), op, ": by_dst must hold the 6 tensors of typed_edges, got ",
                     graph.by_dst.size());
@@ -42,9 +42,9 @@ void check_relational_layer(const char* op, const Tensor& x, const OptTensor& ow
 }
 
 Tensor layer_of_parts(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight, const OptTensor& own,
-             const OptTensor& root, const OptTensor& bias, at::TensorList by_dst, at::TensorList by_src,
-             at::TensorList csr, at::TensorList csc, int64_t num_dst, at::ScalarType out_dtype,
-             at::IntArrayRef max_degrees) {
+                      const OptTensor& root, const OptTensor& bias, at::TensorList by_dst, at::TensorList by_src,
+                      at::TensorList csr, at::TensorList csc, int64_t num_dst, at::ScalarType out_dtype,
+                      at::IntArrayRef max_degrees) {
   const char* op = "edgeless::relational_layer";
   const BelowAutograd below;
   const TypedEdges graph{by_dst, by_src, {csr, csc, max_degrees}};
@@ -65,9 +65,9 @@ Tensor layer_of_parts(const Tensor& x, const Tensor& weight, const OptTensor& ed
 }
 
 std::vector<Tensor> layer_backward_of_parts(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                   const OptTensor& edge_weight, const OptTensor& own, const OptTensor& root,
-                                   at::TensorList by_dst, at::TensorList by_src, at::TensorList csr, at::TensorList csc,
-                                   c10::List<bool> needs, at::IntArrayRef max_degrees) {
+                                            const OptTensor& edge_weight, const OptTensor& own, const OptTensor& root,
+                                            at::TensorList by_dst, at::TensorList by_src, at::TensorList csr,
+                                            at::TensorList csc, c10::List<bool> needs, at::IntArrayRef max_degrees) {
   const char* op = "edgeless::relational_layer_backward";
   const BelowAutograd below;
   const TypedEdges graph{by_dst, by_src, {csr, csc, max_degrees}};

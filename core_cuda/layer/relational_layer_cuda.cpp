@@ -31,7 +31,8 @@ Tensor layer(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight
     return layer_of_parts(x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, num_dst, out_dtype,
                           max_degrees);
   }
-  check_relational_layer(op, x, own, root, bias, {by_dst, by_src, {csr, csc, max_degrees}}, num_dst, WeightSizes(op, weight).out);
+  check_relational_layer(op, x, own, root, bias, {by_dst, by_src, {csr, csc, max_degrees}}, num_dst,
+                         WeightSizes(op, weight).out);
   check_relational_sum(op, x, weight, edge_weight, by_dst);
   const relational::Pieces pieces(by_dst);
   pieces.check_rows(op, "by_dst", num_dst);
@@ -51,12 +52,13 @@ std::vector<Tensor> layer_backward(const Tensor& given, const Tensor& x, const T
                                    c10::List<bool> needs, at::IntArrayRef max_degrees) {
   const char* op = "edgeless::relational_layer_backward";
   const auto of_parts = [&] {
-    return layer_backward_of_parts(given, x, weight, edge_weight, own, root, by_dst, by_src, csr, csc,
-                                   std::move(needs), max_degrees);
+    return layer_backward_of_parts(given, x, weight, edge_weight, own, root, by_dst, by_src, csr, csc, std::move(needs),
+                                   max_degrees);
   };
   if (!csr.empty() || by_src.size() < kTiledPieces) return of_parts();
   check_dim(op, "grad", given, 2, "[Nd, M]");
-  check_relational_layer(op, x, own, root, {}, {by_dst, by_src, {csr, csc, max_degrees}}, given.size(0), WeightSizes(op, weight).out);
+  check_relational_layer(op, x, own, root, {}, {by_dst, by_src, {csr, csc, max_degrees}}, given.size(0),
+                         WeightSizes(op, weight).out);
   check_relational_sum(op, x, weight, edge_weight, by_dst);
   check_pieces(op, "by_src", by_src, weight.size(0), x.device());
   TORCH_CHECK_VALUE(needs.size() == 5, op, ": needs must have 5 entries, got ", needs.size());
@@ -69,12 +71,12 @@ std::vector<Tensor> layer_backward(const Tensor& given, const Tensor& x, const T
     return of_parts();
   }
   const bool of_x = needs[0], of_weight = needs[1], of_own = needs[2] && own, of_root = needs[3] && root;
-  const Tensor grad = relational::has_vectors(given, given.size(1)) && given.stride(1) == 1 ? given : given.contiguous();
+  const Tensor grad =
+      relational::has_vectors(given, given.size(1)) && given.stride(1) == 1 ? given : given.contiguous();
   const relational::OwnGradients sums = relational::own_gradients(grad, map.rows, x.scalar_type(), of_root, needs[4]);
   const bool onto_x = of_x && root && !own;
-  const relational::FusedGradients found =
-      relational::fused_gradients(sums.rows, x, weight, edge_weight, pieces, {of_x, of_weight},
-                                  onto_x ? *root : Tensor(), sums);
+  const relational::FusedGradients found = relational::fused_gradients(
+      sums.rows, x, weight, edge_weight, pieces, {of_x, of_weight}, onto_x ? *root : Tensor(), sums);
   std::vector<Tensor> results{found.rows, found.weight, Tensor(), found.root, found.bias};
   if (of_own) {
     OptTensors grads;

@@ -178,7 +178,8 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
     args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
     // So many blocks that all multiprocessors have something to do, but their sums take no more than an eighth of the
     // memory of the pieces' rows, or a megabyte.
-    const int64_t most = std::max<int64_t>(pieces.rows.size(0) * (w.size(1) + w.size(2)) / (8 * size), (1 << 18) / size);
+    const int64_t most =
+        std::max<int64_t>(pieces.rows.size(0) * (w.size(1) + w.size(2)) / (8 * size), (1 << 18) / size);
     const int64_t blocks = std::clamp<int64_t>(8 * processors(x), 1, std::max<int64_t>(most, 1));
     args.share = static_cast<int>(std::max<int64_t>(1, args.pieces.count / blocks));
     if (needs.rows) {
@@ -186,8 +187,8 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
       args.out = products.mutable_data_ptr();
     }
     if (needs.weight) {
-      partial = at::empty({num_tiles(args.pieces.count, args.pieces.types, args.share), size},
-                          x.options().dtype(at::kFloat));
+      partial =
+          at::empty({num_tiles(args.pieces.count, args.pieces.types, args.share), size}, x.options().dtype(at::kFloat));
       args.partial = partial.mutable_data_ptr<float>();
       found.weight = at::empty(weight.sizes(), weight.options());
       adding.partial = args.partial, adding.weights = found.weight.mutable_data_ptr();

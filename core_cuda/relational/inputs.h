@@ -106,8 +106,9 @@ inline void check_typed_means(const char* op, const at::Tensor& type_ptr, const 
     check_dtype(op, "rows, ptr and edge_ids", t, type_ptr.scalar_type());
 }
 
-// One direction of a graph as typed_edges gives it. On CUDA there may follow its pieces cut into tiles of one type each,
-// first tiles of types [types + 1] and first pieces of tiles [tiles + 1], and then the weights of the edges in its order.
+// One direction of a graph as typed_edges gives it. On CUDA there may follow its pieces cut into tiles of one type
+// each, first tiles of types [types + 1] and first pieces of tiles [tiles + 1], and then the weights of the edges in
+// its order.
 constexpr size_t kPlainPieces = 6, kTiledPieces = 8, kWeighedPieces = 9;
 
 inline bool holds_pieces(at::TensorList pieces) {

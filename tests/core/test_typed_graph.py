@@ -1,6 +1,7 @@
 """TypedGraph: pieces of both directions against a plain sort, means, pairs, caches, bad input."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import edgeless
 from edgeless import Graph, TypedGraph
 from edgeless.ops.relational import _num_parts, typed_edges
+from edgeless.typed_graph import _tiles
 
 
 def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub=0, device="cpu"):
@@ -161,6 +163,23 @@ def test_pairs_at_both_ends(device):
     assert torch.equal(nodes, torch.cat([keys % 50 for keys in ends]))
     again = types.reverse().edge_index()
     assert torch.equal(again[0], of_type) and torch.equal(again[1], nodes)
+
+
+@pytest.mark.parametrize("num_types", [1, 4, 300])
+@pytest.mark.parametrize("hub", [0, 2500])
+def test_tiles_have_pieces_of_one_type_and_bounded_work(num_types, hub):
+    graph = typed(40, 50, 3000, num_types, hub=hub)
+    type_ptr, _, ptr, *_ = graph._sorted(graph.graph.csr, 64)
+    type_tiles, tiles = _tiles(type_ptr, ptr, num_types)
+    assert type_tiles[0] == 0 and tiles[0] == 0 and tiles[-1] == type_ptr[-1]
+    for kind in range(num_types):
+        first, last = int(type_tiles[kind]), int(type_tiles[kind + 1])
+        assert last < tiles.numel()
+        ends = [*tiles[first:last].tolist(), int(type_ptr[kind + 1])]
+        assert ends[0] == type_ptr[kind] and ends == sorted(ends)
+        for begin, end in itertools.pairwise(ends):
+            assert end - begin <= 64  # kTilePieces of core_cuda/relational/cuda/piece_tiles.h
+            assert ptr[end] - ptr[begin] < 576 + 64
 
 
 def test_copies_and_pickles():

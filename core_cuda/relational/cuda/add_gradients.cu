@@ -21,10 +21,11 @@ __device__ __forceinline__ void store(void* to, int64_t at, bool wide, float x) 
 
 constexpr int kOwnSides = 8;  // that share the chunks of what is summed over all rows
 
-// A thread block has 4 kThreads / sides numbers of one type: first those of all types, then what is summed over all rows.
+// A thread block has 4 kThreads / sides numbers of one type: first those of all types, then what is summed over all
+// rows.
 template <class S>
-__global__ void __launch_bounds__(kThreads) add_gradients_kernel(const __grid_constant__ AddGradientsArgs args,
-                                                                int of_type, int64_t of_types, int type_sides) {
+__global__ void __launch_bounds__(kThreads)
+    add_gradients_kernel(const __grid_constant__ AddGradientsArgs args, int of_type, int64_t of_types, int type_sides) {
   __shared__ float4 shared[kThreads];
   const bool own = blockIdx.x >= of_types;
   const int sides = own ? kOwnSides : type_sides, lanes = kThreads / sides;

@@ -1,6 +1,6 @@
 // One pass over an output's gradient, in which it is brought to the dtype of the rows and summed over them, alone and
-// times the rows' own: own^T grad stays in registers for all tiles of a block. The sums of grad are those of the numbers
-// as they were given. Shared memory: own rows and those of the gradient [64][width], the sums of the teams.
+// times the rows' own: own^T grad stays in registers for all tiles of a block. The sums of grad are those of the
+// numbers as they were given. Shared memory: own rows and those of the gradient [64][width], the sums of the teams.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"

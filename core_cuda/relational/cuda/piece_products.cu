@@ -1,6 +1,7 @@
 // Sums of pieces times the matrix of their type: a block sums the edges of a tile of pieces into shared memory, as
 // tile_sums.cuh does, and multiplies the sums there, so they are never written. The weight stays for all tiles of a
-// block. Shared memory: the sums [64][width], the weight [width][width] as [depth][column], what teams leave each other.
+// block. Shared memory: the sums [64][width], the weight [width][width] as [depth][column], what teams leave each
+// other.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -13,8 +14,7 @@ namespace {
 template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
-  static constexpr int kBytes =
-      (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
+  static constexpr int kBytes = (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
 };

@@ -77,9 +77,9 @@ struct RowSumsArgs {
 // What an output's gradient comes to besides the relations, in one pass over it: itself in the dtype of the rows, and
 // of every block's rows the sums of own^T grad and of grad.
 struct OwnGradientsArgs {
-  Rows grad, own;           // own: numbers null: none
-  bool wide = false;        // grad is of floats
-  void* rows = nullptr;     // [num_rows, width], null: not wanted
+  Rows grad, own;            // own: numbers null: none
+  bool wide = false;         // grad is of floats
+  void* rows = nullptr;      // [num_rows, width], null: not wanted
   float* partial = nullptr;  // [blocks, own_width width + width], null: neither sum is wanted
   int64_t num_rows = 0;
   int own_width = 0, width = 0;

@@ -1,7 +1,7 @@
-// Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the neighbours
-// of 64 rows into shared memory, as tile_sums.cuh does, while the rows' own are on their way there, multiplies these and
-// adds. Shared memory: own rows [64][width], the matrix [width][width] as it lies in memory, sums [64][width] of floats,
-// what teams leave each other.
+// Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
+// neighbours of 64 rows into shared memory, as tile_sums.cuh does, while the rows' own are on their way there,
+// multiplies these and adds. Shared memory: own rows [64][width], the matrix [width][width] as it lies in memory, sums
+// [64][width] of floats, what teams leave each other.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -106,8 +106,7 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
       store_sums(static_cast<float*>(args.out) + first * width, width, count, width, place.down, place.side,
                  product.of[0]);
     } else {
-      store_sums(static_cast<S*>(args.out) + first * width, width, count, width, place.down, place.side,
-                 product.of[0]);
+      store_sums(static_cast<S*>(args.out) + first * width, width, count, width, place.down, place.side, product.of[0]);
     }
   }
 }

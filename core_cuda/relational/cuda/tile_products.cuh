@@ -205,7 +205,8 @@ __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows,
   }
 }
 
-// Asks for a matrix [rows, columns] as the first rows of a tile of kRows by kWidth; what is outside is zero. Whole block.
+// Asks for a matrix [rows, columns] as the first rows of a tile of kRows by kWidth; what is outside is zero. Whole
+// block.
 template <int kRows, int kWidth, int kStride, class T>
 __device__ __forceinline__ void ask_for_matrix(T* tile, const void* from, int64_t row_numbers, int rows, int columns) {
   constexpr int kVector = 16 / sizeof(T), kInLine = kWidth / kVector;
@@ -214,7 +215,8 @@ __device__ __forceinline__ void ask_for_matrix(T* tile, const void* from, int64_
   for (int i = threadIdx.x; i < kRows * kInLine; i += kFusedThreads) {
     const int row = i / kInLine, column = i % kInLine * kVector;
     const bool there = row < rows && column < columns;
-    projection::copy_vector(tile + row * kStride + column, there ? numbers + row * row_numbers + column : numbers, there);
+    projection::copy_vector(tile + row * kStride + column, there ? numbers + row * row_numbers + column : numbers,
+                            there);
   }
 }
 

@@ -1,8 +1,9 @@
 // How the edges of a tile's pieces are summed into rows of shared memory.
 //
-// A team of lanes has one row of a neighbour, 16 bytes a lane. The edges of a tile lie side by side and every team takes
-// as many of them, whatever pieces they belong to: a hub's piece falls to many teams and short ones to one. Of a piece
-// that several teams share, all but the first leave their sum in shared memory, and the first adds them in their order.
+// A team of lanes has one row of a neighbour, 16 bytes a lane. The edges of a tile lie side by side and every team
+// takes as many of them, whatever pieces they belong to: a hub's piece falls to many teams and short ones to one. Of a
+// piece that several teams share, all but the first leave their sum in shared memory, and the first adds them in their
+// order.
 #pragma once
 
 #include "../../common/words.cuh"
@@ -80,7 +81,8 @@ __device__ __forceinline__ void sum_pieces(const Neighbors& of, const int (&begi
   const auto keep = [&] {
 #pragma unroll
     for (int k = 0; k < kPer; k += 4) {
-      *reinterpret_cast<float4*>(leads + threadIdx.x * kPer + k) = make_float4(sum[k], sum[k + 1], sum[k + 2], sum[k + 3]);
+      *reinterpret_cast<float4*>(leads + threadIdx.x * kPer + k) =
+          make_float4(sum[k], sum[k + 1], sum[k + 2], sum[k + 3]);
     }
   };
   for (int window = begin; __any_sync(kAllLanes, window < end); window += width) {
