@@ -192,7 +192,9 @@ def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
     """
     if graph.device.type != "cuda" or weight.dim() != 3 or rows == torch.float64:
         return False
-    if graph.graph.index_dtype != torch.int32 or torch.cuda.get_device_capability(graph.device) < (8, 0):
+    if graph.graph.index_dtype != torch.int32:
+        return False
+    if not compiling() and torch.cuda.get_device_capability(graph.device) < (8, 0):  # a program's op finds out itself
         return False
     widths = weight.shape[1:]
     return all(0 < width <= _MOST_FUSED_WIDTH and width * rows.itemsize % 16 == 0 for width in widths)
