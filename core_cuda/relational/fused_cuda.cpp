@@ -20,6 +20,11 @@ const T* data(const Tensor& t) {
 
 int64_t processors(const Tensor& t) { return device_attribute(cudaDevAttrMultiProcessorCount, t.get_device()); }
 
+// So many that what a block begins with is used for several, where there is work for all.
+int tiles_of_block(int64_t tiles, const Tensor& t) {
+  return static_cast<int>(std::clamp<int64_t>(tiles / (16 * processors(t)), 1, 16));
+}
+
 Rows rows_of(const Tensor& t) { return {t.const_data_ptr(), t.stride(0)}; }
 
 PieceTiles tiles_of(const Pieces& pieces) {
@@ -62,6 +67,11 @@ Tensor typed_matrix(const Tensor& weight, at::ScalarType dtype) {
   return fits ? w : w.clone(at::MemoryFormat::Contiguous);
 }
 
+// Room for the products of all pieces, and behind them for the sums of hubs' parts.
+Tensor products_of(const Pieces& pieces, int64_t width, const at::TensorOptions& options) {
+  return at::empty({pieces.rows.size(0) + pieces.parts->size(1), width}, options);
+}
+
 // What the pieces of every row came to, and `added`.
 Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows, at::ScalarType dtype,
                 const Added& added) {
@@ -69,11 +79,19 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   const auto kind = wide ? opmath_dtype(of_pieces.scalar_type()) : dtype;
   Tensor out = at::empty({num_rows, of_pieces.size(1)}, of_pieces.options().dtype(kind));
   if (out.numel() == 0) return out.to(dtype);
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  const auto storage = storage_of(of_pieces.scalar_type());
   RowSumsArgs args;
-  args.ptr = data<int32_t>(pieces.by_row);
-  args.neighbors.indices = args.ptr + num_rows + 1;
   set_rows(args.neighbors, of_pieces);
-  args.num_rows = num_rows, args.width = args.own_width = static_cast<int>(of_pieces.size(1));
+  HubSumsArgs hubs;
+  hubs.count = static_cast<int>(pieces.parts->size(1)), hubs.neighbors = args.neighbors;
+  hubs.neighbors.indices = data<int32_t>(pieces.by_row) + num_rows + 1;
+  hubs.begins = data<int32_t>(*pieces.parts), hubs.ends = hubs.begins + hubs.count;
+  hubs.out = static_cast<char*>(of_pieces.mutable_data_ptr()) + pieces.rows.size(0) * args.neighbors.row_bytes;
+  C10_CUDA_CHECK(run_hub_sums(storage, hubs, stream));
+  args.ptr = data<int32_t>(*pieces.of_rows), args.neighbors.indices = args.ptr + num_rows + 1;
+  args.tiles = data<int32_t>(*pieces.row_tiles), args.num_tiles = static_cast<int>(pieces.row_tiles->size(0) - 1);
+  args.width = args.own_width = static_cast<int>(of_pieces.size(1));
   Tensor root;
   if (added.own.defined()) {
     args.own = rows_of(added.own), args.own_rows = added.own.size(0);
@@ -86,8 +104,8 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   const Tensor bias = added.bias.defined() ? added.bias.contiguous() : Tensor();
   if (bias.defined()) args.bias = bias.const_data_ptr();
   args.out = out.mutable_data_ptr(), args.wide = wide;
-  args.blocks = static_cast<int>(std::min((num_rows + kTilePieces - 1) / kTilePieces, 8 * processors(out)));
-  C10_CUDA_CHECK(run_row_sums(storage_of(of_pieces.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+  args.share = tiles_of_block(args.num_tiles, out);
+  C10_CUDA_CHECK(run_row_sums(storage, args, stream));
   return out.to(dtype);
 }
 
@@ -127,10 +145,9 @@ Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_w
   args.pieces = tiles_of(pieces), args.neighbors = neighbors_of(pieces, x, edge_weight);
   args.weight = {w.const_data_ptr(), w.stride(1)}, args.weight_type = w.stride(0);
   args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
-  const Tensor products = at::empty({pieces.rows.size(0), w.size(2)}, x.options());
+  const Tensor products = products_of(pieces, w.size(2), x.options());
   args.out = products.mutable_data_ptr();
-  // So many tiles that a weight is used for several, where there is work for all.
-  args.share = static_cast<int>(std::clamp<int64_t>(args.pieces.count / (16 * processors(x)), 1, 8));
+  args.share = tiles_of_block(args.pieces.count, x);
   C10_CUDA_CHECK(run_piece_products(storage_of(x.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
   return row_sums(products, pieces, num_dst, dtype, added);
 }
@@ -180,10 +197,11 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
     // memory of the pieces' rows, or a megabyte.
     const int64_t most =
         std::max<int64_t>(pieces.rows.size(0) * (w.size(1) + w.size(2)) / (8 * size), (1 << 18) / size);
-    const int64_t blocks = std::clamp<int64_t>(8 * processors(x), 1, std::max<int64_t>(most, 1));
+    const int64_t wanted = std::clamp(args.pieces.count / 24, 8 * processors(x), 16 * processors(x));
+    const int64_t blocks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1));
     args.share = static_cast<int>(std::max<int64_t>(1, args.pieces.count / blocks));
     if (needs.rows) {
-      products = at::empty({pieces.rows.size(0), w.size(1)}, x.options());
+      products = products_of(pieces, w.size(1), x.options());
       args.out = products.mutable_data_ptr();
     }
     if (needs.weight) {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import edgeless
 from edgeless import Graph, TypedGraph
 from edgeless.ops.relational import _num_parts, typed_edges
-from edgeless.typed_graph import _tiles
+from edgeless.typed_graph import _row_tiles, _tiles
 
 
 def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub=0, device="cpu"):
@@ -228,3 +228,25 @@ def test_bad_input_is_named(types, num_types, kind, message):
     with pytest.raises(kind, match=message):
         TypedGraph(graph, types, num_types)
     assert edgeless.TypedGraph is TypedGraph
+
+
+@pytest.mark.parametrize("most", [3, 256, 257, 2000])
+def test_tiles_of_rows_have_bounded_work_and_hubs_are_parts(most):
+    gen = torch.Generator().manual_seed(0)
+    counts = torch.randint(4, (300,), generator=gen)
+    counts[7], counts[8], counts[299] = most, 700, 0
+    num_pieces = int(counts.sum())
+    ptr = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    pieces = torch.randperm(num_pieces, generator=gen)
+    by_row = torch.cat((ptr, pieces)).int()
+    tiles, of_rows, parts = _row_tiles(by_row, 300, num_pieces)
+    offsets, numbers = of_rows[:301], of_rows[301:]
+    assert tiles[0] == 0 and tiles[-1] == 300 and tiles.diff().min() >= 0 and tiles.diff().max() <= 64
+    assert (offsets[tiles[1:].long()] - offsets[tiles[:-1].long()]).max() <= 1024 + 256 and parts.dtype == torch.int32
+    assert parts.diff(dim=0).min() > 0 and parts.diff(dim=0).max() <= 256
+    for row in range(300):
+        found = []
+        for number in numbers[offsets[row] : offsets[row + 1]].tolist():
+            begin, end = parts[:, number - num_pieces].tolist() if number >= num_pieces else (0, 0)
+            found += pieces[begin:end].tolist() if number >= num_pieces else [number]
+        assert found == pieces[ptr[row] : ptr[row + 1]].tolist()

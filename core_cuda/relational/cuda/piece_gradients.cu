@@ -1,7 +1,7 @@
 // The gradients of a typed product of sums: of what was summed, and of the weight. A block sums the gradients of a
 // tile's edges into shared memory, g, while the rows x of its pieces are on their way there, and makes both products of
-// them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block. Shared memory: x
-// and g [64][width], the weight [width][width] as it lies in memory, what teams leave each other.
+// them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block. Shared memory: x of
+// two tiles and g [64][width], the weight [width][width] as it lies in memory, what teams leave each other.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -15,7 +15,7 @@ template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
   static constexpr int kTile = kTilePieces * kStride;
-  static constexpr int kBytes = (2 * kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
+  static constexpr int kBytes = (3 * kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 2 : 3;
 };
@@ -27,11 +27,11 @@ struct OwnRows {
   int rows[kCopies];
   int line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVec<S>;
 
-  __device__ __forceinline__ void find(const TileWalk& walk, int first) {
+  __device__ __forceinline__ void find(const int32_t* rows_of, int first, int end) {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int piece = first + line + i * kLines;
-      if (piece < walk.all) rows[i] = walk.pieces.rows[piece];
+      if (piece < end) rows[i] = __ldcs(rows_of + piece);
     }
   }
 
@@ -54,17 +54,17 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   using Of = Shape<S, kWidth>;
   constexpr int kStride = Of::kStride, kPer = kVec<S>;
   extern __shared__ float4 memory[];
-  __shared__ int begins[kTilePieces + 1];
+  __shared__ int begins[2][kTilePieces + 1];
   T* x = reinterpret_cast<T*>(memory);
-  T* g = x + Of::kTile;
+  T* g = x + 2 * Of::kTile;
   T* weight = g + Of::kTile;
   float* leads = reinterpret_cast<float*>(weight + kWidth * kStride);
   const Range range = range_of_tile(args.pieces.by_type(), blockIdx.x, args.share);
   if (range.begin >= range.end) return;
   const int in = args.in_width, out = args.out_width;
-  TileWalk walk(args.pieces, range);
+  TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
   OwnRows<S, kWidth> own;
-  own.find(walk, walk.first);
+  own.find(args.pieces.rows, walk.bounds[0], walk.bounds[1]);
   if (args.out) {
     ask_for_matrix<kWidth, kWidth, kStride>(weight,
                                             static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type,
@@ -74,37 +74,45 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
     reinterpret_cast<uint4*>(g)[i] = make_uint4(0, 0, 0, 0);
   }
   const FusedPlace<kWidth> place;
-  const int lane = threadIdx.x & ((1 << args.neighbors.team_log2) - 1);
+  TileGather<S> gather(args.neighbors);
   const auto store = [&](int piece, const float (&sum)[kPer]) {
-    if (lane < args.neighbors.vectors) {
-      *reinterpret_cast<uint4*>(g + piece * kStride + lane * kPer) = pack(sum, S{});
+    if (gather.lane() < args.neighbors.vectors) {
+      *reinterpret_cast<uint4*>(g + piece * kStride + gather.lane() * kPer) = pack(sum, S{});
     }
   };
   constexpr int kDown = kWidth / 64;
   WarpSum<kDown, place.kSides> outer;
+  T* next_x = x + Of::kTile;
+  if (args.partial) {
+    own.load(x, args.x, walk.count(), in);
+    own.find(args.pieces.rows, walk.bounds[1], walk.bounds[2]);
+  }
+  __syncthreads();
+  gather.ask(walk.now(), walk.count(), gather.first_ids(walk.now(), walk.count()));
   while (true) {
-    const int count = walk.count();
-    walk.put(begins);
-    __syncthreads();
-    if (args.partial) own.load(x, args.x, count, in);
+    const int count = walk.count(), depth = round_up(count, kMmaDepth<S>);
     walk.ask_ahead();
-    if (walk.more()) own.find(walk, walk.end);
-    if (count > 0) sum_pieces<S>(args.neighbors, begins, count, leads, store);
-    for (int i = threadIdx.x; i < (kTilePieces - count) * args.neighbors.vectors; i += kFusedThreads) {
-      const int row = count + i / args.neighbors.vectors, vector = i % args.neighbors.vectors;
-      *reinterpret_cast<uint4*>(g + row * kStride + vector * kPer) = make_uint4(0, 0, 0, 0);
+    const auto next_ids = gather.first_ids(walk.next(), walk.next_count());
+    if (count + own.line < depth) {
+      *reinterpret_cast<uint4*>(g + (count + own.line) * kStride + own.in_line) = make_uint4(0, 0, 0, 0);
     }
+    gather.sum(walk.now(), count, leads, store);
     await_all();
     __syncthreads();
+    walk.put_ahead();
+    gather.ask(walk.next(), walk.next_count(), next_ids);
+    if (args.partial) {
+      own.load(next_x, args.x, walk.next_count(), in);
+      own.find(args.pieces.rows, walk.bounds[2], walk.bounds[3]);
+    }
     if (args.out && place.down < count && place.side < in) {
       WarpSum<1, place.kSides> product;
       add_product<S, false, false, kStride, 0>(g, weight, place.down, place.side, round_up(out, kMmaDepth<S>), product);
       make_again<S>(product.of[0], place.down, place.side, count, in, {g, kStride, 1}, {weight, kStride, 1}, out);
-      store_sums(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first) * in, in, count, in, place.down,
+      store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * in, in, count, in, place.down,
                  place.side, product.of[0]);
     }
     if (args.partial && place.down < in && place.side < out) {
-      const int depth = round_up(count, kMmaDepth<S>);
       if constexpr (std::is_same_v<S, float>) {
 #pragma unroll
         for (int i = 0; i < kDown; ++i) {
@@ -121,6 +129,9 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
     }
     if (!walk.more()) break;
     walk.advance();
+    T* const this_x = x;
+    x = next_x, next_x = this_x;
+    __syncthreads();
   }
   if (!args.partial) return;
   float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * in * out;

@@ -16,7 +16,7 @@ struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
   static constexpr int kBytes = (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : 3;
 };
 
 template <class S, int kWidth>
@@ -25,13 +25,13 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   using T = TileNumber<S>;
   constexpr int kStride = Shape<S, kWidth>::kStride, kPer = kVec<S>;
   extern __shared__ float4 memory[];
-  __shared__ int begins[kTilePieces + 1];
+  __shared__ int begins[2][kTilePieces + 1];
   T* sums = reinterpret_cast<T*>(memory);
   T* weight = sums + kTilePieces * kStride;
   float* leads = reinterpret_cast<float*>(weight + kWidth * kStride);
   const Range range = range_of_tile(args.pieces.by_type(), blockIdx.x, args.share);
   if (range.begin >= range.end) return;
-  TileWalk walk(args.pieces, range);
+  TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
   ask_for_matrix<kWidth, kWidth, kStride>(weight,
                                           static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type,
                                           args.weight.row_numbers, args.in_width, args.out_width);
@@ -39,31 +39,35 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
     reinterpret_cast<uint4*>(sums)[i] = make_uint4(0, 0, 0, 0);
   }
   const FusedPlace<kWidth> place;
-  const int lane = threadIdx.x & ((1 << args.neighbors.team_log2) - 1);
+  TileGather<S> gather(args.neighbors);
   const auto store = [&](int piece, const float (&sum)[kPer]) {
-    if (lane < args.neighbors.vectors) {
-      *reinterpret_cast<uint4*>(sums + piece * kStride + lane * kPer) = pack(sum, S{});
+    if (gather.lane() < args.neighbors.vectors) {
+      *reinterpret_cast<uint4*>(sums + piece * kStride + gather.lane() * kPer) = pack(sum, S{});
     }
   };
+  __syncthreads();
+  gather.ask(walk.now(), walk.count(), gather.first_ids(walk.now(), walk.count()));
   while (true) {
-    const int count = walk.count();
-    walk.put(begins);
-    __syncthreads();
     walk.ask_ahead();
-    if (count > 0) sum_pieces<S>(args.neighbors, begins, count, leads, store);
+    const auto next_ids = gather.first_ids(walk.next(), walk.next_count());
+    gather.sum(walk.now(), walk.count(), leads, store);
     await_all();
     __syncthreads();
+    walk.put_ahead();
+    gather.ask(walk.next(), walk.next_count(), next_ids);
+    const int count = walk.count();
     if (place.down < count && place.side < args.out_width) {
       WarpSum<1, place.kSides> product;
       add_product<S, false, true, kStride, 0>(sums, weight, place.down, place.side,
                                               round_up(args.in_width, kMmaDepth<S>), product);
       make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {sums, kStride, 1},
                     {weight, 1, kStride}, args.in_width);
-      store_sums(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first) * args.out_width, args.out_width, count,
+      store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * args.out_width, args.out_width, count,
                  args.out_width, place.down, place.side, product.of[0]);
     }
     if (!walk.more()) break;
     walk.advance();
+    __syncthreads();
   }
 }
 

@@ -62,16 +62,26 @@ struct PieceGradientsArgs {
 
 // out[i] = the sum of the neighbours of row i + own[i] root + bias
 struct RowSumsArgs {
-  const int32_t* ptr = nullptr;  // [num_rows + 1] first neighbour of a row
+  const int32_t* tiles = nullptr;  // [num_tiles + 1] first row of a tile, of kTilePieces at most
+  const int32_t* ptr = nullptr;    // [num_rows + 1] first neighbour of a row
   Neighbors neighbors;
-  int64_t num_rows = 0, own_rows = 0;  // rows from own_rows on have none of their own
-  Rows own, root;                      // numbers null: none
-  bool transposed = false;             // root lies as [width, own_width]
+  int num_tiles = 0;
+  int64_t own_rows = 0;   // rows from own_rows on have none of their own
+  Rows own, root;         // numbers null: none
+  bool transposed = false;  // root lies as [width, own_width]
   const void* bias = nullptr;
   void* out = nullptr;  // [num_rows, width]
   bool wide = false;    // out is of floats, whatever the rows are
   int own_width = 0, width = 0;
-  int blocks = 0;
+  int share = 0;  // tiles of a block
+};
+
+// out[i] = the sum of the neighbours [begins[i], ends[i]): parts of what is too much for a tile of rows.
+struct HubSumsArgs {
+  const int32_t *begins = nullptr, *ends = nullptr;  // [count]
+  int count = 0;
+  Neighbors neighbors;  // without weights
+  void* out = nullptr;  // [count], rows as the neighbours' are
 };
 
 // What an output's gradient comes to besides the relations, in one pass over it: itself in the dtype of the rows, and
@@ -103,6 +113,7 @@ struct AddGradientsArgs {
 constexpr int kMostFusedWidth = 128;
 cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream);
 cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream);
+cudaError_t run_hub_sums(Storage storage, const HubSumsArgs& args, cudaStream_t stream);
 cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream);
 cudaError_t run_own_gradients(Storage storage, const OwnGradientsArgs& args, cudaStream_t stream);
 cudaError_t run_add_gradients(Storage storage, const AddGradientsArgs& args, cudaStream_t stream);

@@ -1,6 +1,7 @@
 // Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
-// neighbours of 64 rows into shared memory, as tile_sums.cuh does, while the rows' own are on their way there,
-// multiplies these and adds. Shared memory: own rows [64][width], the matrix [width][width] as it lies in memory, sums
+// neighbours of a tile of rows into shared memory, as tile_sums.cuh does, while the rows' own are on their way there,
+// multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
+// neighbours sums are made before (hub_sums.cu). Shared memory: own rows of two tiles [64][width], the matrix [width][width] as it lies in memory, sums
 // [64][width] of floats, what teams leave each other.
 #include <atomic>
 
@@ -14,10 +15,10 @@ namespace {
 template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
-  static constexpr int kBytes = (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) +
+  static constexpr int kBytes = (2 * kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) +
                                 kTilePieces * kSumStride * static_cast<int>(sizeof(float)) + kLeadBytes<S>;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : 3;
 };
 
 // The bias at `column` and the one behind it.
@@ -35,58 +36,43 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   using Of = Shape<S, kWidth>;
   constexpr int kStride = Of::kStride, kPer = kVec<S>;
   extern __shared__ float4 memory[];
-  __shared__ int begins[kTilePieces + 1];
+  __shared__ int begins[2][kTilePieces + 1];
   T* own = reinterpret_cast<T*>(memory);
-  T* root = own + kTilePieces * kStride;
+  T* root = own + 2 * kTilePieces * kStride;
   float* sums = reinterpret_cast<float*>(root + kWidth * kStride);
   float* leads = sums + kTilePieces * Of::kSumStride;
-  const int width = args.width;
+  const int width = args.width, tiles = args.num_tiles;
+  const int begin = min(static_cast<int>(blockIdx.x) * args.share, tiles), end = min(begin + args.share, tiles);
+  if (begin >= end) return;
+  TileWalk walk(args.tiles, args.ptr, begin, end, begins);
   if (args.own.numbers) {
     ask_for_matrix<kWidth, kWidth, kStride>(root, args.root.numbers, args.root.row_numbers,
                                             kTransposed ? width : args.own_width, kTransposed ? args.own_width : width);
   }
+  const auto ask_for_own = [&](T* to, int64_t first, int count) {
+    if (!args.own.numbers) return;
+    const int64_t left = max(args.own_rows - first, int64_t{0});
+    ask_for_matrix<kTilePieces, kWidth, kStride>(
+        to, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
+        static_cast<int>(min(left, int64_t{count})), args.own_width);
+  };
   const FusedPlace<kWidth> place;
-  const int lane = threadIdx.x & ((1 << args.neighbors.team_log2) - 1);
+  TileGather<S> gather(args.neighbors);
   const auto store = [&](int row, const float (&sum)[kPer]) {
-    if (lane >= args.neighbors.vectors) return;
-    float* to = sums + row * Of::kSumStride + lane * kPer;
+    if (gather.lane() >= args.neighbors.vectors) return;
+    float* to = sums + row * Of::kSumStride + gather.lane() * kPer;
 #pragma unroll
     for (int k = 0; k < kPer; k += 4) {
       *reinterpret_cast<float4*>(to + k) = make_float4(sum[k], sum[k + 1], sum[k + 2], sum[k + 3]);
     }
   };
-  int ahead = 0;
-  const auto ask = [&](int64_t first) {
-    if (threadIdx.x <= kTilePieces) ahead = args.ptr[min(first + threadIdx.x, args.num_rows)];
-  };
-  const int64_t tiles = (args.num_rows + kTilePieces - 1) / kTilePieces;
-  ask(blockIdx.x * int64_t{kTilePieces});
-  for (int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const int64_t first = tile * kTilePieces;
-    const int count = static_cast<int>(min(args.num_rows - first, int64_t{kTilePieces}));
-    if (threadIdx.x <= kTilePieces) begins[threadIdx.x] = ahead;
-    __syncthreads();
-    if (args.own.numbers) {
-      const int64_t left = max(args.own_rows - first, int64_t{0});
-      ask_for_matrix<kTilePieces, kWidth, kStride>(
-          own, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0),
-          args.own.row_numbers, static_cast<int>(min(left, int64_t{kTilePieces})), args.own_width);
-    }
-    ask(first + gridDim.x * int64_t{kTilePieces});
-    for (int i = threadIdx.x; i < kTilePieces * kWidth / 4; i += kFusedThreads) {
-      const int row = i / (kWidth / 4);
-      if (row >= count || begins[row] < begins[row + 1]) continue;
-      *reinterpret_cast<float4*>(sums + row * Of::kSumStride + i % (kWidth / 4) * 4) = make_float4(0, 0, 0, 0);
-    }
-    sum_pieces<S>(args.neighbors, begins, count, leads, store);
-    await_all();
-    __syncthreads();
-    if (place.down >= count || place.side >= width) continue;
+  // The product of a tile's own rows, what is added to it, and the store.
+  const auto finish = [&](const T* rows, int64_t first, int count) {
     WarpSum<1, place.kSides> product;
     if (args.own.numbers) {
-      add_product<S, false, !kTransposed, kStride, 0>(own, root, place.down, place.side,
+      add_product<S, false, !kTransposed, kStride, 0>(rows, root, place.down, place.side,
                                                       round_up(args.own_width, kMmaDepth<S>), product);
-      make_again<S>(product.of[0], place.down, place.side, count, width, {own, kStride, 1},
+      make_again<S>(product.of[0], place.down, place.side, count, width, {rows, kStride, 1},
                     {root, kTransposed ? kStride : 1, kTransposed ? 1 : kStride}, args.own_width);
     }
     const int in_group = threadIdx.x % 4;
@@ -103,11 +89,38 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
       }
     }
     if (args.wide) {
-      store_sums(static_cast<float*>(args.out) + first * width, width, count, width, place.down, place.side,
+      store_sums<false>(static_cast<float*>(args.out) + first * width, width, count, width, place.down, place.side,
                  product.of[0]);
     } else {
-      store_sums(static_cast<S*>(args.out) + first * width, width, count, width, place.down, place.side, product.of[0]);
+      store_sums<false>(static_cast<S*>(args.out) + first * width, width, count, width, place.down, place.side, product.of[0]);
     }
+  };
+  T* next_own = own + kTilePieces * kStride;
+  ask_for_own(own, walk.first(), walk.count());
+  __syncthreads();
+  gather.ask(walk.now(), walk.count(), gather.first_ids(walk.now(), walk.count()));
+  while (true) {
+    const int count = walk.count();
+    const int* now = walk.now();
+    walk.ask_ahead();
+    const auto next_ids = gather.first_ids(walk.next(), walk.next_count());
+    for (int i = threadIdx.x; i < count * (kWidth / 4); i += kFusedThreads) {
+      const int row = i / (kWidth / 4);
+      if (now[row] < now[row + 1]) continue;
+      *reinterpret_cast<float4*>(sums + row * Of::kSumStride + i % (kWidth / 4) * 4) = make_float4(0, 0, 0, 0);
+    }
+    gather.sum(now, count, leads, store);
+    await_all();
+    __syncthreads();
+    walk.put_ahead();
+    gather.ask(walk.next(), walk.next_count(), next_ids);
+    ask_for_own(next_own, walk.bounds[1], walk.next_count());
+    if (place.down < count && place.side < width) finish(own, walk.first(), count);
+    if (!walk.more()) break;
+    walk.advance();
+    T* const this_own = own;
+    own = next_own, next_own = this_own;
+    __syncthreads();
   }
 }
 
@@ -117,7 +130,8 @@ cudaError_t launch(const RowSumsArgs& args, cudaStream_t stream) {
   using Of = Shape<S, kWidth>;
   const cudaError_t error = projection::allow_shared_memory(row_sums_kernel<S, kWidth, kTransposed>, Of::kBytes, done);
   if (error != cudaSuccess) return error;
-  row_sums_kernel<S, kWidth, kTransposed><<<args.blocks, kFusedThreads, Of::kBytes, stream>>>(args);
+  const auto blocks = static_cast<unsigned>((args.num_tiles + args.share - 1) / args.share);
+  row_sums_kernel<S, kWidth, kTransposed><<<blocks, kFusedThreads, Of::kBytes, stream>>>(args);
   return cudaGetLastError();
 }
 

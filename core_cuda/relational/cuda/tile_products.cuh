@@ -170,8 +170,8 @@ __device__ __forceinline__ void exchange_fours(uint32_t* words) {
 }
 
 // Stores a warp's sums as rows of `to`, whose first is the tile's: those below `rows`, and columns below `columns`, in
-// whole vectors. Whole warp.
-template <class S, int kSides>
+// whole vectors. Whole warp. kOnce: what is read once, and should not drive from the cache what is read more often.
+template <bool kOnce, class S, int kSides>
 __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows, int columns, int down, int side,
                                            const float (&sum)[kSides][4]) {
   const int lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
@@ -184,7 +184,10 @@ __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows,
 #pragma unroll
       for (int j = 0; j < kSides; ++j) {
         const int column = side + 8 * j + 2 * in_group;
-        if (column < columns) *reinterpret_cast<float2*>(at + column) = make_float2(sum[j][2 * h], sum[j][2 * h + 1]);
+        if (column >= columns) continue;
+        const float2 pair = make_float2(sum[j][2 * h], sum[j][2 * h + 1]);
+        float2* const to_pair = reinterpret_cast<float2*>(at + column);
+        kOnce ? __stcs(to_pair, pair) : void(*to_pair = pair);
       }
     } else {
 #pragma unroll
@@ -198,7 +201,9 @@ __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows,
         exchange_fours(words);
         const int column = side + 8 * (j + in_group);
         if (row < rows && column < columns) {
-          *reinterpret_cast<uint4*>(at + column) = make_uint4(words[0], words[1], words[2], words[3]);
+          const uint4 vector = make_uint4(words[0], words[1], words[2], words[3]);
+          uint4* const to_vector = reinterpret_cast<uint4*>(at + column);
+          kOnce ? __stcs(to_vector, vector) : void(*to_vector = vector);
         }
       }
     }
