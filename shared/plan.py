@@ -477,7 +477,7 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
     for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
         if not needed:
             continue
-        type_ptr, piece_rows, ptr, indices, _, parts = args["by_src" if backward else "by_dst"]
+        type_ptr, piece_rows, ptr, indices, _, parts, *tiles = args["by_src" if backward else "by_dst"]
         pieces, index = piece_rows.numel(), indices.element_size()
         rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
         width = widths(weight)[step == "forward"]
@@ -488,6 +488,9 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
         if x.device.type == "cpu":
             kernel = f"{_C.cpu_capability()}, {kernel}, {parts.size(0) - 1} parts"
+        elif tiles:  # only products are written and read again
+            num_bytes += 2 * pieces * width * x.element_size() * (step != "of weights")
+            kernel += ", multiplied while their sums are at hand: less to move than products of sources or sums"
         elif ptr.numel():  # what is made for a piece of several edges is written and read again
             num_bytes += 2 * pieces * (x.size(1) + gathered.size(1)) * x.element_size()
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None

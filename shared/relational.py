@@ -150,7 +150,13 @@ def rows_by_type(call: str, name: str, types: Tensor, num_types: int, bound: str
 
 
 def choose_order(
-    num_edges: int, dst_pairs: int, src_pairs: int, in_width: int, out_width: int, one_pass: bool = True
+    num_edges: int,
+    dst_pairs: int,
+    src_pairs: int,
+    in_width: int,
+    out_width: int,
+    one_pass: bool = True,
+    fused: bool = False,
 ) -> str:
     """Whether to sum before multiplying, ``"aggregate"``, or to multiply before summing, ``"transform"``.
 
@@ -158,9 +164,16 @@ def choose_order(
     ``in_width`` numbers, and the product of a pair of a destination is added to a row that is in the cache; where that
     is not done in one pass, sums and products are written and read again. Multiplied first, the product of a pair of a
     source is written, and an edge gathers ``out_width`` numbers.
+
+    ``fused``: sums are multiplied while they are at hand, so only products are written and read again. Counted with the
+    backward, where that saves the sums of gradients of pairs, which the other order writes and reads twice.
     """
     products = in_width * out_width / 16
-    if one_pass:
+    if fused:
+        aggregate = num_edges * (in_width + out_width) + dst_pairs * (2 * out_width + products)
+        aggregate += src_pairs * (3 * in_width + 2 * products)
+        transform = 2 * num_edges * out_width + src_pairs * (4 * in_width + 4 * out_width + 3 * products)
+    elif one_pass:
         aggregate = num_edges * in_width + dst_pairs * (2 * out_width + products)
         transform = num_edges * out_width + src_pairs * (in_width + 3 * out_width + products)
     else:
@@ -169,7 +182,25 @@ def choose_order(
     return "transform" if transform < aggregate else "aggregate"
 
 
-def transforms(graph: TypedGraph, weight: Tensor) -> bool:
+# The widest rows that are summed and multiplied at once on CUDA (core_cuda/relational/cuda/piece_tiles.h).
+_MOST_FUSED_WIDTH = 128
+
+
+def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
+    """Whether sums are multiplied while they are at hand, if neighbours are summed first: on CUDA, for whole matrices
+    and rows that are whole vectors of 16 bytes, at most 128 numbers wide.
+    """
+    if graph.device.type != "cuda" or weight.dim() != 3 or rows == torch.float64:
+        return False
+    if graph.graph.index_dtype != torch.int32:
+        return False
+    if not compiling() and torch.cuda.get_device_capability(graph.device) < (8, 0):  # a program's op finds out itself
+        return False
+    widths = weight.shape[1:]
+    return all(0 < width <= _MOST_FUSED_WIDTH and width * rows.itemsize % 16 == 0 for width in widths)
+
+
+def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
     """Whether rows are multiplied before they are summed, as :func:`choose_order` says; kept with the graph."""
     if compiling():
         return False
@@ -177,15 +208,32 @@ def transforms(graph: TypedGraph, weight: Tensor) -> bool:
     one_pass = graph.device.type == "cpu"
     if one_pass and in_width <= 2 * out_width:  # whatever the pairs: sources need not be sorted for it
         return False
+    if fused and in_width <= out_width:  # nor for this
+        return False
 
     def choose(graph: TypedGraph) -> bool:
         _, rows, ptr, *_ = graph.by_dst
         if not ptr.numel():  # whose edges are its pairs
             return False
         src_pairs = graph.compact.edges.num_src
-        return choose_order(graph.num_edges, rows.numel(), src_pairs, in_width, out_width, one_pass) == "transform"
+        sizes = graph.num_edges, rows.numel(), src_pairs, in_width, out_width
+        return choose_order(*sizes, one_pass, fused) == "transform"
 
-    return graph.format(("transforms", in_width, out_width), choose)
+    return graph.format(("transforms", in_width, out_width, fused), choose)
+
+
+def pieces_of(
+    graph: TypedGraph, fused: bool, reduce: str, edge_weight: Optional[Tensor], needs_src: bool, rows: torch.dtype
+) -> tuple[list[Tensor], list[Tensor], Optional[Tensor]]:
+    """Both directions as the ops take them, the second empty where no gradient is needed, and the weights by edge that
+    are left: where sums are ``fused`` means without other weights have theirs in the order of the pieces.
+    """
+    opmath = opmath_dtype(rows)
+    if not fused or not graph.by_dst[2].numel():  # of pieces of one edge each there is no sum
+        return graph.by_dst, graph.by_src if needs_src else [], edge_weights(graph, edge_weight, reduce, rows)
+    mean = opmath if reduce == "mean" and edge_weight is None else None
+    left = None if mean is not None else edge_weights(graph, edge_weight, reduce, rows)
+    return graph.tiled(True, mean), graph.tiled(False, mean) if needs_src else [], left
 
 
 def edge_weights(graph: TypedGraph, given: Optional[Tensor], reduce: str, rows: torch.dtype) -> Optional[Tensor]:
@@ -254,22 +302,24 @@ def relational_sum(
     if weight.dtype == opmath_dtype(x.dtype):  # then no row has to be widened
         rows = x.dtype
     parameters = opmath_dtype(rows)
-    edge_weight = edge_weights(graph, cast(edge_weight, parameters), reduce, rows)
+    edge_weight = cast(edge_weight, parameters)
+    fused = fuses(graph, weight, rows)
     if order is None:
-        order = "transform" if transforms(graph, weight) else "aggregate"
+        order = "transform" if transforms(graph, weight, fused) else "aggregate"
     else:
         check_choice(call, "order", order, ("aggregate", "transform"))
     if order == "transform":
         pairs, edges, _ = graph.compact
         products = relational_sum(pairs, x, weight, out_dtype=rows, order="aggregate")
-        return spmm(edges, products, edge_weight, out_dtype=out_dtype)
+        return spmm(edges, products, edge_weights(graph, edge_weight, reduce, rows), out_dtype=out_dtype)
     needs_src = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    by_dst, by_src, edge_weight = pieces_of(graph, fused, reduce, edge_weight, needs_src, rows)
     out = torch.ops.edgeless.relational_sum(
         cast(x, rows),
         weight if weight.dtype == parameters else cast(weight, rows),
         edge_weight,
-        graph.by_dst,
-        graph.by_src if needs_src else [],
+        by_dst,
+        by_src,
         graph.num_dst,
         out_dtype if out_dtype in (rows, parameters) else parameters,
     )

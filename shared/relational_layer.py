@@ -11,7 +11,7 @@ from .autocast import autocasts
 from .functional_checks import cast, runs_reference
 from .ops.attention import opmath_dtype
 from .projection import PLAIN, add_map
-from .relational import edge_weights, relational_sum, transforms
+from .relational import edge_weights, fuses, pieces_of, relational_sum, transforms
 from .typed_graph import TypedGraph
 
 
@@ -41,21 +41,24 @@ def relational_layer(
     if not _is_one_op(x, (weight, own, root, bias), edge_weight, out_dtype):
         out = relational_sum(graph, x, weight, edge_weight, reduce=reduce, out_dtype=out_dtype)
         return add_map(out, x[: graph.num_dst] if own is None and root is not None else own, root, bias)
-    edge_weight = edge_weights(graph, cast(edge_weight, opmath_dtype(x.dtype)), reduce, x.dtype)
-    by_edge = edge_weight is not None
+    edge_weight = cast(edge_weight, opmath_dtype(x.dtype))
     graded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     csr: list[Tensor] = []
     csc: list[Tensor] = []
     degrees: list[int] = []
-    pieces = graph
-    if transforms(graph, weight):
-        pieces, edges, _ = graph.compact
+    fused = fuses(graph, weight, x.dtype)
+    if transforms(graph, weight, fused):
+        pairs, edges, _ = graph.compact
+        edge_weight = edge_weights(graph, edge_weight, reduce, x.dtype)
+        by_edge = edge_weight is not None
+        by_dst, by_src = pairs.by_dst, pairs.by_src if graded else []
         csr, degrees = edges.csr_arrays(by_edge), edges.max_degrees_at_hand()
         csc = edges.csc_arrays(by_edge) if graded else csc
+    else:
+        by_dst, by_src, edge_weight = pieces_of(graph, fused, reduce, edge_weight, graded, x.dtype)
     return torch.ops.edgeless.relational_layer(
-        x, weight, edge_weight, own, root, bias, pieces.by_dst, pieces.by_src if graded else [], csr, csc,
-        graph.num_dst, out_dtype, degrees,
-    )  # fmt: skip
+        x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, graph.num_dst, out_dtype, degrees
+    )
 
 
 def _is_one_op(x: Tensor, others: tuple, edge_weight: Optional[Tensor], out_dtype: torch.dtype) -> bool:

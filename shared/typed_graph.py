@@ -25,7 +25,17 @@ __all__ = ["Compact", "Ends", "Pairs", "TypedGraph", "typed_graph_for"]
 
 # Edges of a piece: so many that cutting costs nothing beside their sum, and so few that a hub falls to many threads.
 CUT = 512
+# On CUDA, where a tile of pieces is one block's: so few that tiles take equally long.
+_CUDA_CUT = 64
 _UNCUT = 2**62
+
+# Pieces of one type are a tile where their edges and _OF_PIECE for each of them come to no more than _OF_TILE: then 64
+# pieces are the most (``core_cuda/relational/cuda/piece_tiles.h``), and tiles take equally long whatever the degrees.
+_OF_TILE, _OF_PIECE = 576, 8
+# The same of rows and the pieces they add up, 64 rows at most; and how many pieces a row adds up itself: more are a
+# hub's, which parts of so many add up first.
+_OF_ROW_TILE, _OF_ROW = 1024, 16
+_HUB_PART = 256
 
 
 class Pairs(NamedTuple):
@@ -146,6 +156,29 @@ class TypedGraph(Keeper):
         """Out-edges by (type, source)."""
         return self.format("by src", TypedGraph._by_src)
 
+    def tiled(self, by_dst: bool, mean: Optional[torch.dtype] = None) -> list[Tensor]:
+        """:attr:`by_dst` or :attr:`by_src`, on CUDA, and behind it what the kernels want that sum and multiply at once.
+
+        Args:
+            mean: the dtype of weights of edges that make sums means; None: there are none.
+        Returns:
+            The pieces' six tensors; int ``[R + 1]``, the first tile of every type; int ``[tiles + 1]``, the first piece
+            of every tile; the same of rows, what they add up, and the parts of hubs (:func:`_row_tiles`); and the
+            weights ``[E]`` in the order of the pieces' edges.
+        """
+        side = "by dst" if by_dst else "by src"
+        pieces = self.by_dst if by_dst else self.by_src
+
+        def cut(graph: TypedGraph) -> tuple[Tensor, ...]:
+            num_rows = graph.num_dst if by_dst else graph.num_src
+            rows = _row_tiles(pieces[5], num_rows, pieces[1].numel())
+            return (*_tiles(pieces[0], pieces[2], graph.num_types), *rows)
+
+        pieces = [*pieces, *self.format(("tiles", side), cut)]
+        if mean is not None:
+            pieces.append(self.format(("mean", side, mean), lambda of: of._means(mean)[pieces[4].long()]))
+        return pieces
+
     def mean_weight(self, dtype: torch.dtype) -> Tensor:
         """One over the number of edges of the same type to the same destination, for every edge, ``[E]``."""
         return self.format(("mean", dtype), lambda of: of._means(dtype))
@@ -182,7 +215,9 @@ class TypedGraph(Keeper):
 
         return self.format("split", build)
 
-    def _sorted(self, direction: Compressed, cut: int = CUT) -> list[Tensor]:
+    def _sorted(self, direction: Compressed, cut: Optional[int] = None) -> list[Tensor]:
+        if cut is None:
+            cut = _CUDA_CUT if self.device.type == "cuda" else CUT
         type_ptr, rows, ptr, *rest = typed_edges(*direction, self.edge_type, self.num_types, cut)
         # There is room for as many pieces as edges.
         if not compiling():
@@ -260,8 +295,10 @@ class TypedGraph(Keeper):
         missing = sum(key not in self._formats for key in ("by dst", "by src"))
         grown = self.graph.memory_bytes_at_most() + num_bytes((self.edge_type, self._formats))
         numbers = 4 * self.num_edges
-        if self.device.type == "cuda":  # which keeps the pieces of every row as well
-            numbers += self.num_edges + max(self.num_src, self.num_dst) + 1
+        if self.device.type == "cuda":  # which keeps the pieces of every row as well, tiles, and the weights of a mean
+            numbers += 2 * self.num_edges + max(self.num_src, self.num_dst) + 1
+            numbers += (_OF_PIECE + 1) * self.num_edges // _OF_TILE + 2 * self.num_types + 2
+            numbers += 2 * self.num_edges + 2 * max(self.num_src, self.num_dst) + 2  # what rows add up, where hubs are
         return grown + missing * numbers * self.graph.index_dtype.itemsize
 
     def num_formats(self) -> int:
@@ -273,6 +310,54 @@ class TypedGraph(Keeper):
 
     def __repr__(self) -> str:
         return f"TypedGraph({self.graph!r}, num_types={self.num_types})"
+
+
+def _tiles(type_ptr: Tensor, ptr: Tensor, num_types: int) -> tuple[Tensor, Tensor]:
+    """Pieces of one type in tiles of a bounded number of edges and pieces: the first tile of every type ``[R + 1]``,
+    and the first piece of every tile. There is room for as many tiles as there can be: the last may have no pieces.
+    """
+    places = ptr.long() + _OF_PIECE * torch.arange(ptr.numel(), device=ptr.device)
+    begins, ends = type_ptr.long(), places[type_ptr.long()]
+    if num_types == 0:
+        return type_ptr, type_ptr
+    first_tiles = torch.cat((begins.new_zeros(1), ((ends.diff() + _OF_TILE - 1) // _OF_TILE).cumsum(0)))
+    most = (places.numel() - 1) * (_OF_PIECE + 1) if compiling() else int(places[-1])
+    tiles = torch.arange(most // _OF_TILE + num_types + 1, device=ptr.device)
+    types = (torch.searchsorted(first_tiles, tiles, right=True) - 1).clamp(max=num_types - 1)
+    pieces = torch.searchsorted(places, ends[types] + _OF_TILE * (tiles - first_tiles[types]))
+    return first_tiles.to(ptr.dtype), torch.minimum(pieces, begins[types + 1]).to(ptr.dtype)
+
+
+def _row_tiles(by_row: Tensor, num_rows: int, num_pieces: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows in tiles of a bounded number of rows and of pieces that they add up: the first row of every tile; what rows
+    add up, as ``by_row``: offsets ``[num_rows + 1]`` and the numbers of pieces; and ``[2, parts]``, from where to where
+    in by_row's a part of a hub's pieces is. Hubs add up their parts, numbered from ``num_pieces`` on.
+    """
+    ptr, parts = by_row[: num_rows + 1].long(), by_row.new_empty((2, 0))
+    if not compiling() and num_rows and int(ptr.diff().max()) > _HUB_PART:
+        by_row, parts = _split_hubs(by_row, ptr, num_pieces)
+        ptr = by_row[: num_rows + 1].long()
+    places = ptr + _OF_ROW * torch.arange(num_rows + 1, device=ptr.device)
+    most = by_row.numel() + _OF_ROW * num_rows if compiling() else int(places[-1])
+    tiles = _OF_ROW_TILE * torch.arange((most + _OF_ROW_TILE - 1) // _OF_ROW_TILE + 1, device=ptr.device)
+    return torch.searchsorted(places, tiles).clamp(max=num_rows).to(by_row.dtype), by_row, parts
+
+
+def _split_hubs(by_row: Tensor, ptr: Tensor, num_pieces: int) -> tuple[Tensor, Tensor]:
+    """What rows add up, and the parts of hubs, as :func:`_row_tiles` gives them."""
+    counts, pieces = ptr.diff(), by_row[ptr.numel() :]
+    of_row = torch.where(counts > _HUB_PART, (counts + _HUB_PART - 1) // _HUB_PART, 0)
+    hubs = torch.arange(counts.numel(), device=ptr.device).repeat_interleave(of_row)
+    begins = ptr[hubs] + _HUB_PART * (torch.arange(hubs.numel(), device=ptr.device) - (of_row.cumsum(0) - of_row)[hubs])
+    parts = torch.stack((begins, torch.minimum(begins + _HUB_PART, ptr[hubs + 1])))
+    added = torch.where(of_row > 0, of_row, counts)
+    own = (of_row == 0).repeat_interleave(counts)
+    numbers = pieces.new_empty(int(added.sum()))
+    of_hub = (of_row > 0).repeat_interleave(added)
+    numbers[of_hub] = torch.arange(num_pieces, num_pieces + hubs.numel(), dtype=by_row.dtype, device=ptr.device)
+    numbers[~of_hub] = pieces[: own.numel()][own]
+    ends = torch.cat((added.new_zeros(1), added.cumsum(0)))
+    return torch.cat((ends.to(by_row.dtype), numbers)), parts.to(by_row.dtype)
 
 
 def typed_graph_for(

@@ -1,31 +1,27 @@
 // A layer over relations as one node of autograd: the sum over relations, to which the rows' own map and the bias are
 // added in place, in one pass. In the backward the gradient is brought to the dtype of the rows once, and what the own
-// map gives to x is added to what the relations give. What runs are the kernels of the parts, whatever the device.
+// map gives to x is added to what the relations give. What runs are the kernels of the parts, whatever the device; on
+// CUDA relational_layer_cuda.cpp comes before them.
 #include <algorithm>
 
 #include "../projection/calls.h"
 #include "../relational/calls.h"
 #include "../spmm/calls.h"
+#include "relational_layer.h"
 
 namespace edgeless {
 namespace {
-
-// The graph as the schema says it: `edges` are those of pairs of sources, or empty.
-struct TypedEdges {
-  at::TensorList by_dst, by_src;
-  GraphArrays edges;
-
-  bool multiplies_first() const { return !edges.csr.empty(); }
-};
 
 OptTensor by_head(const OptTensor& edge_weight) {
   return edge_weight ? OptTensor(edge_weight->unsqueeze(1)) : OptTensor();
 }
 
-void check_layer(const char* op, const Tensor& x, const OptTensor& own, const OptTensor& root, const OptTensor& bias,
-                 const TypedEdges& graph, int64_t num_dst, int64_t width) {
+}  // namespace
+
+void check_relational_layer(const char* op, const Tensor& x, const OptTensor& own, const OptTensor& root,
+                            const OptTensor& bias, const TypedEdges& graph, int64_t num_dst, int64_t width) {
   check_dim(op, "x", x, 2, "[Ns, K]");
-  TORCH_CHECK_VALUE(graph.by_dst.size() == 6, op, ": by_dst must hold the 6 tensors of typed_edges, got ",
+  TORCH_CHECK_VALUE(holds_pieces(graph.by_dst), op, ": by_dst must hold the 6 tensors of typed_edges, got ",
                     graph.by_dst.size());
   TORCH_CHECK_VALUE(graph.edges.csr.empty() || graph.edges.csr[0].size(0) == num_dst + 1, op, ": csr must be of ",
                     num_dst, " rows");
@@ -45,14 +41,14 @@ void check_layer(const char* op, const Tensor& x, const OptTensor& own, const Op
   check_like(op, "bias", *bias, {width}, x);
 }
 
-Tensor layer(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight, const OptTensor& own,
-             const OptTensor& root, const OptTensor& bias, at::TensorList by_dst, at::TensorList by_src,
-             at::TensorList csr, at::TensorList csc, int64_t num_dst, at::ScalarType out_dtype,
-             at::IntArrayRef max_degrees) {
+Tensor layer_of_parts(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight, const OptTensor& own,
+                      const OptTensor& root, const OptTensor& bias, at::TensorList by_dst, at::TensorList by_src,
+                      at::TensorList csr, at::TensorList csc, int64_t num_dst, at::ScalarType out_dtype,
+                      at::IntArrayRef max_degrees) {
   const char* op = "edgeless::relational_layer";
   const BelowAutograd below;
   const TypedEdges graph{by_dst, by_src, {csr, csc, max_degrees}};
-  check_layer(op, x, own, root, bias, graph, num_dst, WeightSizes(op, weight).out);
+  check_relational_layer(op, x, own, root, bias, graph, num_dst, WeightSizes(op, weight).out);
   Tensor out;
   if (graph.multiplies_first()) {
     const Tensor products = call_relational_sum(x, weight, {}, by_dst, {}, by_dst[3].size(0), {});
@@ -68,15 +64,15 @@ Tensor layer(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight
   return out;
 }
 
-std::vector<Tensor> layer_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
-                                   const OptTensor& edge_weight, const OptTensor& own, const OptTensor& root,
-                                   at::TensorList by_dst, at::TensorList by_src, at::TensorList csr, at::TensorList csc,
-                                   c10::List<bool> needs, at::IntArrayRef max_degrees) {
+std::vector<Tensor> layer_backward_of_parts(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                            const OptTensor& edge_weight, const OptTensor& own, const OptTensor& root,
+                                            at::TensorList by_dst, at::TensorList by_src, at::TensorList csr,
+                                            at::TensorList csc, c10::List<bool> needs, at::IntArrayRef max_degrees) {
   const char* op = "edgeless::relational_layer_backward";
   const BelowAutograd below;
   const TypedEdges graph{by_dst, by_src, {csr, csc, max_degrees}};
   check_dim(op, "grad", grad, 2, "[Nd, M]");
-  check_layer(op, x, own, root, {}, graph, grad.size(0), WeightSizes(op, weight).out);
+  check_relational_layer(op, x, own, root, {}, graph, grad.size(0), WeightSizes(op, weight).out);
   TORCH_CHECK_VALUE(needs.size() == 5, op, ": needs must have 5 entries, got ", needs.size());
   const bool of_x = needs[0], of_own = needs[2] && own, of_root = needs[3] && root, of_bias = needs[4];
   const bool as_rows = grad.scalar_type() == x.scalar_type();
@@ -122,6 +118,8 @@ std::vector<Tensor> layer_backward(const Tensor& grad, const Tensor& x, const Te
   return results;
 }
 
+namespace {
+
 using LayerSignature = Tensor(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight, const OptTensor& own,
                               const OptTensor& root, const OptTensor& bias, at::TensorList by_dst,
                               at::TensorList by_src, at::TensorList csr, at::TensorList csc, c10::SymInt num_dst,
@@ -140,6 +138,8 @@ struct RelationalLayer : torch::autograd::Function<RelationalLayer> {
     out_edges.insert(out_edges.end(), graph.edges.csc.begin(), graph.edges.csc.end());
     save(ctx, {x, weight, own, root, *edge_weight}, {in_edges, out_edges, graph.edges.max_degrees});
     ctx->saved_data["has_bias"] = bias.has_value();
+    ctx->saved_data["of_dst"] = static_cast<int64_t>(graph.by_dst.size());
+    ctx->saved_data["of_src"] = static_cast<int64_t>(graph.by_src.size());
     return compute();
   }
 
@@ -151,11 +151,11 @@ struct RelationalLayer : torch::autograd::Function<RelationalLayer> {
     needs.push_back(need()), needs.push_back(need()), needs.push_back(need(own.has_value()));
     needs.push_back(need(root.has_value()));
     needs.push_back(need(ctx->saved_data.at("has_bias").toBool()));
-    constexpr size_t pieces = 6;
     const at::TensorList in_edges = saved.graph.csr, out_edges = saved.graph.csc;
-    const size_t of_src = std::min(pieces, out_edges.size());
+    const auto pieces = static_cast<size_t>(ctx->saved_data.at("of_dst").toInt());
+    const auto of_src = static_cast<size_t>(ctx->saved_data.at("of_src").toInt());
     const auto compute = [&] {
-      static const Kernels kernels("edgeless::relational_layer_backward", layer_backward);
+      static const Kernels kernels("edgeless::relational_layer_backward", layer_backward_of_parts);
       return kernels(grads[0], saved[0], saved[1], edge_weight, own, root, in_edges.slice(0, pieces),
                      out_edges.slice(0, of_src), in_edges.slice(pieces), out_edges.slice(of_src), needs,
                      saved.graph.max_degrees);
@@ -186,18 +186,10 @@ Tensor differentiable_layer(const Tensor& x, const Tensor& weight, const OptTens
 
 }  // namespace
 
-// The same for every device that the parts have kernels for.
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
-  m.impl("relational_layer", layer);
-  m.impl("relational_layer_backward", layer_backward);
+  m.impl("relational_layer", layer_of_parts);
+  m.impl("relational_layer_backward", layer_backward_of_parts);
 }
-
-#ifdef EDGELESS_WITH_CUDA
-TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
-  m.impl("relational_layer", layer);
-  m.impl("relational_layer_backward", layer_backward);
-}
-#endif
 
 TORCH_LIBRARY_IMPL(edgeless, Autograd, m) { m.impl("relational_layer", differentiable_layer); }
 

@@ -106,12 +106,28 @@ inline void check_typed_means(const char* op, const at::Tensor& type_ptr, const 
     check_dtype(op, "rows, ptr and edge_ids", t, type_ptr.scalar_type());
 }
 
-// One direction of a graph as typed_edges gives it.
+// One direction of a graph as typed_edges gives it. On CUDA there may follow its pieces cut into tiles of one type
+// each, first tiles of types [types + 1] and first pieces of tiles [tiles + 1]; its rows cut into tiles, first rows of
+// tiles [tiles + 1], what rows add up, and parts of hubs [2, parts] (pieces.h); then the weights of the edges in its
+// order.
+constexpr size_t kPlainPieces = 6, kTiledPieces = 11, kWeighedPieces = 12;
+
+inline bool holds_pieces(at::TensorList pieces) {
+  const bool tiled = pieces.size() == kTiledPieces || pieces.size() == kWeighedPieces;
+  return pieces.size() == kPlainPieces || (tiled && pieces[0].is_cuda());
+}
+
 inline void check_pieces(const char* op, const char* name, at::TensorList pieces, int64_t types, const at::Device& on) {
-  TORCH_CHECK_VALUE(pieces.size() == 6, op, ": ", name, " must hold the 6 tensors of typed_edges, got ", pieces.size());
+  TORCH_CHECK_VALUE(holds_pieces(pieces), op, ": ", name, " must hold the 6 tensors of typed_edges, got ",
+                    pieces.size());
   for (const at::Tensor& t : pieces) check_device(op, name, t, on);
   check_shape(op, name, pieces[0], {types + 1});
   for (size_t i = 1; i < 5; ++i) check_dtype(op, name, pieces[i], pieces[0].scalar_type());
+  if (pieces.size() == kPlainPieces) return;
+  check_shape(op, name, pieces[6], {types + 1});
+  for (size_t i = 6; i < kTiledPieces; ++i) check_dtype(op, name, pieces[i], pieces[0].scalar_type());
+  check_shape(op, name, pieces[10], {2, pieces[10].size(-1)});
+  if (pieces.size() == kWeighedPieces) check_shape(op, name, pieces[11], {pieces[3].size(0)});
 }
 
 // The number of features on both sides of weights [types, K, M] or [types, blocks, K / blocks, M / blocks].

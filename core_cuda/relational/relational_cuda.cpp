@@ -16,6 +16,7 @@
 #include "../projection/inputs.h"
 #include "../spmm/calls.h"
 #include "cuda/kernels.h"
+#include "fused_cuda.h"
 #include "inputs.h"
 #include "products_cuda.h"
 
@@ -31,16 +32,6 @@ struct Gathered {
 
   int64_t count() const { return ids.defined() ? ids.size(0) : rows.size(0); }
 };
-
-bool on_tensor_cores(const Tensor& t) {
-  return t.scalar_type() != at::kDouble && device_attribute(cudaDevAttrComputeCapabilityMajor, t.get_device()) >= 8;
-}
-
-// Whether a matrix' rows are whole vectors of 16 bytes, in blocks of `width` numbers too.
-bool has_vectors(const Tensor& t, int64_t width) {
-  const int64_t vector = 16 / t.element_size();
-  return width % vector == 0 && t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
-}
 
 EntryRows entry_rows(const Gathered& x) {
   return {x.rows.const_data_ptr(), x.rows.stride(0), x.ids.defined() ? x.ids.const_data_ptr() : nullptr};
@@ -150,15 +141,9 @@ Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, cons
   return outer_sums({x, ids}, {y, ids}, offsets.contiguous(), 1, false, true).squeeze(1);
 }
 
-// One direction of a typed graph as typed_edges gives it. ptr may have no elements where every piece is one edge, and
-// the last tensor none where piece i is row i.
-struct Pieces {
-  const Tensor &type_ptr, &rows, &ptr, &indices, &edge_ids, &by_row;
-
-  explicit Pieces(at::TensorList of)
-      : type_ptr(of[0]), rows(of[1]), ptr(of[2]), indices(of[3]), edge_ids(of[4]), by_row(of[5]) {}
-
-  bool of_one_edge() const { return ptr.numel() == 0; }
+// Pieces as the products walk them.
+struct WalkedPieces : Pieces {
+  using Pieces::Pieces;
 
   // The edges of every piece, as the rows of a graph.
   std::vector<Tensor> edges(bool with_ids) const {
@@ -169,10 +154,11 @@ struct Pieces {
 
   // What every piece's product is of: the sum of its edges' rows.
   Gathered sums(const Tensor& x, const OptTensor& edge_weight) const {
-    if (of_one_edge() && !edge_weight) return {x, indices};
-    const std::vector<Tensor> csr = edges(edge_weight.has_value());
-    const OptTensor weight = edge_weight ? OptTensor(edge_weight->unsqueeze(1)) : OptTensor();
-    return {call_spmm(x, weight, {}, {}, {csr, {}}), Tensor()};
+    if (of_one_edge() && !edge_weight && !weights) return {x, indices};
+    OptTensor weight;
+    if (edge_weight) weight = edge_weight->unsqueeze(1);
+    if (weights) weight = weights->unsqueeze(1);
+    return {call_spmm(x, weight, {}, {}, {edges(edge_weight.has_value() && !weights), {}}), Tensor()};
   }
 
   // The products of every piece with the matrix of its type.
@@ -189,23 +175,13 @@ struct Pieces {
     const auto kind = dtype == products.scalar_type() ? dtype : opmath_dtype(products.scalar_type());
     return call_spmm(products, {}, {}, {}, {csr, {}}, kind).to(dtype);
   }
-
-  void check_rows(const char* op, const char* name, int64_t num_rows) const {
-    const int64_t found = by_row.numel() ? by_row.size(0) - 1 - indices.size(0) : rows.size(0);
-    TORCH_CHECK_VALUE(found == num_rows, op, ": ", name, " must be of ", num_rows, " rows, got ", found);
-  }
 };
-
-// [types, blocks, K, M] in the dtype of the rows
-Tensor matrices(const Tensor& weight, at::ScalarType dtype) {
-  return (weight.dim() == 3 ? weight.unsqueeze(1) : weight).to(dtype);
-}
 
 Tensor relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& edge_weight, at::TensorList by_dst,
                       at::TensorList /*by_src*/, int64_t num_dst, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::relational_sum";
   check_relational_sum(op, x, weight, edge_weight, by_dst);
-  const Pieces pieces(by_dst);
+  const WalkedPieces pieces(by_dst);
   pieces.check_rows(op, "by_dst", num_dst);
   const OnDevice on_device(x.device());
   const auto dtype = out_dtype.value_or(x.scalar_type());
@@ -213,6 +189,7 @@ Tensor relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& ed
   if (sizes.in == 0 || sizes.out == 0 || pieces.rows.size(0) == 0) {
     return at::zeros({num_dst, sizes.out}, x.options().dtype(dtype));
   }
+  if (fuses(x, weight, pieces)) return fused_sum(x, weight, edge_weight, pieces, num_dst, dtype, {});
   const Tensor products = pieces.products(pieces.sums(x, edge_weight), matrices(weight, x.scalar_type()));
   return pieces.summed(products, num_dst, dtype);
 }
@@ -240,9 +217,16 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
     if (needs[2]) results[2] = at::zeros_like(*edge_weight);
     return results;
   }
-  const Tensor transposed = matrices(weight, x.scalar_type()).transpose(2, 3), rows = grad.to(x.scalar_type());
-  if (needs[0] || needs[1]) {
-    const Pieces pieces(by_src);
+  const Tensor transposed = matrices(weight, x.scalar_type()).transpose(2, 3);
+  Tensor rows = grad.to(x.scalar_type());
+  const bool fused = (needs[0] || needs[1]) && fuses(x, weight, Pieces(by_src));
+  if (fused) {
+    rows = rows.contiguous();
+    const FusedGradients found = fused_gradients(rows, x, weight, edge_weight, Pieces(by_src), {needs[0], needs[1]});
+    if (needs[0]) results[0] = found.rows;
+    if (needs[1]) results[1] = found.weight;
+  } else if (needs[0] || needs[1]) {
+    const WalkedPieces pieces(by_src);
     const Gathered sums = pieces.sums(rows, edge_weight);
     if (needs[0]) results[0] = pieces.summed(pieces.products(sums, transposed), x.size(0), x.scalar_type());
     if (needs[1]) {
@@ -251,7 +235,7 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
     }
   }
   if (needs[2]) {
-    const Pieces pieces(by_dst);
+    const WalkedPieces pieces(by_dst);
     const std::vector<Tensor> csr = pieces.edges(true);
     results[2] = call_sddmm(pieces.products({rows, pieces.rows}, transposed), x, {csr, {}}).squeeze(1);
   }

@@ -88,6 +88,14 @@ def test_two_passes_multiply_first_unless_that_has_many_more_rows():
     assert choose_order(620_000, 200_000, 600_000, 64, 64, one_pass=False) == "aggregate"
 
 
+@on_cpu
+def test_fused_sums_come_first_unless_rows_are_wide_and_pairs_few():
+    fused = {"one_pass": False, "fused": True}
+    assert choose_order(5_700_000, 3_460_000, 3_460_000, 64, 64, **fused) == "aggregate"
+    assert choose_order(4_800_000, 860_000, 860_000, 128, 16, **fused) == "transform"
+    assert choose_order(4_800_000, 860_000, 860_000, 16, 128, **fused) == "aggregate"
+
+
 def test_hubs():
     """Pieces of which a row has many, and far more edges than a piece."""
     gen = torch.Generator("cpu").manual_seed(0)

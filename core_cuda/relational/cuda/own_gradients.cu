@@ -1,0 +1,145 @@
+// One pass over an output's gradient, in which it is brought to the dtype of the rows and summed over them, alone and
+// times the rows' own: own^T grad stays in registers for all tiles of a block. The sums of grad are those of the
+// numbers as they were given. Shared memory: own rows and those of the gradient [64][width], the sums of the teams.
+#include <atomic>
+
+#include "../../projection/cuda/shared_memory.cuh"
+#include "of_storage.cuh"
+#include "tile_products.cuh"
+
+namespace edgeless::cuda::relational {
+namespace {
+
+template <class S, int kWidth>
+struct Shape {
+  static constexpr int kStride = kTileStride<S, kWidth>, kTile = kTilePieces * kStride;
+  static constexpr int kBytes = 2 * kTile * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
+  // That a multiprocessor has registers for.
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
+};
+
+template <class S, int kWidth>
+__global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
+    own_gradients_kernel(const __grid_constant__ OwnGradientsArgs args) {
+  using T = TileNumber<S>;
+  using Of = Shape<S, kWidth>;
+  constexpr int kStride = Of::kStride, kPer = kVec<S>;
+  constexpr int kLanes = kWidth / kPer, kTeams = kFusedThreads / kLanes, kEach = kTilePieces / kTeams;
+  extern __shared__ float4 memory[];
+  T* own = reinterpret_cast<T*>(memory);
+  T* grad = own + Of::kTile;
+  float* team_sums = reinterpret_cast<float*>(grad + Of::kTile);
+  const int in = args.own_width, out = args.width;
+  const int team = threadIdx.x / kLanes, column = threadIdx.x % kLanes * kPer;
+  const bool inside = column < out;
+  const int64_t begin = blockIdx.x * int64_t{args.share} * kTilePieces;
+  const int64_t end = min(begin + int64_t{args.share} * kTilePieces, args.num_rows);
+  const FusedPlace<kWidth> place;
+  constexpr int kDown = kWidth / 64;
+  WarpSum<kDown, place.kSides> outer;
+  float sum[kPer] = {};
+  for (int64_t first = begin; first < end; first += kTilePieces) {
+    const int count = static_cast<int>(min(end - first, int64_t{kTilePieces}));
+    if (args.own.numbers) {
+      ask_for_matrix<kTilePieces, kWidth, kStride>(
+          own, static_cast<const T*>(args.own.numbers) + first * args.own.row_numbers, args.own.row_numbers, count, in);
+    }
+    float x[kEach][kPer];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = team + i * kTeams;
+      if (inside && row < count) {
+        const int64_t at = (first + row) * args.grad.row_numbers + column;
+        if (args.wide) {
+          const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(args.grad.numbers) + at);
+#pragma unroll
+          for (int k = 0; k < kPer; k += 4) {
+            const float4 four = __ldcs(from + k / 4);
+            x[i][k] = four.x, x[i][k + 1] = four.y, x[i][k + 2] = four.z, x[i][k + 3] = four.w;
+          }
+        } else {
+          unpack(load_once(reinterpret_cast<const char*>(static_cast<const S*>(args.grad.numbers) + at)), x[i], S{});
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < kPer; ++k) x[i][k] = 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int row = team + i * kTeams;
+      const uint4 rounded = pack(x[i], S{});
+      *reinterpret_cast<uint4*>(grad + row * kStride + column) = rounded;
+      if (args.rows && inside && row < count) {
+        *reinterpret_cast<uint4*>(static_cast<S*>(args.rows) + (first + row) * out + column) = rounded;
+      }
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) sum[k] += x[i][k];
+    }
+    if (!args.own.numbers) continue;
+    await_all();
+    __syncthreads();
+    if (place.down < in && place.side < out) {
+      const int depth = round_up(count, kMmaDepth<S>);
+#pragma unroll
+      for (int i = 0; i < kDown; ++i) {
+        WarpSum<1, place.kSides> product;
+        const int down = place.down + 64 * i;
+        add_product<S, true, true, kStride, 0>(own, grad, down, place.side, depth, product);
+        make_again<S>(product.of[0], down, place.side, in, out, {own, 1, kStride}, {grad, 1, kStride}, count);
+#pragma unroll
+        for (int j = 0; j < place.kSides * 4; ++j) outer.of[i][j / 4][j % 4] += product.of[0][j / 4][j % 4];
+      }
+    }
+    __syncthreads();
+  }
+  if (!args.partial) return;
+  float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * (in * out + out);
+#pragma unroll
+  for (int k = 0; k < kPer; ++k) team_sums[team * kWidth + column + k] = sum[k];
+  __syncthreads();
+  for (int at = threadIdx.x; at < out; at += kFusedThreads) {
+    float all = 0;
+    for (int other = 0; other < kTeams; ++other) all += team_sums[other * kWidth + at];
+    partial[in * out + at] = all;
+  }
+  if (!args.own.numbers) return;
+  const int row = threadIdx.x % 32 / 4, at_column = threadIdx.x % 4 * 2 + place.side;
+#pragma unroll
+  for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+    for (int j = 0; j < place.kSides; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int at = place.down + 64 * i + row + 8 * h;
+        if (at >= in || at_column + 8 * j >= out) continue;
+        *reinterpret_cast<float2*>(partial + at * out + at_column + 8 * j) =
+            make_float2(outer.of[i][j][2 * h], outer.of[i][j][2 * h + 1]);
+      }
+    }
+  }
+}
+
+template <class S, int kWidth>
+cudaError_t launch(const OwnGradientsArgs& args, cudaStream_t stream) {
+  static std::atomic<uint64_t> done{0};
+  using Of = Shape<S, kWidth>;
+  const cudaError_t error = projection::allow_shared_memory(own_gradients_kernel<S, kWidth>, Of::kBytes, done);
+  if (error != cudaSuccess) return error;
+  const int64_t rows = int64_t{args.share} * kTilePieces;
+  const auto blocks = static_cast<unsigned>((args.num_rows + rows - 1) / rows);
+  own_gradients_kernel<S, kWidth><<<blocks, kFusedThreads, Of::kBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t run_own_gradients(Storage storage, const OwnGradientsArgs& args, cudaStream_t stream) {
+  return of_storage<true>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    const bool narrow = args.own_width <= 64 && args.width <= 64;
+    return narrow ? launch<S, 64>(args, stream) : launch<S, 128>(args, stream);
+  });
+}
+
+}  // namespace edgeless::cuda::relational

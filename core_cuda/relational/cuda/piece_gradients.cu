@@ -1,0 +1,175 @@
+// The gradients of a typed product of sums: of what was summed, and of the weight. A block sums the gradients of a
+// tile's edges into shared memory, g, while the rows x of its pieces are on their way there, and makes both products of
+// them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block. Shared memory: x of
+// two tiles and g [64][width], the weight [width][width] as it lies in memory, what teams leave each other.
+#include <atomic>
+
+#include "../../projection/cuda/shared_memory.cuh"
+#include "of_storage.cuh"
+#include "tile_products.cuh"
+
+namespace edgeless::cuda::relational {
+namespace {
+
+template <class S, int kWidth>
+struct Shape {
+  static constexpr int kStride = kTileStride<S, kWidth>;
+  static constexpr int kTile = kTilePieces * kStride;
+  static constexpr int kBytes = (3 * kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
+  // That a multiprocessor has registers for.
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 2 : 3;
+};
+
+// Which rows of x the thread asks for in a tile, known a tile ahead.
+template <class S, int kWidth>
+struct OwnRows {
+  static constexpr int kInLine = kWidth / kVec<S>, kLines = kFusedThreads / kInLine, kCopies = kTilePieces / kLines;
+  int rows[kCopies];
+  int line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVec<S>;
+
+  __device__ __forceinline__ void find(const int32_t* rows_of, int first, int end) {
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int piece = first + line + i * kLines;
+      if (piece < end) rows[i] = __ldcs(rows_of + piece);
+    }
+  }
+
+  __device__ __forceinline__ void load(TileNumber<S>* tile, const Rows& x, int count, int width) const {
+    const auto* numbers = static_cast<const TileNumber<S>*>(x.numbers);
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int at = line + i * kLines;
+      const bool there = at < count && in_line < width;
+      projection::copy_vector(tile + at * kTileStride<S, kWidth> + in_line,
+                              there ? numbers + rows[i] * x.row_numbers + in_line : numbers, there);
+    }
+  }
+};
+
+template <class S, int kWidth>
+__global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
+    piece_gradients_kernel(const __grid_constant__ PieceGradientsArgs args) {
+  using T = TileNumber<S>;
+  using Of = Shape<S, kWidth>;
+  constexpr int kStride = Of::kStride, kPer = kVec<S>;
+  extern __shared__ float4 memory[];
+  __shared__ int begins[2][kTilePieces + 1];
+  T* x = reinterpret_cast<T*>(memory);
+  T* g = x + 2 * Of::kTile;
+  T* weight = g + Of::kTile;
+  float* leads = reinterpret_cast<float*>(weight + kWidth * kStride);
+  const Range range = range_of_tile(args.pieces.by_type(), blockIdx.x, args.share);
+  if (range.begin >= range.end) return;
+  const int in = args.in_width, out = args.out_width;
+  TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
+  OwnRows<S, kWidth> own;
+  own.find(args.pieces.rows, walk.bounds[0], walk.bounds[1]);
+  if (args.out) {
+    ask_for_matrix<kWidth, kWidth, kStride>(weight,
+                                            static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type,
+                                            args.weight.row_numbers, in, out);
+  }
+  for (int i = threadIdx.x; i < Of::kTile / kPer; i += kFusedThreads) {  // columns outside stay zero
+    reinterpret_cast<uint4*>(g)[i] = make_uint4(0, 0, 0, 0);
+  }
+  const FusedPlace<kWidth> place;
+  TileGather<S> gather(args.neighbors);
+  const auto store = [&](int piece, const float (&sum)[kPer]) {
+    if (gather.lane() < args.neighbors.vectors) {
+      *reinterpret_cast<uint4*>(g + piece * kStride + gather.lane() * kPer) = pack(sum, S{});
+    }
+  };
+  constexpr int kDown = kWidth / 64;
+  WarpSum<kDown, place.kSides> outer;
+  T* next_x = x + Of::kTile;
+  if (args.partial) {
+    own.load(x, args.x, walk.count(), in);
+    own.find(args.pieces.rows, walk.bounds[1], walk.bounds[2]);
+  }
+  __syncthreads();
+  gather.ask(walk.now(), walk.count(), gather.first_ids(walk.now(), walk.count()));
+  while (true) {
+    const int count = walk.count(), depth = round_up(count, kMmaDepth<S>);
+    walk.ask_ahead();
+    const auto next_ids = gather.first_ids(walk.next(), walk.next_count());
+    if (count + own.line < depth) {
+      *reinterpret_cast<uint4*>(g + (count + own.line) * kStride + own.in_line) = make_uint4(0, 0, 0, 0);
+    }
+    gather.sum(walk.now(), count, leads, store);
+    await_all();
+    __syncthreads();
+    walk.put_ahead();
+    gather.ask(walk.next(), walk.next_count(), next_ids);
+    if (args.partial) {
+      own.load(next_x, args.x, walk.next_count(), in);
+      own.find(args.pieces.rows, walk.bounds[2], walk.bounds[3]);
+    }
+    if (args.out && place.down < count && place.side < in) {
+      WarpSum<1, place.kSides> product;
+      add_product<S, false, false, kStride, 0>(g, weight, place.down, place.side, round_up(out, kMmaDepth<S>), product);
+      make_again<S>(product.of[0], place.down, place.side, count, in, {g, kStride, 1}, {weight, kStride, 1}, out);
+      store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * in, in, count, in, place.down,
+                 place.side, product.of[0]);
+    }
+    if (args.partial && place.down < in && place.side < out) {
+      if constexpr (std::is_same_v<S, float>) {
+#pragma unroll
+        for (int i = 0; i < kDown; ++i) {
+          WarpSum<1, place.kSides> product;
+          const int down = place.down + 64 * i;
+          add_product<S, true, true, kStride, 0>(x, g, down, place.side, depth, product);
+          make_again<S>(product.of[0], down, place.side, in, out, {x, 1, kStride}, {g, 1, kStride}, count);
+#pragma unroll
+          for (int j = 0; j < place.kSides * 4; ++j) outer.of[i][j / 4][j % 4] += product.of[0][j / 4][j % 4];
+        }
+      } else {
+        add_product<S, true, true, kStride, 64>(x, g, place.down, place.side, depth, outer);
+      }
+    }
+    if (!walk.more()) break;
+    walk.advance();
+    T* const this_x = x;
+    x = next_x, next_x = this_x;
+    __syncthreads();
+  }
+  if (!args.partial) return;
+  float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * in * out;
+  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2 + place.side;
+#pragma unroll
+  for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+    for (int j = 0; j < place.kSides; ++j) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int at = place.down + 64 * i + row + 8 * h;
+        if (at >= in || column + 8 * j >= out) continue;
+        *reinterpret_cast<float2*>(partial + at * out + column + 8 * j) =
+            make_float2(outer.of[i][j][2 * h], outer.of[i][j][2 * h + 1]);
+      }
+    }
+  }
+}
+
+template <class S, int kWidth>
+cudaError_t launch(const PieceGradientsArgs& args, cudaStream_t stream) {
+  static std::atomic<uint64_t> done{0};
+  using Of = Shape<S, kWidth>;
+  const cudaError_t error = projection::allow_shared_memory(piece_gradients_kernel<S, kWidth>, Of::kBytes, done);
+  if (error != cudaSuccess) return error;
+  const auto blocks = static_cast<unsigned>(num_tiles(args.pieces.count, args.pieces.types, args.share));
+  piece_gradients_kernel<S, kWidth><<<blocks, kFusedThreads, Of::kBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream) {
+  return of_storage<true>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    const bool narrow = args.in_width <= 64 && args.out_width <= 64;
+    return narrow ? launch<S, 64>(args, stream) : launch<S, 128>(args, stream);
+  });
+}
+
+}  // namespace edgeless::cuda::relational

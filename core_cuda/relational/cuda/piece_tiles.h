@@ -1,0 +1,121 @@
+// What the kernels are given that sum the edges of pieces and multiply the sums while they are at hand. No torch.
+#pragma once
+
+#include "kernels.h"
+
+namespace edgeless::cuda::relational {
+
+constexpr int kTilePieces = 64;  // of a tile, at most
+
+// The pieces of one direction of a typed graph, in tiles of pieces of one type. All ids are of 32 bits.
+struct PieceTiles {
+  const int32_t* type_tiles = nullptr;  // [types + 1] first tile of a type
+  const int32_t* tiles = nullptr;       // [count + 1] first piece of a tile; behind the last tile the number of pieces
+  int64_t count = 0;
+  int types = 0;
+  const int32_t* ptr = nullptr;   // [pieces + 1] first edge of a piece
+  const int32_t* rows = nullptr;  // [pieces] row of a piece
+
+  constexpr Entries by_type() const { return {type_tiles, count, types}; }
+};
+
+// What is summed: the rows of the neighbours at the edges, each times its edge's weight.
+struct Neighbors {
+  const int32_t* indices = nullptr;  // [edges]
+  const float* weights = nullptr;    // null: 1
+  const int32_t* ids = nullptr;      // [edges] where in `weights` an edge's is; null: at its own position
+  const char* rows = nullptr;
+  uint32_t row_bytes = 0;
+  int vectors = 0;    // of 16 bytes, of a row
+  int team_log2 = 0;  // lanes of a row: at least two, and no fewer than vectors
+};
+
+// A matrix [*, columns] whose rows are whole vectors of 16 bytes; row_numbers from row to row.
+struct Rows {
+  const void* numbers = nullptr;
+  int64_t row_numbers = 0;
+};
+
+// out[piece] = (the sum of the piece's edges) W of its type
+struct PieceProductsArgs {
+  PieceTiles pieces;
+  Neighbors neighbors;
+  Rows weight;  // [types, in, out]
+  int64_t weight_type = 0;
+  void* out = nullptr;  // [pieces, out_width]
+  int in_width = 0, out_width = 0;
+  int share = 0;  // tiles of a block
+};
+
+// The same turned round, g being the sum of a piece's edges and x the row of its own: out[piece] = g W^T, and
+// partial[block] = the sum of x^T g over the pieces of a block.
+struct PieceGradientsArgs {
+  PieceTiles pieces;
+  Neighbors neighbors;
+  Rows weight, x;
+  int64_t weight_type = 0;
+  void* out = nullptr;       // [pieces, in_width], null: not wanted
+  float* partial = nullptr;  // [num_tiles(count, types, share), in_width, out_width], null: not wanted
+  int in_width = 0, out_width = 0;
+  int share = 0;
+};
+
+// out[i] = the sum of the neighbours of row i + own[i] root + bias
+struct RowSumsArgs {
+  const int32_t* tiles = nullptr;  // [num_tiles + 1] first row of a tile, of kTilePieces at most
+  const int32_t* ptr = nullptr;    // [num_rows + 1] first neighbour of a row
+  Neighbors neighbors;
+  int num_tiles = 0;
+  int64_t own_rows = 0;   // rows from own_rows on have none of their own
+  Rows own, root;         // numbers null: none
+  bool transposed = false;  // root lies as [width, own_width]
+  const void* bias = nullptr;
+  void* out = nullptr;  // [num_rows, width]
+  bool wide = false;    // out is of floats, whatever the rows are
+  int own_width = 0, width = 0;
+  int share = 0;  // tiles of a block
+};
+
+// out[i] = the sum of the neighbours [begins[i], ends[i]): parts of what is too much for a tile of rows.
+struct HubSumsArgs {
+  const int32_t *begins = nullptr, *ends = nullptr;  // [count]
+  int count = 0;
+  Neighbors neighbors;  // without weights
+  void* out = nullptr;  // [count], rows as the neighbours' are
+};
+
+// What an output's gradient comes to besides the relations, in one pass over it: itself in the dtype of the rows, and
+// of every block's rows the sums of own^T grad and of grad.
+struct OwnGradientsArgs {
+  Rows grad, own;            // own: numbers null: none
+  bool wide = false;         // grad is of floats
+  void* rows = nullptr;      // [num_rows, width], null: not wanted
+  float* partial = nullptr;  // [blocks, own_width width + width], null: neither sum is wanted
+  int64_t num_rows = 0;
+  int own_width = 0, width = 0;
+  int share = 0;  // tiles of kTilePieces rows of a block
+};
+
+// The partial sums of the two kernels above, added in their order.
+struct AddGradientsArgs {
+  Entries tiles;  // of PieceGradientsArgs, with its share
+  int share = 1, size = 0;
+  const float* partial = nullptr;  // null: none
+  void* weights = nullptr;         // [types, size]
+  bool wide = false;               // weights are floats
+  int64_t own_chunks = 0;
+  int own_size = 0, own_width = 0;  // numbers of root, and of bias
+  const float* own_partial = nullptr;
+  void *root = nullptr, *bias = nullptr;  // null: not wanted
+};
+
+// From compute capability 8.0 on. Widths are whole vectors of 16 bytes, at most 128. Not of doubles.
+constexpr int kMostFusedWidth = 128;
+cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream);
+cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream);
+cudaError_t run_hub_sums(Storage storage, const HubSumsArgs& args, cudaStream_t stream);
+cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream);
+cudaError_t run_own_gradients(Storage storage, const OwnGradientsArgs& args, cudaStream_t stream);
+cudaError_t run_add_gradients(Storage storage, const AddGradientsArgs& args, cudaStream_t stream);
+
+}  // namespace edgeless::cuda::relational

@@ -1,0 +1,149 @@
+// Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
+// neighbours of a tile of rows into shared memory, as tile_sums.cuh does, while the rows' own are on their way there,
+// multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
+// neighbours sums are made before (hub_sums.cu). Shared memory: own rows of two tiles [64][width], the matrix [width][width] as it lies in memory, sums
+// [64][width] of floats, what teams leave each other.
+#include <atomic>
+
+#include "../../projection/cuda/shared_memory.cuh"
+#include "of_storage.cuh"
+#include "tile_products.cuh"
+
+namespace edgeless::cuda::relational {
+namespace {
+
+template <class S, int kWidth>
+struct Shape {
+  static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
+  static constexpr int kBytes = (2 * kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) +
+                                kTilePieces * kSumStride * static_cast<int>(sizeof(float)) + kLeadBytes<S>;
+  // That a multiprocessor has registers for.
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : 3;
+};
+
+// The bias at `column` and the one behind it.
+template <class S>
+__device__ __forceinline__ float2 bias_at(const void* bias, int column) {
+  if (!bias) return make_float2(0, 0);
+  const S* at = static_cast<const S*>(bias) + column;
+  return make_float2(to_arithmetic(at[0]), to_arithmetic(at[1]));
+}
+
+template <class S, int kWidth, bool kTransposed>
+__global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
+    row_sums_kernel(const __grid_constant__ RowSumsArgs args) {
+  using T = TileNumber<S>;
+  using Of = Shape<S, kWidth>;
+  constexpr int kStride = Of::kStride, kPer = kVec<S>;
+  extern __shared__ float4 memory[];
+  __shared__ int begins[2][kTilePieces + 1];
+  T* own = reinterpret_cast<T*>(memory);
+  T* root = own + 2 * kTilePieces * kStride;
+  float* sums = reinterpret_cast<float*>(root + kWidth * kStride);
+  float* leads = sums + kTilePieces * Of::kSumStride;
+  const int width = args.width, tiles = args.num_tiles;
+  const int begin = min(static_cast<int>(blockIdx.x) * args.share, tiles), end = min(begin + args.share, tiles);
+  if (begin >= end) return;
+  TileWalk walk(args.tiles, args.ptr, begin, end, begins);
+  if (args.own.numbers) {
+    ask_for_matrix<kWidth, kWidth, kStride>(root, args.root.numbers, args.root.row_numbers,
+                                            kTransposed ? width : args.own_width, kTransposed ? args.own_width : width);
+  }
+  const auto ask_for_own = [&](T* to, int64_t first, int count) {
+    if (!args.own.numbers) return;
+    const int64_t left = max(args.own_rows - first, int64_t{0});
+    ask_for_matrix<kTilePieces, kWidth, kStride>(
+        to, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
+        static_cast<int>(min(left, int64_t{count})), args.own_width);
+  };
+  const FusedPlace<kWidth> place;
+  TileGather<S> gather(args.neighbors);
+  const auto store = [&](int row, const float (&sum)[kPer]) {
+    if (gather.lane() >= args.neighbors.vectors) return;
+    float* to = sums + row * Of::kSumStride + gather.lane() * kPer;
+#pragma unroll
+    for (int k = 0; k < kPer; k += 4) {
+      *reinterpret_cast<float4*>(to + k) = make_float4(sum[k], sum[k + 1], sum[k + 2], sum[k + 3]);
+    }
+  };
+  // The product of a tile's own rows, what is added to it, and the store.
+  const auto finish = [&](const T* rows, int64_t first, int count) {
+    WarpSum<1, place.kSides> product;
+    if (args.own.numbers) {
+      add_product<S, false, !kTransposed, kStride, 0>(rows, root, place.down, place.side,
+                                                      round_up(args.own_width, kMmaDepth<S>), product);
+      make_again<S>(product.of[0], place.down, place.side, count, width, {rows, kStride, 1},
+                    {root, kTransposed ? kStride : 1, kTransposed ? 1 : kStride}, args.own_width);
+    }
+    const int in_group = threadIdx.x % 4;
+#pragma unroll
+    for (int j = 0; j < place.kSides; ++j) {
+      const int column = place.side + 8 * j + 2 * in_group;
+      if (column >= width) continue;
+      const float2 bias = bias_at<S>(args.bias, column);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = place.down + threadIdx.x % 32 / 4 + 8 * h;
+        const float2 sum = *reinterpret_cast<const float2*>(sums + row * Of::kSumStride + column);
+        product.of[0][j][2 * h] += sum.x + bias.x, product.of[0][j][2 * h + 1] += sum.y + bias.y;
+      }
+    }
+    if (args.wide) {
+      store_sums<false>(static_cast<float*>(args.out) + first * width, width, count, width, place.down, place.side,
+                 product.of[0]);
+    } else {
+      store_sums<false>(static_cast<S*>(args.out) + first * width, width, count, width, place.down, place.side, product.of[0]);
+    }
+  };
+  T* next_own = own + kTilePieces * kStride;
+  ask_for_own(own, walk.first(), walk.count());
+  __syncthreads();
+  gather.ask(walk.now(), walk.count(), gather.first_ids(walk.now(), walk.count()));
+  while (true) {
+    const int count = walk.count();
+    const int* now = walk.now();
+    walk.ask_ahead();
+    const auto next_ids = gather.first_ids(walk.next(), walk.next_count());
+    for (int i = threadIdx.x; i < count * (kWidth / 4); i += kFusedThreads) {
+      const int row = i / (kWidth / 4);
+      if (now[row] < now[row + 1]) continue;
+      *reinterpret_cast<float4*>(sums + row * Of::kSumStride + i % (kWidth / 4) * 4) = make_float4(0, 0, 0, 0);
+    }
+    gather.sum(now, count, leads, store);
+    await_all();
+    __syncthreads();
+    walk.put_ahead();
+    gather.ask(walk.next(), walk.next_count(), next_ids);
+    ask_for_own(next_own, walk.bounds[1], walk.next_count());
+    if (place.down < count && place.side < width) finish(own, walk.first(), count);
+    if (!walk.more()) break;
+    walk.advance();
+    T* const this_own = own;
+    own = next_own, next_own = this_own;
+    __syncthreads();
+  }
+}
+
+template <class S, int kWidth, bool kTransposed>
+cudaError_t launch(const RowSumsArgs& args, cudaStream_t stream) {
+  static std::atomic<uint64_t> done{0};
+  using Of = Shape<S, kWidth>;
+  const cudaError_t error = projection::allow_shared_memory(row_sums_kernel<S, kWidth, kTransposed>, Of::kBytes, done);
+  if (error != cudaSuccess) return error;
+  const auto blocks = static_cast<unsigned>((args.num_tiles + args.share - 1) / args.share);
+  row_sums_kernel<S, kWidth, kTransposed><<<blocks, kFusedThreads, Of::kBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream) {
+  return of_storage<true>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    const bool narrow = args.own_width <= 64 && args.width <= 64;
+    if (args.transposed) return narrow ? launch<S, 64, true>(args, stream) : launch<S, 128, true>(args, stream);
+    return narrow ? launch<S, 64, false>(args, stream) : launch<S, 128, false>(args, stream);
+  });
+}
+
+}  // namespace edgeless::cuda::relational

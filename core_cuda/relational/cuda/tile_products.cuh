@@ -1,0 +1,244 @@
+// Products of tiles that lie in shared memory, with the arithmetic of linear maps (projection/cuda).
+#pragma once
+
+#include "../../common/words.cuh"
+#include "../../projection/cuda/float_tiles.cuh"
+#include "../../projection/cuda/half_tiles.cuh"
+#include "tile_sums.cuh"
+
+namespace edgeless::cuda::relational {
+
+// Numbers from row to row of a tile: fragments of eight rows come from all banks.
+template <class S, int kWidth>
+constexpr int kTileStride = kWidth + 16 / static_cast<int>(sizeof(S));
+
+template <class S>
+constexpr int kMmaDepth = 32 / static_cast<int>(sizeof(S));
+
+// A tile with rows and depths, or `transposed` with its depths as rows. Of a fragment: rows `first` and the eight after
+// them, depths `inner` and those after them; depth_first: which of both the second of four blocks is further in.
+template <bool kTransposed, int kStride>
+__device__ __forceinline__ void load_fragment(const uint16_t* tile, int first, int inner, bool depth_first,
+                                              uint32_t (&to)[4]) {
+  const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
+  int at = first + (depth_first ? third : second), depth = inner + (depth_first ? second : third);
+  (kTransposed ? depth : at) += lane % 8;
+  projection::load_matrices<kTransposed>(tile + (kTransposed ? depth * kStride + at : at * kStride + depth), to);
+}
+
+template <bool kTransposed, int kStride>
+__device__ __forceinline__ void load_fragment(const float* tile, int first, int inner, bool depth_first,
+                                              uint32_t (&to)[4]) {
+  const int lane = threadIdx.x % 32;
+  if constexpr (kTransposed) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first + (depth_first ? i / 2 : i % 2) * 8 + lane / 4;
+      const int depth = inner + (depth_first ? i % 2 : i / 2) * 4 + lane % 4;
+      to[i] = __float_as_uint(tile[depth * kStride + row]);
+    }
+  } else {
+    const int second = lane / 8 % 2, third = lane / 16;
+    const int row = first + (depth_first ? third : second) * 8 + lane % 8;
+    projection::load_matrices<false>(tile + row * kStride + inner + (depth_first ? second : third) * 4, to);
+  }
+}
+
+// A warp's part of a product of two tiles: kDown mma of 16 rows, kStep rows apart, by kSides of eight columns.
+template <int kDown, int kSides>
+struct WarpSum {
+  float of[kDown][kSides][4] = {};
+};
+
+// sum += rows [down, ...) of a by columns [side, ...) of b, over `depth`, a multiple of kMmaDepth.
+template <class S, bool kTransposedA, bool kTransposedB, int kStride, int kStep, int kDown, int kSides>
+__device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNumber<S>* b, int down, int side,
+                                            int depth, WarpSum<kDown, kSides>& sum) {
+  if constexpr (std::is_same_v<S, float>) {
+    using projection::floats::split;
+    constexpr int kOnCores = 32;  // depth that the tensor cores add up, who round towards zero
+    for (int chunk = 0; chunk < depth; chunk += kOnCores) {
+      WarpSum<kDown, kSides> part;
+#pragma unroll 1
+      for (int inner = chunk; inner < min(chunk + kOnCores, depth); inner += kMmaDepth<S>) {
+        uint32_t rows[2][kDown][4];  // the nearest numbers, and what is left
+#pragma unroll
+        for (int i = 0; i < kDown; ++i) {
+          uint32_t x[4];
+          load_fragment<kTransposedA, kStride>(a, down + i * kStep, inner, false, x);
+#pragma unroll
+          for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), rows[0][i][h], rows[1][i][h]);
+        }
+#pragma unroll
+        for (int j = 0; j < kSides; j += 2) {
+          uint32_t x[4], columns[2][2][2];
+          load_fragment<kTransposedB, kStride>(b, side + j * 8, inner, true, x);
+#pragma unroll
+          for (int h = 0; h < 4; ++h) {
+            split(__uint_as_float(x[h]), columns[0][h / 2][h % 2], columns[1][h / 2][h % 2]);
+          }
+          // The small products first; those that follow each other do not wait for each other.
+#pragma unroll
+          for (int product = 0; product < 3; ++product) {
+#pragma unroll
+            for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                projection::floats::multiply_add(part.of[i][j + h], rows[product == 0][i], columns[product == 1][h],
+                                                 false);
+              }
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+        for (int j = 0; j < kSides; ++j) {
+#pragma unroll
+          for (int h = 0; h < 4; ++h) sum.of[i][j][h] += part.of[i][j][h];
+        }
+      }
+    }
+  } else {
+#pragma unroll 2
+    for (int inner = 0; inner < depth; inner += kMmaDepth<S>) {
+      uint32_t rows[kDown][4];
+#pragma unroll
+      for (int i = 0; i < kDown; ++i) load_fragment<kTransposedA, kStride>(a, down + i * kStep, inner, false, rows[i]);
+#pragma unroll
+      for (int j = 0; j < kSides; j += 2) {
+        uint32_t columns[4];
+        load_fragment<kTransposedB, kStride>(b, side + j * 8, inner, true, columns);
+#pragma unroll
+        for (int i = 0; i < kDown; ++i) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            projection::half::multiply_add<S>(sum.of[i][j + h], rows[i], columns[2 * h], columns[2 * h + 1]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// An operand of a product in shared memory: how many numbers lie from one of its lines to the next, and from one depth
+// to the next.
+template <class T>
+struct Lines {
+  const T* numbers;
+  int line, depth;
+};
+
+// An infinity leaves no number behind when a float is split: such sums of a b over `depth` are made again, those below
+// `rows` and `columns`.
+template <class S, int kSides>
+__device__ __forceinline__ void make_again(float (&sum)[kSides][4], int down, int side, int rows, int columns,
+                                           const Lines<TileNumber<S>>& a, const Lines<TileNumber<S>>& b, int depth) {
+  if constexpr (std::is_same_v<S, float>) {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < kSides * 4; ++i) zero += 0 * sum[i / 4][i % 4];
+    if (zero == 0) return;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSides * 4; ++i) {
+      const int row = down + i % 4 / 2 * 8 + lane / 4, column = side + i / 4 * 8 + lane % 4 * 2 + i % 2;
+      if (isfinite(sum[i / 4][i % 4]) || row >= rows || column >= columns) continue;
+      float made = 0;
+#pragma unroll 1
+      for (int k = 0; k < depth; ++k) {
+        made = fmaf(a.numbers[row * a.line + k * a.depth], b.numbers[column * b.line + k * b.depth], made);
+      }
+      sum[i / 4][i % 4] = made;
+    }
+  }
+}
+
+// Of words that four lanes side by side hold, lane i gets the i-th of each.
+__device__ __forceinline__ void exchange_fours(uint32_t* words) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool upper = threadIdx.x & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const uint32_t got = __shfl_xor_sync(kAllLanes, upper ? words[i] : words[i ^ bit], bit);
+      (upper ? words[i] : words[i ^ bit]) = got;
+    }
+  }
+}
+
+// Stores a warp's sums as rows of `to`, whose first is the tile's: those below `rows`, and columns below `columns`, in
+// whole vectors. Whole warp. kOnce: what is read once, and should not drive from the cache what is read more often.
+template <bool kOnce, class S, int kSides>
+__device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows, int columns, int down, int side,
+                                           const float (&sum)[kSides][4]) {
+  const int lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = down + group + 8 * h;
+    S* at = to + row * row_numbers;
+    if constexpr (std::is_same_v<S, float>) {
+      if (row >= rows) continue;
+#pragma unroll
+      for (int j = 0; j < kSides; ++j) {
+        const int column = side + 8 * j + 2 * in_group;
+        if (column >= columns) continue;
+        const float2 pair = make_float2(sum[j][2 * h], sum[j][2 * h + 1]);
+        float2* const to_pair = reinterpret_cast<float2*>(at + column);
+        kOnce ? __stcs(to_pair, pair) : void(*to_pair = pair);
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kSides; j += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float pair[2] = {sum[j + i][2 * h], sum[j + i][2 * h + 1]};
+          words[i] = pack_words<S, 1>(pair).w[0];
+        }
+        exchange_fours(words);
+        const int column = side + 8 * (j + in_group);
+        if (row < rows && column < columns) {
+          const uint4 vector = make_uint4(words[0], words[1], words[2], words[3]);
+          uint4* const to_vector = reinterpret_cast<uint4*>(at + column);
+          kOnce ? __stcs(to_vector, vector) : void(*to_vector = vector);
+        }
+      }
+    }
+  }
+}
+
+// Asks for a matrix [rows, columns] as the first rows of a tile of kRows by kWidth; what is outside is zero. Whole
+// block.
+template <int kRows, int kWidth, int kStride, class T>
+__device__ __forceinline__ void ask_for_matrix(T* tile, const void* from, int64_t row_numbers, int rows, int columns) {
+  constexpr int kVector = 16 / sizeof(T), kInLine = kWidth / kVector;
+  const T* numbers = static_cast<const T*>(from);
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kRows * kInLine; i += kFusedThreads) {
+    const int row = i / kInLine, column = i % kInLine * kVector;
+    const bool there = row < rows && column < columns;
+    projection::copy_vector(tile + row * kStride + column, there ? numbers + row * row_numbers + column : numbers,
+                            there);
+  }
+}
+
+// Waits for all that this thread asked for.
+__device__ __forceinline__ void await_all() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_all;");
+#endif
+}
+
+__host__ __device__ constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
+// A warp's place in a tile of 64 rows by kWidth columns: two warps side by side, four below each other.
+template <int kWidth>
+struct FusedPlace {
+  static constexpr int kSides = kWidth / 16;
+  int down = threadIdx.x / 64 * 16, side = threadIdx.x / 32 % 2 * (kWidth / 2);
+};
+
+}  // namespace edgeless::cuda::relational

@@ -1,0 +1,191 @@
+// How the edges of a tile's pieces are summed into rows of shared memory. So too the neighbours of rows: a row is then
+// what is called a piece here, and its neighbours the edges.
+//
+// A team of lanes has one row of a neighbour, 16 bytes a lane. The edges of a tile lie side by side and every team
+// takes as many of them, whatever pieces they belong to: a hub's piece falls to many teams and short ones to one. Of a
+// piece that several teams share, all but the first leave their sum in shared memory, and the first adds them in their
+// order.
+//
+// A tile has few edges for a team, so what counts is that something is always on its way: while a tile is multiplied,
+// the first rows of the next one are, while it is summed, the ids of the next one's edges and where the pieces of the
+// one after that begin.
+#pragma once
+
+#include "../../common/words.cuh"
+#include "../../projection/cuda/tiles.cuh"
+#include "entries.cuh"
+#include "piece_tiles.h"
+
+namespace edgeless::cuda::relational {
+
+constexpr int kFusedLog2 = 8, kFusedThreads = 1 << kFusedLog2;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Numbers in shared memory: floats, or 16 bits of whatever kind.
+template <class S>
+using TileNumber = std::conditional_t<std::is_same_v<S, float>, float, uint16_t>;
+
+template <class S>
+constexpr int kLeadBytes = kFusedThreads * kVec<S> * static_cast<int>(sizeof(float));
+
+// The tiles of a block's share, one after the other.
+struct TileWalk {
+  const int32_t *tiles, *ptr;
+  int (&begins)[2][kTilePieces + 1];  // of the pieces of this tile and of the next one, and the ends of the last
+  int tile, last, buffer = 0;
+  int bounds[5];  // first pieces of this tile and of those after it; behind the share's last tile there are none
+  int ahead = 0;  // the thread's piece of the tile after the next begins there
+
+  // To be followed by a barrier.
+  __device__ __forceinline__ TileWalk(const int32_t* tiles, const int32_t* ptr, int first, int last,
+                                      int (&begins)[2][kTilePieces + 1])
+      : tiles(tiles), ptr(ptr), begins(begins), tile(first), last(last) {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) bounds[i] = tiles[min(first + i, last)];
+    if (threadIdx.x <= kTilePieces) {
+      const int i = threadIdx.x;
+      const int now = ptr[min(bounds[0] + i, bounds[1])], next = ptr[min(bounds[1] + i, bounds[2])];
+      begins[0][i] = now, begins[1][i] = next;
+    }
+  }
+
+  __device__ __forceinline__ int first() const { return bounds[0]; }
+  __device__ __forceinline__ int count() const { return bounds[1] - bounds[0]; }
+  __device__ __forceinline__ int next_count() const { return bounds[2] - bounds[1]; }
+  __device__ __forceinline__ bool more() const { return tile + 1 < last; }
+  __device__ __forceinline__ const int* now() const { return begins[buffer]; }
+  __device__ __forceinline__ const int* next() const { return begins[buffer ^ 1]; }
+
+  __device__ __forceinline__ void ask_ahead() {
+    if (threadIdx.x <= kTilePieces) ahead = ptr[min(bounds[2] + static_cast<int>(threadIdx.x), bounds[3])];
+  }
+  // When nobody needs where this tile's pieces begin.
+  __device__ __forceinline__ void put_ahead() {
+    if (threadIdx.x <= kTilePieces) begins[buffer][threadIdx.x] = ahead;
+  }
+  __device__ __forceinline__ void advance() {
+    ++tile, buffer ^= 1;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) bounds[i] = bounds[i + 1];
+    bounds[4] = tiles[min(tile + 4, last)];
+  }
+};
+
+constexpr int kSumBatch = 4;  // rows of a team that are on their way
+
+// What a team has of a tile's edges, and what is on its way of them.
+template <class S>
+struct TileGather {
+  static constexpr int kPer = kVec<S>;
+  struct Ids {
+    int index;
+    float weight;
+  };
+  const Neighbors& of;
+  int begin = 0, end = 0, share = 0;  // edges [begin, end) of `share` at most, which is the same in the whole block
+  Ids ids, later;                     // of the first edges, one a lane, and of those after them
+  Words<4> raw[kSumBatch];
+
+  __device__ __forceinline__ explicit TileGather(const Neighbors& of) : of(of) {}
+
+  __device__ __forceinline__ int width() const { return 1 << of.team_log2; }
+  __device__ __forceinline__ int lane() const { return threadIdx.x & (width() - 1); }
+  __device__ __forceinline__ int team() const { return threadIdx.x >> of.team_log2; }
+  __device__ __forceinline__ static Ids ids_at(const Neighbors& of, int edge, int end) {
+    Ids found{0, 1};
+    if (edge < end) {
+      found.index = __ldcs(of.indices + edge);
+      if (of.weights) found.weight = of.ids ? __ldg(of.weights + __ldcs(of.ids + edge)) : __ldcs(of.weights + edge);
+    }
+    return found;
+  }
+  __device__ __forceinline__ int share_of(const int* begins, int count) const {
+    const int teams = kFusedThreads >> of.team_log2;
+    return (begins[count] - begins[0] + teams - 1) >> (kFusedLog2 - of.team_log2);
+  }
+  __device__ __forceinline__ const Words<4>* row_at(int row) const {
+    return reinterpret_cast<const Words<4>*>(
+        row_address(of.rows + min(lane(), of.vectors - 1) * 16, row, of.row_bytes));
+  }
+
+  // Of the first edges of a tile.
+  __device__ __forceinline__ Ids first_ids(const int* begins, int count) const {
+    const int of_team = share_of(begins, count), at = begins[0] + of_team * team();
+    return ids_at(of, at + lane(), min(at + of_team, begins[count]));
+  }
+
+  // Asks for a tile's first rows.
+  __device__ __forceinline__ void ask(const int* begins, int count, Ids first) {
+    share = share_of(begins, count), ids = first;
+    begin = min(begins[0] + share * team(), begins[count]), end = min(begin + share, begins[count]);
+#pragma unroll
+    for (int u = 0; u < kSumBatch; ++u) {
+      const int row = __shfl_sync(kAllLanes, ids.index, u, width());
+      if (begin + u < end) raw[u] = load_shared_words(row_at(row));
+    }
+    if (share > kSumBatch) later = ids_at(of, begin + width() + lane(), end);
+  }
+
+  // store(piece, sum) for every piece of the tile that has edges, by the lanes of one team; `begins` are those of
+  // `count` pieces and the end of the last. leads: kLeadBytes of shared memory. Whole block; meets once within.
+  template <class Store>
+  __device__ __forceinline__ void sum(const int* begins, int count, float* leads, Store&& store) {
+    int piece = 0;  // the last that begins at `begin` or before
+#pragma unroll
+    for (int step = kTilePieces / 2; step > 0; step /= 2) {
+      if (piece + step < count && begins[piece + step] <= begin) piece += step;
+    }
+    bool leads_on = begin > begins[piece];  // the piece began in another team's share
+    int piece_end = begins[piece + 1];
+    float sum[kPer] = {};
+    const auto keep = [&] {
+#pragma unroll
+      for (int k = 0; k < kPer; k += 4) {
+        *reinterpret_cast<float4*>(leads + threadIdx.x * kPer + k) =
+            make_float4(sum[k], sum[k + 1], sum[k + 2], sum[k + 3]);
+      }
+    };
+    for (int done = 0; done < share; done += kSumBatch) {
+      const int in_window = done & (width() - 1);
+      const bool wraps = in_window + kSumBatch == width();
+      const int from = wraps ? later.index : ids.index;
+#pragma unroll
+      for (int u = 0; u < kSumBatch; ++u) {
+        const float by = __shfl_sync(kAllLanes, ids.weight, in_window + u, width());
+        const int row = __shfl_sync(kAllLanes, from, in_window + kSumBatch + u, width());
+        const int at = begin + done + u;
+        if (at >= end) continue;
+        float x[kPer];
+        unpack_words<S, 4>(raw[u], x);
+        if (at + kSumBatch < end) raw[u] = load_shared_words(row_at(row));
+#pragma unroll
+        for (int k = 0; k < kPer; ++k) sum[k] = fmaf(by, x[k], sum[k]);
+        if (at + 1 != piece_end) continue;
+        leads_on ? keep() : store(piece, sum);
+        leads_on = false;
+#pragma unroll
+        for (int k = 0; k < kPer; ++k) sum[k] = 0;
+        do {
+          ++piece;
+        } while (piece < count && begins[piece + 1] == piece_end);  // which have no edges
+        if (piece < count) piece_end = begins[piece + 1];
+      }
+      __syncwarp();
+      if (wraps) {
+        ids = later;
+        later = ids_at(of, begin + done + kSumBatch + width() + lane(), end);
+      }
+    }
+    const bool goes_on = piece < count && begin < end && end > begins[piece];
+    if (goes_on && leads_on) keep();
+    __syncthreads();
+    if (!goes_on || leads_on) return;
+    for (int other = team() + 1; begins[0] + other * share < piece_end; ++other) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) sum[k] += leads[((other << of.team_log2) + lane()) * kPer + k];
+    }
+    store(piece, sum);
+  }
+};
+
+}  // namespace edgeless::cuda::relational

@@ -1,0 +1,242 @@
+// Sums over relations on CUDA in two launches, and their gradients in three: pieces are summed and multiplied at once,
+// and what they give is added up row by row, together with the rows' own map. Checks are the callers'; nothing here
+// waits for the device.
+#include "fused_cuda.h"
+
+#include <algorithm>
+
+#include "../common/storage_of.h"
+#include "cuda/piece_tiles.h"
+
+namespace edgeless::cuda::relational {
+namespace {
+
+using at::Tensor;
+
+template <class T>
+const T* data(const Tensor& t) {
+  return t.const_data_ptr<T>();
+}
+
+int64_t processors(const Tensor& t) { return device_attribute(cudaDevAttrMultiProcessorCount, t.get_device()); }
+
+// So many that what a block begins with is used for several, where there is work for all.
+int tiles_of_block(int64_t tiles, const Tensor& t) {
+  return static_cast<int>(std::clamp<int64_t>(tiles / (16 * processors(t)), 1, 16));
+}
+
+Rows rows_of(const Tensor& t) { return {t.const_data_ptr(), t.stride(0)}; }
+
+PieceTiles tiles_of(const Pieces& pieces) {
+  PieceTiles tiles;
+  tiles.type_tiles = data<int32_t>(*pieces.type_tiles), tiles.tiles = data<int32_t>(*pieces.tiles);
+  tiles.count = pieces.tiles->size(0) - 1, tiles.types = static_cast<int>(pieces.type_tiles->size(0) - 1);
+  tiles.ptr = data<int32_t>(pieces.ptr), tiles.rows = data<int32_t>(pieces.rows);
+  return tiles;
+}
+
+void set_rows(Neighbors& neighbors, const Tensor& rows) {
+  neighbors.rows = static_cast<const char*>(rows.const_data_ptr());
+  neighbors.row_bytes = static_cast<uint32_t>(rows.stride(0) * rows.element_size());
+  neighbors.vectors = static_cast<int>(rows.size(1) * rows.element_size() / 16);
+  neighbors.team_log2 = 2;  // edges of a batch are in as many lanes
+  while (1 << neighbors.team_log2 < neighbors.vectors) ++neighbors.team_log2;
+}
+
+// edge_weight: contiguous
+Neighbors neighbors_of(const Pieces& pieces, const Tensor& rows, const OptTensor& edge_weight) {
+  Neighbors neighbors;
+  neighbors.indices = data<int32_t>(pieces.indices);
+  if (pieces.weights) {
+    neighbors.weights = data<float>(*pieces.weights);
+  } else if (edge_weight) {
+    neighbors.weights = data<float>(*edge_weight), neighbors.ids = data<int32_t>(pieces.edge_ids);
+  }
+  set_rows(neighbors, rows);
+  return neighbors;
+}
+
+OptTensor contiguous(const OptTensor& t) { return t ? OptTensor(t->contiguous()) : t; }
+
+// [types, K, M] in the dtype of the rows, numbers of a row side by side
+Tensor typed_matrix(const Tensor& weight, at::ScalarType dtype) {
+  const Tensor w = matrices(weight, dtype).squeeze(1);
+  const int64_t vector = 16 / w.element_size();
+  const bool fits = w.stride(2) == 1 && w.stride(1) % vector == 0 && w.stride(0) % vector == 0 &&
+                    reinterpret_cast<uintptr_t>(w.const_data_ptr()) % 16 == 0;
+  return fits ? w : w.clone(at::MemoryFormat::Contiguous);
+}
+
+// Room for the products of all pieces, and behind them for the sums of hubs' parts.
+Tensor products_of(const Pieces& pieces, int64_t width, const at::TensorOptions& options) {
+  return at::empty({pieces.rows.size(0) + pieces.parts->size(1), width}, options);
+}
+
+// What the pieces of every row came to, and `added`.
+Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows, at::ScalarType dtype,
+                const Added& added) {
+  const bool wide = dtype != of_pieces.scalar_type();
+  const auto kind = wide ? opmath_dtype(of_pieces.scalar_type()) : dtype;
+  Tensor out = at::empty({num_rows, of_pieces.size(1)}, of_pieces.options().dtype(kind));
+  if (out.numel() == 0) return out.to(dtype);
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  const auto storage = storage_of(of_pieces.scalar_type());
+  RowSumsArgs args;
+  set_rows(args.neighbors, of_pieces);
+  HubSumsArgs hubs;
+  hubs.count = static_cast<int>(pieces.parts->size(1)), hubs.neighbors = args.neighbors;
+  hubs.neighbors.indices = data<int32_t>(pieces.by_row) + num_rows + 1;
+  hubs.begins = data<int32_t>(*pieces.parts), hubs.ends = hubs.begins + hubs.count;
+  hubs.out = static_cast<char*>(of_pieces.mutable_data_ptr()) + pieces.rows.size(0) * args.neighbors.row_bytes;
+  C10_CUDA_CHECK(run_hub_sums(storage, hubs, stream));
+  args.ptr = data<int32_t>(*pieces.of_rows), args.neighbors.indices = args.ptr + num_rows + 1;
+  args.tiles = data<int32_t>(*pieces.row_tiles), args.num_tiles = static_cast<int>(pieces.row_tiles->size(0) - 1);
+  args.width = args.own_width = static_cast<int>(of_pieces.size(1));
+  Tensor root;
+  if (added.own.defined()) {
+    args.own = rows_of(added.own), args.own_rows = added.own.size(0);
+    args.own_width = static_cast<int>(added.own.size(1));
+    args.transposed = added.root.stride(1) != 1;
+    root = args.transposed ? added.root.t() : added.root;
+    if (!has_vectors(root, root.size(1))) root = root.clone(at::MemoryFormat::Contiguous);
+    args.root = rows_of(root);
+  }
+  const Tensor bias = added.bias.defined() ? added.bias.contiguous() : Tensor();
+  if (bias.defined()) args.bias = bias.const_data_ptr();
+  args.out = out.mutable_data_ptr(), args.wide = wide;
+  args.share = tiles_of_block(args.num_tiles, out);
+  C10_CUDA_CHECK(run_row_sums(storage, args, stream));
+  return out.to(dtype);
+}
+
+bool fused_width(int64_t width, int64_t element_size) {
+  return width > 0 && width <= kMostFusedWidth && width * element_size % 16 == 0;
+}
+
+}  // namespace
+
+bool on_tensor_cores(const Tensor& t) {
+  return t.scalar_type() != at::kDouble && device_attribute(cudaDevAttrComputeCapabilityMajor, t.get_device()) >= 8;
+}
+
+bool has_vectors(const Tensor& t, int64_t width) {
+  const int64_t vector = 16 / t.element_size();
+  return width % vector == 0 && t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
+}
+
+bool fuses(const Tensor& x, const Tensor& weight, const Pieces& pieces) {
+  const WeightSizes sizes("fuses", weight);
+  return pieces.tiles && !pieces.of_one_edge() && pieces.by_row.numel() > 0 && pieces.ptr.scalar_type() == at::kInt &&
+         sizes.blocks == 1 && pieces.rows.size(0) > 0 && on_tensor_cores(x) &&
+         fused_width(sizes.in, x.element_size()) && fused_width(sizes.out, x.element_size()) && x.size(0) > 0 &&
+         x.stride(1) == 1 && has_vectors(x, sizes.in);
+}
+
+bool fuses_map(const Tensor& own, const Tensor& root) {
+  return fused_width(own.size(1), own.element_size()) && fused_width(root.size(1), own.element_size()) &&
+         own.stride(1) == 1 && has_vectors(own, own.size(1));
+}
+
+Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_weight, const Pieces& pieces,
+                 int64_t num_dst, at::ScalarType dtype, const Added& added) {
+  const Tensor w = typed_matrix(weight, x.scalar_type());
+  const OptTensor edge_weight = contiguous(given_weight);
+  PieceProductsArgs args;
+  args.pieces = tiles_of(pieces), args.neighbors = neighbors_of(pieces, x, edge_weight);
+  args.weight = {w.const_data_ptr(), w.stride(1)}, args.weight_type = w.stride(0);
+  args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
+  const Tensor products = products_of(pieces, w.size(2), x.options());
+  args.out = products.mutable_data_ptr();
+  args.share = tiles_of_block(args.pieces.count, x);
+  C10_CUDA_CHECK(run_piece_products(storage_of(x.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+  return row_sums(products, pieces, num_dst, dtype, added);
+}
+
+OwnGradients own_gradients(const Tensor& grad, const Tensor& own, at::ScalarType dtype, bool of_root, bool of_bias) {
+  OwnGradients found;
+  found.rows = grad, found.of_root = of_root, found.of_bias = of_bias;
+  const bool casts = grad.scalar_type() != dtype;
+  if (!of_root && !of_bias && !casts) return found;
+  OwnGradientsArgs args;
+  args.grad = rows_of(grad), args.wide = casts;
+  args.num_rows = grad.size(0), args.width = args.own_width = static_cast<int>(grad.size(1));
+  if (casts) {
+    found.rows = at::empty(grad.sizes(), grad.options().dtype(dtype));
+    args.rows = found.rows.mutable_data_ptr();
+  }
+  args.own_width = 0;
+  if (of_root) args.own = rows_of(own), args.own_width = static_cast<int>(own.size(1));
+  const int64_t tiles = (grad.size(0) + kTilePieces - 1) / kTilePieces;
+  args.share = static_cast<int>(std::max<int64_t>(1, tiles / (4 * processors(grad))));
+  if (of_root || of_bias) {
+    found.own_width = args.own_width;
+    const int64_t size = args.own_width * grad.size(1) + grad.size(1);
+    found.partial = at::empty({(tiles + args.share - 1) / args.share, size}, grad.options().dtype(at::kFloat));
+    args.partial = found.partial.mutable_data_ptr<float>();
+  }
+  C10_CUDA_CHECK(run_own_gradients(storage_of(dtype), args, c10::cuda::getCurrentCUDAStream()));
+  return found;
+}
+
+FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight, const OptTensor& given_weight,
+                               const Pieces& pieces, const FusedNeeds& needs, const Tensor& root,
+                               const OwnGradients& own) {
+  FusedGradients found;
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  const Tensor w = typed_matrix(weight, x.scalar_type());
+  const OptTensor edge_weight = contiguous(given_weight);
+  const int64_t size = w.size(1) * w.size(2);
+  AddGradientsArgs adding;
+  PieceGradientsArgs args;
+  Tensor products, partial;
+  if (needs.rows || needs.weight) {
+    args.pieces = tiles_of(pieces), args.neighbors = neighbors_of(pieces, grad, edge_weight);
+    args.weight = {w.const_data_ptr(), w.stride(1)}, args.weight_type = w.stride(0), args.x = rows_of(x);
+    args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
+    // So many blocks that all multiprocessors have something to do, but their sums take no more than an eighth of the
+    // memory of the pieces' rows, or a megabyte.
+    const int64_t most =
+        std::max<int64_t>(pieces.rows.size(0) * (w.size(1) + w.size(2)) / (8 * size), (1 << 18) / size);
+    const int64_t wanted = std::clamp(args.pieces.count / 24, 8 * processors(x), 16 * processors(x));
+    const int64_t blocks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1));
+    args.share = static_cast<int>(std::max<int64_t>(1, args.pieces.count / blocks));
+    if (needs.rows) {
+      products = products_of(pieces, w.size(1), x.options());
+      args.out = products.mutable_data_ptr();
+    }
+    if (needs.weight) {
+      partial =
+          at::empty({num_tiles(args.pieces.count, args.pieces.types, args.share), size}, x.options().dtype(at::kFloat));
+      args.partial = partial.mutable_data_ptr<float>();
+      found.weight = at::empty(weight.sizes(), weight.options());
+      adding.partial = args.partial, adding.weights = found.weight.mutable_data_ptr();
+      adding.wide = weight.scalar_type() == at::kFloat;
+    }
+    C10_CUDA_CHECK(run_piece_gradients(storage_of(x.scalar_type()), args, stream));
+  }
+  if (needs.rows) {
+    Added added;
+    if (root.defined()) added.own = grad, added.root = root.t();
+    found.rows = row_sums(products, pieces, x.size(0), x.scalar_type(), added);
+  }
+  adding.tiles = args.pieces.by_type(), adding.share = std::max(args.share, 1), adding.size = static_cast<int>(size);
+  if (own.partial.defined()) {
+    adding.own_chunks = own.partial.size(0), adding.own_size = static_cast<int>(own.partial.size(1));
+    adding.own_width = static_cast<int>(own.own_width * grad.size(1));
+    adding.own_partial = data<float>(own.partial);
+    if (own.of_root) {
+      found.root = at::empty({own.own_width, grad.size(1)}, x.options());
+      adding.root = found.root.mutable_data_ptr();
+    }
+    if (own.of_bias) {
+      found.bias = at::empty({grad.size(1)}, x.options());
+      adding.bias = found.bias.mutable_data_ptr();
+    }
+  }
+  if (adding.partial || adding.own_partial) {
+    C10_CUDA_CHECK(run_add_gradients(storage_of(x.scalar_type()), adding, stream));
+  }
+  return found;
+}
+
+}  // namespace edgeless::cuda::relational

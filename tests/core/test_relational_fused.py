@@ -1,0 +1,223 @@
+"""Sums over relations on CUDA whose products are made while the sums are at hand: widths, hubs, empty relations and
+rows, infinities, and what falls back to kernels of one thing each.
+"""
+
+import pytest
+import torch
+from attention_cases import assert_close, error
+from devices import EVERY_WAY, assert_same_bits, poison
+from test_relational_layer import parts
+
+import edgeless
+from edgeless import TypedGraph, functional, relational
+from edgeless.backends import kernel_refusal
+from edgeless.relational_layer import relational_layer
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(
+        kernel_refusal(torch.device("cuda"), "relational_sum") is not None, reason="has no kernels of its own"
+    ),
+]
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def graph_of(num_src=90, num_dst=130, num_edges=1500, num_types=5, hub=0, dtype=torch.int32):
+    """Relation ``num_types - 1`` and the last three destinations have no edges; ``hub`` edges have one destination and
+    one type, and as many one source.
+    """
+    gen = torch.Generator().manual_seed(0)
+    draw = (torch.randint(n, (num_edges,), generator=gen) for n in (num_src, num_dst - 3, max(num_types - 1, 1)))
+    src, dst, types = draw
+    dst[:hub], types[:hub] = 1, 0
+    src[hub : 2 * hub] = 2
+    src[-40:], dst[-40:], types[-40:] = 5, 6, 0  # one edge many times
+    edges = torch.stack([src, dst]).to("cuda", dtype)
+    return TypedGraph.from_edge_index(edges, types.to("cuda", dtype), num_types, num_src, num_dst)
+
+
+def leaf(*shape, dtype, seed, scale=1.0):
+    gen = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, generator=gen, dtype=torch.float64) * scale).to("cuda", dtype).requires_grad_()
+
+
+def inputs(graph, dtype, k, m, own_width=None):
+    own = {} if own_width is None else {"own": leaf(graph.num_dst, own_width, dtype=dtype, seed=2)}
+    return {
+        "x": leaf(graph.num_src, k, dtype=dtype, seed=0),
+        "weight": leaf(graph.num_types, k, m, dtype=dtype, seed=1, scale=k**-0.5),
+        **own,
+        "root": leaf(own_width or k, m, dtype=dtype, seed=3, scale=k**-0.5),
+        "bias": leaf(m, dtype=dtype, seed=4),
+    }
+
+
+def step(graph, given, grad, **options):
+    out = relational_layer(graph, **given, **options)
+    return [out.detach(), *torch.autograd.grad(out, list(given.values()), grad.to(out.dtype))]
+
+
+def truth(graph, given, grad, reduce="sum", edge_weight=None):
+    wide = {name: t.detach().double().requires_grad_() for name, t in given.items()}
+    out = parts(graph, **wide, reduce=reduce, edge_weight=edge_weight)
+    return [out.detach(), *torch.autograd.grad(out, list(wide.values()), grad.double())]
+
+
+def check(graph, dtype, k, m, own_width=None, reduce="sum", weights=None, out_dtype=None):
+    given = inputs(graph, dtype, k, m, own_width)
+    grad = leaf(graph.num_dst, m, dtype=torch.float32, seed=9).detach()
+    poison("cuda")
+    found = step(graph, given, grad, reduce=reduce, edge_weight=weights, out_dtype=out_dtype or dtype)
+    expected = truth(graph, given, grad, reduce, None if weights is None else weights.double())
+    assert all(t.isfinite().all() for t in found)
+    assert_close([t.double() for t in found], expected, TOLERANCE[dtype])
+
+
+@pytest.fixture(autouse=True)
+def sums_first(monkeypatch):
+    """Sums first, whatever the order that would be chosen."""
+    monkeypatch.setattr(edgeless.relational_layer, "transforms", lambda *_: False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k,m", [(8, 8), (16, 64), (64, 64), (24, 40), (64, 128), (128, 64), (128, 128), (56, 8)])
+def test_every_width(dtype, k, m):
+    graph = graph_of(num_src=130)
+    assert relational.fuses(graph, torch.empty(5, k, m), dtype)
+    check(graph, dtype, k, m)
+    check(graph, dtype, k, m, own_width=32, reduce="mean", out_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k,m", [(20, 64), (64, 132), (136, 64), (7, 5)])
+def test_other_widths_fall_back(dtype, k, m):
+    graph = graph_of(num_src=130)
+    assert not relational.fuses(graph, torch.empty(5, k, m), torch.bfloat16)
+    check(graph, dtype, k, m)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_hubs(dtype, reduce, weighted):
+    graph = graph_of(4000, 4100, 40_000, 4, hub=9000)
+    weights = leaf(40_000, dtype=torch.float32, seed=5).detach().abs() if weighted else None
+    check(graph, dtype, 64, 64, own_width=64, reduce=reduce, weights=weights)
+
+
+@pytest.mark.parametrize("num_types,num_edges", [(1, 700), (2, 1), (700, 900), (3, 90)])
+def test_few_and_many_relations(num_types, num_edges):
+    for dtype in DTYPES:
+        check(graph_of(num_src=130, num_edges=num_edges, num_types=num_types), dtype, 64, 64, reduce="mean")
+
+
+def test_rows_that_are_not_aligned_fall_back():
+    graph = graph_of(num_src=130)
+    given = inputs(graph, torch.bfloat16, 64, 64)
+    grad = leaf(graph.num_dst, 64, dtype=torch.float32, seed=9).detach()
+    shifted = torch.empty(130 * 64 + 1, device="cuda", dtype=torch.bfloat16)[1:].view(130, 64)
+    given["x"] = shifted.copy_(given["x"].detach()).requires_grad_()
+    found = step(graph, given, grad, reduce="mean", out_dtype=torch.bfloat16)
+    assert_close([t.double() for t in found], truth(graph, given, grad, "mean"), TOLERANCE[torch.bfloat16])
+
+
+def test_wide_ids_of_few_nodes_are_made_narrow():
+    graph = graph_of(num_src=130, dtype=torch.int64)
+    assert relational.fuses(graph, torch.empty(5, 64, 64), torch.float32)
+    check(graph, torch.float32, 64, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_src,num_dst", [(20, 9), (12, 12)])
+def test_rows_of_very_many_pieces(dtype, num_src, num_dst):
+    graph = graph_of(num_src, num_dst, 9000, num_types=900)
+    assert graph.tiled(True)[10].size(1) > 0 and graph.tiled(False)[10].size(1) > 0
+    check(graph, dtype, 64, 64, own_width=64, reduce="mean", out_dtype=torch.float32)
+    check(graph, dtype, 24, 40)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_layout_of_root_and_grad(dtype):
+    graph = graph_of(num_src=130)
+    given = inputs(graph, dtype, 64, 48)
+    given["root"] = given["root"].detach().t().contiguous().t().requires_grad_()
+    turned = leaf(48, 130, dtype=torch.float32, seed=9).detach().t()
+    for grad in (torch.ones(1, 1, device="cuda").expand(130, 48), turned):
+        found = step(graph, given, grad, out_dtype=dtype)
+        assert_close([t.double() for t in found], truth(graph, given, grad), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("which", ["x", "weight", "own", "root", "bias"])
+def test_only_what_needs_a_gradient_gets_one(which):
+    graph = graph_of()
+    given = inputs(graph, torch.float32, 64, 64, own_width=64)
+    given = {name: t.detach().requires_grad_(name == which) for name, t in given.items()}
+    want = {name: t.detach().double().requires_grad_(name == which) for name, t in given.items()}
+    found = relational_layer(graph, **given, reduce="mean", out_dtype=torch.float32)
+    expected = parts(graph, **want, reduce="mean")
+    grads = (torch.autograd.grad(out.square().sum(), of[which]) for out, of in ((found, given), (expected, want)))
+    assert_close(*([t.double() for t in grad] for grad in grads), 1e-5)
+
+
+def test_infinities_stay_where_they_are():
+    graph = graph_of(num_src=130)
+    given = inputs(graph, torch.float32, 64, 64)
+    with torch.no_grad():
+        given["x"][2, 3] = float("inf")
+    grad = leaf(graph.num_dst, 64, dtype=torch.float32, seed=9).detach()
+    found, expected = step(graph, given, grad, out_dtype=torch.float32), truth(graph, given, grad)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+    # A weight's gradient: the reference adds infinities of both signs, the kernels their factors before.
+    weight = 2
+    assert not (found.pop(weight).isnan() & ~expected.pop(weight).isnan()).any()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_sum_alone(dtype):
+    graph = graph_of(num_src=130, hub=300)
+    x, weight = (leaf(*shape, dtype=dtype, seed=i) for i, shape in enumerate(((130, 64), (5, 64, 64))))
+    edge_weight = leaf(graph.num_edges, dtype=torch.float32, seed=7)
+    found = functional.relational_sum(graph, x, weight, edge_weight, order="aggregate")
+    grad = leaf(graph.num_dst, 64, dtype=dtype, seed=9).detach()
+    wide = [t.detach().double().requires_grad_() for t in (x, weight, edge_weight)]
+    with edgeless.backend("reference"):
+        expected = functional.relational_sum(graph, *wide)
+    ours = [found, *torch.autograd.grad(found, [x, weight, edge_weight], grad)]
+    theirs = [expected, *torch.autograd.grad(expected, wide, grad.double())]
+    assert max(error(a, b) for a, b in zip(ours, theirs, strict=True)) <= TOLERANCE[dtype]
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_same_bits_every_time(way, dtype):
+    graph = graph_of(4000, 4100, 40_000, 4, hub=9000)
+    given = inputs(graph, dtype, 64, 64, own_width=64)
+    grad = leaf(graph.num_dst, 64, dtype=torch.float32, seed=9).detach()
+
+    def run(*leaves):
+        of = dict(zip(given, leaves, strict=True))
+        return step(graph, of, grad, reduce="mean", out_dtype=torch.float32)
+
+    run(*given.values())
+    assert_same_bits(way, run, list(given.values()))
+
+
+def test_layers_have_few_launches():
+    graph = graph_of(num_src=130)
+    given = inputs(graph, torch.bfloat16, 64, 64)
+    grad = leaf(graph.num_dst, 64, dtype=torch.float32, seed=9).detach()
+
+    def run():
+        return step(graph, given, grad, reduce="mean", out_dtype=torch.float32)
+
+    run()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(kernels) <= 6, [event.name for event in kernels]
