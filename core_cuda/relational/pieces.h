@@ -8,8 +8,8 @@
 
 namespace edgeless::cuda::relational {
 
-// What typed_edges gives, [pieces and rows cut into tiles], [the weights of the edges]. ptr may have no elements where every
-// piece is one edge, and by_row none where piece i is row i.
+// What typed_edges gives, [pieces and rows cut into tiles], [the weights of the edges]. ptr may have no elements where
+// every piece is one edge, and by_row none where piece i is row i.
 struct Pieces {
   const at::Tensor &type_ptr, &rows, &ptr, &indices, &edge_ids, &by_row;
   const at::Tensor *type_tiles = nullptr, *tiles = nullptr;  // null: not cut into tiles

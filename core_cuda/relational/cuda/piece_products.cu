@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
                                               round_up(args.in_width, kMmaDepth<S>), product);
       make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {sums, kStride, 1},
                     {weight, 1, kStride}, args.in_width);
-      store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * args.out_width, args.out_width, count,
-                 args.out_width, place.down, place.side, product.of[0]);
+      store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * args.out_width, args.out_width,
+                       count, args.out_width, place.down, place.side, product.of[0]);
     }
     if (!walk.more()) break;
     walk.advance();

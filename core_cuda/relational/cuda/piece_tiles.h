@@ -66,8 +66,8 @@ struct RowSumsArgs {
   const int32_t* ptr = nullptr;    // [num_rows + 1] first neighbour of a row
   Neighbors neighbors;
   int num_tiles = 0;
-  int64_t own_rows = 0;   // rows from own_rows on have none of their own
-  Rows own, root;         // numbers null: none
+  int64_t own_rows = 0;     // rows from own_rows on have none of their own
+  Rows own, root;           // numbers null: none
   bool transposed = false;  // root lies as [width, own_width]
   const void* bias = nullptr;
   void* out = nullptr;  // [num_rows, width]

@@ -1,8 +1,8 @@
 // Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
 // neighbours of a tile of rows into shared memory, as tile_sums.cuh does, while the rows' own are on their way there,
 // multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
-// neighbours sums are made before (hub_sums.cu). Shared memory: own rows of two tiles [64][width], the matrix [width][width] as it lies in memory, sums
-// [64][width] of floats, what teams leave each other.
+// neighbours sums are made before (hub_sums.cu). Shared memory: own rows of two tiles [64][width], the matrix
+// [width][width] as it lies in memory, sums [64][width] of floats, what teams leave each other.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
       store_sums<false>(static_cast<float*>(args.out) + first * width, width, count, width, place.down, place.side,
                  product.of[0]);
     } else {
-      store_sums<false>(static_cast<S*>(args.out) + first * width, width, count, width, place.down, place.side, product.of[0]);
+      store_sums<false>(static_cast<S*>(args.out) + first * width, width, count, width, place.down, place.side,
+                       product.of[0]);
     }
   };
   T* next_own = own + kTilePieces * kStride;
