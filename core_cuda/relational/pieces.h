@@ -16,7 +16,7 @@ struct Pieces {
   // Then rows are too, and what they add up lies as by_row does. The pieces of hubs are parts [2, parts], of by_row's
   // from the first to the second, and their sums stand for them, numbered behind the pieces.
   const at::Tensor *row_tiles = nullptr, *of_rows = nullptr, *parts = nullptr;
-  const at::Tensor* weights = nullptr;                       // [E] in the order of `indices`; null: none
+  const at::Tensor* weights = nullptr;  // [E] in the order of `indices`; null: none
 
   explicit Pieces(at::TensorList of)
       : type_ptr(of[0]), rows(of[1]), ptr(of[2]), indices(of[3]), edge_ids(of[4]), by_row(of[5]) {

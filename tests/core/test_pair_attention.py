@@ -144,7 +144,7 @@ def test_float32(kind, widths, bias):
 @pytest.mark.parametrize("widths", [(64, 64), (24, 8), (40, 256)])
 @pytest.mark.parametrize("kind", ["random", "hubs", "long rows", "isolated nodes"])
 def test_half_precision_errs_at_most_twice_as_much_as_torch(kind, widths, dtype):
-    """In the median of five draws: where rounding turns the sign of a logit the LeakyReLU bends elsewhere, for either."""
+    """The median of five draws: where rounding turns the sign of a logit, the LeakyReLU bends elsewhere for either."""
     graph, draws = GRAPHS[kind]("cuda"), []
     for seed in range(5):
         given = operands(graph, *widths, dtype, seed=seed)

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
       add_product<S, false, false, kStride, 0>(g, weight, place.down, place.side, round_up(out, kMmaDepth<S>), product);
       make_again<S>(product.of[0], place.down, place.side, count, in, {g, kStride, 1}, {weight, kStride, 1}, out);
       store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * in, in, count, in, place.down,
-                 place.side, product.of[0]);
+                       place.side, product.of[0]);
     }
     if (args.partial && place.down < in && place.side < out) {
       if constexpr (std::is_same_v<S, float>) {

@@ -90,10 +90,10 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
     }
     if (args.wide) {
       store_sums<false>(static_cast<float*>(args.out) + first * width, width, count, width, place.down, place.side,
-                 product.of[0]);
+                        product.of[0]);
     } else {
       store_sums<false>(static_cast<S*>(args.out) + first * width, width, count, width, place.down, place.side,
-                       product.of[0]);
+                        product.of[0]);
     }
   };
   T* next_own = own + kTilePieces * kStride;
