@@ -172,7 +172,7 @@ class TypedGraph(Keeper):
         def cut(graph: TypedGraph) -> tuple[Tensor, ...]:
             num_rows = graph.num_dst if by_dst else graph.num_src
             rows = _row_tiles(pieces[5], num_rows, pieces[1].numel())
-            return (*_tiles(pieces[0], pieces[2], graph.num_types), *rows)
+            return (*_tiles(pieces[0], pieces[2], pieces[3].numel(), graph.num_types), *rows)
 
         pieces = [*pieces, *self.format(("tiles", side), cut)]
         if mean is not None:
@@ -312,7 +312,7 @@ class TypedGraph(Keeper):
         return f"TypedGraph({self.graph!r}, num_types={self.num_types})"
 
 
-def _tiles(type_ptr: Tensor, ptr: Tensor, num_types: int) -> tuple[Tensor, Tensor]:
+def _tiles(type_ptr: Tensor, ptr: Tensor, num_edges: int, num_types: int) -> tuple[Tensor, Tensor]:
     """Pieces of one type in tiles of a bounded number of edges and pieces: the first tile of every type ``[R + 1]``,
     and the first piece of every tile. There is room for as many tiles as there can be: the last may have no pieces.
     """
@@ -321,7 +321,7 @@ def _tiles(type_ptr: Tensor, ptr: Tensor, num_types: int) -> tuple[Tensor, Tenso
     if num_types == 0:
         return type_ptr, type_ptr
     first_tiles = torch.cat((begins.new_zeros(1), ((ends.diff() + _OF_TILE - 1) // _OF_TILE).cumsum(0)))
-    most = (places.numel() - 1) * (_OF_PIECE + 1) if compiling() else int(places[-1])
+    most = num_edges + _OF_PIECE * (ptr.numel() - 1)  # the last place
     tiles = torch.arange(most // _OF_TILE + num_types + 1, device=ptr.device)
     types = (torch.searchsorted(first_tiles, tiles, right=True) - 1).clamp(max=num_types - 1)
     pieces = torch.searchsorted(places, ends[types] + _OF_TILE * (tiles - first_tiles[types]))
@@ -338,7 +338,7 @@ def _row_tiles(by_row: Tensor, num_rows: int, num_pieces: int) -> tuple[Tensor, 
         by_row, parts = _split_hubs(by_row, ptr, num_pieces)
         ptr = by_row[: num_rows + 1].long()
     places = ptr + _OF_ROW * torch.arange(num_rows + 1, device=ptr.device)
-    most = by_row.numel() + _OF_ROW * num_rows if compiling() else int(places[-1])
+    most = by_row.numel() + (_OF_ROW - 1) * num_rows - 1  # the last place
     tiles = _OF_ROW_TILE * torch.arange((most + _OF_ROW_TILE - 1) // _OF_ROW_TILE + 1, device=ptr.device)
     return torch.searchsorted(places, tiles).clamp(max=num_rows).to(by_row.dtype), by_row, parts
 

@@ -170,7 +170,7 @@ def test_pairs_at_both_ends(device):
 def test_tiles_have_pieces_of_one_type_and_bounded_work(num_types, hub):
     graph = typed(40, 50, 3000, num_types, hub=hub)
     type_ptr, _, ptr, *_ = graph._sorted(graph.graph.csr, 64)
-    type_tiles, tiles = _tiles(type_ptr, ptr, num_types)
+    type_tiles, tiles = _tiles(type_ptr, ptr, 3000, num_types)
     assert type_tiles[0] == 0 and tiles[0] == 0 and tiles[-1] == type_ptr[-1]
     for kind in range(num_types):
         first, last = int(type_tiles[kind]), int(type_tiles[kind + 1])
