@@ -334,11 +334,14 @@ def _row_tiles(by_row: Tensor, num_rows: int, num_pieces: int) -> tuple[Tensor, 
     in by_row's a part of a hub's pieces is. Hubs add up their parts, numbered from ``num_pieces`` on.
     """
     ptr, parts = by_row[: num_rows + 1].long(), by_row.new_empty((2, 0))
-    if not compiling() and num_rows and int(ptr.diff().max()) > _HUB_PART:
-        by_row, parts = _split_hubs(by_row, ptr, num_pieces)
-        ptr = by_row[: num_rows + 1].long()
+    added = by_row.numel() - num_rows - 1  # there is room for
+    if not compiling() and num_rows:
+        longest, added = torch.stack((ptr.diff().max(), ptr[-1])).tolist()
+        if longest > _HUB_PART:
+            by_row, parts = _split_hubs(by_row, ptr, num_pieces)
+            ptr, added = by_row[: num_rows + 1].long(), by_row.numel() - num_rows - 1
     places = ptr + _OF_ROW * torch.arange(num_rows + 1, device=ptr.device)
-    most = by_row.numel() + (_OF_ROW - 1) * num_rows - 1  # the last place
+    most = added + _OF_ROW * num_rows
     tiles = _OF_ROW_TILE * torch.arange((most + _OF_ROW_TILE - 1) // _OF_ROW_TILE + 1, device=ptr.device)
     return torch.searchsorted(places, tiles).clamp(max=num_rows).to(by_row.dtype), by_row, parts
 
