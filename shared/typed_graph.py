@@ -314,14 +314,15 @@ class TypedGraph(Keeper):
 
 def _tiles(type_ptr: Tensor, ptr: Tensor, num_edges: int, num_types: int) -> tuple[Tensor, Tensor]:
     """Pieces of one type in tiles of a bounded number of edges and pieces: the first tile of every type ``[R + 1]``,
-    and the first piece of every tile. There is room for as many tiles as there can be: the last may have no pieces.
+    and the first piece of every tile. The last tiles may have no pieces.
     """
     places = ptr.long() + _OF_PIECE * torch.arange(ptr.numel(), device=ptr.device)
     begins, ends = type_ptr.long(), places[type_ptr.long()]
     if num_types == 0:
         return type_ptr, type_ptr
     first_tiles = torch.cat((begins.new_zeros(1), ((ends.diff() + _OF_TILE - 1) // _OF_TILE).cumsum(0)))
-    most = num_edges + _OF_PIECE * (ptr.numel() - 1)  # the last place
+    num_pieces = ptr.numel() - 1 if compiling() else int(type_ptr[-1])  # on CUDA there is room for one of every edge
+    most = num_edges + _OF_PIECE * num_pieces
     tiles = torch.arange(most // _OF_TILE + num_types + 1, device=ptr.device)
     types = (torch.searchsorted(first_tiles, tiles, right=True) - 1).clamp(max=num_types - 1)
     pieces = torch.searchsorted(places, ends[types] + _OF_TILE * (tiles - first_tiles[types]))
