@@ -135,19 +135,9 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   }
   if (!args.partial) return;
   float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * in * out;
-  const int row = threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2 + place.side;
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
-#pragma unroll
-    for (int j = 0; j < place.kSides; ++j) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int at = place.down + 64 * i + row + 8 * h;
-        if (at >= in || column + 8 * j >= out) continue;
-        *reinterpret_cast<float2*>(partial + at * out + column + 8 * j) =
-            make_float2(outer.of[i][j][2 * h], outer.of[i][j][2 * h + 1]);
-      }
-    }
+    store_sums<false>(partial, out, in, out, place.down + 64 * i, place.side, outer.of[i]);
   }
 }
 
