@@ -56,8 +56,6 @@ Neighbors neighbors_of(const Pieces& pieces, const Tensor& rows, const OptTensor
   return neighbors;
 }
 
-OptTensor contiguous(const OptTensor& t) { return t ? OptTensor(t->contiguous()) : t; }
-
 // [types, K, M] in the dtype of the rows, numbers of a row side by side
 Tensor typed_matrix(const Tensor& weight, at::ScalarType dtype) {
   const Tensor w = matrices(weight, dtype).squeeze(1);

@@ -7,6 +7,8 @@
 
 namespace edgeless {
 
+inline OptTensor contiguous(const OptTensor& t) { return t ? OptTensor(t->contiguous()) : t; }
+
 // offsets and rows, of one dtype
 inline void check_entries(const char* op, const at::Tensor& x, const at::Tensor& offsets, const OptTensor& rows,
                           int64_t types) {

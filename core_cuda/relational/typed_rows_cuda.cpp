@@ -36,8 +36,6 @@ TypedRowsArgs args_of(const Tensor& rows, const Tensor& offsets, const OptTensor
   return args;
 }
 
-OptTensor contiguous(const OptTensor& t) { return t ? OptTensor(t->contiguous()) : t; }
-
 // Room for the sums of every chunk.
 Tensor partial_of(const TypedRowsArgs& args, const Tensor& like) {
   return at::empty({num_tiles(args.entries.count, args.entries.types, args.chunk), args.width},
