@@ -157,12 +157,11 @@ OwnGradients own_gradients(const Tensor& grad, const Tensor& own, at::ScalarType
   if (!of_root && !of_bias && !casts) return found;
   OwnGradientsArgs args;
   args.grad = rows_of(grad), args.wide = casts;
-  args.num_rows = grad.size(0), args.width = args.own_width = static_cast<int>(grad.size(1));
+  args.num_rows = grad.size(0), args.width = static_cast<int>(grad.size(1));
   if (casts) {
     found.rows = at::empty(grad.sizes(), grad.options().dtype(dtype));
     args.rows = found.rows.mutable_data_ptr();
   }
-  args.own_width = 0;
   if (of_root) args.own = rows_of(own), args.own_width = static_cast<int>(own.size(1));
   const int64_t tiles = (grad.size(0) + kTilePieces - 1) / kTilePieces;
   args.share = static_cast<int>(std::max<int64_t>(1, tiles / (4 * processors(grad))));
