@@ -96,6 +96,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   const bool pairs = !by_blocks && (in.score == Score::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16);
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
+  if (in.rows() == at::kFloat) args.exact = call.keep(call.empty({in.num_dst(), heads, 2}));
   Tensor edge_weights;
   if (grad_out) {
     call.set_grad_out(*grad_out, *out);

@@ -74,6 +74,7 @@ struct Args {
   // the sum that the pass by source makes; or Delta alone, if shift is the logsumexp (base 2) and memory is short.
   A* stats = nullptr;               // [Nd, H, 2]
   A* delta = nullptr;               // [Nd, H], where stats is null
+  A* exact = nullptr;               // [Nd, H, 2], of rows of large logits: see exact.cuh
   const A* grad_weights = nullptr;  // [E, H]: gradient of returned weights, in place of grad_out
   OutRows grad_dst, grad_src, grad_value;
   A* grad_att = nullptr;     // [ranges, heads, key_vectors * vector] partial sums; of the cosine [ranges, heads]

@@ -7,6 +7,7 @@
 // the pass that returns attention. See walk.cuh for who owns what.
 #pragma once
 
+#include "exact.cuh"
 #include "inverse_norms.cuh"
 #include "lane.cuh"
 #include "scores.cuh"
@@ -184,7 +185,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
       delta = args.delta_given ? args.delta_given[at] : dot;
       shift *= A(kLog2e);
-      if (place.lane == 0 && !walk.lead) Stat<Fn, S>{shift - args.coefficient * constant, delta}.store(args, at);
+      const A of_sum = shift - args.coefficient * constant;
+      if (kMakesExact<S> && (is_large(shift) || is_large(of_sum))) delta = NAN;
+      if (place.lane == 0 && !walk.lead) Stat<Fn, S>{of_sum, delta}.store(args, at);
       fresh = false;
     }
   };
@@ -220,8 +223,11 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
   };
 
-  auto close_row = [&] {
+  auto sum_scalar = [&] {
     if constexpr (Fn::kScalar || kSumsDs) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+  };
+  auto close_row = [&] {
+    if constexpr (!kMakesExact<S>) sum_scalar();
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, acc, acc_scalar, args.coefficient);
   };
   auto clear = [&] {
@@ -350,7 +356,29 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
   };
 
-  walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
+  if constexpr (kMakesExact<S>) {
+    auto fails = [&] {
+      sum_scalar();
+      return isnan(delta);
+    };
+    auto remake = [&] {
+      shift = args.logsumexp[static_cast<int64_t>(walk.row) * args.heads + place.head] * A(kLog2e);
+      if constexpr (kKeys) {
+#pragma unroll
+        for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
+        unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
+        own_over = norms.own(walk.row);
+      }
+      A sums[kPer];
+      const RowOfTeam<I> row{walk.row, walk.edge, walk.row_end, !walk.lead, kPer};
+      acc_scalar = exact_by_dst<Fn, kMode == kEdgeTerm>(args, TeamOfHead(place), row, sums);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) acc[k] = sums[k];
+    };
+    walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, fails, remake);
+  } else {
+    walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
+  }
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }

@@ -164,8 +164,11 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
     }
   };
 
-  auto close_row = [&] {
+  auto sum_scalar = [&] {
     if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+  };
+  auto close_row = [&] {
+    if constexpr (!kMakesExact<S>) sum_scalar();
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, key_acc, acc_scalar, args.coefficient);
     join();
   };
@@ -287,7 +290,28 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
     }
   };
 
-  walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
+  if constexpr (kMakesExact<S>) {
+    auto fails = [&] {
+      sum_scalar();
+      return isnan(Fn::kScalar || Fn::kAtt ? acc_scalar : key_acc[0]);
+    };
+    auto remake = [&] {
+      if constexpr (kKeys) {
+#pragma unroll
+        for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
+        unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
+        own_over = norms.own(walk.row);
+      }
+      A keys_of_row[kPer], values_of_row[kPer];
+      const RowOfTeam<I> row{walk.row, walk.edge, walk.row_end, false, kPer};
+      acc_scalar = exact_by_src<Fn>(args, TeamOfHead(place), row, keys_of_row, values_of_row);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) key_acc[k] = keys_of_row[k], value_acc[k] = values_of_row[k];
+    };
+    walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, fails, remake);
+  } else {
+    walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
+  }
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }

@@ -79,13 +79,28 @@ struct Walk {
       lead = joins = pending = false;
       return;
     }
-    const Cut<I> begin = s.cuts[place.chain], end = s.cuts[place.chain + 1];
-    row = begin.row, edge = begin.edge, last_row = end.row, last_edge = end.edge;
+    const Cut<I> begin = s.cuts[place.chain];
+    stand_at(begin.row, begin.edge, s.cuts[place.chain + 1], s);
+  }
+
+  __device__ __forceinline__ void stand_at(I at, I first_edge, Cut<I> end, const BlockShares<I>& s) {
+    row = at, edge = first_edge, last_row = end.row, last_edge = end.edge;
     pending = more();
     lead = pending && edge > indptr[row];
     joins = lead && edge > s.cuts[0].edge;
     row_end = !pending ? edge : row < last_row ? indptr[row + 1] : last_edge;
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
+  }
+
+  // At the end of a row: nothing more is taken, this row neither.
+  __device__ void stop() { last_row = -1, last_edge = edge; }
+  __device__ bool stopped() const { return last_row < 0; }
+  // To where the row began, in this share, at which it stopped.
+  template <class P>
+  __device__ void resume(const P& place, const BlockShares<I>& s) {
+    const Cut<I> begin = s.cuts[place.chain];
+    const I at = row - 1;
+    stand_at(at, at == begin.row ? begin.edge : indptr[at], s.cuts[place.chain + 1], s);
   }
 
   // Whether there is another row, from the place between two rows.
@@ -125,6 +140,10 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
   return args.carry + (slot * args.heads + head) * args.carry_size;
 }
 
+struct Never {
+  __device__ bool operator()() const { return false; }
+};
+
 // Walks a team's share and merges the pieces of the rows that the block's chains share. With kSettle it waits for the
 // first batch's indices ahead of the loop: a warp has six barriers for all its loads, so with an index on its way at
 // the head of the loop every batch would wait there for what its row has just asked for (docs/decisions/0035). What
@@ -136,13 +155,16 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
 //   leave()                    what they came to goes to shared memory, for the team that holds the row's first edges
 //   add(team, thread)          adds what that team left; thread: the one of this lane's numbers
 //   emit(row, lead, complete)  writes the row, or its piece where other blocks have others
+// And where rows may have to be made by other means:
+//   fails()                    before close(): whether this row has to, and then all after it in the share
+//   remake()                   does it, with what close() and emit() read of the row itself
 template <bool kSettle = true, class I, class P, class Window, class Begin, class Take, class Close, class Clear,
-          class Leave, class Add, class Emit>
+          class Leave, class Add, class Emit, class Fails = Never, class Remake = Never>
 __device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Window& window,
                                           Begin&& begin, Take&& take, Close&& close, Clear&& clear, Leave&& leave,
-                                          Add&& add, Emit&& emit) {
+                                          Add&& add, Emit&& emit, Fails&& fails = {}, Remake&& remake = {}) {
   bool leader = false, leader_lead = false;
-  auto end_row = [&] {
+  auto put_row = [&] {
     close();
     if (walk.joins) {
       leave();
@@ -157,6 +179,14 @@ __device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockSh
     }
     clear();
   };
+  auto end_row = [&] {
+    if (fails()) {
+      clear();
+      walk.stop();
+    } else {
+      put_row();
+    }
+  };
 
   if (walk.edge < walk.row_end) begin();
   if constexpr (kSettle) window.settle();
@@ -164,6 +194,14 @@ __device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockSh
     if (walk.at_row_end() && walk.finish_rows(end_row)) begin();
     if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
     take();
+  }
+  // The calls that this takes would cost the loop above registers.
+  if (walk.stopped()) {
+    for (walk.resume(place, shares); walk.more(); walk.next_row()) {
+      remake();
+      walk.edge = walk.row_end;
+      put_row();
+    }
   }
 
   __syncthreads();

@@ -1,0 +1,251 @@
+// Rows of large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights of
+// its row, which then do not sum to one. Such rows are made again, in double: logits, the softmax's sum and Delta.
+// The passes' loops do nothing for it. The pass by destination knows a row's logsumexp, and makes Delta NaN where it is
+// large; in the pass by source that shows in the sums of a row. At the end of the first such row a team leaves its loop
+// and takes the rest of its share by the functions below (walk_rows). They are not inlined, so that the loops keep their
+// registers, and slow: one for all widths and options (docs/decisions/0007).
+#pragma once
+
+#include "inverse_norms.cuh"
+#include "lane.cuh"
+#include "scores.cuh"
+
+namespace edgeless::cuda {
+
+// Of a logit in base 2; so from 355 on, where a float is known to 1.5e-5.
+template <class A>
+__device__ __forceinline__ bool is_large(A logit) {
+  return fabs(logit) > 512;
+}
+
+// Rows of these storage types are made again. Float64 needs no more; 16-bit logits are known to three digits.
+template <class S>
+constexpr bool kMakesExact = std::is_same_v<S, float>;
+
+struct TeamOfHead {
+  int head, lane, width;
+  unsigned mask;
+
+  template <class P>
+  __device__ explicit TeamOfHead(const P& place)
+      : head(place.head), lane(place.lane), width(place.width()), mask(place.mask()) {}
+};
+
+// A row, and the edges of it that are in the team's share.
+template <class I>
+struct RowOfTeam {
+  I row, first, last;
+  bool begins;  // with the row's first edge
+  int size;     // numbers of a lane
+};
+
+template <class Fn, class I>
+struct ExactWalk : TeamOfHead {
+  static constexpr int kMostColumns = 16;  // of a lane
+
+  const Args<float>& args;
+  bool by_src;  // rows are sources
+  uint64_t seed = 0;
+
+  __device__ ExactWalk(const Args<float>& args, const TeamOfHead& team, bool by_src)
+      : TeamOfHead(team), args(args), by_src(by_src) {
+    if (args.has_dropout) seed = static_cast<uint64_t>(*args.seed);
+  }
+
+  struct Edge {
+    int64_t dst, src, at;  // at: of [E, H] arrays
+    double logit, derivative, keep, scale;
+    double dp;  // with its dropout, scale and terms but the last factor: see edge()
+  };
+
+  template <class T>
+  __device__ static T number(const Rows& rows, int64_t row, int head, int column) {
+    return *(reinterpret_cast<const T*>(rows.base + row * rows.row + head * rows.head) + column);
+  }
+  __device__ double team_sum_of(double x) const { return team_sum(x, width, mask); }
+
+  // f(column, number of the column among the lane's own)
+  template <class F>
+  __device__ void for_columns(int vectors, F&& f) const {
+    int own = 0;
+    for (int vector = lane; vector < vectors; vector += width) {
+      for (int k = 0; k < 4; ++k) f(4 * vector + k, own++);
+    }
+  }
+
+  // The source's number with the edge term.
+  __device__ double key(const Edge& edge, int column) const {
+    double x = number<float>(args.src, edge.src, head, column);
+    if (args.proj) {
+      const float* attr = reinterpret_cast<const float*>(args.edge_attr.base + edge.at / args.heads * args.edge_attr.row);
+      const int columns = 4 * args.key_vectors;
+      const float* proj = args.proj + static_cast<int64_t>(head) * args.edge_dim * columns + column;
+      for (int d = 0; d < args.edge_dim; ++d) x = fma(double(attr[d]), double(proj[int64_t(d) * columns]), x);
+    }
+    return x;
+  }
+
+  __device__ Edge edge(I row, I position) const {
+    Edge e{};
+    const int64_t other = static_cast<const I*>(args.graph.indices)[position], id = edge_id(args.graph, position);
+    e.dst = by_src ? other : row, e.src = by_src ? row : other;
+    e.at = id * args.heads + head;
+    e.keep = args.has_dropout ? dropout_factor(args, seed, id, head) : 1.0f;
+    e.scale = args.scale ? args.scale[id * args.scale_edge + head * args.scale_head] : 1.0f;
+    e.derivative = 1;
+    if (args.grad_out) {
+      const Rows& values = Fn::kOwnValue ? args.value : args.src;
+      for_columns(args.value_vectors, [&](int column, int) {
+        e.dp = fma(double(number<float>(args.grad_out, e.dst, head, column)),
+                   double(number<float>(values, e.src, head, column)), e.dp);
+      });
+      e.dp = team_sum_of(e.dp);
+    }
+    if (args.value_term) e.dp += args.value_term[e.at];
+
+    if constexpr (Fn::kScalar) {
+      if (args.dst) e.logit += number<float>(args.dst, e.dst, head, 0);
+      if (args.src) e.logit += number<float>(args.src, e.src, head, 0);
+    } else {
+      for_columns(args.key_vectors, [&](int column, int) {
+        const double x = number<float>(args.dst, e.dst, head, column), y = key(e, column);
+        if constexpr (Fn::kAtt) {
+          const double z = x + y;
+          e.logit = fma(double(args.att[head * 4 * args.key_vectors + column]), z > 0 ? z : args.coefficient * z, e.logit);
+        } else {
+          e.logit = fma(x, y, e.logit);
+        }
+      });
+      e.logit = team_sum_of(e.logit);
+    }
+    if constexpr (Fn::kScore == Score::dot) e.logit *= args.coefficient;
+    if constexpr (Fn::kInverseNorms) {
+      e.logit *= double(args.att[head]) * fabs(double(over(args.dst_over_norm, e.dst)) * over(args.src_over_norm, e.src));
+    }
+    if (args.logit_term) e.logit += args.logit_term[e.at];
+    if constexpr (Fn::kScalar) {
+      e.derivative = e.logit > 0 ? 1 : args.coefficient;
+      e.logit *= e.derivative;
+    }
+    return e;
+  }
+
+  __device__ float over(const float* norms, int64_t row) const { return norms[row * args.heads + head]; }
+
+  // The gradient of the weight before dropout.
+  __device__ double of_weight(const Edge& e) const {
+    return e.keep * (e.dp * e.scale + (args.grad_weights ? args.grad_weights[e.at] : 0.0f));
+  }
+
+  // What the pass by source reads of a destination. kEdgeTerm: there its sum is the whole logit, see scores.cuh.
+  template <bool kEdgeTerm>
+  __device__ void leave(I row, double logsumexp, double delta) const {
+    const int64_t at = static_cast<int64_t>(row) * args.heads + head;
+    float shift = static_cast<float>(logsumexp * kLog2e);
+    if constexpr (Fn::kAtt && !kEdgeTerm) {
+      double constant = 0;
+      for_columns(args.key_vectors, [&](int column, int) {
+        constant = fma(double(args.att[head * 4 * args.key_vectors + column]),
+                       double(number<float>(args.dst, row, head, column)), constant);
+      });
+      shift = static_cast<float>((logsumexp - args.coefficient * team_sum_of(constant)) * kLog2e);
+    }
+    if (lane > 0) return;
+    const bool large = is_large(args.logsumexp[at] * float(kLog2e)) || is_large(shift);
+    const float delta_or_mark = large ? NAN : static_cast<float>(delta);
+    if (args.stats) args.stats[2 * at] = shift, args.stats[2 * at + 1] = delta_or_mark;
+    if (args.delta) args.delta[at] = delta_or_mark;
+    if (large && args.exact) {
+      args.exact[2 * at] = static_cast<float>(logsumexp - args.logsumexp[at]);
+      args.exact[2 * at + 1] = static_cast<float>(delta);
+    }
+  }
+
+  // Adds an edge's part of the own row's gradient: what Fn::grad() of the loops adds.
+  __device__ void add_key(const Edge& e, double ds, double (&sums)[kMostColumns]) const {
+    if constexpr (!Fn::kScalar) {
+      for_columns(args.key_vectors, [&](int column, int k) {
+        const double x = number<float>(args.dst, e.dst, head, column), y = key(e, column);
+        if constexpr (Fn::kAtt) {
+          if (x + y > 0) sums[k] += ds;
+        } else if constexpr (Fn::kInverseNorms) {
+          const float other = by_src ? over(args.dst_over_norm, e.dst) : over(args.src_over_norm, e.src);
+          sums[k] = fma(ds * fabs(double(other)), by_src ? x : y, sums[k]);
+        } else {
+          sums[k] = fma(ds, by_src ? x : y, sums[k]);
+        }
+      });
+    }
+  }
+};
+
+// Both functions leave in keys and values, and return, what the loops would have summed. By a whole team.
+
+// By destination; leaves also what the pass by source reads of the row.
+template <class Fn, bool kEdgeTerm, class I>
+__device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead team, RowOfTeam<I> row, float* keys) {
+  using Walk = ExactWalk<Fn, I>;
+  __syncwarp(team.mask);  // what is written by edge is written again, by other lanes
+  const Walk walk(args, team, false);
+  double logsumexp = 0, delta = 0;
+  if (row.first < row.last) {
+    const I* indptr = static_cast<const I*>(args.graph.indptr);
+    double most = -INFINITY, sum = 0;
+    for (I position = indptr[row.row]; position < indptr[row.row + 1]; ++position) {
+      const auto e = walk.edge(row.row, position);
+      if (e.logit > most) {
+        const double shrink = exp(most - e.logit);
+        most = e.logit, sum *= shrink, delta *= shrink;
+      }
+      const double p = exp(e.logit - most);
+      sum += p, delta = fma(p, walk.of_weight(e), delta);
+    }
+    logsumexp = most + log(sum), delta /= sum;
+    if (row.begins) walk.template leave<kEdgeTerm>(row.row, logsumexp, delta);
+  }
+
+  double sums[Walk::kMostColumns] = {}, scalar = 0;
+  for (I position = row.first; position < row.last; ++position) {
+    const auto e = walk.edge(row.row, position);
+    const double p = exp(e.logit - logsumexp), ds = p * (walk.of_weight(e) - delta);
+    if (team.lane == 0) {
+      if (args.grad_scale) args.grad_scale[e.at] = static_cast<float>(p * e.keep * e.dp);
+      if (args.weights_out) args.weights_out[e.at] = static_cast<float>(p * e.keep * (args.weights_scaled ? e.scale : 1));
+      if (args.ds_out) args.ds_out[e.at] = static_cast<float>(ds * e.derivative);
+    }
+    scalar = fma(ds, e.derivative, scalar);
+    walk.add_key(e, ds, sums);
+  }
+  for (int k = 0; k < row.size; ++k) keys[k] = static_cast<float>(sums[k]);
+  return static_cast<float>(scalar);
+}
+
+// By source.
+template <class Fn, class I>
+__device__ __noinline__ float exact_by_src(const Args<float>& args, TeamOfHead team, RowOfTeam<I> row, float* keys,
+                                           float* values) {
+  using Walk = ExactWalk<Fn, I>;
+  const Walk walk(args, team, true);
+  double sums[Walk::kMostColumns] = {}, value_sums[Walk::kMostColumns] = {}, scalar = 0;
+  for (I position = row.first; position < row.last; ++position) {
+    const auto e = walk.edge(row.row, position);
+    const int64_t at = e.dst * args.heads + team.head;
+    double logsumexp = args.logsumexp[at], delta = args.stats ? args.stats[2 * at + 1] : args.delta[at];
+    if (is_large(args.logsumexp[at] * float(kLog2e)) || (args.stats && is_large(args.stats[2 * at]))) {
+      logsumexp += args.exact[2 * at], delta = args.exact[2 * at + 1];
+    }
+    const double p = exp(e.logit - logsumexp), ds = p * (walk.of_weight(e) - delta), w = p * e.keep * e.scale;
+    scalar = fma(ds, e.derivative, scalar);
+    walk.add_key(e, ds, sums);
+    if (args.grad_out) {
+      walk.for_columns(args.value_vectors, [&](int column, int k) {
+        const float grad = Walk::template number<float>(args.grad_out, e.dst, team.head, column);
+        value_sums[k] = fma(w, double(grad), value_sums[k]);
+      });
+    }
+  }
+  for (int k = 0; k < row.size; ++k) keys[k] = static_cast<float>(sums[k]), values[k] = static_cast<float>(value_sums[k]);
+  return static_cast<float>(scalar);
+}
+
+}  // namespace edgeless::cuda
