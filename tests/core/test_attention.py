@@ -209,7 +209,7 @@ def test_returned_weights_of_large_logits_sum_to_one(score, size, device):
 
 def with_large_logits(score, given, size, of_rows):
     """Inputs of :func:`inputs_of` whose logits are of this size, but near each other, in the rows of destinations that
-    ``of_rows`` [num_dst] names, and small in the others. Where features come in, terms of a logit cancel as well.
+    ``of_rows`` [num_dst] names, and small in the others. GATv2's have large terms there, which cancel.
     """
     args, tensors, rest = given
     on = of_rows.to(args[0].dtype)[:, None]
@@ -235,13 +235,24 @@ def with_large_logits(score, given, size, of_rows):
     return [t.detach().requires_grad_() for t in args], tensors, rest
 
 
+def well_conditioned(score, channels):
+    """What of results may be compared: of the channel that makes GATv2's logits large, gradients are sums over a row that
+    are zero, times that size.
+    """
+
+    def keep(t):
+        return t.narrow(t.shape.index(channels), 1, channels - 1) if score == "gatv2" and channels in t.shape else t
+
+    return lambda found: [keep(t) for t in found]
+
+
 @EVERY_DEVICE
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("size", [4e3, 3e5, 1e6, 2e7])
 def test_gradients_of_large_logits(score, options, size, device, monkeypatch):
     """Near PyTorch's own error in float32, or below it: on CUDA the backward makes such rows in float64."""
-    for kind, channels, every in (("square", 1, 3), ("square", 250, 2), ("bipartite", 40, 1), ("hub", 8, 2)):
+    for kind, channels, every in (("square", 9, 3), ("square", 250, 2), ("bipartite", 48, 1), ("hub", 8, 2)):
         graph = graph_of(kind)
         given = inputs_of(score, graph, 3, channels, OPTIONS[options], torch.float32)
         given = with_large_logits(score, given, size, torch.arange(graph.num_dst) % every == 0)
@@ -253,7 +264,7 @@ def test_gradients_of_large_logits(score, options, size, device, monkeypatch):
             torchs = run(reference, score, graph, *given)
         outs = 2 if "weights" in OPTIONS[options] else 1
         made_exact = device != "cpu" and score != "cosine"  # whose norms are rounded
-        for i, (a, b, c) in enumerate(zip(found, torchs, wanted, strict=True)):
+        for i, (a, b, c) in enumerate(zip(*map(well_conditioned(score, channels), (found, torchs, wanted)), strict=True)):
             bound = 1e-5 if made_exact and i >= outs else max(2e-5, 4 * error(b, c))
             assert error(a, c) <= bound, (kind, channels, every, i, error(a, c), error(b, c))
 
@@ -267,7 +278,8 @@ def test_gradients_of_large_logits_of_hubs_over_many_blocks(score):
     found, again = (run(functional, score, graph, *given, device="cuda") for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
     wanted = exact(score, graph, *given, device="cuda")
-    assert_close(found[1:], wanted[1:], 1e-5 if score != "cosine" else 1e-4)
+    keep = well_conditioned(score, 12)
+    assert_close(keep(found[1:]), keep(wanted[1:]), 1e-5 if score != "cosine" else 1e-4)
 
 
 @pytest.mark.cuda

@@ -180,14 +180,16 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
     dot = team_sum(dot, place.width(), kFullWarp);
     A constant = 0;
-    if constexpr (Fn::kAtt && kMode < kEdgeTerm) constant = team_sum(own_scalar, place.width(), kFullWarp);
+    if constexpr (Fn::kAtt && (kMode < kEdgeTerm || kMakesExact<S>)) {
+      constant = team_sum(own_scalar, place.width(), kFullWarp);
+    }
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
       delta = args.delta_given ? args.delta_given[at] : dot;
       shift *= A(kLog2e);
-      const A of_sum = shift - args.coefficient * constant;
-      if (kMakesExact<S> && (is_large(shift) || is_large(of_sum))) delta = NAN;
-      if (place.lane == 0 && !walk.lead) Stat<Fn, S>{of_sum, delta}.store(args, at);
+      Stat<Fn, S> stat{kMode < kEdgeTerm ? shift - args.coefficient * constant : shift, delta};
+      if (kMakesExact<S> && (is_large(shift) || is_large(constant))) stat.shift = stat.delta = delta = NAN;
+      if (place.lane == 0 && !walk.lead) stat.store(args, at);
       fresh = false;
     }
   };

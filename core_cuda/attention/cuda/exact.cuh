@@ -1,9 +1,9 @@
-// Rows of large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights of
-// its row, which then do not sum to one. Such rows are made again, in double: logits, the softmax's sum and Delta.
+// Rows of large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights
+// of its row, which then do not sum to one. Such rows are made again, in double: logits, the softmax's sum and Delta.
 // The passes' loops do nothing for it. The pass by destination knows a row's logsumexp, and makes Delta NaN where it is
 // large; in the pass by source that shows in the sums of a row. At the end of the first such row a team leaves its loop
-// and takes the rest of its share by the functions below (walk_rows). They are not inlined, so that the loops keep their
-// registers, and slow: one for all widths and options (docs/decisions/0007).
+// and takes the rest of its share by the functions below (walk_rows). They are not inlined, so that the loops keep
+// their registers, and slow: one for all widths and options (docs/decisions/0007).
 #pragma once
 
 #include "inverse_norms.cuh"
@@ -77,7 +77,8 @@ struct ExactWalk : TeamOfHead {
   __device__ double key(const Edge& edge, int column) const {
     double x = number<float>(args.src, edge.src, head, column);
     if (args.proj) {
-      const float* attr = reinterpret_cast<const float*>(args.edge_attr.base + edge.at / args.heads * args.edge_attr.row);
+      const float* attr =
+          reinterpret_cast<const float*>(args.edge_attr.base + edge.at / args.heads * args.edge_attr.row);
       const int columns = 4 * args.key_vectors;
       const float* proj = args.proj + static_cast<int64_t>(head) * args.edge_dim * columns + column;
       for (int d = 0; d < args.edge_dim; ++d) x = fma(double(attr[d]), double(proj[int64_t(d) * columns]), x);
@@ -111,7 +112,8 @@ struct ExactWalk : TeamOfHead {
         const double x = number<float>(args.dst, e.dst, head, column), y = key(e, column);
         if constexpr (Fn::kAtt) {
           const double z = x + y;
-          e.logit = fma(double(args.att[head * 4 * args.key_vectors + column]), z > 0 ? z : args.coefficient * z, e.logit);
+          e.logit =
+              fma(double(args.att[head * 4 * args.key_vectors + column]), z > 0 ? z : args.coefficient * z, e.logit);
         } else {
           e.logit = fma(x, y, e.logit);
         }
@@ -120,7 +122,8 @@ struct ExactWalk : TeamOfHead {
     }
     if constexpr (Fn::kScore == Score::dot) e.logit *= args.coefficient;
     if constexpr (Fn::kInverseNorms) {
-      e.logit *= double(args.att[head]) * fabs(double(over(args.dst_over_norm, e.dst)) * over(args.src_over_norm, e.src));
+      e.logit *=
+          double(args.att[head]) * fabs(double(over(args.dst_over_norm, e.dst)) * over(args.src_over_norm, e.src));
     }
     if (args.logit_term) e.logit += args.logit_term[e.at];
     if constexpr (Fn::kScalar) {
@@ -141,23 +144,27 @@ struct ExactWalk : TeamOfHead {
   template <bool kEdgeTerm>
   __device__ void leave(I row, double logsumexp, double delta) const {
     const int64_t at = static_cast<int64_t>(row) * args.heads + head;
-    float shift = static_cast<float>(logsumexp * kLog2e);
-    if constexpr (Fn::kAtt && !kEdgeTerm) {
-      double constant = 0;
+    double constant = 0;
+    if constexpr (Fn::kAtt) {
       for_columns(args.key_vectors, [&](int column, int) {
         constant = fma(double(args.att[head * 4 * args.key_vectors + column]),
                        double(number<float>(args.dst, row, head, column)), constant);
       });
-      shift = static_cast<float>((logsumexp - args.coefficient * team_sum_of(constant)) * kLog2e);
+      constant = team_sum_of(constant);
     }
     if (lane > 0) return;
-    const bool large = is_large(args.logsumexp[at] * float(kLog2e)) || is_large(shift);
-    const float delta_or_mark = large ? NAN : static_cast<float>(delta);
-    if (args.stats) args.stats[2 * at] = shift, args.stats[2 * at + 1] = delta_or_mark;
-    if (args.delta) args.delta[at] = delta_or_mark;
-    if (large && args.exact) {
-      args.exact[2 * at] = static_cast<float>(logsumexp - args.logsumexp[at]);
-      args.exact[2 * at + 1] = static_cast<float>(delta);
+    if (is_large(args.logsumexp[at] * kLog2e) || is_large(constant * kLog2e)) {
+      if (args.stats) args.stats[2 * at] = args.stats[2 * at + 1] = NAN;
+      if (args.delta) args.delta[at] = NAN;
+      if (args.exact) {
+        args.exact[2 * at] = static_cast<float>(logsumexp - args.logsumexp[at]);
+        args.exact[2 * at + 1] = static_cast<float>(delta);
+      }
+    } else {
+      const double shift = (kEdgeTerm ? logsumexp : logsumexp - args.coefficient * constant) * kLog2e;
+      if (args.stats)
+        args.stats[2 * at] = static_cast<float>(shift), args.stats[2 * at + 1] = static_cast<float>(delta);
+      if (args.delta) args.delta[at] = static_cast<float>(delta);
     }
   }
 
@@ -210,7 +217,8 @@ __device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead t
     const double p = exp(e.logit - logsumexp), ds = p * (walk.of_weight(e) - delta);
     if (team.lane == 0) {
       if (args.grad_scale) args.grad_scale[e.at] = static_cast<float>(p * e.keep * e.dp);
-      if (args.weights_out) args.weights_out[e.at] = static_cast<float>(p * e.keep * (args.weights_scaled ? e.scale : 1));
+      if (args.weights_out)
+        args.weights_out[e.at] = static_cast<float>(p * e.keep * (args.weights_scaled ? e.scale : 1));
       if (args.ds_out) args.ds_out[e.at] = static_cast<float>(ds * e.derivative);
     }
     scalar = fma(ds, e.derivative, scalar);
@@ -231,7 +239,8 @@ __device__ __noinline__ float exact_by_src(const Args<float>& args, TeamOfHead t
     const auto e = walk.edge(row.row, position);
     const int64_t at = e.dst * args.heads + team.head;
     double logsumexp = args.logsumexp[at], delta = args.stats ? args.stats[2 * at + 1] : args.delta[at];
-    if (is_large(args.logsumexp[at] * float(kLog2e)) || (args.stats && is_large(args.stats[2 * at]))) {
+    // A Delta that is NaN may be the user's.
+    if (args.stats ? isnan(args.stats[2 * at]) : is_large(logsumexp * kLog2e)) {
       logsumexp += args.exact[2 * at], delta = args.exact[2 * at + 1];
     }
     const double p = exp(e.logit - logsumexp), ds = p * (walk.of_weight(e) - delta), w = p * e.keep * e.scale;
@@ -244,7 +253,8 @@ __device__ __noinline__ float exact_by_src(const Args<float>& args, TeamOfHead t
       });
     }
   }
-  for (int k = 0; k < row.size; ++k) keys[k] = static_cast<float>(sums[k]), values[k] = static_cast<float>(value_sums[k]);
+  for (int k = 0; k < row.size; ++k)
+    keys[k] = static_cast<float>(sums[k]), values[k] = static_cast<float>(value_sums[k]);
   return static_cast<float>(scalar);
 }
 
