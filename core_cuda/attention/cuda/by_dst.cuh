@@ -93,18 +93,29 @@ template <class Fn, class A, int kPer>
 using RowShares =
     std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kInverseNorms, FactorShares<A>, NoShares>>;
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst, kMode, kVecs, kEdges))
-    by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
+// Where a team stands when walk_rows() gave its block up.
+template <class A, class I, int kPer>
+struct DstRest {
+  Walk<I> walk;
+  A acc[kPer], acc_scalar;
+};
+
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
+__device__ __noinline__ void rest_by_dst(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                         Shares& att_shares, DstRest<float, I, kVecs * kVec<S>>& rest);
+
+// kRest: what walk_rows() gave up, by walk_rest(). A function of its own, since the calls in it would cost the loop of
+// walk_rows() registers.
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kRest, class Pieces,
+          class Shares>
+__device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
+                                            Shares& att_shares, DstRest<Arithmetic<S>, I, kVecs * kVec<S>>* rest) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
-  __shared__ BlockShares<I> shares;
-  __shared__ BackwardPieces<A, kPer, kKeys> pieces;
-  __shared__ RowShares<Fn, A, kPer> att_shares;
 
   const Place<kWidth> place(args.layout, args.heads);
-  divide_range(args.graph, args.part, place, shares);
+  if constexpr (!kRest) divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -131,8 +142,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     acc[k] = 0, grad[k] = 0, own[k] = 0;
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
   }
-  if constexpr (Fn::kAtt) att_shares.clear();
-  if constexpr (Fn::kInverseNorms) att_shares.clear(place);
+  if constexpr (Fn::kAtt && !kRest) att_shares.clear();
+  if constexpr (Fn::kInverseNorms && !kRest) att_shares.clear(place);
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
@@ -358,26 +369,43 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
     }
   };
 
-  if constexpr (kMakesExact<S>) {
-    auto fails = [&] {
-      sum_scalar();
-      return isnan(delta);
-    };
-    auto remake = [&] {
-      shift = args.logsumexp[static_cast<int64_t>(walk.row) * args.heads + place.head] * A(kLog2e);
+  if constexpr (kRest) {
+    walk = rest->walk, acc_scalar = rest->acc_scalar;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) acc[k] = rest->acc[k];
+    auto load_row = [&](I row) {
+      shift = args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] * A(kLog2e);
       if constexpr (kKeys) {
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
+        for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, row));
         unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
-        own_over = norms.own(walk.row);
+        own_over = norms.own(row);
       }
+    };
+    auto remake = [&] {
+      load_row(walk.row);
       A sums[kPer];
       const RowOfTeam<I> row{walk.row, walk.edge, walk.row_end, !walk.lead, kPer};
       acc_scalar = exact_by_dst<Fn, kMode == kEdgeTerm>(args, TeamOfHead(place), row, sums);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) acc[k] = sums[k];
     };
-    walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, fails, remake);
+    auto emit_other = [&](I row, bool lead, bool complete) {
+      load_row(row);
+      emit(row, lead, complete);
+    };
+    walk_rest(walk, place, shares, remake, close_row, clear, leave, add, emit_other);
+  } else if constexpr (kMakesExact<S>) {
+    auto fails = [&] {
+      sum_scalar();
+      return isnan(delta);
+    };
+    if (!walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, fails)) {
+      DstRest<A, I, kPer> given{walk, {}, acc_scalar};
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) given.acc[k] = acc[k];
+      return rest_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares, given);
+    }
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
   }
@@ -387,6 +415,23 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   if constexpr (Fn::kInverseNorms) {
     if (args.grad_att) att_shares.store(args, place);
   }
+}
+
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
+__device__ __noinline__ void rest_by_dst(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                         Shares& att_shares, DstRest<float, I, kVecs * kVec<S>>& rest) {
+  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, &rest);
+}
+
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst, kMode, kVecs, kEdges))
+    by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
+  using A = Arithmetic<S>;
+  constexpr int kPer = kVecs * kVec<S>;
+  __shared__ BlockShares<I> shares;
+  __shared__ BackwardPieces<A, kPer, !Fn::kScalar> pieces;
+  __shared__ RowShares<Fn, A, kPer> att_shares;
+  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, false>(args, shares, pieces, att_shares, nullptr);
 }
 
 }  // namespace edgeless::cuda

@@ -72,18 +72,28 @@ __device__ __forceinline__ void emit_source(const Args<A>& args, const BlockShar
   }
 }
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src, kMode, kVecs, kEdges))
-    by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
+// As DstRest.
+template <class A, class I, int kPer>
+struct SrcRest {
+  Walk<I> walk;
+  A key_acc[kPer], value_acc[kPer], acc_scalar;
+};
+
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
+__device__ __noinline__ void rest_by_src(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                         Shares& att_shares, SrcRest<float, I, kVecs * kVec<S>>& rest);
+
+// kRest: as of walk_by_dst().
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kRest, class Pieces,
+          class Shares>
+__device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
+                                            Shares& att_shares, SrcRest<Arithmetic<S>, I, kVecs * kVec<S>>* rest) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
-  constexpr bool kKeys = !Fn::kScalar, kTwoVectors = Fn::kOwnValue && kKeys;
-  __shared__ BlockShares<I> shares;
-  __shared__ SourcePieces<A, kPer, kTwoVectors> pieces;
-  __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
+  constexpr bool kKeys = !Fn::kScalar;
 
   const Place<kWidth> place(args.layout, args.heads);
-  divide_range(args.graph, args.part, place, shares);
+  if constexpr (!kRest) divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -109,7 +119,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
     if constexpr (Fn::kOwnValue) value[k] = 0;
   }
-  if constexpr (Fn::kAtt) att_shares.clear();
+  if constexpr (Fn::kAtt && !kRest) att_shares.clear();
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
@@ -290,11 +300,10 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
     }
   };
 
-  if constexpr (kMakesExact<S>) {
-    auto fails = [&] {
-      sum_scalar();
-      return isnan(Fn::kScalar || Fn::kAtt ? acc_scalar : key_acc[0]);
-    };
+  if constexpr (kRest) {
+    walk = rest->walk, acc_scalar = rest->acc_scalar;
+#pragma unroll
+    for (int k = 0; k < kPer; ++k) key_acc[k] = rest->key_acc[k], value_acc[k] = rest->value_acc[k];
     auto remake = [&] {
       if constexpr (kKeys) {
 #pragma unroll
@@ -302,19 +311,47 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
         unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
         own_over = norms.own(walk.row);
       }
-      A keys_of_row[kPer], values_of_row[kPer];
+      A of_keys[kPer], of_values[kPer];
       const RowOfTeam<I> row{walk.row, walk.edge, walk.row_end, false, kPer};
-      acc_scalar = exact_by_src<Fn>(args, TeamOfHead(place), row, keys_of_row, values_of_row);
+      acc_scalar = exact_by_src<Fn>(args, TeamOfHead(place), row, of_keys, of_values);
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) key_acc[k] = keys_of_row[k], value_acc[k] = values_of_row[k];
+      for (int k = 0; k < kPer; ++k) key_acc[k] = of_keys[k], value_acc[k] = of_values[k];
     };
-    walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, fails, remake);
+    walk_rest(walk, place, shares, remake, close_row, clear, leave, add, emit);
+  } else if constexpr (kMakesExact<S>) {
+    auto fails = [&] {
+      sum_scalar();
+      return isnan(Fn::kScalar || Fn::kAtt ? acc_scalar : key_acc[0]);
+    };
+    if (!walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, fails)) {
+      SrcRest<A, I, kPer> given{walk, {}, {}, acc_scalar};
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) given.key_acc[k] = key_acc[k], given.value_acc[k] = value_acc[k];
+      return rest_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares, given);
+    }
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
   }
   if constexpr (Fn::kAtt) {
     if (args.grad_att) att_shares.template store<S, kVecs>(args, place);
   }
+}
+
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
+__device__ __noinline__ void rest_by_src(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                         Shares& att_shares, SrcRest<float, I, kVecs * kVec<S>>& rest) {
+  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, &rest);
+}
+
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src, kMode, kVecs, kEdges))
+    by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
+  using A = Arithmetic<S>;
+  constexpr int kPer = kVecs * kVec<S>;
+  __shared__ BlockShares<I> shares;
+  __shared__ SourcePieces<A, kPer, Fn::kOwnValue && !Fn::kScalar> pieces;
+  __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
+  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, false>(args, shares, pieces, att_shares, nullptr);
 }
 
 }  // namespace edgeless::cuda

@@ -6,6 +6,8 @@
 // that holds the row's first edges keeps its own in registers, adds the others and writes the row.
 #pragma once
 
+#include <type_traits>
+
 #include "../../common/partition.cuh"
 #include "../../common/warp.cuh"
 #include "args.h"
@@ -66,10 +68,11 @@ template <class I>
 struct Walk {
   const I* indptr;
   I row, edge, row_end, next_end;
-  I last_row, last_edge;  // whole rows before last_row, and that row's edges before last_edge
-  bool lead;              // the row began in an earlier share
-  bool joins;             // in one of this block
-  bool pending;           // there is a row to end, perhaps with edges before that
+  I last_row, last_edge;                     // whole rows before last_row, and that row's edges before last_edge
+  bool lead;                                 // the row began in an earlier share
+  bool joins;                                // in one of this block
+  bool pending;                              // there is a row to end, perhaps with edges before that
+  bool leader = false, leader_lead = false;  // the last row's first edges are here, and others in the next share
 
   template <class P>
   __device__ Walk(const CompressedGraph& graph, const P& place, const BlockShares<I>& s)
@@ -140,6 +143,40 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
   return args.carry + (slot * args.heads + head) * args.carry_size;
 }
 
+// Hands on what the edges of the row at hand came to, all that are in this share.
+template <class I, class P, class Close, class Clear, class Leave, class Emit>
+__device__ __forceinline__ void put_row(Walk<I>& walk, const P& place, BlockShares<I>& shares, Close&& close,
+                                        Clear&& clear, Leave&& leave, Emit&& emit) {
+  close();
+  if (walk.joins) {
+    leave();
+    if (place.lane == 0) {
+      shares.status[place.team] = walk.row_complete() ? PieceStatus::row_ends : PieceStatus::row_goes_on;
+    }
+  } else if (walk.row_complete()) {
+    emit(walk.row, walk.lead, true);
+  } else {
+    walk.leader = true, walk.leader_lead = walk.lead;
+    return;
+  }
+  clear();
+}
+
+// The pieces of the rows that chains share, when all were left.
+template <class I, class P, class Add, class Emit>
+__device__ __forceinline__ void merge_pieces(const Walk<I>& walk, const P& place, const BlockShares<I>& shares,
+                                             Add&& add, Emit&& emit) {
+  if (!walk.leader) return;
+  bool complete = false;
+  for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
+    const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
+    if (shares.status[team] == PieceStatus::none) continue;
+    complete = shares.status[team] == PieceStatus::row_ends;
+    add(team, threadIdx.x + ahead * place.width());
+  }
+  emit(walk.last_row, walk.leader_lead, complete);
+}
+
 struct Never {
   __device__ bool operator()() const { return false; }
 };
@@ -150,41 +187,24 @@ struct Never {
 // happens at a row:
 //   begin()                    asks for what the row at hand needs
 //   take()                     takes the next batch of its edges, none for a team that is done; whole warp
+//   fails()                    whether its edges have to be taken by walk_rest(), and all after them in the share
 //   close()                    all edges of the row that are in this share were taken
 //   clear()                    forgets them
 //   leave()                    what they came to goes to shared memory, for the team that holds the row's first edges
 //   add(team, thread)          adds what that team left; thread: the one of this lane's numbers
 //   emit(row, lead, complete)  writes the row, or its piece where other blocks have others
-// And where rows may have to be made by other means:
-//   fails()                    before close(): whether this row has to, and then all after it in the share
-//   remake()                   does it, with what close() and emit() read of the row itself
+// False where a row of the block failed: then nothing was merged, and walk_rest() has to follow.
 template <bool kSettle = true, class I, class P, class Window, class Begin, class Take, class Close, class Clear,
-          class Leave, class Add, class Emit, class Fails = Never, class Remake = Never>
-__device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Window& window,
+          class Leave, class Add, class Emit, class Fails = Never>
+__device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Window& window,
                                           Begin&& begin, Take&& take, Close&& close, Clear&& clear, Leave&& leave,
-                                          Add&& add, Emit&& emit, Fails&& fails = {}, Remake&& remake = {}) {
-  bool leader = false, leader_lead = false;
-  auto put_row = [&] {
-    close();
-    if (walk.joins) {
-      leave();
-      if (place.lane == 0) {
-        shares.status[place.team] = walk.row_complete() ? PieceStatus::row_ends : PieceStatus::row_goes_on;
-      }
-    } else if (walk.row_complete()) {
-      emit(walk.row, walk.lead, true);
-    } else {
-      leader = true, leader_lead = walk.lead;
-      return;
-    }
-    clear();
-  };
+                                          Add&& add, Emit&& emit, Fails&& fails = {}) {
   auto end_row = [&] {
     if (fails()) {
       clear();
       walk.stop();
     } else {
-      put_row();
+      put_row(walk, place, shares, close, clear, leave, emit);
     }
   };
 
@@ -195,25 +215,30 @@ __device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockSh
     if (!__any_sync(kFullWarp, walk.edge < walk.row_end)) break;
     take();
   }
-  // The calls that this takes would cost the loop above registers.
+
+  if constexpr (std::is_same_v<std::decay_t<Fails>, Never>) {
+    __syncthreads();
+  } else {
+    if (__syncthreads_or(walk.stopped())) return false;
+  }
+  merge_pieces(walk, place, shares, add, emit);
+  return true;
+}
+
+// The rest of a block's share after walk_rows(). remake() makes what the edges of the row at hand come to, and what
+// close() and emit() read of the row itself.
+template <class I, class P, class Remake, class Close, class Clear, class Leave, class Add, class Emit>
+__device__ __forceinline__ void walk_rest(Walk<I>& walk, const P& place, BlockShares<I>& shares, Remake&& remake,
+                                          Close&& close, Clear&& clear, Leave&& leave, Add&& add, Emit&& emit) {
   if (walk.stopped()) {
     for (walk.resume(place, shares); walk.more(); walk.next_row()) {
       remake();
       walk.edge = walk.row_end;
-      put_row();
+      put_row(walk, place, shares, close, clear, leave, emit);
     }
   }
-
   __syncthreads();
-  if (!leader) return;
-  bool complete = false;
-  for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
-    const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
-    if (shares.status[team] == PieceStatus::none) continue;
-    complete = shares.status[team] == PieceStatus::row_ends;
-    add(team, threadIdx.x + ahead * place.width());
-  }
-  emit(walk.last_row, leader_lead, complete);
+  merge_pieces(walk, place, shares, add, emit);
 }
 
 }  // namespace edgeless::cuda
