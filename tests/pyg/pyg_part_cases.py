@@ -161,8 +161,8 @@ def kept_twice(dg):
             yield f"{name} keeps {heights} rows where the halo has {dg.num_halo}"
 
 
-# Layers by how many numbers they make of 6 features: whether they add loops, and whether the halo's features are kept by
-# default, by an all-to-all and by symmetric memory.
+# Layers by how many numbers they make of 6 features: whether they add loops, and whether the halo's features are kept
+# by default, by an all-to-all and by symmetric memory.
 MADE_OF_A_ROW = (
     ("GATv2Conv to 8", lambda: nn.GATv2Conv(FEATURES, 4, heads=2), True, True, True),
     ("GATv2Conv to 6", lambda: nn.GATv2Conv(FEATURES, 3, heads=2), True, False, True),
