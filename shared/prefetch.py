@@ -23,23 +23,24 @@ T = TypeVar("T")
 def prefetch(batches: Iterable[Any], prepare: Callable[[Any], T], device) -> Iterator[T]:
     """``map(prepare, batches)``, one batch ahead and on a stream of its own where ``device`` is a GPU.
 
-    ``prepare`` copies a batch to the device and makes its :class:`edgeless.Graph` there::
+    ``prepare`` makes a batch's :class:`edgeless.Graph` on the device, then copies the rest: the host waits for the
+    graph, and so for what this stream was given before it::
 
         def prepare(batch):
-            batch = batch.to(device, non_blocking=True)
-            graph = edgeless.Graph.from_edge_index(batch.edge_index, batch.num_nodes, batch.num_nodes)
-            return batch.x, graph, batch.y[: batch.batch_size]
+            edge_index = batch.edge_index.to(device, non_blocking=True)
+            graph = edgeless.Graph.from_edge_index(edge_index, batch.num_nodes, batch.num_nodes)
+            return batch.x.to(device, non_blocking=True), graph, batch.y.to(device, non_blocking=True)
 
-        for x, graph, y in edgeless.prefetch(loader, prepare, device):
-            ...
+        for x, graph, y in edgeless.prefetch(loader, prepare, device):  # NeighborLoader(..., pin_memory=True)
+            out = model(x, graph)
 
-    A layer that adds self loops keeps the graph with them in the graph: call ``graph.with_self_loops()`` there as well.
+    Layers that add self loops ask for ``graph.with_self_loops()``, which is kept: call it in ``prepare`` as well.
 
     Args:
-        batches: a loader; it runs on that stream, too. What it and ``prepare`` read on the GPU must have been there before
-            the loop, or wait for it themselves.
-        prepare: from what the loader gives to tensors, graphs, and batches of PyG and DGL, alone or in tuples, lists and
-            dictionaries. Nothing else that it returns may hold memory of the GPU.
+        batches: a loader; it runs on that stream, too. Whatever it and ``prepare`` read on the GPU is to be written
+            before the loop, or they wait for it themselves.
+        prepare: from what the loader gives to tensors, graphs, and batches of PyG and DGL, alone or in tuples, lists
+            and dictionaries. Nothing else that it returns may hold memory of the GPU.
         device: where training runs. On a CPU nothing is done ahead.
     Raises:
         TypeError, ValueError: prepare is no function, device no device.
@@ -74,8 +75,8 @@ def _ahead(batches: Iterable[Any], prepare: Callable[[Any], T], device: torch.de
 
 
 def record_stream(value: Any, stream) -> None:
-    """Tells the allocator that ``stream`` uses the memory of what a batch consists of, which another stream has made: it
-    is used again when that stream has come to the place where it was freed.
+    """Tells the allocator that ``stream`` uses what a batch consists of, which another stream has made: its memory is
+    used again when that stream has come to the place where it was freed.
     """
     if isinstance(value, (tuple, list)):
         for part in value:

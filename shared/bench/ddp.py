@@ -1,7 +1,8 @@
 """What DDP costs in training on mini-batches: a step with it, and the same step of the same process without it.
 
-Batches come as they are, so that the first layer builds the graph, or by :func:`edgeless.prefetch`, one ahead; gradients
-are averaged by DDP, or by :func:`edgeless.distributed.average_gradients`. The step without is of the same batches.
+Batches come as they are, so that the first layer builds the graph, or one ahead by :func:`edgeless.prefetch`; gradients
+are averaged by DDP or by :func:`edgeless.distributed.average_gradients`. The step without takes the same batches in the
+same way.
 
 Each process has sampled its batches beforehand, by uniform draws in plain torch: sampling is the frameworks' own.
 """
