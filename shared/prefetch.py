@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from .graph_checks import as_device
 
@@ -40,7 +39,8 @@ def prefetch(batches: Iterable[Any], prepare: Callable[[Any], T], device) -> Ite
         batches: a loader; it runs on that stream, too. Whatever it and ``prepare`` read on the GPU is to be written
             before the loop, or they wait for it themselves.
         prepare: from what the loader gives to tensors, graphs, and batches of PyG and DGL, alone or in tuples, lists
-            and dictionaries. Nothing else that it returns may hold memory of the GPU.
+            and dictionaries. Nothing else that it returns may hold memory of the GPU, and what shares memory that torch
+            did not allocate needs its owner beside it: a block of DGL beside the Graph that was made of it.
         device: where training runs. On a CPU nothing is done ahead.
     Raises:
         TypeError, ValueError: prepare is no function, device no device.
@@ -83,8 +83,7 @@ def record_stream(value: Any, stream) -> None:
             record_stream(part, stream)
     elif isinstance(value, dict):
         record_stream(list(value.values()), stream)
-    elif isinstance(value, Tensor):
-        if value.is_cuda:
-            value.record_stream(stream)
     elif hasattr(value, "record_stream"):
-        value.record_stream(stream)
+        device = getattr(value, "device", None)  # batches of PyG have none
+        if device is None or device.type == "cuda":
+            value.record_stream(stream)
