@@ -3,7 +3,9 @@
     torchrun --nproc-per-node 2 examples/pyg_minibatch_ddp.py
 
 Sampling is PyG's and the averaging of gradients is torch's: nothing of edgeless.distributed is needed. static_graph and
-gradient_as_bucket_view are worth most of what DDP costs on small batches. The loader needs pyg-lib or torch_sparse.
+gradient_as_bucket_view are worth most of what DDP costs on small batches. edgeless.prefetch makes the next batch's
+graph on a stream of its own: else the host would wait for the GPU at every new graph, and so for the other processes'
+gradients. The loader needs pyg-lib or torch_sparse.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 
+from edgeless import Graph, prefetch
 from edgeless.pyg.nn import GATv2Conv
 
 NODES, EDGES, CLASSES, FEATURES = 5_000, 100_000, 4, 32
@@ -42,15 +45,25 @@ class Net(torch.nn.Module):
         self.conv1 = GATv2Conv(FEATURES, 8, heads=4)
         self.conv2 = GATv2Conv(32, CLASSES)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+    def forward(self, x: Tensor, graph: Graph) -> Tensor:
+        return self.conv2(self.conv1(x, graph).relu(), graph)
 
 
 def train(rank: int, world: int, device: torch.device) -> None:
     data = make_data()
     # As many seeds for every process: with fewer batches one would leave the others waiting for its gradients.
     seeds = torch.randperm(NODES)[: NODES // world * world].view(world, -1)[rank]
-    loader = NeighborLoader(data, num_neighbors=[10, 5], batch_size=256, input_nodes=seeds, shuffle=True)
+    on_gpu = device.type == "cuda"  # where copies from pinned memory do not hold up the host
+    loader = NeighborLoader(data, [10, 5], batch_size=256, input_nodes=seeds, shuffle=True, pin_memory=on_gpu)
+
+    def prepare(batch: Data) -> tuple[Tensor, Graph, Tensor]:
+        # The graph first: the host waits for it, and would for the features if these were on their way before it.
+        edge_index = batch.edge_index.to(device, non_blocking=True)
+        graph = Graph.from_edge_index(edge_index, batch.num_nodes, batch.num_nodes)
+        graph.with_self_loops()  # which GATv2Conv adds; kept with the graph
+        x, y = (t.to(device, non_blocking=True) for t in (batch.x, batch.y[: batch.batch_size]))
+        return x, graph, y
+
     model = Net().to(device)
     if world > 1:
         model = DistributedDataParallel(model, static_graph=True, gradient_as_bucket_view=True)
@@ -58,14 +71,12 @@ def train(rank: int, world: int, device: torch.device) -> None:
     torch.manual_seed(rank)  # other neighbours and other dropout in every process
     for epoch in range(1, 4):
         total = torch.zeros((), device=device)
-        for batch in loader:
-            batch = batch.to(device)
+        for x, graph, y in prefetch(loader, prepare, device):
             optimizer.zero_grad()
-            out = model(batch.x, batch.edge_index)[: batch.batch_size]  # the seeds come first
-            loss = F.cross_entropy(out, batch.y[: batch.batch_size])
+            loss = F.cross_entropy(model(x, graph)[: len(y)], y)  # the seeds come first
             loss.backward()
             optimizer.step()
-            total += loss.detach() * batch.batch_size
+            total += loss.detach() * len(y)
         if world > 1:
             dist.all_reduce(total)
         if rank == 0:
@@ -79,6 +90,8 @@ def main() -> None:
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local = int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if torch.cuda.device_count() > local else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     if world > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     train(rank, world, device)

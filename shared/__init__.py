@@ -20,6 +20,7 @@ from .cache import cache_info, clear_cache, set_cache_limit
 from .capture import Capture, capture
 from .engines import engine
 from .graph import Graph
+from .prefetch import prefetch
 from .typed_graph import TypedGraph
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "engine",
     "explain",
     "functional",
+    "prefetch",
     "reference",
     "reordering",
     "set_cache_limit",

@@ -92,6 +92,12 @@ class Keeper:
             num += graph.num_formats()
         return num
 
+    def record_stream(self, stream) -> None:
+        """As :meth:`torch.Tensor.record_stream`, of all that is kept by now."""
+        for tensor in tensors_of(self):
+            if tensor.is_cuda:
+                tensor.record_stream(stream)
+
 
 class HeldByCore:
     """An entry that grows while it is kept: an object of the extension holds what is in it.

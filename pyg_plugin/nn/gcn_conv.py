@@ -72,7 +72,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             kept = self._keep_norm(x, edge_index, edge_weight)
         if kept is not None:
             edge_index, edge_weight = kept
-        sums_first = on_parts and edge_index.sends_input(x, self.out_channels)
+        sums_first = on_parts and edge_index.sends_input(x, self.out_channels, summed=True)
         if not sums_first:
             (x,) = self._project(x, self.lin)
         kind = kind_of(edge_index)

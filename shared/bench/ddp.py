@@ -1,5 +1,9 @@
 """What DDP costs in training on mini-batches: a step with it, and the same step of the same process without it.
 
+Batches come as they are, so that the first layer builds the graph, or one ahead by :func:`edgeless.prefetch`; gradients
+are averaged by DDP or by :func:`edgeless.distributed.average_gradients`. The step without takes the same batches in the
+same way.
+
 Each process has sampled its batches beforehand, by uniform draws in plain torch: sampling is the frameworks' own.
 """
 
@@ -15,10 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import edgeless.distributed as ed
+from edgeless import prefetch
 from edgeless.backends import backend
 from edgeless.cli.console import milliseconds, print_table
 from edgeless.cli.devices import describe_device
-from edgeless.cli.layers import make_layer
+from edgeless.cli.layers import LAYERS, make_layer
 from edgeless.graph import Graph
 
 from . import processes
@@ -26,14 +32,22 @@ from .graphs import load
 
 WIDTH, CLASSES, HEADS = 128, 40, 4
 BATCHES, WARMUP_PASSES = 8, 1
+WAYS = ("ddp", "average_gradients")
 
 
 @dataclass
 class DDPStep:
-    """Medians in milliseconds; ``efficiency`` is ``alone_ms / ddp_ms``."""
+    """Medians in milliseconds; ``efficiency`` is ``alone_ms / ddp_ms``.
+
+    Attributes:
+        average: what averages gradients, "ddp" or "average_gradients".
+        prefetched: whether batches and their graphs are made one ahead, with and without processes to average over.
+    """
 
     graph: str
     model: str
+    average: str
+    prefetched: bool
     processes: int
     seeds: int
     alone_ms: float
@@ -50,8 +64,8 @@ class Net(nn.Module):
         self.conv1 = make_layer(model, "pyg", "edgeless", WIDTH, HEADS, WIDTH // HEADS)
         self.conv2 = make_layer(model, "pyg", "edgeless", WIDTH, HEADS, CLASSES // HEADS)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.conv2(self.conv1(x, edge_index).relu(), edge_index)
+    def forward(self, x: Tensor, edges) -> Tensor:
+        return self.conv2(self.conv1(x, edges).relu(), edges)
 
 
 def sample(graph: Graph, seeds: Tensor, fanout) -> tuple[Tensor, Tensor]:
@@ -93,30 +107,63 @@ def _work(rank, size, device, config):
         batches.append((x, edge_index, y))
     with backend("fused"):
         for model in config["models"]:
-            alone = _steps(Net(model).to(device), batches, device, config["rounds"])
-            torch.manual_seed(0)
-            net = Net(model).to(device)
-            trained = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True) if size > 1 else net
-            together = _steps(trained, batches, device, config["rounds"])
-            same = [sum(float(p.detach().double().sum()) for p in net.parameters())] * size
-            if size > 1:
-                dist.all_gather_object(same, same[rank])
-            yield DDPStep(
-                config["graph"],
-                model,
-                size,
-                config["batch_size"],
-                alone,
-                together,
-                alone / together,
-                len(set(same)) == 1,
-            )
+            for prefetched in (False, True):
+
+                def step_ms(net, average=False, model=model, prefetched=prefetched):
+                    given = _Batches(batches, prefetched, model, device)
+                    return _steps(net, given, device, config["rounds"], average)
+
+                alone = step_ms(Net(model).to(device))
+                for way in WAYS if size > 1 else WAYS[:1]:
+                    torch.manual_seed(0)
+                    net = Net(model).to(device)
+                    trained = net
+                    if size > 1 and way == "ddp":
+                        trained = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
+                    together = step_ms(trained, way == "average_gradients")
+                    same = [sum(float(p.detach().double().sum()) for p in net.parameters())] * size
+                    if size > 1:
+                        dist.all_gather_object(same, same[rank])
+                    yield DDPStep(
+                        config["graph"],
+                        model,
+                        way,
+                        prefetched,
+                        size,
+                        config["batch_size"],
+                        alone,
+                        together,
+                        alone / together,
+                        len(set(same)) == 1,
+                    )
 
 
-def _steps(net: nn.Module, batches, device, rounds: int) -> float:
+class _Batches:
+    """Passes through the batches. Every one is new to the layers, as its edges are."""
+
+    def __init__(self, batches, prefetched: bool, model: str, device: torch.device):
+        self._batches, self._prefetched, self._device = batches, prefetched, device
+        self._loops = LAYERS[model].self_loops
+
+    def __iter__(self):
+        if self._prefetched:
+            return iter(prefetch(self._batches, self._with_graph, self._device))
+        return ((x, edge_index.clone(), y) for x, edge_index, y in self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def _with_graph(self, batch):
+        x, edge_index, y = batch
+        graph = Graph.from_edge_index(edge_index.clone(), len(x), len(x))
+        if self._loops:
+            graph.with_self_loops()
+        return x, graph, y
+
+
+def _steps(net: nn.Module, batches: _Batches, device, rounds: int, average: bool) -> float:
     """The time of a step, the median over passes through the batches. All processes begin a pass together, and steps
-    follow one another as they do in training: the host waits for the device at the end of a pass. Every batch is new to
-    the layers, as its edges are.
+    follow one another as they do in training: the host waits for the device at the end of a pass.
     """
     optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
     passes = []
@@ -126,10 +173,11 @@ def _steps(net: nn.Module, batches, device, rounds: int) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         begun = time.perf_counter()
-        for x, edge_index, y in batches:
-            edge_index = edge_index.clone()  # a new graph to the cache
+        for x, edges, y in batches:
             optimizer.zero_grad()
-            F.cross_entropy(net(x, edge_index)[: len(y)], y).backward()
+            F.cross_entropy(net(x, edges)[: len(y)], y).backward()
+            if average:
+                ed.average_gradients(net)
             optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -141,10 +189,12 @@ def _steps(net: nn.Module, batches, device, rounds: int) -> float:
 def print_steps(steps: list[DDPStep], device: torch.device) -> None:
     """One table for a graph."""
     rows = [
-        [s.model, str(s.processes), f"{s.seeds:,}", milliseconds(s.alone_ms), milliseconds(s.ddp_ms)]
+        [s.model, s.average, "prefetched" if s.prefetched else "", str(s.processes), f"{s.seeds:,}"]
+        + [milliseconds(s.alone_ms), milliseconds(s.ddp_ms)]
         + [f"{s.efficiency:.2f}", "yes" if s.same_parameters else "no"]
         for s in steps
     ]
-    columns = ["", "processes", "seeds each", "step ms", "under DDP", "efficiency", "same parameters"]
+    columns = ["", "averaged by", "batches", "processes", "seeds each", "alone ms", "together ms", "efficiency"]
+    columns.append("same parameters")
     title = f"{steps[0].graph}: mini-batches under DDP; {describe_device(device)}"
     print_table(title, columns, rows, [f"Passes of {BATCHES} steps begin together; sampling is not timed."])

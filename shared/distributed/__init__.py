@@ -4,6 +4,16 @@ from .graph import DistGraph
 from .load import load
 from .partition import partition
 from .process import init
-from .training import convert_batchnorm, gather, mean, refusals
+from .training import average_gradients, convert_batchnorm, gather, mean, refusals
 
-__all__ = ["DistGraph", "convert_batchnorm", "gather", "init", "load", "mean", "partition", "refusals"]
+__all__ = [
+    "DistGraph",
+    "average_gradients",
+    "convert_batchnorm",
+    "gather",
+    "init",
+    "load",
+    "mean",
+    "partition",
+    "refusals",
+]

@@ -41,11 +41,13 @@ class AllToAll:
     """By ``all_to_all_single``: NCCL or gloo, any number of hosts.
 
     Attributes:
+        keeps_features: whether foreign features that a layer maps are kept where what it makes of them is no wider.
         bytes: device memory that is kept between exchanges and that torch's allocator does not count.
         why: why it is not symmetric memory, where that was to be if possible.
     """
 
-    name, bytes = "all_to_all", 0
+    # Where memory is short this is the carrier: symmetric memory has buffers of its own.
+    name, keeps_features, bytes = "all_to_all", False, 0
 
     def __init__(self, ranks: Ranks, why: str = ""):
         self._ranks, self.why = ranks, why

@@ -33,12 +33,22 @@ class Halo:
         sent: rows ``[S]`` (int64) that this rank sends, ordered by receiver.
         num_sent, num_received: how many go to and come from every rank.
 
+        keep_features: whether rows of features that need no gradient are kept; None: as the carrier does best.
+
     Attributes:
         carrier: what brings the rows, see :mod:`edgeless.distributed.carriers`.
     """
 
-    def __init__(self, ranks: Ranks, num_own: int, sent: Tensor, num_sent: list[int], num_received: list[int]):
-        self.ranks = ranks
+    def __init__(
+        self,
+        ranks: Ranks,
+        num_own: int,
+        sent: Tensor,
+        num_sent: list[int],
+        num_received: list[int],
+        keep_features: Optional[bool] = None,
+    ):
+        self.ranks, self.keep_features = ranks, keep_features
         self.num_own, self.num_halo = num_own, sum(num_received)
         self.num_sent, self.num_received = num_sent, num_received
         self.sent = sent
@@ -58,7 +68,8 @@ class Halo:
 
     def to(self, device) -> Halo:
         """The same on ``device``, with nothing kept, carried by all-to-all."""
-        return Halo(self.ranks, self.num_own, self.sent.to(device), self.num_sent, self.num_received)
+        sent = self.sent.to(device)
+        return Halo(self.ranks, self.num_own, sent, self.num_sent, self.num_received, self.keep_features)
 
     # Exchanges -------------------------------------------------------------------------------------------------------
 
@@ -81,7 +92,7 @@ class Halo:
         if self.ranks.size == 1:
             flight.here = rows if join else rows.new_empty(0, *rows.shape[1:])
             return flight
-        keep = torch.is_grad_enabled() and not rows.requires_grad and not rows.is_inference()
+        keep = self.keep_features is not False and stays(rows)
         if (kept := self._find(rows, join)) is not None:
             flight.here = kept
             return flight
@@ -267,6 +278,11 @@ class _Wait(torch.autograd.Function):
     def backward(ctx, grad):
         ctx.flight.send_back(grad)
         return grad, None
+
+
+def stays(rows: Tensor) -> bool:
+    """Whether these are features that a training does not change: every epoch needs the same halo rows of them."""
+    return torch.is_grad_enabled() and not rows.requires_grad and not rows.is_inference()
 
 
 def _flat(rows: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from ..graph import Compressed, Graph, power_of_degrees
 from ..graph_checks import as_device, check_choice, normal_tensors
 from ..ops.graph import coo_to_csr, index_dtype
 from ..reference import dropout_mask
-from .exchange import Coming, Halo, part_of, stacked
+from .exchange import Coming, Halo, part_of, stacked, stays
 from .process import Ranks
 
 __all__ = ["DistGraph", "LocalGraph"]
@@ -201,22 +201,32 @@ class DistGraph:
 
         Where no gradient is asked for at all every tensor is such, and only what is there already counts.
         """
-        if self.size == 1 or x.requires_grad or x.layout is not torch.strided or x.is_inference():
-            return False
-        return torch.is_grad_enabled() or self.halo.knows(x)
-
-    def sends_input(self, x: Tensor, width: int) -> bool:
-        """Whether a layer had better fetch rows of its input ``x`` ``[n, F]`` than ``width`` numbers made of each."""
         if self.size == 1 or x.layout is not torch.strided:
             return False
-        return x.size(-1) < width or self.keeps(x)
+        return self.halo.keep_features is not False if stays(x) else self.halo.knows(x)
+
+    def sends_input(self, x: Tensor, width: int, summed: bool = False) -> bool:
+        """Whether a layer had better fetch rows of its input ``x`` ``[n, F]`` than ``width`` numbers made of each.
+
+        Args:
+            summed: whether foreign rows are summed as they come. Else they are mapped, and the map's gradient needs
+                them until the backward.
+        """
+        if self.size == 1 or x.layout is not torch.strided:
+            return False
+        narrower, keep = x.size(-1) < width, self.halo.keep_features
+        if summed or not stays(x):
+            return narrower or self.keeps(x)
+        # Kept they cost F numbers of memory for a foreign row, and what is made of them stands beside them until the
+        # backward. What travels in their place costs two exchanges in every epoch, and memory only then.
+        return (narrower or self.halo.carrier.keeps_features) if keep is None else keep
 
     def project_sources(self, x: Tensor, width: int, maps: Maps, others: Maps) -> tuple[Sequence, Sequence]:
         """``maps`` of own and halo nodes, and ``others`` of own nodes, which hide the exchange.
 
         Args:
             x: input of the layer ``[n, F]``.
-            width: how many numbers ``maps`` makes of a row. The rows of x travel where they are narrower or kept.
+            width: how many numbers ``maps`` makes of a row; :meth:`sends_input` says whether these travel or x does.
             maps, others: from a tensor of rows to several such tensors.
         """
         if self.sends_input(x, width):

@@ -19,7 +19,14 @@ from .store import read_manifest, read_part
 __all__ = ["load"]
 
 
-def load(directory, device=None, *, checked: Optional[int] = 64, carrier: str = "auto") -> DistGraph:
+def load(
+    directory,
+    device=None,
+    *,
+    checked: Optional[int] = 64,
+    carrier: str = "auto",
+    keep_features: Optional[bool] = None,
+) -> DistGraph:
     """This process' part of a partitioned graph. All processes of the job call it.
 
     The number of processes P must divide the number of parts: each takes as many consecutive ones. Without a process
@@ -32,11 +39,16 @@ def load(directory, device=None, *, checked: Optional[int] = 64, carrier: str = 
         carrier: what brings rows of other processes: ``"all_to_all"``, NCCL's or gloo's; ``"symmetric"``, the copy
             engine over symmetric memory, for GPUs of one host on NVLink, under NCCL; ``"auto"``, the latter where it
             can be had. ``DistGraph.carrier`` says which it is.
+        keep_features: whether foreign rows of features that need no gradient are fetched once and kept while the
+            features live. Without them a rank needs less memory, and every epoch fetches them again: as they are where
+            they are summed, and as what a layer makes of them where they are mapped, with an exchange of gradients in
+            the backward. None: yes, unless rows travel by all-to-all and what is made of them is no wider.
     Raises:
         FileNotFoundError, ValueError: a missing, damaged or newer file, a number of processes that does not fit, or
             no such carrier.
-        RuntimeError: on the other ranks, with the reasons of those that failed; where folders or carriers differ; or
-            on every rank, where ``carrier="symmetric"`` cannot be had.
+        TypeError: keep_features is neither of the three.
+        RuntimeError: on the other ranks, with the reasons of those that failed; where folders, carriers or
+            keep_features differ; or on every rank, where ``carrier="symmetric"`` cannot be had.
     """
     ranks, folder = Ranks(checked), Path(directory)
     if device is None:
@@ -44,21 +56,28 @@ def load(directory, device=None, *, checked: Optional[int] = 64, carrier: str = 
     manifest = parts = failure = None
     try:
         check_choice("load", "carrier", carrier, CARRIERS)
+        if keep_features is not None and not isinstance(keep_features, bool):
+            raise TypeError(f"load: keep_features must be True, False or None, got {keep_features!r}")
         device = as_device("load", device)
         manifest = read_manifest(folder)
         parts = _own_parts(folder, manifest, ranks)
     except Exception as error:  # whatever it is, the other ranks must not wait for this one
         failure = error
-    said = ranks.all_say((None if failure is None else str(failure), manifest and manifest["fingerprint"], carrier))
+    reason = None if failure is None else str(failure)
+    said = ranks.all_say((reason, manifest and manifest["fingerprint"], carrier, keep_features))
     if failure is not None:
         raise failure
     if failed := [f"rank {rank}: {reason}" for rank, (reason, *_) in enumerate(said) if reason is not None]:
         raise RuntimeError(f"load: other ranks could not load their parts: {'; '.join(failed)}")
-    for at, alike in ((1, "one partition, but their fingerprints differ"), (2, "with one carrier, but they differ")):
+    for at, alike in (
+        (1, "one partition, but their fingerprints differ"),
+        (2, "with one carrier, but they differ"),
+        (3, "with one keep_features, but they differ"),
+    ):
         if len({one[at] for one in said}) > 1:
             listed = "; ".join(f"rank {rank}: {one[at]}" for rank, one in enumerate(said))
             raise RuntimeError(f"load: all ranks must load {alike}: {listed}")
-    return _connect(manifest, parts, ranks, device, carrier)
+    return _connect(manifest, parts, ranks, device, carrier, keep_features)
 
 
 def _by_nccl(ranks: Ranks) -> bool:
@@ -82,7 +101,14 @@ def _own_parts(folder: Path, manifest: dict, ranks: Ranks) -> dict[str, Tensor]:
     return {name: t[order] if name in by_edge or name.startswith("edge.") else t for name, t in found.items()}
 
 
-def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: torch.device, carrier: str) -> DistGraph:
+def _connect(
+    manifest: dict,
+    parts: dict[str, Tensor],
+    ranks: Ranks,
+    device: torch.device,
+    carrier: str,
+    keep_features: Optional[bool],
+) -> DistGraph:
     """Finds the halo and tells its owners what to send."""
     each = manifest["num_parts"] // ranks.size
     sizes = torch.tensor(manifest["sizes"], dtype=torch.int64, device="cpu").view(ranks.size, each).sum(1)
@@ -102,7 +128,7 @@ def _connect(manifest: dict, parts: dict[str, Tensor], ranks: Ranks, device: tor
     wanted = torch.empty(sum(sent), dtype=torch.int64, device=device)
     if ranks.size > 1:
         ranks.finish(ranks.all_to_all(wanted, places, sent, received))
-    halo = Halo(ranks, num_own, wanted - first, sent, received)
+    halo = Halo(ranks, num_own, wanted - first, sent, received, keep_features)
     nodes = parts["nodes"].to(device)
     about = {
         "nodes": nodes,

@@ -225,7 +225,7 @@ class Symmetric:
     number of rows that a rank sends, and which exchanges have ended. Whether a tensor was collected does not count.
     """
 
-    name, why = "symmetric", ""
+    name, why, keeps_features = "symmetric", "", True
 
     def __init__(self, ranks: Ranks, sent: list[list[int]], memory, side):
         """Of ``sent[r][q]`` rows from rank r to rank q; ``memory`` and ``side`` as :class:`_Memory`, :class:`_Side`."""

@@ -1,7 +1,20 @@
 """Layers of PyG on parts of a graph; spawned processes import this module by name."""
 
+import copy
+
 import torch
-from part_cases import EDGE_FEATURES, FEATURES, compare, edges, partitions
+from part_cases import (
+    EDGE_FEATURES,
+    FEATURES,
+    compare,
+    differences,
+    doubled,
+    edges,
+    node_data,
+    partitions,
+    run_parts,
+    run_whole,
+)
 
 import edgeless
 import edgeless.distributed as ed
@@ -146,6 +159,49 @@ def kept_twice(dg):
         heights = [rows.size(0) for reference, _, rows in dg.halo._kept.values() if reference() is x]
         if heights != [dg.num_halo]:
             yield f"{name} keeps {heights} rows where the halo has {dg.num_halo}"
+
+
+# Layers by how many numbers they make of 6 features: whether they add loops, and whether the halo's features are kept
+# by default, by an all-to-all and by symmetric memory.
+MADE_OF_A_ROW = (
+    ("GATv2Conv to 8", lambda: nn.GATv2Conv(FEATURES, 4, heads=2), True, True, True),
+    ("GATv2Conv to 6", lambda: nn.GATv2Conv(FEATURES, 3, heads=2), True, False, True),
+    ("GATConv to 8", lambda: nn.GATConv(FEATURES, 4, heads=2), True, True, True),
+    ("GATConv to 4", lambda: nn.GATConv(FEATURES, 2, heads=2), True, False, True),
+    ("TransformerConv to 2 x 4", lambda: nn.TransformerConv(FEATURES, 2, heads=2), False, True, True),
+    ("TransformerConv to 2 x 3", lambda: nn.TransformerConv(FEATURES, 3), False, False, True),
+    ("SAGEConv", lambda: nn.SAGEConv(FEATURES, 4), False, True, True),
+    ("GCNConv", lambda: nn.GCNConv(FEATURES, 4), True, True, True),
+    ("RGCNConv", lambda: nn.RGCNConv(FEATURES, 4, RELATIONS), False, True, True),
+)
+
+
+def features_that_stay(rank, world, folder):
+    """What is kept of them under every ``keep_features``; results are those of one process, and the same bits again."""
+    edge_index, x = edges("loops"), node_data()["x"]
+    for keep in (None, True, False):
+        dg = ed.load(folder / "random", keep_features=keep)
+        for name, make, looped, by_all_to_all, by_symmetric in MADE_OF_A_ROW:
+            alone = doubled(make()).to(dg.device)
+            layer = copy.deepcopy(alone)
+            call = typed() if isinstance(layer, nn.RGCNConv) else plain
+            runs = [run_parts(layer, call(dg), dg, looped, {}, False, 9, torch.float64) for _ in range(2)]
+            want = run_whole(alone, call(edge_index.to(dg.device)), x.to(dg.device), {}, False, 9)
+            for wrong in differences(runs[0], want, torch.float64):
+                yield f"{name}, keep_features={keep}: {wrong}"
+            if any(not torch.equal(runs[1][key], value) for key, value in runs[0].items()):
+                yield f"{name}, keep_features={keep}: two runs differ in their bits"
+            expected = keep if keep is not None else by_symmetric if dg.carrier == "symmetric" else by_all_to_all
+            rows = dg.ndata["x"].clone()
+            call(dg)(layer, rows, {})
+            if dg.halo.knows(rows) is not expected:
+                yield f"{name}, keep_features={keep}: foreign rows are {'' if expected else 'not '}to be kept"
+            with torch.no_grad():
+                out = ed.gather(call(dg)(layer, rows, {})[0], dg)
+            if not torch.allclose(out, want["result 0"], rtol=1e-10, atol=1e-12):
+                yield f"{name}, keep_features={keep}: other results without gradients"
+        if dg.to(dg.device).halo.keep_features is not keep:
+            yield f"another device forgets keep_features={keep}"
 
 
 def all_layers(rank, world, folder):

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch_geometric.nn as stock
 from carrier_cases import carried
 from part_cases import FEATURES, edges, node_data, spawn, write_partitions
-from pyg_part_cases import all_layers
+from pyg_part_cases import all_layers, features_that_stay
 
 import edgeless
 import edgeless.distributed as ed
@@ -33,6 +33,24 @@ def test_parts_on_two_gpus_give_what_the_whole_graph_gives(tmp_path, carrier):
         pytest.skip("needs two GPUs")
     write_partitions(tmp_path, 2)
     assert not spawn(carried, 2, tmp_path, carrier, all_layers, backend="nccl")
+
+
+@pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="needs gloo")
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "carrier"), ((2, "late"), (3, "all_to_all")))
+def test_foreign_features_are_kept_or_fetched_again(tmp_path, world, carrier):
+    write_partitions(tmp_path, world)
+    assert not spawn(carried, world, tmp_path, carrier, features_that_stay)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not (dist.is_available() and dist.is_nccl_available()), reason="needs NCCL")
+@pytest.mark.parametrize("carrier", ("all_to_all", "symmetric"))
+def test_foreign_features_are_kept_or_fetched_again_on_two_gpus(tmp_path, carrier):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    write_partitions(tmp_path, 2)
+    assert not spawn(carried, 2, tmp_path, carrier, features_that_stay, backend="nccl")
 
 
 @pytest.fixture

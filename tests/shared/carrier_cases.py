@@ -294,6 +294,11 @@ def refuse(rank, world, folder):
         ["got 'none'"],
         lambda: ed.load(folder / "random", carrier="none" if rank else "auto"),
     )
+    yield from raising(
+        RuntimeError,
+        ["all ranks must load with one keep_features", "rank 0: False", "rank 1: None"],
+        lambda: ed.load(folder / "random", keep_features=None if rank else False),
+    )
     broken = {"count": 0}
 
     class Broken(SharedFiles):

@@ -185,6 +185,58 @@ def _rounded(dg):
         yield f"bfloat16 is off by {parts:.2e}, and one process by {one:.2e}"
 
 
+class Partly(torch.nn.Module):
+    """Two dtypes; a parameter that nothing needs, one that only the first process does, and one without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(3, 4).double(), torch.nn.Linear(4, 2).double()
+        self.single, self.unused, self.fixed = (torch.nn.Parameter(torch.ones(2)) for _ in range(3))
+        self.fixed.requires_grad_(False)
+
+    def forward(self, x, first):
+        out = self.two(self.one(x).relu())
+        return (out * self.single).sum() if first else out.sum()
+
+
+def averages(rank, world, folder):
+    """``average_gradients`` gives what the mean over the processes is, however often, and DDP's steps."""
+    torch.manual_seed(3)
+    net, xs = Partly(), torch.randn(world, 5, 3, dtype=torch.float64)
+    want = {name: torch.zeros_like(p) for name, p in net.named_parameters() if p.requires_grad}
+    for other in range(world):
+        net.zero_grad()
+        net(xs[other], other == 0).backward()
+        for name in want:
+            grad = dict(net.named_parameters())[name].grad
+            want[name] += 0 if grad is None else grad / world
+    for kept in (False, True):  # views of one tensor, which the next backward adds to
+        net.zero_grad(set_to_none=not kept)
+        net(xs[rank], rank == 0).backward()
+        ed.average_gradients(net)
+        for name, p in net.named_parameters():
+            if not p.requires_grad:
+                if p.grad is not None:
+                    yield f"{name} has a gradient"
+            elif not torch.allclose(p.grad, want[name], rtol=1e-6 if p.dtype == torch.float32 else 1e-12, atol=1e-14):
+                yield f"{name}, kept={kept}: {p.grad} instead of {want[name]}"
+    found = []
+    for average in (False, True):
+        torch.manual_seed(4)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+        model = net if average else DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            model(xs[rank] + step).square().mean().backward()
+            if average:
+                ed.average_gradients(net)
+            optimizer.step()
+        found.append([p.detach() for p in net.parameters()])
+    if not all(torch.allclose(*pair, rtol=1e-9, atol=1e-12) for pair in zip(*found, strict=True)):
+        yield f"other steps than DDP's: {found}"
+
+
 # Failures --------------------------------------------------------------------------------------------------------
 
 

@@ -53,6 +53,8 @@ def test_one_process_needs_no_carrier(tmp_path):
         assert "carrier" not in repr(dg)
     with pytest.raises(ValueError, match="load: carrier must be one of 'auto', 'all_to_all', 'symmetric', got 'nccl'"):
         ed.load(tmp_path / "random", carrier="nccl")
+    with pytest.raises(TypeError, match="load: keep_features must be True, False or None, got 'yes'"):
+        ed.load(tmp_path / "random", keep_features="yes")
 
 
 class Alone:

@@ -14,7 +14,7 @@ pytest.importorskip("pymetis")
 
 from carrier_cases import carried
 from part_cases import FEATURES, NODES, edge_data, edges, node_data, spawn, write_partitions
-from part_training import fail, lose_one, loss_of, new_net, same_bits, train, train_whole, write_damaged
+from part_training import averages, fail, lose_one, loss_of, new_net, same_bits, train, train_whole, write_damaged
 from processes import forking
 
 import edgeless
@@ -54,6 +54,19 @@ def test_training_and_checkpoints(tmp_path, world):
     again.load_state_dict(torch.load(tmp_path / f"of-{world}.pt"))
     again.eval()
     torch.testing.assert_close(again(data["x"], graph), whole(data["x"], graph), rtol=1e-8, atol=1e-10)
+
+
+@needs_gloo
+@pytest.mark.slow
+@pytest.mark.parametrize("world", (2, 3))
+def test_gradients_are_averaged_in_one_go(tmp_path, world):
+    assert not spawn(averages, world, tmp_path)
+
+
+def test_one_process_has_nothing_to_average():
+    net = torch.nn.Linear(2, 2)
+    ed.average_gradients(net)
+    assert net.weight.grad is None
 
 
 @pytest.mark.cuda

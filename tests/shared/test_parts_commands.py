@@ -69,7 +69,12 @@ def test_bench_tells_what_ddp_costs(tmp_path, capsys):
     assert main([*command, "--device", "cpu", "--json", str(file)]) == 0
     assert "mini-batches under DDP" in capsys.readouterr().out
     rows = json.loads(file.read_text())["results"]
-    assert [row["model"] for row in rows] == ["sage-mean", "gatv2"]
+    assert [(row["model"], row["prefetched"], row["average"]) for row in rows] == [
+        (model, prefetched, average)
+        for model in ("sage-mean", "gatv2")
+        for prefetched in (False, True)
+        for average in ("ddp", "average_gradients")
+    ]
     assert all(row["same_parameters"] and row["efficiency"] > 0 for row in rows)
 
 
