@@ -80,8 +80,9 @@ void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vect
   for (size_t k = 0; k < parts; ++k) grads[which[order[k]]] = all.part(k).view(in.dst.sizes());
 }
 
+// in_place: gradients may stand where the rows are that they are of.
 template <class A>
-void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<Tensor>& grads) {
+void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<Tensor>& grads, bool in_place) {
   const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, may_stand_together] = given;
   bool side_by_side = may_stand_together;
   const bool by_blocks = grad_out && runs_on_blocks(in, true);
@@ -96,7 +97,10 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   const bool pairs = !by_blocks && (in.score == Score::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16);
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
-  if (in.rows() == at::kFloat) args.exact = call.keep(call.empty({in.num_dst(), heads, 2}));
+  if (in.rows() == at::kFloat) {
+    args.exact = call.keep(call.empty({in.num_dst(), heads, 2}));
+    if (in_place) args.any_large = call.any_large(softmax_stats);
+  }
   Tensor edge_weights;
   if (grad_out) {
     call.set_grad_out(*grad_out, *out);
@@ -271,7 +275,7 @@ std::vector<Tensor> attention_backward(AttentionCall in, AttentionGrads g) {
   }
   g.side_by_side = g.side_by_side && g.grad_out && !value_is_src && in.score != Score::gat;
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, g, grads);
+    backward<decltype(zero)>(in, g, grads, false);
     return 0;
   });
   if (value_is_src) {
@@ -297,7 +301,7 @@ Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g,
     return grads[kAtt].zero_();
   }
   with_arithmetic(in.rows(), [&](auto zero) {
-    backward<decltype(zero)>(in, g, grads);
+    backward<decltype(zero)>(in, g, grads, true);
     return 0;
   });
   return grads[kAtt];

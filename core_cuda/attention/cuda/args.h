@@ -72,9 +72,12 @@ struct Args {
   const A* delta_given = nullptr;  // [Nd, H], where it is not <saved_out, grad_out>
   // What the pass by destination leaves for the pass by source: pairs (shift, Delta), so that P = 2^(sum - shift) with
   // the sum that the pass by source makes; or Delta alone, if shift is the logsumexp (base 2) and memory is short.
-  A* stats = nullptr;               // [Nd, H, 2]
-  A* delta = nullptr;               // [Nd, H], where stats is null
-  A* exact = nullptr;               // [Nd, H, 2], of rows of large logits: see exact.cuh
+  A* stats = nullptr;  // [Nd, H, 2]
+  A* delta = nullptr;  // [Nd, H], where stats is null
+  // Rows of large logits, see exact.cuh: [Nd, H, 2] what the pass by source reads of them; and where gradients stand
+  // over rows, whether there are any.
+  A* exact = nullptr;
+  const int* any_large = nullptr;
   const A* grad_weights = nullptr;  // [E, H]: gradient of returned weights, in place of grad_out
   OutRows grad_dst, grad_src, grad_value;
   A* grad_att = nullptr;     // [ranges, heads, key_vectors * vector] partial sums; of the cosine [ranges, heads]

@@ -93,29 +93,30 @@ template <class Fn, class A, int kPer>
 using RowShares =
     std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kInverseNorms, FactorShares<A>, NoShares>>;
 
-// Where a team stands when walk_rows() gave its block up.
-template <class A, class I, int kPer>
-struct DstRest {
-  Walk<I> walk;
+// What a team holds when walk_rows() gave its block up.
+template <class A, int kPer>
+struct DstState {
+  bool again;  // the share has to be walked again
+  Leader leader;
   A acc[kPer], acc_scalar;
 };
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void rest_by_dst(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
-                                         Shares& att_shares, DstRest<float, I, kVecs * kVec<S>>& rest);
+__device__ __noinline__ void finish_by_dst(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                           Shares& att_shares, DstState<float, kVecs * kVec<S>>& state);
 
-// kRest: what walk_rows() gave up, by walk_rest(). A function of its own, since the calls in it would cost the loop of
+// kAgain: what is left when walk_rows() gave up. A function of its own, since the calls in it would cost the loop of
 // walk_rows() registers.
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kRest, class Pieces,
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kAgain, class Pieces,
           class Shares>
 __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
-                                            Shares& att_shares, DstRest<Arithmetic<S>, I, kVecs * kVec<S>>* rest) {
+                                            Shares& att_shares, DstState<Arithmetic<S>, kVecs * kVec<S>>* state) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
 
   const Place<kWidth> place(args.layout, args.heads);
-  if constexpr (!kRest) divide_range(args.graph, args.part, place, shares);
+  if constexpr (!kAgain) divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -135,6 +136,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   A acc_scalar = 0;        // gatv2, cosine: sum of ds; gat: the gradient; of the lane until the row ends
   A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
   A own_over = 0;          // of the row: see inverse_norms.cuh
+  bool large = false;      // some row's logits: see exact.cuh
+  Leader leader;
   uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -142,8 +145,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     acc[k] = 0, grad[k] = 0, own[k] = 0;
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
   }
-  if constexpr (Fn::kAtt && !kRest) att_shares.clear();
-  if constexpr (Fn::kInverseNorms && !kRest) att_shares.clear(place);
+  if constexpr (Fn::kAtt && !kAgain) att_shares.clear();
+  if constexpr (Fn::kInverseNorms && !kAgain) att_shares.clear(place);
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
@@ -199,7 +202,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       delta = args.delta_given ? args.delta_given[at] : dot;
       shift *= A(kLog2e);
       Stat<Fn, S> stat{kMode < kEdgeTerm ? shift - args.coefficient * constant : shift, delta};
-      if (kMakesExact<S> && (is_large(shift) || is_large(constant))) stat.shift = stat.delta = delta = NAN;
+      if (kMakesExact<S> && !args.any_large && (is_large(shift) || is_large(constant))) {
+        stat.shift = stat.delta = NAN, large = true;
+      }
       if (place.lane == 0 && !walk.lead) stat.store(args, at);
       fresh = false;
     }
@@ -240,7 +245,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     if constexpr (Fn::kScalar || kSumsDs) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
   };
   auto close_row = [&] {
-    if constexpr (!kMakesExact<S>) sum_scalar();
+    if constexpr (!kAgain) sum_scalar();
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, acc, acc_scalar, args.coefficient);
   };
   auto clear = [&] {
@@ -369,10 +374,15 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     }
   };
 
-  if constexpr (kRest) {
-    walk = rest->walk, acc_scalar = rest->acc_scalar;
+  if constexpr (kAgain) {
+    if (state->again) {
+      if constexpr (Fn::kAtt) att_shares.clear();
+      if constexpr (Fn::kInverseNorms) att_shares.clear(place);
+    } else {
+      leader = state->leader, acc_scalar = state->acc_scalar;
 #pragma unroll
-    for (int k = 0; k < kPer; ++k) acc[k] = rest->acc[k];
+      for (int k = 0; k < kPer; ++k) acc[k] = state->acc[k];
+    }
     auto load_row = [&](I row) {
       shift = args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] * A(kLog2e);
       if constexpr (kKeys) {
@@ -382,7 +392,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         own_over = norms.own(row);
       }
     };
-    auto remake = [&] {
+    auto make = [&] {
       load_row(walk.row);
       A sums[kPer];
       const RowOfTeam<I> row{walk.row, walk.edge, walk.row_end, !walk.lead, kPer};
@@ -394,17 +404,21 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       load_row(row);
       emit(row, lead, complete);
     };
-    walk_rest(walk, place, shares, remake, close_row, clear, leave, add, emit_other);
+    walk_again(state->again, walk, place, shares, leader, make, close_row, clear, leave, add, emit_other);
   } else if constexpr (kMakesExact<S>) {
-    auto fails = [&] {
-      sum_scalar();
-      return isnan(delta);
-    };
-    if (!walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, fails)) {
-      DstRest<A, I, kPer> given{walk, {}, acc_scalar};
+    bool done = false;
+    if (!args.any_large || !*args.any_large) {
+      auto failed = [&] { return large; };
+      done =
+          walk_rows(walk, place, shares, leader, window, begin_row, take, close_row, clear, leave, add, emit, failed);
+    } else {
+      large = true;
+    }
+    if (!done) {
+      DstState<A, kPer> state{large, leader, {}, acc_scalar};
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) given.acc[k] = acc[k];
-      return rest_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares, given);
+      for (int k = 0; k < kPer; ++k) state.acc[k] = acc[k];
+      return finish_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares, state);
     }
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
@@ -418,9 +432,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
 }
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void rest_by_dst(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
-                                         Shares& att_shares, DstRest<float, I, kVecs * kVec<S>>& rest) {
-  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, &rest);
+__device__ __noinline__ void finish_by_dst(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                           Shares& att_shares, DstState<float, kVecs * kVec<S>>& state) {
+  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, &state);
 }
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>

@@ -72,28 +72,29 @@ __device__ __forceinline__ void emit_source(const Args<A>& args, const BlockShar
   }
 }
 
-// As DstRest.
-template <class A, class I, int kPer>
-struct SrcRest {
-  Walk<I> walk;
+// As DstState.
+template <class A, int kPer>
+struct SrcState {
+  bool again;
+  Leader leader;
   A key_acc[kPer], value_acc[kPer], acc_scalar;
 };
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void rest_by_src(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
-                                         Shares& att_shares, SrcRest<float, I, kVecs * kVec<S>>& rest);
+__device__ __noinline__ void finish_by_src(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                           Shares& att_shares, SrcState<float, kVecs * kVec<S>>& state);
 
-// kRest: as of walk_by_dst().
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kRest, class Pieces,
+// kAgain: as of walk_by_dst().
+template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kAgain, class Pieces,
           class Shares>
 __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
-                                            Shares& att_shares, SrcRest<Arithmetic<S>, I, kVecs * kVec<S>>* rest) {
+                                            Shares& att_shares, SrcState<Arithmetic<S>, kVecs * kVec<S>>* state) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
   constexpr bool kKeys = !Fn::kScalar;
 
   const Place<kWidth> place(args.layout, args.heads);
-  if constexpr (!kRest) divide_range(args.graph, args.part, place, shares);
+  if constexpr (!kAgain) divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -108,9 +109,11 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   const bool has_grad = kMode == kPlain || args.grad_out;
 
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
-  A own_scalar = 0;  // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
-  A own_over = 0;    // of the row: see inverse_norms.cuh
+  A own_scalar = 0;     // of the row: gat's number; gatv2: the lane's share of <att, x>
+  A acc_scalar = 0;     // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
+  A own_over = 0;       // of the row: see inverse_norms.cuh
+  bool marked = false;  // some row has a destination of large logits, see exact.cuh; or a NaN of the user's
+  Leader leader;
   uint4 own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -119,7 +122,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
     if constexpr (Fn::kOwnValue) value[k] = 0;
   }
-  if constexpr (Fn::kAtt && !kRest) att_shares.clear();
+  if constexpr (Fn::kAtt && !kAgain) att_shares.clear();
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
@@ -178,7 +181,10 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
   };
   auto close_row = [&] {
-    if constexpr (!kMakesExact<S>) sum_scalar();
+    if constexpr (!kAgain) {
+      sum_scalar();
+      if (kMakesExact<S> && isnan(Fn::kScalar || Fn::kAtt ? acc_scalar : key_acc[0])) marked = true;
+    }
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, key_acc, acc_scalar, args.coefficient);
     join();
   };
@@ -300,11 +306,15 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     }
   };
 
-  if constexpr (kRest) {
-    walk = rest->walk, acc_scalar = rest->acc_scalar;
+  if constexpr (kAgain) {
+    if (state->again) {
+      if constexpr (Fn::kAtt) att_shares.clear();
+    } else {
+      leader = state->leader, acc_scalar = state->acc_scalar;
 #pragma unroll
-    for (int k = 0; k < kPer; ++k) key_acc[k] = rest->key_acc[k], value_acc[k] = rest->value_acc[k];
-    auto remake = [&] {
+      for (int k = 0; k < kPer; ++k) key_acc[k] = state->key_acc[k], value_acc[k] = state->value_acc[k];
+    }
+    auto make = [&] {
       if constexpr (kKeys) {
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
@@ -317,17 +327,21 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
       for (int k = 0; k < kPer; ++k) key_acc[k] = of_keys[k], value_acc[k] = of_values[k];
     };
-    walk_rest(walk, place, shares, remake, close_row, clear, leave, add, emit);
+    walk_again(state->again, walk, place, shares, leader, make, close_row, clear, leave, add, emit);
   } else if constexpr (kMakesExact<S>) {
-    auto fails = [&] {
-      sum_scalar();
-      return isnan(Fn::kScalar || Fn::kAtt ? acc_scalar : key_acc[0]);
-    };
-    if (!walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, fails)) {
-      SrcRest<A, I, kPer> given{walk, {}, {}, acc_scalar};
+    bool done = false;
+    if (!args.any_large || !*args.any_large) {
+      auto failed = [&] { return marked && !args.any_large; };
+      done =
+          walk_rows(walk, place, shares, leader, window, begin_row, take, close_row, clear, leave, add, emit, failed);
+    } else {
+      marked = true;
+    }
+    if (!done) {
+      SrcState<A, kPer> state{marked, leader, {}, {}, acc_scalar};
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) given.key_acc[k] = key_acc[k], given.value_acc[k] = value_acc[k];
-      return rest_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares, given);
+      for (int k = 0; k < kPer; ++k) state.key_acc[k] = key_acc[k], state.value_acc[k] = value_acc[k];
+      return finish_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares, state);
     }
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
@@ -338,9 +352,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 }
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void rest_by_src(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
-                                         Shares& att_shares, SrcRest<float, I, kVecs * kVec<S>>& rest) {
-  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, &rest);
+__device__ __noinline__ void finish_by_src(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                           Shares& att_shares, SrcState<float, kVecs * kVec<S>>& state) {
+  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, &state);
 }
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>

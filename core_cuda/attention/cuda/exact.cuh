@@ -1,9 +1,12 @@
 // Rows of large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights
 // of its row, which then do not sum to one. Such rows are made again, in double: logits, the softmax's sum and Delta.
-// The passes' loops do nothing for it. The pass by destination knows a row's logsumexp, and makes Delta NaN where it is
-// large; in the pass by source that shows in the sums of a row. At the end of the first such row a team leaves its loop
-// and takes the rest of its share by the functions below (walk_rows). They are not inlined, so that the loops keep
-// their registers, and slow: one for all widths and options (docs/decisions/0007).
+// The passes' loops do next to nothing for it. The pass by destination knows a row's logsumexp; where it is large, it
+// leaves NaN for the pass by source, which shows there in the sums of a row. A team that met such a row walks its share
+// again when all are done, by the functions below (walk_again). They are not inlined, so that the loops keep their
+// registers, and slow: one for all widths and options (docs/decisions/0007).
+//
+// Where gradients stand over the rows that they are of, no share can be walked twice. Whether any row is large is
+// looked up there before the first pass (Args::any_large), and all are made here then.
 #pragma once
 
 #include "inverse_norms.cuh"

@@ -68,11 +68,10 @@ template <class I>
 struct Walk {
   const I* indptr;
   I row, edge, row_end, next_end;
-  I last_row, last_edge;                     // whole rows before last_row, and that row's edges before last_edge
-  bool lead;                                 // the row began in an earlier share
-  bool joins;                                // in one of this block
-  bool pending;                              // there is a row to end, perhaps with edges before that
-  bool leader = false, leader_lead = false;  // the last row's first edges are here, and others in the next share
+  I last_row, last_edge;  // whole rows before last_row, and that row's edges before last_edge
+  bool lead;              // the row began in an earlier share
+  bool joins;             // in one of this block
+  bool pending;           // there is a row to end, perhaps with edges before that
 
   template <class P>
   __device__ Walk(const CompressedGraph& graph, const P& place, const BlockShares<I>& s)
@@ -82,28 +81,13 @@ struct Walk {
       lead = joins = pending = false;
       return;
     }
-    const Cut<I> begin = s.cuts[place.chain];
-    stand_at(begin.row, begin.edge, s.cuts[place.chain + 1], s);
-  }
-
-  __device__ __forceinline__ void stand_at(I at, I first_edge, Cut<I> end, const BlockShares<I>& s) {
-    row = at, edge = first_edge, last_row = end.row, last_edge = end.edge;
+    const Cut<I> begin = s.cuts[place.chain], end = s.cuts[place.chain + 1];
+    row = begin.row, edge = begin.edge, last_row = end.row, last_edge = end.edge;
     pending = more();
     lead = pending && edge > indptr[row];
     joins = lead && edge > s.cuts[0].edge;
     row_end = !pending ? edge : row < last_row ? indptr[row + 1] : last_edge;
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
-  }
-
-  // At the end of a row: nothing more is taken, this row neither.
-  __device__ void stop() { last_row = -1, last_edge = edge; }
-  __device__ bool stopped() const { return last_row < 0; }
-  // To where the row began, in this share, at which it stopped.
-  template <class P>
-  __device__ void resume(const P& place, const BlockShares<I>& s) {
-    const Cut<I> begin = s.cuts[place.chain];
-    const I at = row - 1;
-    stand_at(at, at == begin.row ? begin.edge : indptr[at], s.cuts[place.chain + 1], s);
   }
 
   // Whether there is another row, from the place between two rows.
@@ -135,6 +119,15 @@ struct Walk {
   }
 };
 
+// Whether a team holds the first edges of a row that the next chain goes on with; lead: not of all of its edges.
+struct Leader {
+  bool there = false, lead = false;
+};
+
+struct Never {
+  __device__ bool operator()() const { return false; }
+};
+
 // Where a piece of a hub is kept.
 template <class A, class I>
 __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool lead, int head) {
@@ -145,8 +138,8 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
 
 // Hands on what the edges of the row at hand came to, all that are in this share.
 template <class I, class P, class Close, class Clear, class Leave, class Emit>
-__device__ __forceinline__ void put_row(Walk<I>& walk, const P& place, BlockShares<I>& shares, Close&& close,
-                                        Clear&& clear, Leave&& leave, Emit&& emit) {
+__device__ __forceinline__ void put_row(const Walk<I>& walk, const P& place, BlockShares<I>& shares, Leader& leader,
+                                        Close&& close, Clear&& clear, Leave&& leave, Emit&& emit) {
   close();
   if (walk.joins) {
     leave();
@@ -156,17 +149,17 @@ __device__ __forceinline__ void put_row(Walk<I>& walk, const P& place, BlockShar
   } else if (walk.row_complete()) {
     emit(walk.row, walk.lead, true);
   } else {
-    walk.leader = true, walk.leader_lead = walk.lead;
+    leader.there = true, leader.lead = walk.lead;
     return;
   }
   clear();
 }
 
-// The pieces of the rows that chains share, when all were left.
+// Merges the pieces of the rows that chains share, when all were left.
 template <class I, class P, class Add, class Emit>
 __device__ __forceinline__ void merge_pieces(const Walk<I>& walk, const P& place, const BlockShares<I>& shares,
-                                             Add&& add, Emit&& emit) {
-  if (!walk.leader) return;
+                                             const Leader& leader, Add&& add, Emit&& emit) {
+  if (!leader.there) return;
   bool complete = false;
   for (int chain = place.chain + 1; chain < place.chains && !complete; ++chain) {
     const int ahead = (chain - place.chain) * place.chain_distance, team = place.team + ahead;
@@ -174,12 +167,8 @@ __device__ __forceinline__ void merge_pieces(const Walk<I>& walk, const P& place
     complete = shares.status[team] == PieceStatus::row_ends;
     add(team, threadIdx.x + ahead * place.width());
   }
-  emit(walk.last_row, walk.leader_lead, complete);
+  emit(walk.last_row, leader.lead, complete);
 }
-
-struct Never {
-  __device__ bool operator()() const { return false; }
-};
 
 // Walks a team's share and merges the pieces of the rows that the block's chains share. With kSettle it waits for the
 // first batch's indices ahead of the loop: a warp has six barriers for all its loads, so with an index on its way at
@@ -187,26 +176,19 @@ struct Never {
 // happens at a row:
 //   begin()                    asks for what the row at hand needs
 //   take()                     takes the next batch of its edges, none for a team that is done; whole warp
-//   fails()                    whether its edges have to be taken by walk_rest(), and all after them in the share
 //   close()                    all edges of the row that are in this share were taken
 //   clear()                    forgets them
 //   leave()                    what they came to goes to shared memory, for the team that holds the row's first edges
 //   add(team, thread)          adds what that team left; thread: the one of this lane's numbers
 //   emit(row, lead, complete)  writes the row, or its piece where other blocks have others
-// False where a row of the block failed: then nothing was merged, and walk_rest() has to follow.
+//   failed()                   whether the share has to be walked again, by walk_again()
+// False where some share of the block has to be: then nothing was merged.
 template <bool kSettle = true, class I, class P, class Window, class Begin, class Take, class Close, class Clear,
-          class Leave, class Add, class Emit, class Fails = Never>
-__device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Window& window,
-                                          Begin&& begin, Take&& take, Close&& close, Clear&& clear, Leave&& leave,
-                                          Add&& add, Emit&& emit, Fails&& fails = {}) {
-  auto end_row = [&] {
-    if (fails()) {
-      clear();
-      walk.stop();
-    } else {
-      put_row(walk, place, shares, close, clear, leave, emit);
-    }
-  };
+          class Leave, class Add, class Emit, class Failed>
+__device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Leader& leader,
+                                          Window& window, Begin&& begin, Take&& take, Close&& close, Clear&& clear,
+                                          Leave&& leave, Add&& add, Emit&& emit, Failed&& failed) {
+  auto end_row = [&] { put_row(walk, place, shares, leader, close, clear, leave, emit); };
 
   if (walk.edge < walk.row_end) begin();
   if constexpr (kSettle) window.settle();
@@ -216,29 +198,34 @@ __device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockSh
     take();
   }
 
-  if constexpr (std::is_same_v<std::decay_t<Fails>, Never>) {
+  if constexpr (std::is_same_v<std::decay_t<Failed>, Never>) {
     __syncthreads();
   } else {
-    if (__syncthreads_or(walk.stopped())) return false;
+    if (__syncthreads_or(failed())) return false;
   }
-  merge_pieces(walk, place, shares, add, emit);
+  merge_pieces(walk, place, shares, leader, add, emit);
   return true;
 }
 
-// The rest of a block's share after walk_rows(). remake() makes what the edges of the row at hand come to, and what
-// close() and emit() read of the row itself.
-template <class I, class P, class Remake, class Close, class Clear, class Leave, class Add, class Emit>
-__device__ __forceinline__ void walk_rest(Walk<I>& walk, const P& place, BlockShares<I>& shares, Remake&& remake,
-                                          Close&& close, Clear&& clear, Leave&& leave, Add&& add, Emit&& emit) {
-  if (walk.stopped()) {
-    for (walk.resume(place, shares); walk.more(); walk.next_row()) {
-      remake();
-      walk.edge = walk.row_end;
-      put_row(walk, place, shares, close, clear, leave, emit);
-    }
+template <bool kSettle = true, class I, class P, class... Steps>
+__device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Steps&&... steps) {
+  Leader leader;
+  walk_rows<kSettle>(walk, place, shares, leader, steps..., Never{});
+}
+
+// What follows where walk_rows() gave up. Where `again`, the team stands at the beginning of its share. make() makes
+// what the edges of the row at hand come to, and what close() and emit() read of the row itself.
+template <class I, class P, class Make, class Close, class Clear, class Leave, class Add, class Emit>
+__device__ __forceinline__ void walk_again(bool again, Walk<I>& walk, const P& place, BlockShares<I>& shares,
+                                           Leader& leader, Make&& make, Close&& close, Clear&& clear, Leave&& leave,
+                                           Add&& add, Emit&& emit) {
+  for (; again && walk.more(); walk.next_row()) {
+    make();
+    walk.edge = walk.row_end;
+    put_row(walk, place, shares, leader, close, clear, leave, emit);
   }
   __syncthreads();
-  merge_pieces(walk, place, shares, add, emit);
+  merge_pieces(walk, place, shares, leader, add, emit);
 }
 
 }  // namespace edgeless::cuda
