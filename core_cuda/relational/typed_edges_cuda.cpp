@@ -1,4 +1,4 @@
-// typed_edges and typed_means on CUDA: checks and allocation; the algorithms are in cuda/pieces.cu and
+// typed_edges, typed_means and pairs_of_edges on CUDA: checks and allocation; the algorithms are in cuda/pieces.cu and
 // graph/edge_sort.cu. What follows from types is read back once, whether one is out of range.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
@@ -119,11 +119,24 @@ Tensor typed_means(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr
   return means;
 }
 
+Tensor pairs_of_edges(const Tensor& ptr, const Tensor& edge_ids) {
+  constexpr const char* op = "pairs_of_edges";
+  check_pairs_of_edges(op, ptr, edge_ids);
+  const OnDevice on_device(ptr.device());
+  const Tensor begins = ptr.contiguous(), ids = edge_ids.contiguous(), pairs = at::empty_like(ids);
+  AT_DISPATCH_INDEX_TYPES(ids.scalar_type(), op, [&] {
+    C10_CUDA_CHECK(run_pairs(begins.const_data_ptr<index_t>(), begins.numel() - 1, ids.const_data_ptr<index_t>(),
+                             ids.numel(), at_of<index_t>(pairs), on_device.stream()));
+  });
+  return pairs;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("typed_edges", typed_edges);
   m.impl("typed_means", typed_means);
+  m.impl("pairs_of_edges", pairs_of_edges);
 }
 
 }  // namespace edgeless::cuda::relational

@@ -2,6 +2,7 @@
 // after it begin a piece; the sum of these beginnings is the number of the piece that an edge belongs to.
 #include <cub/device/device_scan.cuh>
 
+#include "../../common/search.h"
 #include "pieces.h"
 
 namespace edgeless::cuda::relational {
@@ -73,23 +74,27 @@ template <class I, class A>
 __global__ void means_kernel(MeansArgs<I, A> args) {
   const int64_t piece = thread_id() / kWarp;
   if (piece >= args.type_ptr[args.num_types]) return;
-  int64_t type = 0, above = args.num_types;  // the last type that begins at or before the piece
-  while (above - type > 1) {
-    const int64_t middle = (type + above) / 2;
-    if (args.type_ptr[middle] <= piece) {
-      type = middle;
-    } else {
-      above = middle;
-    }
-  }
+  const int64_t type = first_behind(1, args.num_types, [&](int64_t t) { return args.type_ptr[t] > piece; }) - 1;
+  const int64_t begin = args.type_ptr[type], last = args.type_ptr[type + 1];
   const I row = args.rows[piece];
   int64_t first = piece, end = piece + 1;
-  while (first > args.type_ptr[type] && args.rows[first - 1] == row) --first;
-  while (end < args.type_ptr[type + 1] && args.rows[end] == row) ++end;
+  if (first > begin && args.rows[first - 1] == row) {
+    first = first_behind(begin, first, [&](int64_t i) { return args.rows[i] >= row; });
+  }
+  if (end < last && args.rows[end] == row) {
+    end = first_behind(end, last, [&](int64_t i) { return args.rows[i] > row; });
+  }
   const A mean = A(1) / static_cast<A>(args.ptr[end] - args.ptr[first]);
   for (int64_t e = args.ptr[piece] + threadIdx.x % kWarp; e < args.ptr[piece + 1]; e += kWarp) {
     args.means[args.edge_ids[e]] = mean;
   }
+}
+
+template <class I>
+__global__ void pairs_kernel(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges) {
+  const int64_t e = thread_id();
+  if (e >= edges) return;
+  of_edges[edge_ids[e]] = static_cast<I>(first_behind(1, pairs, [=](int64_t pair) { return ptr[pair] > e; }) - 1);
 }
 
 }  // namespace
@@ -124,8 +129,16 @@ cudaError_t run_means(const MeansArgs<I, A>& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+template <class I>
+cudaError_t run_pairs(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges, cudaStream_t stream) {
+  if (edges == 0) return cudaSuccess;
+  pairs_kernel<I><<<blocks_for(edges), kThreads, 0, stream>>>(ptr, pairs, edge_ids, edges, of_edges);
+  return cudaGetLastError();
+}
+
 #define INSTANTIATE(I)                                                                \
   template size_t pieces_scratch<I>(int64_t);                                         \
+  template cudaError_t run_pairs<I>(const I*, int64_t, const I*, int64_t, I*, cudaStream_t); \
   template cudaError_t cut_into_pieces<I>(const PiecesArgs<I>&, void*, cudaStream_t); \
   template cudaError_t run_means<I, float>(const MeansArgs<I, float>&, cudaStream_t); \
   template cudaError_t run_means<I, double>(const MeansArgs<I, double>&, cudaStream_t);

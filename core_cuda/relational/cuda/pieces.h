@@ -41,4 +41,8 @@ struct MeansArgs {
 template <class I, class A>
 cudaError_t run_means(const MeansArgs<I, A>& args, cudaStream_t stream);
 
+// of_edges[edge_ids[e]] = the pair that has edge e, of those that begin at ptr [pairs + 1]
+template <class I>
+cudaError_t run_pairs(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges, cudaStream_t stream);
+
 }  // namespace edgeless::cuda::relational
