@@ -154,11 +154,11 @@ TORCH_LIBRARY(edgeless, m) {
   m.def("typed_means(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor edge_ids, ScalarType dtype) -> Tensor");
   // The piece of every edge by its id, where pieces are whole pairs.
   m.def("pairs_of_edges(Tensor ptr, Tensor edge_ids) -> Tensor");
-  // Pieces and rows cut into tiles of bounded work, as CUDA kernels want them (core_cuda/relational/tiling.h), from what
-  // typed_edges gives, and by_row [num_rows + 1 + E], its parts on CUDA: the first tile of every type [types + 1], the
-  // first piece of every tile, and the first row of every tile of rows. split_hubs: rows of many pieces add up parts of
-  // these, parts [2, num_parts] being from where to where in by_row's, and of_rows, as by_row, what rows add up; of_rows
-  // is empty where there are no such rows.
+  // Pieces and rows cut into tiles of bounded work, as CUDA kernels want them (core_cuda/relational/tiling.h), from
+  // what typed_edges gives, and by_row [num_rows + 1 + E], its parts on CUDA: the first tile of every type [types + 1],
+  // the first piece of every tile, and the first row of every tile of rows. split_hubs: rows of many pieces add up
+  // parts of these, parts [2, num_parts] being from where to where in by_row's, and of_rows, as by_row, what rows add
+  // up; of_rows is empty where there are no such rows.
   m.def(
       "piece_tiles(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor by_row, SymInt num_rows, bool split_hubs) -> "
       "(Tensor type_tiles, Tensor tiles, Tensor row_tiles, Tensor of_rows, Tensor parts)");
@@ -187,9 +187,9 @@ TORCH_LIBRARY(edgeless, m) {
       "relational_layer_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor? own, Tensor? root, "
       "Tensor[] by_dst, Tensor[] by_src, Tensor[] csr, Tensor[] csc, bool[] needs, int[] max_degrees=[]) -> Tensor[]");
   // What the next op walks, as far as it has to be made (shared/pair_attention.py). indptr: edges by node. by_pair:
-  // indptr and edge ids. pair_nodes, pair_of_edge: the source of a pair, the pair of an edge. by_node: indptr and pairs.
-  // pieces: type_ptr, rows, ptr, edge_ids of typed_edges; piece_ptr, order: these pieces by row. longest [3], int64: the
-  // most edges of a node and of a pair, and the most that a node sums.
+  // indptr and edge ids. pair_nodes, pair_of_edge: the source of a pair, the pair of an edge. by_node: indptr and
+  // pairs. pieces: type_ptr, rows, ptr, edge_ids of typed_edges; piece_ptr, order: these pieces by row. longest [3],
+  // int64: the most edges of a node and of a pair, and the most that a node sums.
   m.def(
       "pair_walks(Tensor indptr, Tensor[] by_pair, Tensor pair_nodes, Tensor pair_of_edge, Tensor[] by_node, "
       "Tensor[] pieces, Tensor piece_ptr, Tensor order) -> (Tensor edge_pairs, Tensor edge_pieces, Tensor pair_pieces, "

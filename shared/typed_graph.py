@@ -290,7 +290,7 @@ class TypedGraph(Keeper):
         missing = sum(key not in self._formats for key in ("by dst", "by src"))
         grown = self.graph.memory_bytes_at_most() + num_bytes((self.edge_type, self._formats))
         numbers = 4 * self.num_edges
-        if self.device.type == "cuda":  # which keeps the pieces of every row, tiles, and weights of a mean in two orders
+        if self.device.type == "cuda":  # which keeps the pieces of every row, tiles, and a mean's weights in two orders
             numbers += 3 * self.num_edges + max(self.num_src, self.num_dst) + 1
             numbers += (OF_PIECE + 1) * self.num_edges // OF_TILE + 2 * self.num_types + 2
             numbers += 2 * self.num_edges + 2 * max(self.num_src, self.num_dst) + 2  # what rows add up, where hubs are

@@ -18,8 +18,8 @@ using WalkTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, a
 class WalkInputs {
  public:
   WalkInputs(const char* op, const at::Tensor& indptr, at::TensorList by_pair, const at::Tensor& pair_nodes,
-             const at::Tensor& pair_of_edge, at::TensorList by_node, at::TensorList pieces,
-             const at::Tensor& piece_ptr, const at::Tensor& order) {
+             const at::Tensor& pair_of_edge, at::TensorList by_node, at::TensorList pieces, const at::Tensor& piece_ptr,
+             const at::Tensor& order) {
     TORCH_CHECK_VALUE(by_pair.size() == 2, op, ": by_pair must hold 2 tensors, got ", by_pair.size());
     TORCH_CHECK_VALUE(by_node.size() == 2, op, ": by_node must hold 2 tensors, got ", by_node.size());
     TORCH_CHECK_VALUE(pieces.size() == 4, op, ": pieces must hold 4 tensors, got ", pieces.size());

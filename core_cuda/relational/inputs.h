@@ -124,11 +124,12 @@ inline void check_piece_tiles(const char* op, const at::Tensor& type_ptr, const 
   check_dim(op, "by_row", by_row, 1, "[num_rows + 1 + E]");
   check_shape(op, "rows", rows, {ptr.size(0) - 1});
   TORCH_CHECK_VALUE(type_ptr.numel() > 0, op, ": type_ptr must have shape [types + 1], got ", type_ptr.sizes());
-  TORCH_CHECK_VALUE(num_rows >= 0 && by_row.numel() > num_rows, op, ": by_row must have more than num_rows = ",
-                    num_rows, " elements, got ", by_row.numel());
+  TORCH_CHECK_VALUE(num_rows >= 0 && by_row.numel() > num_rows, op,
+                    ": by_row must have more than num_rows = ", num_rows, " elements, got ", by_row.numel());
   TORCH_CHECK_VALUE(type_ptr.scalar_type() == at::kInt || type_ptr.scalar_type() == at::kLong, op,
                     ": type_ptr must be int32 or int64, got ", type_ptr.scalar_type());
-  for (const auto& [name, t] : {std::pair<const char*, const at::Tensor&>{"rows", rows}, {"ptr", ptr}, {"by_row", by_row}}) {
+  for (const auto& [name, t] :
+       {std::pair<const char*, const at::Tensor&>{"rows", rows}, {"ptr", ptr}, {"by_row", by_row}}) {
     check_dtype(op, name, t, type_ptr.scalar_type());
     check_device(op, name, t, type_ptr.device());
   }

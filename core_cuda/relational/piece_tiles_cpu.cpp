@@ -23,7 +23,8 @@ TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool spl
   for (int64_t t = 0; t < args.types; ++t) {
     args.type_tiles[t + 1] = static_cast<I>(args.type_tiles[t] + tiles_of_type(args, t));
   }
-  for (int64_t tile = 0; tile < tiles.numel(); ++tile) args.tiles[tile] = static_cast<I>(first_piece_of_tile(args, tile));
+  for (int64_t tile = 0; tile < tiles.numel(); ++tile)
+    args.tiles[tile] = static_cast<I>(first_piece_of_tile(args, tile));
   int64_t hub_pieces = 0;
   for (int64_t row = 0; splits && row < args.num_rows; ++row) {
     const int64_t pieces = args.pieces_of_row(row);

@@ -3,8 +3,8 @@
 //
 // Pieces of one type are a tile where their edges and kOfPiece for each of them come to no more than kOfTile: then 64
 // pieces are the most (cuda/piece_tiles.h), and tiles take equally long whatever the degrees. The same of rows and what
-// they add up, kOfRow for each row and kOfRowTile in all. A row adds up at most kHubPart pieces itself; one of more is a
-// hub, whose pieces are added up in parts of so many first, and the hub adds up its parts.
+// they add up, kOfRow for each row and kOfRowTile in all. A row adds up at most kHubPart pieces itself; one of more is
+// a hub, whose pieces are added up in parts of so many first, and the hub adds up its parts.
 #pragma once
 
 #include <cstdint>

@@ -58,7 +58,7 @@ cudaError_t make_walks(const WalksArgs<I>& args, void* scratch, cudaStream_t str
   return cudaGetLastError();
 }
 
-#define INSTANTIATE(I)                        \
+#define INSTANTIATE(I)                       \
   template size_t walks_scratch<I>(int64_t); \
   template cudaError_t make_walks<I>(const WalksArgs<I>&, void*, cudaStream_t);
 INSTANTIATE(int32_t)

@@ -136,11 +136,11 @@ cudaError_t run_pairs(const I* ptr, int64_t pairs, const I* edge_ids, int64_t ed
   return cudaGetLastError();
 }
 
-#define INSTANTIATE(I)                                                                \
-  template size_t pieces_scratch<I>(int64_t);                                         \
+#define INSTANTIATE(I)                                                                       \
+  template size_t pieces_scratch<I>(int64_t);                                                \
   template cudaError_t run_pairs<I>(const I*, int64_t, const I*, int64_t, I*, cudaStream_t); \
-  template cudaError_t cut_into_pieces<I>(const PiecesArgs<I>&, void*, cudaStream_t); \
-  template cudaError_t run_means<I, float>(const MeansArgs<I, float>&, cudaStream_t); \
+  template cudaError_t cut_into_pieces<I>(const PiecesArgs<I>&, void*, cudaStream_t);        \
+  template cudaError_t run_means<I, float>(const MeansArgs<I, float>&, cudaStream_t);        \
   template cudaError_t run_means<I, double>(const MeansArgs<I, double>&, cudaStream_t);
 INSTANTIATE(int32_t)
 INSTANTIATE(int64_t)

@@ -103,10 +103,10 @@ cudaError_t tile_rows(const I* ptr, int64_t num_rows, int64_t count, I* row_tile
   return cudaGetLastError();
 }
 
-#define INSTANTIATE(I)                                                              \
-  template cudaError_t tile_pieces<I>(const Tiling<I>&, int64_t*, cudaStream_t);    \
-  template size_t hubs_scratch<I>(int64_t);                                         \
-  template cudaError_t split_hubs<I>(const Tiling<I>&, void*, cudaStream_t);        \
+#define INSTANTIATE(I)                                                           \
+  template cudaError_t tile_pieces<I>(const Tiling<I>&, int64_t*, cudaStream_t); \
+  template size_t hubs_scratch<I>(int64_t);                                      \
+  template cudaError_t split_hubs<I>(const Tiling<I>&, void*, cudaStream_t);     \
   template cudaError_t tile_rows<I>(const I*, int64_t, int64_t, I*, cudaStream_t);
 INSTANTIATE(int32_t)
 INSTANTIATE(int64_t)
