@@ -210,17 +210,17 @@ def test_in_a_program(device):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("changed,kind,message", [
-    ({"type_ptr": torch.zeros(5)}, ValueError, "piece_tiles: type_ptr must be int32 or int64, got Float"),
-    ({"type_ptr": torch.zeros(0).int()}, ValueError, r"piece_tiles: type_ptr must have shape \[types \+ 1\], got \[0\]"),
-    ({"rows": torch.zeros(3).int()}, ValueError, r"piece_tiles: rows must have shape \["),
-    ({"ptr": torch.zeros(2, 2).int()}, ValueError, r"piece_tiles: ptr must be \[pieces \+ 1\]"),
-    ({"by_row": torch.zeros(9).long()}, ValueError, "piece_tiles: by_row must "),
-    ({"num_rows": 10_000}, ValueError, "piece_tiles: by_row must have more than num_rows = 10000 elements"),
-    ({"num_rows": -1}, ValueError, "piece_tiles: by_row must have more than num_rows = -1 elements"),
+@pytest.mark.parametrize("changed,message", [
+    ({"type_ptr": torch.zeros(5)}, "piece_tiles: type_ptr must be int32 or int64, got Float"),
+    ({"type_ptr": torch.zeros(0).int()}, r"piece_tiles: type_ptr must have shape \[types \+ 1\], got \[0\]"),
+    ({"rows": torch.zeros(3).int()}, r"piece_tiles: rows must have shape \["),
+    ({"ptr": torch.zeros(2, 2).int()}, r"piece_tiles: ptr must be \[pieces \+ 1\]"),
+    ({"by_row": torch.zeros(9).long()}, "piece_tiles: by_row must "),
+    ({"num_rows": 10_000}, "piece_tiles: by_row must have more than num_rows = 10000 elements"),
+    ({"num_rows": -1}, "piece_tiles: by_row must have more than num_rows = -1 elements"),
 ])  # fmt: skip
-def test_bad_input_is_named(changed, kind, message):
+def test_bad_input_is_named(changed, message):
     names = ("type_ptr", "rows", "ptr", "by_row", "num_rows")
     args = {**dict(zip(names, pieces_of(typed(40, 50, 300, 4), 64), strict=True)), **changed}
-    with pytest.raises(kind, match=message):
+    with pytest.raises(ValueError, match=message):
         piece_tiles(*args.values(), True)

@@ -189,10 +189,13 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.edgeless.pairs_of_edges, (by_dst[2], by_dst[4]))
 
 
-@pytest.mark.parametrize("wrong", [4, -1])
-def test_types_out_of_range_are_named(wrong):
-    types = torch.tensor([0, 3, 1, wrong, 2])
-    graph = TypedGraph(Graph.from_edge_index(torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 1, 1]])), types, 4)
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("wrong", [4, -1, 2**31 - 1])
+def test_types_out_of_range_are_named(wrong, dtype, device):
+    types = torch.tensor([0, 3, 1, wrong, 2], dtype=dtype, device=device)
+    edges = torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 1, 1]], device=device)
+    graph = TypedGraph(Graph.from_edge_index(edges), types, 4)
     with pytest.raises(IndexError, match=f"edge_type has id {wrong} at position 3, expected 0 <= id < num_types = 4"):
         graph.by_dst  # noqa: B018
 

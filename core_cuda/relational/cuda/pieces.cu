@@ -14,6 +14,16 @@ unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + k
 
 __device__ __forceinline__ int64_t thread_id() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
+template <class I>
+__global__ void arrange_kernel(ArrangeArgs<I> args) {
+  const int64_t p = thread_id();
+  if (p >= args.edges) return;
+  const I from = args.order[p];
+  args.to_rows[p] = args.rows[from];
+  args.to_indices[p] = args.indices[from];
+  args.to_ids[p] = args.edge_ids ? args.edge_ids[from] : from;
+}
+
 struct Larger {
   template <class I>
   __host__ __device__ I operator()(I a, I b) const {
@@ -42,6 +52,7 @@ __global__ void pieces_kernel(PiecesArgs<I> args) {
   if (p > args.edges) return;
   const I pieces = args.edges ? args.numbers[args.edges - 1] : I(0);
   if (p >= pieces) args.ptr[p] = static_cast<I>(args.edges);
+  if (p == args.edges) *args.count = pieces;
   if (p == args.edges) return;
   if (p >= pieces) args.piece_rows[p] = static_cast<I>(args.num_rows);
   const I number = args.numbers[p] - 1;
@@ -100,6 +111,13 @@ __global__ void pairs_kernel(const I* ptr, int64_t pairs, const I* edge_ids, int
 }  // namespace
 
 template <class I>
+cudaError_t arrange_edges(const ArrangeArgs<I>& args, cudaStream_t stream) {
+  if (args.edges == 0) return cudaSuccess;
+  arrange_kernel<I><<<blocks_for(args.edges), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <class I>
 size_t pieces_scratch(int64_t edges) {
   return edges ? scan_bytes<I>(edges) : 0;
 }
@@ -137,6 +155,7 @@ cudaError_t run_pairs(const I* ptr, int64_t pairs, const I* edge_ids, int64_t ed
 }
 
 #define INSTANTIATE(I)                                                                       \
+  template cudaError_t arrange_edges<I>(const ArrangeArgs<I>&, cudaStream_t);                \
   template size_t pieces_scratch<I>(int64_t);                                                \
   template cudaError_t run_pairs<I>(const I*, int64_t, const I*, int64_t, I*, cudaStream_t); \
   template cudaError_t cut_into_pieces<I>(const PiecesArgs<I>&, void*, cudaStream_t);        \
