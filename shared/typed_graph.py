@@ -256,7 +256,7 @@ class TypedGraph(Keeper):
         pairs = Graph(Compressed(ids, rows, None), by_node, self.num_src, rows.numel())
         types = torch.searchsorted(offsets[1:], ids[:-1], right=True, out_int32=ids.dtype is torch.int32)
         csr, pair_of_edge = self.graph.csr, pairs_of_edges(ptr, edge_ids)
-        in_edges = pair_of_edge if csr.edge_ids is None else pair_of_edge[csr.edge_ids.long()]
+        in_edges = pair_of_edge if csr.edge_ids is None else pair_of_edge.index_select(0, csr.edge_ids)
         edges = Graph(
             Compressed(csr.indptr, in_edges, csr.edge_ids),
             Compressed(ptr, indices, edge_ids),

@@ -1,6 +1,7 @@
 """Tiles of pieces and rows: the op against plain PyTorch, bit for bit, and what a tile may hold."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -176,10 +177,10 @@ def test_hubs_are_parts(most):
 @pytest.mark.cuda
 def test_a_graph_keeps_them():
     graph = typed(40, 50, 9000, 400, hub=6000, device="cuda")
+    at_most = graph.memory_bytes_at_most()
     for by_dst, mean in itertools.product((True, False), (None, torch.float32)):
-        at_most = graph.memory_bytes_at_most()
         found = graph.tiled(by_dst, mean)
-        assert graph.memory_bytes() <= at_most or (not by_dst and mean is not None)
+        assert graph.memory_bytes() <= at_most
         pieces = graph.by_dst if by_dst else graph.by_src
         num_rows = graph.num_dst if by_dst else graph.num_src
         expected = reference(*pieces[:3], pieces[5], num_rows, True)
@@ -190,6 +191,22 @@ def test_a_graph_keeps_them():
             wanted.append(graph.mean_weight(mean)[pieces[4].long()])
         assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
         assert all(a is b for a, b in zip(graph.tiled(by_dst, mean), found, strict=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("sizes,split_hubs,waits", [
+    ((2, 2, 20_000, 700), True, 1), ((2, 2, 20_000, 700), False, 0), ((40, 50, 200, 4), True, 0),
+])  # fmt: skip
+def test_how_often_it_waits(sizes, split_hubs, waits):
+    args = pieces_of(typed(*sizes, device="cuda"), 64)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            piece_tiles(*args, split_hubs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchronizing" in str(warning.message) for warning in said) == waits
 
 
 @EVERY_DEVICE
