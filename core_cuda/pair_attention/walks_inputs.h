@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <tuple>
+#include <vector>
 
 #include "../common/checks.h"
 #include "walks.h"

@@ -150,6 +150,20 @@ def test_compact_sources(device):
 
 
 @EVERY_DEVICE
+def test_pairs_of_edges(device):
+    ptr, ids = torch.tensor([0, 2, 3, 6]).to(device), torch.tensor([4, 1, 0, 2, 5, 3]).to(device)
+    op = torch.ops.edgeless.pairs_of_edges
+    assert op(ptr, ids).tolist() == [1, 0, 2, 2, 0, 2]
+    assert op(ptr[:1].int(), ids[:0].int()).shape == (0,)
+    with pytest.raises(ValueError, match=r"pairs_of_edges: ptr must have shape \[pairs \+ 1\], got \[1\]"):
+        op(ptr[:1], ids)
+    with pytest.raises(ValueError, match="pairs_of_edges: ptr must be Long, got Int"):
+        op(ptr.int(), ids)
+    with pytest.raises(ValueError, match=r"pairs_of_edges: ptr must be \[pairs \+ 1\], got shape \[2, 2\]"):
+        op(ptr.view(2, 2), ids)
+
+
+@EVERY_DEVICE
 def test_pairs_at_both_ends(device):
     graph = typed(50, 50, 3000, 4, hub=1500, device=device)
     types, counts = graph.ends
