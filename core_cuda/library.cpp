@@ -152,6 +152,16 @@ TORCH_LIBRARY(edgeless, m) {
       "(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor indices, Tensor edge_ids, Tensor parts)");
   // One over the number of edges of the same type and row, for every edge by its id, from what typed_edges gives.
   m.def("typed_means(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor edge_ids, ScalarType dtype) -> Tensor");
+  // The piece of every edge by its id, where pieces are whole pairs.
+  m.def("pairs_of_edges(Tensor ptr, Tensor edge_ids) -> Tensor");
+  // Pieces and rows cut into tiles of bounded work, as CUDA kernels want them (core_cuda/relational/tiling.h), from
+  // what typed_edges gives, and by_row [num_rows + 1 + E], its parts on CUDA: the first tile of every type [types + 1],
+  // the first piece of every tile, and the first row of every tile of rows. split_hubs: rows of many pieces add up
+  // parts of these, parts [2, num_parts] being from where to where in by_row's, and of_rows, as by_row, what rows add
+  // up; of_rows is empty where there are no such rows.
+  m.def(
+      "piece_tiles(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor by_row, SymInt num_rows, bool split_hubs) -> "
+      "(Tensor type_tiles, Tensor tiles, Tensor row_tiles, Tensor of_rows, Tensor parts)");
   // out[i] = sum over types t of (sum over edges e of type t from j to i of edge_weight[e] x[j]) weight[t], for weights
   // [types, K, M], or block-diagonal ones [types, blocks, K / blocks, M / blocks]. by_dst, by_src: what typed_edges
   // gives of both directions, by_src [] where no gradient is needed. weight and out_dtype: of x's dtype or its
@@ -176,6 +186,15 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "relational_layer_backward(Tensor grad, Tensor x, Tensor weight, Tensor? edge_weight, Tensor? own, Tensor? root, "
       "Tensor[] by_dst, Tensor[] by_src, Tensor[] csr, Tensor[] csc, bool[] needs, int[] max_degrees=[]) -> Tensor[]");
+  // What the next op walks, as far as it has to be made (shared/pair_attention.py). indptr: edges by node. by_pair:
+  // indptr and edge ids. pair_nodes, pair_of_edge: the source of a pair, the pair of an edge. by_node: indptr and
+  // pairs. pieces: type_ptr, rows, ptr, edge_ids of typed_edges; piece_ptr, order: these pieces by row. longest [3],
+  // int64: the most edges of a node and of a pair, and the most that a node sums.
+  m.def(
+      "pair_walks(Tensor indptr, Tensor[] by_pair, Tensor pair_nodes, Tensor pair_of_edge, Tensor[] by_node, "
+      "Tensor[] pieces, Tensor piece_ptr, Tensor order) -> (Tensor edge_pairs, Tensor edge_pieces, Tensor pair_pieces, "
+      "Tensor piece_types, Tensor numbers, Tensor begins, Tensor places, Tensor sums_ptr, Tensor columns, "
+      "Tensor weights, Tensor longest)");
   // The attention of a layer over relations of one head, on CUDA: with the values v = x[j] weight[t] of a pair of a
   // source j and a type t, the sum of softmax(LeakyReLU(<x[i] weight[t], query> + <v, key>)) v over the edges of i, and
   // bias. walks, max_degrees: shared/pair_attention.py. query, key [M, 1]. Behind the result stands what the backward

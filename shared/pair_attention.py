@@ -13,7 +13,8 @@ from .autocast import autocasts
 from .functional_checks import runs_reference
 from .graph import Graph
 from .graph_checks import compiling
-from .ops.graph import index_dtype
+from .ops.graph import csr_transpose, index_dtype
+from .ops.relational import pair_walks
 from .projection import PLAIN
 from .typed_graph import TypedGraph
 
@@ -46,55 +47,30 @@ def walks(graph: TypedGraph) -> Walks:
     return graph.format("walks over pairs", _build)
 
 
-def _pointers(counts: Tensor) -> Tensor:
-    zero = counts.new_zeros(1)
-    return torch.cat((zero, counts.cumsum(0, dtype=counts.dtype)))
-
-
 def _build(graph: TypedGraph) -> Walks:
     pairs, edges, pair_of_edge = graph.compact
-    csr, csc, of_nodes = graph.graph.csr, edges.csc, pairs.graph.csc
-    num_edges, num_pairs, num_nodes = graph.num_edges, edges.num_src, graph.num_dst
-    type_ptr, rows, ptr, _, edge_ids, _ = graph._sorted(csr, CUT)
-    num_pieces, dtype = rows.numel(), rows.dtype
-
-    def numbers(count: int) -> Tensor:
-        return torch.arange(count, dtype=dtype, device=rows.device)
-
-    def inverse(order: Tensor) -> Tensor:
-        return torch.empty_like(order, dtype=dtype).scatter_(0, order.long(), numbers(order.numel()))
-
-    types = numbers(graph.num_types).repeat_interleave(type_ptr.diff(), output_size=num_pieces)
-    order = rows.argsort(stable=True)
-    piece_ptr = _pointers(torch.bincount(rows, minlength=num_nodes).to(dtype))  # of destinations
-    types_of_nodes = types[order]
-    # The edges in the order of pieces: that of destinations, and of types within each.
-    lengths = ptr.diff()[order]
-    edge_ptr = _pointers(lengths)
-    positions = (ptr[:-1][order] - edge_ptr[:-1]).repeat_interleave(lengths, output_size=num_edges) + numbers(num_edges)
-    ids = edge_ids[positions].long()
-    piece_of_position = numbers(num_pieces).repeat_interleave(lengths, output_size=num_edges)
-    piece_of_edge = torch.empty_like(edge_ids).scatter_(0, ids, piece_of_position)
-    # What a node's gradient sums.
-    sums_ptr = of_nodes.indptr + piece_ptr
-    node_of_pair = pairs.graph.csr.indices[of_nodes.indices.long()].long()
-    at_pair = numbers(num_pairs) + piece_ptr[node_of_pair]
-    at_piece = numbers(num_pieces) + of_nodes.indptr[rows[order].long() + 1]
-    place = torch.cat((at_pair, at_piece)).long()
-    columns = torch.cat((of_nodes.indices, types_of_nodes + num_pairs))
-    weights = torch.cat((of_nodes.indices, numbers(num_pieces) + num_pairs))
-    columns, weights = (torch.empty_like(t).scatter_(0, place, t) for t in (columns, weights))
+    csr, csc, by_node = graph.graph.csr, edges.csc, pairs.graph.csc
+    type_ptr, rows, ptr, _, edge_ids, by_row = graph._sorted(csr, CUT)
+    if by_row.dim() == 1:  # on CUDA
+        piece_ptr, order = by_row[: csr.indptr.numel()], by_row[csr.indptr.numel() :][: rows.numel()]
+    else:
+        numbers = torch.arange(rows.numel() + 1, dtype=rows.dtype)
+        piece_ptr, order, _ = csr_transpose(numbers, rows, None, graph.num_dst)
+    made = pair_walks(
+        csr.indptr, [csc.indptr, csc.edge_ids], pairs.graph.csr.indices, pair_of_edge, list(by_node[:2]),
+        [type_ptr, rows, ptr, edge_ids], piece_ptr, order,
+    )  # fmt: skip
+    edge_pairs, edge_pieces, pair_pieces, types, numbers, begins, places, *sums, longest = made
     arrays = [
         pairs._formats["offsets"], pairs.graph.csr.indices,
-        csr.indptr, pair_of_edge[ids], piece_of_position,
-        csc.indptr, csc.indices, piece_of_edge[csc.edge_ids.long()],
-        piece_ptr, types_of_nodes,
-        type_ptr, rows, inverse(order),
-        edge_ptr, inverse(csc.edge_ids)[ids],
-        sums_ptr, columns, weights,
+        csr.indptr, edge_pairs, edge_pieces,
+        csc.indptr, csc.indices, pair_pieces,
+        piece_ptr.clone(), types,
+        type_ptr, rows, numbers,
+        begins, places,
+        *sums,
     ]  # fmt: skip
-    longest = torch.stack([pointers.diff().max() for pointers in (csr.indptr, csc.indptr, sums_ptr)])
-    return Walks([t.to(dtype).contiguous() for t in arrays], longest.tolist())
+    return Walks([t.contiguous() for t in arrays], longest.tolist())
 
 
 def pair_attention(

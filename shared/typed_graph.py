@@ -19,7 +19,7 @@ from .formats import Formats, Keeper, num_bytes
 from .graph import Compressed, Graph
 from .graph_checks import as_index, check_integers, check_num_nodes, compiling
 from .ops.graph import coo_to_csr, index_dtype
-from .ops.relational import typed_edges
+from .ops.relational import OF_PIECE, OF_TILE, pairs_of_edges, piece_tiles, typed_edges
 
 __all__ = ["Compact", "Ends", "Pairs", "TypedGraph", "typed_graph_for"]
 
@@ -28,14 +28,6 @@ CUT = 512
 # On CUDA, where a tile of pieces is one block's: so few that tiles take equally long.
 _CUDA_CUT = 64
 _UNCUT = 2**62
-
-# Pieces of one type are a tile where their edges and _OF_PIECE for each of them come to no more than _OF_TILE: then 64
-# pieces are the most (``core_cuda/relational/cuda/piece_tiles.h``), and tiles take equally long whatever the degrees.
-_OF_TILE, _OF_PIECE = 576, 8
-# The same of rows and the pieces they add up, 64 rows at most; and how many pieces a row adds up itself: more are a
-# hub's, which parts of so many add up first.
-_OF_ROW_TILE, _OF_ROW = 1024, 16
-_HUB_PART = 256
 
 
 class Pairs(NamedTuple):
@@ -163,21 +155,23 @@ class TypedGraph(Keeper):
             mean: the dtype of weights of edges that make sums means; None: there are none.
         Returns:
             The pieces' six tensors; int ``[R + 1]``, the first tile of every type; int ``[tiles + 1]``, the first piece
-            of every tile; the same of rows, what they add up, and the parts of hubs (:func:`_row_tiles`); and the
-            weights ``[E]`` in the order of the pieces' edges.
+            of every tile; int ``[tiles + 1]``, the first row of every tile of rows; what rows add up; the parts of hubs
+            ``[2, parts]`` (``piece_tiles`` in ``core_cuda/library.cpp``); and the weights ``[E]`` in the order of the
+            pieces' edges.
         """
         side = "by dst" if by_dst else "by src"
         pieces = self.by_dst if by_dst else self.by_src
 
-        def cut(graph: TypedGraph) -> tuple[Tensor, ...]:
+        def cut(graph: TypedGraph) -> list[Tensor]:
+            type_ptr, rows, ptr, *_, by_row = pieces
             num_rows = graph.num_dst if by_dst else graph.num_src
-            rows = _row_tiles(pieces[5], num_rows, pieces[1].numel())
-            return (*_tiles(pieces[0], pieces[2], pieces[3].numel(), graph.num_types), *rows)
+            *tiles, of_rows, parts = piece_tiles(type_ptr, rows, ptr, by_row, num_rows, not compiling())
+            return [*tiles, of_rows if of_rows.numel() else by_row, parts]
 
-        pieces = [*pieces, *self.format(("tiles", side), cut)]
+        found = [*pieces, *self.format(("tiles", side), cut)]
         if mean is not None:
-            pieces.append(self.format(("mean", side, mean), lambda of: of._means(mean)[pieces[4].long()]))
-        return pieces
+            found.append(self.format(("mean", side, mean), lambda of: of.mean_weight(mean).index_select(0, pieces[4])))
+        return found
 
     def mean_weight(self, dtype: torch.dtype) -> Tensor:
         """One over the number of edges of the same type to the same destination, for every edge, ``[E]``."""
@@ -253,15 +247,16 @@ class TypedGraph(Keeper):
         return Pairs(offsets, neighbors, Graph(sums, None, rows.numel(), self.num_dst))
 
     def _compact(self) -> Compact:
-        offsets, rows, ptr, indices, edge_ids, _ = self._sorted(self.graph.csc, _UNCUT)
+        offsets, rows, ptr, indices, edge_ids, by_row = self._sorted(self.graph.csc, _UNCUT)
         ids = torch.arange(rows.numel() + 1, dtype=rows.dtype, device=rows.device)
-        pairs = Graph(Compressed(ids, rows, None), None, self.num_src, rows.numel())
-        types = torch.arange(self.num_types, device=rows.device)
-        types = types.repeat_interleave(offsets.diff(), output_size=rows.numel())
-        csr = self.graph.csr
-        pair_of_edge = torch.empty_like(edge_ids)
-        pair_of_edge[edge_ids.long()] = ids[:-1].repeat_interleave(ptr.diff(), output_size=self.num_edges)
-        in_edges = pair_of_edge if csr.edge_ids is None else pair_of_edge[csr.edge_ids.long()]
+        by_node = None
+        if by_row.dim() == 1 and not compiling():  # on CUDA, where the sort has found it
+            numbers = by_row[self.num_src + 1 :][: rows.numel()].clone()
+            by_node = Compressed(by_row[: self.num_src + 1].clone(), numbers, numbers)
+        pairs = Graph(Compressed(ids, rows, None), by_node, self.num_src, rows.numel())
+        types = torch.searchsorted(offsets[1:], ids[:-1], right=True, out_int32=ids.dtype is torch.int32)
+        csr, pair_of_edge = self.graph.csr, pairs_of_edges(ptr, edge_ids)
+        in_edges = pair_of_edge if csr.edge_ids is None else pair_of_edge.index_select(0, csr.edge_ids)
         edges = Graph(
             Compressed(csr.indptr, in_edges, csr.edge_ids),
             Compressed(ptr, indices, edge_ids),
@@ -295,9 +290,9 @@ class TypedGraph(Keeper):
         missing = sum(key not in self._formats for key in ("by dst", "by src"))
         grown = self.graph.memory_bytes_at_most() + num_bytes((self.edge_type, self._formats))
         numbers = 4 * self.num_edges
-        if self.device.type == "cuda":  # which keeps the pieces of every row as well, tiles, and the weights of a mean
-            numbers += 2 * self.num_edges + max(self.num_src, self.num_dst) + 1
-            numbers += (_OF_PIECE + 1) * self.num_edges // _OF_TILE + 2 * self.num_types + 2
+        if self.device.type == "cuda":  # which keeps the pieces of every row, tiles, and a mean's weights in two orders
+            numbers += 3 * self.num_edges + max(self.num_src, self.num_dst) + 1
+            numbers += (OF_PIECE + 1) * self.num_edges // OF_TILE + 2 * self.num_types + 2
             numbers += 2 * self.num_edges + 2 * max(self.num_src, self.num_dst) + 2  # what rows add up, where hubs are
         return grown + missing * numbers * self.graph.index_dtype.itemsize
 
@@ -310,58 +305,6 @@ class TypedGraph(Keeper):
 
     def __repr__(self) -> str:
         return f"TypedGraph({self.graph!r}, num_types={self.num_types})"
-
-
-def _tiles(type_ptr: Tensor, ptr: Tensor, num_edges: int, num_types: int) -> tuple[Tensor, Tensor]:
-    """Pieces of one type in tiles of a bounded number of edges and pieces: the first tile of every type ``[R + 1]``,
-    and the first piece of every tile. The last tiles may have no pieces.
-    """
-    places = ptr.long() + _OF_PIECE * torch.arange(ptr.numel(), device=ptr.device)
-    begins, ends = type_ptr.long(), places[type_ptr.long()]
-    if num_types == 0:
-        return type_ptr, type_ptr
-    first_tiles = torch.cat((begins.new_zeros(1), ((ends.diff() + _OF_TILE - 1) // _OF_TILE).cumsum(0)))
-    num_pieces = ptr.numel() - 1 if compiling() else int(type_ptr[-1])  # on CUDA there is room for one of every edge
-    most = num_edges + _OF_PIECE * num_pieces
-    tiles = torch.arange(most // _OF_TILE + num_types + 1, device=ptr.device)
-    types = (torch.searchsorted(first_tiles, tiles, right=True) - 1).clamp(max=num_types - 1)
-    pieces = torch.searchsorted(places, ends[types] + _OF_TILE * (tiles - first_tiles[types]))
-    return first_tiles.to(ptr.dtype), torch.minimum(pieces, begins[types + 1]).to(ptr.dtype)
-
-
-def _row_tiles(by_row: Tensor, num_rows: int, num_pieces: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows in tiles of a bounded number of rows and of pieces that they add up: the first row of every tile; what rows
-    add up, as ``by_row``: offsets ``[num_rows + 1]`` and the numbers of pieces; and ``[2, parts]``, from where to where
-    in by_row's a part of a hub's pieces is. Hubs add up their parts, numbered from ``num_pieces`` on.
-    """
-    ptr, parts = by_row[: num_rows + 1].long(), by_row.new_empty((2, 0))
-    added = by_row.numel() - num_rows - 1  # there is room for
-    if not compiling() and num_rows:
-        longest, added = torch.stack((ptr.diff().max(), ptr[-1])).tolist()
-        if longest > _HUB_PART:
-            by_row, parts = _split_hubs(by_row, ptr, num_pieces)
-            ptr, added = by_row[: num_rows + 1].long(), by_row.numel() - num_rows - 1
-    places = ptr + _OF_ROW * torch.arange(num_rows + 1, device=ptr.device)
-    most = added + _OF_ROW * num_rows
-    tiles = _OF_ROW_TILE * torch.arange((most + _OF_ROW_TILE - 1) // _OF_ROW_TILE + 1, device=ptr.device)
-    return torch.searchsorted(places, tiles).clamp(max=num_rows).to(by_row.dtype), by_row, parts
-
-
-def _split_hubs(by_row: Tensor, ptr: Tensor, num_pieces: int) -> tuple[Tensor, Tensor]:
-    """What rows add up, and the parts of hubs, as :func:`_row_tiles` gives them."""
-    counts, pieces = ptr.diff(), by_row[ptr.numel() :]
-    of_row = torch.where(counts > _HUB_PART, (counts + _HUB_PART - 1) // _HUB_PART, 0)
-    hubs = torch.arange(counts.numel(), device=ptr.device).repeat_interleave(of_row)
-    begins = ptr[hubs] + _HUB_PART * (torch.arange(hubs.numel(), device=ptr.device) - (of_row.cumsum(0) - of_row)[hubs])
-    parts = torch.stack((begins, torch.minimum(begins + _HUB_PART, ptr[hubs + 1])))
-    added = torch.where(of_row > 0, of_row, counts)
-    own = (of_row == 0).repeat_interleave(counts)
-    numbers = pieces.new_empty(int(added.sum()))
-    of_hub = (of_row > 0).repeat_interleave(added)
-    numbers[of_hub] = torch.arange(num_pieces, num_pieces + hubs.numel(), dtype=by_row.dtype, device=ptr.device)
-    numbers[~of_hub] = pieces[: own.numel()][own]
-    ends = torch.cat((added.new_zeros(1), added.cumsum(0)))
-    return torch.cat((ends.to(by_row.dtype), numbers)), parts.to(by_row.dtype)
 
 
 def typed_graph_for(

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "../spmm/inputs.h"
+#include "tiling.h"
 
 namespace edgeless {
 
@@ -106,6 +107,44 @@ inline void check_typed_means(const char* op, const at::Tensor& type_ptr, const 
   TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kDouble, op, ": dtype must be float32 or float64, got ", dtype);
   for (const at::Tensor& t : {rows, ptr, edge_ids})
     check_dtype(op, "rows, ptr and edge_ids", t, type_ptr.scalar_type());
+}
+
+inline void check_pairs_of_edges(const char* op, const at::Tensor& ptr, const at::Tensor& edge_ids) {
+  check_dim(op, "ptr", ptr, 1, "[pairs + 1]");
+  check_dim(op, "edge_ids", edge_ids, 1, "[E]");
+  TORCH_CHECK_VALUE(ptr.numel() > (edge_ids.numel() > 0), op, ": ptr must have shape [pairs + 1], got ", ptr.sizes());
+  check_dtype(op, "ptr", ptr, edge_ids.scalar_type());
+  check_device(op, "ptr", ptr, edge_ids.device());
+}
+
+inline void check_piece_tiles(const char* op, const at::Tensor& type_ptr, const at::Tensor& rows, const at::Tensor& ptr,
+                              const at::Tensor& by_row, int64_t num_rows) {
+  check_dim(op, "type_ptr", type_ptr, 1, "[types + 1]");
+  check_dim(op, "ptr", ptr, 1, "[pieces + 1]");
+  check_dim(op, "by_row", by_row, 1, "[num_rows + 1 + E]");
+  check_shape(op, "rows", rows, {ptr.size(0) - 1});
+  TORCH_CHECK_VALUE(type_ptr.numel() > 0, op, ": type_ptr must have shape [types + 1], got ", type_ptr.sizes());
+  TORCH_CHECK_VALUE(num_rows >= 0 && by_row.numel() > num_rows, op,
+                    ": by_row must have more than num_rows = ", num_rows, " elements, got ", by_row.numel());
+  TORCH_CHECK_VALUE(type_ptr.scalar_type() == at::kInt || type_ptr.scalar_type() == at::kLong, op,
+                    ": type_ptr must be int32 or int64, got ", type_ptr.scalar_type());
+  for (const auto& [name, t] :
+       {std::pair<const char*, const at::Tensor&>{"rows", rows}, {"ptr", ptr}, {"by_row", by_row}}) {
+    check_dtype(op, name, t, type_ptr.scalar_type());
+    check_device(op, name, t, type_ptr.device());
+  }
+}
+
+// Of contiguous tensors.
+template <class I>
+Tiling<I> tiling_of(const at::Tensor& type_ptr, const at::Tensor& rows, const at::Tensor& ptr, const at::Tensor& by_row,
+                    int64_t num_rows) {
+  Tiling<I> args;
+  args.type_ptr = type_ptr.const_data_ptr<I>(), args.rows = rows.const_data_ptr<I>();
+  args.ptr = ptr.const_data_ptr<I>(), args.by_row = by_row.const_data_ptr<I>();
+  args.types = type_ptr.numel() - 1, args.pieces = rows.numel(), args.num_rows = num_rows;
+  args.edges = by_row.numel() - 1 - num_rows;
+  return args;
 }
 
 // One direction of a graph as typed_edges gives it. On CUDA there may follow its pieces cut into tiles of one type

@@ -87,11 +87,30 @@ Tensor typed_means_cpu(const Tensor& type_ptr, const Tensor& rows, const Tensor&
   return means;
 }
 
+Tensor pairs_of_edges_cpu(const Tensor& ptr, const Tensor& edge_ids) {
+  constexpr const char* op = "pairs_of_edges";
+  check_pairs_of_edges(op, ptr, edge_ids);
+  const Tensor begins = ptr.contiguous(), ids = edge_ids.contiguous(), pairs = at::empty_like(ids);
+  AT_DISPATCH_INDEX_TYPES(ids.scalar_type(), op, [&] {
+    const index_t *from = begins.const_data_ptr<index_t>(), *of = ids.const_data_ptr<index_t>();
+    index_t* to = pairs.mutable_data_ptr<index_t>();
+    at::parallel_for(0, ids.numel(), kMinEdgesPerBlock, [&](int64_t begin, int64_t end) {
+      int64_t pair = std::upper_bound(from, from + begins.numel(), static_cast<index_t>(begin)) - from - 1;
+      for (int64_t e = begin; e < end; ++e) {
+        while (from[pair + 1] <= e) ++pair;
+        to[of[e]] = static_cast<index_t>(pair);
+      }
+    });
+  });
+  return pairs;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("typed_edges", cpu::WithRoom<typed_edges_cpu>::call);
   m.impl("typed_means", cpu::WithRoom<typed_means_cpu>::call);
+  m.impl("pairs_of_edges", cpu::WithRoom<pairs_of_edges_cpu>::call);
 }
 
 }  // namespace edgeless

@@ -1,5 +1,6 @@
-// typed_edges and typed_means on CUDA: checks and allocation; the algorithms are in cuda/pieces.cu and
-// graph/edge_sort.cu. What follows from types is read back once, whether one is out of range.
+// typed_edges, typed_means and pairs_of_edges on CUDA: checks and allocation; the algorithms are in cuda/pieces.cu and
+// graph/edge_sort.cu. What follows from types is read back once: whether one is out of range, and how many pieces
+// there are.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
@@ -22,32 +23,26 @@ I* at_of(const Tensor& t) {
   return t.mutable_data_ptr<I>();
 }
 
-void check_types(const Tensor& types, int64_t num_types, cudaStream_t stream) {
-  const Tensor bad = at::zeros({1}, types.options().dtype(at::kInt));
-  AT_DISPATCH_INDEX_TYPES(types.scalar_type(), "typed_edges", [&] {
-    C10_CUDA_CHECK(
-        check_ids(types.const_data_ptr<index_t>(), types.numel(), num_types, bad.mutable_data_ptr<int32_t>(), stream));
-  });
-  if (bad.item<int32_t>() == 0) return;
+[[noreturn]] void name_bad_type(const Tensor& types, int64_t num_types) {
   const Tensor first = at::nonzero(at::logical_or(types < 0, types >= num_types)).select(0, 0);
   const auto position = first.item<int64_t>();
   TORCH_CHECK_INDEX(false, "edge_type has id ", types[position].item<int64_t>(), " at position ", position,
                     ", expected 0 <= id < num_types = ", num_types);
 }
 
-// The stable order of keys below num_keys, and the keys in it.
+// The stable order of keys below num_keys, as `order`; returned: the keys in it.
 template <class I>
-std::pair<Tensor, Tensor> sorted(const Tensor& keys, int64_t num_keys, cudaStream_t stream) {
-  Tensor order = at::empty_like(keys), in_order = at::empty_like(keys);
+Tensor sorted(const Tensor& keys, int64_t num_keys, I* order, cudaStream_t stream) {
+  Tensor in_order = at::empty_like(keys);
   const auto bytes = static_cast<int64_t>(sort_scratch<I>(keys.numel(), num_keys));
   const Tensor scratch = at::empty({bytes}, keys.options().dtype(at::kByte));
   C10_CUDA_CHECK(sort_keys(keys.const_data_ptr<I>(), keys.numel(), num_keys, scratch.mutable_data_ptr(),
-                           at_of<I>(in_order), at_of<I>(order), stream));
-  return {order, in_order};
+                           at_of<I>(in_order), order, stream));
+  return in_order;
 }
 
 // As on the CPU, but for parts: [rows + 1 + E], where the pieces of every row begin and behind it the pieces in the
-// order of their rows.
+// order of their rows, then zeros.
 Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor& edge_ids, const Tensor& types,
                    int64_t num_types, int64_t cut) {
   constexpr const char* op = "typed_edges";
@@ -57,45 +52,50 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
   const Tensor pointers = indptr.contiguous(), others = indices.contiguous(), kinds = types.contiguous();
   const Tensor ids = edge_ids ? edge_ids->contiguous() : Tensor();
   const int64_t rows = pointers.numel() - 1, edges = others.numel();
-  check_types(kinds, num_types, stream);
   const auto empty = [&](int64_t size) { return at::empty({size}, pointers.options()); };
   Arrays result(empty(num_types + 1), empty(edges), empty(edges + 1), empty(edges), empty(edges),
                 empty(rows + 1 + edges));
   auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row] = result;
+  // Whether a type is out of range, and the number of pieces. No kernel leaves its arrays whatever the types are.
+  const Tensor facts = at::zeros({2}, pointers.options().dtype(at::kLong));
+  auto* bad = reinterpret_cast<int32_t*>(facts.mutable_data_ptr<int64_t>());
   AT_DISPATCH_INDEX_TYPES(pointers.scalar_type(), op, [&] {
     using I = index_t;
-    Tensor keys = kinds.to(pointers.scalar_type());
-    if (ids.defined()) {
-      const Tensor by_id = keys;
-      keys = at::empty_like(by_id);
-      C10_CUDA_CHECK(permute(by_id.const_data_ptr<I>(), ids.const_data_ptr<I>(), edges, at_of<I>(keys), stream));
-    }
-    const auto [order, in_order] = sorted<I>(keys, num_types, stream);
-    const I* places = order.template const_data_ptr<I>();
-    const Tensor row_of_edge = empty(edges), sorted_rows = empty(edges), type_begins = empty(num_types + 1);
+    const I* of_ids = ids.defined() ? ids.const_data_ptr<I>() : nullptr;
+    Tensor keys = ids.defined() ? empty(edges) : kinds.to(pointers.scalar_type());
+    AT_DISPATCH_INDEX_TYPES(kinds.scalar_type(), op, [&] {
+      const index_t* of = kinds.const_data_ptr<index_t>();
+      C10_CUDA_CHECK(check_ids(of, edges, num_types, bad, stream));
+      if (of_ids) C10_CUDA_CHECK(permute(of, of_ids, edges, at_of<I>(keys), stream));
+    });
+    const Tensor order = empty(edges), row_of_edge = empty(edges), sorted_rows = empty(edges);
+    const Tensor in_order = sorted<I>(keys, num_types, at_of<I>(order), stream), type_begins = empty(num_types + 1);
     C10_CUDA_CHECK(expand_rows(pointers.const_data_ptr<I>(), rows, edges, at_of<I>(row_of_edge), stream));
-    C10_CUDA_CHECK(permute(row_of_edge.const_data_ptr<I>(), places, edges, at_of<I>(sorted_rows), stream));
-    C10_CUDA_CHECK(permute(others.const_data_ptr<I>(), places, edges, at_of<I>(out_indices), stream));
-    if (ids.defined()) {
-      C10_CUDA_CHECK(permute(ids.const_data_ptr<I>(), places, edges, at_of<I>(out_ids), stream));
-    } else {
-      out_ids = order;
-    }
-    C10_CUDA_CHECK(
-        row_pointers(in_order.template const_data_ptr<I>(), edges, num_types, at_of<I>(type_begins), stream));
+    ArrangeArgs<I> arrange;
+    arrange.order = order.const_data_ptr<I>(), arrange.rows = row_of_edge.const_data_ptr<I>();
+    arrange.indices = others.const_data_ptr<I>(), arrange.edge_ids = of_ids, arrange.edges = edges;
+    arrange.to_rows = at_of<I>(sorted_rows), arrange.to_indices = at_of<I>(out_indices);
+    arrange.to_ids = at_of<I>(out_ids);
+    C10_CUDA_CHECK(arrange_edges(arrange, stream));
+    C10_CUDA_CHECK(row_pointers(in_order.const_data_ptr<I>(), edges, num_types, at_of<I>(type_begins), stream));
     PiecesArgs<I> args;
-    args.types = in_order.template const_data_ptr<I>(), args.rows = sorted_rows.const_data_ptr<I>();
+    args.types = in_order.const_data_ptr<I>(), args.rows = sorted_rows.const_data_ptr<I>();
     args.type_begins = type_begins.const_data_ptr<I>();
     args.edges = edges, args.num_types = num_types, args.num_rows = rows, args.cut = cut;
     const Tensor numbers = empty(edges);
     args.numbers = at_of<I>(numbers), args.type_ptr = at_of<I>(type_ptr);
     args.piece_rows = at_of<I>(piece_rows), args.ptr = at_of<I>(ptr);
+    args.count = facts.mutable_data_ptr<int64_t>() + 1;
     const Tensor scratch =
         at::empty({static_cast<int64_t>(pieces_scratch<I>(edges))}, pointers.options().dtype(at::kByte));
     C10_CUDA_CHECK(cut_into_pieces(args, scratch.mutable_data_ptr(), stream));
-    const auto [pieces, piece_keys] = sorted<I>(piece_rows, rows + 1, stream);
-    C10_CUDA_CHECK(row_pointers(piece_keys.template const_data_ptr<I>(), edges, rows, at_of<I>(by_row), stream));
-    by_row.narrow(0, rows + 1, edges).copy_(pieces);
+    const Tensor found = facts.cpu();
+    if (found.const_data_ptr<int64_t>()[0]) name_bad_type(kinds, num_types);
+    const int64_t pieces = found.const_data_ptr<int64_t>()[1];
+    I* by_rows = at_of<I>(by_row) + rows + 1;
+    const Tensor of_pieces = sorted<I>(piece_rows.narrow(0, 0, pieces), rows, by_rows, stream);
+    C10_CUDA_CHECK(row_pointers(of_pieces.const_data_ptr<I>(), pieces, rows, at_of<I>(by_row), stream));
+    C10_CUDA_CHECK(cudaMemsetAsync(by_rows + pieces, 0, (edges - pieces) * sizeof(I), stream));
   });
   return result;
 }
@@ -119,11 +119,24 @@ Tensor typed_means(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr
   return means;
 }
 
+Tensor pairs_of_edges(const Tensor& ptr, const Tensor& edge_ids) {
+  constexpr const char* op = "pairs_of_edges";
+  check_pairs_of_edges(op, ptr, edge_ids);
+  const OnDevice on_device(ptr.device());
+  const Tensor begins = ptr.contiguous(), ids = edge_ids.contiguous(), pairs = at::empty_like(ids);
+  AT_DISPATCH_INDEX_TYPES(ids.scalar_type(), op, [&] {
+    C10_CUDA_CHECK(run_pairs(begins.const_data_ptr<index_t>(), begins.numel() - 1, ids.const_data_ptr<index_t>(),
+                             ids.numel(), at_of<index_t>(pairs), on_device.stream()));
+  });
+  return pairs;
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("typed_edges", typed_edges);
   m.impl("typed_means", typed_means);
+  m.impl("pairs_of_edges", pairs_of_edges);
 }
 
 }  // namespace edgeless::cuda::relational

@@ -15,6 +15,13 @@ def widths(weight: Tensor) -> tuple[int, int]:
 
 
 typed_edges = torch.ops.edgeless.typed_edges
+piece_tiles = torch.ops.edgeless.piece_tiles
+pairs_of_edges = torch.ops.edgeless.pairs_of_edges
+pair_walks = torch.ops.edgeless.pair_walks
+
+# Of ``core_cuda/relational/tiling.h``: how much a tile is, and what a piece, or a row, counts besides what is its own.
+OF_TILE, OF_PIECE = 576, 8
+OF_ROW_TILE, OF_ROW = 1024, 16
 
 
 @register_fake("edgeless::typed_mm")
@@ -66,6 +73,23 @@ def _typed_means_fake(type_ptr, rows, ptr, edge_ids, dtype):
     return edge_ids.new_empty(edge_ids.shape, dtype=dtype)
 
 
+@register_fake("edgeless::pairs_of_edges")
+def _pairs_of_edges_fake(ptr, edge_ids):
+    return edge_ids.new_empty(edge_ids.shape)
+
+
+@register_fake("edgeless::piece_tiles")
+def _piece_tiles_fake(type_ptr, rows, ptr, by_row, num_rows, split_hubs):
+    num_types, pieces = type_ptr.size(0) - 1, rows.size(0)
+    num_edges = by_row.size(0) - 1 - num_rows
+    tiles = (num_edges + OF_PIECE * pieces) // OF_TILE + num_types + 1
+    row_tiles, of_rows, parts = (pieces + OF_ROW * num_rows + OF_ROW_TILE - 1) // OF_ROW_TILE + 1, 0, 0
+    if split_hubs:  # which are found when the program runs
+        row_tiles, of_rows, parts = (torch.library.get_ctx().new_dynamic_size() for _ in range(3))
+    sizes = ((num_types + 1,), (tiles,), (row_tiles,), (of_rows,), (2, parts))
+    return tuple(map(type_ptr.new_empty, sizes))
+
+
 def _num_parts(rows, edges, types):
     """``num_typed_parts`` of ``core_cuda/relational/typed_edges.h``."""
     fewest = 8 if 8 * types <= edges else 1
@@ -98,6 +122,13 @@ def _relational_layer_backward_fake(
 def _relational_sum_backward_fake(grad, x, weight, edge_weight, by_dst, by_src, needs):
     like = (x, weight, x if edge_weight is None else edge_weight)
     return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]
+
+
+@register_fake("edgeless::pair_walks")
+def _pair_walks_fake(indptr, by_pair, pair_nodes, pair_of_edge, by_node, pieces, piece_ptr, order):
+    edges, pairs, pieces, ends = (t.size(0) for t in (pair_of_edge, pair_nodes, order, indptr))
+    sizes = (edges, edges, edges, pieces, pieces, pieces + 1, edges, ends, pairs + pieces, pairs + pieces)
+    return (*(indptr.new_empty((size,)) for size in sizes), indptr.new_empty((3,), dtype=torch.int64))
 
 
 @register_fake("edgeless::pair_attention")

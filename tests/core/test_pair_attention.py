@@ -3,7 +3,9 @@
 import pytest
 import torch
 from attention_cases import error
-from devices import EVERY_DEVICE
+from devices import EVERY_DEVICE, with_wide_indices
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edgeless import TypedGraph
 from edgeless.pair_attention import CUT, fits, pair_attention, walks
@@ -99,6 +101,104 @@ def by_walks(graph, x, weight, query, key, bias, grad):
     grad_query = (weight * grad_vectors.unsqueeze(2)).sum((0, 1)).unsqueeze(1)
     grad_key = (of_pairs.unsqueeze(1) * values).sum(0).unsqueeze(1)
     return [out, grad_x, grad_weight, grad_query, grad_key, *([] if bias is None else [grad.sum(0)])]
+
+
+def plain_walks(graph):
+    """The arrays by PyTorch's own ops, in int64."""
+    pairs, edges, pair_of_edge = graph.compact
+    csr, csc, of_nodes = ([t.long() for t in of] for of in (graph.graph.csr, edges.csc, pairs.graph.csc))
+    sources, num_edges, num_pairs = pairs.graph.csr.indices.long(), graph.num_edges, edges.num_src
+    type_ptr, rows, ptr, _, ids, _ = (t.long() for t in graph._sorted(graph.graph.csr, CUT))
+
+    def numbers(count):
+        return torch.arange(count, device=graph.device)
+
+    def pointers(counts):
+        return torch.cat((counts.new_zeros(1), counts.cumsum(0)))
+
+    def inverse(order):
+        return torch.empty_like(order).scatter_(0, order, numbers(order.numel()))
+
+    order = rows.argsort(stable=True)
+    types = numbers(graph.num_types).repeat_interleave(type_ptr.diff())[order]
+    piece_ptr, lengths = pointers(torch.bincount(rows, minlength=graph.num_dst)), ptr.diff()[order]
+    edge_ptr, piece_of_position = pointers(lengths), numbers(order.numel()).repeat_interleave(lengths)
+    ids = ids[(ptr[:-1][order] - edge_ptr[:-1]).repeat_interleave(lengths) + numbers(num_edges)]
+    piece_of_edge = torch.empty_like(ids).scatter_(0, ids, piece_of_position)
+    at_pair = numbers(num_pairs) + piece_ptr[sources[of_nodes[1]]]
+    at_piece = numbers(order.numel()) + of_nodes[0][rows[order] + 1]
+    place = torch.cat((at_pair, at_piece))
+    columns = torch.cat((of_nodes[1], types + num_pairs))
+    weights = torch.cat((of_nodes[1], numbers(order.numel()) + num_pairs))
+    return [
+        pointers(torch.bincount(pairs.edge_type, minlength=graph.num_types)), sources,
+        csr[0], pair_of_edge.long()[ids], piece_of_position,
+        csc[0], csc[1], piece_of_edge[csc[2]],
+        piece_ptr, types,
+        type_ptr, rows, inverse(order),
+        edge_ptr, inverse(csc[2])[ids],
+        of_nodes[0] + piece_ptr, *(torch.empty_like(t).scatter_(0, place, t) for t in (columns, weights)),
+    ]  # fmt: skip
+
+
+def check_walks(graph):
+    found, expected = walks(graph), plain_walks(graph)
+    for ours, theirs in zip(found.arrays, expected, strict=True):
+        assert ours.dtype == graph.graph.index_dtype and ours.is_contiguous() and torch.equal(ours.long(), theirs)
+    assert found.max_degrees == [max(expected[i].diff().tolist(), default=0) for i in (2, 5, 15)]
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_walks_are_those_of_plain_pytorch(kind, device):
+    check_walks(GRAPHS[kind](device))
+    check_walks(with_wide_ids(GRAPHS[kind](device)))
+
+
+def with_wide_ids(graph):
+    return TypedGraph(with_wide_indices(graph.graph), graph.edge_type.long(), graph.num_types)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 300), st.integers(1, 60), st.integers(1, 20), st.integers(0, 100), st.integers(0, 10_000))
+def test_walks_of_small_graphs(edges, nodes, types, hub, seed):
+    check_walks(typed(max(nodes, 6), edges, types, hub=hub, seed=seed))
+
+
+@EVERY_DEVICE
+@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch.library.opcheck came with torch 2.4")
+def test_opcheck_of_walks(device):
+    args, op = [], torch.ops.edgeless.pair_walks
+
+    class Recorded(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, given=(), options=None):
+            if func is op.default:
+                args.append(given)
+            return func(*given, **(options or {}))
+
+    with Recorded():
+        walks(GRAPHS["hubs"](device))
+    options = {"test_utils": ("test_schema", "test_autograd_registration", "test_faketensor")}
+    torch.library.opcheck(op, *args, **options)
+
+
+@pytest.mark.parametrize("changed,message", [
+    ({1: [torch.zeros(6).int()]}, "pair_walks: by_pair must hold 2 tensors, got 1"),
+    ({4: []}, "pair_walks: by_node must hold 2 tensors, got 0"),
+    ({5: [torch.zeros(2).int()] * 3}, "pair_walks: pieces must hold 4 tensors, got 3"),
+    ({6: torch.zeros(9).int()}, r"pair_walks: piece_ptr must have shape \[4\], got \[9\]"),
+    ({7: torch.zeros(5).long()}, "pair_walks: order must be Int, got Long"),
+    ({0: torch.zeros(4)}, "pair_walks: indptr must be int32 or int64, got Float"),
+])  # fmt: skip
+def test_bad_walks_are_named(changed, message):
+    """Of five edges, pairs and pieces and three nodes."""
+    five, ends, nodes = torch.arange(5).int(), torch.arange(6).int(), torch.tensor([0, 2, 4, 5]).int()
+    types = torch.tensor([0, 5]).int()
+    args = [nodes, [ends, five], five % 3, five, [nodes, five], [types, five % 3, ends, five], nodes, five]
+    for i, value in changed.items():
+        args[i] = value
+    with pytest.raises(ValueError, match=message):
+        torch.ops.edgeless.pair_walks(*args)
 
 
 @EVERY_DEVICE

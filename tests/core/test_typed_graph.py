@@ -1,7 +1,6 @@
 """TypedGraph: pieces of both directions against a plain sort, means, pairs, caches, bad input."""
 
 import copy
-import itertools
 import pickle
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 import edgeless
 from edgeless import Graph, TypedGraph
 from edgeless.ops.relational import _num_parts, typed_edges
-from edgeless.typed_graph import _row_tiles, _tiles
 
 
 def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub=0, device="cpu"):
@@ -152,6 +150,20 @@ def test_compact_sources(device):
 
 
 @EVERY_DEVICE
+def test_pairs_of_edges(device):
+    ptr, ids = torch.tensor([0, 2, 3, 6]).to(device), torch.tensor([4, 1, 0, 2, 5, 3]).to(device)
+    op = torch.ops.edgeless.pairs_of_edges
+    assert op(ptr, ids).tolist() == [1, 0, 2, 2, 0, 2]
+    assert op(ptr[:1].int(), ids[:0].int()).shape == (0,)
+    with pytest.raises(ValueError, match=r"pairs_of_edges: ptr must have shape \[pairs \+ 1\], got \[1\]"):
+        op(ptr[:1], ids)
+    with pytest.raises(ValueError, match="pairs_of_edges: ptr must be Long, got Int"):
+        op(ptr.int(), ids)
+    with pytest.raises(ValueError, match=r"pairs_of_edges: ptr must be \[pairs \+ 1\], got shape \[2, 2\]"):
+        op(ptr.view(2, 2), ids)
+
+
+@EVERY_DEVICE
 def test_pairs_at_both_ends(device):
     graph = typed(50, 50, 3000, 4, hub=1500, device=device)
     types, counts = graph.ends
@@ -163,23 +175,6 @@ def test_pairs_at_both_ends(device):
     assert torch.equal(nodes, torch.cat([keys % 50 for keys in ends]))
     again = types.reverse().edge_index()
     assert torch.equal(again[0], of_type) and torch.equal(again[1], nodes)
-
-
-@pytest.mark.parametrize("num_types", [1, 4, 300])
-@pytest.mark.parametrize("hub", [0, 2500])
-def test_tiles_have_pieces_of_one_type_and_bounded_work(num_types, hub):
-    graph = typed(40, 50, 3000, num_types, hub=hub)
-    type_ptr, _, ptr, *_ = graph._sorted(graph.graph.csr, 64)
-    type_tiles, tiles = _tiles(type_ptr, ptr, 3000, num_types)
-    assert type_tiles[0] == 0 and tiles[0] == 0 and tiles[-1] == type_ptr[-1]
-    for kind in range(num_types):
-        first, last = int(type_tiles[kind]), int(type_tiles[kind + 1])
-        assert last < tiles.numel()
-        ends = [*tiles[first:last].tolist(), int(type_ptr[kind + 1])]
-        assert ends[0] == type_ptr[kind] and ends == sorted(ends)
-        for begin, end in itertools.pairwise(ends):
-            assert end - begin <= 64  # kTilePieces of core_cuda/relational/cuda/piece_tiles.h
-            assert ptr[end] - ptr[begin] < 576 + 64
 
 
 def test_copies_and_pickles():
@@ -205,12 +200,16 @@ def test_opcheck():
     torch.library.opcheck(torch.ops.edgeless.typed_edges, (*graph.graph.csr, graph.edge_type, 4, 16), **options)
     by_dst = graph.by_dst
     torch.library.opcheck(torch.ops.edgeless.typed_means, (*by_dst[:3], by_dst[4], torch.float32))
+    torch.library.opcheck(torch.ops.edgeless.pairs_of_edges, (by_dst[2], by_dst[4]))
 
 
-@pytest.mark.parametrize("wrong", [4, -1])
-def test_types_out_of_range_are_named(wrong):
-    types = torch.tensor([0, 3, 1, wrong, 2])
-    graph = TypedGraph(Graph.from_edge_index(torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 1, 1]])), types, 4)
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("wrong", [4, -1, 2**31 - 1])
+def test_types_out_of_range_are_named(wrong, dtype, device):
+    types = torch.tensor([0, 3, 1, wrong, 2], dtype=dtype, device=device)
+    edges = torch.tensor([[0, 1, 2, 3, 4], [0, 0, 1, 1, 1]], device=device)
+    graph = TypedGraph(Graph.from_edge_index(edges), types, 4)
     with pytest.raises(IndexError, match=f"edge_type has id {wrong} at position 3, expected 0 <= id < num_types = 4"):
         graph.by_dst  # noqa: B018
 
@@ -228,25 +227,3 @@ def test_bad_input_is_named(types, num_types, kind, message):
     with pytest.raises(kind, match=message):
         TypedGraph(graph, types, num_types)
     assert edgeless.TypedGraph is TypedGraph
-
-
-@pytest.mark.parametrize("most", [3, 256, 257, 2000])
-def test_tiles_of_rows_have_bounded_work_and_hubs_are_parts(most):
-    gen = torch.Generator().manual_seed(0)
-    counts = torch.randint(4, (300,), generator=gen)
-    counts[7], counts[8], counts[299] = most, 700, 0
-    num_pieces = int(counts.sum())
-    ptr = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
-    pieces = torch.randperm(num_pieces, generator=gen)
-    by_row = torch.cat((ptr, pieces)).int()
-    tiles, of_rows, parts = _row_tiles(by_row, 300, num_pieces)
-    offsets, numbers = of_rows[:301], of_rows[301:]
-    assert tiles[0] == 0 and tiles[-1] == 300 and tiles.diff().min() >= 0 and tiles.diff().max() <= 64
-    assert (offsets[tiles[1:].long()] - offsets[tiles[:-1].long()]).max() <= 1024 + 256 and parts.dtype == torch.int32
-    assert parts.diff(dim=0).min() > 0 and parts.diff(dim=0).max() <= 256
-    for row in range(300):
-        found = []
-        for number in numbers[offsets[row] : offsets[row + 1]].tolist():
-            begin, end = parts[:, number - num_pieces].tolist() if number >= num_pieces else (0, 0)
-            found += pieces[begin:end].tolist() if number >= num_pieces else [number]
-        assert found == pieces[ptr[row] : ptr[row + 1]].tolist()

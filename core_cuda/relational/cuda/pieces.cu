@@ -2,6 +2,7 @@
 // after it begin a piece; the sum of these beginnings is the number of the piece that an edge belongs to.
 #include <cub/device/device_scan.cuh>
 
+#include "../../common/search.h"
 #include "pieces.h"
 
 namespace edgeless::cuda::relational {
@@ -12,6 +13,16 @@ constexpr int kThreads = 256, kWarp = 32;
 unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 
 __device__ __forceinline__ int64_t thread_id() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
+
+template <class I>
+__global__ void arrange_kernel(ArrangeArgs<I> args) {
+  const int64_t p = thread_id();
+  if (p >= args.edges) return;
+  const I from = args.order[p];
+  args.to_rows[p] = args.rows[from];
+  args.to_indices[p] = args.indices[from];
+  args.to_ids[p] = args.edge_ids ? args.edge_ids[from] : from;
+}
 
 struct Larger {
   template <class I>
@@ -41,6 +52,7 @@ __global__ void pieces_kernel(PiecesArgs<I> args) {
   if (p > args.edges) return;
   const I pieces = args.edges ? args.numbers[args.edges - 1] : I(0);
   if (p >= pieces) args.ptr[p] = static_cast<I>(args.edges);
+  if (p == args.edges) *args.count = pieces;
   if (p == args.edges) return;
   if (p >= pieces) args.piece_rows[p] = static_cast<I>(args.num_rows);
   const I number = args.numbers[p] - 1;
@@ -73,26 +85,37 @@ template <class I, class A>
 __global__ void means_kernel(MeansArgs<I, A> args) {
   const int64_t piece = thread_id() / kWarp;
   if (piece >= args.type_ptr[args.num_types]) return;
-  int64_t type = 0, above = args.num_types;  // the last type that begins at or before the piece
-  while (above - type > 1) {
-    const int64_t middle = (type + above) / 2;
-    if (args.type_ptr[middle] <= piece) {
-      type = middle;
-    } else {
-      above = middle;
-    }
-  }
+  const int64_t type = first_behind(1, args.num_types, [&](int64_t t) { return args.type_ptr[t] > piece; }) - 1;
+  const int64_t begin = args.type_ptr[type], last = args.type_ptr[type + 1];
   const I row = args.rows[piece];
   int64_t first = piece, end = piece + 1;
-  while (first > args.type_ptr[type] && args.rows[first - 1] == row) --first;
-  while (end < args.type_ptr[type + 1] && args.rows[end] == row) ++end;
+  if (first > begin && args.rows[first - 1] == row) {
+    first = first_behind(begin, first, [&](int64_t i) { return args.rows[i] >= row; });
+  }
+  if (end < last && args.rows[end] == row) {
+    end = first_behind(end, last, [&](int64_t i) { return args.rows[i] > row; });
+  }
   const A mean = A(1) / static_cast<A>(args.ptr[end] - args.ptr[first]);
   for (int64_t e = args.ptr[piece] + threadIdx.x % kWarp; e < args.ptr[piece + 1]; e += kWarp) {
     args.means[args.edge_ids[e]] = mean;
   }
 }
 
+template <class I>
+__global__ void pairs_kernel(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges) {
+  const int64_t e = thread_id();
+  if (e >= edges) return;
+  of_edges[edge_ids[e]] = static_cast<I>(first_behind(1, pairs, [=](int64_t pair) { return ptr[pair] > e; }) - 1);
+}
+
 }  // namespace
+
+template <class I>
+cudaError_t arrange_edges(const ArrangeArgs<I>& args, cudaStream_t stream) {
+  if (args.edges == 0) return cudaSuccess;
+  arrange_kernel<I><<<blocks_for(args.edges), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
 
 template <class I>
 size_t pieces_scratch(int64_t edges) {
@@ -124,10 +147,19 @@ cudaError_t run_means(const MeansArgs<I, A>& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-#define INSTANTIATE(I)                                                                \
-  template size_t pieces_scratch<I>(int64_t);                                         \
-  template cudaError_t cut_into_pieces<I>(const PiecesArgs<I>&, void*, cudaStream_t); \
-  template cudaError_t run_means<I, float>(const MeansArgs<I, float>&, cudaStream_t); \
+template <class I>
+cudaError_t run_pairs(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges, cudaStream_t stream) {
+  if (edges == 0) return cudaSuccess;
+  pairs_kernel<I><<<blocks_for(edges), kThreads, 0, stream>>>(ptr, pairs, edge_ids, edges, of_edges);
+  return cudaGetLastError();
+}
+
+#define INSTANTIATE(I)                                                                       \
+  template cudaError_t arrange_edges<I>(const ArrangeArgs<I>&, cudaStream_t);                \
+  template size_t pieces_scratch<I>(int64_t);                                                \
+  template cudaError_t run_pairs<I>(const I*, int64_t, const I*, int64_t, I*, cudaStream_t); \
+  template cudaError_t cut_into_pieces<I>(const PiecesArgs<I>&, void*, cudaStream_t);        \
+  template cudaError_t run_means<I, float>(const MeansArgs<I, float>&, cudaStream_t);        \
   template cudaError_t run_means<I, double>(const MeansArgs<I, double>&, cudaStream_t);
 INSTANTIATE(int32_t)
 INSTANTIATE(int64_t)

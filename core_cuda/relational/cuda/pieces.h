@@ -8,6 +8,19 @@
 
 namespace edgeless::cuda::relational {
 
+// Edges by row, brought to the order of their types.
+template <class I>
+struct ArrangeArgs {
+  const I* order = nullptr;     // [edges] where an edge was
+  const I* rows = nullptr;      // [edges]
+  const I* indices = nullptr;   // [edges]
+  const I* edge_ids = nullptr;  // [edges], null: where it was is its id
+  int64_t edges = 0;
+  I *to_rows = nullptr, *to_indices = nullptr, *to_ids = nullptr;
+};
+template <class I>
+cudaError_t arrange_edges(const ArrangeArgs<I>& args, cudaStream_t stream);
+
 // I: type of all ids, int32_t or int64_t.
 template <class I>
 struct PiecesArgs {
@@ -15,11 +28,12 @@ struct PiecesArgs {
   const I* rows = nullptr;         // [edges]
   const I* type_begins = nullptr;  // [num_types + 1] first edge of every type
   int64_t edges = 0, num_types = 0, num_rows = 0;
-  int64_t cut = 0;          // edges of a piece, at most
-  I* numbers = nullptr;     // [edges] for the kernels alone
-  I* type_ptr = nullptr;    // [num_types + 1] pieces of a type
-  I* piece_rows = nullptr;  // [edges] row of a piece; behind the last piece num_rows
-  I* ptr = nullptr;         // [edges + 1] first edge of a piece; behind the last piece `edges`
+  int64_t cut = 0;           // edges of a piece, at most
+  I* numbers = nullptr;      // [edges] for the kernels alone
+  I* type_ptr = nullptr;     // [num_types + 1] pieces of a type
+  I* piece_rows = nullptr;   // [edges] row of a piece; behind the last piece num_rows
+  I* ptr = nullptr;          // [edges + 1] first edge of a piece; behind the last piece `edges`
+  int64_t* count = nullptr;  // the number of pieces
 };
 
 template <class I>
@@ -40,5 +54,9 @@ struct MeansArgs {
 };
 template <class I, class A>
 cudaError_t run_means(const MeansArgs<I, A>& args, cudaStream_t stream);
+
+// of_edges[edge_ids[e]] = the pair that has edge e, of those that begin at ptr [pairs + 1]
+template <class I>
+cudaError_t run_pairs(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges, cudaStream_t stream);
 
 }  // namespace edgeless::cuda::relational
