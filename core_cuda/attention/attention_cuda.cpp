@@ -80,7 +80,7 @@ void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vect
   for (size_t k = 0; k < parts; ++k) grads[which[order[k]]] = all.part(k).view(in.dst.sizes());
 }
 
-// in_place: gradients may stand where the rows are that they are of.
+// in_place: gradients of sources may stand where their rows are.
 template <class A>
 void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<Tensor>& grads, bool in_place) {
   const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, may_stand_together] = given;
@@ -99,7 +99,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
   if (in.rows() == at::kFloat) {
     args.exact = call.keep(call.empty({in.num_dst(), heads, 2}));
-    if (in_place) args.any_large = call.any_large(softmax_stats);
+    if (in_place) args.some_large = call.keep_tensor(at::zeros({1}, call.numbers().dtype(at::kInt))).data_ptr<int>();
   }
   Tensor edge_weights;
   if (grad_out) {

@@ -129,13 +129,6 @@ class Call {
     return t.numel() ? t.data_ptr<A>() : nullptr;
   }
 
-  // Where the device finds whether one of the logits, contiguous floats, is large.
-  const int* any_large(const Tensor& logits) {
-    const Tensor found = keep_tensor(at::zeros({1}, numbers_.dtype(at::kInt)));
-    C10_CUDA_CHECK(cuda::any_large(logits.const_data_ptr<float>(), logits.numel(), found.data_ptr<int>(), stream()));
-    return found.data_ptr<int>();
-  }
-
   Tensor keep_tensor(const Tensor& t) { return kept_.emplace_back(t); }
 
   // Numbers of a head in the kernels' att, and in the shares of its gradient.

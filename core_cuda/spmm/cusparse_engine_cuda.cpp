@@ -58,12 +58,12 @@ cudaDataType data_type(at::ScalarType t) {
   }
 }
 
-struct Plan : CusparsePlan {
+struct CsrPlan : CusparsePlan {
   cusparseSpMatDescr_t matrix = nullptr;
   cusparseDnMatDescr_t gathered = nullptr, rows = nullptr;  // by the matrix's columns and rows
   bool known = true;                                        // the library has a kernel for it
 
-  ~Plan() override {
+  ~CsrPlan() override {
     if (matrix) cusparseDestroySpMat(matrix);
     if (gathered) cusparseDestroyDnMat(gathered);
     if (rows) cusparseDestroyDnMat(rows);
@@ -104,8 +104,8 @@ constexpr auto kSampled = CUSPARSE_SDDMM_ALG_DEFAULT;
 
 // Descriptors, a workspace and, with `prepared`, what the library finds out about the matrix beforehand: of sampled
 // products alone, for after cusparseSpMM_preprocess CUSPARSE_SPMM_CSR_ALG3 of CUDA 13.0 gives wrong sums.
-std::shared_ptr<Plan> make_plan(cusparseHandle_t handle, const Call& call, bool prepared) {
-  auto plan = std::make_shared<Plan>();
+std::shared_ptr<CsrPlan> make_plan(cusparseHandle_t handle, const Call& call, bool prepared) {
+  auto plan = std::make_shared<CsrPlan>();
   const Tensor &indptr = call.csr[0], &indices = call.csr[1];
   const auto index = indptr.scalar_type() == at::kLong ? CUSPARSE_INDEX_64I : CUSPARSE_INDEX_32I;
   CUSPARSE_CHECK(cusparseCreateCsr(&plan->matrix, call.rows.size(0), call.gathered.size(0), indices.size(0),
@@ -133,7 +133,7 @@ std::shared_ptr<Plan> make_plan(cusparseHandle_t handle, const Call& call, bool 
   return plan;
 }
 
-void run_plan(cusparseHandle_t handle, const Plan& plan, const Call& call) {
+void run_plan(cusparseHandle_t handle, const CsrPlan& plan, const Call& call) {
   CUSPARSE_CHECK(cusparseSpMatSetValues(plan.matrix, call.values.data_ptr()));
   CUSPARSE_CHECK(cusparseDnMatSetValues(plan.gathered, call.gathered.data_ptr()));
   CUSPARSE_CHECK(cusparseDnMatSetValues(plan.rows, call.rows.data_ptr()));
@@ -198,7 +198,7 @@ class Session {
     const auto* found = plans_->plans.find(key);
     ++(found ? plans_->hits : plans_->misses);
     if (!found) found = &plans_->plans.keep(key, make_plan(handle_, call, true));
-    const auto& plan = static_cast<const Plan&>(**found);
+    const auto& plan = static_cast<const CsrPlan&>(**found);
     if (plan.known) run_plan(handle_, plan, call);
     return plan.known;
   }

@@ -236,8 +236,8 @@ def with_large_logits(score, given, size, of_rows):
 
 
 def well_conditioned(score, channels):
-    """What of results may be compared: of the channel that makes GATv2's logits large, gradients are sums over a row that
-    are zero, times that size.
+    """What of results may be compared: of the channel that makes GATv2's logits large, gradients are sums over a row
+    that are zero, times that size.
     """
 
     def keep(t):
@@ -264,7 +264,8 @@ def test_gradients_of_large_logits(score, options, size, device, monkeypatch):
             torchs = run(reference, score, graph, *given)
         outs = 2 if "weights" in OPTIONS[options] else 1
         made_exact = device != "cpu" and score != "cosine"  # whose norms are rounded
-        for i, (a, b, c) in enumerate(zip(*map(well_conditioned(score, channels), (found, torchs, wanted)), strict=True)):
+        keep = well_conditioned(score, channels)
+        for i, (a, b, c) in enumerate(zip(keep(found), keep(torchs), keep(wanted), strict=True)):
             bound = 1e-5 if made_exact and i >= outs else max(2e-5, 4 * error(b, c))
             assert error(a, c) <= bound, (kind, channels, every, i, error(a, c), error(b, c))
 

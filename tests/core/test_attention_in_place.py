@@ -211,10 +211,16 @@ def test_kinds_that_share_rows_are_not_written_over():
 # Sources that a caller gives away ------------------------------------------------------------------------------------
 
 
-def donated(score, device, donate=True, joined=False, **options):
-    """The output of attention over rows that are no leaves, as maps and exchanges make them; the leaves; the rows."""
+def donated(score, device, donate=True, joined=False, size=None, **options):
+    """The output of attention over rows that are no leaves, as maps and exchanges make them; the leaves; the rows.
+    size: of the logits, which are near each other.
+    """
     graph = hub_graph(60, 400, device)
     dst, src, value, att = rows_of(score, 60, 2, 8, torch.float32, device, joined)
+    if size is not None and score == "gatv2":
+        src[:, :, 0], dst[:, :, 0], att[:, 0] = 8, 0.5, size / 8.5
+    elif size is not None:
+        src[:, :, 0], dst[:, :, 0] = 4, size / 4 * 8**0.5
     leaves = [t.detach().clone().requires_grad_() for t in (dst, src, value, att) if t is not None]
     own = [t * 1 for t in leaves]
     if joined and value is not None:  # keys and values side by side, as an exchange of both leaves them
@@ -238,6 +244,19 @@ def test_gradients_of_donated_rows_stand_where_the_rows_were(device, score, join
     found = torch.autograd.grad(out.square().sum(), leaves)
     assert sorted(came) == sorted(places)
     assert all(torch.equal(a, b) and not a.requires_grad for a, b in zip(found, want, strict=True))
+
+
+@pytest.mark.parametrize("score", ["gatv2", "dot"])
+@EVERY_DEVICE
+def test_donated_rows_of_large_logits(device, score):
+    """Other rows are walked again than without: on CUDA all of them are."""
+    both = []
+    for donate in (False, True):
+        out, leaves, _ = donated(score, device, donate, size=4e3)
+        both.append(torch.autograd.grad(out.square().sum(), leaves))
+    for a, b in zip(*both, strict=True):
+        a, b = a[..., 1:], b[..., 1:]  # the first channel's are sums that are zero, times the size of the logits
+        assert (a - b).norm() <= 1e-5 * b.norm()
 
 
 @pytest.mark.parametrize("score", ["gatv2", "dot"])

@@ -74,10 +74,10 @@ struct Args {
   // the sum that the pass by source makes; or Delta alone, if shift is the logsumexp (base 2) and memory is short.
   A* stats = nullptr;  // [Nd, H, 2]
   A* delta = nullptr;  // [Nd, H], where stats is null
-  // Rows of large logits, see exact.cuh: [Nd, H, 2] what the pass by source reads of them; and where gradients stand
-  // over rows, whether there are any.
+  // Rows of large logits, see exact.cuh: [Nd, H, 2] what the pass by source reads of them; and, where its gradients
+  // stand over the rows that they are of, whether there are any: 0 before the pass by destination.
   A* exact = nullptr;
-  const int* any_large = nullptr;
+  int* some_large = nullptr;
   const A* grad_weights = nullptr;  // [E, H]: gradient of returned weights, in place of grad_out
   OutRows grad_dst, grad_src, grad_value;
   A* grad_att = nullptr;     // [ranges, heads, key_vectors * vector] partial sums; of the cosine [ranges, heads]

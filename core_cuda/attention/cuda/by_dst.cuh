@@ -202,7 +202,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       delta = args.delta_given ? args.delta_given[at] : dot;
       shift *= A(kLog2e);
       Stat<Fn, S> stat{kMode < kEdgeTerm ? shift - args.coefficient * constant : shift, delta};
-      if (kMakesExact<S> && !args.any_large && (is_large(shift) || is_large(constant))) {
+      if (kMakesExact<S> && (is_large(shift) || is_large(constant))) {
         stat.shift = stat.delta = NAN, large = true;
       }
       if (place.lane == 0 && !walk.lead) stat.store(args, at);
@@ -406,15 +406,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     };
     walk_again(state->again, walk, place, shares, leader, make, close_row, clear, leave, add, emit_other);
   } else if constexpr (kMakesExact<S>) {
-    bool done = false;
-    if (!args.any_large || !*args.any_large) {
-      auto failed = [&] { return large; };
-      done =
-          walk_rows(walk, place, shares, leader, window, begin_row, take, close_row, clear, leave, add, emit, failed);
-    } else {
-      large = true;
-    }
-    if (!done) {
+    auto failed = [&] { return large; };
+    if (!walk_rows(walk, place, shares, leader, window, begin_row, take, close_row, clear, leave, add, emit, failed)) {
+      if (large && args.some_large) *args.some_large = 1;
       DstState<A, kPer> state{large, leader, {}, acc_scalar};
 #pragma unroll
       for (int k = 0; k < kPer; ++k) state.acc[k] = acc[k];

@@ -330,8 +330,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     walk_again(state->again, walk, place, shares, leader, make, close_row, clear, leave, add, emit);
   } else if constexpr (kMakesExact<S>) {
     bool done = false;
-    if (!args.any_large || !*args.any_large) {
-      auto failed = [&] { return marked && !args.any_large; };
+    if (!args.some_large || !*args.some_large) {
+      auto failed = [&] { return marked && !args.some_large; };
       done =
           walk_rows(walk, place, shares, leader, window, begin_row, take, close_row, clear, leave, add, emit, failed);
     } else {

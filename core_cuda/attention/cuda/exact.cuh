@@ -5,8 +5,8 @@
 // again when all are done, by the functions below (walk_again). They are not inlined, so that the loops keep their
 // registers, and slow: one for all widths and options (docs/decisions/0007).
 //
-// Where gradients stand over the rows that they are of, no share can be walked twice. Whether any row is large is
-// looked up there before the first pass (Args::any_large), and all are made here then.
+// Where the gradients of sources stand over their rows, no share can be walked twice by source. There the pass by
+// destination says whether it met such a row (Args::some_large), and all rows by source are made here then.
 #pragma once
 
 #include "inverse_norms.cuh"

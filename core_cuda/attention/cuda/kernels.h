@@ -51,9 +51,6 @@ cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, c
 cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
                       void* rounded, float* delta, cudaStream_t stream);
 
-// Makes found 1 where one of the logits is large (exact.cuh).
-cudaError_t any_large(const float* logits, int64_t count, int* found, cudaStream_t stream);
-
 // over[row, h] = 1 / |rows[row, h]|; where the norm is below `least`, -1 / least. Rows of `vectors` whole vectors.
 template <class A>
 cudaError_t inverse_norms(const Rows& rows, Storage storage, int64_t num_rows, int heads, int vectors, A least, A* over,
