@@ -99,7 +99,8 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
   if (in.rows() == at::kFloat) {
     args.exact = call.keep(call.empty({in.num_dst(), heads, 2}));
-    if (in_place) args.some_large = call.keep_tensor(at::zeros({1}, call.numbers().dtype(at::kInt))).data_ptr<int>();
+    if (in_place)
+      args.some_large = call.keep_tensor(at::zeros({1}, call.numbers().dtype(at::kInt))).template data_ptr<int>();
   }
   Tensor edge_weights;
   if (grad_out) {
