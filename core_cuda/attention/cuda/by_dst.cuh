@@ -93,30 +93,25 @@ template <class Fn, class A, int kPer>
 using RowShares =
     std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kInverseNorms, FactorShares<A>, NoShares>>;
 
-// What a team holds when walk_rows() gave its block up.
-template <class A, int kPer>
-struct DstState {
-  bool again;  // the share has to be walked again
-  Leader leader;
-  A acc[kPer], acc_scalar;
-};
-
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void finish_by_dst(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
-                                           Shares& att_shares, DstState<float, kVecs * kVec<S>>& state);
+__device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                          Shares& att_shares);
 
-// kAgain: what is left when walk_rows() gave up. A function of its own, since the calls in it would cost the loop of
-// walk_rows() registers.
+// kAgain: where walk_rows() has failed. A function of its own, since what lives across the calls in it would take the
+// loop of walk_rows() its registers.
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kAgain, class Pieces,
           class Shares>
 __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
-                                            Shares& att_shares, DstState<Arithmetic<S>, kVecs * kVec<S>>* state) {
+                                            Shares& att_shares, bool& large) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
 
   const Place<kWidth> place(args.layout, args.heads);
-  if constexpr (!kAgain) divide_range(args.graph, args.part, place, shares);
+  if constexpr (!kAgain) {
+    if (kMakesExact<S> && threadIdx.x == 0) large = false;
+    divide_range(args.graph, args.part, place, shares);
+  }
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -136,8 +131,6 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   A acc_scalar = 0;        // gatv2, cosine: sum of ds; gat: the gradient; of the lane until the row ends
   A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
   A own_over = 0;          // of the row: see inverse_norms.cuh
-  bool large = false;      // some row's logits: see exact.cuh
-  Leader leader;
   uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -145,8 +138,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     acc[k] = 0, grad[k] = 0, own[k] = 0;
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
   }
-  if constexpr (Fn::kAtt && !kAgain) att_shares.clear();
-  if constexpr (Fn::kInverseNorms && !kAgain) att_shares.clear(place);
+  if constexpr (Fn::kAtt) att_shares.clear();
+  if constexpr (Fn::kInverseNorms) att_shares.clear(place);
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
@@ -202,8 +195,11 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       delta = args.delta_given ? args.delta_given[at] : dot;
       shift *= A(kLog2e);
       Stat<Fn, S> stat{kMode < kEdgeTerm ? shift - args.coefficient * constant : shift, delta};
-      if (kMakesExact<S> && (is_large(shift) || is_large(constant))) {
-        stat.shift = stat.delta = NAN, large = true;
+      if constexpr (kMakesExact<S>) {
+        const bool found = is_large(max(fabs(shift), fabs(constant)));
+        stat.delta = found ? A(NAN) : delta;
+        if (Stat<Fn, S>::kPairs) stat.shift = found ? A(NAN) : stat.shift;
+        if (found) large = true;
       }
       if (place.lane == 0 && !walk.lead) stat.store(args, at);
       fresh = false;
@@ -375,14 +371,6 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   };
 
   if constexpr (kAgain) {
-    if (state->again) {
-      if constexpr (Fn::kAtt) att_shares.clear();
-      if constexpr (Fn::kInverseNorms) att_shares.clear(place);
-    } else {
-      leader = state->leader, acc_scalar = state->acc_scalar;
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) acc[k] = state->acc[k];
-    }
     auto load_row = [&](I row) {
       shift = args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] * A(kLog2e);
       if constexpr (kKeys) {
@@ -404,15 +392,12 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       load_row(row);
       emit(row, lead, complete);
     };
-    walk_again(state->again, walk, place, shares, leader, make, close_row, clear, leave, add, emit_other);
+    walk_again(walk, place, shares, make, close_row, clear, leave, add, emit_other);
   } else if constexpr (kMakesExact<S>) {
     auto failed = [&] { return large; };
-    if (!walk_rows(walk, place, shares, leader, window, begin_row, take, close_row, clear, leave, add, emit, failed)) {
-      if (large && args.some_large) *args.some_large = 1;
-      DstState<A, kPer> state{large, leader, {}, acc_scalar};
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) state.acc[k] = acc[k];
-      return finish_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares, state);
+    if (!walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, failed)) {
+      if (threadIdx.x == 0 && args.some_large) *args.some_large = 1;
+      return by_dst_again<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares);
     }
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
@@ -426,9 +411,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
 }
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void finish_by_dst(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
-                                           Shares& att_shares, DstState<float, kVecs * kVec<S>>& state) {
-  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, &state);
+__device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                          Shares& att_shares) {
+  bool large;
+  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, large);
 }
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
@@ -439,7 +425,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   __shared__ BlockShares<I> shares;
   __shared__ BackwardPieces<A, kPer, !Fn::kScalar> pieces;
   __shared__ RowShares<Fn, A, kPer> att_shares;
-  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, false>(args, shares, pieces, att_shares, nullptr);
+  __shared__ bool large;  // logits of some row of the block, see exact.cuh
+  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, false>(args, shares, pieces, att_shares, large);
 }
 
 }  // namespace edgeless::cuda

@@ -72,29 +72,24 @@ __device__ __forceinline__ void emit_source(const Args<A>& args, const BlockShar
   }
 }
 
-// As DstState.
-template <class A, int kPer>
-struct SrcState {
-  bool again;
-  Leader leader;
-  A key_acc[kPer], value_acc[kPer], acc_scalar;
-};
-
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void finish_by_src(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
-                                           Shares& att_shares, SrcState<float, kVecs * kVec<S>>& state);
+__device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                          Shares& att_shares);
 
 // kAgain: as of walk_by_dst().
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kAgain, class Pieces,
           class Shares>
 __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
-                                            Shares& att_shares, SrcState<Arithmetic<S>, kVecs * kVec<S>>* state) {
+                                            Shares& att_shares, bool& marked) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
   constexpr bool kKeys = !Fn::kScalar;
 
   const Place<kWidth> place(args.layout, args.heads);
-  if constexpr (!kAgain) divide_range(args.graph, args.part, place, shares);
+  if constexpr (!kAgain) {
+    if (kMakesExact<S> && threadIdx.x == 0) marked = false;
+    divide_range(args.graph, args.part, place, shares);
+  }
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
@@ -109,11 +104,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   const bool has_grad = kMode == kPlain || args.grad_out;
 
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
-  A own_scalar = 0;     // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A acc_scalar = 0;     // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
-  A own_over = 0;       // of the row: see inverse_norms.cuh
-  bool marked = false;  // some row has a destination of large logits, see exact.cuh; or a NaN of the user's
-  Leader leader;
+  A own_scalar = 0;  // of the row: gat's number; gatv2: the lane's share of <att, x>
+  A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
+  A own_over = 0;    // of the row: see inverse_norms.cuh
   uint4 own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
@@ -122,7 +115,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
     if constexpr (Fn::kOwnValue) value[k] = 0;
   }
-  if constexpr (Fn::kAtt && !kAgain) att_shares.clear();
+  if constexpr (Fn::kAtt) att_shares.clear();
 
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
@@ -307,13 +300,6 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   };
 
   if constexpr (kAgain) {
-    if (state->again) {
-      if constexpr (Fn::kAtt) att_shares.clear();
-    } else {
-      leader = state->leader, acc_scalar = state->acc_scalar;
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) key_acc[k] = state->key_acc[k], value_acc[k] = state->value_acc[k];
-    }
     auto make = [&] {
       if constexpr (kKeys) {
 #pragma unroll
@@ -327,22 +313,14 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
       for (int k = 0; k < kPer; ++k) key_acc[k] = of_keys[k], value_acc[k] = of_values[k];
     };
-    walk_again(state->again, walk, place, shares, leader, make, close_row, clear, leave, add, emit);
+    walk_again(walk, place, shares, make, close_row, clear, leave, add, emit);
   } else if constexpr (kMakesExact<S>) {
     bool done = false;
     if (!args.some_large || !*args.some_large) {
       auto failed = [&] { return marked && !args.some_large; };
-      done =
-          walk_rows(walk, place, shares, leader, window, begin_row, take, close_row, clear, leave, add, emit, failed);
-    } else {
-      marked = true;
+      done = walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, failed);
     }
-    if (!done) {
-      SrcState<A, kPer> state{marked, leader, {}, {}, acc_scalar};
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) state.key_acc[k] = key_acc[k], state.value_acc[k] = value_acc[k];
-      return finish_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares, state);
-    }
+    if (!done) return by_src_again<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares);
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
   }
@@ -352,9 +330,10 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 }
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
-__device__ __noinline__ void finish_by_src(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
-                                           Shares& att_shares, SrcState<float, kVecs * kVec<S>>& state) {
-  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, &state);
+__device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
+                                          Shares& att_shares) {
+  bool marked;
+  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, marked);
 }
 
 template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
@@ -365,7 +344,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
   __shared__ BlockShares<I> shares;
   __shared__ SourcePieces<A, kPer, Fn::kOwnValue && !Fn::kScalar> pieces;
   __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
-  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, false>(args, shares, pieces, att_shares, nullptr);
+  __shared__ bool marked;  // some row has a destination of large logits, see exact.cuh; or a NaN of the user's
+  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, false>(args, shares, pieces, att_shares, marked);
 }
 
 }  // namespace edgeless::cuda

@@ -1,8 +1,8 @@
 // Rows of large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights
 // of its row, which then do not sum to one. Such rows are made again, in double: logits, the softmax's sum and Delta.
 // The passes' loops do next to nothing for it. The pass by destination knows a row's logsumexp; where it is large, it
-// leaves NaN for the pass by source, which shows there in the sums of a row. A team that met such a row walks its share
-// again when all are done, by the functions below (walk_again). They are not inlined, so that the loops keep their
+// leaves NaN for the pass by source, which shows there in the sums of a row. A block that met such a row walks its
+// range again, by the functions below (walk_again). They are not inlined, so that the loops keep their
 // registers, and slow: one for all widths and options (docs/decisions/0007).
 //
 // Where the gradients of sources stand over their rows, no share can be walked twice by source. There the pass by
@@ -207,7 +207,7 @@ __device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead t
         const double shrink = exp(most - e.logit);
         most = e.logit, sum *= shrink, delta *= shrink;
       }
-      const double p = exp(e.logit - most);
+      const double p = e.logit == -INFINITY ? 0 : exp(e.logit - most);  // perhaps there is no other yet
       sum += p, delta = fma(p, walk.of_weight(e), delta);
     }
     logsumexp = most + log(sum), delta /= sum;

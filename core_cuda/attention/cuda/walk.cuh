@@ -6,8 +6,6 @@
 // that holds the row's first edges keeps its own in registers, adds the others and writes the row.
 #pragma once
 
-#include <type_traits>
-
 #include "../../common/partition.cuh"
 #include "../../common/warp.cuh"
 #include "args.h"
@@ -181,13 +179,14 @@ __device__ __forceinline__ void merge_pieces(const Walk<I>& walk, const P& place
 //   leave()                    what they came to goes to shared memory, for the team that holds the row's first edges
 //   add(team, thread)          adds what that team left; thread: the one of this lane's numbers
 //   emit(row, lead, complete)  writes the row, or its piece where other blocks have others
-//   failed()                   whether the share has to be walked again, by walk_again()
-// False where some share of the block has to be: then nothing was merged.
+//   failed()                   when all shares were walked: whether they have to be walked again, by walk_again()
+// False where they have to be: then nothing was merged.
 template <bool kSettle = true, class I, class P, class Window, class Begin, class Take, class Close, class Clear,
-          class Leave, class Add, class Emit, class Failed>
-__device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Leader& leader,
-                                          Window& window, Begin&& begin, Take&& take, Close&& close, Clear&& clear,
-                                          Leave&& leave, Add&& add, Emit&& emit, Failed&& failed) {
+          class Leave, class Add, class Emit, class Failed = Never>
+__device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Window& window,
+                                          Begin&& begin, Take&& take, Close&& close, Clear&& clear, Leave&& leave,
+                                          Add&& add, Emit&& emit, Failed&& failed = {}) {
+  Leader leader;
   auto end_row = [&] { put_row(walk, place, shares, leader, close, clear, leave, emit); };
 
   if (walk.edge < walk.row_end) begin();
@@ -198,28 +197,19 @@ __device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockSh
     take();
   }
 
-  if constexpr (std::is_same_v<std::decay_t<Failed>, Never>) {
-    __syncthreads();
-  } else {
-    if (__syncthreads_or(failed())) return false;
-  }
+  __syncthreads();
+  if (failed()) return false;
   merge_pieces(walk, place, shares, leader, add, emit);
   return true;
 }
 
-template <bool kSettle = true, class I, class P, class... Steps>
-__device__ __forceinline__ void walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Steps&&... steps) {
-  Leader leader;
-  walk_rows<kSettle>(walk, place, shares, leader, steps..., Never{});
-}
-
-// What follows where walk_rows() gave up. Where `again`, the team stands at the beginning of its share. make() makes
-// what the edges of the row at hand come to, and what close() and emit() read of the row itself.
+// Walks the shares of a block again. make() makes what the edges of the row at hand come to, and what close() and
+// emit() read of the row itself.
 template <class I, class P, class Make, class Close, class Clear, class Leave, class Add, class Emit>
-__device__ __forceinline__ void walk_again(bool again, Walk<I>& walk, const P& place, BlockShares<I>& shares,
-                                           Leader& leader, Make&& make, Close&& close, Clear&& clear, Leave&& leave,
-                                           Add&& add, Emit&& emit) {
-  for (; again && walk.more(); walk.next_row()) {
+__device__ __forceinline__ void walk_again(Walk<I>& walk, const P& place, BlockShares<I>& shares, Make&& make,
+                                           Close&& close, Clear&& clear, Leave&& leave, Add&& add, Emit&& emit) {
+  Leader leader;
+  for (; walk.more(); walk.next_row()) {
     make();
     walk.edge = walk.row_end;
     put_row(walk, place, shares, leader, close, clear, leave, emit);
