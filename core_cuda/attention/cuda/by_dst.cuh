@@ -115,9 +115,11 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
-  const RowPointers<kVecs> own_rows(args.dst, place.head, key_offsets);
-  const RowPointers<kVecs> grad_rows(args.grad_out, place.head, value_offsets);
-  const RowPointers<kVecs> out_rows(args.saved_out, place.head, value_offsets);
+  // Made anew for every row where they would be kept in memory: GATv2's kernels of four edges have no registers left.
+  const auto rows_of = [&](const Rows& rows, Offsets<kVecs> offsets) {
+    if constexpr (Fn::kAtt && kMakesExact<S> && kVecs == 1 && kEdges == 4) offsets.at[0] = held(offsets.at[0]);
+    return RowPointers<kVecs>(rows, place.head, offsets);
+  };
   RowPointers<kVecs> keys(args.src, place.head, key_offsets);
   RowPointers<kVecs> values(kValues ? args.value : args.src, place.head, value_offsets);
   if constexpr (kKeys) keys.hold();
@@ -144,6 +146,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   bool fresh = false;  // the row's own part was asked for, not yet taken
   auto begin_row = [&] {
     const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
+    const auto own_rows = rows_of(args.dst, key_offsets);
+    const auto grad_rows = rows_of(args.grad_out, value_offsets), out_rows = rows_of(args.saved_out, value_offsets);
     shift = args.logsumexp[at];
     if constexpr (Fn::kScalar) {
       if (args.dst) own_scalar = load_scalar<A>(args.dst, walk.row, place.head);
@@ -374,6 +378,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     auto load_row = [&](I row) {
       shift = args.logsumexp[static_cast<int64_t>(row) * args.heads + place.head] * A(kLog2e);
       if constexpr (kKeys) {
+        const auto own_rows = rows_of(args.dst, key_offsets);
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, row));
         unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
