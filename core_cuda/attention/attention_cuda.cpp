@@ -98,9 +98,12 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
   if (in.rows() == at::kFloat) {
-    args.exact = call.keep(call.empty({in.num_dst(), heads, 2}));
-    if (in_place)
-      args.some_large = call.keep_tensor(at::zeros({1}, call.numbers().dtype(at::kInt))).template data_ptr<int>();
+    const int64_t numbers = 2 * in.num_dst() * heads;
+    args.exact = call.keep(call.empty({numbers + 1}));
+    if (in_place) {
+      args.some_large = reinterpret_cast<int*>(args.exact + numbers);
+      C10_CUDA_CHECK(cudaMemsetAsync(args.some_large, 0, sizeof(int), call.stream()));
+    }
   }
   Tensor edge_weights;
   if (grad_out) {
