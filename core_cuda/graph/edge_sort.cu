@@ -2,16 +2,11 @@
 // small kernels around it. Positions start in order and the sort is stable, so edges of one row keep their order.
 #include <cub/device/device_radix_sort.cuh>
 
+#include "../common/threads.cuh"
 #include "edge_sort_cuda.h"
 
 namespace edgeless::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-
-unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
-
-__device__ int64_t thread_id() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
 
 template <class In>
 __global__ void check_kernel(const In* ids, int64_t count, int64_t limit, int32_t* bad) {

@@ -1,14 +1,11 @@
 // Small kernels around the passes: sums of partial results, and what edge features need by edge. Every number is
 // written by one thread that adds in a fixed order.
+#include "../../common/threads.cuh"
 #include "../../common/vec.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda {
 namespace {
-
-constexpr int kThreads = 256;
-
-inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 
 // Block (x, y) sums share y of the rows for 32 columns: eight rows at a time, four sums each. From row `rows_of_in` on
 // they are those of `more`.

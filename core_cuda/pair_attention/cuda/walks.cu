@@ -4,14 +4,12 @@
 #include <algorithm>
 #include <cub/device/device_scan.cuh>
 
+#include "../../common/threads.cuh"
+
 namespace edgeless::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32;
-
-unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
-
-__device__ __forceinline__ int64_t thread_id() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
+constexpr int kWarp = 32;
 
 template <class I>
 __global__ void prepare_walks_kernel(WalksArgs<I> args) {

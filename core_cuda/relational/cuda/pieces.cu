@@ -3,16 +3,13 @@
 #include <cub/device/device_scan.cuh>
 
 #include "../../common/search.h"
+#include "../../common/threads.cuh"
 #include "pieces.h"
 
 namespace edgeless::cuda::relational {
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32;
-
-unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
-
-__device__ __forceinline__ int64_t thread_id() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
+constexpr int kWarp = 32;
 
 template <class I>
 __global__ void arrange_kernel(ArrangeArgs<I> args) {

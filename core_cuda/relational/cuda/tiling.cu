@@ -6,14 +6,12 @@
 #include <cub/block/block_scan.cuh>
 #include <cub/device/device_scan.cuh>
 
+#include "../../common/threads.cuh"
+
 namespace edgeless::cuda::relational {
 namespace {
 
-constexpr int kThreads = 256, kScanThreads = 512;
-
-unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
-
-__device__ __forceinline__ int64_t thread_id() { return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; }
+constexpr int kScanThreads = 512;
 
 // A single block: types are few beside edges.
 template <class I>
