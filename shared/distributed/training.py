@@ -46,8 +46,8 @@ def average_gradients(model: nn.Module) -> None:
     """Averages the gradients of ``model`` over all processes, in one all-reduce: after ``backward()``, in place of DDP.
 
     For models of up to some megabytes under small batches. DDP hides its all-reduce behind the backward, which pays for
-    larger models; here there is nothing to hide, and its hooks cost the host more than they save. Processes have to
-    begin with the same parameters, as they do under one seed. A gradient that a process lacks counts as zero.
+    larger models; here there is little to hide, and its hooks take time of the host. Processes have to begin with the
+    same parameters, as they do under one seed. A gradient that a process lacks counts as zero.
     """
     ranks, alike = Ranks(0), {}
     if ranks.size == 1:

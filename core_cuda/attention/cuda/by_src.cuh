@@ -317,7 +317,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   } else if constexpr (kMakesExact<S>) {
     bool done = false;
     if (!args.some_large || !*args.some_large) {
-      auto failed = [&] { return marked && !args.some_large; };
+      auto failed = [&] { return marked && !args.some_large; };  // else no row is large, and a NaN is the user's
       done = walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, failed);
     }
     if (!done) return by_src_again<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares);

@@ -58,7 +58,7 @@ struct ExactWalk : TeamOfHead {
   struct Edge {
     int64_t dst, src, at;  // at: of [E, H] arrays
     double logit, derivative, keep, scale;
-    double dp;  // with its dropout, scale and terms but the last factor: see edge()
+    double dp;  // <grad_out, value>, with what value_term adds
   };
 
   template <class T>
@@ -138,7 +138,7 @@ struct ExactWalk : TeamOfHead {
 
   __device__ float over(const float* norms, int64_t row) const { return norms[row * args.heads + head]; }
 
-  // The gradient of the weight before dropout.
+  // dP: the gradient of the weight before dropout and scale.
   __device__ double of_weight(const Edge& e) const {
     return e.keep * (e.dp * e.scale + (args.grad_weights ? args.grad_weights[e.at] : 0.0f));
   }
@@ -189,7 +189,7 @@ struct ExactWalk : TeamOfHead {
   }
 };
 
-// Both functions leave in keys and values, and return, what the loops would have summed. By a whole team.
+// What the loops would have summed: vectors in keys and values, the number is returned. By a whole team.
 
 // By destination; leaves also what the pass by source reads of the row.
 template <class Fn, bool kEdgeTerm, class I>
