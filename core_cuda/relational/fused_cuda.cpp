@@ -107,8 +107,16 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   return out.to(dtype);
 }
 
-bool fused_width(int64_t width, int64_t element_size) {
-  return width > 0 && width <= kMostFusedWidth && width * element_size % 16 == 0;
+// Whether the fused kernels take rows of these widths. Wide floats take more shared memory than some devices have.
+bool fused_widths(const Tensor& t, int64_t one, int64_t other) {
+  for (const int64_t width : {one, other}) {
+    if (width <= 0 || width > kMostFusedWidth || width * t.element_size() % 16 != 0) return false;
+  }
+  const Storage storage = storage_of(t.scalar_type());
+  const int widest = static_cast<int>(std::max(one, other));
+  const int memory = std::max({piece_products_memory(storage, widest), piece_gradients_memory(storage, widest),
+                               row_sums_memory(storage, widest)});
+  return memory <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, t.get_device());
 }
 
 }  // namespace
@@ -125,14 +133,12 @@ bool has_vectors(const Tensor& t, int64_t width) {
 bool fuses(const Tensor& x, const Tensor& weight, const Pieces& pieces) {
   const WeightSizes sizes("fuses", weight);
   return pieces.tiles && !pieces.of_one_edge() && pieces.by_row.numel() > 0 && pieces.ptr.scalar_type() == at::kInt &&
-         sizes.blocks == 1 && pieces.rows.size(0) > 0 && on_tensor_cores(x) &&
-         fused_width(sizes.in, x.element_size()) && fused_width(sizes.out, x.element_size()) && x.size(0) > 0 &&
-         x.stride(1) == 1 && has_vectors(x, sizes.in);
+         sizes.blocks == 1 && pieces.rows.size(0) > 0 && on_tensor_cores(x) && fused_widths(x, sizes.in, sizes.out) &&
+         x.size(0) > 0 && x.stride(1) == 1 && has_vectors(x, sizes.in);
 }
 
 bool fuses_map(const Tensor& own, const Tensor& root) {
-  return fused_width(own.size(1), own.element_size()) && fused_width(root.size(1), own.element_size()) &&
-         own.stride(1) == 1 && has_vectors(own, own.size(1));
+  return fused_widths(own, own.size(1), root.size(1)) && own.stride(1) == 1 && has_vectors(own, own.size(1));
 }
 
 Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_weight, const Pieces& pieces,

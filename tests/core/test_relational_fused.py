@@ -161,13 +161,16 @@ def test_only_what_needs_a_gradient_gets_one(which):
     assert_close(*([t.double() for t in grad] for grad in grads), 1e-5)
 
 
-def test_infinities_stay_where_they_are():
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_infinities_stay_where_they_are(dtype, reduce):
     graph = graph_of(num_src=130)
-    given = inputs(graph, torch.float32, 64, 64)
+    given = inputs(graph, dtype, 64, 64)
     with torch.no_grad():
         given["x"][2, 3] = float("inf")
     grad = leaf(graph.num_dst, 64, dtype=torch.float32, seed=9).detach()
-    found, expected = step(graph, given, grad, out_dtype=torch.float32), truth(graph, given, grad)
+    found = step(graph, given, grad, reduce=reduce, out_dtype=torch.float32)
+    expected = truth(graph, given, grad, reduce)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours.isfinite(), theirs.isfinite())
     # A weight's gradient: the reference adds infinities of both signs, the kernels their factors before.
@@ -190,6 +193,21 @@ def test_the_sum_alone(dtype):
     ours = [found, *torch.autograd.grad(found, [x, weight, edge_weight], grad)]
     theirs = [expected, *torch.autograd.grad(expected, wide, grad.double())]
     assert max(error(a, b) for a, b in zip(ours, theirs, strict=True)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("k", [64, 128])
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e4])
+def test_weights_keep_their_digits(dtype, k, scale):
+    """What is left of two weights that differ in their last digits: nothing, were they rounded to 16 bits."""
+    src, dst = torch.arange(200), torch.arange(100).repeat_interleave(2)
+    graph = TypedGraph.from_edge_index(torch.stack([src, dst]).cuda().int(), torch.zeros(200).cuda().int(), 1, 200, 100)
+    weights = scale * torch.tensor([1.001, 1.0005], device="cuda").repeat(100)
+    x = torch.tensor([1000.0, -1000.0], device="cuda").repeat(100)[:, None].expand(200, k).to(dtype).contiguous()
+    eye = torch.eye(k, device="cuda", dtype=dtype)[None]
+    found = functional.relational_sum(graph, x, eye, weights, order="aggregate")
+    expected = 1000 * (weights[0::2].double() - weights[1::2].double())[:, None].expand(100, k)
+    assert error(found, expected) <= TOLERANCE[dtype]
 
 
 @EVERY_WAY

@@ -13,7 +13,8 @@ namespace {
 template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>, kTile = kTilePieces * kStride;
-  static constexpr int kBytes = 2 * kTile * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
+  static constexpr int kSums = kFusedThreads * kVec<S> * static_cast<int>(sizeof(float));  // of columns
+  static constexpr int kBytes = 2 * kTile * static_cast<int>(sizeof(S)) + kSums;
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
 };

@@ -6,7 +6,7 @@
 
 #include "../../projection/cuda/shared_memory.cuh"
 #include "of_storage.cuh"
-#include "tile_products.cuh"
+#include "tensor_sums.cuh"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -15,15 +15,17 @@ template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
   static constexpr int kTile = kTilePieces * kStride;
-  static constexpr int kBytes = (3 * kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
+  static constexpr int kBytes =
+      (3 * kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth>::kBytes;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 2 : 3;
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 2 : 4;
 };
 
 // Which rows of x the thread asks for in a tile, known a tile ahead.
 template <class S, int kWidth>
 struct OwnRows {
-  static constexpr int kInLine = kWidth / kVec<S>, kLines = kFusedThreads / kInLine, kCopies = kTilePieces / kLines;
+  static constexpr int kInLine = kWidth / kVec<S>, kLines = TileSums<S, kWidth>::kThreads / kInLine,
+                       kCopies = kTilePieces / kLines;
   int rows[kCopies];
   int line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVec<S>;
 
@@ -36,29 +38,30 @@ struct OwnRows {
   }
 
   __device__ __forceinline__ void load(TileNumber<S>* tile, const Rows& x, int count, int width) const {
-    const auto* numbers = static_cast<const TileNumber<S>*>(x.numbers);
+    const char* numbers = static_cast<const char*>(x.numbers);
+    const uint32_t row_bytes = static_cast<uint32_t>(x.row_numbers * sizeof(S));
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int at = line + i * kLines;
       const bool there = at < count && in_line < width;
       projection::copy_vector(tile + at * kTileStride<S, kWidth> + in_line,
-                              there ? numbers + rows[i] * x.row_numbers + in_line : numbers, there);
+                              there ? row_address(numbers + in_line * sizeof(S), rows[i], row_bytes) : numbers, there);
     }
   }
 };
 
 template <class S, int kWidth>
-__global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
+__global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth>::kBlocks)
     piece_gradients_kernel(const __grid_constant__ PieceGradientsArgs args) {
   using T = TileNumber<S>;
   using Of = Shape<S, kWidth>;
-  constexpr int kStride = Of::kStride, kPer = kVec<S>;
+  constexpr int kStride = Of::kStride;
+  constexpr int kThreads = TileSums<S, kWidth>::kThreads;
   extern __shared__ float4 memory[];
-  __shared__ int begins[2][kTilePieces + 1];
+  __shared__ TileWalk::Begins begins;
   T* x = reinterpret_cast<T*>(memory);
   T* g = x + 2 * Of::kTile;
   T* weight = g + Of::kTile;
-  float* leads = reinterpret_cast<float*>(weight + kWidth * kStride);
   const Range range = range_of_tile(args.pieces.by_type(), blockIdx.x, args.share);
   if (range.begin >= range.end) return;
   const int in = args.in_width, out = args.out_width;
@@ -66,20 +69,17 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   OwnRows<S, kWidth> own;
   own.find(args.pieces.rows, walk.bounds[0], walk.bounds[1]);
   if (args.out) {
-    ask_for_matrix<kWidth, kWidth, kStride>(weight,
-                                            static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type,
-                                            args.weight.row_numbers, in, out);
+    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(
+        weight, static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type, args.weight.row_numbers, in,
+        out);
   }
-  for (int i = threadIdx.x; i < Of::kTile / kPer; i += kFusedThreads) {  // columns outside stay zero
-    reinterpret_cast<uint4*>(g)[i] = make_uint4(0, 0, 0, 0);
-  }
-  const FusedPlace<kWidth> place;
-  TileGather<S> gather(args.neighbors);
-  const auto store = [&](int piece, const float (&sum)[kPer]) {
-    if (gather.lane() < args.neighbors.vectors) {
-      *reinterpret_cast<uint4*>(g + piece * kStride + gather.lane() * kPer) = pack(sum, S{});
+  if constexpr (std::is_same_v<S, float>) {  // columns outside stay zero
+    for (int i = threadIdx.x; i < Of::kTile / 4; i += kThreads) {
+      reinterpret_cast<float4*>(g)[i] = make_float4(0, 0, 0, 0);
     }
-  };
+  }
+  const FusedPlace<kWidth, TileSums<S, kWidth>::kColumns> place;
+  TileSums<S, kWidth> sums(args.neighbors, walk, weight + kWidth * kStride);
   constexpr int kDown = kWidth / 64;
   WarpSum<kDown, place.kSides> outer;
   T* next_x = x + Of::kTile;
@@ -87,24 +87,14 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
     own.load(x, args.x, walk.count(), in);
     own.find(args.pieces.rows, walk.bounds[1], walk.bounds[2]);
   }
-  __syncthreads();
-  gather.ask(walk.now(), walk.count(), gather.first_ids(walk.now(), walk.count()));
+  sums.start();
   while (true) {
     const int count = walk.count(), depth = round_up(count, kMmaDepth<S>);
-    walk.ask_ahead();
-    const auto next_ids = gather.first_ids(walk.next(), walk.next_count());
-    if (count + own.line < depth) {
-      *reinterpret_cast<uint4*>(g + (count + own.line) * kStride + own.in_line) = make_uint4(0, 0, 0, 0);
-    }
-    gather.sum(walk.now(), count, leads, store);
-    await_all();
-    __syncthreads();
-    walk.put_ahead();
-    gather.ask(walk.next(), walk.next_count(), next_ids);
-    if (args.partial) {
+    sums.template to_tile<kStride, false, false>(g, [&] {
+      if (!args.partial) return;
       own.load(next_x, args.x, walk.next_count(), in);
       own.find(args.pieces.rows, walk.bounds[2], walk.bounds[3]);
-    }
+    });
     if (args.out && place.down < count && place.side < in) {
       WarpSum<1, place.kSides> product;
       add_product<S, false, false, kStride, 0>(g, weight, place.down, place.side, round_up(out, kMmaDepth<S>), product);
@@ -128,10 +118,9 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
       }
     }
     if (!walk.more()) break;
-    walk.advance();
+    sums.advance();
     T* const this_x = x;
     x = next_x, next_x = this_x;
-    __syncthreads();
   }
   if (!args.partial) return;
   float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * in * out;
@@ -148,11 +137,15 @@ cudaError_t launch(const PieceGradientsArgs& args, cudaStream_t stream) {
   const cudaError_t error = projection::allow_shared_memory(piece_gradients_kernel<S, kWidth>, Of::kBytes, done);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(num_tiles(args.pieces.count, args.pieces.types, args.share));
-  piece_gradients_kernel<S, kWidth><<<blocks, kFusedThreads, Of::kBytes, stream>>>(args);
+  piece_gradients_kernel<S, kWidth><<<blocks, TileSums<S, kWidth>::kThreads, Of::kBytes, stream>>>(args);
   return cudaGetLastError();
 }
 
 }  // namespace
+
+int piece_gradients_memory(Storage storage, int widest) {
+  return shared_memory_of<Shape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
+}
 
 cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {

@@ -1,12 +1,12 @@
 // Sums of pieces times the matrix of their type: a block sums the edges of a tile of pieces into shared memory, as
-// tile_sums.cuh does, and multiplies the sums there, so they are never written. The weight stays for all tiles of a
-// block. Shared memory: the sums [64][width], the weight [width][width] as [depth][column], what teams leave each
-// other.
+// tile_sums.cuh and tensor_sums.cuh do, and multiplies the sums there, so they are never written. The weight stays for
+// all tiles of a block. Shared memory: the sums [64][width], the weight [width][width] as [depth][column], what making
+// the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
 #include "of_storage.cuh"
-#include "tile_products.cuh"
+#include "tensor_sums.cuh"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -14,60 +14,50 @@ namespace {
 template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
-  static constexpr int kBytes = (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) + kLeadBytes<S>;
+  static constexpr int kBytes =
+      (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) + TileSums<S, kWidth>::kBytes;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : 3;
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 5;
 };
 
 template <class S, int kWidth>
-__global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
+__global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth>::kBlocks)
     piece_products_kernel(const __grid_constant__ PieceProductsArgs args) {
   using T = TileNumber<S>;
-  constexpr int kStride = Shape<S, kWidth>::kStride, kPer = kVec<S>;
+  constexpr int kStride = Shape<S, kWidth>::kStride;
+  constexpr int kThreads = TileSums<S, kWidth>::kThreads;
   extern __shared__ float4 memory[];
-  __shared__ int begins[2][kTilePieces + 1];
-  T* sums = reinterpret_cast<T*>(memory);
-  T* weight = sums + kTilePieces * kStride;
-  float* leads = reinterpret_cast<float*>(weight + kWidth * kStride);
+  __shared__ TileWalk::Begins begins;
+  T* tile = reinterpret_cast<T*>(memory);
+  T* weight = tile + kTilePieces * kStride;
   const Range range = range_of_tile(args.pieces.by_type(), blockIdx.x, args.share);
   if (range.begin >= range.end) return;
   TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
-  ask_for_matrix<kWidth, kWidth, kStride>(weight,
-                                          static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type,
-                                          args.weight.row_numbers, args.in_width, args.out_width);
-  for (int i = threadIdx.x; i < kTilePieces * kStride / kPer; i += kFusedThreads) {  // columns outside stay zero
-    reinterpret_cast<uint4*>(sums)[i] = make_uint4(0, 0, 0, 0);
-  }
-  const FusedPlace<kWidth> place;
-  TileGather<S> gather(args.neighbors);
-  const auto store = [&](int piece, const float (&sum)[kPer]) {
-    if (gather.lane() < args.neighbors.vectors) {
-      *reinterpret_cast<uint4*>(sums + piece * kStride + gather.lane() * kPer) = pack(sum, S{});
+  ask_for_matrix<kWidth, kWidth, kStride, kThreads>(
+      weight, static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type, args.weight.row_numbers,
+      args.in_width, args.out_width);
+  if constexpr (std::is_same_v<S, float>) {  // columns outside stay zero
+    for (int i = threadIdx.x; i < kTilePieces * kStride / 4; i += kThreads) {
+      reinterpret_cast<float4*>(tile)[i] = make_float4(0, 0, 0, 0);
     }
-  };
-  __syncthreads();
-  gather.ask(walk.now(), walk.count(), gather.first_ids(walk.now(), walk.count()));
+  }
+  const FusedPlace<kWidth, TileSums<S, kWidth>::kColumns> place;
+  TileSums<S, kWidth> sums(args.neighbors, walk, weight + kWidth * kStride);
+  sums.start();
   while (true) {
-    walk.ask_ahead();
-    const auto next_ids = gather.first_ids(walk.next(), walk.next_count());
-    gather.sum(walk.now(), walk.count(), leads, store);
-    await_all();
-    __syncthreads();
-    walk.put_ahead();
-    gather.ask(walk.next(), walk.next_count(), next_ids);
+    sums.template to_tile<kStride, false, true>(tile, [] {});
     const int count = walk.count();
     if (place.down < count && place.side < args.out_width) {
       WarpSum<1, place.kSides> product;
-      add_product<S, false, true, kStride, 0>(sums, weight, place.down, place.side,
+      add_product<S, false, true, kStride, 0>(tile, weight, place.down, place.side,
                                               round_up(args.in_width, kMmaDepth<S>), product);
-      make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {sums, kStride, 1},
+      make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1},
                     {weight, 1, kStride}, args.in_width);
       store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * args.out_width, args.out_width,
                        count, args.out_width, place.down, place.side, product.of[0]);
     }
     if (!walk.more()) break;
-    walk.advance();
-    __syncthreads();
+    sums.advance();
   }
 }
 
@@ -78,11 +68,15 @@ cudaError_t launch(const PieceProductsArgs& args, cudaStream_t stream) {
   const cudaError_t error = projection::allow_shared_memory(piece_products_kernel<S, kWidth>, Of::kBytes, done);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(num_tiles(args.pieces.count, args.pieces.types, args.share));
-  piece_products_kernel<S, kWidth><<<blocks, kFusedThreads, Of::kBytes, stream>>>(args);
+  piece_products_kernel<S, kWidth><<<blocks, TileSums<S, kWidth>::kThreads, Of::kBytes, stream>>>(args);
   return cudaGetLastError();
 }
 
 }  // namespace
+
+int piece_products_memory(Storage storage, int widest) {
+  return shared_memory_of<Shape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
+}
 
 cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {

@@ -111,6 +111,10 @@ struct AddGradientsArgs {
 
 // From compute capability 8.0 on. Widths are whole vectors of 16 bytes, at most 128. Not of doubles.
 constexpr int kMostFusedWidth = 128;
+// Bytes of shared memory of a block, where the widest rows have so many numbers.
+int piece_products_memory(Storage storage, int widest);
+int piece_gradients_memory(Storage storage, int widest);
+int row_sums_memory(Storage storage, int widest);
 cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream);
 cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream);
 cudaError_t run_hub_sums(Storage storage, const HubSumsArgs& args, cudaStream_t stream);

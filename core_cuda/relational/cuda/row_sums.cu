@@ -1,13 +1,13 @@
 // Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
-// neighbours of a tile of rows into shared memory, as tile_sums.cuh does, while the rows' own are on their way there,
+// neighbours of a tile of rows, as tile_sums.cuh and tensor_sums.cuh do, while the rows' own are on their way,
 // multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
 // neighbours sums are made before (hub_sums.cu). Shared memory: own rows of two tiles [64][width], the matrix
-// [width][width] as it lies in memory, sums [64][width] of floats, what teams leave each other.
+// [width][width] as it lies in memory, of floats the sums [64][width], what making the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
 #include "of_storage.cuh"
-#include "tile_products.cuh"
+#include "tensor_sums.cuh"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -15,10 +15,11 @@ namespace {
 template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
+  static constexpr int kSums = std::is_same_v<S, float> ? kTilePieces * kSumStride : 0;
   static constexpr int kBytes = (2 * kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) +
-                                kTilePieces * kSumStride * static_cast<int>(sizeof(float)) + kLeadBytes<S>;
+                                kSums * static_cast<int>(sizeof(float)) + TileSums<S, kWidth>::kBytes;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : 3;
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
 };
 
 // The bias at `column` and the one behind it.
@@ -30,45 +31,38 @@ __device__ __forceinline__ float2 bias_at(const void* bias, int column) {
 }
 
 template <class S, int kWidth, bool kTransposed>
-__global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
+__global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth>::kBlocks)
     row_sums_kernel(const __grid_constant__ RowSumsArgs args) {
   using T = TileNumber<S>;
   using Of = Shape<S, kWidth>;
-  constexpr int kStride = Of::kStride, kPer = kVec<S>;
+  using Product = WarpSum<1, TileSums<S, kWidth>::kColumns / 8>;
+  constexpr int kStride = Of::kStride;
+  constexpr int kThreads = TileSums<S, kWidth>::kThreads;
   extern __shared__ float4 memory[];
-  __shared__ int begins[2][kTilePieces + 1];
+  __shared__ TileWalk::Begins begins;
   T* own = reinterpret_cast<T*>(memory);
   T* root = own + 2 * kTilePieces * kStride;
-  float* sums = reinterpret_cast<float*>(root + kWidth * kStride);
-  float* leads = sums + kTilePieces * Of::kSumStride;
+  float* tile = reinterpret_cast<float*>(root + kWidth * kStride);
   const int width = args.width, tiles = args.num_tiles;
   const int begin = min(static_cast<int>(blockIdx.x) * args.share, tiles), end = min(begin + args.share, tiles);
   if (begin >= end) return;
   TileWalk walk(args.tiles, args.ptr, begin, end, begins);
   if (args.own.numbers) {
-    ask_for_matrix<kWidth, kWidth, kStride>(root, args.root.numbers, args.root.row_numbers,
-                                            kTransposed ? width : args.own_width, kTransposed ? args.own_width : width);
+    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(root, args.root.numbers, args.root.row_numbers,
+                                                      kTransposed ? width : args.own_width,
+                                                      kTransposed ? args.own_width : width);
   }
   const auto ask_for_own = [&](T* to, int64_t first, int count) {
     if (!args.own.numbers) return;
     const int64_t left = max(args.own_rows - first, int64_t{0});
-    ask_for_matrix<kTilePieces, kWidth, kStride>(
+    ask_for_matrix<kTilePieces, kWidth, kStride, kThreads>(
         to, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
         static_cast<int>(min(left, int64_t{count})), args.own_width);
   };
-  const FusedPlace<kWidth> place;
-  TileGather<S> gather(args.neighbors);
-  const auto store = [&](int row, const float (&sum)[kPer]) {
-    if (gather.lane() >= args.neighbors.vectors) return;
-    float* to = sums + row * Of::kSumStride + gather.lane() * kPer;
-#pragma unroll
-    for (int k = 0; k < kPer; k += 4) {
-      *reinterpret_cast<float4*>(to + k) = make_float4(sum[k], sum[k + 1], sum[k + 2], sum[k + 3]);
-    }
-  };
-  // The product of a tile's own rows, what is added to it, and the store.
-  const auto finish = [&](const T* rows, int64_t first, int count) {
-    WarpSum<1, place.kSides> product;
+  const FusedPlace<kWidth, TileSums<S, kWidth>::kColumns> place;
+  TileSums<S, kWidth> sums(args.neighbors, walk, tile + Of::kSums);
+  // The product of a tile's own rows, which is added to `product`, what else is, and the store.
+  const auto finish = [&](const T* rows, int64_t first, int count, Product& product) {
     if (args.own.numbers) {
       add_product<S, false, !kTransposed, kStride, 0>(rows, root, place.down, place.side,
                                                       round_up(args.own_width, kMmaDepth<S>), product);
@@ -83,9 +77,13 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
       const float2 bias = bias_at<S>(args.bias, column);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int row = place.down + threadIdx.x % 32 / 4 + 8 * h;
-        const float2 sum = *reinterpret_cast<const float2*>(sums + row * Of::kSumStride + column);
-        product.of[0][j][2 * h] += sum.x + bias.x, product.of[0][j][2 * h + 1] += sum.y + bias.y;
+        float2 sum = bias;
+        if constexpr (std::is_same_v<S, float>) {
+          const int row = place.down + threadIdx.x % 32 / 4 + 8 * h;
+          const float2 of_tile = *reinterpret_cast<const float2*>(tile + row * Of::kSumStride + column);
+          sum = make_float2(of_tile.x + bias.x, of_tile.y + bias.y);
+        }
+        product.of[0][j][2 * h] += sum.x, product.of[0][j][2 * h + 1] += sum.y;
       }
     }
     if (args.wide) {
@@ -98,30 +96,21 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   };
   T* next_own = own + kTilePieces * kStride;
   ask_for_own(own, walk.first(), walk.count());
-  __syncthreads();
-  gather.ask(walk.now(), walk.count(), gather.first_ids(walk.now(), walk.count()));
+  sums.start();
   while (true) {
-    const int count = walk.count();
-    const int* now = walk.now();
-    walk.ask_ahead();
-    const auto next_ids = gather.first_ids(walk.next(), walk.next_count());
-    for (int i = threadIdx.x; i < count * (kWidth / 4); i += kFusedThreads) {
-      const int row = i / (kWidth / 4);
-      if (now[row] < now[row + 1]) continue;
-      *reinterpret_cast<float4*>(sums + row * Of::kSumStride + i % (kWidth / 4) * 4) = make_float4(0, 0, 0, 0);
+    const auto ask_more = [&] { ask_for_own(next_own, walk.bounds[1], walk.next_count()); };
+    Product product;
+    if constexpr (std::is_same_v<S, float>) {
+      sums.template to_tile<Of::kSumStride, true, false>(tile, ask_more);
+    } else {
+      product = sums.sum(ask_more);
     }
-    gather.sum(now, count, leads, store);
-    await_all();
-    __syncthreads();
-    walk.put_ahead();
-    gather.ask(walk.next(), walk.next_count(), next_ids);
-    ask_for_own(next_own, walk.bounds[1], walk.next_count());
-    if (place.down < count && place.side < width) finish(own, walk.first(), count);
+    const int count = walk.count();
+    if (place.down < count && place.side < width) finish(own, walk.first(), count, product);
     if (!walk.more()) break;
-    walk.advance();
+    sums.advance();
     T* const this_own = own;
     own = next_own, next_own = this_own;
-    __syncthreads();
   }
 }
 
@@ -132,11 +121,15 @@ cudaError_t launch(const RowSumsArgs& args, cudaStream_t stream) {
   const cudaError_t error = projection::allow_shared_memory(row_sums_kernel<S, kWidth, kTransposed>, Of::kBytes, done);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>((args.num_tiles + args.share - 1) / args.share);
-  row_sums_kernel<S, kWidth, kTransposed><<<blocks, kFusedThreads, Of::kBytes, stream>>>(args);
+  row_sums_kernel<S, kWidth, kTransposed><<<blocks, TileSums<S, kWidth>::kThreads, Of::kBytes, stream>>>(args);
   return cudaGetLastError();
 }
 
 }  // namespace
+
+int row_sums_memory(Storage storage, int widest) {
+  return shared_memory_of<Shape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
+}
 
 cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {

@@ -212,12 +212,12 @@ __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows,
 
 // Asks for a matrix [rows, columns] as the first rows of a tile of kRows by kWidth; what is outside is zero. Whole
 // block.
-template <int kRows, int kWidth, int kStride, class T>
+template <int kRows, int kWidth, int kStride, int kThreads = kFusedThreads, class T>
 __device__ __forceinline__ void ask_for_matrix(T* tile, const void* from, int64_t row_numbers, int rows, int columns) {
   constexpr int kVector = 16 / sizeof(T), kInLine = kWidth / kVector;
   const T* numbers = static_cast<const T*>(from);
 #pragma unroll 4
-  for (int i = threadIdx.x; i < kRows * kInLine; i += kFusedThreads) {
+  for (int i = threadIdx.x; i < kRows * kInLine; i += kThreads) {
     const int row = i / kInLine, column = i % kInLine * kVector;
     const bool there = row < rows && column < columns;
     projection::copy_vector(tile + row * kStride + column, there ? numbers + row * row_numbers + column : numbers,
@@ -225,20 +225,13 @@ __device__ __forceinline__ void ask_for_matrix(T* tile, const void* from, int64_
   }
 }
 
-// Waits for all that this thread asked for.
-__device__ __forceinline__ void await_all() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;");
-#endif
-}
-
 __host__ __device__ constexpr int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-// A warp's place in a tile of 64 rows by kWidth columns: two warps side by side, four below each other.
-template <int kWidth>
+// A warp's place in a tile of 64 rows by kWidth columns: it has 16 rows and kColumns columns.
+template <int kWidth, int kColumns = kWidth / 2>
 struct FusedPlace {
-  static constexpr int kSides = kWidth / 16;
-  int down = threadIdx.x / 64 * 16, side = threadIdx.x / 32 % 2 * (kWidth / 2);
+  static constexpr int kSides = kColumns / 8, kBeside = kWidth / kColumns;
+  int down = threadIdx.x / (32 * kBeside) * 16, side = threadIdx.x / 32 % kBeside * kColumns;
 };
 
 }  // namespace edgeless::cuda::relational

@@ -1,0 +1,265 @@
+// The sums of a tile's pieces on tensor cores, of numbers of 16 bits: as a product of two matrices, of which the first
+// has the edges' weights at their pieces and zeros elsewhere, and the second the neighbours' rows.
+//
+// Adding on the cores of floats takes a dozen instructions for every 16 bytes of a row, and the branches at the ends of
+// pieces, of which a tile has one for every other edge. Here rows go to shared memory as they are, and of 16 pieces
+// only the edges they have are multiplied, which lie side by side. A weight is the sum of two numbers of 16 bits, so it
+// has as many digits as the sum wants; 1 needs one number. Zero times infinity is no zero: sums that are not finite are
+// made again edge by edge.
+#pragma once
+
+#include "tile_products.cuh"
+
+namespace edgeless::cuda::relational {
+
+// What weights are multiplied by before they are cut in two: in halves the second number of a weight such as 1e-5 would
+// have few digits.
+template <class S>
+constexpr float kWeightScale = std::is_same_v<S, __half> ? 64.0f : 1.0f;
+
+template <class S>
+constexpr uint32_t kTwoOnes = std::is_same_v<S, __half> ? 0x3c003c00u : 0x3f803f80u;
+
+// A weight as two numbers: the nearest, and what is left in the upper half.
+template <class S>
+__device__ __forceinline__ uint32_t cut_in_two(float weight) {
+  const float scaled[2] = {weight * kWeightScale<S>, 0};
+  float nearest[2];
+  unpack_words<S, 1>(pack_words<S, 1>(scaled), nearest);
+  const float two[2] = {scaled[0], scaled[0] - nearest[0]};
+  return pack_words<S, 1>(two).w[0];
+}
+
+template <class S, int kWidth>
+struct TileSums {
+  static constexpr int kStride = kTileStride<S, kWidth>;
+  static constexpr int kThreads = 2 * kWidth, kColumns = 64;  // of a block, and of a warp's part of a tile
+  static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kWidth > 64 ? 2 : 4;
+  static constexpr int kChunk = kLines * kCopies;  // edges whose rows are in shared memory together
+  static constexpr int kDepth = 16;                // of an mma
+  static constexpr int kRows = kChunk * kStride, kWeights = kChunk + kDepth;
+  static constexpr int kBytes = 2 * (kRows * 2 + kWeights * 4);
+  using Place = FusedPlace<kWidth, kColumns>;
+  static constexpr int kSides = Place::kSides;
+  using Sums = WarpSum<1, kSides>;
+
+  const Neighbors& of;
+  TileWalk& walk;
+  const Place place;
+  uint16_t* rows;     // of this chunk and of the next
+  uint32_t* weights;  // cut in two
+  int at, end;        // edges that are to be asked for next, and the end of their tile's
+  int ids[kCopies];   // their neighbours
+  float weight;       // of the thread's
+  int buffer = 0;     // that the next chunk is to go to
+
+  __device__ __forceinline__ TileSums(const Neighbors& of, TileWalk& walk, void* memory)
+      : of(of),
+        walk(walk),
+        rows(static_cast<uint16_t*>(memory)),
+        weights(reinterpret_cast<uint32_t*>(rows + 2 * kRows)) {}
+
+  // As of floats.
+  __device__ __forceinline__ void start() {
+    __syncthreads();
+    at = walk.now()[0], end = walk.now()[walk.count()];
+    find();
+    ask();
+    at += kChunk;
+    if (at >= end) at = walk.next()[0], end = walk.next()[walk.next_count()];
+    find();
+  }
+
+  template <int kToStride, bool kEmpty, bool kOwnRows, class AskMore>
+  __device__ __forceinline__ void to_tile(uint16_t* tile, AskMore&& ask_more) {
+    Sums sums = sum_of_slice(ask_more, slices_of(walk.count()));
+    add_slices(slices_of(walk.count()), reinterpret_cast<float*>(tile), sums);
+    finish(walk.now(), sums);
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSides * 2; ++i) {
+      const int row = place.down + lane / 4 + i % 2 * 8, column = place.side + i / 2 * 8 + lane % 4 * 2;
+      const float pair[2] = {sums.of[0][i / 2][i % 2 * 2], sums.of[0][i / 2][i % 2 * 2 + 1]};
+      *reinterpret_cast<uint32_t*>(tile + row * kToStride + column) = pack_words<S, 1>(pair).w[0];
+    }
+    if (kOwnRows && Place::kBeside == 1) {
+      __syncwarp();
+    } else {
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void advance() { walk.advance(); }
+
+  // The warp's part of a tile's sums; else as to_tile. Meets before, not after.
+  template <class AskMore>
+  __device__ __forceinline__ Sums sum(AskMore&& ask_more) {
+    Sums sums = sum_of_slice(ask_more, 1);
+    finish(walk.now(), sums);
+    return sums;
+  }
+
+  // A tile of few pieces has many edges of each: warps that would have no pieces take every second or fourth mma.
+  __device__ __forceinline__ static int slices_of(int count) { return count <= 16 ? 4 : count <= 32 ? 2 : 1; }
+
+  __device__ __forceinline__ static int line_of_warp() { return threadIdx.x / (32 * Place::kBeside); }
+
+  // A warp's slice of what is the sum of `slices` warps.
+  template <class AskMore>
+  __device__ __forceinline__ Sums sum_of_slice(AskMore&& ask_more, int slices) {
+    Sums sums;
+    const int* begins = walk.now();
+    const int tile_end = begins[walk.count()];
+    walk.ask_ahead();
+    bool pending = false;
+    for (int begin = begins[0];; begin += kChunk) {
+      await_all();
+      __syncthreads();
+      const bool last = begin + kChunk >= tile_end;
+      const int now = buffer ^ 1;
+      ask();
+      if (last) ask_more();
+      at += kChunk;
+      if (at >= end && !last) at = walk.next()[0], end = walk.next()[walk.next_count()];
+      pending = at >= end && last;  // that is the tile after the next
+      if (!pending) find();
+      const int count = min(kChunk, tile_end - begin);
+      if (of.weights) {
+        add<true>(begins, begin, count, now, slices, sums);
+      } else {
+        add<false>(begins, begin, count, now, slices, sums);
+      }
+      if (last) break;
+    }
+    walk.put_ahead();
+    if (pending) {
+      at = end, end = walk.ahead_end;
+      find();
+    }
+    return sums;
+  }
+
+  // Slices to sums, in a fixed order; what is left to warps without pieces is zero. `memory` has half as many floats as
+  // a tile. Meets within where there is more than one slice.
+  __device__ __forceinline__ static void add_slices(int slices, float* memory, Sums& sums) {
+    if (slices == 1) return;
+    const int groups = 4 / slices, line = line_of_warp();
+    for (int half = slices / 2; half > 0; half /= 2) {
+      const int from = half * groups;  // lines of warps from here on give, those before them take
+      float* mine = memory + ((line % from) * Place::kBeside + threadIdx.x / 32 % Place::kBeside) * kSides * 4 * 32 +
+                    threadIdx.x % 32;
+      if (line >= from && line < 2 * from) {
+#pragma unroll
+        for (int i = 0; i < kSides * 4; ++i) mine[i * 32] = sums.of[0][i / 4][i % 4], sums.of[0][i / 4][i % 4] = 0;
+      }
+      __syncthreads();
+      if (line < from) {
+#pragma unroll
+        for (int i = 0; i < kSides * 4; ++i) sums.of[0][i / 4][i % 4] += mine[i * 32];
+      }
+      __syncthreads();
+    }
+  }
+
+  __device__ __forceinline__ void find() {
+    const int line = threadIdx.x / kInLine;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int edge = at + line + i * kLines;
+      if (edge < end) ids[i] = __ldcs(of.indices + edge);
+    }
+    const int edge = at + static_cast<int>(threadIdx.x);
+    if (of.weights && threadIdx.x < kChunk && edge < end) weight = weight_of(of, edge);
+  }
+
+  __device__ __forceinline__ void ask() {
+    const int line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine;
+    const bool there = in_line < of.vectors;
+    const char* base = of.rows + (there ? in_line * 16 : 0);
+    uint16_t* to = rows + buffer * kRows + line * kStride + in_line * 8;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      if (at + line + i * kLines >= end) break;
+      projection::copy_vector(to + i * kLines * kStride, row_address(base, ids[i], of.row_bytes), there);
+    }
+    if (of.weights && threadIdx.x < kChunk) weights[buffer * kWeights + threadIdx.x] = cut_in_two<S>(weight);
+    buffer ^= 1;
+  }
+
+  // Adds the edges [begin, begin + count) that chunk number `chunk` has.
+  template <bool kWeighted>
+  __device__ __forceinline__ void add(const int* begins, int begin, int count, int chunk, int slices,
+                                      Sums& sums) const {
+    const int lane = threadIdx.x % 32, groups = 4 / slices;
+    const int slice = line_of_warp() / groups, down = line_of_warp() % groups * 16, row = down + lane / 4;
+    const int from = max(begins[down] - begin, 0), to = min(begins[down + 16] - begin, count);
+    const int firsts[2] = {begins[row] - begin, begins[row + 8] - begin};
+    const int ends[2] = {min(begins[row + 1] - begin, count), min(begins[row + 9] - begin, count)};
+    const uint16_t* in_line = rows + chunk * kRows + place.side + lane / 16 * 8;
+    const uint32_t* by = weights + chunk * kWeights + lane % 4 * 2;
+#pragma unroll 1
+    for (int depth = from + slice * kDepth; depth < to; depth += slices * kDepth) {
+      uint32_t nearest[4], rest[4], inside[2];  // which of the sixteen edges both pieces of the thread have
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int first = max(firsts[h] - depth, 0), last = max(min(ends[h] - depth, kDepth), first);
+        inside[h] = (1u << last) - (1u << min(first, kDepth)) >> lane % 4 * 2;
+      }
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        uint32_t two = kTwoOnes<S>, two_rests = 0;
+        if constexpr (kWeighted) {
+          const uint32_t first = by[depth + k * 8], second = by[depth + k * 8 + 1];
+          two = __byte_perm(first, second, 0x5410), two_rests = __byte_perm(first, second, 0x7632);
+        }
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const uint32_t bits = inside[h] >> k * 8, mask = (bits & 1) * 0xffffu + (bits & 2) * 0x7fff8000u;
+          nearest[k * 2 + h] = two & mask, rest[k * 2 + h] = two_rests & mask;
+        }
+      }
+      const uint16_t* line = in_line + min(depth + lane % 16, count - 1) * kStride;
+#pragma unroll
+      for (int j = 0; j < kSides; j += 2) {
+        uint32_t columns[4];
+        projection::load_matrices<true>(line + j * 8, columns);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          projection::half::multiply_add<S>(sums.of[0][j + h], nearest, columns[2 * h], columns[2 * h + 1]);
+        }
+        if constexpr (kWeighted) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            projection::half::multiply_add<S>(sums.of[0][j + h], rest, columns[2 * h], columns[2 * h + 1]);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void finish(const int* begins, Sums& sums) const {
+    float zero = 0;
+#pragma unroll
+    for (int i = 0; i < kSides * 4; ++i) {
+      float& sum = sums.of[0][i / 4][i % 4];
+      if (kWeightScale<S> != 1 && of.weights) sum *= 1 / kWeightScale<S>;
+      zero += 0 * sum;
+    }
+    if (zero == 0) return;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSides * 4; ++i) {
+      const int row = place.down + i % 4 / 2 * 8 + lane / 4, column = place.side + i / 4 * 8 + lane % 4 * 2 + i % 2;
+      if (isfinite(sums.of[0][i / 4][i % 4]) || column >= of.vectors * 8) continue;
+      float made = 0;
+#pragma unroll 1
+      for (int edge = begins[row]; edge < begins[row + 1]; ++edge) {
+        const char* at = row_address(of.rows, of.indices[edge], of.row_bytes);
+        made = fmaf(weight_of(of, edge), to_arithmetic(reinterpret_cast<const S*>(at)[column]), made);
+      }
+      sums.of[0][i / 4][i % 4] = made;
+    }
+  }
+};
+
+}  // namespace edgeless::cuda::relational
