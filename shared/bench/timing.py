@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Optional
 
 import torch
 
@@ -106,11 +108,20 @@ class Timer:
     def _turn_of_events(self, run: Callable[[], object]) -> list[float]:
         flush = torch.empty(L2_BYTES, dtype=torch.uint8, device=self.device) if self.cold else None
         run()  # another peer ran last: its rows are in the caches
-        events, begin = [], time.perf_counter()
-        while True:
-            passed = time.perf_counter() - begin
-            if events and passed > (LONG_SECONDS if len(events) < self.runs else SHORT_SECONDS):
-                break
+        (once,) = self._events(run, 1, flush)
+        return self._events(run, self._runs_of_turn(once), flush)
+
+    def _runs_of_turn(self, once: float) -> int:
+        """How many runs of ``once`` milliseconds are a turn. The host begins them all, and does not know how long they
+        take: it has to be told how many there are.
+        """
+        once = max(once, 1e-3)
+        fit = round(1e3 * LONG_SECONDS / once)
+        return max(1, min(fit, max(self.runs, math.ceil(1e3 * SHORT_SECONDS / once))))
+
+    def _events(self, run: Callable[[], object], count: int, flush: Optional[torch.Tensor]) -> list[float]:
+        events = []
+        for _ in range(count):
             if flush is not None:
                 flush.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -108,6 +108,12 @@ def test_a_peer_that_fails_is_told_and_the_others_go_on():
     assert timings["fine"].runs
 
 
+@pytest.mark.parametrize("once,count", [(0.1, 200), (1.0, 20), (100.0, 5), (900.0, 3), (60_000.0, 1), (0.0, 20_000)])
+def test_a_turn_on_cuda_is_as_many_runs_as_fit(once, count):
+    """The host begins slow runs as fast as short ones: by its clock thousands of them would be a turn."""
+    assert Timer(CPU, rounds=1, runs=5, warmup=0)._runs_of_turn(once) == count
+
+
 def test_a_short_run_is_repeated_within_its_turn():
     timings = Timer(CPU, rounds=1, runs=1, warmup=0).compare({"short": lambda: _busy(0.03)})
     assert 5 <= len(timings["short"].runs) <= 10
