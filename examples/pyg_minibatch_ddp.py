@@ -59,8 +59,8 @@ def train(rank: int, world: int, device: torch.device) -> None:
     def prepare(batch: Data) -> tuple[Tensor, Graph, Tensor]:
         # The graph first: the host waits for it, and would for the features if these were on their way before it.
         edge_index = batch.edge_index.to(device, non_blocking=True)
-        graph = Graph.from_edge_index(edge_index, batch.num_nodes, batch.num_nodes)
-        graph.with_self_loops()  # which GATv2Conv adds; kept with the graph
+        size = (batch.num_nodes, batch.num_nodes)
+        graph = Graph.from_edge_index(edge_index, *size, self_loops=True)  # which GATv2Conv would add
         x, y = (t.to(device, non_blocking=True) for t in (batch.x, batch.y[: batch.batch_size]))
         return x, graph, y
 

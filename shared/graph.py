@@ -60,6 +60,7 @@ class Graph(Keeper):
         self._num_dst = num_dst
         self._is_symmetric = is_symmetric
         self._kept = kept  # set by with_self_loops
+        self._has_loops = False  # known to have one at every node and no others, behind all other edges
         self._max_degrees = MaxDegrees()
 
     # Constructors ----------------------------------------------------------------------------------------------------
@@ -73,6 +74,7 @@ class Graph(Keeper):
         *,
         is_symmetric: Optional[bool] = None,
         validate: bool = True,
+        self_loops: bool = False,
     ) -> Graph:
         """A graph from ``edge_index`` ``[2, E]`` of any integer dtype: sources in row 0, destinations in row 1.
 
@@ -84,6 +86,8 @@ class Graph(Keeper):
             validate: check that ids are in range and that a symmetric graph is one, which takes as long as building
                 both directions. Without it wrong ids are undefined behaviour, and so are gradients of what is not
                 symmetric.
+            self_loops: replace self loops as :meth:`with_self_loops` does, which then is this graph's and takes no
+                time: of a new graph at every step, edges are sorted once.
         Raises:
             TypeError: edge_index is not a Tensor.
             ValueError: wrong shape, layout or dtype; a negative number of nodes; is_symmetric of a graph that is not.
@@ -92,9 +96,8 @@ class Graph(Keeper):
         check_edge_index("Graph.from_edge_index", edge_index)
         src, dst = plain_tensor(edge_index).unbind(0)
         names = ("edge_index[0]", "edge_index[1]")
-        return cls._from_ends(
-            "Graph.from_edge_index", names, src, dst, num_src, num_dst, is_symmetric=is_symmetric, validate=validate
-        )
+        options = {"is_symmetric": is_symmetric, "validate": validate, "self_loops": self_loops}
+        return cls._from_ends("Graph.from_edge_index", names, src, dst, num_src, num_dst, **options)
 
     @classmethod
     def _from_ends(
@@ -116,7 +119,9 @@ class Graph(Keeper):
                 raise
             if is_symmetric and validate:
                 check_reverses(call, csr, num_dst)
-            return cls(csr, None, num_src, num_dst, is_symmetric, kept)
+            graph = cls(csr, None, num_src, num_dst, is_symmetric, kept)
+            graph._has_loops = self_loops
+            return graph
 
     @classmethod
     def from_csr(
@@ -486,6 +491,13 @@ def power_of_degrees(graph, side: str, power: float, dtype: torch.dtype, isolate
 
 
 def _with_self_loops(graph: Graph) -> Graph:
+    num_loops = min(graph.num_src, graph.num_dst)
+    if graph._has_loops:
+        kept = torch.arange(graph.num_edges - num_loops, device=graph.device) if num_loops else None
+        csr, csc = (graph._formats.get(key) for key in (CSR, CSC))
+        looped = Graph(csr, csc, graph.num_src, graph.num_dst, graph.is_symmetric, kept)
+        looped._has_loops, looped._max_degrees = True, graph._max_degrees
+        return looped
     call, names, size = "Graph.with_self_loops", ("source", "destination"), (graph.num_src, graph.num_dst)
     options = {"is_symmetric": graph.is_symmetric, "validate": False, "self_loops": True}
     return Graph._from_ends(call, names, *graph._ends(), *size, **options)

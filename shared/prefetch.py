@@ -33,7 +33,7 @@ def prefetch(batches: Iterable[Any], prepare: Callable[[Any], T], device) -> Ite
         for x, graph, y in edgeless.prefetch(loader, prepare, device):  # NeighborLoader(..., pin_memory=True)
             out = model(x, graph)
 
-    Layers that add self loops ask for ``graph.with_self_loops()``, which is kept: call it in ``prepare`` as well.
+    For layers that add self loops: ``Graph.from_edge_index(..., self_loops=True)``, which sorts the edges once.
 
     Args:
         batches: a loader; it runs on that stream, too. Whatever it and ``prepare`` read on the GPU is to be written

@@ -155,10 +155,7 @@ class _Batches:
 
     def _with_graph(self, batch):
         x, edge_index, y = batch
-        graph = Graph.from_edge_index(edge_index.clone(), len(x), len(x))
-        if self._loops:
-            graph.with_self_loops()
-        return x, graph, y
+        return x, Graph.from_edge_index(edge_index.clone(), len(x), len(x), self_loops=self._loops), y
 
 
 def _steps(net: nn.Module, batches: _Batches, device, rounds: int, average: bool) -> float:

@@ -237,6 +237,28 @@ def assert_loops_replaced(graph, edge_index):
     assert graph.with_self_loops() is looped
 
 
+@pytest.mark.parametrize("num_src,num_dst", [(7, 7), (9, 4), (3, 8), (0, 5)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_built_with_self_loops(num_src, num_dst, dtype):
+    """The same graph in one step, of which with_self_loops() says that its loops are its own."""
+    gen = torch.Generator().manual_seed(0)
+    num_edges = 30 if num_src else 0
+    rows = [torch.randint(n, (num_edges,), generator=gen) for n in (max(num_src, 1), num_dst)]
+    edge_index = torch.stack(rows).to(dtype)
+    graph = Graph.from_edge_index(edge_index, num_src, num_dst, self_loops=True)
+    want = Graph.from_edge_index(edge_index, num_src, num_dst).with_self_loops()
+    again, of_want = graph.with_self_loops(), want.with_self_loops()
+    plain = Graph.from_edge_index(want.edge_index(), num_src, num_dst).with_self_loops()
+    for found in (graph, again, of_want):
+        assert torch.equal(found.edge_index(), want.edge_index())
+        for arrays, expected in ((found.csr, want.csr), (found.csc, want.csc)):
+            assert all(map(torch.equal, arrays, expected))
+    for found in (again, of_want):
+        assert found._kept is plain._kept is None or torch.equal(found._kept, plain._kept)
+    assert again.csr[1].data_ptr() == graph.csr[1].data_ptr()  # nothing was sorted
+    assert again.max_degrees_at_hand() == graph.max_degrees_at_hand()
+
+
 def test_with_self_loops():
     edge_index = torch.tensor([[0, 1, 1, 2, 1], [0, 1, 2, 0, 1]])
     graph = Graph.from_edge_index(edge_index)
