@@ -50,7 +50,7 @@ struct TileSums {
   uint32_t* weights;  // cut in two
   int at, end;        // edges that are to be asked for next, and the end of their tile's
   int ids[kCopies];   // their neighbours
-  float weight;       // of the thread's
+  float weight = 0;   // of the thread's
   int buffer = 0;     // that the next chunk is to go to
 
   __device__ __forceinline__ TileSums(const Neighbors& of, TileWalk& walk, void* memory)
@@ -202,8 +202,8 @@ struct TileSums {
       uint32_t nearest[4], rest[4], inside[2];  // which of the sixteen edges both pieces of the thread have
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int first = max(firsts[h] - depth, 0), last = max(min(ends[h] - depth, kDepth), first);
-        inside[h] = (1u << last) - (1u << min(first, kDepth)) >> lane % 4 * 2;
+        const int first = min(max(firsts[h] - depth, 0), kDepth), last = max(min(ends[h] - depth, kDepth), first);
+        inside[h] = (1u << last) - (1u << first) >> lane % 4 * 2;
       }
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
