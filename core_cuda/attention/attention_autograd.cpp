@@ -58,7 +58,7 @@ struct Attention : torch::autograd::Function<Attention> {
   // The gradients of dst, src, value and att; those of the sources' rows where the rows are.
   static std::vector<Tensor> over_the_sources(AutogradContext* ctx, const AttentionCall& call,
                                               const AttentionGrads& given) {
-    ctx->saved_data["overwritten"] = true;
+    note_written_over(ctx);
     const at::AutoDispatchBelowADInplaceOrView guard;
     // Without the history of the rows, which is not that of their gradients.
     variable_list into{at::empty(call.dst.sizes(), call.dst.options()), call.src.variable_data()};
@@ -78,9 +78,7 @@ struct Attention : torch::autograd::Function<Attention> {
     given.side_by_side = !is_traced(grads[0]);
     Needs need(ctx);
     for (size_t i = 0; i < kAttentionInputs; ++i) given.needs[i] = need(saved[kFirst + i].defined());
-    TORCH_CHECK(!ctx->saved_data.count("overwritten"),
-                "edgeless: the last backward of this attention did not come to its end and left no other; run the "
-                "forward again, or that backward with retain_graph=True");
+    check_not_written_over(ctx, "attention");
     if (!result_is_kept(ctx)) given.out = std::get<0>(call_attention(call, saved[0].scalar_type()));
     call.dst = as_rows(call.dst), call.src = as_rows(call.src);
     const bool in_place = ctx->saved_data.at("donated").toBool() && is_last_backward(grads[0]) && given.needs[kDst] &&

@@ -19,6 +19,16 @@ inline bool is_last_backward(const Tensor& grad) {
          !is_batched(grad);
 }
 
+// Before a backward writes over what was saved: none can follow it, not even where it does not come to its end.
+inline void note_written_over(AutogradContext* ctx) { ctx->saved_data["written over"] = true; }
+
+// At the beginning of a backward of an attention or a layer, whichever it is called.
+inline void check_not_written_over(AutogradContext* ctx, const char* what) {
+  TORCH_CHECK(!ctx->saved_data.count("written over"), "edgeless: the last backward of this ", what,
+              " did not come to its end and left no other; run the forward again, or that backward with "
+              "retain_graph=True");
+}
+
 // Frees a tensor's memory while others still hold the tensor, who do not look at it again.
 inline void give_back(const Tensor& t) {
   c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();

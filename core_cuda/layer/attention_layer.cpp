@@ -200,9 +200,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
     variable_list results(inputs + 2);
     if (!given[0].defined()) return results;
     const variable_list saved = ctx->get_saved_variables();
-    TORCH_CHECK(!ctx->saved_data.count("overwritten"),
-                "edgeless: the last backward of this layer did not come to its end and left no other; run the layer "
-                "again, or that backward with retain_graph=True");
+    check_not_written_over(ctx, "layer");
     std::vector<size_t> found;  // of the inputs
     const auto compute = [&] {
       variable_list grads = gradients(ctx, given[0], saved, weights, biases, vectors, has_row), kept;
@@ -254,7 +252,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
       AttentionGrads given{by_head(grad), {}, by_head(out), saved[kSoftmaxStats], choice};
       // Shared rows are read to the end, and so are gat's, for the gradients of its vectors.
       if (of_rows && weights > 1 && ctx->saved_data.at("own_rows").toBool() && is_last_backward(grad)) {
-        ctx->saved_data["overwritten"] = true;
+        note_written_over(ctx);
         return gradients_in_place(call, given, !as_left || ctx->saved_data.at("own_out").toBool());
       }
       call.dst = as_rows(call.dst), call.src = as_rows(call.src);
