@@ -13,7 +13,7 @@ import torch
 
 LEAST_SECONDS = 0.3  # a peer's turn in a round on the CPU: one run, or as many as fit
 SHORT_SECONDS = 0.02  # a peer's turn in a round on CUDA at least: what the host disturbs is measured the more often
-LONG_SECONDS = 3.0  # of warm-up, or of a turn on CUDA, after which no further run begins; on the CPU, of a first run
+LONG_SECONDS = 3.0  # of a turn on CUDA at most; of warm-up or, on the CPU, of a first run, after which no other begins
 L2_BYTES = 256 << 20  # written between runs to leave nothing of ours in the L2 of any GPU of today
 
 

@@ -59,7 +59,7 @@ struct TileSums {
         rows(static_cast<uint16_t*>(memory)),
         weights(reinterpret_cast<uint32_t*>(rows + 2 * kRows)) {}
 
-  // As of floats.
+  // What these two do is said where floats are summed, in tile_sums.cuh.
   __device__ __forceinline__ void start() {
     __syncthreads();
     at = walk.now()[0], end = walk.now()[walk.count()];
