@@ -1,7 +1,7 @@
 // The gradients of a typed product of sums: of what was summed, and of the weight. A block sums the gradients of a
 // tile's edges into shared memory, g, while the rows x of its pieces are on their way there, and makes both products of
 // them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block. Shared memory: x
-// of two tiles and g [64][width], the weight [width][width] as it lies in memory, what teams leave each other.
+// and g [64][width], the weight [width][width] as it lies in memory, what making the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -16,17 +16,18 @@ struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
   static constexpr int kTile = kTilePieces * kStride;
   static constexpr int kBytes =
-      (3 * kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth>::kBytes;
+      (2 * kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth>::kBytes;
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 2 : 4;
 };
 
-// Which rows of x the thread asks for in a tile, known a tile ahead.
+// Which rows of x the thread asks for in a tile, known a tile ahead; where there is none, one of an earlier tile, or the
+// first.
 template <class S, int kWidth>
 struct OwnRows {
   static constexpr int kInLine = kWidth / kVec<S>, kLines = TileSums<S, kWidth>::kThreads / kInLine,
                        kCopies = kTilePieces / kLines;
-  int rows[kCopies];
+  int rows[kCopies] = {};
   int line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVec<S>;
 
   __device__ __forceinline__ void find(const int32_t* rows_of, int first, int end) {
@@ -38,14 +39,14 @@ struct OwnRows {
   }
 
   __device__ __forceinline__ void load(TileNumber<S>* tile, const Rows& x, int count, int width) const {
-    const char* numbers = static_cast<const char*>(x.numbers);
+    const bool inside = in_line < width;
+    const char* numbers = static_cast<const char*>(x.numbers) + (inside ? in_line * sizeof(S) : 0);
     const uint32_t row_bytes = static_cast<uint32_t>(x.row_numbers * sizeof(S));
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int at = line + i * kLines;
-      const bool there = at < count && in_line < width;
-      projection::copy_vector(tile + at * kTileStride<S, kWidth> + in_line,
-                              there ? row_address(numbers + in_line * sizeof(S), rows[i], row_bytes) : numbers, there);
+      projection::copy_vector(tile + at * kTileStride<S, kWidth> + in_line, row_address(numbers, rows[i], row_bytes),
+                              inside && at < count);
     }
   }
 };
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
   extern __shared__ float4 memory[];
   __shared__ TileWalk::Begins begins;
   T* x = reinterpret_cast<T*>(memory);
-  T* g = x + 2 * Of::kTile;
+  T* g = x + Of::kTile;
   T* weight = g + Of::kTile;
   const Range range = range_of_tile(args.pieces.by_type(), blockIdx.x, args.share);
   if (range.begin >= range.end) return;
@@ -82,25 +83,35 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
   TileSums<S, kWidth> sums(args.neighbors, walk, weight + kWidth * kStride);
   constexpr int kDown = kWidth / 64;
   WarpSum<kDown, place.kSides> outer;
-  T* next_x = x + Of::kTile;
-  if (args.partial) {
-    own.load(x, args.x, walk.count(), in);
-    own.find(args.pieces.rows, walk.bounds[1], walk.bounds[2]);
-  }
   sums.start();
   while (true) {
     const int count = walk.count(), depth = round_up(count, kMmaDepth<S>);
-    sums.template to_tile<kStride, false, false>(g, [&] {
+    const auto ask_own = [&] {
       if (!args.partial) return;
-      own.load(next_x, args.x, walk.next_count(), in);
-      own.find(args.pieces.rows, walk.bounds[2], walk.bounds[3]);
-    });
-    if (args.out && place.down < count && place.side < in) {
-      WarpSum<1, place.kSides> product;
-      add_product<S, false, false, kStride, 0>(g, weight, place.down, place.side, round_up(out, kMmaDepth<S>), product);
-      make_again<S>(product.of[0], place.down, place.side, count, in, {g, kStride, 1}, {weight, kStride, 1}, out);
+      own.load(x, args.x, count, in);
+      own.find(args.pieces.rows, walk.bounds[1], walk.bounds[2]);
+    };
+    const bool out_of_warp = args.out && place.down < count && place.side < in;
+    const int out_depth = round_up(out, kMmaDepth<S>);
+    WarpSum<1, place.kSides> product;
+    if constexpr (place.kBeside == 1) {  // a warp has whole rows of g
+      const auto sum = sums.sum(ask_own);
+      sums.template put<kStride>(g, sum);
+      if (out_of_warp) add_product<S, false, kStride>(as_rows<S>(sum), weight, place.side, out_depth, product);
+    } else {
+      sums.template to_tile<kStride, false>(g, ask_own);
+      if (out_of_warp) {
+        add_product<S, false, false, kStride, 0>(g, weight, place.down, place.side, out_depth, product);
+        make_again<S>(product.of[0], place.down, place.side, count, in, {g, kStride, 1}, {weight, kStride, 1}, out);
+      }
+    }
+    if (out_of_warp) {
       store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * in, in, count, in, place.down,
                        place.side, product.of[0]);
+    }
+    if constexpr (place.kBeside == 1) {
+      sums.await_others();
+      __syncthreads();
     }
     if (args.partial && place.down < in && place.side < out) {
       if constexpr (std::is_same_v<S, float>) {
@@ -119,8 +130,6 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
     }
     if (!walk.more()) break;
     sums.advance();
-    T* const this_x = x;
-    x = next_x, next_x = this_x;
   }
   if (!args.partial) return;
   float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * in * out;

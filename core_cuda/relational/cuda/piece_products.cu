@@ -1,7 +1,7 @@
-// Sums of pieces times the matrix of their type: a block sums the edges of a tile of pieces into shared memory, as
-// tile_sums.cuh and tensor_sums.cuh do, and multiplies the sums there, so they are never written. The weight stays for
-// all tiles of a block. Shared memory: the sums [64][width], the weight [width][width] as [depth][column], what making
-// the sums takes.
+// Sums of pieces times the matrix of their type: a block sums the edges of a tile of pieces, as tile_sums.cuh and
+// tensor_sums.cuh do, and multiplies the sums, so they are never written. The weight stays for all tiles of a block.
+// Shared memory: the sums [64][width], but for rows that a warp has whole, the weight [width][width] as
+// [depth][column], what making the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -14,8 +14,10 @@ namespace {
 template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
+  static constexpr bool kWholeRows = FusedPlace<kWidth, TileSums<S, kWidth>::kColumns>::kBeside == 1;
+  static constexpr int kTile = kWholeRows ? 0 : kTilePieces * kStride;
   static constexpr int kBytes =
-      (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) + TileSums<S, kWidth>::kBytes;
+      (kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth>::kBytes;
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 5;
 };
@@ -24,12 +26,13 @@ template <class S, int kWidth>
 __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth>::kBlocks)
     piece_products_kernel(const __grid_constant__ PieceProductsArgs args) {
   using T = TileNumber<S>;
-  constexpr int kStride = Shape<S, kWidth>::kStride;
+  using Of = Shape<S, kWidth>;
+  constexpr int kStride = Of::kStride;
   constexpr int kThreads = TileSums<S, kWidth>::kThreads;
   extern __shared__ float4 memory[];
   __shared__ TileWalk::Begins begins;
   T* tile = reinterpret_cast<T*>(memory);
-  T* weight = tile + kTilePieces * kStride;
+  T* weight = tile + Of::kTile;
   const Range range = range_of_tile(args.pieces.by_type(), blockIdx.x, args.share);
   if (range.begin >= range.end) return;
   TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
@@ -37,7 +40,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
       weight, static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type, args.weight.row_numbers,
       args.in_width, args.out_width);
   if constexpr (std::is_same_v<S, float>) {  // columns outside stay zero
-    for (int i = threadIdx.x; i < kTilePieces * kStride / 4; i += kThreads) {
+    for (int i = threadIdx.x; i < Of::kTile / 4; i += kThreads) {
       reinterpret_cast<float4*>(tile)[i] = make_float4(0, 0, 0, 0);
     }
   }
@@ -45,14 +48,20 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
   TileSums<S, kWidth> sums(args.neighbors, walk, weight + kWidth * kStride);
   sums.start();
   while (true) {
-    sums.template to_tile<kStride, false, true>(tile, [] {});
-    const int count = walk.count();
+    const int count = walk.count(), depth = round_up(args.in_width, kMmaDepth<S>);
+    WarpSum<1, place.kSides> product;
+    if constexpr (Of::kWholeRows) {
+      const auto rows = as_rows<S>(sums.sum([] {}));
+      if (place.down < count) add_product<S, true, kStride>(rows, weight, place.side, depth, product);
+    } else {
+      sums.template to_tile<kStride, false>(tile, [] {});
+      if (place.down < count && place.side < args.out_width) {
+        add_product<S, false, true, kStride, 0>(tile, weight, place.down, place.side, depth, product);
+        make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1},
+                      {weight, 1, kStride}, args.in_width);
+      }
+    }
     if (place.down < count && place.side < args.out_width) {
-      WarpSum<1, place.kSides> product;
-      add_product<S, false, true, kStride, 0>(tile, weight, place.down, place.side,
-                                              round_up(args.in_width, kMmaDepth<S>), product);
-      make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1},
-                    {weight, 1, kStride}, args.in_width);
       store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * args.out_width, args.out_width,
                        count, args.out_width, place.down, place.side, product.of[0]);
     }

@@ -1,8 +1,8 @@
 // Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
 // neighbours of a tile of rows, as tile_sums.cuh and tensor_sums.cuh do, while the rows' own are on their way,
 // multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
-// neighbours sums are made before (hub_sums.cu). Shared memory: own rows of two tiles [64][width], the matrix
-// [width][width] as it lies in memory, of floats the sums [64][width], what making the sums takes.
+// neighbours sums are made before (hub_sums.cu). Shared memory: own rows [64][width], the matrix [width][width] as
+// it lies in memory, of floats the sums [64][width], what making the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -16,7 +16,7 @@ template <class S, int kWidth>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
   static constexpr int kSums = std::is_same_v<S, float> ? kTilePieces * kSumStride : 0;
-  static constexpr int kBytes = (2 * kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) +
+  static constexpr int kBytes = (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) +
                                 kSums * static_cast<int>(sizeof(float)) + TileSums<S, kWidth>::kBytes;
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
   extern __shared__ float4 memory[];
   __shared__ TileWalk::Begins begins;
   T* own = reinterpret_cast<T*>(memory);
-  T* root = own + 2 * kTilePieces * kStride;
+  T* root = own + kTilePieces * kStride;
   float* tile = reinterpret_cast<float*>(root + kWidth * kStride);
   const int width = args.width, tiles = args.num_tiles;
   const int begin = min(static_cast<int>(blockIdx.x) * args.share, tiles), end = min(begin + args.share, tiles);
@@ -52,21 +52,21 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
                                                       kTransposed ? width : args.own_width,
                                                       kTransposed ? args.own_width : width);
   }
-  const auto ask_for_own = [&](T* to, int64_t first, int count) {
+  const auto ask_for_own = [&] {
     if (!args.own.numbers) return;
-    const int64_t left = max(args.own_rows - first, int64_t{0});
+    const int64_t first = walk.first(), left = max(args.own_rows - first, int64_t{0});
     ask_for_matrix<kTilePieces, kWidth, kStride, kThreads>(
-        to, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
-        static_cast<int>(min(left, int64_t{count})), args.own_width);
+        own, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
+        static_cast<int>(min(left, int64_t{walk.count()})), args.own_width);
   };
   const FusedPlace<kWidth, TileSums<S, kWidth>::kColumns> place;
   TileSums<S, kWidth> sums(args.neighbors, walk, tile + Of::kSums);
   // The product of a tile's own rows, which is added to `product`, what else is, and the store.
-  const auto finish = [&](const T* rows, int64_t first, int count, Product& product) {
+  const auto finish = [&](int64_t first, int count, Product& product) {
     if (args.own.numbers) {
-      add_product<S, false, !kTransposed, kStride, 0>(rows, root, place.down, place.side,
+      add_product<S, false, !kTransposed, kStride, 0>(own, root, place.down, place.side,
                                                       round_up(args.own_width, kMmaDepth<S>), product);
-      make_again<S>(product.of[0], place.down, place.side, count, width, {rows, kStride, 1},
+      make_again<S>(product.of[0], place.down, place.side, count, width, {own, kStride, 1},
                     {root, kTransposed ? kStride : 1, kTransposed ? 1 : kStride}, args.own_width);
     }
     const int in_group = threadIdx.x % 4;
@@ -94,23 +94,18 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
                         product.of[0]);
     }
   };
-  T* next_own = own + kTilePieces * kStride;
-  ask_for_own(own, walk.first(), walk.count());
   sums.start();
   while (true) {
-    const auto ask_more = [&] { ask_for_own(next_own, walk.bounds[1], walk.next_count()); };
     Product product;
     if constexpr (std::is_same_v<S, float>) {
-      sums.template to_tile<Of::kSumStride, true, false>(tile, ask_more);
+      sums.template to_tile<Of::kSumStride, true>(tile, ask_for_own);
     } else {
-      product = sums.sum(ask_more);
+      product = sums.template sum<true>(ask_for_own);
     }
     const int count = walk.count();
-    if (place.down < count && place.side < width) finish(own, walk.first(), count, product);
+    if (place.down < count && place.side < width) finish(walk.first(), count, product);
     if (!walk.more()) break;
     sums.advance();
-    T* const this_own = own;
-    own = next_own, next_own = this_own;
   }
 }
 

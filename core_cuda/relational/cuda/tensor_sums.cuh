@@ -34,11 +34,12 @@ template <class S, int kWidth>
 struct TileSums {
   static constexpr int kStride = kTileStride<S, kWidth>;
   static constexpr int kThreads = 2 * kWidth, kColumns = 64;  // of a block, and of a warp's part of a tile
-  static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kWidth > 64 ? 2 : 4;
+  static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kWidth > 64 ? 4 : 6;
   static constexpr int kChunk = kLines * kCopies;  // edges whose rows are in shared memory together
   static constexpr int kDepth = 16;                // of an mma
   static constexpr int kRows = kChunk * kStride, kWeights = kChunk + kDepth;
   static constexpr int kBytes = 2 * (kRows * 2 + kWeights * 4);
+  static_assert(kRows * 2 >= kTilePieces * kWidth / 2 * 4, "two slices of four fit where a chunk's rows were");
   using Place = FusedPlace<kWidth, kColumns>;
   static constexpr int kSides = Place::kSides;
   using Sums = WarpSum<1, kSides>;
@@ -70,55 +71,35 @@ struct TileSums {
     find();
   }
 
-  template <int kToStride, bool kEmpty, bool kOwnRows, class AskMore>
-  __device__ __forceinline__ void to_tile(uint16_t* tile, AskMore&& ask_more) {
-    Sums sums = sum_of_slice(ask_more, slices_of(walk.count()));
-    add_slices(slices_of(walk.count()), reinterpret_cast<float*>(tile), sums);
-    finish(walk.now(), sums);
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < kSides * 2; ++i) {
-      const int row = place.down + lane / 4 + i % 2 * 8, column = place.side + i / 2 * 8 + lane % 4 * 2;
-      const float pair[2] = {sums.of[0][i / 2][i % 2 * 2], sums.of[0][i / 2][i % 2 * 2 + 1]};
-      *reinterpret_cast<uint32_t*>(tile + row * kToStride + column) = pack_words<S, 1>(pair).w[0];
-    }
-    if (kOwnRows && Place::kBeside == 1) {
-      __syncwarp();
-    } else {
-      __syncthreads();
-    }
+  template <int kToStride, bool kEmpty, class AskOthers>
+  __device__ __forceinline__ void to_tile(uint16_t* tile, AskOthers&& ask_others) {
+    put<kToStride>(tile, sum(ask_others));
+    await_others();
+    __syncthreads();
   }
 
   __device__ __forceinline__ void advance() { walk.advance(); }
 
-  // The warp's part of a tile's sums; else as to_tile. Meets before, not after.
-  template <class AskMore>
-  __device__ __forceinline__ Sums sum(AskMore&& ask_more) {
-    Sums sums = sum_of_slice(ask_more, 1);
-    finish(walk.now(), sums);
-    return sums;
-  }
-
-  // A tile of few pieces has many edges of each: warps that would have no pieces take every second or fourth mma.
-  __device__ __forceinline__ static int slices_of(int count) { return count <= 16 ? 4 : count <= 32 ? 2 : 1; }
-
-  __device__ __forceinline__ static int line_of_warp() { return threadIdx.x / (32 * Place::kBeside); }
-
-  // A warp's slice of what is the sum of `slices` warps.
-  template <class AskMore>
-  __device__ __forceinline__ Sums sum_of_slice(AskMore&& ask_more, int slices) {
+  // The warp's part of a tile's sums, else as to_tile. Meets within. Where kOthers, what was asked for is there when it
+  // returns; else it is behind await_others() and a barrier.
+  template <bool kOthers = false, class AskOthers>
+  __device__ __forceinline__ Sums sum(AskOthers&& ask_others) {
     Sums sums;
     const int* begins = walk.now();
-    const int tile_end = begins[walk.count()];
+    const int tile_begin = begins[0], tile_end = begins[walk.count()], slices = slices_of(walk.count());
     walk.ask_ahead();
     bool pending = false;
-    for (int begin = begins[0];; begin += kChunk) {
+    for (int begin = tile_begin;; begin += kChunk) {
       await_all();
       __syncthreads();
+      if (begin == tile_begin) {
+        ask_others();
+        projection::commit_stage();
+      }
       const bool last = begin + kChunk >= tile_end;
       const int now = buffer ^ 1;
       ask();
-      if (last) ask_more();
+      projection::commit_stage();
       at += kChunk;
       if (at >= end && !last) at = walk.next()[0], end = walk.next()[walk.next_count()];
       pending = at >= end && last;  // that is the tile after the next
@@ -136,13 +117,40 @@ struct TileSums {
       at = end, end = walk.ahead_end;
       find();
     }
+    if (slices > 1) {
+      __syncthreads();  // the rows of the last chunk are done with
+      add_slices(slices, reinterpret_cast<float*>(rows + buffer * kRows), sums);
+    }
+    finish(begins, sums);
+    if (kOthers && tile_end - tile_begin <= kChunk) {
+      await_others();
+      __syncthreads();
+    }
     return sums;
   }
 
-  // Slices to sums, in a fixed order; what is left to warps without pieces is zero. `memory` has half as many floats as
-  // a tile. Meets within where there is more than one slice.
+  // Waits for what ask_others() asked for, by this thread.
+  __device__ __forceinline__ static void await_others() { await_all_but_one(); }
+
+  // The warp's part of a tile as 16-bit numbers.
+  template <int kToStride>
+  __device__ __forceinline__ void put(uint16_t* tile, const Sums& sums) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSides * 2; ++i) {
+      const int row = place.down + lane / 4 + i % 2 * 8, column = place.side + i / 2 * 8 + lane % 4 * 2;
+      const float pair[2] = {sums.of[0][i / 2][i % 2 * 2], sums.of[0][i / 2][i % 2 * 2 + 1]};
+      *reinterpret_cast<uint32_t*>(tile + row * kToStride + column) = pack_words<S, 1>(pair).w[0];
+    }
+  }
+
+  // A tile of few pieces has many edges of each: warps that would have no pieces take every second or fourth mma.
+  __device__ __forceinline__ static int slices_of(int count) { return count <= 16 ? 4 : count <= 32 ? 2 : 1; }
+
+  __device__ __forceinline__ static int line_of_warp() { return threadIdx.x / (32 * Place::kBeside); }
+
+  // Slices to sums, in a fixed order; what is left to warps without pieces is zero. Meets within.
   __device__ __forceinline__ static void add_slices(int slices, float* memory, Sums& sums) {
-    if (slices == 1) return;
     const int groups = 4 / slices, line = line_of_warp();
     for (int half = slices / 2; half > 0; half /= 2) {
       const int from = half * groups;  // lines of warps from here on give, those before them take
@@ -238,14 +246,11 @@ struct TileSums {
   }
 
   __device__ __forceinline__ void finish(const int* begins, Sums& sums) const {
-    float zero = 0;
+    if (kWeightScale<S> != 1 && of.weights) {
 #pragma unroll
-    for (int i = 0; i < kSides * 4; ++i) {
-      float& sum = sums.of[0][i / 4][i % 4];
-      if (kWeightScale<S> != 1 && of.weights) sum *= 1 / kWeightScale<S>;
-      zero += 0 * sum;
+      for (int i = 0; i < kSides * 4; ++i) sums.of[0][i / 4][i % 4] *= 1 / kWeightScale<S>;
     }
-    if (zero == 0) return;
+    if (all_finite(sums.of[0])) return;
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kSides * 4; ++i) {

@@ -122,6 +122,15 @@ __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNu
   }
 }
 
+// Four sums at a time, which do not wait for each other.
+template <int kSides>
+__device__ __forceinline__ bool all_finite(const float (&sum)[kSides][4]) {
+  float zero[4] = {};
+#pragma unroll
+  for (int i = 0; i < kSides * 4; ++i) zero[i % 4] = fmaf(0, sum[i / 4][i % 4], zero[i % 4]);
+  return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0;
+}
+
 // An operand of a product in shared memory: how many numbers lie from one of its lines to the next, and from one depth
 // to the next.
 template <class T>
@@ -130,16 +139,49 @@ struct Lines {
   int line, depth;
 };
 
+// Sixteen rows of 8 kSides numbers that a warp has as sums, as rows of another product of 16 bits.
+template <int kSides>
+struct SummedRows {
+  uint32_t of[kSides / 2][4];
+};
+
+template <class S, int kSides>
+__device__ __forceinline__ SummedRows<kSides> as_rows(const WarpSum<1, kSides>& sum) {
+  SummedRows<kSides> rows;
+#pragma unroll
+  for (int i = 0; i < kSides * 2; ++i) {
+    const float pair[2] = {sum.of[0][i / 2][i % 2 * 2], sum.of[0][i / 2][i % 2 * 2 + 1]};
+    rows.of[i / 4][i % 4] = pack_words<S, 1>(pair).w[0];
+  }
+  return rows;
+}
+
+// sum += the rows by columns [side, ...) of b, over `depth`, a multiple of kMmaDepth.
+template <class S, bool kTransposedB, int kStride, int kDepths, int kSides>
+__device__ __forceinline__ void add_product(const SummedRows<kDepths>& a, const uint16_t* b, int side, int depth,
+                                            WarpSum<1, kSides>& sum) {
+#pragma unroll
+  for (int i = 0; i < kDepths / 2; ++i) {
+    if (i * kMmaDepth<S> >= depth) break;
+#pragma unroll
+    for (int j = 0; j < kSides; j += 2) {
+      uint32_t columns[4];
+      load_fragment<kTransposedB, kStride>(b, side + j * 8, i * kMmaDepth<S>, true, columns);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        projection::half::multiply_add<S>(sum.of[0][j + h], a.of[i], columns[2 * h], columns[2 * h + 1]);
+      }
+    }
+  }
+}
+
 // An infinity leaves no number behind when a float is split: such sums of a b over `depth` are made again, those below
 // `rows` and `columns`.
 template <class S, int kSides>
 __device__ __forceinline__ void make_again(float (&sum)[kSides][4], int down, int side, int rows, int columns,
                                            const Lines<TileNumber<S>>& a, const Lines<TileNumber<S>>& b, int depth) {
   if constexpr (std::is_same_v<S, float>) {
-    float zero = 0;
-#pragma unroll
-    for (int i = 0; i < kSides * 4; ++i) zero += 0 * sum[i / 4][i % 4];
-    if (zero == 0) return;
+    if (all_finite(sum)) return;
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kSides * 4; ++i) {

@@ -79,6 +79,13 @@ __device__ __forceinline__ void await_all() {
 #endif
 }
 
+// But for its last stage.
+__device__ __forceinline__ void await_all_but_one() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group 1;");
+#endif
+}
+
 // An edge's weight.
 __device__ __forceinline__ float weight_of(const Neighbors& of, int edge) {
   if (!of.weights) return 1;
@@ -117,11 +124,11 @@ struct TileSums<float, kWidth> {
   }
 
   // The sums of a tile as rows of `tile`, zeros behind the last and, where kEmpty, where a piece has no edges. When it
-  // returns all are there, so is what was asked for before, and rows of the next tile are on their way, of which
-  // ask_more() may ask for others. Columns that no row has are not written. kOwnRows: a warp will read no other rows of
-  // `tile` than those it makes products of. Whole block.
-  template <int kStride, bool kEmpty, bool kOwnRows, class AskMore>
-  __device__ __forceinline__ void to_tile(float* tile, AskMore&& ask_more) {
+  // returns all are there, so is what ask_others() asked for, which may be other rows of this tile, and rows of the next
+  // tile are on their way. Columns that no row has are not written. Whole block.
+  template <int kStride, bool kEmpty, class AskOthers>
+  __device__ __forceinline__ void to_tile(float* tile, AskOthers&& ask_others) {
+    ask_others();
     const int count = walk.count();
     const int* now = walk.now();
     walk.ask_ahead();
@@ -140,7 +147,6 @@ struct TileSums<float, kWidth> {
     __syncthreads();
     walk.put_ahead();
     ask(walk.next(), walk.next_count(), next_ids);
-    ask_more();
   }
 
   // To the next tile, when this one's sums are done with. Whole block.
