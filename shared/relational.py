@@ -233,7 +233,7 @@ def pieces_of(
         return graph.by_dst, graph.by_src if needs_src else [], edge_weights(graph, edge_weight, reduce, rows)
     mean = opmath if reduce == "mean" and edge_weight is None else None
     left = None if mean is not None else edge_weights(graph, edge_weight, reduce, rows)
-    return graph.tiled(True, mean), graph.tiled(False, mean) if needs_src else [], left
+    return graph.tiled(True, mean, rows.itemsize == 2), graph.tiled(False, mean) if needs_src else [], left
 
 
 def edge_weights(graph: TypedGraph, given: Optional[Tensor], reduce: str, rows: torch.dtype) -> Optional[Tensor]:

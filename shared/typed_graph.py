@@ -148,16 +148,17 @@ class TypedGraph(Keeper):
         """Out-edges by (type, source)."""
         return self.format("by src", TypedGraph._by_src)
 
-    def tiled(self, by_dst: bool, mean: Optional[torch.dtype] = None) -> list[Tensor]:
+    def tiled(self, by_dst: bool, mean: Optional[torch.dtype] = None, weigh_pieces: bool = False) -> list[Tensor]:
         """:attr:`by_dst` or :attr:`by_src`, on CUDA, and behind it what the kernels want that sum and multiply at once.
 
         Args:
             mean: the dtype of weights of edges that make sums means; None: there are none.
+            weigh_pieces: give them to the pieces, whose edges by destination all have the same one.
         Returns:
             The pieces' six tensors; int ``[R + 1]``, the first tile of every type; int ``[tiles + 1]``, the first piece
             of every tile; int ``[tiles + 1]``, the first row of every tile of rows; what rows add up; the parts of hubs
             ``[2, parts]`` (``piece_tiles`` in ``core_cuda/library.cpp``); and the weights ``[E]`` in the order of the
-            pieces' edges.
+            pieces' edges, or ``[pieces, 1]``.
         """
         side = "by dst" if by_dst else "by src"
         pieces = self.by_dst if by_dst else self.by_src
@@ -168,9 +169,16 @@ class TypedGraph(Keeper):
             *tiles, of_rows, parts = piece_tiles(type_ptr, rows, ptr, by_row, num_rows, not compiling())
             return [*tiles, of_rows if of_rows.numel() else by_row, parts]
 
+        def weights(graph: TypedGraph) -> Tensor:
+            _, _, ptr, _, edge_ids, _ = pieces
+            if weigh_pieces:
+                return graph.mean_weight(mean)[edge_ids[ptr[:-1]]].unsqueeze(1)
+            return graph.mean_weight(mean).index_select(0, edge_ids)
+
+        weigh_pieces = weigh_pieces and by_dst and not compiling()  # a program has room for more pieces than there are
         found = [*pieces, *self.format(("tiles", side), cut)]
         if mean is not None:
-            found.append(self.format(("mean", side, mean), lambda of: of.mean_weight(mean).index_select(0, pieces[4])))
+            found.append(self.format(("mean", side, mean, weigh_pieces), weights))
         return found
 
     def mean_weight(self, dtype: torch.dtype) -> Tensor:

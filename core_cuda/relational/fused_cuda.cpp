@@ -25,6 +25,9 @@ int tiles_of_block(int64_t tiles, const Tensor& t) {
   return static_cast<int>(std::clamp<int64_t>(tiles / (16 * processors(t)), 1, 16));
 }
 
+// Whether so many blocks leave multiprocessors room for blocks of twice as many warps.
+bool few_blocks(int64_t blocks, const Tensor& t) { return blocks <= 2 * processors(t); }
+
 Rows rows_of(const Tensor& t) { return {t.const_data_ptr(), t.stride(0)}; }
 
 PieceTiles tiles_of(const Pieces& pieces) {
@@ -47,7 +50,9 @@ void set_rows(Neighbors& neighbors, const Tensor& rows) {
 Neighbors neighbors_of(const Pieces& pieces, const Tensor& rows, const OptTensor& edge_weight) {
   Neighbors neighbors;
   neighbors.indices = data<int32_t>(pieces.indices);
-  if (pieces.weights) {
+  if (pieces.weighs_pieces()) {
+    neighbors.of_pieces = data<float>(*pieces.weights);
+  } else if (pieces.weights) {
     neighbors.weights = data<float>(*pieces.weights);
   } else if (edge_weight) {
     neighbors.weights = data<float>(*edge_weight), neighbors.ids = data<int32_t>(pieces.edge_ids);
@@ -103,6 +108,7 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   if (bias.defined()) args.bias = bias.const_data_ptr();
   args.out = out.mutable_data_ptr(), args.wide = wide;
   args.share = tiles_of_block(args.num_tiles, out);
+  args.few = few_blocks(args.num_tiles / args.share, out);
   C10_CUDA_CHECK(run_row_sums(storage, args, stream));
   return out.to(dtype);
 }
@@ -152,6 +158,7 @@ Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_w
   const Tensor products = products_of(pieces, w.size(2), x.options());
   args.out = products.mutable_data_ptr();
   args.share = tiles_of_block(args.pieces.count, x);
+  args.few = few_blocks(num_tiles(args.pieces.count, args.pieces.types, args.share), x);
   C10_CUDA_CHECK(run_piece_products(storage_of(x.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
   return row_sums(products, pieces, num_dst, dtype, added);
 }
@@ -203,6 +210,7 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
     const int64_t wanted = std::clamp(args.pieces.count / 24, 8 * processors(x), 16 * processors(x));
     const int64_t blocks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1));
     args.share = static_cast<int>(std::max<int64_t>(1, args.pieces.count / blocks));
+    args.few = few_blocks(num_tiles(args.pieces.count, args.pieces.types, args.share), x);
     if (needs.rows) {
       products = products_of(pieces, w.size(1), x.options());
       args.out = products.mutable_data_ptr();

@@ -150,7 +150,7 @@ Tiling<I> tiling_of(const at::Tensor& type_ptr, const at::Tensor& rows, const at
 // One direction of a graph as typed_edges gives it. On CUDA there may follow its pieces cut into tiles of one type
 // each, first tiles of types [types + 1] and first pieces of tiles [tiles + 1]; its rows cut into tiles, first rows of
 // tiles [tiles + 1], what rows add up, and parts of hubs [2, parts] (pieces.h); then the weights of the edges in its
-// order.
+// order, or, of rows of 16 bits, those of the pieces [pieces, 1].
 constexpr size_t kPlainPieces = 6, kTiledPieces = 11, kWeighedPieces = 12;
 
 inline bool holds_pieces(at::TensorList pieces) {
@@ -168,7 +168,12 @@ inline void check_pieces(const char* op, const char* name, at::TensorList pieces
   check_shape(op, name, pieces[6], {types + 1});
   for (size_t i = 6; i < kTiledPieces; ++i) check_dtype(op, name, pieces[i], pieces[0].scalar_type());
   check_shape(op, name, pieces[10], {2, pieces[10].size(-1)});
-  if (pieces.size() == kWeighedPieces) check_shape(op, name, pieces[11], {pieces[3].size(0)});
+  if (pieces.size() == kTiledPieces) return;
+  if (pieces[11].dim() == 2) {
+    check_shape(op, name, pieces[11], {pieces[1].size(0), 1});
+  } else {
+    check_shape(op, name, pieces[11], {pieces[3].size(0)});
+  }
 }
 
 // The number of features on both sides of weights [types, K, M] or [types, blocks, K / blocks, M / blocks].

@@ -155,6 +155,7 @@ struct WalkedPieces : Pieces {
   // What every piece's product is of: the sum of its edges' rows.
   Gathered sums(const Tensor& x, const OptTensor& edge_weight) const {
     if (of_one_edge() && !edge_weight && !weights) return {x, indices};
+    if (weighs_pieces()) return {call_spmm(x, {}, {}, weights->squeeze(1), {edges(false), {}}), Tensor()};
     OptTensor weight;
     if (edge_weight) weight = edge_weight->unsqueeze(1);
     if (weights) weight = weights->unsqueeze(1);

@@ -1,5 +1,7 @@
 // The second half of piece_gradients.cu and own_gradients.cu: the sums of all blocks, added in an order that depends on
 // the offsets alone. A thread has four numbers of a weight, and of its chunks every kSides-th.
+#include <algorithm>
+
 #include "../../common/vec.cuh"
 #include "entries.cuh"
 #include "of_storage.cuh"
@@ -19,7 +21,7 @@ __device__ __forceinline__ void store(void* to, int64_t at, bool wide, float x) 
   }
 }
 
-constexpr int kOwnSides = 8;  // that share the chunks of what is summed over all rows
+constexpr int kOwnSides = 32;  // that share the chunks of what is summed over all rows
 
 // A thread block has 4 kThreads / sides numbers of one type: first those of all types, then what is summed over all
 // rows.
@@ -72,8 +74,9 @@ __global__ void __launch_bounds__(kThreads)
 template <class S>
 cudaError_t launch(const AddGradientsArgs& args, cudaStream_t stream) {
   const auto blocks = [](int size, int sides) { return (size + 4 * kThreads / sides - 1) / (4 * kThreads / sides); };
-  // Where types have few chunks, threads that share them would only wait for each other.
-  const int sides = args.tiles.count < int64_t{8} * args.share * args.tiles.types ? 1 : 8;
+  // About as many as a type has chunks: more would only wait for each other.
+  const int64_t chunks = args.tiles.count / (int64_t{args.share} * std::max(args.tiles.types, 1));
+  const int sides = chunks < 2 ? 1 : chunks < 4 ? 4 : 8;
   const int of_type = args.partial ? blocks(args.size, sides) : 0;
   const int64_t of_types = int64_t{of_type} * args.tiles.types;
   const int64_t all = of_types + (args.own_partial ? blocks(args.own_size, kOwnSides) : 0);

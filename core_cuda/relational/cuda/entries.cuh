@@ -4,6 +4,7 @@
 #undef NDEBUG
 #include <cassert>
 
+#include "../../common/partition.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda::relational {
@@ -39,20 +40,28 @@ struct Range {
 // Tile number `tile` where every type is cut into tiles of `size` entries. Type t is given
 // offsets[t + 1] / size - offsets[t] / size + 1 tiles, which are enough for it and begin at offsets[t] / size + t: so
 // where a tile belongs is found from the offsets alone. No offset, whatever it holds, leads outside of the entries.
+// Whole warps: a block has nothing to do until it knows its entries, and 32 lanes look in a third of the turns.
 __device__ __forceinline__ Range range_of_tile(const Entries& entries, int64_t tile, int size) {
-  const auto offset = [&](int t) { return id_at(entries.offsets, entries.wide, t); };
-  int type = 0, above = entries.types;  // the last type whose first tile is at most `tile`
-  while (above - type > 1) {
-    const int middle = (type + above) / 2;
-    if (offset(middle) / size + middle <= tile) {
-      type = middle;
-    } else {
-      above = middle;
-    }
-  }
+  const auto offset = [ids = entries.offsets, wide = entries.wide](int64_t t) { return id_at(ids, wide, t); };
+  const int lane = (threadIdx.y * blockDim.x + threadIdx.x) % 32;
+  // The last type whose first tile is at most `tile`.
+  const int type =
+      static_cast<int>(find_last(entries.types - 1, lane, [=](int64_t t) { return offset(t) / size + t <= tile; }));
   const int64_t first = offset(type), begin = first + (tile - first / size - type) * size;
   const int64_t end = min(offset(type + 1), entries.count);
   return {type, max(begin, int64_t(0)), min(begin + size, end)};
+}
+
+// That of the block, which one warp looks for: where all do, kernels of floats that are short of registers spill.
+// Whole block.
+__device__ __forceinline__ Range range_of_block(const Entries& entries, int size) {
+  __shared__ Range found;
+  if (threadIdx.x < 32) {
+    const Range range = range_of_tile(entries, blockIdx.x, size);
+    if (threadIdx.x == 0) found = range;
+  }
+  __syncthreads();
+  return found;
 }
 
 }  // namespace edgeless::cuda::relational

@@ -11,29 +11,29 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-template <class S, int kWidth>
+template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
-  static constexpr bool kWholeRows = FusedPlace<kWidth, TileSums<S, kWidth>::kColumns>::kBeside == 1;
+  static constexpr bool kWholeRows = FusedPlace<kWidth, kColumns>::kBeside == 1;
   static constexpr int kTile = kWholeRows ? 0 : kTilePieces * kStride;
   static constexpr int kBytes =
-      (kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth>::kBytes;
+      (kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth, kColumns>::kBytes;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 5;
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : kColumns < 64 ? 2 : 5;
 };
 
-template <class S, int kWidth>
-__global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth>::kBlocks)
+template <class S, int kWidth, int kColumns>
+__global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape<S, kWidth, kColumns>::kBlocks)
     piece_products_kernel(const __grid_constant__ PieceProductsArgs args) {
   using T = TileNumber<S>;
-  using Of = Shape<S, kWidth>;
+  using Of = Shape<S, kWidth, kColumns>;
   constexpr int kStride = Of::kStride;
-  constexpr int kThreads = TileSums<S, kWidth>::kThreads;
+  constexpr int kThreads = TileSums<S, kWidth, kColumns>::kThreads;
   extern __shared__ float4 memory[];
   __shared__ TileWalk::Begins begins;
   T* tile = reinterpret_cast<T*>(memory);
   T* weight = tile + Of::kTile;
-  const Range range = range_of_tile(args.pieces.by_type(), blockIdx.x, args.share);
+  const Range range = range_of_block(args.pieces.by_type(), args.share);
   if (range.begin >= range.end) return;
   TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
   ask_for_matrix<kWidth, kWidth, kStride, kThreads>(
@@ -44,53 +44,67 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
       reinterpret_cast<float4*>(tile)[i] = make_float4(0, 0, 0, 0);
     }
   }
-  const FusedPlace<kWidth, TileSums<S, kWidth>::kColumns> place;
-  TileSums<S, kWidth> sums(args.neighbors, walk, weight + kWidth * kStride);
+  const FusedPlace<kWidth, kColumns> place;
+  TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, weight + kWidth * kStride);
   sums.start();
   while (true) {
     const int count = walk.count(), depth = round_up(args.in_width, kMmaDepth<S>);
-    WarpSum<1, place.kSides> product;
+    const bool there = place.down < count && place.side < args.out_width;
+    const auto store = [&](const auto& product) {
+      store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * args.out_width, args.out_width,
+                       count, args.out_width, place.down, place.side, product.of[0]);
+    };
     if constexpr (Of::kWholeRows) {
       const auto rows = as_rows<S>(sums.sum([] {}));
-      if (place.down < count) add_product<S, true, kStride>(rows, weight, place.side, depth, product);
+      if (there) {
+        WarpSum<1, place.kSides> product;
+        add_product<S, true, kStride>(rows, weight, place.side, depth, product);
+        store(product);
+      }
     } else {
       sums.template to_tile<kStride, false>(tile, [] {});
-      if (place.down < count && place.side < args.out_width) {
+      if (there) {
+        WarpSum<1, place.kSides> product;
         add_product<S, false, true, kStride, 0>(tile, weight, place.down, place.side, depth, product);
         make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1},
                       {weight, 1, kStride}, args.in_width);
+        store(product);
       }
-    }
-    if (place.down < count && place.side < args.out_width) {
-      store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * args.out_width, args.out_width,
-                       count, args.out_width, place.down, place.side, product.of[0]);
     }
     if (!walk.more()) break;
     sums.advance();
   }
 }
 
-template <class S, int kWidth>
+template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
 cudaError_t launch(const PieceProductsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
-  using Of = Shape<S, kWidth>;
-  const cudaError_t error = projection::allow_shared_memory(piece_products_kernel<S, kWidth>, Of::kBytes, done);
+  using Of = Shape<S, kWidth, kColumns>;
+  const cudaError_t error =
+      projection::allow_shared_memory(piece_products_kernel<S, kWidth, kColumns>, Of::kBytes, done);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(num_tiles(args.pieces.count, args.pieces.types, args.share));
-  piece_products_kernel<S, kWidth><<<blocks, TileSums<S, kWidth>::kThreads, Of::kBytes, stream>>>(args);
+  piece_products_kernel<S, kWidth, kColumns>
+      <<<blocks, TileSums<S, kWidth, kColumns>::kThreads, Of::kBytes, stream>>>(args);
   return cudaGetLastError();
 }
+
+template <class S, int kWidth>
+using UsualShape = Shape<S, kWidth>;
 
 }  // namespace
 
 int piece_products_memory(Storage storage, int widest) {
-  return shared_memory_of<Shape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
+  return shared_memory_of<UsualShape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
 }
 
 cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {
     using S = decltype(zero);
     const bool narrow = args.in_width <= 64 && args.out_width <= 64;
+    if constexpr (sizeof(S) == 2) {
+      if (narrow && args.few) return launch<S, 64, kFewColumns>(args, stream);
+    }
     return narrow ? launch<S, 64>(args, stream) : launch<S, 128>(args, stream);
   });
 }

@@ -26,8 +26,9 @@ struct Neighbors {
   const int32_t* ids = nullptr;      // [edges] where in `weights` an edge's is; null: at its own position
   const char* rows = nullptr;
   uint32_t row_bytes = 0;
-  int vectors = 0;    // of 16 bytes, of a row
-  int team_log2 = 0;  // lanes of a row: at least two, and no fewer than vectors
+  int vectors = 0;                   // of 16 bytes, of a row
+  int team_log2 = 0;                 // lanes of a row: at least two, and no fewer than vectors
+  const float* of_pieces = nullptr;  // [pieces] what the sum of a piece is multiplied by, of 16 bits; null: 1
 };
 
 // A matrix [*, columns] whose rows are whole vectors of 16 bytes; row_numbers from row to row.
@@ -44,7 +45,8 @@ struct PieceProductsArgs {
   int64_t weight_type = 0;
   void* out = nullptr;  // [pieces, out_width]
   int in_width = 0, out_width = 0;
-  int share = 0;  // tiles of a block
+  int share = 0;     // tiles of a block
+  bool few = false;  // there are few blocks: twice as many warps for each, of 16-bit rows
 };
 
 // The same turned round, g being the sum of a piece's edges and x the row of its own: out[piece] = g W^T, and
@@ -58,6 +60,7 @@ struct PieceGradientsArgs {
   float* partial = nullptr;  // [num_tiles(count, types, share), in_width, out_width], null: not wanted
   int in_width = 0, out_width = 0;
   int share = 0;
+  bool few = false;
 };
 
 // out[i] = the sum of the neighbours of row i + own[i] root + bias
@@ -74,6 +77,7 @@ struct RowSumsArgs {
   bool wide = false;    // out is of floats, whatever the rows are
   int own_width = 0, width = 0;
   int share = 0;  // tiles of a block
+  bool few = false;
 };
 
 // out[i] = the sum of the neighbours [begins[i], ends[i]): parts of what is too much for a tile of rows.

@@ -1,8 +1,8 @@
 // Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
 // neighbours of a tile of rows, as tile_sums.cuh and tensor_sums.cuh do, while the rows' own are on their way,
 // multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
-// neighbours sums are made before (hub_sums.cu). Shared memory: own rows [64][width], the matrix [width][width] as
-// it lies in memory, of floats the sums [64][width], what making the sums takes.
+// neighbours sums are made before (hub_sums.cu). Shared memory: own rows [64][width], of floats those of
+// two tiles and the sums [64][width], the matrix [width][width] as it lies in memory, what making the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -12,14 +12,15 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-template <class S, int kWidth>
+template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
+  static constexpr int kOwn = (TileSums<S, kWidth, kColumns>::kOthersAhead ? 2 : 1) * kTilePieces * kStride;
   static constexpr int kSums = std::is_same_v<S, float> ? kTilePieces * kSumStride : 0;
-  static constexpr int kBytes = (kTilePieces + kWidth) * kStride * static_cast<int>(sizeof(S)) +
-                                kSums * static_cast<int>(sizeof(float)) + TileSums<S, kWidth>::kBytes;
+  static constexpr int kBytes = (kOwn + kWidth * kStride) * static_cast<int>(sizeof(S)) +
+                                kSums * static_cast<int>(sizeof(float)) + TileSums<S, kWidth, kColumns>::kBytes;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : 4;
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : kColumns < 64 ? 2 : 4;
 };
 
 // The bias at `column` and the one behind it.
@@ -30,18 +31,18 @@ __device__ __forceinline__ float2 bias_at(const void* bias, int column) {
   return make_float2(to_arithmetic(at[0]), to_arithmetic(at[1]));
 }
 
-template <class S, int kWidth, bool kTransposed>
-__global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth>::kBlocks)
+template <class S, int kWidth, int kColumns, bool kTransposed>
+__global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape<S, kWidth, kColumns>::kBlocks)
     row_sums_kernel(const __grid_constant__ RowSumsArgs args) {
   using T = TileNumber<S>;
-  using Of = Shape<S, kWidth>;
-  using Product = WarpSum<1, TileSums<S, kWidth>::kColumns / 8>;
+  using Of = Shape<S, kWidth, kColumns>;
+  using Product = WarpSum<1, kColumns / 8>;
   constexpr int kStride = Of::kStride;
-  constexpr int kThreads = TileSums<S, kWidth>::kThreads;
+  constexpr int kThreads = TileSums<S, kWidth, kColumns>::kThreads;
   extern __shared__ float4 memory[];
   __shared__ TileWalk::Begins begins;
   T* own = reinterpret_cast<T*>(memory);
-  T* root = own + kTilePieces * kStride;
+  T* root = own + Of::kOwn;
   float* tile = reinterpret_cast<float*>(root + kWidth * kStride);
   const int width = args.width, tiles = args.num_tiles;
   const int begin = min(static_cast<int>(blockIdx.x) * args.share, tiles), end = min(begin + args.share, tiles);
@@ -52,15 +53,15 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
                                                       kTransposed ? width : args.own_width,
                                                       kTransposed ? args.own_width : width);
   }
-  const auto ask_for_own = [&] {
+  const auto ask_for_own = [&](T* to, int64_t first, int count) {
     if (!args.own.numbers) return;
-    const int64_t first = walk.first(), left = max(args.own_rows - first, int64_t{0});
+    const int64_t left = max(args.own_rows - first, int64_t{0});
     ask_for_matrix<kTilePieces, kWidth, kStride, kThreads>(
-        own, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
-        static_cast<int>(min(left, int64_t{walk.count()})), args.own_width);
+        to, static_cast<const T*>(args.own.numbers) + (left ? first * args.own.row_numbers : 0), args.own.row_numbers,
+        static_cast<int>(min(left, int64_t{count})), args.own_width);
   };
-  const FusedPlace<kWidth, TileSums<S, kWidth>::kColumns> place;
-  TileSums<S, kWidth> sums(args.neighbors, walk, tile + Of::kSums);
+  const FusedPlace<kWidth, kColumns> place;
+  TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, tile + Of::kSums);
   // The product of a tile's own rows, which is added to `product`, what else is, and the store.
   const auto finish = [&](int64_t first, int count, Product& product) {
     if (args.own.numbers) {
@@ -94,42 +95,59 @@ __global__ void __launch_bounds__(TileSums<S, kWidth>::kThreads, Shape<S, kWidth
                         product.of[0]);
     }
   };
+  constexpr bool kAhead = TileSums<S, kWidth, kColumns>::kOthersAhead;
+  T* next_own = kAhead ? own + kTilePieces * kStride : own;
+  if (kAhead) ask_for_own(own, walk.first(), walk.count());
   sums.start();
   while (true) {
+    const auto ask = [&] { ask_for_own(next_own, walk.bounds[kAhead], walk.bounds[kAhead + 1] - walk.bounds[kAhead]); };
     Product product;
     if constexpr (std::is_same_v<S, float>) {
-      sums.template to_tile<Of::kSumStride, true>(tile, ask_for_own);
+      sums.template to_tile<Of::kSumStride, true>(tile, ask);
     } else {
-      product = sums.template sum<true>(ask_for_own);
+      product = sums.template sum<true>(ask);
     }
     const int count = walk.count();
     if (place.down < count && place.side < width) finish(walk.first(), count, product);
     if (!walk.more()) break;
     sums.advance();
+    T* const this_own = own;
+    own = next_own, next_own = this_own;
   }
 }
 
-template <class S, int kWidth, bool kTransposed>
+template <class S, int kWidth, bool kTransposed, int kColumns = kWarpColumns<S, kWidth>>
 cudaError_t launch(const RowSumsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
-  using Of = Shape<S, kWidth>;
-  const cudaError_t error = projection::allow_shared_memory(row_sums_kernel<S, kWidth, kTransposed>, Of::kBytes, done);
+  using Of = Shape<S, kWidth, kColumns>;
+  const cudaError_t error =
+      projection::allow_shared_memory(row_sums_kernel<S, kWidth, kColumns, kTransposed>, Of::kBytes, done);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>((args.num_tiles + args.share - 1) / args.share);
-  row_sums_kernel<S, kWidth, kTransposed><<<blocks, TileSums<S, kWidth>::kThreads, Of::kBytes, stream>>>(args);
+  row_sums_kernel<S, kWidth, kColumns, kTransposed>
+      <<<blocks, TileSums<S, kWidth, kColumns>::kThreads, Of::kBytes, stream>>>(args);
   return cudaGetLastError();
 }
+
+template <class S, int kWidth>
+using UsualShape = Shape<S, kWidth>;
 
 }  // namespace
 
 int row_sums_memory(Storage storage, int widest) {
-  return shared_memory_of<Shape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
+  return shared_memory_of<UsualShape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
 }
 
 cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {
     using S = decltype(zero);
     const bool narrow = args.own_width <= 64 && args.width <= 64;
+    if constexpr (sizeof(S) == 2) {
+      if (narrow && args.few) {
+        return args.transposed ? launch<S, 64, true, kFewColumns>(args, stream)
+                               : launch<S, 64, false, kFewColumns>(args, stream);
+      }
+    }
     if (args.transposed) return narrow ? launch<S, 64, true>(args, stream) : launch<S, 128, true>(args, stream);
     return narrow ? launch<S, 64, false>(args, stream) : launch<S, 128, false>(args, stream);
   });

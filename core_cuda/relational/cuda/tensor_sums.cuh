@@ -30,13 +30,14 @@ __device__ __forceinline__ uint32_t cut_in_two(float weight) {
   return pack_words<S, 1>(two).w[0];
 }
 
-template <class S, int kWidth>
+template <class S, int kWidth, int kColumns>
 struct TileSums {
   static constexpr int kStride = kTileStride<S, kWidth>;
-  static constexpr int kThreads = 2 * kWidth, kColumns = 64;  // of a block, and of a warp's part of a tile
-  static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kWidth > 64 ? 4 : 6;
-  static constexpr int kChunk = kLines * kCopies;  // edges whose rows are in shared memory together
-  static constexpr int kDepth = 16;                // of an mma
+  static constexpr int kThreads = 128 * kWidth / kColumns;  // of a block
+  static constexpr int kChunk = kWidth > 64 ? 64 : 96;      // edges whose rows are in shared memory together
+  static constexpr bool kOthersAhead = false;               // their memory is worth more as that of a longer chunk
+  static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kChunk / kLines;
+  static constexpr int kDepth = 16;  // of an mma
   static constexpr int kRows = kChunk * kStride, kWeights = kChunk + kDepth;
   static constexpr int kBytes = 2 * (kRows * 2 + kWeights * 4);
   static_assert(kRows * 2 >= kTilePieces * kWidth / 2 * 4, "two slices of four fit where a chunk's rows were");
@@ -88,6 +89,12 @@ struct TileSums {
     const int* begins = walk.now();
     const int tile_begin = begins[0], tile_end = begins[walk.count()], slices = slices_of(walk.count());
     walk.ask_ahead();
+    float by[2] = {0, 0};  // of the thread's two pieces
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int piece = place.down + threadIdx.x % 32 / 4 + h * 8;
+      if (of.of_pieces && piece < walk.count()) by[h] = __ldg(of.of_pieces + walk.first() + piece);
+    }
     bool pending = false;
     for (int begin = tile_begin;; begin += kChunk) {
       await_all();
@@ -121,7 +128,7 @@ struct TileSums {
       __syncthreads();  // the rows of the last chunk are done with
       add_slices(slices, reinterpret_cast<float*>(rows + buffer * kRows), sums);
     }
-    finish(begins, sums);
+    finish(begins, by, sums);
     if (kOthers && tile_end - tile_begin <= kChunk) {
       await_others();
       __syncthreads();
@@ -245,12 +252,19 @@ struct TileSums {
     }
   }
 
-  __device__ __forceinline__ void finish(const int* begins, Sums& sums) const {
+  __device__ __forceinline__ void finish(const int* begins, const float (&by)[2], Sums& sums) const {
     if (kWeightScale<S> != 1 && of.weights) {
 #pragma unroll
       for (int i = 0; i < kSides * 4; ++i) sums.of[0][i / 4][i % 4] *= 1 / kWeightScale<S>;
     }
-    if (all_finite(sums.of[0])) return;
+    if (!all_finite(sums.of[0])) make_again(begins, sums);
+    if (!of.of_pieces) return;
+#pragma unroll
+    for (int i = 0; i < kSides * 4; ++i) sums.of[0][i / 4][i % 4] *= by[i % 4 / 2];
+  }
+
+  // Zero times infinity, and an infinity behind which numbers of 16 bits go on, are no number.
+  __device__ __forceinline__ void make_again(const int* begins, Sums& sums) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kSides * 4; ++i) {

@@ -92,16 +92,23 @@ __device__ __forceinline__ float weight_of(const Neighbors& of, int edge) {
   return of.ids ? __ldg(of.weights + __ldcs(of.ids + edge)) : __ldcs(of.weights + edge);
 }
 
-// The sums of tile after tile; of 16-bit numbers in tensor_sums.cuh.
+// Columns of a warp's part of a tile.
 template <class S, int kWidth>
+constexpr int kWarpColumns = std::is_same_v<S, float> ? kWidth / 2 : 64;
+// The same of 16-bit numbers where there are few blocks: twice as many warps then take half as long for a tile.
+constexpr int kFewColumns = 32;
+
+// The sums of tile after tile; of 16-bit numbers in tensor_sums.cuh.
+template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
 struct TileSums;
 
 constexpr int kSumBatch = 4;  // rows of a team that are on their way
 
-template <int kWidth>
-struct TileSums<float, kWidth> {
+template <int kWidth, int kColumns>
+struct TileSums<float, kWidth, kColumns> {
   static constexpr int kPer = kVec<float>;
-  static constexpr int kThreads = kFusedThreads, kColumns = kWidth / 2;  // of a block, and of a warp's part of a tile
+  static constexpr int kThreads = kFusedThreads;  // of a block
+  static constexpr bool kOthersAhead = true;
   static constexpr int kBytes = kFusedThreads * kPer * static_cast<int>(sizeof(float));  // of shared memory
   struct Ids {
     int index;
@@ -124,11 +131,11 @@ struct TileSums<float, kWidth> {
   }
 
   // The sums of a tile as rows of `tile`, zeros behind the last and, where kEmpty, where a piece has no edges. When it
-  // returns all are there, so is what ask_others() asked for, which may be other rows of this tile, and rows of the next
-  // tile are on their way. Columns that no row has are not written. Whole block.
+  // returns all are there, and rows of the next tile are on their way. Columns that no row has are not written.
+  // ask_others() asks for other rows: of the next tile where kOthersAhead, which are there when that is summed, else of
+  // this one, which are there when it returns. Whole block.
   template <int kStride, bool kEmpty, class AskOthers>
   __device__ __forceinline__ void to_tile(float* tile, AskOthers&& ask_others) {
-    ask_others();
     const int count = walk.count();
     const int* now = walk.now();
     walk.ask_ahead();
@@ -147,6 +154,7 @@ struct TileSums<float, kWidth> {
     __syncthreads();
     walk.put_ahead();
     ask(walk.next(), walk.next_count(), next_ids);
+    ask_others();
   }
 
   // To the next tile, when this one's sums are done with. Whole block.
