@@ -1,8 +1,9 @@
 """Every CUDA source compiles for sm_80 and sm_90, so that a change on a machine without a GPU cannot break it.
 
-Of the attention kernels, which are many of a few templates, every fourth one: what is left out differs in a number. For
-sm_80, of instances of templates those of float32. Instances of one template for other types are compiled as one unit,
-since their header takes longest, and all code is optimised a little only: no error comes of optimising.
+What has the same code for both is compiled for sm_80, whose instructions sm_90 has too. Of the attention kernels, which
+are many of a few templates, every fourth one: what is left out differs in a number. Of instances of templates those of
+float32 are compiled for sm_80 and the others for sm_90. Instances of one template for other types are compiled as one
+unit, since their header takes longest, and all code is optimised a little only: no error comes of optimising.
 
 The CPU build of torch has all headers that the sources may use: c10/cuda is there, the CUDA libraries' own headers
 (cuBLAS, cuSPARSE, cuSOLVER), which ATen/cuda/CUDAContext.h asks for, are not. Where the toolkit lacks them too, they
@@ -15,6 +16,7 @@ import shutil
 import subprocess
 import sysconfig
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 
@@ -70,9 +72,20 @@ def _flags() -> list[str]:
     ]
 
 
-def _archs(source: str) -> list[str]:
-    archs = (80, 90) if len(_template(source)) == 1 else (90,)
-    return [flag for arch in archs for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")]
+@cache
+def _of_sm_90(file: Path) -> bool:
+    """Whether a file, or one that it includes, has code for sm_90 alone."""
+    text = file.read_text()
+    if "__CUDA_ARCH__ >= 900" in text:
+        return True
+    included = (file.parent / name for name in re.findall(r'^#include "(.+)"$', text, re.MULTILINE))
+    return any(_of_sm_90(other.resolve()) for other in included if other.exists())
+
+
+def _archs(source: str) -> tuple[int, ...]:
+    if "/instances/" in source:
+        return (80,) if source.endswith("f32.cu") else (90,)
+    return (80, 90) if _of_sm_90(ROOT / source) else (80,)
 
 
 def _compile(unit: list[str], out: Path) -> subprocess.CompletedProcess:
@@ -82,7 +95,7 @@ def _compile(unit: list[str], out: Path) -> subprocess.CompletedProcess:
     if source.endswith(".cu"):
         command = [
             NVCC,
-            *_archs(source),
+            *(flag for arch in _archs(source) for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")),
             "-DEDGELESS_EVERY_NTH_KERNEL=4",
             *cpp_extension.COMMON_NVCC_FLAGS,  # as the build: some of them forbid conversions
             "-Xcompiler",
@@ -119,6 +132,15 @@ def test_there_are_cuda_sources():
     assert any(source.endswith(".cu") for source in SOURCES)
     assert any(source.endswith("_cuda.cpp") for source in SOURCES)
     assert sorted(source for unit in UNITS for source in unit) == SOURCES
+
+
+def test_code_of_every_device_is_compiled_for_it():
+    """Code for sm_90 alone stands in templates, of which instances are compiled for sm_90, or its source is."""
+    devices = {arch for unit in UNITS for arch in _archs(unit[0])}
+    assert devices == {80, 90}
+    templates = {unit[0] for unit in UNITS if _of_sm_90(ROOT / unit[0])}
+    assert templates, "is sm_90 told apart in other words now?"
+    assert all(90 in _archs(source) for source in templates if not source.endswith("f32.cu"))
 
 
 @pytest.mark.timeout(1800)
