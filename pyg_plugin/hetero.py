@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch_geometric.typing import SparseTensor
 
 from edgeless.cache import graph_for
@@ -16,6 +17,8 @@ from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.hetero_sum import Relation, join_relations
 from edgeless.typed_graph import TypedGraph
+
+_PLAIN = frozenset({Tensor, Parameter})
 
 
 def joined_graph(
@@ -41,13 +44,14 @@ def joined_graph(
 
     if compiling():  # a tracer sees no identity of tensors
         return build()
-    own = {key: e.storage if isinstance(e, SparseTensor) else e for key, e in edge_index_dict.items()}
-    tensors = []
-    for edge_index in edge_index_dict.values():
-        tensors += edge_index.coo()[:2] if isinstance(edge_index, SparseTensor) else (edge_index,)
-    facts = (*own,), (*map(types.__getitem__, own),), (*src_sizes.items(),), (*dst_sizes.items(),), num_types
-    key = _Objects(own.values(), facts)
-    return graph_for(next(iter(own.values())), key, build, tensors=tuple(tensors))
+    keys, values = (*edge_index_dict,), (*edge_index_dict.values(),)
+    own = tensors = values
+    if not _PLAIN.issuperset(map(type, values)):  # with hundreds of them every loop in Python takes its time
+        own = tuple(e.storage if isinstance(e, SparseTensor) else e for e in values)
+        parts = (e.coo()[:2] if isinstance(e, SparseTensor) else (e,) for e in values)
+        tensors = tuple(chain.from_iterable(parts))
+    facts = keys, (*map(types.__getitem__, keys),), (*src_sizes.items(),), (*dst_sizes.items(),), num_types
+    return graph_for(own[0], _Objects(own, facts), build, tensors=tensors)
 
 
 class _Objects:
@@ -57,9 +61,9 @@ class _Objects:
 
     __slots__ = ("_facts", "_hash", "_ids", "_references")
 
-    def __init__(self, objects: Iterable[Any], facts: tuple):
-        self._references = [weakref.ref(value) for value in objects]
-        self._ids = tuple([id(value) for value in objects])
+    def __init__(self, objects: Sequence[Any], facts: tuple):
+        self._references = list(map(weakref.ref, objects))
+        self._ids = tuple(map(id, objects))
         self._facts = facts
         self._hash = hash(self._ids)
 
@@ -74,7 +78,7 @@ class _Objects:
         return self._alive() and other._alive()
 
     def _alive(self) -> bool:
-        return all(reference() is not None for reference in self._references)
+        return not [reference for reference in self._references if reference() is None]
 
 
 def type_offsets(graph: TypedGraph, sizes: Iterable[int]) -> Tensor:

@@ -46,7 +46,8 @@ __all__ = [
 
 DEFAULT_LIMIT = 4 * 2**30  # room for both directions of 250 million edges
 
-_CONCRETE = (Tensor, torch.nn.Parameter)  # anything else may be a stand-in without contents, while a tracer runs
+# Anything else may be a stand-in without contents, while a tracer runs.
+_CONCRETE = frozenset({Tensor, torch.nn.Parameter})
 _DISTRIBUTED = torch.distributed.is_available()
 _MODES = {"": "on", "1": "on", "0": "off", "verify": "verify"}
 
@@ -336,12 +337,12 @@ def graph_for(
     if mode == "off":
         return build()
     compare = compare or mode == "verify"
-    for t in tensors:
-        if type(t) not in _CONCRETE:
+    if not _CONCRETE.issuperset(map(type, tensors)):
+        for t in tensors:
             if not isinstance(t, Tensor):
                 raise TypeError(f"graph_for: tensors must be Tensors, got {type(t).__name__} among them")
-            return build()
-        compare = compare or t.is_inference()
+        return build()
+    compare = compare or any(map(Tensor.is_inference, tensors))
     return _cache.get(anchor, key, build, tensors, compare)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Optional
+from typing import Optional, Union
 
 import torch
 from torch import Tensor
@@ -57,24 +57,25 @@ def stacked(
     return joined if rounded is None else joined.to(rounded)
 
 
-def parameters_of(parameters: torch.nn.Module, keys: Iterable[str]) -> list[Tensor]:
-    """Those of PyG's ParameterDict, whose own look-up takes microseconds for each."""
-    keys = list(keys)
+def parameters_of(parameters: torch.nn.Module, keys: Iterable[Union[str, tuple]]) -> list[Tensor]:
+    """Those of node types, or of edge types, in PyG's ParameterDict, whose own look-up takes microseconds for each."""
+    keys = tuple(keys)
     if type(parameters) is ParameterDict:
-        own, internal = parameters._parameters, ParameterDict.to_internal_key
-        if not compiling():  # a tracer warns of the cache
-            internal = _internal_key
-        found = [own.get(internal(key)) for key in keys]
-        if all(t is not None for t in found):  # a parametrized one is no parameter of the dictionary's
+        names = tuple(map(_name_of, keys)) if compiling() else _names_of(keys)  # a tracer warns of the cache
+        found = list(map(parameters._parameters.get, names))
+        if not [t for t in found if t is None]:  # a parametrized one is no parameter of the dictionary's
             return found
-    return [parameters[key] for key in keys]
+    return [parameters[_joined(key)] for key in keys]
 
 
-@lru_cache(maxsize=1 << 16)
-def _internal_key(key: str) -> str:
-    return ParameterDict.to_internal_key(key)
+def _joined(key: Union[str, tuple]) -> str:
+    return key if isinstance(key, str) else "__".join(key)
 
 
-def joined_name(edge_type: tuple) -> str:
-    """What HGTConv calls the parameter of an edge type."""
-    return "__".join(edge_type)
+def _name_of(key: Union[str, tuple]) -> str:
+    return ParameterDict.to_internal_key(_joined(key))
+
+
+@lru_cache(maxsize=1 << 10)
+def _names_of(keys: tuple) -> tuple[str, ...]:
+    return tuple(map(_name_of, keys))

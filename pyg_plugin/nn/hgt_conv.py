@@ -23,7 +23,7 @@ from edgeless.graph_checks import compiling
 
 from ..conv import FusedConv, is_plain_float
 from ..hetero import joined_graph, type_offsets
-from ._node_maps import joined_name, parameters_of, stacked, stacked_maps
+from ._node_maps import parameters_of, stacked, stacked_maps
 from .hetero_linear import HeteroLinear
 
 _OPS = ("relational_sum", "attention")
@@ -182,7 +182,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
 
     def _priors(self, edge_index_dict: dict) -> Tensor:
         """What the logits of an edge type are multiplied by, ``[R, H, 1, 1]``; types without edges get no gradient."""
-        priors = parameters_of(self.p_rel, map(joined_name, self.edge_types))
+        priors = parameters_of(self.p_rel, self.edge_types)
         if len(edge_index_dict) < len(priors):
             priors = [p if key in edge_index_dict else p.detach() for p, key in zip(priors, self.edge_types)]
         return torch.stack(priors).view(-1, self.heads, 1, 1)  # whose gradient is taken apart faster than that of cat
