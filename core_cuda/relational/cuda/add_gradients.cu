@@ -1,5 +1,6 @@
 // The second half of piece_gradients.cu and own_gradients.cu: the sums of all blocks, added in an order that depends on
-// the offsets alone. A thread has four numbers of a weight, and of its chunks every kSides-th.
+// the offsets and sizes alone. A thread has four numbers of a weight, and of its chunks one in so many as threads share
+// them.
 #include <algorithm>
 
 #include "../../common/vec.cuh"
