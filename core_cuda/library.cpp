@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "capture/call_key.h"
+#include "capture/recorded_call.h"
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
 #include "common/own_memory.h"
@@ -228,6 +230,8 @@ PYBIND11_MODULE(_C, m) {
   edgeless::define_plans(m);
   edgeless::define_engines(m);
   edgeless::define_decisions(m);
+  edgeless::define_call_key(m);
+  edgeless::define_recorded_call(m);
   m.def("sum_of_row_hashes", &edgeless::sum_of_row_hashes);
   m.def("stamps", [](const std::vector<at::Tensor>& tensors, bool whole) {
     std::string all;

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import torch
 
+from ._C import call_key
 from .capture_keys import State, Unfit, call_refusal, flatten, is_moving, leaf_key, settings
 from .capture_recording import CudaGraphs, Recording
 from .graph_cache import trusts_versions
@@ -166,19 +167,24 @@ class Capture:
         What is cheap to compare and differs from one sampled graph to the next comes first.
         """
         device = self._graphs.device()
-        tree = flatten((args, kwargs), leaves)
-        constants = tuple([leaf_key(leaf, device) for leaf in leaves])
+        plain = None if device is None else call_key(args, kwargs, device)
+        if plain is None:
+            tree = flatten((args, kwargs), leaves)
+            arguments = tree, tuple([leaf_key(leaf, device) for leaf in leaves])
+        else:
+            *arguments, found = plain
+            leaves += found
         if device is None:
             raise Unfit("no tensor is on a GPU")
         if _recording.locked() or self._graphs.is_capturing():
             raise Unfit("another capture is going on")
-        key = (tree, constants, type(model).forward, model.training, self._graphs.stream(device), settings())
+        key = (*arguments, type(model).forward, model.training, self._graphs.stream(device), settings())
         for recording in self._kept.get(key, ()):
             if recording.state.holds(model):
                 if (why := call_refusal()) is not None:
                     raise Unfit(why)
                 return recording
-        return self._count(key, model, leaves, tree, device)
+        return self._count(key, model, leaves, flatten((args, kwargs), []), device)
 
     def _count(self, key, model, leaves: list[Any], tree, device: int) -> Optional[Recording]:
         """Records a call that was there often enough."""
@@ -207,7 +213,7 @@ class Capture:
         if not trusts_versions():
             raise Unfit("EDGELESS_CACHE asks for more than versions to tell edited graphs")
         for other, kept in list(self._kept.items()):
-            self._kept[other] = [recording for recording in kept if not recording.is_stale(model)]
+            self._kept[other] = [recording for recording in kept if not recording.is_stale()]
             if not self._kept[other]:
                 del self._kept[other]
         if self.num_captured >= self._most:

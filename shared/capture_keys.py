@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Hashable, Iterator
 from itertools import chain
@@ -118,7 +117,7 @@ def settings() -> Hashable:
         current_engine(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cuda.matmul.allow_tf32,
+        torch._C._get_cublas_allow_tf32(),
     )
 
 
@@ -163,53 +162,50 @@ class State:
     """
 
     def __init__(self, model: torch.nn.Module, device: int, apart: str):
-        self._apart = list(model.__dict__).index(apart)
         self._inner = [module for module in model.modules() if module is not model]
         self._hooks = [getattr(module, name, {}) for module in self._inner for name in _HOOKS]
         if any(self._hooks):
             raise Unfit("a module within has hooks")
         modules = (model, *self._inner)
         self._tables = [table for m in modules for table in (m._parameters, m._buffers, m._modules)]
-        self._filled = [table for table in self._tables if table]
-        self._empty = [table for table in self._tables if not table]
-        values = list(chain.from_iterable(map(dict.values, self._filled)))
-        self._tensors = [value for value in values if isinstance(value, Tensor)]
-        if any(isinstance(t, UninitializedTensorMixin) for t in self._tensors):
+        tensors = [value for table in self._tables for value in table.values() if isinstance(value, Tensor)]
+        if any(isinstance(t, UninitializedTensorMixin) for t in tensors):
             raise Unfit("a parameter is not initialised yet")
-        self._entries = [dict(table) for table in self._tables]  # held, so that no other object gets the id of one
-        self._ids = list(map(id, values))
+        self._apart = list(model.__dict__).index(apart)
         self._attributes = self._attributes_of(model)
         self._names = [tuple(module.__dict__) for module in modules]
-        given = [t for t in chain(self._tensors, *self._attributes) if isinstance(t, Tensor)]
+        given = [t for t in chain(tensors, *self._attributes) if isinstance(t, Tensor)]
         if any(t.get_device() != device for t in given):
             raise Unfit("a parameter, buffer or attribute is a tensor that is not on the current GPU")
-        # Numbers with a shape are ids of some kind, from which graphs are made; a number alone is a count.
-        self._integers = [t for t in given if t.dtype not in _MOVING and t.dim()]
-        self._matrices = [t for t in self._tensors if t.dim() > 1]  # which another view may transpose where they lie
-        self._memory = [t.detach() for t in self._tensors]  # held, so that nothing else gets the address of one
-        self._places = self._places_of()
-        self._flags = self._flags_of()
+        # Another view may transpose matrices where they lie. Numbers with a shape are ids of some kind, from which graphs
+        # are made; a number alone is a count.
+        matrices = [t for t in tensors if t.dim() > 1]
+        integers = [t for t in given if t.dtype not in _MOVING and t.dim()]
+        # All that the state below looks at is held here: no other object gets the id or the address of a part.
+        self._entries = [dict(table) for table in self._tables]
+        self._held = [tensors, [t.detach() for t in tensors], integers]
+        self._state = _C.ModelState(
+            tables=self._tables,
+            hooks=self._hooks,
+            inner=self._inner,
+            own=model.__dict__,
+            apart=self._apart,
+            tensors=tensors,
+            matrices=matrices,
+            integers=integers,
+        )
 
     def holds(self, model: torch.nn.Module) -> bool:
         """Whether all is as it was."""
-        if any(self._hooks) or not self.has_memory(model) or self._flags != self._flags_of():
-            return False
-        try:
-            return self._attributes == self._attributes_of(model)
-        except Exception:  # of the attributes' own comparison, as of two arrays: not the same objects at any rate
-            return False
+        return self._state.holds(model.__dict__)
 
-    def has_memory(self, model: torch.nn.Module) -> bool:
+    def has_memory(self) -> bool:
         """Whether modules, parameters and buffers are the same objects at the same addresses."""
-        return (
-            not any(self._empty)
-            and self._ids == list(map(id, chain.from_iterable(map(dict.values, self._filled))))
-            and self._places == self._places_of()
-        )
+        return self._state.has_memory()
 
     def change(self, model: torch.nn.Module) -> str:
         """What is not as it was, in words."""
-        if not self.has_memory(model):
+        if not self.has_memory():
             return "parameters, buffers or modules are replaced"
         for module, before, after in zip((model, *self._inner), self._attributes, self._attributes_of(model)):
             for name, old, new in zip(module.__dict__, before, after):
@@ -233,16 +229,5 @@ class State:
         own[self._apart] = _APART
         return [own, *found]
 
-    def _places_of(self) -> tuple[list, ...]:
-        return (
-            list(map(Tensor.data_ptr, self._tensors)),
-            [(t.shape, t.stride()) for t in self._matrices],
-            [t._version for t in self._integers],
-        )
-
-    def _flags_of(self) -> tuple[list, list]:
-        return list(map(_REQUIRES_GRAD, self._tensors)), list(map(type, self._inner))
-
 
 _APART = object()
-_REQUIRES_GRAD = operator.attrgetter("requires_grad")

@@ -9,7 +9,6 @@ import random
 import sys
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from . import _C
 from .autocast import autocast_dtype, autocasts
 from .capture_keys import State, Unfit, flatten, is_moving, parts_of, unflatten
 from .engines import tuner
@@ -232,7 +232,6 @@ class Recording:
         self._inputs = [leaf.detach().clone() for leaf in moving]
         self._training = torch.is_grad_enabled()
         self.parameters = [p for p in model.parameters() if p.requires_grad] if self._training else []
-        self.calls, self._token = 0, None
         plain, names = _Plain(model, forward), {id(p): name for name, p in model.named_parameters()}
         dtype, enabled = autocast_dtype("cuda"), autocasts("cuda")
 
@@ -305,18 +304,23 @@ class Recording:
                 raise Unfit("a gradient is sparse")
 
     def _record(self, recorder, run) -> None:
-        self._backwards: dict[tuple[bool, ...], tuple[Callable, list[Tensor], list[Optional[Tensor]]]] = {}
         try:
-            (outputs, wanted), self._replay_forward = recorder.record(run)
+            (outputs, wanted), forward = recorder.record(run)
+            call = _C.RecordedCall(
+                inputs=self._inputs,
+                outputs=[out.detach() for out in outputs],
+                differentiable=[out.requires_grad for out in outputs],
+                forward=forward,
+                held=self._held,
+            )
             for chosen in _choices(outputs, wanted):
                 given = [outputs[i] for i in chosen]
                 grad_outputs = [torch.empty_like(out) for out in given]
                 grads, replay = recorder.record(functools.partial(_gradients, given, wanted, grad_outputs))
-                self._backwards[tuple(i in chosen for i in range(len(outputs)))] = (replay, grad_outputs, grads)
+                call.add_backward([i in chosen for i in range(len(outputs))], replay, grad_outputs, grads)
         except Exception as error:
             raise Unfit(_in_words(error)) from error
-        self.is_differentiable = [out.requires_grad for out in outputs]
-        self._outputs = [out.detach() for out in outputs]
+        self._call = call
 
     def _check(self, graphs, outputs: list[Any], wanted: list[Tensor]) -> None:
         given = {_place(t) for t in (*self._inputs, *self.parameters)}
@@ -331,46 +335,17 @@ class Recording:
         if _reaches_others(differentiable, wanted):
             raise Unfit("gradients go to a tensor that is neither an argument nor a parameter")
 
-    def is_stale(self, model: torch.nn.Module) -> bool:
+    def is_stale(self) -> bool:
         """Whether no call can be this one again: a constant was written to, or a parameter replaced."""
-        return any(t._version != version for t, version in self._versions) or not self.state.has_memory(model)
+        return any(t._version != version for t, version in self._versions) or not self.state.has_memory()
 
     def is_free(self) -> bool:
         """Whether no backward is to come for which a replay would overwrite what it needs."""
-        return self._token is None or self._token() is None
+        return self._call.is_free()
 
     def replay(self, leaves: list[Any]):
         """The result of a call with these arguments."""
-        moving = [leaf for leaf in leaves if is_moving(leaf)]
-        if not self._backwards:
-            return unflatten(self._tree, iter(self.run_forward(moving)))
-        return unflatten(self._tree, iter(_Replay.apply(self, len(moving), *moving, *self.parameters)))
-
-    def run_forward(self, moving: tuple[Tensor, ...]) -> list[Tensor]:
-        """Outputs for these moving arguments, in memory of their own."""
-        with torch.no_grad():
-            for static, given in zip(self._inputs, moving, strict=True):
-                static.copy_(given)
-            self._replay_forward()
-            return [out.clone() for out in self._outputs]
-
-    def begin(self) -> _Token:
-        """A forward whose backward is to come: its token lives as long as that."""
-        self.calls += 1
-        token = _Token()
-        self._token = weakref.ref(token)
-        return token
-
-    def run_backward(self, grads: tuple[Optional[Tensor], ...]) -> list[Optional[Tensor]]:
-        """Gradients of what needs one, in memory of their own, for those of the outputs, None for one not used."""
-        pattern = tuple(grad is not None for grad in grads)
-        replay, grad_outputs, found = self._backwards[pattern]
-        for static, given in zip(grad_outputs, (grad for grad in grads if grad is not None), strict=True):
-            static.copy_(given)
-        replay()
-        there = [grad for grad in found if grad is not None]
-        copies = iter(torch._foreach_mul(there, 1.0) if there else [])
-        return [None if grad is None else next(copies) for grad in found]
+        return unflatten(self._tree, iter(self._call([leaf for leaf in leaves if is_moving(leaf)], self.parameters)))
 
 
 def _choices(outputs: list[Tensor], wanted: list[Tensor]) -> list[tuple[int, ...]]:
@@ -387,46 +362,3 @@ def _gradients(outputs: list[Tensor], wanted: list[Tensor], grads: list[Tensor])
 
 def _in_words(error: Exception) -> str:
     return f"it failed: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-class _Token:
-    pass
-
-
-def _not_kept() -> bool:
-    return False
-
-
-# Whether the backward that runs retains its graph, so that it may come once more.
-_keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", _not_kept)
-
-
-class _Replay(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, recording: Recording, num_moving: int, *tensors: Tensor):
-        outs = recording.run_forward(tensors[:num_moving])
-        ctx.recording, ctx.token, ctx.call = recording, recording.begin(), recording.calls
-        ctx.versions = [p._version for p in recording.parameters]
-        ctx.set_materialize_grads(False)  # an output that no loss uses gives no gradient, not one of zeros
-        ctx.mark_non_differentiable(
-            *(o for o, wants in zip(outs, recording.is_differentiable, strict=True) if not wants)
-        )
-        return tuple(outs)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *grads: Optional[Tensor]):
-        recording, needs = ctx.recording, ctx.needs_input_grad[2:]
-        if ctx.call != recording.calls:
-            raise RuntimeError(
-                "capture: this backward comes after another forward of the same capture; call backward() once for a "
-                "forward, before the next one, or release() the model"
-            )
-        if ctx.versions != [p._version for p in recording.parameters]:
-            raise RuntimeError("capture: a parameter was modified in place between the forward and this backward")
-        if not _keeps_graph():
-            ctx.token = None
-        if all(grad is None for grad in grads):
-            return (None,) * (2 + len(needs))
-        found = iter(recording.run_backward(grads))
-        return None, None, *(next(found) if needed else None for needed in needs)
