@@ -18,7 +18,7 @@ from .twins import POWER_LAW
 
 GRAPHS = (*POWER_LAW, "city-roads-L")
 OPS = ("gatv2_H2_D64", "gat_H2_D64", "gt_H4_D128", "spmm_none_F512", "min_F512")
-CHOSEN, BLOCKS = "edgeless", "edgeless-wsb"
+CHOSEN, BLOCKS = "edgeless-auto", "edgeless-wsb"
 PEERS = ("edgeless-rowsplit", BLOCKS, "edgeless-cusparse")
 
 

@@ -35,8 +35,8 @@ LAYER_DEFAULT = ("pyg", "pyg-compiled", "dgl", "edgeless-pyg", "edgeless-dgl")
 # What these give to a layer in place of edge_index; only layers that multiply by it have them.
 SPARSE_PEERS = ("pyg-csr", "pyg-sparsetensor")
 # edgeless with another engine, where it was measured by itself.
-ENGINE_PEERS = {f"edgeless-{engine}": engine for engine in ("rowsplit", "cusparse", "cusparse-alg2", "wsb")}
-_TWO_ENGINES = ("edgeless-rowsplit", "edgeless-wsb")  # of all that cuSPARSE does not know
+ENGINE_PEERS = {f"edgeless-{engine}": engine for engine in ("auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb")}
+_TWO_ENGINES = ("edgeless-auto", "edgeless-rowsplit", "edgeless-wsb")  # of all that cuSPARSE does not know
 OP_PEERS = ("plain", "plain-compiled", "dgl", "torch-csr", "edgeless", *ENGINE_PEERS)
 
 

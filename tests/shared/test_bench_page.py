@@ -174,12 +174,12 @@ def test_the_chosen_engine_is_held_against_the_fastest():
     cells = [
         row("hm", "spmm_none_F512", "edgeless-rowsplit", ms=4.0),
         row("hm", "spmm_none_F512", "edgeless-wsb", ms=5.0, **blocks),
-        row("hm", "spmm_none_F512", "edgeless", ms=4.1, engine="rowsplit"),
+        row("hm", "spmm_none_F512", "edgeless-auto", ms=4.1, engine="rowsplit"),
         row("hm:community", "spmm_none_F512", "edgeless-rowsplit", ms=4.0),
         row("hm:community", "spmm_none_F512", "edgeless-wsb", ms=2.0, **blocks),
-        row("hm:community", "spmm_none_F512", "edgeless", ms=3.0, engine="rowsplit"),
+        row("hm:community", "spmm_none_F512", "edgeless-auto", ms=3.0, engine="rowsplit"),
         row("hm", "min_F512", "edgeless-wsb", failed="wsb: it computes sums and attention only"),
-        row("hm", "min_F512", "edgeless", ms=3.0, engine="rowsplit"),
+        row("hm", "min_F512", "edgeless-auto", ms=3.0, engine="rowsplit"),
     ]
     shuffled, ordered = engines.choices(cells)
     assert (shuffled.fastest, shuffled.uses) == ("rowsplit", None) and abs(shuffled.slowdown - 1.025) < 1e-9

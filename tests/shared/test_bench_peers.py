@@ -190,7 +190,7 @@ def test_engines_that_compute_a_case_stand_beside_the_chosen_one(tmp_path, capsy
     assert rows["spmm_none_F8", "edgeless-cusparse"]["failed"] == "cusparse: the tensors are not on a GPU"
     assert rows["min_F8", "edgeless-wsb"]["failed"] == "wsb: it computes sums and attention only"
     assert ("min_F8", "edgeless-cusparse") not in rows
-    assert rows["min_F8", "edgeless"]["engine"] == "rowsplit"
+    assert rows["min_F8", "edgeless-auto"]["engine"] == "rowsplit"
     blocks = rows["spmm_none_F8", "edgeless-wsb"]
     assert blocks["reuse"] >= 1 and blocks["build_ms"] > 0 and blocks["blocks_bytes"] > 0
     printed = capsys.readouterr().out
