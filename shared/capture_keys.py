@@ -177,8 +177,8 @@ class State:
         given = [t for t in chain(tensors, *self._attributes) if isinstance(t, Tensor)]
         if any(t.get_device() != device for t in given):
             raise Unfit("a parameter, buffer or attribute is a tensor that is not on the current GPU")
-        # Another view may transpose matrices where they lie. Numbers with a shape are ids of some kind, from which graphs
-        # are made; a number alone is a count.
+        # Another view may transpose matrices where they lie. Integers with a shape are ids of some kind, from which
+        # graphs are made; a number alone is a count.
         matrices = [t for t in tensors if t.dim() > 1]
         integers = [t for t in given if t.dtype not in _MOVING and t.dim()]
         # All that the state below looks at is held here: no other object gets the id or the address of a part.
