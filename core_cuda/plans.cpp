@@ -61,6 +61,7 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   found["lanes"] = 1 << plan.layout.team_log2;
   found["vectors"] = k.vectors;
   found["edges"] = k.edges;
+  found["edges_of_lane"] = k.edges_of_lane();
   found["heads_per_slice"] = plan.layout.heads_per_slice;
   found["slices"] = (p.heads + plan.layout.heads_per_slice - 1) / plan.layout.heads_per_slice;
   found["blocks"] = plan.part.num_ranges;

@@ -34,6 +34,7 @@ inline OutRows out_rows(const Tensor& t, at::ScalarType storage) {
   out.wide = t.scalar_type() != storage;
   out.aligned = t.size(2) * t.element_size() % 16 == 0 && vector_bytes(t) == 16;
   out.whole = out.aligned && !out.wide;
+  out.halves = !out.wide && vector_bytes(t) >= 8;
   return out;
 }
 

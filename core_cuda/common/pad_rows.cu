@@ -21,9 +21,16 @@ __device__ void pad_vector(const RowsCopy& copy, T at) {
     N numbers[kNumbers];
     uint4 whole;
   } x;
+  if (copy.halves) {
+    const int64_t left = copy.dim - first;
+    const uint2 none{0, 0}, *at_halves = reinterpret_cast<const uint2*>(from);
+    const uint2 low = left > 0 ? at_halves[0] : none, high = left > kNumbers / 2 ? at_halves[1] : none;
+    x.whole = uint4{low.x, low.y, high.x, high.y};
+  } else {
 #pragma unroll
-  for (int k = 0; k < kNumbers; ++k) {
-    x.numbers[k] = first + k < copy.dim ? *reinterpret_cast<const N*>(from + k * copy.from_step) : N(0);
+    for (int k = 0; k < kNumbers; ++k) {
+      x.numbers[k] = first + k < copy.dim ? *reinterpret_cast<const N*>(from + k * copy.from_step) : N(0);
+    }
   }
   reinterpret_cast<uint4*>(copy.to)[at] = x.whole;
 }

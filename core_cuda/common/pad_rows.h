@@ -13,7 +13,8 @@ struct RowsCopy {
   char* to = nullptr;                                  // on 16 bytes
   int64_t from_row = 0, from_head = 0, from_step = 0;  // bytes from row to row, head to head, number to number
   int64_t rows = 0, heads = 0, dim = 0, padded = 0;
-  int size = 4;  // bytes of a number: 2, 4 or 8
+  int size = 4;         // bytes of a number: 2, 4 or 8
+  bool halves = false;  // rows begin on 8 bytes, without steps, and are made of whole 8 bytes
 };
 
 constexpr int kMostCopies = 8;

@@ -99,6 +99,7 @@ __device__ __forceinline__ uint4 load_shared_line(const char* at) {
 }
 __device__ __forceinline__ uint4 load_once(const char* at) { return __ldcs(reinterpret_cast<const uint4*>(at)); }
 __device__ __forceinline__ void store_once(char* at, const uint4& raw) { __stcs(reinterpret_cast<uint4*>(at), raw); }
+__device__ __forceinline__ void store_once(char* at, const uint2& raw) { __stcs(reinterpret_cast<uint2*>(at), raw); }
 
 __device__ __forceinline__ float to_arithmetic(float x) { return x; }
 __device__ __forceinline__ float to_arithmetic(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -38,6 +38,7 @@ class PaddedRows {
     copy.from_row = t.stride(0) * size, copy.from_head = t.stride(1) * size, copy.from_step = t.stride(2) * size;
     copy.rows = t.size(0), copy.heads = t.size(1), copy.dim = dim, copy.padded = padded;
     copy.size = static_cast<int>(size);
+    copy.halves = vector_bytes(t) >= 8;
     from_.push_back(t), to_.push_back(to);
     return to;
   }

@@ -45,6 +45,23 @@ def test_every_kernel_that_is_picked_has_been_compiled(device, score, dtype):
             assert plan["compiled"], (pass_, key, value, options, edge_term, wide, plan)
 
 
+@pytest.mark.parametrize("score", _C.SCORES)
+@pytest.mark.parametrize("pass_", PASSES)
+def test_few_rows_of_one_vector_have_an_edge_for_each_lane(score, pass_):
+    """Where a lane for each row would leave most lanes without one: 132 multiprocessors hold 135,168 rows at a time."""
+
+    def team(rows, degree, **given):
+        sizes = {"num_rows": rows, "num_edges": rows * degree, "num_gathered": rows, "max_degree": degree}
+        plan = attention_plan(score=score, pass_=pass_, **{"key_dim": 4, "value_dim": 4, **sizes, **given})
+        assert plan["compiled"]
+        return plan["lanes"], plan["edges_of_lane"]
+
+    assert team(50_000, 11) == team(60_000, 11, heads=2) == team(200_000, 64) == (4, 1)
+    assert team(50_000, 11, dtype="bfloat16", key_dim=8, value_dim=8) == (4, 1)
+    assert team(150_000, 11) == team(80_000, 11, heads=2) == team(300_000, 64) == (1, 1)
+    assert team(50_000, 11, key_dim=8, value_dim=8) == (2, 2)
+
+
 @pytest.mark.parametrize("dtype,width", [("float32", 513), ("bfloat16", 1025), ("float64", 257)])
 def test_a_row_that_is_too_wide_has_no_kernel(dtype, width):
     assert attention_plan(dtype=dtype, key_dim=width - 1) and not attention_plan(dtype=dtype, key_dim=width)

@@ -288,11 +288,16 @@ def test_infinities_and_nan_stay_what_they_are(count):
         assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.isinf(), b.isinf())
 
 
-def test_tf32_is_the_libraries_where_it_is_allowed(monkeypatch):
+def test_tf32_is_the_libraries_where_it_is_allowed():
     x, linears = rows(3000, 64), maps(64, (128,))
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    with torch.no_grad():
-        assert torch.equal(projection.project(x, *linears)[0], linears[0](x))
+    settings = torch.backends.cuda.matmul  # whose attributes monkeypatch cannot restore: there is nothing to delete
+    before = settings.allow_tf32
+    settings.allow_tf32 = True
+    try:
+        with torch.no_grad():
+            assert torch.equal(projection.project(x, *linears)[0], linears[0](x))
+    finally:
+        settings.allow_tf32 = before
 
 
 def test_launches():

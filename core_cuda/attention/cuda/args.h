@@ -26,6 +26,7 @@ struct OutRows {
   bool wide = false;     // elements are A, not storage
   bool aligned = false;  // every head begins on 16 bytes
   bool whole = false;    // and is made of whole vectors of storage
+  bool halves = false;   // or begins on 8 bytes and is made of halves of such vectors
   // Heads from row to row, more where tensors lie side by side. Not beside dim: a load of both together would be of the
   // slower kind, and passes over rows of few edges take a tenth longer with it.
   int32_t heads = 0;

@@ -93,21 +93,21 @@ template <class Fn, class A, int kPer>
 using RowShares =
     std::conditional_t<Fn::kAtt, AttShares<A, kPer>, std::conditional_t<Fn::kInverseNorms, FactorShares<A>, NoShares>>;
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
+template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pieces, class Shares>
 __device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
                                           Shares& att_shares);
 
 // kAgain: where walk_rows() has failed. A function of its own, since what lives across the calls in it would take the
 // loop of walk_rows() its registers.
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kAgain, class Pieces,
-          class Shares>
+template <class Fn, class S, class I, int kVecs, class Team, int kMode, bool kAgain, class Pieces, class Shares>
 __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
                                             Shares& att_shares, bool& large) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
+  constexpr int kEdges = Team::kEdges, kRows = Team::kRows;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
 
-  const Place<kWidth> place(args.layout, args.heads);
+  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
   if constexpr (!kAgain) {
     if (kMakesExact<S> && threadIdx.x == 0) large = false;
     divide_range(args.graph, args.part, place, shares);
@@ -189,10 +189,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         }
       }
     }
-    dot = team_sum(dot, place.width(), kFullWarp);
+    dot = team_sum(dot, place.row_width(), kFullWarp);
     A constant = 0;
     if constexpr (Fn::kAtt && (kMode < kEdgeTerm || kMakesExact<S>)) {
-      constant = team_sum(own_scalar, place.width(), kFullWarp);
+      constant = team_sum(own_scalar, place.row_width(), kFullWarp);
     }
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
@@ -241,11 +241,12 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     }
   };
 
-  auto sum_scalar = [&] {
+  auto sum_edges = [&] {
     if constexpr (Fn::kScalar || kSumsDs) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+    if constexpr (kKeys) Team::sum_lanes(acc, place.mask());
   };
   auto close_row = [&] {
-    if constexpr (!kAgain) sum_scalar();
+    if constexpr (!kAgain) sum_edges();
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, acc, acc_scalar, args.coefficient);
   };
   auto clear = [&] {
@@ -257,19 +258,19 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   EdgeWindow<I, kEdges> window(args.graph, walk);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && kWidth > 4;
-  std::conditional_t<kAhead, Ahead<I, kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane, args.key_vectors,
-                                                                              walk);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && Team::kWidth > 4;
+  std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
+                                                                                    args.key_vectors, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
+    uint4 key_raw[kRows][kVecs], value_raw[kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if constexpr (kValues) {
       if (has_grad) {
         window.load(values, value_raw);
       } else {
 #pragma unroll
-        for (int u = 0; u < kEdges; ++u) {
+        for (int u = 0; u < kRows; ++u) {
 #pragma unroll
           for (int v = 0; v < kVecs; ++v) value_raw[u][v] = uint4{0, 0, 0, 0};
         }
@@ -288,10 +289,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     // logits and dP
-    A logit[kEdges], product[kEdges];
-    A termed[kMode == kEdgeTerm ? kEdges : 1][kPer];  // keys with the edge term
+    A logit[kRows], product[kRows];
+    A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
 #pragma unroll
-    for (int u = 0; u < kEdges; ++u) {
+    for (int u = 0; u < kRows; ++u) {
       A other[kPer];
       product[u] = 0;
       if constexpr (kValues) {
@@ -318,9 +319,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         logit[u] = sum.sum(args.coefficient);
       }
     }
-    A s, dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
+    A s, dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
     if constexpr (kKeys) {
-      const A sum = sum_of_own_edge<kEdges>(logit, place.lane, place.width());
+      const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
       s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
@@ -355,11 +356,11 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       acc_scalar = fma(ds, derivative, acc_scalar);
     } else {
       if constexpr (kSumsDs) acc_scalar += ds;
-      A d[kEdges];
+      A d[kRows];
 #pragma unroll
-      for (int u = 0; u < kEdges; ++u) d[u] = from_owner<kEdges>(norms.of_edge(ds, other_over, valid), u);
+      for (int u = 0; u < kRows; ++u) d[u] = Team::from_owner(norms.of_edge(ds, other_over, valid), u);
 #pragma unroll
-      for (int u = 0; u < kEdges; ++u) {
+      for (int u = 0; u < kRows; ++u) {
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) {
           A x[kV];
@@ -402,7 +403,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     auto failed = [&] { return large; };
     if (!walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, failed)) {
       if (threadIdx.x == 0 && args.some_large) *args.some_large = 1;
-      return by_dst_again<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares);
+      return by_dst_again<Fn, S, I, kVecs, Team, kMode>(args, shares, pieces, att_shares);
     }
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
@@ -415,15 +416,15 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   }
 }
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
+template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pieces, class Shares>
 __device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
                                           Shares& att_shares) {
   bool large;
-  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, large);
+  walk_by_dst<Fn, S, I, kVecs, Team, kMode, true>(args, shares, pieces, att_shares, large);
 }
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst, kMode, kVecs, kEdges))
+template <class Fn, class S, class I, int kVecs, class Team, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst, kMode, kVecs, Team::kRows))
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;
@@ -431,7 +432,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst,
   __shared__ BackwardPieces<A, kPer, !Fn::kScalar> pieces;
   __shared__ RowShares<Fn, A, kPer> att_shares;
   __shared__ bool large;  // logits of some row of the block, see exact.cuh
-  walk_by_dst<Fn, S, I, kVecs, kWidth, kEdges, kMode, false>(args, shares, pieces, att_shares, large);
+  walk_by_dst<Fn, S, I, kVecs, Team, kMode, false>(args, shares, pieces, att_shares, large);
 }
 
 }  // namespace edgeless::cuda

@@ -72,20 +72,20 @@ __device__ __forceinline__ void emit_source(const Args<A>& args, const BlockShar
   }
 }
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
+template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pieces, class Shares>
 __device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
                                           Shares& att_shares);
 
 // kAgain: as of walk_by_dst().
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, bool kAgain, class Pieces,
-          class Shares>
+template <class Fn, class S, class I, int kVecs, class Team, int kMode, bool kAgain, class Pieces, class Shares>
 __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
                                             Shares& att_shares, bool& marked) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
+  constexpr int kEdges = Team::kEdges, kRows = Team::kRows;
   constexpr bool kKeys = !Fn::kScalar;
 
-  const Place<kWidth> place(args.layout, args.heads);
+  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
   if constexpr (!kAgain) {
     if (kMakesExact<S> && threadIdx.x == 0) marked = false;
     divide_range(args.graph, args.part, place, shares);
@@ -170,12 +170,14 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     }
   };
 
-  auto sum_scalar = [&] {
+  auto sum_edges = [&] {
     if constexpr (Fn::kScalar || Fn::kAtt) acc_scalar = batch_sum<kEdges>(acc_scalar, place.mask());
+    if constexpr (kKeys) Team::sum_lanes(key_acc, place.mask());
+    Team::sum_lanes(value_acc, place.mask());
   };
   auto close_row = [&] {
     if constexpr (!kAgain) {
-      sum_scalar();
+      sum_edges();
       if (kMakesExact<S> && isnan(Fn::kScalar || Fn::kAtt ? acc_scalar : key_acc[0])) marked = true;
     }
     if constexpr (Fn::kAtt) att_shares.template add<Fn>(own, key_acc, acc_scalar, args.coefficient);
@@ -195,13 +197,13 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   EdgeWindow<I, kEdges> window(args.graph, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kEdges][kVecs], grad_raw[kEdges][kVecs];
+    uint4 key_raw[kRows][kVecs], grad_raw[kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if (has_grad) {
       window.load(grads, grad_raw);
     } else {
 #pragma unroll
-      for (int u = 0; u < kEdges; ++u) {
+      for (int u = 0; u < kRows; ++u) {
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
       }
@@ -219,11 +221,11 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 
     // logits and dP
     A s, dp;
-    A termed[kMode == kEdgeTerm ? kEdges : 1][kPer];  // keys with the edge term
+    A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
     {
-      A logit[kEdges], product[kEdges];
+      A logit[kRows], product[kRows];
 #pragma unroll
-      for (int u = 0; u < kEdges; ++u) {
+      for (int u = 0; u < kRows; ++u) {
         product[u] = 0;
         A other[kPer];
         unpack_all<S, kVecs>(grad_raw[u], other);
@@ -253,10 +255,10 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       if constexpr (Fn::kScalar) {
         s = own_scalar + target_scalar;
       } else {
-        const A sum = sum_of_own_edge<kEdges>(logit, place.lane, place.width());
+        const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
         s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
       }
-      dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
+      dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
     }
     A derivative = 1, factor = 1;
     if constexpr (kMode >= kOptions) {
@@ -274,16 +276,16 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     const A p = valid ? power_of_two(s - stat.shift) : A(0);
     const A weight = p * factor, ds = valid ? p * (dp - stat.delta) : A(0);
 
-    A w[kEdges], d[kEdges];
+    A w[kRows], d[kRows];
 #pragma unroll
-    for (int u = 0; u < kEdges; ++u) {
-      w[u] = from_owner<kEdges>(weight, u);
-      if constexpr (!Fn::kScalar) d[u] = from_owner<kEdges>(norms.of_edge(ds, other_over, valid), u);
+    for (int u = 0; u < kRows; ++u) {
+      w[u] = Team::from_owner(weight, u);
+      if constexpr (!Fn::kScalar) d[u] = Team::from_owner(norms.of_edge(ds, other_over, valid), u);
     }
     if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
     if constexpr (Fn::kAtt) acc_scalar += ds;
 #pragma unroll
-    for (int u = 0; u < kEdges; ++u) {
+    for (int u = 0; u < kRows; ++u) {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) {
         A g[kV], x[kV];
@@ -320,7 +322,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       auto failed = [&] { return marked && !args.some_large; };  // else no row is large, and a NaN is the user's
       done = walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit, failed);
     }
-    if (!done) return by_src_again<Fn, S, I, kVecs, kWidth, kEdges, kMode>(args, shares, pieces, att_shares);
+    if (!done) return by_src_again<Fn, S, I, kVecs, Team, kMode>(args, shares, pieces, att_shares);
   } else {
     walk_rows(walk, place, shares, window, begin_row, take, close_row, clear, leave, add, emit);
   }
@@ -329,15 +331,15 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   }
 }
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode, class Pieces, class Shares>
+template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pieces, class Shares>
 __device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
                                           Shares& att_shares) {
   bool marked;
-  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, true>(args, shares, pieces, att_shares, marked);
+  walk_by_src<Fn, S, I, kVecs, Team, kMode, true>(args, shares, pieces, att_shares, marked);
 }
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src, kMode, kVecs, kEdges))
+template <class Fn, class S, class I, int kVecs, class Team, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src, kMode, kVecs, Team::kRows))
     by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;
@@ -345,7 +347,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src,
   __shared__ SourcePieces<A, kPer, Fn::kOwnValue && !Fn::kScalar> pieces;
   __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
   __shared__ bool marked;  // some row has a destination of large logits, see exact.cuh; or a NaN of the user's
-  walk_by_src<Fn, S, I, kVecs, kWidth, kEdges, kMode, false>(args, shares, pieces, att_shares, marked);
+  walk_by_src<Fn, S, I, kVecs, Team, kMode, false>(args, shares, pieces, att_shares, marked);
 }
 
 }  // namespace edgeless::cuda

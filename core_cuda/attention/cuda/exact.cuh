@@ -31,7 +31,7 @@ struct TeamOfHead {
 
   template <class P>
   __device__ explicit TeamOfHead(const P& place)
-      : head(place.head), lane(place.lane), width(place.width()), mask(place.mask()) {}
+      : head(place.head), lane(place.row_lane()), width(place.row_width()), mask(place.mask()) {}
 };
 
 // A row, and the edges of it that are in the team's share.

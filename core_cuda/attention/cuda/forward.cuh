@@ -61,16 +61,17 @@ __device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockSha
 template <class Fn>
 constexpr bool settles_forward = Fn::kScore != Score::dot;
 
-template <class Fn, class S, class I, int kVecs, int kWidth, int kEdges, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward, kMode, kVecs, kEdges))
+template <class Fn, class S, class I, int kVecs, class Team, int kMode>
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward, kMode, kVecs, Team::kRows))
     forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
+  constexpr int kEdges = Team::kEdges, kRows = Team::kRows;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
   __shared__ ForwardPieces<A, kPer> pieces;
 
-  const Place<kWidth> place(args.layout, args.heads);
+  const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
   divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
@@ -131,6 +132,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
   auto close_row = [&] {
     l = kMode >= kOptions && args.given ? A(1) : batch_sum<kEdges>(l, place.mask());
     if (kMode >= kOptions && args.given) m = 0;
+    Team::sum_lanes(acc, place.mask());
   };
   auto clear = [&] {
     m = -INFINITY, l = 0;
@@ -148,12 +150,12 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
 
   if (walk.pending) ask_row(walk.row);
   EdgeWindow<I, kEdges> window(args.graph, walk);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && kWidth > 4;
-  std::conditional_t<kAhead, Ahead<I, kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane, args.key_vectors,
-                                                                              walk);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && Team::kWidth > 4;
+  std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
+                                                                                    args.key_vectors, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kEdges][kVecs], value_raw[kEdges][kVecs];
+    uint4 key_raw[kRows][kVecs], value_raw[kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if constexpr (kValues) window.load(values, value_raw);
     A source_scalar = 0;
@@ -171,9 +173,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
     // logits
     A s;
     if constexpr (kKeys) {
-      A partial[kEdges];
+      A partial[kRows];
 #pragma unroll
-      for (int u = 0; u < kEdges; ++u) {
+      for (int u = 0; u < kRows; ++u) {
         A other[kPer];
         unpack_all<S, kVecs>(key_raw[u], other);
         if constexpr (kMode == kEdgeTerm) {
@@ -186,7 +188,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
         for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
         partial[u] = sum.sum(args.coefficient);
       }
-      const A sum = sum_of_own_edge<kEdges>(partial, place.lane, place.width());
+      const A sum = sum_of_own_edge<kRows>(partial, place.row_lane(), place.row_width());
       s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
     } else {
       s = own_scalar + source_scalar;
@@ -219,11 +221,11 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
     }
     const A p = power_of_two(s - m);
     l += p;
-    A w[kEdges];
+    A w[kRows];
 #pragma unroll
-    for (int u = 0; u < kEdges; ++u) w[u] = from_owner<kEdges>(kMode >= kOptions ? p * factor : p, u);
+    for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(kMode >= kOptions ? p * factor : p, u);
 #pragma unroll
-    for (int u = 0; u < kEdges; ++u) {
+    for (int u = 0; u < kRows; ++u) {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) {
         A x[kV];

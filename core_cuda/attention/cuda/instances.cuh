@@ -30,25 +30,26 @@ template <Pass kPass, class Fn, class S, int kAt>
 cudaError_t launch(const Args<Arithmetic<S>>& args, cudaStream_t stream) {
   constexpr Kernel k = kernels_of(kPass, Fn::kScore, kStorageOf<S>).at[kAt];
   using I = std::conditional_t<k.wide_index, int64_t, int32_t>;
+  using Team = TeamShape<k.lanes, k.edges, k.spread>;
   const dim3 grid = grid_of(args.part, args.layout, args.heads);
   const auto start = [&](auto kernel) { kernel<<<grid, kBlockThreads, 0, stream>>>(args); };
   if constexpr (kPass == Pass::forward) {
     if constexpr (k.mma) {
       start(mma_forward_kernel<Fn, S, k.lanes, k.vectors, k.edges, k.whole, k.mode>);
     } else {
-      start(forward_kernel<Fn, S, I, k.vectors, k.lanes, k.edges, k.mode>);
+      start(forward_kernel<Fn, S, I, k.vectors, Team, k.mode>);
     }
   } else if constexpr (kPass == Pass::by_dst) {
     if constexpr (k.mma) {
       start(mma_by_dst_kernel<Fn, S, k.lanes, k.vectors, k.edges, k.whole, k.mode>);
     } else {
-      start(by_dst_kernel<Fn, S, I, k.vectors, k.lanes, k.edges, k.mode>);
+      start(by_dst_kernel<Fn, S, I, k.vectors, Team, k.mode>);
     }
   } else {
     if constexpr (k.mma) {
       start(mma_by_src_kernel<Fn, S, k.lanes, k.vectors, k.edges, k.whole, k.mode>);
     } else {
-      start(by_src_kernel<Fn, S, I, k.vectors, k.lanes, k.edges, k.mode>);
+      start(by_src_kernel<Fn, S, I, k.vectors, Team, k.mode>);
     }
   }
   return cudaGetLastError();

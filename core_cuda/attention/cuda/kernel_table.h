@@ -6,7 +6,7 @@
 //                            rows that give every lane all its vectors
 //   f32, 16-bit     int32    plain: 1 vector, teams of 1, 2 or 4 lanes; of 8 to 32 lanes with batches of 2, 4 or 8
 //                            edges; 2 vectors (f32: or 4), teams of 32. Not where the tensor cores take every row of
-//                            that width.
+//                            that width. Rows of one vector: also teams of 4 lanes with an edge each.
 //   f32, 16-bit     int32    with options: 1 or 4 vectors, any team
 //   f64, any int64           4 vectors, any team, with all options
 #pragma once
@@ -37,6 +37,8 @@ constexpr int many_edges(Pass pass, Score score) {
   return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
 }
 constexpr int kFewEdges = 2;
+// Where each edge of a batch has a lane of its own.
+constexpr int kSpreadEdges = 4;
 // A lane owns at most one edge of a batch, so a team of one or two lanes has no more edges than lanes.
 constexpr int edges_of_team(int lanes) { return lanes < 4 ? lanes : 4; }
 struct Kernel {
@@ -47,11 +49,13 @@ struct Kernel {
   int lanes = 0;            // of a team, a power of two up to 32; 0: any from 4 on
   int edges = 4;            // of a batch
   Mode mode = kPlain;
+  bool spread = false;  // each edge of a batch has a lane of its own
 
   constexpr bool operator==(const Kernel& other) const {
     return wide_index == other.wide_index && mma == other.mma && whole == other.whole && vectors == other.vectors &&
-           lanes == other.lanes && edges == other.edges && mode == other.mode;
+           lanes == other.lanes && edges == other.edges && mode == other.mode && spread == other.spread;
   }
+  constexpr int edges_of_lane() const { return spread ? 1 : edges; }  // of a batch, that a lane reads
 };
 
 struct KernelTable {
@@ -97,6 +101,7 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
     if (!any_without_mma(pass, score, storage, lanes == 1 ? -1 : lanes / 2, lanes)) continue;
     table.add({false, false, false, 1, lanes, edges_of_team(lanes), kPlain});
   }
+  table.add({false, false, false, 1, kSpreadEdges, kSpreadEdges, kPlain, true});
   const int batches[] = {4, many_edges(pass, score), kFewEdges};
   for (int lanes = 8; lanes <= 32; lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes / 2, lanes)) continue;

@@ -24,7 +24,7 @@ struct Offsets {
   __device__ Offsets(const P& place, int vectors) {
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      at[v] = max(min(v * place.width() + place.lane, vectors - 1), 0) * 16;
+      at[v] = max(min(v * place.row_width() + place.row_lane(), vectors - 1), 0) * 16;
     }
   }
 };
@@ -81,7 +81,7 @@ __device__ inline void load_vector(const Arithmetic<S>* vector, const P& place, 
   vector += place.head * vectors * kVec<S>;
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
-    const int at = v * place.width() + place.lane;
+    const int at = v * place.row_width() + place.row_lane();
 #pragma unroll
     for (int k = 0; k < kVec<S>; ++k) to[v * kVec<S> + k] = at < vectors ? vector[at * kVec<S> + k] : Arithmetic<S>(0);
   }
@@ -95,7 +95,7 @@ __device__ __forceinline__ void unpack_row(const uint4 (&raw)[kVecs], const P& p
   for (int v = 0; v < kVecs; ++v) {
     Arithmetic<S> x[kVec<S>];
     unpack(raw[v], x, S{});
-    const bool inside = v * place.width() + place.lane < vectors;
+    const bool inside = v * place.row_width() + place.row_lane() < vectors;
 #pragma unroll
     for (int k = 0; k < kVec<S>; ++k) to[v * kVec<S> + k] = inside ? f(x[k]) : Arithmetic<S>(0);
   }
@@ -144,12 +144,14 @@ struct EdgeWindow {
     if (slot < walk.last_edge - walk.edge) index = __ldg(indices + (walk.edge + slot));
   }
 
-  template <int kVecs>
-  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, uint4 (&raw)[kEdges][kVecs]) const {
+  // All of the batch's rows, or that of the edge that this lane owns.
+  template <int kRows, int kVecs>
+  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, uint4 (&raw)[kRows][kVecs]) const {
+    static_assert(kRows == kEdges || kRows == 1);
     const int last = max(count, 1) - 1;
 #pragma unroll
-    for (int u = 0; u < kEdges; ++u) {
-      const I j = from_owner<kEdges>(index, min(u, last));
+    for (int u = 0; u < kRows; ++u) {
+      const I j = from_owner<kEdges>(index, min(kRows == kEdges ? u : slot, last));
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) raw[u][v] = load_shared_row(rows.row(v, j));
     }
@@ -201,7 +203,7 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
     char* to = out.base + first * sizeof(S);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int at = v * place.width() + place.lane;
+      const int at = v * place.row_width() + place.row_lane();
       A part[kVec<S>];
 #pragma unroll
       for (int k = 0; k < kVec<S>; ++k) part[k] = x[v * kVec<S> + k];
@@ -209,9 +211,19 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
     }
     return;
   }
+  if constexpr (kVecs == 1) {  // with more the forward of dot product attention takes 4 percent longer, whole rows too
+    if (out.halves) {
+      const int at = place.row_lane(), left = out.dim - at * kVec<S>;
+      char* to = out.base + first * sizeof(S) + at * 16;
+      const uint4 packed = pack(x, S{});
+      if (left > 0) store_once(to, uint2{packed.x, packed.y});
+      if (left > kVec<S> / 2) store_once(to + 8, uint2{packed.z, packed.w});
+      return;
+    }
+  }
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
-    const int at = (v * place.width() + place.lane) * kVec<S>;
+    const int at = (v * place.row_width() + place.row_lane()) * kVec<S>;
     if (at >= out.dim) continue;
     A part[kVec<S>];
 #pragma unroll
@@ -245,7 +257,7 @@ __device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vector
                                    const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
-    const int at = v * place.width() + place.lane;
+    const int at = v * place.row_width() + place.row_lane();
     if (at >= vectors) continue;
 #pragma unroll
     for (int k = 0; k < kVec<S>; ++k) to[at * kVec<S> + k] = x[v * kVec<S> + k];
@@ -336,7 +348,7 @@ __device__ inline void add_edge_term(const Args<Arithmetic<S>>& args, const P& p
     const A e = to_arithmetic(attr[d]);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int at = v * place.width() + place.lane;
+      const int at = v * place.row_width() + place.row_lane();
       if (at >= args.key_vectors) continue;
 #pragma unroll
       for (int k = 0; k < kVec<S>; ++k) x[v * kVec<S> + k] = fma(e, proj[at * kVec<S> + k], x[v * kVec<S> + k]);

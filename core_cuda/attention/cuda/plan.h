@@ -90,7 +90,7 @@ inline int most_vectors(const Problem& problem) {
 }
 
 // One of kernels_of().
-inline Kernel choose_kernel(const Problem& problem) {
+inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
   const int vectors = most_vectors(problem);
   const Mode all = problem.score == Score::gatv2 ? kEdgeTerm : kOptions;
@@ -120,6 +120,12 @@ inline Kernel choose_kernel(const Problem& problem) {
     } else if (one_of_several && problem.num_edges < kFewEdgesARow * problem.num_rows &&
                problem.storage == Storage::f32 && few_edges_pay(problem.pass, problem.score)) {
       kernel.edges = kFewEdges;
+    }
+    const int64_t teams = problem.num_rows * problem.heads;
+    const int64_t few =
+        device.multiprocessors * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1) * kFewTeams;
+    if (kernel.vectors * kernel.lanes == 1 && teams <= few) {
+      kernel.lanes = kernel.edges = kSpreadEdges, kernel.spread = true;
     }
   }
   return kernel;
@@ -156,7 +162,7 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   const bool plain = kernel.mode == kPlain;
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
   const int numbers = kernel.vectors * (is_half(problem.storage) ? 8 : 4);
-  return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges);
+  return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane());
 }
 
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
@@ -183,7 +189,7 @@ inline void choose_partition(const Problem& problem, const Device& device, int b
 
 inline Plan make_plan(const Problem& problem, const Device& device) {
   Plan plan;
-  plan.kernel = choose_kernel(problem);
+  plan.kernel = choose_kernel(problem, device);
   if (plan.kernel.vectors) {
     plan.layout.team_log2 = choose_team_log2(plan.kernel, most_vectors(problem));
     choose_slice(problem, device, plan.kernel.mma, plan.layout);

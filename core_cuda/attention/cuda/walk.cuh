@@ -26,8 +26,8 @@ __device__ __forceinline__ T held(T x) {
 }
 
 // kWidth: lanes of a team where it is known when compiling, else 0. Neighbouring teams take the heads of one edge, or,
-// with kOneHeadAWarp, neighbouring chains of one head.
-template <int kWidth, bool kOneHeadAWarp = false>
+// with kOneHeadAWarp, neighbouring chains of one head. kRowWidth: lanes that hold a row, all of the team's or one.
+template <int kWidth, bool kOneHeadAWarp = false, int kRowWidth = kWidth>
 struct Place {
   int runtime_width;
   int lane;  // in the team
@@ -51,9 +51,36 @@ struct Place {
   }
 
   __device__ __forceinline__ int width() const { return kWidth ? kWidth : runtime_width; }
+  __device__ __forceinline__ int row_width() const { return kRowWidth ? kRowWidth : runtime_width; }
+  __device__ __forceinline__ int row_lane() const { return kRowWidth == kWidth ? lane : lane % kRowWidth; }
   // The team's lanes in its warp.
   __device__ unsigned mask() const {
     return width() == 32 ? kFullWarp : ((1u << width()) - 1) << (threadIdx.x & 31 & ~(width() - 1));
+  }
+};
+
+// How many lanes a team has (0: known when the kernel runs) and how many edges a batch. kSpread: each lane has an edge
+// of its own and reads its row, a whole one; else all lanes share all rows of a batch.
+template <int kLanes, int kBatch, bool kSpreadEdges = false>
+struct TeamShape {
+  static constexpr int kWidth = kLanes, kEdges = kBatch;
+  static constexpr bool kSpread = kSpreadEdges;
+  static constexpr int kRowWidth = kSpread ? 1 : kWidth;  // lanes that hold a row
+  static constexpr int kRows = kSpread ? 1 : kEdges;      // of a batch, that a lane reads
+  static_assert(!kSpread || kWidth == kEdges);
+
+  // What the owner of the edge of row u has, in the lanes that read that row.
+  template <class T>
+  static __device__ __forceinline__ T from_owner(T x, int u) {
+    return kSpread ? x : cuda::from_owner<kEdges>(x, u);
+  }
+  // A vector that each lane has summed over its own edges, summed over those of all lanes.
+  template <class T, int kPer>
+  static __device__ __forceinline__ void sum_lanes(T (&x)[kPer], unsigned mask) {
+    if constexpr (kSpread) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) x[k] = batch_sum<kEdges>(x[k], mask);
+    }
   }
 };
 
