@@ -144,12 +144,35 @@ def test_edge_index_written_to_is_another():
 
 def test_new_tensors_that_look_alike_are_never_captured(monkeypatch):
     # A tensor may get the id, the memory and the version of one that is gone.
-    monkeypatch.setattr(importlib.import_module("edgeless.capture"), "leaf_key", lambda leaf, device: None)
+    def same_key(args, kwargs, device):
+        return b"", (), [*args]
+
+    monkeypatch.setattr(importlib.import_module("edgeless.capture"), "call_key", same_key)
     model = Layer()
     handle = taped(model, most=4)
     for _ in range(12):
         model(X, torch.full((2, 3), 1))
     assert handle.num_captured == 0
+
+
+def test_keys_of_plain_arguments():
+    """Equal values of other types are other calls; what is not plain has no key, and Python looks at it."""
+
+    def key(*args, **kwargs):
+        found = edgeless._C.call_key(args, kwargs, -1)
+        return found and found[:2]
+
+    values = [True, 1, 1.0, "1", None, (1,), [1], {"a": 1}, {"b": 1}, (1, 1), ((1,), 1), X, X.double(), ENDS, X.t()]
+    keys = [key(value) for value in values]
+    assert None not in keys and len(set(keys)) == len(values) and keys == [key(value) for value in values]
+    assert key(X, a=1) != key(X, b=1) != key(X, 1) and key(X, X) != key((X, X))
+    assert key(X.clone()) == key(X) and key(ENDS.clone()) != key(ENDS)  # a tensor of floats is copied in, another kept
+
+    class Own(torch.Tensor):
+        pass
+
+    strange = [object(), {1: 2}, X.to_sparse(), X.as_subclass(Own), torch.Size, 1j]
+    assert [key(value) for value in strange] == [None] * len(strange)
 
 
 @pytest.mark.parametrize(
