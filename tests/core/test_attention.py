@@ -533,3 +533,15 @@ def test_hubs_of_many_lengths(score, heads, channels, dtype, bound):
             a, b = a.double().flatten(1), b.flatten(1)
             size = b.norm(dim=1).mean()
             assert ((a - b).norm(dim=1) <= bound * (b.norm(dim=1) + size)).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("channels", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_more_rows_than_lanes(score, channels, dtype):
+    """Narrow rows have a lane or two each then, where otherwise each lane has an edge of its own."""
+    gen, rows = torch.Generator().manual_seed(6), 250_000
+    edges = torch.randint(0, rows, (2, 400_000), generator=gen)
+    edges[1, :30_000] = 7
+    compare("cuda", score, Graph.from_edge_index(edges, rows, rows), 1, channels, (), dtype)
