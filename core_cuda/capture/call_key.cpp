@@ -21,7 +21,16 @@ namespace py = pybind11;
 
 // Arguments -----------------------------------------------------------------------------------------------------------
 
-bool is_moving(const at::Tensor& t) { return t.is_floating_point() || t.is_complex(); }
+// The dtypes of shared/capture_keys.py's is_moving(): of all others, as floats of 8 bits, a recording holds the tensor.
+bool is_moving(const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16: return true;
+    default: return t.is_complex();
+  }
+}
 
 bool is_plain(PyObject* value) {
   return value == Py_None || PyBool_Check(value) || PyLong_CheckExact(value) || PyFloat_CheckExact(value) ||

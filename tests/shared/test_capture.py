@@ -167,6 +167,8 @@ def test_keys_of_plain_arguments():
     assert None not in keys and len(set(keys)) == len(values) and keys == [key(value) for value in values]
     assert key(X, a=1) != key(X, b=1) != key(X, 1) and key(X, X) != key((X, X))
     assert key(X.clone()) == key(X) and key(ENDS.clone()) != key(ENDS)  # a tensor of floats is copied in, another kept
+    eighths = X.to(torch.float8_e5m2)
+    assert key(eighths.clone()) != key(eighths)  # kept as well
 
     class Own(torch.Tensor):
         pass
