@@ -45,7 +45,7 @@ OutRows out_rows_of(const Tensor& t) {
   OutRows out;
   out.base = static_cast<char*>(t.mutable_data_ptr());
   out.dim = static_cast<int32_t>(t.size(1)), out.heads = 1;
-  out.aligned = out.whole = out.halves = true;
+  out.aligned = out.whole = true;
   return out;
 }
 
