@@ -70,6 +70,12 @@ constexpr int64_t kFewTeams = 1024, kLongRows = 64;
 // place in L2.
 constexpr int64_t kAttentionL2Percent = 65;
 constexpr double kBesideRows = 40, kGainOfAHead = 1.04;
+// Vectors of 16 bytes of a node, and so about lanes that walk one row, below which slices are not made narrower for L2:
+// a warp would end many rows, each at another time. By source gat reads three numbers of a node beside its row, and
+// each of them again in every slice.
+constexpr int least_vectors_of_slice(Pass pass, Score score) {
+  return pass == Pass::by_src && score == Score::gat ? 16 : 8;
+}
 // Units of a chain's share: as many as hide a block's start, fewer where less than so many blocks a multiprocessor
 // would be left (0011).
 constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;

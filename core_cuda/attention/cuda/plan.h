@@ -138,14 +138,16 @@ inline int choose_team_log2(const Kernel& kernel, int vectors) {
   return log2;
 }
 
-// One head at a time, so that what is gathered stays in L2 if it can, but at least 256 bytes of a node.
+// As many heads as gather no more than L2 holds, where that leaves enough lanes for a row; else 256 bytes of a node.
 inline void choose_slice(const Problem& problem, const Device& device, bool mma, Layout& layout) {
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
   const int values = !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
   const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * kAttentionL2Percent / 100;
-  int64_t most = 16 / std::max(1, std::max(keys, values));
-  if (head * most > fits && head <= 2 * fits) most = fits / head;
+  const int vectors = std::max({1, keys, values});
+  int64_t most = 16 / vectors, least = 1;
+  while (least * vectors < least_vectors_of_slice(problem.pass, problem.score)) least *= 2;
+  if (head * most > fits && head * least <= device.l2_bytes) most = std::max(fits / head, std::min(least, most));
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
   // Of those the number that is worth most: few teams without work, and little that a slice reads beside its rows.
   double best = 0;
