@@ -32,7 +32,7 @@ from .graphs import load
 
 WIDTH, CLASSES, HEADS = 128, 40, 4
 BATCHES, WARMUP_PASSES = 8, 1
-WAYS = ("ddp", "average_gradients")
+ALONE, WAYS = "alone", ("ddp", "average_gradients")
 
 
 @dataclass
@@ -108,45 +108,48 @@ def _work(rank, size, device, config):
     with backend("fused"):
         for model in config["models"]:
             for prefetched in (False, True):
+                yield from _compare(model, _Batches(batches, prefetched, model, device), size, device, config)
 
-                def step_ms(net, average=False, model=model, prefetched=prefetched):
-                    given = _Batches(batches, prefetched, model, device)
-                    return _steps(net, given, device, config["rounds"], average)
 
-                alone = step_ms(Net(model).to(device))
-                for way in WAYS if size > 1 else WAYS[:1]:
-                    torch.manual_seed(0)
-                    net = Net(model).to(device)
-                    trained = net
-                    if size > 1 and way == "ddp":
-                        trained = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
-                    together = step_ms(trained, way == "average_gradients")
-                    same = [sum(float(p.detach().double().sum()) for p in net.parameters())] * size
-                    if size > 1:
-                        dist.all_gather_object(same, same[rank])
-                    yield DDPStep(
-                        config["graph"],
-                        model,
-                        way,
-                        prefetched,
-                        size,
-                        config["batch_size"],
-                        alone,
-                        together,
-                        alone / together,
-                        len(set(same)) == 1,
-                    )
+def _compare(model: str, batches: _Batches, size: int, device: torch.device, config: dict):
+    """The step alone and by every way, in turns: what the host does beside it changes more slowly than a pass takes."""
+    ways, nets = WAYS if size > 1 else WAYS[:1], {}
+    for way in (ALONE, *ways):
+        torch.manual_seed(0)
+        nets[way] = Net(model).to(device)
+    trainings = {way: _Training(net, way, size > 1, device) for way, net in nets.items()}
+    for number in range(WARMUP_PASSES + config["rounds"]):
+        for training in trainings.values():
+            training.go_through(batches, timed=number >= WARMUP_PASSES)
+    alone = trainings[ALONE].step_ms(len(batches))
+    for way in ways:
+        together = trainings[way].step_ms(len(batches))
+        same = [sum(float(p.detach().double().sum()) for p in nets[way].parameters())] * size
+        if size > 1:
+            dist.all_gather_object(same, same[dist.get_rank()])
+        yield DDPStep(
+            config["graph"],
+            model,
+            way,
+            batches.prefetched,
+            size,
+            config["batch_size"],
+            alone,
+            together,
+            alone / together,
+            len(set(same)) == 1,
+        )
 
 
 class _Batches:
     """Passes through the batches. Every one is new to the layers, as its edges are."""
 
     def __init__(self, batches, prefetched: bool, model: str, device: torch.device):
-        self._batches, self._prefetched, self._device = batches, prefetched, device
+        self._batches, self.prefetched, self._device = batches, prefetched, device
         self._loops = LAYERS[model].self_loops
 
     def __iter__(self):
-        if self._prefetched:
+        if self.prefetched:
             return iter(prefetch(self._batches, self._with_graph, self._device))
         return ((x, edge_index.clone(), y) for x, edge_index, y in self._batches)
 
@@ -158,29 +161,40 @@ class _Batches:
         return x, Graph.from_edge_index(edge_index.clone(), len(x), len(x), self_loops=self._loops), y
 
 
-def _steps(net: nn.Module, batches: _Batches, device, rounds: int, average: bool) -> float:
-    """The time of a step, the median over passes through the batches. All processes begin a pass together, and steps
-    follow one another as they do in training: the host waits for the device at the end of a pass.
-    """
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
-    passes = []
-    for number in range(WARMUP_PASSES + rounds):
+class _Training:
+    """A model, its optimizer and the times of its passes."""
+
+    def __init__(self, net: nn.Module, way: str, together: bool, device: torch.device):
+        self._net, self._device = net, device
+        self._averages = together and way == "average_gradients"
+        if together and way == "ddp":
+            self._net = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
+        self._optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
+        self._passes: list[float] = []
+
+    def go_through(self, batches: _Batches, timed: bool) -> None:
+        """One pass. All processes begin it together, and steps follow one another as they do in training: the host
+        waits for the device at its end.
+        """
         if dist.is_initialized():
             dist.barrier()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         begun = time.perf_counter()
         for x, edges, y in batches:
-            optimizer.zero_grad()
-            F.cross_entropy(net(x, edges)[: len(y)], y).backward()
-            if average:
-                ed.average_gradients(net)
-            optimizer.step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        if number >= WARMUP_PASSES:
-            passes.append(time.perf_counter() - begun)
-    return 1e3 * statistics.median(passes) / len(batches)
+            self._optimizer.zero_grad()
+            F.cross_entropy(self._net(x, edges)[: len(y)], y).backward()
+            if self._averages:
+                ed.average_gradients(self._net)
+            self._optimizer.step()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        if timed:
+            self._passes.append(time.perf_counter() - begun)
+
+    def step_ms(self, steps: int) -> float:
+        """The time of a step, the median over passes of so many."""
+        return 1e3 * statistics.median(self._passes) / steps
 
 
 def print_steps(steps: list[DDPStep], device: torch.device) -> None:
@@ -194,4 +208,5 @@ def print_steps(steps: list[DDPStep], device: torch.device) -> None:
     columns = ["", "averaged by", "batches", "processes", "seeds each", "alone ms", "together ms", "efficiency"]
     columns.append("same parameters")
     title = f"{steps[0].graph}: mini-batches under DDP; {describe_device(device)}"
-    print_table(title, columns, rows, [f"Passes of {BATCHES} steps begin together; sampling is not timed."])
+    notes = [f"Passes of {BATCHES} steps, by one way after the other, begin together; sampling is not timed."]
+    print_table(title, columns, rows, notes)

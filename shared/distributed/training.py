@@ -57,9 +57,10 @@ def average_gradients(model: nn.Module) -> None:
             alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     for parameters in alike.values():
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        average = ranks.sum(torch.cat([grad.flatten() for grad in grads])).div_(ranks.size)
-        for parameter, part in zip(parameters, average.split([grad.numel() for grad in grads])):
-            parameter.grad = part.view(parameter.shape)
+        # Two ops of ATen's, whose loops are in C++: of small batches the host is what takes the time.
+        average = ranks.mean(torch.ops.aten.flatten_dense_tensors(grads))
+        for parameter, part in zip(parameters, torch.ops.aten.unflatten_dense_tensors(average, grads)):
+            parameter.grad = part
 
 
 def gather(rows: Tensor, dg: DistGraph) -> Tensor:

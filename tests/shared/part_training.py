@@ -199,10 +199,11 @@ class Partly(torch.nn.Module):
         return (out * self.single).sum() if first else out.sum()
 
 
-def averages(rank, world, folder):
+def averages(rank, world, folder, device="cpu"):
     """``average_gradients`` gives what the mean over the processes is, however often, and DDP's steps."""
     torch.manual_seed(3)
-    net, xs = Partly(), torch.randn(world, 5, 3, dtype=torch.float64)
+    net = Partly().to(device)
+    xs = torch.randn(world, 5, 3, dtype=torch.float64).to(device)
     want = {name: torch.zeros_like(p) for name, p in net.named_parameters() if p.requires_grad}
     for other in range(world):
         net.zero_grad()
@@ -223,7 +224,7 @@ def averages(rank, world, folder):
     found = []
     for average in (False, True):
         torch.manual_seed(4)
-        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(device, torch.float64)
         model = net if average else DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
         for step in range(STEPS):

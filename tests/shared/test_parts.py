@@ -63,6 +63,13 @@ def test_gradients_are_averaged_in_one_go(tmp_path, world):
     assert not spawn(averages, world, tmp_path)
 
 
+@pytest.mark.cuda
+def test_gradients_are_averaged_over_gpus(tmp_path):
+    if torch.cuda.device_count() < 2 or not dist.is_nccl_available():
+        pytest.skip("needs two GPUs and NCCL")
+    assert not spawn(averages, 2, tmp_path, "cuda", backend="nccl")
+
+
 def test_one_process_has_nothing_to_average():
     net = torch.nn.Linear(2, 2)
     ed.average_gradients(net)
