@@ -73,9 +73,9 @@ TORCH_LIBRARY(edgeless, m) {
   // The sum without weights and scales, written to `out`: contiguous, and on CUDA at a whole number of 16 bytes.
   m.def("spmm_into(Tensor(a!) out, Tensor x, Tensor[] csr, int[] max_degrees=[]) -> ()");
   m.def("sddmm(Tensor dst, Tensor src, Tensor? src_scale, Tensor? dst_scale, Tensor[] csr, Tensor[] csc) -> Tensor");
-  // Of the bench, on CUDA alone: the sum of <x[i], x[j]> over every row's neighbours, `passes` times over, for x [N, F]
-  // of float32. A warp has a row; its lanes divide the features, or by_neighbor the neighbours, and load a number or,
-  // vectors, 16 bytes at a time.
+  // Of the bench: the sum of <x[i], x[j]> over every row's neighbours, `passes` times over, for x [N, F] of float32. On
+  // CUDA a warp has a row; its lanes divide the features, or by_neighbor the neighbours, and load a number or, vectors,
+  // 16 bytes at a time.
   m.def("gather_dots(Tensor x, Tensor indptr, Tensor indices, bool by_neighbor, bool vectors, int passes) -> Tensor");
 
   // Min and max: arg is the position of the extremum within its row. ties: what equal extrema get of the gradient,
@@ -197,11 +197,11 @@ TORCH_LIBRARY(edgeless, m) {
       "Tensor[] pieces, Tensor piece_ptr, Tensor order) -> (Tensor edge_pairs, Tensor edge_pieces, Tensor pair_pieces, "
       "Tensor piece_types, Tensor numbers, Tensor begins, Tensor places, Tensor sums_ptr, Tensor columns, "
       "Tensor weights, Tensor longest)");
-  // The attention of a layer over relations of one head, on CUDA: with the values v = x[j] weight[t] of a pair of a
-  // source j and a type t, the sum of softmax(LeakyReLU(<x[i] weight[t], query> + <v, key>)) v over the edges of i, and
-  // bias. walks, max_degrees: shared/pair_attention.py. query, key [M, 1]. Behind the result stands what the backward
-  // needs, last the sums without the bias, or nothing where there is none or keep_sums does not ask for them; the
-  // backward takes them for out. needs: x, weight, query, key, bias; an empty tensor for what is not asked for.
+  // The attention of a layer over relations of one head: with the values v = x[j] weight[t] of a pair of a source j and
+  // a type t, the sum of softmax(LeakyReLU(<x[i] weight[t], query> + <v, key>)) v over the edges of i, and bias. walks,
+  // max_degrees: shared/pair_attention.py. query, key [M, 1]. Behind the result stands what the backward on the same
+  // device needs, last the sums without the bias, or nothing where there is none or keep_sums does not ask for them;
+  // the backward takes them for out. needs: x, weight, query, key, bias; an empty tensor for what is not asked for.
   m.def(
       "pair_attention(Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, "
       "float negative_slope, int[] max_degrees=[], bool keep_sums=False) -> (Tensor out, Tensor values, "

@@ -1,45 +1,19 @@
 // Attention over pairs as one node of autograd. Kept are the inputs, the products of pairs, a number for every piece
 // and every row, and the result without its bias: nothing of the size of the edge set.
 #include "../common/kept_result.h"
-#include "../pair_attention/inputs.h"
+#include "../pair_attention/calls.h"
 
 namespace edgeless {
 namespace {
-
-using PairResults = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-PairResults pair_attention(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
-                           const OptTensor& bias, at::TensorList walks, double negative_slope,
-                           at::IntArrayRef max_degrees, bool keep_sums);
-
-PairResults compute(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
-                    const OptTensor& bias, at::TensorList walks, double negative_slope, at::IntArrayRef max_degrees,
-                    bool keep_sums) {
-  static const Kernels kernels("edgeless::pair_attention", pair_attention);
-  return kernels(x, weight, query, key, bias, walks, negative_slope, max_degrees, keep_sums);
-}
-
-using BackwardSignature = std::vector<Tensor>(const Tensor& grad, const Tensor& out, const Tensor& values,
-                                              const Tensor& vectors, const Tensor& queries, const Tensor& shift,
-                                              const Tensor& x, const Tensor& weight, const Tensor& query,
-                                              const Tensor& key, const OptTensor& bias, at::TensorList walks,
-                                              double negative_slope, c10::List<bool> needs,
-                                              at::IntArrayRef max_degrees);
-
-// Without a gradient.
-struct PairOptions {
-  at::TensorList walks;
-  double negative_slope;
-  at::IntArrayRef max_degrees;
-};
 
 struct PairAttention : torch::autograd::Function<PairAttention> {
   static constexpr bool is_traceable = true;
   enum Kept : size_t { kOut, kValues, kVectors, kQueries, kShift, kX, kWeight, kQuery, kKey, kBias, kWalks };
 
+  // call: the same tensors, and what has no gradient.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& query,
-                        const Tensor& key, const OptTensor& bias, const PairOptions& options, PairResults* results) {
-    *results = compute(x, weight, query, key, bias, options.walks, options.negative_slope, options.max_degrees, true);
+                        const Tensor& key, const OptTensor& bias, const PairCall& call, PairOutputs* results) {
+    *results = call_pair_attention(call, true);
     const auto& [out, values, vectors, queries, shift, sums] = *results;
     // Delta is made of the sums: rounded with a bias to 16 bits they would lose what is left where a softmax has few
     // edges and the gradients of logits cancel.
@@ -53,59 +27,54 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
                       query,
                       key,
                       bias.value_or(Tensor())};
-    all.insert(all.end(), options.walks.begin(), options.walks.end());
+    all.insert(all.end(), call.walks.all.begin(), call.walks.all.end());
     ctx->save_for_backward(std::move(all));
-    ctx->saved_data["negative_slope"] = options.negative_slope;
-    ctx->saved_data["max_degrees"] = options.max_degrees.vec();
+    ctx->saved_data["negative_slope"] = call.negative_slope;
+    ctx->saved_data["max_degrees"] = call.max_degrees.vec();
     ctx->set_materialize_grads(false);
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    constexpr size_t inputs = 5;
-    if (!grads[0].defined()) return variable_list(inputs + 2);
+    if (!grads[0].defined()) return variable_list(kPairInputs + 2);
     const variable_list saved = ctx->get_saved_variables();
     const OptTensor bias = saved[kBias].defined() ? OptTensor(saved[kBias]) : OptTensor();
-    const at::TensorList walks = at::TensorList(saved).slice(kWalks);
-    const double slope = ctx->saved_data.at("negative_slope").toDouble();
     const std::vector<int64_t> degrees = ctx->saved_data.at("max_degrees").toIntVector();
+    const PairCall call{saved[kX],
+                        saved[kWeight],
+                        saved[kQuery],
+                        saved[kKey],
+                        bias,
+                        {"edgeless::pair_attention", at::TensorList(saved).slice(kWalks)},
+                        ctx->saved_data.at("negative_slope").toDouble(),
+                        degrees};
     Needs need(ctx);
-    c10::List<bool> needs;
-    for (size_t i = 0; i < inputs; ++i) needs.push_back(need(i < 4 || bias.has_value()));
+    PairChoice needs{};
+    for (size_t i = 0; i < kPairInputs; ++i) needs[i] = need(i != kPairBias || bias.has_value());
     const auto run = [&] {
-      Tensor out = saved[kOut];
-      if (!result_is_kept(ctx)) {
-        out = std::get<0>(
-            compute(saved[kX], saved[kWeight], saved[kQuery], saved[kKey], bias, walks, slope, degrees, false));
-      }
-      static const Kernels kernels("edgeless::pair_attention_backward", static_cast<BackwardSignature*>(nullptr));
-      return kernels(grads[0], out, saved[kValues], saved[kVectors], saved[kQueries], saved[kShift], saved[kX],
-                     saved[kWeight], saved[kQuery], saved[kKey], bias, walks, slope, needs, degrees);
+      const Tensor out = result_is_kept(ctx) ? saved[kOut] : std::get<0>(call_pair_attention(call, false));
+      const PairResults results{out, saved[kValues], saved[kVectors], saved[kQueries], saved[kShift]};
+      return call_pair_attention_backward(call, results, grads[0], needs);
     };
     variable_list found = once_differentiable(
         "attention", {grads[0], saved[kOut], saved[kX], saved[kWeight], saved[kQuery], saved[kKey], bias}, run);
-    for (size_t i = 0; i < inputs; ++i) {
+    for (size_t i = 0; i < kPairInputs; ++i) {
       if (!needs[i]) found[i] = Tensor();
     }
-    found.resize(inputs + 2);  // of the options and of what goes past autograd
+    found.resize(kPairInputs + 2);  // of the call and of what goes past autograd
     return found;
   }
 };
 
-PairResults pair_attention(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
-                           const OptTensor& bias, at::TensorList walks, double negative_slope,
-                           at::IntArrayRef max_degrees, bool keep_sums) {
-  if (!at::GradMode::is_enabled()) {
-    return compute(x, weight, query, key, bias, walks, negative_slope, max_degrees, keep_sums);
-  }
-  PairResults results;
-  std::get<0>(results) =
-      PairAttention::apply(x, weight, query, key, bias, PairOptions{walks, negative_slope, max_degrees}, &results);
+PairOutputs pair_attention(const PairCall& call, bool keep_sums) {
+  if (!at::GradMode::is_enabled()) return call_pair_attention(call, keep_sums);
+  PairOutputs results;
+  std::get<0>(results) = PairAttention::apply(call.x, call.weight, call.query, call.key, call.bias, call, &results);
   return results;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(edgeless, Autograd, m) { m.impl("pair_attention", pair_attention); }
+TORCH_LIBRARY_IMPL(edgeless, Autograd, m) { m.impl("pair_attention", pair_attention_op<pair_attention>); }
 
 }  // namespace edgeless

@@ -1,9 +1,10 @@
 // What attention over pairs is given.
 #pragma once
 
-#include <vector>
+#include <array>
 
 #include "../attention/inputs.h"
+#include "../spmm/inputs.h"
 
 namespace edgeless {
 
@@ -32,26 +33,40 @@ struct PairWalks {
   int64_t nodes() const { return all[2].size(0) - 1; }
 };
 
-inline void check_pair_attention(const char* op, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& query,
-                                 const at::Tensor& key, const OptTensor& bias, const PairWalks& walks) {
-  const auto dtype = x.scalar_type();
-  TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf, op,
-                    ": x must be float32, bfloat16 or float16, got ", dtype);
-  check_shape(op, "x", x, {walks.nodes(), x.size(-1)});
-  check_dim(op, "weight", weight, 3, "[R, K, M]");
-  const int64_t width = weight.size(2), bytes = width * x.element_size();
-  check_like(op, "weight", weight, {walks.types(), x.size(1), width}, x);
-  check_like(op, "query", query, {width, 1}, x);
-  check_like(op, "key", key, {width, 1}, x);
-  if (bias) check_like(op, "bias", *bias, {width}, x);
-  TORCH_CHECK_VALUE(bytes > 0 && bytes % 16 == 0 && bytes <= 512, op,
-                    ": rows of values must be whole vectors of 16 bytes and at most 32 of them, got ", width,
-                    " numbers");
-  TORCH_CHECK_VALUE(x.size(1) > 0 && x.size(1) * x.element_size() % 4 == 0, op,
-                    ": rows of x must be made of 4 bytes each, got ", x.size(1), " numbers");
+// A call of the op, parsed once.
+struct PairCall {
+  at::Tensor x, weight, query, key;  // [N, K], [R, K, M], [M, 1], [M, 1]
+  OptTensor bias;                    // [M]
+  PairWalks walks;
+  double negative_slope;
+  at::IntArrayRef max_degrees;  // of the edges by destination, by pair, and of the sums, as far as they are known
+
+  int64_t depth() const { return x.size(1); }
+  int64_t width() const { return weight.size(2); }
+  int64_t max_degree(size_t of) const { return of < max_degrees.size() ? max_degrees[of] : -1; }
+};
+
+// What a forward leaves for the backward on the same device. out: the sums, without the bias; shift: of the softmax.
+struct PairResults {
+  at::Tensor out, values, vectors, queries, shift;
+};
+
+// The order of the gradients and of `needs`.
+enum PairInput : size_t { kPairX, kPairWeight, kPairQuery, kPairKey, kPairBias, kPairInputs };
+
+inline void check_pair_attention(const char* op, const PairCall& in) {
+  check_rows_dtype(op, "x", in.x);
+  check_dim(op, "x", in.x, 2, "[N, K]");
+  check_shape(op, "x", in.x, {in.walks.nodes(), in.depth()});
+  check_dim(op, "weight", in.weight, 3, "[R, K, M]");
+  check_like(op, "weight", in.weight, {in.walks.types(), in.depth(), in.width()}, in.x);
+  check_like(op, "query", in.query, {in.width(), 1}, in.x);
+  check_like(op, "key", in.key, {in.width(), 1}, in.x);
+  if (in.bias) check_like(op, "bias", *in.bias, {in.width()}, in.x);
+  const PairWalks& walks = in.walks;
   TORCH_CHECK_VALUE(walks.edges() > 0, op, ": there must be edges");
   for (const at::Tensor& t : walks.all) {
-    check_device(op, "walks", t, x.device());
+    check_device(op, "walks", t, in.x.device());
     check_dtype(op, "walks", t, at::kInt);
     TORCH_CHECK_VALUE(t.dim() == 1 && t.is_contiguous(), op, ": walks must be contiguous tensors of one dimension");
   }
@@ -62,6 +77,15 @@ inline void check_pair_attention(const char* op, const at::Tensor& x, const at::
   check_shape(op, "walks", walks.all[13], {walks.pieces() + 1});
   check_shape(op, "walks", walks.all[14], {walks.edges()});
   check_shape(op, "walks", walks.all[16], {walks.pairs() + walks.pieces()});
+}
+
+// Of shift only what is the same on every device: the dtype, which is that of queries.
+inline void check_pair_results(const char* op, const PairCall& in, const PairResults& of, const at::Tensor& grad) {
+  check_like(op, "grad", grad, {in.walks.nodes(), in.width()}, in.x);
+  check_like(op, "out", of.out, grad.sizes(), in.x);
+  check_like(op, "values", of.values, {in.walks.pairs(), in.width()}, in.x);
+  check_like(op, "vectors", of.vectors, {in.walks.types(), in.depth()}, in.x);
+  check_like(op, "queries", of.queries, {in.walks.pieces()}, of.shift);
 }
 
 }  // namespace edgeless

@@ -16,14 +16,13 @@
 #include "../common/storage_of.h"
 #include "../relational/products_cuda.h"
 #include "../spmm/calls.h"
+#include "calls.h"
 #include "cuda/kernels.h"
-#include "inputs.h"
 
 namespace edgeless::cuda {
 namespace {
 
 using at::Tensor;
-using PairResults = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // Contiguous, from 16 bytes on.
 Tensor whole(const Tensor& t) {
@@ -112,16 +111,25 @@ class ShareSums {
   std::vector<Tensor> kept_;
 };
 
-int64_t known(at::IntArrayRef degrees, size_t i) { return i < degrees.size() ? degrees[i] : -1; }
+// What the kernels take, of what the op does.
+void check_rows(const char* op, const PairCall& in) {
+  const int64_t size = in.x.element_size(), bytes = in.width() * size;
+  TORCH_CHECK_VALUE(in.x.scalar_type() != at::kDouble, op,
+                    ": x must be float32, bfloat16 or float16 on CUDA, got float64");
+  TORCH_CHECK_VALUE(bytes > 0 && bytes % 16 == 0 && bytes <= 512, op,
+                    ": rows of values must be whole vectors of 16 bytes and at most 32 of them, got ", in.width(),
+                    " numbers");
+  TORCH_CHECK_VALUE(in.depth() > 0 && in.depth() * size % 4 == 0, op, ": rows of x must be made of 4 bytes each, got ",
+                    in.depth(), " numbers");
+}
 
-PairResults pair_attention(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
-                           const OptTensor& bias, at::TensorList arrays, double negative_slope,
-                           at::IntArrayRef max_degrees, bool keep_sums) {
+PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   const char* op = "edgeless::pair_attention";
-  const PairWalks walks(op, arrays);
-  check_pair_attention(op, x, weight, query, key, bias, walks);
+  check_pair_attention(op, in);
+  check_rows(op, in);
+  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees] = in;
   const OnDevice on_device(x.device());
-  const int64_t depth = x.size(1), width = weight.size(2);
+  const int64_t depth = in.depth(), width = in.width();
   const Tensor matrices = weight.contiguous();
   const Tensor vectors = at::mv(matrices.view({-1, width}), query.reshape(-1)).view({walks.types(), depth});
   Tensor values = at::empty({walks.pairs(), width}, x.options());
@@ -132,7 +140,7 @@ PairResults pair_attention(const Tensor& x, const Tensor& weight, const Tensor& 
   Tensor sums = at::empty({keep_sums && bias ? walks.nodes() : 0, width}, x.options());
   Tensor shift = at::empty({walks.nodes()}, queries.options());
   const Tensor keys = whole(key), added = bias ? whole(*bias) : Tensor();
-  PairPass pass(Pass::forward, values, walks.by_dst(), walks.pairs(), known(max_degrees, 0));
+  PairPass pass(Pass::forward, values, walks.by_dst(), walks.pairs(), in.max_degree(0));
   pass.args.coefficient = static_cast<float>(negative_slope);
   pass.args.key = at_of(keys), pass.args.bias = at_of(added);
   pass.args.logit_term = queries.const_data_ptr<float>();
@@ -142,24 +150,18 @@ PairResults pair_attention(const Tensor& x, const Tensor& weight, const Tensor& 
   return {out, values, vectors, queries, shift, sums};
 }
 
-std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tensor& out, const Tensor& values,
-                                            const Tensor& vectors, const Tensor& queries, const Tensor& shift,
-                                            const Tensor& x, const Tensor& weight, const Tensor& query,
-                                            const Tensor& key, const OptTensor& bias, at::TensorList arrays,
-                                            double negative_slope, c10::List<bool> needs, at::IntArrayRef max_degrees) {
+std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResults& of, const Tensor& given_grad,
+                                            const PairChoice& needs) {
   const char* op = "edgeless::pair_attention_backward";
-  const PairWalks walks(op, arrays);
-  check_pair_attention(op, x, weight, query, key, bias, walks);
-  TORCH_CHECK_VALUE(needs.size() == 5, op, ": needs must have 5 entries, got ", needs.size());
+  check_pair_attention(op, in);
+  check_rows(op, in);
+  check_pair_results(op, in, of, given_grad);
+  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees] = in;
+  const auto& [out, values, vectors, queries, shift] = of;
   const int64_t types = walks.types(), pairs = walks.pairs(), pieces = walks.pieces(), nodes = walks.nodes();
-  const int64_t depth = x.size(1), width = weight.size(2);
-  check_like(op, "grad", given_grad, {nodes, width}, x);
-  check_like(op, "out", out, {nodes, width}, x);
-  check_like(op, "values", values, {pairs, width}, x);
-  check_like(op, "vectors", vectors, {types, depth}, x);
-  check_like(op, "queries", queries, {pieces}, shift);
+  const int64_t depth = in.depth(), width = in.width();
   check_shape(op, "shift", shift, {nodes});
-  const bool of_x = needs[0], of_weight = needs[1], of_query = needs[2], of_key = needs[3], of_bias = needs[4] && bias;
+  const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
   const OnDevice on_device(x.device());
   const cudaStream_t stream = on_device.stream();
   const auto storage = storage_of(x.scalar_type());
@@ -194,7 +196,7 @@ std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tens
   // The edges.
   const bool of_values = of_x || of_weight, of_vectors = of_weight || of_query;
   Tensor ds = at::empty({walks.edges()}, numbers), grad_values;
-  PairPass pass(Pass::by_src, values, walks.by_pair(), nodes, known(max_degrees, 1));
+  PairPass pass(Pass::by_src, values, walks.by_pair(), nodes, in.max_degree(1));
   pass.args.coefficient = static_cast<float>(negative_slope);
   pass.args.key = at_of(keys);
   pass.args.logit_term = queries.const_data_ptr<float>();
@@ -232,7 +234,7 @@ std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tens
   if (of_x) {
     relational::multiply_rows(grad_values, Tensor(), matrices.transpose(1, 2), walks.offsets(),
                               rows.narrow(0, 0, pairs));
-    const GraphArrays graph(walks.sums(), {}, {known(max_degrees, 2)});
+    const GraphArrays graph(walks.sums(), {}, {in.max_degree(2)});
     results[0] = call_spmm(rows, weights.unsqueeze(1), {}, {}, graph);
   }
   if (!of_vectors) return results;
@@ -263,8 +265,8 @@ std::vector<Tensor> pair_attention_backward(const Tensor& given_grad, const Tens
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
-  m.impl("pair_attention", pair_attention);
-  m.impl("pair_attention_backward", pair_attention_backward);
+  m.impl("pair_attention", pair_attention_op<pair_attention>);
+  m.impl("pair_attention_backward", pair_attention_backward_op<pair_attention_backward>);
 }
 
 }  // namespace edgeless::cuda

@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minibatch",
         nargs="+",
-        choices=[n for n in LAYERS if n not in RELATIONAL],
+        choices=[n for n, layer in LAYERS.items() if layer.types in (None, "edges")],
         help="training two such layers on sampled neighbours, in float32",
     )
     parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
@@ -272,11 +272,12 @@ def run(args: argparse.Namespace) -> int:
         minibatch.peers_of(args.peers)
     if several := [*(args.scale_out or ()), *(args.ddp or ())]:
         scaleout.check(several, args.parts, device, args.carrier)
-    typed = [name for name in args.layer or () if name in RELATIONAL]
+    named = {"--layer": args.layer or (), "--minibatch": args.minibatch or ()}
+    typed = [f"{option} {name}" for option, names in named.items() for name in names if name in RELATIONAL]
     for name in args.graph:
         check_name(name, args.data)
         if typed and not has_relations(name):
-            raise UsageError(f"--layer {typed[0]} needs a graph with relations, and --graph {name} has none")
+            raise UsageError(f"{typed[0]} needs a graph with relations, and --graph {name} has none")
     results, rows = [], []
     setting = setting_of(args, device)
 

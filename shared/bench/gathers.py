@@ -57,7 +57,7 @@ def check(device: torch.device, widths: list[int]) -> None:
 
 
 def dots(handle: edgeless.Graph, x: torch.Tensor, by: str, loads: str, passes: int = PASSES) -> torch.Tensor:
-    """``passes`` times the sum of <x[i], x[j]> over the neighbours j of every i; x ``[N, F]`` of float32 on a GPU."""
+    """``passes`` times the sum of <x[i], x[j]> over the neighbours j of every i; x ``[N, F]`` of float32."""
     indptr, indices = handle.csr_arrays(False)
     return torch.ops.edgeless.gather_dots(x, indptr, indices, by == BY[1], loads == LOADS[1], passes)
 

@@ -21,6 +21,7 @@ import edgeless
 from edgeless.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.cli.devices import UsageError, describe_device, installed
 from edgeless.cli.layers import LAYERS, call_layer, make_graph, make_layer
+from edgeless.cli.relations import DGLBlock, PygEdges, Relations
 
 from .graphs import BenchGraph
 from .peers import LAYER_PEERS, ours
@@ -86,27 +87,35 @@ def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
 # Batches -------------------------------------------------------------------------------------------------------------
 
 
-def _pyg_batches(graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device) -> Callable[[], Iterator[Batch]]:
+def _pyg_batches(
+    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, relations: Optional[Relations]
+) -> Callable[[], Iterator[Batch]]:
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
 
     data = Data(x=x, y=y, edge_index=graph.edge_index.cpu())
+    if relations is not None:
+        data.edge_type = relations.edge_type.cpu()
     loader = NeighborLoader(data, list(sampling.fanout), batch_size=sampling.batch_size, shuffle=True)
 
     def draw() -> Iterator[Batch]:
         for batch in loader:
             batch = batch.to(device)
-            yield [batch.edge_index] * 2, batch.x, batch.y[: batch.batch_size]
+            edges = batch.edge_index
+            if relations is not None:
+                edges = PygEdges(edges, batch.num_nodes, relations._replace(edge_type=batch.edge_type))
+            yield [edges] * 2, batch.x, batch.y[: batch.batch_size]
 
     return draw
 
 
 def _dgl_batches(
-    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, self_loops: bool
+    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, self_loops: bool, relations: Optional[Relations]
 ) -> Callable[[], Iterator[Batch]]:
     import dgl
 
     whole = make_graph("dgl", graph.edge_index.cpu(), graph.num_nodes, self_loops)
+    edge_type = None if relations is None else relations.edge_type.to(device)
     loader = dgl.dataloading.DataLoader(
         whole,
         torch.arange(graph.num_nodes),
@@ -117,7 +126,10 @@ def _dgl_batches(
 
     def draw() -> Iterator[Batch]:
         for inputs, seeds, blocks in loader:
-            yield [block.to(device) for block in blocks], x[inputs].to(device), y[seeds].to(device)
+            blocks = [block.to(device) for block in blocks]
+            if edge_type is not None:
+                blocks = [DGLBlock(block, edge_type[block.edata[dgl.EID]]) for block in blocks]
+            yield blocks, x[inputs].to(device), y[seeds].to(device)
 
     return draw
 
@@ -128,11 +140,12 @@ def _dgl_batches(
 class Net(torch.nn.Module):
     """layer -> ReLU -> layer, the second without heads; only the layers' classes differ between peers."""
 
-    def __init__(self, case: Case, framework: str, side: str):
+    def __init__(self, case: Case, framework: str, side: str, relations: Optional[Relations] = None):
         super().__init__()
         self.framework = framework
-        self.first = make_layer(case.name, framework, side, case.features, case.heads, case.channels)
-        self.second = make_layer(case.name, framework, side, case.heads * case.channels, 1, CLASSES)
+        sizes = (case.features, case.heads, case.channels), (case.heads * case.channels, 1, CLASSES)
+        layers = [make_layer(case.name, framework, side, *size, relations=relations) for size in sizes]
+        self.first, self.second = layers
 
     def forward(self, graphs: Sequence[Any], x: Tensor) -> Tensor:
         """Scores of the classes, of every node that the second graph sends to."""
@@ -169,12 +182,14 @@ def build(case: Case, peer: str, graph: BenchGraph, sampling: Sampling) -> Peer:
     device = graph.edge_index.device
     torch.manual_seed(0)
     x, y = torch.randn(graph.num_nodes, case.features), torch.randint(CLASSES, (graph.num_nodes,))
+    layer = LAYERS[case.name]
+    relations = None if layer.types is None else graph.relations
     if framework == "pyg":
-        draw = _pyg_batches(graph, x, y, sampling, device)
+        draw = _pyg_batches(graph, x, y, sampling, device, relations)
     else:
-        draw = _dgl_batches(graph, x, y, sampling, device, LAYERS[case.name].self_loops)
+        draw = _dgl_batches(graph, x, y, sampling, device, layer.self_loops, relations)
     torch.manual_seed(0)
-    return Peer(draw, Net(case, framework, side).to(device), ours(peer))
+    return Peer(draw, Net(case, framework, side, relations).to(device), ours(peer))
 
 
 # Measuring -----------------------------------------------------------------------------------------------------------
@@ -187,6 +202,8 @@ def measure(
     failed, peers = {}, {}
     for name in peers_of(wanted):
         reason = why_not(name)
+        if reason is None and getattr(LAYERS[case.name], LAYER_PEERS[name][0]) is None:
+            reason = "the framework has no such layer"
         if reason is None:
             peers[name] = build(case, name, graph, sampling)
         else:

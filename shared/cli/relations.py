@@ -110,6 +110,18 @@ class PygDictionaries(TypedInput):
         return [outs[name] for name in self.nodes if name in outs]
 
 
+class DGLBlock(TypedInput):
+    """``layer(block, x, etype)``, of a sampler's block, whose edges come in its order."""
+
+    def __init__(self, block: Any, edge_type: Tensor):
+        self.rows = [block.num_dst_nodes()]
+        self.block, self.edge_type = block, edge_type
+
+    def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
+        """The result in a list."""
+        return [layer(self.block, *parts, self.edge_type)]
+
+
 class DGLEdges(TypedInput):
     """``layer(g, x, etype)``, or with the types of nodes before those of the edges.
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ._registration import if_known, register_fake
+from .attention import opmath_dtype
 
 
 def widths(weight: Tensor) -> tuple[int, int]:
@@ -136,7 +137,8 @@ def _pair_attention_fake(x, weight, query, key, bias, walks, negative_slope, max
     types, depth, width = weight.shape
     nodes, pairs, pieces = x.size(0), walks[1].size(0), walks[9].size(0)
     shapes = ((nodes, width), (pairs, width), (types, depth))
-    numbers = [x.new_empty((size,), dtype=torch.float32) for size in (pieces, nodes)]
+    shift = (nodes,) if x.is_cuda else (2, nodes)
+    numbers = [x.new_empty(shape, dtype=opmath_dtype(x.dtype)) for shape in ((pieces,), shift)]
     sums = x.new_empty((nodes if keep_sums and bias is not None else 0, width))
     return (*map(x.new_empty, shapes), *numbers, sums)
 

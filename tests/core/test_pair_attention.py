@@ -1,4 +1,4 @@
-"""Attention over pairs: what it walks, and the op on CUDA, against plain PyTorch in float64."""
+"""Attention over pairs: what it walks, and the op, against plain PyTorch in float64."""
 
 import pytest
 import torch
@@ -225,27 +225,27 @@ def gradients(graph, given, wanted=None):
 WIDTHS = [(64, 64), (6, 4), (24, 8), (64, 96), (40, 128)]
 
 
-@pytest.mark.cuda
+@EVERY_DEVICE
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("kind", GRAPHS)
-def test_float32(kind, widths, bias):
+def test_float32(kind, widths, bias, device):
     if kind == "a hub of many blocks" and widths != (64, 64):
         pytest.skip("takes the reference long")
-    graph = GRAPHS[kind]("cuda")
+    graph = GRAPHS[kind](device)
     given = operands(graph, *widths, torch.float32, bias)
-    assert fits(graph, given[0], given[1], tuple(given[2:5]))
+    assert fits(graph, given[0], given[1], tuple(given[2:5])) == (device == "cuda")
     for ours, want in zip(gradients(graph, given), reference(graph, *given), strict=True):
         assert error(ours.cpu(), want) <= 1e-5
 
 
-@pytest.mark.cuda
+@EVERY_DEVICE
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("widths", [(64, 64), (24, 8), (40, 256)])
 @pytest.mark.parametrize("kind", ["random", "hubs", "long rows", "isolated nodes"])
-def test_half_precision_errs_at_most_twice_as_much_as_torch(kind, widths, dtype):
+def test_half_precision_errs_at_most_twice_as_much_as_torch(kind, widths, dtype, device):
     """The median of five draws: where rounding turns the sign of a logit, the LeakyReLU bends elsewhere for either."""
-    graph, draws = GRAPHS[kind]("cuda"), []
+    graph, draws = GRAPHS[kind](device), []
     for seed in range(5):
         given = operands(graph, *widths, dtype, seed=seed)
         found, torchs, want = gradients(graph, given), reference(graph, *given, dtype=dtype), reference(graph, *given)
@@ -255,30 +255,30 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(kind, widths, dtype)
     assert (ours <= (2 * theirs).clamp_min(torch.finfo(dtype).eps)).all(), (ours, theirs)
 
 
-@pytest.mark.cuda
+@EVERY_DEVICE
 @pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (3,), (4,), (0, 3), (1, 2), (0, 4)])
-def test_gradients_that_are_asked_for(wanted):
-    graph = GRAPHS["hubs"]("cuda")
+def test_gradients_that_are_asked_for(wanted, device):
+    graph = GRAPHS["hubs"](device)
     given = operands(graph, 64, 64, torch.float32)
     all_of_them = gradients(graph, given)[1:]
     for ours, i in zip(gradients(graph, given, wanted)[1:], wanted, strict=True):
         torch.testing.assert_close(ours, all_of_them[i], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.cuda
+@EVERY_DEVICE
 @pytest.mark.parametrize("kind", ["hubs", "a hub of many blocks"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bitwise_the_same_from_run_to_run(kind, dtype):
-    graph = GRAPHS[kind]("cuda")
+def test_bitwise_the_same_from_run_to_run(kind, dtype, device):
+    graph = GRAPHS[kind](device)
     given = operands(graph, 64, 64, dtype)
     first = gradients(graph, given)
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(first, gradients(graph, given), strict=True))
 
 
-@pytest.mark.cuda
-def test_the_result_may_be_written_over():
-    graph = GRAPHS["random"]("cuda")
+@EVERY_DEVICE
+def test_the_result_may_be_written_over(device):
+    graph = GRAPHS["random"](device)
     given = operands(graph, 64, 64, torch.float32)
     leaves = [t.detach().requires_grad_() for t in given[:5]]
     out = pair_attention(graph, *leaves, SLOPE)
@@ -287,9 +287,9 @@ def test_the_result_may_be_written_over():
     assert all(torch.equal(a, b) for a, b in zip(found, gradients(graph, given)[1:], strict=True))
 
 
-@pytest.mark.cuda
-def test_batches_of_gradients():
-    graph = GRAPHS["random"]("cuda")
+@EVERY_DEVICE
+def test_batches_of_gradients(device):
+    graph = GRAPHS["random"](device)
     given = operands(graph, 64, 64, torch.float32)
     leaves = [t.detach().requires_grad_() for t in given[:5]]
     out = pair_attention(graph, *leaves, SLOPE)
@@ -300,9 +300,9 @@ def test_batches_of_gradients():
         assert all(torch.equal(t[i], one) for t, one in zip(together, each, strict=True))
 
 
-@pytest.mark.cuda
-def test_opcheck():
-    graph = GRAPHS["random"]("cuda")
+@EVERY_DEVICE
+def test_opcheck(device):
+    graph = GRAPHS["random"](device)
     given = operands(graph, 64, 64, torch.float32)
     arrays, degrees = walks(graph)
     leaves = [t.detach().requires_grad_() for t in given[:5]]
@@ -311,6 +311,24 @@ def test_opcheck():
         (*leaves, arrays, SLOPE, degrees),
         test_utils=("test_schema", "test_faketensor"),
     )
+
+
+def test_gradients_in_float64():
+    graph = GRAPHS["random"]("cpu")
+    given = operands(graph, 7, 5)
+    for ours, want in zip(gradients(graph, given), reference(graph, *given), strict=True):
+        assert error(ours, want) <= 1e-10
+    small = typed(8, 40, 3)
+    leaves = [t.requires_grad_() for t in operands(small, 3, 2)[:5]]
+    assert torch.autograd.gradcheck(lambda *given: pair_attention(small, *given, SLOPE), leaves)
+
+
+def test_any_width_on_the_cpu():
+    graph = GRAPHS["types without edges"]("cpu")
+    for depth, width in ((1, 1), (3, 2), (5, 300)):
+        given = operands(graph, depth, width, torch.float32)
+        for ours, want in zip(gradients(graph, given), reference(graph, *given), strict=True):
+            assert error(ours, want) <= 1e-5
 
 
 def kernels_of(call):

@@ -224,7 +224,7 @@ def averages(rank, world, folder, device="cpu"):
     found = []
     for average in (False, True):
         torch.manual_seed(4)
-        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).to(device, torch.float64)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double().to(device)
         model = net if average else DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
         for step in range(STEPS):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from devices import EVERY_DEVICE
 
 from edgeless import Graph
 from edgeless.__main__ import main
@@ -39,12 +40,7 @@ def test_what_cannot_run_is_left_out():
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """The command with gathers by torch."""
-
-    def by_torch(handle, x, by, loads, passes=2):
-        return passes * expected(handle, x)
-
-    monkeypatch.setattr(gathers, "dots", by_torch)
+    """The command, which asks for a GPU, with the op's kernel for the CPU."""
     monkeypatch.setattr(gathers, "check", lambda device, widths: None)
 
 
@@ -91,37 +87,31 @@ def test_widths_fill_the_loads():
         gathers.check(torch.device("cuda"), [8, 6])
 
 
-def test_the_op_has_no_cpu_kernel():
-    handle = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]))
-    with pytest.raises(NotImplementedError, match="gather_dots"):
-        dots(handle, torch.ones(2, 4), *BY[:1], LOADS[0])
-
-
-@pytest.mark.cuda
+@EVERY_DEVICE
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("loads", LOADS)
 @pytest.mark.parametrize("by", BY)
-def test_gathers_are_sums_of_dot_products(by, loads, wide):
+def test_gathers_are_sums_of_dot_products(by, loads, wide, device):
     draw = torch.Generator().manual_seed(0)
     ends = torch.randint(500, (2, 20_000), generator=draw)
     ends[1, :3000] = 7
     handle = Graph.from_edge_index(ends, 520, 520)
     if wide:
         handle = Graph(type(handle.csr)(*(None if t is None else t.long() for t in handle.csr)), None, 520, 520)
-    handle = handle.to("cuda")
+    handle = handle.to(device)
     assert handle.index_dtype == (torch.int64 if wide else torch.int32)
     for width in (4, 32, 100, 512):
-        x = torch.randn(520, width, generator=draw).cuda()
+        x = torch.randn(520, width, generator=draw).to(device)
         for passes in (0, 1, 2):
             found, right = dots(handle, x, by, loads, passes), passes * expected(handle, x.double())
             assert float((found - right).norm()) <= 1e-5 * float(right.norm())
     assert not dots(handle, x, by, loads)[500:].any()
 
 
-@pytest.mark.cuda
-def test_what_the_op_refuses():
-    handle = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]])).to("cuda")
-    x, more = torch.ones(2, 6, device="cuda"), torch.ones(3, 4, device="cuda")
+@EVERY_DEVICE
+def test_what_the_op_refuses(device):
+    handle = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]])).to(device)
+    x, more = torch.ones(2, 6, device=device), torch.ones(3, 4, device=device)
     for message, call in (
         ("vectors need rows of a multiple of 4 numbers .* got F = 6", lambda: dots(handle, x, BY[0], LOADS[1])),
         ("x must be .*Float, got .*Double", lambda: dots(handle, x.double(), BY[0], LOADS[0])),

@@ -1,0 +1,50 @@
+// The ops of attention over pairs as functions of a parsed call, as attention/calls.h has those of attention.
+#pragma once
+
+#include <array>
+#include <tuple>
+#include <vector>
+
+#include "../common/autograd.h"
+#include "inputs.h"
+
+namespace edgeless {
+
+using PairChoice = std::array<bool, kPairInputs>;
+using PairOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;  // as PairResults, and the sums
+
+template <auto function>
+PairOutputs pair_attention_op(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
+                              const OptTensor& bias, at::TensorList walks, double negative_slope,
+                              at::IntArrayRef max_degrees, bool keep_sums) {
+  const char* op = "edgeless::pair_attention";
+  return function({x, weight, query, key, bias, {op, walks}, negative_slope, max_degrees}, keep_sums);
+}
+
+inline PairOutputs call_pair_attention(const PairCall& c, bool keep_sums) {
+  static const Kernels kernels("edgeless::pair_attention", pair_attention_op<call_pair_attention>);
+  return kernels(c.x, c.weight, c.query, c.key, c.bias, c.walks.all, c.negative_slope, c.max_degrees, keep_sums);
+}
+
+template <auto function>
+std::vector<Tensor> pair_attention_backward_op(const Tensor& grad, const Tensor& out, const Tensor& values,
+                                               const Tensor& vectors, const Tensor& queries, const Tensor& shift,
+                                               const Tensor& x, const Tensor& weight, const Tensor& query,
+                                               const Tensor& key, const OptTensor& bias, at::TensorList walks,
+                                               double negative_slope, PairChoice needs, at::IntArrayRef max_degrees) {
+  const char* op = "edgeless::pair_attention_backward";
+  needs[kPairBias] = needs[kPairBias] && bias;
+  return function({x, weight, query, key, bias, {op, walks}, negative_slope, max_degrees},
+                  {out, values, vectors, queries, shift}, grad, needs);
+}
+
+// A gradient that is not asked for is an empty tensor.
+inline std::vector<Tensor> call_pair_attention_backward(const PairCall& c, const PairResults& of, const Tensor& grad,
+                                                        const PairChoice& needs) {
+  static const Kernels kernels("edgeless::pair_attention_backward",
+                               pair_attention_backward_op<call_pair_attention_backward>);
+  return kernels(grad, of.out, of.values, of.vectors, of.queries, of.shift, c.x, c.weight, c.query, c.key, c.bias,
+                 c.walks.all, c.negative_slope, needs, c.max_degrees);
+}
+
+}  // namespace edgeless

@@ -1,0 +1,123 @@
+// Attention over pairs on the CPU, made of other ops: products of pairs, logits of pieces, the additive attention of
+// one head whose edges have a term, their piece's number, and sums of the gradients of these terms. It is there for
+// tests where there is no GPU: layers on the CPU call ops that are faster apart (shared/pair_attention.py).
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "../attention/calls.h"
+#include "../projection/calls.h"
+#include "../relational/calls.h"
+#include "../spmm/calls.h"
+#include "calls.h"
+
+namespace edgeless::cpu {
+namespace {
+
+// Of rows [..., M] and a vector [M, 1] the products [rows, 1], in the arithmetic's dtype.
+Tensor products(const Tensor& rows, const Tensor& vector) {
+  const auto dtype = opmath_dtype(rows.scalar_type());
+  return at::mm(rows.reshape({-1, rows.size(-1)}).to(dtype), vector.to(dtype));
+}
+
+// Of `grad`, that of these products, the gradient of the rows, and of the vector.
+Tensor gradient_of_rows(const Tensor& grad, const Tensor& vector, const Tensor& more) {
+  const Tensor rows = more.reshape({-1, more.size(-1)}).to(grad.scalar_type());
+  return at::addmm(rows, grad, vector.t().to(grad.scalar_type())).to(more.scalar_type()).view(more.sizes());
+}
+Tensor gradient_of_vector(const Tensor& grad, const Tensor& rows) {
+  return at::mm(rows.reshape({-1, rows.size(-1)}).to(grad.scalar_type()).t(), grad).to(rows.scalar_type());
+}
+
+// The attention of the pairs' rows. by_pair: the edges by pair with their places by destination, or [].
+AttentionCall attention_of(const PairCall& in, const Tensor& values, const Tensor& queries, at::TensorList by_pair) {
+  const at::TensorList by_dst = in.walks.by_dst();
+  const Tensor keys = products(values, in.key).unsqueeze(1), terms = queries.index_select(0, by_dst[2]);
+  return {at::zeros({in.walks.nodes(), 1, 1}, keys.options()),
+          keys,
+          values.unsqueeze(1),
+          {},
+          terms.unsqueeze(1),
+          at::ones({1, 1, 1}, keys.options()),
+          {},
+          {by_dst.slice(0, 2), by_pair, in.max_degrees},
+          {},
+          Score::gat,
+          in.negative_slope,
+          0.0};
+}
+
+PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
+  check_pair_attention("edgeless::pair_attention", in);
+  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees] = in;
+  const Tensor vectors = products(weight, query).view({walks.types(), x.size(1)}).to(x.scalar_type());
+  const Tensor values = call_typed_mm(x.index_select(0, walks.pair_nodes()), weight, walks.offsets(), {});
+  const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
+  const auto [attended, stats] = call_attention(attention_of(in, values, queries, {}), {});
+  Tensor out = attended.squeeze(1), sums = at::empty({0, out.size(1)}, out.options());
+  if (bias && keep_sums) {
+    sums = out;
+    out = sums + *bias;
+  } else if (bias) {
+    out.add_(*bias);
+  }
+  return {out, values, vectors, queries, stats.squeeze(2), sums};
+}
+
+std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResults& of, const Tensor& grad,
+                                            const PairChoice& needs) {
+  const char* op = "edgeless::pair_attention_backward";
+  check_pair_attention(op, in);
+  check_pair_results(op, in, of, grad);
+  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees] = in;
+  const auto& [out, values, vectors, queries, shift] = of;
+  check_shape(op, "shift", shift, {2, walks.nodes()});
+  const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
+  const bool of_values = of_x || of_weight, of_terms = of_values || of_query;
+  std::vector<Tensor> results(kPairInputs, at::empty({0}, x.options()));
+  if (of_bias) results[kPairBias] = call_column_sums(grad);
+  if (!of_terms && !of_key) return results;
+
+  // The edges.
+  const Tensor numbers = at::arange(walks.edges(), walks.by_dst()[0].options());
+  const Tensor order = at::empty_like(numbers).scatter_(0, walks.edges_of_pieces()[1].to(at::kLong), numbers);
+  const Tensor by_pair[] = {walks.by_pair()[0], walks.by_pair()[1], order};
+  const AttentionCall call = attention_of(in, values, queries, by_pair);
+  AttentionGrads given{grad.unsqueeze(1), {}, out.unsqueeze(1), shift.unsqueeze(2)};
+  given.needs[kSrc] = true, given.needs[kValue] = of_values, given.needs[kEdgeAttr] = of_terms;
+  const std::vector<Tensor> found = call_attention_backward(call, given);
+  const Tensor of_keys = found[kSrc].squeeze(2);
+  if (of_key) results[kPairKey] = gradient_of_vector(of_keys, values);
+  if (!of_terms) return results;
+
+  Tensor of_rows;
+  if (of_values) of_rows = gradient_of_rows(of_keys, key, found[kValue].squeeze(1));
+
+  // Pieces: the sums of their edges' terms.
+  const Tensor edges[] = {walks.edges_of_pieces()[0], numbers};
+  const Tensor of_pieces = call_spmm(found[kEdgeAttr], {}, {}, {}, {edges, {}});
+  if (of_x) {
+    const Tensor rows = call_typed_mm(of_rows, weight.transpose(1, 2), walks.offsets(), {});
+    const Tensor weights = at::cat({at::ones({walks.pairs(), 1}, of_pieces.options()), of_pieces});
+    results[kPairX] = call_spmm(at::cat({rows, vectors}), weights, {}, {}, {walks.sums(), {}});
+  }
+  if (!of_weight && !of_query) return results;
+  const Tensor of_vectors =
+      call_spmm(x, of_pieces, {}, {}, {walks.nodes_of_types(), {}}, of_pieces.scalar_type()).reshape({-1, 1});
+  if (of_query) results[kPairQuery] = gradient_of_vector(of_vectors, weight);
+  if (of_weight) {
+    const Tensor outer = call_typed_outer(x.index_select(0, walks.pair_nodes()), of_rows, walks.offsets(), {});
+    results[kPairWeight] = gradient_of_rows(of_vectors, query, outer);
+  }
+  return results;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
+  m.impl("pair_attention", pair_attention_op<pair_attention>);
+  m.impl("pair_attention_backward", pair_attention_backward_op<pair_attention_backward>);
+}
+
+}  // namespace edgeless::cpu
