@@ -32,6 +32,7 @@ PEERS = ("pyg", "edgeless-pyg", "dgl", "edgeless-dgl")
 CLASSES = 40
 TURN = 6  # batches of a peer's turn, after one that is not timed
 
+Types = Optional[Relations]
 Batch = tuple[Any, Tensor, Tensor]  # (what the layers take as graphs, features, labels of the seeds)
 
 
@@ -88,7 +89,7 @@ def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
 
 
 def _pyg_batches(
-    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, relations: Optional[Relations]
+    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, relations: Types
 ) -> Callable[[], Iterator[Batch]]:
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
@@ -110,7 +111,7 @@ def _pyg_batches(
 
 
 def _dgl_batches(
-    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, self_loops: bool, relations: Optional[Relations]
+    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, self_loops: bool, relations: Types
 ) -> Callable[[], Iterator[Batch]]:
     import dgl
 
@@ -140,7 +141,7 @@ def _dgl_batches(
 class Net(torch.nn.Module):
     """layer -> ReLU -> layer, the second without heads; only the layers' classes differ between peers."""
 
-    def __init__(self, case: Case, framework: str, side: str, relations: Optional[Relations] = None):
+    def __init__(self, case: Case, framework: str, side: str, relations: Types = None):
         super().__init__()
         self.framework = framework
         sizes = (case.features, case.heads, case.channels), (case.heads * case.channels, 1, CLASSES)
