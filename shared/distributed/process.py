@@ -107,14 +107,6 @@ class Ranks:
                 dist.all_reduce(values)
         return values
 
-    def mean(self, values: Tensor) -> Tensor:
-        """``values`` averaged over the ranks, in place."""
-        if self.size > 1 and dist.get_backend() == "nccl":  # which alone can, and saves a launch
-            with self.failing("averaging over the ranks"):
-                dist.all_reduce(values, dist.ReduceOp.AVG)
-            return values
-        return self.sum(values).div_(self.size)
-
     def of_first(self, values: Tensor) -> Tensor:
         """``values`` of rank 0, in place."""
         if self.size > 1:

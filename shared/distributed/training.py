@@ -58,7 +58,7 @@ def average_gradients(model: nn.Module) -> None:
     for parameters in alike.values():
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         # Two ops of ATen's, whose loops are in C++: of small batches the host is what takes the time.
-        average = ranks.mean(torch.ops.aten.flatten_dense_tensors(grads))
+        average = ranks.sum(torch.ops.aten.flatten_dense_tensors(grads)).div_(ranks.size)
         for parameter, part in zip(parameters, torch.ops.aten.unflatten_dense_tensors(average, grads)):
             parameter.grad = part
 
