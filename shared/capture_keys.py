@@ -26,9 +26,6 @@ __all__ = ["State", "Unfit", "call_refusal", "flatten", "is_moving", "leaf_key",
 _PLAIN = frozenset({type(None), bool, int, float, str, torch.dtype, torch.Size})
 _TENSORS = (Tensor, torch.nn.Parameter)
 _GRAPHS = (Graph, TypedGraph)
-_MOVING = frozenset(
-    {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.complex32}
-)
 
 
 class Unfit(Exception):
@@ -61,7 +58,7 @@ def unflatten(tree: Any, leaves: Iterator[Any]) -> Any:
 
 def is_moving(leaf: Any) -> bool:
     """Whether an argument may have other values in every call; the rest are constants of a capture."""
-    return isinstance(leaf, Tensor) and leaf.dtype in _MOVING
+    return isinstance(leaf, Tensor) and _C.is_moving(leaf)
 
 
 def leaf_key(leaf: Any, device: Optional[int]) -> Hashable:
@@ -79,7 +76,7 @@ def leaf_key(leaf: Any, device: Optional[int]) -> Hashable:
             raise Unfit("a tensor is sparse")
         if leaf.get_device() != device:
             raise Unfit("a tensor is not on the current GPU")
-        if leaf.dtype in _MOVING:
+        if _C.is_moving(leaf):
             if leaf.is_inference() and torch.is_grad_enabled():
                 raise Unfit("a tensor was made in inference mode")
             return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
@@ -180,7 +177,7 @@ class State:
         # Another view may transpose matrices where they lie. Integers with a shape are ids of some kind, from which
         # graphs are made; a number alone is a count.
         matrices = [t for t in tensors if t.dim() > 1]
-        integers = [t for t in given if t.dtype not in _MOVING and t.dim()]
+        integers = [t for t in given if t.dim() and not _C.is_moving(t)]
         # All that the state below looks at is held here: no other object gets the id or the address of a part.
         self._entries = [dict(table) for table in self._tables]
         self._held = [tensors, [t.detach() for t in tensors], integers]

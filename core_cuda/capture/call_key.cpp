@@ -21,7 +21,8 @@ namespace py = pybind11;
 
 // Arguments -----------------------------------------------------------------------------------------------------------
 
-// The dtypes of shared/capture_keys.py's is_moving(): of all others, as floats of 8 bits, a recording holds the tensor.
+// Whether a tensor may have other values in every call. Of all other dtypes, as floats of 8 bits, a recording holds the
+// tensor.
 bool is_moving(const at::Tensor& t) {
   switch (t.scalar_type()) {
     case at::kFloat:
@@ -235,6 +236,8 @@ class ModelState {
 }  // namespace
 
 void define_call_key(py::module_& m) {
+  m.def("is_moving", &is_moving, py::arg("t"),
+        "Whether a tensor, by its dtype, may have other values in every call of a captured model.");
   m.def("call_key", &call_key, py::arg("args"), py::arg("kwargs"), py::arg("device"),
         "(key, what is compared beside it, leaves) of arguments that are plain, else None.");
   py::class_<ModelState>(m, "ModelState", "What a model is made of at one moment, to be asked for at every call.")
