@@ -230,8 +230,8 @@ WIDTHS = [(64, 64), (6, 4), (24, 8), (64, 96), (40, 128)]
 @pytest.mark.parametrize("widths", WIDTHS)
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_float32(kind, widths, bias, device):
-    if kind == "a hub of many blocks" and widths != (64, 64):
-        pytest.skip("takes the reference long")
+    if kind == "a hub of many blocks" and (widths != (64, 64) or device == "cpu"):
+        pytest.skip("takes the reference long, and the CPU has no blocks")
     graph = GRAPHS[kind](device)
     given = operands(graph, *widths, torch.float32, bias)
     assert fits(graph, given[0], given[1], tuple(given[2:5])) == (device == "cuda")
@@ -245,6 +245,8 @@ def test_float32(kind, widths, bias, device):
 @pytest.mark.parametrize("kind", ["random", "hubs", "long rows", "isolated nodes"])
 def test_half_precision_errs_at_most_twice_as_much_as_torch(kind, widths, dtype, device):
     """The median of five draws: where rounding turns the sign of a logit, the LeakyReLU bends elsewhere for either."""
+    if device == "cpu" and widths == (40, 256):
+        pytest.skip("takes long there, and shows nothing that narrow rows do not")
     graph, draws = GRAPHS[kind](device), []
     for seed in range(5):
         given = operands(graph, *widths, dtype, seed=seed)
