@@ -1,8 +1,6 @@
 // What attention over pairs is given.
 #pragma once
 
-#include <array>
-
 #include "../attention/inputs.h"
 #include "../spmm/inputs.h"
 

@@ -9,7 +9,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <tuple>
 #include <vector>
 
 #include "../common/launch.h"
@@ -166,8 +165,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   const cudaStream_t stream = on_device.stream();
   const auto storage = storage_of(x.scalar_type());
   const auto numbers = x.options().dtype(at::kFloat);
-  std::vector<Tensor> results;
-  for (int i = 0; i < 5; ++i) results.push_back(at::empty({0}, x.options()));
+  std::vector<Tensor> results(kPairInputs, at::empty({0}, x.options()));
   const Tensor grad = whole(given_grad), result = whole(out), keys = whole(key);
   const bool of_edges = of_x || of_weight || of_query || of_key;
   if (!of_edges && !of_bias) return results;
@@ -185,7 +183,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   if (of_bias) {
     const Tensor shares = at::empty({deltas.blocks, width}, numbers);
     deltas.shares = shares.mutable_data_ptr<float>();
-    sums.add(shares, results[4] = at::empty({width}, x.options()));
+    sums.add(shares, results[kPairBias] = at::empty({width}, x.options()));
   }
   C10_CUDA_CHECK(run_deltas(storage, deltas, stream));
   if (!of_edges) {
@@ -209,7 +207,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   if (of_key) {
     const Tensor shares = at::empty({pass.blocks(), width}, numbers);
     pass.args.grad_att = shares.mutable_data_ptr<float>();
-    sums.add(shares, results[3] = at::empty({width, 1}, x.options()));
+    sums.add(shares, results[kPairKey] = at::empty({width, 1}, x.options()));
   }
   pass.run(stream);
   sums.run(stream);
@@ -235,7 +233,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
     relational::multiply_rows(grad_values, Tensor(), matrices.transpose(1, 2), walks.offsets(),
                               rows.narrow(0, 0, pairs));
     const GraphArrays graph(walks.sums(), {}, {in.max_degree(2)});
-    results[0] = call_spmm(rows, weights.unsqueeze(1), {}, {}, graph);
+    results[kPairX] = call_spmm(rows, weights.unsqueeze(1), {}, {}, graph);
   }
   if (!of_vectors) return results;
   const Tensor of_pieces = weights.narrow(0, of_x ? pairs : 0, pieces).unsqueeze(1);
@@ -247,15 +245,16 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
 
   // vectors = W_r query
   const Tensor queries_of_types = whole(query), read = whole(matrices);
-  results[1] = at::empty(weight.sizes(), x.options());
+  results[kPairWeight] = at::empty(weight.sizes(), x.options());
   RowSumsArgs outers;
-  outers.a = outer.const_data_ptr(), outers.b = read.const_data_ptr(), outers.out = results[1].mutable_data_ptr();
+  outers.a = outer.const_data_ptr(), outers.b = read.const_data_ptr(),
+  outers.out = results[kPairWeight].mutable_data_ptr();
   outers.row = queries_of_types.const_data_ptr(), outers.factor = grad_vectors.const_data_ptr<float>();
   outers.rows = types * depth, outers.vectors = deltas.vectors, outers.blocks = row_blocks(outers.rows, x);
   if (of_query) {
     const Tensor shares = at::empty({outers.blocks, width}, numbers);
     outers.shares = shares.mutable_data_ptr<float>();
-    sums.add(shares, results[2] = at::empty({width, 1}, x.options()));
+    sums.add(shares, results[kPairQuery] = at::empty({width, 1}, x.options()));
   }
   C10_CUDA_CHECK(run_outer_rows(storage, outers, stream));
   sums.run(stream);

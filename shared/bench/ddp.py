@@ -113,18 +113,15 @@ def _work(rank, size, device, config):
 
 def _compare(model: str, batches: _Batches, size: int, device: torch.device, config: dict):
     """The step alone and by every way, in turns: what the host does beside it changes more slowly than a pass takes."""
-    ways, nets = WAYS if size > 1 else WAYS[:1], {}
-    for way in (ALONE, *ways):
-        torch.manual_seed(0)
-        nets[way] = Net(model).to(device)
-    trainings = {way: _Training(net, way, size > 1, device) for way, net in nets.items()}
+    ways = WAYS if size > 1 else WAYS[:1]
+    trainings = {way: _Training(model, way, size > 1, device) for way in (ALONE, *ways)}
     for number in range(WARMUP_PASSES + config["rounds"]):
         for training in trainings.values():
             training.go_through(batches, timed=number >= WARMUP_PASSES)
     alone = trainings[ALONE].step_ms(len(batches))
     for way in ways:
-        together = trainings[way].step_ms(len(batches))
-        same = [sum(float(p.detach().double().sum()) for p in nets[way].parameters())] * size
+        together, net = trainings[way].step_ms(len(batches)), trainings[way].net
+        same = [sum(float(p.detach().double().sum()) for p in net.parameters())] * size
         if size > 1:
             dist.all_gather_object(same, same[dist.get_rank()])
         yield DDPStep(
@@ -164,12 +161,14 @@ class _Batches:
 class _Training:
     """A model, its optimizer and the times of its passes."""
 
-    def __init__(self, net: nn.Module, way: str, together: bool, device: torch.device):
-        self._net, self._device = net, device
+    def __init__(self, model: str, way: str, together: bool, device: torch.device):
+        torch.manual_seed(0)
+        self.net: nn.Module = Net(model).to(device)
+        self._device = device
         self._averages = together and way == "average_gradients"
         if together and way == "ddp":
-            self._net = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
-        self._optimizer = torch.optim.Adam(net.parameters(), lr=0.001)
+            self.net = DistributedDataParallel(self.net, static_graph=True, gradient_as_bucket_view=True)
+        self._optimizer = torch.optim.Adam(self.net.parameters(), lr=0.001)
         self._passes: list[float] = []
 
     def go_through(self, batches: _Batches, timed: bool) -> None:
@@ -183,9 +182,9 @@ class _Training:
         begun = time.perf_counter()
         for x, edges, y in batches:
             self._optimizer.zero_grad()
-            F.cross_entropy(self._net(x, edges)[: len(y)], y).backward()
+            F.cross_entropy(self.net(x, edges)[: len(y)], y).backward()
             if self._averages:
-                ed.average_gradients(self._net)
+                ed.average_gradients(self.net)
             self._optimizer.step()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)

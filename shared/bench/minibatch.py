@@ -32,7 +32,6 @@ PEERS = ("pyg", "edgeless-pyg", "dgl", "edgeless-dgl")
 CLASSES = 40
 TURN = 6  # batches of a peer's turn, after one that is not timed
 
-Types = Optional[Relations]
 Batch = tuple[Any, Tensor, Tensor]  # (what the layers take as graphs, features, labels of the seeds)
 
 
@@ -89,11 +88,12 @@ def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
 
 
 def _pyg_batches(
-    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, relations: Types
+    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, relations: Optional[Relations]
 ) -> Callable[[], Iterator[Batch]]:
     from torch_geometric.data import Data
     from torch_geometric.loader import NeighborLoader
 
+    device = graph.edge_index.device
     data = Data(x=x, y=y, edge_index=graph.edge_index.cpu())
     if relations is not None:
         data.edge_type = relations.edge_type.cpu()
@@ -111,10 +111,11 @@ def _pyg_batches(
 
 
 def _dgl_batches(
-    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, device, self_loops: bool, relations: Types
+    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, self_loops: bool, relations: Optional[Relations]
 ) -> Callable[[], Iterator[Batch]]:
     import dgl
 
+    device = graph.edge_index.device
     whole = make_graph("dgl", graph.edge_index.cpu(), graph.num_nodes, self_loops)
     edge_type = None if relations is None else relations.edge_type.to(device)
     loader = dgl.dataloading.DataLoader(
@@ -141,7 +142,7 @@ def _dgl_batches(
 class Net(torch.nn.Module):
     """layer -> ReLU -> layer, the second without heads; only the layers' classes differ between peers."""
 
-    def __init__(self, case: Case, framework: str, side: str, relations: Types = None):
+    def __init__(self, case: Case, framework: str, side: str, relations: Optional[Relations] = None):
         super().__init__()
         self.framework = framework
         sizes = (case.features, case.heads, case.channels), (case.heads * case.channels, 1, CLASSES)
@@ -186,9 +187,9 @@ def build(case: Case, peer: str, graph: BenchGraph, sampling: Sampling) -> Peer:
     layer = LAYERS[case.name]
     relations = None if layer.types is None else graph.relations
     if framework == "pyg":
-        draw = _pyg_batches(graph, x, y, sampling, device, relations)
+        draw = _pyg_batches(graph, x, y, sampling, relations)
     else:
-        draw = _dgl_batches(graph, x, y, sampling, device, layer.self_loops, relations)
+        draw = _dgl_batches(graph, x, y, sampling, layer.self_loops, relations)
     torch.manual_seed(0)
     return Peer(draw, Net(case, framework, side, relations).to(device), ours(peer))
 
