@@ -24,9 +24,10 @@ constexpr int64_t kLaunchBoundRows = 1 << 15;
 // Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
 // lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch. By the kernels' times on five
 // graphs (0011).
-constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges) {
+constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
-  if (few && vectors == 1 && (edges == 1 || numbers > 4)) return forward ? 8 : 6;  // teams of one or two lanes
+  if (few && vectors == 1 && (edges == 1 || numbers > 4)) return forward ? 8 : 6;  // an edge for each lane, or two
+  if (narrow && !plain && numbers > 4 && (forward || score == Score::gat)) return 5;
   if (plain && score == Score::gat && vectors == 1) {
     if (many) return 5;
     if (numbers > 4) return forward ? 6 : 3;
@@ -48,15 +49,22 @@ constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vect
 // the backward of the plain dot product; in the forward of gatv2 those that fill no more than a team of two lanes. gat
 // is slower there at any width: it has one dot product in its backward and none in its forward.
 constexpr int most_without_mma(Pass pass, Score score, bool plain) {
-  if (pass == Pass::forward) return score != Score::gatv2 ? 4 : plain ? 2 : 0;
+  if (pass == Pass::forward) return score != Score::gatv2 ? 4 : 2;
   return score == Score::dot && plain ? 8 : 4;
 }
 
 // Edges a row in the mean from which batches are long, and below which they are short (0012).
 constexpr int64_t kManyEdgesARow = 8, kFewEdgesARow = 3;
-// Scores and passes for which two edges a batch pay where rows are short and numbers are floats (0012).
-constexpr bool few_edges_pay(Pass pass, Score score) {
+// Scores and passes for which two edges a batch pay where rows are short: of floats, or narrow rows of any numbers
+// (0012, 0041).
+constexpr bool few_edges_pay(Pass pass, Score score, bool narrow) {
+  if (narrow) return score == Score::gat || pass == Pass::forward;
   return score == Score::gatv2 || score == Score::gat || (score == Score::dot && pass == Pass::forward);
+}
+// Whether narrow rows have narrow teams with options too. Heads of one node end their rows together; with one head a
+// warp ends as many rows as it has teams, each at another time, and that pays where an edge has much to do (0041).
+constexpr bool narrow_teams_pay(Pass pass, Score score, int heads, bool short_rows, bool few_teams) {
+  return heads > 1 || ((score == Score::gatv2 || pass == Pass::by_dst) && !short_rows && !few_teams);
 }
 
 // Rows of one vector, 16 bytes: with a lane for each row of a head, a multiprocessor holds 1024 rows, and where there

@@ -1,7 +1,7 @@
 // Teams: 1 to 32 neighbouring lanes of a warp, a power of two, that walk one row of one head together. No torch.
 //
-// A team takes its edges in batches of one, two, four or eight, no more than it has lanes. Lane q owns the scalars
-// (logit, weight) of edge q of a batch, and so do the lanes that are a multiple of the batch further on. So four dot
+// A team takes its edges one, two, four or eight at a time, no more than it has lanes. Lane q owns the scalars
+// (logit, weight) of edge q of these, and so do the lanes that are a multiple of their number further on. So four dot
 // products cost three exchanges and a few plain ones, exponentials and dropout are computed once, and a weight reaches
 // all lanes by one shuffle.
 #pragma once
@@ -59,6 +59,7 @@ __device__ __forceinline__ A team_sum(A x, int width, unsigned mask) {
 // The value that the owner of edge `edge` holds, in every lane. `edge` may differ from team to team.
 template <int kEdges, class T>
 __device__ __forceinline__ T from_owner(T x, int edge) {
+  if constexpr (kEdges == 1) return x;
   return __shfl_sync(kFullWarp, x, edge, kEdges);
 }
 

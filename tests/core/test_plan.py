@@ -58,8 +58,8 @@ def test_few_rows_of_one_vector_have_an_edge_for_each_lane(score, pass_):
 
     assert team(50_000, 11) == team(60_000, 11, heads=2) == team(200_000, 64) == (4, 1)
     assert team(50_000, 11, dtype="bfloat16", key_dim=8, value_dim=8) == (4, 1)
-    assert team(150_000, 11) == team(80_000, 11, heads=2) == team(300_000, 64) == (1, 1)
-    assert team(50_000, 11, key_dim=8, value_dim=8) == (2, 2)
+    assert team(150_000, 11) == team(80_000, 11, heads=2) == team(300_000, 64) == (1, 4)
+    assert team(50_000, 11, key_dim=8, value_dim=8) == (2, 4)
 
 
 @pytest.mark.parametrize("dtype,width", [("float32", 513), ("bfloat16", 1025), ("float64", 257)])
@@ -79,6 +79,28 @@ def test_batches_of_edges_follow_the_mean_degree():
     edges = [attention_plan(score="gat", num_edges=1000 * degree)["edges"] for degree in (2, 5, 40)]
     assert edges == [2, 4, 8]
     assert attention_plan(score="gat", dtype="bfloat16", num_edges=2000)["edges"] == 4
+    narrow = {"dtype": "bfloat16", "key_dim": 16, "value_dim": 16, "score": "gat"}
+    assert [attention_plan(**narrow, num_edges=1000 * degree)["edges"] for degree in (2, 5, 40)] == [2, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "dtype,dim,lanes", [("bfloat16", 8, 1), ("bfloat16", 16, 2), ("float32", 4, 1), ("float32", 8, 2)]
+)
+def test_narrow_heads_have_narrow_teams_with_options_too(dtype, dim, lanes):
+    """A team of four lanes would leave half of them or more without a part of the row."""
+
+    def team(heads, **given):
+        sizes = {"num_rows": 10**6, "num_edges": 10**7, "num_gathered": 10**6, "key_dim": dim, "value_dim": dim}
+        plan = attention_plan(**{**sizes, "dtype": dtype, "heads": heads, "options": True, **given})
+        assert plan["compiled"] and plan["kernel"] != "tensor cores"
+        return plan["lanes"], plan["edges"]
+
+    for score, pass_ in itertools.product(_C.SCORES, PASSES):
+        assert team(8, score=score, pass_=pass_) == (lanes, 4)
+    assert team(8, score="gatv2", edge_term=True) == (lanes, 4)
+    # With one head as many rows end in a warp as it has teams.
+    assert team(1) == team(1, pass_="by_dst", num_edges=2 * 10**6) == (4, 4)
+    assert team(1, pass_="by_dst") == team(1, score="gatv2") == (lanes, 4)
 
 
 def test_a_slice_fits_the_l2_of_the_device():

@@ -104,7 +104,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
                                             Shares& att_shares, bool& large) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
-  constexpr int kEdges = Team::kEdges, kRows = Team::kRows;
+  constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
 
   const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
@@ -117,7 +117,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
   // Made anew for every row where they would be kept in memory: GATv2's kernels of four edges have no registers left.
   const auto rows_of = [&](const Rows& rows, Offsets<kVecs> offsets) {
-    if constexpr (Fn::kAtt && kMakesExact<S> && kVecs == 1 && kEdges == 4) offsets.at[0] = held(offsets.at[0]);
+    if constexpr (Fn::kAtt && kMakesExact<S> && kVecs == 1 && Team::kBatch == 4) offsets.at[0] = held(offsets.at[0]);
     return RowPointers<kVecs>(rows, place.head, offsets);
   };
   RowPointers<kVecs> keys(args.src, place.head, key_offsets);
@@ -257,118 +257,121 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   auto leave = [&] { pieces.leave(place, acc, acc_scalar); };
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
-  EdgeWindow<I, kEdges> window(args.graph, walk);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && Team::kWidth > 4;
+  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kRows][kVecs], value_raw[kRows][kVecs];
+    uint4 key_raw[kTurns][kRows][kVecs], value_raw[kTurns][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if constexpr (kValues) {
       if (has_grad) {
         window.load(values, value_raw);
       } else {
-#pragma unroll
-        for (int u = 0; u < kRows; ++u) {
-#pragma unroll
-          for (int v = 0; v < kVecs; ++v) value_raw[u][v] = uint4{0, 0, 0, 0};
-        }
+        clear_rows(value_raw);
       }
     }
-    A source_scalar = 0;
-    if constexpr (!kKeys) {
-      if (args.src) source_scalar = load_scalar<A>(args.src, window.index, place.head);
+    A source_scalar[kTurns], other_over[kTurns];
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      source_scalar[t] = !kKeys && args.src ? load_scalar<A>(args.src, window.index[t], place.head) : A(0);
+      other_over[t] = norms.other(window.index[t]);
     }
-    const A other_over = norms.other(window.index);
     ahead.ask(keys.at[0], keys.stride);
     window.advance(walk);
     ahead.advance(walk);
-    const int n = window.count;
-    const bool valid = window.slot < n;
+    const I first = walk.edge - window.count;
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
-    // logits and dP
-    A logit[kRows], product[kRows];
-    A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      A other[kPer];
-      product[u] = 0;
-      if constexpr (kValues) {
-        unpack_all<S, kVecs>(value_raw[u], other);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int n = window.count_of(turn);
+      const I edge_at = first + turn * kEdges;
+      const bool valid = window.slot < n;
+
+      // logits and dP
+      A logit[kRows], product[kRows];
+      A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
 #pragma unroll
-        for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
-      }
-      if constexpr (kKeys) {
-        unpack_all<S, kVecs>(key_raw[u], other);
-        if constexpr (!kValues) {
+      for (int u = 0; u < kRows; ++u) {
+        A other[kPer];
+        product[u] = 0;
+        if constexpr (kValues) {
+          unpack_all<S, kVecs>(value_raw[turn][u], other);
 #pragma unroll
           for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
         }
-        if constexpr (kMode == kEdgeTerm) {
-          if (n > 0 && args.proj) {
-            add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other);
+        if constexpr (kKeys) {
+          unpack_all<S, kVecs>(key_raw[turn][u], other);
+          if constexpr (!kValues) {
+#pragma unroll
+            for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
           }
+          if constexpr (kMode == kEdgeTerm) {
+            if (n > 0 && args.proj) {
+              add_edge_term<S, kVecs>(args, place, edge_id(args.graph, edge_at + min(u, n - 1)), other);
+            }
 #pragma unroll
-          for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];
+            for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];
+          }
+          typename Fn::template Partial<A, true> sum(own_scalar);
+#pragma unroll
+          for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
+          logit[u] = sum.sum(args.coefficient);
         }
-        typename Fn::template Partial<A, true> sum(own_scalar);
-#pragma unroll
-        for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
-        logit[u] = sum.sum(args.coefficient);
       }
-    }
-    A s, dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
-    if constexpr (kKeys) {
-      const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
-      s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
-    } else {
-      s = own_scalar + source_scalar;
-    }
-    A ds, derivative = 1;
-    if constexpr (kMode >= kOptions) {
-      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
-      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
-      if constexpr (Fn::kScalar) {
-        derivative = GatScore::derivative(s, args.coefficient);
-        s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+      A s, dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
+      if constexpr (kKeys) {
+        const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
+        s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
+      } else {
+        s = own_scalar + source_scalar[turn];
       }
-      const A p = power_of_two(s - shift);
-      if (args.value_term && valid) dp += args.value_term[edge.at];
-      if (args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
-      if (args.weights_out && valid) {
-        args.weights_out[edge.at] = p * edge.keep * (args.weights_scaled ? edge.scale : A(1));
+      A ds, derivative = 1;
+      if constexpr (kMode >= kOptions) {
+        const EdgeFactors<A> edge(args, seed, static_cast<I>(edge_at + window.slot), place.head, valid);
+        if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
+        if constexpr (Fn::kScalar) {
+          derivative = GatScore::derivative(s, args.coefficient);
+          s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+        }
+        const A p = power_of_two(s - shift);
+        if (args.value_term && valid) dp += args.value_term[edge.at];
+        if (args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
+        if (args.weights_out && valid) {
+          args.weights_out[edge.at] = p * edge.keep * (args.weights_scaled ? edge.scale : A(1));
+        }
+        dp *= edge.scale;
+        if (args.grad_weights && valid) dp += args.grad_weights[edge.at];
+        ds = valid ? p * (edge.keep * dp - delta) : A(0);
+        if (args.ds_out && valid) args.ds_out[edge.at] = ds * derivative;
+      } else {
+        if constexpr (Fn::kScalar) {
+          derivative = GatScore::derivative(s, args.coefficient);
+          s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+        }
+        ds = valid ? power_of_two(s - shift) * (dp - delta) : A(0);
       }
-      dp *= edge.scale;
-      if (args.grad_weights && valid) dp += args.grad_weights[edge.at];
-      ds = valid ? p * (edge.keep * dp - delta) : A(0);
-      if (args.ds_out && valid) args.ds_out[edge.at] = ds * derivative;
-    } else {
-      if constexpr (Fn::kScalar) {
-        derivative = GatScore::derivative(s, args.coefficient);
-        s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
-      }
-      ds = valid ? power_of_two(s - shift) * (dp - delta) : A(0);
-    }
 
-    if constexpr (Fn::kScalar) {
-      acc_scalar = fma(ds, derivative, acc_scalar);
-    } else {
-      if constexpr (kSumsDs) acc_scalar += ds;
-      A d[kRows];
+      if constexpr (Fn::kScalar) {
+        acc_scalar = fma(ds, derivative, acc_scalar);
+      } else {
+        if constexpr (kSumsDs) acc_scalar += ds;
+        A d[kRows];
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) d[u] = Team::from_owner(norms.of_edge(ds, other_over, valid), u);
+        for (int u = 0; u < kRows; ++u) d[u] = Team::from_owner(norms.of_edge(ds, other_over[turn], valid), u);
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) {
+        for (int u = 0; u < kRows; ++u) {
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) {
-          A x[kV];
-          if constexpr (kMode < kEdgeTerm) unpack_again<S>(key_raw[u][v], x);
+          for (int v = 0; v < kVecs; ++v) {
+            A x[kV];
+            if constexpr (kMode < kEdgeTerm) unpack_again<S>(key_raw[turn][u][v], x);
 #pragma unroll
-          for (int k = 0; k < kV; ++k) {
-            if constexpr (kMode == kEdgeTerm) x[k] = termed[u][v * kV + k];
-            Fn::grad(acc[v * kV + k], own[v * kV + k], x[k], d[u]);
+            for (int k = 0; k < kV; ++k) {
+              if constexpr (kMode == kEdgeTerm) x[k] = termed[u][v * kV + k];
+              Fn::grad(acc[v * kV + k], own[v * kV + k], x[k], d[u]);
+            }
           }
         }
       }
@@ -424,7 +427,7 @@ __device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I
 }
 
 template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_dst, kMode, kVecs, Team::kRows))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::by_dst, kMode, kVecs))
     by_dst_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;

@@ -82,7 +82,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
                                             Shares& att_shares, bool& marked) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
-  constexpr int kEdges = Team::kEdges, kRows = Team::kRows;
+  constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar;
 
   const Place<Team::kWidth, false, Team::kRowWidth> place(args.layout, args.heads);
@@ -194,108 +194,112 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     emit_source<Fn, S, kVecs>(args, shares, place, row, lead, complete, key_acc, value_acc, acc_scalar);
   };
 
-  EdgeWindow<I, kEdges> window(args.graph, walk);
+  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kRows][kVecs], grad_raw[kRows][kVecs];
+    uint4 key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if (has_grad) {
       window.load(grads, grad_raw);
     } else {
-#pragma unroll
-      for (int u = 0; u < kRows; ++u) {
-#pragma unroll
-        for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
-      }
+      clear_rows(grad_raw);
     }
-    const Stat<Fn, S> stat = stats.load(window.index);
-    const A other_over = norms.other(window.index);
-    A target_scalar = 0;
-    if constexpr (!kKeys) {
-      if (args.dst) target_scalar = load_scalar<A>(args.dst, window.index, place.head);
+    Stat<Fn, S> stat[kTurns];
+    A target_scalar[kTurns], other_over[kTurns];
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      stat[t] = stats.load(window.index[t]);
+      other_over[t] = norms.other(window.index[t]);
+      target_scalar[t] = !kKeys && args.dst ? load_scalar<A>(args.dst, window.index[t], place.head) : A(0);
     }
     window.advance(walk);
-    const int n = window.count;
-    const bool valid = window.slot < n;
+    const I first = walk.edge - window.count;
     if (fresh) take_row();
 
-    // logits and dP
-    A s, dp;
-    A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
-    {
-      A logit[kRows], product[kRows];
 #pragma unroll
-      for (int u = 0; u < kRows; ++u) {
-        product[u] = 0;
-        A other[kPer];
-        unpack_all<S, kVecs>(grad_raw[u], other);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int n = window.count_of(turn);
+      const I edge_at = first + turn * kEdges;
+      const bool valid = window.slot < n;
+
+      // logits and dP
+      A s, dp;
+      A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
+      {
+        A logit[kRows], product[kRows];
 #pragma unroll
-        for (int k = 0; k < kPer; ++k) {
-          if constexpr (Fn::kOwnValue) {
-            product[u] = fma(other[k], value[k], product[u]);
-          } else {
-            product[u] = fma(other[k], Fn::raw(own[k]), product[u]);
-          }
-        }
-        if constexpr (!Fn::kScalar) {
-          unpack_all<S, kVecs>(key_raw[u], other);
-          if constexpr (kMode == kEdgeTerm) {
-            if (n > 0 && args.proj) {
-              add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other);
+        for (int u = 0; u < kRows; ++u) {
+          product[u] = 0;
+          A other[kPer];
+          unpack_all<S, kVecs>(grad_raw[turn][u], other);
+#pragma unroll
+          for (int k = 0; k < kPer; ++k) {
+            if constexpr (Fn::kOwnValue) {
+              product[u] = fma(other[k], value[k], product[u]);
+            } else {
+              product[u] = fma(other[k], Fn::raw(own[k]), product[u]);
             }
-#pragma unroll
-            for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];
           }
-          typename Fn::template Partial<A, kMode == kEdgeTerm> sum(own_scalar);
+          if constexpr (!Fn::kScalar) {
+            unpack_all<S, kVecs>(key_raw[turn][u], other);
+            if constexpr (kMode == kEdgeTerm) {
+              if (n > 0 && args.proj) {
+                add_edge_term<S, kVecs>(args, place, edge_id(args.graph, edge_at + min(u, n - 1)), other);
+              }
 #pragma unroll
-          for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
-          logit[u] = sum.sum(args.coefficient);
+              for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];
+            }
+            typename Fn::template Partial<A, kMode == kEdgeTerm> sum(own_scalar);
+#pragma unroll
+            for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
+            logit[u] = sum.sum(args.coefficient);
+          }
         }
+        if constexpr (Fn::kScalar) {
+          s = own_scalar + target_scalar[turn];
+        } else {
+          const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
+          s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
+        }
+        dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
+      }
+      A derivative = 1, factor = 1;
+      if constexpr (kMode >= kOptions) {
+        const EdgeFactors<A> edge(args, seed, static_cast<I>(edge_at + window.slot), place.head, valid);
+        if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
+        if (args.value_term && valid) dp += args.value_term[edge.at];
+        factor = edge.keep * edge.scale;
+        dp *= factor;
+        if (args.grad_weights && valid) dp += edge.keep * args.grad_weights[edge.at];
       }
       if constexpr (Fn::kScalar) {
-        s = own_scalar + target_scalar;
-      } else {
-        const A sum = sum_of_own_edge<kRows>(logit, place.row_lane(), place.row_width());
-        s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
+        derivative = GatScore::derivative(s, args.coefficient);
+        s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
       }
-      dp = sum_of_own_edge<kRows>(product, place.row_lane(), place.row_width());
-    }
-    A derivative = 1, factor = 1;
-    if constexpr (kMode >= kOptions) {
-      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
-      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
-      if (args.value_term && valid) dp += args.value_term[edge.at];
-      factor = edge.keep * edge.scale;
-      dp *= factor;
-      if (args.grad_weights && valid) dp += edge.keep * args.grad_weights[edge.at];
-    }
-    if constexpr (Fn::kScalar) {
-      derivative = GatScore::derivative(s, args.coefficient);
-      s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
-    }
-    const A p = valid ? power_of_two(s - stat.shift) : A(0);
-    const A weight = p * factor, ds = valid ? p * (dp - stat.delta) : A(0);
+      const A p = valid ? power_of_two(s - stat[turn].shift) : A(0);
+      const A weight = p * factor, ds = valid ? p * (dp - stat[turn].delta) : A(0);
 
-    A w[kRows], d[kRows];
+      A w[kRows], d[kRows];
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      w[u] = Team::from_owner(weight, u);
-      if constexpr (!Fn::kScalar) d[u] = Team::from_owner(norms.of_edge(ds, other_over, valid), u);
-    }
-    if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
-    if constexpr (Fn::kAtt) acc_scalar += ds;
+      for (int u = 0; u < kRows; ++u) {
+        w[u] = Team::from_owner(weight, u);
+        if constexpr (!Fn::kScalar) d[u] = Team::from_owner(norms.of_edge(ds, other_over[turn], valid), u);
+      }
+      if constexpr (Fn::kScalar) acc_scalar = fma(ds, derivative, acc_scalar);
+      if constexpr (Fn::kAtt) acc_scalar += ds;
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
+      for (int u = 0; u < kRows; ++u) {
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) {
-        A g[kV], x[kV];
-        unpack_again<S>(grad_raw[u][v], g);
-        if constexpr (!Fn::kScalar && kMode < kEdgeTerm) unpack_again<S>(key_raw[u][v], x);
+        for (int v = 0; v < kVecs; ++v) {
+          A g[kV], x[kV];
+          unpack_again<S>(grad_raw[turn][u][v], g);
+          if constexpr (!Fn::kScalar && kMode < kEdgeTerm) unpack_again<S>(key_raw[turn][u][v], x);
 #pragma unroll
-        for (int k = 0; k < kV; ++k) {
-          value_acc[v * kV + k] = fma(w[u], g[k], value_acc[v * kV + k]);
-          if constexpr (kMode == kEdgeTerm) x[k] = termed[u][v * kV + k];
-          if constexpr (!Fn::kScalar) Fn::grad(key_acc[v * kV + k], own[v * kV + k], x[k], d[u]);
+          for (int k = 0; k < kV; ++k) {
+            value_acc[v * kV + k] = fma(w[u], g[k], value_acc[v * kV + k]);
+            if constexpr (kMode == kEdgeTerm) x[k] = termed[u][v * kV + k];
+            if constexpr (!Fn::kScalar) Fn::grad(key_acc[v * kV + k], own[v * kV + k], x[k], d[u]);
+          }
         }
       }
     }
@@ -339,7 +343,7 @@ __device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I
 }
 
 template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::by_src, kMode, kVecs, Team::kRows))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::by_src, kMode, kVecs))
     by_src_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kVecs * kVec<S>;

@@ -62,11 +62,11 @@ template <class Fn>
 constexpr bool settles_forward = Fn::kScore != Score::dot;
 
 template <class Fn, class S, class I, int kVecs, class Team, int kMode>
-__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward, kMode, kVecs, Team::kRows))
+__global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::forward, kMode, kVecs))
     forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kV = kVec<S>, kPer = kVecs * kV;
-  constexpr int kEdges = Team::kEdges, kRows = Team::kRows;
+  constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
   __shared__ ForwardPieces<A, kPer> pieces;
@@ -149,89 +149,96 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S>(Pass::forward
   };
 
   if (walk.pending) ask_row(walk.row);
-  EdgeWindow<I, kEdges> window(args.graph, walk);
-  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && kEdges <= 4 && Team::kWidth > 4;
+  EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
+  constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kRows][kVecs], value_raw[kRows][kVecs];
+    uint4 key_raw[kTurns][kRows][kVecs], value_raw[kTurns][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if constexpr (kValues) window.load(values, value_raw);
-    A source_scalar = 0;
-    if constexpr (!kKeys) {
-      if (args.src) source_scalar = load_scalar<A>(args.src, window.index, place.head);
+    A source_scalar[kTurns], other_over[kTurns];
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      source_scalar[t] = !kKeys && args.src ? load_scalar<A>(args.src, window.index[t], place.head) : A(0);
+      other_over[t] = norms.other(window.index[t]);
     }
-    const A other_over = norms.other(window.index);
     ahead.ask(keys.at[0], keys.stride);
     window.advance(walk);
     ahead.advance(walk);
-    const int n = window.count;
-    const bool valid = window.slot < n;
+    const I first = walk.edge - window.count;
     if (kKeys && fresh) take_row();
 
-    // logits
-    A s;
-    if constexpr (kKeys) {
-      A partial[kRows];
+#pragma unroll
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int n = window.count_of(turn);
+      const I edge_at = first + turn * kEdges;
+      const bool valid = window.slot < n;
+
+      // logits
+      A s;
+      if constexpr (kKeys) {
+        A partial[kRows];
+#pragma unroll
+        for (int u = 0; u < kRows; ++u) {
+          A other[kPer];
+          unpack_all<S, kVecs>(key_raw[turn][u], other);
+          if constexpr (kMode == kEdgeTerm) {
+            if (n > 0 && args.proj) {
+              add_edge_term<S, kVecs>(args, place, edge_id(args.graph, edge_at + min(u, n - 1)), other);
+            }
+          }
+          typename Fn::template Partial<A, true> sum(own_scalar);
+#pragma unroll
+          for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
+          partial[u] = sum.sum(args.coefficient);
+        }
+        const A sum = sum_of_own_edge<kRows>(partial, place.row_lane(), place.row_width());
+        s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over[turn]);
+      } else {
+        s = own_scalar + source_scalar[turn];
+      }
+      A factor = 1;
+      if constexpr (kMode >= kOptions) {
+        const EdgeFactors<A> edge(args, seed, static_cast<I>(edge_at + window.slot), place.head, valid);
+        factor = edge.keep * edge.scale;
+        if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
+        if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+        // May be the term itself, which other lanes that own the edge have read by then.
+        if (args.logits_out) {
+          __syncwarp();
+          if (valid) args.logits_out[edge.at] = s * A(kLn2);
+        }
+        if (args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
+      } else if constexpr (Fn::kScalar) {
+        s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
+      }
+      if (!valid) s = -INFINITY;
+
+      // Softmax. An idle team goes on with an edge of its last row and weight 0.
+      if (__any_sync(kFullWarp, s > m)) {
+        const A top = max(m, batch_max<kEdges>(s));
+        const A shrink = top > m ? power_of_two(m - top) : A(1);
+        m = top;
+        l *= shrink;
+#pragma unroll
+        for (int k = 0; k < kPer; ++k) acc[k] *= shrink;
+      }
+      const A p = power_of_two(s - m);
+      l += p;
+      A w[kRows];
+#pragma unroll
+      for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(kMode >= kOptions ? p * factor : p, u);
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
-        A other[kPer];
-        unpack_all<S, kVecs>(key_raw[u], other);
-        if constexpr (kMode == kEdgeTerm) {
-          if (n > 0 && args.proj) {
-            add_edge_term<S, kVecs>(args, place, edge_id(args.graph, walk.edge - n + min(u, n - 1)), other);
-          }
+#pragma unroll
+        for (int v = 0; v < kVecs; ++v) {
+          A x[kV];
+          unpack_again<S>(kValues ? value_raw[turn][u][v] : key_raw[turn][u][v], x);
+#pragma unroll
+          for (int k = 0; k < kV; ++k) acc[v * kV + k] = fma(w[u], x[k], acc[v * kV + k]);
         }
-        typename Fn::template Partial<A, true> sum(own_scalar);
-#pragma unroll
-        for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
-        partial[u] = sum.sum(args.coefficient);
-      }
-      const A sum = sum_of_own_edge<kRows>(partial, place.row_lane(), place.row_width());
-      s = norms.logit(Fn::scaled(sum, args.base_two_coefficient), own_over, other_over);
-    } else {
-      s = own_scalar + source_scalar;
-    }
-    A factor = 1;
-    if constexpr (kMode >= kOptions) {
-      const EdgeFactors<A> edge(args, seed, static_cast<I>(walk.edge - n + window.slot), place.head, valid);
-      factor = edge.keep * edge.scale;
-      if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
-      if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
-      // May be the term itself, which other lanes that own the edge have read by then.
-      if (args.logits_out) {
-        __syncwarp();
-        if (valid) args.logits_out[edge.at] = s * A(kLn2);
-      }
-      if (args.given) factor = valid ? args.given[edge.at] : A(0), s = 0;
-    } else if constexpr (Fn::kScalar) {
-      s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
-    }
-    if (!valid) s = -INFINITY;
-
-    // Softmax. An idle team goes on with an edge of its last row and weight 0.
-    if (__any_sync(kFullWarp, s > m)) {
-      const A top = max(m, batch_max<kEdges>(s));
-      const A shrink = top > m ? power_of_two(m - top) : A(1);
-      m = top;
-      l *= shrink;
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) acc[k] *= shrink;
-    }
-    const A p = power_of_two(s - m);
-    l += p;
-    A w[kRows];
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) w[u] = Team::from_owner(kMode >= kOptions ? p * factor : p, u);
-#pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-#pragma unroll
-      for (int v = 0; v < kVecs; ++v) {
-        A x[kV];
-        unpack_again<S>(kValues ? value_raw[u][v] : key_raw[u][v], x);
-#pragma unroll
-        for (int k = 0; k < kV; ++k) acc[v * kV + k] = fma(w[u], x[k], acc[v * kV + k]);
       }
     }
   };

@@ -4,10 +4,11 @@
 //   rows            index    what a lane holds of a row, and its kernels
 //   16-bit          int32    tensor cores (mma.cuh) where use_mma() says so: with options, and plain, there also for
 //                            rows that give every lane all its vectors
-//   f32, 16-bit     int32    plain: 1 vector, teams of 1, 2 or 4 lanes; of 8 to 32 lanes with batches of 2, 4 or 8
-//                            edges; 2 vectors (f32: or 4), teams of 32. Not where the tensor cores take every row of
-//                            that width. Rows of one vector: also teams of 4 lanes with an edge each.
-//   f32, 16-bit     int32    with options: 1 or 4 vectors, any team
+//   f32, 16-bit     int32    plain: 1 vector, teams of 1 or 2 lanes with batches of 2 or 4 edges, of 4 lanes with 4
+//                            edges, of 8 to 32 lanes with 2, 4 or 8; 2 vectors (f32: or 4), teams of 32. Not where the
+//                            tensor cores take every row of that width. Rows of one vector: also teams of 4 lanes with
+//                            an edge each.
+//   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes; 1 or 4 vectors, any team
 //   f64, any int64           4 vectors, any team, with all options
 #pragma once
 
@@ -39,8 +40,10 @@ constexpr int many_edges(Pass pass, Score score) {
 constexpr int kFewEdges = 2;
 // Where each edge of a batch has a lane of its own.
 constexpr int kSpreadEdges = 4;
-// A lane owns at most one edge of a batch, so a team of one or two lanes has no more edges than lanes.
-constexpr int edges_of_team(int lanes) { return lanes < 4 ? lanes : 4; }
+// Lanes of teams that are narrow: with options as well they have as many lanes as a row has vectors.
+constexpr int kNarrowLanes = 2;
+constexpr bool is_narrow(int lanes) { return lanes > 0 && lanes <= kNarrowLanes; }
+
 struct Kernel {
   bool wide_index = false;  // int64 ids
   bool mma = false;         // of mma.cuh
@@ -72,9 +75,9 @@ struct KernelTable {
 };
 
 // Whether some row of more than `least` and up to `most` vectors is not the tensor cores'.
-constexpr bool any_without_mma(Pass pass, Score score, Storage storage, int least, int most) {
+constexpr bool any_without_mma(Pass pass, Score score, Storage storage, int least, int most, Mode mode = kPlain) {
   for (int vectors = least + 1; vectors <= most; ++vectors) {
-    if (!use_mma(pass, score, storage, kPlain, vectors)) return true;
+    if (!use_mma(pass, score, storage, mode, vectors)) return true;
   }
   return false;
 }
@@ -97,16 +100,24 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   if (storage == Storage::f64) return table;
   table.add({false, false, false, 1, 0, 4, kOptions});
   if (all == kEdgeTerm) table.add({false, false, false, 1, 0, 4, kEdgeTerm});
+  for (int lanes = 1; lanes <= kNarrowLanes; ++lanes) {
+    for (const Mode mode : {kOptions, all}) {
+      const Kernel kernel{false, false, false, 1, lanes, 4, mode};
+      if (any_without_mma(pass, score, storage, lanes - 1, lanes, mode) && !table.has(kernel)) table.add(kernel);
+    }
+  }
   for (int lanes = 1; lanes <= 4; lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes == 1 ? -1 : lanes / 2, lanes)) continue;
-    table.add({false, false, false, 1, lanes, edges_of_team(lanes), kPlain});
+    table.add({false, false, false, 1, lanes, 4, kPlain});
+    if (is_narrow(lanes) && few_edges_pay(pass, score, true))
+      table.add({false, false, false, 1, lanes, kFewEdges, kPlain});
   }
   table.add({false, false, false, 1, kSpreadEdges, kSpreadEdges, kPlain, true});
   const int batches[] = {4, many_edges(pass, score), kFewEdges};
   for (int lanes = 8; lanes <= 32; lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes / 2, lanes)) continue;
     for (const int edges : batches) {
-      if (edges == kFewEdges && (storage != Storage::f32 || !few_edges_pay(pass, score))) continue;
+      if (edges == kFewEdges && (storage != Storage::f32 || !few_edges_pay(pass, score, false))) continue;
       const Kernel kernel{false, false, false, 1, lanes, edges, kPlain};
       if (!table.has(kernel)) table.add(kernel);
     }

@@ -8,10 +8,11 @@
 namespace edgeless::cuda {
 
 // Blocks that must fit on a multiprocessor.
-template <class Fn, class S>
-constexpr int min_blocks(Pass pass, int mode, int vectors, int edges) {
+template <class Fn, class S, class Team>
+constexpr int min_blocks(Pass pass, int mode, int vectors) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
-  return min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers, edges);
+  return min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers, Team::kRows * Team::kTurns,
+                    Team::kNarrow);
 }
 
 // Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its last vector,
@@ -118,42 +119,62 @@ __device__ __forceinline__ A load_scalar(const Rows& rows, I index, int head) {
   return *reinterpret_cast<const A*>(rows.base + head * rows.head + static_cast<uint64_t>(index) * rows.row);
 }
 
-// The batch of edges at hand: up to kEdges of one row. Their indices are loaded one batch ahead, one by each lane that
-// owns an edge. Places beyond the batch's end repeat its last edge, so that no row gets to see what belongs to another.
-template <class I, int kEdges>
+// The batch of edges at hand: up to kEdges of one row in each of its turns. Their indices are loaded one batch ahead,
+// one by each lane that owns an edge. Places beyond the batch's end repeat an edge of it, so that no row gets to see
+// what belongs to another.
+template <class I, int kEdges, int kTurns>
 struct EdgeWindow {
   const I* indices;
-  int slot;   // edge of a batch that this lane owns
-  I index;    // its other end
-  int count;  // edges of the batch, 0 for an idle team
+  int slot;         // edge of a turn that this lane owns
+  I index[kTurns];  // its other end
+  int count;        // edges of the batch, 0 for an idle team
 
   __device__ EdgeWindow(const CompressedGraph& graph, const Walk<I>& walk)
       : indices(held(static_cast<const I*>(graph.indices))), slot(held(static_cast<int>(threadIdx.x % kEdges))) {
     const int64_t last = graph.num_edges - 1;
-    index = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + slot, last));
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      index[t] = last < 0 ? 0 : __ldg(indices + min(static_cast<int64_t>(walk.edge) + t * kEdges + slot, last));
+    }
   }
 
   // Waits for the first indices, see walk_rows().
-  __device__ __forceinline__ void settle() { index = max(index, I(0)); }
+  __device__ __forceinline__ void settle() {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) index[t] = max(index[t], I(0));
+  }
 
-  __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges); }
+  __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges * kTurns); }
+
+  // Edges of a turn.
+  __device__ __forceinline__ int count_of(int turn) const {
+    return kTurns == 1 ? count : min(max(count - turn * kEdges, 0), kEdges);
+  }
 
   // Moves on, once the batch's rows are asked for, and asks for the next indices.
   __device__ __forceinline__ void advance(Walk<I>& walk) {
     walk.edge += count;
-    if (slot < walk.last_edge - walk.edge) index = __ldg(indices + (walk.edge + slot));
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      const int place = t * kEdges + slot;
+      if (place < walk.last_edge - walk.edge) index[t] = __ldg(indices + (walk.edge + place));
+    }
   }
 
-  // All of the batch's rows, or that of the edge that this lane owns.
+  // All rows of all turns, or that of the edge that this lane owns.
   template <int kRows, int kVecs>
-  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, uint4 (&raw)[kRows][kVecs]) const {
+  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, uint4 (&raw)[kTurns][kRows][kVecs]) const {
     static_assert(kRows == kEdges || kRows == 1);
-    const int last = max(count, 1) - 1;
 #pragma unroll
-    for (int u = 0; u < kRows; ++u) {
-      const I j = from_owner<kEdges>(index, min(kRows == kEdges ? u : slot, last));
+    for (int t = 0; t < kTurns; ++t) {
+      const I owned = t == 0 || t * kEdges < count ? index[t] : index[0];
+      const int last = max(count_of(t), 1) - 1;
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) raw[u][v] = load_shared_row(rows.row(v, j));
+      for (int u = 0; u < kRows; ++u) {
+        const I j = from_owner<kEdges>(owned, min(kRows == kEdges ? u : slot, last));
+#pragma unroll
+        for (int v = 0; v < kVecs; ++v) raw[t][u][v] = load_shared_row(rows.row(v, j));
+      }
     }
   }
 };
@@ -192,6 +213,18 @@ struct NotAhead {
   template <class... T>
   __device__ void ask(const T&...) const {}
 };
+
+template <int kTurns, int kRows, int kVecs>
+__device__ __forceinline__ void clear_rows(uint4 (&raw)[kTurns][kRows][kVecs]) {
+#pragma unroll
+  for (int t = 0; t < kTurns; ++t) {
+#pragma unroll
+    for (int u = 0; u < kRows; ++u) {
+#pragma unroll
+      for (int v = 0; v < kVecs; ++v) raw[t][u][v] = uint4{0, 0, 0, 0};
+    }
+  }
+}
 
 // Stores the lane's part of a row of [rows, heads, dim]; `heads` are those from row to row.
 template <class S, int kVecs, class P>

@@ -95,6 +95,11 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int vectors = most_vectors(problem);
   const Mode all = problem.score == Score::gatv2 ? kEdgeTerm : kOptions;
   const Mode mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
+  const bool floats = problem.storage == Storage::f32;
+  const bool short_rows = problem.num_edges < kFewEdgesARow * problem.num_rows;
+  const bool long_rows = problem.num_edges >= kManyEdgesARow * problem.num_rows;
+  const int64_t few = device.multiprocessors * kFewTeams * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
+  const bool few_teams = vectors <= 1 && problem.num_rows * problem.heads <= few;  // of one lane
   Kernel kernel;
   if (vectors > 4 * 32) return kernel;
   kernel.wide_index = problem.wide_index;
@@ -105,27 +110,25 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     kernel = mma_kernel(problem.pass, vectors, mode, false);
     const int whole = kernel.vectors * kernel.lanes;
     kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
-  } else if (mode != kPlain || (vectors > 64 && problem.storage != Storage::f32)) {
+  } else if (mode != kPlain || (vectors > 64 && !floats)) {
     kernel.vectors = vectors <= 32 ? 1 : 4;
     if (kernel.vectors == 4) kernel.mode = all;
     if (kernel.mode == kPlain) kernel.mode = kOptions;
+    if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_teams)) {
+      kernel.lanes = vectors;
+    }
   } else {
     kernel.vectors = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
     kernel.lanes = 1;
     while (kernel.vectors * kernel.lanes < vectors) kernel.lanes *= 2;
-    kernel.edges = kernel.vectors == 4 ? kFewEdges : edges_of_team(kernel.lanes);
-    const bool one_of_several = kernel.vectors == 1 && kernel.lanes > 4;  // batches
-    if (one_of_several && problem.num_edges >= kManyEdgesARow * problem.num_rows) {
-      kernel.edges = many_edges(problem.pass, problem.score);
-    } else if (one_of_several && problem.num_edges < kFewEdgesARow * problem.num_rows &&
-               problem.storage == Storage::f32 && few_edges_pay(problem.pass, problem.score)) {
-      kernel.edges = kFewEdges;
-    }
-    const int64_t teams = problem.num_rows * problem.heads;
-    const int64_t few =
-        device.multiprocessors * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1) * kFewTeams;
-    if (kernel.vectors * kernel.lanes == 1 && teams <= few) {
+    const bool narrow = is_narrow(kernel.lanes);
+    if (few_teams) {
       kernel.lanes = kernel.edges = kSpreadEdges, kernel.spread = true;
+    } else if (kernel.vectors == 4 || (short_rows && kernel.vectors == 1 && kernel.lanes != 4 && (floats || narrow) &&
+                                       few_edges_pay(problem.pass, problem.score, narrow))) {
+      kernel.edges = kFewEdges;
+    } else if (long_rows && kernel.vectors == 1 && kernel.lanes > 4) {
+      kernel.edges = many_edges(problem.pass, problem.score);
     }
   }
   return kernel;
@@ -164,7 +167,8 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   const bool plain = kernel.mode == kPlain;
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
   const int numbers = kernel.vectors * (is_half(problem.storage) ? 8 : 4);
-  return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane());
+  return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane(),
+                    is_narrow(kernel.lanes));
 }
 
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.

@@ -59,14 +59,18 @@ struct Place {
   }
 };
 
-// How many lanes a team has (0: known when the kernel runs) and how many edges a batch. kSpread: each lane has an edge
-// of its own and reads its row, a whole one; else all lanes share all rows of a batch.
-template <int kLanes, int kBatch, bool kSpreadEdges = false>
+// How many lanes a team has (0: known when the kernel runs) and how many edges a batch, whose rows are all asked for
+// before the first is used. A batch of more edges than lanes has several turns. kSpread: each lane has an edge of its
+// own and reads its row, a whole one; else all lanes share all rows of a turn.
+template <int kLanes, int kBatchEdges, bool kSpreadEdges = false>
 struct TeamShape {
-  static constexpr int kWidth = kLanes, kEdges = kBatch;
+  static constexpr int kWidth = kLanes, kBatch = kBatchEdges;
+  static constexpr int kTurns = kWidth && kWidth < kBatch ? kBatch / kWidth : 1;
+  static constexpr int kEdges = kBatch / kTurns;
+  static constexpr bool kNarrow = is_narrow(kWidth);
   static constexpr bool kSpread = kSpreadEdges;
   static constexpr int kRowWidth = kSpread ? 1 : kWidth;  // lanes that hold a row
-  static constexpr int kRows = kSpread ? 1 : kEdges;      // of a batch, that a lane reads
+  static constexpr int kRows = kSpread ? 1 : kEdges;      // of a turn, that a lane reads
   static_assert(!kSpread || kWidth == kEdges);
 
   // What the owner of the edge of row u has, in the lanes that read that row.

@@ -96,9 +96,9 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
   PairWindow<kEdges> window(args.graph, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 raw[kEdges][1];
+    uint4 raw[1][kEdges][1];
     window.load(grads, raw);
-    const float2 stat = __ldg(stats + window.index);
+    const float2 stat = __ldg(stats + window.index[0]);
     const float query = __ldg(args.logit_term + window.piece);
     const I position = walk.edge + window.slot;
     window.advance(walk);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
       float x[kV];
-      unpack_all<S, 1>(raw[u], x);
+      unpack_all<S, 1>(raw[0][u], x);
       product[u] = dot<S>(value, x);
     }
     const float dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
     for (int u = 0; u < kEdges; ++u) {
       const float w = from_owner<kEdges>(p, u);
       float x[kV];
-      unpack_again<S>(raw[u][0], x);
+      unpack_again<S>(raw[0][u][0], x);
 #pragma unroll
       for (int k = 0; k < kV; ++k) acc[k] = fmaf(w, x[k], acc[k]);
     }

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
   PairWindow<kEdges> window(args.graph, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 raw[kEdges][1];
+    uint4 raw[1][kEdges][1];
     window.load(values, raw);
     const float query = __ldg(args.logit_term + window.piece);
     window.advance(walk);
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
       float x[kV];
-      unpack_all<S, 1>(raw[u], x);
+      unpack_all<S, 1>(raw[0][u], x);
       partial[u] = dot<S>(key, x);
     }
     float s = fmaf(query, float(kLog2e), sum_of_own_edge<kEdges>(partial, place.lane, place.width()));
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
     for (int u = 0; u < kEdges; ++u) {
       const float w = from_owner<kEdges>(p, u);
       float x[kV];
-      unpack_again<S>(raw[u][0], x);
+      unpack_again<S>(raw[0][u][0], x);
 #pragma unroll
       for (int k = 0; k < kV; ++k) acc[k] = fmaf(w, x[k], acc[k]);
     }

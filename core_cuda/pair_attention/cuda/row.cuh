@@ -24,8 +24,8 @@ __device__ __forceinline__ float dot(const float (&x)[kVec<S>], const float (&y)
 
 // EdgeWindow that brings along the pieces of its edges' destinations.
 template <int kEdges>
-struct PairWindow : EdgeWindow<int32_t, kEdges> {
-  using Base = EdgeWindow<int32_t, kEdges>;
+struct PairWindow : EdgeWindow<int32_t, kEdges, 1> {
+  using Base = EdgeWindow<int32_t, kEdges, 1>;
   const int32_t* pieces;
   int32_t piece;
 
