@@ -31,11 +31,11 @@ _MASK32 = 0xFFFFFFFF
 
 
 def _philox(seed: int, edge_id: Tensor, head_group: Tensor) -> list[Tensor]:
-    """Philox4x32-10 of ``core_cuda/common/dropout.h``: four int64 tensors that hold 32-bit draws."""
+    """Philox4x32-7 of ``core_cuda/common/dropout.h``: four int64 tensors that hold 32-bit draws."""
     c0, c1 = edge_id & _MASK32, (edge_id >> 32) & _MASK32
     c2, c3 = head_group.expand_as(c0), torch.zeros_like(c0)
     k0, k1 = seed & _MASK32, (seed >> 32) & _MASK32
-    for _ in range(10):
+    for _ in range(7):
         p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps: the low 64 bits are right
         c0, c2 = ((p1 >> 32) & _MASK32) ^ c1 ^ k0, ((p0 >> 32) & _MASK32) ^ c3 ^ k1
         c1, c3 = p1 & _MASK32, p0 & _MASK32

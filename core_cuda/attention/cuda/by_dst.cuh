@@ -279,9 +279,13 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
+    I ids[kTurns];
+    if constexpr (kMode >= kOptions) window.load_ids(args.graph, walk, ids);
     window.advance(walk);
     ahead.advance(walk);
     const I first = walk.edge - window.count;
+    A keep[kTurns];
+    if constexpr (kMode >= kOptions) dropout_factors<Team>(args, seed, place, ids, keep);
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
 #pragma unroll
@@ -330,7 +334,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       }
       A ds, derivative = 1;
       if constexpr (kMode >= kOptions) {
-        const EdgeFactors<A> edge(args, seed, static_cast<I>(edge_at + window.slot), place.head, valid);
+        const EdgeFactors<A> edge(args, ids[turn], keep[turn], place.head, valid);
         if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
         if constexpr (Fn::kScalar) {
           derivative = GatScore::derivative(s, args.coefficient);

@@ -212,8 +212,12 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
       target_scalar[t] = !kKeys && args.dst ? load_scalar<A>(args.dst, window.index[t], place.head) : A(0);
     }
+    I ids[kTurns];
+    if constexpr (kMode >= kOptions) window.load_ids(args.graph, walk, ids);
     window.advance(walk);
     const I first = walk.edge - window.count;
+    A keep[kTurns];
+    if constexpr (kMode >= kOptions) dropout_factors<Team>(args, seed, place, ids, keep);
     if (fresh) take_row();
 
 #pragma unroll
@@ -265,7 +269,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       }
       A derivative = 1, factor = 1;
       if constexpr (kMode >= kOptions) {
-        const EdgeFactors<A> edge(args, seed, static_cast<I>(edge_at + window.slot), place.head, valid);
+        const EdgeFactors<A> edge(args, ids[turn], keep[turn], place.head, valid);
         if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
         if (args.value_term && valid) dp += args.value_term[edge.at];
         factor = edge.keep * edge.scale;

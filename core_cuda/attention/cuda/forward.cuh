@@ -165,9 +165,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
+    I ids[kTurns];
+    if constexpr (kMode >= kOptions) window.load_ids(args.graph, walk, ids);
     window.advance(walk);
     ahead.advance(walk);
     const I first = walk.edge - window.count;
+    A keep[kTurns];
+    if constexpr (kMode >= kOptions) dropout_factors<Team>(args, seed, place, ids, keep);
     if (kKeys && fresh) take_row();
 
 #pragma unroll
@@ -201,7 +205,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       }
       A factor = 1;
       if constexpr (kMode >= kOptions) {
-        const EdgeFactors<A> edge(args, seed, static_cast<I>(edge_at + window.slot), place.head, valid);
+        const EdgeFactors<A> edge(args, ids[turn], keep[turn], place.head, valid);
         factor = edge.keep * edge.scale;
         if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
         if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);

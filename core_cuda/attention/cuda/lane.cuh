@@ -119,6 +119,12 @@ __device__ __forceinline__ A load_scalar(const Rows& rows, I index, int head) {
   return *reinterpret_cast<const A*>(rows.base + head * rows.head + static_cast<uint64_t>(index) * rows.row);
 }
 
+template <class I>
+__device__ __forceinline__ int64_t edge_id(const CompressedGraph& graph, I position) {
+  const I* ids = static_cast<const I*>(graph.edge_ids);
+  return ids ? static_cast<int64_t>(ids[position]) : static_cast<int64_t>(position);
+}
+
 // The batch of edges at hand: up to kEdges of one row in each of its turns. Their indices are loaded one batch ahead,
 // one by each lane that owns an edge. Places beyond the batch's end repeat an edge of it, so that no row gets to see
 // what belongs to another.
@@ -149,6 +155,15 @@ struct EdgeWindow {
   // Edges of a turn.
   __device__ __forceinline__ int count_of(int turn) const {
     return kTurns == 1 ? count : min(max(count - turn * kEdges, 0), kEdges);
+  }
+
+  // Original ids of the edges that this lane owns, 0 beyond the batch's end.
+  __device__ __forceinline__ void load_ids(const CompressedGraph& graph, const Walk<I>& walk, I (&ids)[kTurns]) const {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      const int place = t * kEdges + slot;
+      ids[t] = place < count ? static_cast<I>(edge_id(graph, walk.edge + place)) : I(0);
+    }
   }
 
   // Moves on, once the batch's rows are asked for, and asks for the next indices.
@@ -341,33 +356,62 @@ struct StatPointer {
 
 // The dropout factor of one edge and head: 0 or 1 / (1 - p).
 template <class A>
+__device__ __forceinline__ A dropout_factor(const Args<A>& args, uint32_t drawn) {
+  return drawn < args.threshold ? A(0) : args.keep_scale;
+}
+template <class A>
 __device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, int64_t edge_id, int head) {
-  const Philox4 draw = philox(seed, static_cast<uint64_t>(edge_id), static_cast<uint32_t>(head) >> 2);
-  const int lane = head & 3;
-  const uint32_t r = lane < 2 ? (lane == 0 ? draw.lane[0] : draw.lane[1]) : (lane == 2 ? draw.lane[2] : draw.lane[3]);
-  return r < args.threshold ? A(0) : args.keep_scale;
+  return dropout_factor(args, philox(seed, static_cast<uint64_t>(edge_id), static_cast<uint32_t>(head) >> 2).of(head));
 }
 
-template <class I>
-__device__ __forceinline__ int64_t edge_id(const CompressedGraph& graph, I position) {
-  const I* ids = static_cast<const I*>(graph.edge_ids);
-  return ids ? static_cast<int64_t>(ids[position]) : static_cast<int64_t>(position);
+// Those of the edges that a lane owns, one in each turn. A draw is for four heads of an edge. So lanes that have as
+// many neighbouring heads of the same edges as there are turns make one draw each, of one edge, and pass on what the
+// others want of it. Whole warp.
+template <class Team, class A, class P, class I, int kTurns>
+__device__ __forceinline__ void dropout_factors(const Args<A>& args, uint64_t seed, const P& place,
+                                                const I (&ids)[kTurns], A (&keep)[kTurns]) {
+  if (!args.has_dropout) {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) keep[t] = 1;
+  } else if (kTurns > 1 && args.heads % kTurns == 0 && args.layout.heads_per_slice % kTurns == 0) {
+    const int mine = place.head % kTurns;
+    I id = ids[0];
+#pragma unroll
+    for (int t = 1; t < kTurns; ++t) id = t == mine ? ids[t] : id;
+    const Philox4 draw = philox(seed, static_cast<uint64_t>(id), static_cast<uint32_t>(place.head) >> 2);
+#pragma unroll
+    for (int step = 0; step < kTurns; ++step) {
+      uint32_t drawn = draw.of(place.head ^ step);
+      if (step) drawn = __shfl_xor_sync(kFullWarp, drawn, step * Team::kWidth);
+#pragma unroll
+      for (int t = 0; t < kTurns; ++t) {
+        if (t == (mine ^ step)) keep[t] = dropout_factor(args, drawn);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) keep[t] = dropout_factor(args, seed, static_cast<int64_t>(ids[t]), place.head);
+  }
 }
 
-// What the options say about the edge that this lane owns.
+// What the options say about an edge that this lane owns.
 template <class A>
 struct EdgeFactors {
   int64_t at;  // of [E, H] arrays
-  A keep = 1, scale = 1;
+  A keep, scale = 1;
 
-  template <class I>
-  __device__ __forceinline__ EdgeFactors(const Args<A>& args, uint64_t seed, I position, int head, bool valid) {
-    const int64_t id = valid ? edge_id(args.graph, position) : 0;
-    at = id * args.heads + head;
-    if (args.has_dropout) keep = dropout_factor(args, seed, id, head);
+  __device__ __forceinline__ EdgeFactors(const Args<A>& args, int64_t id, A keep, int head, bool valid)
+      : at(id * args.heads + head), keep(keep) {
     if (args.scale && valid) scale = args.scale[id * args.scale_edge + head * args.scale_head];
   }
 };
+
+template <class A, class I>
+__device__ __forceinline__ EdgeFactors<A> edge_factors(const Args<A>& args, uint64_t seed, I position, int head,
+                                                       bool valid) {
+  const int64_t id = valid ? edge_id(args.graph, position) : 0;
+  return {args, id, args.has_dropout ? dropout_factor(args, seed, id, head) : A(1), head, valid};
+}
 
 // Adds gatv2's edge term of edge `id`, W_h e, to the lane's part of a row.
 template <class S, int kVecs, class P>

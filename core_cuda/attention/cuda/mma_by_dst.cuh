@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
 
     if constexpr (kMode >= kOptions) {
       const bool valid = share.edge < n;
-      const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
+      const auto edge = edge_factors(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
       float logit = share.mine(s), product = share.mine(dp);
       if (args.logit_term && valid) logit += args.logit_term[edge.at] * float(kLog2e);
       const float p = power_of_two(logit - shift);

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     float factor[kEdges];
     if constexpr (kMode >= kOptions) {
       const bool valid = share.edge < n;
-      const EdgeFactors<float> edge(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
+      const auto edge = edge_factors(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
       float mine = share.mine(s), weight = edge.keep * edge.scale;
       if (args.logit_term && valid) mine += args.logit_term[edge.at] * float(kLog2e);
       // May be the term itself, which other lanes that own the edge have read by then.
