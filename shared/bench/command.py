@@ -146,7 +146,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--minibatch",
         nargs="+",
-        choices=[n for n, layer in LAYERS.items() if layer.types in (None, "edges")],
+        choices=LAYERS,
         help="training two such layers on sampled neighbours, in float32",
     )
     parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")

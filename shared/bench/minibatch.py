@@ -20,8 +20,8 @@ from torch import Tensor
 import edgeless
 from edgeless.cli.console import milliseconds, plus_minus, print_table, times
 from edgeless.cli.devices import UsageError, describe_device, installed
-from edgeless.cli.layers import LAYERS, call_layer, make_graph, make_layer
-from edgeless.cli.relations import DGLBlock, PygEdges, Relations
+from edgeless.cli.layers import LAYERS, Layer, call_layer, make_graph, make_layer
+from edgeless.cli.relations import DGLBlock, PygDictionaries, PygEdges, Relations
 
 from .graphs import BenchGraph
 from .peers import LAYER_PEERS, ours
@@ -110,14 +110,44 @@ def _pyg_batches(
     return draw
 
 
+def _pyg_typed_batches(
+    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, relations: Relations
+) -> Callable[[], Iterator[Batch]]:
+    """Of nodes of several types. Seeds are of the one with the most nodes, which stands before the others."""
+    from torch_geometric.data import HeteroData
+    from torch_geometric.loader import NeighborLoader
+
+    device = graph.edge_index.device
+    relations = relations.to(torch.device("cpu"))
+    whole, data = PygDictionaries.of(graph.edge_index.cpu(), graph.num_nodes, relations), HeteroData()
+    for name, features, labels in zip(whole.sizes, whole.parts(x), whole.parts(y)):
+        data[name].x, data[name].y = features, labels
+    for edge_type, edges in whole.edges.items():
+        data[edge_type].edge_index = edges
+    nodes = sorted(whole.sizes, key=whole.sizes.get, reverse=True)
+    loader = NeighborLoader(
+        data, list(sampling.fanout), input_nodes=nodes[0], batch_size=sampling.batch_size, shuffle=True
+    )
+
+    def draw() -> Iterator[Batch]:
+        for batch in loader:
+            batch = batch.to(device)
+            sizes = {name: batch[name].num_nodes for name in nodes}
+            edges = PygDictionaries(sizes, batch.edge_index_dict)
+            seeds = batch[nodes[0]]
+            yield [edges] * 2, torch.cat([batch[name].x for name in nodes]), seeds.y[: seeds.batch_size]
+
+    return draw
+
+
 def _dgl_batches(
-    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, self_loops: bool, relations: Optional[Relations]
+    graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, layer: Layer, relations: Optional[Relations]
 ) -> Callable[[], Iterator[Batch]]:
     import dgl
 
     device = graph.edge_index.device
-    whole = make_graph("dgl", graph.edge_index.cpu(), graph.num_nodes, self_loops)
-    edge_type = None if relations is None else relations.edge_type.to(device)
+    whole = make_graph("dgl", graph.edge_index.cpu(), graph.num_nodes, layer.self_loops)
+    types = None if relations is None else relations.to(device)
     loader = dgl.dataloading.DataLoader(
         whole,
         torch.arange(graph.num_nodes),
@@ -126,11 +156,17 @@ def _dgl_batches(
         shuffle=True,
     )
 
+    def types_of(block: dgl.DGLGraph) -> tuple[Tensor, ...]:
+        edge_type = types.edge_type[block.edata[dgl.EID]]
+        if layer.types == "edges":
+            return (edge_type,)
+        return types.node_type[block.srcdata[dgl.NID]], edge_type
+
     def draw() -> Iterator[Batch]:
         for inputs, seeds, blocks in loader:
             blocks = [block.to(device) for block in blocks]
-            if edge_type is not None:
-                blocks = [DGLBlock(block, edge_type[block.edata[dgl.EID]]) for block in blocks]
+            if types is not None:
+                blocks = [DGLBlock(block, *types_of(block)) for block in blocks]
             yield blocks, x[inputs].to(device), y[seeds].to(device)
 
     return draw
@@ -186,10 +222,12 @@ def build(case: Case, peer: str, graph: BenchGraph, sampling: Sampling) -> Peer:
     x, y = torch.randn(graph.num_nodes, case.features), torch.randint(CLASSES, (graph.num_nodes,))
     layer = LAYERS[case.name]
     relations = None if layer.types is None else graph.relations
-    if framework == "pyg":
-        draw = _pyg_batches(graph, x, y, sampling, relations)
+    if framework == "dgl":
+        draw = _dgl_batches(graph, x, y, sampling, layer, relations)
+    elif layer.types == "edges and nodes":
+        draw = _pyg_typed_batches(graph, x, y, sampling, relations)
     else:
-        draw = _dgl_batches(graph, x, y, sampling, layer.self_loops, relations)
+        draw = _pyg_batches(graph, x, y, sampling, relations)
     torch.manual_seed(0)
     return Peer(draw, Net(case, framework, side, relations).to(device), ours(peer))
 

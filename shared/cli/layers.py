@@ -174,7 +174,7 @@ def make_input(name: str, framework: str, edge_index: Tensor, num_nodes: int, re
     with_nodes = layer.types == "edges and nodes"
     if framework == "dgl":
         return DGLEdges(edge_index, num_nodes, relations, with_nodes)
-    return (PygDictionaries if with_nodes else PygEdges)(edge_index, num_nodes, relations)
+    return (PygDictionaries.of if with_nodes else PygEdges)(edge_index, num_nodes, relations)
 
 
 def call_layer(framework: str, layer: torch.nn.Module, x: Tensor, graph) -> Tensor:

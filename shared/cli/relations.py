@@ -86,40 +86,50 @@ class PygEdges(TypedInput):
 
 
 class PygDictionaries(TypedInput):
-    """``layer(x_dict, edge_index_dict)``, edge types in the order of the metadata."""
+    """``layer(x_dict, edge_index_dict)``.
 
-    def __init__(self, edge_index: Tensor, num_nodes: int, relations: Relations):
-        self.sizes = relations.sizes
-        self.nodes, types = relations.metadata
-        first = torch.tensor([0, *self.sizes[:-1]], device=edge_index.device).cumsum(0)
+    Args:
+        sizes: number of nodes by type, whose features stand in this order.
+        edges: of every type of the metadata, as PyG's loaders give them.
+    """
+
+    def __init__(self, sizes: dict[str, int], edges: dict[tuple[str, str, str], Tensor]):
+        self.sizes, self.edges = sizes, edges
+        reached = {dst for _, _, dst in edges}
+        self.rows = [size for name, size in sizes.items() if name in reached]
+
+    @classmethod
+    def of(cls, edge_index: Tensor, num_nodes: int, relations: Relations) -> PygDictionaries:
+        """A whole graph, edge types in the order of the metadata."""
+        sizes = relations.sizes
+        nodes, types = relations.metadata
+        first = torch.tensor([0, *sizes[:-1]], device=edge_index.device).cumsum(0)
         local = edge_index - first[relations.node_type][edge_index]
         order = relations.edge_type.argsort(stable=True)
         counts = torch.bincount(relations.edge_type, minlength=relations.num_types).tolist()
         pieces = [piece.contiguous() for piece in local[:, order].split(counts, dim=1)]
-        self.edges = dict(zip(types, pieces))
-        reached = {dst for _, _, dst in types}
-        self.rows = [size for name, size in zip(self.nodes, self.sizes) if name in reached]
+        return cls(dict(zip(nodes, sizes)), dict(zip(types, pieces)))
 
     def parts(self, x: Tensor) -> list[Tensor]:
         """The features of the nodes of every type."""
-        return list(x.split(self.sizes))
+        return list(x.split(list(self.sizes.values())))
 
     def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
         """The results of the types that have in-edges in the metadata."""
-        outs = layer(dict(zip(self.nodes, parts)), self.edges)
-        return [outs[name] for name in self.nodes if name in outs]
+        outs = layer(dict(zip(self.sizes, parts)), self.edges)
+        return [outs[name] for name in self.sizes if name in outs]
 
 
 class DGLBlock(TypedInput):
-    """``layer(block, x, etype)``, of a sampler's block, whose edges come in its order."""
+    """``layer(block, x, *types)``, of a sampler's block, whose nodes and edges come in its order."""
 
-    def __init__(self, block: Any, edge_type: Tensor):
+    def __init__(self, block: Any, *types: Tensor):
         self.rows = [block.num_dst_nodes()]
-        self.block, self.edge_type = block, edge_type
+        self.block, self.types = block, types
 
     def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
         """The result in a list."""
-        return [layer(self.block, *parts, self.edge_type)]
+        return [layer(self.block, *parts, *self.types)]
 
 
 class DGLEdges(TypedInput):

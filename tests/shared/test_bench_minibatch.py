@@ -14,7 +14,7 @@ from edgeless.cli.devices import UsageError
 
 TOY = graphs.load("toy", None, torch.device("cpu"))
 SAMPLING = minibatch.Sampling(batch_size=64, fanout=(5, 4))
-LAYERS = ("sage-mean", "sage-max", "gatv2", "rgcn", "rgat")
+LAYERS = ("sage-mean", "sage-max", "gatv2", "rgcn", "rgat", "hgt")
 
 
 def needs(peer):
