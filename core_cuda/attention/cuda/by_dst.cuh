@@ -258,6 +258,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
+  DropoutDraw<Team, A, I> dropout(args, place);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
@@ -279,13 +280,12 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
-    I ids[kTurns];
-    if constexpr (kMode >= kOptions) window.load_ids(args.graph, walk, ids);
+    I ids[kTurns] = {};
+    if constexpr (kMode >= kOptions) dropout.ask(args, window, walk, ids);
     window.advance(walk);
     ahead.advance(walk);
     const I first = walk.edge - window.count;
-    A keep[kTurns];
-    if constexpr (kMode >= kOptions) dropout_factors<Team>(args, seed, place, ids, keep);
+    if constexpr (kMode >= kOptions) dropout.draw(args, seed, place.head, window.slot, ids);
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
 #pragma unroll
@@ -334,7 +334,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       }
       A ds, derivative = 1;
       if constexpr (kMode >= kOptions) {
-        const EdgeFactors<A> edge(args, ids[turn], keep[turn], place.head, valid);
+        const A keep = dropout.factor(args, turn, window.slot);
+        const EdgeFactors<A> edge(args, ids[turn], keep, place.head, valid);
         if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
         if constexpr (Fn::kScalar) {
           derivative = GatScore::derivative(s, args.coefficient);

@@ -195,6 +195,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   };
 
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
+  DropoutDraw<Team, A, I> dropout(args, place);
   auto take = [&] {  // whole warp
     window.begin(walk);
     uint4 key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
@@ -212,12 +213,11 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
       target_scalar[t] = !kKeys && args.dst ? load_scalar<A>(args.dst, window.index[t], place.head) : A(0);
     }
-    I ids[kTurns];
-    if constexpr (kMode >= kOptions) window.load_ids(args.graph, walk, ids);
+    I ids[kTurns] = {};
+    if constexpr (kMode >= kOptions) dropout.ask(args, window, walk, ids);
     window.advance(walk);
     const I first = walk.edge - window.count;
-    A keep[kTurns];
-    if constexpr (kMode >= kOptions) dropout_factors<Team>(args, seed, place, ids, keep);
+    if constexpr (kMode >= kOptions) dropout.draw(args, seed, place.head, window.slot, ids);
     if (fresh) take_row();
 
 #pragma unroll
@@ -269,7 +269,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       }
       A derivative = 1, factor = 1;
       if constexpr (kMode >= kOptions) {
-        const EdgeFactors<A> edge(args, ids[turn], keep[turn], place.head, valid);
+        const A keep = dropout.factor(args, turn, window.slot);
+        const EdgeFactors<A> edge(args, ids[turn], keep, place.head, valid);
         if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
         if (args.value_term && valid) dp += args.value_term[edge.at];
         factor = edge.keep * edge.scale;

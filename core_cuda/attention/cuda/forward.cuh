@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
 
   if (walk.pending) ask_row(walk.row);
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
+  DropoutDraw<Team, A, I> dropout(args, place);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
@@ -165,13 +166,12 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
-    I ids[kTurns];
-    if constexpr (kMode >= kOptions) window.load_ids(args.graph, walk, ids);
+    I ids[kTurns] = {};
+    if constexpr (kMode >= kOptions) dropout.ask(args, window, walk, ids);
     window.advance(walk);
     ahead.advance(walk);
     const I first = walk.edge - window.count;
-    A keep[kTurns];
-    if constexpr (kMode >= kOptions) dropout_factors<Team>(args, seed, place, ids, keep);
+    if constexpr (kMode >= kOptions) dropout.draw(args, seed, place.head, window.slot, ids);
     if (kKeys && fresh) take_row();
 
 #pragma unroll
@@ -205,7 +205,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       }
       A factor = 1;
       if constexpr (kMode >= kOptions) {
-        const EdgeFactors<A> edge(args, ids[turn], keep[turn], place.head, valid);
+        const A keep = dropout.factor(args, turn, window.slot);
+        const EdgeFactors<A> edge(args, ids[turn], keep, place.head, valid);
         factor = edge.keep * edge.scale;
         if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
         if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);

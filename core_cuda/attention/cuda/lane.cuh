@@ -354,45 +354,78 @@ struct StatPointer {
   }
 };
 
-// The dropout factor of one edge and head: 0 or 1 / (1 - p).
 template <class A>
-__device__ __forceinline__ A dropout_factor(const Args<A>& args, uint32_t drawn) {
-  return drawn < args.threshold ? A(0) : args.keep_scale;
-}
-template <class A>
-__device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, int64_t edge_id, int head) {
-  return dropout_factor(args, philox(seed, static_cast<uint64_t>(edge_id), static_cast<uint32_t>(head) >> 2).of(head));
+__device__ __forceinline__ bool dropout_keeps(const Args<A>& args, uint64_t seed, int64_t edge_id, int head) {
+  const Philox4 drawn = philox(seed, static_cast<uint64_t>(edge_id), static_cast<uint32_t>(head) >> 2);
+  return drawn.of(head) >= args.threshold;
 }
 
-// Those of the edges that a lane owns, one in each turn. A draw is for four heads of an edge. So lanes that have as
-// many neighbouring heads of the same edges as there are turns make one draw each, of one edge, and pass on what the
-// others want of it. Whole warp.
-template <class Team, class A, class P, class I, int kTurns>
-__device__ __forceinline__ void dropout_factors(const Args<A>& args, uint64_t seed, const P& place,
-                                                const I (&ids)[kTurns], A (&keep)[kTurns]) {
-  if (!args.has_dropout) {
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) keep[t] = 1;
-  } else if (kTurns > 1 && args.heads % kTurns == 0 && args.layout.heads_per_slice % kTurns == 0) {
-    const int mine = place.head % kTurns;
-    I id = ids[0];
-#pragma unroll
-    for (int t = 1; t < kTurns; ++t) id = t == mine ? ids[t] : id;
-    const Philox4 draw = philox(seed, static_cast<uint64_t>(id), static_cast<uint32_t>(place.head) >> 2);
-#pragma unroll
-    for (int step = 0; step < kTurns; ++step) {
-      uint32_t drawn = draw.of(place.head ^ step);
-      if (step) drawn = __shfl_xor_sync(kFullWarp, drawn, step * Team::kWidth);
-#pragma unroll
-      for (int t = 0; t < kTurns; ++t) {
-        if (t == (mine ^ step)) keep[t] = dropout_factor(args, drawn);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int t = 0; t < kTurns; ++t) keep[t] = dropout_factor(args, seed, static_cast<int64_t>(ids[t]), place.head);
-  }
+// The dropout factor of one edge and head: 0 or 1 / (1 - p).
+template <class A>
+__device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, int64_t edge_id, int head) {
+  return dropout_keeps(args, seed, edge_id, head) ? args.keep_scale : A(0);
 }
+
+// Which of its edges of a batch dropout keeps, by a lane that owns several: one in each turn. A draw serves four heads
+// of an edge. So the lanes of neighbouring teams that walk the same edges, those of two heads or four, draw for one
+// edge each and vote, which leaves a bit for each edge. (Votes on edges of later batches as well would be fewer draws
+// yet. But a draw that is not made every time waits for its edge's id, and so for all rows on their way.)
+template <class Team, class A, class I>
+struct DropoutDraw {
+  static constexpr int kTurns = Team::kTurns;
+  int voters = 0;     // lanes that vote together; 0: each draws for its own edges
+  I id = 0;           // of the edge that this lane votes on
+  unsigned kept = 0;  // a bit for each edge of the batch
+  A own = 1;          // where there is one turn: the factor of the lane's edge
+
+  template <class P>
+  __device__ DropoutDraw(const Args<A>& args, const P& place) {
+    const int heads = args.heads | args.layout.heads_per_slice;
+    const int together = (heads % 4 == 0 ? 4 : heads % 2 == 0 ? 2 : 1) * place.width();
+    if (kTurns > 1 && args.has_dropout && together >= Team::kBatch) voters = together;
+  }
+
+  // Asks for ids, once the batch's rows are asked for.
+  template <class W>
+  __device__ __forceinline__ void ask(const Args<A>& args, const W& window, const Walk<I>& walk, I (&ids)[kTurns]) {
+    if (kTurns > 1 && voters) {
+      const int edge = threadIdx.x & (voters - 1);
+      id = edge < window.count ? static_cast<I>(edge_id(args.graph, walk.edge + edge)) : I(0);
+      if (!args.by_edge) return;
+    }
+    window.load_ids(args.graph, walk, ids);
+  }
+
+  // Whole warp.
+  __device__ __forceinline__ void draw(const Args<A>& args, uint64_t seed, int head, int slot, const I (&ids)[kTurns]) {
+    if constexpr (kTurns == 1) {
+      own = args.has_dropout ? dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head) : A(1);
+      return;
+    }
+    if (!args.has_dropout) return;
+    kept = 0;
+    if (voters) {
+      const Philox4 drawn = philox(seed, static_cast<uint64_t>(id), static_cast<uint32_t>(head) >> 2);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const unsigned votes = __ballot_sync(kFullWarp, drawn.lane[k] >= args.threshold);
+        if (k == (head & 3)) kept = votes;
+      }
+      kept >>= threadIdx.x % 32 & ~(voters - 1);
+      return;
+    }
+#pragma unroll
+    for (int t = 0; t < kTurns; ++t) {
+      if (dropout_keeps(args, seed, static_cast<int64_t>(ids[t]), head)) kept |= 1u << (t * Team::kEdges + slot);
+    }
+  }
+
+  // Of the lane's edge of a turn: 0 or 1 / (1 - p).
+  __device__ __forceinline__ A factor(const Args<A>& args, int turn, int slot) const {
+    if constexpr (kTurns == 1) return own;
+    return !args.has_dropout ? A(1) : kept >> (turn * Team::kEdges + slot) & 1 ? args.keep_scale : A(0);
+  }
+};
 
 // What the options say about an edge that this lane owns.
 template <class A>
