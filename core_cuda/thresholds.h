@@ -22,8 +22,8 @@ constexpr int64_t kLaunchBoundRows = 1 << 15;
 // Attention ---------------------------------------------------------------------------------------------------------
 
 // Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
-// lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch. By the kernels' times on five
-// graphs (0011).
+// lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch, that a lane reads; narrow: a
+// team has one lane or two. By the kernels' times on five graphs (0011, 0041).
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
   if (few && vectors == 1 && (edges == 1 || numbers > 4)) return forward ? 8 : 6;  // an edge for each lane, or two

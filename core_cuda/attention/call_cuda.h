@@ -148,9 +148,9 @@ class Call {
     problem.num_gathered = num_gathered;
     problem.max_degree = in_.graph.max_degrees[pass == Pass::by_src ? kInCsc : kInCsr];
     problem.value_vectors = args.value_vectors;
-    args.by_edge = args.scale || args.logit_term || args.value_term || args.given || args.logits_out ||
-                   args.grad_weights || args.ds_out || args.weights_out || args.grad_scale;
-    problem.options = args.has_dropout || args.by_edge || problem.edge_term;
+    args.has_edge_arrays = args.scale || args.logit_term || args.value_term || args.given || args.logits_out ||
+                           args.grad_weights || args.ds_out || args.weights_out || args.grad_scale;
+    problem.options = args.has_dropout || args.has_edge_arrays || problem.edge_term;
     args.carry_size = carry_size(problem);
     const Plan plan = make_plan(problem, device_);
     TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ", 4 * 32 * vector_,

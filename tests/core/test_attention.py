@@ -376,6 +376,7 @@ def test_narrow_heads(score, heads, channels, dtype, kind, options, device):
     compare(device, score, graph_of(kind), heads, channels, OPTIONS[options], dtype)
 
 
+@EVERY_DEVICE
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_many_rows_without_edges_in_either_direction(score, dtype, device):

@@ -391,7 +391,7 @@ struct DropoutDraw {
     if (kTurns > 1 && voters) {
       const int edge = threadIdx.x & (voters - 1);
       id = edge < window.count ? static_cast<I>(edge_id(args.graph, walk.edge + edge)) : I(0);
-      if (!args.by_edge) return;
+      if (!args.has_edge_arrays) return;
     }
     window.load_ids(args.graph, walk, ids);
   }

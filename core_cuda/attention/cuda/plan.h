@@ -95,7 +95,6 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int vectors = most_vectors(problem);
   const Mode all = problem.score == Score::gatv2 ? kEdgeTerm : kOptions;
   const Mode mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
-  const bool floats = problem.storage == Storage::f32;
   const bool short_rows = problem.num_edges < kFewEdgesARow * problem.num_rows;
   const bool long_rows = problem.num_edges >= kManyEdgesARow * problem.num_rows;
   const int64_t few = device.multiprocessors * kFewTeams * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
@@ -110,7 +109,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     kernel = mma_kernel(problem.pass, vectors, mode, false);
     const int whole = kernel.vectors * kernel.lanes;
     kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
-  } else if (mode != kPlain || (vectors > 64 && !floats)) {
+  } else if (mode != kPlain || (vectors > 64 && problem.storage != Storage::f32)) {
     kernel.vectors = vectors <= 32 ? 1 : 4;
     if (kernel.vectors == 4) kernel.mode = all;
     if (kernel.mode == kPlain) kernel.mode = kOptions;
@@ -121,14 +120,14 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     kernel.vectors = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
     kernel.lanes = 1;
     while (kernel.vectors * kernel.lanes < vectors) kernel.lanes *= 2;
-    const bool narrow = is_narrow(kernel.lanes);
+    const bool narrow = is_narrow(kernel.lanes), one_of_several = kernel.vectors == 1 && kernel.lanes > 4;  // batches
+    const bool has_few = narrow || (one_of_several && problem.storage == Storage::f32);
     if (few_teams) {
       kernel.lanes = kernel.edges = kSpreadEdges, kernel.spread = true;
-    } else if (kernel.vectors == 4 || (short_rows && kernel.vectors == 1 && kernel.lanes != 4 && (floats || narrow) &&
-                                       few_edges_pay(problem.pass, problem.score, narrow))) {
-      kernel.edges = kFewEdges;
-    } else if (long_rows && kernel.vectors == 1 && kernel.lanes > 4) {
+    } else if (one_of_several && long_rows) {
       kernel.edges = many_edges(problem.pass, problem.score);
+    } else if (kernel.vectors == 4 || (has_few && short_rows && few_edges_pay(problem.pass, problem.score, narrow))) {
+      kernel.edges = kFewEdges;
     }
   }
   return kernel;
