@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch_geometric.typing import SparseTensor
 
+from edgeless import _C
 from edgeless.cache import graph_for
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
-from edgeless.hetero_sum import Relation, join_relations
+from edgeless.hetero_sum import Relation, join_edges, join_relations
 from edgeless.typed_graph import TypedGraph
 
 _PLAIN = frozenset({Tensor, Parameter})
@@ -36,6 +37,10 @@ def joined_graph(
     """
 
     def build():
+        values = list(edge_index_dict.values())
+        plain = not compiling() and type(values[0]) in _PLAIN and _C.are_edge_lists(values, values[0].device)
+        if plain:
+            return join_edges(call, edge_index_dict, types, src_sizes, dst_sizes, num_types)
         relations = (  # their graphs look at the ids
             Relation(_relation(call, key, e, src_sizes[key[0]], dst_sizes[key[-1]]), key[0], key[-1], types[key])
             for key, e in edge_index_dict.items()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .graph import Graph
+from .graph_checks import check_ids, normal_tensors
 from .projection import add_row, product
 from .relational import relational_sum
 from .typed_graph import TypedGraph
@@ -36,7 +37,7 @@ def join_relations(
         src_sizes, dst_sizes: numbers of nodes of every type, in the order in which the types stand.
         num_types: how many numbers of relations there are.
     """
-    first_src, first_dst = (dict(zip(sizes, accumulate(sizes.values(), initial=0))) for sizes in (src_sizes, dst_sizes))
+    first_src, first_dst = _first_nodes(src_sizes), _first_nodes(dst_sizes)
     ends, edge_types = [], []
     for graph, source, destination, number in relations:
         src, dst = graph.edge_index()
@@ -45,6 +46,52 @@ def join_relations(
     num_src, num_dst = sum(src_sizes.values()), sum(dst_sizes.values())
     graph = Graph.from_edge_index(torch.cat(ends, dim=1), num_src, num_dst, validate=False)
     return TypedGraph(graph, torch.cat(edge_types), num_types)
+
+
+def join_edges(
+    call: str,
+    edges: Mapping[tuple, Tensor],
+    numbers: Mapping[tuple, int],
+    src_sizes: Mapping[Any, int],
+    dst_sizes: Mapping[Any, int],
+    num_types: int,
+) -> TypedGraph:
+    """As :func:`join_relations`, of tensors ``[2, E]`` by (source type, ..., destination type).
+
+    No relation has a graph of its own: as many operations as of one, whatever the number of relations, and one look at
+    the ids.
+
+    Args:
+        call: for errors.
+        edges: int32 or int64, all on one device; not empty.
+        numbers: the number of the relation of every key.
+    Raises:
+        IndexError: an id is not that of a node of its type.
+    """
+    first_src, first_dst = _first_nodes(src_sizes), _first_nodes(dst_sizes)
+    facts = [
+        (e.size(1), src_sizes[key[0]], dst_sizes[key[-1]], first_src[key[0]], first_dst[key[-1]], numbers[key])
+        for key, e in edges.items()
+    ]
+    with normal_tensors():
+        ends = torch.cat(list(edges.values()), dim=1)
+        facts = torch.tensor(facts).t().to(ends.device)
+        counts, sizes, first, number = facts[0], facts[1:3], facts[3:5], facts[5]
+
+        def by_edge(fact: Tensor) -> Tensor:
+            return fact.repeat_interleave(counts, dim=-1, output_size=ends.size(1))
+
+        if not bool(((ends >= 0) & (ends < by_edge(sizes))).all()):
+            for key, e in edges.items():
+                check_ids(f"{call}: the sources of {key!r}", e[0], "num_src", src_sizes[key[0]])
+                check_ids(f"{call}: the destinations of {key!r}", e[1], "num_dst", dst_sizes[key[-1]])
+        ends += by_edge(first)
+        graph = Graph.from_edge_index(ends, sum(src_sizes.values()), sum(dst_sizes.values()), validate=False)
+        return TypedGraph(graph, by_edge(number), num_types)
+
+
+def _first_nodes(sizes: Mapping[Any, int]) -> dict[Any, int]:
+    return dict(zip(sizes, accumulate(sizes.values(), initial=0)))
 
 
 class Target(NamedTuple):
@@ -70,7 +117,7 @@ def sum_of_layers(
     """The results ``[size, C]`` of the layers that lead to each target, added up.
 
     Args:
-        graph: of :func:`join_relations`; targets in the order of its destinations.
+        graph: of :func:`join_relations` or :func:`join_edges`; targets in the order of its destinations.
         x: ``[Ns, F]``.
         weights: ``[R, F, C]``.
         edge_weight, reduce: as of :func:`edgeless.functional.relational_sum`.
