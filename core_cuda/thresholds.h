@@ -26,7 +26,8 @@ constexpr int64_t kLaunchBoundRows = 1 << 15;
 // team has one lane or two. By the kernels' times on five graphs (0011, 0041).
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
-  if (few && vectors == 1 && (edges == 1 || numbers > 4)) return forward ? 8 : 6;  // an edge for each lane, or two
+  if (few && vectors == 1 && (edges == 1 || numbers > 4))
+    return forward ? 8 : 6;  // kSpread, or narrow rows of few edges
   if (narrow && !plain && score == Score::gat && numbers > 4) return pass == Pass::by_src ? 4 : 5;
   if (narrow && !plain && score != Score::gat && forward) return numbers > 4 ? 4 : 5;
   if (plain && score == Score::gat && vectors == 1) {

@@ -37,9 +37,8 @@ def joined_graph(
     """
 
     def build():
-        values = list(edge_index_dict.values())
-        plain = not compiling() and type(values[0]) in _PLAIN and _C.are_edge_lists(values, values[0].device)
-        if plain:
+        given = list(edge_index_dict.values())
+        if not compiling() and type(given[0]) in _PLAIN and _C.are_edge_lists(given, given[0].device):
             return join_edges(call, edge_index_dict, types, src_sizes, dst_sizes, num_types)
         relations = (  # their graphs look at the ids
             Relation(_relation(call, key, e, src_sizes[key[0]], dst_sizes[key[-1]]), key[0], key[-1], types[key])

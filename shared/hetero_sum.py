@@ -75,8 +75,8 @@ def join_edges(
     ]
     with normal_tensors():
         ends = torch.cat(list(edges.values()), dim=1)
-        facts = torch.tensor(facts).t().to(ends.device)
-        counts, sizes, first, number = facts[0], facts[1:3], facts[3:5], facts[5]
+        columns = torch.tensor(facts).t().to(ends.device)
+        counts, sizes, first, number = columns[0], columns[1:3], columns[3:5], columns[5]
 
         def by_edge(fact: Tensor) -> Tensor:
             return fact.repeat_interleave(counts, dim=-1, output_size=ends.size(1))

@@ -223,7 +223,6 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int n = window.count_of(turn);
-      const I edge_at = first + turn * kEdges;
       const bool valid = window.slot < n;
 
       // logits and dP
@@ -248,7 +247,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
             unpack_all<S, kVecs>(key_raw[turn][u], other);
             if constexpr (kMode == kEdgeTerm) {
               if (n > 0 && args.proj) {
-                add_edge_term<S, kVecs>(args, place, edge_id(args.graph, edge_at + min(u, n - 1)), other);
+                add_edge_term<S, kVecs>(args, place, edge_id(args.graph, first + turn * kEdges + min(u, n - 1)), other);
               }
 #pragma unroll
               for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];

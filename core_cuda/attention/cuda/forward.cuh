@@ -177,7 +177,6 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int n = window.count_of(turn);
-      const I edge_at = first + turn * kEdges;
       const bool valid = window.slot < n;
 
       // logits
@@ -190,7 +189,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
           unpack_all<S, kVecs>(key_raw[turn][u], other);
           if constexpr (kMode == kEdgeTerm) {
             if (n > 0 && args.proj) {
-              add_edge_term<S, kVecs>(args, place, edge_id(args.graph, edge_at + min(u, n - 1)), other);
+              add_edge_term<S, kVecs>(args, place, edge_id(args.graph, first + turn * kEdges + min(u, n - 1)), other);
             }
           }
           typename Fn::template Partial<A, true> sum(own_scalar);

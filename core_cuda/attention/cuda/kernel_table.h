@@ -109,8 +109,9 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   for (int lanes = 1; lanes <= 4; lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes == 1 ? -1 : lanes / 2, lanes)) continue;
     table.add({false, false, false, 1, lanes, 4, kPlain});
-    if (is_narrow(lanes) && few_edges_pay(pass, score, true))
+    if (is_narrow(lanes) && few_edges_pay(pass, score, true)) {
       table.add({false, false, false, 1, lanes, kFewEdges, kPlain});
+    }
   }
   table.add({false, false, false, 1, kSpreadEdges, kSpreadEdges, kPlain, true});
   const int batches[] = {4, many_edges(pass, score), kFewEdges};

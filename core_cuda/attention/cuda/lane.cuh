@@ -366,17 +366,18 @@ __device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, 
   return dropout_keeps(args, seed, edge_id, head) ? args.keep_scale : A(0);
 }
 
-// Which of its edges of a batch dropout keeps, by a lane that owns several: one in each turn. A draw serves four heads
-// of an edge. So the lanes of neighbouring teams that walk the same edges, those of two heads or four, draw for one
-// edge each and vote, which leaves a bit for each edge. (Votes on edges of later batches as well would be fewer draws
-// yet. But a draw that is not made every time waits for its edge's id, and so for all rows on their way.)
+// Whether dropout keeps the edges of a batch that this lane owns, one in each turn. With one turn, it draws for its
+// edge. A draw serves four heads of an edge: so with several turns the lanes of neighbouring teams that walk the same
+// edges, those of two heads or four, draw for one edge each and vote, which leaves a bit for each edge. (Votes on edges
+// of later batches as well would be fewer draws yet. But a draw that is not made every time waits for its edge's id,
+// and so for all rows on their way.)
 template <class Team, class A, class I>
 struct DropoutDraw {
   static constexpr int kTurns = Team::kTurns;
   int voters = 0;     // lanes that vote together; 0: each draws for its own edges
   I id = 0;           // of the edge that this lane votes on
-  unsigned kept = 0;  // a bit for each edge of the batch
-  A own = 1;          // where there is one turn: the factor of the lane's edge
+  unsigned kept = 0;  // with several turns: a bit for each edge of the batch
+  A single = 1;       // with one turn: the factor of the lane's edge
 
   template <class P>
   __device__ DropoutDraw(const Args<A>& args, const P& place) {
@@ -399,7 +400,7 @@ struct DropoutDraw {
   // Whole warp.
   __device__ __forceinline__ void draw(const Args<A>& args, uint64_t seed, int head, int slot, const I (&ids)[kTurns]) {
     if constexpr (kTurns == 1) {
-      own = args.has_dropout ? dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head) : A(1);
+      single = args.has_dropout ? dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head) : A(1);
       return;
     }
     if (!args.has_dropout) return;
@@ -422,7 +423,7 @@ struct DropoutDraw {
 
   // Of the lane's edge of a turn: 0 or 1 / (1 - p).
   __device__ __forceinline__ A factor(const Args<A>& args, int turn, int slot) const {
-    if constexpr (kTurns == 1) return own;
+    if constexpr (kTurns == 1) return single;
     return !args.has_dropout ? A(1) : kept >> (turn * Team::kEdges + slot) & 1 ? args.keep_scale : A(0);
   }
 };
