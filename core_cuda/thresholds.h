@@ -23,19 +23,24 @@ constexpr int64_t kLaunchBoundRows = 1 << 15;
 
 // Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
 // lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch, that a lane reads; narrow: a
-// team has one lane or two. By the kernels' times on five graphs (0011, 0041).
-constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow) {
+// team has one lane or two; edge_term: that of gatv2. By the kernels' times on five graphs (0011, 0041, 0043).
+constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow,
+                         bool edge_term) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
   if (few && vectors == 1 && (edges == 1 || numbers > 4))
     return forward ? 8 : 6;  // kSpread, or narrow rows of few edges
-  if (narrow && !plain && score == Score::gat && numbers > 4) return pass == Pass::by_src ? 4 : 5;
-  if (narrow && !plain && score != Score::gat && forward) return numbers > 4 ? 4 : 5;
   if (plain && score == Score::gat && vectors == 1) {
     if (many) return 5;
     if (numbers > 4) return forward ? 6 : 3;
     return few && !forward ? 7 : 6;
   }
+  if (score == Score::gat && vectors == 1 && (numbers > 4 || !narrow)) {
+    const int blocks = many || pass == Pass::by_src ? 5 : 6;
+    return numbers > 4 ? blocks - 1 : blocks;
+  }
+  if (narrow && !plain && score != Score::gat && forward) return numbers > 4 ? 4 : 5;
   if (numbers > 16) return 2;
+  if (edge_term && forward && numbers == 4 && !narrow) return 5;
   if (numbers > 4) return !plain || vectors > 1 ? 3 : forward && score == Score::dot ? 5 : 4;
   if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
   return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
@@ -48,11 +53,11 @@ constexpr int mma_blocks(Pass pass, Score score, bool plain, int lanes, int vect
 }
 
 // Vectors of a row, 16 bytes each, up to which tensor cores are not the faster way (0013): rows of 64 bytes; of 128 in
-// the backward of the plain dot product; in the forward of gatv2 those that fill no more than a team of two lanes. gat
+// the backward of the dot product; in the forward of gatv2 those that fill no more than a team of two lanes. gat
 // is slower there at any width: it has one dot product in its backward and none in its forward.
-constexpr int most_without_mma(Pass pass, Score score, bool plain) {
+constexpr int most_without_mma(Pass pass, Score score) {
   if (pass == Pass::forward) return score != Score::gatv2 ? 4 : 2;
-  return score == Score::dot && plain ? 8 : 4;
+  return score == Score::dot ? 8 : 4;
 }
 
 // Edges a row in the mean from which batches are long, and below which they are short (0012).
@@ -86,6 +91,9 @@ constexpr double kBesideRows = 40, kGainOfAHead = 1.04;
 constexpr int least_vectors_of_slice(Pass pass, Score score) {
   return pass == Pass::by_src && score == Score::gat ? 16 : 8;
 }
+// Where arrays are read by edge, every slice reads a sector of 32 bytes of each for its heads: vectors of a node that a
+// slice then has at least (0043).
+constexpr int vectors_of_slice(int edge_arrays) { return edge_arrays > 1 ? 64 : edge_arrays > 0 ? 32 : 0; }
 // Units of a chain's share: as many as hide a block's start, fewer where less than so many blocks a multiprocessor
 // would be left (0011).
 constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;

@@ -142,6 +142,7 @@ def attention_steps(
     max_degrees: Sequence[int] = (),
     options: bool = False,
     edge_term: bool = False,
+    edge_arrays: Optional[Mapping[str, int]] = None,
     index_bytes: int = 4,
     engine: Engine = ROWSPLIT,
     num_gathered: Sequence[int] = (),
@@ -156,6 +157,8 @@ def attention_steps(
         max_degrees: the most edges of a row of the CSR, and of the CSC, where that is known.
         options: whether there are dropout, edge features or weights, or returned attention.
         edge_term: whether there are edge features in the score of gatv2.
+        edge_arrays: by pass, how many arrays a kernel reads by edge: edge weights, terms of the logits or the values,
+            features in the score of gatv2, gradients of returned weights.
         num_gathered: rows that are read for the edges, by destination and by source, where it is not one for each.
     Raises:
         ValueError: a score, pass or dtype that the kernels do not know.
@@ -181,7 +184,8 @@ def attention_steps(
                 pass_=which, score=score, dtype=_dtype_name(dtype), heads=heads, key_dim=key_dim, value_dim=value_dim,
                 num_rows=rows, num_edges=num_edges, num_gathered=gathered,
                 max_degree=max_degrees[at] if len(max_degrees) > at else -1, options=options, edge_term=edge_term,
-                wide_index=index_bytes == 8, multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
+                edge_arrays=(edge_arrays or {}).get(which, 0), wide_index=index_bytes == 8,
+                multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
             )  # fmt: skip
             if not plan:
                 kernel = "none: rows this wide are refused"
@@ -386,14 +390,16 @@ def _graph_sizes(args: dict[str, Any]) -> dict[str, Any]:
 def _attention_of(args: dict[str, Any], passes: Sequence[str], engine: Engine) -> list[Step]:
     dst, value, score = args["dst"], args.get("value"), args["score"]
     rows = value if score == "gat" and value is not None else dst
-    options = args.get("dropout", 0) > 0 or any(
-        args.get(name) is not None for name in ("edge_attr", "edge_scale", "grad_weights")
+    scale, features, grad_weights, grad_out = (
+        args.get(name) is not None for name in ("edge_scale", "edge_attr", "grad_weights", "grad_out")
     )
+    backward = scale + features + grad_weights + (features and grad_out and score == "dot")
+    edge_arrays = {"forward": scale + features, "by_dst": backward, "by_src": backward}
     return attention_steps(
         score, rows.dtype, dst.size(1), dst.size(2) if dst.dim() == 3 else 1,
         (args["src"] if value is None else value).size(-1), num_src=args["src"].size(0), passes=passes,
-        max_degrees=args.get("max_degrees") or (), options=options,
-        edge_term=score == "gatv2" and args.get("edge_attr") is not None, engine=engine,
+        max_degrees=args.get("max_degrees") or (), options=args.get("dropout", 0) > 0 or backward > 0,
+        edge_term=score == "gatv2" and features, edge_arrays=edge_arrays, engine=engine,
         num_gathered=[engine.num_rows(args[side]) if args[side] else 0 for side in ("csr", "csc")]
         if engine.num_rows else (), **_graph_sizes(args),
     )  # fmt: skip

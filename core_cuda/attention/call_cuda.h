@@ -148,8 +148,14 @@ class Call {
     problem.num_gathered = num_gathered;
     problem.max_degree = in_.graph.max_degrees[pass == Pass::by_src ? kInCsc : kInCsr];
     problem.value_vectors = args.value_vectors;
-    args.has_edge_arrays = args.scale || args.logit_term || args.value_term || args.given || args.logits_out ||
-                           args.grad_weights || args.ds_out || args.weights_out || args.grad_scale;
+    // Of inputs alone: the plan, and with it the order of sums, must not depend on which gradients are asked for.
+    problem.edge_arrays = 0;
+    for (const void* array : std::initializer_list<const void*>{args.scale, args.logit_term, args.value_term,
+                                                                args.given, args.grad_weights, args.proj}) {
+      problem.edge_arrays += array != nullptr;
+    }
+    args.has_edge_arrays =
+        problem.edge_arrays > 0 || args.logits_out || args.ds_out || args.weights_out || args.grad_scale;
     problem.options = args.has_dropout || args.has_edge_arrays || problem.edge_term;
     args.carry_size = carry_size(problem);
     const Plan plan = make_plan(problem, device_);
@@ -246,7 +252,12 @@ class Call {
   }
 
   // [n, m, size] contiguous, filled up with zeros; `size` is a multiple of 16 bytes unless t has it.
-  Tensor padded(const Tensor& t, int64_t size) { return t.size(2) == size ? t.contiguous() : copies_.add(t, size); }
+  // Rows of `size` numbers, the first of them on 16 bytes.
+  Tensor padded(const Tensor& t, int64_t size) {
+    if (t.size(2) != size) return copies_.add(t, size);
+    const Tensor rows = t.contiguous();
+    return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 ? rows.clone() : rows;
+  }
 
   const AttentionCall& in_;
   bool by_blocks_ = false;

@@ -44,7 +44,9 @@ class Baseline:
             raise UsageError(f"--baseline {file}: not a file of peer figures ({error!r})") from error
 
     def figure(self, graph: str, case: Case, mode: str) -> Optional[Figure]:
-        """The best peer of one cell, or None where none was measured."""
+        """The best peer of one cell, or None where none was measured: with dropout none was."""
+        if case.dropout:
+            return None
         name = LAYERS[case.name].baseline if case.kind == "layer" else case.name
         row = self._rows.get((case.kind, graph, name, case.dtype))
         return None if row is None else _figure(row, mode)

@@ -30,6 +30,7 @@ from .work import DTYPES, MODES, Case, op_case
 
 OPS = ("gatv2_H2_D64", "gatv2_H8_D128", "gt_H4_D128")
 ATTENTION = ("gatv2", "gat", "transformer")
+DROPPING = ("gatv2", "gat", "rgat")  # layers that drop attention in both frameworks
 RELATIONAL = tuple(name for name, layer in LAYERS.items() if layer.types is not None)
 ONE_HEAD = {"features": 64, "heads": 1, "channels": 64}
 SIZES = {"features": 128, "heads": 4, "channels": 32}
@@ -174,6 +175,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--features", type=int, help="input features of a layer (default: 128)")
     parser.add_argument("--heads", type=int, help="of a layer (default: 4)")
     parser.add_argument("--channels", type=int, help="of a layer, per head (default: 32)")
+    parser.add_argument("--dropout", type=float, default=0.0, help=f"in attention, of --op and {', '.join(DROPPING)}")
     parser.add_argument("--peers", nargs="+", choices=sorted({*LAYER_PEERS, *OP_PEERS}))
     parser.add_argument("--mode", nargs="+", choices=MODES, help="default: both")
     parser.add_argument("--device", default="auto")
@@ -221,6 +223,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     for count in args.fanout:
         check_count("--fanout", count)
     check_real("--limit", args.limit, 0)
+    check_real("--dropout", args.dropout, 0, 1)
     if args.data is not None and not args.data.is_dir():
         raise UsageError(f"--data {args.data}: no such folder")
     if args.json is not None:
@@ -240,10 +243,13 @@ def _device(args: argparse.Namespace) -> torch.device:
 def cases_of(args: argparse.Namespace) -> list[Case]:
     """Every (layer or op, dtype) that was asked for."""
     try:
-        ops = [op_case(name, dtype) for name in args.op or () for dtype in args.dtype]
+        ops = [op_case(name, dtype, args.dropout) for name in args.op or () for dtype in args.dtype]
     except ValueError as error:
         raise UsageError(f"--op: {error}") from None
-    sizes = (args.features, args.heads, args.channels)
+    sizes = (args.features, args.heads, args.channels, args.dropout)
+    for name in args.layer or ():
+        if args.dropout and name not in DROPPING:
+            raise UsageError(f"--dropout is for {', '.join(DROPPING)}, got --layer {name}")
     return [Case("layer", name, dtype, *sizes) for name in args.layer or () for dtype in args.dtype] + ops
 
 

@@ -18,6 +18,7 @@ from edgeless import functional, reference
 from .graphs import BenchGraph
 
 Prepare = Callable[[BenchGraph, torch.dtype], Any]
+ATTENTION = ("gatv2", "gat", "gt")
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Op:
 
     Attributes:
         shapes: (nodes, heads, channels) -> shapes of the inputs, all differentiated.
-        edgeless, plain: (edgeless.Graph, *inputs) -> output.
-        others: peer -> (prepare, compute); prepare makes the peer's own graph, which compute takes with the inputs.
+        edgeless, plain: (edgeless.Graph, *inputs) -> output; of attention also with ``dropout``, a probability.
+        others: peer -> (prepare, compute); prepare makes the peer's own graph, which compute takes with the inputs,
+            and of attention with ``dropout``.
     """
 
     shapes: Callable[[int, int, int], list[tuple]]
@@ -76,29 +78,30 @@ def _dgl_weighted(graph: BenchGraph, dtype: torch.dtype):
     return _dgl_graph(graph, dtype), _degree_weights(graph, dtype).unsqueeze(1)
 
 
-def _dgl_attend(graph, logits: Tensor, values: Tensor) -> Tensor:
+def _dgl_attend(graph, logits: Tensor, values: Tensor, dropout: float) -> Tensor:
     import dgl
 
-    return dgl.ops.u_mul_e_sum(graph, values, dgl.ops.edge_softmax(graph, logits))
+    weights = dgl.ops.edge_softmax(graph, logits)
+    return dgl.ops.u_mul_e_sum(graph, values, F.dropout(weights, dropout) if dropout else weights)
 
 
-def _dgl_gatv2(graph, x_l: Tensor, x_r: Tensor, att: Tensor) -> Tensor:
+def _dgl_gatv2(graph, x_l: Tensor, x_r: Tensor, att: Tensor, dropout: float = 0.0) -> Tensor:
     import dgl
 
     logits = (F.leaky_relu(dgl.ops.u_add_v(graph, x_l, x_r), 0.2) * att).sum(-1, keepdim=True)
-    return _dgl_attend(graph, logits, x_l)
+    return _dgl_attend(graph, logits, x_l, dropout)
 
 
-def _dgl_gat(graph, x: Tensor, a_l: Tensor, a_r: Tensor) -> Tensor:
+def _dgl_gat(graph, x: Tensor, a_l: Tensor, a_r: Tensor, dropout: float = 0.0) -> Tensor:
     import dgl
 
-    return _dgl_attend(graph, F.leaky_relu(dgl.ops.u_add_v(graph, a_l, a_r), 0.2).unsqueeze(-1), x)
+    return _dgl_attend(graph, F.leaky_relu(dgl.ops.u_add_v(graph, a_l, a_r), 0.2).unsqueeze(-1), x, dropout)
 
 
-def _dgl_dot(graph, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _dgl_dot(graph, q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
     import dgl
 
-    return _dgl_attend(graph, dgl.ops.u_dot_v(graph, k, q) / math.sqrt(q.shape[-1]), v)
+    return _dgl_attend(graph, dgl.ops.u_dot_v(graph, k, q) / math.sqrt(q.shape[-1]), v, dropout)
 
 
 def _dgl_spmm(graph, x: Tensor) -> Tensor:

@@ -116,7 +116,7 @@ def _layer(case: Case, peer: str, graph: BenchGraph) -> Work:
     framework, side, how = LAYER_PEERS[peer]
     device = graph.edge_index.device
     sizes = (case.features, case.heads, case.channels)
-    layer = make_layer(case.name, framework, side, *sizes, relations=graph.relations).to(device)
+    layer = make_layer(case.name, framework, side, *sizes, dropout=case.dropout, relations=graph.relations).to(device)
     x = torch.randn(graph.num_nodes, case.features, device=device)
     typed, dtype, autocast = LAYERS[case.name].types is not None, DTYPES[case.dtype], None
     if typed or dtype == torch.float64:
@@ -160,9 +160,9 @@ def _sparse(peer: str, graph: BenchGraph, dtype: torch.dtype):
 
 
 def _fused(function: Callable) -> Callable:
-    def run(*args: Tensor):
+    def run(*args: Tensor, **options: float):
         with edgeless.backend("fused"):
-            return function(*args)
+            return function(*args, **options)
 
     return run
 
@@ -181,7 +181,8 @@ def _op(case: Case, peer: str, graph: BenchGraph) -> Work:
         function = _fused(op.edgeless) if ours(peer) else op.plain
         if peer == "plain-compiled":
             function = torch.compile(function, dynamic=False)
-    work = Work(lambda: function(handle, *inputs), inputs, rows=[graph.num_nodes])
+    options = {"dropout": case.dropout} if case.dropout else {}
+    work = Work(lambda: function(handle, *inputs, **options), inputs, rows=[graph.num_nodes])
     if peer not in ENGINE_PEERS:
         return work
     work = EngineWork(work.compute, inputs, rows=work.rows, engine=ENGINE_PEERS[peer])

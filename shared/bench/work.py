@@ -14,7 +14,7 @@ from torch import Tensor
 import edgeless
 from edgeless.cli.devices import UsageError
 
-from .ops import parse
+from .ops import ATTENTION, parse
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MODES = ("forward", "forward_backward")
@@ -35,11 +35,12 @@ class Case:
     features: int = 128  # of a layer
     heads: int = 4
     channels: int = 32
+    dropout: float = 0.0  # of attention
 
     @property
     def label(self) -> str:
         """For a heading."""
-        return f"{self.name} {self.dtype}"
+        return f"{self.name} {self.dtype}" + (f" dropout {self.dropout:g}" if self.dropout else "")
 
     @property
     def op(self) -> str:
@@ -47,10 +48,14 @@ class Case:
         return parse(self.name)[0]
 
 
-def op_case(name: str, dtype: str) -> Case:
-    """The case of an aggregation called like "gatv2_H8_D128" or "spmm_both_F512"; ValueError for other names."""
-    _, heads, channels = parse(name)
-    return Case("op", name, dtype, heads=heads, channels=channels)
+def op_case(name: str, dtype: str, dropout: float = 0.0) -> Case:
+    """The case of an aggregation called like "gatv2_H8_D128" or "spmm_both_F512"; ValueError for other names, and for
+    dropout in sums and extrema.
+    """
+    op, heads, channels = parse(name)
+    if dropout and op not in ATTENTION:
+        raise ValueError(f"dropout is of attention ({', '.join(ATTENTION)}), got {dropout:g} for {name}")
+    return Case("op", name, dtype, heads=heads, channels=channels, dropout=dropout)
 
 
 @dataclass

@@ -367,13 +367,40 @@ def test_odd_rows_of_any_strides(score, dtype, channels, device):
 
 @EVERY_DEVICE
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("heads,channels", [(8, 4), (2, 12), (3, 20), (4, 8), (3, 8)])
+@pytest.mark.parametrize("heads,channels", [(8, 4), (2, 12), (3, 20), (4, 8), (5, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bipartite", "hub"])
 @pytest.mark.parametrize("options", ["plain", "dropout", "all"])
 def test_narrow_heads(score, heads, channels, dtype, kind, options, device):
-    """A lane has several edges at a time; with dropout, lanes of two heads or four vote, and those of three cannot."""
+    """A lane has several edges at a time; with dropout, lanes of two heads or four vote, and those of five cannot."""
     compare(device, score, graph_of(kind), heads, channels, OPTIONS[options], dtype)
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("heads,channels", [(4, 64), (3, 40), (2, 200)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["bipartite", "hub"])
+@pytest.mark.parametrize("options", ["dropout", "all"])
+def test_long_rows_with_options(score, heads, channels, dtype, kind, options, device):
+    """Batches are longer, and ids and arrays of the edges are asked for ahead of them."""
+    if dtype == torch.float32 and score == "gatv2" and options == "all":
+        options = "weights"  # see test_every_head_dim
+    compare(device, score, graph_of(kind), heads, channels, OPTIONS[options], dtype)
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_edge_feature_whose_projection_begins_anywhere(dtype, device):
+    """Its transpose is contiguous and is read as it is, in vectors where it begins on 16 bytes."""
+    args, _, rest = inputs_of("gatv2", graph_of("square"), 4, 8, OPTIONS["dropout"], dtype)
+    attr, proj = torch.randn(300, 1, dtype=dtype), torch.randn(4 * 8 + 1, dtype=dtype, device=device)
+    graph, args, attr = graph_of("square").to(device), [t.to(device) for t in args], attr.to(device)
+    at, aligned = proj[1:].view(4, 8, 1), proj[1:].clone().view(4, 8, 1)
+    found, expected = (
+        functional.gatv2_attention(graph, *args, edge_attr=attr, edge_proj=p, **rest) for p in (at, aligned)
+    )
+    assert torch.equal(found, expected)
 
 
 @EVERY_DEVICE

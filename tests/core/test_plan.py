@@ -19,7 +19,7 @@ TWITCH = {"num_src": 168_114, "num_dst": 168_114, "num_edges": 13_595_114}
 
 def attention_plan(device="h200", **given):
     sizes = {"num_rows": 1000, "num_edges": 10_000, "num_gathered": 1000, "max_degree": -1}
-    options = {"options": False, "edge_term": False, "wide_index": False}
+    options = {"options": False, "edge_term": False, "edge_arrays": 0, "wide_index": False}
     shape = {"pass_": "forward", "score": "dot", "dtype": "float32", "heads": 1, "key_dim": 64, "value_dim": 64}
     found = DEVICES[device]
     on = {"multiprocessors": found.multiprocessors, "l2_bytes": found.l2_bytes}
@@ -79,6 +79,10 @@ def test_batches_of_edges_follow_the_mean_degree():
     edges = [attention_plan(score="gat", num_edges=1000 * degree)["edges"] for degree in (2, 5, 40)]
     assert edges == [2, 4, 8]
     assert attention_plan(score="gat", dtype="bfloat16", num_edges=2000)["edges"] == 4
+    for score in ("gat", "gatv2"):
+        by_degree = [attention_plan(score=score, num_edges=1000 * degree, options=True) for degree in (2, 5, 40)]
+        assert [plan["edges"] for plan in by_degree] == [4, 4, 8]
+        assert {plan["options"] for plan in by_degree} == {"options"}
     narrow = {"dtype": "bfloat16", "key_dim": 16, "value_dim": 16, "score": "gat"}
     assert [attention_plan(**narrow, num_edges=1000 * degree)["edges"] for degree in (2, 5, 40)] == [2, 4, 4]
 
@@ -123,6 +127,24 @@ def test_heads_share_a_walk_where_a_slice_would_leave_a_row_few_lanes():
             assert plan["slices"] == 1 or row >= least, (device, score, dtype, pass_, plan)
     by_source = {"score": "gat", "dtype": "float32", "pass_": "by_src"}
     assert attention_plan(**by_source, **twitch)["slices"] == 1  # it reads three numbers of a node beside the row
+
+
+def test_a_slice_is_wider_where_arrays_are_read_by_edge():
+    """A head at a time would read a sector of 32 bytes of each array for four bytes."""
+    nodes = {"num_rows": 168_114, "num_gathered": 168_114, "heads": 8, "key_dim": 64, "value_dim": 64}
+
+    def heads(arrays, edges=13_595_114, **given):
+        given = {"dtype": "bfloat16", "options": True, "edge_arrays": arrays, "num_edges": edges, **nodes, **given}
+        return attention_plan(**given)["heads_per_slice"]
+
+    for pass_ in PASSES:
+        assert heads(0, score="gat", pass_=pass_) <= 2 and heads(1, score="gat", pass_=pass_) == 4
+        assert heads(0, score="dot", pass_=pass_) == 1 and heads(1, score="dot", pass_=pass_) >= 2
+    assert heads(2, score="dot", pass_="by_src") == 8
+    assert heads(1, score="gat", dtype="float32") == 2
+    # A forward of floats goes on by heads that fit the L2 where the arrays fit it too.
+    assert heads(1, score="gat", dtype="float32", edges=10**6) == 1
+    assert heads(1, score="gat", dtype="float32", edges=10**6, pass_="by_dst") == 2
 
 
 @pytest.mark.parametrize("max_degree,merges", [(-1, True), (40, False), (10**6, True)])

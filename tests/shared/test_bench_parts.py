@@ -59,8 +59,11 @@ def test_an_unknown_graph_lists_the_known_ones(tmp_path):
 
 def test_case_names_are_parsed():
     assert op_case("gatv2_H8_D128", "bf16") == Case("op", "gatv2_H8_D128", "bf16", heads=8, channels=128)
+    assert op_case("gat_H2_D8", "fp32", 0.5).label == "gat_H2_D8 fp32 dropout 0.5"
     with pytest.raises(ValueError, match="got 'gatv2_8_128'"):
         op_case("gatv2_8_128", "fp32")
+    with pytest.raises(ValueError, match="dropout is of attention .* got 0.5 for min_F8"):
+        op_case("min_F8", "fp32", 0.5)
 
 
 def test_useful_bytes_of_a_case_counted_by_hand():

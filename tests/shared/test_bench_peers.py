@@ -7,6 +7,7 @@ import torch
 
 from edgeless.__main__ import main
 from edgeless.bench import graphs, measure, timing
+from edgeless.bench.command import DROPPING
 from edgeless.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
 from edgeless.bench.work import Case, op_case
 from edgeless.cli.devices import UsageError, installed
@@ -41,6 +42,30 @@ def test_aggregation_peers_agree(op, peer):
         pytest.skip(f"{peer} has no {op}")
     for mine, plain in zip(computed(case, peer), computed(case, "plain"), strict=True):
         assert norm_error(mine, plain) < 1e-10
+
+
+@pytest.mark.parametrize("op", ["gatv2_H2_D8", "gat_H2_D8", "gt_H2_D8"])
+@pytest.mark.parametrize("peer", ["edgeless", "plain", "dgl"])
+def test_every_peer_drops_attention(op, peer):
+    if peer == "dgl" and not installed("dgl"):
+        pytest.skip("needs DGL")
+    nothing, half, all_ = (build(op_case(op, "fp64", dropout), peer, TOY).outputs()[0] for dropout in (1.0, 0.5, 0.0))
+    assert not nothing.any() and half.any() and not torch.equal(half, all_)
+
+
+@pytest.mark.parametrize("layer", DROPPING)
+@pytest.mark.parametrize("peer", ["pyg", "edgeless-pyg", "dgl", "edgeless-dgl"])
+def test_every_layer_drops_attention(layer, peer):
+    if not installed(peer.removeprefix("edgeless-")):
+        pytest.skip(f"needs {peer}")
+    if peer not in known(Case("layer", layer, "fp64")):
+        pytest.skip(f"{peer} has no {layer}")
+    graph = TOY if LAYERS[layer].types is None else graphs.load("aifb", None, torch.device("cpu"))
+    half, all_ = (
+        build(Case("layer", layer, "fp32", features=4, heads=1, channels=4, dropout=p), peer, graph).outputs()[0]
+        for p in (0.5, 0.0)
+    )
+    assert not torch.equal(half, all_)
 
 
 @pytest.mark.parametrize("layer", LAYERS)

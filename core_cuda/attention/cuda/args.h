@@ -51,7 +51,7 @@ struct Args {
 
   // Options, all by original edge id; [E, H] arrays are contiguous unless strides are given.
   bool has_dropout = false;
-  bool has_edge_arrays = false;  // some [E, H] is read or written
+  bool has_edge_arrays = false;  // some are read or written by edge, or its features
   const int64_t* seed = nullptr;
   uint64_t threshold = 0;
   A keep_scale = 1;          // 1 / (1 - p)

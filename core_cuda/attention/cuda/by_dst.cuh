@@ -258,7 +258,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  DropoutDraw<Team, A, I> dropout(args, place);
+  EdgeOptions<Fn, S, Team, I, false, kMode == kEdgeTerm> options(args, place, walk, window.slot);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
@@ -280,12 +280,13 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
-    I ids[kTurns] = {};
-    if constexpr (kMode >= kOptions) dropout.ask(args, window, walk, ids);
-    window.advance(walk);
+    if constexpr (kMode >= kOptions) {
+      options.ask(args, window, walk, place.head);
+    } else {
+      window.advance(walk);
+    }
     ahead.advance(walk);
-    const I first = walk.edge - window.count;
-    if constexpr (kMode >= kOptions) dropout.draw(args, seed, place.head, window.slot, ids);
+    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
 #pragma unroll
@@ -296,6 +297,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       // logits and dP
       A logit[kRows], product[kRows];
       A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
+      if constexpr (kMode == kEdgeTerm) {
+        add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], key_raw[turn], termed);
+      }
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
         A other[kPer];
@@ -312,11 +316,8 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
             for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
           }
           if constexpr (kMode == kEdgeTerm) {
-            if (n > 0 && args.proj) {
-              add_edge_term<S, kVecs>(args, place, edge_id(args.graph, first + turn * kEdges + min(u, n - 1)), other);
-            }
 #pragma unroll
-            for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];
+            for (int k = 0; k < kPer; ++k) other[k] = termed[u][k];
           }
           typename Fn::template Partial<A, true> sum(own_scalar);
 #pragma unroll
@@ -333,15 +334,14 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       }
       A ds, derivative = 1;
       if constexpr (kMode >= kOptions) {
-        const A keep = dropout.factor(args, turn, window.slot);
-        const EdgeFactors<A> edge(args, ids[turn], keep, place.head, valid);
-        if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
+        const auto edge = options.of(args, turn, window.slot, place.head, valid);
+        s += edge.logit_term;
         if constexpr (Fn::kScalar) {
           derivative = GatScore::derivative(s, args.coefficient);
           s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
         }
         const A p = power_of_two(s - shift);
-        if (args.value_term && valid) dp += args.value_term[edge.at];
+        dp += edge.value_term;
         if (args.grad_scale && valid) args.grad_scale[edge.at] = p * edge.keep * dp;
         if (args.weights_out && valid) {
           args.weights_out[edge.at] = p * edge.keep * (args.weights_scaled ? edge.scale : A(1));

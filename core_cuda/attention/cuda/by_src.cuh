@@ -195,7 +195,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   };
 
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  DropoutDraw<Team, A, I> dropout(args, place);
+  EdgeOptions<Fn, S, Team, I, false, kMode == kEdgeTerm> options(args, place, walk, window.slot);
   auto take = [&] {  // whole warp
     window.begin(walk);
     uint4 key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
@@ -213,11 +213,12 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       other_over[t] = norms.other(window.index[t]);
       target_scalar[t] = !kKeys && args.dst ? load_scalar<A>(args.dst, window.index[t], place.head) : A(0);
     }
-    I ids[kTurns] = {};
-    if constexpr (kMode >= kOptions) dropout.ask(args, window, walk, ids);
-    window.advance(walk);
-    const I first = walk.edge - window.count;
-    if constexpr (kMode >= kOptions) dropout.draw(args, seed, place.head, window.slot, ids);
+    if constexpr (kMode >= kOptions) {
+      options.ask(args, window, walk, place.head);
+    } else {
+      window.advance(walk);
+    }
+    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (fresh) take_row();
 
 #pragma unroll
@@ -228,6 +229,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       // logits and dP
       A s, dp;
       A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
+      if constexpr (kMode == kEdgeTerm) {
+        add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], key_raw[turn], termed);
+      }
       {
         A logit[kRows], product[kRows];
 #pragma unroll
@@ -246,11 +250,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
           if constexpr (!Fn::kScalar) {
             unpack_all<S, kVecs>(key_raw[turn][u], other);
             if constexpr (kMode == kEdgeTerm) {
-              if (n > 0 && args.proj) {
-                add_edge_term<S, kVecs>(args, place, edge_id(args.graph, first + turn * kEdges + min(u, n - 1)), other);
-              }
 #pragma unroll
-              for (int k = 0; k < kPer; ++k) termed[u][k] = other[k];
+              for (int k = 0; k < kPer; ++k) other[k] = termed[u][k];
             }
             typename Fn::template Partial<A, kMode == kEdgeTerm> sum(own_scalar);
 #pragma unroll
@@ -268,10 +269,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       }
       A derivative = 1, factor = 1;
       if constexpr (kMode >= kOptions) {
-        const A keep = dropout.factor(args, turn, window.slot);
-        const EdgeFactors<A> edge(args, ids[turn], keep, place.head, valid);
-        if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
-        if (args.value_term && valid) dp += args.value_term[edge.at];
+        const auto edge = options.of(args, turn, window.slot, place.head, valid);
+        s += edge.logit_term;
+        dp += edge.value_term;
         factor = edge.keep * edge.scale;
         dp *= factor;
         if (args.grad_weights && valid) dp += edge.keep * args.grad_weights[edge.at];

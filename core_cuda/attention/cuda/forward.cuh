@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
 
   if (walk.pending) ask_row(walk.row);
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  DropoutDraw<Team, A, I> dropout(args, place);
+  EdgeOptions<Fn, S, Team, I, true, kMode == kEdgeTerm> options(args, place, walk, window.slot);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
@@ -166,12 +166,13 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       other_over[t] = norms.other(window.index[t]);
     }
     ahead.ask(keys.at[0], keys.stride);
-    I ids[kTurns] = {};
-    if constexpr (kMode >= kOptions) dropout.ask(args, window, walk, ids);
-    window.advance(walk);
+    if constexpr (kMode >= kOptions) {
+      options.ask(args, window, walk, place.head);
+    } else {
+      window.advance(walk);
+    }
     ahead.advance(walk);
-    const I first = walk.edge - window.count;
-    if constexpr (kMode >= kOptions) dropout.draw(args, seed, place.head, window.slot, ids);
+    if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (kKeys && fresh) take_row();
 
 #pragma unroll
@@ -183,14 +184,17 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       A s;
       if constexpr (kKeys) {
         A partial[kRows];
+        A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
+        if constexpr (kMode == kEdgeTerm) {
+          add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], key_raw[turn], termed);
+        }
 #pragma unroll
         for (int u = 0; u < kRows; ++u) {
           A other[kPer];
           unpack_all<S, kVecs>(key_raw[turn][u], other);
           if constexpr (kMode == kEdgeTerm) {
-            if (n > 0 && args.proj) {
-              add_edge_term<S, kVecs>(args, place, edge_id(args.graph, first + turn * kEdges + min(u, n - 1)), other);
-            }
+#pragma unroll
+            for (int k = 0; k < kPer; ++k) other[k] = termed[u][k];
           }
           typename Fn::template Partial<A, true> sum(own_scalar);
 #pragma unroll
@@ -204,10 +208,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       }
       A factor = 1;
       if constexpr (kMode >= kOptions) {
-        const A keep = dropout.factor(args, turn, window.slot);
-        const EdgeFactors<A> edge(args, ids[turn], keep, place.head, valid);
+        const auto edge = options.of(args, turn, window.slot, place.head, valid);
         factor = edge.keep * edge.scale;
-        if (args.logit_term && valid) s += args.logit_term[edge.at] * (Fn::kScalar ? A(1) : A(kLog2e));
+        s += edge.logit_term;
         if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
         // May be the term itself, which other lanes that own the edge have read by then.
         if (args.logits_out) {

@@ -8,7 +8,8 @@
 //                            edges, of 8 to 32 lanes with 2, 4 or 8; 2 vectors (f32: or 4), teams of 32. Not where the
 //                            tensor cores take every row of that width. Rows of one vector: also teams of 4 lanes with
 //                            an edge each.
-//   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes; 1 or 4 vectors, any team
+//   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes, and any team with batches of 4 or 8 edges;
+//                            4 vectors, any team
 //   f64, any int64           4 vectors, any team, with all options
 #pragma once
 
@@ -28,7 +29,7 @@ constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass !=
 constexpr int kMmaVectors = 16;
 constexpr bool use_mma(Pass pass, Score score, Storage storage, Mode mode, int vectors) {
   if (score == Score::gat || !is_half(storage) || mode == kEdgeTerm || vectors > kMmaVectors) return false;
-  return vectors > most_without_mma(pass, score, mode == kPlain);
+  return vectors > most_without_mma(pass, score);
 }
 
 // Edges of a batch: four. Eight where rows of the graph are long and an edge gathers one row of features alone, which
@@ -100,6 +101,9 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   if (storage == Storage::f64) return table;
   table.add({false, false, false, 1, 0, 4, kOptions});
   if (all == kEdgeTerm) table.add({false, false, false, 1, 0, 4, kEdgeTerm});
+  if (many_edges(pass, score) > 4 && any_without_mma(pass, score, storage, 4, 32, kOptions)) {
+    table.add({false, false, false, 1, 0, many_edges(pass, score), kOptions});
+  }
   for (int lanes = 1; lanes <= kNarrowLanes; ++lanes) {
     for (const Mode mode : {kOptions, all}) {
       const Kernel kernel{false, false, false, 1, lanes, 4, mode};

@@ -12,7 +12,7 @@ template <class Fn, class S, class Team>
 constexpr int min_blocks(Pass pass, int mode, int vectors) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
   return min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers, Team::kRows * Team::kTurns,
-                    Team::kNarrow);
+                    Team::kNarrow, mode == kEdgeTerm);
 }
 
 // Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its last vector,
@@ -194,6 +194,23 @@ struct EdgeWindow {
   }
 };
 
+// The original id of the edge of a batch that a lane owns, asked for one batch ahead like the indices: what is drawn or
+// read for that edge does not wait for it, and so not for rows that are on their way. Beyond a batch's end: any id.
+template <class I>
+struct IdAhead {
+  I next;
+
+  __device__ IdAhead(const CompressedGraph& graph, const Walk<I>& walk, int slot) {
+    const int64_t last = graph.num_edges - 1;
+    next = last < 0 ? I(0) : static_cast<I>(edge_id(graph, static_cast<I>(min(walk.edge + int64_t(slot), last))));
+  }
+
+  // Behind the batch; walk: where the next one begins.
+  __device__ __forceinline__ void advance(const CompressedGraph& graph, const Walk<I>& walk, int slot) {
+    if (slot < walk.last_edge - walk.edge) next = static_cast<I>(edge_id(graph, walk.edge + slot));
+  }
+};
+
 // Asks L2 for the rows that come after the batch at hand: no register waits for them. One line of 128 bytes a lane.
 // Pays where rows are short and a team is held up at each; elsewhere other warps hide it all.
 template <class I, int kLanes, int kVecs, int kEdges>
@@ -366,47 +383,95 @@ __device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, 
   return dropout_keeps(args, seed, edge_id, head) ? args.keep_scale : A(0);
 }
 
-// Whether dropout keeps the edges of a batch that this lane owns, one in each turn. With one turn, it draws for its
-// edge. A draw serves four heads of an edge: so with several turns the lanes of neighbouring teams that walk the same
-// edges, those of two heads or four, draw for one edge each and vote, which leaves a bit for each edge. (Votes on edges
-// of later batches as well would be fewer draws yet. But a draw that is not made every time waits for its edge's id,
-// and so for all rows on their way.)
-template <class Team, class A, class I>
-struct DropoutDraw {
+// What arrays by edge say about an edge. The edge's terms are those of gat and of the dot product.
+template <class Fn, class A>
+struct EdgeArrays {
+  static constexpr bool kLogitTerm = Fn::kOwnValue, kValueTerm = Fn::kOwnValue && !Fn::kScalar;
+  A scale = 1, logit_term = 0, value_term = 0;
+
+  EdgeArrays() = default;
+  __device__ __forceinline__ EdgeArrays(const Args<A>& args, int64_t id, int head, bool valid) {
+    const int64_t at = id * args.heads + head;
+    if (args.scale && valid) scale = args.scale[id * args.scale_edge + head * args.scale_head];
+    if (kLogitTerm && args.logit_term && valid)
+      logit_term = __ldcs(args.logit_term + at) * (Fn::kScalar ? A(1) : A(kLog2e));
+    if (kValueTerm && args.value_term && valid) value_term = __ldcs(args.value_term + at);
+  }
+};
+
+// What the options say about an edge that a lane owns.
+template <class Fn, class A>
+struct EdgeFactors : EdgeArrays<Fn, A> {
+  int64_t at;  // of [E, H] arrays
+  A keep;      // by dropout: 0 or 1 / (1 - p)
+
+  __device__ __forceinline__ EdgeFactors(const EdgeArrays<Fn, A>& arrays, const Args<A>& args, int64_t id, int head,
+                                         A keep)
+      : EdgeArrays<Fn, A>(arrays), at(id * args.heads + head), keep(keep) {}
+};
+
+// The options of the edges of a batch that a lane owns, one in each turn.
+//
+// With one turn, ids are asked for a batch ahead, and what is read or drawn by them together with the batch's rows.
+//
+// With several turns, ids are asked for with the rows. A draw serves four heads of an edge: so the lanes of
+// neighbouring teams that walk the same edges, those of two heads or four, draw for one edge each and vote, which
+// leaves a bit for each edge. (Votes on edges of later batches as well would be fewer draws yet. But a draw that is not
+// made every time waits for its edge's id, and so for all rows on their way.)
+template <class Fn, class S, class Team, class I, bool kForward, bool kEdgeTerms>
+struct EdgeOptions {
+  using A = Arithmetic<S>;
   static constexpr int kTurns = Team::kTurns;
-  int voters = 0;     // lanes that vote together; 0: each draws for its own edges
-  I id = 0;           // of the edge that this lane votes on
-  unsigned kept = 0;  // with several turns: a bit for each edge of the batch
-  A single = 1;       // with one turn: the factor of the lane's edge
+  // Where ptxas would not ask for a row that late because of it, see draw().
+  static constexpr bool kEarlyArrays = kTurns == 1 && (!kForward || !Fn::kOwnValue || (Fn::kScalar && sizeof(S) == 2));
+  I ids[kTurns] = {};
+  IdAhead<I> ahead;          // with one turn
+  EdgeArrays<Fn, A> arrays;  // with one turn
+  A keep = 1;                // with one turn
+  int voters = 0;            // with several turns: lanes that vote together, 0: each draws for its own edges
+  I voted = 0;               // id of the edge that this lane votes on
+  unsigned kept = 0;         // a bit for each edge of the batch
 
   template <class P>
-  __device__ DropoutDraw(const Args<A>& args, const P& place) {
+  __device__ EdgeOptions(const Args<A>& args, const P& place, const Walk<I>& walk, int slot)
+      : ahead(args.graph, walk, slot) {
     const int heads = args.heads | args.layout.heads_per_slice;
     const int together = (heads % 4 == 0 ? 4 : heads % 2 == 0 ? 2 : 1) * place.width();
     if (kTurns > 1 && args.has_dropout && together >= Team::kBatch) voters = together;
   }
 
-  // Asks for ids, once the batch's rows are asked for.
+  // Asks for all that is known by now of the edges, once the batch's rows are asked for, and moves on.
   template <class W>
-  __device__ __forceinline__ void ask(const Args<A>& args, const W& window, const Walk<I>& walk, I (&ids)[kTurns]) {
-    if (kTurns > 1 && voters) {
-      const int edge = threadIdx.x & (voters - 1);
-      id = edge < window.count ? static_cast<I>(edge_id(args.graph, walk.edge + edge)) : I(0);
-      if (!args.has_edge_arrays) return;
+  __device__ __forceinline__ void ask(const Args<A>& args, W& window, Walk<I>& walk, int head) {
+    if constexpr (kTurns == 1) {
+      ids[0] = ahead.next;
+      if constexpr (kEarlyArrays) {
+        arrays = EdgeArrays<Fn, A>(args, static_cast<int64_t>(ids[0]), head, window.slot < window.count);
+      }
+      if (kEdgeTerms && args.proj) ask_l2(args.edge_attr.base + static_cast<int64_t>(ids[0]) * args.edge_attr.row);
+      window.advance(walk);
+      ahead.advance(args.graph, walk, window.slot);
+    } else {
+      if (voters) {
+        const int edge = threadIdx.x & (voters - 1);
+        voted = edge < window.count ? static_cast<I>(edge_id(args.graph, walk.edge + edge)) : I(0);
+      }
+      if (!voters || args.has_edge_arrays) window.load_ids(args.graph, walk, ids);
+      window.advance(walk);
     }
-    window.load_ids(args.graph, walk, ids);
   }
 
   // Whole warp.
-  __device__ __forceinline__ void draw(const Args<A>& args, uint64_t seed, int head, int slot, const I (&ids)[kTurns]) {
+  __device__ __forceinline__ void draw(const Args<A>& args, uint64_t seed, int head, int slot) {
+    if (Fn::kScalar) __syncwarp();  // else ptxas asks for the last row behind the draw, where it is used
+    if (!args.has_dropout) return;
     if constexpr (kTurns == 1) {
-      single = args.has_dropout ? dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head) : A(1);
+      keep = dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head);
       return;
     }
-    if (!args.has_dropout) return;
     kept = 0;
     if (voters) {
-      const Philox4 drawn = philox(seed, static_cast<uint64_t>(id), static_cast<uint32_t>(head) >> 2);
+      const Philox4 drawn = philox(seed, static_cast<uint64_t>(voted), static_cast<uint32_t>(head) >> 2);
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const unsigned votes = __ballot_sync(kFullWarp, drawn.lane[k] >= args.threshold);
@@ -421,48 +486,51 @@ struct DropoutDraw {
     }
   }
 
-  // Of the lane's edge of a turn: 0 or 1 / (1 - p).
-  __device__ __forceinline__ A factor(const Args<A>& args, int turn, int slot) const {
-    if constexpr (kTurns == 1) return single;
-    return !args.has_dropout ? A(1) : kept >> (turn * Team::kEdges + slot) & 1 ? args.keep_scale : A(0);
+  // Of the lane's edge of a turn.
+  __device__ __forceinline__ EdgeFactors<Fn, A> of(const Args<A>& args, int turn, int slot, int head,
+                                                   bool valid) const {
+    const int64_t id = static_cast<int64_t>(ids[turn]);
+    if constexpr (kEarlyArrays) return {arrays, args, id, head, keep};
+    if constexpr (kTurns == 1) return {EdgeArrays<Fn, A>(args, id, head, valid), args, id, head, keep};
+    const bool keeps = !args.has_dropout || kept >> (turn * Team::kEdges + slot) & 1;
+    return {EdgeArrays<Fn, A>(args, id, head, valid), args, id, head,
+            !args.has_dropout ? A(1)
+            : keeps           ? args.keep_scale
+                              : A(0)};
   }
 };
 
-// What the options say about an edge that this lane owns.
-template <class A>
-struct EdgeFactors {
-  int64_t at;  // of [E, H] arrays
-  A keep, scale = 1;
-
-  __device__ __forceinline__ EdgeFactors(const Args<A>& args, int64_t id, A keep, int head, bool valid)
-      : at(id * args.heads + head), keep(keep) {
-    if (args.scale && valid) scale = args.scale[id * args.scale_edge + head * args.scale_head];
-  }
-};
-
-template <class A, class I>
-__device__ __forceinline__ EdgeFactors<A> edge_factors(const Args<A>& args, uint64_t seed, I position, int head,
-                                                       bool valid) {
-  const int64_t id = valid ? edge_id(args.graph, position) : 0;
-  return {args, id, args.has_dropout ? dropout_factor(args, seed, id, head) : A(1), head, valid};
-}
-
-// Adds gatv2's edge term of edge `id`, W_h e, to the lane's part of a row.
-template <class S, int kVecs, class P>
-__device__ inline void add_edge_term(const Args<Arithmetic<S>>& args, const P& place, int64_t id,
-                                     Arithmetic<S> (&x)[kVecs * kVec<S>]) {
+// The lane's part of the rows of a turn with gatv2's edge term, W_h e. id: of the edge that the lane owns. Whole warp.
+template <class S, class Team, int kVecs, class P, class I>
+__device__ inline void add_edge_terms(const Args<Arithmetic<S>>& args, const P& place, I id,
+                                      const uint4 (&raw)[Team::kRows][kVecs],
+                                      Arithmetic<S> (&x)[Team::kRows][kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
-  const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + id * args.edge_attr.row);
+#pragma unroll
+  for (int u = 0; u < Team::kRows; ++u) unpack_all<S, kVecs>(raw[u], x[u]);
+  if (!args.proj || args.graph.num_edges == 0) return;
+  const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + static_cast<int64_t>(id) * args.edge_attr.row);
   const int width = args.key_vectors * kVec<S>;
   const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * width;
   for (int d = 0; d < args.edge_dim; ++d, proj += width) {
-    const A e = to_arithmetic(attr[d]);
+    const A mine = to_arithmetic(attr[d]);
+    A w[kVecs * kVec<S>];
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      const int at = v * place.row_width() + place.row_lane();
-      if (at >= args.key_vectors) continue;
+      const int at = max(min(v * place.row_width() + place.row_lane(), args.key_vectors - 1), 0) * kVec<S>;
 #pragma unroll
-      for (int k = 0; k < kVec<S>; ++k) x[v * kVec<S> + k] = fma(e, proj[at * kVec<S> + k], x[v * kVec<S> + k]);
+      for (int k = 0; k < kVec<S>; k += kVec<A>) {
+        A some[kVec<A>];
+        unpack(__ldg(reinterpret_cast<const uint4*>(proj + at + k)), some, A{});
+#pragma unroll
+        for (int i = 0; i < kVec<A>; ++i) w[v * kVec<S> + k + i] = some[i];
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < Team::kRows; ++u) {
+      const A e = Team::from_owner(mine, u);
+#pragma unroll
+      for (int k = 0; k < kVecs * kVec<S>; ++k) x[u][k] = fma(e, w[k], x[u][k]);
     }
   }
 }

@@ -320,4 +320,30 @@ struct MmaShare {
   }
 };
 
+// The options of the edge of a batch that a lane owns, see EdgeOptions.
+template <class Fn, class I, int kEdges, bool kForward>
+struct MmaEdge {
+  IdAhead<I> ahead;
+  I id = 0;
+  EdgeArrays<Fn, float> arrays;
+  float keep = 1;
+
+  __device__ MmaEdge(const CompressedGraph& graph, const Walk<I>& walk) : ahead(graph, walk, threadIdx.x % kEdges) {}
+
+  // Once the rows of a batch of `count` edges are asked for. walk: where the next batch begins.
+  __device__ __forceinline__ void take(const Args<float>& args, uint64_t seed, const Walk<I>& walk, int head,
+                                       int count) {
+    const int slot = threadIdx.x % kEdges;
+    id = ahead.next;
+    arrays = EdgeArrays<Fn, float>(args, static_cast<int64_t>(id), head, slot < count);
+    ahead.advance(args.graph, walk, slot);
+    if (kForward) __syncwarp();  // as in EdgeOptions
+    if (args.has_dropout) keep = dropout_factor(args, seed, static_cast<int64_t>(id), head);
+  }
+
+  __device__ __forceinline__ EdgeFactors<Fn, float> factors(const Args<float>& args, int head) const {
+    return {arrays, args, static_cast<int64_t>(id), head, keep};
+  }
+};
+
 }  // namespace edgeless::cuda

@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
+  MmaEdge<Fn, I, kEdges, false> owned(args.graph, walk);
   auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
@@ -151,6 +152,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     float other_over[kEdges];
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) other_over[u] = norms.other(window.index[u]);
+    if constexpr (kMode >= kOptions) {
+      owned.take(args, seed, walk, place.head, n);
+    }
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     float s[kEdges], dp[kEdges], ds[kEdges];
@@ -163,11 +167,11 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
 
     if constexpr (kMode >= kOptions) {
       const bool valid = share.edge < n;
-      const auto edge = edge_factors(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
+      const auto edge = owned.factors(args, place.head);
       float logit = share.mine(s), product = share.mine(dp);
-      if (args.logit_term && valid) logit += args.logit_term[edge.at] * float(kLog2e);
+      logit += edge.logit_term;
       const float p = power_of_two(logit - shift);
-      if (args.value_term && valid) product += args.value_term[edge.at];
+      product += edge.value_term;
       const bool writes = valid && place.lane < kEdges;
       if (args.grad_scale && writes) args.grad_scale[edge.at] = p * edge.keep * product;
       if (args.weights_out && writes) {

@@ -100,6 +100,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
+  MmaEdge<Fn, I, kEdges, false> owned(args.graph, walk);
   auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
@@ -120,6 +121,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
         for (int v = 0; v < kVecs; ++v) grad_raw[u][v] = uint4{0, 0, 0, 0};
       }
     }
+    if constexpr (kMode >= kOptions) {
+      owned.take(args, seed, walk, place.head, n);
+    }
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     float s[kEdges], dp[kEdges], ds[kEdges], w[kEdges];
@@ -139,10 +143,10 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
 
     if constexpr (kMode >= kOptions) {
       const bool valid = share.edge < n;
-      const auto edge = edge_factors(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
+      const auto edge = owned.factors(args, place.head);
       float logit = share.mine(s), product = share.mine(dp);
-      if (args.logit_term && valid) logit += args.logit_term[edge.at] * float(kLog2e);
-      if (args.value_term && valid) product += args.value_term[edge.at];
+      logit += edge.logit_term;
+      product += edge.value_term;
       const float factor = edge.keep * edge.scale;
       product *= factor;
       if (args.grad_weights && valid) product += edge.keep * args.grad_weights[edge.at];

@@ -81,6 +81,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
   };
 
   MmaWindow<I, kEdges> window(args.graph, walk);
+  MmaEdge<Fn, I, kEdges, true> owned(args.graph, walk);
   auto take = [&] {  // whole warp
     window.take(walk);
     const int n = window.count;
@@ -90,6 +91,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     float other_over[kEdges];
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) other_over[u] = norms.other(window.index[u]);
+    if constexpr (kMode >= kOptions) {
+      owned.take(args, seed, walk, place.head, n);
+    }
     if (__any_sync(kFullWarp, fresh)) take_rows();
 
     float s[kEdges];
@@ -99,9 +103,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
     float factor[kEdges];
     if constexpr (kMode >= kOptions) {
       const bool valid = share.edge < n;
-      const auto edge = edge_factors(args, seed, static_cast<I>(window.first + share.edge), place.head, valid);
+      const auto edge = owned.factors(args, place.head);
       float mine = share.mine(s), weight = edge.keep * edge.scale;
-      if (args.logit_term && valid) mine += args.logit_term[edge.at] * float(kLog2e);
+      mine += edge.logit_term;
       // May be the term itself, which other lanes that own the edge have read by then.
       if (args.logits_out) {
         __syncwarp();

@@ -20,6 +20,7 @@ struct Problem {
   bool wide_index = false;
   bool options = false;    // anything beyond the plain inputs
   bool edge_term = false;  // gatv2 with edge features
+  int edge_arrays = 0;     // read by edge: terms of the logit or the value, weights, features of gatv2
   int heads = 1;
   int key_vectors = 0, value_vectors = 0;
   int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // rows of what is gathered
@@ -116,6 +117,9 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_teams)) {
       kernel.lanes = vectors;
     }
+    if (kernel.mode == kOptions && kernel.vectors == 1 && vectors > 4 && long_rows) {
+      kernel.edges = many_edges(problem.pass, problem.score);
+    }
   } else {
     kernel.vectors = vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
     kernel.lanes = 1;
@@ -140,15 +144,20 @@ inline int choose_team_log2(const Kernel& kernel, int vectors) {
   return log2;
 }
 
-// As many heads as gather no more than L2 holds, where that leaves enough lanes for a row; else 256 bytes of a node.
+// As many heads as gather no more than L2 holds, where that leaves enough lanes for a row; else 256 bytes of a node, or
+// more where arrays are read by edge.
 inline void choose_slice(const Problem& problem, const Device& device, bool mma, Layout& layout) {
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
   const int values = !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
   const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * kAttentionL2Percent / 100;
   const int vectors = std::max({1, keys, values});
-  int64_t most = 16 / vectors, least = 1;
-  while (least * vectors < least_vectors_of_slice(problem.pass, problem.score)) least *= 2;
+  // Arrays by edge are the slower part, but in a forward of floats where they fit the L2.
+  const int64_t array = 4 * problem.num_edges * problem.heads;
+  const bool fits_too = problem.pass == Pass::forward && problem.storage == Storage::f32 && array <= device.l2_bytes;
+  const int wanted = fits_too ? 0 : vectors_of_slice(problem.edge_arrays);
+  int64_t most = std::max(16, wanted) / vectors, least = 1;
+  while (least * vectors < std::max(wanted, least_vectors_of_slice(problem.pass, problem.score))) least *= 2;
   if (head * most > fits && head * least <= device.l2_bytes) most = std::max(fits / head, std::min(least, most));
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
   // Of those the number that is worth most: few teams without work, and little that a slice reads beside its rows.
@@ -167,7 +176,7 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
   const int numbers = kernel.vectors * (is_half(problem.storage) ? 8 : 4);
   return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane(),
-                    is_narrow(kernel.lanes));
+                    is_narrow(kernel.lanes), kernel.mode == kEdgeTerm);
 }
 
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
