@@ -26,6 +26,8 @@ struct Philox4 {
 };
 
 constexpr int kPhiloxRounds = 7;
+constexpr uint32_t kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
+constexpr uint32_t kPhiloxKey0 = 0x9E3779B9u, kPhiloxKey1 = 0xBB67AE85u;
 
 EDGELESS_HOST_DEVICE Philox4 philox(uint64_t seed, uint64_t edge_id, uint32_t head_group) {
   uint32_t c0 = static_cast<uint32_t>(edge_id), c1 = static_cast<uint32_t>(edge_id >> 32), c2 = head_group, c3 = 0;
@@ -34,16 +36,16 @@ EDGELESS_HOST_DEVICE Philox4 philox(uint64_t seed, uint64_t edge_id, uint32_t he
 #pragma unroll
 #endif
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c0;
-    const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * c2;
+    const uint64_t p0 = static_cast<uint64_t>(kPhiloxFactor0) * c0;
+    const uint64_t p1 = static_cast<uint64_t>(kPhiloxFactor1) * c2;
     const uint32_t n0 = static_cast<uint32_t>(p1 >> 32) ^ c1 ^ k0;
     const uint32_t n2 = static_cast<uint32_t>(p0 >> 32) ^ c3 ^ k1;
     c1 = static_cast<uint32_t>(p1);
     c3 = static_cast<uint32_t>(p0);
     c0 = n0;
     c2 = n2;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
+    k0 += kPhiloxKey0;
+    k1 += kPhiloxKey1;
   }
   return {{c0, c1, c2, c3}};
 }

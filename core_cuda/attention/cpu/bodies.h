@@ -6,5 +6,6 @@
 #include "blocks.h"
 #include "scores.h"
 #include "edge_term.h"
+#include "draws.h"
 #include "chunk.h"
 #include "passes.h"

@@ -14,8 +14,8 @@ struct Chunk {
   A *s, *dp, *w;           // [H, kChunk]
   A *top, *inverse;        // [H, kChunk]: the softmax's maximum and 1 / sum of gathered destinations
   A* r;                    // [H, kChunk]: 1 / norm of the gathered rows, for a score over norms
-  A* factor;               // [H, kChunk]: keep / (1 - p) * edge scale, null where that is 1
-  A* keep;                 // [H, kChunk]: keep / (1 - p) alone
+  A* keep;                 // [H, kChunk]: kept / (1 - p), null where that and the edge scale are 1
+  A* factor;               // [H, kChunk]: times the edge scale; the same where there is none
 };
 
 template <class A>
@@ -40,31 +40,33 @@ static inline Chunk<A> make_chunk(const Args<A>& args, Arena<A>& arena) {
   c.top = arena.take(per_head);
   c.inverse = arena.take(per_head);
   c.r = arena.take(per_head);
-  const bool has_factor = args.has_dropout || args.edge_scale;
-  c.factor = has_factor ? arena.take(per_head) : nullptr;
-  c.keep = has_factor ? arena.take(per_head) : nullptr;
+  c.keep = args.has_dropout || args.edge_scale ? arena.take(per_head) : nullptr;
+  c.factor = args.edge_scale ? arena.take(per_head) : c.keep;
   return c;
 }
 
-// keep[h, e] = kept / (1 - p); factor = keep * edge scale
+// keep[h, e] = kept / (1 - p); factor = keep * edge scale. To whole draws, with any edge behind the last.
 template <class A>
 static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
-  for (int64_t e = 0; e < c.n; ++e) {
-    for (int64_t h = 0; h < args.heads; h += 4) {
-      Philox4 draw{};
-      if (args.has_dropout) draw = philox(args.seed, static_cast<uint64_t>(c.edge[e]), static_cast<uint32_t>(h / 4));
-      const int64_t lanes = args.heads - h < 4 ? args.heads - h : 4;
-      for (int64_t i = 0; i < lanes; ++i) {
-        const bool kept = !args.has_dropout || draw.lane[i] >= args.threshold;
-        const A keep = kept ? args.keep_scale : A(0);
-        const int64_t at = (h + i) * kChunk + e;
-        c.keep[at] = keep;
-        c.factor[at] =
-            !args.edge_scale
-                ? keep
-                : keep * args.edge_scale[c.edge[e] * args.scale_edge_stride + (h + i) * args.scale_head_stride];
+  const int64_t filled = round_up(c.n, kDraws);
+  for (int64_t e = c.n; e < filled; ++e) c.edge[e] = c.edge[0];
+  // Where all are dropped, the threshold is one more than any draw, and keep_scale 0.
+  const uint64_t least64 = args.has_dropout ? args.threshold : 0;
+  const uint32_t least = static_cast<uint32_t>(least64 < 0xffffffffu ? least64 : 0xffffffffu);
+  for (int64_t h = 0; h < args.heads; h += 4) {
+    const int64_t heads = args.heads - h < 4 ? args.heads - h : 4;
+    for (int64_t first = 0; first < filled; first += kDraws) {
+      const Draws drawn = args.has_dropout ? draw(args.seed, c.edge + first, static_cast<uint32_t>(h / 4)) : Draws{};
+      for (int64_t i = 0; i < heads; ++i) {
+        keep(drawn.of[i], least, args.keep_scale, c.keep + (h + i) * kChunk + first);
       }
     }
+  }
+  if (!args.edge_scale) return;
+  for (int64_t h = 0; h < args.heads; ++h) {
+    const A *keep = c.keep + h * kChunk, *scale = args.edge_scale + h * args.scale_head_stride;
+    A* factor = c.factor + h * kChunk;
+    for (int64_t e = 0; e < filled; ++e) factor[e] = keep[e] * scale[c.edge[e] * args.scale_edge_stride];
   }
 }
 
