@@ -14,13 +14,12 @@ from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, explain, kernel_refusal
 from edgeless.cache import graph_from_object
 from edgeless.graph_checks import compiling
-from edgeless.hetero_sum import FEW_RELATIONS, Relation, Target, join_relations, sum_of_layers
+from edgeless.hetero_sum import FEW_RELATIONS, Target, join_edges, sum_of_layers
 from edgeless.ops.attention import opmath_dtype
 from edgeless.projection import PLAIN, is_plain
 from edgeless.typed_graph import TypedGraph
 
 from .._framework import DGLGraph, stock_hetero
-from ..convert import to_graph
 from .graphconv import GraphConv
 from .sageconv import SAGEConv
 
@@ -197,7 +196,8 @@ def _joined(g, relations: list[tuple], src_sizes: dict, dst_sizes: dict) -> Type
     """The (cached) graph of these relations of a heterograph, numbered as they stand."""
 
     def build() -> TypedGraph:
-        graphs = (Relation(to_graph(g, key), key[0], key[2], i) for i, key in enumerate(relations))
-        return join_relations(graphs, src_sizes, dst_sizes, len(relations))
+        edges = {key: torch.stack(g.edges(order="eid", etype=key)) for key in relations}
+        numbers = {key: number for number, key in enumerate(relations)}
+        return join_edges("HeteroGraphConv", edges, numbers, src_sizes, dst_sizes, len(relations))
 
     return graph_from_object(g._graph, ("joined", *relations), build)
