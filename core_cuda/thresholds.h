@@ -41,7 +41,10 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
   if (narrow && !plain && score != Score::gat && forward) return numbers > 4 ? 4 : 5;
   if (numbers > 16) return 2;
   if (edge_term && forward && numbers == 4 && !narrow) return 5;
-  if (numbers > 4) return !plain || vectors > 1 ? 3 : forward && score == Score::dot ? 5 : 4;
+  if (numbers > 4) {
+    if (vectors > 1 || edge_term || (narrow && !plain && pass == Pass::by_src)) return 3;
+    return plain && forward && score == Score::dot ? 5 : 4;
+  }
   if (forward) return many ? 5 : !few ? 6 : score == Score::gatv2 ? 8 : 7;
   return few || (plain && score == Score::gatv2 && pass == Pass::by_dst && !many) ? 5 : 4;
 }
