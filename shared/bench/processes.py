@@ -45,8 +45,8 @@ def _enter(rank: int, work: Callable, processes: int, port: int, config: dict, i
             answers.put(found)
     if processes > 1:
         dist.destroy_process_group()
-        # DistributedDataParallel leaves gloo's threads running (torch 2.13), and an interpreter that ends beside them now
-        # and then aborts.
+        # DistributedDataParallel leaves gloo's threads running (torch 2.13): an interpreter that ends beside them may
+        # abort.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -298,7 +298,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       A logit[kRows], product[kRows];
       A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
       if constexpr (kMode == kEdgeTerm) {
-        add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], key_raw[turn], termed);
+        add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], n, key_raw[turn], termed);
       }
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {

@@ -230,7 +230,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       A s, dp;
       A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
       if constexpr (kMode == kEdgeTerm) {
-        add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], key_raw[turn], termed);
+        add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], n, key_raw[turn], termed);
       }
       {
         A logit[kRows], product[kRows];

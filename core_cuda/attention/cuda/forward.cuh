@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
         A partial[kRows];
         A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
         if constexpr (kMode == kEdgeTerm) {
-          add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], key_raw[turn], termed);
+          add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], n, key_raw[turn], termed);
         }
 #pragma unroll
         for (int u = 0; u < kRows; ++u) {

@@ -500,15 +500,17 @@ struct EdgeOptions {
   }
 };
 
-// The lane's part of the rows of a turn with gatv2's edge term, W_h e. id: of the edge that the lane owns. Whole warp.
+// The lane's part of the rows of a turn of `count` edges with gatv2's edge term, W_h e. id: of the edge that the lane
+// owns. Whole warp.
 template <class S, class Team, int kVecs, class P, class I>
-__device__ inline void add_edge_terms(const Args<Arithmetic<S>>& args, const P& place, I id,
+__device__ inline void add_edge_terms(const Args<Arithmetic<S>>& args, const P& place, I id, int count,
                                       const uint4 (&raw)[Team::kRows][kVecs],
                                       Arithmetic<S> (&x)[Team::kRows][kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
 #pragma unroll
   for (int u = 0; u < Team::kRows; ++u) unpack_all<S, kVecs>(raw[u], x[u]);
   if (!args.proj || args.graph.num_edges == 0) return;
+  if (Team::kEdges == 1 && count == 0) return;  // short rows leave many turns empty; no lane waits for another's edge
   const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + static_cast<int64_t>(id) * args.edge_attr.row);
   const int width = args.key_vectors * kVec<S>;
   const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * width;
