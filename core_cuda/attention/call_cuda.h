@@ -251,8 +251,7 @@ class Call {
     return r;
   }
 
-  // [n, m, size] contiguous, filled up with zeros; `size` is a multiple of 16 bytes unless t has it.
-  // Rows of `size` numbers, the first of them on 16 bytes.
+  // [n, m, size] contiguous, filled up with zeros, beginning on 16 bytes; `size` is a multiple of them unless t has it.
   Tensor padded(const Tensor& t, int64_t size) {
     if (t.size(2) != size) return copies_.add(t, size);
     const Tensor rows = t.contiguous();

@@ -224,6 +224,8 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
         check_count("--fanout", count)
     check_real("--limit", args.limit, 0)
     check_real("--dropout", args.dropout, 0, 1)
+    if args.dropout and (args.minibatch or args.scale_out or args.ddp or args.shapes):
+        raise UsageError("--dropout is for --op and --layer")
     if args.data is not None and not args.data.is_dir():
         raise UsageError(f"--data {args.data}: no such folder")
     if args.json is not None:

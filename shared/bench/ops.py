@@ -41,7 +41,7 @@ class Op:
 def parse(name: str) -> tuple[str, int, int]:
     """ "gatv2_H8_D128" -> ("gatv2", 8, 128), "spmm_both_F512" -> ("spmm_both", 1, 512); ValueError for other names."""
     size = r"([1-9]\d{0,8})"
-    match = re.fullmatch(rf"(gatv2|gat|gt)_H{size}_D{size}|(spmm_none|spmm_both|min|max)_F{size}", name)
+    match = re.fullmatch(rf"({'|'.join(ATTENTION)})_H{size}_D{size}|(spmm_none|spmm_both|min|max)_F{size}", name)
     if match is None:
         known = "gatv2_H8_D128, gat_H4_D32, gt_H4_D128, spmm_none_F512, spmm_both_F512, min_F512 or max_F512"
         raise ValueError(f"an aggregation is called {known}, got {name!r}")

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", default="h200", help=f"{', '.join(DEVICES)}, cuda (the one at hand) or cpu (default: h200)"
     )
     parser.add_argument("--engine", choices=ENGINES, default="auto", help="of sums (default: auto)")
-    parser.add_argument("--options", action="store_true", help="with dropout, edge weights or returned attention")
+    parser.add_argument("--options", action="store_true", help="with dropout or returned attention")
     parser.add_argument("--max-degree", type=int, default=-1, help="edges of the longest row, where it is known")
 
 

@@ -74,6 +74,7 @@ def refused(monkeypatch, capsys):
         ("bench --warmup -1", "--warmup must be at least 0, got -1"),
         ("bench --heads 0", "--heads must be at least 1, got 0"),
         ("bench --dropout 2", "--dropout must be a number in [0, 1], got 2.0"),
+        ("bench --dropout 0.5 --minibatch gatv2", "--dropout is for --op and --layer"),
         ("bench --dropout 0.5 --layer gcn", "--dropout is for gatv2, gat, rgat, got --layer gcn"),
         ("bench --dropout 0.5 --op min_F8", "--op: dropout is of attention (gatv2, gat, gt), got 0.5 for min_F8"),
         ("bench --batch-size 0", "--batch-size must be at least 1, got 0"),

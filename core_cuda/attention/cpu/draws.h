@@ -21,11 +21,12 @@ static EDGELESS_INLINE void store_draws(uint32_t (&to)[kDraws], __m256i drawn) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(to), drawn);
 }
 
-// to[e] = drawn[e] >= least ? scale : 0, without a branch: which it will be cannot be foreseen.
+// All bits of a number where drawn[e] >= least, else none.
 static EDGELESS_INLINE __m256i kept_of(const uint32_t (&drawn)[kDraws], uint32_t least) {
   const __m256i x = _mm256_load_si256(reinterpret_cast<const __m256i*>(drawn));
   return _mm256_cmpeq_epi32(_mm256_max_epu32(x, _mm256_set1_epi32(static_cast<int>(least))), x);
 }
+// to[e] = drawn[e] >= least ? scale : 0, without a branch: which it will be cannot be foreseen.
 static EDGELESS_INLINE void keep(const uint32_t (&drawn)[kDraws], uint32_t least, float scale, float* to) {
   _mm256_storeu_ps(to, _mm256_and_ps(_mm256_castsi256_ps(kept_of(drawn, least)), _mm256_set1_ps(scale)));
 }

@@ -422,15 +422,17 @@ template <class Fn, class S, class Team, class I, bool kForward, bool kEdgeTerms
 struct EdgeOptions {
   using A = Arithmetic<S>;
   static constexpr int kTurns = Team::kTurns;
-  // Where ptxas would not ask for a row that late because of it, see draw().
+  // Arrays are read before the draw, but where ptxas would then ask for a row behind it (docs/decisions/0043).
   static constexpr bool kEarlyArrays = kTurns == 1 && (!kForward || !Fn::kOwnValue || (Fn::kScalar && sizeof(S) == 2));
   I ids[kTurns] = {};
-  IdAhead<I> ahead;          // with one turn
-  EdgeArrays<Fn, A> arrays;  // with one turn
-  A keep = 1;                // with one turn
-  int voters = 0;            // with several turns: lanes that vote together, 0: each draws for its own edges
-  I voted = 0;               // id of the edge that this lane votes on
-  unsigned kept = 0;         // a bit for each edge of the batch
+  // With one turn:
+  IdAhead<I> ahead;
+  EdgeArrays<Fn, A> arrays;
+  A keep = 1;  // by dropout: 0 or 1 / (1 - p)
+  // With several:
+  int voters = 0;     // lanes that vote together; 0: each draws for its own edges
+  I voted = 0;        // id of the edge that this lane votes on
+  unsigned kept = 0;  // a bit for each edge of the batch
 
   template <class P>
   __device__ EdgeOptions(const Args<A>& args, const P& place, const Walk<I>& walk, int slot)

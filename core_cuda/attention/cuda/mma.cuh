@@ -215,7 +215,6 @@ struct MmaWindow {
   const I* indices;
   I next[kEdges];   // of the batch to come
   I index[kEdges];  // of the batch that was taken
-  I first;          // its first position
   int count;
 
   __device__ MmaWindow(const CompressedGraph& graph, const Walk<I>& walk)
@@ -236,7 +235,6 @@ struct MmaWindow {
   // Takes a batch, of 0 edges for a team that is done, and asks for the indices of the next.
   __device__ __forceinline__ void take(Walk<I>& walk) {
     count = walk.batch(kEdges);
-    first = walk.edge;
     index[0] = next[0];
 #pragma unroll
     for (int u = 1; u < kEdges; ++u) index[u] = u < count ? next[u] : next[0];
