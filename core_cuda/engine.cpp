@@ -58,8 +58,8 @@ void define_engines(py::module_& m) {
   using Arrays = std::vector<at::Tensor>;
   m.def(
       "cusparse_spmm_refusal",
-      [](const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
-        return words(cusparse_spmm_refusal(x, weight, csr));
+      [](int engine, const at::Tensor& x, const OptTensor& weight, const Arrays& csr) {
+        return words(cusparse_spmm_refusal(static_cast<Engine>(engine), x, weight, csr));
       },
       Released());
   m.def(

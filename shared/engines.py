@@ -8,6 +8,7 @@ What it does not compute it refuses in words, and rowsplit, which computes every
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
@@ -57,12 +58,16 @@ class Engine:
     num_rows: Optional[Callable[[list[Tensor]], int]] = None
 
 
-def _cusparse_refusal(op: str, args: dict[str, Any]) -> Optional[str]:
+def _cusparse_refusal(name: str, op: str, args: dict[str, Any]) -> Optional[str]:
     if op == "spmm":
-        return _C.cusparse_spmm_refusal(args["x"], args.get("weight"), args["csr"])
+        return _C.cusparse_spmm_refusal(ENGINES.index(name), args["x"], args.get("weight"), args["csr"])
     if op == "sddmm":
         return _C.cusparse_sddmm_refusal(args["dst"], args["src"], args["csr"])
     return "it computes sums and sampled products only"
+
+
+def _cusparse(name: str, kernel: str) -> Engine:
+    return Engine(name, functools.partial(_cusparse_refusal, name), kernel=kernel, reads_values=True)
 
 
 def _wsb_view(op: str, args: dict[str, Any]) -> tuple[Optional[str], bool]:
@@ -83,8 +88,8 @@ ROWSPLIT = Engine("rowsplit", lambda op, args: None)
 _ENGINES = {
     "auto": ROWSPLIT,
     "rowsplit": ROWSPLIT,
-    "cusparse": Engine("cusparse", _cusparse_refusal, kernel="CSR_ALG3", reads_values=True),
-    "cusparse-alg2": Engine("cusparse-alg2", _cusparse_refusal, kernel="CSR_ALG2", reads_values=True),
+    "cusparse": _cusparse("cusparse", "CSR_ALG3"),
+    "cusparse-alg2": _cusparse("cusparse-alg2", "CSR_ALG2"),
     "wsb": Engine(
         "wsb",
         lambda op, args: _wsb_view(op, args)[0],

@@ -5,6 +5,7 @@
 
 #if __has_include(<cusparse.h>)
 #include <ATen/ATen.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <cusparse.h>
 
 #include "../common/launch.h"
@@ -32,9 +33,25 @@ cusparseHandle_t getCurrentCUDASparseHandle();
 }
 
 namespace edgeless {
+namespace {
+
+bool is_capturing() {
+  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
+}
+
+}  // namespace
 
 const char* cusparse_library_refusal() {
   return &cusparseSpMM == nullptr ? "torch has not loaded the library" : nullptr;
+}
+
+const char* cusparse_capture_refusal(Engine engine, const at::Tensor& x) {
+  // With CUDA 13.0 ALG3 waits for the stream in every product of these, but for graphs of few rows.
+  if (engine != Engine::cusparse || x.element_size() < 4) return nullptr;
+  const OnDevice on_device(x.device());
+  return is_capturing() ? "a CUDA graph is captured, and the library may wait for the GPU in a product of float32 or "
+                          "float64 by CSR_ALG3"
+                        : nullptr;
 }
 
 namespace cuda {
@@ -154,9 +171,7 @@ class Session {
  public:
   explicit Session(at::TensorList csr)
       : on_device_(csr[0].device()), plans_(plans_of(csr)), csr_(csr), handle_(at::cuda::getCurrentCUDASparseHandle()) {
-    cudaStreamCaptureStatus status;
-    C10_CUDA_CHECK(cudaStreamIsCapturing(stream(), &status));
-    keeps_ = plans_ && status == cudaStreamCaptureStatusNone;
+    keeps_ = plans_ && !is_capturing();
     if (plans_) lock_ = std::unique_lock(plans_->mutex);
     side_ = {csr[0].data_ptr(), csr[1].data_ptr(), version_of(csr[0]) + version_of(csr[1])};
   }
@@ -291,6 +306,7 @@ bool cusparse_sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_s
 namespace edgeless {
 
 const char* cusparse_library_refusal() { return "this build of edgeless was made without the header cusparse.h"; }
+const char* cusparse_capture_refusal(Engine, const at::Tensor&) { return nullptr; }
 
 namespace cuda {
 

@@ -20,11 +20,13 @@ const char* graph_refusal(at::TensorList csr) {
 
 #ifndef EDGELESS_WITH_CUDA
 const char* cusparse_library_refusal() { return "this build of edgeless has no CUDA kernels"; }
+const char* cusparse_capture_refusal(Engine, const at::Tensor&) { return nullptr; }
 #endif
 
-const char* cusparse_spmm_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
+const char* cusparse_spmm_refusal(Engine engine, const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
   if (!x.is_cuda()) return "the tensors are not on a GPU";
   if (const char* refusal = cusparse_library_refusal()) return refusal;
+  if (const char* refusal = cusparse_capture_refusal(engine, x)) return refusal;
   if (weight && weight->size(1) > 1 && weight->stride(1) != 0) return "edge weights differ from head to head";
   return graph_refusal(csr);
 }

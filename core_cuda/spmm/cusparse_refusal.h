@@ -1,6 +1,7 @@
 // What cuSPARSE does not compute for us, in words that go behind "cusparse: ".
 #pragma once
 
+#include "../engine.h"
 #include "inputs.h"
 
 namespace edgeless {
@@ -8,9 +9,12 @@ namespace edgeless {
 // Why the library cannot be used at all, null if it can.
 const char* cusparse_library_refusal();
 
+// Why a product with x cannot be captured; null if it can, or if the current stream is not being captured.
+const char* cusparse_capture_refusal(Engine engine, const at::Tensor& x);
+
 // Of a product of x [columns, F] or [columns, H, F] and of sampled products of rows, for arguments that their ops
 // accept. Null: cuSPARSE computes it.
-const char* cusparse_spmm_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
+const char* cusparse_spmm_refusal(Engine engine, const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 const char* cusparse_sddmm_refusal(const at::Tensor& dst, const at::Tensor& src, at::TensorList csr);
 
 }  // namespace edgeless

@@ -47,7 +47,7 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
                          : engine == Engine::automatic ? blocks_pay(x, weight, csr)
                                                        : false;
   if (by_blocks && wsb_spmm(x, src_scale, dst_scale, csr, out)) return;
-  if (is_cusparse(engine) && !cusparse_spmm_refusal(x, weight, csr) &&
+  if (is_cusparse(engine) && !cusparse_spmm_refusal(engine, x, weight, csr) &&
       cusparse_spmm(engine, x, weight, src_scale, dst_scale, csr, out)) {
     return;
   }
