@@ -84,7 +84,8 @@ void define_engines(py::module_& m) {
         return words(cusparse_sddmm_refusal(dst, src, csr));
       },
       Released());
-  m.def("reuse_that_pays", &cuda::reuse_that_pays, py::arg("head_dim"), py::arg("gathered_bytes"));
+  m.def("reuse_that_pays", &cuda::reuse_that_pays, py::arg("head_dim"), py::arg("gathered_bytes"), py::arg("rows"),
+        py::arg("edges"));
   m.def(
       "num_blocks",
       [](const Arrays& csr) {

@@ -237,7 +237,7 @@ def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, samp
     if name.startswith(_CUSPARSE):
         _keep(graph, _CUSPARSE)
     elif name != "rowsplit":
-        _keep(graph, _WSB, _least_reuse(name, 0, x.numel() * x.element_size()))
+        _keep(graph, _WSB, _least_reuse(name, graph, 0, x.numel() * x.element_size()))
 
 
 def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_dim: int) -> None:
@@ -254,15 +254,15 @@ def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_di
         if tuner.active and _decides_dot(graph, dtype, heads, head_dim):
             return
     gathered = graph.num_src * heads * head_dim * dtype.itemsize
-    _keep(graph, _WSB, _least_reuse(name, head_dim, gathered))
+    _keep(graph, _WSB, _least_reuse(name, graph, head_dim, gathered))
 
 
 def _is_large(graph: Graph, x: Tensor) -> bool:
     return graph.num_edges >= LEAST_EDGES and x.is_cuda
 
 
-def _least_reuse(name: str, head_dim: int, gathered_bytes: int) -> float:
-    return 0.0 if name == _WSB else _C.reuse_that_pays(head_dim, gathered_bytes)
+def _least_reuse(name: str, graph: Graph, head_dim: int, gathered_bytes: int) -> float:
+    return 0.0 if name == _WSB else _C.reuse_that_pays(head_dim, gathered_bytes, graph.num_dst, graph.num_edges)
 
 
 def _keep(graph: Graph, key: str, *how: float) -> None:

@@ -35,9 +35,7 @@ cusparseHandle_t getCurrentCUDASparseHandle();
 namespace edgeless {
 namespace {
 
-bool is_capturing() {
-  return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None;
-}
+bool is_capturing() { return c10::cuda::currentStreamCaptureStatusMayInitCtx() != c10::cuda::CaptureStatus::None; }
 
 }  // namespace
 

@@ -62,6 +62,13 @@ const char* refusal_of_blocks(at::TensorList csr) {
   return nullptr;
 }
 
+// Whether sums (head_dim 0) or attention over one direction's blocks are quicker, of which `gathered` are the rows.
+bool pay(at::TensorList side, int64_t head_dim, const at::Tensor& gathered) {
+  const auto blocks = blocks_of(side);
+  const int64_t bytes = gathered.numel() * gathered.element_size();
+  return blocks && blocks->reuse >= cuda::reuse_that_pays(head_dim, bytes, side[0].numel() - 1, side[1].numel());
+}
+
 const char* refusal_of_rows(const at::Tensor& x) {
   if (!x.is_cuda()) return "the tensors are not on a GPU";
   if (x.element_size() != 2) return "its blocks multiply bfloat16 and float16, nothing wider";
@@ -79,9 +86,7 @@ const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::Tensor
 }
 
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr) {
-  if (wsb_refusal(x, weight, csr)) return false;
-  const auto blocks = blocks_of(csr);
-  return blocks && blocks->reuse >= cuda::reuse_that_pays(0, x.numel() * x.element_size());
+  return !wsb_refusal(x, weight, csr) && pay(csr, 0, x);
 }
 
 const char* wsb_refusal(const AttentionCall& in, bool backward) {
@@ -100,11 +105,8 @@ const char* wsb_refusal(const AttentionCall& in, bool backward) {
 
 bool blocks_pay(const AttentionCall& in, bool backward) {
   if (wsb_refusal(in, backward)) return false;
-  const auto pays = [&](at::TensorList side, const at::Tensor& gathered) {
-    const auto blocks = blocks_of(side);
-    return blocks && blocks->reuse >= cuda::reuse_that_pays(in.dim(), gathered.numel() * gathered.element_size());
-  };
-  return pays(in.graph.csr, in.src) && (!backward || in.graph.csc.empty() || pays(in.graph.csc, in.dst));
+  const auto& [csr, csc, max_degrees] = in.graph;
+  return pay(csr, in.dim(), in.src) && (!backward || csc.empty() || pay(csc, in.dim(), in.dst));
 }
 
 }  // namespace edgeless

@@ -227,9 +227,12 @@ def test_the_bench_refuses_an_engine_that_does_not_compute_a_case():
 
 
 def test_what_edges_must_share_falls_where_l2_keeps_no_rows():
-    small, large = 2**30 - 1, 2**30
-    assert [_C.reuse_that_pays(dim, small) for dim in (0, 32, 64, 128)] == [1.5, 2.5, 1.5, 1.3]
-    assert [_C.reuse_that_pays(dim, large) for dim in (0, 32, 64, 128)] == [1.03, 2.5, 1.5, 1.03]
+    def needed(gathered_bytes, edges):
+        return [_C.reuse_that_pays(dim, gathered_bytes, rows=1000, edges=edges) for dim in (0, 32, 64, 128)]
+
+    assert needed(2**30 - 1, edges=8000) == [1.5, 2.5, 1.5, 1.3]
+    assert needed(2**30, edges=8000) == [1.03, 2.5, 1.5, 1.03]
+    assert needed(2**30, edges=7999) == [1.5, 2.5, 1.5, 1.3]  # windows of few edges cost more than they save
 
 
 def test_auto_asks_for_blocks_of_large_graphs(monkeypatch):
