@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "attention/score.h"
+#include "common/storage.h"
 
 namespace edgeless::cuda {
 
@@ -73,15 +74,15 @@ constexpr bool few_edges_pay(Pass pass, Score score, bool narrow) {
 }
 // Whether narrow rows have narrow teams with options too. Heads of one node end their rows together; with one head a
 // warp ends as many rows as it has teams, each at another time, and that pays where an edge has much to do (0041).
-constexpr bool narrow_teams_pay(Pass pass, Score score, int heads, bool short_rows, bool few_teams) {
-  return heads > 1 || ((score == Score::gatv2 || pass == Pass::by_dst) && !short_rows && !few_teams);
+constexpr bool narrow_teams_pay(Pass pass, Score score, int heads, bool short_rows, bool few_rows) {
+  return heads > 1 || ((score == Score::gatv2 || pass == Pass::by_dst) && !short_rows && !few_rows);
 }
 
-// Rows of one vector, 16 bytes: with a lane for each row of a head, a multiprocessor holds 1024 rows, and where there
-// are not as many, each of four lanes takes an edge of its own; up to twice as many rows where they are long. One head
-// of 4 floats takes 0.6 to 0.75 of the time then (2026-11-25: artnet, 50,000 rows of 11 edges, one head and two; avazu,
-// 76,000 of 288). Beyond that it is lost: city-reviews, 149,000 of 16, one head 0.9 to 1.3, two 0.94 to 1.4.
-constexpr int64_t kFewTeams = 1024, kLongRows = 64;
+// Rows of one head and one vector, 16 bytes: with a lane for each row a multiprocessor holds 1024 rows, and where there
+// are not as many, each of four lanes takes an edge of its own; up to twice as many rows where they are long (0041).
+constexpr int64_t kFewRows = 1024, kLongRows = 64;
+// Of 8 numbers only where an edge has little to do.
+constexpr bool spread_pays(Score score, Storage storage) { return storage == Storage::f32 || score == Score::gat; }
 
 // Slices of heads (0010): the part of L2 that what is gathered may fill; the bytes that a slice reads of an edge beside
 // its rows, an index, numbers of nodes and the rest of a sector; what more heads a slice have to be worth, for their

@@ -56,9 +56,10 @@ def test_few_rows_of_one_vector_have_an_edge_for_each_lane(score, pass_):
         assert plan["compiled"]
         return plan["lanes"], plan["edges_of_lane"]
 
-    assert team(50_000, 11) == team(60_000, 11, heads=2) == team(200_000, 64) == (4, 1)
-    assert team(50_000, 11, dtype="bfloat16", key_dim=8, value_dim=8) == (4, 1)
-    assert team(150_000, 11) == team(80_000, 11, heads=2) == team(300_000, 64) == (1, 4)
+    assert team(50_000, 11) == team(200_000, 64) == (4, 1)
+    halves = team(50_000, 11, dtype="bfloat16", key_dim=8, value_dim=8)
+    assert halves == ((4, 1) if score == "gat" else (1, 4))  # others have more to do for eight numbers
+    assert team(150_000, 11) == team(50_000, 11, heads=2) == team(300_000, 64) == (1, 4)
     assert team(50_000, 11, key_dim=8, value_dim=8) == (2, 4)
 
 

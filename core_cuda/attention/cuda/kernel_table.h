@@ -117,7 +117,7 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
       table.add({false, false, false, 1, lanes, kFewEdges, kPlain});
     }
   }
-  table.add({false, false, false, 1, kSpreadEdges, kSpreadEdges, kPlain, true});
+  if (spread_pays(score, storage)) table.add({false, false, false, 1, kSpreadEdges, kSpreadEdges, kPlain, true});
   const int batches[] = {4, many_edges(pass, score), kFewEdges};
   for (int lanes = 8; lanes <= 32; lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes / 2, lanes)) continue;

@@ -98,8 +98,8 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const Mode mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
   const bool short_rows = problem.num_edges < kFewEdgesARow * problem.num_rows;
   const bool long_rows = problem.num_edges >= kManyEdgesARow * problem.num_rows;
-  const int64_t few = device.multiprocessors * kFewTeams * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
-  const bool few_teams = vectors <= 1 && problem.num_rows * problem.heads <= few;  // of one lane
+  const int64_t few = device.multiprocessors * kFewRows * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
+  const bool few_rows = problem.heads == 1 && vectors <= 1 && problem.num_rows <= few;  // for teams of one lane
   Kernel kernel;
   if (vectors > 4 * 32) return kernel;
   kernel.wide_index = problem.wide_index;
@@ -114,7 +114,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     kernel.vectors = vectors <= 32 ? 1 : 4;
     if (kernel.vectors == 4) kernel.mode = all;
     if (kernel.mode == kPlain) kernel.mode = kOptions;
-    if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_teams)) {
+    if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_rows)) {
       kernel.lanes = vectors;
     }
     if (kernel.mode == kOptions && kernel.vectors == 1 && vectors > 4 && long_rows) {
@@ -126,7 +126,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     while (kernel.vectors * kernel.lanes < vectors) kernel.lanes *= 2;
     const bool narrow = is_narrow(kernel.lanes), one_of_several = kernel.vectors == 1 && kernel.lanes > 4;  // batches
     const bool has_few = narrow || (one_of_several && problem.storage == Storage::f32);
-    if (few_teams) {
+    if (few_rows && spread_pays(problem.score, problem.storage)) {
       kernel.lanes = kernel.edges = kSpreadEdges, kernel.spread = true;
     } else if (one_of_several && long_rows) {
       kernel.edges = many_edges(problem.pass, problem.score);
