@@ -5,7 +5,7 @@
 // shape descriptors and a workspace, of which the library is told beforehand for sampled products alone. Edge weights
 // are read anew in every call, for they can change without anybody's notice. A call that is captured into a CUDA graph
 // keeps nothing and uses nothing that is kept: what it needs is made within the capture, in the capture's own memory,
-// and so at every replay.
+// and so at every replay. What waits for the GPU is refused there (cusparse_capture_refusal).
 #pragma once
 
 #include "../engine.h"

@@ -411,7 +411,7 @@ ENGINES = Section(
     "Engines on an H200",
     "Forward + backward on twins, shuffled / in community order: the fastest engine of rowsplit, wsb and cuSPARSE, and "
     'how many times as long as the fastest takes what `"auto"` chooses. Where that is the fastest itself, both are '
-    "runs of the same kernels, and below a millisecond they tell how evenly the host launches them.",
+    "runs of the same kernels, and tell how far two runs are apart.",
     _engines,
 )
 
