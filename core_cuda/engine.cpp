@@ -84,6 +84,8 @@ void define_engines(py::module_& m) {
         return words(cusparse_sddmm_refusal(dst, src, csr));
       },
       Released());
+  m.def("cusparse_waits",
+        [](int engine, int64_t element_size) { return cusparse_waits(static_cast<Engine>(engine), element_size); });
   m.def("reuse_that_pays", &cuda::reuse_that_pays, py::arg("head_dim"), py::arg("gathered_bytes"), py::arg("rows"),
         py::arg("edges"));
   m.def(

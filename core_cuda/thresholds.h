@@ -136,11 +136,11 @@ constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, k
 // Where the rows to gather take this many bytes, L2 holds next to nothing of them, and few edges that share a row pay
 // (2026-11-24, pokec, 1.6 GB: in community order, 1.07 edges a row, sums over blocks take 0.87 of the time and
 // attention 0.91; shuffled, 1.00, they take 1.06 and 1.18). That is so for 19 edges a row; windows of few edges cost
-// more than they save (2026-11-26, web-traffic, 3.0 GB, 4.5 edges a row: sums by source over blocks take 1.3).
-constexpr int64_t kBeyondL2 = int64_t(1) << 30, kFewEdgesOfRow = 8;
+// more than they save (2026-11-26, web-traffic, 3.0 GB, 4.5 edges a row: sums over blocks take 1.2 of the time).
+constexpr int64_t kBeyondL2 = int64_t(1) << 30, kDegreeBeyondL2 = 8;
 constexpr double reuse_that_pays(int64_t head_dim, int64_t gathered_bytes, int64_t rows, int64_t edges) {
   const bool wide = head_dim == 0 || head_dim >= 128;
-  if (wide && gathered_bytes >= kBeyondL2 && edges >= kFewEdgesOfRow * rows) return 1.03;
+  if (wide && gathered_bytes >= kBeyondL2 && edges >= kDegreeBeyondL2 * rows) return 1.03;
   return head_dim == 0 ? 1.5 : head_dim >= 128 ? 1.3 : head_dim >= 64 ? 1.5 : 2.5;
 }
 

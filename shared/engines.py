@@ -26,7 +26,7 @@ from .wsb import COLUMNS, DOT_HEADS, LEAST_EDGES, WsbFormat
 if TYPE_CHECKING:
     from .graph import Graph
 
-__all__ = ["ENGINES", "ROWSPLIT", "Engine", "current_engine", "engine", "keep_plans", "pick"]
+__all__ = ["ENGINES", "ROWSPLIT", "Engine", "current_engine", "engine", "keep_plans", "pick", "waits_for_gpu"]
 
 # "auto" is rowsplit but where blocks pay. In the order of Engine in core_cuda/engine.h.
 ENGINES = ("auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb")
@@ -64,6 +64,11 @@ def _cusparse_refusal(name: str, op: str, args: dict[str, Any]) -> Optional[str]
     if op == "sddmm":
         return _C.cusparse_sddmm_refusal(args["dst"], args["src"], args["csr"])
     return "it computes sums and sampled products only"
+
+
+def waits_for_gpu(name: str, dtype: torch.dtype) -> bool:
+    """Whether sums of ``dtype`` on the engine ``name`` may wait for the GPU: rowsplit is captured in their place."""
+    return name in ENGINES and _C.cusparse_waits(ENGINES.index(name), dtype.itemsize)
 
 
 def _cusparse(name: str, kernel: str) -> Engine:

@@ -44,8 +44,7 @@ const char* cusparse_library_refusal() {
 }
 
 const char* cusparse_capture_refusal(Engine engine, const at::Tensor& x) {
-  // With CUDA 13.0 ALG3 waits for the stream in every product of these, but for graphs of few rows.
-  if (engine != Engine::cusparse || x.element_size() < 4) return nullptr;
+  if (!cusparse_waits(engine, x.element_size())) return nullptr;
   const OnDevice on_device(x.device());
   return is_capturing() ? "a CUDA graph is captured, and the library may wait for the GPU in a product of float32 or "
                           "float64 by CSR_ALG3"

@@ -105,7 +105,7 @@ const char* wsb_refusal(const AttentionCall& in, bool backward) {
 
 bool blocks_pay(const AttentionCall& in, bool backward) {
   if (wsb_refusal(in, backward)) return false;
-  const auto& [csr, csc, max_degrees] = in.graph;
+  const at::TensorList csr = in.graph.csr, csc = in.graph.csc;
   return pay(csr, in.dim(), in.src) && (!backward || csc.empty() || pay(csc, in.dim(), in.dst));
 }
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import edgeless
 from edgeless.cli.layers import LAYERS, make_input, make_layer
+from edgeless.engines import waits_for_gpu
 from edgeless.plan import record
 
 from .graphs import BenchGraph
@@ -187,9 +188,10 @@ def _op(case: Case, peer: str, graph: BenchGraph) -> Work:
         return work
     work = EngineWork(work.compute, inputs, rows=work.rows, engine=ENGINE_PEERS[peer])
     with edgeless.engine(work.engine):
-        refused = [step.refused for step in record(work.compute, inputs) if step.refused]
-    if refused:
+        steps = record(work.compute, inputs)
+    if refused := [step.refused for step in steps if step.refused]:
         raise Refused(refused[0])
+    work.waits = any(waits_for_gpu(step.engine, dtype) for step in steps)
     return work
 
 

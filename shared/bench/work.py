@@ -154,6 +154,7 @@ class EngineWork(GraphedWork):
     """
 
     engine: str = "auto"
+    waits: bool = False  # for the GPU, so that a capture of it would be that of another engine
     _is_short: dict[str, bool] = field(default_factory=dict, init=False)
 
     def forward(self) -> None:
@@ -167,16 +168,11 @@ class EngineWork(GraphedWork):
     def _run(self, mode: str, run: Callable[[], None]) -> None:
         with edgeless.engine(self.engine):
             if mode not in self._is_short:
-                self._is_short[mode] = self._can_be_replayed() and _milliseconds(run) < SHORT_MS
+                self._is_short[mode] = not self.waits and self.inputs[0].is_cuda and _milliseconds(run) < SHORT_MS
             if self._is_short[mode]:
                 self._replay(mode, run)
             else:
                 run()
-
-    def _can_be_replayed(self) -> bool:
-        first = self.inputs[0]
-        waits = self.engine == "cusparse" and first.element_size() >= 4  # so rowsplit would be captured
-        return first.is_cuda and not waits
 
 
 def _milliseconds(run: Callable[[], None]) -> float:

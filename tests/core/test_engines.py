@@ -226,6 +226,14 @@ def test_the_bench_refuses_an_engine_that_does_not_compute_a_case():
         peers.build(case, "edgeless-cusparse", graph)
 
 
+def test_engines_whose_sums_wait_for_the_gpu():
+    floats = [torch.float32, torch.float64]
+    cases = [(name, dtype) for name in engines.ENGINES for dtype in (*floats, torch.bfloat16)]
+    waiting = [case for case in cases if engines.waits_for_gpu(*case)]
+    assert waiting == [("cusparse", dtype) for dtype in floats]
+    assert not engines.waits_for_gpu("pieces", torch.float32)
+
+
 def test_what_edges_must_share_falls_where_l2_keeps_no_rows():
     def needed(gathered_bytes, edges):
         return [_C.reuse_that_pays(dim, gathered_bytes, rows=1000, edges=edges) for dim in (0, 32, 64, 128)]
