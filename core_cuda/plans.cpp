@@ -44,11 +44,13 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
                         int64_t max_degree, bool options, bool edge_term, int edge_arrays, bool wide_index,
                         int multiprocessors, int64_t l2_bytes) {
   cuda::Problem p;
-  p.pass = pass_named(pass), p.score = parse_score("plan", score), p.storage = storage_named(dtype);
+  p.pass = pass_named(pass), p.score = parse_score("plan", score);
+  if (p.score == Score::gat) key_dim = 0;
+  if (values_are_keys(p.score)) value_dim = key_dim;
+  p.storage = cuda::storage_of_rows(storage_named(dtype), key_dim, value_dim);
   p.wide_index = wide_index, p.options = options || edge_term, p.edge_term = edge_term, p.edge_arrays = edge_arrays;
   p.heads = static_cast<int>(heads);
-  p.key_vectors = p.score == Score::gat ? 0 : vectors_of(key_dim, p.storage);
-  p.value_vectors = vectors_of(values_are_keys(p.score) ? key_dim : value_dim, p.storage);
+  p.key_vectors = vectors_of(key_dim, p.storage), p.value_vectors = vectors_of(value_dim, p.storage);
   p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.max_degree = max_degree;
   const cuda::Plan plan = cuda::make_plan(p, {multiprocessors, l2_bytes});
   py::dict found;
@@ -59,7 +61,7 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   found["options"] = modes[k.mode];
   found["compiled"] = cuda::kernels_of(p.pass, p.score, p.storage).has(k);
   found["lanes"] = 1 << plan.layout.team_log2;
-  found["vectors"] = k.vectors;
+  found["vectors"] = k.vectors, found["vector_bytes"] = cuda::bytes_of_vector(p.storage);
   found["edges"] = k.edges;
   found["edges_of_lane"] = k.edges_of_lane();
   found["heads_per_slice"] = plan.layout.heads_per_slice;

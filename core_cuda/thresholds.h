@@ -82,7 +82,9 @@ constexpr bool narrow_teams_pay(Pass pass, Score score, int heads, bool short_ro
 // are not as many, each of four lanes takes an edge of its own; up to twice as many rows where they are long (0041).
 constexpr int64_t kFewRows = 1024, kLongRows = 64;
 // Of 8 numbers only where an edge has little to do.
-constexpr bool spread_pays(Score score, Storage storage) { return storage == Storage::f32 || score == Score::gat; }
+constexpr bool spread_pays(Score score, Storage storage) {
+  return storage == Storage::f32 || is_of_four(storage) || score == Score::gat;
+}
 
 // Slices of heads (0010): the part of L2 that what is gathered may fill; the bytes that a slice reads of an edge beside
 // its rows, an index, numbers of nodes and the rest of a sector; what more heads a slice have to be worth, for their

@@ -58,10 +58,6 @@ __all__ = [
 Seed = Union[int, Tensor, None]
 _RETURNABLE = ("softmax", "dropped")
 
-# CUDA kernels read whole vectors of 16 bytes. A head of so few 16-bit numbers would be filled up to one, which as
-# float32 it fills by itself, and is computed in half the time (H200, 2026-11-22: avazu, GATv2 H16 D4).
-_HALVES, _HALF_VECTOR = (torch.bfloat16, torch.float16), 4
-
 
 def _check_common(
     call, graph, tensors, heads, edge_attr, edge_proj, edge_scale, proj_sizes, dropout, seed,
@@ -113,12 +109,10 @@ def _fused(
     keys = rows
     if score == "gat":  # its keys are numbers of the nodes: they need not take less, nor make the values take more
         keys, rows = parameters, rows if rows == torch.float64 else value.dtype
-    if src.is_cuda and rows in _HALVES:
-        widths = [t.size(-1) for t in (None if score == "gat" else src, value) if t is not None]
-        if max(widths) <= _HALF_VECTOR:
-            keys = rows = parameters
     if score != "gat" or edge_attr is None or edge_attr.dtype != parameters:
         edge_attr = _cast(edge_attr, rows)
+    if score == "gat" and src.is_cuda and keys not in (dst.dtype, src.dtype):  # one launch, not two
+        dst, src = torch.ops.edgeless.cast_all([dst, src], keys)
     dst, src, value = _cast(dst, keys), _cast(src, keys), _cast(value, rows)
     if return_weights is not None or (att is not None and att.dtype != rows):  # else the op does it
         att = _cast(att, parameters)

@@ -192,8 +192,8 @@ def attention_steps(
             else:
                 slices = plan["slices"]
                 kernel = (
-                    f"{plan['kernel']}, {plan['options']}; {plan['lanes']} lanes x {plan['vectors']} vectors of 16 B, "
-                    f"{plan['edges']} edges a batch, {plan['heads_per_slice']} heads a slice; "
+                    f"{plan['kernel']}, {plan['options']}; {plan['lanes']} lanes x {plan['vectors']} vectors of "
+                    f"{plan['vector_bytes']} B, {plan['edges']} edges a batch, {plan['heads_per_slice']} heads a slice; "
                     f"{plan['blocks']} blocks ({plan['resident']} resident)" + (", merges hubs" * plan["merges"])
                 )
         else:

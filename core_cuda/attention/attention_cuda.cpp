@@ -32,7 +32,7 @@ void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
     call.args.logits_out = call.keep(term);
     result = call.empty(out.sizes());
   }
-  call.args.out = out_rows(result, in.rows());
+  call.args.out = call.out_rows(result);
   call.run(Pass::forward, in.graph.csr, in.num_src());
   if (dot_edges) out.copy_(result + from_edge_space(aggregate_edges<A>(in, term, {}), *in.edge_proj));
 }
@@ -160,7 +160,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   Tensor grad_dst = grads[kDst];
   if (needs[kDst]) {
     if (dot_edges) grad_dst = call.empty(in.dst.sizes());
-    args.grad_dst = out_rows(grad_dst, in.rows());
+    args.grad_dst = call.out_rows(grad_dst);
   }
   call.run(Pass::by_dst, in.graph.csr, in.num_src(), needs[kAtt]);
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
@@ -174,7 +174,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
     if (side_by_side && !few && sources.size() > 1) put_side_by_side(in, sources, grads);
     const auto make = [&](int which, const Tensor& like) {
       if (!grads[which].numel()) grads[which] = at::empty(like.sizes(), like.options());
-      return out_rows(grads[which], in.rows());
+      return call.out_rows(grads[which]);
     };
     if (needs[kSrc]) args.grad_src = make(kSrc, in.src);
     if (needs[kValue]) args.grad_value = make(kValue, *in.value);

@@ -26,18 +26,6 @@ auto with_index(const Tensor& index, F&& f) {
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-inline OutRows out_rows(const Tensor& t, at::ScalarType storage) {
-  OutRows out;
-  out.base = static_cast<char*>(t.data_ptr());
-  out.dim = static_cast<int32_t>(t.size(2));
-  out.heads = static_cast<int32_t>(t.stride(0) / std::max<int64_t>(1, t.size(2)));
-  out.wide = t.scalar_type() != storage;
-  out.aligned = t.size(2) * t.element_size() % 16 == 0 && vector_bytes(t) == 16;
-  out.whole = out.aligned && !out.wide;
-  out.halves = !out.wide && vector_bytes(t) >= 8;
-  return out;
-}
-
 inline Device device_of(const at::Device& device) {
   return {device_attribute(cudaDevAttrMultiProcessorCount, device.index()),
           device_attribute(cudaDevAttrL2CacheSize, device.index())};
@@ -58,10 +46,10 @@ class Call {
         device_(device_of(in.device())),
         numbers_(in.dst.options().dtype(in.opmath())) {
     problem.score = in.score;
-    problem.storage = storage_of(in.rows());
+    problem.storage = storage_of_rows(storage_of(in.rows()), in.score == Score::gat ? 0 : in.dim(), in.channels());
     problem.wide_index = in.graph.csr[0].scalar_type() == at::kLong;
     problem.heads = args.heads = static_cast<int>(in.heads());
-    vector_ = 16 / static_cast<int64_t>(c10::elementSize(in.rows()));
+    vector_ = vector_numbers(problem.storage);
     args.coefficient = static_cast<A>(in.coefficient);
     args.base_two_coefficient = static_cast<A>(in.coefficient * M_LOG2E);
     set_value(in.value);
@@ -98,6 +86,20 @@ class Call {
   cudaStream_t stream() const { return on_device_.stream(); }
   const at::TensorOptions& numbers() const { return numbers_; }
   Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, numbers_); }
+
+  // Where a pass writes rows.
+  OutRows out_rows(const Tensor& t) const {
+    const int64_t bytes = vector_bytes(t), vector = bytes_of_vector(problem.storage);
+    OutRows out;
+    out.base = static_cast<char*>(t.data_ptr());
+    out.dim = static_cast<int32_t>(t.size(2));
+    out.heads = static_cast<int32_t>(t.stride(0) / std::max<int64_t>(1, t.size(2)));
+    out.wide = t.scalar_type() != in_.rows();
+    out.aligned = bytes == 16;
+    out.whole = bytes >= vector && !out.wide;
+    out.halves = bytes >= 8 && !out.wide;
+    return out;
+  }
 
   void set_value(const OptTensor& value) {
     if (!value) return;
@@ -159,8 +161,9 @@ class Call {
     problem.options = args.has_dropout || args.has_edge_arrays || problem.edge_term;
     args.carry_size = carry_size(problem);
     const Plan plan = make_plan(problem, device_);
-    TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ", 4 * 32 * vector_,
-                      " features in ", in_.rows(), " on CUDA, got ", in_.dim(), " and ", in_.channels());
+    TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ",
+                      most_vectors(problem.storage) * vector_, " features in ", in_.rows(), " on CUDA, got ", in_.dim(),
+                      " and ", in_.channels());
     // The two passes of a gatv2 backward must agree on what Args::stats means.
     const bool by_edge = plan.kernel.mode == kEdgeTerm;
     TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
@@ -215,15 +218,18 @@ class Call {
                             to.template data_ptr<A>(), stream()));
   }
 
-  bool fits(const Tensor& t) const { return t.size(2) % vector_ == 0 && vector_bytes(t) == 16; }
+  bool fits(const Tensor& t) const {
+    return t.size(2) % vector_ == 0 && vector_bytes(t) >= std::min<int64_t>(16, vector_ * t.element_size());
+  }
 
-  // The kernels read vectors of 16 bytes, and of every tensor as many numbers as of the rows, whatever its own type.
-  // Copies are made when the first kernel is about to run: all by one launch.
+  // The kernels read whole vectors, and of every tensor as many numbers as of the rows, whatever its own type. Copies
+  // are made when the first kernel is about to run: all by one launch, filled up to 16 bytes.
   Rows rows(const Tensor& t) {
-    const Tensor packed = fits(t) ? t : copies_.add(t, vector_);
+    const Tensor packed = fits(t) ? t : copies_.add(t, std::max(vector_, 16 / t.element_size()));
     kept_.push_back(packed);
     Rows r = scalars(packed);
-    TORCH_INTERNAL_ASSERT(r.row % 16 == 0 && r.head % 16 == 0);
+    const int64_t bytes = bytes_of_vector(problem.storage);
+    TORCH_INTERNAL_ASSERT(r.row % bytes == 0 && r.head % bytes == 0);
     return r;
   }
 

@@ -74,7 +74,7 @@ Tensor aggregate_edges(const AttentionCall& in, const Tensor& logits, const Tens
     call.args.logit_term = logits.defined() ? logits.data_ptr<A>() : nullptr;
     call.args.given = given.defined() ? given.data_ptr<A>() : nullptr;
     Tensor out = call.empty({in.num_dst(), in.heads(), width});
-    call.args.out = out_rows(out, in.rows());
+    call.args.out = call.out_rows(out);
     const Tensor graph[] = {in.graph.csr[0], ids, ids};
     call.run(Pass::forward, graph, in.num_edges());
     parts.push_back(out);

@@ -5,7 +5,9 @@
 
 namespace edgeless::cuda {
 
-enum class Storage : uint8_t { f32, f16, bf16, f64 };
+// f16x4, bf16x4: of attention's heads of up to four numbers, which are read by 8 bytes, the others by 16.
+enum class Storage : uint8_t { f32, f16, bf16, f64, f16x4, bf16x4 };
+constexpr bool is_of_four(Storage storage) { return storage == Storage::f16x4 || storage == Storage::bf16x4; }
 
 // Rows and their neighbours (CSR, or CSC as the CSR of the transpose); indices are all of 32 or all of 64 bits.
 struct CompressedGraph {

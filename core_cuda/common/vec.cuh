@@ -1,4 +1,4 @@
-// 16-byte vectors of storage and what a lane does with them. No torch.
+// Vectors of storage, 16 bytes or 8, and what a lane does with them. No torch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,8 +13,19 @@ namespace edgeless::cuda {
 template <class S>
 using Arithmetic = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
+// A 16-bit number N of rows that are read by 8 bytes: of so few numbers that half a vector of 16 would be empty.
+template <class N>
+struct OfFour {
+  N number;
+};
+
+// Numbers of a vector, and the vector as it is loaded.
 template <class S>
 constexpr int kVec = 16 / sizeof(S);
+template <class N>
+constexpr int kVec<OfFour<N>> = 4;
+template <class S>
+using Raw = std::conditional_t<kVec<S> * sizeof(S) == 8, uint2, uint4>;
 
 __device__ __forceinline__ void unpack(const uint4& raw, float (&x)[4], float) {
   x[0] = __uint_as_float(raw.x), x[1] = __uint_as_float(raw.y);
@@ -39,6 +50,14 @@ __device__ __forceinline__ void unpack(const uint4& raw, float (&x)[8], __half) 
   }
 }
 
+template <class N>
+__device__ __forceinline__ void unpack(const uint2& raw, float (&x)[4], OfFour<N>) {
+  float all[8];
+  unpack(uint4{raw.x, raw.y, 0, 0}, all, N{});
+#pragma unroll
+  for (int k = 0; k < 4; ++k) x[k] = all[k];
+}
+
 __device__ __forceinline__ void unpack(const uint4& raw, double (&x)[2], double) {
   x[0] = __hiloint2double(raw.y, raw.x), x[1] = __hiloint2double(raw.w, raw.z);
 }
@@ -56,6 +75,14 @@ __device__ __forceinline__ void unpack_again(const uint4& raw, Arithmetic<S> (&x
   } else {
     unpack(raw, x, S{});
   }
+}
+
+template <class S>
+__device__ __forceinline__ void unpack_again(const uint2& raw, float (&x)[4]) {
+  float all[8];
+  unpack_again<decltype(S::number)>(uint4{raw.x, raw.y, 0, 0}, all);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) x[k] = all[k];
 }
 
 __device__ __forceinline__ uint4 pack(const float (&x)[4], float) {
@@ -82,13 +109,23 @@ __device__ __forceinline__ uint4 pack(const float (&x)[8], __half) {
   return {words[0], words[1], words[2], words[3]};
 }
 
+template <class N>
+__device__ __forceinline__ uint2 pack(const float (&x)[4], OfFour<N>) {
+  const float all[8] = {x[0], x[1], x[2], x[3]};
+  const uint4 packed = pack(all, N{});
+  return {packed.x, packed.y};
+}
+
 __device__ __forceinline__ uint4 pack(const double (&x)[2], double) {
   return {static_cast<uint32_t>(__double2loint(x[0])), static_cast<uint32_t>(__double2hiint(x[0])),
           static_cast<uint32_t>(__double2loint(x[1])), static_cast<uint32_t>(__double2hiint(x[1]))};
 }
 
-// Rows that many edges share: kept in L2. Rows that are read or written once: first to be evicted.
-__device__ __forceinline__ uint4 load_shared_row(const char* at) { return __ldg(reinterpret_cast<const uint4*>(at)); }
+// Rows that many edges share: kept in L2. Rows that are read or written once: first to be evicted. R: a vector.
+template <class R = uint4>
+__device__ __forceinline__ R load_shared_row(const char* at) {
+  return __ldg(reinterpret_cast<const R*>(at));
+}
 // The same, where the rest of the line of 128 bytes is read by the next instructions.
 __device__ __forceinline__ uint4 load_shared_line(const char* at) {
   uint4 raw;
@@ -97,7 +134,10 @@ __device__ __forceinline__ uint4 load_shared_line(const char* at) {
       : "l"(at));
   return raw;
 }
-__device__ __forceinline__ uint4 load_once(const char* at) { return __ldcs(reinterpret_cast<const uint4*>(at)); }
+template <class R = uint4>
+__device__ __forceinline__ R load_once(const char* at) {
+  return __ldcs(reinterpret_cast<const R*>(at));
+}
 __device__ __forceinline__ void store_once(char* at, const uint4& raw) { __stcs(reinterpret_cast<uint4*>(at), raw); }
 __device__ __forceinline__ void store_once(char* at, const uint2& raw) { __stcs(reinterpret_cast<uint2*>(at), raw); }
 
@@ -105,11 +145,17 @@ __device__ __forceinline__ float to_arithmetic(float x) { return x; }
 __device__ __forceinline__ float to_arithmetic(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_arithmetic(__half x) { return __half2float(x); }
 __device__ __forceinline__ double to_arithmetic(double x) { return x; }
+template <class N>
+__device__ __forceinline__ float to_arithmetic(OfFour<N> x) {
+  return to_arithmetic(x.number);
+}
 
 template <class S>
 __device__ __forceinline__ S to_storage(Arithmetic<S> x) {
   if constexpr (std::is_same_v<S, __nv_bfloat16>) return __float2bfloat16_rn(x);
   if constexpr (std::is_same_v<S, __half>) return __float2half_rn(x);
+  if constexpr (std::is_same_v<S, OfFour<__nv_bfloat16>>) return {to_storage<__nv_bfloat16>(x)};
+  if constexpr (std::is_same_v<S, OfFour<__half>>) return {to_storage<__half>(x)};
   if constexpr (std::is_same_v<S, Arithmetic<S>>) return x;
 }
 

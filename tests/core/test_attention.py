@@ -3,6 +3,7 @@ shapes, rows of any strides; on CUDA also hubs over many blocks. What is true of
 """
 
 import contextlib
+import itertools
 
 import pytest
 import torch
@@ -99,8 +100,8 @@ def test_heads_wider_than_any_kernel_are_named():
 @EVERY_DEVICE
 def test_values_of_another_width_than_keys(device):
     graph = graph_of("bipartite")
-    for dtype in (torch.float64, torch.float32):
-        for dim, channels in ((8, 32), (5, 16), (64, 3), (128, 8), (4, 200)):
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for dim, channels in ((8, 32), (5, 16), (64, 3), (128, 8), (4, 200), (4, 3), (2, 4)):
             gen = torch.Generator().manual_seed(2)
             shapes = [(graph.num_dst, dim), (graph.num_src, dim), (graph.num_src, channels)]
             args = [torch.randn(n, 2, c, dtype=dtype, generator=gen).requires_grad_() for n, c in shapes]
@@ -113,8 +114,8 @@ def test_wide_indices(device):
     """Graphs of more than 2**31 edges have int64 arrays; any graph may be given so to the op."""
     graph = graph_of("hub")
     for score in SCORES:
-        for dtype in (torch.float32, torch.bfloat16, torch.float64):
-            given = inputs_of(score, graph, 2, 16, (), dtype)
+        for dtype, channels in itertools.product((torch.float32, torch.bfloat16, torch.float64), (16, 4)):
+            given = inputs_of(score, graph, 2, channels, (), dtype)
             found = run(functional, score, with_wide_indices(graph), *given, device=device)
             narrow = run(functional, score, graph, *given, device=device)
             bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
@@ -130,7 +131,7 @@ def test_wide_indices(device):
 @pytest.mark.parametrize("kind", ["square", "hub", "bipartite"])
 def test_half_precision_errs_at_most_twice_as_much_as_torch(score, dtype, kind, device, monkeypatch):
     graph = graph_of(kind)
-    for heads, channels in ((4, 32), (3, 7)):
+    for heads, channels in ((4, 32), (3, 7), (4, 4), (2, 3)):
         for options in ("plain", "all"):
             given = inputs_of(score, graph, heads, channels, OPTIONS[options], dtype)
             found = run(functional, score, graph, *given, device=device)
@@ -146,7 +147,7 @@ def test_half_precision_errs_at_most_twice_as_much_as_torch(score, dtype, kind, 
 def test_float_output_of_half_inputs(score, device):
     """As under autocast: rows in bfloat16, output and its gradient in float32."""
     graph = graph_of("hub")
-    for channels in (32, 12, 7):
+    for channels in (32, 12, 7, 4, 3):
         args, _, _ = inputs_of(score, graph, 4, channels, (), torch.bfloat16)
         found = run(functional, score, graph, args, {}, {"out_dtype": torch.float32}, device=device)
         wanted = exact(score, graph, args, {}, {})
@@ -367,7 +368,7 @@ def test_odd_rows_of_any_strides(score, dtype, channels, device):
 
 @EVERY_DEVICE
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("heads,channels", [(8, 4), (2, 12), (3, 20), (4, 8), (5, 8)])
+@pytest.mark.parametrize("heads,channels", [(8, 4), (3, 3), (2, 12), (3, 20), (4, 8), (5, 8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bipartite", "hub"])
 @pytest.mark.parametrize("options", ["plain", "dropout", "all"])

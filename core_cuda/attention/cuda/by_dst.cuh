@@ -103,7 +103,7 @@ template <class Fn, class S, class I, int kVecs, class Team, int kMode, bool kAg
 __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
                                             Shares& att_shares, bool& large) {
   using A = Arithmetic<S>;
-  constexpr int kV = kVec<S>, kPer = kVecs * kV;
+  constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue, kSumsDs = Fn::kAtt || Fn::kInverseNorms;
 
@@ -114,7 +114,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   }
   Walk<I> walk(args.graph, place, shares);
 
-  const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
+  const Offsets<kVecs> key_offsets(place, args.key_vectors, kBytes), value_offsets(place, args.value_vectors, kBytes);
   // Made anew for every row where they would be kept in memory: GATv2's kernels of four edges have no registers left.
   const auto rows_of = [&](const Rows& rows, Offsets<kVecs> offsets) {
     if constexpr (Fn::kAtt && kMakesExact<S> && kVecs == 1 && Team::kBatch == 4) offsets.at[0] = held(offsets.at[0]);
@@ -133,7 +133,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   A acc_scalar = 0;        // gatv2, cosine: sum of ds; gat: the gradient; of the lane until the row ends
   A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
   A own_over = 0;          // of the row: see inverse_norms.cuh
-  uint4 own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
+  Raw<S> own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
@@ -153,15 +153,15 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       if (args.dst) own_scalar = load_scalar<A>(args.dst, walk.row, place.head);
     } else {
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
+      for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once<Raw<S>>(own_rows.row(v, walk.row));
       own_over = norms.own(walk.row);
     }
     if (has_grad) {
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) grad_raw[v] = load_once(grad_rows.row(v, walk.row));
+      for (int v = 0; v < kVecs; ++v) grad_raw[v] = load_once<Raw<S>>(grad_rows.row(v, walk.row));
       if (!args.delta_given) {
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) out_raw[v] = load_once(out_rows.row(v, walk.row));
+        for (int v = 0; v < kVecs; ++v) out_raw[v] = load_once<Raw<S>>(out_rows.row(v, walk.row));
       }
     }
     fresh = true;
@@ -264,7 +264,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
                                                                                     args.key_vectors, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kTurns][kRows][kVecs], value_raw[kTurns][kRows][kVecs];
+    Raw<S> key_raw[kTurns][kRows][kVecs], value_raw[kTurns][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if constexpr (kValues) {
       if (has_grad) {
@@ -388,7 +388,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       if constexpr (kKeys) {
         const auto own_rows = rows_of(args.dst, key_offsets);
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, row));
+        for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once<Raw<S>>(own_rows.row(v, row));
         unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
         own_over = norms.own(row);
       }

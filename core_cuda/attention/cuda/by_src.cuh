@@ -81,7 +81,7 @@ template <class Fn, class S, class I, int kVecs, class Team, int kMode, bool kAg
 __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
                                             Shares& att_shares, bool& marked) {
   using A = Arithmetic<S>;
-  constexpr int kV = kVec<S>, kPer = kVecs * kV;
+  constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar;
 
@@ -92,7 +92,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   }
   Walk<I> walk(args.graph, place, shares);
 
-  const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
+  const Offsets<kVecs> key_offsets(place, args.key_vectors, kBytes), value_offsets(place, args.value_vectors, kBytes);
   const RowPointers<kVecs> own_rows(args.src, place.head, key_offsets);
   const RowPointers<kVecs> value_rows(args.value, place.head, value_offsets);
   RowPointers<kVecs> keys(args.dst, place.head, key_offsets), grads(args.grad_out, place.head, value_offsets);
@@ -107,7 +107,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   A own_scalar = 0;  // of the row: gat's number; gatv2: the lane's share of <att, x>
   A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
   A own_over = 0;    // of the row: see inverse_norms.cuh
-  uint4 own_raw[kVecs], value_raw[kVecs];
+  Raw<S> own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
@@ -123,13 +123,13 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       if (args.src) own_scalar = load_scalar<A>(args.src, walk.row, place.head);
     } else {
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
+      for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once<Raw<S>>(own_rows.row(v, walk.row));
       own_over = norms.own(walk.row);
     }
     if constexpr (Fn::kOwnValue) {
       if (has_grad) {
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) value_raw[v] = load_once(value_rows.row(v, walk.row));
+        for (int v = 0; v < kVecs; ++v) value_raw[v] = load_once<Raw<S>>(value_rows.row(v, walk.row));
       }
     }
     fresh = true;
@@ -198,7 +198,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   EdgeOptions<Fn, S, Team, I, false, kMode == kEdgeTerm> options(args, place, walk, window.slot);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
+    Raw<S> key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if (has_grad) {
       window.load(grads, grad_raw);
@@ -313,7 +313,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     auto make = [&] {
       if constexpr (kKeys) {
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, walk.row));
+        for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once<Raw<S>>(own_rows.row(v, walk.row));
         unpack_row<S, kVecs>(own_raw, place, args.key_vectors, own, [&](A x) { return Fn::own(x); });
         own_over = norms.own(walk.row);
       }

@@ -97,9 +97,20 @@ __global__ void hidden_gradient_kernel(Rows dst, Rows src, const I* dst_end, con
   term[at] = ds[edge * heads + h] * (z > 0 ? A(1) : slope);
 }
 
+template <int kSize>
+__device__ __forceinline__ void load_floats(const char* at, float (&x)[kSize]) {
+#pragma unroll
+  for (int k = 0; k < kSize; k += 4) {
+    float four[4];
+    unpack(load_once(at + k * sizeof(float)), four, float{});
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[k + i] = four[i];
+  }
+}
+
 // Four lanes a row and head. kRounds: grad holds floats, and `rounded`, [rows, heads, vectors], receives what is used.
 template <class S, bool kRounds>
-__global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, int vectors, uint4* rounded,
+__global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, int vectors, Raw<S>* rounded,
                                  float* delta) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 4;
   const bool inside = at < rows * heads;
@@ -108,23 +119,19 @@ __global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, i
   const char* o = out.base + row * out.row + head * out.head;
   float sum = 0;
   for (int v = threadIdx.x % 4; v < vectors; v += 4) {
-    float x[8], low[4], high[4];
-    uint4 raw;
+    float x[kVec<S>], y[kVec<S>];
+    Raw<S> raw;
     if constexpr (kRounds) {
-      unpack(load_once(g + v * 32), low, float{});
-      unpack(load_once(g + v * 32 + 16), high, float{});
-#pragma unroll
-      for (int k = 0; k < 4; ++k) x[k] = low[k], x[4 + k] = high[k];
+      load_floats(g + v * sizeof(x), x);
       raw = pack(x, S{});
       if (inside) rounded[at * vectors + v] = raw;
     } else {
-      raw = load_once(g + v * 16);
+      raw = load_once<Raw<S>>(g + v * sizeof(Raw<S>));
     }
     unpack(raw, x, S{});
-    unpack(load_once(o + v * 32), low, float{});
-    unpack(load_once(o + v * 32 + 16), high, float{});
+    load_floats(o + v * sizeof(y), y);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) sum = fma(x[k], low[k], fma(x[4 + k], high[k], sum));
+    for (int k = 0; k < kVec<S>; ++k) sum = fma(x[k], y[k], sum);
   }
   sum += __shfl_xor_sync(0xffffffffu, sum, 1);
   sum += __shfl_xor_sync(0xffffffffu, sum, 2);
@@ -141,7 +148,7 @@ __global__ void inverse_norms_kernel(Rows rows, int64_t num_rows, int heads, int
   A sum = 0;
   for (int v = threadIdx.x % 4; v < vectors; v += 4) {
     A x[kVec<S>];
-    unpack(load_shared_row(from + v * 16), x, S{});
+    unpack(load_shared_row<Raw<S>>(from + v * sizeof(Raw<S>)), x, S{});
 #pragma unroll
     for (int k = 0; k < kVec<S>; ++k) sum = fma(x[k], x[k], sum);
   }
@@ -182,6 +189,18 @@ cudaError_t with_storage(Storage storage, F&& f) {
     }
   }
   return cudaGetLastError();
+}
+
+// The same, of rows that are read in vectors.
+template <class A, class F>
+cudaError_t with_vectors(Storage storage, F&& f) {
+  if constexpr (std::is_same_v<A, float>) {
+    if (storage == Storage::f16x4 || storage == Storage::bf16x4) {
+      storage == Storage::f16x4 ? f(OfFour<__half>{}) : f(OfFour<__nv_bfloat16>{});
+      return cudaGetLastError();
+    }
+  }
+  return with_storage<A>(storage, std::forward<F>(f));
 }
 
 }  // namespace
@@ -235,31 +254,24 @@ cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, c
   });
 }
 
-template <class S>
-static cudaError_t launch_row_delta(const Rows& grad, const Rows& out, int64_t rows, int heads, int vectors,
-                                    void* rounded, float* delta, cudaStream_t stream) {
-  const unsigned blocks = blocks_for(rows * heads * 4);
-  const auto to = static_cast<uint4*>(rounded);
-  if (rounded) {
-    row_delta_kernel<S, true><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, to, delta);
-  } else {
-    row_delta_kernel<S, false><<<blocks, kThreads, 0, stream>>>(grad, out, rows, heads, vectors, to, delta);
-  }
-  return cudaGetLastError();
-}
-
 cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
                       void* rounded, float* delta, cudaStream_t stream) {
   if (rows * heads == 0) return cudaSuccess;
-  const auto launch = storage == Storage::f16 ? launch_row_delta<__half> : launch_row_delta<__nv_bfloat16>;
-  return launch(grad, out, rows, heads, vectors, rounded, delta, stream);
+  return with_vectors<float>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    if constexpr (!std::is_same_v<S, float>) {
+      const auto kernel = rounded ? row_delta_kernel<S, true> : row_delta_kernel<S, false>;
+      kernel<<<blocks_for(rows * heads * 4), kThreads, 0, stream>>>(grad, out, rows, heads, vectors,
+                                                                    static_cast<Raw<S>*>(rounded), delta);
+    }
+  });
 }
 
 template <class A>
 cudaError_t inverse_norms(const Rows& rows, Storage storage, int64_t num_rows, int heads, int vectors, A least, A* over,
                           cudaStream_t stream) {
   if (num_rows * heads == 0) return cudaSuccess;
-  return with_storage<A>(storage, [&](auto zero) {
+  return with_vectors<A>(storage, [&](auto zero) {
     using S = decltype(zero);
     inverse_norms_kernel<A, S>
         <<<blocks_for(num_rows * heads * 4), kThreads, 0, stream>>>(rows, num_rows, heads, vectors, least, over);

@@ -65,7 +65,7 @@ template <class Fn, class S, class I, int kVecs, class Team, int kMode>
 __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::forward, kMode, kVecs))
     forward_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
-  constexpr int kV = kVec<S>, kPer = kVecs * kV;
+  constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
   __shared__ BlockShares<I> shares;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   divide_range(args.graph, args.part, place, shares);
   Walk<I> walk(args.graph, place, shares);
 
-  const Offsets<kVecs> key_offsets(place, args.key_vectors), value_offsets(place, args.value_vectors);
+  const Offsets<kVecs> key_offsets(place, args.key_vectors, kBytes), value_offsets(place, args.value_vectors, kBytes);
   const RowPointers<kVecs> own_rows(args.dst, place.head, key_offsets);
   RowPointers<kVecs> keys(args.src, place.head, key_offsets);
   RowPointers<kVecs> values(kValues ? args.value : args.src, place.head, value_offsets);
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   A m = -INFINITY, l = 0;          // l: of the lane until the row ends
   A own_scalar = 0;                // of the row: gat's number; gatv2: the lane's share of <att, x>
   A own_over = 0, asked_over = 0;  // of the row: see inverse_norms.cuh
-  uint4 own_raw[kVecs];
+  Raw<S> own_raw[kVecs];
   if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
     asked_row = row;
     if constexpr (kKeys) {
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once(own_rows.row(v, row));
+      for (int v = 0; v < kVecs; ++v) own_raw[v] = load_once<Raw<S>>(own_rows.row(v, row));
       asked_over = norms.own(row);
     }
   };
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
                                                                                     args.key_vectors, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
-    uint4 key_raw[kTurns][kRows][kVecs], value_raw[kTurns][kRows][kVecs];
+    Raw<S> key_raw[kTurns][kRows][kVecs], value_raw[kTurns][kRows][kVecs];
     if constexpr (kKeys) window.load(keys, key_raw);
     if constexpr (kValues) window.load(values, value_raw);
     A source_scalar[kTurns], other_over[kTurns];

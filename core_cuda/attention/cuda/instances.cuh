@@ -20,10 +20,12 @@ inline dim3 grid_of(const Partition& part, const Layout& layout, int heads) {
 }
 
 template <class S>
-constexpr Storage kStorageOf = std::is_same_v<S, float>    ? Storage::f32
-                               : std::is_same_v<S, double> ? Storage::f64
-                               : std::is_same_v<S, __half> ? Storage::f16
-                                                           : Storage::bf16;
+constexpr Storage kStorageOf = std::is_same_v<S, float>            ? Storage::f32
+                               : std::is_same_v<S, double>         ? Storage::f64
+                               : std::is_same_v<S, __half>         ? Storage::f16
+                               : std::is_same_v<S, OfFour<__half>> ? Storage::f16x4
+                               : std::is_same_v<S, __nv_bfloat16>  ? Storage::bf16
+                                                                   : Storage::bf16x4;
 
 // Launches kernel `kAt` of the table.
 template <Pass kPass, class Fn, class S, int kAt>

@@ -11,7 +11,10 @@
 //   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes, and any team with batches of 4 or 8 edges;
 //                            4 vectors, any team
 //   f64, any int64           4 vectors, any team, with all options
+//   16-bit, of four          1 vector of 8 bytes, teams of 1 lane: as above; int64 with all options
 #pragma once
+
+#include <algorithm>
 
 #include "../../common/storage.h"
 #include "../../thresholds.h"
@@ -21,6 +24,7 @@ namespace edgeless::cuda {
 // Which options a kernel carries: none; all but the edge term of gatv2; that as well.
 enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
 
+// 16-bit numbers, eight of a vector.
 constexpr bool is_half(Storage storage) { return storage == Storage::bf16 || storage == Storage::f16; }
 
 // Edges of a batch in the kernels of mma.cuh.
@@ -75,6 +79,9 @@ struct KernelTable {
   }
 };
 
+// Vectors of the widest row that there are kernels for.
+constexpr int most_vectors(Storage storage) { return is_of_four(storage) ? 1 : 4 * 32; }
+
 // Whether some row of more than `least` and up to `most` vectors is not the tensor cores'.
 constexpr bool any_without_mma(Pass pass, Score score, Storage storage, int least, int most, Mode mode = kPlain) {
   for (int vectors = least + 1; vectors <= most; ++vectors) {
@@ -96,21 +103,26 @@ constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode, bool whole) {
 constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   KernelTable table;
   const Mode all = score == Score::gatv2 ? kEdgeTerm : kOptions;
-  table.add({true, false, false, 4, 0, 4, all});
-  table.add({false, false, false, 4, 0, 4, all});
+  const int most = most_vectors(storage);  // of a row
+  if (most == 1) {
+    table.add({true, false, false, 1, 1, 4, all});
+  } else {
+    table.add({true, false, false, 4, 0, 4, all});
+    table.add({false, false, false, 4, 0, 4, all});
+  }
   if (storage == Storage::f64) return table;
   table.add({false, false, false, 1, 0, 4, kOptions});
   if (all == kEdgeTerm) table.add({false, false, false, 1, 0, 4, kEdgeTerm});
-  if (many_edges(pass, score) > 4 && any_without_mma(pass, score, storage, 4, 32, kOptions)) {
+  if (most > 4 && many_edges(pass, score) > 4 && any_without_mma(pass, score, storage, 4, 32, kOptions)) {
     table.add({false, false, false, 1, 0, many_edges(pass, score), kOptions});
   }
-  for (int lanes = 1; lanes <= kNarrowLanes; ++lanes) {
+  for (int lanes = 1; lanes <= std::min(most, kNarrowLanes); ++lanes) {
     for (const Mode mode : {kOptions, all}) {
       const Kernel kernel{false, false, false, 1, lanes, 4, mode};
       if (any_without_mma(pass, score, storage, lanes - 1, lanes, mode) && !table.has(kernel)) table.add(kernel);
     }
   }
-  for (int lanes = 1; lanes <= 4; lanes *= 2) {
+  for (int lanes = 1; lanes <= std::min(most, 4); lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes == 1 ? -1 : lanes / 2, lanes)) continue;
     table.add({false, false, false, 1, lanes, 4, kPlain});
     if (is_narrow(lanes) && few_edges_pay(pass, score, true)) {
@@ -118,6 +130,7 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
     }
   }
   if (spread_pays(score, storage)) table.add({false, false, false, 1, kSpreadEdges, kSpreadEdges, kPlain, true});
+  if (most == 1) return table;
   const int batches[] = {4, many_edges(pass, score), kFewEdges};
   for (int lanes = 8; lanes <= 32; lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes / 2, lanes)) continue;

@@ -47,7 +47,8 @@ cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, c
                             cudaStream_t stream);
 
 // delta[row, h] = <grad[row, h], out[row, h]>, where out holds floats and grad 16-bit numbers; both in whole vectors
-// of 8. With `rounded` [rows, heads, 8 * vectors], grad holds floats too: rounded to it, they are what counts.
+// of as many numbers as the storage's have. With `rounded` [rows, heads, that * vectors], grad holds floats too:
+// rounded to it, they are what counts.
 cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
                       void* rounded, float* delta, cudaStream_t stream);
 

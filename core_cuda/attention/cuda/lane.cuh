@@ -21,11 +21,12 @@ constexpr int min_blocks(Pass pass, int mode, int vectors) {
 template <int kVecs>
 struct Offsets {
   uint32_t at[kVecs];
+  // bytes: of a vector
   template <class P>
-  __device__ Offsets(const P& place, int vectors) {
+  __device__ Offsets(const P& place, int vectors, int bytes = 16) {
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
-      at[v] = max(min(v * place.row_width() + place.row_lane(), vectors - 1), 0) * 16;
+      at[v] = max(min(v * place.row_width() + place.row_lane(), vectors - 1), 0) * bytes;
     }
   }
 };
@@ -90,7 +91,7 @@ __device__ inline void load_vector(const Arithmetic<S>* vector, const P& place, 
 
 // The lane's part of a row, times a factor each, as floats.
 template <class S, int kVecs, class P, class F>
-__device__ __forceinline__ void unpack_row(const uint4 (&raw)[kVecs], const P& place, int vectors,
+__device__ __forceinline__ void unpack_row(const Raw<S> (&raw)[kVecs], const P& place, int vectors,
                                            Arithmetic<S> (&to)[kVecs * kVec<S>], F&& f) {
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
@@ -103,7 +104,7 @@ __device__ __forceinline__ void unpack_row(const uint4 (&raw)[kVecs], const P& p
 }
 
 template <class S, int kVecs>
-__device__ __forceinline__ void unpack_all(const uint4 (&raw)[kVecs], Arithmetic<S> (&to)[kVecs * kVec<S>]) {
+__device__ __forceinline__ void unpack_all(const Raw<S> (&raw)[kVecs], Arithmetic<S> (&to)[kVecs * kVec<S>]) {
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     Arithmetic<S> x[kVec<S>];
@@ -177,8 +178,8 @@ struct EdgeWindow {
   }
 
   // All rows of all turns, or that of the edge that this lane owns.
-  template <int kRows, int kVecs>
-  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, uint4 (&raw)[kTurns][kRows][kVecs]) const {
+  template <class R, int kRows, int kVecs>
+  __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, R (&raw)[kTurns][kRows][kVecs]) const {
     static_assert(kRows == kEdges || kRows == 1);
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
@@ -188,7 +189,7 @@ struct EdgeWindow {
       for (int u = 0; u < kRows; ++u) {
         const I j = from_owner<kEdges>(owned, min(kRows == kEdges ? u : slot, last));
 #pragma unroll
-        for (int v = 0; v < kVecs; ++v) raw[t][u][v] = load_shared_row(rows.row(v, j));
+        for (int v = 0; v < kVecs; ++v) raw[t][u][v] = load_shared_row<R>(rows.row(v, j));
       }
     }
   }
@@ -246,14 +247,14 @@ struct NotAhead {
   __device__ void ask(const T&...) const {}
 };
 
-template <int kTurns, int kRows, int kVecs>
-__device__ __forceinline__ void clear_rows(uint4 (&raw)[kTurns][kRows][kVecs]) {
+template <class R, int kTurns, int kRows, int kVecs>
+__device__ __forceinline__ void clear_rows(R (&raw)[kTurns][kRows][kVecs]) {
 #pragma unroll
   for (int t = 0; t < kTurns; ++t) {
 #pragma unroll
     for (int u = 0; u < kRows; ++u) {
 #pragma unroll
-      for (int v = 0; v < kVecs; ++v) raw[t][u][v] = uint4{0, 0, 0, 0};
+      for (int v = 0; v < kVecs; ++v) raw[t][u][v] = R{};
     }
   }
 }
@@ -272,11 +273,12 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
       A part[kVec<S>];
 #pragma unroll
       for (int k = 0; k < kVec<S>; ++k) part[k] = x[v * kVec<S> + k];
-      if (at * kVec<S> < out.dim) store_once(to + at * 16, pack(part, S{}));
+      if (at * kVec<S> < out.dim) store_once(to + at * sizeof(Raw<S>), pack(part, S{}));
     }
     return;
   }
-  if constexpr (kVecs == 1) {  // with more the forward of dot product attention takes 4 percent longer, whole rows too
+  if constexpr (kVecs == 1 && sizeof(Raw<S>) == 16) {  // with more vectors the forward of dot product attention takes 4
+                                                       // percent longer, whole rows too
     if (out.halves) {
       const int at = place.row_lane(), left = out.dim - at * kVec<S>;
       char* to = out.base + first * sizeof(S) + at * 16;
@@ -506,7 +508,7 @@ struct EdgeOptions {
 // owns. Whole warp.
 template <class S, class Team, int kVecs, class P, class I>
 __device__ inline void add_edge_terms(const Args<Arithmetic<S>>& args, const P& place, I id, int count,
-                                      const uint4 (&raw)[Team::kRows][kVecs],
+                                      const Raw<S> (&raw)[Team::kRows][kVecs],
                                       Arithmetic<S> (&x)[Team::kRows][kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
 #pragma unroll

@@ -100,6 +100,8 @@ cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<fl
     case Storage::f32: return merge<float>(problem, plan, args, stream);
     case Storage::f16: return merge<__half>(problem, plan, args, stream);
     case Storage::bf16: return merge<__nv_bfloat16>(problem, plan, args, stream);
+    case Storage::f16x4: return merge<OfFour<__half>>(problem, plan, args, stream);
+    case Storage::bf16x4: return merge<OfFour<__nv_bfloat16>>(problem, plan, args, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -27,9 +27,16 @@ struct Problem {
   int64_t max_degree = -1;                                // edges of a row, -1: unknown
 };
 
-// Numbers of a vector, and bytes of a number in the arithmetic.
-constexpr int vector_numbers(Storage storage) { return storage == Storage::f64 ? 2 : storage == Storage::f32 ? 4 : 8; }
+// Numbers of a vector and its bytes, and bytes of a number in the arithmetic.
+constexpr int vector_numbers(Storage storage) { return storage == Storage::f64 ? 2 : is_half(storage) ? 8 : 4; }
+constexpr int bytes_of_vector(Storage storage) { return is_of_four(storage) ? 8 : 16; }
 constexpr int arithmetic_bytes(Storage storage) { return storage == Storage::f64 ? 8 : 4; }
+
+// How rows of such numbers are read. A head of up to four 16-bit numbers would fill half a vector. key_dim: 0 of gat
+constexpr Storage storage_of_rows(Storage numbers, int64_t key_dim, int64_t value_dim) {
+  if (!is_half(numbers) || key_dim > 4 || value_dim > 4) return numbers;
+  return numbers == Storage::f16 ? Storage::f16x4 : Storage::bf16x4;
+}
 
 // Numbers of a piece of a hub, of one head.
 inline int carry_size(const Problem& p) {
@@ -54,7 +61,7 @@ struct Budgets {
     // the last pass of a backward stands beside all results (one fewer where the values are the keys): there they take
     // a sixteenth, of float32 at most half a megabyte.
     constexpr int64_t least = 256 << 10;
-    const int64_t result = p.num_rows * p.heads * p.value_vectors * 16;
+    const int64_t result = p.num_rows * p.heads * p.value_vectors * bytes_of_vector(p.storage);
     const bool scarce = p.pass == Pass::forward || (p.pass == Pass::by_src && !values_are_keys(p.score));
     const bool floats = p.storage == Storage::f32;
     const int64_t share = result / (scarce ? floats ? 512 : 16 : 2);
@@ -86,14 +93,14 @@ struct Plan {
   int64_t slots = 0;  // pieces in each half of the carry
 };
 
-inline int most_vectors(const Problem& problem) {
+inline int vectors_of_row(const Problem& problem) {
   return std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
 }
 
 // One of kernels_of().
 inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
-  const int vectors = most_vectors(problem);
+  const int vectors = vectors_of_row(problem);
   const Mode all = problem.score == Score::gatv2 ? kEdgeTerm : kOptions;
   const Mode mode = problem.edge_term ? kEdgeTerm : problem.options ? kOptions : kPlain;
   const bool short_rows = problem.num_edges < kFewEdgesARow * problem.num_rows;
@@ -101,11 +108,12 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int64_t few = device.multiprocessors * kFewRows * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
   const bool few_rows = problem.heads == 1 && vectors <= 1 && problem.num_rows <= few;  // for teams of one lane
   Kernel kernel;
-  if (vectors > 4 * 32) return kernel;
+  if (vectors > most_vectors(problem.storage)) return kernel;
   kernel.wide_index = problem.wide_index;
   kernel.mode = mode;
   if (problem.wide_index || problem.storage == Storage::f64) {
     kernel.vectors = 4, kernel.mode = all;
+    if (most_vectors(problem.storage) == 1) kernel.vectors = kernel.lanes = 1;
   } else if (use_mma(problem.pass, problem.score, problem.storage, mode, vectors)) {
     kernel = mma_kernel(problem.pass, vectors, mode, false);
     const int whole = kernel.vectors * kernel.lanes;
@@ -150,7 +158,9 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
   const int values = !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
-  const int64_t head = 16 * problem.num_gathered * (keys + values), fits = device.l2_bytes * kAttentionL2Percent / 100;
+  const int vector = bytes_of_vector(problem.storage);
+  const int64_t head = vector * problem.num_gathered * (keys + values),
+                fits = device.l2_bytes * kAttentionL2Percent / 100;
   const int vectors = std::max({1, keys, values});
   // Arrays by edge are the slower part, but in a forward of floats where they fit the L2.
   const int64_t array = 4 * problem.num_edges * problem.heads;
@@ -164,7 +174,7 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
-    const double bytes = 16.0 * heads * (keys + values);
+    const double bytes = double(vector) * heads * (keys + values);
     const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
     if (worth >= best * kGainOfAHead) best = worth, layout.heads_per_slice = heads;
   }
@@ -174,7 +184,7 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
 inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   const bool plain = kernel.mode == kPlain;
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
-  const int numbers = kernel.vectors * (is_half(problem.storage) ? 8 : 4);
+  const int numbers = kernel.vectors * vector_numbers(problem.storage) * arithmetic_bytes(problem.storage) / 4;
   return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane(),
                     is_narrow(kernel.lanes), kernel.mode == kEdgeTerm);
 }
@@ -205,7 +215,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
   Plan plan;
   plan.kernel = choose_kernel(problem, device);
   if (plan.kernel.vectors) {
-    plan.layout.team_log2 = choose_team_log2(plan.kernel, most_vectors(problem));
+    plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
     choose_slice(problem, device, plan.kernel.mma, plan.layout);
     choose_partition(problem, device, resident_blocks(problem, plan.kernel), plan);
   }

@@ -23,6 +23,8 @@ cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<float>
     case Storage::f32: return run_score<float>(problem, plan, args, stream);
     case Storage::f16: return run_score<__half>(problem, plan, args, stream);
     case Storage::bf16: return run_score<__nv_bfloat16>(problem, plan, args, stream);
+    case Storage::f16x4: return run_score<OfFour<__half>>(problem, plan, args, stream);
+    case Storage::bf16x4: return run_score<OfFour<__nv_bfloat16>>(problem, plan, args, stream);
     default: return cudaErrorInvalidValue;
   }
 }
