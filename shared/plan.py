@@ -190,11 +190,11 @@ def attention_steps(
             if not plan:
                 kernel = "none: rows this wide are refused"
             else:
-                slices = plan["slices"]
+                slices, merges = plan["slices"], ", merges hubs" * plan["merges"]
                 kernel = (
                     f"{plan['kernel']}, {plan['options']}; {plan['lanes']} lanes x {plan['vectors']} vectors of "
-                    f"{plan['vector_bytes']} B, {plan['edges']} edges a batch, {plan['heads_per_slice']} heads a slice; "
-                    f"{plan['blocks']} blocks ({plan['resident']} resident)" + (", merges hubs" * plan["merges"])
+                    f"{plan['vector_bytes']} B, {plan['edges']} edges a batch, {plan['heads_per_slice']} heads "
+                    f"a slice; {plan['blocks']} blocks ({plan['resident']} resident){merges}"
                 )
         else:
             kernel = _C.cpu_capability()
