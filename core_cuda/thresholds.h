@@ -20,6 +20,11 @@ namespace edgeless::cuda {
 // (0022).
 constexpr int64_t kLaunchBoundRows = 1 << 15;
 
+// Graphs ------------------------------------------------------------------------------------------------------------
+
+// Edges up to which a graph is sorted by one launch whose blocks wait for each other, not by many launches (0044).
+constexpr int64_t kSmallGraphEdges = 1 << 18;
+
 // Attention ---------------------------------------------------------------------------------------------------------
 
 // Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a

@@ -1,4 +1,5 @@
-// coo_to_csr and csr_transpose on CUDA: checks and allocation; the algorithm is in edge_sort.cu.
+// coo_to_csr and csr_transpose on CUDA: checks and allocation; the algorithm is in edge_sort.cu, for few edges in
+// few_edges.cu.
 //
 // Nothing waits for the device unless ids are to be validated: then one flag is read back, before the sort's result is
 // used by anyone, so that a wrong id is an error here and not a wild read later. Without validation wrong ids give a
@@ -10,7 +11,9 @@
 #include <tuple>
 
 #include "../common/launch.h"
+#include "../thresholds.h"
 #include "edge_sort_cuda.h"
+#include "few_edges.h"
 #include "inputs.h"
 
 namespace edgeless {
@@ -26,6 +29,14 @@ using at::Tensor;
                     ", expected 0 <= id < ", limit_name, " = ", limit);
 }
 
+// bad [2]: whether a row, a column is out of range. Waits for the device.
+void raise_if_bad(const char* op, const Tensor& bad, const Tensor& rows, const Tensor& cols, int64_t num_rows,
+                  int64_t num_cols) {
+  const Tensor found = bad.cpu();
+  if (found.data_ptr<int32_t>()[0]) raise_out_of_range(op, "row", rows, "num_rows", num_rows);
+  if (found.data_ptr<int32_t>()[1]) raise_out_of_range(op, "col", cols, "num_cols", num_cols);
+}
+
 void validate_ids(const char* op, const Tensor& rows, const Tensor& cols, int64_t num_rows, int64_t num_cols,
                   cudaStream_t stream) {
   const Tensor bad = at::zeros({2}, rows.options().dtype(at::kInt));
@@ -34,9 +45,7 @@ void validate_ids(const char* op, const Tensor& rows, const Tensor& cols, int64_
     C10_CUDA_CHECK(
         cuda::check_ids(cols.data_ptr<index_t>(), cols.numel(), num_cols, bad.data_ptr<int32_t>() + 1, stream));
   });
-  const Tensor found = bad.cpu();
-  if (found.data_ptr<int32_t>()[0]) raise_out_of_range(op, "row", rows, "num_rows", num_rows);
-  if (found.data_ptr<int32_t>()[1]) raise_out_of_range(op, "col", cols, "num_cols", num_cols);
+  raise_if_bad(op, bad, rows, cols, num_rows, num_cols);
 }
 
 // Sorts `keys` (of the result's type); returns indptr and the order of the positions.
@@ -55,6 +64,52 @@ std::pair<Tensor, Tensor> sort_by(const Tensor& keys, int64_t num_keys, cudaStre
   return {indptr, order};
 }
 
+int multiprocessors_of(const Tensor& t) { return device_attribute(cudaDevAttrMultiProcessorCount, t.get_device()); }
+
+Tensor few_scratch(const Tensor& ids, int multiprocessors) {
+  return at::empty({cuda::grid_sort_scratch(ids.numel(), multiprocessors)}, ids.options().dtype(at::kInt));
+}
+
+CompressedArrays few_to_csr(const char* op, const Tensor& rows, const Tensor& cols, int64_t num_rows, int64_t num_cols,
+                            bool validate, cudaStream_t stream) {
+  const int64_t count = rows.numel();
+  const auto options = rows.options().dtype(at::kInt);
+  const Tensor indptr = at::empty({num_rows + 1}, options), indices = at::empty({count}, options);
+  const Tensor order = at::empty({count}, options), bad = validate ? at::empty({2}, options) : Tensor();
+  const int multiprocessors = multiprocessors_of(rows);
+  const Tensor scratch = few_scratch(rows, multiprocessors);
+  AT_DISPATCH_INDEX_TYPES(rows.scalar_type(), "coo_to_csr", [&] {
+    cuda::FewCooArgs<index_t> args;
+    args.rows = rows.const_data_ptr<index_t>(), args.cols = cols.const_data_ptr<index_t>();
+    args.edges = static_cast<int32_t>(count);
+    args.num_rows = static_cast<int32_t>(num_rows), args.num_cols = static_cast<int32_t>(num_cols);
+    args.bad = validate ? bad.data_ptr<int32_t>() : nullptr;
+    args.indptr = indptr.data_ptr<int32_t>(), args.indices = indices.data_ptr<int32_t>();
+    args.edge_ids = order.data_ptr<int32_t>();
+    C10_CUDA_CHECK(cuda::sort_few_edges(args, scratch.data_ptr<int32_t>(), multiprocessors, stream));
+  });
+  if (validate) raise_if_bad(op, bad, rows, cols, num_rows, num_cols);
+  return {indptr, indices, order};
+}
+
+CompressedArrays few_transposed(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
+                                int64_t num_cols, cudaStream_t stream) {
+  const Tensor ids = edge_ids ? edge_ids->contiguous() : Tensor(),
+               out_indptr = at::empty({num_cols + 1}, indptr.options());
+  const Tensor out_indices = at::empty_like(indices), out_ids = at::empty_like(indices);
+  cuda::FewTransposeArgs args;
+  args.indptr = indptr.const_data_ptr<int32_t>(), args.indices = indices.const_data_ptr<int32_t>();
+  args.edge_ids = ids.defined() ? ids.const_data_ptr<int32_t>() : nullptr;
+  args.edges = static_cast<int32_t>(indices.numel()), args.num_rows = static_cast<int32_t>(indptr.numel() - 1);
+  args.num_cols = static_cast<int32_t>(num_cols);
+  args.to_indptr = out_indptr.data_ptr<int32_t>(), args.to_indices = out_indices.data_ptr<int32_t>();
+  args.to_edge_ids = out_ids.data_ptr<int32_t>();
+  const int multiprocessors = multiprocessors_of(indices);
+  const Tensor scratch = few_scratch(indices, multiprocessors);
+  C10_CUDA_CHECK(cuda::transpose_few_edges(args, scratch.data_ptr<int32_t>(), multiprocessors, stream));
+  return {out_indptr, out_indices, out_ids};
+}
+
 // row, col [E] int32 or int64 -> indptr [num_rows + 1], indices [E], edge_ids [E].
 CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t num_rows, int64_t num_cols,
                                  bool validate) {
@@ -64,8 +119,11 @@ CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t n
   const cudaStream_t stream = on_device.stream();
   const Tensor rows = row.contiguous(), cols = col.contiguous();
   const int64_t count = rows.numel();
-  if (validate) validate_ids(op, rows, cols, num_rows, num_cols, stream);
   const auto options = rows.options().dtype(index_type(num_rows, num_cols, count));
+  if (count <= cuda::kSmallGraphEdges && options.dtype() == at::kInt) {
+    return few_to_csr(op, rows, cols, num_rows, num_cols, validate, stream);
+  }
+  if (validate) validate_ids(op, rows, cols, num_rows, num_cols, stream);
   const Tensor keys = rows.to(options.dtype());
   Tensor indptr, order, indices = at::empty({count}, options);
   AT_DISPATCH_INDEX_TYPES(keys.scalar_type(), op, [&] {
@@ -89,6 +147,9 @@ CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices,
   const cudaStream_t stream = on_device.stream();
   const Tensor pointers = indptr.contiguous(), columns = indices.contiguous();
   const int64_t count = columns.numel();
+  if (count <= cuda::kSmallGraphEdges && columns.scalar_type() == at::kInt) {
+    return few_transposed(pointers, columns, edge_ids, num_cols, stream);
+  }
   Tensor out_pointers, order, out_indices = at::empty_like(columns), out_ids;
   AT_DISPATCH_INDEX_TYPES(pointers.scalar_type(), op, [&] {
     std::tie(out_pointers, order) = sort_by<index_t>(columns, num_cols, stream);

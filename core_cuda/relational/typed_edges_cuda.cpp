@@ -1,14 +1,18 @@
 // typed_edges, typed_means and pairs_of_edges on CUDA: checks and allocation; the algorithms are in cuda/pieces.cu and
-// graph/edge_sort.cu. What follows from types is read back once: whether one is out of range, and how many pieces
-// there are.
+// graph/edge_sort.cu, for few edges in cuda/few_pieces.cu. What follows from types is read back once: whether one is
+// out of range, and how many pieces there are.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "../common/launch.h"
 #include "../graph/edge_sort_cuda.h"
+#include "../thresholds.h"
+#include "cuda/few_pieces.h"
 #include "cuda/pieces.h"
 #include "inputs.h"
 
@@ -41,6 +45,27 @@ Tensor sorted(const Tensor& keys, int64_t num_keys, I* order, cudaStream_t strea
   return in_order;
 }
 
+void cut_few(const Tensor& indptr, const Tensor& indices, const Tensor& ids, const Tensor& types, int64_t num_types,
+             int64_t cut, const Tensor& facts, const Arrays& to, cudaStream_t stream) {
+  const auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row] = to;
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, indptr.get_device());
+  const Tensor scratch = at::empty({few_pieces_scratch(indices.numel(), multiprocessors)}, indptr.options());
+  AT_DISPATCH_INDEX_TYPES(types.scalar_type(), "typed_edges", [&] {
+    FewTypedArgs<index_t> args;
+    args.indptr = indptr.const_data_ptr<int32_t>(), args.indices = indices.const_data_ptr<int32_t>();
+    args.edge_ids = ids.defined() ? ids.const_data_ptr<int32_t>() : nullptr;
+    args.types = types.const_data_ptr<index_t>();
+    args.edges = static_cast<int32_t>(indices.numel()), args.num_rows = static_cast<int32_t>(indptr.numel() - 1);
+    args.num_types = static_cast<int32_t>(num_types);
+    args.cut = static_cast<int32_t>(std::min<int64_t>(cut, std::numeric_limits<int32_t>::max()));
+    args.facts = facts.mutable_data_ptr<int64_t>();
+    args.type_ptr = at_of<int32_t>(type_ptr), args.piece_rows = at_of<int32_t>(piece_rows);
+    args.ptr = at_of<int32_t>(ptr), args.to_indices = at_of<int32_t>(out_indices);
+    args.to_ids = at_of<int32_t>(out_ids), args.by_row = at_of<int32_t>(by_row);
+    C10_CUDA_CHECK(cut_few_edges(args, at_of<int32_t>(scratch), multiprocessors, stream));
+  });
+}
+
 // As on the CPU, but for parts: [rows + 1 + E], where the pieces of every row begin and behind it the pieces in the
 // order of their rows, then zeros.
 Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor& edge_ids, const Tensor& types,
@@ -57,7 +82,14 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
                 empty(rows + 1 + edges));
   auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row] = result;
   // Whether a type is out of range, and the number of pieces. No kernel leaves its arrays whatever the types are.
-  const Tensor facts = at::zeros({2}, pointers.options().dtype(at::kLong));
+  const bool few = edges <= kSmallGraphEdges && pointers.scalar_type() == at::kInt && num_types <= kSmallGraphEdges;
+  const Tensor facts = at::empty({2}, pointers.options().dtype(at::kLong));
+  if (few) {
+    cut_few(pointers, others, ids, kinds, num_types, cut, facts, result, stream);
+    if (facts.cpu().const_data_ptr<int64_t>()[0]) name_bad_type(kinds, num_types);
+    return result;
+  }
+  facts.zero_();
   auto* bad = reinterpret_cast<int32_t*>(facts.mutable_data_ptr<int64_t>());
   AT_DISPATCH_INDEX_TYPES(pointers.scalar_type(), op, [&] {
     using I = index_t;

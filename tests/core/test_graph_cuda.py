@@ -30,6 +30,8 @@ SIZES = [
     (300, 2, 5000),
     (2, 70_000, 5000),
     (70_000, 9, 100_000),
+    (70_000, 300, 262_144),
+    (70_000, 300, 262_145),  # by several launches
 ]
 
 
@@ -59,8 +61,9 @@ def test_strided_ids():
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("bad", [-1, 50, 2**31 - 1])
-def test_ids_out_of_range(dtype, bad):
-    row, col = (t.cuda() for t in draw(50, 50, 1000, dtype))
+@pytest.mark.parametrize("num_edges", [1000, 300_000])
+def test_ids_out_of_range(dtype, bad, num_edges):
+    row, col = (t.cuda() for t in draw(50, 50, num_edges, dtype))
     wrong = row.clone()
     wrong[[700, 900]] = bad
     with pytest.raises(IndexError, match=f"row has id {bad} at position 700, expected 0 <= id < num_rows = 50"):
@@ -88,8 +91,9 @@ def test_the_handle_on_both_devices():
     assert edgeless.Graph.from_edge_index(edge_index).to("cuda").csr.indptr.is_cuda
 
 
-def test_no_host_sync_without_validation():
-    row, col = (t.cuda() for t in draw(5000, 5000, 100_000))
+@pytest.mark.parametrize("num_edges", [100_000, 300_000])
+def test_no_host_sync_without_validation(num_edges):
+    row, col = (t.cuda() for t in draw(5000, 5000, num_edges))
     expected = coo_to_csr(row, col, 5000, 5000, True)
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -101,8 +105,9 @@ def test_no_host_sync_without_validation():
     assert_same(transpose, csr_transpose(*(t.cpu() for t in expected), 5000))
 
 
-def test_captured_in_a_cuda_graph():
-    row, col = (t.cuda() for t in draw(500, 500, 10_000))
+@pytest.mark.parametrize("num_edges", [10_000, 300_000])
+def test_captured_in_a_cuda_graph(num_edges):
+    row, col = (t.cuda() for t in draw(500, 500, num_edges))
     expected = coo_to_csr(row, col, 500, 500, True)
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):

@@ -76,7 +76,7 @@ def check_parts(type_ptr, rows, parts, num_rows, num_edges):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("sizes", [
     (50, 40, 400, 5), (3, 3, 0, 2), (0, 0, 0, 3), (1, 1, 30, 1), (2000, 3000, 60_000, 7), (300, 300, 40_000, 900),
-    (5, 100_000, 30_000, 2), (7, 9, 50_000, 1),
+    (5, 100_000, 30_000, 2), (7, 9, 50_000, 1), (3000, 2000, 270_000, 90),
 ])  # fmt: skip
 @pytest.mark.parametrize("cut", [1, 3, 512])
 def test_pieces_of_both_directions(dtype, sizes, cut, device):

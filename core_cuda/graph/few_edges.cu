@@ -1,0 +1,74 @@
+#include "few_edges.h"
+
+#include "grid_sort.cuh"
+
+namespace edgeless::cuda {
+namespace {
+
+// Of a result `order`; scratch has what else there is.
+GridSortArgs sort_args(int64_t items, int32_t* order, int32_t* scratch) {
+  return {{scratch, scratch + items}, {order, scratch + 2 * items}, scratch + 3 * items};
+}
+
+template <class In>
+struct CooLaunch {
+  FewCooArgs<In> of;
+  GridSortArgs sort;
+};
+
+template <class In>
+__global__ void __launch_bounds__(kGridThreads) few_coo_kernel(CooLaunch<In> launch) {
+  __shared__ GridSortRoom room;
+  const auto& args = launch.of;
+  if (args.bad && blockIdx.x == 0 && threadIdx.x < 2) args.bad[threadIdx.x] = 0;
+  grid_sort(args.edges, args.num_rows, launch.sort, room,
+            [&](int32_t i) { return static_cast<int32_t>(args.rows[i]); });
+  for_items(args.edges, [&](int32_t p) {
+    args.indices[p] = static_cast<int32_t>(args.cols[args.edge_ids[p]]);
+    if (!args.bad) return;
+    const auto outside = [](int64_t id, int64_t limit) { return id < 0 || id >= limit; };
+    if (outside(args.rows[p], args.num_rows)) args.bad[0] = 1;
+    if (outside(args.cols[p], args.num_cols)) args.bad[1] = 1;
+  });
+  find_rows(launch.sort.keys[0], args.edges, args.num_rows, args.indptr);
+}
+
+struct TransposeLaunch {
+  FewTransposeArgs of;
+  GridSortArgs sort;
+};
+
+__global__ void __launch_bounds__(kGridThreads) few_transpose_kernel(TransposeLaunch launch) {
+  __shared__ GridSortRoom room;
+  const auto& args = launch.of;
+  grid_sort(args.edges, args.num_cols, launch.sort, room, [&](int32_t i) { return args.indices[i]; });
+  for_items(args.edges, [&](int32_t p) {
+    const int32_t from = args.to_edge_ids[p];
+    args.to_indices[p] = row_of_edge(args.indptr, args.num_rows, from);
+    if (args.edge_ids) args.to_edge_ids[p] = args.edge_ids[from];
+  });
+  find_rows(launch.sort.keys[0], args.edges, args.num_cols, args.to_indptr);
+}
+
+}  // namespace
+
+int64_t grid_sort_scratch(int64_t items, int multiprocessors) {
+  return 3 * items + int64_t{kDigits} * grid_blocks(items, multiprocessors);
+}
+
+template <class In>
+cudaError_t sort_few_edges(const FewCooArgs<In>& args, int32_t* scratch, int multiprocessors, cudaStream_t stream) {
+  const CooLaunch<In> launch{args, sort_args(args.edges, args.edge_ids, scratch)};
+  return launch_grid(few_coo_kernel<In>, launch, grid_blocks(args.edges, multiprocessors), stream);
+}
+
+cudaError_t transpose_few_edges(const FewTransposeArgs& args, int32_t* scratch, int multiprocessors,
+                                cudaStream_t stream) {
+  const TransposeLaunch launch{args, sort_args(args.edges, args.to_edge_ids, scratch)};
+  return launch_grid(few_transpose_kernel, launch, grid_blocks(args.edges, multiprocessors), stream);
+}
+
+template cudaError_t sort_few_edges<int32_t>(const FewCooArgs<int32_t>&, int32_t*, int, cudaStream_t);
+template cudaError_t sort_few_edges<int64_t>(const FewCooArgs<int64_t>&, int32_t*, int, cudaStream_t);
+
+}  // namespace edgeless::cuda

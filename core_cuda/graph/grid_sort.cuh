@@ -1,0 +1,172 @@
+// A stable radix sort inside of a kernel: all blocks of a cooperative launch take part and wait for each other between
+// its steps. For so few keys that it is launches that take the time where every step is a kernel of its own. No torch.
+//
+// A warp has some consecutive keys. It counts their digits, a block adds up its warps, and all blocks those before
+// them; then every warp knows where the keys of each digit go, and takes its own once more in their order.
+#pragma once
+
+#include <cooperative_groups.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../common/search.h"
+#include "../common/warp.cuh"
+
+namespace edgeless::cuda {
+
+constexpr int kGridThreads = 512, kGridWarps = kGridThreads / 32, kDigitBits = 8, kDigits = 1 << kDigitBits;
+
+// Blocks of such a launch, which a device holds all at once.
+inline int grid_blocks(int64_t items, int multiprocessors) {
+  return static_cast<int>(std::clamp<int64_t>(items / (2 * kGridThreads), 1, multiprocessors));
+}
+
+template <class Args>
+cudaError_t launch_grid(void (*kernel)(Args), Args args, int blocks, cudaStream_t stream) {
+  void* given[] = {&args};
+  return cudaLaunchCooperativeKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(kGridThreads), given, 0,
+                                     stream);
+}
+
+// Keys and where they were, [count] each, and room for as many; the result is in the first of both. of_blocks:
+// [blocks, kDigits].
+struct GridSortArgs {
+  int32_t *keys[2], *places[2];
+  int32_t* of_blocks;
+};
+
+// In shared memory.
+struct GridSortRoom {
+  int32_t of_warps[kGridWarps][kDigits];
+  int32_t sums[kDigits / 32];
+};
+
+__device__ __forceinline__ void sync_grid() { cooperative_groups::this_grid().sync(); }
+
+// f(i) for some of `count` items by every thread of the grid.
+template <class F>
+__device__ __forceinline__ void for_items(int32_t count, F&& f) {
+  const int32_t step = gridDim.x * kGridThreads;
+  for (int32_t i = blockIdx.x * kGridThreads + threadIdx.x; i < count; i += step) f(i);
+}
+
+// The consecutive items of this warp: whole groups of 32 lanes, but at the end of all. f(i, inside) by whole warps.
+template <class F>
+__device__ __forceinline__ void for_own_items(int32_t count, F&& f) {
+  const int32_t warps = gridDim.x * kGridWarps, warp = blockIdx.x * kGridWarps + threadIdx.x / 32;
+  const int32_t share = ((count + 31) / 32 + warps - 1) / warps * 32, lane = threadIdx.x % 32;
+  const int64_t begin = static_cast<int64_t>(warp) * share;
+  const auto end = static_cast<int32_t>(min(begin + share, static_cast<int64_t>(count)));
+  for (int64_t first = begin; first < end; first += 32) {
+    f(static_cast<int32_t>(first) + lane, first + lane < end);
+  }
+}
+
+__device__ __forceinline__ int32_t warp_scan(int32_t x) {  // inclusive
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int32_t below = __shfl_up_sync(kFullWarp, x, step);
+    if (lane >= step) x += below;
+  }
+  return x;
+}
+
+// One digit: put(to, i) for item i, which goes to place `to`.
+template <class KeyOf, class Put>
+__device__ void radix_pass(int32_t count, int shift, int bits, int32_t* of_blocks, GridSortRoom& room, KeyOf&& key_of,
+                           Put&& put) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, digit = threadIdx.x;
+  const bool has_digit = digit < kDigits;
+  int32_t* own = room.of_warps[warp];
+  const auto digit_of = [&](int32_t i, bool inside) { return inside ? (key_of(i) >> shift) & ((1 << bits) - 1) : -1; };
+  for (int d = lane; d < kDigits; d += 32) own[d] = 0;
+  __syncwarp();
+  for_own_items(count, [&](int32_t i, bool inside) {
+    const int d = digit_of(i, inside);
+    const unsigned same = __match_any_sync(kFullWarp, d);
+    if (inside && lane == __ffs(same) - 1) own[d] += __popc(same);
+    __syncwarp();
+  });
+  __syncthreads();
+  if (has_digit) {
+    int32_t sum = 0;
+    for (int w = 0; w < kGridWarps; ++w) {
+      const int32_t here = room.of_warps[w][digit];
+      room.of_warps[w][digit] = sum;
+      sum += here;
+    }
+    of_blocks[blockIdx.x * kDigits + digit] = sum;
+  }
+  sync_grid();
+  int32_t before = 0, all = 0;
+  if (has_digit) {
+#pragma unroll 8
+    for (int b = 0; b < static_cast<int>(gridDim.x); ++b) {
+      const int32_t there = of_blocks[b * kDigits + digit];
+      before += b < static_cast<int>(blockIdx.x) ? there : 0;
+      all += there;
+    }
+    const int32_t sum = warp_scan(all);
+    if (lane == 31) room.sums[warp] = sum;
+    before += sum - all;
+  }
+  __syncthreads();
+  if (has_digit) {
+    for (int w = 0; w < warp; ++w) before += room.sums[w];
+    for (int w = 0; w < kGridWarps; ++w) room.of_warps[w][digit] += before;
+  }
+  __syncthreads();
+  for_own_items(count, [&](int32_t i, bool inside) {
+    const int d = digit_of(i, inside);
+    const unsigned same = __match_any_sync(kFullWarp, d);
+    const int32_t to = inside ? own[d] + __popc(same & ((1u << lane) - 1)) : 0;
+    __syncwarp();
+    if (inside && lane == __ffs(same) - 1) own[d] += __popc(same);
+    if (inside) put(to, i);
+    __syncwarp();
+  });
+  sync_grid();
+}
+
+// Sorts key_of(i), 0 <= i < count, by the bits that num_keys need. Whatever the keys are, nothing is written elsewhere.
+template <class KeyOf>
+__device__ void grid_sort(int32_t count, int32_t num_keys, const GridSortArgs& args, GridSortRoom& room,
+                          KeyOf&& key_of) {
+  const int bits = num_keys > 1 ? 32 - __clz(num_keys - 1) : 1, passes = (bits + kDigitBits - 1) / kDigitBits;
+  const int width = (bits + passes - 1) / passes;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int to = (passes - 1 - pass) % 2, shift = pass * width;
+    int32_t *keys = args.keys[to], *places = args.places[to];
+    if (pass == 0) {
+      radix_pass(count, shift, width, args.of_blocks, room, key_of, [&](int32_t at, int32_t i) {
+        keys[at] = key_of(i);
+        places[at] = i;
+      });
+    } else {
+      const int32_t *from = args.keys[1 - to], *from_places = args.places[1 - to];
+      radix_pass(
+          count, shift, width, args.of_blocks, room, [&](int32_t i) { return from[i]; },
+          [&](int32_t at, int32_t i) {
+            keys[at] = from[i];
+            places[at] = from_places[i];
+          });
+    }
+  }
+}
+
+// Where the rows of sorted keys begin, [num_rows + 1].
+__device__ __forceinline__ void find_rows(const int32_t* sorted, int32_t count, int32_t num_rows, int32_t* indptr) {
+  for_items(num_rows + 1, [&](int32_t row) {
+    indptr[row] = static_cast<int32_t>(first_behind(0, count, [&](int64_t p) { return sorted[p] >= row; }));
+  });
+}
+
+// The row of an edge.
+__device__ __forceinline__ int32_t row_of_edge(const int32_t* indptr, int32_t num_rows, int32_t edge) {
+  return static_cast<int32_t>(first_behind(1, num_rows, [&](int64_t row) { return indptr[row] > edge; })) - 1;
+}
+
+}  // namespace edgeless::cuda
