@@ -264,6 +264,7 @@ template <class S, int kVecs, class P>
 __device__ inline void store_row(const OutRows& out, int64_t row, int heads, const P& place,
                                  const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
+  constexpr int kBytes = sizeof(Raw<S>);
   const int64_t first = (row * heads + place.head) * out.dim;
   if (out.whole) {
     char* to = out.base + first * sizeof(S);
@@ -273,12 +274,12 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
       A part[kVec<S>];
 #pragma unroll
       for (int k = 0; k < kVec<S>; ++k) part[k] = x[v * kVec<S> + k];
-      if (at * kVec<S> < out.dim) store_once(to + at * sizeof(Raw<S>), pack(part, S{}));
+      if (at * kVec<S> < out.dim) store_once(to + at * kBytes, pack(part, S{}));
     }
     return;
   }
-  if constexpr (kVecs == 1 && sizeof(Raw<S>) == 16) {  // with more vectors the forward of dot product attention takes 4
-                                                       // percent longer, whole rows too
+  // With more vectors the forward of dot product attention takes 4 percent longer, whole rows too.
+  if constexpr (kVecs == 1 && kBytes == 16) {
     if (out.halves) {
       const int at = place.row_lane(), left = out.dim - at * kVec<S>;
       char* to = out.base + first * sizeof(S) + at * 16;
