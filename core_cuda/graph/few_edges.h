@@ -5,7 +5,14 @@
 
 #include <cstdint>
 
+#include "../thresholds.h"
+
 namespace edgeless::cuda {
+
+// Whether a graph of int32 arrays is sorted so; most_rows: of either direction, or types. Their counters are int32 too.
+constexpr bool sorts_by_one_launch(int64_t edges, int64_t most_rows) {
+  return edges <= kSmallGraphEdges && most_rows <= int64_t{1} << 30;
+}
 
 // Numbers of int32 that a sort of so many items needs beside its result.
 int64_t grid_sort_scratch(int64_t items, int multiprocessors);

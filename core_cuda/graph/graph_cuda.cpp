@@ -8,10 +8,10 @@
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include "../common/launch.h"
-#include "../thresholds.h"
 #include "edge_sort_cuda.h"
 #include "few_edges.h"
 #include "inputs.h"
@@ -120,7 +120,7 @@ CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t n
   const Tensor rows = row.contiguous(), cols = col.contiguous();
   const int64_t count = rows.numel();
   const auto options = rows.options().dtype(index_type(num_rows, num_cols, count));
-  if (count <= cuda::kSmallGraphEdges && options.dtype() == at::kInt) {
+  if (options.dtype() == at::kInt && cuda::sorts_by_one_launch(count, std::max(num_rows, num_cols))) {
     return few_to_csr(op, rows, cols, num_rows, num_cols, validate, stream);
   }
   if (validate) validate_ids(op, rows, cols, num_rows, num_cols, stream);
@@ -147,7 +147,7 @@ CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices,
   const cudaStream_t stream = on_device.stream();
   const Tensor pointers = indptr.contiguous(), columns = indices.contiguous();
   const int64_t count = columns.numel();
-  if (count <= cuda::kSmallGraphEdges && columns.scalar_type() == at::kInt) {
+  if (columns.scalar_type() == at::kInt && cuda::sorts_by_one_launch(count, std::max(pointers.numel(), num_cols))) {
     return few_transposed(pointers, columns, edge_ids, num_cols, stream);
   }
   Tensor out_pointers, order, out_indices = at::empty_like(columns), out_ids;

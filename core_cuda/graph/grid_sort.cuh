@@ -1,5 +1,5 @@
 // A stable radix sort inside of a kernel: all blocks of a cooperative launch take part and wait for each other between
-// its steps. For so few keys that it is launches that take the time where every step is a kernel of its own. No torch.
+// its steps. It pays for few keys: with a kernel for every step it is launches that take the time there. No torch.
 //
 // A warp has some consecutive keys. It counts their digits, a block adds up its warps, and all blocks those before
 // them; then every warp knows where the keys of each digit go, and takes its own once more in their order.

@@ -11,7 +11,7 @@
 
 #include "../common/launch.h"
 #include "../graph/edge_sort_cuda.h"
-#include "../thresholds.h"
+#include "../graph/few_edges.h"
 #include "cuda/few_pieces.h"
 #include "cuda/pieces.h"
 #include "inputs.h"
@@ -82,7 +82,7 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
                 empty(rows + 1 + edges));
   auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row] = result;
   // Whether a type is out of range, and the number of pieces. No kernel leaves its arrays whatever the types are.
-  const bool few = edges <= kSmallGraphEdges && pointers.scalar_type() == at::kInt && num_types <= kSmallGraphEdges;
+  const bool few = pointers.scalar_type() == at::kInt && sorts_by_one_launch(edges, std::max(rows, num_types));
   const Tensor facts = at::empty({2}, pointers.options().dtype(at::kLong));
   if (few) {
     cut_few(pointers, others, ids, kinds, num_types, cut, facts, result, stream);
