@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kGridThreads) few_transpose_kernel(TransposeLa
   grid_sort(args.edges, args.num_cols, launch.sort, room, [&](int32_t i) { return args.indices[i]; });
   for_items(args.edges, [&](int32_t p) {
     const int32_t from = args.to_edge_ids[p];
-    args.to_indices[p] = row_of_edge(args.indptr, args.num_rows, from);
+    args.to_indices[p] = row_of_position(args.indptr, args.num_rows, from);
     if (args.edge_ids) args.to_edge_ids[p] = args.edge_ids[from];
   });
   find_rows(launch.sort.keys[0], args.edges, args.num_cols, args.to_indptr);

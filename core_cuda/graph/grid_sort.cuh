@@ -164,8 +164,8 @@ __device__ __forceinline__ void find_rows(const int32_t* sorted, int32_t count, 
   });
 }
 
-// The row of an edge.
-__device__ __forceinline__ int32_t row_of_edge(const int32_t* indptr, int32_t num_rows, int32_t edge) {
+// The row that has the edge at a place.
+__device__ __forceinline__ int32_t row_of_position(const int32_t* indptr, int32_t num_rows, int32_t edge) {
   return static_cast<int32_t>(first_behind(1, num_rows, [&](int64_t row) { return indptr[row] > edge; })) - 1;
 }
 

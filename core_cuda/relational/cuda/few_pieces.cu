@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kGridThreads) few_pieces_kernel(const __grid_c
   int32_t *types = launch.sort.keys[0], *rows = launch.rows;
   for_items(count, [&](int32_t p) {
     const int32_t from = launch.sort.places[0][p];
-    rows[p] = row_of_edge(args.indptr, args.num_rows, from);
+    rows[p] = row_of_position(args.indptr, args.num_rows, from);
     args.to_indices[p] = args.indices[from];
     args.to_ids[p] = args.edge_ids ? args.edge_ids[from] : from;
     if (args.types[p] < 0 || args.types[p] >= args.num_types) args.facts[0] = 1;
