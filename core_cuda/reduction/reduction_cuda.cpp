@@ -36,7 +36,7 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   if (out.numel() == 0) return {out, arg, tied};
   const Tensor packed = rows_of_16_bytes(x.unsqueeze(1));
   const int64_t numbers = 16 / x.element_size();
-  const bool shares = ties != "first";
+  const bool shares = ties != "first", wide_index = csr[0].scalar_type() == at::kLong;
   const Storage storage = storage_of(x.scalar_type());
   args.width = static_cast<int>(width), args.vectors = static_cast<int>(packed.size(2) / numbers);
   args.whole = width % numbers == 0;
@@ -46,10 +46,10 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   args.out = out.data_ptr(), args.arg = arg.data_ptr(), args.tied = tied.data_ptr<uint8_t>();
   FoldProblem problem =
       fold_problem(args.graph, packed, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
-  budget_carry(problem, args.vectors * piece_bytes(storage, shares), out);
+  budget_carry(problem, args.vectors * piece_bytes(storage, wide_index, shares), out);
   args.plan = make_fold_plan(problem);
   const Tensor carry = take_carry(problem, out, args);
-  C10_CUDA_CHECK(run_reduce(storage, csr[0].scalar_type() == at::kLong, shares, args, on_device.stream()));
+  C10_CUDA_CHECK(run_reduce(storage, wide_index, shares, args, on_device.stream()));
   return {out, arg, tied};
 }
 

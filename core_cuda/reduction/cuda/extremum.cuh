@@ -205,6 +205,12 @@ cudaError_t launch_reduce(const ReduceArgs& args, cudaStream_t stream) {
                      : launch_reduce<S, I, kShares, false>(args, stream);
 }
 
+template <class S, class I>
+constexpr int64_t reduce_piece_bytes(bool shares) {
+  return shares ? sizeof(typename BestFold<S, I, true, true>::Piece)
+                : sizeof(typename BestFold<S, I, false, true>::Piece);
+}
+
 template <class S>
 cudaError_t reduce_instance(bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream) {
   if (wide_index) {

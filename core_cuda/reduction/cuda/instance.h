@@ -8,7 +8,7 @@ namespace edgeless::cuda::reduction {
 template <class S>
 struct Instance {
   static cudaError_t reduce(bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream);
-  static int64_t piece_bytes(bool shares);
+  static int64_t piece_bytes(bool wide_index, bool shares);
   static cudaError_t measure(const ScatterArgs& args, cudaStream_t stream);
   static cudaError_t slice(bool wide_index, const ScatterArgs& args, cudaStream_t stream);
   static cudaError_t rest(bool wide_index, const ScatterArgs& args, cudaStream_t stream);

@@ -13,9 +13,8 @@ cudaError_t Instance<S>::reduce(bool wide_index, bool shares, const ReduceArgs& 
 }
 
 template <class S>
-int64_t Instance<S>::piece_bytes(bool shares) {
-  return shares ? sizeof(typename BestFold<S, int32_t, true, true>::Piece)
-                : sizeof(typename BestFold<S, int32_t, false, true>::Piece);
+int64_t Instance<S>::piece_bytes(bool wide_index, bool shares) {
+  return wide_index ? reduce_piece_bytes<S, int64_t>(shares) : reduce_piece_bytes<S, int32_t>(shares);
 }
 
 template <class S>

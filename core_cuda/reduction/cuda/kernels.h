@@ -7,7 +7,7 @@ namespace edgeless::cuda::reduction {
 
 // The forward, hubs merged. shares: edges with the extremum are counted (args.h).
 cudaError_t run_reduce(Storage storage, bool wide_index, bool shares, const ReduceArgs& args, cudaStream_t stream);
-int64_t piece_bytes(Storage storage, bool shares);  // of a lane, in the carry
+int64_t piece_bytes(Storage storage, bool wide_index, bool shares);  // of a lane, in the carry
 
 // The backward, gathered; 32-bit indices, no doubles. First the positions that it needs, over the rows of the forward.
 cudaError_t edge_positions(const CompressedGraph& graph, const Partition& part, int32_t* positions,

@@ -20,8 +20,8 @@ cudaError_t run_reduce(Storage storage, bool wide_index, bool shares, const Redu
   return with_storage(storage, [&](auto of) { return of.reduce(wide_index, shares, args, stream); });
 }
 
-int64_t piece_bytes(Storage storage, bool shares) {
-  return with_storage(storage, [&](auto of) { return of.piece_bytes(shares); });
+int64_t piece_bytes(Storage storage, bool wide_index, bool shares) {
+  return with_storage(storage, [&](auto of) { return of.piece_bytes(wide_index, shares); });
 }
 
 template <bool kShares>
