@@ -73,6 +73,16 @@ def _build(graph: TypedGraph) -> Walks:
     return Walks([t.contiguous() for t in arrays], longest.tolist())
 
 
+def edge_ids(graph: TypedGraph) -> list[Tensor]:
+    """``[E]`` twice: the ids of the edges by destination and by pair as :func:`walks` has them, kept with the graph."""
+
+    def build(graph):
+        by_pair, places = graph.compact[1].csc.edge_ids.contiguous(), walks(graph).arrays[14]
+        return [by_pair[places], by_pair]
+
+    return graph.format("ids of walks over pairs", build)
+
+
 def pair_attention(
     graph: TypedGraph,
     x: Tensor,
@@ -81,6 +91,8 @@ def pair_attention(
     key: Tensor,
     bias: Optional[Tensor],
     negative_slope: float,
+    dropout: float = 0.0,
+    seed: Optional[Tensor] = None,
 ) -> Tensor:
     r"""Additive attention over the edges, whose values are products with the matrices of types.
 
@@ -93,12 +105,17 @@ def pair_attention(
         weight: ``[R, K, M]``.
         query, key: ``[M, 1]``.
         bias: ``[M]`` or None.
+        dropout: of the softmax's weights, with this probability.
+        seed: int64 ``[1]``, of the dropout mask, which is drawn by the edges' ids.
 
     Returns:
         ``[N, M]`` of x's dtype, differentiable once.
     """
     arrays, degrees = walks(graph)
-    return torch.ops.edgeless.pair_attention(x, weight, query, key, bias, arrays, negative_slope, degrees)[0]
+    ids = edge_ids(graph) if dropout else []
+    return torch.ops.edgeless.pair_attention(
+        x, weight, query, key, bias, arrays, ids, negative_slope, degrees, seed=seed, dropout=dropout
+    )[0]
 
 
 def fits(graph: TypedGraph, x: Tensor, weight: Tensor, others: tuple) -> bool:

@@ -513,7 +513,8 @@ def _pair_steps(name: str, args: dict[str, Any]) -> list[Step]:
     size = x.element_size()
     products = pairs * ((depth + width) * size + index) + weight.numel() * size
     numbers = pieces * (depth * size + 4 + index)  # of a piece, made of its node's row or added to that
-    edge = width * size + 2 * index + 4  # a row, where it is, and the piece's number
+    ids = index if args.get("dropout") else 0
+    edge = width * size + 2 * index + 4 + ids  # a row, where it is, and the piece's number
     if name == "pair_attention":
         steps = {
             "products of pairs": products,

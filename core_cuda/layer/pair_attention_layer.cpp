@@ -8,7 +8,7 @@ namespace {
 
 struct PairAttention : torch::autograd::Function<PairAttention> {
   static constexpr bool is_traceable = true;
-  enum Kept : size_t { kOut, kValues, kVectors, kQueries, kShift, kX, kWeight, kQuery, kKey, kBias, kWalks };
+  enum Kept : size_t { kOut, kValues, kVectors, kQueries, kShift, kX, kWeight, kQuery, kKey, kBias, kSeed, kWalks };
 
   // call: the same tensors, and what has no gradient.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& query,
@@ -26,11 +26,15 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
                       weight,
                       query,
                       key,
-                      bias.value_or(Tensor())};
-    all.insert(all.end(), call.walks.all.begin(), call.walks.all.end());
+                      bias.value_or(Tensor()),
+                      call.dropout.seed.value_or(Tensor())};
+    for (const at::TensorList& more : {call.walks.all, call.dropout.edge_ids}) {
+      all.insert(all.end(), more.begin(), more.end());
+    }
     ctx->save_for_backward(std::move(all));
     ctx->saved_data["negative_slope"] = call.negative_slope;
     ctx->saved_data["max_degrees"] = call.max_degrees.vec();
+    ctx->saved_data["dropout"] = call.dropout.p;
     ctx->set_materialize_grads(false);
     return out;
   }
@@ -38,16 +42,19 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     if (!grads[0].defined()) return variable_list(kPairInputs + 2);
     const variable_list saved = ctx->get_saved_variables();
-    const OptTensor bias = saved[kBias].defined() ? OptTensor(saved[kBias]) : OptTensor();
+    const auto given = [&](size_t i) { return saved[i].defined() ? OptTensor(saved[i]) : OptTensor(); };
+    const OptTensor bias = given(kBias);
+    const at::TensorList lists = at::TensorList(saved).slice(kWalks);
     const std::vector<int64_t> degrees = ctx->saved_data.at("max_degrees").toIntVector();
     const PairCall call{saved[kX],
                         saved[kWeight],
                         saved[kQuery],
                         saved[kKey],
                         bias,
-                        {"edgeless::pair_attention", at::TensorList(saved).slice(kWalks)},
+                        {"edgeless::pair_attention", lists.slice(0, PairWalks::kSize)},
                         ctx->saved_data.at("negative_slope").toDouble(),
-                        degrees};
+                        degrees,
+                        {ctx->saved_data.at("dropout").toDouble(), given(kSeed), lists.slice(PairWalks::kSize)}};
     Needs need(ctx);
     PairChoice needs{};
     for (size_t i = 0; i < kPairInputs; ++i) needs[i] = need(i != kPairBias || bias.has_value());

@@ -15,15 +15,18 @@ using PairOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>; 
 
 template <auto function>
 PairOutputs pair_attention_op(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
-                              const OptTensor& bias, at::TensorList walks, double negative_slope,
-                              at::IntArrayRef max_degrees, bool keep_sums) {
+                              const OptTensor& bias, at::TensorList walks, at::TensorList edge_ids,
+                              double negative_slope, at::IntArrayRef max_degrees, bool keep_sums, const OptTensor& seed,
+                              double dropout) {
   const char* op = "edgeless::pair_attention";
-  return function({x, weight, query, key, bias, {op, walks}, negative_slope, max_degrees}, keep_sums);
+  return function({x, weight, query, key, bias, {op, walks}, negative_slope, max_degrees, {dropout, seed, edge_ids}},
+                  keep_sums);
 }
 
 inline PairOutputs call_pair_attention(const PairCall& c, bool keep_sums) {
   static const Kernels kernels("edgeless::pair_attention", pair_attention_op<call_pair_attention>);
-  return kernels(c.x, c.weight, c.query, c.key, c.bias, c.walks.all, c.negative_slope, c.max_degrees, keep_sums);
+  return kernels(c.x, c.weight, c.query, c.key, c.bias, c.walks.all, c.dropout.edge_ids, c.negative_slope,
+                 c.max_degrees, keep_sums, c.dropout.seed, c.dropout.p);
 }
 
 template <auto function>
@@ -31,10 +34,11 @@ std::vector<Tensor> pair_attention_backward_op(const Tensor& grad, const Tensor&
                                                const Tensor& vectors, const Tensor& queries, const Tensor& shift,
                                                const Tensor& x, const Tensor& weight, const Tensor& query,
                                                const Tensor& key, const OptTensor& bias, at::TensorList walks,
-                                               double negative_slope, PairChoice needs, at::IntArrayRef max_degrees) {
+                                               at::TensorList edge_ids, double negative_slope, PairChoice needs,
+                                               at::IntArrayRef max_degrees, const OptTensor& seed, double dropout) {
   const char* op = "edgeless::pair_attention_backward";
   needs[kPairBias] = needs[kPairBias] && bias;
-  return function({x, weight, query, key, bias, {op, walks}, negative_slope, max_degrees},
+  return function({x, weight, query, key, bias, {op, walks}, negative_slope, max_degrees, {dropout, seed, edge_ids}},
                   {out, values, vectors, queries, shift}, grad, needs);
 }
 
@@ -44,7 +48,7 @@ inline std::vector<Tensor> call_pair_attention_backward(const PairCall& c, const
   static const Kernels kernels("edgeless::pair_attention_backward",
                                pair_attention_backward_op<call_pair_attention_backward>);
   return kernels(grad, of.out, of.values, of.vectors, of.queries, of.shift, c.x, c.weight, c.query, c.key, c.bias,
-                 c.walks.all, c.negative_slope, needs, c.max_degrees);
+                 c.walks.all, c.dropout.edge_ids, c.negative_slope, needs, c.max_degrees, c.dropout.seed, c.dropout.p);
 }
 
 }  // namespace edgeless

@@ -31,6 +31,16 @@ struct PairWalks {
   int64_t nodes() const { return all[2].size(0) - 1; }
 };
 
+// Dropout of attention weights. edge_ids: of the edges by destination and by pair, the original ones, by which is
+// drawn; read where there is dropout.
+struct PairDropout {
+  double p = 0;
+  OptTensor seed;  // int64 [1]
+  at::TensorList edge_ids;
+
+  explicit operator bool() const { return p > 0; }
+};
+
 // A call of the op, parsed once.
 struct PairCall {
   at::Tensor x, weight, query, key;  // [N, K], [R, K, M], [M, 1], [M, 1]
@@ -38,6 +48,7 @@ struct PairCall {
   PairWalks walks;
   double negative_slope;
   at::IntArrayRef max_degrees;  // of the edges by destination, by pair, and of the sums, as far as they are known
+  PairDropout dropout;
 
   int64_t depth() const { return x.size(1); }
   int64_t width() const { return weight.size(2); }
@@ -51,6 +62,23 @@ struct PairResults {
 
 // The order of the gradients and of `needs`.
 enum PairInput : size_t { kPairX, kPairWeight, kPairQuery, kPairKey, kPairBias, kPairInputs };
+
+inline void check_pair_dropout(const char* op, const PairCall& in) {
+  const PairDropout& dropout = in.dropout;
+  TORCH_CHECK_VALUE(dropout.p >= 0 && dropout.p <= 1, op, ": dropout must lie in [0, 1], got ", dropout.p);
+  if (!dropout) return;
+  TORCH_CHECK_VALUE(dropout.seed, op, ": dropout needs a seed");
+  check_shape(op, "seed", *dropout.seed, {1});
+  check_dtype(op, "seed", *dropout.seed, at::kLong);
+  check_device(op, "seed", *dropout.seed, in.x.device());
+  TORCH_CHECK_VALUE(dropout.edge_ids.size() == 2, op, ": edge_ids must hold 2 tensors, got ", dropout.edge_ids.size());
+  for (const at::Tensor& t : dropout.edge_ids) {
+    check_shape(op, "edge_ids", t, {in.walks.edges()});
+    check_dtype(op, "edge_ids", t, at::kInt);
+    check_device(op, "edge_ids", t, in.x.device());
+    TORCH_CHECK_VALUE(t.is_contiguous(), op, ": edge_ids must be contiguous");
+  }
+}
 
 inline void check_pair_attention(const char* op, const PairCall& in) {
   check_rows_dtype(op, "x", in.x);
@@ -75,6 +103,7 @@ inline void check_pair_attention(const char* op, const PairCall& in) {
   check_shape(op, "walks", walks.all[13], {walks.pieces() + 1});
   check_shape(op, "walks", walks.all[14], {walks.edges()});
   check_shape(op, "walks", walks.all[16], {walks.pairs() + walks.pieces()});
+  check_pair_dropout(op, in);
 }
 
 // Of shift only what is the same on every device: the dtype, which is that of queries.

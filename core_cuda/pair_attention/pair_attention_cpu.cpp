@@ -30,31 +30,56 @@ Tensor gradient_of_vector(const Tensor& grad, const Tensor& rows) {
   return at::mm(rows.reshape({-1, rows.size(-1)}).to(grad.scalar_type()).t(), grad).to(rows.scalar_type());
 }
 
-// The attention of the pairs' rows. by_pair: the edges by pair with their places by destination, or [].
-AttentionCall attention_of(const PairCall& in, const Tensor& values, const Tensor& queries, at::TensorList by_pair) {
-  const at::TensorList by_dst = in.walks.by_dst();
-  const Tensor keys = products(values, in.key).unsqueeze(1), terms = queries.index_select(0, by_dst[2]);
+// The edges as ops of attention take them, by destination and, for a backward, by pair. Their ids are places by
+// destination; with dropout their own, by which it is drawn.
+struct PairEdges {
+  std::vector<Tensor> csr, csc;
+  Tensor ids;  // [E] by destination, undefined: places
+
+  PairEdges(const PairCall& in, bool backward) : csr(in.walks.by_dst().slice(0, 2).vec()) {
+    if (backward) csc = in.walks.by_pair().slice(0, 2).vec();
+    if (in.dropout) {
+      csr.push_back(in.dropout.edge_ids[0]);
+      if (backward) csc.push_back(in.dropout.edge_ids[1]);
+      ids = in.dropout.edge_ids[0].to(at::kLong);
+    } else if (backward) {
+      const Tensor numbers = places(in.walks);
+      csc.push_back(at::empty_like(numbers).scatter_(0, in.walks.edges_of_pieces()[1].to(at::kLong), numbers));
+    }
+  }
+
+  static Tensor places(const PairWalks& walks) { return at::arange(walks.edges(), walks.by_dst()[0].options()); }
+  Tensor to_ids(const Tensor& rows) const {
+    return ids.defined() ? at::empty_like(rows).index_copy_(0, ids, rows) : rows;
+  }
+  Tensor to_places(const Tensor& rows) const { return ids.defined() ? rows.index_select(0, ids) : rows; }
+};
+
+// The attention of the pairs' rows.
+AttentionCall attention_of(const PairCall& in, const Tensor& values, const Tensor& queries, const PairEdges& edges) {
+  const Tensor keys = products(values, in.key).unsqueeze(1);
   return {at::zeros({in.walks.nodes(), 1, 1}, keys.options()),
           keys,
           values.unsqueeze(1),
           {},
-          terms.unsqueeze(1),
+          edges.to_ids(queries.index_select(0, in.walks.by_dst()[2]).unsqueeze(1)),
           at::ones({1, 1, 1}, keys.options()),
           {},
-          {by_dst.slice(0, 2), by_pair, in.max_degrees},
-          {},
+          {edges.csr, edges.csc, in.max_degrees},
+          in.dropout.seed,
           Score::gat,
           in.negative_slope,
-          0.0};
+          in.dropout.p};
 }
 
 PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   check_pair_attention("edgeless::pair_attention", in);
-  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees] = in;
+  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees, dropout] = in;
   const Tensor vectors = products(weight, query).view({walks.types(), x.size(1)}).to(x.scalar_type());
   const Tensor values = call_typed_mm(x.index_select(0, walks.pair_nodes()), weight, walks.offsets(), {});
   const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
-  const auto [attended, stats] = call_attention(attention_of(in, values, queries, {}), {});
+  const PairEdges by_dst(in, false);
+  const auto [attended, stats] = call_attention(attention_of(in, values, queries, by_dst), {});
   Tensor out = attended.squeeze(1), sums = at::empty({0, out.size(1)}, out.options());
   if (bias && keep_sums) {
     sums = out;
@@ -70,7 +95,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   const char* op = "edgeless::pair_attention_backward";
   check_pair_attention(op, in);
   check_pair_results(op, in, of, grad);
-  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees] = in;
+  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees, dropout] = in;
   const auto& [out, values, vectors, queries, shift] = of;
   check_shape(op, "shift", shift, {2, walks.nodes()});
   const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
@@ -80,10 +105,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   if (!of_terms && !of_key) return results;
 
   // The edges.
-  const Tensor numbers = at::arange(walks.edges(), walks.by_dst()[0].options());
-  const Tensor order = at::empty_like(numbers).scatter_(0, walks.edges_of_pieces()[1].to(at::kLong), numbers);
-  const Tensor by_pair[] = {walks.by_pair()[0], walks.by_pair()[1], order};
-  const AttentionCall call = attention_of(in, values, queries, by_pair);
+  const PairEdges both(in, true);
+  const AttentionCall call = attention_of(in, values, queries, both);
   AttentionGrads given{grad.unsqueeze(1), {}, out.unsqueeze(1), shift.unsqueeze(2)};
   given.needs[kSrc] = true, given.needs[kValue] = of_values, given.needs[kEdgeAttr] = of_terms;
   const std::vector<Tensor> found = call_attention_backward(call, given);
@@ -95,8 +118,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   if (of_values) of_rows = gradient_of_rows(of_keys, key, found[kValue].squeeze(1));
 
   // Pieces: the sums of their edges' terms.
-  const Tensor edges[] = {walks.edges_of_pieces()[0], numbers};
-  const Tensor of_pieces = call_spmm(found[kEdgeAttr], {}, {}, {}, {edges, {}});
+  const Tensor edges[] = {walks.edges_of_pieces()[0], PairEdges::places(walks)};
+  const Tensor of_pieces = call_spmm(both.to_places(found[kEdgeAttr]), {}, {}, {}, {edges, {}});
   if (of_x) {
     const Tensor rows = call_typed_mm(of_rows, weight.transpose(1, 2), walks.offsets(), {});
     const Tensor weights = at::cat({at::ones({walks.pairs(), 1}, of_pieces.options()), of_pieces});

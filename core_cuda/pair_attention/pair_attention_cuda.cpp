@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../common/dropout.h"
 #include "../common/launch.h"
 #include "../common/storage_of.h"
 #include "../relational/products_cuda.h"
@@ -52,7 +53,8 @@ class PairPass {
  public:
   PairArgs args;
 
-  PairPass(Pass pass, const Tensor& values, at::TensorList graph, int64_t gathered, int64_t max_degree) {
+  PairPass(Pass pass, const Tensor& values, at::TensorList graph, int64_t gathered, int64_t max_degree,
+           const PairDropout& dropout) {
     const int vectors = static_cast<int>(values.size(1) * values.element_size() / 16);
     problem_.pass = pass, problem_.score = Score::gat, problem_.storage = storage_of(values.scalar_type());
     problem_.value_vectors = vectors;
@@ -66,6 +68,12 @@ class PairPass {
     args.heads = 1, args.key_vectors = args.value_vectors = vectors;
     args.carry_size = carry_size(problem_);
     args.value = rows_of(values);
+    if (dropout) {
+      args.drawn_by = dropout.edge_ids[pass == Pass::forward ? 0 : 1].const_data_ptr<int32_t>();
+      args.seed = dropout.seed->const_data_ptr<int64_t>();
+      args.threshold = dropout_threshold(dropout.p);
+      args.keep_scale = dropout.p < 1 ? static_cast<float>(1 / (1 - dropout.p)) : 0.0f;
+    }
     if (plan_.hubs) carry_ = at::empty({2 * plan_.slots * args.carry_size}, values.options().dtype(at::kFloat));
     if (plan_.hubs) args.carry = carry_.mutable_data_ptr<float>();
   }
@@ -126,7 +134,7 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   const char* op = "edgeless::pair_attention";
   check_pair_attention(op, in);
   check_rows(op, in);
-  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees] = in;
+  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees, dropout] = in;
   const OnDevice on_device(x.device());
   const int64_t depth = in.depth(), width = in.width();
   const Tensor matrices = weight.contiguous();
@@ -139,7 +147,7 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   Tensor sums = at::empty({keep_sums && bias ? walks.nodes() : 0, width}, x.options());
   Tensor shift = at::empty({walks.nodes()}, queries.options());
   const Tensor keys = whole(key), added = bias ? whole(*bias) : Tensor();
-  PairPass pass(Pass::forward, values, walks.by_dst(), walks.pairs(), in.max_degree(0));
+  PairPass pass(Pass::forward, values, walks.by_dst(), walks.pairs(), in.max_degree(0), dropout);
   pass.args.coefficient = static_cast<float>(negative_slope);
   pass.args.key = at_of(keys), pass.args.bias = at_of(added);
   pass.args.logit_term = queries.const_data_ptr<float>();
@@ -155,7 +163,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   check_pair_attention(op, in);
   check_rows(op, in);
   check_pair_results(op, in, of, given_grad);
-  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees] = in;
+  const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees, dropout] = in;
   const auto& [out, values, vectors, queries, shift] = of;
   const int64_t types = walks.types(), pairs = walks.pairs(), pieces = walks.pieces(), nodes = walks.nodes();
   const int64_t depth = in.depth(), width = in.width();
@@ -194,7 +202,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   // The edges.
   const bool of_values = of_x || of_weight, of_vectors = of_weight || of_query;
   Tensor ds = at::empty({walks.edges()}, numbers), grad_values;
-  PairPass pass(Pass::by_src, values, walks.by_pair(), nodes, in.max_degree(1));
+  PairPass pass(Pass::by_src, values, walks.by_pair(), nodes, in.max_degree(1), dropout);
   pass.args.coefficient = static_cast<float>(negative_slope);
   pass.args.key = at_of(keys);
   pass.args.logit_term = queries.const_data_ptr<float>();

@@ -12,7 +12,7 @@ from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.functional import gat_attention, relational_sum, spmm
+from edgeless.functional import gat_attention, relational_sum, seed_tensor, spmm
 from edgeless.functional_checks import cast
 from edgeless.graph import Graph
 from edgeless.ops.attention import opmath_dtype
@@ -154,12 +154,14 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         one op."""
         if self.heads != 1 or self.attention_mechanism != "across-relation" or self.mod == "additive":
             return None
-        if edge_attr is not None or isinstance(return_attention_weights, bool) or self._attention_dropout:
+        if edge_attr is not None or isinstance(return_attention_weights, bool):
             return None
         bias = self.bias if self.mod is None else None  # heads joined and their mean are the same here
         if dtype is not x.dtype or not fits(graph, x, weights, (self.q, self.k, bias)):
             return None
-        out = pair_attention(graph, x, weights, self.q, self.k, bias, self.negative_slope)
+        dropout = self._attention_dropout
+        seed = seed_tensor(None, x.device) if dropout else None
+        out = pair_attention(graph, x, weights, self.q, self.k, bias, self.negative_slope, dropout, seed)
         if self.mod is None:
             return out
         return self._finish(self._modified(out.unsqueeze(1), graph.graph, None), None)

@@ -133,7 +133,10 @@ def _pair_walks_fake(indptr, by_pair, pair_nodes, pair_of_edge, by_node, pieces,
 
 
 @register_fake("edgeless::pair_attention")
-def _pair_attention_fake(x, weight, query, key, bias, walks, negative_slope, max_degrees=(), keep_sums=False):
+def _pair_attention_fake(
+    x, weight, query, key, bias, walks, edge_ids, negative_slope, max_degrees=(), keep_sums=False, seed=None,
+    dropout=0.0,
+):  # fmt: skip
     types, depth, width = weight.shape
     nodes, pairs, pieces = x.size(0), walks[1].size(0), walks[9].size(0)
     shapes = ((nodes, width), (pairs, width), (types, depth))
@@ -145,8 +148,8 @@ def _pair_attention_fake(x, weight, query, key, bias, walks, negative_slope, max
 
 @register_fake("edgeless::pair_attention_backward")
 def _pair_attention_backward_fake(
-    grad, out, values, vectors, queries, shift, x, weight, query, key, bias, walks, negative_slope, needs,
-    max_degrees=(),
+    grad, out, values, vectors, queries, shift, x, weight, query, key, bias, walks, edge_ids,
+    negative_slope, needs, max_degrees=(), seed=None, dropout=0.0,
 ):  # fmt: skip
     like = (x, weight, query, key, x if bias is None else bias)
     return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]

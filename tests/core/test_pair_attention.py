@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeless import TypedGraph
-from edgeless.pair_attention import CUT, fits, pair_attention, walks
+from edgeless.pair_attention import CUT, edge_ids, fits, pair_attention, walks
+from edgeless.reference import dropout_mask
 
 SLOPE = 0.2
 
@@ -43,8 +44,11 @@ def operands(graph, depth, width, dtype=torch.float64, bias=True, seed=1):
     return [*made[:4], made[4] if bias else None, made[5]]
 
 
-def reference(graph, x, weight, query, key, bias, grad, dtype=torch.float64):
-    """The result and the gradients, from products and logits of all edges, by PyTorch in ``dtype``."""
+def reference(graph, x, weight, query, key, bias, grad, dtype=torch.float64, keep=None):
+    """The result and the gradients, from products and logits of all edges, by PyTorch in ``dtype``.
+
+    keep: ``[E]``, what dropout multiplies weights by.
+    """
     given = (x, weight, query, key, bias)
     leaves = [None if t is None else t.detach().to("cpu", dtype).requires_grad_() for t in given]
     x, weight, query, key, bias = leaves
@@ -56,6 +60,7 @@ def reference(graph, x, weight, query, key, bias, grad, dtype=torch.float64):
     top = logits.new_full((len(x),), -torch.inf).scatter_reduce(0, dst, logits.detach(), "amax")
     shares = (logits - top[dst]).exp()
     shares = shares / shares.new_zeros(len(x)).index_add(0, dst, shares)[dst]
+    shares = shares if keep is None else shares * keep.to(dtype)
     out = values.new_zeros(len(x), values.size(1)).index_add(0, dst, shares.unsqueeze(1) * values)
     out = out if bias is None else out + bias
     wanted = [t for t in leaves if t is not None]
@@ -215,9 +220,9 @@ def test_what_is_walked(kind, device):
     assert degrees == [int(arrays[i].diff().max()) for i in (2, 5, 15)]
 
 
-def gradients(graph, given, wanted=None):
+def gradients(graph, given, wanted=None, **dropout):
     leaves = [None if t is None else t.detach().requires_grad_() for t in given[:5]]
-    out = pair_attention(graph, *leaves, SLOPE)
+    out = pair_attention(graph, *leaves, SLOPE, **dropout)
     wanted = [t for t in leaves if t is not None] if wanted is None else [leaves[i] for i in wanted]
     return [out.detach(), *torch.autograd.grad(out, wanted, given[5])]
 
@@ -237,6 +242,40 @@ def test_float32(kind, widths, bias, device):
     assert fits(graph, given[0], given[1], tuple(given[2:5])) == (device == "cuda")
     for ours, want in zip(gradients(graph, given), reference(graph, *given), strict=True):
         assert error(ours.cpu(), want) <= 1e-5
+
+
+def drawn(graph, p, seed):
+    """The options of the op, and what it multiplies the edges' weights by."""
+    keep = dropout_mask(seed, graph.num_edges, 1, p).squeeze(1).double() / (1 - p if p < 1 else 1)
+    return {"dropout": p, "seed": torch.tensor([seed], device=graph.device)}, keep
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("p", [0.3, 0.75, 1.0])
+@pytest.mark.parametrize("widths", [(64, 64), (24, 8), (64, 96)])
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_dropout_is_drawn_by_the_ids_of_edges(kind, widths, p, device):
+    if kind == "a hub of many blocks" and (widths != (64, 64) or p != 0.3 or device == "cpu"):
+        pytest.skip("takes the reference long, and the CPU has no blocks")
+    graph = GRAPHS[kind](device)
+    given, (options, keep) = operands(graph, *widths, torch.float32), drawn(graph, p, 11)
+    for ours, want in zip(gradients(graph, given, **options), reference(graph, *given, keep=keep), strict=True):
+        assert error(ours.cpu(), want) <= 1e-5
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["random", "hubs", "long rows", "isolated nodes"])
+def test_dropout_in_half_precision(kind, dtype, device):
+    graph, draws = GRAPHS[kind](device), []
+    for seed in range(5):
+        given, (options, keep) = operands(graph, 64, 64, dtype, seed=seed), drawn(graph, 0.5, seed)
+        found, want = gradients(graph, given, **options), reference(graph, *given, keep=keep)
+        torchs = reference(graph, *given, dtype=dtype, keep=keep)
+        assert all(t.dtype == dtype for t in found)
+        draws.append([[error(t.cpu(), w) for t, w in zip(side, want, strict=True)] for side in (found, torchs)])
+    ours, theirs = torch.tensor(draws).median(0).values
+    assert (ours <= (2 * theirs).clamp_min(torch.finfo(dtype).eps)).all(), (ours, theirs)
 
 
 @EVERY_DEVICE
@@ -270,23 +309,25 @@ def test_gradients_that_are_asked_for(wanted, device):
 @EVERY_DEVICE
 @pytest.mark.parametrize("kind", ["hubs", "a hub of many blocks"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bitwise_the_same_from_run_to_run(kind, dtype, device):
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_bitwise_the_same_from_run_to_run(kind, dtype, p, device):
     graph = GRAPHS[kind](device)
-    given = operands(graph, 64, 64, dtype)
-    first = gradients(graph, given)
+    given, (options, _) = operands(graph, 64, 64, dtype), drawn(graph, p, 3)
+    first = gradients(graph, given, **options)
     for _ in range(3):
-        assert all(torch.equal(a, b) for a, b in zip(first, gradients(graph, given), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(first, gradients(graph, given, **options), strict=True))
 
 
 @EVERY_DEVICE
-def test_the_result_may_be_written_over(device):
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_the_result_may_be_written_over(p, device):
     graph = GRAPHS["random"](device)
-    given = operands(graph, 64, 64, torch.float32)
+    given, (options, _) = operands(graph, 64, 64, torch.float32), drawn(graph, p, 3)
     leaves = [t.detach().requires_grad_() for t in given[:5]]
-    out = pair_attention(graph, *leaves, SLOPE)
+    out = pair_attention(graph, *leaves, SLOPE, **options)
     out.mul_(2)
     found = torch.autograd.grad(out, leaves, given[5] / 2)
-    assert all(torch.equal(a, b) for a, b in zip(found, gradients(graph, given)[1:], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, gradients(graph, given, **options)[1:], strict=True))
 
 
 @EVERY_DEVICE
@@ -303,14 +344,15 @@ def test_batches_of_gradients(device):
 
 
 @EVERY_DEVICE
-def test_opcheck(device):
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_opcheck(p, device):
     graph = GRAPHS["random"](device)
     given = operands(graph, 64, 64, torch.float32)
     arrays, degrees = walks(graph)
     leaves = [t.detach().requires_grad_() for t in given[:5]]
     torch.library.opcheck(
         torch.ops.edgeless.pair_attention,
-        (*leaves, arrays, SLOPE, degrees),
+        (*leaves, arrays, edge_ids(graph), SLOPE, degrees, False, torch.tensor([5], device=device), p),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -322,7 +364,8 @@ def test_gradients_in_float64():
         assert error(ours, want) <= 1e-10
     small = typed(8, 40, 3)
     leaves = [t.requires_grad_() for t in operands(small, 3, 2)[:5]]
-    assert torch.autograd.gradcheck(lambda *given: pair_attention(small, *given, SLOPE), leaves)
+    for options in ({}, drawn(small, 0.4, 2)[0]):
+        assert torch.autograd.gradcheck(lambda *given, o=options: pair_attention(small, *given, SLOPE, **o), leaves)
 
 
 def test_any_width_on_the_cpu():
@@ -368,6 +411,26 @@ def test_what_does_not_fit():
     assert not fits(graph, x, weight.unsqueeze(1), tuple(others))
     arrays, degrees = walks(graph)
     with pytest.raises(ValueError, match="walks must hold 18 tensors, got 17"):
-        torch.ops.edgeless.pair_attention(x, weight, *others, arrays[1:], SLOPE, degrees)
+        torch.ops.edgeless.pair_attention(x, weight, *others, arrays[1:], [], SLOPE, degrees)
     with pytest.raises(ValueError, match=r"query must have shape \[64, 1\], got \[64\]"):
-        torch.ops.edgeless.pair_attention(x, weight, others[0].view(-1), *others[1:], arrays, SLOPE, degrees)
+        torch.ops.edgeless.pair_attention(x, weight, others[0].view(-1), *others[1:], arrays, [], SLOPE, degrees)
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("changed,message", [
+    ({"dropout": 1.5}, r"dropout must lie in \[0, 1\], got 1.5"),
+    ({"seed": None}, "dropout needs a seed"),
+    ({"seed": torch.tensor([1], dtype=torch.int32)}, "seed must be Long, got Int"),
+    ({"edge_ids": []}, "edge_ids must hold 2 tensors, got 0"),
+    ({"edge_ids": [torch.zeros(3).int()] * 2}, r"edge_ids must have shape \[1500\], got \[3\]"),
+    ({"edge_ids": [torch.zeros(1500)] * 2}, "edge_ids must be Int, got Float"),
+])  # fmt: skip
+def test_bad_dropout_is_named(changed, message, device):
+    graph = GRAPHS["random"](device)
+    arrays, degrees = walks(graph)
+    options = {"edge_ids": edge_ids(graph), "seed": torch.tensor([1]), "dropout": 0.5, **changed}
+    options["edge_ids"] = [t.to(device) for t in options["edge_ids"]]
+    options["seed"] = None if options["seed"] is None else options["seed"].to(device)
+    given, ids = operands(graph, 64, 64, torch.float32)[:5], options.pop("edge_ids")
+    with pytest.raises(ValueError, match=message):
+        torch.ops.edgeless.pair_attention(*given, arrays, ids, SLOPE, degrees, **options)

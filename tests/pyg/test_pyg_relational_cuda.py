@@ -78,6 +78,25 @@ def test_rgat(options, mechanism, heads, widths, dtype):
         assert_parity_on_cuda(*layers, inputs, dtype)
 
 
+def test_rgat_of_one_op_drops_what_several_ops_drop(monkeypatch):
+    edges, num_nodes, _ = large()
+    layer = pair("RGATConv", 64, 64, RELATIONS, dropout=0.6)[1].to("cuda")
+    x, grad = (features(num_nodes, 64, seed=seed).to("cuda", torch.float32) for seed in (0, 1))
+    inputs = x.requires_grad_(), edges.to("cuda"), types_of((edges,)).to("cuda")
+    assert "pair_attention, forward" in str(edgeless.explain(layer, *inputs, plan=True))
+
+    def run():
+        torch.manual_seed(7)
+        out = layer(*inputs)
+        return [out, *torch.autograd.grad(out, [x, layer.weight, layer.q, layer.k, layer.bias], grad)]
+
+    one = run()
+    monkeypatch.setattr("edgeless.pyg.nn.rgat_conv.fits", lambda *_: False)
+    assert "pair_attention" not in str(edgeless.explain(layer, *inputs, plan=True))
+    for found, expected in zip(one, run(), strict=True):
+        assert float((found - expected).norm() / expected.norm()) <= 1e-5
+
+
 SIZES = {"a": 300, "b": 130, "c": 7}
 TYPES = [("a", "to", "b"), ("b", "to", "a"), ("a", "to", "a"), ("b", "by", "a"), ("a", "of", "c")]
 

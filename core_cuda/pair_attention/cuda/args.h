@@ -2,7 +2,8 @@
 //
 // Of Args are used: graph, whose sources are pairs and whose edge ids are the pieces of destinations; part, layout,
 // value and value_vectors; coefficient, the slope; logit_term, the queries [pieces]; out; in the backward grad_out,
-// stats, grad_value, ds_out [E] by the position of edges by source, and grad_att, the shares of the key's gradient.
+// stats, grad_value, ds_out [E] by the position of edges by source, and grad_att, the shares of the key's gradient; and
+// what is known of dropout.
 #pragma once
 
 #include "../../attention/cuda/args.h"
@@ -10,10 +11,11 @@
 namespace edgeless::cuda {
 
 struct PairArgs : Args<float> {
-  const void* key = nullptr;   // [width], of storage, from 16 bytes on
-  const void* bias = nullptr;  // the same, null: none
-  OutRows sums;                // the result without the bias; null: not wanted
-  float* shift = nullptr;      // [Nd]: the logsumexp to the base of 2
+  const void* key = nullptr;          // [width], of storage, from 16 bytes on
+  const void* bias = nullptr;         // the same, null: none
+  OutRows sums;                       // the result without the bias; null: not wanted
+  float* shift = nullptr;             // [Nd]: the logsumexp to the base of 2
+  const int32_t* drawn_by = nullptr;  // [E] original ids by the position of edges; null: no dropout
 };
 
 // A pass over many rows of numbers that ends in one sum for each column: `blocks` shares of it, [blocks, width] each.

@@ -3,8 +3,9 @@
 //   P = 2^(s - shift_i)   ds = P (<grad_i, v> - Delta_i) LeakyReLU'(s)
 //   dv = sum P grad_i + (sum ds) key   d key = the sum over all pairs of (sum ds) v
 //
-// for its edges, to destinations i. ds is written by the edge's position, for what the side of destinations sums. See
-// attention/cuda/walk.cuh for who owns what; nothing is added by atomics.
+// for its edges, to destinations i; with dropout <grad_i, v>, and the P of dv, times 0 or 1 / (1 - p). ds is written by
+// the edge's position, for what the side of destinations sums. See attention/cuda/walk.cuh for who owns what; nothing
+// is added by atomics.
 #pragma once
 
 #include "../../attention/cuda/by_dst.cuh"
@@ -27,7 +28,7 @@ struct PairPieces {
   }
 };
 
-template <class S, int kWidth, int kEdges>
+template <class S, int kWidth, int kEdges, bool kDropout>
 __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<S>, kEdges))
     pair_by_src_kernel(const __grid_constant__ PairArgs args) {
   using I = int32_t;
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
   grads.hold();
   const float2* stats = held(reinterpret_cast<const float2*>(args.stats));
 
+  const uint64_t seed = kDropout ? static_cast<uint64_t>(*args.seed) : 0;
   float key[kV], value[kV], acc[kV];
   float own = 0;     // of the row: <key, v>
   float sum_ds = 0;  // of the lane until the row ends
@@ -93,13 +95,14 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
     }
   };
 
-  PairWindow<kEdges> window(args.graph, walk);
+  PairWindow<kEdges, kDropout> window(args, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
     uint4 raw[1][kEdges][1];
     window.load(grads, raw);
     const float2 stat = __ldg(stats + window.index[0]);
     const float query = __ldg(args.logit_term + window.piece);
+    const float keep = kDropout ? dropout_factor(args, seed, int64_t{window.id}, 0) : 1.0f;
     const I position = walk.edge + window.slot;
     window.advance(walk);
     const bool valid = window.slot < window.count;
@@ -112,7 +115,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
       unpack_all<S, 1>(raw[0][u], x);
       product[u] = dot<S>(value, x);
     }
-    const float dp = sum_of_own_edge<kEdges>(product, place.lane, place.width());
+    const float sum = sum_of_own_edge<kEdges>(product, place.lane, place.width()), dp = kDropout ? sum * keep : sum;
     const float z = fmaf(query, float(kLog2e), own);
     const float p = valid ? power_of_two(GatScore::leaky(z, args.coefficient) - stat.x) : 0.0f;
     const float ds = valid ? p * (dp - stat.y) * GatScore::derivative(z, args.coefficient) : 0.0f;
@@ -120,7 +123,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
     sum_ds += ds;
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
-      const float w = from_owner<kEdges>(p, u);
+      const float w = from_owner<kEdges>(kDropout ? p * keep : p, u);
       float x[kV];
       unpack_again<S>(raw[0][u][0], x);
 #pragma unroll

@@ -2,8 +2,9 @@
 // i.
 //
 // v_e is the row of the edge's pair of a source and a type, q_p the number of the piece of its destination and type.
-// The key's part of a logit is made of the row that is gathered anyway. Logits are kept in base 2, which a LeakyReLU
-// lets through. See attention/cuda/forward.cuh for the softmax and attention/cuda/walk.cuh for who owns what.
+// With dropout the weight of v_e is zero or 1 / (1 - p) times as much. The key's part of a logit is made of the row
+// that is gathered anyway. Logits are kept in base 2, which a LeakyReLU lets through. See attention/cuda/forward.cuh
+// for the softmax and attention/cuda/walk.cuh for who owns what.
 #pragma once
 
 #include "../../attention/cuda/forward.cuh"
@@ -11,7 +12,7 @@
 
 namespace edgeless::cuda {
 
-template <class S, int kWidth, int kEdges>
+template <class S, int kWidth, int kEdges, bool kDropout>
 __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec<S>, kEdges))
     pair_forward_kernel(const __grid_constant__ PairArgs args) {
   using I = int32_t;
@@ -25,6 +26,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
 
   RowPointers<1> values(args.value, 0, Offsets<1>(place, args.value_vectors));
   values.hold();
+  const uint64_t seed = kDropout ? static_cast<uint64_t>(*args.seed) : 0;
   float key[kV], acc[kV];
   float m = -INFINITY, l = 0;  // l: of the lane until the row ends
   load_parameters<S>(args.key, place, args.value_vectors, key);
@@ -58,12 +60,13 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
     if (place.lane == 0) args.shift[row] = m + log_base_two(l);
   };
 
-  PairWindow<kEdges> window(args.graph, walk);
+  PairWindow<kEdges, kDropout> window(args, walk);
   auto take = [&] {  // whole warp
     window.begin(walk);
     uint4 raw[1][kEdges][1];
     window.load(values, raw);
     const float query = __ldg(args.logit_term + window.piece);
+    const float keep = kDropout ? dropout_factor(args, seed, int64_t{window.id}, 0) : 1.0f;
     window.advance(walk);
     const bool valid = window.slot < window.count;
 
@@ -90,7 +93,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
     l += p;
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
-      const float w = from_owner<kEdges>(p, u);
+      const float w = from_owner<kEdges>(kDropout ? p * keep : p, u);
       float x[kV];
       unpack_again<S>(raw[0][u][0], x);
 #pragma unroll

@@ -6,15 +6,21 @@
 
 namespace edgeless::cuda {
 
-template <class S, int kWidth, int kEdges>
+template <class S, int kWidth, int kEdges, bool kDropout>
 cudaError_t launch_pair_pass(const Problem& problem, const PairArgs& args, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(args.part.num_ranges);
   if (problem.pass == Pass::forward) {
-    pair_forward_kernel<S, kWidth, kEdges><<<blocks, kBlockThreads, 0, stream>>>(args);
+    pair_forward_kernel<S, kWidth, kEdges, kDropout><<<blocks, kBlockThreads, 0, stream>>>(args);
   } else {
-    pair_by_src_kernel<S, kWidth, kEdges><<<blocks, kBlockThreads, 0, stream>>>(args);
+    pair_by_src_kernel<S, kWidth, kEdges, kDropout><<<blocks, kBlockThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
+}
+
+template <class S, int kWidth, int kEdges>
+cudaError_t launch_pair_pass(const Problem& problem, const PairArgs& args, cudaStream_t stream) {
+  return args.drawn_by ? launch_pair_pass<S, kWidth, kEdges, true>(problem, args, stream)
+                       : launch_pair_pass<S, kWidth, kEdges, false>(problem, args, stream);
 }
 
 template <class S, int kWidth>

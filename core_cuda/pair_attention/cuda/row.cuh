@@ -22,17 +22,18 @@ __device__ __forceinline__ float dot(const float (&x)[kVec<S>], const float (&y)
   return sum;
 }
 
-// EdgeWindow that brings along the pieces of its edges' destinations.
-template <int kEdges>
+// EdgeWindow that brings along the pieces of its edges' destinations and, with dropout, the edges' ids.
+template <int kEdges, bool kDropout>
 struct PairWindow : EdgeWindow<int32_t, kEdges, 1> {
   using Base = EdgeWindow<int32_t, kEdges, 1>;
-  const int32_t* pieces;
-  int32_t piece;
+  const int32_t *pieces, *ids;
+  int32_t piece, id = 0;
 
-  __device__ PairWindow(const CompressedGraph& graph, const Walk<int32_t>& walk)
-      : Base(graph, walk), pieces(held(static_cast<const int32_t*>(graph.edge_ids))) {
-    const int64_t last = graph.num_edges - 1;
-    piece = last < 0 ? 0 : __ldg(pieces + min(static_cast<int64_t>(walk.edge) + this->slot, last));
+  __device__ PairWindow(const PairArgs& args, const Walk<int32_t>& walk)
+      : Base(args.graph, walk), pieces(held(static_cast<const int32_t*>(args.graph.edge_ids))), ids(args.drawn_by) {
+    const int64_t last = args.graph.num_edges - 1, at = min(static_cast<int64_t>(walk.edge) + this->slot, last);
+    piece = last < 0 ? 0 : __ldg(pieces + at);
+    if (kDropout && last >= 0) id = __ldg(ids + at);
   }
 
   __device__ __forceinline__ void settle() {
@@ -42,7 +43,9 @@ struct PairWindow : EdgeWindow<int32_t, kEdges, 1> {
 
   __device__ __forceinline__ void advance(Walk<int32_t>& walk) {
     Base::advance(walk);
-    if (this->slot < walk.last_edge - walk.edge) piece = __ldg(pieces + (walk.edge + this->slot));
+    if (this->slot >= walk.last_edge - walk.edge) return;
+    piece = __ldg(pieces + (walk.edge + this->slot));
+    if (kDropout) id = __ldg(ids + (walk.edge + this->slot));
   }
 };
 
