@@ -15,14 +15,15 @@ import pytest
 from torch.utils.cpp_extension import CUDA_HOME
 
 HERE = Path(__file__).parent
-TOOL = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ["PATH"], f"{CUDA_HOME}/bin"]))
-FILES = ("test_attention.py", "test_pair_attention.py", "test_reduction.py", "test_reduction_cuda_engines.py", "test_spmm.py")
+FOLDERS = [os.environ["PATH"], os.path.join(CUDA_HOME or "/usr/local/cuda", "bin")]
+TOOL = shutil.which("compute-sanitizer", path=os.pathsep.join(FOLDERS))
+NAMES = "attention", "pair_attention", "reduction", "reduction_cuda_engines", "spmm"
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(TOOL is None, reason="needs compute-sanitizer of the CUDA toolkit")
 def test_hubs_stay_within_their_scratch_memory():
-    tests = [str(HERE / name) for name in FILES]
+    tests = [str(HERE / f"test_{name}.py") for name in NAMES]
     pytest_options = ["-q", "-m", "cuda", "-p", "no:cacheprovider", "-k", "wide_indices or walks_are_those"]
     tool_options = ["--kernel-regex", "kns=edgeless", "--error-exitcode", "99", "--print-limit", "3"]
     ran = subprocess.run(
