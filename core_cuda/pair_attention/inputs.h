@@ -55,7 +55,9 @@ struct PairCall {
   int64_t max_degree(size_t of) const { return of < max_degrees.size() ? max_degrees[of] : -1; }
 };
 
-// What a forward leaves for the backward on the same device. out: the sums, without the bias; shift: of the softmax.
+// What a forward leaves for the backward on the same device. out: the sums, without the bias; shift [2, N]: the
+// greatest logit of a row, and the logarithm of the softmax's sum, on CUDA to the base of 2. Added up, both would be
+// known no better than a large logit is.
 struct PairResults {
   at::Tensor out, values, vectors, queries, shift;
 };
@@ -106,13 +108,13 @@ inline void check_pair_attention(const char* op, const PairCall& in) {
   check_pair_dropout(op, in);
 }
 
-// Of shift only what is the same on every device: the dtype, which is that of queries.
 inline void check_pair_results(const char* op, const PairCall& in, const PairResults& of, const at::Tensor& grad) {
   check_like(op, "grad", grad, {in.walks.nodes(), in.width()}, in.x);
   check_like(op, "out", of.out, grad.sizes(), in.x);
   check_like(op, "values", of.values, {in.walks.pairs(), in.width()}, in.x);
   check_like(op, "vectors", of.vectors, {in.walks.types(), in.depth()}, in.x);
   check_like(op, "queries", of.queries, {in.walks.pieces()}, of.shift);
+  check_shape(op, "shift", of.shift, {2, in.walks.nodes()});
 }
 
 }  // namespace edgeless

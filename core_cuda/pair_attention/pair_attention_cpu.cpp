@@ -97,7 +97,6 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   check_pair_results(op, in, of, grad);
   const auto& [x, weight, query, key, bias, walks, negative_slope, max_degrees, dropout] = in;
   const auto& [out, values, vectors, queries, shift] = of;
-  check_shape(op, "shift", shift, {2, walks.nodes()});
   const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
   const bool of_values = of_x || of_weight, of_terms = of_values || of_query;
   std::vector<Tensor> results(kPairInputs, at::empty({0}, x.options()));

@@ -145,7 +145,7 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
 
   Tensor out = at::empty({walks.nodes(), width}, x.options());
   Tensor sums = at::empty({keep_sums && bias ? walks.nodes() : 0, width}, x.options());
-  Tensor shift = at::empty({walks.nodes()}, queries.options());
+  Tensor shift = at::empty({2, walks.nodes()}, queries.options());
   const Tensor keys = whole(key), added = bias ? whole(*bias) : Tensor();
   PairPass pass(Pass::forward, values, walks.by_dst(), walks.pairs(), in.max_degree(0), dropout);
   pass.args.coefficient = static_cast<float>(negative_slope);
@@ -167,7 +167,6 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   const auto& [out, values, vectors, queries, shift] = of;
   const int64_t types = walks.types(), pairs = walks.pairs(), pieces = walks.pieces(), nodes = walks.nodes();
   const int64_t depth = in.depth(), width = in.width();
-  check_shape(op, "shift", shift, {nodes});
   const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
   const OnDevice on_device(x.device());
   const cudaStream_t stream = on_device.stream();
@@ -186,8 +185,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   deltas.rows = nodes, deltas.vectors = static_cast<int>(width * x.element_size() / 16);
   deltas.blocks = row_blocks(nodes, x);
   Tensor stats;
-  if (of_edges) stats = at::empty({nodes, 2}, numbers);
-  if (of_edges) deltas.stats = static_cast<float2*>(stats.mutable_data_ptr());
+  if (of_edges) stats = at::empty({nodes, 4}, numbers);
+  if (of_edges) deltas.stats = static_cast<float4*>(stats.mutable_data_ptr());
   if (of_bias) {
     const Tensor shares = at::empty({deltas.blocks, width}, numbers);
     deltas.shares = shares.mutable_data_ptr<float>();

@@ -140,8 +140,7 @@ def _pair_attention_fake(
     types, depth, width = weight.shape
     nodes, pairs, pieces = x.size(0), walks[1].size(0), walks[9].size(0)
     shapes = ((nodes, width), (pairs, width), (types, depth))
-    shift = (nodes,) if x.is_cuda else (2, nodes)
-    numbers = [x.new_empty(shape, dtype=opmath_dtype(x.dtype)) for shape in ((pieces,), shift)]
+    numbers = [x.new_empty(shape, dtype=opmath_dtype(x.dtype)) for shape in ((pieces,), (2, nodes))]
     sums = x.new_empty((nodes if keep_sums and bias is not None else 0, width))
     return (*map(x.new_empty, shapes), *numbers, sums)
 

@@ -264,6 +264,24 @@ def test_dropout_is_drawn_by_the_ids_of_edges(kind, widths, p, device):
 
 
 @EVERY_DEVICE
+@pytest.mark.parametrize("size", [4e3, 3e5])
+@pytest.mark.parametrize("kind", ["random", "hubs", "long rows"])
+def test_gradients_of_large_logits(kind, size, device):
+    """They differ by whole numbers, so that float32 has them as they are and PyTorch is as right as with small ones."""
+    graph = GRAPHS[kind](device)
+    gen = torch.Generator().manual_seed(1)
+    x = torch.randint(0, 3, (graph.num_dst, 8), generator=gen).double()
+    weight = torch.eye(8).double().repeat(graph.num_types, 1, 1)
+    query, key, bias = torch.zeros(8, 1).double(), torch.zeros(8, 1).double(), torch.zeros(8).double()
+    x[:, 0], query[0], key[1] = 1, float(int(size)), 1
+    grad = torch.randn(graph.num_dst, 8, dtype=torch.float64, generator=gen)
+    given = [t.float().to(device) for t in (x, weight, query, key, bias, grad)]
+    want, torchs = (reference(graph, *given, dtype=dtype) for dtype in (torch.float64, torch.float32))
+    for ours, exact, theirs in zip(gradients(graph, given), want, torchs, strict=True):
+        assert error(ours.cpu(), exact) <= max(2 * error(theirs, exact), 1e-5)
+
+
+@EVERY_DEVICE
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["random", "hubs", "long rows", "isolated nodes"])
 def test_dropout_in_half_precision(kind, dtype, device):

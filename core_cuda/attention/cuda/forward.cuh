@@ -12,8 +12,8 @@
 
 namespace edgeless::cuda {
 
-// Shared memory: the piece of a row that a chain owes to an earlier one.
-template <class A, int kPer>
+// Shared memory: the piece of a row that a chain owes to an earlier one. kNatural: logits are not in base 2.
+template <class A, int kPer, bool kNatural = false>
 struct ForwardPieces {
   A acc[kPer][kBlockThreads];
   A m[kMaxTeams], l[kMaxTeams];
@@ -28,7 +28,9 @@ struct ForwardPieces {
   // Adds what a team left; thread: the one of this lane's numbers.
   __device__ __forceinline__ void add_to(A (&sum)[kPer], A& top, A& total, int team, int thread) const {
     const A greater = max(top, m[team]);
-    const A mine = greater > top ? power_of_two(top - greater) : A(1), theirs = power_of_two(m[team] - greater);
+    const A unit = kNatural ? A(kLog2e) : A(1);
+    const A mine = greater > top ? power_of_two((top - greater) * unit) : A(1);
+    const A theirs = power_of_two((m[team] - greater) * unit);
     top = greater;
     total = total * mine + l[team] * theirs;
 #pragma unroll

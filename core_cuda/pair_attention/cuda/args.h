@@ -14,7 +14,7 @@ struct PairArgs : Args<float> {
   const void* key = nullptr;          // [width], of storage, from 16 bytes on
   const void* bias = nullptr;         // the same, null: none
   OutRows sums;                       // the result without the bias; null: not wanted
-  float* shift = nullptr;             // [Nd]: the logsumexp to the base of 2
+  float* shift = nullptr;             // [2, Nd]: what inputs.h says of it
   const int32_t* drawn_by = nullptr;  // [E] original ids by the position of edges; null: no dropout
 };
 
@@ -23,9 +23,9 @@ struct PairArgs : Args<float> {
 struct RowSumsArgs {
   const void *a = nullptr, *b = nullptr;  // rows, see the kernels
   const void* row = nullptr;              // [width] of storage, null: zero
-  const float* shift = nullptr;           // [rows]
+  const float* shift = nullptr;           // [2, rows]
   const float* factor = nullptr;          // [rows]
-  float2* stats = nullptr;                // [rows]
+  float4* stats = nullptr;                // [rows]
   void* out = nullptr;                    // [rows, width]
   float* shares = nullptr;                // null: nobody asks for the sums
   int64_t rows = 0;

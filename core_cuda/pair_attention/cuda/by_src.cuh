@@ -1,6 +1,6 @@
 // Backward over pairs, the one pass over edges. A row is a pair of a source and a type, with the row v of values:
 //
-//   P = 2^(s - shift_i)   ds = P (<grad_i, v> - Delta_i) LeakyReLU'(s)
+//   P = e^(s - max_i) / sum_i   ds = P (<grad_i, v> - Delta_i) LeakyReLU'(s)
 //   dv = sum P grad_i + (sum ds) key   d key = the sum over all pairs of (sum ds) v
 //
 // for its edges, to destinations i; with dropout <grad_i, v>, and the P of dv, times 0 or 1 / (1 - p). ds is written by
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
   const RowPointers<1> value_rows(args.value, 0, offsets);
   RowPointers<1> grads(args.grad_out, 0, offsets);
   grads.hold();
-  const float2* stats = held(reinterpret_cast<const float2*>(args.stats));
+  const float4* stats = held(reinterpret_cast<const float4*>(args.stats));
 
   const uint64_t seed = kDropout ? static_cast<uint64_t>(*args.seed) : 0;
   float key[kV], value[kV], acc[kV];
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
   uint4 value_raw[1] = {};
   load_parameters<S>(args.key, place, args.value_vectors, key);
 #pragma unroll
-  for (int k = 0; k < kV; ++k) key[k] *= float(kLog2e), value[k] = 0, acc[k] = 0;
+  for (int k = 0; k < kV; ++k) value[k] = 0, acc[k] = 0;
   key_shares.clear();
 
   bool fresh = false;  // the row's values were asked for, not yet taken
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
 #pragma unroll
     for (int k = 0; k < kV; ++k) {
       key_shares.at[k][threadIdx.x] = fmaf(sum_ds, value[k], key_shares.at[k][threadIdx.x]);
-      acc[k] = fmaf(sum_ds * float(kLn2), key[k], acc[k]);
+      acc[k] = fmaf(sum_ds, key[k], acc[k]);
     }
   };
   auto clear = [&] {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
     window.begin(walk);
     uint4 raw[1][kEdges][1];
     window.load(grads, raw);
-    const float2 stat = __ldg(stats + window.index[0]);
+    const float4 stat = __ldg(stats + window.index[0]);
     const float query = __ldg(args.logit_term + window.piece);
     const float keep = kDropout ? dropout_factor(args, seed, int64_t{window.id}, 0) : 1.0f;
     const I position = walk.edge + window.slot;
@@ -116,9 +116,10 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
       product[u] = dot<S>(value, x);
     }
     const float sum = sum_of_own_edge<kEdges>(product, place.lane, place.width()), dp = kDropout ? sum * keep : sum;
-    const float z = fmaf(query, float(kLog2e), own);
-    const float p = valid ? power_of_two(GatScore::leaky(z, args.coefficient) - stat.x) : 0.0f;
-    const float ds = valid ? p * (dp - stat.y) * GatScore::derivative(z, args.coefficient) : 0.0f;
+    const float z = query + own;
+    const float p =
+        valid ? power_of_two(fmaf(GatScore::leaky(z, args.coefficient) - stat.x, float(kLog2e), -stat.y)) : 0.0f;
+    const float ds = valid ? p * (dp - stat.z) * GatScore::derivative(z, args.coefficient) : 0.0f;
     if (valid && place.lane < kEdges) args.ds_out[position] = ds;
     sum_ds += ds;
 #pragma unroll

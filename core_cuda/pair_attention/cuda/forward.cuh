@@ -3,8 +3,8 @@
 //
 // v_e is the row of the edge's pair of a source and a type, q_p the number of the piece of its destination and type.
 // With dropout the weight of v_e is zero or 1 / (1 - p) times as much. The key's part of a logit is made of the row
-// that is gathered anyway. Logits are kept in base 2, which a LeakyReLU lets through. See attention/cuda/forward.cuh
-// for the softmax and attention/cuda/walk.cuh for who owns what.
+// that is gathered anyway. Logits are as large as they are, not in base 2: float32 has their differences without a
+// rounding. See attention/cuda/forward.cuh for the softmax and attention/cuda/walk.cuh for who owns what.
 #pragma once
 
 #include "../../attention/cuda/forward.cuh"
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
   using I = int32_t;
   constexpr int kV = kVec<S>;
   __shared__ BlockShares<I> shares;
-  __shared__ ForwardPieces<float, kV> pieces;
+  __shared__ ForwardPieces<float, kV, true> pieces;
 
   const Place<kWidth> place(args.layout, 1);
   divide_range(args.graph, args.part, place, shares);
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
   float m = -INFINITY, l = 0;  // l: of the lane until the row ends
   load_parameters<S>(args.key, place, args.value_vectors, key);
 #pragma unroll
-  for (int k = 0; k < kV; ++k) key[k] *= float(kLog2e), acc[k] = 0;
+  for (int k = 0; k < kV; ++k) acc[k] = 0;
 
   auto close_row = [&] { l = batch_sum<kEdges>(l, place.mask()); };
   auto clear = [&] {
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
 #pragma unroll
     for (int k = 0; k < kV; ++k) out[k] += bias[k];
     store_row<S, 1>(args.out, row, 1, place, out);
-    if (place.lane == 0) args.shift[row] = m + log_base_two(l);
+    if (place.lane == 0) args.shift[row] = m, args.shift[args.graph.num_rows + row] = log_base_two(l);
   };
 
   PairWindow<kEdges, kDropout> window(args, walk);
@@ -77,19 +77,19 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
       unpack_all<S, 1>(raw[0][u], x);
       partial[u] = dot<S>(key, x);
     }
-    float s = fmaf(query, float(kLog2e), sum_of_own_edge<kEdges>(partial, place.lane, place.width()));
+    float s = query + sum_of_own_edge<kEdges>(partial, place.lane, place.width());
     s = valid ? GatScore::leaky(s, args.coefficient) : -INFINITY;
 
     // An idle team goes on with an edge of its last row and weight 0.
     if (__any_sync(kFullWarp, s > m)) {
       const float top = max(m, batch_max<kEdges>(s));
-      const float shrink = top > m ? power_of_two(m - top) : 1.0f;
+      const float shrink = top > m ? power_of_two((m - top) * float(kLog2e)) : 1.0f;
       m = top;
       l *= shrink;
 #pragma unroll
       for (int k = 0; k < kV; ++k) acc[k] *= shrink;
     }
-    const float p = power_of_two(s - m);
+    const float p = power_of_two((s - m) * float(kLog2e));
     l += p;
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {

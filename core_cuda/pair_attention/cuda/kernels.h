@@ -36,7 +36,7 @@ inline Plan pair_plan(const Problem& problem, const Device& device) {
 // A pass, and what merges the pieces of its hubs. Not of doubles; 32-bit indices.
 cudaError_t run_pair_pass(const Problem& problem, const Plan& plan, const PairArgs& args, cudaStream_t stream);
 
-// a: gradients, b: results. stats = (shift, <a, b - row>), shares of the sums of a.
+// a: gradients, b: results. stats = (shift, <a, b>, 0), shares of the sums of a.
 cudaError_t run_deltas(Storage storage, const RowSumsArgs& args, cudaStream_t stream);
 
 // a: sums of floats, b: weights. out = a + factor row, shares of the sums of factor b.

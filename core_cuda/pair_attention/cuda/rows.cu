@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(kThreads) deltas_kernel(const __grid_constant_
 #pragma unroll
       for (int k = 0; k < kV; ++k) dot = fmaf(grad[k], result[k], dot), sum[k] += grad[k];
       dot = team_sum(dot, kWidth, kFullWarp);
-      if (place.lane == 0 && r < place.end && args.stats) args.stats[r] = float2{args.shift[r], dot};
+      if (place.lane == 0 && r < place.end && args.stats)
+        args.stats[r] = {args.shift[r], args.shift[args.rows + r], dot, 0};
     }
   }
   store_share(args, place, sum);

@@ -25,20 +25,20 @@ __global__ void __launch_bounds__(kMergeThreads) merge_forward_kernel(const __gr
     for (int64_t p = 0; p < hub.pieces; ++p) m = max(m, piece_at(args, hub, p)[width]);
     for (int64_t p = 0; p < hub.pieces; ++p) {
       const float* piece = piece_at(args, hub, p);
-      l += piece[width + 1] * power_of_two(piece[width] - m);
+      l += piece[width + 1] * power_of_two((piece[width] - m) * float(kLog2e));
     }
     for (int k = threadIdx.x; k < args.out.dim; k += kMergeThreads) {
       float sum = 0;
       for (int64_t p = 0; p < hub.pieces; ++p) {
         const float* piece = piece_at(args, hub, p);
-        sum = fmaf(piece[k], power_of_two(piece[width] - m), sum);
+        sum = fmaf(piece[k], power_of_two((piece[width] - m) * float(kLog2e)), sum);
       }
       const float bias = args.bias ? to_arithmetic(static_cast<const S*>(args.bias)[k]) : 0.0f;
       const int64_t at = hub.row * args.out.dim + k;
       if (args.sums) reinterpret_cast<S*>(args.sums.base)[at] = to_storage<S>(sum / l);
       reinterpret_cast<S*>(args.out.base)[at] = to_storage<S>(sum / l + bias);
     }
-    if (threadIdx.x == 0) args.shift[hub.row] = m + log_base_two(l);
+    if (threadIdx.x == 0) args.shift[hub.row] = m, args.shift[args.graph.num_rows + hub.row] = log_base_two(l);
   });
 }
 
