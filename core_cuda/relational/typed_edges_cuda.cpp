@@ -81,8 +81,8 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
   Arrays result(empty(num_types + 1), empty(edges), empty(edges + 1), empty(edges), empty(edges),
                 empty(rows + 1 + edges));
   auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row] = result;
-  // Whether a type is out of range, and the number of pieces. No kernel leaves its arrays whatever the types are.
   const bool few = pointers.scalar_type() == at::kInt && sorts_by_one_launch(edges, std::max(rows, num_types));
+  // Whether a type is out of range, and the number of pieces. No kernel leaves its arrays whatever the types are.
   const Tensor facts = at::empty({2}, pointers.options().dtype(at::kLong));
   if (few) {
     cut_few(pointers, others, ids, kinds, num_types, cut, facts, result, stream);
