@@ -365,7 +365,7 @@ struct Passes {
         Score::through_norm(a, own, state, grad_att);
       }
       if (a.grad_dst) write_row(a.grad_dst, row, a.heads, a.dim, a.padded_dim, state);
-    } else {
+    } else if (pass == Pass::by_src) {  // and of weights a row keeps nothing
       if constexpr (Score::kInverseNorms) {
         const A* own = row_of(a.src, row, a.heads, a.dim, a.padded_dim, buffer);
         Score::through_norm(a, own, state, nullptr);
