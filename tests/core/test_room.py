@@ -12,8 +12,13 @@ from edgeless.graph import Compressed
 
 
 def with_room(arrays: Compressed, num_columns: int, more: int) -> Compressed:
-    beyond = torch.randint(0, num_columns, (more,), device=arrays.indices.device, dtype=arrays.indices.dtype)
-    return Compressed(arrays.indptr, *(torch.cat([t, beyond]) for t in arrays[1:]))
+    """Beyond the last row stand ids like any others: of nodes, and of edges."""
+    room = arrays.indices.numel() + more
+
+    def longer(t, ids):
+        return torch.cat([t, torch.randint(0, ids, (more,), device=t.device, dtype=t.dtype)])
+
+    return Compressed(arrays.indptr, longer(arrays.indices, num_columns), longer(arrays.edge_ids, room))
 
 
 def call(name, graph, x):
