@@ -56,8 +56,8 @@ struct PairCall {
 };
 
 // What a forward leaves for the backward on the same device. out: the sums, without the bias; shift [2, N]: the
-// greatest logit of a row, and the logarithm of the softmax's sum, on CUDA to the base of 2. Added up, both would be
-// known no better than a large logit is.
+// greatest logit of a row, and of the softmax's sum on CUDA the logarithm to the base of 2, on the CPU the inverse.
+// In one number both would be known no better than a large logit is.
 struct PairResults {
   at::Tensor out, values, vectors, queries, shift;
 };
