@@ -146,12 +146,12 @@ TORCH_LIBRARY(edgeless, m) {
       "typed_blend_backward(Tensor grad, Tensor y, Tensor x, Tensor alpha, Tensor offsets, Tensor? rows, "
       "bool[] needs) -> Tensor[]");
   // Edges of a direction of a graph sorted by type and, within a type, by row, and cut into pieces of one type and one
-  // row, of at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices [E], edge_ids [E], parts). There
-  // are type_ptr[types] pieces; behind them rows and ptr hold anything. parts is for the same device alone
-  // (core_cuda/relational/cpu/args.h).
+  // row, of at most `cut` edges: (type_ptr [types + 1], rows [E], ptr [E + 1], indices [E], edge_ids [E], parts,
+  // count). There are type_ptr[types] pieces; behind them rows and ptr hold anything. parts is for the same device
+  // alone (core_cuda/relational/cpu/args.h), count [1] the number of pieces, on the CPU.
   m.def(
       "typed_edges(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor types, SymInt num_types, int cut) -> "
-      "(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor indices, Tensor edge_ids, Tensor parts)");
+      "(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor indices, Tensor edge_ids, Tensor parts, Tensor count)");
   // One over the number of edges of the same type and row, for every edge by its id, from what typed_edges gives.
   m.def("typed_means(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor edge_ids, ScalarType dtype) -> Tensor");
   // The piece of every edge by its id, where pieces are whole pairs.

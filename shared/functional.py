@@ -114,7 +114,7 @@ def _fused(
     if score == "gat" and src.is_cuda and keys not in (dst.dtype, src.dtype):  # one launch, not two
         dst, src = torch.ops.edgeless.cast_all([dst, src], keys)
     dst, src, value = _cast(dst, keys), _cast(src, keys), _cast(value, rows)
-    if return_weights is not None or (att is not None and att.dtype != rows):  # else the op does it
+    if att is not None and att.dtype != rows:  # the ops take either
         att = _cast(att, parameters)
     edge_proj, edge_scale = _cast(edge_proj, parameters), _cast(edge_scale, parameters)
     if edge_scale is not None and edge_scale.dim() == 1:

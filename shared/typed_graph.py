@@ -220,10 +220,10 @@ class TypedGraph(Keeper):
     def _sorted(self, direction: Compressed, cut: Optional[int] = None) -> list[Tensor]:
         if cut is None:
             cut = _CUDA_CUT if self.device.type == "cuda" else CUT
-        type_ptr, rows, ptr, *rest = typed_edges(*direction, self.edge_type, self.num_types, cut)
+        type_ptr, rows, ptr, *rest, count = typed_edges(*direction, self.edge_type, self.num_types, cut)
         # There is room for as many pieces as edges.
         if not compiling():
-            pieces = int(type_ptr[-1])
+            pieces = int(count)
             if 2 * pieces < self.num_edges:
                 rows, ptr = rows[:pieces].clone(), ptr[: pieces + 1].clone()
             else:

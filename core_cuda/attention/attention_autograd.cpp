@@ -41,13 +41,10 @@ struct Attention : torch::autograd::Function<Attention> {
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                         const OptTensor& edge_scale, const AttentionCall& call, Optional<at::ScalarType> out_dtype,
                         Tensor* softmax_stats) {
-    AttentionCall own = call;
-    own.att = in_arithmetic(att, src.scalar_type());  // kept like that, without a node of its own
-    if (att) ctx->saved_data["att_dtype"] = static_cast<int64_t>(att->scalar_type());
     Tensor out;
-    std::tie(out, *softmax_stats) = call_attention(own, out_dtype);
+    std::tie(out, *softmax_stats) = call_attention(call, out_dtype);
     save(ctx,
-         {keep_result(ctx, out), *softmax_stats, dst, src, value, own.att, edge_attr, edge_proj, edge_scale, call.seed},
+         {keep_result(ctx, out), *softmax_stats, dst, src, value, att, edge_attr, edge_proj, edge_scale, call.seed},
          call.graph);
     save_options(ctx, call);
     ctx->saved_data["donated"] = call.donated && can_be_written_over(call) && saves_unseen();
@@ -86,9 +83,6 @@ struct Attention : torch::autograd::Function<Attention> {
     const auto found = in_place ? over_the_sources(ctx, call, given) : attention_backward(call, given);
     for (size_t i = 0; i < kAttentionInputs; ++i) {
       if (given.needs[i]) results[i] = i < 2 ? as_given(found[i], saved[kFirst + i]) : found[i];
-    }
-    if (given.needs[kAtt]) {
-      results[kAtt] = results[kAtt].to(static_cast<at::ScalarType>(ctx->saved_data.at("att_dtype").toInt()));
     }
     return results;
   }

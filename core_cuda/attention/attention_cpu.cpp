@@ -36,7 +36,7 @@ class Call {
     args.dst = rows(in.dst);
     args.src = rows(in.src);
     if (in.value) args.value = rows(*in.value);
-    if (in.att) args.att = keep(padded(*in.att, args.padded_dim));
+    if (in.att) args.att = keep(padded(in.att->to(in.opmath()), args.padded_dim));
     if (in.edge_attr) set_edge_term();
     if (in.edge_scale) {
       args.edge_scale = in.edge_scale->const_data_ptr<A>();
@@ -47,8 +47,7 @@ class Call {
     if (in.dropout > 0) {
       args.has_dropout = true;
       args.seed = static_cast<uint64_t>(in.seed->const_data_ptr<int64_t>()[0]);
-      args.threshold = dropout_threshold(in.dropout);
-      args.keep_scale = in.dropout < 1 ? static_cast<A>(1 / (1 - in.dropout)) : A(0);
+      set_dropout_rate(args, in.dropout);
     }
   }
 
@@ -140,7 +139,6 @@ at::Tensor sum_parts(const at::Tensor& partial) {
 std::tuple<at::Tensor, at::Tensor> attention(AttentionCall in, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
   in.dst = with_dim(in.dst, in.score), in.src = with_dim(in.src, in.score);
-  in.att = in_arithmetic(in.att, in.dst.scalar_type());
   check_call(op, in);
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.opmath(), op, ": out_dtype must be ", in.rows(), " or ",

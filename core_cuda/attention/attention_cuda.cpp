@@ -185,7 +185,8 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   Tensor att_grad;
   if (needs[kAtt]) {
     const int64_t width = in.att->size(1);
-    att_grad = call.att_width() == width ? grads[kAtt] : call.empty({heads, call.att_width()});
+    const bool alone = !(edge_grads && in.score == Score::gatv2);  // else more is added, before it is rounded
+    att_grad = alone && call.att_width() == width ? grads[kAtt] : call.empty({heads, call.att_width()});
     call.sum_att_shares(att_grad);
     att_grad = att_grad.narrow(1, 0, width);
   }
@@ -224,7 +225,6 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
 std::tuple<Tensor, Tensor> attention(AttentionCall in, Optional<at::ScalarType> out_dtype) {
   const char* op = "edgeless::attention";
   in.dst = with_dim(in.dst, in.score), in.src = with_dim(in.src, in.score);
-  in.att = in_arithmetic(in.att, in.dst.scalar_type());
   check_call(op, in);
   const auto kind = out_dtype.value_or(in.rows());
   TORCH_CHECK_VALUE(kind == in.rows() || kind == in.opmath(), op, ": out_dtype must be ", in.rows(), " or ",

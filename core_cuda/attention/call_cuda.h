@@ -60,7 +60,7 @@ class Call {
       problem.key_vectors = args.key_vectors = static_cast<int>(round_up(in.dim(), vector_) / vector_);
       if (!in.value) args.value_vectors = args.key_vectors;
     }
-    if (in.att) args.att = keep(padded(in.att->unsqueeze(1), att_width()));
+    if (in.att) set_att(*in.att);
     if (in.edge_scale) {
       args.scale = in.edge_scale->data_ptr<A>();
       args.scale_edge = in.edge_scale->stride(0), args.scale_head = in.edge_scale->stride(1);
@@ -68,8 +68,7 @@ class Call {
     if (in.dropout > 0) {
       args.has_dropout = true;
       args.seed = in.seed->data_ptr<int64_t>();
-      args.threshold = dropout_threshold(in.dropout);
-      args.keep_scale = in.dropout < 1 ? static_cast<A>(1 / (1 - in.dropout)) : A(0);
+      set_dropout_rate(args, in.dropout);
     }
     if (in.edge_attr && problem.score == Score::gatv2) {
       problem.edge_term = true;
@@ -99,6 +98,14 @@ class Call {
     out.whole = bytes >= vector && !out.wide;
     out.halves = bytes >= 8 && !out.wide;
     return out;
+  }
+
+  // Vectors of the rows' type are read as they are, where they can be; the cosine's factor is a number of A.
+  void set_att(const Tensor& att) {
+    const bool whole = att.size(1) == att_width() || att_width() * att.element_size() % 16 == 0;
+    args.att_stored = att.scalar_type() != in_.opmath() && problem.score != Score::cosine && whole;
+    const Tensor numbers = args.att_stored ? att : att.to(in_.opmath());
+    args.att = keep_tensor(padded(numbers.unsqueeze(1), att_width())).const_data_ptr();
   }
 
   void set_value(const OptTensor& value) {
@@ -184,7 +191,7 @@ class Call {
     args.carry = nullptr, args.grad_att = nullptr;
   }
 
-  // The gradient of att, [heads, att_width()], of all that the passes left.
+  // The gradient of att, [heads, att_width()], of all that the passes left: in A or the rows' type.
   void sum_att_shares(const Tensor& to) {
     TORCH_INTERNAL_ASSERT(att_shares_.size() <= 2);
     int64_t rows = 0;
@@ -195,7 +202,7 @@ class Call {
   }
 
  private:
-  static constexpr int64_t kMostShares = 512;  // summed by one launch
+  static constexpr int64_t kMostShares = 128;  // of each of two passes, summed by one launch
 
   // What takes more than a little memory is summed to a few before the next pass needs it.
   void keep_att_shares(const Tensor& shares) {
@@ -214,8 +221,8 @@ class Call {
   void sum(const Tensor& some, const Tensor& more, int sums, const Tensor& to) {
     const auto rows = [](const Tensor& t) { return t.defined() ? t.size(0) : 0; };
     const auto base = [](const Tensor& t) { return t.defined() ? t.template data_ptr<A>() : nullptr; };
-    C10_CUDA_CHECK(sum_rows(base(some), rows(some), base(more), rows(more), to.numel() / sums, sums,
-                            to.template data_ptr<A>(), stream()));
+    C10_CUDA_CHECK(sum_rows(base(some), rows(some), base(more), rows(more), to.numel() / sums, sums, to.data_ptr(),
+                            storage_of(to.scalar_type()), stream()));
   }
 
   bool fits(const Tensor& t) const {

@@ -32,17 +32,11 @@ inline at::Tensor with_dim(const at::Tensor& t, Score score) {
   return score == Score::gat && t.dim() == 2 ? t.unsqueeze(2) : t;
 }
 
-// A vector of the rows' dtype as one of their arithmetic's; others are checked later.
-inline OptTensor in_arithmetic(const OptTensor& att, at::ScalarType rows) {
-  const auto arithmetic = opmath_dtype(rows);
-  return att && rows != arithmetic && att->scalar_type() == rows ? OptTensor(att->to(arithmetic)) : att;
-}
-
 // A call of an attention op, parsed once.
 struct AttentionCall {
   at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]; of gat, numbers of the nodes, in the statistics' dtype
   OptTensor value;                 // [Ns, H, C], none: src
-  OptTensor att;                   // [H, D]; of the cosine [H, 1], its factor
+  OptTensor att;                   // [H, D]; of the cosine [H, 1], its factor; of the rows' dtype or their arithmetic's
   OptTensor edge_attr, edge_proj;  // [E, De], [H, D, De]
   OptTensor edge_scale;            // [E, H]
   GraphArrays graph;
@@ -84,6 +78,15 @@ inline void check_compressed(const char* op, const char* name, at::TensorList gr
   if (graph.size() == 3) check_shape(op, "edge_ids", graph[2], graph[1].sizes());
 }
 
+inline void check_dropout(const char* op, double rate, const OptTensor& seed, const at::Device& device) {
+  TORCH_CHECK_VALUE(rate >= 0 && rate <= 1, op, ": dropout must lie in [0, 1], got ", rate);
+  if (rate == 0) return;
+  TORCH_CHECK_VALUE(seed.has_value(), op, ": dropout needs a seed");
+  check_shape(op, "seed", *seed, {1});
+  check_dtype(op, "seed", *seed, at::kLong);
+  check_device(op, "seed", *seed, device);
+}
+
 inline void check_call(const char* op, const AttentionCall& in) {
   const auto device = in.device();
   const auto rows = in.rows();
@@ -108,7 +111,10 @@ inline void check_call(const char* op, const AttentionCall& in) {
   const bool cosine = in.score == Score::cosine;
   TORCH_CHECK_VALUE(in.att.has_value() == (in.score == Score::gatv2 || cosine), op,
                     ": att belongs to the scores 'gatv2' and 'cosine'");
-  if (in.att) check("att", *in.att, {heads, cosine ? 1 : dim}, in.opmath());
+  if (in.att) {
+    const bool of_rows = in.att->scalar_type() == rows;
+    check("att", *in.att, {heads, cosine ? 1 : dim}, of_rows ? rows : in.opmath());
+  }
   TORCH_CHECK_VALUE(in.score != Score::gat || dim == 1, op, ": the score 'gat' needs D = 1, got ", dim);
   if (cosine) {
     TORCH_CHECK_VALUE(!in.value, op, ": the score 'cosine' takes no value, its values are src");
@@ -128,11 +134,7 @@ inline void check_call(const char* op, const AttentionCall& in) {
                       ": an edge term of the score 'dot' needs C = D, got C = ", in.channels(), " and D = ", dim);
   }
   if (in.edge_scale) check("edge_scale", *in.edge_scale, {in.num_edges(), heads}, in.opmath());
-  TORCH_CHECK_VALUE(in.dropout >= 0 && in.dropout <= 1, op, ": dropout must lie in [0, 1], got ", in.dropout);
-  if (in.dropout > 0) {
-    TORCH_CHECK_VALUE(in.seed.has_value(), op, ": dropout needs a seed");
-    check("seed", *in.seed, {1}, at::kLong);
-  }
+  check_dropout(op, in.dropout, in.seed, device);
 }
 
 // What the forward left of the softmax.

@@ -53,4 +53,12 @@ EDGELESS_HOST_DEVICE Philox4 philox(uint64_t seed, uint64_t edge_id, uint32_t he
 // A uniform 32-bit draw below the threshold is dropped; p = 1 drops everything.
 EDGELESS_HOST_DEVICE uint64_t dropout_threshold(double p) { return static_cast<uint64_t>(p * 4294967296.0); }
 
+// What the kernels of every op are told of the rate, beside the seed.
+template <class Args>
+void set_dropout_rate(Args& args, double p) {
+  using A = decltype(args.keep_scale);
+  args.threshold = dropout_threshold(p);
+  args.keep_scale = p < 1 ? static_cast<A>(1 / (1 - p)) : A(0);
+}
+
 }  // namespace edgeless

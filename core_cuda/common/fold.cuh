@@ -24,7 +24,7 @@
 #include <type_traits>
 
 #include "fold.h"
-#include "partition.cuh"
+#include "merge.cuh"
 #include "words.cuh"
 
 namespace edgeless::cuda {

@@ -130,42 +130,4 @@ __device__ inline void divide_range(const CompressedGraph& graph, const Partitio
   __syncthreads();
 }
 
-// The last range cut inside the row, in pieces from its start.
-__device__ inline int64_t last_cut(int64_t row_begin, int64_t degree, const Partition& part) {
-  const int64_t last = (row_begin + kRowUnits + degree - 1) / part.range_units * part.range_units;
-  return (last - row_begin - kRowUnits) / part.piece;
-}
-
-// A row that was cut, the first time at the place with this slot; pieces: its cuts and one. 0: there is none.
-struct Hub {
-  int64_t slot, row, pieces;
-};
-
-// Only the row that holds the slot's first edge can have its first cut there. Whole warp.
-template <class I>
-__device__ inline Hub find_hub(const CompressedGraph& graph, const Partition& part, int64_t slot) {
-  const I* indptr = static_cast<const I*>(graph.indptr);
-  const int64_t row = row_of_edge(indptr, graph.num_rows, slot * part.piece, threadIdx.x % 32);
-  const int64_t first = indptr[row], degree = indptr[row + 1] - first;
-  if (!is_hub(degree, part) || piece_slot(first + part.piece, part.piece) != slot) return {slot, 0, 0};
-  const int64_t cuts = last_cut(first + kRowUnits * row, degree, part);
-  return {slot, row, cuts > 0 ? cuts + 1 : 0};
-}
-
-// merge(hub) for every hub whose first cut has one of the block's slots. Most have none: a warp looks at each. Whole
-// block.
-template <class I, class F>
-__device__ inline void for_each_hub(const CompressedGraph& graph, const Partition& part, F&& merge) {
-  __shared__ Hub hubs[kSlotsOfBlock];
-  const int warp = threadIdx.x / 32;
-  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kSlotsOfBlock + warp;
-  Hub hub{slot, 0, 0};
-  if (slot < number_of_slots(graph.num_edges, part.piece)) hub = find_hub<I>(graph, part, slot);
-  if (threadIdx.x % 32 == 0) hubs[warp] = hub;
-  __syncthreads();
-  for (int k = 0; k < kSlotsOfBlock; ++k) {
-    if (hubs[k].pieces > 0) merge(hubs[k]);
-  }
-}
-
 }  // namespace edgeless::cuda

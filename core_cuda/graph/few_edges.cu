@@ -17,7 +17,7 @@ struct CooLaunch {
 };
 
 template <class In>
-__global__ void __launch_bounds__(kGridThreads) few_coo_kernel(CooLaunch<In> launch) {
+__global__ void __launch_bounds__(kGridThreads) few_coo_kernel(const __grid_constant__ CooLaunch<In> launch) {
   __shared__ GridSortRoom room;
   const auto& args = launch.of;
   if (args.bad && blockIdx.x == 0 && threadIdx.x < 2) args.bad[threadIdx.x] = 0;
@@ -38,7 +38,7 @@ struct TransposeLaunch {
   GridSortArgs sort;
 };
 
-__global__ void __launch_bounds__(kGridThreads) few_transpose_kernel(TransposeLaunch launch) {
+__global__ void __launch_bounds__(kGridThreads) few_transpose_kernel(const __grid_constant__ TransposeLaunch launch) {
   __shared__ GridSortRoom room;
   const auto& args = launch.of;
   grid_sort(args.edges, args.num_cols, launch.sort, room, [&](int32_t i) { return args.indices[i]; });

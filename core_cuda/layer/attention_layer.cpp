@@ -27,10 +27,7 @@ Operands operands(Score score, at::TensorList mapped, at::TensorList vectors) {
       const auto logits = call_node_logits(mapped[0], vectors);
       return {logits[1], logits[0], mapped[0], {}};
     }
-    case Score::gatv2: {
-      const Tensor att = vectors[0].squeeze(0);
-      return {mapped.back(), mapped[0], {}, in_arithmetic(att, mapped[0].scalar_type())};
-    }
+    case Score::gatv2: return {mapped.back(), mapped[0], {}, vectors[0].squeeze(0)};
     default: {
       const bool shared = mapped.size() == 1;
       return {mapped[0], shared ? mapped[0] : mapped[1], shared ? mapped[0] : mapped[2], {}};
@@ -281,7 +278,7 @@ struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
       if (weights == 4) mapped.push_back(in_fourth_part(mapped, as_columns(grad), saved[kX].scalar_type()));
     }
     if (score == Score::gatv2 && of_vectors) {
-      results[maps] = found[kAtt].to(given_vectors[0].scalar_type()).view_as(given_vectors[0]);
+      results[maps] = found[kAtt].view_as(given_vectors[0]);
     }
     if (!of_rows) return results;
     found.clear();

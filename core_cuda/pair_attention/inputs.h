@@ -67,12 +67,8 @@ enum PairInput : size_t { kPairX, kPairWeight, kPairQuery, kPairKey, kPairBias, 
 
 inline void check_pair_dropout(const char* op, const PairCall& in) {
   const PairDropout& dropout = in.dropout;
-  TORCH_CHECK_VALUE(dropout.p >= 0 && dropout.p <= 1, op, ": dropout must lie in [0, 1], got ", dropout.p);
+  check_dropout(op, dropout.p, dropout.seed, in.x.device());
   if (!dropout) return;
-  TORCH_CHECK_VALUE(dropout.seed, op, ": dropout needs a seed");
-  check_shape(op, "seed", *dropout.seed, {1});
-  check_dtype(op, "seed", *dropout.seed, at::kLong);
-  check_device(op, "seed", *dropout.seed, in.x.device());
   TORCH_CHECK_VALUE(dropout.edge_ids.size() == 2, op, ": edge_ids must hold 2 tensors, got ", dropout.edge_ids.size());
   for (const at::Tensor& t : dropout.edge_ids) {
     check_shape(op, "edge_ids", t, {in.walks.edges()});

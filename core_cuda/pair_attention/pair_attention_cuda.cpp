@@ -71,8 +71,7 @@ class PairPass {
     if (dropout) {
       args.drawn_by = dropout.edge_ids[pass == Pass::forward ? 0 : 1].const_data_ptr<int32_t>();
       args.seed = dropout.seed->const_data_ptr<int64_t>();
-      args.threshold = dropout_threshold(dropout.p);
-      args.keep_scale = dropout.p < 1 ? static_cast<float>(1 / (1 - dropout.p)) : 0.0f;
+      set_dropout_rate(args, dropout.p);
     }
     if (plan_.hubs) carry_ = at::empty({2 * plan_.slots * args.carry_size}, values.options().dtype(at::kFloat));
     if (plan_.hubs) args.carry = carry_.mutable_data_ptr<float>();

@@ -14,7 +14,7 @@ namespace edgeless {
 namespace {
 
 using at::Tensor;
-using Arrays = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Arrays = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // indptr [rows + 1], indices [E], edge_ids [E] or none: edges by row, as a Graph has them; types [E] by edge id.
 Arrays typed_edges_cpu(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
@@ -28,7 +28,8 @@ Arrays typed_edges_cpu(const Tensor& indptr, const Tensor& indices, const Option
   const auto empty = [&](int64_t size) { return at::empty({size}, pointers.options()); };
   const Tensor type_ptr = at::zeros({num_types + 1}, pointers.options());
   const Tensor cut_ends = at::empty({parts + 1, 2 + num_types}, pointers.options().dtype(at::kLong));
-  Arrays result(type_ptr, empty(edges), empty(edges + 1), empty(edges), empty(edges), cut_ends);
+  const Tensor count = at::empty({1}, cut_ends.options());
+  Arrays result(type_ptr, empty(edges), empty(edges + 1), empty(edges), empty(edges), cut_ends, count);
   AT_DISPATCH_INDEX_TYPES(kinds.scalar_type(), op, [&] {
     using Type = index_t;
     const Type* of = kinds.const_data_ptr<Type>();
@@ -43,6 +44,7 @@ Arrays typed_edges_cpu(const Tensor& indptr, const Tensor& indices, const Option
       const EdgesOfTypes<Type, index_t> source{pointers.const_data_ptr<index_t>(),
                                                ids.defined() ? ids.const_data_ptr<index_t>() : nullptr, of, rows};
       if (sort_by_type(source, others.const_data_ptr<index_t>(), edges, num_types, cut, parts, to, AtenParallel{})) {
+        *count.mutable_data_ptr<int64_t>() = type_ptr.const_data_ptr<index_t>()[num_types];
         return;
       }
       for (int64_t e = 0; e < edges; ++e) {

@@ -20,7 +20,7 @@ namespace edgeless::cuda::relational {
 namespace {
 
 using at::Tensor;
-using Arrays = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Arrays = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <class I>
 I* at_of(const Tensor& t) {
@@ -47,7 +47,7 @@ Tensor sorted(const Tensor& keys, int64_t num_keys, I* order, cudaStream_t strea
 
 void cut_few(const Tensor& indptr, const Tensor& indices, const Tensor& ids, const Tensor& types, int64_t num_types,
              int64_t cut, const Tensor& facts, const Arrays& to, cudaStream_t stream) {
-  const auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row] = to;
+  const auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row, count] = to;
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount, indptr.get_device());
   const Tensor scratch = at::empty({few_pieces_scratch(indices.numel(), multiprocessors)}, indptr.options());
   AT_DISPATCH_INDEX_TYPES(types.scalar_type(), "typed_edges", [&] {
@@ -79,14 +79,20 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
   const int64_t rows = pointers.numel() - 1, edges = others.numel();
   const auto empty = [&](int64_t size) { return at::empty({size}, pointers.options()); };
   Arrays result(empty(num_types + 1), empty(edges), empty(edges + 1), empty(edges), empty(edges),
-                empty(rows + 1 + edges));
-  auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row] = result;
+                empty(rows + 1 + edges), Tensor());
+  auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row, count] = result;
   const bool few = pointers.scalar_type() == at::kInt && sorts_by_one_launch(edges, std::max(rows, num_types));
   // Whether a type is out of range, and the number of pieces. No kernel leaves its arrays whatever the types are.
   const Tensor facts = at::empty({2}, pointers.options().dtype(at::kLong));
+  const auto read_back = [&, &count = count] {
+    const Tensor found = facts.cpu();
+    if (found.const_data_ptr<int64_t>()[0]) name_bad_type(kinds, num_types);
+    count = found.narrow(0, 1, 1);
+    return *count.const_data_ptr<int64_t>();
+  };
   if (few) {
     cut_few(pointers, others, ids, kinds, num_types, cut, facts, result, stream);
-    if (facts.cpu().const_data_ptr<int64_t>()[0]) name_bad_type(kinds, num_types);
+    read_back();
     return result;
   }
   facts.zero_();
@@ -121,9 +127,7 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
     const Tensor scratch =
         at::empty({static_cast<int64_t>(pieces_scratch<I>(edges))}, pointers.options().dtype(at::kByte));
     C10_CUDA_CHECK(cut_into_pieces(args, scratch.mutable_data_ptr(), stream));
-    const Tensor found = facts.cpu();
-    if (found.const_data_ptr<int64_t>()[0]) name_bad_type(kinds, num_types);
-    const int64_t pieces = found.const_data_ptr<int64_t>()[1];
+    const int64_t pieces = read_back();
     I* by_rows = at_of<I>(by_row) + rows + 1;
     const Tensor of_pieces = sorted<I>(piece_rows.narrow(0, 0, pieces), rows, by_rows, stream);
     C10_CUDA_CHECK(row_pointers(of_pieces.const_data_ptr<I>(), pieces, rows, at_of<I>(by_row), stream));

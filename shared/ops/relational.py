@@ -66,7 +66,8 @@ def _typed_edges_fake(indptr, indices, edge_ids, types, num_types, cut):
         if num_ends is None:  # of pairs, which are counted when the program runs
             num_ends = torch.library.get_ctx().new_dynamic_size()
         parts = types.new_empty((num_ends, 2 + num_types), dtype=torch.int64)
-    return (*(indptr.new_empty((size,)) for size in sizes), parts)
+    count = indptr.new_empty((1,), dtype=torch.int64, device="cpu")
+    return (*(indptr.new_empty((size,)) for size in sizes), parts, count)
 
 
 @register_fake("edgeless::typed_means")

@@ -561,7 +561,7 @@ def rows_of_many_lengths():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("heads,channels", [(4, 32), (1, 256), (8, 8), (1, 4)])
+@pytest.mark.parametrize("heads,channels", [(4, 32), (1, 256), (8, 8), (1, 4), (5, 44)])
 @pytest.mark.parametrize("dtype,bound", [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_hubs_of_many_lengths(score, heads, channels, dtype, bound):
     graph = rows_of_many_lengths()

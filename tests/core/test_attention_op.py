@@ -87,6 +87,52 @@ def test_compiles_whole_and_equals_eager(score, device):
     assert_close(results(torch.compile(call, fullgraph=True, backend="aot_eager")), results(call), 1e-12)
 
 
+@EVERY_DEVICE
+@pytest.mark.parametrize("score,channels", [("gatv2", 3), ("gatv2", 4), ("gatv2", 20), ("gatv2", 64), ("cosine", 8)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_attention_vector_may_have_the_dtype_of_the_rows(dtype, score, channels, device):
+    """Every op takes it as it is: results are those of the same numbers in float32, its gradient is rounded once."""
+    graph = graph_of("hub").to(device)
+    (src, dst, att), _, _ = leaves_of(device, score, graph, 2, channels, (), dtype)
+    src, dst, att = src.detach(), dst.detach(), att.detach() if score == "gatv2" else att.detach().unsqueeze(1)
+    grad_out = torch.randn(dst.shape, device=device).to(dtype)
+    arrays, options = arrays_of(graph), (None, score, 0.3, 0.0)
+    needs = [name in ("dst", "src", "att") for name in ("dst", "src", "value", "att", "attr", "proj", "scale")]
+
+    def results(att):
+        inputs = dst, src, None, att, None, None, None, *arrays
+        out, stats = torch.ops.edgeless.attention(*inputs, *options, None)
+        weights = torch.ops.edgeless.attention_weights(stats, dst, src, att, None, None, *arrays, *options)
+        given = grad_out, None, out, stats
+        grads = torch.ops.edgeless.attention_backward(*given, *inputs, *options, False, needs)
+        assert grads[3].dtype == att.dtype
+        return [out, weights, grads[0], grads[1], grads[3].to(dtype)]
+
+    for mine, floats in zip(results(att), results(att.float()), strict=True):
+        assert torch.equal(mine, floats)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("channels", [4, 16, 64])
+def test_nothing_but_kernels_of_attention_runs_in_16_bits(channels):
+    graph = graph_of("square")
+    args, _, _ = leaves_of("cuda", "gatv2", graph, 2, channels, (), torch.bfloat16)
+    args[2] = args[2].detach().to(torch.bfloat16).requires_grad_()
+    graph = graph.to("cuda")
+
+    def step():
+        out = functional.gatv2_attention(graph, *args)
+        return torch.autograd.grad(out, args, out.detach())
+
+    step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        step()
+        torch.cuda.synchronize()
+    kernels = [e.key for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(kernels) >= 4 and all("edgeless" in kernel for kernel in kernels), kernels
+
+
 def test_a_new_number_of_edges_does_not_compile_again_and_again():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

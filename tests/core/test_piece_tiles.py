@@ -33,7 +33,7 @@ def pieces_of(graph, cut, by_dst=True, full=False):
     dtype = graph.edge_type.dtype
     direction = [None if t is None else t.to(dtype) for t in wide]
     num_rows, num_edges = direction[0].numel() - 1, graph.num_edges
-    type_ptr, rows, ptr, _, _, by_row = typed_edges(*direction, graph.edge_type, graph.num_types, cut)
+    type_ptr, rows, ptr, _, _, by_row, _ = typed_edges(*direction, graph.edge_type, graph.num_types, cut)
     pieces = int(type_ptr[-1])
     rows[pieces:], ptr[pieces:] = num_rows, num_edges
     if by_row.dim() == 2:  # on the CPU, where no kernel asks for it

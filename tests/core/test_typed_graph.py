@@ -26,7 +26,8 @@ def typed(num_src, num_dst, num_edges, num_types, seed=0, dtype=torch.int64, hub
 def check_direction(direction, types, num_types, cut):
     """What typed_edges gives of a direction of a graph is its edges sorted by (type, row), in pieces, in parts."""
     found = typed_edges(*direction, types, num_types, cut)
-    type_ptr, rows, ptr, indices, edge_ids, parts = (t.cpu() for t in found)
+    assert found[-1].device.type == "cpu"
+    type_ptr, rows, ptr, indices, edge_ids, parts, count = (t.cpu() for t in found)
     indptr, others, ids = (t if t is None else t.cpu() for t in direction)
     types = types.cpu()
     num_rows, num_edges = indptr.numel() - 1, others.numel()
@@ -36,6 +37,7 @@ def check_direction(direction, types, num_types, cut):
     assert torch.equal(indices.long(), others.long()[order])
     assert torch.equal(edge_ids.long(), ids[order])
     pieces = int(type_ptr[-1])
+    assert count.tolist() == [pieces]
     rows, lengths = rows[:pieces].long(), ptr[: pieces + 1].diff().long()
     assert ptr[0] == 0 and ptr[pieces] == num_edges if num_edges else pieces == 0
     assert pieces == 0 or (int(lengths.min()) > 0 and int(lengths.max()) <= cut)

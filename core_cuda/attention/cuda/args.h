@@ -43,7 +43,7 @@ struct Args {
   int value_vectors = 0;  // vectors of a head of value and grad_out
 
   Rows dst, src, value;        // value is null where the values are the keys
-  const A* att = nullptr;      // [heads, key_vectors * vector]; of the cosine [heads], its factor
+  const void* att = nullptr;   // [heads, key_vectors * vector] of A; of the cosine [heads], its factor
   A coefficient = 0;           // scale of the dot product, least norm of the cosine, negative slope of the others
   A base_two_coefficient = 0;  // times log2 e
   // cosine: [Nd, H], [Ns, H] 1 / norm, negative where the norm is below the least one and that one stands for it
@@ -52,6 +52,7 @@ struct Args {
   // Options, all by original edge id; [E, H] arrays are contiguous unless strides are given.
   bool has_dropout = false;
   bool has_edge_arrays = false;  // some are read or written by edge, or its features
+  bool att_stored = false;       // att holds numbers of the rows' type, of which no copy is made
   const int64_t* seed = nullptr;
   uint64_t threshold = 0;
   A keep_scale = 1;          // 1 / (1 - p)

@@ -134,7 +134,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
   A own_over = 0;          // of the row: see inverse_norms.cuh
   Raw<S> own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
-  if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
+  if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
     acc[k] = 0, grad[k] = 0, own[k] = 0;

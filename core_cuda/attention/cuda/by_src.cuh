@@ -108,7 +108,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
   A own_over = 0;    // of the row: see inverse_norms.cuh
   Raw<S> own_raw[kVecs], value_raw[kVecs];
-  if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
+  if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
     key_acc[k] = 0, value_acc[k] = 0, own[k] = 0;

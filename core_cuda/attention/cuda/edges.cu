@@ -9,8 +9,8 @@ namespace {
 
 // Block (x, y) sums share y of the rows for 32 columns: eight rows at a time, four sums each. From row `rows_of_in` on
 // they are those of `more`.
-template <class A>
-__global__ void sum_rows_kernel(const A* in, int64_t rows_of_in, const A* more, int64_t rows, int64_t cols, A* out) {
+template <class A, class S>
+__global__ void sum_rows_kernel(const A* in, int64_t rows_of_in, const A* more, int64_t rows, int64_t cols, S* out) {
   constexpr int kTall = kThreads / 32;
   __shared__ A parts[kTall][32];
   const int lane = threadIdx.x % 32, tall = threadIdx.x / 32;
@@ -35,7 +35,7 @@ __global__ void sum_rows_kernel(const A* in, int64_t rows_of_in, const A* more, 
   A sum = 0;
 #pragma unroll
   for (int t = 0; t < kTall; ++t) sum += parts[t][lane];
-  out[blockIdx.y * cols + col] = sum;
+  out[blockIdx.y * cols + col] = to_storage<S>(sum);
 }
 
 template <class I>
@@ -206,11 +206,14 @@ cudaError_t with_vectors(Storage storage, F&& f) {
 }  // namespace
 
 template <class A>
-cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows, int64_t cols, int sums, A* out,
-                     cudaStream_t stream) {
+cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows, int64_t cols, int sums, void* out,
+                     Storage storage, cudaStream_t stream) {
   const unsigned across = static_cast<unsigned>((cols + 31) / 32);
-  sum_rows_kernel<<<dim3(across, sums), kThreads, 0, stream>>>(in, rows, more, rows + more_rows, cols, out);
-  return cudaGetLastError();
+  return with_storage<A>(storage, [&](auto zero) {
+    using S = decltype(zero);
+    sum_rows_kernel<A, S>
+        <<<dim3(across, sums), kThreads, 0, stream>>>(in, rows, more, rows + more_rows, cols, static_cast<S*>(out));
+  });
 }
 
 template <class I>
@@ -299,8 +302,9 @@ INSTANTIATE(float, int64_t)
 INSTANTIATE(double, int32_t)
 INSTANTIATE(double, int64_t)
 #undef INSTANTIATE
-template cudaError_t sum_rows(const float*, int64_t, const float*, int64_t, int64_t, int, float*, cudaStream_t);
-template cudaError_t sum_rows(const double*, int64_t, const double*, int64_t, int64_t, int, double*, cudaStream_t);
+template cudaError_t sum_rows(const float*, int64_t, const float*, int64_t, int64_t, int, void*, Storage, cudaStream_t);
+template cudaError_t sum_rows(const double*, int64_t, const double*, int64_t, int64_t, int, void*, Storage,
+                              cudaStream_t);
 template cudaError_t inverse_norms(const Rows&, Storage, int64_t, int, int, float, float*, cudaStream_t);
 template cudaError_t inverse_norms(const Rows&, Storage, int64_t, int, int, double, double*, cudaStream_t);
 template cudaError_t edge_ends(const CompressedGraph&, int32_t*, int32_t*, cudaStream_t);

@@ -115,8 +115,7 @@ struct ExactWalk : TeamOfHead {
         const double x = number<float>(args.dst, e.dst, head, column), y = key(e, column);
         if constexpr (Fn::kAtt) {
           const double z = x + y;
-          e.logit =
-              fma(double(args.att[head * 4 * args.key_vectors + column]), z > 0 ? z : args.coefficient * z, e.logit);
+          e.logit = fma(att(column), z > 0 ? z : args.coefficient * z, e.logit);
         } else {
           e.logit = fma(x, y, e.logit);
         }
@@ -125,8 +124,8 @@ struct ExactWalk : TeamOfHead {
     }
     if constexpr (Fn::kScore == Score::dot) e.logit *= args.coefficient;
     if constexpr (Fn::kInverseNorms) {
-      e.logit *=
-          double(args.att[head]) * fabs(double(over(args.dst_over_norm, e.dst)) * over(args.src_over_norm, e.src));
+      const double factor = static_cast<const float*>(args.att)[head];
+      e.logit *= factor * fabs(double(over(args.dst_over_norm, e.dst)) * over(args.src_over_norm, e.src));
     }
     if (args.logit_term) e.logit += args.logit_term[e.at];
     if constexpr (Fn::kScalar) {
@@ -134,6 +133,10 @@ struct ExactWalk : TeamOfHead {
       e.logit *= e.derivative;
     }
     return e;
+  }
+
+  __device__ double att(int column) const {
+    return static_cast<const float*>(args.att)[head * 4 * args.key_vectors + column];
   }
 
   __device__ float over(const float* norms, int64_t row) const { return norms[row * args.heads + head]; }
@@ -150,8 +153,7 @@ struct ExactWalk : TeamOfHead {
     double constant = 0;
     if constexpr (Fn::kAtt) {
       for_columns(args.key_vectors, [&](int column, int) {
-        constant = fma(double(args.att[head * 4 * args.key_vectors + column]),
-                       double(number<float>(args.dst, row, head, column)), constant);
+        constant = fma(att(column), double(number<float>(args.dst, row, head, column)), constant);
       });
       constant = team_sum_of(constant);
     }

@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   A own_scalar = 0;                // of the row: gat's number; gatv2: the lane's share of <att, x>
   A own_over = 0, asked_over = 0;  // of the row: see inverse_norms.cuh
   Raw<S> own_raw[kVecs];
-  if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
+  if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
   for (int k = 0; k < kPer; ++k) {
     acc[k] = 0, own[k] = 0;

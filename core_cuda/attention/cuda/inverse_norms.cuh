@@ -46,7 +46,7 @@ struct InverseNorms<A, true> {
         stride(static_cast<uint32_t>(args.heads * sizeof(A))),
         heads(args.heads),
         head(head),
-        factor(args.att[head] * A(kLog2e)) {}
+        factor(static_cast<const A*>(args.att)[head] * A(kLog2e)) {}
 
   // 1 / norm, negative where the norm does not count; 0 stands for no row.
   template <class I>

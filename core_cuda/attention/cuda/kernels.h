@@ -21,10 +21,10 @@ template <class A>
 cudaError_t normalize_weights(const Args<A>& args, bool wide_index, cudaStream_t stream);
 
 // Sums `sums` equal shares of the rows of [rows, cols] and, below them, [more_rows, cols], each in a fixed order: out
-// is [sums, cols].
+// is [sums, cols], in storage.
 template <class A>
-cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows, int64_t cols, int sums, A* out,
-                     cudaStream_t stream);
+cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows, int64_t cols, int sums, void* out,
+                     Storage storage, cudaStream_t stream);
 
 // Destination and source of every edge, by its original id. I is int32_t or int64_t.
 template <class I>

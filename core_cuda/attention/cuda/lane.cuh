@@ -76,16 +76,36 @@ struct RowPointers {
   }
 };
 
-// The head's part of a vector [heads, vectors]. Numbers beyond the row's end are zero.
+// Vector number `at` of the attention vectors of all heads.
+template <class S>
+__device__ __forceinline__ void load_att(const Args<Arithmetic<S>>& args, int at, Arithmetic<S> (&to)[kVec<S>]) {
+  if constexpr (!std::is_same_v<S, Arithmetic<S>>) {
+    if (args.att_stored) return unpack(static_cast<const Raw<S>*>(args.att)[at], to, S{});
+  }
+#pragma unroll
+  for (int k = 0; k < kVec<S>; ++k) to[k] = static_cast<const Arithmetic<S>*>(args.att)[at * kVec<S> + k];
+}
+
+// The lane's part of the head's. Numbers beyond the row's end are zero.
 template <class S, int kVecs, class P>
-__device__ inline void load_vector(const Arithmetic<S>* vector, const P& place, int vectors,
-                                   Arithmetic<S> (&to)[kVecs * kVec<S>]) {
-  vector += place.head * vectors * kVec<S>;
+__device__ inline void load_att(const Args<Arithmetic<S>>& args, const P& place, Arithmetic<S> (&to)[kVecs * kVec<S>]) {
+  using A = Arithmetic<S>;
+  const int vectors = args.key_vectors;
+  const A* head = static_cast<const A*>(args.att) + place.head * vectors * kVec<S>;
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) {
     const int at = v * place.row_width() + place.row_lane();
+    if constexpr (!std::is_same_v<S, A>) {
+      if (args.att_stored) {
+        A x[kVec<S>] = {};
+        if (at < vectors) load_att<S>(args, place.head * vectors + at, x);
 #pragma unroll
-    for (int k = 0; k < kVec<S>; ++k) to[v * kVec<S> + k] = at < vectors ? vector[at * kVec<S> + k] : Arithmetic<S>(0);
+        for (int k = 0; k < kVec<S>; ++k) to[v * kVec<S> + k] = x[k];
+        continue;
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kVec<S>; ++k) to[v * kVec<S> + k] = at < vectors ? head[at * kVec<S> + k] : A(0);
   }
 }
 

@@ -1,17 +1,16 @@
 // Merges the pieces of hubs: rows so long that several blocks walk them (common/partition.cuh), in their order.
-#include "../../common/partition.cuh"
-#include "../../common/vec.cuh"
+#include "../../common/merge.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda {
 namespace {
 
-// Piece number `piece` of a hub.
+// Piece number `piece` of a hub, of all heads.
 template <class A>
-__device__ const A* piece_at(const Args<A>& args, const Hub& hub, int64_t piece, int head) {
+__device__ const A* piece_at(const Args<A>& args, const Hub& hub, int64_t piece) {
   const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
   const int64_t at = piece == 0 ? hub.slot : slots + hub.slot + piece - 1;
-  return args.carry + (at * args.heads + head) * args.carry_size;
+  return args.carry + at * args.heads * args.carry_size;
 }
 
 template <class S>
@@ -28,26 +27,16 @@ template <class S, class I>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_softmax_kernel(const __grid_constant__ Args<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
-  const int head = blockIdx.y, width = args.carry_size - 2;
   for_each_hub<I>(args.graph, args.part, [&](const Hub& hub) {
-    A m = -INFINITY, l = 0;
-    for (int64_t p = 0; p < hub.pieces; ++p) m = max(m, piece_at(args, hub, p, head)[width]);
-    for (int64_t p = 0; p < hub.pieces; ++p) {
-      const A* piece = piece_at(args, hub, p, head);
-      l += piece[width + 1] * power_of_two(piece[width] - m);
-    }
-    if (args.given) l = 1;
-    for (int k = threadIdx.x; k < args.out.dim; k += kMergeThreads) {
-      A sum = 0;
-      for (int64_t p = 0; p < hub.pieces; ++p) {
-        const A* piece = piece_at(args, hub, p, head);
-        sum = fma(piece[k], power_of_two(piece[width] - m), sum);
-      }
-      store_element<S>(args.out, hub.row, head, k, sum / l);
-    }
-    if (threadIdx.x == 0 && args.logsumexp) {
-      args.logsumexp[hub.row * args.heads + head] = (m + log2(l)) * A(kLn2);
-    }
+    merge_softmax<A, false>(
+        hub.pieces, args.heads, args.carry_size, [&](int64_t p) { return piece_at(args, hub, p); },
+        [&](int number, A sum, A top, A total) {
+          const int head = number / args.carry_size, k = number % args.carry_size;
+          if (k < args.out.dim) store_element<S>(args.out, hub.row, head, k, args.given ? sum : sum / total);
+          if (k == 0 && args.logsumexp) {
+            args.logsumexp[hub.row * args.heads + head] = (top + (args.given ? A(0) : log2(total))) * A(kLn2);
+          }
+        });
   });
 }
 
@@ -56,24 +45,21 @@ template <class S, class I>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> args, OutRows first, OutRows second, int split) {
   using A = Arithmetic<S>;
-  const int head = blockIdx.y;
   for_each_hub<I>(args.graph, args.part, [&](const Hub& hub) {
-    for (int k = threadIdx.x; k < args.carry_size; k += kMergeThreads) {
-      const bool in_second = k >= split;
-      const OutRows& out = in_second ? second : first;
-      const int at = in_second ? k - split : k;
-      if (!out.base || at >= out.dim) continue;
-      A sum = 0;
-#pragma unroll 4
-      for (int64_t p = 0; p < hub.pieces; ++p) sum += piece_at(args, hub, p, head)[k];
-      store_element<S>(out, hub.row, head, at, sum);
-    }
+    sum_pieces<A>(
+        hub.pieces, args.heads * args.carry_size, [&](int64_t p) { return piece_at(args, hub, p); },
+        [&](int number, A sum) {
+          const int head = number / args.carry_size, k = number % args.carry_size;
+          const OutRows& out = k < split ? first : second;
+          const int at = k < split ? k : k - split;
+          if (out && at < out.dim) store_element<S>(out, hub.row, head, at, sum);
+        });
   });
 }
 
 template <class S, class I>
 cudaError_t merge(const Problem& problem, const Plan& plan, const Args<Arithmetic<S>>& args, cudaStream_t stream) {
-  const dim3 grid(merge_blocks(plan.slots), static_cast<unsigned>(args.heads));
+  const dim3 grid = merge_grid(plan.slots, int64_t{args.heads} * args.carry_size);
   if (problem.pass == Pass::forward) {
     merge_softmax_kernel<S, I><<<grid, kMergeThreads, 0, stream>>>(args);
   } else {

@@ -62,17 +62,20 @@ template <class S, int kTeam, int kVecs>
 struct SharedColumns {
   uint2 words[kVecs];
 
-  __device__ void load(const float* vector, float factor, int vectors) {
+  // load(at, vector): of the row's vectors, number `at`.
+  template <class Load>
+  __device__ void load(float factor, int vectors, Load&& load) {
     const int quad = threadIdx.x / kQuad % 8;
     const bool rest = quad & 1, odd_words = quad & 2;
     const int lane = threadIdx.x % kQuad + (kTeam > kQuad ? quad / 4 * kQuad : 0);
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) {
       const int at = v * kTeam + lane;
-      float part[8];
+      float vector[8] = {}, part[8];
+      if (at < vectors) load(at, vector);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
-        const float whole = at < vectors ? vector[at * 8 + k] * factor : 0, high = to_arithmetic(to_storage<S>(whole));
+        const float whole = vector[k] * factor, high = to_arithmetic(to_storage<S>(whole));
         part[k] = rest ? whole - high : high;
       }
       const uint4 all = pack(part, S{});
@@ -173,7 +176,8 @@ struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
   SharedColumns<S, kTeam, kVecs> att;  // times log2 e
 
   __device__ void load(const Args<float>& args, int head) {
-    att.load(args.att + head * args.key_vectors * 8, float(kLog2e), args.key_vectors);
+    att.load(float(kLog2e), args.key_vectors,
+             [&](int at, float (&vector)[8]) { load_att<S>(args, head * args.key_vectors + at, vector); });
   }
 
   template <bool kLinear>

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     }
     if (!args.grad_dst) return;
     float out[kPer], att[kPer];
-    if constexpr (Fn::kAtt) load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
+    if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       out[k] = Fn::finish(acc[k], acc_scalar, args.coefficient);

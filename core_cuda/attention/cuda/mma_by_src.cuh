@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   auto join = [&] {
     if constexpr (Fn::kAtt) {
       float att[kPer];
-      load_vector<S, kVecs>(args.att, place, args.key_vectors, att);
+      load_att<S, kVecs>(args, place, att);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
         value_acc[k] = fma(Fn::finish(key_acc[k], acc_scalar, args.coefficient), att[k], value_acc[k]);

@@ -1,7 +1,6 @@
 // The passes over pairs by storage type, and what merges the pieces of hubs: rows so long that several blocks walk them
 // (common/partition.cuh), in their order.
-#include "../../common/partition.cuh"
-#include "../../common/vec.cuh"
+#include "../../common/merge.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda {
@@ -19,38 +18,28 @@ __device__ const float* piece_at(const PairArgs& args, const Hub& hub, int64_t p
 
 template <class S>
 __global__ void __launch_bounds__(kMergeThreads) merge_forward_kernel(const __grid_constant__ PairArgs args) {
-  const int width = args.carry_size - 2;
+  const int dim = args.out.dim;
   for_each_hub<int32_t>(args.graph, args.part, [&](const Hub& hub) {
-    float m = -INFINITY, l = 0;
-    for (int64_t p = 0; p < hub.pieces; ++p) m = max(m, piece_at(args, hub, p)[width]);
-    for (int64_t p = 0; p < hub.pieces; ++p) {
-      const float* piece = piece_at(args, hub, p);
-      l += piece[width + 1] * power_of_two((piece[width] - m) * float(kLog2e));
-    }
-    for (int k = threadIdx.x; k < args.out.dim; k += kMergeThreads) {
-      float sum = 0;
-      for (int64_t p = 0; p < hub.pieces; ++p) {
-        const float* piece = piece_at(args, hub, p);
-        sum = fmaf(piece[k], power_of_two((piece[width] - m) * float(kLog2e)), sum);
-      }
-      const float bias = args.bias ? to_arithmetic(static_cast<const S*>(args.bias)[k]) : 0.0f;
-      const int64_t at = hub.row * args.out.dim + k;
-      if (args.sums) reinterpret_cast<S*>(args.sums.base)[at] = to_storage<S>(sum / l);
-      reinterpret_cast<S*>(args.out.base)[at] = to_storage<S>(sum / l + bias);
-    }
-    if (threadIdx.x == 0) args.shift[hub.row] = m, args.shift[args.graph.num_rows + hub.row] = log_base_two(l);
+    merge_softmax<float, true>(
+        hub.pieces, 1, args.carry_size, [&](int64_t p) { return piece_at(args, hub, p); },
+        [&](int k, float sum, float top, float total) {
+          if (k == 0) args.shift[hub.row] = top, args.shift[args.graph.num_rows + hub.row] = log_base_two(total);
+          if (k >= dim) return;
+          const float bias = args.bias ? to_arithmetic(static_cast<const S*>(args.bias)[k]) : 0.0f;
+          const int64_t at = hub.row * dim + k;
+          if (args.sums) reinterpret_cast<S*>(args.sums.base)[at] = to_storage<S>(sum / total);
+          reinterpret_cast<S*>(args.out.base)[at] = to_storage<S>(sum / total + bias);
+        });
   });
 }
 
 template <class S>
 __global__ void __launch_bounds__(kMergeThreads) merge_by_src_kernel(const __grid_constant__ PairArgs args) {
+  const int dim = args.grad_value.dim;
   for_each_hub<int32_t>(args.graph, args.part, [&](const Hub& hub) {
-    for (int k = threadIdx.x; k < args.grad_value.dim; k += kMergeThreads) {
-      float sum = 0;
-#pragma unroll 4
-      for (int64_t p = 0; p < hub.pieces; ++p) sum += piece_at(args, hub, p)[k];
-      reinterpret_cast<S*>(args.grad_value.base)[hub.row * args.grad_value.dim + k] = to_storage<S>(sum);
-    }
+    sum_pieces<float>(
+        hub.pieces, dim, [&](int64_t p) { return piece_at(args, hub, p); },
+        [&](int k, float sum) { reinterpret_cast<S*>(args.grad_value.base)[hub.row * dim + k] = to_storage<S>(sum); });
   });
 }
 
@@ -58,11 +47,10 @@ template <class S>
 cudaError_t run(const Problem& problem, const Plan& plan, const PairArgs& args, cudaStream_t stream) {
   const cudaError_t error = pair_pass_instance<S>(problem, plan.kernel, args, stream);
   if (error != cudaSuccess || !plan.hubs) return error;
-  const unsigned blocks = merge_blocks(plan.slots);
   if (problem.pass == Pass::forward) {
-    merge_forward_kernel<S><<<blocks, kMergeThreads, 0, stream>>>(args);
+    merge_forward_kernel<S><<<merge_grid(plan.slots, args.carry_size), kMergeThreads, 0, stream>>>(args);
   } else if (args.grad_value) {
-    merge_by_src_kernel<S><<<blocks, kMergeThreads, 0, stream>>>(args);
+    merge_by_src_kernel<S><<<merge_grid(plan.slots, args.grad_value.dim), kMergeThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
