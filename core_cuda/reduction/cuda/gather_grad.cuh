@@ -17,6 +17,7 @@ struct GatherGradFold {
   using I = int32_t;
   static constexpr int kPer = kNumbers<S, 4>, kArgWords = kPer * sizeof(Arg) / 4, kInWord = 4 / sizeof(Arg);
   static constexpr uint32_t kShared = 1u << (8 * sizeof(Arg) - 1);
+  static constexpr uint32_t kSharedInWord = sizeof(Arg) == 1 ? 0x80808080u : sizeof(Arg) == 2 ? 0x80008000u : kShared;
   static constexpr bool kCheapEnd = false;
   using Piece = Sums<float, kPer>;
 
@@ -26,7 +27,8 @@ struct GatherGradFold {
   Words<4> grad[kBatch];
   uint32_t code_words[kBatch][kArgWords], position[kBatch];
   I index[kShares ? kBatch : 1];
-  float mine[kShares ? kPer : 1];  // j's own values
+  Words<4> best[kShares ? kBatch : 1];  // i's extrema, where elements are shared
+  float mine[kShares ? kPer : 1];       // j's own values
   I own_position;
   Piece total;
 
@@ -70,26 +72,37 @@ struct GatherGradFold {
     for (int u = 0; u < kBatch; ++u) {
       position[u] = static_cast<uint32_t>(__shfl_sync(0xffffffffu, own_position, b + u, 1 << args.plan.team_log2));
     }
+    if constexpr (kShares) {  // all edges' extrema are on their way before one is waited for
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        if (shares_some(u)) best[u] = load_shared_words(words_of(args.out, index[u]));
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool shares_some(int u) const {
+    uint32_t codes = 0;
+#pragma unroll
+    for (int word = 0; word < kArgWords; ++word) codes |= code_words[u][word];
+    return codes & kSharedInWord;
   }
 
   __device__ __forceinline__ void take(int u, I) {
     float x[kPer];
     unpack_words<S, 4>(grad[u], x);
-    bool shared = false;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) {
       if (code(u, k) == position[u]) total.sum[k] += x[k];
-      if constexpr (kShares) shared |= (code(u, k) & kShared) != 0;
     }
     if constexpr (kShares) {
-      if (!shared) return;
-      float best[kPer];
-      unpack_words<S, 4>(load_shared_words(words_of(args.out, index[u])), best);
+      if (!shares_some(u)) return;
+      float extremum[kPer];
+      unpack_words<S, 4>(best[u], extremum);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
-        if (code(u, k) & kShared && mine[k] == best[k]) {
-          total.sum[k] += x[k] / static_cast<float>((code(u, k) & ~kShared) + 1);
-        }
+        // Without a branch: a warp would take it for one lane's sake. Two units in the last place at most.
+        const float share = __fdividef(x[k], static_cast<float>((code(u, k) & ~kShared) + 1));
+        total.sum[k] += code(u, k) & kShared && mine[k] == extremum[k] ? share : 0.0f;
       }
     }
   }
@@ -123,7 +136,7 @@ struct GatherGradFold {
 // Blocks that must fit on a multiprocessor: what bounds the registers.
 template <class S, class Arg>
 constexpr int gather_grad_blocks(bool shares) {
-  if (shares) return sizeof(S) == 2 ? 3 : 5;
+  if (shares) return sizeof(S) == 2 ? 4 : 5;
   return sizeof(Arg) == 4 ? 6 : 7;
 }
 
