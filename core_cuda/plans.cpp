@@ -73,12 +73,12 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
 }
 
 py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
-                   int64_t max_degree, int64_t carry_bytes, int64_t carry_budget, int multiprocessors,
-                   int64_t l2_bytes) {
+                   int64_t max_degree, int64_t carry_bytes, int64_t carry_budget, bool narrow_teams,
+                   int multiprocessors, int64_t l2_bytes) {
   cuda::FoldProblem p;
   p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.max_degree = max_degree;
   p.vectors = static_cast<int>(vectors), p.vector_bytes = static_cast<int>(vector_bytes);
-  p.carry_bytes = carry_bytes, p.carry_budget = carry_budget;
+  p.carry_bytes = carry_bytes, p.carry_budget = carry_budget, p.narrow_teams = narrow_teams;
   p.multiprocessors = multiprocessors, p.l2_bytes = l2_bytes;
   const cuda::FoldPlan plan = cuda::make_fold_plan(p);
   py::dict found;
@@ -121,7 +121,9 @@ void define_plans(py::module_& m) {
         py::arg("edge_arrays"), py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
   m.def("fold_plan", &fold_plan, py::kw_only(), py::arg("vectors"), py::arg("vector_bytes"), py::arg("num_rows"),
         py::arg("num_edges"), py::arg("num_gathered"), py::arg("max_degree"), py::arg("carry_bytes"),
-        py::arg("carry_budget"), py::arg("multiprocessors"), py::arg("l2_bytes"));
+        py::arg("carry_budget"), py::arg("narrow_teams"), py::arg("multiprocessors"), py::arg("l2_bytes"));
+  m.def("narrow_sums_pay", &cuda::narrow_sums_pay, py::kw_only(), py::arg("num_edges"), py::arg("num_rows"),
+        py::arg("halves"), py::arg("weighted"));
   m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
         py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),
         py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"), py::arg("clusters"));

@@ -116,6 +116,16 @@ constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;
 // times than this, slices are not cut for it (0017).
 constexpr int64_t kFoldL2Percent = 75;
 constexpr int64_t kReadsThatPay = 8;
+// Edges of a row from which on sums take them in batches of eight, not of four: rows end in most batches of a graph of
+// low degree, and ends cost more in a long one.
+constexpr int64_t kLongSums = 16;
+// Whether rows of up to four vectors are summed by teams of four lanes, which take four edges a batch: where that many
+// are taken anyway, and of 16-bit numbers without weights, whose lanes have the most to do. us on one H100 by teams of
+// eight and of four, forward + backward, 2026-11-26: float32 of 16, city-reviews 136, 83, arxiv 99, 76, pokec 2,151,
+// 2,401; bfloat16 of 32, city-reviews 160, 120, twitch 517, 394; float32 of 16 with weights, twitch 1,232, 1,469.
+constexpr bool narrow_sums_pay(int64_t num_edges, int64_t num_rows, bool halves, bool weighted) {
+  return num_edges < kLongSums * num_rows || (halves && !weighted);
+}
 
 // The gradient of an extremum (0016). From this mean degree on 16-bit numbers are sorted, and float32 in rows as wide
 // as that read masked: below it there is too little to skip (2026-11-22: arxiv, degree 7, 0.44 ms gathered and 0.82

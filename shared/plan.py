@@ -207,14 +207,15 @@ def attention_steps(
 
 
 def _fold(
-    device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, piece: int, result: int
-):
+    device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, piece: int, result: int,
+    narrow_teams: bool,
+):  # fmt: skip
     """(description, slices) of a fold of rows of ``row_bytes``."""
     if not device.multiprocessors:
         return _C.cpu_capability(), 1
     plan = _C.fold_plan(
         vectors=-(-row_bytes // 16), vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=gathered,
-        max_degree=max_degree, carry_bytes=piece, carry_budget=max(1 << 20, result // 8),
+        max_degree=max_degree, carry_bytes=piece, carry_budget=max(1 << 20, result // 8), narrow_teams=narrow_teams,
         multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
     )  # fmt: skip
     merges = ", merges hubs" * plan["merges"]
@@ -247,7 +248,10 @@ def spmm_step(
     if engine.kernel is not None:
         kernel, slices = engine.kernel, 1
     else:
-        kernel, slices = _fold(device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row)
+        narrow = _C.narrow_sums_pay(
+            num_edges=num_edges, num_rows=num_dst, halves=dtype.itemsize == 2, weighted=weight_bytes > 0
+        )
+        kernel, slices = _fold(device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row, narrow)
     if engine.reads_values:
         weight_bytes = dtype.itemsize
     num_rows = num_edges if num_rows is None else num_rows
@@ -280,7 +284,7 @@ def extremum_steps(
     """
     row = width * dtype.itemsize
     kernel, slices = _fold(
-        device, row, num_dst, num_edges, num_src, max_degrees[0] if max_degrees else -1, width * 8, num_dst * row
+        device, row, num_dst, num_edges, num_src, max_degrees[0] if max_degrees else -1, width * 8, num_dst * row, True
     )
     num_bytes = num_edges * (row + index_bytes) + num_dst * (row + width * arg_bytes)
     seconds = _seconds(device, num_bytes, num_src * row // slices)
@@ -354,6 +358,8 @@ _ATTENTION = ("attention", "attention_backward", "attention_backward_into")
 def _spmm_of(args: dict[str, Any], engine: Engine) -> Step:
     x, weight = args["x"], args.get("weight")
     weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
+    if args.get("src_scale") is not None:
+        weight_bytes += args["src_scale"].element_size()
     if engine.num_rows is not None:
         weight_bytes = 4  # the bits
     return _sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes, engine)

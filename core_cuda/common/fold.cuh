@@ -53,6 +53,7 @@ constexpr bool kTogether<Fold, std::void_t<decltype(&Fold::together)>> = true;
 template <class I>
 using FoldShares = RangeShares<I, kMostFoldTeams>;
 
+// kBatch: edges whose rows are asked for at once, no more than a team has lanes.
 template <int kBatch, class I, class Fold>
 __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& plan, Fold& fold) {
   using Piece = typename Fold::Piece;

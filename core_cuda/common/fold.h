@@ -1,7 +1,7 @@
 // Folding the rows of a graph's neighbours into one row each (sums, minima, maxima): how the work is laid out. Pure
 // functions of sizes, so that results depend on nothing else. No torch.
 //
-// A row of features is read in vectors of up to 16 bytes, one a lane; a team of 8 to 32 lanes reads one slice of a row.
+// A row of features is read in vectors of up to 16 bytes, one a lane; a team of 4 to 32 lanes reads one slice of a row.
 // Slices follow each other in time (blockIdx.y). A slice is 512 bytes; it is halved, down to 128, where that brings
 // what is gathered, nodes times slice, under three quarters of the L2 (45 MiB of the H200's 60): from there a gather
 // runs at twice the speed, and reading the indices once more per slice costs about 3 percent. Twice that size still
@@ -19,7 +19,8 @@
 namespace edgeless::cuda {
 
 constexpr int kFoldThreads = 128;
-constexpr int kMostFoldTeams = kFoldThreads / 8;
+constexpr int kLeastFoldLog2 = 2;  // lanes of a team, of rows that are no wider: as many as a batch has edges
+constexpr int kMostFoldTeams = kFoldThreads >> kLeastFoldLog2;
 constexpr int64_t kMostPiece = 32768;  // edges; with that, a place in a share fits 16 bits
 constexpr int64_t kLeastPiece = 256;   // a block takes no longer for them than a launch that merges
 
@@ -32,7 +33,7 @@ struct FoldRows {
 };
 
 struct FoldPlan {
-  int team_log2 = 3;      // lanes of a team, 8 to 32
+  int team_log2 = 3;      // lanes of a team, 4 to 32
   int slice_vectors = 0;  // at most the lanes of a team
   int slices = 0;
   Partition part;
@@ -45,9 +46,10 @@ struct FoldProblem {
   int64_t num_gathered = 0;  // rows of what is gathered
   int vectors = 0;           // of a row
   int vector_bytes = 16;
-  int64_t max_degree = -1;   // edges of a row, -1: unknown
-  int64_t carry_bytes = 0;   // of a piece of a hub
-  int64_t carry_budget = 0;  // bytes that all pieces may take
+  int64_t max_degree = -1;    // edges of a row, -1: unknown
+  int64_t carry_bytes = 0;    // of a piece of a hub
+  int64_t carry_budget = 0;   // bytes that all pieces may take
+  bool narrow_teams = false;  // of four lanes, where rows are no wider
   int multiprocessors = 1;
   int64_t l2_bytes = 0;
 };
@@ -67,7 +69,8 @@ inline int most_slice_vectors(const FoldProblem& p) {
 inline void choose_slices(const FoldProblem& p, FoldPlan& plan) {
   const int most = most_slice_vectors(p);
   double best = 0;
-  for (int log2 = 5; log2 >= 3; --log2) {
+  const int least_log2 = p.narrow_teams && p.vectors <= 1 << kLeastFoldLog2 ? kLeastFoldLog2 : 3;
+  for (int log2 = 5; log2 >= least_log2; --log2) {
     const int width = 1 << log2, slices = (p.vectors + width - 1) / width;
     const double busy = double(p.vectors) / (slices * width) * width / (width + 0.5);
     if (width > most || busy <= best * 1.05) continue;

@@ -46,6 +46,7 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   args.out = out.data_ptr(), args.arg = arg.data_ptr(), args.tied = tied.data_ptr<uint8_t>();
   FoldProblem problem =
       fold_problem(args.graph, packed, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
+  problem.narrow_teams = true;
   budget_carry(problem, args.vectors * piece_bytes(storage, wide_index, shares), out);
   args.plan = make_fold_plan(problem);
   const Tensor carry = take_carry(problem, out, args);
@@ -126,6 +127,7 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
   const int64_t numbers = masked ? kMaskedPer : 16 / grad.element_size();
   problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + bytes.element_size()));
+  problem.narrow_teams = true;
   choose_slices(problem, args.plan);
   if (masked) args.vectors = args.plan.slices * args.plan.slice_vectors;  // a last slice has all its lanes
   budget_carry(problem, args.vectors * numbers * int64_t(sizeof(float)), grad_x);
@@ -208,7 +210,9 @@ void send_gradient(const Backward& b, bool zero_shares, const Tensor& grad_x) {
   const Tensor sums = at::zeros({args.num_columns * step * sum_bytes / 8}, b.x.options().dtype(at::kLong));
   args.sums = reinterpret_cast<long long*>(sums.data_ptr<int64_t>());
   const int64_t numbers = 16 / b.x.element_size();
-  args.plan = make_fold_plan(fold_problem(args.graph, packed, std::min<int64_t>(32, (step + numbers - 1) / numbers)));
+  FoldProblem problem = fold_problem(args.graph, packed, std::min<int64_t>(32, (step + numbers - 1) / numbers));
+  problem.narrow_teams = true;
+  args.plan = make_fold_plan(problem);
   C10_CUDA_CHECK(measure(b.storage, args, b.stream));
   for (args.first = 0; args.first < b.width; args.first += step) {
     args.columns = std::min<int>(step, args.width - args.first);

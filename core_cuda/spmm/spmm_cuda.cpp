@@ -81,6 +81,8 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     FoldProblem problem =
         fold_problem(args.graph, rows, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
     problem.vector_bytes = bytes;
+    problem.narrow_teams =
+        narrow_sums_pay(args.graph.num_edges, args.graph.num_rows, x.element_size() == 2, weight || src_scale);
     budget_carry(problem, args.vectors * numbers * int64_t(sizeof(A)), out);
     args.plan = make_fold_plan(problem);
     const Tensor carry = take_carry(problem, out, args);

@@ -141,11 +141,12 @@ cudaError_t launch_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream
   return cudaGetLastError();
 }
 
-// Edges of a batch: rows end in most batches of a graph of low degree, and ends cost more in a long one.
+// Teams of four lanes take four edges a batch.
 template <class S, Weighing kWeighing>
 cudaError_t launch_fast_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  return args.graph.num_edges < 16 * args.graph.num_rows ? launch_spmm<S, int32_t, 4, kWeighing, 4>(args, stream)
-                                                         : launch_spmm<S, int32_t, 4, kWeighing, 8>(args, stream);
+  const bool four = args.plan.team_log2 < 3 || args.graph.num_edges < kLongSums * args.graph.num_rows;
+  return four ? launch_spmm<S, int32_t, 4, kWeighing, 4>(args, stream)
+              : launch_spmm<S, int32_t, 4, kWeighing, 8>(args, stream);
 }
 
 // The table of kernels: vectors of 16 bytes and 32-bit indices have two for each way of weighing, others one for all.
