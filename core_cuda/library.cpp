@@ -82,10 +82,13 @@ TORCH_LIBRARY(edgeless, m) {
   // "first" all to the first, "shared" equal parts, "scatter" equal parts and one more part lost where the extremum is
   // 0 (torch's scatter_reduce on zeros). tied says in which rows there is something to share; there arg on CUDA says
   // among how many (core_cuda/reduction/cuda/args.h). arg and tied are for the backward on the same device alone.
-  // With "first" the backward does not read x and out: only their sizes count.
+  // With "first" the backward does not read x and out: only their sizes count. csc: [], or gradients may be gathered
+  // over it; behind its edge ids may stand what edge_positions gives, in the order of its edges.
   m.def(
       "neighbor_reduce(Tensor x, Tensor[] csr, Tensor[] csc, str reduce, float fill, ScalarType arg_dtype, "
       "str ties, int[] max_degrees=[]) -> (Tensor out, Tensor arg, Tensor tied)");
+  // The position of every edge within its row: [E], int32, by the id of the edge.
+  m.def("edge_positions(Tensor[] csr) -> Tensor");
   m.def(
       "neighbor_reduce_backward(Tensor grad_out, Tensor x, Tensor out, Tensor arg, Tensor tied, Tensor[] csr, "
       "Tensor[] csc, str reduce, str ties, int[] max_degrees=[]) -> Tensor");

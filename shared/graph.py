@@ -368,6 +368,14 @@ class Graph(Keeper):
         """
         return self._max_degrees.of_csr_at_hand(self)
 
+    def in_use(self) -> bool:
+        """Whether the graph was used often enough that what is kept for further uses is likely to pay. Not while a CUDA
+        graph is captured: what was built then would be there only once that has run.
+        """
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return False
+        return bool(self._max_degrees.known)
+
     def max_degrees_at_hand(self) -> list[int]:
         """The most edges of a row of :attr:`csr`, and of :attr:`csc`, as far as known without waiting for a GPU.
 

@@ -18,6 +18,29 @@ inline void check_reduce(const char* op, const at::Tensor& x, at::TensorList csr
   check_spmm(op, x.unsqueeze(1), {}, {}, {}, csr);
 }
 
+// The direction over which gradients are gathered. Behind its edge ids may stand what edge_positions gives, in the
+// order of this direction's edges: else every backward finds it again.
+struct GatheredOver {
+  at::TensorList graph;
+  Optional<at::Tensor> positions;
+
+  explicit GatheredOver(at::TensorList csc) : graph(csc.slice(0, std::min<size_t>(csc.size(), 3))) {
+    if (csc.size() > 3) positions = csc[3];
+  }
+
+  void check(const char* op, int64_t rows, const at::TensorList csr) const {
+    if (graph.empty()) return;
+    const int64_t edges = csr[1].size(0);
+    const auto device = csr[1].device();
+    check_compressed(op, "csc", graph, rows, edges, device);
+    if (!positions) return;
+    check_shape(op, "positions of csc", *positions, {edges});
+    check_dtype(op, "positions of csc", *positions, at::kInt);
+    check_device(op, "positions of csc", *positions, device);
+    TORCH_CHECK_VALUE(positions->is_contiguous(), op, ": positions of csc must be contiguous");
+  }
+};
+
 inline int64_t arg_size(const char* op, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(dtype == at::kByte || dtype == at::kShort || dtype == at::kInt, op,
                     ": arg_dtype must be uint8, int16 or int32, got ", dtype);

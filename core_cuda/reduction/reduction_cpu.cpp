@@ -89,13 +89,21 @@ bool any_nonzero(const uint8_t* flags, int64_t n) {
   return any != 0;
 }
 
+at::Tensor edge_positions(at::TensorList csr) {
+  check_compressed("edgeless::edge_positions", "csr", csr, csr[0].size(0) - 1, csr[1].size(0), csr[0].device());
+  return positions_in_rows(compressed(csr), csr[0].options());
+}
+
 template <class A>
-void gather_gradient(ReduceArgs& args, const at::TensorOptions& options) {
+void gather_gradient(ReduceArgs& args, const Optional<at::Tensor>& known, const at::TensorOptions& options) {
   const auto kernels = choose_reduce_kernels<A>();
   args.items_per_part = choose_items_per_part(args.transposed);
   const int64_t parts = num_parts(args.transposed, args.items_per_part), scratch = kernels.scratch_size(args);
   at::Tensor positions, carry;
-  if (args.graph.edge_ids) {
+  if (known) {  // by place, not by id
+    args.positions = known->const_data_ptr<int32_t>();
+    args.transposed.edge_ids = nullptr;
+  } else if (args.graph.edge_ids) {
     positions = positions_in_rows(args.graph, options);
     args.positions = positions.data_ptr<int32_t>();
   }
@@ -135,7 +143,8 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
   check_shape(op, "arg", arg, {rows, args.width});
   check_shape(op, "tied", tied, {rows});
   check_dtype(op, "tied", tied, at::kByte);
-  if (!csc.empty()) check_compressed(op, "csc", csc, x.size(0), csr[1].size(0), x.device());
+  const GatheredOver over(csc);
+  over.check(op, x.size(0), csr);
   const at::Tensor where = arg.contiguous(), flags = tied.contiguous();
   const bool shares = may_share && any_nonzero(flags.data_ptr<uint8_t>(), rows), gathers = !csc.empty();
   // What share() adds to must not be rounded before.
@@ -155,8 +164,8 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
     const int64_t lines = (args.width + line - 1) / line;
     int64_t per_slice = (lines + at::get_num_threads() - 1) / at::get_num_threads();
     if (gathers) {
-      args.transposed = compressed(csc);
-      gather_gradient<A>(args, x.options());
+      args.transposed = compressed(over.graph);
+      gather_gradient<A>(args, over.positions, x.options());
       if (!shares) return 0;
       for_each_slice<A>(args, per_slice * line, kernels.scratch_size(args),
                         [&](int64_t first, int64_t last, A* memory) { kernels.share(args, first, last, memory); });
@@ -175,6 +184,7 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
+  m.impl("edge_positions", WithRoom<edge_positions>::call);
   m.impl("neighbor_reduce", WithRoom<neighbor_reduce>::call);
   m.impl("neighbor_reduce_backward", WithRoom<neighbor_reduce_backward>::call);
 }

@@ -75,6 +75,7 @@ int bits_for(int64_t count) {
 struct Backward {
   const Tensor &grad_out, &x, &out, &arg, &tied;
   GraphArrays graph;
+  OptTensor positions;  // of the edges of graph.csc
   bool shares;
   Storage storage;
   int64_t rows, width;
@@ -103,20 +104,26 @@ GradientDevice gradient_device(const at::Tensor& x) {
           device_attribute(cudaDevAttrClusterLaunch, device) != 0};
 }
 
+Tensor find_positions(at::TensorList csr, cudaStream_t stream) {
+  Tensor positions = at::empty({csr[1].size(0)}, csr[1].options());
+  const FoldProblem problem = fold_problem(compressed_graph(csr), csr[1], 8);
+  C10_CUDA_CHECK(
+      edge_positions(compressed_graph(csr), make_fold_plan(problem).part, positions.data_ptr<int32_t>(), stream));
+  return positions;
+}
+
 void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   const Tensor grad = rows_of_16_bytes(b.grad_out.unsqueeze(1)), x = b.rows_where_shared(b.x);
   const Tensor out = b.rows_where_shared(b.out), where = b.arg.contiguous();
-  const Tensor positions = at::empty({b.graph.csr[1].size(0)}, b.graph.csr[1].options());
-  FoldProblem problem = fold_problem(compressed_graph(b.graph.csr), x, 8);
-  C10_CUDA_CHECK(edge_positions(compressed_graph(b.graph.csr), make_fold_plan(problem).part,
-                                positions.data_ptr<int32_t>(), b.stream));
+  const Tensor positions = b.positions ? *b.positions : find_positions(b.graph.csr, b.stream);
   GatherArgs args;
   args.graph = compressed_graph(b.graph.csc);
+  if (b.positions) args.graph.edge_ids = nullptr;  // by place, not by id
   args.width = static_cast<int>(b.width);
   args.vectors = static_cast<int>(masked ? (b.width - 1) / kMaskedPer + 1 : b.width * grad.element_size() / 16);
   args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
   args.arg = where.data_ptr(), args.arg_size = static_cast<int>(where.element_size());
-  args.positions = positions.data_ptr<int32_t>();
+  args.positions = positions.const_data_ptr<int32_t>();
   args.grad_x = grad_x.data_ptr();
   Tensor bytes = where;
   if (masked && args.arg_size > 1) {
@@ -124,7 +131,7 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
     C10_CUDA_CHECK(argument_bytes(args.arg, args.arg_size, where.numel(), bytes.data_ptr<uint8_t>(), b.stream));
   }
   if (masked) args.bytes = bytes.data_ptr<uint8_t>();
-  problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
+  FoldProblem problem = fold_problem(args.graph, grad, args.vectors, b.graph.max_degrees[kInCsc]);
   const int64_t numbers = masked ? kMaskedPer : 16 / grad.element_size();
   problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + bytes.element_size()));
   problem.narrow_teams = true;
@@ -241,6 +248,16 @@ std::optional<GradientPlan> choose_engine(const Backward& b) {
   return name.empty() ? plan_gradient(problem, device) : plan_gradient_by(name, problem, device);
 }
 
+Tensor positions_of_edges(at::TensorList csr) {
+  const char* op = "edgeless::edge_positions";
+  check_compressed(op, "csr", csr, csr[0].size(0) - 1, csr[1].size(0), csr[0].device());
+  const OnDevice on_device(csr[0].device());
+  if (csr[0].scalar_type() == at::kInt) return find_positions(csr, on_device.stream());
+  const Tensor counts = csr[0].diff(), begins = csr[0].slice(0, 0, -1).repeat_interleave(counts, {}, csr[1].size(0));
+  const Tensor places = (at::arange(csr[1].size(0), csr[1].options()) - begins).to(at::kInt);
+  return csr.size() == 3 ? at::empty_like(places).scatter_(0, csr[2], places) : places;
+}
+
 Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
                                 const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
                                 c10::string_view ties, at::IntArrayRef max_degrees) {
@@ -260,7 +277,8 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
   check_device(op, "out", out, x.device());
   check_device(op, "arg", arg, x.device());
   check_device(op, "tied", tied, x.device());
-  if (!csc.empty()) check_compressed(op, "csc", csc, x.size(0), csr[1].size(0), x.device());
+  const GatheredOver over(csc);
+  over.check(op, x.size(0), csr);
   const OnDevice on_device(x.device());
   Tensor grad_x = at::empty(x.sizes(), x.options());
   if (grad_x.numel() == 0 || csr[1].size(0) == 0) return grad_x.zero_();
@@ -269,7 +287,8 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
                    out,
                    arg,
                    tied,
-                   {csr, csc, max_degrees},
+                   {csr, over.graph, max_degrees},
+                   over.positions,
                    ties != "first",
                    storage_of(x.scalar_type()),
                    rows,
@@ -291,6 +310,7 @@ Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const T
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
+  m.impl("edge_positions", positions_of_edges);
   m.impl("neighbor_reduce", neighbor_reduce);
   m.impl("neighbor_reduce_backward", neighbor_reduce_backward);
 }

@@ -19,6 +19,11 @@ def _neighbor_reduce_fake(x, csr, csc, reduce, fill, arg_dtype, ties, max_degree
     )
 
 
+@register_fake("edgeless::edge_positions")
+def _edge_positions_fake(csr):
+    return csr[1].new_empty(csr[1].shape, dtype=torch.int32)
+
+
 @register_fake("edgeless::neighbor_reduce_backward")
 def _neighbor_reduce_backward_fake(grad_out, x, out, arg, tied, csr, csc, reduce, ties, max_degrees=()):
     return x.new_empty(x.shape)

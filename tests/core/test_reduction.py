@@ -344,3 +344,61 @@ def steps():
 @EVERY_WAY
 def test_streams_and_captures(way, steps):
     assert_same_bits(way, *steps)
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("kind", ["square", "hub", "no edges"])
+def test_positions_of_edges(kind, index_dtype, device):
+    graph = graph_of(kind)
+    indptr, _, ids = (t if t is None else t.long() for t in graph.csr)
+    places = torch.arange(graph.num_edges) - indptr[:-1].repeat_interleave(indptr.diff())
+    expected = places if ids is None else torch.empty_like(places).scatter_(0, ids, places)
+    csr = [t.to(device, index_dtype) for t in graph.csr if t is not None]
+    found = torch.ops.edgeless.edge_positions(csr)
+    assert found.dtype == torch.int32
+    assert torch.equal(found.cpu().long(), expected)
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("ties", ["first", "shared", "scatter"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_positions_are_kept_with_a_graph_in_use(dtype, ties, device):
+    """Not with one that a GPU has seen once; the gradient is the same bit by bit."""
+    gen = torch.Generator().manual_seed(2)
+    edge_index = torch.randint(0, 25_000, (2, 40_000), generator=gen)
+    graph = Graph.from_edge_index(edge_index.to(device), 25_000, 25_000)
+    x = torch.randn(25_000, 16, generator=gen).to(device, dtype).requires_grad_()
+    gradients = []
+    for _ in range(6):
+        out = functional.neighbor_reduce(graph, x, "max", ties=ties)
+        gradients += torch.autograd.grad(out, [x], 2 * out.detach() + 1)
+        if device == "cuda":
+            assert len(gradients) > 1 or "positions" not in graph._formats
+            torch.cuda.synchronize()
+    assert graph._formats["positions"].shape == (40_000,)
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+    csr, csc = arrays_of(graph)
+    assert len(csc) == 3
+    out, arg, tied = torch.ops.edgeless.neighbor_reduce(x.detach(), csr, csc, "max", 0.0, torch.int32, ties)
+    saved = 2 * out + 1, x.detach(), out, arg, tied, csr
+    without = torch.ops.edgeless.neighbor_reduce_backward(*saved, csc, "max", ties)
+    assert torch.equal(without, gradients[0])
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("positions,message", [
+    (torch.zeros(3, dtype=torch.int32), "positions of csc must have shape"),
+    (torch.zeros(4, dtype=torch.int64), "positions of csc must be Int"),
+    (torch.zeros(8, dtype=torch.int32)[::2], "positions of csc must be contiguous"),
+])  # fmt: skip
+def test_wrong_positions_are_named(positions, message, device):
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [2, 1, 0, 1]]), 3, 3).to(device)
+    csr, csc = arrays_of(graph)
+    x = torch.ones(3, 8, device=device)
+    out, arg, tied = torch.ops.edgeless.neighbor_reduce(x, csr, csc, "max", 0.0, torch.int32, "first")
+    given = [*csc[:2], torch.arange(4, dtype=csc[0].dtype, device=device), positions.to(device)]
+    if not positions.is_contiguous():
+        given[3] = torch.zeros(8, dtype=torch.int32, device=device)[::2]
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        torch.ops.edgeless.neighbor_reduce_backward(out, x, out, arg, tied, csr, given, "max", "first")
