@@ -117,7 +117,9 @@ constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;
 constexpr int64_t kFoldL2Percent = 75;
 constexpr int64_t kReadsThatPay = 8;
 // Edges of a row from which on sums take them in batches of eight, not of four: rows end in most batches of a graph of
-// low degree, and ends cost more in a long one.
+// low degree, and ends cost more in a long one. From there on products by edge (sddmm) have no teams of four lanes
+// either: of 16 floats, us by eight and by four, one H100, 2026-11-26: arxiv 59, 48, city-reviews 79, 76, twitch 1,137,
+// 1,264.
 constexpr int64_t kLongSums = 16;
 // Whether rows of up to four vectors are summed by teams of four lanes, which take four edges a batch: where that many
 // are taken anyway, and of 16-bit numbers without weights, whose lanes have the most to do. us on one H100 by teams of

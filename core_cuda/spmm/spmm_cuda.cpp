@@ -159,8 +159,9 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
     for (int first = 0; first < vectors; first += kMostSddmmVectors) {
       args.first_vector = first, args.vectors = std::min(kMostSddmmVectors, vectors - first);
       args.add = first > 0;
-      const FoldPlan plan = make_fold_plan(fold_problem(args.graph, columns, std::min(args.vectors, 32)));
-      args.part = plan.part, args.team_log2 = 3;
+      FoldProblem problem = fold_problem(args.graph, columns, std::min(args.vectors, 32));
+      problem.narrow_teams = args.graph.num_edges < kLongSums * args.graph.num_rows;
+      args.part = make_fold_plan(problem).part, args.team_log2 = problem.narrow_teams ? kLeastFoldLog2 : 3;
       while (args.team_log2 < 5 && (1 << args.team_log2) < args.vectors) ++args.team_log2;
       C10_CUDA_CHECK(run_sddmm(storage_of(kind), csr[0].scalar_type() == at::kLong, args, on_device.stream()));
     }
