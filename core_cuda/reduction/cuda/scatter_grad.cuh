@@ -200,13 +200,21 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
           static_cast<A>((code & ~shared) + 1);
     }
     if (!__any_sync(mask, any)) continue;
+    I ahead[kBatch];
+    const auto ask = [&](I edge) {
+#pragma unroll
+      for (int u = 0; u < kBatch; ++u) {
+        ahead[u] = __ldg(indices + min(static_cast<I>(edge + u), static_cast<I>(row_end - 1)));
+      }
+    };
+    ask(begin);
     for (I edge = begin; edge < row_end; edge += kBatch) {
       Words<4> raw[kBatch];
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
-        const I index = __ldg(indices + min(static_cast<I>(edge + u), static_cast<I>(row_end - 1)));
-        raw[u] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base, index, args.x.row)));
+        raw[u] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base, ahead[u], args.x.row)));
       }
+      ask(min(static_cast<I>(row_end - edge), static_cast<I>(kBatch)) + edge);
       uint32_t found = 0;  // bit u * kPer + k
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
