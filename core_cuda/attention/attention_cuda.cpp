@@ -203,9 +203,8 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
     const Tensor key_sums = aggregate_edges<A>(in, {}, ds);
     if (needs[kDst]) grads[kDst].copy_(grad_dst + scale * from_edge_space(key_sums, *in.edge_proj));
     if (needs[kEdgeProj]) {
-      const auto by_head = [&](const Tensor& rows) { return rows.to(in.opmath()).permute({1, 2, 0}); };
-      Tensor sum = scale * at::bmm(by_head(in.dst), key_sums.transpose(0, 1));
-      if (grad_out) sum += at::bmm(by_head(*grad_out), aggregate_edges<A>(in, {}, weights_out).transpose(0, 1));
+      Tensor sum = scale * products_of_rows(in.dst.to(in.opmath()), key_sums);
+      if (grad_out) sum += products_of_rows(grad_out->to(in.opmath()), aggregate_edges<A>(in, {}, weights_out));
       grads[kEdgeProj].copy_(sum);
     }
     if (needs[kEdgeAttr]) {

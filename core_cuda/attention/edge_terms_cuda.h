@@ -8,8 +8,6 @@
 
 namespace edgeless::cuda {
 
-// The order of the gradients and of `needs`.
-
 // Destination and source of each edge by its original id.
 struct EdgeEnds {
   Tensor dst, src;
@@ -80,6 +78,25 @@ Tensor aggregate_edges(const AttentionCall& in, const Tensor& logits, const Tens
     parts.push_back(out);
   }
   return parts.size() == 1 ? parts[0] : at::cat(parts, 2);
+}
+
+// The sum over the rows of a[n, h, i] b[n, h, j]: [H, I, J]. A product a head has few tiles of so few numbers, and a
+// block for each would add up all rows: many rows are cut into parts, each with a product of its own.
+inline Tensor products_of_rows(const Tensor& a, const Tensor& b) {
+  constexpr int64_t kParts = 128, kManyRows = 8192;  // fewer take less time than the parts' launches
+  const int64_t of_part = a.size(0) < kManyRows ? 0 : a.size(0) / kParts, rows = of_part * kParts;
+  const auto rest = [&](const Tensor& t) { return t.slice(0, rows).transpose(0, 1); };  // [H, N, I]
+  const Tensor sum = at::bmm(rest(a).transpose(1, 2), rest(b));
+  if (rows == 0) return sum;
+  const Tensor parts = at::empty({a.size(1), kParts, a.size(2), b.size(2)}, sum.options());
+  for (int64_t head = 0; head < a.size(1); ++head) {
+    const auto of = [&](const Tensor& t) {
+      return t.narrow(0, 0, rows).select(1, head).unflatten(0, {kParts, of_part});
+    };
+    Tensor to = parts[head];
+    at::bmm_out(to, of(a).transpose(1, 2), of(b));
+  }
+  return sum + parts.sum(1);
 }
 
 // What is added to the logit by edge, if anything: [E, H].

@@ -83,6 +83,15 @@ def test_rows_of_few_edges(score, heads, channels, device):
 
 
 @EVERY_DEVICE
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_edge_features_of_many_rows(dtype, device):
+    """On CUDA the sums over all rows, of which the gradient of edge_proj is made, are cut into parts."""
+    gen = torch.Generator().manual_seed(8)
+    edges = torch.randint(0, 9001, (2, 20_000), generator=gen)
+    compare(device, "dot", Graph.from_edge_index(edges, 9001, 9001), 3, 12, OPTIONS["edges"], dtype)
+
+
+@EVERY_DEVICE
 @pytest.mark.parametrize("dtype,channels", [(torch.bfloat16, 1024), (torch.float16, 1000), (torch.float64, 256)])
 def test_the_widest_heads(dtype, channels, device):
     for score in SCORES:
