@@ -11,7 +11,7 @@ from . import reference
 from .aggregation import spmm
 from .functional_checks import cast, expect, expect_dtype, promoted, runs_reference
 from .graph import Compressed
-from .graph_checks import as_index, check_choice, check_ids, check_integers, compiling
+from .graph_checks import as_index, check_choice, check_ids, check_integers, compiling, surely
 from .ops.attention import opmath_dtype
 from .ops.graph import coo_to_csr
 from .ops.relational import widths
@@ -185,6 +185,9 @@ def choose_order(
 # The widest rows that are summed and multiplied at once on CUDA (core_cuda/relational/cuda/piece_tiles.h).
 _MOST_FUSED_WIDTH = 128
 
+# Edges from which on blocks of weights are made whole matrices first (docs/decisions/0046).
+_MANY_EDGES = 1 << 18
+
 
 def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
     """Whether sums are multiplied while they are at hand, if neighbours are summed first: on CUDA, for whole matrices
@@ -198,6 +201,19 @@ def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
         return False
     widths = weight.shape[1:]
     return all(0 < width <= _MOST_FUSED_WIDTH and width * rows.itemsize % 16 == 0 for width in widths)
+
+
+def whole_matrices(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> Tensor:
+    """Blocks on diagonals ``[R, B, K / B, M / B]`` as ``[R, K, M]``, where sums are multiplied while they are at hand and
+    edges are many (docs/decisions/0046). An infinite feature then makes more of its row NaN than its own block.
+    """
+    if weight.dim() != 4 or not surely(graph.num_edges >= _MANY_EDGES):
+        return weight
+    types, blocks, width, out_width = weight.shape
+    shape = types, blocks * width, blocks * out_width
+    if not fuses(graph, weight.detach().new_empty(()).expand(shape), rows):
+        return weight
+    return torch.diag_embed(weight.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).reshape(shape)
 
 
 def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
@@ -303,6 +319,7 @@ def relational_sum(
         rows = x.dtype
     parameters = opmath_dtype(rows)
     edge_weight = cast(edge_weight, parameters)
+    weight = whole_matrices(graph, weight, rows)
     fused = fuses(graph, weight, rows)
     if order is None:
         order = "transform" if transforms(graph, weight, fused) else "aggregate"

@@ -11,7 +11,7 @@ from .autocast import autocasts
 from .functional_checks import cast, runs_reference
 from .ops.attention import opmath_dtype
 from .projection import PLAIN, add_map
-from .relational import edge_weights, fuses, pieces_of, relational_sum, transforms
+from .relational import edge_weights, fuses, pieces_of, relational_sum, transforms, whole_matrices
 from .typed_graph import TypedGraph
 
 
@@ -46,6 +46,7 @@ def relational_layer(
     csr: list[Tensor] = []
     csc: list[Tensor] = []
     degrees: list[int] = []
+    weight = whole_matrices(graph, weight, x.dtype)
     fused = fuses(graph, weight, x.dtype)
     if transforms(graph, weight, fused):
         pairs, edges, _ = graph.compact

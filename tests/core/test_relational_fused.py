@@ -239,3 +239,23 @@ def test_layers_have_few_launches():
         torch.cuda.synchronize()
     kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
     assert len(kernels) <= 6, [event.name for event in kernels]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(4, 16, 16), (8, 8, 16)])
+def test_blocks_of_many_edges_are_multiplied_as_whole_matrices(shape, dtype):
+    graph = graph_of(num_src=900, num_dst=900, num_edges=relational._MANY_EDGES, hub=2000)
+    blocks, k, m = shape
+    given = inputs(graph, dtype, blocks * k, blocks * m)
+    given["weight"] = leaf(graph.num_types, *shape, dtype=dtype, seed=1, scale=k**-0.5)
+    grad = leaf(graph.num_dst, blocks * m, dtype=dtype, seed=9).detach()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        found = step(graph, given, grad, reduce="mean", out_dtype=dtype)
+        torch.cuda.synchronize()
+    assert any("piece_products" in event.name for event in profile.events())
+    exact = {name: t.detach().double().requires_grad_() for name, t in given.items()}
+    with edgeless.backend("reference"):
+        expected = step(graph, exact, grad.double(), reduce="mean", out_dtype=torch.float64)
+    assert found[2].shape == given["weight"].shape
+    for a, b in zip(found, expected, strict=True):
+        assert error(a, b) < TOLERANCE[dtype]

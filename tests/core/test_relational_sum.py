@@ -6,7 +6,7 @@ from attention_cases import GRAPHS, assert_close, error, graph_of
 from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 
 import edgeless
-from edgeless import TypedGraph, functional
+from edgeless import TypedGraph, functional, relational
 from edgeless.relational import choose_order
 
 SHAPES = [(5, 7), (64, 64), (33, 16), (16, 130), (1, 1)]
@@ -248,3 +248,18 @@ def test_bad_input_is_named(args, kwargs, kind, message):
 def test_an_untyped_graph_is_named():
     with pytest.raises(TypeError, match="relational_sum: graph must be an edgeless.TypedGraph, got Graph"):
         functional.relational_sum(graph_of("square"), torch.zeros(40, 3), torch.zeros(5, 3, 4))
+
+
+def test_blocks_as_whole_matrices(monkeypatch):
+    """Where kernels for whole matrices would take them and edges are many; gradients come back as blocks."""
+    weight = leaf(3, 4, 5, 6, dtype=torch.float64, seed=1)
+    graph = typed("square", num_types=3)
+    monkeypatch.setattr(relational, "fuses", lambda *_: True)
+    assert relational.whole_matrices(graph, weight, torch.float64) is weight
+    monkeypatch.setattr(relational, "_MANY_EDGES", graph.num_edges)
+    whole = relational.whole_matrices(graph, weight, torch.float64)
+    assert torch.equal(whole, torch.stack([torch.block_diag(*blocks) for blocks in weight]))
+    (grad,) = torch.autograd.grad(whole, weight, whole.detach())
+    assert torch.equal(grad, weight.detach())
+    monkeypatch.setattr(relational, "fuses", lambda *_: False)
+    assert relational.whole_matrices(graph, weight, torch.float64) is weight
