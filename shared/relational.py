@@ -213,6 +213,8 @@ def whole_matrices(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> Tens
     shape = types, blocks * width, blocks * out_width
     if not fuses(graph, weight.detach().new_empty(()).expand(shape), rows):
         return weight
+    if not graph.by_dst[2].numel():  # its edges are its pairs, and no sum is multiplied
+        return weight
     return torch.diag_embed(weight.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).reshape(shape)
 
 

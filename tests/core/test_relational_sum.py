@@ -263,3 +263,14 @@ def test_blocks_as_whole_matrices(monkeypatch):
     assert torch.equal(grad, weight.detach())
     monkeypatch.setattr(relational, "fuses", lambda *_: False)
     assert relational.whole_matrices(graph, weight, torch.float64) is weight
+
+
+def test_blocks_of_graphs_whose_edges_are_pairs_stay_blocks(monkeypatch):
+    """No sum is multiplied there, so whole matrices would only be more products."""
+    pairs = typed("square", num_types=3).compact.pairs
+    none = pairs.by_dst[2].new_empty(0)
+    monkeypatch.setattr(TypedGraph, "by_dst", property(lambda _: [none] * 6))
+    monkeypatch.setattr(relational, "fuses", lambda *_: True)
+    monkeypatch.setattr(relational, "_MANY_EDGES", 0)
+    weight = leaf(3, 2, 2, 2, seed=1)
+    assert relational.whole_matrices(pairs, weight, torch.float32) is weight
