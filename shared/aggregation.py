@@ -227,21 +227,6 @@ def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype, ties: str) -> bo
     return surely(graph.num_edges <= degree * graph.num_dst)  # rows may be pairs, which are counted when a program runs
 
 
-def _gathered_over(graph) -> list[Tensor]:
-    """The CSC and, of a graph in use, the position of each of its edges in its destination's row, ``[E]`` int32.
-
-    Every backward would have to find them: on pokec a third of its time. A graph that is used once does without.
-    """
-    csc = graph.csc_arrays(True)
-    if compiling() or len(csc) < 3 or csc[0].dtype != torch.int32 or not graph.in_use():
-        return csc
-
-    def build(graph) -> Tensor:
-        return torch.ops.edgeless.edge_positions(graph.csr_arrays(True)).index_select(0, graph.csc.edge_ids)
-
-    return [*csc, graph.format("positions", build)]
-
-
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:
     r"""Minimum or maximum of the features of in-neighbours, element by element. NaN wins, as in ``torch.amax``.
 
@@ -271,6 +256,6 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
         return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)
     arg_dtype = _arg_dtype(graph, ties)
     gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # an edge of the one direction is looked up in the other
-    csr, csc = graph.csr_arrays(gathers), _gathered_over(graph) if gathers else []
+    csr, csc = graph.csr_arrays(gathers), graph.csc_with_positions() if gathers else []
     max_degrees = graph.max_degrees_at_hand()
     return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties, max_degrees)[0]

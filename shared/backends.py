@@ -18,7 +18,8 @@ import torch
 from . import _C  # noqa: F401  registers the ops
 from .choices import Choices
 from .graph_checks import compiling
-from .plan import Step, record, table
+from .plan import Step, table
+from .plan_recording import record
 
 BACKENDS = ("auto", "fused", "reference")
 

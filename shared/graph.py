@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .adjacency import Compressed, arrays_of, check_reverses, compress, move, replace_self_loops, transpose, uncompress
 from .fingerprint import of_graph
-from .formats import CSC, CSC_ROWS, CSR, Formats, Keeper, facts, num_bytes, travelling
+from .formats import CSC, CSC_ROWS, CSR, POSITIONS, Formats, Keeper, facts, num_bytes, travelling
 from .graph_checks import (
     as_device,
     as_index,
@@ -24,6 +24,7 @@ from .graph_checks import (
     check_ids,
     check_number,
     check_symmetric,
+    compiling,
     normal_tensors,
     num_nodes_of,
     plain_tensor,
@@ -316,6 +317,22 @@ class Graph(Keeper):
             return arrays_of(self.csr, False)
         return self.format(CSC_ROWS, lambda graph: arrays_of(transpose(graph.csr, graph.num_src), False))
 
+    def csc_with_positions(self) -> list[Tensor]:
+        """:attr:`csc` with edge ids and, of a graph in use, the position of each of its edges in its destination's row,
+        ``[E]`` int32: every gradient of an extremum would have to find them (docs/decisions/0016).
+
+        A graph that is used once does without. While a CUDA graph is captured they are not made: they would be there
+        only once that has run.
+        """
+        csc = self.csc_arrays(True)
+        if compiling() or len(csc) < 3 or csc[0].dtype != torch.int32:
+            return csc
+        if POSITIONS not in self._formats:
+            captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            if captured or not self._max_degrees.known:
+                return csc
+        return [*csc, self.format(POSITIONS, _positions)]
+
     @property
     def has_csr(self) -> bool:
         """Whether :attr:`csr` is already there."""
@@ -367,14 +384,6 @@ class Graph(Keeper):
         A GPU is asked the second time, so that a graph used once costs nothing, and a later call finds the answer.
         """
         return self._max_degrees.of_csr_at_hand(self)
-
-    def in_use(self) -> bool:
-        """Whether the graph was used often enough that what is kept for further uses is likely to pay. Not while a CUDA
-        graph is captured: what was built then would be there only once that has run.
-        """
-        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return False
-        return bool(self._max_degrees.known)
 
     def max_degrees_at_hand(self) -> list[int]:
         """The most edges of a row of :attr:`csr`, and of :attr:`csc`, as far as known without waiting for a GPU.
@@ -496,6 +505,10 @@ def power_of_degrees(graph, side: str, power: float, dtype: torch.dtype, isolate
     """See :meth:`Graph.degree_scale`; of any graph that knows its degrees."""
     degrees = graph.in_degrees() if side == "dst" else graph.out_degrees()
     return degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
+
+
+def _positions(graph: Graph) -> Tensor:
+    return torch.ops.edgeless.edge_positions(graph.csr_arrays(True)).index_select(0, graph.csc.edge_ids)
 
 
 def _with_self_loops(graph: Graph) -> Graph:

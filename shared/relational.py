@@ -193,29 +193,31 @@ def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
     """Whether sums are multiplied while they are at hand, if neighbours are summed first: on CUDA, for whole matrices
     and rows that are whole vectors of 16 bytes, at most 128 numbers wide.
     """
-    if graph.device.type != "cuda" or weight.dim() != 3 or rows == torch.float64:
+    return weight.dim() == 3 and fuses_widths(graph, widths(weight), rows)
+
+
+def fuses_widths(graph: TypedGraph, in_and_out: tuple[int, int], rows: torch.dtype) -> bool:
+    """:func:`fuses` for whole matrices of these widths."""
+    if graph.device.type != "cuda" or rows == torch.float64:
         return False
     if graph.graph.index_dtype != torch.int32:
         return False
     if not compiling() and torch.cuda.get_device_capability(graph.device) < (8, 0):  # a program's op finds out itself
         return False
-    widths = weight.shape[1:]
-    return all(0 < width <= _MOST_FUSED_WIDTH and width * rows.itemsize % 16 == 0 for width in widths)
+    return all(0 < width <= _MOST_FUSED_WIDTH and width * rows.itemsize % 16 == 0 for width in in_and_out)
 
 
 def whole_matrices(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> Tensor:
-    """Blocks on diagonals ``[R, B, K / B, M / B]`` as ``[R, K, M]``, where sums are multiplied while they are at hand and
-    edges are many (docs/decisions/0046). An infinite feature then makes more of its row NaN than its own block.
+    """Blocks on diagonals ``[R, B, K / B, M / B]`` as ``[R, K, M]``, where sums are multiplied while they are at hand
+    and edges are many (docs/decisions/0046). An infinite feature then makes more of its row NaN than its own block.
     """
     if weight.dim() != 4 or not surely(graph.num_edges >= _MANY_EDGES):
         return weight
-    types, blocks, width, out_width = weight.shape
-    shape = types, blocks * width, blocks * out_width
-    if not fuses(graph, weight.detach().new_empty(()).expand(shape), rows):
+    if not fuses_widths(graph, widths(weight), rows):
         return weight
     if not graph.by_dst[2].numel():  # its edges are its pairs, and no sum is multiplied
         return weight
-    return torch.diag_embed(weight.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).reshape(shape)
+    return torch.diag_embed(weight.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).reshape(weight.size(0), *widths(weight))
 
 
 def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:

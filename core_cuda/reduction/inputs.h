@@ -41,6 +41,12 @@ struct GatheredOver {
   }
 };
 
+inline void check_edge_positions(const char* op, at::TensorList csr) {
+  TORCH_CHECK_VALUE(csr.size() > 1, op, ": csr must hold [indptr, indices] or [indptr, indices, edge_ids], got ",
+                    csr.size(), " tensors");
+  check_compressed(op, "csr", csr, csr[0].size(0) - 1, csr[1].size(0), csr[0].device());
+}
+
 inline int64_t arg_size(const char* op, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(dtype == at::kByte || dtype == at::kShort || dtype == at::kInt, op,
                     ": arg_dtype must be uint8, int16 or int32, got ", dtype);

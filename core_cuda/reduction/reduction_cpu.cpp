@@ -90,7 +90,7 @@ bool any_nonzero(const uint8_t* flags, int64_t n) {
 }
 
 at::Tensor edge_positions(at::TensorList csr) {
-  check_compressed("edgeless::edge_positions", "csr", csr, csr[0].size(0) - 1, csr[1].size(0), csr[0].device());
+  check_edge_positions("edgeless::edge_positions", csr);
   return positions_in_rows(compressed(csr), csr[0].options());
 }
 

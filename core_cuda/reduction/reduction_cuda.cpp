@@ -249,8 +249,7 @@ std::optional<GradientPlan> choose_engine(const Backward& b) {
 }
 
 Tensor positions_of_edges(at::TensorList csr) {
-  const char* op = "edgeless::edge_positions";
-  check_compressed(op, "csr", csr, csr[0].size(0) - 1, csr[1].size(0), csr[0].device());
+  check_edge_positions("edgeless::edge_positions", csr);
   const OnDevice on_device(csr[0].device());
   if (csr[0].scalar_type() == at::kInt) return find_positions(csr, on_device.stream());
   const Tensor counts = csr[0].diff(), begins = csr[0].slice(0, 0, -1).repeat_interleave(counts, {}, csr[1].size(0));

@@ -13,7 +13,7 @@ from torch import Tensor
 import edgeless
 from edgeless.cli.layers import LAYERS, make_input, make_layer
 from edgeless.engines import waits_for_gpu
-from edgeless.plan import record
+from edgeless.plan_recording import record
 
 from .graphs import BenchGraph
 from .ops import OPS, graph_of

@@ -10,7 +10,7 @@ from devices import on_a_late_stream
 
 import edgeless
 from edgeless import Graph, engines, functional
-from edgeless.plan import record
+from edgeless.plan_recording import record
 
 pytestmark = pytest.mark.cuda
 DEVICE = "cuda"

@@ -15,7 +15,8 @@ from edgeless import _C, Graph, engines, functional
 from edgeless.bench import graphs, peers
 from edgeless.bench.work import op_case
 from edgeless.choices import Choices
-from edgeless.plan import DEVICES, record, spmm_step, table
+from edgeless.plan import DEVICES, spmm_step, table
+from edgeless.plan_recording import record
 
 EDGES = torch.tensor([[0, 0, 1, 2, 3], [1, 2, 2, 0, 1]])
 

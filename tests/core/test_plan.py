@@ -8,7 +8,8 @@ import torch
 
 import edgeless
 from edgeless import _C, functional
-from edgeless.plan import DEVICES, Device, attention_steps, extremum_steps, record, spmm_step, table
+from edgeless.plan import DEVICES, Device, attention_steps, extremum_steps, spmm_step, table
+from edgeless.plan_recording import record
 from edgeless.relational_layer import relational_layer
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -281,7 +282,7 @@ def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
 
 def test_attention_over_pairs_says_its_parts():
     from edgeless.pair_attention import walks
-    from edgeless.plan import _steps_of
+    from edgeless.plan_recording import _steps_of
 
     ends = torch.tensor([[0, 1, 1, 2, 0], [1, 1, 1, 0, 2]])
     graph = edgeless.TypedGraph.from_edge_index(ends, torch.tensor([0, 0, 1, 1, 1]), 2, 3, 3)

@@ -377,6 +377,7 @@ def test_positions_are_kept_with_a_graph_in_use(dtype, ties, device):
             assert len(gradients) > 1 or "positions" not in graph._formats
             torch.cuda.synchronize()
     assert graph._formats["positions"].shape == (40_000,)
+    assert graph.csc_with_positions()[3] is graph._formats["positions"]
     assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
     csr, csc = arrays_of(graph)
     assert len(csc) == 3
@@ -402,3 +403,17 @@ def test_wrong_positions_are_named(positions, message, device):
         given[3] = torch.zeros(8, dtype=torch.int32, device=device)[::2]
     with pytest.raises((ValueError, RuntimeError), match=message):
         torch.ops.edgeless.neighbor_reduce_backward(out, x, out, arg, tied, csr, given, "max", "first")
+
+
+@pytest.mark.cuda
+def test_positions_that_are_kept_are_used_in_a_capture():
+    """There they are not made: they would be there only once the CUDA graph has run."""
+    edge_index = torch.randint(0, 50, (2, 400), generator=torch.Generator().manual_seed(2)).cuda()
+    graph = Graph.from_edge_index(edge_index, 50, 50)
+    assert graph.max_in_degree > 0  # known, as of a graph in use
+    csc = len(graph.csc_arrays(True))
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        assert len(graph.csc_with_positions()) == csc
+    assert len(graph.csc_with_positions()) == csc + 1
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        assert len(graph.csc_with_positions()) == csc + 1

@@ -254,14 +254,14 @@ def test_blocks_as_whole_matrices(monkeypatch):
     """Where kernels for whole matrices would take them and edges are many; gradients come back as blocks."""
     weight = leaf(3, 4, 5, 6, dtype=torch.float64, seed=1)
     graph = typed("square", num_types=3)
-    monkeypatch.setattr(relational, "fuses", lambda *_: True)
+    monkeypatch.setattr(relational, "fuses_widths", lambda *_: True)
     assert relational.whole_matrices(graph, weight, torch.float64) is weight
     monkeypatch.setattr(relational, "_MANY_EDGES", graph.num_edges)
     whole = relational.whole_matrices(graph, weight, torch.float64)
     assert torch.equal(whole, torch.stack([torch.block_diag(*blocks) for blocks in weight]))
     (grad,) = torch.autograd.grad(whole, weight, whole.detach())
     assert torch.equal(grad, weight.detach())
-    monkeypatch.setattr(relational, "fuses", lambda *_: False)
+    monkeypatch.setattr(relational, "fuses_widths", lambda *_: False)
     assert relational.whole_matrices(graph, weight, torch.float64) is weight
 
 
@@ -270,7 +270,7 @@ def test_blocks_of_graphs_whose_edges_are_pairs_stay_blocks(monkeypatch):
     pairs = typed("square", num_types=3).compact.pairs
     none = pairs.by_dst[2].new_empty(0)
     monkeypatch.setattr(TypedGraph, "by_dst", property(lambda _: [none] * 6))
-    monkeypatch.setattr(relational, "fuses", lambda *_: True)
+    monkeypatch.setattr(relational, "fuses_widths", lambda *_: True)
     monkeypatch.setattr(relational, "_MANY_EDGES", 0)
     weight = leaf(3, 2, 2, 2, seed=1)
     assert relational.whole_matrices(pairs, weight, torch.float32) is weight

@@ -15,7 +15,8 @@ from test_wsb import ends_of, graph_of, near_and_far, rows, run
 import edgeless
 from edgeless import _C, Graph, engines, functional, tuning
 from edgeless.engines import ENGINES
-from edgeless.plan import record, table
+from edgeless.plan import table
+from edgeless.plan_recording import record
 from edgeless.tuning import EXPECTED_USES, USES, Measured, Shape, Tuner, break_even, choose, sides_of
 from edgeless.tuning_file import TuningFile, default_file
 from edgeless.tuning_measure import measure

@@ -10,7 +10,7 @@ from devices import EVERY_DEVICE, on_a_late_stream
 
 import edgeless
 from edgeless import Graph, functional
-from edgeless.plan import record
+from edgeless.plan_recording import record
 from edgeless.wsb import COLUMNS, LEAST_EDGES, WsbFormat, blocks_of, edges_a_row
 
 

@@ -8,7 +8,7 @@ from test_wsb import graph_of, near_and_far, refusals, rows
 
 import edgeless
 from edgeless import Graph, functional
-from edgeless.plan import record
+from edgeless.plan_recording import record
 
 pytestmark = pytest.mark.cuda
 

@@ -1,0 +1,295 @@
+"""What runs behind a call: its ops are recorded, and each is told as the steps of :mod:`edgeless.plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import _C, engines
+from .engines import ROWSPLIT, Engine, origin, pick
+from .ops.relational import widths
+from .plan import Device, Step, attention_steps, extremum_steps, seconds_at_roof, spmm_step
+
+__all__ = ["record"]
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the ops of edgeless that run, with their arguments by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace == "edgeless":
+            names = [argument.name for argument in func._schema.arguments]
+            self.calls.append((func._schema.name.rpartition("::")[2], {**dict(zip(names, args)), **kwargs}))
+        return func(*args, **kwargs)
+
+
+def record(call, inputs: Sequence[Any]) -> list[Step]:
+    """Runs ``call()`` and, where gradients are on, its backward, and returns the steps of the ops that ran.
+
+    Args:
+        call: gives a tensor, a dictionary of them, or a tuple that begins with either.
+        inputs: tensors, and dictionaries, tuples and lists of them (others are ignored), whose gradients the backward
+            makes.
+    """
+    recorder = _Recorder()
+    with recorder, engines.tuner.resting():
+        out = call()
+        outs = [t for t in _tensors_in(out[0] if isinstance(out, (tuple, list)) else out) if t.requires_grad]
+        leaves = [t for t in _tensors_in(inputs) if t.requires_grad]
+        if leaves and outs:
+            torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
+    return [step for name, args in recorder.calls for step in _steps_by_engine(name, args)]
+
+
+def _steps_by_engine(name: str, args: dict[str, Any]) -> list[Step]:
+    """The steps of an op as the engine in force runs them or, where it refuses, with its words."""
+    engine, refused = pick(name, args)
+    if name == "spmm":
+        return [replace(_spmm_of(args, engine), refused=refused, origin=origin(name, args))]
+    if name == "sddmm":
+        return [replace(_sddmm_of(args, engine), refused=refused)]
+    if name in _ATTENTION:
+        passes = ["forward"] if name == "attention" else _backward_passes(args)
+        asked = origin(name, args)
+        return [replace(step, refused=refused, origin=asked) for step in _attention_of(args, passes, engine)]
+    return [replace(step, refused=refused) if step.engine in _OURS else step for step in _steps_of(name, args)]
+
+
+_OURS = ("rowsplit", "pieces")
+_ATTENTION = ("attention", "attention_backward", "attention_backward_into")
+
+
+def _spmm_of(args: dict[str, Any], engine: Engine) -> Step:
+    x, weight = args["x"], args.get("weight")
+    weight_bytes = 0 if weight is None else weight.size(1) * weight.element_size()
+    if args.get("src_scale") is not None:
+        weight_bytes += args["src_scale"].element_size()
+    if engine.num_rows is not None:
+        weight_bytes = 4  # the bits
+    return _sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes, engine)
+
+
+def _sddmm_of(args: dict[str, Any], engine: Engine) -> Step:
+    dst, src, sizes = args["dst"], args["src"], _graph_sizes(args)
+    device, row = sizes["device"], src[0].numel() * src.element_size() if len(src) else 0
+    heads = src.size(1) if src.dim() == 3 else 1
+    products = sizes["num_edges"] * heads * (8 if src.dtype == torch.float64 else 4)
+    num_bytes = sizes["num_edges"] * (row + sizes["index_bytes"]) + dst.numel() * dst.element_size() + products
+    kernel = "SDDMM_ALG_DEFAULT" if engine.kernel else "vectors of 16 B" if device.multiprocessors else device.name
+    return Step(
+        "sddmm", "products", engine.name, kernel, 1, num_bytes, seconds_at_roof(device, num_bytes, len(src) * row)
+    )
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [t for item in value for t in _tensors_in(item)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _graph_sizes(args: dict[str, Any]) -> dict[str, Any]:
+    indptr, indices = args["csr"][:2]
+    return {
+        "num_dst": indptr.numel() - 1,
+        "num_edges": indices.numel(),
+        "index_bytes": indptr.element_size(),
+        "device": Device.of(indptr.device),
+    }
+
+
+def _attention_of(args: dict[str, Any], passes: Sequence[str], engine: Engine) -> list[Step]:
+    dst, value, score = args["dst"], args.get("value"), args["score"]
+    rows = value if score == "gat" and value is not None else dst
+    scale, features, grad_weights, grad_out = (
+        args.get(name) is not None for name in ("edge_scale", "edge_attr", "grad_weights", "grad_out")
+    )
+    backward = scale + features + grad_weights + (features and grad_out and score == "dot")
+    edge_arrays = {"forward": scale + features, "by_dst": backward, "by_src": backward}
+    return attention_steps(
+        score, rows.dtype, dst.size(1), dst.size(2) if dst.dim() == 3 else 1,
+        (args["src"] if value is None else value).size(-1), num_src=args["src"].size(0), passes=passes,
+        max_degrees=args.get("max_degrees") or (), options=args.get("dropout", 0) > 0 or backward > 0,
+        edge_term=score == "gatv2" and features, edge_arrays=edge_arrays, engine=engine,
+        num_gathered=[engine.num_rows(args[side]) if args[side] else 0 for side in ("csr", "csc")]
+        if engine.num_rows else (), **_graph_sizes(args),
+    )  # fmt: skip
+
+
+def _backward_passes(args: dict[str, Any]) -> list[str]:
+    needs = args.get("needs", [True] * 7)
+    wants_dst, wants_src = needs[0] or any(needs[3:]), needs[1] or needs[2]
+    return ["by_dst"] * (wants_dst or wants_src) + ["by_src"] * wants_src
+
+
+def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
+    if name in ("neighbor_reduce", "neighbor_reduce_backward"):
+        x, backward = args["x"], name.endswith("backward")
+        arg_bytes = args["arg"].element_size() if backward else args["arg_dtype"].itemsize
+        steps = extremum_steps(
+            x.dtype, x.size(1), num_src=x.size(0), arg_bytes=arg_bytes, shares=args["ties"] != "first",
+            has_transpose=bool(args["csc"]), backward=backward, max_degrees=args.get("max_degrees") or (),
+            **_graph_sizes(args),
+        )  # fmt: skip
+        return steps[1:] if backward else steps
+    if name in ("project", "project_sum"):
+        return [_product_step(name, args)]
+    if name in ("relational_sum", "relational_sum_backward"):
+        return _relational_steps(name, args)
+    if name in _TYPED_STEPS:
+        return [_typed_step(name, args)]
+    if name == "relational_layer":
+        return _layer_steps(args)
+    if name == "relational_layer_backward":
+        return _layer_steps_back(args)
+    if name in ("pair_attention", "pair_attention_backward"):
+        return _pair_steps(name, args)
+    return []
+
+
+def _sum_of(
+    args: dict[str, Any], dtype: torch.dtype, width: int, num_src: int, weight_bytes: int, engine: Engine = ROWSPLIT
+) -> Step:
+    max_degree = (args.get("max_degrees") or [-1])[0]
+    return spmm_step(
+        dtype, width, num_src=num_src, max_degree=max_degree, weight_bytes=weight_bytes, step="sum",
+        engine=engine, num_rows=engine.num_rows and engine.num_rows(args["csr"]), **_graph_sizes(args),
+    )  # fmt: skip
+
+
+def _layer_steps(args: dict[str, Any]) -> list[Step]:
+    """A layer over relations is its sum, or one for each pair and the sum of these, and the product of its own rows."""
+    x, root = args["x"], args.get("root")
+    if not args["csr"]:
+        steps = _relational_steps("relational_sum", args)
+    else:
+        pairs, width = args["by_dst"][3].numel(), widths(args["weight"])[1]
+        steps = _relational_steps("relational_sum", {**args, "num_dst": pairs})
+        steps.append(_sum_of(args, x.dtype, width, pairs, _edge_bytes(args)))
+    if root is not None:
+        own = x[: args["num_dst"]] if args.get("own") is None else args["own"]
+        steps.append(_product_step("project", {"x": own, "weights": [root.t()]}))
+    return steps
+
+
+def _layer_steps_back(args: dict[str, Any]) -> list[Step]:
+    grad, x, needs = args["grad"], args["x"], args["needs"][:2]
+    steps = []
+    if any(needs) and args["csr"]:
+        back = {"csr": args["csc"], "max_degrees": (args.get("max_degrees") or [-1])[1:]}
+        steps.append(_sum_of(back, x.dtype, grad.size(1), len(grad), _edge_bytes(args)))
+    return steps + _relational_steps("relational_sum_backward", {**args, "needs": needs})
+
+
+def _edge_bytes(args: dict[str, Any]) -> int:
+    return 0 if args.get("edge_weight") is None else args["edge_weight"].element_size()
+
+
+def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
+    """A sum over relations, or the gradients of its features and weights; each sums the edges of its pieces."""
+    x, weight, gathered = args["x"], args["weight"], args["grad"] if name.endswith("backward") else args["x"]
+    device, backward = Device.of(x.device), name.endswith("backward")
+    needs = args.get("needs") or [True]
+    steps = []
+    for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
+        if not needed:
+            continue
+        type_ptr, piece_rows, ptr, indices, _, parts, *tiles = args["by_src" if backward else "by_dst"]
+        pieces, index = piece_rows.numel(), indices.element_size()
+        rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
+        width = widths(weight)[step == "forward"]
+        num_bytes = indices.numel() * (gathered.size(1) * gathered.element_size() + index) + 2 * pieces * index
+        num_bytes += rows * width * x.element_size() + weight.numel() * weight.element_size()
+        if step == "of weights":
+            num_bytes += pieces * x.size(1) * x.element_size()
+        kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
+        if x.device.type == "cpu":
+            kernel = f"{_C.cpu_capability()}, {kernel}, {parts.size(0) - 1} parts"
+        elif tiles:  # only products are written and read again
+            num_bytes += 2 * pieces * width * x.element_size() * (step != "of weights")
+            kernel += ", multiplied while their sums are at hand: less to move than products of sources or sums"
+        elif ptr.numel():  # what is made for a piece of several edges is written and read again
+            num_bytes += 2 * pieces * (x.size(1) + gathered.size(1)) * x.element_size()
+        seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
+        steps.append(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds))
+    return steps
+
+
+def _pair_steps(name: str, args: dict[str, Any]) -> list[Step]:
+    """Attention over pairs: what is made for pairs and for pieces of destinations, and the pass over the edges."""
+    x, weight, walks = args["x"], args["weight"], args["walks"]
+    device, index = Device.of(x.device), walks[0].element_size()
+    types, depth, width = weight.shape
+    nodes, pairs, edges, pieces = x.size(0), walks[1].numel(), walks[3].numel(), walks[9].numel()
+    size = x.element_size()
+    products = pairs * ((depth + width) * size + index) + weight.numel() * size
+    numbers = pieces * (depth * size + 4 + index)  # of a piece, made of its node's row or added to that
+    ids = index if args.get("dropout") else 0
+    edge = width * size + 2 * index + 4 + ids  # a row, where it is, and the piece's number
+    if name == "pair_attention":
+        steps = {
+            "products of pairs": products,
+            "queries of pieces": numbers,
+            "forward": edges * edge + nodes * (width * size + 4),
+        }
+    else:
+        of_x, of_weight = args["needs"][0], any(args["needs"][1:3])
+        steps = {
+            "statistics of rows": nodes * (2 * width * size + 8),
+            "by pair": edges * (edge + 12) + 2 * pairs * width * size,
+            "of features": (products + pairs * depth * size + numbers + nodes * depth * size) * of_x,
+            "of weights": (products + numbers) * of_weight,
+        }
+    kernel = f"{pairs} pairs, {pieces} pieces of {types} types"
+    return [
+        Step("pair_attention", step, "pieces", kernel, 1, count, count / device.hbm_roof if device.hbm_roof else None)
+        for step, count in steps.items()
+        if count
+    ]
+
+
+def _product_step(name: str, args: dict[str, Any]) -> Step:
+    xs = args["xs"] if name == "project_sum" else [args["x"]]
+    device = Device.of(xs[0].device)
+    results = sum(w.size(0) for w in args["weights"]) if name == "project" else args["weights"][0].size(0)
+    num_bytes = sum(x.numel() * x.element_size() for x in xs) + xs[0].size(0) * results * xs[0].element_size()
+    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
+    shape = f"{xs[0].size(0)} x {xs[0].size(1)} -> {results}"
+    return Step(name, "forward", "product", f"{len(args['weights'])} maps, {shape}", 1, num_bytes, seconds)
+
+
+_TYPED_STEPS = {
+    "typed_mm": "product",
+    "typed_linear": "product",
+    "typed_outer": "of weights",
+    "typed_blend": "skip",
+    "typed_blend_backward": "gradient of skip",
+}
+
+
+def _typed_step(name: str, args: dict[str, Any]) -> Step:
+    """Rows with the matrices, or the numbers, of their types: what is given is read once, and the result written."""
+    rows, types = args["x"].size(0), args["offsets"].numel() - 1
+    if name in ("typed_mm", "typed_linear"):
+        depth, columns = args["x"].size(1), args["weight"].size(2 if name == "typed_mm" else 1)
+        shape, made = f"{rows} x {depth} -> {columns}", rows * columns
+    elif name == "typed_outer":
+        depth, columns = args["x"].size(1), args["y"].size(1)
+        shape, made = f"{rows} x {depth}, {columns}", types * depth * columns
+    else:
+        shape, made = f"{rows} x {args['x'].size(1)}", args["x"].numel() * (2 if name.endswith("backward") else 1)
+    num_bytes = sum(t.numel() * t.element_size() for t in _tensors_in(args)) + made * args["x"].element_size()
+    device = Device.of(args["x"].device)
+    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
+    return Step(name, _TYPED_STEPS[name], "product", f"{types} types, {shape}", 1, num_bytes, seconds)
