@@ -208,7 +208,7 @@ class FusedConv(FusedLayer):
 
     def _merge_heads(self, out: Tensor) -> Tensor:
         """``[Nd, H, C]`` to ``[Nd, H * C]``, or to the mean over heads ``[Nd, C]``."""
-        return out.view(-1, self.heads * self.out_channels) if self.concat else out.mean(dim=1)
+        return out.flatten(1) if self.concat else out.mean(dim=1)
 
     def _finish(self, out: Tensor, res: Optional[Tensor]) -> Tensor:
         """The ending of GAT and GATv2: heads merged, then residual and bias."""

@@ -22,6 +22,7 @@ __all__ = [
     "CSC_ROWS",
     "CSR",
     "Formats",
+    "PLACES",
     "POSITIONS",
     "HeldByCore",
     "Keeper",
@@ -37,6 +38,7 @@ Formats = dict[Hashable, Any]
 CSR = "csr"  # Compressed: rows are destinations
 CSC = "csc"  # Compressed: rows are sources
 POSITIONS = "positions"  # of every edge of the CSC, in its destination's row
+PLACES = "places"  # of every edge of the CSC, in the CSR
 CSC_ROWS = "csc rows"  # [indptr, indices] of the CSC, which keeps no edge ids until somebody needs them
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .adjacency import Compressed, arrays_of, check_reverses, compress, move, replace_self_loops, transpose, uncompress
 from .fingerprint import of_graph
-from .formats import CSC, CSC_ROWS, CSR, POSITIONS, Formats, Keeper, facts, num_bytes, travelling
+from .formats import CSC, CSC_ROWS, CSR, PLACES, POSITIONS, Formats, Keeper, facts, num_bytes, travelling
 from .graph_checks import (
     as_device,
     as_index,
@@ -325,13 +325,25 @@ class Graph(Keeper):
         only once that has run.
         """
         csc = self.csc_arrays(True)
-        if compiling() or len(csc) < 3 or csc[0].dtype != torch.int32:
+        if len(csc) < 3 or csc[0].dtype != torch.int32 or not self._keeps(POSITIONS):
             return csc
-        if POSITIONS not in self._formats:
-            captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-            if captured or not self._max_degrees.known:
-                return csc
         return [*csc, self.format(POSITIONS, _positions)]
+
+    def csc_with_places(self) -> list[Tensor]:
+        """:attr:`csc` with edge ids and, of a graph in use, the place of each of its edges in :attr:`csr`, ``[E]`` of the
+        index dtype: gradients of attention with edge features would have to find them. See :meth:`csc_with_positions`.
+        """
+        csc = self.csc_arrays(True)
+        if len(csc) < 3 or not self._keeps(PLACES):
+            return csc
+        return [*csc, self.format(PLACES, _places)]
+
+    def _keeps(self, key: str) -> bool:
+        """Whether that format is there, or is to be."""
+        if compiling():
+            return False
+        captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        return key in self._formats or (self._max_degrees.known and not captured)
 
     @property
     def has_csr(self) -> bool:
@@ -509,6 +521,15 @@ def power_of_degrees(graph, side: str, power: float, dtype: torch.dtype, isolate
 
 def _positions(graph: Graph) -> Tensor:
     return torch.ops.edgeless.edge_positions(graph.csr_arrays(True)).index_select(0, graph.csc.edge_ids)
+
+
+def _places(graph: Graph) -> Tensor:
+    in_csr, in_csc = graph.csr.edge_ids, graph.csc.edge_ids
+    if in_csr is None:
+        return in_csc
+    places = torch.empty_like(in_csr)
+    places[in_csr] = torch.arange(graph.num_edges, dtype=in_csr.dtype, device=graph.device)
+    return places.index_select(0, in_csc)
 
 
 def _with_self_loops(graph: Graph) -> Graph:

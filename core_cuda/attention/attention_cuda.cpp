@@ -22,10 +22,11 @@ void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
   Call<A> call(in, runs_on_blocks(in, false));
   call.args.logsumexp = softmax_stats.data_ptr<A>();
   const bool dot_edges = in.edge_attr && in.score == Score::dot;
+  const EdgeOrder order(in, true);
   Tensor term, result = out;
   if (in.edge_attr && in.score != Score::gatv2) {
-    const EdgeEnds ends = dot_edges ? ends_of(call, in) : EdgeEnds{};
-    term = logit_term(call, in, ends, dot_edges ? to_edge_space(in.dst, *in.edge_proj) : Tensor());
+    const Tensor projected = dot_edges ? to_edge_space(in.dst, *in.edge_proj) : Tensor();
+    term = logit_term(call, in, order.by_position, projected);
     call.args.logit_term = call.keep(term);
   }
   if (dot_edges) {
@@ -33,8 +34,9 @@ void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
     result = call.empty(out.sizes());
   }
   call.args.out = call.out_rows(result);
-  call.run(Pass::forward, in.graph.csr, in.num_src());
-  if (dot_edges) out.copy_(result + from_edge_space(aggregate_edges<A>(in, term, {}), *in.edge_proj));
+  call.run(Pass::forward, order.csr(), in.num_src());
+  if (!dot_edges) return;
+  out.copy_(result + from_edge_space(aggregate_edges<A>(in, order.by_position, term, {}), *in.edge_proj));
 }
 
 // Dropout and scale must fit in.
@@ -44,8 +46,7 @@ Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
   Tensor term, result = call.empty({in.num_edges(), in.heads()});
   if (in.edge_attr && in.score != Score::gatv2) {
     const bool dot = in.score == Score::dot;
-    term = logit_term(call, in, dot ? ends_of(call, in) : EdgeEnds{},
-                      dot ? to_edge_space(in.dst, *in.edge_proj) : Tensor());
+    term = logit_term(call, in, false, dot ? to_edge_space(in.dst, *in.edge_proj) : Tensor());
     call.args.logit_term = call.keep(term);
   }
   call.args.logsumexp = call.keep(softmax_stats.contiguous());
@@ -123,20 +124,17 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   }
 
   // by destination
-  EdgeEnds ends;
-  Tensor term, value_term, ds, weights_out, projected_dst, projected_grad;
+  EdgeOrder order(in, grad_out.has_value());
+  Tensor ds, weights_out, projected_dst, projected_grad;
   if (dot_edges) {
-    ends = ends_of(call, in);
     projected_dst = to_edge_space(in.dst, *in.edge_proj);
-    if (grad_out) {
-      projected_grad = to_edge_space(*grad_out, *in.edge_proj);
-      value_term = edge_products(call, in, projected_grad, ends, 1);
-      args.value_term = call.keep(value_term);
-    }
-  }
-  if (in.edge_attr && in.score != Score::gatv2) {
-    term = logit_term(call, in, ends, projected_dst);
-    args.logit_term = call.keep(term);
+    if (grad_out) projected_grad = to_edge_space(*grad_out, *in.edge_proj);
+    const auto terms =
+        products_of_edges(call, in, order.by_position, projected_dst, in.coefficient, projected_grad);
+    args.logit_term = call.keep(terms[0]);
+    if (grad_out) args.value_term = call.keep(terms[1]);
+  } else if (in.edge_attr && in.score == Score::gat) {
+    args.logit_term = call.keep(logit_term(call, in, order.by_position, {}));
   }
   if (edge_grads) {
     ds = call.empty({edges, heads});
@@ -162,7 +160,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
     if (dot_edges) grad_dst = call.empty(in.dst.sizes());
     args.grad_dst = call.out_rows(grad_dst);
   }
-  call.run(Pass::by_dst, in.graph.csr, in.num_src(), needs[kAtt]);
+  call.run(Pass::by_dst, order.csr(), in.num_src(), needs[kAtt]);
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
 
   // by source; gatv2's attention vector needs it as well, the cosine's factor had all from the first pass
@@ -179,7 +177,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
     if (needs[kSrc]) args.grad_src = make(kSrc, in.src);
     if (needs[kValue]) args.grad_value = make(kValue, *in.value);
     args.delta_given = nullptr;
-    call.run(Pass::by_src, in.graph.csc, in.num_dst(), att_by_src);
+    call.run(Pass::by_src, order.csc(), in.num_dst(), att_by_src);
   }
 
   Tensor att_grad;
@@ -195,28 +193,21 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   }
   if (needs[kAtt] && att_grad.data_ptr() != grads[kAtt].data_ptr()) grads[kAtt].copy_(att_grad);
   if (in.edge_attr && in.score == Score::gat && edge_grads) {
-    if (needs[kEdgeAttr]) grads[kEdgeAttr].copy_(at::mm(ds, in.edge_proj->select(1, 0)));
-    if (needs[kEdgeProj]) grads[kEdgeProj].copy_(at::mm(ds.t(), in.edge_attr->to(in.opmath())).unsqueeze(1));
+    gat_edge_gradients(call, in, order.by_position, ds, needs, grads);
   }
   if (dot_edges && edge_grads) {
     const double scale = in.coefficient;
-    const Tensor key_sums = aggregate_edges<A>(in, {}, ds);
+    const auto summed = [&](const Tensor& given) { return aggregate_edges<A>(in, order.by_position, {}, given); };
+    const Tensor key_sums = summed(ds);
     if (needs[kDst]) grads[kDst].copy_(grad_dst + scale * from_edge_space(key_sums, *in.edge_proj));
     if (needs[kEdgeProj]) {
       Tensor sum = scale * products_of_rows(in.dst.to(in.opmath()), key_sums);
-      if (grad_out) sum += products_of_rows(grad_out->to(in.opmath()), aggregate_edges<A>(in, {}, weights_out));
+      if (grad_out) sum += products_of_rows(grad_out->to(in.opmath()), summed(weights_out));
       grads[kEdgeProj].copy_(sum);
     }
     if (needs[kEdgeAttr]) {
-      const Tensor scaled = projected_dst * scale;
-      with_index(ends.dst, [&](auto zero) {
-        using I = decltype(zero);
-        C10_CUDA_CHECK((edge_combine<A, I>(
-            ds.data_ptr<A>(), scaled.data_ptr<A>(), grad_out ? weights_out.data_ptr<A>() : nullptr,
-            grad_out ? projected_grad.data_ptr<A>() : nullptr, ends.dst.data_ptr<I>(), edges, int(heads),
-            int(in.edge_dim()), grads[kEdgeAttr].data_ptr(), storage_of(in.rows()), call.stream())));
-        return 0;
-      });
+      features_gradient(call, in, order.by_position, ds, projected_dst * scale, grad_out ? weights_out : Tensor(),
+                        projected_grad, grads[kEdgeAttr]);
     }
   }
 }

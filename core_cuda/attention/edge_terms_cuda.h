@@ -1,28 +1,61 @@
 // What edge features add to the attention on CUDA, and their gradients: around the passes, in the De features of an
-// edge or a chunk of edges at a time.
+// edge.
 #pragma once
 
 #include <array>
 
 #include "call_cuda.h"
+#include "cuda/edge_terms.h"
 
 namespace edgeless::cuda {
 
-// Destination and source of each edge by its original id.
-struct EdgeEnds {
-  Tensor dst, src;
+// The graph of a call as its passes are to walk it. What they read and write by edge, beside the features, is in the
+// order of the CSR where nothing else asks for ids: dropout draws by them, and scales are given by them. A pass by source
+// then finds an edge by its place in that order.
+class EdgeOrder {
+ public:
+  EdgeOrder(const AttentionCall& in, bool may_be_by_position)
+      : by_position(may_be_by_position && in.edge_attr && in.score != Score::gatv2 && in.score != Score::cosine &&
+                    !in.edge_scale && in.dropout == 0),
+        graph_(in.graph) {}
+
+  const bool by_position;
+
+  at::TensorList csr() const { return by_position ? graph_.csr.slice(0, 2) : graph_.csr; }
+
+  at::TensorList csc() {
+    if (!by_position) return graph_.csc.slice(0, std::min<size_t>(3, graph_.csc.size()));
+    csc_ = {graph_.csc[0], graph_.csc[1]};
+    if (const Tensor found = places(); found.defined()) csc_.push_back(found);
+    return csc_;
+  }
+
+ private:
+  // Kept with the graph, or made.
+  Tensor places() const {
+    if (graph_.csc.size() == 4) return graph_.csc[3];
+    const Tensor ids = graph_.csc.size() == 3 ? graph_.csc[2] : Tensor();
+    if (graph_.csr.size() < 3) return ids;
+    const Tensor& in_csr = graph_.csr[2];
+    const Tensor found = at::empty_like(in_csr);
+    found.index_put_({in_csr}, at::arange(in_csr.size(0), in_csr.options()));
+    return ids.defined() ? found.index_select(0, ids) : found;
+  }
+
+  const GraphArrays& graph_;
+  std::vector<Tensor> csc_;
 };
 
-template <class A>
-EdgeEnds ends_of(const Call<A>& call, const AttentionCall& in) {
-  EdgeEnds ends{at::empty_like(in.graph.csr[1]), at::empty_like(in.graph.csr[1])};
-  with_index(in.graph.csr[0], [&](auto zero) {
-    using I = decltype(zero);
-    C10_CUDA_CHECK(
-        edge_ends<I>(compressed_graph(in.graph.csr), ends.dst.data_ptr<I>(), ends.src.data_ptr<I>(), call.stream()));
-    return 0;
-  });
-  return ends;
+// The features of a call's edges; `attr` is contiguous and outlives them.
+inline EdgeFeatures edge_features(const AttentionCall& in, const Tensor& attr, bool by_position) {
+  EdgeFeatures edges;
+  edges.graph = compressed_graph(in.graph.csr);
+  edges.wide_index = in.graph.csr[0].scalar_type() == at::kLong;
+  edges.by_position = by_position;
+  edges.attr = attr.const_data_ptr();
+  edges.storage = storage_of(attr.scalar_type());
+  edges.dim = static_cast<int>(in.edge_dim()), edges.heads = static_cast<int>(in.heads());
+  return edges;
 }
 
 // The edge term of the score 'dot' stands in key and value: <q, W e> = <W^T q, e> and sum w (W e) = W sum w e, so all
@@ -38,25 +71,58 @@ inline Tensor from_edge_space(const Tensor& sums, const Tensor& proj) {
   return at::bmm(sums.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1);
 }
 
+// <rows[r, h], e> for every edge e of row r, [E, H], times `factor`; of two such rows at once, where there is `more`.
 template <class A>
-Tensor edge_products(const Call<A>& call, const AttentionCall& in, const Tensor& rows, const EdgeEnds& ends,
-                     double factor) {
-  Tensor out = call.empty({in.num_edges(), in.heads()});
+std::array<Tensor, 2> products_of_edges(const Call<A>& call, const AttentionCall& in, bool by_position,
+                                        const Tensor& rows, double factor, const Tensor& more = {}) {
   const Tensor attr = in.edge_attr->contiguous();
-  with_index(ends.dst, [&](auto zero) {
-    using I = decltype(zero);
-    C10_CUDA_CHECK((edge_dot<A, I>(rows.data_ptr<A>(), ends.dst.data_ptr<I>(), attr.data_ptr(), storage_of(in.rows()),
-                                   in.num_edges(), int(in.heads()), int(in.edge_dim()), A(factor),
-                                   out.template data_ptr<A>(), call.stream())));
-    return 0;
-  });
+  EdgeDots<A> args;
+  args.edges = edge_features(in, attr, by_position);
+  args.one_row = rows.dim() == 2;
+  std::array<Tensor, 2> out{call.empty({in.num_edges(), in.heads()})};
+  args.rows[0] = rows.data_ptr<A>(), args.factor[0] = A(factor), args.out[0] = out[0].template data_ptr<A>();
+  if (more.defined()) {
+    out[1] = at::empty_like(out[0]);
+    args.rows[1] = more.data_ptr<A>(), args.out[1] = out[1].template data_ptr<A>();
+  }
+  C10_CUDA_CHECK(edge_dots(args, call.stream()));
   return out;
+}
+
+// The gradient of the features: the sum over heads of weights [E, H] times rows, [n, H, De] or [H, De].
+template <class A>
+void features_gradient(const Call<A>& call, const AttentionCall& in, bool by_position, const Tensor& weight,
+                       const Tensor& rows, const Tensor& more_weight, const Tensor& more_rows, const Tensor& out) {
+  EdgeSums<A> args;
+  args.edges = edge_features(in, out, by_position);
+  args.one_row = rows.dim() == 2;
+  args.weight[0] = weight.data_ptr<A>(), args.rows[0] = rows.data_ptr<A>();
+  if (more_weight.defined()) {
+    args.weight[1] = more_weight.data_ptr<A>(), args.rows[1] = more_rows.data_ptr<A>();
+  }
+  args.out = out.data_ptr();
+  C10_CUDA_CHECK(edge_sums(args, call.stream()));
+}
+
+// Runs edge_products and adds up its blocks' sums: [columns, De].
+template <class A>
+Tensor sums_of_edges(const Call<A>& call, const AttentionCall& in, EdgeProducts<A>& args) {
+  const int64_t columns = in.heads() * args.channels, tiles = (in.num_edges() + 63) / 64;
+  const Tensor sums = call.empty({columns, in.edge_dim()});
+  if (tiles == 0 || sums.numel() == 0) return sums.zero_();
+  args.blocks = static_cast<int>(std::min<int64_t>(tiles, 4 * device_of(in.device()).multiprocessors));
+  const Tensor partial = call.empty({args.blocks, columns, in.edge_dim()});
+  args.partial = partial.template data_ptr<A>();
+  C10_CUDA_CHECK(edge_products(args, call.stream()));
+  C10_CUDA_CHECK(sum_rows(args.partial, args.blocks, static_cast<const A*>(nullptr), int64_t(0), sums.numel(), 1,
+                          sums.data_ptr(), storage_of(sums.scalar_type()), call.stream()));
+  return sums;
 }
 
 // [Nd, H, De]: the sum over a row's edges of a weight times the edge's features. The weights are the softmax of
 // `logits` with dropout and scale, or `given` as they are. Edges are gathered as if they were sources.
 template <class A>
-Tensor aggregate_edges(const AttentionCall& in, const Tensor& logits, const Tensor& given) {
+Tensor aggregate_edges(const AttentionCall& in, bool by_position, const Tensor& logits, const Tensor& given) {
   const int64_t most = 4 * 32 * 16 / in.edge_attr->element_size();
   std::vector<Tensor> parts;
   const Tensor ids = in.graph.csr.size() == 3 ? in.graph.csr[2] : at::arange(in.num_edges(), in.graph.csr[1].options());
@@ -74,7 +140,7 @@ Tensor aggregate_edges(const AttentionCall& in, const Tensor& logits, const Tens
     Tensor out = call.empty({in.num_dst(), in.heads(), width});
     call.args.out = call.out_rows(out);
     const Tensor graph[] = {in.graph.csr[0], ids, ids};
-    call.run(Pass::forward, graph, in.num_edges());
+    call.run(Pass::forward, at::TensorList(graph, by_position ? 2 : 3), in.num_edges());
     parts.push_back(out);
   }
   return parts.size() == 1 ? parts[0] : at::cat(parts, 2);
@@ -99,37 +165,72 @@ inline Tensor products_of_rows(const Tensor& a, const Tensor& b) {
   return sum + parts.sum(1);
 }
 
-// What is added to the logit by edge, if anything: [E, H].
+// What is added to the logit by edge, [E, H].
 template <class A>
-Tensor logit_term(const Call<A>& call, const AttentionCall& in, const EdgeEnds& ends, const Tensor& projected_dst) {
-  if (in.score == Score::gat) return at::mm(in.edge_attr->to(in.opmath()), in.edge_proj->select(1, 0).t());
-  return edge_products(call, in, projected_dst, ends, in.coefficient);
+Tensor logit_term(const Call<A>& call, const AttentionCall& in, bool by_position, const Tensor& projected_dst) {
+  if (in.score != Score::gat) return products_of_edges(call, in, by_position, projected_dst, in.coefficient)[0];
+  return products_of_edges(call, in, by_position, in.edge_proj->select(1, 0).contiguous(), 1)[0];
 }
 
-// gatv2's edge term, in chunks of edges: G = ds LeakyReLU'(hidden) [chunk, H D] is made of the term in place, then
-// d attr = G (att W), d W = att G^T e, and att gets the edge term's share, sum of W G^T e (scores.cuh).
+// The gradients of gat's edge term, <W_h, e>.
+template <class A>
+void gat_edge_gradients(const Call<A>& call, const AttentionCall& in, bool by_position, const Tensor& ds,
+                        const AttentionChoice& needs, std::vector<Tensor>& grads) {
+  if (needs[kEdgeAttr]) {
+    const Tensor proj = in.edge_proj->select(1, 0).contiguous();
+    features_gradient(call, in, by_position, ds, proj, {}, {}, grads[kEdgeAttr]);
+  }
+  if (!needs[kEdgeProj]) return;
+  const Tensor attr = in.edge_attr->contiguous();
+  EdgeProducts<A> args;
+  args.edges = edge_features(in, attr, by_position);
+  args.ds = ds.data_ptr<A>();
+  grads[kEdgeProj].copy_(sums_of_edges(call, in, args).unsqueeze(1));
+}
+
+// The gradients of gatv2's edge term. With G = ds LeakyReLU'(hidden), a number for an edge and each of the H D columns:
+// d attr = G (att W), d W = att sum of G e^T, and att gets the edge term's share, sum of W G^T e (scores.cuh). Of many
+// features or columns G is written, for a chunk of edges at a time.
 template <class A>
 void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Tensor& ds, const AttentionChoice& needs,
                           std::vector<Tensor>& grads, Tensor& att_share) {
-  const EdgeEnds ends = ends_of(call, in);
   const int64_t edges = in.num_edges(), width = in.heads() * in.dim();
   const Tensor proj = in.edge_proj->contiguous().view({width, in.edge_dim()});
-  const Tensor weighted = (in.att->unsqueeze(2) * *in.edge_proj).view({width, in.edge_dim()});
-  Tensor sums = at::zeros({width, in.edge_dim()}, call.numbers());
-  const int64_t chunk = std::max<int64_t>(1024, (int64_t(32) << 20) / (width * int64_t(sizeof(A))));
-  for (int64_t first = 0; first < edges; first += chunk) {
-    const int64_t count = std::min(chunk, edges - first);
-    const Tensor attr = in.edge_attr->narrow(0, first, count).to(in.opmath());
-    Tensor hidden = at::mm(attr, proj.t());
-    with_index(ends.dst, [&](auto zero) {
-      using I = decltype(zero);
-      C10_CUDA_CHECK((hidden_gradient<A, I>(call.args.dst, call.args.src, storage_of(in.rows()), ends.dst.data_ptr<I>(),
-                                            ends.src.data_ptr<I>(), ds.data_ptr<A>(), first, count, int(in.heads()),
-                                            int(in.dim()), A(in.coefficient), hidden.data_ptr<A>(), call.stream())));
-      return 0;
-    });
-    if (needs[kEdgeAttr]) grads[kEdgeAttr].narrow(0, first, count).copy_(at::mm(hidden, weighted));
-    if (needs[kEdgeProj] || needs[kAtt]) sums.addmm_(hidden.t(), attr);
+  const Tensor weighted = (in.att->unsqueeze(2) * *in.edge_proj).to(in.opmath()).view({width, in.edge_dim()});
+  const Tensor attr = in.edge_attr->contiguous();
+  const bool of_attr = needs[kEdgeAttr], of_sums = needs[kEdgeProj] || needs[kAtt];
+  EdgeProducts<A> args;
+  args.edges = edge_features(in, attr, false);
+  args.ds = ds.data_ptr<A>(), args.dst = call.args.dst, args.src = call.args.src;
+  args.channels = static_cast<int>(in.dim()), args.slope = A(in.coefficient);
+  args.proj = proj.data_ptr<A>();
+  Tensor sums;
+  if (in.edge_dim() <= kMostHiddenFeatures && (!of_attr || makes_attr_grad<A>(args.edges, args.channels))) {
+    if (of_attr) {
+      args.weighted = weighted.data_ptr<A>();
+      args.attr_grad = grads[kEdgeAttr].data_ptr();
+    }
+    sums = sums_of_edges(call, in, args);
+  } else {
+    sums = at::zeros({width, in.edge_dim()}, call.numbers());
+    const int64_t chunk = std::max<int64_t>(1024, (int64_t(32) << 20) / (width * int64_t(sizeof(A))));
+    for (int64_t first = 0; first < edges; first += chunk) {
+      const int64_t count = std::min(chunk, edges - first);
+      const bool by_id = in.graph.csr.size() == 3;
+      const Tensor ids = by_id ? in.graph.csr[2].narrow(0, first, count) : Tensor();
+      const Tensor some = (by_id ? attr.index_select(0, ids) : attr.narrow(0, first, count)).to(in.opmath());
+      const Tensor rows = at::empty({count}, in.graph.csr[1].options());
+      Tensor hidden = at::mm(some, proj.t());
+      C10_CUDA_CHECK(rows_of_edges(args.edges, first, count, rows.data_ptr(), call.stream()));
+      C10_CUDA_CHECK(
+          hidden_gradients(args, first, count, rows.const_data_ptr(), hidden.data_ptr<A>(), call.stream()));
+      if (of_attr) {
+        const Tensor grad = at::mm(hidden, weighted).to(attr.scalar_type());
+        by_id ? grads[kEdgeAttr].index_copy_(0, ids.to(at::kLong), grad)
+              : grads[kEdgeAttr].narrow(0, first, count).copy_(grad);
+      }
+      if (of_sums) sums.addmm_(hidden.t(), some);
+    }
   }
   if (needs[kEdgeProj]) grads[kEdgeProj].copy_(in.att->unsqueeze(2) * sums.view_as(*in.edge_proj));
   if (needs[kAtt]) att_share.add_((proj * sums).sum(1).view({in.heads(), in.dim()}));

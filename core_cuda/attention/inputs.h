@@ -107,7 +107,11 @@ inline void check_call(const char* op, const AttentionCall& in) {
     check("value", *in.value, {in.num_src(), heads, in.channels()}, rows);
   }
   check_compressed(op, "csr", in.graph.csr, in.num_dst(), in.graph.csr.size() > 1 ? in.num_edges() : 0, device);
-  if (!in.graph.csc.empty()) check_compressed(op, "csc", in.graph.csc, in.num_src(), in.num_edges(), device);
+  if (!in.graph.csc.empty()) {
+    const bool places = in.graph.csc.size() == 4;
+    check_compressed(op, "csc", places ? in.graph.csc.slice(0, 3) : in.graph.csc, in.num_src(), in.num_edges(), device);
+    if (places) check("places of csc", in.graph.csc[3], in.graph.csc[1].sizes(), in.graph.csc[1].scalar_type());
+  }
   const bool cosine = in.score == Score::cosine;
   TORCH_CHECK_VALUE(in.att.has_value() == (in.score == Score::gatv2 || cosine), op,
                     ": att belongs to the scores 'gatv2' and 'cosine'");

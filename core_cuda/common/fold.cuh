@@ -8,7 +8,9 @@
 //
 // Fold is what happens to the rows:
 //   Piece                        what is known of a part of a row, one per lane
-//   own(index, position, valid)  this lane's edge of the window ahead
+//   begin_walk(position, end)    optional: before all others, of a walk with edges; position: of this lane's edge of the
+//                                first window; end: of the walk
+//   own(index, position)         this lane's edge of the window at hand
 //   load(u, index, position)     asks for the row of edge u of a batch
 //   choose(b)                    the batch is number b and following of the window; whole warp
 //   take(u, offset)              folds edge u in; offset: of the edge from the beginning of the piece
@@ -49,6 +51,12 @@ template <class Fold, class = void>
 constexpr bool kTogether = false;
 template <class Fold>
 constexpr bool kTogether<Fold, std::void_t<decltype(&Fold::together)>> = true;
+
+// Whether it has begin_walk().
+template <class Fold, class = void>
+constexpr bool kBeginsWalk = false;
+template <class Fold>
+constexpr bool kBeginsWalk<Fold, std::void_t<decltype(&Fold::begin_walk)>> = true;
 
 template <class I>
 using FoldShares = RangeShares<I, kMostFoldTeams>;
@@ -108,6 +116,9 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   auto further = [&](I edge, int by) { return end_of_all - edge < by ? end_of_all : static_cast<I>(edge + by); };
   I window = at, next = 0;
   if (graph.num_edges > 0) next = __ldcs(indices + further(window, lane));
+  if constexpr (kBeginsWalk<Fold>) {
+    if (at < last) fold.begin_walk(further(window, lane), last);
+  }
   while (__any_sync(kWarp, at < last)) {
     const I index = next;
     fold.own(index, further(window, lane));

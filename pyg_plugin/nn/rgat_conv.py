@@ -1,4 +1,4 @@
-"""RGATConv of PyG on products with the matrices of relations and additive attention."""
+"""RGATConv of PyG on products with the matrices of relations and the attention of GAT."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from ..convert import kind_of
 from ..relations import source_rows, typed_graph, typed_refusal
 
 _OPS = ("relational_sum", "attention", "spmm", "sddmm")
-_MODS = ("additive", "scaled", "f-scaled")
+_MODS = ("additive", "scaled", "f-additive", "f-scaled")
+_MULTIPLICATIVE = "multiplicative-self-attention"
 
 
 class RGATConv(FusedConv, rgat_conv.RGATConv):
     r"""The relational graph attention (Busbridge et al.: "Relational Graph Attention Networks", 2019), with additive
-    attention, within a relation or across them.
+    or multiplicative attention, within a relation or across them.
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.RGATConv`. Features are multiplied by
     the matrices of relations once for a source and a relation; of an edge there is a logit of each head at most.
@@ -38,7 +39,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
     Shapes:
         x: ``[N, F]``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor whose values are the relations,
         :class:`edgeless.Graph`, or :class:`edgeless.TypedGraph` in place of edge_index and edge_type; edge_type:
-        ``[E]``; edge_attr: ``[E, De]`` or ``[E]``; output: ``[N, H * C]``, or ``[N, C]`` without ``concat``.
+        ``[E]``; edge_attr: ``[E, De]`` or ``[E]``; output: ``[N, H * C]``, or ``[N, C]`` without ``concat``; of
+        multiplicative attention ``[N, H * dim * C]`` and ``[N, dim * C]``.
     """
 
     # Read by PyG when it writes propagate(), which the stock path uses:
@@ -58,7 +60,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
 
     def _fusion_refusals(self, x, edge_index, edge_type=None, edge_attr=None, size=None, return_attention_weights=None):
         reasons = self._module_refusals()
-        if self.attention_mode != "additive-self-attention":
+        if self.attention_mode not in ("additive-self-attention", _MULTIPLICATIVE):
             reasons.append(f"attention_mode is {self.attention_mode!r}")
         if self.mod is not None and self.mod not in _MODS:
             reasons.append(f"mod is {self.mod!r}")
@@ -115,29 +117,23 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             return out
         pairs, edges, _ = graph.compact
         values = relational_sum(pairs, x, cast(weights, x.dtype), order="aggregate").view(-1, heads, self.out_channels)
-        queries, keys = end_products(graph, x, cast(self._vectors(weights), x.dtype))
+        ends = end_products(graph, x, cast(self._vectors(weights), x.dtype))
         if edge_attr is not None:
             edge_attr = (edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr.flatten(1)).to(x.dtype)
-            proj = (self.e.t() @ self.lin_edge.weight).to(x.dtype)
-        within = self.attention_mechanism == "within-relation"
-        if within:
-            terms = {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
-            over, own = graph.split, queries
-        else:  # the query of an edge is that of its destination and relation
-            term = to_edges(graph.reversed, queries)  # of 16-bit rows in float32, as the kernels' own logits are
-            term = term if edge_attr is None else term + edge_attr @ proj.t()
-            identity, own = _constants(edges, heads, keys.dtype)
-            terms, over = {"edge_attr": term, "edge_proj": identity}, edges
+        keys, own, terms = self._logits(graph, *ends, edge_attr)
+        if self.dim > 1:  # all of a head weigh the same values
+            values = values.unsqueeze(2).expand(-1, -1, self.dim, -1).flatten(1, 2)
+        within, all_heads = self.attention_mechanism == "within-relation", heads * self.dim
         returned, dropout = isinstance(return_attention_weights, bool), self._attention_dropout
         if dropout and type(edge_index) is DistGraph:  # by the ids of edges in the whole graph
-            terms["edge_scale"] = edge_index.local.dropout_scale(dropout, heads, opmath_dtype(dtype))
+            terms["edge_scale"] = edge_index.local.dropout_scale(dropout, all_heads, opmath_dtype(dtype))
             dropout = 0.0
         out = gat_attention(
-            over,
+            graph.split if within else edges,
             values,
             keys,
             own,
-            negative_slope=self.negative_slope,
+            negative_slope=1.0 if self.attention_mode == _MULTIPLICATIVE else self.negative_slope,
             dropout=dropout,
             return_weights="softmax" if returned else None,
             out_dtype=dtype,
@@ -146,15 +142,38 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         out, alpha = out if returned else (out, None)
         if within:
             out = spmm(graph.reversed.compact.pairs.reversed.graph, out)
-        out = self._finish(self._modified(out, edges, values), None)
+        out = self._modified(out, edges, values).view(-1, heads, self.dim * self.out_channels)
+        out = self._finish(out, None)
         return (out, (edge_index, alpha)) if returned else out
+
+    def _logits(self, graph, queries, keys, edge_attr) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """What a logit is made of: numbers of the sources' pairs and of the rows that the attention is over, and of the
+        edges."""
+        proj = None if edge_attr is None else (self.e.t() @ self.lin_edge.weight).to(edge_attr.dtype)
+        multiplies = self.attention_mode == _MULTIPLICATIVE
+        within = self.attention_mechanism == "within-relation"
+        if within and not multiplies:
+            return keys, queries, {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
+        # The query of an edge is that of its destination and relation; of 16-bit rows in float32, as the kernels' own
+        # logits are.
+        term = to_edges(graph.reversed, queries)
+        if multiplies:
+            term = term * to_edges(graph, keys)
+            term = term if edge_attr is None else term * (edge_attr @ proj.t())
+            keys = keys.new_zeros(1, 1).expand_as(keys)
+        elif edge_attr is not None:
+            term = term + edge_attr @ proj.t()
+        over = graph.split if within else graph.compact.edges
+        identity, own = _constants(over, keys.size(1), keys.dtype)
+        return keys, own, {"edge_attr": term, "edge_proj": identity}
 
     def _as_one_op(self, graph, x, weights, edge_attr, return_attention_weights, dtype) -> Optional[Tensor]:
         """The layer of one head, across relations, where nothing is asked for or given by edge; None where it is not
         one op."""
-        if self.heads != 1 or self.attention_mechanism != "across-relation" or self.mod == "additive":
+        if self.heads != 1 or self.attention_mechanism != "across-relation" or self.mod in ("additive", "f-additive"):
             return None
-        if edge_attr is not None or isinstance(return_attention_weights, bool):
+        by_edge = edge_attr is not None or isinstance(return_attention_weights, bool)
+        if by_edge or self.attention_mode == _MULTIPLICATIVE:
             return None
         bias = self.bias if self.mod is None else None  # heads joined and their mean are the same here
         if dtype is not x.dtype or not fits(graph, x, weights, (self.q, self.k, bias)):
@@ -164,7 +183,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         out = pair_attention(graph, x, weights, self.q, self.k, bias, self.negative_slope, dropout, seed)
         if self.mod is None:
             return out
-        return self._finish(self._modified(out.unsqueeze(1), graph.graph, None), None)
+        return self._finish(self._modified(out.unsqueeze(1), graph.graph), None)
 
     @property
     def _attention_dropout(self) -> float:
@@ -179,7 +198,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
 
     def _vectors(self, weights: Tensor) -> Tensor:
         """``W_r q``, behind them ``W_r k``, ``[2 * R, H, in]``: a node's query and key are products with them."""
-        folds, heads, sizes = torch.cat((self.q, self.k), 1), self.heads, (self.num_relations, self.in_channels)
+        folds, heads, sizes = torch.cat((self.q, self.k), 1), self.q.size(1), (self.num_relations, self.in_channels)
         if weights.dim() == 4:
             blocks, width = weights.shape[1], weights.shape[3]
             vectors = (weights @ folds.view(blocks, width, 2 * heads)).view(-1, 2 * heads).t()
@@ -189,10 +208,12 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             vectors = vectors.reshape(2, heads, *sizes).transpose(1, 2)
         return vectors.reshape(-1, heads, sizes[1])
 
-    def _modified(self, out: Tensor, edges, values: Optional[Tensor]) -> Tensor:
+    def _modified(self, out: Tensor, edges, values: Optional[Tensor] = None) -> Tensor:
         """What ``mod`` makes of the sum ``[N, H, C]``: all of it is the same for the edges of a destination."""
         if self.mod == "additive":
             return out + self.w * spmm(edges, values)
+        if self.mod == "f-additive":  # each weight is more than 0, also one that the stock layer's softmax rounds to 0
+            return out + spmm(edges, values)
         if self.mod is None:
             return out
         dtype = out.dtype if self.mod == "f-scaled" else self.l1.dtype

@@ -16,6 +16,8 @@ import edgeless.pyg.nn as fused
 from edgeless import TypedGraph
 
 IN, OUT, R = 6, 4, 5
+ADDITIVE, MULTIPLICATIVE = {}, {"attention_mode": "multiplicative-self-attention", "dim": 2}
+EVERY_MODE = pytest.mark.parametrize("mode", [ADDITIVE, MULTIPLICATIVE], ids=["additive", "multiplicative"])
 SQUARE = [name for name, (_, num_src, num_dst) in GRAPHS.items() if num_src == num_dst and num_src > 0]
 
 
@@ -54,16 +56,22 @@ def with_one_map(results):
 @pytest.mark.parametrize("kind", SQUARE)
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_graph(kind, mechanism, dtype):
-    assert_parity(GRAPHS[kind], dtype, attention_mechanism=mechanism)
+@EVERY_MODE
+def test_every_graph(kind, mechanism, dtype, mode):
+    assert_parity(GRAPHS[kind], dtype, attention_mechanism=mechanism, **mode)
 
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
-@pytest.mark.parametrize("mod", [None, "additive", "scaled", "f-scaled"])
+@pytest.mark.parametrize("mod", [None, "additive", "scaled", "f-additive", "f-scaled"])
 @pytest.mark.parametrize("weights", [{}, {"num_bases": 3}, {"num_blocks": 2}])
-@pytest.mark.parametrize("heads,concat", [(1, True), (2, True), (2, False), (3, True)])
-def test_every_option(mechanism, mod, weights, heads, concat):
-    graph, options = GRAPHS["random"], {"attention_mechanism": mechanism, "mod": mod, "concat": concat, **weights}
+@pytest.mark.parametrize(
+    "heads,concat,mode",
+    [(1, True, {}), (2, True, {}), (2, False, {}), (3, True, {}), (1, False, MULTIPLICATIVE),
+     (2, True, MULTIPLICATIVE), (2, False, MULTIPLICATIVE), (3, True, {**MULTIPLICATIVE, "dim": 1})],
+)  # fmt: skip
+def test_every_option(mechanism, mod, weights, heads, concat, mode):
+    options = {"attention_mechanism": mechanism, "mod": mod, "concat": concat, **weights, **mode}
+    graph = GRAPHS["random"]
     for dtype in (torch.float32, torch.float64):
         assert_parity(graph, dtype, heads=heads, **options)
         if mod == "scaled" and dtype == torch.float32:
@@ -81,9 +89,10 @@ def test_many_heads(mechanism, heads, weights):
 
 
 @pytest.mark.parametrize("heads", [1, 8])
-def test_gradients_of_what_asks_for_them(heads):
+@EVERY_MODE
+def test_gradients_of_what_asks_for_them(heads, mode):
     graph = GRAPHS["random"]
-    _, ours = layer_pair(heads=heads)
+    _, ours = layer_pair(heads=heads, **mode)
     x, edge_type = features(40, IN), types_of(graph)
     everything = run_fused(ours, x, graph[0], edge_type)
     for names in (["q"], ["k"], ["weight"], ["bias"], []):
@@ -127,9 +136,10 @@ class _Ops(TorchDispatchMode):
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
 @pytest.mark.parametrize("heads", [1, 8])
-def test_nothing_is_added_by_atomics_and_nothing_is_sorted_again(mechanism, heads):
+@EVERY_MODE
+def test_nothing_is_added_by_atomics_and_nothing_is_sorted_again(mechanism, heads, mode):
     graph = GRAPHS["random"]
-    _, ours = layer_pair(heads=heads, attention_mechanism=mechanism)
+    _, ours = layer_pair(heads=heads, attention_mechanism=mechanism, **mode)
     inputs = features(40, IN), graph[0], types_of(graph)
     with edgeless.backend("fused"), torch.no_grad():
         ours(*inputs)
@@ -156,14 +166,15 @@ def test_nothing_is_added_by_atomics_and_nothing_is_sorted_again(mechanism, head
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
 @pytest.mark.parametrize("heads", [1, 4, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_bitwise_the_same_from_run_to_run_on_cuda(mechanism, heads, dtype):
+@EVERY_MODE
+def test_bitwise_the_same_from_run_to_run_on_cuda(mechanism, heads, dtype, mode):
     generator = torch.Generator().manual_seed(3)
     edge_index = torch.randint(500, (2, 100_000), generator=generator).cuda()  # so many that atomics would meet
     edge_type = torch.randint(R, (100_000,), generator=generator).cuda()
-    _, ours = layer_pair(dtype, heads=heads, attention_mechanism=mechanism)
+    _, ours = layer_pair(dtype, heads=heads, attention_mechanism=mechanism, **mode)
     ours, x = ours.cuda(), features(500, IN, dtype).cuda().requires_grad_()
     wanted = [x, ours.q, ours.k, ours.weight, ours.bias]
-    grad = features(500, heads * OUT, dtype, seed=23).cuda()
+    grad = features(500, ours.bias.numel(), dtype, seed=23).cuda()
     runs = []
     with edgeless.backend("fused"):
         for _ in range(5):
@@ -174,12 +185,32 @@ def test_bitwise_the_same_from_run_to_run_on_cuda(mechanism, heads, dtype):
 
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
-def test_returned_attention_and_edge_features_of_one_number(mechanism):
-    graph = GRAPHS["random"]
+@EVERY_MODE
+def test_returned_attention_and_edge_features_of_one_number(mechanism, mode):
+    graph, options = GRAPHS["random"], {"attention_mechanism": mechanism, **mode}
     for attention in (True, False):
-        assert_parity(graph, attention=attention, attention_mechanism=mechanism)
-    assert_parity(graph, edge_dim=1, edge_attr=edge_features(graph, 1).squeeze(1), attention_mechanism=mechanism)
-    assert_parity(graph, edge_dim=3, bias=False, attention_mechanism=mechanism)
+        for mod in (None, "f-additive"):
+            assert_parity(graph, attention=attention, mod=mod, **options)
+    assert_parity(graph, edge_dim=1, edge_attr=edge_features(graph, 1).squeeze(1), **options)
+    assert_parity(graph, edge_dim=3, bias=False, **options)
+
+
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+@EVERY_MODE
+def test_f_additive_counts_edges_of_the_least_weight(mechanism, mode):
+    """The stock layer adds 1 to a weight that is more than 0, which float32 rounds to 0 where float64 does not."""
+    graph = GRAPHS["random"]
+    theirs, ours = layer_pair(mod="f-additive", attention_mechanism=mechanism, heads=1, **mode)
+    x, edge_type = features(40, IN) * 8, types_of(graph)
+    with torch.no_grad():
+        for layer in (theirs, ours):
+            layer.k.mul_(2 if mode else 20)
+    rounded, (_, weights) = theirs(x, graph[0], edge_type, return_attention_weights=True)
+    exact, (_, truth) = copy.deepcopy(theirs).double()(x.double(), graph[0], edge_type, return_attention_weights=True)
+    assert (weights == 0).any() and (truth > 0).all()
+    with edgeless.backend("fused"):
+        found = ours(x, graph[0], edge_type)
+    assert (found - exact).norm() <= 1e-4 * exact.norm() < 1e-2 * (rounded - exact).norm()
 
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
@@ -204,9 +235,10 @@ def test_other_kinds_of_graphs():
 
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
-def test_dropout_has_the_rate_and_keeps_the_scale(mechanism):
+@EVERY_MODE
+def test_dropout_has_the_rate_and_keeps_the_scale(mechanism, mode):
     graph = GRAPHS["hub"]
-    _, ours = layer_pair(dropout=0.5, attention_mechanism=mechanism)
+    _, ours = layer_pair(dropout=0.5, attention_mechanism=mechanism, **mode)
     x, edge_type = features(300, IN), types_of(graph)
     exact = ours.eval()(x, graph[0], edge_type)[0]
     ours.train()
@@ -217,9 +249,10 @@ def test_dropout_has_the_rate_and_keeps_the_scale(mechanism):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
-def test_half_precision_errs_at_most_twice_as_much(dtype, mechanism):
+@pytest.mark.parametrize("mode", [ADDITIVE, {"mod": "f-additive"}, MULTIPLICATIVE], ids=str)
+def test_half_precision_errs_at_most_twice_as_much(dtype, mechanism, mode):
     graph = GRAPHS["random"]
-    theirs, ours = layer_pair(dtype, attention_mechanism=mechanism)
+    theirs, ours = layer_pair(dtype, attention_mechanism=mechanism, **mode)
     x, edge_type = features(40, IN, dtype), types_of(graph)
     exact_layer = copy.deepcopy(theirs).double()
     exact = run(exact_layer, exact_layer, x.double(), graph[0], edge_type)
@@ -273,7 +306,8 @@ def _autocast_results(layer, inputs, attr, device, dtype, autocast, **chosen):
 @pytest.mark.parametrize(
     "options",
     [{}, {"bias": False}, {"mod": "additive"}, {"mod": "scaled"}, {"mod": "f-scaled", "bias": False},
-     {"num_bases": 2, "concat": False}, {"num_blocks": 2, "edge_dim": 3}],
+     {"num_bases": 2, "concat": False}, {"num_blocks": 2, "edge_dim": 3}, {"mod": "f-additive"}, MULTIPLICATIVE,
+     {**MULTIPLICATIVE, "edge_dim": 3}],
 )  # fmt: skip
 def test_autocast(options, mechanism, autocast, device):
     """Dtypes as stock under autocast; the numbers as far from float64 as stock, at most twice, in the median."""
@@ -304,7 +338,11 @@ def test_bitwise_the_same_from_run_to_run():
 
 
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
-@pytest.mark.parametrize("options", [{"mod": "additive"}, {"heads": 8, "num_bases": 3, "edge_dim": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"mod": "additive"}, {"mod": "f-additive"}, {"heads": 8, "num_bases": 3, "edge_dim": 3}, MULTIPLICATIVE],
+    ids=str,
+)
 def test_compiles_whole(options, mechanism, fresh_dynamo):
     graph, dtype = GRAPHS["random"], torch.float64
     x, edge_type = features(graph[1], IN, dtype), types_of(graph)
@@ -344,8 +382,7 @@ def test_refusals_are_said_in_words():
     graph = GRAPHS["random"]
     x, edge_type = features(40, IN), types_of(graph)
     for options, inputs, words in (
-        ({"attention_mode": "multiplicative-self-attention", "dim": 2}, (x, graph[0], edge_type), "attention_mode is"),
-        ({"mod": "f-additive"}, (x, graph[0], edge_type), "mod is 'f-additive'"),
+        ({"mod": "another"}, (x, graph[0], edge_type), "mod is 'another'"),
         ({}, (x[:, 1:], graph[0], edge_type), r"x is no plain floating tensor \[N, 6\]"),
         ({}, (x, graph[0], edge_type[1:]), "edge_type is not an int64 or int32 tensor"),
         ({}, (x, graph[0], edge_type, edge_features(graph, 3)), "edge_attr is given to a layer without edge_dim"),
@@ -353,5 +390,5 @@ def test_refusals_are_said_in_words():
     ):
         _, ours = layer_pair(**options)
         assert re.search(words, str(edgeless.explain(ours, *inputs))), words
-    theirs, ours = layer_pair(attention_mode="multiplicative-self-attention", dim=2)
+    theirs, ours = layer_pair(mod="another")
     assert_close(run(ours, ours, x, graph[0], edge_type), run(theirs, theirs, x, graph[0], edge_type))

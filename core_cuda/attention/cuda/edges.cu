@@ -1,5 +1,4 @@
-// Small kernels around the passes: sums of partial results, and what edge features need by edge. Every number is
-// written by one thread that adds in a fixed order.
+// Small kernels around the passes. Every number is written by one thread that adds in a fixed order.
 #include "../../common/threads.cuh"
 #include "../../common/vec.cuh"
 #include "kernels.h"
@@ -36,65 +35,6 @@ __global__ void sum_rows_kernel(const A* in, int64_t rows_of_in, const A* more, 
 #pragma unroll
   for (int t = 0; t < kTall; ++t) sum += parts[t][lane];
   out[blockIdx.y * cols + col] = to_storage<S>(sum);
-}
-
-template <class I>
-__global__ void edge_ends_kernel(CompressedGraph graph, I* dst, I* src) {
-  const int64_t position = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (position >= graph.num_edges) return;
-  const I* indptr = static_cast<const I*>(graph.indptr);
-  int64_t low = 0, high = graph.num_rows - 1;
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (static_cast<int64_t>(indptr[middle]) <= position) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  const I* ids = static_cast<const I*>(graph.edge_ids);
-  const int64_t id = ids ? static_cast<int64_t>(ids[position]) : position;
-  dst[id] = static_cast<I>(low);
-  src[id] = static_cast<const I*>(graph.indices)[position];
-}
-
-template <class A, class S, class I>
-__global__ void edge_dot_kernel(const A* rows, const I* end, const S* attr, int64_t edges, int heads, int dim, A factor,
-                                A* out) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= edges * heads) return;
-  const int64_t edge = at / heads, head = at % heads;
-  const A* row = rows + (static_cast<int64_t>(end[edge]) * heads + head) * dim;
-  A sum = 0;
-  for (int k = 0; k < dim; ++k) sum = fma(row[k], A(to_arithmetic(attr[edge * dim + k])), sum);
-  out[at] = factor * sum;
-}
-
-template <class A, class S, class I>
-__global__ void edge_combine_kernel(const A* a, const A* x, const A* b, const A* y, const I* end, int64_t edges,
-                                    int heads, int dim, S* out) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= edges * dim) return;
-  const int64_t edge = at / dim, k = at % dim, node = end[edge];
-  A sum = 0;
-  for (int h = 0; h < heads; ++h) {
-    const int64_t row = (node * heads + h) * dim + k;
-    sum = fma(a[edge * heads + h], x[row], sum);
-    if (b) sum = fma(b[edge * heads + h], y[row], sum);
-  }
-  out[at] = to_storage<S>(sum);
-}
-
-template <class A, class S, class I>
-__global__ void hidden_gradient_kernel(Rows dst, Rows src, const I* dst_end, const I* src_end, const A* ds,
-                                       int64_t first, int64_t count, int heads, int dim, A slope, A* term) {
-  const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (at >= count * heads * dim) return;
-  const int64_t k = at % dim, h = at / dim % heads, edge = first + at / dim / heads;
-  const S* x = reinterpret_cast<const S*>(src.base + h * src.head + static_cast<int64_t>(src_end[edge]) * src.row);
-  const S* y = reinterpret_cast<const S*>(dst.base + h * dst.head + static_cast<int64_t>(dst_end[edge]) * dst.row);
-  const A z = A(to_arithmetic(x[k])) + A(to_arithmetic(y[k])) + term[at];
-  term[at] = ds[edge * heads + h] * (z > 0 ? A(1) : slope);
 }
 
 template <int kSize>
@@ -216,47 +156,6 @@ cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows
   });
 }
 
-template <class I>
-cudaError_t edge_ends(const CompressedGraph& graph, I* dst, I* src, cudaStream_t stream) {
-  if (graph.num_edges == 0) return cudaSuccess;
-  edge_ends_kernel<I><<<blocks_for(graph.num_edges), kThreads, 0, stream>>>(graph, dst, src);
-  return cudaGetLastError();
-}
-
-template <class A, class I>
-cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Storage storage, int64_t edges, int heads, int dim,
-                     A factor, A* out, cudaStream_t stream) {
-  if (edges * heads == 0) return cudaSuccess;
-  return with_storage<A>(storage, [&](auto zero) {
-    using S = decltype(zero);
-    edge_dot_kernel<A, S, I><<<blocks_for(edges * heads), kThreads, 0, stream>>>(rows, end, static_cast<const S*>(attr),
-                                                                                 edges, heads, dim, factor, out);
-  });
-}
-
-template <class A, class I>
-cudaError_t edge_combine(const A* a, const A* x, const A* b, const A* y, const I* end, int64_t edges, int heads,
-                         int dim, void* out, Storage storage, cudaStream_t stream) {
-  if (edges * dim == 0) return cudaSuccess;
-  return with_storage<A>(storage, [&](auto zero) {
-    using S = decltype(zero);
-    edge_combine_kernel<A, S, I>
-        <<<blocks_for(edges * dim), kThreads, 0, stream>>>(a, x, b, y, end, edges, heads, dim, static_cast<S*>(out));
-  });
-}
-
-template <class A, class I>
-cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, const I* dst_end, const I* src_end,
-                            const A* ds, int64_t first, int64_t count, int heads, int dim, A slope, A* term,
-                            cudaStream_t stream) {
-  if (count * heads * dim == 0) return cudaSuccess;
-  return with_storage<A>(storage, [&](auto zero) {
-    using S = decltype(zero);
-    hidden_gradient_kernel<A, S, I><<<blocks_for(count * heads * dim), kThreads, 0, stream>>>(
-        dst, src, dst_end, src_end, ds, first, count, heads, dim, slope, term);
-  });
-}
-
 cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
                       void* rounded, float* delta, cudaStream_t stream) {
   if (rows * heads == 0) return cudaSuccess;
@@ -289,13 +188,7 @@ cudaError_t row_dot(const CompressedGraph& graph, const A* a, const A* b, int he
   return cudaGetLastError();
 }
 
-#define INSTANTIATE(A, I)                                                                                              \
-  template cudaError_t edge_dot<A, I>(const A*, const I*, const void*, Storage, int64_t, int, int, A, A*,              \
-                                      cudaStream_t);                                                                   \
-  template cudaError_t edge_combine<A, I>(const A*, const A*, const A*, const A*, const I*, int64_t, int, int, void*,  \
-                                          Storage, cudaStream_t);                                                      \
-  template cudaError_t hidden_gradient<A, I>(const Rows&, const Rows&, Storage, const I*, const I*, const A*, int64_t, \
-                                             int64_t, int, int, A, A*, cudaStream_t);                                  \
+#define INSTANTIATE(A, I) \
   template cudaError_t row_dot<A, I>(const CompressedGraph&, const A*, const A*, int, A*, cudaStream_t);
 INSTANTIATE(float, int32_t)
 INSTANTIATE(float, int64_t)
@@ -307,7 +200,5 @@ template cudaError_t sum_rows(const double*, int64_t, const double*, int64_t, in
                               cudaStream_t);
 template cudaError_t inverse_norms(const Rows&, Storage, int64_t, int, int, float, float*, cudaStream_t);
 template cudaError_t inverse_norms(const Rows&, Storage, int64_t, int, int, double, double*, cudaStream_t);
-template cudaError_t edge_ends(const CompressedGraph&, int32_t*, int32_t*, cudaStream_t);
-template cudaError_t edge_ends(const CompressedGraph&, int64_t*, int64_t*, cudaStream_t);
 
 }  // namespace edgeless::cuda

@@ -26,26 +26,6 @@ template <class A>
 cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows, int64_t cols, int sums, void* out,
                      Storage storage, cudaStream_t stream);
 
-// Destination and source of every edge, by its original id. I is int32_t or int64_t.
-template <class I>
-cudaError_t edge_ends(const CompressedGraph& graph, I* dst, I* src, cudaStream_t stream);
-
-// out[e, h] = factor * <rows[end[e], h], attr[e]>;  rows [n, heads, dim] of A, attr [edges, dim] of storage.
-template <class A, class I>
-cudaError_t edge_dot(const A* rows, const I* end, const void* attr, Storage storage, int64_t edges, int heads, int dim,
-                     A factor, A* out, cudaStream_t stream);
-
-// out[e] = sum over h of a[e, h] * x[end[e], h] + b[e, h] * y[end[e], h]; x, y [n, heads, dim]; out in storage.
-template <class A, class I>
-cudaError_t edge_combine(const A* a, const A* x, const A* b, const A* y, const I* end, int64_t edges, int heads,
-                         int dim, void* out, Storage storage, cudaStream_t stream);
-
-// gatv2's edge term: term[e, h, d] (W e) becomes ds[e, h] * LeakyReLU'(x_l + x_r + term), edges first .. first + count.
-template <class A, class I>
-cudaError_t hidden_gradient(const Rows& dst, const Rows& src, Storage storage, const I* dst_end, const I* src_end,
-                            const A* ds, int64_t first, int64_t count, int heads, int dim, A slope, A* term,
-                            cudaStream_t stream);
-
 // delta[row, h] = <grad[row, h], out[row, h]>, where out holds floats and grad 16-bit numbers; both in whole vectors
 // of as many numbers as the storage's have. With `rounded` [rows, heads, that * vectors], grad holds floats too:
 // rounded to it, they are what counts.

@@ -25,10 +25,11 @@ struct SumFold {
   bool inside;
   Words<kWords> raw[kBatch];
   A weight[kBatch], own_weight;
+  WeightsAhead<A, I> weights;
   Piece total;
   A scale;
 
-  __device__ SumFold(const SpmmArgs<A>& args, int vector) : args(args), vector(vector) {
+  __device__ SumFold(const SpmmArgs<A>& args, int vector) : args(args), vector(vector), weights(args) {
     inside = vector < args.vectors;
     const int some = inside ? vector : 0;
     head = some / args.head_vectors;
@@ -37,10 +38,12 @@ struct SumFold {
     base = args.x.base + head * args.x.head + in_head * sizeof(raw[0]);
   }
 
+  __device__ __forceinline__ void begin_walk(I position, I end) {
+    if constexpr (kWeighing == Weighing::by_edge) weights.begin(position, end);
+  }
+
   __device__ __forceinline__ void own(I index, I position) {
-    if constexpr (kWeighing == Weighing::by_edge) {
-      own_weight = args.values ? __ldcs(args.values + position) : edge_weight(args, index, position, 0);
-    }
+    if constexpr (kWeighing == Weighing::by_edge) own_weight = weights.take(index, position);
   }
 
   __device__ __forceinline__ void load(int u, I index, I position) {

@@ -1,0 +1,263 @@
+// Sums over all edges of what a column has of an edge times the edge's features: the gradients of edge_proj, and of
+// gatv2's edge term.
+//
+// A block walks a range of the edges in tiles. Each of its threads has a few columns that lie side by side, whose sums stay
+// in registers, and takes every few edges of a tile; all read the tile's features from shared memory. What gatv2 needs of
+// an edge, its hidden numbers, is made anew of the rows of both ends: nothing of the size of edges by columns is written.
+// Blocks' sums are added up by a later launch, in their order.
+#include "edge_terms.h"
+#include "edge_walk.cuh"
+
+namespace edgeless::cuda {
+namespace {
+
+constexpr int kAhead = 4;  // edges of a thread whose rows are asked for at once
+
+// Edges of a tile: without hidden numbers a column is a head, of which there are few, and many threads share one.
+template <class A, int kDim, bool kHidden>
+constexpr int kEdgesOfTile = kHidden || kDim * sizeof(A) > 64 ? 64 : 256;
+// Blocks of a multiprocessor, which bounds the registers.
+template <class A, int kNumbers>
+constexpr int kBlocks = sizeof(A) == 8 ? 1 : kNumbers > 16 ? 2 : 3;
+
+template <class S, int kColumns>
+__device__ __forceinline__ void load_columns(const char* from, Arithmetic<S> (&x)[kColumns]) {
+  if constexpr (kColumns == 1) {
+    x[0] = to_arithmetic(__ldg(reinterpret_cast<const S*>(from)));
+  } else {
+    Numbers<S, kColumns>::load(reinterpret_cast<const S*>(from), x);
+  }
+}
+
+// kDim: room for features, filled up by zeros. kColumns: of a thread, all of one head. kHidden: of gatv2. kAttrGrad: the
+// features' gradient as well. width: threads that have an edge. Dynamic shared memory: where the features' gradient is
+// asked for, g of the tile and `weighted`.
+template <class S, int kDim, int kColumns, bool kHidden, bool kAttrGrad>
+__global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColumns>)
+    edge_products_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int width) {
+  using A = Arithmetic<S>;
+  constexpr int kTile = kEdgesOfTile<A, kDim, kHidden>;
+  __shared__ __align__(16) A attr[kTile][kDim];
+  __shared__ A sums[kThreads];
+  __shared__ int64_t place[kTile];                               // of the heads' numbers in ds
+  __shared__ int64_t of_dst[kTile], of_src[kTile];               // bytes from row 0
+  extern __shared__ __align__(16) char dynamic[];
+  A* tile_of_g = reinterpret_cast<A*>(dynamic);                  // [kTile, width * kColumns]
+  A* weighted = tile_of_g + kTile * width * kColumns;            // [width * kColumns, kDim]
+  const EdgeFeatures& edges = args.edges;
+  const int columns = edges.heads * args.channels, in_block = width * kColumns;
+  const int first_feature = static_cast<int>(blockIdx.z) * kDim, features = min(kDim, edges.dim - first_feature);
+  const int thread = threadIdx.x % width, group = threadIdx.x / width, groups = kThreads / width;
+  const int column = static_cast<int>(blockIdx.y) * in_block + thread * kColumns;
+  const bool inside = column < columns;
+  const int some = inside ? column : 0, head = some / args.channels, number = some % args.channels;
+
+  A w[kColumns][kDim], sum[kColumns][kDim] = {};
+  const char *dst = nullptr, *src = nullptr;
+  if constexpr (kHidden) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int k = 0; k < kDim; ++k) w[c][k] = k < features ? args.proj[(some + c) * edges.dim + k] : A(0);
+    }
+    dst = args.dst.base + head * args.dst.head + number * sizeof(S);
+    src = args.src.base + head * args.src.head + number * sizeof(S);
+  }
+  if constexpr (kAttrGrad) {
+    for (int at = threadIdx.x; at < in_block * kDim; at += kThreads) {
+      const int c = at / kDim, k = at % kDim;
+      weighted[at] = c < columns && k < features ? args.weighted[c * edges.dim + k] : A(0);
+    }
+  }
+
+  const int64_t num_edges = edges.graph.num_edges, tiles = (num_edges + kTile - 1) / kTile;
+  const int64_t begin = tiles * blockIdx.x / gridDim.x * kTile;
+  const int64_t end = min(tiles * (blockIdx.x + 1) / gridDim.x * kTile, num_edges);
+  int64_t low = 0, high = 0;
+  if (kHidden && begin < end) {
+    const RowBounds bounds(edges, begin, end);
+    low = bounds.low, high = bounds.high;
+  }
+  for (int64_t first = begin; first < end; first += kTile) {
+    const int count = static_cast<int>(min(static_cast<int64_t>(kTile), end - first));
+    __syncthreads();  // the tile before is read
+    for (int at = threadIdx.x; at < kTile * kDim; at += kThreads) {
+      const int e = at / kDim, k = at % kDim;
+      const bool there = e < count && k < features;
+      const int64_t id = there ? id_of_edge(edges, first + e) : 0;
+      attr[e][k] =
+          there ? to_arithmetic(__ldg(static_cast<const S*>(edges.attr) + id * edges.dim + first_feature + k)) : A(0);
+    }
+    for (int e = threadIdx.x; e < kTile; e += kThreads) {
+      const int64_t position = first + min(e, count - 1);
+      place[e] = (edges.by_position ? position : id_of_edge(edges, position)) * edges.heads;
+      if constexpr (kHidden) {
+        const int64_t row = row_of_edge(edges, position, low, high);
+        of_dst[e] = row * args.dst.row;
+        of_src[e] = index_at(edges.graph.indices, position, edges.wide_index) * args.src.row;
+      }
+    }
+    __syncthreads();
+    for (int some_edges = group; some_edges < count; some_edges += kAhead * groups) {
+      A g[kAhead], x[kAhead][kColumns], y[kAhead][kColumns];
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        if (u * groups >= kTile) break;
+        const int e = some_edges + u * groups, in_tile = min(e, kTile - 1);
+        g[u] = inside && e < count ? __ldg(args.ds + place[in_tile] + head) : A(0);
+        if constexpr (kHidden) {
+          load_columns<S>(src + of_src[in_tile], x[u]);
+          load_columns<S>(dst + of_dst[in_tile], y[u]);
+        }
+      }
+#pragma unroll
+      for (int u = 0; u < kAhead; ++u) {
+        if (u * groups >= kTile) break;
+        const int e = some_edges + u * groups, in_tile = min(e, kTile - 1);
+        A mine[kDim];
+#pragma unroll
+        for (int k = 0; k < kDim; ++k) mine[k] = attr[in_tile][k];
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          A of_column = g[u];
+          if constexpr (kHidden) {
+            A hidden = x[u][c] + y[u][c];
+#pragma unroll
+            for (int k = 0; k < kDim; ++k) hidden = fma(w[c][k], mine[k], hidden);
+            if (!(hidden > 0)) of_column *= args.slope;
+          }
+#pragma unroll
+          for (int k = 0; k < kDim; ++k) sum[c][k] = fma(of_column, mine[k], sum[c][k]);
+          if constexpr (kAttrGrad) {
+            if (e < kTile) tile_of_g[e * in_block + thread * kColumns + c] = of_column;
+          }
+        }
+      }
+    }
+    if constexpr (kAttrGrad) {
+      __syncthreads();
+      for (int at = threadIdx.x; at < count * kDim; at += kThreads) {
+        const int e = at / kDim, k = at % kDim;
+        A total = 0;
+        for (int c = 0; c < in_block; ++c) total = fma(tile_of_g[e * in_block + c], weighted[c * kDim + k], total);
+        if (k < features) {
+          static_cast<S*>(args.attr_grad)[id_of_edge(edges, first + e) * edges.dim + k] = to_storage<S>(total);
+        }
+      }
+    }
+    if constexpr (kHidden) low = row_of_edge(edges, first + count - 1, low, high);
+  }
+
+  // Threads of one column are added up, in their order.
+  A* partial = args.partial + (static_cast<int64_t>(blockIdx.x) * columns + some) * edges.dim + first_feature;
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+    for (int k = 0; k < kDim; ++k) {
+      __syncthreads();
+      sums[threadIdx.x] = sum[c][k];
+      __syncthreads();
+      if (group > 0 || !inside || k >= features) continue;
+      A total = 0;
+      for (int g = 0; g < groups; ++g) total += sums[g * width + thread];
+      partial[c * edges.dim + k] = total;
+    }
+  }
+}
+
+// Threads of a block that have an edge: a power of two.
+int width_of(int columns, int of_thread) {
+  int width = 1;
+  while (width * of_thread < columns && width < kThreads) width *= 2;
+  return width;
+}
+
+template <class S, int kDim, int kColumns, bool kHidden, bool kAttrGrad>
+cudaError_t launch(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t stream) {
+  using A = Arithmetic<S>;
+  const int columns = args.edges.heads * args.channels, width = width_of(columns, kColumns), all = width * kColumns;
+  const auto kernel = edge_products_kernel<S, kDim, kColumns, kHidden, kAttrGrad>;
+  const size_t bytes = kAttrGrad ? static_cast<size_t>(all) * (kEdgesOfTile<A, kDim, kHidden> + kDim) * sizeof(A) : 0;
+  if (kAttrGrad) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (error != cudaSuccess) return error;
+  }
+  const dim3 grid(args.blocks, (columns + all - 1) / all, (args.edges.dim + kDim - 1) / kDim);
+  kernel<<<grid, kThreads, bytes, stream>>>(args, width);
+  return cudaGetLastError();
+}
+
+template <class S, int kDim, int kColumns>
+cudaError_t launch_hidden(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t stream) {
+  return args.weighted ? launch<S, kDim, kColumns, true, true>(args, stream)
+                       : launch<S, kDim, kColumns, true, false>(args, stream);
+}
+
+template <class S, int kDim>
+cudaError_t launch_mode(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t stream) {
+  constexpr int kColumns = 32 / kDim;
+  if (!args.proj) return launch<S, kDim, 1, false, false>(args, stream);
+  if (kColumns > 1 && args.channels % kColumns == 0) return launch_hidden<S, kDim, kColumns>(args, stream);
+  return launch_hidden<S, kDim, 1>(args, stream);
+}
+
+template <class S>
+__global__ void hidden_gradients_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int64_t first,
+                                        int64_t count, const void* rows, Arithmetic<S>* term) {
+  using A = Arithmetic<S>;
+  const EdgeFeatures& edges = args.edges;
+  const int64_t at = thread_id();
+  const int channels = args.channels;
+  if (at >= count * edges.heads * channels) return;
+  const int64_t k = at % channels, head = at / channels % edges.heads, e = at / channels / edges.heads;
+  const int64_t other = index_at(edges.graph.indices, first + e, edges.wide_index);
+  const int64_t own = index_at(rows, e, edges.wide_index);
+  A x[1], y[1];
+  load_columns<S>(args.src.base + head * args.src.head + k * sizeof(S) + other * args.src.row, x);
+  load_columns<S>(args.dst.base + head * args.dst.head + k * sizeof(S) + own * args.dst.row, y);
+  const int64_t place = edges.by_position ? first + e : id_of_edge(edges, first + e);
+  term[at] = args.ds[place * edges.heads + head] * (x[0] + y[0] + term[at] > 0 ? A(1) : args.slope);
+}
+
+}  // namespace
+
+template <class A>
+bool makes_attr_grad(const EdgeFeatures& edges, int channels) {
+  constexpr int kMostBytes = 48 << 10;
+  const int columns = edges.heads * channels, all = width_of(columns, 1);  // as many for any number of them a thread
+  return columns <= all && all * (64 + kMostHiddenFeatures) * sizeof(A) <= kMostBytes;
+}
+
+template <class A>
+cudaError_t edge_products(const EdgeProducts<A>& args, cudaStream_t stream) {
+  cudaError_t error = cudaSuccess;
+  const cudaError_t last = with_features<A>(args.edges.storage, [&](auto zero) {
+    using S = decltype(zero);
+    error = args.edges.dim <= 8    ? launch_mode<S, 8>(args, stream)
+            : args.edges.dim <= 16 ? launch_mode<S, 16>(args, stream)
+                                   : launch_mode<S, 32>(args, stream);
+  });
+  return error != cudaSuccess ? error : last;
+}
+
+template <class A>
+cudaError_t hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t count, const void* rows, A* term,
+                             cudaStream_t stream) {
+  const int64_t threads = count * args.edges.heads * args.channels;
+  if (threads == 0) return cudaSuccess;
+  return with_features<A>(args.edges.storage, [&](auto zero) {
+    hidden_gradients_kernel<decltype(zero)>
+        <<<blocks_for(threads), kThreads, 0, stream>>>(args, first, count, rows, term);
+  });
+}
+
+template bool makes_attr_grad<float>(const EdgeFeatures&, int);
+template bool makes_attr_grad<double>(const EdgeFeatures&, int);
+template cudaError_t edge_products(const EdgeProducts<float>&, cudaStream_t);
+template cudaError_t edge_products(const EdgeProducts<double>&, cudaStream_t);
+template cudaError_t hidden_gradients(const EdgeProducts<float>&, int64_t, int64_t, const void*, float*, cudaStream_t);
+template cudaError_t hidden_gradients(const EdgeProducts<double>&, int64_t, int64_t, const void*, double*,
+                                      cudaStream_t);
+
+}  // namespace edgeless::cuda

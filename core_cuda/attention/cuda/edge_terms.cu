@@ -1,0 +1,176 @@
+// Products of edge features with rows of nodes. A thread takes an edge: it holds the features, and neighbouring threads,
+// whose edges mostly share a row, read that row together.
+#include "edge_terms.h"
+#include "edge_walk.cuh"
+
+namespace edgeless::cuda {
+namespace {
+
+constexpr int kEdgesOfBlock = 2048;
+
+unsigned blocks_of(const EdgeFeatures& edges) {
+  return static_cast<unsigned>((edges.graph.num_edges + kEdgesOfBlock - 1) / kEdgesOfBlock);
+}
+
+// f(position, row) for the thread's edges.
+template <class F>
+__device__ __forceinline__ void for_edges(const EdgeFeatures& edges, bool one_row, F&& f) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock;
+  const int64_t end = min(begin + kEdgesOfBlock, edges.graph.num_edges);
+  if (one_row) {
+    for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) f(position, int64_t(0));
+    return;
+  }
+  const RowBounds rows(edges, begin, end);
+  for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) {
+    f(position, row_of_edge(edges, position, rows.low, rows.high));
+  }
+}
+
+// kDim: the number of features, if they are whole vectors; 0: any.
+template <class S, int kDim>
+__global__ void __launch_bounds__(kThreads) edge_dots_kernel(const __grid_constant__ EdgeDots<Arithmetic<S>> args) {
+  using A = Arithmetic<S>;
+  constexpr int kHeads = 4;  // at once
+  const EdgeFeatures& edges = args.edges;
+  const int heads = edges.heads, dim = kDim ? kDim : edges.dim;
+  for_edges(edges, args.one_row, [&](int64_t position, int64_t row) {
+    const int64_t id = id_of_edge(edges, position), at = (edges.by_position ? position : id) * heads;
+    const S* attr = static_cast<const S*>(edges.attr) + id * dim;
+    A e[kDim ? kDim : 1];
+    if constexpr (kDim > 0) Numbers<S, kDim>::load(attr, e);
+#pragma unroll
+    for (int product = 0; product < 2; ++product) {
+      if (!args.out[product]) break;
+      const A* rows = args.rows[product] + row * heads * dim;
+      A* out = args.out[product] + at;
+      for (int first = 0; first < heads; first += kHeads) {
+        A dot[kHeads] = {};
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+          if (first + h >= heads) break;
+          const A* x = rows + (first + h) * dim;
+          if constexpr (kDim > 0) {
+            A own[kDim];
+            Numbers<A, kDim>::load(x, own);
+#pragma unroll
+            for (int k = 0; k < kDim; ++k) dot[h] = fma(own[k], e[k], dot[h]);
+          } else {
+            for (int k = 0; k < dim; ++k) dot[h] = fma(__ldg(x + k), to_arithmetic(__ldg(attr + k)), dot[h]);
+          }
+        }
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) dot[h] *= args.factor[product];
+        if (heads % kHeads == 0) {
+          Numbers<A, kHeads>::store(out + first, dot);
+        } else {
+#pragma unroll
+          for (int h = 0; h < kHeads; ++h) {
+            if (first + h < heads) out[first + h] = dot[h];
+          }
+        }
+      }
+    }
+  });
+}
+
+template <class S, int kDim>
+__global__ void __launch_bounds__(kThreads) edge_sums_kernel(const __grid_constant__ EdgeSums<Arithmetic<S>> args) {
+  using A = Arithmetic<S>;
+  constexpr int kSome = kDim ? kDim : 4;  // features at once
+  const EdgeFeatures& edges = args.edges;
+  const int heads = edges.heads, dim = kDim ? kDim : edges.dim;
+  for_edges(edges, args.one_row, [&](int64_t position, int64_t row) {
+    const int64_t id = id_of_edge(edges, position), at = (edges.by_position ? position : id) * heads;
+    S* out = static_cast<S*>(args.out) + id * dim;
+    for (int first = 0; first < dim; first += kSome) {
+      A sum[kSome] = {};
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        if (!args.weight[part]) break;
+        for (int h = 0; h < heads; ++h) {
+          const A weight = __ldg(args.weight[part] + at + h);
+          const A* x = args.rows[part] + (row * heads + h) * dim + first;
+          A own[kSome];
+          if constexpr (kDim > 0) {
+            Numbers<A, kDim>::load(x, own);
+          } else {
+#pragma unroll
+            for (int k = 0; k < kSome; ++k) own[k] = first + k < dim ? __ldg(x + k) : A(0);
+          }
+#pragma unroll
+          for (int k = 0; k < kSome; ++k) sum[k] = fma(weight, own[k], sum[k]);
+        }
+      }
+      if constexpr (kDim > 0) {
+        Numbers<S, kDim>::store(out, sum);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kSome; ++k) {
+          if (first + k < dim) out[first + k] = to_storage<S>(sum[k]);
+        }
+      }
+    }
+  });
+}
+
+__global__ void rows_of_edges_kernel(EdgeFeatures edges, int64_t first, int64_t count, void* rows) {
+  const int64_t at = thread_id();
+  if (at >= count) return;
+  const int64_t row = row_of_edge(edges, first + at, 0, edges.graph.num_rows - 1);
+  if (edges.wide_index) {
+    static_cast<int64_t*>(rows)[at] = row;
+  } else {
+    static_cast<int32_t*>(rows)[at] = static_cast<int32_t>(row);
+  }
+}
+
+// f(Dim<n>): n features that are read in whole vectors, or Dim<0>.
+template <class F>
+void with_dim_of(const EdgeFeatures& edges, const void* attr, F&& f) {
+  const bool whole = reinterpret_cast<uintptr_t>(attr) % 16 == 0;
+  switch (whole ? edges.dim : 0) {
+    case 4: return f(Dim<4>{});
+    case 8: return f(Dim<8>{});
+    case 16: return f(Dim<16>{});
+    case 32: return f(Dim<32>{});
+    default: return f(Dim<0>{});
+  }
+}
+
+}  // namespace
+
+template <class A>
+cudaError_t edge_dots(const EdgeDots<A>& args, cudaStream_t stream) {
+  if (args.edges.graph.num_edges * args.edges.heads == 0) return cudaSuccess;
+  return with_features<A>(args.edges.storage, [&](auto zero) {
+    using S = decltype(zero);
+    with_dim_of(args.edges, args.edges.attr, [&](auto dim) {
+      edge_dots_kernel<S, decltype(dim)::value><<<blocks_of(args.edges), kThreads, 0, stream>>>(args);
+    });
+  });
+}
+
+template <class A>
+cudaError_t edge_sums(const EdgeSums<A>& args, cudaStream_t stream) {
+  if (args.edges.graph.num_edges * args.edges.dim == 0) return cudaSuccess;
+  return with_features<A>(args.edges.storage, [&](auto zero) {
+    using S = decltype(zero);
+    with_dim_of(args.edges, args.out, [&](auto dim) {
+      edge_sums_kernel<S, decltype(dim)::value><<<blocks_of(args.edges), kThreads, 0, stream>>>(args);
+    });
+  });
+}
+
+cudaError_t rows_of_edges(const EdgeFeatures& edges, int64_t first, int64_t count, void* rows, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  rows_of_edges_kernel<<<blocks_for(count), kThreads, 0, stream>>>(edges, first, count, rows);
+  return cudaGetLastError();
+}
+
+template cudaError_t edge_dots(const EdgeDots<float>&, cudaStream_t);
+template cudaError_t edge_dots(const EdgeDots<double>&, cudaStream_t);
+template cudaError_t edge_sums(const EdgeSums<float>&, cudaStream_t);
+template cudaError_t edge_sums(const EdgeSums<double>&, cudaStream_t);
+
+}  // namespace edgeless::cuda
