@@ -7,6 +7,7 @@
 #include "../common/launch.h"
 #include "../common/vector_rows.h"
 #include "../decisions.h"
+#include "../thresholds.h"
 #include "../wsb/sum.h"
 #include "cuda/kernels.h"
 #include "cusparse_engine.h"
@@ -88,8 +89,10 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     const Tensor carry = take_carry(problem, out, args);
     const bool wide_index = csr[0].scalar_type() == at::kLong;
     Tensor values;
-    if ((weight || src_scale) && !args.weight_by_head && !wide_index && bytes == 16 && args.plan.slices > 1 &&
-        args.graph.num_edges > 0 && args.graph.num_edges * sizeof(A) <= out.nbytes() || (getenv("EDGELESS_FILL") && weight && !args.weight_by_head && !wide_index && bytes == 16)) {
+    const int64_t edges = args.graph.num_edges;
+    const bool by_edge = (weight || src_scale) && !args.weight_by_head && !wide_index && edges > 0;
+    const bool slices = args.plan.slices > 1 && edges * int64_t(sizeof(A)) <= int64_t(out.nbytes());
+    if (by_edge && (slices || (weight && edges >= kManyWeights))) {
       values = at::empty({args.graph.num_edges}, x.options().dtype(statistics));
       C10_CUDA_CHECK(fill_values(args, values.data_ptr<A>(), on_device.stream()));
       args.values = values.data_ptr<A>();

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kAhead = 4;  // edges of a thread whose rows are asked for at once
 
-// Edges of a tile: without hidden numbers a column is a head, of which there are few, and many threads share one.
-template <class A, int kDim, bool kHidden>
-constexpr int kEdgesOfTile = kHidden || kDim * sizeof(A) > 64 ? 64 : 256;
+// Edges of a tile: many, for the block waits at each for what it loads; as shared memory holds.
+template <class A, int kDim, bool kAttrGrad>
+constexpr int kEdgesOfTile = kAttrGrad || kDim * sizeof(A) > 128 ? 64 : 256;
 // Blocks of a multiprocessor, which bounds the registers.
 template <class A, int kNumbers>
 constexpr int kBlocks = sizeof(A) == 8 ? 1 : kNumbers > 16 ? 2 : 3;
@@ -36,7 +36,7 @@ template <class S, int kDim, int kColumns, bool kHidden, bool kAttrGrad>
 __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColumns>)
     edge_products_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int width) {
   using A = Arithmetic<S>;
-  constexpr int kTile = kEdgesOfTile<A, kDim, kHidden>;
+  constexpr int kTile = kEdgesOfTile<A, kDim, kAttrGrad>;
   __shared__ __align__(16) A attr[kTile][kDim];
   __shared__ A sums[kThreads];
   __shared__ int64_t place[kTile];                               // of the heads' numbers in ds
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
   const int64_t end = min(tiles * (blockIdx.x + 1) / gridDim.x * kTile, num_edges);
   int64_t low = 0, high = 0;
   if (kHidden && begin < end) {
-    const RowBounds bounds(edges, begin, end);
+    const RowBounds bounds(edges.graph, edges.wide_index, begin, end);
     low = bounds.low, high = bounds.high;
   }
   for (int64_t first = begin; first < end; first += kTile) {
@@ -177,7 +177,7 @@ cudaError_t launch(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t stream)
   using A = Arithmetic<S>;
   const int columns = args.edges.heads * args.channels, width = width_of(columns, kColumns), all = width * kColumns;
   const auto kernel = edge_products_kernel<S, kDim, kColumns, kHidden, kAttrGrad>;
-  const size_t bytes = kAttrGrad ? static_cast<size_t>(all) * (kEdgesOfTile<A, kDim, kHidden> + kDim) * sizeof(A) : 0;
+  const size_t bytes = kAttrGrad ? static_cast<size_t>(all) * (kEdgesOfTile<A, kDim, kAttrGrad> + kDim) * sizeof(A) : 0;
   if (kAttrGrad) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));

@@ -21,7 +21,7 @@ __device__ __forceinline__ void for_edges(const EdgeFeatures& edges, bool one_ro
     for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) f(position, int64_t(0));
     return;
   }
-  const RowBounds rows(edges, begin, end);
+  const RowBounds rows(edges.graph, edges.wide_index, begin, end);
   for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) {
     f(position, row_of_edge(edges, position, rows.low, rows.high));
   }

@@ -1,47 +1,20 @@
-// Edges in the order of their rows, for kernels whose threads have an edge each. No torch.
+// What the kernels of edge features share. No torch.
 #pragma once
 
+#include "../../common/row_of_edge.cuh"
 #include "../../common/threads.cuh"
 #include "../../common/words.cuh"
 #include "edge_terms.h"
 
 namespace edgeless::cuda {
 
-__device__ __forceinline__ int64_t index_at(const void* indices, int64_t at, bool wide) {
-  return wide ? __ldg(static_cast<const int64_t*>(indices) + at)
-              : static_cast<int64_t>(__ldg(static_cast<const int32_t*>(indices) + at));
-}
-
-// The row of an edge, one of low .. high.
-__device__ inline int64_t row_of_edge(const EdgeFeatures& edges, int64_t position, int64_t low, int64_t high) {
-  while (low < high) {
-    const int64_t middle = (low + high + 1) / 2;
-    if (index_at(edges.graph.indptr, middle, edges.wide_index) <= position) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  return low;
-}
-
 __device__ __forceinline__ int64_t id_of_edge(const EdgeFeatures& edges, int64_t position) {
-  return edges.graph.edge_ids ? index_at(edges.graph.edge_ids, position, edges.wide_index) : position;
+  return id_of_edge(edges.graph, edges.wide_index, position);
 }
-
-// The first and the last row of the edges begin .. end, at least one. Whole block.
-struct RowBounds {
-  int64_t low, high;
-
-  __device__ RowBounds(const EdgeFeatures& edges, int64_t begin, int64_t end) {
-    __shared__ int64_t bounds[2];
-    if (threadIdx.x < 2) {
-      bounds[threadIdx.x] = row_of_edge(edges, threadIdx.x ? end - 1 : begin, 0, edges.graph.num_rows - 1);
-    }
-    __syncthreads();
-    low = bounds[0], high = bounds[1];
-  }
-};
+__device__ __forceinline__ int64_t row_of_edge(const EdgeFeatures& edges, int64_t position, int64_t low,
+                                               int64_t high) {
+  return row_of_edge(edges.graph, edges.wide_index, position, low, high);
+}
 
 // kDim numbers that lie side by side, in whole vectors of up to 16 bytes.
 template <class S, int kDim>

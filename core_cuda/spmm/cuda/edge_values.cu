@@ -1,4 +1,5 @@
 // One thread an edge. Its row is looked up in indptr, where a scale of rows asks for it: values are mostly kept.
+#include "../../common/row_of_edge.cuh"
 #include "../../common/vec.cuh"
 #include "edge_values.h"
 
@@ -7,32 +8,15 @@ namespace {
 
 constexpr int kThreads = 256;
 
-template <class I>
-__device__ I row_of(const CompressedGraph& graph, int64_t position) {
-  const I* indptr = static_cast<const I*>(graph.indptr);
-  int64_t low = 0, high = graph.num_rows;  // indptr[low] <= position < indptr[high]
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (__ldg(indptr + middle) <= position) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return static_cast<I>(low);
-}
-
 template <class A, class I>
 __device__ A scale_of(const EdgeValues<A>& args, int64_t position) {
   A scale = 1;
   if (args.column_scale) scale = __ldg(args.column_scale + static_cast<const I*>(args.graph.indices)[position]);
-  if (args.row_scale) scale *= __ldg(args.row_scale + row_of<I>(args.graph, position));
+  if (args.row_scale) {
+    scale *= __ldg(args.row_scale +
+                   row_of_edge(args.graph, sizeof(I) == 8, position, 0, args.graph.num_rows - 1));
+  }
   return scale;
-}
-
-template <class I>
-__device__ int64_t id_of(const CompressedGraph& graph, int64_t position) {
-  return graph.edge_ids ? static_cast<int64_t>(static_cast<const I*>(graph.edge_ids)[position]) : position;
 }
 
 __device__ __forceinline__ int64_t position_of_thread() {
@@ -44,7 +28,7 @@ __global__ void fill_kernel(const __grid_constant__ EdgeValues<A> args, S* value
   const int64_t position = position_of_thread();
   if (position >= args.graph.num_edges) return;
   A value = scale_of<A, I>(args, position);
-  if (args.weight) value *= __ldg(args.weight + id_of<I>(args.graph, position) * args.weight_edge);
+  if (args.weight) value *= __ldg(args.weight + id_of_edge(args.graph, sizeof(I) == 8, position) * args.weight_edge);
   values[position] = to_storage<S>(value);
 }
 
@@ -52,7 +36,7 @@ template <class A, class I>
 __global__ void place_kernel(const __grid_constant__ EdgeValues<A> args, const A* by_position, A* products) {
   const int64_t position = position_of_thread();
   if (position >= args.graph.num_edges) return;
-  products[id_of<I>(args.graph, position)] = by_position[position] * scale_of<A, I>(args, position);
+  products[id_of_edge(args.graph, sizeof(I) == 8, position)] = by_position[position] * scale_of<A, I>(args, position);
 }
 
 unsigned blocks_of(const CompressedGraph& graph) {

@@ -152,25 +152,23 @@ cudaError_t launch_fast_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t s
               : launch_spmm<S, int32_t, 4, kWeighing, 8>(args, stream);
 }
 
-// The table of kernels: vectors of 16 bytes and 32-bit indices have two for each way of weighing, others one for all.
+template <class S, int kWords>
+cudaError_t launch_weighing(bool wide_index, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
+  if (wide_index) return launch_spmm<S, int64_t, kWords, Weighing::by_head>(args, stream);
+  if (args.weight_by_head) return launch_spmm<S, int32_t, kWords, Weighing::by_head>(args, stream);
+  if constexpr (kWords == 4) {
+    return args.weight || args.column_scale ? launch_fast_spmm<S, Weighing::by_edge>(args, stream)
+                                            : launch_fast_spmm<S, Weighing::none>(args, stream);
+  }
+  return launch_spmm<S, int32_t, kWords, Weighing::by_edge>(args, stream);
+}
+
+// The table of kernels. 32-bit indices have their own for numbers of edges, and for sums of vectors of 16 bytes.
 template <class S>
 cudaError_t spmm_instance(bool wide_index, int words, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  if (words == 4 && !wide_index) {
-    if (!args.weight && !args.column_scale) return launch_fast_spmm<S, Weighing::none>(args, stream);
-    if (!args.weight_by_head) return launch_fast_spmm<S, Weighing::by_edge>(args, stream);
-  }
-  if (words == 4) {
-    return wide_index ? launch_spmm<S, int64_t, 4, Weighing::by_head>(args, stream)
-                      : launch_spmm<S, int32_t, 4, Weighing::by_head>(args, stream);
-  }
-  if (words == 2) {
-    return wide_index ? launch_spmm<S, int64_t, 2, Weighing::by_head>(args, stream)
-                      : launch_spmm<S, int32_t, 2, Weighing::by_head>(args, stream);
-  }
-  if constexpr (sizeof(S) <= 4) {
-    return wide_index ? launch_spmm<S, int64_t, 1, Weighing::by_head>(args, stream)
-                      : launch_spmm<S, int32_t, 1, Weighing::by_head>(args, stream);
-  }
+  if (words == 4) return launch_weighing<S, 4>(wide_index, args, stream);
+  if (words == 2) return launch_weighing<S, 2>(wide_index, args, stream);
+  if constexpr (sizeof(S) <= 4) return launch_weighing<S, 1>(wide_index, args, stream);
   return cudaErrorInvalidValue;
 }
 

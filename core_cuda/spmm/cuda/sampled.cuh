@@ -2,10 +2,13 @@
 //
 // A block owns a range of the graph for one head (common/partition.cuh), each of its teams an equal share. A team holds
 // its row and takes up to four of that row's edges at a time: their dot products meet in the lanes that own the edges
-// (common/warp.cuh). No two teams write the same edge, so there is nothing to merge.
+// (common/warp.cuh). Indices are asked for a batch ahead, and what an edge needs at its end together with its rows. No
+// two teams write the same edge, so there is nothing to merge. Heads of one vector take a thread for an edge.
 #pragma once
 
 #include "../../common/fold.cuh"
+#include "../../common/row_of_edge.cuh"
+#include "../../common/threads.cuh"
 #include "../../common/warp.cuh"
 #include "kernels.h"
 
@@ -51,10 +54,13 @@ __global__ void __launch_bounds__(kFoldThreads) sddmm_kernel(const __grid_consta
   };
   I row_end = begin_row();
   const I end_of_all = static_cast<I>(args.graph.num_edges - 1);
+  I ahead = __ldg(indices + min(at + slot, end_of_all));
   while (__any_sync(kFullWarp, at < last)) {
     const int n = static_cast<int>(min(static_cast<I>(kEdges), static_cast<I>(row_end - at)));
-    const I position = at + max(0, min(slot, n - 1));
-    const I index = __ldg(indices + min(position, end_of_all));
+    const int place = max(0, min(slot, n - 1));
+    const I index = __shfl_sync(kFullWarp, ahead, (lane & ~(kEdges - 1)) + place, width);
+    const I position = min(at + place, end_of_all);
+    ahead = __ldg(indices + min(at + n + slot, end_of_all));
     A partial[kEdges] = {};
     Words<4> raw[kEdges][kVecs];
 #pragma unroll
@@ -65,6 +71,8 @@ __global__ void __launch_bounds__(kFoldThreads) sddmm_kernel(const __grid_consta
         raw[u][v] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base[v], j, args.x.row)));
       }
     }
+    const int64_t id = ids ? static_cast<int64_t>(__ldcs(ids + position)) : static_cast<int64_t>(position);
+    const A scale = args.column_scale ? row_scale * args.column_scale[index] : row_scale;
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) {
 #pragma unroll
@@ -79,8 +87,7 @@ __global__ void __launch_bounds__(kFoldThreads) sddmm_kernel(const __grid_consta
     }
     const A dot = sum_of_own_edge(partial, lane, width);
     if (lane < n) {  // the first four lanes of a team own one edge each
-      const A scale = args.column_scale ? row_scale * args.column_scale[index] : row_scale;
-      A* to_product = args.products + (ids ? static_cast<int64_t>(ids[position]) : position) * args.heads + head;
+      A* to_product = args.products + id * args.heads + head;
       *to_product = args.add ? *to_product + dot * scale : dot * scale;
     }
     at += n;
@@ -88,10 +95,44 @@ __global__ void __launch_bounds__(kFoldThreads) sddmm_kernel(const __grid_consta
   }
 }
 
+constexpr int kEdgesOfBlock = 2048;
+
+template <class S, class I>
+__global__ void __launch_bounds__(kThreads) sddmm_few_kernel(const __grid_constant__ SddmmArgs<Arithmetic<S>> args) {
+  using A = Arithmetic<S>;
+  constexpr int kPer = kNumbers<S, 4>;
+  constexpr bool kWide = sizeof(I) == 8;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock;
+  const int64_t end = min(begin + kEdgesOfBlock, args.graph.num_edges);
+  const RowBounds rows(args.graph, kWide, begin, end);
+  for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) {
+    const I index = __ldcs(static_cast<const I*>(args.graph.indices) + position);
+    const int64_t id = id_of_edge(args.graph, kWide, position);
+    const I row = static_cast<I>(row_of_edge(args.graph, kWide, position, rows.low, rows.high));
+    const A row_scale = args.row_scale ? args.row_scale[row] : A(1);
+    const A scale = args.column_scale ? row_scale * args.column_scale[index] : row_scale;
+    for (int head = 0; head < args.heads; ++head) {
+      const auto load = [&](const FoldRows& from, I of, A (&x)[kPer]) {
+        const char* at = row_address(from.base + head * from.head, of, from.row);
+        unpack_words<S, 4>(load_shared_words(reinterpret_cast<const Words<4>*>(at)), x);
+      };
+      A own[kPer], x[kPer], dot = 0;
+      load(args.own, row, own);
+      load(args.x, index, x);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) dot = fma(own[k], x[k], dot);
+      args.products[id * args.heads + head] = dot * scale;
+    }
+  }
+}
+
 template <class S, class I>
 cudaError_t launch_sddmm(const SddmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.part.num_ranges), static_cast<unsigned>(args.heads));
-  if (args.vectors <= 32) {
+  if (args.vectors == 1 && args.first_vector == 0) {
+    const unsigned blocks = static_cast<unsigned>((args.graph.num_edges + kEdgesOfBlock - 1) / kEdgesOfBlock);
+    sddmm_few_kernel<S, I><<<blocks, kThreads, 0, stream>>>(args);
+  } else if (args.vectors <= 32) {
     sddmm_kernel<S, I, 1><<<grid, kFoldThreads, 0, stream>>>(args);
   } else {
     sddmm_kernel<S, I, kMostSddmmVectors / 32><<<grid, kFoldThreads, 0, stream>>>(args);

@@ -1,0 +1,47 @@
+// The rows of edges, for kernels whose threads have an edge each, in the order of the graph. No torch.
+#pragma once
+
+#include <cstdint>
+
+#include "storage.h"
+
+namespace edgeless::cuda {
+
+__device__ __forceinline__ int64_t index_at(const void* indices, int64_t at, bool wide) {
+  return wide ? __ldg(static_cast<const int64_t*>(indices) + at)
+              : static_cast<int64_t>(__ldg(static_cast<const int32_t*>(indices) + at));
+}
+
+__device__ __forceinline__ int64_t id_of_edge(const CompressedGraph& graph, bool wide, int64_t position) {
+  return graph.edge_ids ? index_at(graph.edge_ids, position, wide) : position;
+}
+
+// The row of an edge, one of low .. high.
+__device__ inline int64_t row_of_edge(const CompressedGraph& graph, bool wide, int64_t position, int64_t low,
+                                      int64_t high) {
+  while (low < high) {
+    const int64_t middle = (low + high + 1) / 2;
+    if (index_at(graph.indptr, middle, wide) <= position) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+// The first and the last row of the edges begin .. end, at least one. Whole block.
+struct RowBounds {
+  int64_t low, high;
+
+  __device__ RowBounds(const CompressedGraph& graph, bool wide, int64_t begin, int64_t end) {
+    __shared__ int64_t bounds[2];
+    if (threadIdx.x < 2) {
+      bounds[threadIdx.x] = row_of_edge(graph, wide, threadIdx.x ? end - 1 : begin, 0, graph.num_rows - 1);
+    }
+    __syncthreads();
+    low = bounds[0], high = bounds[1];
+  }
+};
+
+}  // namespace edgeless::cuda
