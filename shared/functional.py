@@ -131,8 +131,8 @@ def _fused(
     by_src = [src, value, att if src.is_cuda and score == "gatv2" else None]
     needs_csc = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in by_src)
     csc = graph.csc_arrays(by_edge) if needs_csc else []
-    # Where nothing else asks for ids, what is computed by edge stands in the order of the CSR there.
-    by_id = dropout > 0 or edge_scale is not None or edge_attr is None or score == "gatv2"
+    # What is computed of edges by the features stands in the order of the CSR there.
+    by_id = edge_scale is not None or edge_attr is None or score == "gatv2"
     if csc and src.is_cuda and not by_id and type(graph) is Graph:
         csc = graph.csc_with_places()
     kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters

@@ -18,11 +18,13 @@ namespace edgeless::cuda {
 namespace {
 
 template <class A>
-void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
+void forward(const AttentionCall& given, Tensor& out, Tensor& softmax_stats) {
+  const EdgeOrder order(given, true);
+  const Optional<AttentionCall> drawn = with_drawn<A>(given, order);
+  const AttentionCall& in = drawn ? *drawn : given;
   Call<A> call(in, runs_on_blocks(in, false));
   call.args.logsumexp = softmax_stats.data_ptr<A>();
   const bool dot_edges = in.edge_attr && in.score == Score::dot;
-  const EdgeOrder order(in, true);
   Tensor term, result = out;
   if (in.edge_attr && in.score != Score::gatv2) {
     const Tensor projected = dot_edges ? to_edge_space(in.dst, *in.edge_proj) : Tensor();
@@ -36,7 +38,7 @@ void forward(const AttentionCall& in, Tensor& out, Tensor& softmax_stats) {
   call.args.out = call.out_rows(result);
   call.run(Pass::forward, order.csr(), in.num_src());
   if (!dot_edges) return;
-  out.copy_(result + from_edge_space(aggregate_edges<A>(in, order.by_position, term, {}), *in.edge_proj));
+  out.copy_(result + from_edge_space(aggregate_edges<A>(in, order, term, {}), *in.edge_proj));
 }
 
 // Dropout and scale must fit in.
@@ -83,8 +85,11 @@ void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vect
 
 // in_place: gradients of sources may stand where their rows are.
 template <class A>
-void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<Tensor>& grads, bool in_place) {
-  const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, may_stand_together] = given;
+void backward(const AttentionCall& given, const AttentionGrads& found, std::vector<Tensor>& grads, bool in_place) {
+  const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, may_stand_together] = found;
+  EdgeOrder order(given, grad_out.has_value());
+  const Optional<AttentionCall> drawn = with_drawn<A>(given, order);
+  const AttentionCall& in = drawn ? *drawn : given;
   bool side_by_side = may_stand_together;
   const bool by_blocks = grad_out && runs_on_blocks(in, true);
   Call<A> call(in, by_blocks);
@@ -124,7 +129,6 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   }
 
   // by destination
-  EdgeOrder order(in, grad_out.has_value());
   Tensor ds, weights_out, projected_dst, projected_grad;
   if (dot_edges) {
     projected_dst = to_edge_space(in.dst, *in.edge_proj);
@@ -197,7 +201,7 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   }
   if (dot_edges && edge_grads) {
     const double scale = in.coefficient;
-    const auto summed = [&](const Tensor& given) { return aggregate_edges<A>(in, order.by_position, {}, given); };
+    const auto summed = [&](const Tensor& given) { return aggregate_edges<A>(in, order, {}, given); };
     const Tensor key_sums = summed(ds);
     if (needs[kDst]) grads[kDst].copy_(grad_dst + scale * from_edge_space(key_sums, *in.edge_proj));
     if (needs[kEdgeProj]) {

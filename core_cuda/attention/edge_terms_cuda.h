@@ -10,13 +10,13 @@
 namespace edgeless::cuda {
 
 // The graph of a call as its passes are to walk it. What they read and write by edge, beside the features, is in the
-// order of the CSR where nothing else asks for ids: dropout draws by them, and scales are given by them. A pass by source
-// then finds an edge by its place in that order.
+// order of the CSR, unless something else is given by ids: scales are. A pass by source then finds an edge by its place in
+// that order.
 class EdgeOrder {
  public:
   EdgeOrder(const AttentionCall& in, bool may_be_by_position)
       : by_position(may_be_by_position && in.edge_attr && in.score != Score::gatv2 && in.score != Score::cosine &&
-                    !in.edge_scale && in.dropout == 0),
+                    !in.edge_scale),
         graph_(in.graph) {}
 
   const bool by_position;
@@ -46,7 +46,7 @@ class EdgeOrder {
   std::vector<Tensor> csc_;
 };
 
-// The features of a call's edges; `attr` is contiguous and outlives them.
+// A call's edges, with features that are contiguous and outlive what is returned.
 inline EdgeFeatures edge_features(const AttentionCall& in, const Tensor& attr, bool by_position) {
   EdgeFeatures edges;
   edges.graph = compressed_graph(in.graph.csr);
@@ -69,6 +69,23 @@ inline Tensor to_edge_space(const Tensor& rows, const Tensor& proj) {
 // sums [n, H, De] -> W sums, [n, H, D]
 inline Tensor from_edge_space(const Tensor& sums, const Tensor& proj) {
   return at::bmm(sums.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1);
+}
+
+// The call as passes in that order take it, where it drops: that is drawn by ids, so before them, and scales the weights.
+template <class A>
+Optional<AttentionCall> with_drawn(const AttentionCall& in, const EdgeOrder& order) {
+  if (!order.by_position || in.dropout == 0) return {};
+  const OnDevice on_device(in.device());
+  AttentionCall drawn = in;
+  drawn.edge_scale = at::empty({in.num_edges(), in.heads()}, in.dst.options().dtype(in.opmath()));
+  EdgeDrops<A> args;
+  args.edges = edge_features(in, *in.edge_attr, true);
+  args.seed = in.seed->const_data_ptr<int64_t>();
+  set_dropout_rate(args, in.dropout);
+  args.out = drawn.edge_scale->template data_ptr<A>();
+  C10_CUDA_CHECK(edge_drops(args, on_device.stream()));
+  drawn.dropout = 0, drawn.seed.reset();
+  return drawn;
 }
 
 // <rows[r, h], e> for every edge e of row r, [E, H], times `factor`; of two such rows at once, where there is `more`.
@@ -122,7 +139,7 @@ Tensor sums_of_edges(const Call<A>& call, const AttentionCall& in, EdgeProducts<
 // [Nd, H, De]: the sum over a row's edges of a weight times the edge's features. The weights are the softmax of
 // `logits` with dropout and scale, or `given` as they are. Edges are gathered as if they were sources.
 template <class A>
-Tensor aggregate_edges(const AttentionCall& in, bool by_position, const Tensor& logits, const Tensor& given) {
+Tensor aggregate_edges(const AttentionCall& in, const EdgeOrder& order, const Tensor& logits, const Tensor& given) {
   const int64_t most = 4 * 32 * 16 / in.edge_attr->element_size();
   std::vector<Tensor> parts;
   const Tensor ids = in.graph.csr.size() == 3 ? in.graph.csr[2] : at::arange(in.num_edges(), in.graph.csr[1].options());
@@ -140,7 +157,7 @@ Tensor aggregate_edges(const AttentionCall& in, bool by_position, const Tensor& 
     Tensor out = call.empty({in.num_dst(), in.heads(), width});
     call.args.out = call.out_rows(out);
     const Tensor graph[] = {in.graph.csr[0], ids, ids};
-    call.run(Pass::forward, at::TensorList(graph, by_position ? 2 : 3), in.num_edges());
+    call.run(Pass::forward, at::TensorList(graph, order.by_position ? 2 : 3), in.num_edges());
     parts.push_back(out);
   }
   return parts.size() == 1 ? parts[0] : at::cat(parts, 2);

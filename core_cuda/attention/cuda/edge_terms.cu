@@ -1,5 +1,6 @@
 // Products of edge features with rows of nodes. A thread takes an edge: it holds the features, and neighbouring threads,
 // whose edges mostly share a row, read that row together.
+#include "../../common/dropout.h"
 #include "edge_terms.h"
 #include "edge_walk.cuh"
 
@@ -114,6 +115,23 @@ __global__ void __launch_bounds__(kThreads) edge_sums_kernel(const __grid_consta
   });
 }
 
+// A draw serves four heads.
+template <class A>
+__global__ void edge_drops_kernel(const __grid_constant__ EdgeDrops<A> args) {
+  const EdgeFeatures& edges = args.edges;
+  const int heads = edges.heads, draws = (heads + 3) / 4;
+  const int64_t position = thread_id() / draws;
+  const int draw = static_cast<int>(thread_id() % draws);
+  if (position >= edges.graph.num_edges) return;
+  const int64_t id = id_of_edge(edges, position);
+  const Philox4 drawn = philox(static_cast<uint64_t>(*args.seed), static_cast<uint64_t>(id), draw);
+  A* out = args.out + (edges.by_position ? position : id) * heads + draw * 4;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (draw * 4 + k < heads) out[k] = drawn.lane[k] >= args.threshold ? args.keep_scale : A(0);
+  }
+}
+
 __global__ void rows_of_edges_kernel(EdgeFeatures edges, int64_t first, int64_t count, void* rows) {
   const int64_t at = thread_id();
   if (at >= count) return;
@@ -162,6 +180,14 @@ cudaError_t edge_sums(const EdgeSums<A>& args, cudaStream_t stream) {
   });
 }
 
+template <class A>
+cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream) {
+  const int64_t threads = args.edges.graph.num_edges * ((args.edges.heads + 3) / 4);
+  if (threads == 0) return cudaSuccess;
+  edge_drops_kernel<A><<<blocks_for(threads), kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
 cudaError_t rows_of_edges(const EdgeFeatures& edges, int64_t first, int64_t count, void* rows, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
   rows_of_edges_kernel<<<blocks_for(count), kThreads, 0, stream>>>(edges, first, count, rows);
@@ -172,5 +198,7 @@ template cudaError_t edge_dots(const EdgeDots<float>&, cudaStream_t);
 template cudaError_t edge_dots(const EdgeDots<double>&, cudaStream_t);
 template cudaError_t edge_sums(const EdgeSums<float>&, cudaStream_t);
 template cudaError_t edge_sums(const EdgeSums<double>&, cudaStream_t);
+template cudaError_t edge_drops(const EdgeDrops<float>&, cudaStream_t);
+template cudaError_t edge_drops(const EdgeDrops<double>&, cudaStream_t);
 
 }  // namespace edgeless::cuda

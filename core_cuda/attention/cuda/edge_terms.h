@@ -43,6 +43,18 @@ struct EdgeSums {
 template <class A>
 cudaError_t edge_sums(const EdgeSums<A>& args, cudaStream_t stream);
 
+// out[e, h]: what dropout multiplies an edge by, 0 or keep_scale = 1 / (1 - p). Drawn by original id.
+template <class A>
+struct EdgeDrops {
+  EdgeFeatures edges;  // without attr
+  const int64_t* seed = nullptr;
+  uint64_t threshold = 0;
+  A keep_scale = 1;
+  A* out = nullptr;  // [E, heads]
+};
+template <class A>
+cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream);
+
 // sums[c, k] = sum over the edges of g[e, c] attr[e, k]. A column c is a head, and g is ds[e, h]. Or, of gatv2, it is a
 // number of one, and g = ds[e, h] LeakyReLU'(dst + src + <proj[c], attr[e]>), with up to kMostHiddenFeatures features;
 // then the features' gradient, sum over c of g[e, c] weighted[c, k], may be made as well where makes_attr_grad() says so.
