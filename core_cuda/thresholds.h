@@ -129,10 +129,12 @@ constexpr bool narrow_sums_pay(int64_t num_edges, int64_t num_rows, bool halves,
   return num_edges < kLongSums * num_rows || (halves && !weighted);
 }
 
-// Edges from which on their weights are put into the order of the graph before a sum: L2 does not hold them, and a sum
-// reads a sector for each, with all that it waits for (one H100, 2026-11-26, 64 floats, forward + backward, us without and
-// with: twitch, 13.6 M edges, 2,710, 1,656; city-reviews, 2.3 M, 340, 330).
-constexpr int64_t kManyWeights = 1 << 22;
+// Whether weights by edge are put into the order of the graph before a sum. In it a sector is read for each of them, and
+// what these push out of L2 are rows: it pays where both are many and rows, of a slice, are short (0047).
+constexpr bool orders_weights(int64_t weight_bytes, int64_t gathered_bytes, int64_t slice_bytes) {
+  constexpr int64_t kMany = int64_t(16) << 20, kShort = 128;
+  return weight_bytes >= kMany && gathered_bytes >= kMany && slice_bytes <= kShort;
+}
 
 // The gradient of an extremum (0016). From this mean degree on 16-bit numbers are sorted, and float32 in rows as wide
 // as that read masked: below it there is too little to skip (2026-11-22: arxiv, degree 7, 0.44 ms gathered and 0.82

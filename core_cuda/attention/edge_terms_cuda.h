@@ -222,30 +222,24 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   args.channels = static_cast<int>(in.dim()), args.slope = A(in.coefficient);
   args.proj = proj.data_ptr<A>();
   Tensor sums;
-  if (in.edge_dim() <= kMostHiddenFeatures && (!of_attr || makes_attr_grad<A>(args.edges, args.channels))) {
+  if (in.edge_dim() <= kMostHidden && (!of_attr || makes_attr_grad<A>(args.edges, args.channels))) {
     if (of_attr) {
       args.weighted = weighted.data_ptr<A>();
       args.attr_grad = grads[kEdgeAttr].data_ptr();
     }
     sums = sums_of_edges(call, in, args);
   } else {
+    const auto ends = at::empty({2, edges}, in.graph.csr[1].options());
+    const void *dst_end = ends[0].const_data_ptr(), *src_end = ends[1].const_data_ptr();
+    C10_CUDA_CHECK(ends_of_edges(args.edges, ends[0].data_ptr(), ends[1].data_ptr(), call.stream()));
     sums = at::zeros({width, in.edge_dim()}, call.numbers());
     const int64_t chunk = std::max<int64_t>(1024, (int64_t(32) << 20) / (width * int64_t(sizeof(A))));
     for (int64_t first = 0; first < edges; first += chunk) {
       const int64_t count = std::min(chunk, edges - first);
-      const bool by_id = in.graph.csr.size() == 3;
-      const Tensor ids = by_id ? in.graph.csr[2].narrow(0, first, count) : Tensor();
-      const Tensor some = (by_id ? attr.index_select(0, ids) : attr.narrow(0, first, count)).to(in.opmath());
-      const Tensor rows = at::empty({count}, in.graph.csr[1].options());
+      const Tensor some = attr.narrow(0, first, count).to(in.opmath());
       Tensor hidden = at::mm(some, proj.t());
-      C10_CUDA_CHECK(rows_of_edges(args.edges, first, count, rows.data_ptr(), call.stream()));
-      C10_CUDA_CHECK(
-          hidden_gradients(args, first, count, rows.const_data_ptr(), hidden.data_ptr<A>(), call.stream()));
-      if (of_attr) {
-        const Tensor grad = at::mm(hidden, weighted).to(attr.scalar_type());
-        by_id ? grads[kEdgeAttr].index_copy_(0, ids.to(at::kLong), grad)
-              : grads[kEdgeAttr].narrow(0, first, count).copy_(grad);
-      }
+      C10_CUDA_CHECK(hidden_gradients(args, first, count, dst_end, src_end, hidden.data_ptr<A>(), call.stream()));
+      if (of_attr) grads[kEdgeAttr].narrow(0, first, count).copy_(at::mm(hidden, weighted));
       if (of_sums) sums.addmm_(hidden.t(), some);
     }
   }

@@ -110,7 +110,10 @@ inline void check_call(const char* op, const AttentionCall& in) {
   if (!in.graph.csc.empty()) {
     const bool places = in.graph.csc.size() == 4;
     check_compressed(op, "csc", places ? in.graph.csc.slice(0, 3) : in.graph.csc, in.num_src(), in.num_edges(), device);
-    if (places) check("places of csc", in.graph.csc[3], in.graph.csc[1].sizes(), in.graph.csc[1].scalar_type());
+    if (places) {
+      check("places of csc", in.graph.csc[3], in.graph.csc[1].sizes(), in.graph.csc[1].scalar_type());
+      TORCH_CHECK_VALUE(in.graph.csc[3].is_contiguous(), op, ": places of csc must be contiguous");
+    }
   }
   const bool cosine = in.score == Score::cosine;
   TORCH_CHECK_VALUE(in.att.has_value() == (in.score == Score::gatv2 || cosine), op,

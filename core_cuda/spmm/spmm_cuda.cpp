@@ -89,10 +89,13 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     const Tensor carry = take_carry(problem, out, args);
     const bool wide_index = csr[0].scalar_type() == at::kLong;
     Tensor values;
-    const int64_t edges = args.graph.num_edges;
-    const bool by_edge = (weight || src_scale) && !args.weight_by_head && !wide_index && edges > 0;
-    const bool slices = args.plan.slices > 1 && edges * int64_t(sizeof(A)) <= int64_t(out.nbytes());
-    if (by_edge && (slices || (weight && edges >= kManyWeights))) {
+    const int64_t value_bytes = args.graph.num_edges * int64_t(sizeof(A));
+    const bool by_edge =
+        (weight || src_scale) && !args.weight_by_head && !wide_index && bytes == 16 && value_bytes > 0;
+    const bool slices = args.plan.slices > 1 && value_bytes <= int64_t(out.nbytes());
+    const bool orders = weight && orders_weights(value_bytes, x.size(0) * args.vectors * int64_t(bytes),
+                                                 args.plan.slice_vectors * int64_t(bytes));
+    if (by_edge && (slices || orders)) {
       values = at::empty({args.graph.num_edges}, x.options().dtype(statistics));
       C10_CUDA_CHECK(fill_values(args, values.data_ptr<A>(), on_device.stream()));
       args.values = values.data_ptr<A>();

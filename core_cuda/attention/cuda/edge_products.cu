@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
     }
     __syncthreads();
     for (int some_edges = group; some_edges < count; some_edges += kAhead * groups) {
-      A g[kAhead], x[kAhead][kColumns], y[kAhead][kColumns];
+      A g[kAhead] = {}, x[kAhead][kColumns] = {}, y[kAhead][kColumns] = {};
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         if (u * groups >= kTile) break;
@@ -136,12 +136,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
     }
     if constexpr (kAttrGrad) {
       __syncthreads();
-      for (int at = threadIdx.x; at < count * kDim; at += kThreads) {
-        const int e = at / kDim, k = at % kDim;
-        A total = 0;
-        for (int c = 0; c < in_block; ++c) total = fma(tile_of_g[e * in_block + c], weighted[c * kDim + k], total);
-        if (k < features) {
-          static_cast<S*>(args.attr_grad)[id_of_edge(edges, first + e) * edges.dim + k] = to_storage<S>(total);
+      constexpr int kFew = 4;  // features of a thread
+      for (int at = threadIdx.x; at < count * (kDim / kFew); at += kThreads) {
+        const int e = at / (kDim / kFew), k = at % (kDim / kFew) * kFew;
+        A total[kFew] = {};
+        for (int c = 0; c < in_block; ++c) {
+          const A of_column = tile_of_g[e * in_block + c];
+#pragma unroll
+          for (int i = 0; i < kFew; ++i) total[i] = fma(of_column, weighted[c * kDim + k + i], total[i]);
+        }
+        S* to = static_cast<S*>(args.attr_grad) + id_of_edge(edges, first + e) * edges.dim + k;
+#pragma unroll
+        for (int i = 0; i < kFew; ++i) {
+          if (k + i < features) to[i] = to_storage<S>(total[i]);
         }
       }
     }
@@ -196,7 +203,7 @@ cudaError_t launch_hidden(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t 
 
 template <class S, int kDim>
 cudaError_t launch_mode(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t stream) {
-  constexpr int kColumns = 32 / kDim;
+  constexpr int kColumns = kMostHidden / kDim;
   if (!args.proj) return launch<S, kDim, 1, false, false>(args, stream);
   if (kColumns > 1 && args.channels % kColumns == 0) return launch_hidden<S, kDim, kColumns>(args, stream);
   return launch_hidden<S, kDim, 1>(args, stream);
@@ -204,20 +211,19 @@ cudaError_t launch_mode(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t st
 
 template <class S>
 __global__ void hidden_gradients_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int64_t first,
-                                        int64_t count, const void* rows, Arithmetic<S>* term) {
+                                        int64_t count, const void* dst_end, const void* src_end,
+                                        Arithmetic<S>* term) {
   using A = Arithmetic<S>;
   const EdgeFeatures& edges = args.edges;
   const int64_t at = thread_id();
   const int channels = args.channels;
   if (at >= count * edges.heads * channels) return;
-  const int64_t k = at % channels, head = at / channels % edges.heads, e = at / channels / edges.heads;
-  const int64_t other = index_at(edges.graph.indices, first + e, edges.wide_index);
-  const int64_t own = index_at(rows, e, edges.wide_index);
+  const int64_t k = at % channels, head = at / channels % edges.heads, edge = first + at / channels / edges.heads;
+  const int64_t own = index_at(dst_end, edge, edges.wide_index), other = index_at(src_end, edge, edges.wide_index);
   A x[1], y[1];
   load_columns<S>(args.src.base + head * args.src.head + k * sizeof(S) + other * args.src.row, x);
   load_columns<S>(args.dst.base + head * args.dst.head + k * sizeof(S) + own * args.dst.row, y);
-  const int64_t place = edges.by_position ? first + e : id_of_edge(edges, first + e);
-  term[at] = args.ds[place * edges.heads + head] * (x[0] + y[0] + term[at] > 0 ? A(1) : args.slope);
+  term[at] = args.ds[edge * edges.heads + head] * (x[0] + y[0] + term[at] > 0 ? A(1) : args.slope);
 }
 
 }  // namespace
@@ -226,7 +232,7 @@ template <class A>
 bool makes_attr_grad(const EdgeFeatures& edges, int channels) {
   constexpr int kMostBytes = 48 << 10;
   const int columns = edges.heads * channels, all = width_of(columns, 1);  // as many for any number of them a thread
-  return columns <= all && all * (64 + kMostHiddenFeatures) * sizeof(A) <= kMostBytes;
+  return columns <= all && all * (64 + kMostHidden) * sizeof(A) <= kMostBytes;
 }
 
 template <class A>
@@ -236,19 +242,19 @@ cudaError_t edge_products(const EdgeProducts<A>& args, cudaStream_t stream) {
     using S = decltype(zero);
     error = args.edges.dim <= 8    ? launch_mode<S, 8>(args, stream)
             : args.edges.dim <= 16 ? launch_mode<S, 16>(args, stream)
-                                   : launch_mode<S, 32>(args, stream);
+                                   : launch_mode<S, kMostHidden>(args, stream);
   });
   return error != cudaSuccess ? error : last;
 }
 
 template <class A>
-cudaError_t hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t count, const void* rows, A* term,
-                             cudaStream_t stream) {
+cudaError_t hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t count, const void* dst_end,
+                             const void* src_end, A* term, cudaStream_t stream) {
   const int64_t threads = count * args.edges.heads * args.channels;
   if (threads == 0) return cudaSuccess;
   return with_features<A>(args.edges.storage, [&](auto zero) {
     hidden_gradients_kernel<decltype(zero)>
-        <<<blocks_for(threads), kThreads, 0, stream>>>(args, first, count, rows, term);
+        <<<blocks_for(threads), kThreads, 0, stream>>>(args, first, count, dst_end, src_end, term);
   });
 }
 
@@ -256,8 +262,9 @@ template bool makes_attr_grad<float>(const EdgeFeatures&, int);
 template bool makes_attr_grad<double>(const EdgeFeatures&, int);
 template cudaError_t edge_products(const EdgeProducts<float>&, cudaStream_t);
 template cudaError_t edge_products(const EdgeProducts<double>&, cudaStream_t);
-template cudaError_t hidden_gradients(const EdgeProducts<float>&, int64_t, int64_t, const void*, float*, cudaStream_t);
-template cudaError_t hidden_gradients(const EdgeProducts<double>&, int64_t, int64_t, const void*, double*,
+template cudaError_t hidden_gradients(const EdgeProducts<float>&, int64_t, int64_t, const void*, const void*, float*,
+                                      cudaStream_t);
+template cudaError_t hidden_gradients(const EdgeProducts<double>&, int64_t, int64_t, const void*, const void*, double*,
                                       cudaStream_t);
 
 }  // namespace edgeless::cuda

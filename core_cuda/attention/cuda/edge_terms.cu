@@ -132,15 +132,13 @@ __global__ void edge_drops_kernel(const __grid_constant__ EdgeDrops<A> args) {
   }
 }
 
-__global__ void rows_of_edges_kernel(EdgeFeatures edges, int64_t first, int64_t count, void* rows) {
-  const int64_t at = thread_id();
-  if (at >= count) return;
-  const int64_t row = row_of_edge(edges, first + at, 0, edges.graph.num_rows - 1);
-  if (edges.wide_index) {
-    static_cast<int64_t*>(rows)[at] = row;
-  } else {
-    static_cast<int32_t*>(rows)[at] = static_cast<int32_t>(row);
-  }
+template <class I>
+__global__ void ends_of_edges_kernel(const __grid_constant__ EdgeFeatures edges, I* dst, I* src) {
+  for_edges(edges, false, [&](int64_t position, int64_t row) {
+    const int64_t id = id_of_edge(edges, position);
+    dst[id] = static_cast<I>(row);
+    src[id] = static_cast<const I*>(edges.graph.indices)[position];
+  });
 }
 
 // f(Dim<n>): n features that are read in whole vectors, or Dim<0>.
@@ -188,9 +186,14 @@ cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-cudaError_t rows_of_edges(const EdgeFeatures& edges, int64_t first, int64_t count, void* rows, cudaStream_t stream) {
-  if (count == 0) return cudaSuccess;
-  rows_of_edges_kernel<<<blocks_for(count), kThreads, 0, stream>>>(edges, first, count, rows);
+cudaError_t ends_of_edges(const EdgeFeatures& edges, void* dst, void* src, cudaStream_t stream) {
+  if (edges.graph.num_edges == 0) return cudaSuccess;
+  const auto run = [&](auto zero) {
+    using I = decltype(zero);
+    ends_of_edges_kernel<I>
+        <<<blocks_of(edges), kThreads, 0, stream>>>(edges, static_cast<I*>(dst), static_cast<I*>(src));
+  };
+  edges.wide_index ? run(int64_t{}) : run(int32_t{});
   return cudaGetLastError();
 }
 

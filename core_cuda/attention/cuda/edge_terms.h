@@ -56,9 +56,9 @@ template <class A>
 cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream);
 
 // sums[c, k] = sum over the edges of g[e, c] attr[e, k]. A column c is a head, and g is ds[e, h]. Or, of gatv2, it is a
-// number of one, and g = ds[e, h] LeakyReLU'(dst + src + <proj[c], attr[e]>), with up to kMostHiddenFeatures features;
-// then the features' gradient, sum over c of g[e, c] weighted[c, k], may be made as well where makes_attr_grad() says so.
-constexpr int kMostHiddenFeatures = 32;
+// number of one, and g = ds[e, h] LeakyReLU'(dst + src + <proj[c], attr[e]>), of as many features as kMostHidden; then the
+// features' gradient, sum over c of g[e, c] weighted[c, k], may be made as well where makes_attr_grad() says so.
+constexpr int kMostHidden = 32;
 template <class A>
 struct EdgeProducts {
   EdgeFeatures edges;
@@ -78,12 +78,12 @@ bool makes_attr_grad(const EdgeFeatures& edges, int channels);
 template <class A>
 cudaError_t edge_products(const EdgeProducts<A>& args, cudaStream_t stream);
 
-// The rows of the edges first .. first + count.
-cudaError_t rows_of_edges(const EdgeFeatures& edges, int64_t first, int64_t count, void* rows, cudaStream_t stream);
+// Both ends of every edge, by id.
+cudaError_t ends_of_edges(const EdgeFeatures& edges, void* dst, void* src, cudaStream_t stream);
 
-// term[e, c], the product <proj[c], attr[e]> of those edges, becomes g[e, c], see above. rows: theirs.
+// term[e, c], the product <proj[c], attr[e]> of the edges first .. first + count by id, becomes g[e, c], see above.
 template <class A>
-cudaError_t hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t count, const void* rows, A* term,
-                             cudaStream_t stream);
+cudaError_t hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t count, const void* dst_end,
+                             const void* src_end, A* term, cudaStream_t stream);
 
 }  // namespace edgeless::cuda

@@ -9,8 +9,9 @@
 
 namespace edgeless::cuda::spmm {
 
-// What an edge weighs: 1; one number for all heads, which the lane that owns the edge fetches; any number per head.
-enum class Weighing { none, by_edge, by_head };
+// What an edge weighs: 1; one number for all heads, which the lane that owns the edge fetches, with its window or ahead of
+// it; any number per head.
+enum class Weighing { none, by_edge, by_edge_ahead, by_head };
 
 template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
 struct SumFold {
@@ -24,6 +25,7 @@ struct SumFold {
   int vector, head, at;  // at: of the lane's first number in its head
   bool inside;
   Words<kWords> raw[kBatch];
+  static constexpr bool kByEdge = kWeighing == Weighing::by_edge || kWeighing == Weighing::by_edge_ahead;
   A weight[kBatch], own_weight;
   WeightsAhead<A, I> weights;
   Piece total;
@@ -39,11 +41,14 @@ struct SumFold {
   }
 
   __device__ __forceinline__ void begin_walk(I position, I end) {
-    if constexpr (kWeighing == Weighing::by_edge) weights.begin(position, end);
+    if constexpr (kWeighing == Weighing::by_edge_ahead) weights.begin(position, end);
   }
 
   __device__ __forceinline__ void own(I index, I position) {
-    if constexpr (kWeighing == Weighing::by_edge) own_weight = weights.take(index, position);
+    if constexpr (kWeighing == Weighing::by_edge) {
+      own_weight = args.values ? __ldcs(args.values + position) : edge_weight(args, index, position, 0);
+    }
+    if constexpr (kWeighing == Weighing::by_edge_ahead) own_weight = weights.take(index, position);
   }
 
   __device__ __forceinline__ void load(int u, I index, I position) {
@@ -52,10 +57,13 @@ struct SumFold {
   }
 
   __device__ __forceinline__ void choose(int b) {
-    if constexpr (kWeighing == Weighing::by_edge) {
+    if constexpr (kByEdge) {
 #pragma unroll
       for (int u = 0; u < kBatch; ++u)
         weight[u] = __shfl_sync(0xffffffffu, own_weight, b + u, 1 << args.plan.team_log2);
+    }
+    if constexpr (kWeighing == Weighing::by_edge_ahead) {
+      if (b == 0) weights.advance();
     }
   }
 
@@ -122,13 +130,18 @@ struct SumFold {
 };
 
 // Blocks that must fit on a multiprocessor: what bounds the registers.
-template <class I>
+template <class S, class I>
 constexpr int min_blocks(Weighing weighing) {
-  return weighing == Weighing::none ? 7 : weighing == Weighing::by_edge ? 6 : sizeof(I) == 4 ? 5 : 4;
+  switch (weighing) {
+    case Weighing::none: return 7;
+    case Weighing::by_edge: return 6;
+    case Weighing::by_edge_ahead: return sizeof(S) == 2 ? 5 : 6;
+    default: return sizeof(I) == 4 ? 5 : 4;
+  }
 }
 
 template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
-__global__ void __launch_bounds__(kFoldThreads, min_blocks<I>(kWeighing))
+__global__ void __launch_bounds__(kFoldThreads, min_blocks<S, I>(kWeighing))
     spmm_kernel(const __grid_constant__ SpmmArgs<Arithmetic<S>> args) {
   const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
@@ -155,15 +168,20 @@ cudaError_t launch_fast_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t s
 template <class S, int kWords>
 cudaError_t launch_weighing(bool wide_index, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
   if (wide_index) return launch_spmm<S, int64_t, kWords, Weighing::by_head>(args, stream);
-  if (args.weight_by_head) return launch_spmm<S, int32_t, kWords, Weighing::by_head>(args, stream);
+  const bool by_edge = !args.weight_by_head && (args.weight || args.column_scale);
+  // Walks of wide teams are few windows long, and values in order need no ids.
+  const bool ahead = by_edge && !args.values && args.plan.team_log2 <= 4;
   if constexpr (kWords == 4) {
-    return args.weight || args.column_scale ? launch_fast_spmm<S, Weighing::by_edge>(args, stream)
-                                            : launch_fast_spmm<S, Weighing::none>(args, stream);
+    if (ahead) return launch_fast_spmm<S, Weighing::by_edge_ahead>(args, stream);
+    if (by_edge) return launch_fast_spmm<S, Weighing::by_edge>(args, stream);
+    if (!args.weight) return launch_fast_spmm<S, Weighing::none>(args, stream);
+  } else {
+    if (ahead) return launch_spmm<S, int32_t, kWords, Weighing::by_edge_ahead>(args, stream);
   }
-  return launch_spmm<S, int32_t, kWords, Weighing::by_edge>(args, stream);
+  return launch_spmm<S, int32_t, kWords, Weighing::by_head>(args, stream);
 }
 
-// The table of kernels. 32-bit indices have their own for numbers of edges, and for sums of vectors of 16 bytes.
+// The table of kernels: 32-bit indices have more of them, most with vectors of 16 bytes.
 template <class S>
 cudaError_t spmm_instance(bool wide_index, int words, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
   if (words == 4) return launch_weighing<S, 4>(wide_index, args, stream);

@@ -21,44 +21,42 @@ __device__ __forceinline__ A edge_weight(const SpmmArgs<A>& args, I index, I pos
 template <class A, class I>
 struct WeightsAhead {
   const SpmmArgs<A>& args;
-  I last = 0;  // edge of the walk: behind it nothing is asked for
-  A next = 1;  // without the scale of columns, which needs an index
-  I id = 0;    // of the edge after the next
+  I last = 0;      // edge of the walk: behind it nothing is asked for
+  I position = 0;  // of the lane's edge in this window
+  A next = 1;      // its weight, without the scale of columns, which needs an index
+  I id = 0;        // of its edge in the next window
 
   __device__ explicit WeightsAhead(const SpmmArgs<A>& args) : args(args) {}
 
-  // position: of the lane's edge in the first window; end: of the walk, behind at least one edge.
-  __device__ __forceinline__ void begin(I position, I end) {
+  // first: the lane's edge in the first window; end: of the walk, behind at least one edge.
+  __device__ __forceinline__ void begin(I first, I end) {
     last = end - 1;
-    id = id_of(min(position, last));
+    id = id_of(min(first, last));
     load();
-    id = id_of(further(position, width()));
+    id = id_of(further(first, width()));
   }
 
-  // The weight of the lane's edge in this window; position and index are that edge's.
-  __device__ __forceinline__ A take(I index, I position) {
-    A w = next;
-    if (args.column_scale && !args.values) w *= __ldg(args.column_scale + index);
+  // The weight of the lane's edge in this window.
+  __device__ __forceinline__ A take(I index, I at) {
+    position = at;
+    return args.column_scale ? next * __ldg(args.column_scale + index) : next;
+  }
+
+  // Once the window's first rows are asked for: the ids are there by then.
+  __device__ __forceinline__ void advance() {
     load();
     id = id_of(further(position, 2 * width()));
-    return w;
   }
 
  private:
   __device__ __forceinline__ I width() const { return I(1) << args.plan.team_log2; }
-  __device__ __forceinline__ I further(I position, I by) const {
-    return last - position < by ? last : position + by;
-  }
-  __device__ __forceinline__ I id_of(I position) const {
+  __device__ __forceinline__ I further(I from, I by) const { return last - from < by ? last : from + by; }
+  __device__ __forceinline__ I id_of(I at) const {
     const I* ids = static_cast<const I*>(args.graph.edge_ids);
-    return args.weight && !args.values && ids ? __ldcs(ids + position) : position;
+    return args.weight && ids ? __ldcs(ids + at) : at;
   }
   __device__ __forceinline__ void load() {
-    if (args.values) {
-      next = __ldcs(args.values + id);
-    } else if (args.weight) {
-      next = __ldg(args.weight + id * args.weight_edge);
-    }
+    if (args.weight) next = __ldg(args.weight + id * args.weight_edge);
   }
 };
 

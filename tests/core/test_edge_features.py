@@ -1,0 +1,134 @@
+"""Attention with edge features of every width: results, gradients, in whatever order the edges stand."""
+
+import pytest
+import torch
+from attention_cases import TOLERANCE, assert_close, exact, function_of, graph_of, inputs_of, run
+from devices import EVERY_DEVICE, leaves_on
+
+from edgeless import Graph, functional
+from edgeless.formats import PLACES
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+def case(score, graph, heads, channels, width, dtype, **options):
+    """Inputs on a grid of 1/16: products and their sums are exact, so no rounding decides the sign of a hidden number."""
+
+    def on_grid(t):
+        return (t.detach() * 16).round().clamp(-48, 48).div(16).to(dtype).requires_grad_()
+
+    args, tensors, rest = inputs_of(score, graph, heads, channels, ("edges",), torch.float64)
+    generator = torch.Generator().manual_seed(width)
+    for name, shape in (("edge_attr", (graph.num_edges, width)), ("edge_proj", (*tensors["edge_proj"].shape[:-1], width))):
+        tensors[name] = torch.randn(*shape, generator=generator, dtype=torch.float64) * (0.5 if "proj" in name else 1)
+    args, tensors = [on_grid(t) for t in args], {name: on_grid(t) for name, t in tensors.items()}
+    return args, tensors, {**rest, **options}
+
+
+def together(score, tensors):
+    """Gradients of gat's two logits as one vector: what a destination's gets cancels, all but where slopes differ."""
+    return [tensors[0], tensors[1], torch.cat(tensors[2:4]), *tensors[4:]] if score == "gat" else tensors
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize(
+    "score,heads,channels",
+    [("gatv2", 4, 16), ("gatv2", 3, 5), ("gatv2", 2, 160), ("gat", 3, 8), ("gat", 1, 8), ("gat", 9, 4), ("dot", 4, 16),
+     ("dot", 3, 5)],
+)  # fmt: skip
+@pytest.mark.parametrize("width", [1, 3, 4, 8, 12, 16, 20, 32, 40, 70])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_width(score, heads, channels, width, dtype, device):
+    """With the gradient of the features and without: on CUDA these are different kernels."""
+    graph = graph_of("hub")
+    args, tensors, rest = case(score, graph, heads, channels, width, dtype)
+    found = run(functional, score, graph, args, tensors, rest, device=device)
+    expected = exact(score, graph, args, tensors, rest)
+    assert_close(together(score, found), together(score, expected), TOLERANCE[dtype])
+
+    leaves = leaves_on(device, [*args, tensors["edge_proj"]])
+    attr = tensors["edge_attr"].detach().to(device)
+    out = function_of(score)(graph.to(device), *leaves[:-1], edge_attr=attr, edge_proj=leaves[-1])
+    grad = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(11)).to(out)
+    others = [out.detach().cpu(), *(t.cpu() for t in torch.autograd.grad(out, leaves, grad))]
+    assert_close(together(score, others), together(score, [*found[:-2], found[-1]]), TOLERANCE[dtype])
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("score", ["gatv2", "gat", "dot"])
+@pytest.mark.parametrize("kind", ["hub", "no edges", "many empty rows", "bipartite"])
+@pytest.mark.parametrize("order", ["any", "by destination", "by source"])
+def test_edges_in_any_order(score, kind, order, device):
+    """Sorted edges have no ids in one direction. The second gradient finds the places that the graph keeps."""
+    given = graph_of(kind)
+    ends = given.edge_index()
+    if order != "any":
+        ends = ends[:, torch.argsort(ends[1 if order == "by destination" else 0], stable=True)]
+    for index_dtype in (torch.int32, torch.int64):
+        graph = Graph.from_edge_index(ends.to(index_dtype), given.num_src, given.num_dst)
+        for options in ({}, {"dropout": 0.4, "seed": 9}):
+            args, tensors, rest = case(score, graph, 4, 8, 8, torch.float64, **options)
+            expected = exact(score, graph, args, tensors, rest)
+            on_device = graph.to(device)
+            for _ in range(3):
+                assert_close(run(functional, score, on_device, args, tensors, rest, device=device), expected, 1e-10)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("score", ["gat", "dot"])
+def test_places_are_kept_by_a_graph_in_use(score):
+    graph = graph_of("hub").to("cuda")
+    args, tensors, rest = case(score, graph, 4, 8, 8, torch.float32)
+    runs = []
+    for _ in range(8):  # the largest degrees, by which a graph is known to be in use, are asked for after some
+        runs.append(run(functional, score, graph, args, tensors, rest, device="cuda"))
+        torch.cuda.synchronize()
+    assert PLACES in graph._formats
+    assert torch.equal(graph.csr.edge_ids[graph.format(PLACES, None)], graph.csc.edge_ids)
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(runs[0], other, strict=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("score", ["gatv2", "gat", "dot"])
+def test_captured_before_places_are_kept(score):
+    graph = graph_of("hub").to("cuda")
+    args, tensors, rest = case(score, graph, 4, 8, 8, torch.float32)
+    leaves = leaves_on("cuda", [*args, *tensors.values()])
+
+    def step():
+        out = function_of(score)(graph, *leaves[:-2], edge_attr=leaves[-2], edge_proj=leaves[-1], **rest)
+        return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph._formats.pop(PLACES, None)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        results = step()
+    captured.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(results, step(), strict=True))
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize(
+    "places,message",
+    [(torch.zeros(3, dtype=torch.int32), "places of csc must have shape"),
+     (torch.zeros(300, dtype=torch.int64), "places of csc must be Int"),
+     (torch.zeros(600, dtype=torch.int32)[::2], "places of csc must be contiguous")],
+)  # fmt: skip
+def test_places_that_do_not_fit_are_named(places, message, device):
+    graph = graph_of("square", torch.int32).to(device)
+    args, tensors, _ = case("gat", graph, 2, 4, 3, torch.float32)
+    x, source, dst = leaves_on(device, args)
+    attr, proj = leaves_on(device, tensors.values())
+    places = places.to(device) if places.is_contiguous() else places[: len(places)].to(device).repeat_interleave(2)[::2]
+    with pytest.raises(ValueError, match=message):
+        torch.ops.edgeless.attention(
+            dst, source, x, None, attr, proj.unsqueeze(1), None, graph.csr_arrays(True),
+            [*graph.csc_arrays(True), places], None, "gat", 0.2, 0.0, None, [], False,
+        )  # fmt: skip
