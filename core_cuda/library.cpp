@@ -36,7 +36,8 @@ TORCH_LIBRARY(edgeless, m) {
 
   // Attention. att may be of the rows' dtype, in attention alone. The score 'gat' takes dst and src [N, H, 1] or,
   // forward, [N, H]. csr = [indptr, indices] or [indptr, indices, edge_ids], rows are destinations; csc the same with
-  // sources as rows, or [] where no gradient of a source tensor, or on CUDA of gatv2's att, is needed. Beyond the last
+  // sources as rows, or [] where no gradient of a source tensor, or on CUDA of gatv2's att, is needed; behind its edge
+  // ids may stand the places of its edges in csr, which on CUDA a backward with edge_attr looks up. Beyond the last
   // row's end, indices and edge_ids may hold anything that they may hold before it: no op reads it but to return
   // something by edge. softmax_stats [1 or 2, Nd, H]: what the other ops need of the softmax, for the same device alone
   // (cpu/args.h and cuda/args.h in core_cuda/attention). max_degrees: the most edges of a row of csr, and of csc, as

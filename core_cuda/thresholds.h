@@ -129,8 +129,8 @@ constexpr bool narrow_sums_pay(int64_t num_edges, int64_t num_rows, bool halves,
   return num_edges < kLongSums * num_rows || (halves && !weighted);
 }
 
-// Whether weights by edge are put into the order of the graph before a sum. In it a sector is read for each of them, and
-// what these push out of L2 are rows: it pays where both are many and rows, of a slice, are short (0047).
+// Whether weights by edge are put into the order of the graph before a sum. In it a sector is read for each of them,
+// and what these push out of L2 are rows: it pays where both are many and rows, of a slice, are short (0047).
 constexpr bool orders_weights(int64_t weight_bytes, int64_t gathered_bytes, int64_t slice_bytes) {
   constexpr int64_t kMany = int64_t(16) << 20, kShort = 128;
   return weight_bytes >= kMany && gathered_bytes >= kMany && slice_bytes <= kShort;

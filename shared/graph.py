@@ -330,8 +330,9 @@ class Graph(Keeper):
         return [*csc, self.format(POSITIONS, _positions)]
 
     def csc_with_places(self) -> list[Tensor]:
-        """:attr:`csc` with edge ids and, of a graph in use, the place of each of its edges in :attr:`csr`, ``[E]`` of the
-        index dtype: gradients of attention with edge features would have to find them. See :meth:`csc_with_positions`.
+        """:attr:`csc` with edge ids and, of a graph in use, the place of each of its edges in :attr:`csr`, ``[E]`` of
+        the index dtype: gradients of attention with edge features would have to find them. See
+        :meth:`csc_with_positions`.
         """
         csc = self.csc_arrays(True)
         if len(csc) < 3 or not self._keeps(PLACES):

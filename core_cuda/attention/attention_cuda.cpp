@@ -133,8 +133,7 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   if (dot_edges) {
     projected_dst = to_edge_space(in.dst, *in.edge_proj);
     if (grad_out) projected_grad = to_edge_space(*grad_out, *in.edge_proj);
-    const auto terms =
-        products_of_edges(call, in, order.by_position, projected_dst, in.coefficient, projected_grad);
+    const auto terms = products_of_edges(call, in, order.by_position, projected_dst, in.coefficient, projected_grad);
     args.logit_term = call.keep(terms[0]);
     if (grad_out) args.value_term = call.keep(terms[1]);
   } else if (in.edge_attr && in.score == Score::gat) {

@@ -10,8 +10,8 @@
 namespace edgeless::cuda {
 
 // The graph of a call as its passes are to walk it. What they read and write by edge, beside the features, is in the
-// order of the CSR, unless something else is given by ids: scales are. A pass by source then finds an edge by its place in
-// that order.
+// order of the CSR, unless something else is given by ids: scales are. A pass by source then finds an edge by its place
+// in that order.
 class EdgeOrder {
  public:
   EdgeOrder(const AttentionCall& in, bool may_be_by_position)
@@ -71,7 +71,8 @@ inline Tensor from_edge_space(const Tensor& sums, const Tensor& proj) {
   return at::bmm(sums.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1);
 }
 
-// The call as passes in that order take it, where it drops: that is drawn by ids, so before them, and scales the weights.
+// The call as passes in that order take it, where it drops: that is drawn by ids, so before them, and scales the
+// weights.
 template <class A>
 Optional<AttentionCall> with_drawn(const AttentionCall& in, const EdgeOrder& order) {
   if (!order.by_position || in.dropout == 0) return {};

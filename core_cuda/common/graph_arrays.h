@@ -12,7 +12,8 @@ namespace edgeless {
 enum Direction : size_t { kInCsr, kInCsc };
 
 struct GraphArrays {
-  at::TensorList csr, csc;  // each indptr, indices and, where an op needs them and they are not positions, edge ids
+  at::TensorList csr, csc;  // each indptr, indices and, where an op needs them and they are not positions, edge ids;
+                            // of csc perhaps more, see the op
   // Edges of the longest row of csr, and of csc; -1 where that is not known.
   std::array<int64_t, 2> max_degrees{-1, -1};
 

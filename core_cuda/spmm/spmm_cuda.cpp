@@ -90,8 +90,7 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     const bool wide_index = csr[0].scalar_type() == at::kLong;
     Tensor values;
     const int64_t value_bytes = args.graph.num_edges * int64_t(sizeof(A));
-    const bool by_edge =
-        (weight || src_scale) && !args.weight_by_head && !wide_index && bytes == 16 && value_bytes > 0;
+    const bool by_edge = (weight || src_scale) && !args.weight_by_head && !wide_index && bytes == 16 && value_bytes > 0;
     const bool slices = args.plan.slices > 1 && value_bytes <= int64_t(out.nbytes());
     const bool orders = weight && orders_weights(value_bytes, x.size(0) * args.vectors * int64_t(bytes),
                                                  args.plan.slice_vectors * int64_t(bytes));

@@ -12,15 +12,16 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
 def case(score, graph, heads, channels, width, dtype, **options):
-    """Inputs on a grid of 1/16: products and their sums are exact, so no rounding decides the sign of a hidden number."""
+    """Inputs on a grid of 1/16: sums of products are exact, so no rounding decides the sign of a hidden number."""
 
     def on_grid(t):
         return (t.detach() * 16).round().clamp(-48, 48).div(16).to(dtype).requires_grad_()
 
     args, tensors, rest = inputs_of(score, graph, heads, channels, ("edges",), torch.float64)
     generator = torch.Generator().manual_seed(width)
-    for name, shape in (("edge_attr", (graph.num_edges, width)), ("edge_proj", (*tensors["edge_proj"].shape[:-1], width))):
-        tensors[name] = torch.randn(*shape, generator=generator, dtype=torch.float64) * (0.5 if "proj" in name else 1)
+    for name, tensor in tensors.items():
+        drawn = torch.randn(*tensor.shape[:-1], width, generator=generator, dtype=torch.float64)
+        tensors[name] = drawn * (0.5 if name == "edge_proj" else 1)
     args, tensors = [on_grid(t) for t in args], {name: on_grid(t) for name, t in tensors.items()}
     return args, tensors, {**rest, **options}
 

@@ -48,6 +48,25 @@ def both(device, graph, x, weight, **options):
     return [t.detach().cpu() for t in found], [wanted, *torch.autograd.grad(wanted, exact, grad)]
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype,width", [(torch.float32, 32), (torch.bfloat16, 64), (torch.float32, 1)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_weights_that_are_put_into_order(dtype, width, scaled):
+    """So many weights and rows that these are read in order from memory of the sum's own, or ahead of rows."""
+    gen = torch.Generator(device="cuda").manual_seed(2)
+    nodes, edges = 140_000, 4_300_000
+    ends = torch.randint(0, nodes, (2, edges), generator=gen, device="cuda")
+    x, weight = (torch.randn(n, generator=gen, device="cuda") for n in ((nodes, width), (edges,)))
+    x, scale = x.to(dtype), torch.rand(nodes, generator=gen, device="cuda") if scaled else None
+    found = functional.spmm(Graph.from_edge_index(ends, nodes, nodes), x, weight, src_scale=scale)
+    factors = weight.double() if scale is None else weight.double() * scale[ends[0]]
+    exact = torch.zeros(nodes, width, dtype=torch.float64, device="cuda")
+    for column in range(0, width, 8):  # a part of the edges' rows at a time
+        rows = x[:, column : column + 8].double()[ends[0]] * factors[:, None]
+        exact[:, column : column + 8].index_add_(0, ends[1], rows)
+    assert error(found, exact) <= BOUND[found.dtype]
+
+
 @EVERY_DEVICE
 @pytest.mark.parametrize("kind", GRAPHS)
 @pytest.mark.parametrize("norm", ["none", "left", "right", "both"])

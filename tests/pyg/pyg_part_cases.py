@@ -20,6 +20,8 @@ import edgeless
 import edgeless.distributed as ed
 import edgeless.pyg.nn as nn
 
+MULTIPLICATIVE = "multiplicative-self-attention"
+
 
 def plain(graph):
     return lambda layer, x, given: [layer(x, graph)]
@@ -145,6 +147,7 @@ def relational_cases():
             ("edge features", "e", {"edge_dim": EDGE_FEATURES}),
             ("8 heads, f-scaled", {"heads": 8, "mod": "f-scaled"}),
             ("additive", {"heads": 2, "mod": "additive"}),
+            ("multiplicative", {"heads": 2, "dim": 2, "mod": "f-additive", "attention_mode": MULTIPLICATIVE}),
             ("dropout", {"heads": 2, "dropout": 0.4}),
             ("dropout, edge features", "e", {"dropout": 0.4, "edge_dim": EDGE_FEATURES}),
         ):

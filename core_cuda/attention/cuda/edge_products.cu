@@ -1,10 +1,10 @@
 // Sums over all edges of what a column has of an edge times the edge's features: the gradients of edge_proj, and of
 // gatv2's edge term.
 //
-// A block walks a range of the edges in tiles. Each of its threads has a few columns that lie side by side, whose sums stay
-// in registers, and takes every few edges of a tile; all read the tile's features from shared memory. What gatv2 needs of
-// an edge, its hidden numbers, is made anew of the rows of both ends: nothing of the size of edges by columns is written.
-// Blocks' sums are added up by a later launch, in their order.
+// A block walks a range of the edges in tiles. Each of its threads has a few columns that lie side by side, whose sums
+// stay in registers, and takes every few edges of a tile; all read the tile's features from shared memory. What gatv2
+// needs of an edge, its hidden numbers, is made anew of the rows of both ends: nothing of the size of edges by columns
+// is written. Blocks' sums are added up by a later launch, in their order.
 #include "edge_terms.h"
 #include "edge_walk.cuh"
 
@@ -18,7 +18,9 @@ template <class A, int kDim, bool kAttrGrad>
 constexpr int kEdgesOfTile = kAttrGrad || kDim * sizeof(A) > 128 ? 64 : 256;
 // Blocks of a multiprocessor, which bounds the registers.
 template <class A, int kNumbers>
-constexpr int kBlocks = sizeof(A) == 8 ? 1 : kNumbers > 16 ? 2 : 3;
+constexpr int kBlocks = sizeof(A) == 8  ? 1
+                        : kNumbers > 16 ? 2
+                                        : 3;
 
 template <class S, int kColumns>
 __device__ __forceinline__ void load_columns(const char* from, Arithmetic<S> (&x)[kColumns]) {
@@ -29,9 +31,9 @@ __device__ __forceinline__ void load_columns(const char* from, Arithmetic<S> (&x
   }
 }
 
-// kDim: room for features, filled up by zeros. kColumns: of a thread, all of one head. kHidden: of gatv2. kAttrGrad: the
-// features' gradient as well. width: threads that have an edge. Dynamic shared memory: where the features' gradient is
-// asked for, g of the tile and `weighted`.
+// kDim: room for features, filled up by zeros. kColumns: of a thread, all of one head. kHidden: of gatv2. kAttrGrad:
+// the features' gradient as well. width: threads that have an edge. Dynamic shared memory: where the features' gradient
+// is asked for, g of the tile and `weighted`.
 template <class S, int kDim, int kColumns, bool kHidden, bool kAttrGrad>
 __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColumns>)
     edge_products_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int width) {
@@ -39,11 +41,11 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
   constexpr int kTile = kEdgesOfTile<A, kDim, kAttrGrad>;
   __shared__ __align__(16) A attr[kTile][kDim];
   __shared__ A sums[kThreads];
-  __shared__ int64_t place[kTile];                               // of the heads' numbers in ds
-  __shared__ int64_t of_dst[kTile], of_src[kTile];               // bytes from row 0
+  __shared__ int64_t place[kTile];                  // of the heads' numbers in ds
+  __shared__ int64_t of_dst[kTile], of_src[kTile];  // bytes from row 0
   extern __shared__ __align__(16) char dynamic[];
-  A* tile_of_g = reinterpret_cast<A*>(dynamic);                  // [kTile, width * kColumns]
-  A* weighted = tile_of_g + kTile * width * kColumns;            // [width * kColumns, kDim]
+  A* tile_of_g = reinterpret_cast<A*>(dynamic);        // [kTile, width * kColumns]
+  A* weighted = tile_of_g + kTile * width * kColumns;  // [width * kColumns, kDim]
   const EdgeFeatures& edges = args.edges;
   const int columns = edges.heads * args.channels, in_block = width * kColumns;
   const int first_feature = static_cast<int>(blockIdx.z) * kDim, features = min(kDim, edges.dim - first_feature);
@@ -211,8 +213,7 @@ cudaError_t launch_mode(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t st
 
 template <class S>
 __global__ void hidden_gradients_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int64_t first,
-                                        int64_t count, const void* dst_end, const void* src_end,
-                                        Arithmetic<S>* term) {
+                                        int64_t count, const void* dst_end, const void* src_end, Arithmetic<S>* term) {
   using A = Arithmetic<S>;
   const EdgeFeatures& edges = args.edges;
   const int64_t at = thread_id();

@@ -1,5 +1,5 @@
-// Products of edge features with rows of nodes. A thread takes an edge: it holds the features, and neighbouring threads,
-// whose edges mostly share a row, read that row together.
+// Products of edge features with rows of nodes. A thread takes an edge: it holds the features, and neighbouring
+// threads, whose edges mostly share a row, read that row together.
 #include "../../common/dropout.h"
 #include "edge_terms.h"
 #include "edge_walk.cuh"

@@ -13,7 +13,7 @@ namespace edgeless::cuda {
 struct EdgeFeatures {
   CompressedGraph graph;
   bool wide_index = false;
-  bool by_position = false;  // arrays of edges other than the features
+  bool by_position = false;    // arrays of edges other than the features
   const void* attr = nullptr;  // [E, dim] of storage
   Storage storage = Storage::f32;
   int dim = 0, heads = 0;
@@ -25,8 +25,8 @@ struct EdgeDots {
   EdgeFeatures edges;
   const A* rows[2] = {};  // [rows, heads, dim]
   A factor[2] = {1, 1};
-  A* out[2] = {};         // [E, heads]; the second may be null
-  bool one_row = false;   // rows are [heads, dim], the same for all
+  A* out[2] = {};        // [E, heads]; the second may be null
+  bool one_row = false;  // rows are [heads, dim], the same for all
 };
 template <class A>
 cudaError_t edge_dots(const EdgeDots<A>& args, cudaStream_t stream);
@@ -34,7 +34,7 @@ cudaError_t edge_dots(const EdgeDots<A>& args, cudaStream_t stream);
 // out[e] = sum over the heads of a[e, h] x[r, h] + b[e, h] y[r, h]: a gradient of the features, by id.
 template <class A>
 struct EdgeSums {
-  EdgeFeatures edges;     // without attr
+  EdgeFeatures edges;       // without attr
   const A* weight[2] = {};  // [E, heads]; the second may be null
   const A* rows[2] = {};    // [rows, heads, dim]
   bool one_row = false;     // as above
@@ -56,8 +56,8 @@ template <class A>
 cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream);
 
 // sums[c, k] = sum over the edges of g[e, c] attr[e, k]. A column c is a head, and g is ds[e, h]. Or, of gatv2, it is a
-// number of one, and g = ds[e, h] LeakyReLU'(dst + src + <proj[c], attr[e]>), of as many features as kMostHidden; then the
-// features' gradient, sum over c of g[e, c] weighted[c, k], may be made as well where makes_attr_grad() says so.
+// number of one, and g = ds[e, h] LeakyReLU'(dst + src + <proj[c], attr[e]>), of as many features as kMostHidden; then
+// the features' gradient, sum over c of g[e, c] weighted[c, k], may be made as well where makes_attr_grad() says so.
 constexpr int kMostHidden = 32;
 template <class A>
 struct EdgeProducts {

@@ -11,8 +11,7 @@ namespace edgeless::cuda {
 __device__ __forceinline__ int64_t id_of_edge(const EdgeFeatures& edges, int64_t position) {
   return id_of_edge(edges.graph, edges.wide_index, position);
 }
-__device__ __forceinline__ int64_t row_of_edge(const EdgeFeatures& edges, int64_t position, int64_t low,
-                                               int64_t high) {
+__device__ __forceinline__ int64_t row_of_edge(const EdgeFeatures& edges, int64_t position, int64_t low, int64_t high) {
   return row_of_edge(edges.graph, edges.wide_index, position, low, high);
 }
 

@@ -13,8 +13,7 @@ __device__ A scale_of(const EdgeValues<A>& args, int64_t position) {
   A scale = 1;
   if (args.column_scale) scale = __ldg(args.column_scale + static_cast<const I*>(args.graph.indices)[position]);
   if (args.row_scale) {
-    scale *= __ldg(args.row_scale +
-                   row_of_edge(args.graph, sizeof(I) == 8, position, 0, args.graph.num_rows - 1));
+    scale *= __ldg(args.row_scale + row_of_edge(args.graph, sizeof(I) == 8, position, 0, args.graph.num_rows - 1));
   }
   return scale;
 }

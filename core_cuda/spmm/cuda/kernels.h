@@ -11,8 +11,8 @@ constexpr int kMostSddmmVectors = 128;  // of a head in one pass
 template <class A>
 cudaError_t run_spmm(Storage storage, bool wide_index, int words, const SpmmArgs<A>& args, cudaStream_t stream);
 
-// args.values for 32-bit indices. Worth it where the product reads them in several slices, or where weights are many: in
-// order, not by node and id.
+// args.values for 32-bit indices. Worth it where the product reads them in several slices, or where weights are many:
+// in order, not by node and id.
 template <class A>
 cudaError_t fill_values(const SpmmArgs<A>& args, A* values, cudaStream_t stream);
 

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads) sddmm_few_kernel(const __grid_consta
     const A row_scale = args.row_scale ? args.row_scale[row] : A(1);
     const A scale = args.column_scale ? row_scale * args.column_scale[index] : row_scale;
     for (int head = 0; head < args.heads; ++head) {
-      const auto load = [&](const FoldRows& from, I of, A (&x)[kPer]) {
+      const auto load = [&](const FoldRows& from, I of, A(&x)[kPer]) {
         const char* at = row_address(from.base + head * from.head, of, from.row);
         unpack_words<S, 4>(load_shared_words(reinterpret_cast<const Words<4>*>(at)), x);
       };
