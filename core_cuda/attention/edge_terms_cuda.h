@@ -208,7 +208,7 @@ void gat_edge_gradients(const Call<A>& call, const AttentionCall& in, bool by_po
 
 // The gradients of gatv2's edge term. With G = ds LeakyReLU'(hidden), a number for an edge and each of the H D columns:
 // d attr = G (att W), d W = att sum of G e^T, and att gets the edge term's share, sum of W G^T e (scores.cuh). Of many
-// features or columns G is written, for a chunk of edges at a time.
+// features, and for d attr of many columns, G is written, for a chunk of edges at a time.
 template <class A>
 void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Tensor& ds, const AttentionChoice& needs,
                           std::vector<Tensor>& grads, Tensor& att_share) {
@@ -222,18 +222,23 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   args.ds = ds.data_ptr<A>(), args.dst = call.args.dst, args.src = call.args.src;
   args.channels = static_cast<int>(in.dim()), args.slope = A(in.coefficient);
   args.proj = proj.data_ptr<A>();
+  // By sizes alone: sums do not depend on which gradients are asked for.
+  const bool few = in.edge_dim() <= kMostHidden;
+  const bool of_attr_too = of_attr && few && makes_attr_grad<A>(args.edges, args.channels);
   Tensor sums;
-  if (in.edge_dim() <= kMostHidden && (!of_attr || makes_attr_grad<A>(args.edges, args.channels))) {
-    if (of_attr) {
+  if (few && (of_sums || of_attr_too)) {
+    if (of_attr_too) {
       args.weighted = weighted.data_ptr<A>();
       args.attr_grad = grads[kEdgeAttr].data_ptr();
     }
     sums = sums_of_edges(call, in, args);
-  } else {
+  } else if (of_sums) {
+    sums = at::zeros({width, in.edge_dim()}, call.numbers());
+  }
+  if (!few || (of_attr && !of_attr_too)) {
     const auto ends = at::empty({2, edges}, in.graph.csr[1].options());
     const void *dst_end = ends[0].const_data_ptr(), *src_end = ends[1].const_data_ptr();
     C10_CUDA_CHECK(ends_of_edges(args.edges, ends[0].data_ptr(), ends[1].data_ptr(), call.stream()));
-    sums = at::zeros({width, in.edge_dim()}, call.numbers());
     const int64_t chunk = std::max<int64_t>(1024, (int64_t(32) << 20) / (width * int64_t(sizeof(A))));
     for (int64_t first = 0; first < edges; first += chunk) {
       const int64_t count = std::min(chunk, edges - first);
@@ -241,7 +246,7 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
       Tensor hidden = at::mm(some, proj.t());
       C10_CUDA_CHECK(hidden_gradients(args, first, count, dst_end, src_end, hidden.data_ptr<A>(), call.stream()));
       if (of_attr) grads[kEdgeAttr].narrow(0, first, count).copy_(at::mm(hidden, weighted));
-      if (of_sums) sums.addmm_(hidden.t(), some);
+      if (of_sums && !few) sums.addmm_(hidden.t(), some);
     }
   }
   if (needs[kEdgeProj]) grads[kEdgeProj].copy_(in.att->unsqueeze(2) * sums.view_as(*in.edge_proj));

@@ -13,9 +13,13 @@ namespace {
 
 constexpr int kAhead = 4;  // edges of a thread whose rows are asked for at once
 
+// Blocks' ranges are whole numbers of these, and no more threads have a column of a block. So a thread adds up the same
+// edges in the same order, however long a tile is: sums do not depend on whether the features' gradient is made as
+// well.
+constexpr int kUnit = 64;
 // Edges of a tile: many, for the block waits at each for what it loads; as shared memory holds.
 template <class A, int kDim, bool kAttrGrad>
-constexpr int kEdgesOfTile = kAttrGrad || kDim * sizeof(A) > 128 ? 64 : 256;
+constexpr int kEdgesOfTile = kAttrGrad || kDim * sizeof(A) > 128 ? kUnit : 4 * kUnit;
 // Blocks of a multiprocessor, which bounds the registers.
 template <class A, int kNumbers>
 constexpr int kBlocks = sizeof(A) == 8  ? 1
@@ -72,9 +76,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
     }
   }
 
-  const int64_t num_edges = edges.graph.num_edges, tiles = (num_edges + kTile - 1) / kTile;
-  const int64_t begin = tiles * blockIdx.x / gridDim.x * kTile;
-  const int64_t end = min(tiles * (blockIdx.x + 1) / gridDim.x * kTile, num_edges);
+  const int64_t num_edges = edges.graph.num_edges, units = (num_edges + kUnit - 1) / kUnit;
+  const int64_t begin = units * blockIdx.x / gridDim.x * kUnit;
+  const int64_t end = min(units * (blockIdx.x + 1) / gridDim.x * kUnit, num_edges);
   int64_t low = 0, high = 0;
   if (kHidden && begin < end) {
     const RowBounds bounds(edges.graph, edges.wide_index, begin, end);
@@ -105,20 +109,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         if (u * groups >= kTile) break;
-        const int e = some_edges + u * groups, in_tile = min(e, kTile - 1);
-        g[u] = inside && e < count ? __ldg(args.ds + place[in_tile] + head) : A(0);
+        const int e = some_edges + u * groups;
+        g[u] = inside && e < count ? __ldg(args.ds + place[e] + head) : A(0);
         if constexpr (kHidden) {
-          load_columns<S>(src + of_src[in_tile], x[u]);
-          load_columns<S>(dst + of_dst[in_tile], y[u]);
+          load_columns<S>(src + of_src[e], x[u]);
+          load_columns<S>(dst + of_dst[e], y[u]);
         }
       }
 #pragma unroll
       for (int u = 0; u < kAhead; ++u) {
         if (u * groups >= kTile) break;
-        const int e = some_edges + u * groups, in_tile = min(e, kTile - 1);
+        const int e = some_edges + u * groups;
         A mine[kDim];
 #pragma unroll
-        for (int k = 0; k < kDim; ++k) mine[k] = attr[in_tile][k];
+        for (int k = 0; k < kDim; ++k) mine[k] = attr[e][k];
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
           A of_column = g[u];
@@ -131,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
 #pragma unroll
           for (int k = 0; k < kDim; ++k) sum[c][k] = fma(of_column, mine[k], sum[c][k]);
           if constexpr (kAttrGrad) {
-            if (e < kTile) tile_of_g[e * in_block + thread * kColumns + c] = of_column;
+            tile_of_g[e * in_block + thread * kColumns + c] = of_column;
           }
         }
       }
@@ -174,9 +178,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
   }
 }
 
-// Threads of a block that have an edge: a power of two.
+// Threads of a block that have an edge: a power of two, of which there are kUnit in a block at most.
 int width_of(int columns, int of_thread) {
-  int width = 1;
+  int width = kThreads / kUnit;
   while (width * of_thread < columns && width < kThreads) width *= 2;
   return width;
 }
@@ -233,7 +237,7 @@ template <class A>
 bool makes_attr_grad(const EdgeFeatures& edges, int channels) {
   constexpr int kMostBytes = 48 << 10;
   const int columns = edges.heads * channels, all = width_of(columns, 1);  // as many for any number of them a thread
-  return columns <= all && all * (64 + kMostHidden) * sizeof(A) <= kMostBytes;
+  return columns <= all && all * (kUnit + kMostHidden) * sizeof(A) <= kMostBytes;
 }
 
 template <class A>
