@@ -528,8 +528,9 @@ def _places(graph: Graph) -> Tensor:
     in_csr, in_csc = graph.csr.edge_ids, graph.csc.edge_ids
     if in_csr is None:
         return in_csc
-    places = torch.empty_like(in_csr)
-    places[in_csr] = torch.arange(graph.num_edges, dtype=in_csr.dtype, device=graph.device)
+    places, numbers = torch.empty_like(in_csr), torch.arange(graph.num_edges, dtype=in_csr.dtype, device=graph.device)
+    # The least: what stands beyond the last row may have any edge's id.
+    places.scatter_reduce_(0, in_csr.long(), numbers, "amin", include_self=False)
     return places.index_select(0, in_csc)
 
 

@@ -38,7 +38,8 @@ class EdgeOrder {
     if (graph_.csr.size() < 3) return ids;
     const Tensor& in_csr = graph_.csr[2];
     const Tensor found = at::empty_like(in_csr);
-    found.index_put_({in_csr}, at::arange(in_csr.size(0), in_csr.options()));
+    // The least: what stands beyond the last row may have any edge's id.
+    found.scatter_reduce_(0, in_csr.to(at::kLong), at::arange(in_csr.size(0), in_csr.options()), "amin", false);
     return ids.defined() ? found.index_select(0, ids) : found;
   }
 

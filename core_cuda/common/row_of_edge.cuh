@@ -16,6 +16,11 @@ __device__ __forceinline__ int64_t id_of_edge(const CompressedGraph& graph, bool
   return graph.edge_ids ? index_at(graph.edge_ids, position, wide) : position;
 }
 
+// Edges that are in a row: beyond the last row's end there may be room for more.
+__device__ __forceinline__ int64_t edges_in_rows(const CompressedGraph& graph, bool wide) {
+  return min(graph.num_edges, index_at(graph.indptr, graph.num_rows, wide));
+}
+
 // The row of an edge, one of low .. high.
 __device__ inline int64_t row_of_edge(const CompressedGraph& graph, bool wide, int64_t position, int64_t low,
                                       int64_t high) {

@@ -68,3 +68,34 @@ def test_what_is_beyond_the_last_row_is_not_read(device, more, kind, name):
         results.append([out.detach(), *torch.autograd.grad(out, [x], torch.cos(out.detach()))])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)  # another number of edges, other shares of them
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("more", [1, 20_000])
+@pytest.mark.parametrize("kind", ["square", "hub", "many empty rows"])
+@pytest.mark.parametrize("name", ["gatv2", "gat", "dot", "sddmm"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_what_is_known_of_edges(device, more, kind, name, dropout):
+    """Of those beyond the last row too, which takes no part in sums over edges and in what others are given."""
+    exact = graph_of(kind).to(device)
+    nodes = max(exact.num_src, exact.num_dst)
+    exact = Graph.from_edge_index(exact.edge_index(), nodes, nodes)
+    roomy = Graph(with_room(exact.csr, nodes, more), with_room(exact.csc, nodes, more), nodes, nodes)
+    x = torch.randn(nodes, 2, 4, device=device, requires_grad=True)
+    attr = torch.randn(exact.num_edges + more, 6, device=device, requires_grad=True)
+    proj = torch.randn(*((2, 6) if name == "gat" else (2, 4, 6)), device=device, requires_grad=True)
+    results = []
+    for graph in (exact, roomy):
+        if name == "sddmm":
+            results.append([functional.sddmm_dot(graph, x[:, 0], x[:, 1])[: exact.num_edges]])
+            continue
+        rows = {"gatv2": (x, x, x[0]), "gat": (x, x[..., 0], x[..., 1]), "dot": (x, x, x)}[name]
+        given = {"edge_attr": attr[: graph.num_edges], "edge_proj": proj, "dropout": dropout, "seed": 5}
+        for _ in range(6):  # the last time a graph keeps what it needs for it
+            out = functional.__dict__[f"{name}_attention"](graph, *rows, **given)
+            grads = torch.autograd.grad(out, [x, proj, attr], torch.cos(out.detach()))
+            if device == "cuda":
+                torch.cuda.synchronize()
+        results.append([out, *grads[:2], grads[2][: exact.num_edges]])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
     }
   }
 
-  const int64_t num_edges = edges.graph.num_edges, units = (num_edges + kUnit - 1) / kUnit;
+  const int64_t num_edges = edges_in_rows(edges.graph, edges.wide_index), units = (num_edges + kUnit - 1) / kUnit;
   const int64_t begin = units * blockIdx.x / gridDim.x * kUnit;
   const int64_t end = min(units * (blockIdx.x + 1) / gridDim.x * kUnit, num_edges);
   int64_t low = 0, high = 0;

@@ -17,7 +17,8 @@ unsigned blocks_of(const EdgeFeatures& edges) {
 template <class F>
 __device__ __forceinline__ void for_edges(const EdgeFeatures& edges, bool one_row, F&& f) {
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock;
-  const int64_t end = min(begin + kEdgesOfBlock, edges.graph.num_edges);
+  const int64_t end = min(begin + kEdgesOfBlock, edges_in_rows(edges.graph, edges.wide_index));
+  if (begin >= end) return;
   if (one_row) {
     for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) f(position, int64_t(0));
     return;
@@ -122,7 +123,7 @@ __global__ void edge_drops_kernel(const __grid_constant__ EdgeDrops<A> args) {
   const int heads = edges.heads, draws = (heads + 3) / 4;
   const int64_t position = thread_id() / draws;
   const int draw = static_cast<int>(thread_id() % draws);
-  if (position >= edges.graph.num_edges) return;
+  if (position >= edges_in_rows(edges.graph, edges.wide_index)) return;
   const int64_t id = id_of_edge(edges, position);
   const Philox4 drawn = philox(static_cast<uint64_t>(*args.seed), static_cast<uint64_t>(id), draw);
   A* out = args.out + (edges.by_position ? position : id) * heads + draw * 4;

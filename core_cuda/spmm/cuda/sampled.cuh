@@ -103,7 +103,8 @@ __global__ void __launch_bounds__(kThreads) sddmm_few_kernel(const __grid_consta
   constexpr int kPer = kNumbers<S, 4>;
   constexpr bool kWide = sizeof(I) == 8;
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock;
-  const int64_t end = min(begin + kEdgesOfBlock, args.graph.num_edges);
+  const int64_t end = min(begin + kEdgesOfBlock, edges_in_rows(args.graph, kWide));
+  if (begin >= end) return;
   const RowBounds rows(args.graph, kWide, begin, end);
   for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) {
     const I index = __ldcs(static_cast<const I*>(args.graph.indices) + position);
