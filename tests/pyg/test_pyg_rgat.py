@@ -66,8 +66,8 @@ def test_every_graph(kind, mechanism, dtype, mode):
 @pytest.mark.parametrize("weights", [{}, {"num_bases": 3}, {"num_blocks": 2}])
 @pytest.mark.parametrize(
     "heads,concat,mode",
-    [(1, True, {}), (2, True, {}), (2, False, {}), (3, True, {}), (1, False, MULTIPLICATIVE),
-     (2, True, MULTIPLICATIVE), (2, False, MULTIPLICATIVE), (3, True, {**MULTIPLICATIVE, "dim": 1})],
+    [(1, True, {}), (2, True, {}), (2, False, {}), (3, True, {}), (2, False, MULTIPLICATIVE),
+     (3, True, {**MULTIPLICATIVE, "dim": 1})],
 )  # fmt: skip
 def test_every_option(mechanism, mod, weights, heads, concat, mode):
     options = {"attention_mechanism": mechanism, "mod": mod, "concat": concat, **weights, **mode}
