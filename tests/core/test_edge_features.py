@@ -26,6 +26,12 @@ def case(score, graph, heads, channels, width, dtype, **options):
     return args, tensors, {**rest, **options}
 
 
+def begun_anywhere(t):
+    """A leaf whose memory begins one number behind a whole number of vectors."""
+    memory = torch.empty(t.numel() + 1, dtype=t.dtype, device=t.device)[1:].view(t.shape)
+    return memory.copy_(t.detach()).detach().requires_grad_()
+
+
 def together(score, tensors):
     """Gradients of gat's two logits as one vector: what a destination's gets cancels, all but where slopes differ."""
     return [tensors[0], tensors[1], torch.cat(tensors[2:4]), *tensors[4:]] if score == "gat" else tensors
@@ -55,6 +61,21 @@ def test_every_width(score, heads, channels, width, dtype, device):
     assert_close(together(score, others), together(score, [*found[:-2], found[-1]]), TOLERANCE[dtype])
     if device == "cuda":
         assert all(torch.equal(a, b) for a, b in zip(others, [*found[:-2], found[-1]], strict=True))
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("score", ["gatv2", "gat", "dot"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [4, 8])
+def test_inputs_that_begin_anywhere(score, dtype, width, device):
+    graph = graph_of("square")
+    args, tensors, rest = case(score, graph, 2, 8, width, dtype)
+    expected = exact(score, graph, args, tensors, rest)
+    leaves = [begun_anywhere(t.to(device)) for t in (*args, *tensors.values())]
+    out = function_of(score)(graph.to(device), *leaves[:-2], edge_attr=leaves[-2], edge_proj=leaves[-1], **rest)
+    grad = torch.randn(out.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(11)).to(out)
+    found = [t.detach().cpu() for t in (out, *torch.autograd.grad(out, leaves, grad))]
+    assert_close(together(score, found), together(score, expected), TOLERANCE[dtype])
 
 
 @EVERY_DEVICE

@@ -1,5 +1,7 @@
 // Products of edge features with rows of nodes. A thread takes an edge: it holds the features, and neighbouring
 // threads, whose edges mostly share a row, read that row together.
+#include <initializer_list>
+
 #include "../../common/dropout.h"
 #include "edge_terms.h"
 #include "edge_walk.cuh"
@@ -142,10 +144,11 @@ __global__ void ends_of_edges_kernel(const __grid_constant__ EdgeFeatures edges,
   });
 }
 
-// f(Dim<n>): n features that are read in whole vectors, or Dim<0>.
+// f(Dim<n>): n features that are read in whole vectors, as these arrays can be; or Dim<0>.
 template <class F>
-void with_dim_of(const EdgeFeatures& edges, const void* attr, F&& f) {
-  const bool whole = reinterpret_cast<uintptr_t>(attr) % 16 == 0;
+void with_dim_of(const EdgeFeatures& edges, std::initializer_list<const void*> arrays, F&& f) {
+  bool whole = true;
+  for (const void* array : arrays) whole = whole && reinterpret_cast<uintptr_t>(array) % 16 == 0;
   switch (whole ? edges.dim : 0) {
     case 4: return f(Dim<4>{});
     case 8: return f(Dim<8>{});
@@ -162,7 +165,7 @@ cudaError_t edge_dots(const EdgeDots<A>& args, cudaStream_t stream) {
   if (args.edges.graph.num_edges * args.edges.heads == 0) return cudaSuccess;
   return with_features<A>(args.edges.storage, [&](auto zero) {
     using S = decltype(zero);
-    with_dim_of(args.edges, args.edges.attr, [&](auto dim) {
+    with_dim_of(args.edges, {args.edges.attr, args.rows[0], args.rows[1]}, [&](auto dim) {
       edge_dots_kernel<S, decltype(dim)::value><<<blocks_of(args.edges), kThreads, 0, stream>>>(args);
     });
   });
@@ -173,7 +176,7 @@ cudaError_t edge_sums(const EdgeSums<A>& args, cudaStream_t stream) {
   if (args.edges.graph.num_edges * args.edges.dim == 0) return cudaSuccess;
   return with_features<A>(args.edges.storage, [&](auto zero) {
     using S = decltype(zero);
-    with_dim_of(args.edges, args.out, [&](auto dim) {
+    with_dim_of(args.edges, {args.out, args.rows[0], args.rows[1]}, [&](auto dim) {
       edge_sums_kernel<S, decltype(dim)::value><<<blocks_of(args.edges), kThreads, 0, stream>>>(args);
     });
   });
