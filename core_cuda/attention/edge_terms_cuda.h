@@ -126,10 +126,10 @@ void features_gradient(const Call<A>& call, const AttentionCall& in, bool by_pos
 // Runs edge_products and adds up its blocks' sums: [columns, De].
 template <class A>
 Tensor sums_of_edges(const Call<A>& call, const AttentionCall& in, EdgeProducts<A>& args) {
-  const int64_t columns = in.heads() * args.channels, tiles = (in.num_edges() + 63) / 64;
+  const int64_t columns = in.heads() * args.channels, units = (in.num_edges() + kEdgesOfUnit - 1) / kEdgesOfUnit;
   const Tensor sums = call.empty({columns, in.edge_dim()});
-  if (tiles == 0 || sums.numel() == 0) return sums.zero_();
-  args.blocks = static_cast<int>(std::min<int64_t>(tiles, 4 * device_of(in.device()).multiprocessors));
+  if (units == 0 || sums.numel() == 0) return sums.zero_();
+  args.blocks = static_cast<int>(std::min<int64_t>(units, 4 * device_of(in.device()).multiprocessors));
   const Tensor partial = call.empty({args.blocks, columns, in.edge_dim()});
   args.partial = partial.template data_ptr<A>();
   C10_CUDA_CHECK(edge_products(args, call.stream()));

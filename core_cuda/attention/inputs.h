@@ -78,6 +78,15 @@ inline void check_compressed(const char* op, const char* name, at::TensorList gr
   if (graph.size() == 3) check_shape(op, "edge_ids", graph[2], graph[1].sizes());
 }
 
+// A number for each of the edges, in the order of one direction, which stands behind that direction's edge ids.
+inline void check_behind_ids(const char* op, const char* name, const at::Tensor& t, int64_t edges, at::ScalarType dtype,
+                             const at::Device& device) {
+  check_shape(op, name, t, {edges});
+  check_dtype(op, name, t, dtype);
+  check_device(op, name, t, device);
+  TORCH_CHECK_VALUE(t.is_contiguous(), op, ": ", name, " must be contiguous");
+}
+
 inline void check_dropout(const char* op, double rate, const OptTensor& seed, const at::Device& device) {
   TORCH_CHECK_VALUE(rate >= 0 && rate <= 1, op, ": dropout must lie in [0, 1], got ", rate);
   if (rate == 0) return;
@@ -110,10 +119,8 @@ inline void check_call(const char* op, const AttentionCall& in) {
   if (!in.graph.csc.empty()) {
     const bool places = in.graph.csc.size() == 4;
     check_compressed(op, "csc", places ? in.graph.csc.slice(0, 3) : in.graph.csc, in.num_src(), in.num_edges(), device);
-    if (places) {
-      check("places of csc", in.graph.csc[3], in.graph.csc[1].sizes(), in.graph.csc[1].scalar_type());
-      TORCH_CHECK_VALUE(in.graph.csc[3].is_contiguous(), op, ": places of csc must be contiguous");
-    }
+    const auto index = in.graph.csc[1].scalar_type();
+    if (places) check_behind_ids(op, "places of csc", in.graph.csc[3], in.num_edges(), index, device);
   }
   const bool cosine = in.score == Score::cosine;
   TORCH_CHECK_VALUE(in.att.has_value() == (in.score == Score::gatv2 || cosine), op,

@@ -8,9 +8,8 @@
 //
 // Fold is what happens to the rows:
 //   Piece                        what is known of a part of a row, one per lane
-//   begin_walk(position, end)    optional: before all others, of a walk with edges; position: of this lane's edge of
-//   the
-//                                first window; end: of the walk
+//   begin_walk(position, end)    optional: before all others, of a walk with edges. position: of this lane's edge of
+//                                the first window; end: of the walk
 //   own(index, position)         this lane's edge of the window at hand
 //   load(u, index, position)     asks for the row of edge u of a batch
 //   choose(b)                    the batch is number b and following of the window; whole warp

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "storage.h"
+#include "threads.cuh"
 
 namespace edgeless::cuda {
 
@@ -48,5 +49,28 @@ struct RowBounds {
     low = bounds[0], high = bounds[1];
   }
 };
+
+// A block of kThreads takes so many edges: the search for its first and last row is then little of its work.
+constexpr int kEdgesOfBlock = 2048;
+
+inline unsigned blocks_for_edges(const CompressedGraph& graph) {
+  return static_cast<unsigned>((graph.num_edges + kEdgesOfBlock - 1) / kEdgesOfBlock);
+}
+
+// f(position, row) for the thread's edges; one_row: nobody asks for the row, it is 0.
+template <class F>
+__device__ __forceinline__ void for_each_edge(const CompressedGraph& graph, bool wide, bool one_row, F&& f) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock;
+  const int64_t end = min(begin + kEdgesOfBlock, edges_in_rows(graph, wide));
+  if (begin >= end) return;
+  if (one_row) {
+    for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) f(position, int64_t(0));
+    return;
+  }
+  const RowBounds rows(graph, wide, begin, end);
+  for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) {
+    f(position, row_of_edge(graph, wide, position, rows.low, rows.high));
+  }
+}
 
 }  // namespace edgeless::cuda

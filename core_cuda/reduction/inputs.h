@@ -33,11 +33,7 @@ struct GatheredOver {
     const int64_t edges = csr[1].size(0);
     const auto device = csr[1].device();
     check_compressed(op, "csc", graph, rows, edges, device);
-    if (!positions) return;
-    check_shape(op, "positions of csc", *positions, {edges});
-    check_dtype(op, "positions of csc", *positions, at::kInt);
-    check_device(op, "positions of csc", *positions, device);
-    TORCH_CHECK_VALUE(positions->is_contiguous(), op, ": positions of csc must be contiguous");
+    if (positions) check_behind_ids(op, "positions of csc", *positions, edges, at::kInt, device);
   }
 };
 

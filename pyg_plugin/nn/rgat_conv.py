@@ -123,7 +123,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         keys, own, terms = self._logits(graph, *ends, edge_attr)
         if self.dim > 1:  # all of a head weigh the same values
             values = values.unsqueeze(2).expand(-1, -1, self.dim, -1).flatten(1, 2)
-        within, all_heads = self.attention_mechanism == "within-relation", heads * self.dim
+        within, all_heads = self._within, heads * self.dim
         returned, dropout = isinstance(return_attention_weights, bool), self._attention_dropout
         if dropout and type(edge_index) is DistGraph:  # by the ids of edges in the whole graph
             terms["edge_scale"] = edge_index.local.dropout_scale(dropout, all_heads, opmath_dtype(dtype))
@@ -133,7 +133,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             values,
             keys,
             own,
-            negative_slope=1.0 if self.attention_mode == _MULTIPLICATIVE else self.negative_slope,
+            negative_slope=1.0 if self._multiplies else self.negative_slope,
             dropout=dropout,
             return_weights="softmax" if returned else None,
             out_dtype=dtype,
@@ -150,30 +150,27 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         """What a logit is made of: numbers of the sources' pairs and of the rows that the attention is over, and of the
         edges."""
         proj = None if edge_attr is None else (self.e.t() @ self.lin_edge.weight).to(edge_attr.dtype)
-        multiplies = self.attention_mode == _MULTIPLICATIVE
-        within = self.attention_mechanism == "within-relation"
-        if within and not multiplies:
+        if self._within and not self._multiplies:
             return keys, queries, {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
         # The query of an edge is that of its destination and relation; of 16-bit rows in float32, as the kernels' own
         # logits are.
         term = to_edges(graph.reversed, queries)
-        if multiplies:
+        if self._multiplies:
             term = term * to_edges(graph, keys)
             term = term if edge_attr is None else term * (edge_attr @ proj.t())
             keys = keys.new_zeros(1, 1).expand_as(keys)
         elif edge_attr is not None:
             term = term + edge_attr @ proj.t()
-        over = graph.split if within else graph.compact.edges
+        over = graph.split if self._within else graph.compact.edges
         identity, own = _constants(over, keys.size(1), keys.dtype)
         return keys, own, {"edge_attr": term, "edge_proj": identity}
 
     def _as_one_op(self, graph, x, weights, edge_attr, return_attention_weights, dtype) -> Optional[Tensor]:
         """The layer of one head, across relations, where nothing is asked for or given by edge; None where it is not
         one op."""
-        if self.heads != 1 or self.attention_mechanism != "across-relation" or self.mod in ("additive", "f-additive"):
+        if self.heads != 1 or self._within or self._multiplies or self.mod in ("additive", "f-additive"):
             return None
-        by_edge = edge_attr is not None or isinstance(return_attention_weights, bool)
-        if by_edge or self.attention_mode == _MULTIPLICATIVE:
+        if edge_attr is not None or isinstance(return_attention_weights, bool):
             return None
         bias = self.bias if self.mod is None else None  # heads joined and their mean are the same here
         if dtype is not x.dtype or not fits(graph, x, weights, (self.q, self.k, bias)):
@@ -184,6 +181,14 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         if self.mod is None:
             return out
         return self._finish(self._modified(out.unsqueeze(1), graph.graph), None)
+
+    @property
+    def _within(self) -> bool:
+        return self.attention_mechanism == "within-relation"
+
+    @property
+    def _multiplies(self) -> bool:
+        return self.attention_mode == _MULTIPLICATIVE
 
     @property
     def _attention_dropout(self) -> float:

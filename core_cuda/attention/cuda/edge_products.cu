@@ -13,10 +13,9 @@ namespace {
 
 constexpr int kAhead = 4;  // edges of a thread whose rows are asked for at once
 
-// Blocks' ranges are whole numbers of these, and no more threads have a column of a block. So a thread adds up the same
-// edges in the same order, however long a tile is: sums do not depend on whether the features' gradient is made as
-// well.
-constexpr int kUnit = 64;
+// Blocks have whole units, and a column has at most as many threads of a block. So a thread adds up the same edges in
+// the same order, however long a tile is: sums do not depend on whether the features' gradient is made as well.
+constexpr int kUnit = kEdgesOfUnit;
 // Edges of a tile: many, for the block waits at each for what it loads; as shared memory holds.
 template <class A, int kDim, bool kAttrGrad>
 constexpr int kEdgesOfTile = kAttrGrad || kDim * sizeof(A) > 128 ? kUnit : 4 * kUnit;
@@ -243,7 +242,7 @@ bool makes_attr_grad(const EdgeFeatures& edges, int channels) {
 template <class A>
 cudaError_t edge_products(const EdgeProducts<A>& args, cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
-  const cudaError_t last = with_features<A>(args.edges.storage, [&](auto zero) {
+  const cudaError_t last = with_storage<A>(args.edges.storage, [&](auto zero) {
     using S = decltype(zero);
     error = args.edges.dim <= 8    ? launch_mode<S, 8>(args, stream)
             : args.edges.dim <= 16 ? launch_mode<S, 16>(args, stream)
@@ -257,7 +256,7 @@ cudaError_t hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t
                              const void* src_end, A* term, cudaStream_t stream) {
   const int64_t threads = count * args.edges.heads * args.channels;
   if (threads == 0) return cudaSuccess;
-  return with_features<A>(args.edges.storage, [&](auto zero) {
+  return with_storage<A>(args.edges.storage, [&](auto zero) {
     hidden_gradients_kernel<decltype(zero)>
         <<<blocks_for(threads), kThreads, 0, stream>>>(args, first, count, dst_end, src_end, term);
   });

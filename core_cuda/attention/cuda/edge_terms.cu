@@ -9,28 +9,6 @@
 namespace edgeless::cuda {
 namespace {
 
-constexpr int kEdgesOfBlock = 2048;
-
-unsigned blocks_of(const EdgeFeatures& edges) {
-  return static_cast<unsigned>((edges.graph.num_edges + kEdgesOfBlock - 1) / kEdgesOfBlock);
-}
-
-// f(position, row) for the thread's edges.
-template <class F>
-__device__ __forceinline__ void for_edges(const EdgeFeatures& edges, bool one_row, F&& f) {
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock;
-  const int64_t end = min(begin + kEdgesOfBlock, edges_in_rows(edges.graph, edges.wide_index));
-  if (begin >= end) return;
-  if (one_row) {
-    for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) f(position, int64_t(0));
-    return;
-  }
-  const RowBounds rows(edges.graph, edges.wide_index, begin, end);
-  for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) {
-    f(position, row_of_edge(edges, position, rows.low, rows.high));
-  }
-}
-
 // kDim: the number of features, if they are whole vectors; 0: any.
 template <class S, int kDim>
 __global__ void __launch_bounds__(kThreads) edge_dots_kernel(const __grid_constant__ EdgeDots<Arithmetic<S>> args) {
@@ -38,7 +16,7 @@ __global__ void __launch_bounds__(kThreads) edge_dots_kernel(const __grid_consta
   constexpr int kHeads = 4;  // at once
   const EdgeFeatures& edges = args.edges;
   const int heads = edges.heads, dim = kDim ? kDim : edges.dim;
-  for_edges(edges, args.one_row, [&](int64_t position, int64_t row) {
+  for_each_edge(edges.graph, edges.wide_index, args.one_row, [&](int64_t position, int64_t row) {
     const int64_t id = id_of_edge(edges, position), at = (edges.by_position ? position : id) * heads;
     const S* attr = static_cast<const S*>(edges.attr) + id * dim;
     A e[kDim ? kDim : 1];
@@ -84,7 +62,7 @@ __global__ void __launch_bounds__(kThreads) edge_sums_kernel(const __grid_consta
   constexpr int kSome = kDim ? kDim : 4;  // features at once
   const EdgeFeatures& edges = args.edges;
   const int heads = edges.heads, dim = kDim ? kDim : edges.dim;
-  for_edges(edges, args.one_row, [&](int64_t position, int64_t row) {
+  for_each_edge(edges.graph, edges.wide_index, args.one_row, [&](int64_t position, int64_t row) {
     const int64_t id = id_of_edge(edges, position), at = (edges.by_position ? position : id) * heads;
     S* out = static_cast<S*>(args.out) + id * dim;
     for (int first = 0; first < dim; first += kSome) {
@@ -137,7 +115,7 @@ __global__ void edge_drops_kernel(const __grid_constant__ EdgeDrops<A> args) {
 
 template <class I>
 __global__ void ends_of_edges_kernel(const __grid_constant__ EdgeFeatures edges, I* dst, I* src) {
-  for_edges(edges, false, [&](int64_t position, int64_t row) {
+  for_each_edge(edges.graph, edges.wide_index, false, [&](int64_t position, int64_t row) {
     const int64_t id = id_of_edge(edges, position);
     dst[id] = static_cast<I>(row);
     src[id] = static_cast<const I*>(edges.graph.indices)[position];
@@ -163,10 +141,10 @@ void with_dim_of(const EdgeFeatures& edges, std::initializer_list<const void*> a
 template <class A>
 cudaError_t edge_dots(const EdgeDots<A>& args, cudaStream_t stream) {
   if (args.edges.graph.num_edges * args.edges.heads == 0) return cudaSuccess;
-  return with_features<A>(args.edges.storage, [&](auto zero) {
+  return with_storage<A>(args.edges.storage, [&](auto zero) {
     using S = decltype(zero);
     with_dim_of(args.edges, {args.edges.attr, args.rows[0], args.rows[1]}, [&](auto dim) {
-      edge_dots_kernel<S, decltype(dim)::value><<<blocks_of(args.edges), kThreads, 0, stream>>>(args);
+      edge_dots_kernel<S, decltype(dim)::value><<<blocks_for_edges(args.edges.graph), kThreads, 0, stream>>>(args);
     });
   });
 }
@@ -174,10 +152,10 @@ cudaError_t edge_dots(const EdgeDots<A>& args, cudaStream_t stream) {
 template <class A>
 cudaError_t edge_sums(const EdgeSums<A>& args, cudaStream_t stream) {
   if (args.edges.graph.num_edges * args.edges.dim == 0) return cudaSuccess;
-  return with_features<A>(args.edges.storage, [&](auto zero) {
+  return with_storage<A>(args.edges.storage, [&](auto zero) {
     using S = decltype(zero);
     with_dim_of(args.edges, {args.out, args.rows[0], args.rows[1]}, [&](auto dim) {
-      edge_sums_kernel<S, decltype(dim)::value><<<blocks_of(args.edges), kThreads, 0, stream>>>(args);
+      edge_sums_kernel<S, decltype(dim)::value><<<blocks_for_edges(args.edges.graph), kThreads, 0, stream>>>(args);
     });
   });
 }
@@ -195,7 +173,7 @@ cudaError_t ends_of_edges(const EdgeFeatures& edges, void* dst, void* src, cudaS
   const auto run = [&](auto zero) {
     using I = decltype(zero);
     ends_of_edges_kernel<I>
-        <<<blocks_of(edges), kThreads, 0, stream>>>(edges, static_cast<I*>(dst), static_cast<I*>(src));
+        <<<blocks_for_edges(edges.graph), kThreads, 0, stream>>>(edges, static_cast<I*>(dst), static_cast<I*>(src));
   };
   edges.wide_index ? run(int64_t{}) : run(int32_t{});
   return cudaGetLastError();

@@ -59,6 +59,8 @@ cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream);
 // number of one, and g = ds[e, h] LeakyReLU'(dst + src + <proj[c], attr[e]>), of as many features as kMostHidden; then
 // the features' gradient, sum over c of g[e, c] weighted[c, k], may be made as well where makes_attr_grad() says so.
 constexpr int kMostHidden = 32;
+// A block has a whole number of so many edges.
+constexpr int kEdgesOfUnit = 64;
 template <class A>
 struct EdgeProducts {
   EdgeFeatures edges;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../common/row_of_edge.cuh"
-#include "../../common/threads.cuh"
+#include "../../common/with_storage.cuh"
 #include "../../common/words.cuh"
 #include "edge_terms.h"
 
@@ -40,20 +40,6 @@ struct Numbers {
     }
   }
 };
-
-template <class A, class F>
-cudaError_t with_features(Storage storage, F&& f) {
-  if constexpr (std::is_same_v<A, double>) {
-    f(double{});
-  } else {
-    switch (storage) {
-      case Storage::f16: f(__half{}); break;
-      case Storage::bf16: f(__nv_bfloat16{}); break;
-      default: f(float{}); break;
-    }
-  }
-  return cudaGetLastError();
-}
 
 template <int kDim>
 struct Dim {

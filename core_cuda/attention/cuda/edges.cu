@@ -1,6 +1,7 @@
 // Small kernels around the passes. Every number is written by one thread that adds in a fixed order.
 #include "../../common/threads.cuh"
 #include "../../common/vec.cuh"
+#include "../../common/with_storage.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda {
@@ -117,21 +118,7 @@ __global__ void row_dot_kernel(CompressedGraph graph, const A* a, const A* b, in
   if (threadIdx.x == 0) out[row * heads + head] = sums[0];
 }
 
-template <class A, class F>
-cudaError_t with_storage(Storage storage, F&& f) {
-  if constexpr (std::is_same_v<A, double>) {
-    f(double{});
-  } else {
-    switch (storage) {
-      case Storage::f16: f(__half{}); break;
-      case Storage::bf16: f(__nv_bfloat16{}); break;
-      default: f(float{}); break;
-    }
-  }
-  return cudaGetLastError();
-}
-
-// The same, of rows that are read in vectors.
+// As with_storage, of rows that are read in vectors.
 template <class A, class F>
 cudaError_t with_vectors(Storage storage, F&& f) {
   if constexpr (std::is_same_v<A, float>) {

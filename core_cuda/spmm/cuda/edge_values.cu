@@ -1,12 +1,11 @@
 // One thread an edge. Its row is looked up in indptr, where a scale of rows asks for it: values are mostly kept.
 #include "../../common/row_of_edge.cuh"
+#include "../../common/threads.cuh"
 #include "../../common/vec.cuh"
 #include "edge_values.h"
 
 namespace edgeless::cuda::spmm {
 namespace {
-
-constexpr int kThreads = 256;
 
 template <class A, class I>
 __device__ A scale_of(const EdgeValues<A>& args, int64_t position) {
@@ -18,13 +17,9 @@ __device__ A scale_of(const EdgeValues<A>& args, int64_t position) {
   return scale;
 }
 
-__device__ __forceinline__ int64_t position_of_thread() {
-  return static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-}
-
 template <class S, class A, class I>
 __global__ void fill_kernel(const __grid_constant__ EdgeValues<A> args, S* values) {
-  const int64_t position = position_of_thread();
+  const int64_t position = thread_id();
   if (position >= args.graph.num_edges) return;
   A value = scale_of<A, I>(args, position);
   if (args.weight) value *= __ldg(args.weight + id_of_edge(args.graph, sizeof(I) == 8, position) * args.weight_edge);
@@ -33,21 +28,19 @@ __global__ void fill_kernel(const __grid_constant__ EdgeValues<A> args, S* value
 
 template <class A, class I>
 __global__ void place_kernel(const __grid_constant__ EdgeValues<A> args, const A* by_position, A* products) {
-  const int64_t position = position_of_thread();
+  const int64_t position = thread_id();
   if (position >= args.graph.num_edges) return;
   products[id_of_edge(args.graph, sizeof(I) == 8, position)] = by_position[position] * scale_of<A, I>(args, position);
-}
-
-unsigned blocks_of(const CompressedGraph& graph) {
-  return static_cast<unsigned>((graph.num_edges + kThreads - 1) / kThreads);
 }
 
 template <class S, class A>
 cudaError_t fill(const EdgeValues<A>& args, bool wide_index, void* values, cudaStream_t stream) {
   if (wide_index) {
-    fill_kernel<S, A, int64_t><<<blocks_of(args.graph), kThreads, 0, stream>>>(args, static_cast<S*>(values));
+    fill_kernel<S, A, int64_t>
+        <<<blocks_for(args.graph.num_edges), kThreads, 0, stream>>>(args, static_cast<S*>(values));
   } else {
-    fill_kernel<S, A, int32_t><<<blocks_of(args.graph), kThreads, 0, stream>>>(args, static_cast<S*>(values));
+    fill_kernel<S, A, int32_t>
+        <<<blocks_for(args.graph.num_edges), kThreads, 0, stream>>>(args, static_cast<S*>(values));
   }
   return cudaGetLastError();
 }
@@ -75,9 +68,9 @@ template <class A>
 cudaError_t place_products(const EdgeValues<A>& args, bool wide_index, const A* by_position, A* products,
                            cudaStream_t stream) {
   if (wide_index) {
-    place_kernel<A, int64_t><<<blocks_of(args.graph), kThreads, 0, stream>>>(args, by_position, products);
+    place_kernel<A, int64_t><<<blocks_for(args.graph.num_edges), kThreads, 0, stream>>>(args, by_position, products);
   } else {
-    place_kernel<A, int32_t><<<blocks_of(args.graph), kThreads, 0, stream>>>(args, by_position, products);
+    place_kernel<A, int32_t><<<blocks_for(args.graph.num_edges), kThreads, 0, stream>>>(args, by_position, products);
   }
   return cudaGetLastError();
 }

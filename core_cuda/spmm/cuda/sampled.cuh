@@ -8,7 +8,6 @@
 
 #include "../../common/fold.cuh"
 #include "../../common/row_of_edge.cuh"
-#include "../../common/threads.cuh"
 #include "../../common/warp.cuh"
 #include "kernels.h"
 
@@ -95,21 +94,14 @@ __global__ void __launch_bounds__(kFoldThreads) sddmm_kernel(const __grid_consta
   }
 }
 
-constexpr int kEdgesOfBlock = 2048;
-
 template <class S, class I>
 __global__ void __launch_bounds__(kThreads) sddmm_few_kernel(const __grid_constant__ SddmmArgs<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
   constexpr int kPer = kNumbers<S, 4>;
   constexpr bool kWide = sizeof(I) == 8;
-  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock;
-  const int64_t end = min(begin + kEdgesOfBlock, edges_in_rows(args.graph, kWide));
-  if (begin >= end) return;
-  const RowBounds rows(args.graph, kWide, begin, end);
-  for (int64_t position = begin + threadIdx.x; position < end; position += kThreads) {
-    const I index = __ldcs(static_cast<const I*>(args.graph.indices) + position);
+  for_each_edge(args.graph, kWide, false, [&](int64_t position, int64_t found) {
+    const I index = __ldcs(static_cast<const I*>(args.graph.indices) + position), row = static_cast<I>(found);
     const int64_t id = id_of_edge(args.graph, kWide, position);
-    const I row = static_cast<I>(row_of_edge(args.graph, kWide, position, rows.low, rows.high));
     const A row_scale = args.row_scale ? args.row_scale[row] : A(1);
     const A scale = args.column_scale ? row_scale * args.column_scale[index] : row_scale;
     for (int head = 0; head < args.heads; ++head) {
@@ -124,15 +116,14 @@ __global__ void __launch_bounds__(kThreads) sddmm_few_kernel(const __grid_consta
       for (int k = 0; k < kPer; ++k) dot = fma(own[k], x[k], dot);
       args.products[id * args.heads + head] = dot * scale;
     }
-  }
+  });
 }
 
 template <class S, class I>
 cudaError_t launch_sddmm(const SddmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(args.part.num_ranges), static_cast<unsigned>(args.heads));
   if (args.vectors == 1 && args.first_vector == 0) {
-    const unsigned blocks = static_cast<unsigned>((args.graph.num_edges + kEdgesOfBlock - 1) / kEdgesOfBlock);
-    sddmm_few_kernel<S, I><<<blocks, kThreads, 0, stream>>>(args);
+    sddmm_few_kernel<S, I><<<blocks_for_edges(args.graph), kThreads, 0, stream>>>(args);
   } else if (args.vectors <= 32) {
     sddmm_kernel<S, I, 1><<<grid, kFoldThreads, 0, stream>>>(args);
   } else {
