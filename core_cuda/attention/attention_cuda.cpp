@@ -142,6 +142,7 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   if (edge_grads) {
     ds = call.empty({edges, heads});
     args.ds_out = call.keep(ds);
+    args.ds_in_order = in.score == Score::gatv2 && makes_all_by_products<A>(in, needs);
     if (dot_edges && grad_out && (needs[kEdgeAttr] || needs[kEdgeProj])) {
       weights_out = call.empty({edges, heads});
       args.weights_out = call.keep(weights_out), args.weights_scaled = true;

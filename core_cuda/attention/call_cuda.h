@@ -78,7 +78,7 @@ class Call {
       args.edge_attr.base = static_cast<const char*>(attr.data_ptr());
       args.edge_attr.row = static_cast<uint32_t>(attr.stride(0) * attr.element_size());
       args.edge_dim = static_cast<int>(in.edge_dim());
-      args.proj = keep(padded(in.edge_proj->transpose(1, 2), args.key_vectors * vector_));
+      set_proj(*in.edge_proj);
     }
   }
 
@@ -106,6 +106,23 @@ class Call {
     args.att_stored = att.scalar_type() != in_.opmath() && problem.score != Score::cosine && whole;
     const Tensor numbers = args.att_stored ? att : att.to(in_.opmath());
     args.att = keep_tensor(padded(numbers.unsqueeze(1), att_width())).const_data_ptr();
+  }
+
+  void set_proj(const Tensor& proj) {
+    const bool sixteen_bits = is_half(problem.storage) || is_of_four(problem.storage);
+    if (terms_on_cores(sixteen_bits, problem.wide_index, vectors_with_options(args.key_vectors))) {
+      args.proj_head = static_cast<int>(in_.dim());
+      args.proj = keep(proj.contiguous());
+      const auto begins = [](const void* base, int64_t bytes) {
+        return reinterpret_cast<uintptr_t>(base) % bytes == 0;
+      };
+      const int64_t size = in_.edge_attr->element_size();
+      args.edge_in_pairs = args.edge_dim % 2 == 0 && begins(args.proj, 2 * sizeof(A)) &&
+                           begins(args.edge_attr.base, 2 * size) && args.edge_attr.row % (2 * size) == 0;
+    } else {
+      args.proj_head = static_cast<int>(args.key_vectors * vector_);
+      args.proj = keep(padded(proj.transpose(1, 2), args.proj_head));
+    }
   }
 
   void set_value(const OptTensor& value) {

@@ -129,7 +129,7 @@ Tensor sums_of_edges(const Call<A>& call, const AttentionCall& in, EdgeProducts<
   const int64_t columns = in.heads() * args.channels, units = (in.num_edges() + kEdgesOfUnit - 1) / kEdgesOfUnit;
   const Tensor sums = call.empty({columns, in.edge_dim()});
   if (units == 0 || sums.numel() == 0) return sums.zero_();
-  args.blocks = static_cast<int>(std::min<int64_t>(units, 4 * device_of(in.device()).multiprocessors));
+  args.blocks = static_cast<int>(std::min<int64_t>(units, kBlocksOfProducts * device_of(in.device()).multiprocessors));
   const Tensor partial = call.empty({args.blocks, columns, in.edge_dim()});
   args.partial = partial.template data_ptr<A>();
   C10_CUDA_CHECK(edge_products(args, call.stream()));
@@ -207,9 +207,18 @@ void gat_edge_gradients(const Call<A>& call, const AttentionCall& in, bool by_po
   grads[kEdgeProj].copy_(sums_of_edges(call, in, args).unsqueeze(1));
 }
 
+// Whether edge_products makes all gradients of gatv2's edge term that are asked for: it reads ds in the order of the
+// graph.
+template <class A>
+bool makes_all_by_products(const AttentionCall& in, const AttentionChoice& needs) {
+  const int heads = static_cast<int>(in.heads()), channels = static_cast<int>(in.dim());
+  return in.edge_dim() <= kMostHidden && (!needs[kEdgeAttr] || makes_attr_grad<A>(heads, channels));
+}
+
 // The gradients of gatv2's edge term. With G = ds LeakyReLU'(hidden), a number for an edge and each of the H D columns:
 // d attr = G (att W), d W = att sum of G e^T, and att gets the edge term's share, sum of W G^T e (scores.cuh). Of many
-// features, and for d attr of many columns, G is written, for a chunk of edges at a time.
+// features, and for d attr of many columns, G is written, for a chunk of edges at a time. ds: by id, or in the order of
+// the graph where makes_all_by_products().
 template <class A>
 void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Tensor& ds, const AttentionChoice& needs,
                           std::vector<Tensor>& grads, Tensor& att_share) {
@@ -219,13 +228,13 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   const Tensor attr = in.edge_attr->contiguous();
   const bool of_attr = needs[kEdgeAttr], of_sums = needs[kEdgeProj] || needs[kAtt];
   EdgeProducts<A> args;
-  args.edges = edge_features(in, attr, false);
+  args.edges = edge_features(in, attr, makes_all_by_products<A>(in, needs));
   args.ds = ds.data_ptr<A>(), args.dst = call.args.dst, args.src = call.args.src;
   args.channels = static_cast<int>(in.dim()), args.slope = A(in.coefficient);
   args.proj = proj.data_ptr<A>();
   // By sizes alone: sums do not depend on which gradients are asked for.
   const bool few = in.edge_dim() <= kMostHidden;
-  const bool of_attr_too = of_attr && few && makes_attr_grad<A>(args.edges, args.channels);
+  const bool of_attr_too = of_attr && few && makes_attr_grad<A>(args.edges.heads, args.channels);
   Tensor sums;
   if (few && (of_sums || of_attr_too)) {
     if (of_attr_too) {

@@ -62,7 +62,11 @@ struct Args {
   const A* value_term = nullptr;  // [E, H] added to <grad_out, value>
   const A* given = nullptr;       // [E, H] forward of gat only: weights as they are, no softmax
   Rows edge_attr;                 // gatv2: [E, edge_dim], storage; head unused
-  const A* proj = nullptr;        // gatv2: [heads, edge_dim, key_vectors * vector]
+  // gatv2: [heads, edge_dim, proj_head], filled up with zeros to whole vectors; where the terms are made on the tensor
+  // cores (terms_on_cores) [heads, proj_head, edge_dim]
+  const A* proj = nullptr;
+  int proj_head = 0;
+  bool edge_in_pairs = false;  // there: pairs of its numbers and of features begin on whole pairs
   int edge_dim = 0;
 
   // forward
@@ -85,6 +89,7 @@ struct Args {
   OutRows grad_dst, grad_src, grad_value;
   A* grad_att = nullptr;     // [ranges, heads, key_vectors * vector] partial sums; of the cosine [ranges, heads]
   A* ds_out = nullptr;       // [E, H] gradient of the logit (gat: of what is inside the LeakyReLU)
+  bool ds_in_order = false;  // gatv2 with edge features: not by id, but in the order of the graph
   A* weights_out = nullptr;  // [E, H] weights with dropout; times scale where weights_scaled
   bool weights_scaled = false;
   A* grad_scale = nullptr;  // [E, H]

@@ -7,6 +7,7 @@
 // the pass that returns attention. See walk.cuh for who owns what.
 #pragma once
 
+#include "edge_term.cuh"
 #include "exact.cuh"
 #include "inverse_norms.cuh"
 #include "lane.cuh"
@@ -288,6 +289,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     ahead.advance(walk);
     if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (__any_sync(kFullWarp, fresh)) take_rows();
+    if constexpr (kMode == kEdgeTerm) EdgeTerms<S, I, Team, kVecs>::make(args, options.ids);
 
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -298,7 +300,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       A logit[kRows], product[kRows];
       A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
       if constexpr (kMode == kEdgeTerm) {
-        add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], n, key_raw[turn], termed);
+        EdgeTerms<S, I, Team, kVecs>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
       }
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
@@ -349,7 +351,11 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         dp *= edge.scale;
         if (args.grad_weights && valid) dp += args.grad_weights[edge.at];
         ds = valid ? p * (edge.keep * dp - delta) : A(0);
-        if (args.ds_out && valid) args.ds_out[edge.at] = ds * derivative;
+        if (args.ds_out && valid) {
+          const int64_t position = walk.edge - window.count + turn * kEdges + window.slot;
+          const bool in_order = kMode == kEdgeTerm && args.ds_in_order;
+          args.ds_out[in_order ? position * args.heads + place.head : edge.at] = ds * derivative;
+        }
       } else {
         if constexpr (Fn::kScalar) {
           derivative = GatScore::derivative(s, args.coefficient);

@@ -220,6 +220,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     }
     if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (fresh) take_row();
+    if constexpr (kMode == kEdgeTerm) EdgeTerms<S, I, Team, kVecs>::make(args, options.ids);
 
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -230,7 +231,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
       A s, dp;
       A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
       if constexpr (kMode == kEdgeTerm) {
-        add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], n, key_raw[turn], termed);
+        EdgeTerms<S, I, Team, kVecs>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
       }
       {
         A logit[kRows], product[kRows];

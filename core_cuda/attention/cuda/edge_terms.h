@@ -59,8 +59,8 @@ cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream);
 // number of one, and g = ds[e, h] LeakyReLU'(dst + src + <proj[c], attr[e]>), of as many features as kMostHidden; then
 // the features' gradient, sum over c of g[e, c] weighted[c, k], may be made as well where makes_attr_grad() says so.
 constexpr int kMostHidden = 32;
-// A block has a whole number of so many edges.
-constexpr int kEdgesOfUnit = 64;
+// A block has a whole number of so many edges. Blocks are so many for a multiprocessor.
+constexpr int kEdgesOfUnit = 64, kBlocksOfProducts = 4;
 template <class A>
 struct EdgeProducts {
   EdgeFeatures edges;
@@ -76,7 +76,7 @@ struct EdgeProducts {
 };
 // Whether a block's shared memory holds all columns of a tile.
 template <class A>
-bool makes_attr_grad(const EdgeFeatures& edges, int channels);
+bool makes_attr_grad(int heads, int channels);
 template <class A>
 cudaError_t edge_products(const EdgeProducts<A>& args, cudaStream_t stream);
 

@@ -82,7 +82,7 @@ struct ExactWalk : TeamOfHead {
     if (args.proj) {
       const float* attr =
           reinterpret_cast<const float*>(args.edge_attr.base + edge.at / args.heads * args.edge_attr.row);
-      const int columns = 4 * args.key_vectors;
+      const int columns = args.proj_head;
       const float* proj = args.proj + static_cast<int64_t>(head) * args.edge_dim * columns + column;
       for (int d = 0; d < args.edge_dim; ++d) x = fma(double(attr[d]), double(proj[int64_t(d) * columns]), x);
     }
@@ -224,7 +224,10 @@ __device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead t
       if (args.grad_scale) args.grad_scale[e.at] = static_cast<float>(p * e.keep * e.dp);
       if (args.weights_out)
         args.weights_out[e.at] = static_cast<float>(p * e.keep * (args.weights_scaled ? e.scale : 1));
-      if (args.ds_out) args.ds_out[e.at] = static_cast<float>(ds * e.derivative);
+      if (args.ds_out) {
+        const int64_t at = args.ds_in_order ? static_cast<int64_t>(position) * args.heads + team.head : e.at;
+        args.ds_out[at] = static_cast<float>(ds * e.derivative);
+      }
     }
     scalar = fma(ds, e.derivative, scalar);
     walk.add_key(e, ds, sums);

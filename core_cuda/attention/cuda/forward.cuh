@@ -6,6 +6,7 @@
 // sum acc of 2^(s - m) v. See walk.cuh for who owns what, scores.cuh for s.
 #pragma once
 
+#include "edge_term.cuh"
 #include "inverse_norms.cuh"
 #include "lane.cuh"
 #include "scores.cuh"
@@ -176,6 +177,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
     ahead.advance(walk);
     if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (kKeys && fresh) take_row();
+    if constexpr (kMode == kEdgeTerm) EdgeTerms<S, I, Team, kVecs>::make(args, options.ids);
 
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
         A partial[kRows];
         A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
         if constexpr (kMode == kEdgeTerm) {
-          add_edge_terms<S, Team, kVecs>(args, place, options.ids[turn], n, key_raw[turn], termed);
+          EdgeTerms<S, I, Team, kVecs>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
         }
 #pragma unroll
         for (int u = 0; u < kRows; ++u) {

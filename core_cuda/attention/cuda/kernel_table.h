@@ -36,6 +36,11 @@ constexpr bool use_mma(Pass pass, Score score, Storage storage, Mode mode, int v
   return vectors > most_without_mma(pass, score);
 }
 
+// Whether a kernel makes gatv2's edge term on the tensor cores (edge_term.cuh). vectors: of a lane.
+constexpr bool terms_on_cores(bool sixteen_bits, bool wide_index, int vectors) {
+  return sixteen_bits && !wide_index && vectors == 1;
+}
+
 // Edges of a batch: four. Eight where rows of the graph are long and an edge gathers one row of features alone, which
 // leaves registers for 16 or more warps. Two where they are short and numbers are floats: there instructions take the
 // time, also those for places beyond a row's end (docs/decisions/0012).

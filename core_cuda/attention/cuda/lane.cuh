@@ -219,11 +219,11 @@ struct EdgeWindow {
 // read for that edge does not wait for it, and so not for rows that are on their way. Beyond a batch's end: any id.
 template <class I>
 struct IdAhead {
-  I next;
+  I next = 0;
 
-  __device__ IdAhead(const CompressedGraph& graph, const Walk<I>& walk, int slot) {
+  __device__ __forceinline__ void begin(const CompressedGraph& graph, const Walk<I>& walk, int slot) {
     const int64_t last = graph.num_edges - 1;
-    next = last < 0 ? I(0) : static_cast<I>(edge_id(graph, static_cast<I>(min(walk.edge + int64_t(slot), last))));
+    if (last >= 0) next = static_cast<I>(edge_id(graph, static_cast<I>(min(walk.edge + int64_t(slot), last))));
   }
 
   // Behind the batch; walk: where the next one begins.
@@ -447,9 +447,11 @@ struct EdgeOptions {
   static constexpr int kTurns = Team::kTurns;
   // Arrays are read before the draw, but where ptxas would then ask for a row behind it (docs/decisions/0043).
   static constexpr bool kEarlyArrays = kTurns == 1 && (!kForward || !Fn::kOwnValue || (Fn::kScalar && sizeof(S) == 2));
+  // With edge terms ids are asked for a batch ahead in any case.
+  static constexpr int kAhead = kEdgeTerms ? kTurns : 1;
   I ids[kTurns] = {};
+  IdAhead<I> ahead[kAhead];
   // With one turn:
-  IdAhead<I> ahead;
   EdgeArrays<Fn, A> arrays;
   A keep = 1;  // by dropout: 0 or 1 / (1 - p)
   // With several:
@@ -458,8 +460,9 @@ struct EdgeOptions {
   unsigned kept = 0;  // a bit for each edge of the batch
 
   template <class P>
-  __device__ EdgeOptions(const Args<A>& args, const P& place, const Walk<I>& walk, int slot)
-      : ahead(args.graph, walk, slot) {
+  __device__ EdgeOptions(const Args<A>& args, const P& place, const Walk<I>& walk, int slot) {
+#pragma unroll
+    for (int t = 0; t < kAhead; ++t) ahead[t].begin(args.graph, walk, t * Team::kEdges + slot);
     const int heads = args.heads | args.layout.heads_per_slice;
     const int together = (heads % 4 == 0 ? 4 : heads % 2 == 0 ? 2 : 1) * place.width();
     if (kTurns > 1 && args.has_dropout && together >= Team::kBatch) voters = together;
@@ -468,19 +471,26 @@ struct EdgeOptions {
   // Asks for all that is known by now of the edges, once the batch's rows are asked for, and moves on.
   template <class W>
   __device__ __forceinline__ void ask(const Args<A>& args, W& window, Walk<I>& walk, int head) {
-    if constexpr (kTurns == 1) {
-      ids[0] = ahead.next;
+    if (kTurns > 1 && voters) {
+      const int edge = threadIdx.x & (voters - 1);
+      voted = edge < window.count ? static_cast<I>(edge_id(args.graph, walk.edge + edge)) : I(0);
+    }
+    if constexpr (kAhead == kTurns) {
+#pragma unroll
+      for (int t = 0; t < kTurns; ++t) ids[t] = ahead[t].next;
       if constexpr (kEarlyArrays) {
         arrays = EdgeArrays<Fn, A>(args, static_cast<int64_t>(ids[0]), head, window.slot < window.count);
       }
-      if (kEdgeTerms && args.proj) ask_l2(args.edge_attr.base + static_cast<int64_t>(ids[0]) * args.edge_attr.row);
-      window.advance(walk);
-      ahead.advance(args.graph, walk, window.slot);
-    } else {
-      if (voters) {
-        const int edge = threadIdx.x & (voters - 1);
-        voted = edge < window.count ? static_cast<I>(edge_id(args.graph, walk.edge + edge)) : I(0);
+      if (kEdgeTerms && args.proj) {
+#pragma unroll
+        for (int t = 0; t < kTurns; ++t) {
+          ask_l2(args.edge_attr.base + static_cast<int64_t>(ids[t]) * args.edge_attr.row);
+        }
       }
+      window.advance(walk);
+#pragma unroll
+      for (int t = 0; t < kTurns; ++t) ahead[t].advance(args.graph, walk, t * Team::kEdges + window.slot);
+    } else {
       if (!voters || args.has_edge_arrays) window.load_ids(args.graph, walk, ids);
       window.advance(walk);
     }
@@ -524,42 +534,5 @@ struct EdgeOptions {
                               : A(0)};
   }
 };
-
-// The lane's part of the rows of a turn of `count` edges with gatv2's edge term, W_h e. id: of the edge that the lane
-// owns. Whole warp.
-template <class S, class Team, int kVecs, class P, class I>
-__device__ inline void add_edge_terms(const Args<Arithmetic<S>>& args, const P& place, I id, int count,
-                                      const Raw<S> (&raw)[Team::kRows][kVecs],
-                                      Arithmetic<S> (&x)[Team::kRows][kVecs * kVec<S>]) {
-  using A = Arithmetic<S>;
-#pragma unroll
-  for (int u = 0; u < Team::kRows; ++u) unpack_all<S, kVecs>(raw[u], x[u]);
-  if (!args.proj || args.graph.num_edges == 0) return;
-  if (Team::kEdges == 1 && count == 0) return;  // short rows leave many turns empty; no lane waits for another's edge
-  const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + static_cast<int64_t>(id) * args.edge_attr.row);
-  const int width = args.key_vectors * kVec<S>;
-  const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * width;
-  for (int d = 0; d < args.edge_dim; ++d, proj += width) {
-    const A mine = to_arithmetic(attr[d]);
-    A w[kVecs * kVec<S>];
-#pragma unroll
-    for (int v = 0; v < kVecs; ++v) {
-      const int at = max(min(v * place.row_width() + place.row_lane(), args.key_vectors - 1), 0) * kVec<S>;
-#pragma unroll
-      for (int k = 0; k < kVec<S>; k += kVec<A>) {
-        A some[kVec<A>];
-        unpack(__ldg(reinterpret_cast<const uint4*>(proj + at + k)), some, A{});
-#pragma unroll
-        for (int i = 0; i < kVec<A>; ++i) w[v * kVec<S> + k + i] = some[i];
-      }
-    }
-#pragma unroll
-    for (int u = 0; u < Team::kRows; ++u) {
-      const A e = Team::from_owner(mine, u);
-#pragma unroll
-      for (int k = 0; k < kVecs * kVec<S>; ++k) x[u][k] = fma(e, w[k], x[u][k]);
-    }
-  }
-}
 
 }  // namespace edgeless::cuda

@@ -330,7 +330,9 @@ struct MmaEdge {
   EdgeArrays<Fn, float> arrays;
   float keep = 1;
 
-  __device__ MmaEdge(const CompressedGraph& graph, const Walk<I>& walk) : ahead(graph, walk, threadIdx.x % kEdges) {}
+  __device__ MmaEdge(const CompressedGraph& graph, const Walk<I>& walk) {
+    ahead.begin(graph, walk, threadIdx.x % kEdges);
+  }
 
   // Once the rows of a batch of `count` edges are asked for. walk: where the next batch begins.
   __device__ __forceinline__ void take(const Args<float>& args, uint64_t seed, const Walk<I>& walk, int head,

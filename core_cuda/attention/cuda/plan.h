@@ -97,6 +97,9 @@ inline int vectors_of_row(const Problem& problem) {
   return std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
 }
 
+// Vectors of a lane in kernels with options, but for those of mma.cuh, int64 and float64. vectors: of a row.
+constexpr int vectors_with_options(int vectors) { return vectors <= 32 ? 1 : 4; }
+
 // One of kernels_of().
 inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
@@ -119,7 +122,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     const int whole = kernel.vectors * kernel.lanes;
     kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
   } else if (mode != kPlain || (vectors > 64 && problem.storage != Storage::f32)) {
-    kernel.vectors = vectors <= 32 ? 1 : 4;
+    kernel.vectors = vectors_with_options(vectors);
     if (kernel.vectors == 4) kernel.mode = all;
     if (kernel.mode == kPlain) kernel.mode = kOptions;
     if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_rows)) {
@@ -172,7 +175,7 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
   // Of those the number that is worth most: few teams without work, and little that a slice reads beside its rows.
   double best = 0;
-  for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
+  for (int heads = 1; heads <= most; heads += mma || problem.edge_term ? heads : 1) {
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
     const double bytes = double(vector) * heads * (keys + values);
     const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);

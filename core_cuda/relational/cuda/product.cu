@@ -17,8 +17,6 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-using projection::floats::split;
-
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kColumns = 64, kSides = kColumns / 8;  // of a block's products, and mma of 8 columns
 constexpr int kRows = 16;                            // of a warp's mma
@@ -149,7 +147,7 @@ __device__ __forceinline__ void multiply_group(const Vector& upper, const Vector
           for (int j = 0; j < kAtOnce; ++j) {
             const int from = product == 1 ? 2 : 0;
             const uint32_t b[2] = {weights[j].words[from], weights[j].words[from + 1]};
-            projection::floats::multiply_add(part[j], rows[product == 0][half], b, product == 0 && half == 0);
+            cuda::multiply_add(part[j], rows[product == 0][half], b, product == 0 && half == 0);
           }
         }
       }

@@ -55,7 +55,6 @@ template <class S, bool kTransposedA, bool kTransposedB, int kStride, int kStep,
 __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNumber<S>* b, int down, int side,
                                             int depth, WarpSum<kDown, kSides>& sum) {
   if constexpr (std::is_same_v<S, float>) {
-    using projection::floats::split;
     constexpr int kOnCores = 32;  // depth that the tensor cores add up, who round towards zero
     for (int chunk = 0; chunk < depth; chunk += kOnCores) {
       WarpSum<kDown, kSides> part;
@@ -84,8 +83,7 @@ __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNu
             for (int i = 0; i < kDown; ++i) {
 #pragma unroll
               for (int h = 0; h < 2; ++h) {
-                projection::floats::multiply_add(part.of[i][j + h], rows[product == 0][i], columns[product == 1][h],
-                                                 false);
+                cuda::multiply_add(part.of[i][j + h], rows[product == 0][i], columns[product == 1][h], false);
               }
             }
           }

@@ -1,0 +1,26 @@
+// Floats on the tensor cores, as two TF32 numbers each: the nearest one and what is left. Without the product of what
+// is left of both factors that is as exact as float arithmetic. TF32 holds 16-bit numbers as they are. No torch.
+#pragma once
+
+#include <cstdint>
+
+namespace edgeless::cuda {
+
+__device__ __forceinline__ void split(float x, uint32_t& nearest, uint32_t& rest) {
+  nearest = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+  rest = __float_as_uint(x - __uint_as_float(nearest));  // of which the lowest 13 bits are not looked at
+}
+
+// c = a b, to which c is added where it is not `fresh`: [16, 8] times [8, 8].
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                             bool fresh) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%10, %11, %12, %13};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(fresh ? 0.0f : c[0]),
+        "f"(fresh ? 0.0f : c[1]), "f"(fresh ? 0.0f : c[2]), "f"(fresh ? 0.0f : c[3]));
+#endif
+}
+
+}  // namespace edgeless::cuda
