@@ -196,6 +196,49 @@ constexpr int kEdgesOfTiles = kAttrGrad   ? kUnit
 template <int kDim>
 constexpr int kBlocksOfTiles = kDim > 16 ? 2 : 4;
 
+// The last of the rows' beginnings that is not beyond an edge. The first is not.
+__device__ __forceinline__ int last_not_beyond(const int64_t (&begins)[kThreads], int64_t position) {
+  int found = 0;
+#pragma unroll
+  for (int step = kThreads / 2; step > 0; step /= 2) {
+    if (begins[found + step] <= position) found += step;
+  }
+  return found;
+}
+
+// A tile's features as floats, zero beyond its `count` edges and their features. What a thread loads, it asks for at
+// once.
+template <class S, int kDim, int kTile, int kPitch>
+__device__ __forceinline__ void load_features(const EdgeFeatures& edges, const int64_t (&ids)[kTile], int count,
+                                              float (&to)[kTile][kPitch]) {
+  constexpr int kPer = kVec<S>, kVectors = kDim / kPer, kOfThread = kTile * kVectors / kThreads;
+  const S* attr = static_cast<const S*>(edges.attr);
+  if (edges.dim % kPer == 0 && reinterpret_cast<uintptr_t>(attr) % 16 == 0 && kOfThread > 0) {
+    uint4 raw[kOfThread > 0 ? kOfThread : 1];
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int at = i * kThreads + threadIdx.x, e = at / kVectors, k = at % kVectors * kPer;
+      raw[i] = {};
+      if (e < count && k < edges.dim) raw[i] = load_once(reinterpret_cast<const char*>(attr + ids[e] * edges.dim + k));
+    }
+#pragma unroll
+    for (int i = 0; i < kOfThread; ++i) {
+      const int at = i * kThreads + threadIdx.x, e = at / kVectors, k = at % kVectors * kPer;
+      float x[kPer];
+      unpack(raw[i], x, S{});
+#pragma unroll
+      for (int j = 0; j < kPer; j += 4) {
+        *reinterpret_cast<float4*>(&to[e][k + j]) = {x[j], x[j + 1], x[j + 2], x[j + 3]};
+      }
+    }
+    return;
+  }
+  for (int at = threadIdx.x; at < kTile * kDim; at += kThreads) {
+    const int e = at / kDim, k = at % kDim;
+    to[e][k] = e < count && k < edges.dim ? to_arithmetic(__ldg(attr + ids[e] * edges.dim + k)) : 0.0f;
+  }
+}
+
 template <class S, int kDim, bool kAttrGrad>
 __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
     edge_tiles_kernel(const __grid_constant__ EdgeProducts<float> args, int width) {
@@ -206,6 +249,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
   __shared__ float sums[kThreads];
   __shared__ int64_t ids[kTile], place[kTile];      // place: of the heads' numbers in ds
   __shared__ int64_t of_dst[kTile], of_src[kTile];  // bytes from row 0
+  __shared__ int64_t begins[kThreads], next_low;    // of the rows from `low` on; the row of a tile's last edge
   extern __shared__ __align__(16) char dynamic[];
   const EdgeFeatures& edges = args.edges;
   const int columns = edges.heads * args.channels, in_block = width * kTileColumns;
@@ -250,15 +294,20 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
       ids[e] = id;
       place[e] = (edges.by_position ? position : id) * edges.heads;
       of_src[e] = index_at(edges.graph.indices, position, edges.wide_index) * args.src.row;
-      of_dst[e] = row_of_edge(edges, position, low, high) * args.dst.row;
     }
+    begins[threadIdx.x] = index_at(edges.graph.indptr, min(low + threadIdx.x, high), edges.wide_index);
     __syncthreads();
-    for (int at = threadIdx.x; at < kTile * kDim; at += kThreads) {
-      const int e = at / kDim, k = at % kDim;
-      const bool there = e < count && k < edges.dim;
-      attr[e][k] = there ? to_arithmetic(__ldg(static_cast<const S*>(edges.attr) + ids[e] * edges.dim + k)) : 0.0f;
+    for (int e = threadIdx.x; e < kTile; e += kThreads) {
+      const int64_t position = first + min(e, count - 1);
+      const int found = last_not_beyond(begins, position);
+      const int64_t least = min(low + found, high);
+      const int64_t row = found < kThreads - 1 ? least : row_of_edge(edges, position, least, high);
+      of_dst[e] = row * args.dst.row;
+      if (e == count - 1) next_low = row;
     }
+    load_features<S, kDim>(edges, ids, count, attr);
     __syncthreads();
+    low = next_low;
 #pragma unroll 1
     for (int some_edges = group * kTileEdges; some_edges < count; some_edges += groups * kTileEdges) {
       const int own = some_edges + pair;  // and the next one
@@ -302,7 +351,6 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
       __syncthreads();
       make_attr_grad<S, kDim>(args, first, count, tile_of_g, weighted, in_block, edges.dim);
     }
-    low = row_of_edge(edges, first + count - 1, low, high);
   }
 
   // Groups of warps are added up, in their order.
