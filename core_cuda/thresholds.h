@@ -105,6 +105,8 @@ constexpr int least_vectors_of_slice(Pass pass, Score score) {
 // Where arrays are read by edge, every slice reads a sector of 32 bytes of each for its heads: vectors of a node that a
 // slice then has at least (0043).
 constexpr int vectors_of_slice(int edge_arrays) { return edge_arrays > 1 ? 64 : edge_arrays > 0 ? 32 : 0; }
+// Lanes that walk an edge, of all heads, and features from which on gatv2's edge term is made in tiles (0048).
+constexpr int kLeastTermLanes = 4, kLeastTermFeatures = 4;
 // Units of a chain's share: as many as hide a block's start, fewer where less than so many blocks a multiprocessor
 // would be left (0011).
 constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;

@@ -138,7 +138,7 @@ def attention_steps(
     passes: Sequence[str] = ("forward",),
     max_degrees: Sequence[int] = (),
     options: bool = False,
-    edge_term: bool = False,
+    edge_dim: int = 0,
     edge_arrays: Optional[Mapping[str, int]] = None,
     index_bytes: int = 4,
     engine: Engine = ROWSPLIT,
@@ -153,7 +153,7 @@ def attention_steps(
         passes: of ``"forward"``, ``"by_dst"`` and ``"by_src"``, the two passes of the backward.
         max_degrees: the most edges of a row of the CSR, and of the CSC, where that is known.
         options: whether there are dropout, edge features or weights, or returned attention.
-        edge_term: whether there are edge features in the score of gatv2.
+        edge_dim: edge features in the score of gatv2, 0 for none.
         edge_arrays: by pass, how many arrays a kernel reads by edge: edge weights, terms of the logits or the values,
             features in the score of gatv2, gradients of returned weights.
         num_gathered: rows that are read for the edges, by destination and by source, where it is not one for each.
@@ -180,7 +180,7 @@ def attention_steps(
             plan = _C.attention_plan(
                 pass_=which, score=score, dtype=_dtype_name(dtype), heads=heads, key_dim=key_dim, value_dim=value_dim,
                 num_rows=rows, num_edges=num_edges, num_gathered=gathered,
-                max_degree=max_degrees[at] if len(max_degrees) > at else -1, options=options, edge_term=edge_term,
+                max_degree=max_degrees[at] if len(max_degrees) > at else -1, options=options, edge_dim=edge_dim,
                 edge_arrays=(edge_arrays or {}).get(which, 0), wide_index=index_bytes == 8,
                 multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
             )  # fmt: skip

@@ -57,6 +57,7 @@ class Call {
       args.dst = scalars(in.dst), args.src = scalars(in.src);
     } else {
       args.dst = rows(in.dst), args.src = rows(in.src);
+      args.dim = static_cast<int>(in.dim());
       problem.key_vectors = args.key_vectors = static_cast<int>(round_up(in.dim(), vector_) / vector_);
       if (!in.value) args.value_vectors = args.key_vectors;
     }
@@ -71,14 +72,21 @@ class Call {
       set_dropout_rate(args, in.dropout);
     }
     if (in.edge_attr && problem.score == Score::gatv2) {
-      problem.edge_term = true;
+      problem.edge_term = true, problem.edge_dim = static_cast<int>(in.edge_dim());
       const Tensor attr =
           in.edge_attr->stride(1) == 1 || in.edge_dim() == 1 ? *in.edge_attr : in.edge_attr->contiguous();
       kept_.push_back(attr);
       args.edge_attr.base = static_cast<const char*>(attr.data_ptr());
       args.edge_attr.row = static_cast<uint32_t>(attr.stride(0) * attr.element_size());
       args.edge_dim = static_cast<int>(in.edge_dim());
-      set_proj(*in.edge_proj);
+      args.proj = keep(padded(in.edge_proj->transpose(1, 2), args.key_vectors * vector_));
+      args.given_proj = keep(in.edge_proj->contiguous());
+      const auto begins = [](const void* base, int64_t bytes) {
+        return reinterpret_cast<uintptr_t>(base) % bytes == 0;
+      };
+      const int64_t pair = 2 * attr.element_size();
+      args.edge_in_pairs = args.edge_dim % 2 == 0 && begins(args.given_proj, 2 * sizeof(A)) &&
+                           begins(args.edge_attr.base, pair) && args.edge_attr.row % pair == 0;
     }
   }
 
@@ -106,23 +114,6 @@ class Call {
     args.att_stored = att.scalar_type() != in_.opmath() && problem.score != Score::cosine && whole;
     const Tensor numbers = args.att_stored ? att : att.to(in_.opmath());
     args.att = keep_tensor(padded(numbers.unsqueeze(1), att_width())).const_data_ptr();
-  }
-
-  void set_proj(const Tensor& proj) {
-    const bool sixteen_bits = is_half(problem.storage) || is_of_four(problem.storage);
-    if (terms_on_cores(sixteen_bits, problem.wide_index, vectors_with_options(args.key_vectors))) {
-      args.proj_head = static_cast<int>(in_.dim());
-      args.proj = keep(proj.contiguous());
-      const auto begins = [](const void* base, int64_t bytes) {
-        return reinterpret_cast<uintptr_t>(base) % bytes == 0;
-      };
-      const int64_t size = in_.edge_attr->element_size();
-      args.edge_in_pairs = args.edge_dim % 2 == 0 && begins(args.proj, 2 * sizeof(A)) &&
-                           begins(args.edge_attr.base, 2 * size) && args.edge_attr.row % (2 * size) == 0;
-    } else {
-      args.proj_head = static_cast<int>(args.key_vectors * vector_);
-      args.proj = keep(padded(proj.transpose(1, 2), args.proj_head));
-    }
   }
 
   void set_value(const OptTensor& value) {
@@ -189,7 +180,7 @@ class Call {
                       most_vectors(problem.storage) * vector_, " features in ", in_.rows(), " on CUDA, got ", in_.dim(),
                       " and ", in_.channels());
     // The two passes of a gatv2 backward must agree on what Args::stats means.
-    const bool by_edge = plan.kernel.mode == kEdgeTerm;
+    const bool by_edge = has_edge_term(plan.kernel.mode);
     TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
     by_edge_ = by_edge;
     args.layout = plan.layout, args.part = plan.part;

@@ -7,6 +7,7 @@ from devices import EVERY_DEVICE, assert_same_bits, leaves_on
 
 from edgeless import Graph, functional
 from edgeless.formats import PLACES
+from edgeless.plan_recording import record
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
@@ -61,6 +62,25 @@ def test_every_width(score, heads, channels, width, dtype, device):
     assert_close(together(score, others), together(score, [*found[:-2], found[-1]]), TOLERANCE[dtype])
     if device == "cuda":
         assert all(torch.equal(a, b) for a, b in zip(others, [*found[:-2], found[-1]], strict=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("heads,channels", [(4, 4), (8, 4), (32, 4), (4, 8), (16, 8), (2, 16), (4, 12), (16, 16)])
+@pytest.mark.parametrize("width", [4, 5, 12, 16, 33, 48])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_terms_in_tiles(heads, channels, width, dtype):
+    """Narrow heads of 16-bit numbers: a warp makes the terms of all its edges together."""
+    graph = graph_of("hub")
+    args, tensors, rest = case("gatv2", graph, heads, channels, width, dtype)
+    found = run(functional, "gatv2", graph, args, tensors, rest, device="cuda")
+    assert_close(found, exact("gatv2", graph, args, tensors, rest), TOLERANCE[dtype])
+    moved, on_device = leaves_on("cuda", [*args, *tensors.values()]), graph.to("cuda")
+    steps = record(
+        lambda: functional.gatv2_attention(on_device, *moved[:-2], edge_attr=moved[-2], edge_proj=moved[-1]), moved
+    )
+    assert len(steps) == 3 and all("edge term in tiles" in step.kernel for step in steps)
+    for other in (run(functional, "gatv2", graph, args, tensors, rest, device="cuda") for _ in range(2)):
+        assert all(torch.equal(a, b) for a, b in zip(found, other, strict=True))
 
 
 @EVERY_DEVICE

@@ -20,7 +20,7 @@ TWITCH = {"num_src": 168_114, "num_dst": 168_114, "num_edges": 13_595_114}
 
 def attention_plan(device="h200", **given):
     sizes = {"num_rows": 1000, "num_edges": 10_000, "num_gathered": 1000, "max_degree": -1}
-    options = {"options": False, "edge_term": False, "edge_arrays": 0, "wide_index": False}
+    options = {"options": False, "edge_dim": 0, "edge_arrays": 0, "wide_index": False}
     shape = {"pass_": "forward", "score": "dot", "dtype": "float32", "heads": 1, "key_dim": 64, "value_dim": 64}
     found = DEVICES[device]
     on = {"multiprocessors": found.multiprocessors, "l2_bytes": found.l2_bytes}
@@ -36,14 +36,14 @@ def test_every_kernel_that_is_picked_has_been_compiled(device, score, dtype):
     for pass_, key, value, degree, heads in itertools.product(PASSES, widths, widths, (1, 5, 40), (1, 8)):
         if key > widest or value > widest:
             continue
-        for options, edge_term, wide in itertools.product((False, True), repeat=3):
-            if edge_term and (score != "gatv2" or not options):
+        for options, edge_dim, wide in itertools.product((False, True), (0, 1, 8), (False, True)):
+            if edge_dim and (score != "gatv2" or not options):
                 continue
             plan = attention_plan(
                 device, pass_=pass_, score=score, dtype=dtype, key_dim=key, value_dim=value, num_edges=1000 * degree,
-                heads=heads, options=options, edge_term=edge_term, wide_index=wide,
+                heads=heads, options=options, edge_dim=edge_dim, wide_index=wide,
             )  # fmt: skip
-            assert plan["compiled"], (pass_, key, value, heads, options, edge_term, wide, plan)
+            assert plan["compiled"], (pass_, key, value, heads, options, edge_dim, wide, plan)
 
 
 @pytest.mark.parametrize("score", _C.SCORES)
@@ -122,10 +122,26 @@ def test_narrow_heads_have_narrow_teams_with_options_too(dtype, dim, lanes):
 
     for score, pass_ in itertools.product(_C.SCORES, PASSES):
         assert team(8, score=score, pass_=pass_) == (lanes, 4)
-    assert team(8, score="gatv2", edge_term=True) == (lanes, 4)
+    assert team(8, score="gatv2", edge_dim=8) == (lanes, 4)
     # With one head as many rows end in a warp as it has teams.
     assert team(1) == team(1, pass_="by_dst", num_edges=2 * 10**6) == (4, 4)
     assert team(1, pass_="by_dst") == team(1, score="gatv2") == (lanes, 4)
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_terms_of_narrow_heads_are_made_in_tiles(pass_):
+    """Of 16-bit numbers, where several heads walk an edge together and there are a few features."""
+
+    def options(heads=4, dim=16, edge_dim=8, dtype="bfloat16", **given):
+        shape = {"heads": heads, "key_dim": dim, "value_dim": dim, "edge_dim": edge_dim, "dtype": dtype}
+        plan = attention_plan(score="gatv2", pass_=pass_, options=True, **shape, **given)
+        assert plan["compiled"]
+        return plan["options"]
+
+    tiles = [options(), options(dtype="float16"), options(8, 4), options(32, 4), options(16, 8), options(2, 16)]
+    assert set(tiles) == {"edge term in tiles"}
+    lanes = [options(dtype="float32"), options(1), options(1, 8), options(3), options(dim=64), options(edge_dim=3)]
+    assert set(lanes + [options(wide_index=True)]) == {"edge term"}
 
 
 def test_a_slice_fits_the_l2_of_the_device():

@@ -62,11 +62,10 @@ struct Args {
   const A* value_term = nullptr;  // [E, H] added to <grad_out, value>
   const A* given = nullptr;       // [E, H] forward of gat only: weights as they are, no softmax
   Rows edge_attr;                 // gatv2: [E, edge_dim], storage; head unused
-  // gatv2: [heads, edge_dim, proj_head], filled up with zeros to whole vectors; where the terms are made on the tensor
-  // cores (terms_on_cores) [heads, proj_head, edge_dim]
-  const A* proj = nullptr;
-  int proj_head = 0;
-  bool edge_in_pairs = false;  // there: pairs of its numbers and of features begin on whole pairs
+  const A* proj = nullptr;        // gatv2: [heads, edge_dim, key_vectors * vector]
+  const A* given_proj = nullptr;  // [heads, dim, edge_dim]
+  bool edge_in_pairs = false;     // pairs of its numbers and of features begin on whole pairs
+  int dim = 0;                    // numbers of a head
   int edge_dim = 0;
 
   // forward

@@ -192,14 +192,14 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     }
     dot = team_sum(dot, place.row_width(), kFullWarp);
     A constant = 0;
-    if constexpr (Fn::kAtt && (kMode < kEdgeTerm || kMakesExact<S>)) {
+    if constexpr (Fn::kAtt && (!has_edge_term(kMode) || kMakesExact<S>)) {
       constant = team_sum(own_scalar, place.row_width(), kFullWarp);
     }
     if (fresh) {
       const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
       delta = args.delta_given ? args.delta_given[at] : dot;
       shift *= A(kLog2e);
-      Stat<Fn, S> stat{kMode < kEdgeTerm ? shift - args.coefficient * constant : shift, delta};
+      Stat<Fn, S> stat{!has_edge_term(kMode) ? shift - args.coefficient * constant : shift, delta};
       if constexpr (kMakesExact<S>) {
         const bool found = is_large(max(fabs(shift), fabs(constant)));
         stat.delta = found ? A(NAN) : delta;
@@ -259,7 +259,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   auto add = [&](int team, int thread) { pieces.add_to(acc, acc_scalar, team, thread); };
 
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, false, kMode == kEdgeTerm> options(args, place, walk, window.slot);
+  EdgeOptions<Fn, S, Team, I, false, has_edge_term(kMode)> options(args, place, walk, window.slot);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
@@ -289,7 +289,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     ahead.advance(walk);
     if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (__any_sync(kFullWarp, fresh)) take_rows();
-    if constexpr (kMode == kEdgeTerm) EdgeTerms<S, I, Team, kVecs>::make(args, options.ids);
+    if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -298,9 +298,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
 
       // logits and dP
       A logit[kRows], product[kRows];
-      A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
-      if constexpr (kMode == kEdgeTerm) {
-        EdgeTerms<S, I, Team, kVecs>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
+      A termed[has_edge_term(kMode) ? kRows : 1][kPer];  // keys with the edge term
+      if constexpr (has_edge_term(kMode)) {
+        EdgeTerms<S, I, Team, kVecs, kMode>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
       }
 #pragma unroll
       for (int u = 0; u < kRows; ++u) {
@@ -317,7 +317,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
             for (int k = 0; k < kPer; ++k) product[u] = fma(grad[k], other[k], product[u]);
           }
-          if constexpr (kMode == kEdgeTerm) {
+          if constexpr (has_edge_term(kMode)) {
 #pragma unroll
             for (int k = 0; k < kPer; ++k) other[k] = termed[u][k];
           }
@@ -353,7 +353,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
         ds = valid ? p * (edge.keep * dp - delta) : A(0);
         if (args.ds_out && valid) {
           const int64_t position = walk.edge - window.count + turn * kEdges + window.slot;
-          const bool in_order = kMode == kEdgeTerm && args.ds_in_order;
+          const bool in_order = has_edge_term(kMode) && args.ds_in_order;
           args.ds_out[in_order ? position * args.heads + place.head : edge.at] = ds * derivative;
         }
       } else {
@@ -376,10 +376,10 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
           for (int v = 0; v < kVecs; ++v) {
             A x[kV];
-            if constexpr (kMode < kEdgeTerm) unpack_again<S>(key_raw[turn][u][v], x);
+            if constexpr (!has_edge_term(kMode)) unpack_again<S>(key_raw[turn][u][v], x);
 #pragma unroll
             for (int k = 0; k < kV; ++k) {
-              if constexpr (kMode == kEdgeTerm) x[k] = termed[u][v * kV + k];
+              if constexpr (has_edge_term(kMode)) x[k] = termed[u][v * kV + k];
               Fn::grad(acc[v * kV + k], own[v * kV + k], x[k], d[u]);
             }
           }
@@ -403,7 +403,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
       load_row(walk.row);
       A sums[kPer];
       const RowOfTeam<I> row{walk.row, walk.edge, walk.row_end, !walk.lead, kPer};
-      acc_scalar = exact_by_dst<Fn, kMode == kEdgeTerm>(args, TeamOfHead(place), row, sums);
+      acc_scalar = exact_by_dst<Fn, has_edge_term(kMode)>(args, TeamOfHead(place), row, sums);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) acc[k] = sums[k];
     };

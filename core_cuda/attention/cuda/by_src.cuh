@@ -195,7 +195,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   };
 
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, false, kMode == kEdgeTerm> options(args, place, walk, window.slot);
+  EdgeOptions<Fn, S, Team, I, false, has_edge_term(kMode)> options(args, place, walk, window.slot);
   auto take = [&] {  // whole warp
     window.begin(walk);
     Raw<S> key_raw[kTurns][kRows][kVecs], grad_raw[kTurns][kRows][kVecs];
@@ -220,7 +220,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     }
     if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (fresh) take_row();
-    if constexpr (kMode == kEdgeTerm) EdgeTerms<S, I, Team, kVecs>::make(args, options.ids);
+    if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -229,9 +229,9 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 
       // logits and dP
       A s, dp;
-      A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
-      if constexpr (kMode == kEdgeTerm) {
-        EdgeTerms<S, I, Team, kVecs>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
+      A termed[has_edge_term(kMode) ? kRows : 1][kPer];  // keys with the edge term
+      if constexpr (has_edge_term(kMode)) {
+        EdgeTerms<S, I, Team, kVecs, kMode>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
       }
       {
         A logit[kRows], product[kRows];
@@ -250,11 +250,11 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
           }
           if constexpr (!Fn::kScalar) {
             unpack_all<S, kVecs>(key_raw[turn][u], other);
-            if constexpr (kMode == kEdgeTerm) {
+            if constexpr (has_edge_term(kMode)) {
 #pragma unroll
               for (int k = 0; k < kPer; ++k) other[k] = termed[u][k];
             }
-            typename Fn::template Partial<A, kMode == kEdgeTerm> sum(own_scalar);
+            typename Fn::template Partial<A, has_edge_term(kMode)> sum(own_scalar);
 #pragma unroll
             for (int k = 0; k < kPer; ++k) sum.add(own[k], other[k], att[k]);
             logit[u] = sum.sum(args.coefficient);
@@ -298,11 +298,11 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
         for (int v = 0; v < kVecs; ++v) {
           A g[kV], x[kV];
           unpack_again<S>(grad_raw[turn][u][v], g);
-          if constexpr (!Fn::kScalar && kMode < kEdgeTerm) unpack_again<S>(key_raw[turn][u][v], x);
+          if constexpr (!Fn::kScalar && !has_edge_term(kMode)) unpack_again<S>(key_raw[turn][u][v], x);
 #pragma unroll
           for (int k = 0; k < kV; ++k) {
             value_acc[v * kV + k] = fma(w[u], g[k], value_acc[v * kV + k]);
-            if constexpr (kMode == kEdgeTerm) x[k] = termed[u][v * kV + k];
+            if constexpr (has_edge_term(kMode)) x[k] = termed[u][v * kV + k];
             if constexpr (!Fn::kScalar) Fn::grad(key_acc[v * kV + k], own[v * kV + k], x[k], d[u]);
           }
         }

@@ -1,6 +1,8 @@
 // GATv2's edge term W_h e, which joins the rows that a pass gathers.
 #pragma once
 
+#include <type_traits>
+
 #include "edge_tiles.cuh"
 #include "lane.cuh"
 
@@ -10,9 +12,8 @@ namespace edgeless::cuda {
 // lane's part x of the rows `raw` of a turn of `count` edges with the term; ids: of the edges that the lane owns.
 //
 // Here a lane makes the term of its own numbers, for all rows of a turn at once.
-template <class S, class I, class Team, int kVecs,
-          bool kOnCores = terms_on_cores(sizeof(S) == 2, sizeof(I) == 8, kVecs)>
-struct EdgeTerms {
+template <class S, class I, class Team, int kVecs>
+struct TermsByLane {
   using A = Arithmetic<S>;
 
   static __device__ __forceinline__ void make(const Args<A>& /*args*/, const I (& /*ids*/)[Team::kTurns]) {}
@@ -27,8 +28,9 @@ struct EdgeTerms {
     if (!args.proj || args.graph.num_edges == 0) return;
     if (Team::kEdges == 1 && count == 0) return;  // short rows leave many turns empty; no lane waits for another's edge
     const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + static_cast<int64_t>(id) * args.edge_attr.row);
-    const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * args.proj_head;
-    for (int d = 0; d < args.edge_dim; ++d, proj += args.proj_head) {
+    const int width = args.key_vectors * kVec<S>;
+    const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * width;
+    for (int d = 0; d < args.edge_dim; ++d, proj += width) {
       const A mine = to_arithmetic(attr[d]);
       A w[kVecs * kVec<S>];
 #pragma unroll
@@ -52,13 +54,13 @@ struct EdgeTerms {
   }
 };
 
-// The warp's teams make the terms of all edges of their batches together, on the tensor cores (edge_tiles.cuh), and
-// pass them on by shared memory: an edge's row there has the numbers of all of the warp's lanes that walk it, four of
-// each lane, then the next four of each. So W is read once for sixteen edges, and nothing is exchanged for each
-// feature. Not of floats, which take three products in place of one: they are as fast without. Heads of a slice are a
-// power of two (choose_slice()), so a warp has all lanes of an edge, or an edge all lanes of a warp.
+// The warp's teams make the terms of all edges of their batches together, on the tensor cores (edge_tiles.cuh), and pass
+// them on by shared memory: an edge's row there has the numbers of all of the warp's lanes that walk it, four of each
+// lane, then the next four of each. So W is read once for sixteen edges, and nothing is exchanged for each feature. The
+// lanes that walk an edge are a power of two and four at least (terms_in_tiles()): a warp has all of them, or they are
+// all of a warp's. Not of floats, which take three products in place of one: they are as fast without.
 template <class S, class I, class Team>
-struct EdgeTerms<S, I, Team, 1, true> {
+struct TermsInTiles {
   static constexpr int kV = kVec<S>, kBatch = Team::kBatch;
   static constexpr int kSides = 2;   // tiles of edges for which W is read once
   static constexpr int kChunks = 2;  // of kTileDepth features, in registers at once
@@ -71,7 +73,7 @@ struct EdgeTerms<S, I, Team, 1, true> {
         : lanes_log2(min(31 - __clz(layout.heads_per_slice) + layout.team_log2, 5)),
           lanes(1 << lanes_log2),
           edges(32 * kBatch >> lanes_log2),
-          pitch(lanes * kV + (lanes < 4 ? 0 : 4)) {}
+          pitch(lanes * kV + 4) {}
   };
 
   static __device__ __forceinline__ float* room() {
@@ -121,14 +123,15 @@ struct EdgeTerms<S, I, Team, 1, true> {
     const int team_log2 = args.layout.team_log2, dim = args.edge_dim,
               of_node = args.layout.heads_per_slice << team_log2;
     const int first_head = blockIdx.y * args.layout.heads_per_slice, heads = args.heads - first_head;
-    const float* proj = args.proj + first_head * args.proj_head * dim;
+    const float* proj = args.given_proj + first_head * args.dim * dim;
     const int column = 2 * tile_group();  // of a tile, which has four numbers of four lanes
     const int first_lane = (threadIdx.x & (of_node - 1) & ~31) + column / 4;
-    for (int first = 0; first < max(dim, 1); first += kChunks * kTileDepth) {
+    for (int first = 0; first < dim; first += kChunks * kTileDepth) {
       for (int some = 0; some < shape.edges; some += kSides * kTileEdges) {
         TileRight<false> right[kSides][kChunks];
 #pragma unroll
         for (int side = 0; side < kSides; ++side) {
+          if (some + side * kTileEdges >= shape.edges) break;
           const int edge = min(some + side * kTileEdges + tile_group(), shape.edges - 1), in_batch = edge % kBatch;
           I id = 0;
 #pragma unroll
@@ -151,10 +154,10 @@ struct EdgeTerms<S, I, Team, 1, true> {
 #pragma unroll 1
           for (int tile = 0; tile < shape.lanes; tile += 4, to += kTileColumns) {
             const int lane = first_lane + tile, head = min(lane >> team_log2, heads - 1);
-            const int number = (lane & ((1 << team_log2) - 1)) * kV + four + column % 4, last = args.proj_head - 1;
+            const int number = (lane & ((1 << team_log2) - 1)) * kV + four + column % 4, last = args.dim - 1;
             const float* w[2];
 #pragma unroll
-            for (int c = 0; c < 2; ++c) w[c] = proj + (head * args.proj_head + min(number + c, last)) * dim + first;
+            for (int c = 0; c < 2; ++c) w[c] = proj + (head * args.dim + min(number + c, last)) * dim + first;
             float d[kSides][4];
 #pragma unroll
             for (int i = 0; i < kChunks; ++i) {
@@ -164,11 +167,14 @@ struct EdgeTerms<S, I, Team, 1, true> {
               TileLeft<false> left;
               left.set(one.x, one.y, two.x, two.y);
 #pragma unroll
-              for (int side = 0; side < kSides; ++side) multiply_tile(d[side], left, right[side][i], i == 0);
+              for (int side = 0; side < kSides; ++side) {
+                if (some + side * kTileEdges >= shape.edges) break;
+                multiply_tile(d[side], left, right[side][i], i == 0);
+              }
             }
 #pragma unroll
             for (int side = 0; side < kSides; ++side) {
-              const bool there = some + side * kTileEdges + tile_pair() < shape.edges && column < 4 * shape.lanes;
+              const bool there = some + side * kTileEdges + tile_pair() < shape.edges;
               if (!there) continue;
               float2* here = reinterpret_cast<float2*>(to + side * kTileEdges * shape.pitch);
               float2* next = reinterpret_cast<float2*>(to + (side * kTileEdges + 1) * shape.pitch);
@@ -179,7 +185,6 @@ struct EdgeTerms<S, I, Team, 1, true> {
               *here = {d[side][0], d[side][2]}, *next = {d[side][1], d[side][3]};
             }
           }
-          if (shape.lanes < 4) to += 4 * shape.lanes - kTileColumns;
         }
       }
     }
@@ -204,5 +209,8 @@ struct EdgeTerms<S, I, Team, 1, true> {
     }
   }
 };
+
+template <class S, class I, class Team, int kVecs, int kMode>
+using EdgeTerms = std::conditional_t<kMode == kEdgeTiles, TermsInTiles<S, I, Team>, TermsByLane<S, I, Team, kVecs>>;
 
 }  // namespace edgeless::cuda

@@ -82,7 +82,7 @@ struct ExactWalk : TeamOfHead {
     if (args.proj) {
       const float* attr =
           reinterpret_cast<const float*>(args.edge_attr.base + edge.at / args.heads * args.edge_attr.row);
-      const int columns = args.proj_head;
+      const int columns = 4 * args.key_vectors;
       const float* proj = args.proj + static_cast<int64_t>(head) * args.edge_dim * columns + column;
       for (int d = 0; d < args.edge_dim; ++d) x = fma(double(attr[d]), double(proj[int64_t(d) * columns]), x);
     }

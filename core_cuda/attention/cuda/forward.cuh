@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
 
   if (walk.pending) ask_row(walk.row);
   EdgeWindow<I, kEdges, kTurns> window(args.graph, walk);
-  EdgeOptions<Fn, S, Team, I, true, kMode == kEdgeTerm> options(args, place, walk, window.slot);
+  EdgeOptions<Fn, S, Team, I, true, has_edge_term(kMode)> options(args, place, walk, window.slot);
   constexpr bool kAhead = Fn::kAtt && kMode == kPlain && Team::kBatch <= 4 && Team::kWidth > 4;
   std::conditional_t<kAhead, Ahead<I, Team::kWidth, kVecs, kEdges>, NotAhead> ahead(args.graph, place.lane,
                                                                                     args.key_vectors, walk);
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
     ahead.advance(walk);
     if constexpr (kMode >= kOptions) options.draw(args, seed, place.head, window.slot);
     if (kKeys && fresh) take_row();
-    if constexpr (kMode == kEdgeTerm) EdgeTerms<S, I, Team, kVecs>::make(args, options.ids);
+    if constexpr (has_edge_term(kMode)) EdgeTerms<S, I, Team, kVecs, kMode>::make(args, options.ids);
 
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
@@ -188,15 +188,15 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       A s;
       if constexpr (kKeys) {
         A partial[kRows];
-        A termed[kMode == kEdgeTerm ? kRows : 1][kPer];  // keys with the edge term
-        if constexpr (kMode == kEdgeTerm) {
-          EdgeTerms<S, I, Team, kVecs>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
+        A termed[has_edge_term(kMode) ? kRows : 1][kPer];  // keys with the edge term
+        if constexpr (has_edge_term(kMode)) {
+          EdgeTerms<S, I, Team, kVecs, kMode>::add(args, place, options.ids, turn, n, key_raw[turn], termed);
         }
 #pragma unroll
         for (int u = 0; u < kRows; ++u) {
           A other[kPer];
           unpack_all<S, kVecs>(key_raw[turn][u], other);
-          if constexpr (kMode == kEdgeTerm) {
+          if constexpr (has_edge_term(kMode)) {
 #pragma unroll
             for (int k = 0; k < kPer; ++k) other[k] = termed[u][k];
           }

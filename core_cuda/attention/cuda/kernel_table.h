@@ -9,7 +9,8 @@
 //                            tensor cores take every row of that width. Rows of one vector: also teams of 4 lanes with
 //                            an edge each.
 //   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes, and any team with batches of 4 or 8 edges;
-//                            4 vectors, any team
+//                            4 vectors, any team. 16-bit, gatv2 with edge features, teams of 1 or 2 lanes: also in
+//                            tiles
 //   f64, any int64           4 vectors, any team, with all options
 //   16-bit, of four          1 vector of 8 bytes, teams of 1 lane: as above; int64 with all options
 #pragma once
@@ -21,8 +22,10 @@
 
 namespace edgeless::cuda {
 
-// Which options a kernel carries: none; all but the edge term of gatv2; that as well.
-enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2 };
+// Which options a kernel carries: none; all but the edge term of gatv2; that as well, made by each lane or in tiles
+// (edge_term.cuh).
+enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2, kEdgeTiles = 3 };
+constexpr bool has_edge_term(int mode) { return mode >= kEdgeTerm; }
 
 // 16-bit numbers, eight of a vector.
 constexpr bool is_half(Storage storage) { return storage == Storage::bf16 || storage == Storage::f16; }
@@ -32,13 +35,8 @@ constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass !=
 
 constexpr int kMmaVectors = 16;
 constexpr bool use_mma(Pass pass, Score score, Storage storage, Mode mode, int vectors) {
-  if (score == Score::gat || !is_half(storage) || mode == kEdgeTerm || vectors > kMmaVectors) return false;
+  if (score == Score::gat || !is_half(storage) || has_edge_term(mode) || vectors > kMmaVectors) return false;
   return vectors > most_without_mma(pass, score);
-}
-
-// Whether a kernel makes gatv2's edge term on the tensor cores (edge_term.cuh). vectors: of a lane.
-constexpr bool terms_on_cores(bool sixteen_bits, bool wide_index, int vectors) {
-  return sixteen_bits && !wide_index && vectors == 1;
 }
 
 // Edges of a batch: four. Eight where rows of the graph are long and an edge gathers one row of features alone, which
@@ -117,6 +115,7 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   }
   if (storage == Storage::f64) return table;
   table.add({false, false, false, 1, 0, 4, kOptions});
+  const bool edge_tiles = all == kEdgeTerm && storage != Storage::f32;
   if (all == kEdgeTerm) table.add({false, false, false, 1, 0, 4, kEdgeTerm});
   if (most > 4 && many_edges(pass, score) > 4 && any_without_mma(pass, score, storage, 4, 32, kOptions)) {
     table.add({false, false, false, 1, 0, many_edges(pass, score), kOptions});
@@ -126,6 +125,7 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
       const Kernel kernel{false, false, false, 1, lanes, 4, mode};
       if (any_without_mma(pass, score, storage, lanes - 1, lanes, mode) && !table.has(kernel)) table.add(kernel);
     }
+    if (edge_tiles) table.add({false, false, false, 1, lanes, 4, kEdgeTiles});
   }
   for (int lanes = 1; lanes <= std::min(most, 4); lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes == 1 ? -1 : lanes / 2, lanes)) continue;

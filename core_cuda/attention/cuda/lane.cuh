@@ -12,7 +12,7 @@ template <class Fn, class S, class Team>
 constexpr int min_blocks(Pass pass, int mode, int vectors) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
   return min_blocks(pass, Fn::kScore, mode == kPlain, vectors, vectors * kNumbers, Team::kRows * Team::kTurns,
-                    Team::kNarrow, mode == kEdgeTerm);
+                    Team::kNarrow, has_edge_term(mode));
 }
 
 // Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its last vector,

@@ -19,8 +19,9 @@ struct Problem {
   Storage storage = Storage::f32;
   bool wide_index = false;
   bool options = false;    // anything beyond the plain inputs
-  bool edge_term = false;  // gatv2 with edge features
-  int edge_arrays = 0;     // read by edge: terms of the logit or the value, weights, features of gatv2
+  bool edge_term = false;  // gatv2 with edge features, so many:
+  int edge_dim = 0;
+  int edge_arrays = 0;  // read by edge: terms of the logit or the value, weights, features of gatv2
   int heads = 1;
   int key_vectors = 0, value_vectors = 0;
   int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // rows of what is gathered
@@ -97,9 +98,6 @@ inline int vectors_of_row(const Problem& problem) {
   return std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
 }
 
-// Vectors of a lane in kernels with options, but for those of mma.cuh, int64 and float64. vectors: of a row.
-constexpr int vectors_with_options(int vectors) { return vectors <= 32 ? 1 : 4; }
-
 // One of kernels_of().
 inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
@@ -122,7 +120,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     const int whole = kernel.vectors * kernel.lanes;
     kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
   } else if (mode != kPlain || (vectors > 64 && problem.storage != Storage::f32)) {
-    kernel.vectors = vectors_with_options(vectors);
+    kernel.vectors = vectors <= 32 ? 1 : 4;
     if (kernel.vectors == 4) kernel.mode = all;
     if (kernel.mode == kPlain) kernel.mode = kOptions;
     if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_rows)) {
@@ -175,7 +173,7 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
   // Of those the number that is worth most: few teams without work, and little that a slice reads beside its rows.
   double best = 0;
-  for (int heads = 1; heads <= most; heads += mma || problem.edge_term ? heads : 1) {
+  for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
     const double bytes = double(vector) * heads * (keys + values);
     const double worth = double(busy) / teams * problem.heads / (slices * heads) * bytes / (bytes + kBesideRows);
@@ -189,7 +187,7 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
   const int numbers = kernel.vectors * vector_numbers(problem.storage) * arithmetic_bytes(problem.storage) / 4;
   return min_blocks(problem.pass, problem.score, plain, kernel.vectors, numbers, kernel.edges_of_lane(),
-                    is_narrow(kernel.lanes), kernel.mode == kEdgeTerm);
+                    is_narrow(kernel.lanes), has_edge_term(kernel.mode));
 }
 
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
@@ -214,12 +212,22 @@ inline void choose_partition(const Problem& problem, const Device& device, int b
   plan.slots = number_of_slots(problem.num_edges, part.piece);
 }
 
+// Whether gatv2's edge term is made in tiles (edge_term.cuh): by narrow teams, each of whose lanes would read W for an
+// edge or two, where several heads walk an edge together.
+inline bool terms_in_tiles(const Problem& problem, const Plan& plan) {
+  const int heads = plan.layout.heads_per_slice, lanes = heads << plan.layout.team_log2;
+  const bool sixteen_bits = is_half(problem.storage) || is_of_four(problem.storage);
+  return sixteen_bits && plan.kernel.mode == kEdgeTerm && !plan.kernel.wide_index && is_narrow(plan.kernel.lanes) &&
+         (heads & (heads - 1)) == 0 && lanes >= kLeastTermLanes && problem.edge_dim >= kLeastTermFeatures;
+}
+
 inline Plan make_plan(const Problem& problem, const Device& device) {
   Plan plan;
   plan.kernel = choose_kernel(problem, device);
   if (plan.kernel.vectors) {
     plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
     choose_slice(problem, device, plan.kernel.mma, plan.layout);
+    if (terms_in_tiles(problem, plan)) plan.kernel.mode = kEdgeTiles;
     choose_partition(problem, device, resident_blocks(problem, plan.kernel), plan);
   }
   return plan;
