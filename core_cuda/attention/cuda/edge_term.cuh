@@ -54,11 +54,11 @@ struct TermsByLane {
   }
 };
 
-// The warp's teams make the terms of all edges of their batches together, on the tensor cores (edge_tiles.cuh), and pass
-// them on by shared memory: an edge's row there has the numbers of all of the warp's lanes that walk it, four of each
-// lane, then the next four of each. So W is read once for sixteen edges, and nothing is exchanged for each feature. The
-// lanes that walk an edge are a power of two and four at least (terms_in_tiles()): a warp has all of them, or they are
-// all of a warp's. Not of floats, which take three products in place of one: they are as fast without.
+// The warp's teams make the terms of all edges of their batches together, on the tensor cores (edge_tiles.cuh), and
+// pass them on by shared memory: an edge's row there has the numbers of all of the warp's lanes that walk it, four of
+// each lane, then the next four of each. So W is read once for sixteen edges, and nothing is exchanged for each
+// feature. The lanes that walk an edge are a power of two and four at least (terms_in_tiles()): a warp has all of them,
+// or they are all of a warp's. Not of floats, which take three products in place of one: they are as fast without.
 template <class S, class I, class Team>
 struct TermsInTiles {
   static constexpr int kV = kVec<S>, kBatch = Team::kBatch;
