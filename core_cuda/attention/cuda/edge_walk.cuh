@@ -41,6 +41,16 @@ struct Numbers {
   }
 };
 
+// A thread's numbers of a row.
+template <class S, int kColumns>
+__device__ __forceinline__ void load_columns(const char* from, Arithmetic<S> (&x)[kColumns]) {
+  if constexpr (kColumns == 1) {
+    x[0] = to_arithmetic(__ldg(reinterpret_cast<const S*>(from)));
+  } else {
+    Numbers<S, kColumns>::load(reinterpret_cast<const S*>(from), x);
+  }
+}
+
 template <int kDim>
 struct Dim {
   static constexpr int value = kDim;
