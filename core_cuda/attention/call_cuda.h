@@ -80,13 +80,10 @@ class Call {
       args.edge_attr.row = static_cast<uint32_t>(attr.stride(0) * attr.element_size());
       args.edge_dim = static_cast<int>(in.edge_dim());
       args.proj = keep(padded(in.edge_proj->transpose(1, 2), args.key_vectors * vector_));
-      args.given_proj = keep(in.edge_proj->contiguous());
-      const auto begins = [](const void* base, int64_t bytes) {
-        return reinterpret_cast<uintptr_t>(base) % bytes == 0;
-      };
-      const int64_t pair = 2 * attr.element_size();
-      args.edge_in_pairs = args.edge_dim % 2 == 0 && begins(args.given_proj, 2 * sizeof(A)) &&
-                           begins(args.edge_attr.base, pair) && args.edge_attr.row % pair == 0;
+      const Tensor given = in.edge_proj->contiguous();
+      args.given_proj = keep(given);
+      const auto in_pairs = [](const Tensor& t) { return vector_bytes(t) >= 2 * t.element_size(); };
+      args.edge_in_pairs = in_pairs(attr.unsqueeze(1)) && in_pairs(given);
     }
   }
 

@@ -218,7 +218,7 @@ bool makes_all_by_products(const AttentionCall& in, const AttentionChoice& needs
 // The gradients of gatv2's edge term. With G = ds LeakyReLU'(hidden), a number for an edge and each of the H D columns:
 // d attr = G (att W), d W = att sum of G e^T, and att gets the edge term's share, sum of W G^T e (scores.cuh). Of many
 // features, and for d attr of many columns, G is written, for a chunk of edges at a time. ds: by id, or in the order of
-// the graph where makes_all_by_products().
+// the graph where the call's ds_in_order, which is makes_all_by_products().
 template <class A>
 void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Tensor& ds, const AttentionChoice& needs,
                           std::vector<Tensor>& grads, Tensor& att_share) {
@@ -228,7 +228,7 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   const Tensor attr = in.edge_attr->contiguous();
   const bool of_attr = needs[kEdgeAttr], of_sums = needs[kEdgeProj] || needs[kAtt];
   EdgeProducts<A> args;
-  args.edges = edge_features(in, attr, makes_all_by_products<A>(in, needs));
+  args.edges = edge_features(in, attr, call.args.ds_in_order);
   args.ds = ds.data_ptr<A>(), args.dst = call.args.dst, args.src = call.args.src;
   args.channels = static_cast<int>(in.dim()), args.slope = A(in.coefficient);
   args.proj = proj.data_ptr<A>();
@@ -245,7 +245,7 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   } else if (of_sums) {
     sums = at::zeros({width, in.edge_dim()}, call.numbers());
   }
-  if (!few || (of_attr && !of_attr_too)) {
+  if (!call.args.ds_in_order) {
     const auto ends = at::empty({2, edges}, in.graph.csr[1].options());
     const void *dst_end = ends[0].const_data_ptr(), *src_end = ends[1].const_data_ptr();
     C10_CUDA_CHECK(ends_of_edges(args.edges, ends[0].data_ptr(), ends[1].data_ptr(), call.stream()));

@@ -12,11 +12,12 @@
 
 namespace edgeless::cuda {
 
+// Edges of a tile, as shared memory holds.
 template <int kDim, bool kAttrGrad>
 constexpr int kEdgesOfTiles = kAttrGrad   ? kEdgesOfUnit
                               : kDim > 16 ? 2 * kEdgesOfUnit
                                           : 4 * kEdgesOfUnit;
-// Divides the blocks of a multiprocessor (kBlocksOfProducts).
+// Blocks that a multiprocessor holds at once, so that kBlocksOfProducts are a whole number of rounds.
 template <int kDim>
 constexpr int kBlocksOfTiles = kDim > 16 ? 2 : 4;
 

@@ -4,7 +4,8 @@
 // A block walks a range of the edges in tiles. Each of its threads has a few columns that lie side by side, whose sums
 // stay in registers, and takes every few edges of a tile; all read the tile's features from shared memory. What gatv2
 // needs of an edge, its hidden numbers, is made anew of the rows of both ends: nothing of the size of edges by columns
-// is written. Blocks' sums are added up by a later launch, in their order.
+// is written. Blocks' sums are added up by a later launch, in their order. In float arithmetic gatv2's of an even
+// number of channels are those of edge_product_tiles.cuh.
 #include "edge_product_tiles.cuh"
 #include "edge_terms.h"
 #include "edge_walk.cuh"
