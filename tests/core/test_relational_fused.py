@@ -90,6 +90,15 @@ def test_every_width(dtype, k, m):
     check(graph, dtype, k, m, own_width=32, reduce="mean", out_dtype=torch.float32)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("k,m", [(4, 4), (12, 20), (28, 4), (32, 32), (32, 36), (60, 12), (100, 4), (4, 128)])
+def test_every_width_of_floats(k, m, weighted):
+    graph = graph_of(700, 650, 9000, 3, hub=1500)
+    assert relational.fuses(graph, torch.empty(3, k, m), torch.float32)
+    weights = leaf(9000, dtype=torch.float32, seed=5).detach() if weighted else None
+    check(graph, torch.float32, k, m, own_width=k, weights=weights)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k,m", [(20, 64), (64, 132), (136, 64), (7, 5)])
 def test_other_widths_fall_back(dtype, k, m):

@@ -1,8 +1,8 @@
 // The gradients of a typed product of sums: of what was summed, and of the weight. A block sums the gradients of a
 // tile's edges into shared memory, g, while the rows x of its pieces are on their way there, and makes both products of
-// them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block. Shared memory: x,
-// of floats of two tiles, and g [64][width], the weight [width][width] as it lies in memory, what making the sums
-// takes.
+// them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block. Shared memory: x
+// and g [64][width], the weight [width][width] as it lies in memory, of up to 64
+// floats in fragments, what making the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -12,15 +12,20 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
+template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct Shape {
-  static constexpr int kStride = kTileStride<S, kWidth>;
+  static constexpr bool kFragments = kInFragments<S, kWidth>;
+  // Floats are read across rows more often than along them.
+  static constexpr int kStride = kFragments ? kWidth + 8 : kTileStride<S, kWidth>;
   static constexpr int kTile = kTilePieces * kStride;
-  static constexpr int kOwn = (TileSums<S, kWidth, kColumns>::kOthersAhead ? 2 : 1) * kTile;
-  static constexpr int kBytes =
-      (kOwn + kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth, kColumns>::kBytes;
+  using Sums = TileSums<S, kWidth, kColumns, kStride>;
+  static constexpr int kWeight = kFragments ? 4 * kFragmentVectors<kWidth> : kWidth * kStride;
+  static constexpr int kBytes = (2 * kTile + kWeight) * static_cast<int>(sizeof(S)) + Sums::kBytes;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 || kColumns < 64 ? 2 : 4;
+  static constexpr int kBlocks = kWidth > 64                       ? (sizeof(S) == 4 ? 1 : 2)
+                                 : kColumns < kWarpColumns<kWidth> ? 2
+                                 : sizeof(S) == 4 && kWidth == 64  ? 3
+                                                                   : 4;
 };
 
 // Which rows of x the thread asks for in a tile, known a tile ahead; where there is none, one of an earlier tile, or
@@ -39,6 +44,7 @@ struct OwnRows {
     }
   }
 
+  template <int kStride>
   __device__ __forceinline__ void load(TileNumber<S>* tile, const Rows& x, int count, int width) const {
     const bool inside = in_line < width;
     const char* numbers = static_cast<const char*>(x.numbers) + (inside ? in_line * sizeof(S) : 0);
@@ -46,10 +52,23 @@ struct OwnRows {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       const int at = line + i * kLines;
-      projection::copy_vector(tile + at * kTileStride<S, kWidth> + in_line, row_address(numbers, rows[i], row_bytes),
+      projection::copy_vector(tile + at * kStride + in_line, row_address(numbers, rows[i], row_bytes),
                               inside && at < count);
     }
   }
+};
+
+// A warp's place in the sum of x^T g: 16 rows of every 64 and the columns it has of other products, or, of floats,
+// whose splitting takes longer than their products, a square.
+template <class S, int kWidth, int kColumns>
+struct OuterPlace : FusedPlace<kWidth, kColumns> {
+  static constexpr int kDown = kWidth / 64, kStep = 64;
+};
+
+template <int kWidth>
+struct OuterPlace<float, kWidth, kWidth> {
+  static constexpr int kDown = kWidth / 32, kStep = 16, kSides = kWidth / 16;
+  int down = threadIdx.x / 64 * (kWidth / 2), side = threadIdx.x / 32 % 2 * (kWidth / 2);
 };
 
 template <class S, int kWidth, int kColumns>
@@ -62,7 +81,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   extern __shared__ float4 memory[];
   __shared__ TileWalk::Begins begins;
   T* x = reinterpret_cast<T*>(memory);
-  T* g = x + Of::kOwn;
+  T* g = x + Of::kTile;
   T* weight = g + Of::kTile;
   const Range range = range_of_block(args.pieces.by_type(), args.share);
   if (range.begin >= range.end) return;
@@ -70,10 +89,9 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
   OwnRows<S, kWidth, kThreads> own;
   own.find(args.pieces.rows, walk.bounds[0], walk.bounds[1]);
-  if (args.out) {
-    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(
-        weight, static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type, args.weight.row_numbers, in,
-        out);
+  const T* const weight_at = static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type;
+  if (!Of::kFragments && args.out) {
+    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(weight, weight_at, args.weight.row_numbers, in, out);
   }
   if constexpr (std::is_same_v<S, float>) {  // columns outside stay zero
     for (int i = threadIdx.x; i < Of::kTile / 4; i += kThreads) {
@@ -81,22 +99,21 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
     }
   }
   const FusedPlace<kWidth, kColumns> place;
-  TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, weight + kWidth * kStride);
-  constexpr int kDown = kWidth / 64;
-  WarpSum<kDown, place.kSides> outer;
-  constexpr bool kAhead = TileSums<S, kWidth, kColumns>::kOthersAhead;
-  T* next_x = kAhead ? x + Of::kTile : x;
-  if (kAhead && args.partial) {
-    own.load(x, args.x, walk.count(), in);
-    own.find(args.pieces.rows, walk.bounds[1], walk.bounds[2]);
-  }
+  typename Of::Sums sums(args.neighbors, walk, g, weight + Of::kWeight);
+  const OuterPlace<S, kWidth, kColumns> outer_place;
+  constexpr int kDown = outer_place.kDown, kOuterSides = outer_place.kSides, kStep = outer_place.kStep;
+  WarpSum<kDown, kOuterSides> outer;
   sums.start();
+  uint4* const fragments = reinterpret_cast<uint4*>(weight);
+  if constexpr (Of::kFragments) {  // while the first rows are on their way
+    if (args.out) put_fragments<kWidth, true, false, kThreads>(fragments, weight_at, args.weight.row_numbers, out, in);
+  }
   while (true) {
     const int count = walk.count(), depth = round_up(count, kMmaDepth<S>);
     const auto ask_own = [&] {
       if (!args.partial) return;
-      own.load(next_x, args.x, walk.bounds[kAhead + 1] - walk.bounds[kAhead], in);
-      own.find(args.pieces.rows, walk.bounds[kAhead + 1], walk.bounds[kAhead + 2]);
+      own.template load<kStride>(x, args.x, count, in);
+      own.find(args.pieces.rows, walk.bounds[1], walk.bounds[2]);
     };
     const bool there = args.out && place.down < count && place.side < in;
     const int out_depth = round_up(out, kMmaDepth<S>);
@@ -104,9 +121,9 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
       store_sums<true>(static_cast<S*>(args.out) + static_cast<int64_t>(walk.first()) * in, in, count, in, place.down,
                        place.side, product.of[0]);
     };
-    if constexpr (place.kBeside == 1) {  // a warp has whole rows of g
+    if constexpr (sizeof(S) == 2 && place.kBeside == 1) {  // a warp has whole rows of g
       const auto sum = sums.sum(ask_own);
-      sums.template put<kStride>(g, sum);
+      sums.put(sum);
       if (there) {
         WarpSum<1, place.kSides> product;
         add_product<S, false, kStride>(as_rows<S>(sum), weight, place.side, out_depth, product);
@@ -115,43 +132,52 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
       sums.await_others();
       __syncthreads();
     } else {
-      sums.template to_tile<kStride, false>(g, ask_own);
+      sums.template to_tile<false>(ask_own);
       if (there) {
         WarpSum<1, place.kSides> product;
-        add_product<S, false, false, kStride, 0>(g, weight, place.down, place.side, out_depth, product);
-        make_again<S>(product.of[0], place.down, place.side, count, in, {g, kStride, 1}, {weight, kStride, 1}, out);
+        Lines<T> columns;
+        if constexpr (Of::kFragments) {
+          multiply_fragments<kWidth, false, kStride>(g, fragments, place.down, place.side, out_depth, product);
+          columns = {weight_at, static_cast<int>(args.weight.row_numbers), 1};
+        } else {
+          add_product<S, false, false, kStride, 0>(g, weight, place.down, place.side, out_depth, product);
+          columns = {weight, kStride, 1};
+        }
+        make_again<S>(product.of[0], place.down, place.side, count, in, {g, kStride, 1}, columns, out);
         store(product);
       }
     }
-    if (args.partial && place.down < in && place.side < out) {
+    if (args.partial && outer_place.down < in && outer_place.side < out) {
       if constexpr (std::is_same_v<S, float>) {
+        constexpr int kAtOnce = kStep == 16 ? kDown : 1;
 #pragma unroll
-        for (int i = 0; i < kDown; ++i) {
-          WarpSum<1, place.kSides> product;
-          const int down = place.down + 64 * i;
-          add_product<S, true, true, kStride, 0>(x, g, down, place.side, depth, product);
-          make_again<S>(product.of[0], down, place.side, in, out, {x, 1, kStride}, {g, 1, kStride}, count);
+        for (int i = 0; i < kDown; i += kAtOnce) {
+          WarpSum<kAtOnce, kOuterSides> product;
+          const int down = outer_place.down + kStep * i, side = outer_place.side;
+          add_product<S, true, true, kStride, kStep>(x, g, down, side, depth, product);
 #pragma unroll
-          for (int j = 0; j < place.kSides * 4; ++j) outer.of[i][j / 4][j % 4] += product.of[0][j / 4][j % 4];
+          for (int h = 0; h < kAtOnce; ++h) {
+            make_again<S>(product.of[h], down + kStep * h, side, in, out, {x, 1, kStride}, {g, 1, kStride}, count);
+#pragma unroll
+            for (int j = 0; j < kOuterSides * 4; ++j) outer.of[i + h][j / 4][j % 4] += product.of[h][j / 4][j % 4];
+          }
         }
       } else {
-        add_product<S, true, true, kStride, 64>(x, g, place.down, place.side, depth, outer);
+        add_product<S, true, true, kStride, kStep>(x, g, outer_place.down, outer_place.side, depth, outer);
       }
     }
     if (!walk.more()) break;
     sums.advance();
-    T* const this_x = x;
-    x = next_x, next_x = this_x;
   }
   if (!args.partial) return;
   float* partial = args.partial + static_cast<int64_t>(blockIdx.x) * in * out;
 #pragma unroll
   for (int i = 0; i < kDown; ++i) {
-    store_sums<false>(partial, out, in, out, place.down + 64 * i, place.side, outer.of[i]);
+    store_sums<false>(partial, out, in, out, outer_place.down + kStep * i, outer_place.side, outer.of[i]);
   }
 }
 
-template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
+template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 cudaError_t launch(const PieceGradientsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   using Of = Shape<S, kWidth, kColumns>;
@@ -177,9 +203,10 @@ cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args,
   return of_storage<true>(storage, [&](auto zero) {
     using S = decltype(zero);
     const bool narrow = args.in_width <= 64 && args.out_width <= 64;
-    if constexpr (sizeof(S) == 2) {
-      if (narrow && args.few) return launch<S, 64, kFewColumns>(args, stream);
+    if constexpr (sizeof(S) == 4) {
+      if (args.in_width <= 32 && args.out_width <= 32) return launch<S, 32>(args, stream);
     }
+    if (narrow && args.few) return launch<S, 64, kFewColumns>(args, stream);
     return narrow ? launch<S, 64>(args, stream) : launch<S, 128>(args, stream);
   });
 }

@@ -1,7 +1,7 @@
 // Sums of pieces times the matrix of their type: a block sums the edges of a tile of pieces, as tile_sums.cuh and
 // tensor_sums.cuh do, and multiplies the sums, so they are never written. The weight stays for all tiles of a block.
-// Shared memory: the sums [64][width], but for rows that a warp has whole, the weight [width][width] as
-// [depth][column], what making the sums takes.
+// Shared memory: the sums [64][width], but for 16-bit rows that a warp has whole, the weight [width][width] as
+// [depth][column], of up to 64 floats in fragments, what making the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -11,15 +11,19 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
+template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>;
-  static constexpr bool kWholeRows = FusedPlace<kWidth, kColumns>::kBeside == 1;
+  static constexpr bool kWholeRows = sizeof(S) == 2 && FusedPlace<kWidth, kColumns>::kBeside == 1;
+  static constexpr bool kFragments = kInFragments<S, kWidth>;
   static constexpr int kTile = kWholeRows ? 0 : kTilePieces * kStride;
-  static constexpr int kBytes =
-      (kTile + kWidth * kStride) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth, kColumns>::kBytes;
+  static constexpr int kWeight = kFragments ? 4 * kFragmentVectors<kWidth> : kWidth * kStride;
+  static constexpr int kBytes = (kTile + kWeight) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth, kColumns>::kBytes;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : kColumns < 64 ? 2 : 5;
+  static constexpr int kBlocks = kWidth > 64                       ? (sizeof(S) == 4 ? 1 : 2)
+                                 : kColumns < kWarpColumns<kWidth> ? 2
+                                 : sizeof(S) == 4 && kWidth == 64  ? 4
+                                                                   : 5;
 };
 
 template <class S, int kWidth, int kColumns>
@@ -36,17 +40,24 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   const Range range = range_of_block(args.pieces.by_type(), args.share);
   if (range.begin >= range.end) return;
   TileWalk walk(args.pieces.tiles, args.pieces.ptr, static_cast<int>(range.begin), static_cast<int>(range.end), begins);
-  ask_for_matrix<kWidth, kWidth, kStride, kThreads>(
-      weight, static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type, args.weight.row_numbers,
-      args.in_width, args.out_width);
+  const T* const weight_at = static_cast<const T*>(args.weight.numbers) + range.type * args.weight_type;
+  if constexpr (!Of::kFragments) {
+    ask_for_matrix<kWidth, kWidth, kStride, kThreads>(weight, weight_at, args.weight.row_numbers, args.in_width,
+                                                      args.out_width);
+  }
   if constexpr (std::is_same_v<S, float>) {  // columns outside stay zero
     for (int i = threadIdx.x; i < Of::kTile / 4; i += kThreads) {
       reinterpret_cast<float4*>(tile)[i] = make_float4(0, 0, 0, 0);
     }
   }
   const FusedPlace<kWidth, kColumns> place;
-  TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, weight + kWidth * kStride);
+  TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, tile, weight + Of::kWeight);
   sums.start();
+  uint4* const fragments = reinterpret_cast<uint4*>(weight);
+  if constexpr (Of::kFragments) {  // while the first rows are on their way
+    put_fragments<kWidth, false, false, kThreads>(fragments, weight_at, args.weight.row_numbers, args.in_width,
+                                                  args.out_width);
+  }
   while (true) {
     const int count = walk.count(), depth = round_up(args.in_width, kMmaDepth<S>);
     const bool there = place.down < count && place.side < args.out_width;
@@ -62,12 +73,19 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
         store(product);
       }
     } else {
-      sums.template to_tile<kStride, false>(tile, [] {});
+      sums.template to_tile<false>([] {});
       if (there) {
         WarpSum<1, place.kSides> product;
-        add_product<S, false, true, kStride, 0>(tile, weight, place.down, place.side, depth, product);
-        make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1},
-                      {weight, 1, kStride}, args.in_width);
+        Lines<T> columns;
+        if constexpr (Of::kFragments) {
+          multiply_fragments<kWidth, false, kStride>(tile, fragments, place.down, place.side, depth, product);
+          columns = {weight_at, 1, static_cast<int>(args.weight.row_numbers)};
+        } else {
+          add_product<S, false, true, kStride, 0>(tile, weight, place.down, place.side, depth, product);
+          columns = {weight, 1, kStride};
+        }
+        make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1}, columns,
+                      args.in_width);
         store(product);
       }
     }
@@ -76,7 +94,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   }
 }
 
-template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
+template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 cudaError_t launch(const PieceProductsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   using Of = Shape<S, kWidth, kColumns>;
@@ -102,9 +120,10 @@ cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, c
   return of_storage<true>(storage, [&](auto zero) {
     using S = decltype(zero);
     const bool narrow = args.in_width <= 64 && args.out_width <= 64;
-    if constexpr (sizeof(S) == 2) {
-      if (narrow && args.few) return launch<S, 64, kFewColumns>(args, stream);
+    if constexpr (sizeof(S) == 4) {
+      if (args.in_width <= 32 && args.out_width <= 32) return launch<S, 32>(args, stream);
     }
+    if (narrow && args.few) return launch<S, 64, kFewColumns>(args, stream);
     return narrow ? launch<S, 64>(args, stream) : launch<S, 128>(args, stream);
   });
 }

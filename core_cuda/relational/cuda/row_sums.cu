@@ -1,8 +1,8 @@
 // Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
 // neighbours of a tile of rows, as tile_sums.cuh and tensor_sums.cuh do, while the rows' own are on their way,
 // multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
-// neighbours sums are made before (hub_sums.cu). Shared memory: own rows [64][width], of floats those of
-// two tiles and the sums [64][width], the matrix [width][width] as it lies in memory, what making the sums takes.
+// neighbours sums are made before (hub_sums.cu). Shared memory: own rows [64][width], the matrix [width][width] as it
+// lies in memory, of up to 64 floats in fragments, of floats the sums [64][width], what making them takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -12,15 +12,22 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
+// Of 64 floats memory is for two blocks only: they have twice as many warps.
+template <class S, int kWidth>
+constexpr int kRowColumns = sizeof(S) == 4 && kWidth == 64 ? kFewColumns : kWarpColumns<kWidth>;
+
+template <class S, int kWidth, int kColumns = kRowColumns<S, kWidth>>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
-  static constexpr int kOwn = (TileSums<S, kWidth, kColumns>::kOthersAhead ? 2 : 1) * kTilePieces * kStride;
+  using Sums = TileSums<S, kWidth, kColumns, kSumStride>;
+  static constexpr bool kFragments = kInFragments<S, kWidth>;
+  static constexpr int kOwn = kTilePieces * kStride,
+                       kRoot = kFragments ? 8 * kFragmentVectors<kWidth> : kWidth * kStride;
   static constexpr int kSums = std::is_same_v<S, float> ? kTilePieces * kSumStride : 0;
-  static constexpr int kBytes = (kOwn + kWidth * kStride) * static_cast<int>(sizeof(S)) +
-                                kSums * static_cast<int>(sizeof(float)) + TileSums<S, kWidth, kColumns>::kBytes;
+  static constexpr int kBytes =
+      (kOwn + kRoot) * static_cast<int>(sizeof(S)) + kSums * static_cast<int>(sizeof(float)) + Sums::kBytes;
   // That a multiprocessor has registers for.
-  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : sizeof(S) == 4 ? 3 : kColumns < 64 ? 2 : 4;
+  static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : kColumns < kWarpColumns<kWidth> ? 2 : 4;
 };
 
 // The bias at `column` and the one behind it.
@@ -43,12 +50,13 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   __shared__ TileWalk::Begins begins;
   T* own = reinterpret_cast<T*>(memory);
   T* root = own + Of::kOwn;
-  float* tile = reinterpret_cast<float*>(root + kWidth * kStride);
+  T* tile = root + Of::kRoot;  // of floats
   const int width = args.width, tiles = args.num_tiles;
   const int begin = min(static_cast<int>(blockIdx.x) * args.share, tiles), end = min(begin + args.share, tiles);
   if (begin >= end) return;
   TileWalk walk(args.tiles, args.ptr, begin, end, begins);
-  if (args.own.numbers) {
+  uint4* const fragments = reinterpret_cast<uint4*>(root);
+  if (!Of::kFragments && args.own.numbers) {
     ask_for_matrix<kWidth, kWidth, kStride, kThreads>(root, args.root.numbers, args.root.row_numbers,
                                                       kTransposed ? width : args.own_width,
                                                       kTransposed ? args.own_width : width);
@@ -61,14 +69,21 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
         static_cast<int>(min(left, int64_t{count})), args.own_width);
   };
   const FusedPlace<kWidth, kColumns> place;
-  TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, tile + Of::kSums);
+  typename Of::Sums sums(args.neighbors, walk, tile, tile + Of::kSums);
   // The product of a tile's own rows, which is added to `product`, what else is, and the store.
   const auto finish = [&](int64_t first, int count, Product& product) {
     if (args.own.numbers) {
-      add_product<S, false, !kTransposed, kStride, 0>(own, root, place.down, place.side,
-                                                      round_up(args.own_width, kMmaDepth<S>), product);
-      make_again<S>(product.of[0], place.down, place.side, count, width, {own, kStride, 1},
-                    {root, kTransposed ? kStride : 1, kTransposed ? 1 : kStride}, args.own_width);
+      const int depth = round_up(args.own_width, kMmaDepth<S>);
+      Lines<T> columns;
+      if constexpr (Of::kFragments) {
+        const int row = static_cast<int>(args.root.row_numbers);
+        multiply_fragments<kWidth, true, kStride>(own, fragments, place.down, place.side, depth, product);
+        columns = {static_cast<const T*>(args.root.numbers), kTransposed ? row : 1, kTransposed ? 1 : row};
+      } else {
+        add_product<S, false, !kTransposed, kStride, 0>(own, root, place.down, place.side, depth, product);
+        columns = {root, kTransposed ? kStride : 1, kTransposed ? 1 : kStride};
+      }
+      make_again<S>(product.of[0], place.down, place.side, count, width, {own, kStride, 1}, columns, args.own_width);
     }
     const int in_group = threadIdx.x % 4;
 #pragma unroll
@@ -95,15 +110,18 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
                         product.of[0]);
     }
   };
-  constexpr bool kAhead = TileSums<S, kWidth, kColumns>::kOthersAhead;
-  T* next_own = kAhead ? own + kTilePieces * kStride : own;
-  if (kAhead) ask_for_own(own, walk.first(), walk.count());
   sums.start();
+  if constexpr (Of::kFragments) {  // while the first rows are on their way
+    if (args.own.numbers) {
+      put_fragments<kWidth, kTransposed, true, kThreads>(fragments, static_cast<const T*>(args.root.numbers),
+                                                         args.root.row_numbers, args.own_width, width);
+    }
+  }
   while (true) {
-    const auto ask = [&] { ask_for_own(next_own, walk.bounds[kAhead], walk.bounds[kAhead + 1] - walk.bounds[kAhead]); };
+    const auto ask = [&] { ask_for_own(own, walk.first(), walk.count()); };
     Product product;
     if constexpr (std::is_same_v<S, float>) {
-      sums.template to_tile<Of::kSumStride, true>(tile, ask);
+      sums.template to_tile<true>(ask);
     } else {
       product = sums.template sum<true>(ask);
     }
@@ -111,12 +129,10 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
     if (place.down < count && place.side < width) finish(walk.first(), count, product);
     if (!walk.more()) break;
     sums.advance();
-    T* const this_own = own;
-    own = next_own, next_own = this_own;
   }
 }
 
-template <class S, int kWidth, bool kTransposed, int kColumns = kWarpColumns<S, kWidth>>
+template <class S, int kWidth, bool kTransposed, int kColumns = kRowColumns<S, kWidth>>
 cudaError_t launch(const RowSumsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   using Of = Shape<S, kWidth, kColumns>;
@@ -142,7 +158,11 @@ cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t 
   return of_storage<true>(storage, [&](auto zero) {
     using S = decltype(zero);
     const bool narrow = args.own_width <= 64 && args.width <= 64;
-    if constexpr (sizeof(S) == 2) {
+    if constexpr (sizeof(S) == 4) {
+      if (args.own_width <= 32 && args.width <= 32) {
+        return args.transposed ? launch<S, 32, true>(args, stream) : launch<S, 32, false>(args, stream);
+      }
+    } else {
       if (narrow && args.few) {
         return args.transposed ? launch<S, 64, true, kFewColumns>(args, stream)
                                : launch<S, 64, false, kFewColumns>(args, stream);

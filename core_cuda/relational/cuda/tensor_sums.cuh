@@ -30,12 +30,11 @@ __device__ __forceinline__ uint32_t cut_in_two(float weight) {
   return pack_words<S, 1>(two).w[0];
 }
 
-template <class S, int kWidth, int kColumns>
+template <class S, int kWidth, int kColumns, int kToStride>
 struct TileSums {
   static constexpr int kStride = kTileStride<S, kWidth>;
   static constexpr int kThreads = 128 * kWidth / kColumns;  // of a block
   static constexpr int kChunk = kWidth > 64 ? 64 : 96;      // edges whose rows are in shared memory together
-  static constexpr bool kOthersAhead = false;               // their memory is worth more as that of a longer chunk
   static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kChunk / kLines;
   static constexpr int kDepth = 16;  // of an mma
   static constexpr int kRows = kChunk * kStride, kWeights = kChunk + kDepth;
@@ -48,6 +47,7 @@ struct TileSums {
   const Neighbors& of;
   TileWalk& walk;
   const Place place;
+  uint16_t* tile;
   uint16_t* rows;     // of this chunk and of the next
   uint32_t* weights;  // cut in two
   int at, end;        // edges that are to be asked for next, and the end of their tile's
@@ -55,13 +55,14 @@ struct TileSums {
   float weight = 0;   // of the thread's
   int buffer = 0;     // that the next chunk is to go to
 
-  __device__ __forceinline__ TileSums(const Neighbors& of, TileWalk& walk, void* memory)
+  __device__ __forceinline__ TileSums(const Neighbors& of, TileWalk& walk, uint16_t* tile, void* memory)
       : of(of),
         walk(walk),
+        tile(tile),
         rows(static_cast<uint16_t*>(memory)),
         weights(reinterpret_cast<uint32_t*>(rows + 2 * kRows)) {}
 
-  // What these two do is said where floats are summed, in tile_sums.cuh.
+  // What these do is said where floats are summed, in tile_sums.cuh.
   __device__ __forceinline__ void start() {
     __syncthreads();
     at = walk.now()[0], end = walk.now()[walk.count()];
@@ -72,9 +73,9 @@ struct TileSums {
     find();
   }
 
-  template <int kToStride, bool kEmpty, class AskOthers>
-  __device__ __forceinline__ void to_tile(uint16_t* tile, AskOthers&& ask_others) {
-    put<kToStride>(tile, sum(ask_others));
+  template <bool kEmpty, class AskOthers>
+  __device__ __forceinline__ void to_tile(AskOthers&& ask_others) {
+    put(sum(ask_others));
     await_others();
     __syncthreads();
   }
@@ -139,9 +140,8 @@ struct TileSums {
   // Waits for what ask_others() asked for, by this thread.
   __device__ __forceinline__ static void await_others() { await_all_but_one(); }
 
-  // The warp's part of a tile as 16-bit numbers.
-  template <int kToStride>
-  __device__ __forceinline__ void put(uint16_t* tile, const Sums& sums) const {
+  // The warp's part of a tile, to it as 16-bit numbers.
+  __device__ __forceinline__ void put(const Sums& sums) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int i = 0; i < kSides * 2; ++i) {

@@ -8,10 +8,6 @@
 
 namespace edgeless::cuda::relational {
 
-// Numbers from row to row of a tile: fragments of eight rows come from all banks.
-template <class S, int kWidth>
-constexpr int kTileStride = kWidth + 16 / static_cast<int>(sizeof(S));
-
 template <class S>
 constexpr int kMmaDepth = 32 / static_cast<int>(sizeof(S));
 
@@ -120,6 +116,96 @@ __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNu
   }
 }
 
+// A matrix [depth, column] of floats, so that a lane's part of two fragments of eight columns is a vector; where
+// kTwice as two of TF32: the nearest numbers of all depths, then what is left.
+template <int kWidth>
+constexpr int kFragmentVectors = kWidth * kWidth / 4;
+
+// Whether a matrix of weights lies so in shared memory.
+template <class S, int kWidth>
+constexpr bool kInFragments = std::is_same_v<S, float> && kWidth <= 64;
+
+// Puts a matrix [depth, columns] there, or one that lies `transposed`; what is outside is zero. Whole block.
+template <int kWidth, bool kTransposed, bool kTwice, int kThreads>
+__device__ __forceinline__ void put_fragments(uint4* to, const float* from, int64_t row_numbers, int depth,
+                                              int columns) {
+#pragma unroll 4
+  for (int i = threadIdx.x; i < kFragmentVectors<kWidth>; i += kThreads) {
+    const int lane = i % 32, pair = i / 32 % (kWidth / 16), step = i / 32 / (kWidth / 16);
+    uint32_t nearest[4], rest[4];
+#pragma unroll
+    for (int h = 0; h < 4; ++h) {
+      const int row = step * 8 + h % 2 * 4 + lane % 4, column = pair * 16 + h / 2 * 8 + lane / 4;
+      float number = 0;
+      if (row < depth && column < columns) {
+        number = __ldg(kTransposed ? from + column * row_numbers + row : from + row * row_numbers + column);
+      }
+      nearest[h] = __float_as_uint(number);
+      if constexpr (kTwice) split(number, nearest[h], rest[h]);
+    }
+    to[i] = make_uint4(nearest[0], nearest[1], nearest[2], nearest[3]);
+    if constexpr (kTwice) to[kFragmentVectors<kWidth> + i] = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+  }
+}
+
+// sum = rows [down, down + 16) of a by columns [side, ...) of a matrix as put_fragments puts it, over `depth`, a
+// multiple of 8. Sums of 32 products leave the tensor cores, who round towards zero.
+template <int kWidth, bool kTwice, int kStride, int kSides>
+__device__ __forceinline__ void multiply_fragments(const float* a, const uint4* b, int down, int side, int depth,
+                                                   WarpSum<1, kSides>& sum) {
+  constexpr int kOnCores = 32, kTogether = 4;  // fragments of columns whose products do not wait for each other
+  const uint4* columns_at = b + side / 16 * 32 + threadIdx.x % 32;
+#pragma unroll
+  for (int chunk = 0; chunk < kWidth; chunk += kOnCores) {
+    if (chunk >= depth) break;
+    WarpSum<1, kSides> part;
+#pragma unroll
+    for (int step = 0; step < kOnCores / 8; ++step) {
+      const int inner = chunk + step * 8;
+      if (inner >= depth) break;
+      uint32_t x[4], rows[2][4];
+      load_fragment<false, kStride>(a, down, inner, false, x);
+#pragma unroll
+      for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), rows[0][h], rows[1][h]);
+      const uint4* at = columns_at + inner / 8 * (kWidth / 16) * 32;
+#pragma unroll
+      for (int j = 0; j < kSides; j += kTogether) {
+        uint32_t columns[2][kTogether][2];
+#pragma unroll
+        for (int h = 0; h < kTogether; h += 2) {
+          const uint4 two = at[(j + h) / 2 * 32];
+          columns[0][h][0] = two.x, columns[0][h][1] = two.y;
+          columns[0][h + 1][0] = two.z, columns[0][h + 1][1] = two.w;
+          if constexpr (kTwice) {
+            const uint4 rest = at[kFragmentVectors<kWidth> + (j + h) / 2 * 32];
+            columns[1][h][0] = rest.x, columns[1][h][1] = rest.y;
+            columns[1][h + 1][0] = rest.z, columns[1][h + 1][1] = rest.w;
+          } else {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+              const float number = __uint_as_float(columns[0][h + k / 2][k % 2]);
+              split(number, columns[0][h + k / 2][k % 2], columns[1][h + k / 2][k % 2]);
+            }
+          }
+        }
+#pragma unroll
+        for (int product = 0; product < 3; ++product) {
+#pragma unroll
+          for (int h = 0; h < kTogether; ++h) {
+            cuda::multiply_add(part.of[0][j + h], rows[product == 0], columns[product == 1][h],
+                               step == 0 && product == 0);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kSides * 4; ++i) {
+      const float more = part.of[0][i / 4][i % 4];
+      sum.of[0][i / 4][i % 4] = chunk == 0 ? more : sum.of[0][i / 4][i % 4] + more;
+    }
+  }
+}
+
 // Four sums at a time, which do not wait for each other.
 template <int kSides>
 __device__ __forceinline__ bool all_finite(const float (&sum)[kSides][4]) {
@@ -221,13 +307,13 @@ __device__ __forceinline__ void store_sums(S* to, int64_t row_numbers, int rows,
     S* at = to + row * row_numbers;
     if constexpr (std::is_same_v<S, float>) {
       if (row >= rows) continue;
+      const int first = side + 2 * in_group, left = columns - first;
+      float2* const pairs = reinterpret_cast<float2*>(at + first);
 #pragma unroll
       for (int j = 0; j < kSides; ++j) {
-        const int column = side + 8 * j + 2 * in_group;
-        if (column >= columns) continue;
+        if (8 * j >= left) continue;
         const float2 pair = make_float2(sum[j][2 * h], sum[j][2 * h + 1]);
-        float2* const to_pair = reinterpret_cast<float2*>(at + column);
-        kOnce ? __stcs(to_pair, pair) : void(*to_pair = pair);
+        kOnce ? __stcs(pairs + 4 * j, pair) : void(pairs[4 * j] = pair);
       }
     } else {
 #pragma unroll

@@ -2,20 +2,27 @@
 // here, and its neighbours the edges. Numbers of 16 bits are summed in tensor_sums.cuh, floats here, into rows of
 // shared memory.
 //
-// A team of lanes has one row of a neighbour, 16 bytes a lane. The edges of a tile lie side by side and every team
+// A team of lanes, mostly a whole warp, has one row of a neighbour. The edges of a tile lie side by side and every team
 // takes as many of them, whatever pieces they belong to: a hub's piece falls to many teams and short ones to one. Of a
-// piece that several teams share, all but the first leave their sum in shared memory, and the first adds them in their
+// piece that several teams share, all but the first leave their sum in shared memory, and the second adds them in their
 // order.
 //
-// A tile has few edges for a team, so what counts is that something is always on its way: while a tile is multiplied,
-// the first rows of the next one are, while it is summed, the ids of the next one's edges and where the pieces of the
-// one after that begin.
+// What bounds this are instructions, not bytes. So each lane looks up one edge, its row and where its piece's sum goes,
+// and leaves that in shared memory, from where all lanes read it for four edges at once; rows come to shared memory by
+// themselves, sixteen ahead; and the end of a piece is no branch.
+//
+// A tile has few edges for a team, so what counts too is that something is always on its way: while a tile is
+// multiplied, the first rows of the next one are, while it is summed, the ids of the next one's edges and where the
+// pieces of the one after that begin.
 #pragma once
+
+#include <climits>
 
 #include "../../common/words.cuh"
 #include "../../projection/cuda/tiles.cuh"
 #include "entries.cuh"
 #include "piece_tiles.h"
+#include "shared_access.cuh"
 
 namespace edgeless::cuda::relational {
 
@@ -93,68 +100,91 @@ __device__ __forceinline__ float weight_of(const Neighbors& of, int edge) {
 }
 
 // Columns of a warp's part of a tile.
-template <class S, int kWidth>
-constexpr int kWarpColumns = std::is_same_v<S, float> ? kWidth / 2 : 64;
-// The same of 16-bit numbers where there are few blocks: twice as many warps then take half as long for a tile.
+template <int kWidth>
+constexpr int kWarpColumns = kWidth < 64 ? kWidth : 64;
+// The same where there are few blocks: twice as many warps then take half as long for a tile.
 constexpr int kFewColumns = 32;
 
-// The sums of tile after tile; of 16-bit numbers in tensor_sums.cuh.
-template <class S, int kWidth, int kColumns = kWarpColumns<S, kWidth>>
+// Numbers from row to row of a tile: fragments of eight rows come from all banks.
+template <class S, int kWidth>
+constexpr int kTileStride = kWidth + 16 / static_cast<int>(sizeof(S));
+
+// The sums of tile after tile, kToStride numbers from row to row; of 16-bit numbers in tensor_sums.cuh.
+template <class S, int kWidth, int kColumns, int kToStride = kTileStride<S, kWidth>>
 struct TileSums;
 
-constexpr int kSumBatch = 4;  // rows of a team that are on their way
+constexpr int kSumBatch = 4;  // edges whose rows are asked for together
 
-template <int kWidth, int kColumns>
-struct TileSums<float, kWidth, kColumns> {
-  static constexpr int kPer = kVec<float>;
-  static constexpr int kThreads = kFusedThreads;  // of a block
-  static constexpr bool kOthersAhead = true;
-  static constexpr int kBytes = kFusedThreads * kPer * static_cast<int>(sizeof(float));  // of shared memory
-  struct Ids {
-    int index;
+template <int kWidth, int kColumns, int kToStride>
+struct TileSums<float, kWidth, kColumns, kToStride> {
+  static constexpr int kThreads = 128 * kWidth / kColumns;  // of a block
+  static constexpr int kPer = kWidth / 32;                  // numbers of a lane
+  static constexpr int kAhead = kWidth > 64 ? 8 : 16;       // rows of a team that are on their way
+  static constexpr int kTogether = 4 / kPer;                // rows that the lanes ask for at once, 16 bytes each
+  static constexpr int kLeads = kThreads * kPer * 4;        // bytes
+  static constexpr int kBytes = kLeads + kThreads * (kAhead * kPer * 4 + 24);  // of shared memory
+  struct Edge {
+    int row;  // of the neighbour, -1: none
     float weight;
+    int piece;
+    uint32_t to;  // where in shared memory what has been summed goes, 0, where `begins` are: more is to come
   };
   const Neighbors& of;
   TileWalk& walk;
-  float* leads;                       // kBytes
+  float* tile;
+  // The team's in shared memory: its part of a piece that it does not begin; kAhead rows; of 2 width() edges the
+  // numbers of rows, weights and where sums go.
+  uint32_t leads, rows, edges;
   int begin = 0, end = 0, share = 0;  // edges [begin, end) of `share` at most, which is the same in the whole block
-  Ids ids, later;                     // of the first edges, one a lane, and of those after them
-  Words<4> raw[kSumBatch];
+  int lead = -1;                      // the piece at `begin`, where that began in another team's share
+  const char* from;                   // row 0's 16 bytes that the lane asks for
+  uint32_t row_bytes;                 // from there to those of the next row
+  int least;                          // it asks for rows from this one on: all, or none where it is behind their end
 
-  __device__ __forceinline__ TileSums(const Neighbors& of, TileWalk& walk, void* memory)
-      : of(of), walk(walk), leads(static_cast<float*>(memory)) {}
+  // `tile` is where sums go, `memory` has kBytes.
+  __device__ __forceinline__ TileSums(const Neighbors& of, TileWalk& walk, float* tile, void* memory)
+      : of(of), walk(walk), tile(tile) {
+    leads = projection::shared_address(memory) + (team() << width_log2()) * kPer * 4;
+    rows = projection::shared_address(memory) + kLeads + (team() << width_log2()) * kPer * kAhead * 4;
+    edges = projection::shared_address(memory) + kLeads + kThreads * kAhead * kPer * 4 + (team() << width_log2()) * 24;
+    const int in_row = lane() & ((1 << row_lanes_log2()) - 1);
+    from = reinterpret_cast<const char*>(in_register(reinterpret_cast<uintptr_t>(of.rows + in_row * 16)));
+    row_bytes = in_register(of.row_bytes + threadIdx.y);  // which is 0, but only we know
+    least = in_register(in_row < of.vectors ? 0 : INT_MAX);
+    if (of.vectors * 4 < width() * kPer) {  // lanes behind a row's end add zeros
+      const float zeros[kPer] = {};
+      for (int i = 0; i < kAhead; ++i) store_shared(row_at(i) + lane() * kPer * 4, zeros);
+    }
+  }
 
   // To be called first: asks for the first tile's rows. Whole block; meets once within.
   __device__ __forceinline__ void start() {
     __syncthreads();
-    ask(walk.now(), walk.count(), first_ids(walk.now(), walk.count()));
+    begin_tile(walk.now(), walk.count(), first_edge(walk.now(), walk.count()));
   }
 
   // The sums of a tile as rows of `tile`, zeros behind the last and, where kEmpty, where a piece has no edges. When it
-  // returns all are there, and rows of the next tile are on their way. Columns that no row has are not written.
-  // ask_others() asks for other rows: of the next tile where kOthersAhead, which are there when that is summed, else of
-  // this one, which are there when it returns. Whole block.
-  template <int kStride, bool kEmpty, class AskOthers>
-  __device__ __forceinline__ void to_tile(float* tile, AskOthers&& ask_others) {
+  // returns all are there, and rows of the next tile are on their way. Columns that no row has are zero or not written.
+  // ask_others() asks for other rows, which are there too. Whole block.
+  template <bool kEmpty, class AskOthers>
+  __device__ __forceinline__ void to_tile(AskOthers&& ask_others) {
     const int count = walk.count();
     const int* now = walk.now();
+    ask_others();  // behind the rows on their way, which are waited for first
     walk.ask_ahead();
-    const Ids next_ids = first_ids(walk.next(), walk.next_count());
-    constexpr int kInLine = kWidth / 4, kLines = kFusedThreads / kInLine;
+    const Edge next = first_edge(walk.next(), walk.next_count());
+    constexpr int kInLine = kWidth / 4, kLines = kThreads / kInLine;
     for (int row = threadIdx.x / kInLine + (kEmpty ? 0 : count); row < min(count + 8, kTilePieces); row += kLines) {
       if (row < count && now[row] < now[row + 1]) continue;
-      *reinterpret_cast<float4*>(tile + row * kStride + threadIdx.x % kInLine * 4) = make_float4(0, 0, 0, 0);
+      *reinterpret_cast<float4*>(tile + row * kToStride + threadIdx.x % kInLine * 4) = make_float4(0, 0, 0, 0);
     }
-    sum(now, count, [&](int piece, const float (&sums)[kPer]) {
-      if (lane() >= of.vectors) return;
-      *reinterpret_cast<float4*>(tile + piece * kStride + lane() * kPer) =
-          make_float4(sums[0], sums[1], sums[2], sums[3]);
-    });
+    sum(now, count);
+    __syncthreads();
+    if (lead >= 0 && now[lead] >= begin - share) add_leads(now);
     await_all();
     __syncthreads();
     walk.put_ahead();
-    ask(walk.next(), walk.next_count(), next_ids);
-    ask_others();
+    begin_tile(walk.next(), walk.next_count(), next);
   }
 
   // To the next tile, when this one's sums are done with. Whole block.
@@ -163,100 +193,139 @@ struct TileSums<float, kWidth, kColumns> {
     __syncthreads();
   }
 
-  __device__ __forceinline__ int width() const { return 1 << of.team_log2; }
+  // Lanes of a row: a warp, but for wide rows' kernel when it sums narrow ones; no fewer than rows are ahead.
+  __device__ __forceinline__ int width_log2() const { return kPer < 4 ? 5 : max(of.team_log2, 4); }
+  __device__ __forceinline__ int width() const { return 1 << width_log2(); }
+  __device__ __forceinline__ int row_lanes_log2() const { return width_log2() - (kTogether == 4 ? 2 : kTogether / 2); }
   __device__ __forceinline__ int lane() const { return threadIdx.x & (width() - 1); }
-  __device__ __forceinline__ int team() const { return threadIdx.x >> of.team_log2; }
-  __device__ __forceinline__ Ids ids_at(int edge, int end) const {
-    if (edge >= end) return {0, 1};
-    const int index = __ldcs(of.indices + edge);
-    return {index, weight_of(of, edge)};
-  }
-  __device__ __forceinline__ int share_of(const int* begins, int count) const {
-    const int teams = kFusedThreads >> of.team_log2;
-    return (begins[count] - begins[0] + teams - 1) >> (kFusedLog2 - of.team_log2);
-  }
-  __device__ __forceinline__ const Words<4>* row_at(int row) const {
-    return reinterpret_cast<const Words<4>*>(
-        row_address(of.rows + min(lane(), of.vectors - 1) * 16, row, of.row_bytes));
+  __device__ __forceinline__ int team() const { return threadIdx.x >> width_log2(); }
+  __device__ __forceinline__ uint32_t row_at(int i) const { return rows + (i << width_log2()) * kPer * 4; }
+  __device__ __forceinline__ uint32_t tile_at(int piece) const {
+    return projection::shared_address(tile) + piece * kToStride * 4;
   }
 
-  // Of the first edges of a tile.
-  __device__ __forceinline__ Ids first_ids(const int* begins, int count) const {
-    const int of_team = share_of(begins, count), at = begins[0] + of_team * team();
-    return ids_at(at + lane(), min(at + of_team, begins[count]));
+  // An edge of the team whose edges are [begin, end).
+  __device__ __forceinline__ Edge edge_at(const int* begins, int count, int begin, int end, int edge) const {
+    if (edge >= end) return {-1, 1, 0, 0};
+    const int row = __ldcs(of.indices + edge);
+    const float weight = weight_of(of, edge);
+    int piece = 0;  // the last that begins there or before
+#pragma unroll
+    for (int step = kTilePieces / 2; step > 0; step /= 2) {
+      if (piece + step < count && begins[piece + step] <= edge) piece += step;
+    }
+    const bool last = edge + 1 == begins[piece + 1] || edge + 1 == end;
+    return {row, weight, piece, !last ? 0 : begins[piece] < begin ? leads : tile_at(piece)};
+  }
+
+  // Leaves the lane's edge, number i + lane() of the team, where all lanes find it; i: a multiple of width().
+  __device__ __forceinline__ void put_edge(int i, const Edge& edge) const {
+    const uint32_t at = edges + ((i & width()) + lane()) * 4, step = width() * 8;
+    // Of rows those lie side by side that one lane asks for.
+    const int in_batch = lane() % 4, place = in_batch / kTogether + in_batch % kTogether * (4 / kTogether);
+    store_shared(at + (place - in_batch) * 4, edge.row), store_shared(at + step, __float_as_uint(edge.weight));
+    store_shared(at + 2 * step, edge.to);
+  }
+
+  // The team's edges in a tile.
+  __device__ __forceinline__ int share_of(const int* begins, int count) const {
+    const int teams = kThreads >> width_log2();
+    return (begins[count] - begins[0] + teams - 1) >> (__ffs(kThreads) - 1 - width_log2());
+  }
+
+  __device__ __forceinline__ Edge first_edge(const int* begins, int count) const {
+    const int of_team = share_of(begins, count), begin = begins[0] + of_team * team();
+    return edge_at(begins, count, begin, min(begin + of_team, begins[count]), begin + lane());
   }
 
   // Asks for a tile's first rows.
-  __device__ __forceinline__ void ask(const int* begins, int count, Ids first) {
-    share = share_of(begins, count), ids = first;
+  __device__ __forceinline__ void begin_tile(const int* begins, int count, const Edge& first) {
+    share = share_of(begins, count);
     begin = min(begins[0] + share * team(), begins[count]), end = min(begin + share, begins[count]);
-#pragma unroll
-    for (int u = 0; u < kSumBatch; ++u) {
-      const int row = __shfl_sync(kAllLanes, ids.index, u, width());
-      if (begin + u < end) raw[u] = load_shared_words(row_at(row));
+    put_edge(0, first);
+    if (share + kAhead > width()) {  // else nobody looks there
+      put_edge(width(), edge_at(begins, count, begin, end, begin + width() + lane()));
     }
-    if (share > kSumBatch) later = ids_at(begin + width() + lane(), end);
+    const int piece = __shfl_sync(kAllLanes, first.piece, 0, width());
+    lead = begin < end && begins[piece] < begin ? piece : -1;
+    __syncwarp();
+    Numbers numbers[kAhead / kSumBatch];
+#pragma unroll
+    for (int i = 0; i < kAhead / kSumBatch; ++i) find(i * kSumBatch, numbers[i]);
+#pragma unroll
+    for (int i = 0; i < kAhead / kSumBatch; ++i) ask(i * kSumBatch, numbers[i]);
   }
 
-  // store(piece, sum) for every piece of the tile that has edges, by the lanes of one team; `begins` are those of
-  // `count` pieces and the end of the last. Whole block; meets once within.
-  template <class Store>
-  __device__ __forceinline__ void sum(const int* begins, int count, Store&& store) {
-    int piece = 0;  // the last that begins at `begin` or before
+  // Of the edges number `at` and after it, whose rows are asked for together, those of which the lane asks for a part.
+  using Numbers = uint32_t[kSumBatch / kTogether];
+  __device__ __forceinline__ void find(int at, Numbers& numbers) const {
+    const int which = lane() >> row_lanes_log2();
+    load_shared(edges + ((at & (2 * width() - 1)) + which * (kSumBatch / kTogether)) * 4, numbers);
+  }
+  __device__ __forceinline__ void ask(int at, const Numbers& numbers) const {
+    const int which = lane() >> row_lanes_log2(), in_row = lane() & ((1 << row_lanes_log2()) - 1);
+    const uint32_t to = row_at((at & (kAhead - 1)) + which) + in_row * 16;
 #pragma unroll
-    for (int step = kTilePieces / 2; step > 0; step /= 2) {
-      if (piece + step < count && begins[piece + step] <= begin) piece += step;
+    for (int u = 0; u < kSumBatch / kTogether; ++u) {
+      const int row = static_cast<int>(numbers[u]);
+      if (row >= least) copy_shared(to + (u * kTogether << width_log2()) * kPer * 4, row_address(from, row, row_bytes));
     }
-    bool leads_on = begin > begins[piece];  // the piece began in another team's share
-    int piece_end = begins[piece + 1];
+    projection::commit_stage();
+  }
+
+  // Sums of the team's edges: of what pieces it has of each, to the tile, or to leads where others come before it.
+  __device__ __forceinline__ void sum(const int* begins, int count) {
     float sum[kPer] = {};
-    const auto keep = [&] {
-#pragma unroll
-      for (int k = 0; k < kPer; k += 4) {
-        *reinterpret_cast<float4*>(leads + threadIdx.x * kPer + k) =
-            make_float4(sum[k], sum[k + 1], sum[k + 2], sum[k + 3]);
-      }
-    };
+    const uint32_t lane_at = lane() * kPer * 4, step = width() * 8;
     for (int done = 0; done < share; done += kSumBatch) {
-      const int in_window = done & (width() - 1);
-      const bool wraps = in_window + kSumBatch == width();
-      const int from = wraps ? later.index : ids.index;
+      await_rows();
+      const uint32_t of_edges = edges + (done & (2 * width() - 1)) * 4 + step;
+      uint32_t to[4];
+      float by[4];
+      Numbers numbers;
+      load_shared(of_edges, by), load_shared(of_edges + step, to), find(done + kAhead, numbers);
+      const uint32_t from = row_at(done & (kAhead - 1)) + lane_at;
+      float x[4][kPer];
+#pragma unroll
+      for (int u = 0; u < kSumBatch; ++u) load_shared(from + (u << width_log2()) * kPer * 4, x[u]);
 #pragma unroll
       for (int u = 0; u < kSumBatch; ++u) {
-        const float by = __shfl_sync(kAllLanes, ids.weight, in_window + u, width());
-        const int row = __shfl_sync(kAllLanes, from, in_window + kSumBatch + u, width());
-        const int at = begin + done + u;
-        if (at >= end) continue;
-        float x[kPer];
-        unpack_words<float, 4>(raw[u], x);
-        if (at + kSumBatch < end) raw[u] = load_shared_words(row_at(row));
 #pragma unroll
-        for (int k = 0; k < kPer; ++k) sum[k] = fmaf(by, x[k], sum[k]);
-        if (at + 1 != piece_end) continue;
-        leads_on ? keep() : store(piece, sum);
-        leads_on = false;
+        for (int k = 0; k < kPer; ++k) sum[k] = fmaf(by[u], x[u][k], sum[k]);
+        if (to[u]) store_shared(to[u] + lane_at, sum);
 #pragma unroll
-        for (int k = 0; k < kPer; ++k) sum[k] = 0;
-        do {
-          ++piece;
-        } while (piece < count && begins[piece + 1] == piece_end);  // which have no edges
-        if (piece < count) piece_end = begins[piece + 1];
+        for (int k = 0; k < kPer; ++k) sum[k] = to[u] ? 0 : sum[k];
       }
       __syncwarp();
-      if (wraps) {
-        ids = later;
-        later = ids_at(begin + done + kSumBatch + width() + lane(), end);
+      ask(done + kAhead, numbers);
+      if (((done + kSumBatch) & (width() - 1)) == 0) {
+        const int next = done + kSumBatch + width();
+        put_edge(next, edge_at(begins, count, begin, end, begin + next + lane()));
+        __syncwarp();
       }
     }
-    const bool goes_on = piece < count && begin < end && end > begins[piece];
-    if (goes_on && leads_on) keep();
-    __syncthreads();
-    if (!goes_on || leads_on) return;
-    for (int other = team() + 1; begins[0] + other * share < piece_end; ++other) {
+  }
+
+  // Waits for the rows that were asked for first, by this warp.
+  __device__ __forceinline__ static void await_rows() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(kAhead / kSumBatch - 1) : "memory");
+#endif
+    __syncwarp();
+  }
+
+  // Adds what all teams have of the piece that this one is the second to have something of.
+  __device__ __forceinline__ void add_leads(const int* begins) {
+    const uint32_t lane_at = lane() * kPer * 4, at = tile_at(lead) + lane_at;
+    float sum[kPer];
+    load_shared(at, sum);
+    for (int other = team(); begins[0] + other * share < begins[lead + 1]; ++other) {
+      float x[kPer];
+      load_shared(leads + ((other - team()) << width_log2()) * kPer * 4 + lane_at, x);
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) sum[k] += leads[((other << of.team_log2) + lane()) * kPer + k];
+      for (int k = 0; k < kPer; ++k) sum[k] += x[k];
     }
-    store(piece, sum);
+    store_shared(at, sum);
   }
 };
 
