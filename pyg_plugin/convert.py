@@ -18,6 +18,7 @@ from torch_geometric.utils.loop import compute_loop_attr
 from torch_geometric.utils.sparse import set_sparse_value
 
 from edgeless import cache
+from edgeless.aggregation import spmm
 from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
 
@@ -275,6 +276,27 @@ def for_stock(edge_index: Any) -> Any:
     return edge_index.long() if edge_index.dtype == torch.int32 else edge_index
 
 
+def _ends(graph: Graph, targets: Tensor) -> Graph:
+    """The user's edges that ``graph`` kept as sources, their destinations ``targets`` as destinations. Kept with it."""
+
+    def build(_):
+        edges = torch.arange(targets.numel(), dtype=targets.dtype, device=targets.device)
+        ends = torch.stack((edges, targets))
+        ends = ends if graph._kept is None else ends.index_select(1, graph._kept)
+        return Graph.from_edge_index(ends, targets.numel(), graph.num_dst)
+
+    return graph.format("destinations of edges", build)
+
+
+def _chosen(graph: Graph, num_edges: int) -> Graph:
+    """The user's edges as sources, those that ``graph`` kept as destinations, kept with it."""
+
+    def build(_):
+        return Graph.from_csr(torch.arange(graph._kept.numel() + 1, device=graph.device), graph._kept, num_edges)
+
+    return graph.format("kept edges", build)
+
+
 def with_loop_features(kind, edge_index, graph: Graph, edge_attr: Tensor, fill_value) -> Tensor:
     """Edge features for a graph with added self loops: those of the kept edges, then one row per loop.
 
@@ -283,9 +305,19 @@ def with_loop_features(kind, edge_index, graph: Graph, edge_attr: Tensor, fill_v
         edge_attr: features ``[E]`` or ``[E, De]`` of the user's edges.
         fill_value: as in the stock layers; a name reduces the features of a node's kept in-edges.
     """
-    targets, kept = kind.targets(edge_index).long(), graph._kept
+    targets, kept = kind.targets(edge_index), graph._kept
+    num_loops = min(graph.num_src, graph.num_dst)  # the stock layer raises where others have features to be reduced
+    sums = isinstance(fill_value, str) and fill_value in ("mean", "add", "sum")
+    if sums and type(graph) is Graph and graph.num_dst == num_loops:
+        # PyG's sums add with atomics on CUDA: no two calls would give the same bits.
+        rows = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
+        loops = spmm(_ends(graph, targets), rows, reduce="mean" if fill_value == "mean" else "sum")
+        if kept is not None:  # torch's own indexing takes a block of threads for rows of whole vectors of 16 bytes
+            rows = spmm(_chosen(graph, targets.numel()), rows) if rows.is_cuda else rows[kept]
+        rows = torch.cat((rows, loops))
+        return rows.squeeze(1) if edge_attr.dim() == 1 else rows
+    targets = targets.long()
     if kept is not None:
         targets, edge_attr = targets[kept], edge_attr[kept]
-    num_loops = min(graph.num_src, graph.num_dst)
     loop_attr = compute_loop_attr((None, targets), edge_attr, num_loops, False, fill_value)
     return torch.cat((edge_attr, loop_attr))

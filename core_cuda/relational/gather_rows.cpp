@@ -9,6 +9,23 @@ Tensor gather_rows(const Tensor& x, const Tensor& index, const Tensor& /*indptr*
   return x.index_select(0, index);
 }
 
+// On CUDA torch's own gives every row of whole vectors of 16 bytes a block of threads: 5.7 million rows of one vector
+// take 3.5 ms on an H100, and 0.17 as numbers of 16 bytes.
+Tensor gather_rows_cuda(const Tensor& x, const Tensor& index, const Tensor& /*indptr*/, const Tensor& /*members*/) {
+  constexpr int64_t kVector = 16, kFewVectors = 4;
+  const int64_t bytes = x.dim() == 2 ? x.size(1) * x.element_size() : 0, vectors = bytes / kVector;
+  const bool whole =
+      bytes % kVector == 0 && x.is_contiguous() && reinterpret_cast<uintptr_t>(x.const_data_ptr()) % kVector == 0;
+  if (!whole || vectors == 0 || vectors > kFewVectors) return x.index_select(0, index);
+  Tensor at = index;
+  if (vectors > 1) {
+    const Tensor in_row = at::arange(vectors, index.options().dtype(at::kLong));
+    at = index.to(at::kLong).unsqueeze(1).mul(vectors).add(in_row).view({-1});
+  }
+  const Tensor numbers = x.view({-1}).view(at::kComplexDouble);
+  return numbers.index_select(0, at).view(x.scalar_type()).view({index.size(0), x.size(1)});
+}
+
 struct GatherRows : torch::autograd::Function<GatherRows> {
   static constexpr bool is_traceable = true;
 
@@ -34,12 +51,15 @@ struct GatherRows : torch::autograd::Function<GatherRows> {
 Tensor differentiable(const Tensor& x, const Tensor& index, const Tensor& indptr, const Tensor& members) {
   if (at::GradMode::is_enabled()) return GatherRows::apply(x, index, indptr, members);
   at::AutoDispatchBelowADInplaceOrView guard;
-  return gather_rows(x, index, indptr, members);
+  static const Kernels kernels("edgeless::gather_rows", gather_rows);
+  return kernels(x, index, indptr, members);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, CompositeExplicitAutograd, m) { m.impl("gather_rows", gather_rows); }
+
+TORCH_LIBRARY_IMPL(edgeless, CUDA, m) { m.impl("gather_rows", gather_rows_cuda); }
 
 TORCH_LIBRARY_IMPL(edgeless, Autograd, m) { m.impl("gather_rows", differentiable); }
 

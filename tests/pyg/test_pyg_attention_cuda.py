@@ -7,6 +7,7 @@ import torch
 from pyg_cases import EDGE_DIM, GRAPHS, OnGPU, assert_close, edge_features, layer_pair, node_features, run, run_exact
 
 import edgeless
+import edgeless.pyg.nn
 
 pytestmark = pytest.mark.cuda
 LAYERS = ("GATv2Conv", "GATConv", "TransformerConv")
@@ -66,6 +67,24 @@ def test_options_of_one_layer(name, options):
 def test_returned_attention(name):
     for graph in GRAPHS.values():
         check(name, graph, torch.float64, attention=True)
+
+
+@pytest.mark.parametrize("name", ["GATv2Conv", "GATConv"])
+@pytest.mark.parametrize("fill_value", ["mean", "sum"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_features_of_added_loops_have_the_same_bits(name, fill_value, dtype):
+    gen = torch.Generator().manual_seed(0)
+    edges = torch.randint(300, (2, 20_000), generator=gen).cuda()  # self loops among them
+    x = torch.randn(300, 16, generator=gen).to("cuda", dtype).requires_grad_()
+    attr = torch.randn(20_000, 8, generator=gen).to("cuda", dtype).requires_grad_()
+    layer = getattr(edgeless.pyg.nn, name)(16, 8, heads=2, edge_dim=8, fill_value=fill_value).to("cuda", dtype)
+
+    def step():
+        out = layer(x, edges, attr)
+        return [out, *torch.autograd.grad(out.square().sum(), [x, attr, *layer.parameters()])]
+
+    for first, second in zip(step(), step(), strict=True):
+        assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("name", LAYERS)
