@@ -28,6 +28,10 @@ int tiles_of_block(int64_t tiles, const Tensor& t) {
 // Whether so many blocks leave multiprocessors room for blocks of twice as many warps.
 bool few_blocks(int64_t blocks, const Tensor& t) { return blocks <= 2 * processors(t); }
 
+int64_t most_shared_memory(const Tensor& t) {
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, t.get_device());
+}
+
 Rows rows_of(const Tensor& t) { return {t.const_data_ptr(), t.stride(0)}; }
 
 PieceTiles tiles_of(const Pieces& pieces) {
@@ -109,6 +113,7 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   args.out = out.mutable_data_ptr(), args.wide = wide;
   args.share = tiles_of_block(args.num_tiles, out);
   args.few = few_blocks(args.num_tiles / args.share, out);
+  args.little = row_sums_memory(storage, std::max(args.width, args.own_width), false) > most_shared_memory(out);
   C10_CUDA_CHECK(run_row_sums(storage, args, stream));
   return out.to(dtype);
 }
@@ -121,8 +126,8 @@ bool fused_widths(const Tensor& t, int64_t one, int64_t other) {
   const Storage storage = storage_of(t.scalar_type());
   const int widest = static_cast<int>(std::max(one, other));
   const int memory = std::max({piece_products_memory(storage, widest), piece_gradients_memory(storage, widest),
-                               row_sums_memory(storage, widest)});
-  return memory <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, t.get_device());
+                               row_sums_memory(storage, widest, true)});
+  return memory <= most_shared_memory(t);
 }
 
 }  // namespace

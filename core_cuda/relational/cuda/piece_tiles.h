@@ -78,6 +78,7 @@ struct RowSumsArgs {
   int own_width = 0, width = 0;
   int share = 0;  // tiles of a block
   bool few = false;
+  bool little = false;  // the least shared memory: root is split for the tensor cores tile by tile, of 64 floats
 };
 
 // out[i] = the sum of the neighbours [begins[i], ends[i]): parts of what is too much for a tile of rows.
@@ -118,7 +119,7 @@ constexpr int kMostFusedWidth = 128;
 // Bytes of shared memory of a block, where the widest rows have so many numbers.
 int piece_products_memory(Storage storage, int widest);
 int piece_gradients_memory(Storage storage, int widest);
-int row_sums_memory(Storage storage, int widest);
+int row_sums_memory(Storage storage, int widest, bool little);
 cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream);
 cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream);
 cudaError_t run_hub_sums(Storage storage, const HubSumsArgs& args, cudaStream_t stream);

@@ -16,13 +16,13 @@ namespace {
 template <class S, int kWidth>
 constexpr int kRowColumns = sizeof(S) == 4 && kWidth == 64 ? kFewColumns : kWarpColumns<kWidth>;
 
-template <class S, int kWidth, int kColumns = kRowColumns<S, kWidth>>
+template <class S, int kWidth, int kColumns = kRowColumns<S, kWidth>, bool kTwice = true>
 struct Shape {
   static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
   using Sums = TileSums<S, kWidth, kColumns, kSumStride>;
   static constexpr bool kFragments = kInFragments<S, kWidth>;
   static constexpr int kOwn = kTilePieces * kStride,
-                       kRoot = kFragments ? 8 * kFragmentVectors<kWidth> : kWidth * kStride;
+                       kRoot = kFragments ? (kTwice ? 8 : 4) * kFragmentVectors<kWidth> : kWidth * kStride;
   static constexpr int kSums = std::is_same_v<S, float> ? kTilePieces * kSumStride : 0;
   static constexpr int kBytes =
       (kOwn + kRoot) * static_cast<int>(sizeof(S)) + kSums * static_cast<int>(sizeof(float)) + Sums::kBytes;
@@ -38,11 +38,11 @@ __device__ __forceinline__ float2 bias_at(const void* bias, int column) {
   return make_float2(to_arithmetic(at[0]), to_arithmetic(at[1]));
 }
 
-template <class S, int kWidth, int kColumns, bool kTransposed>
-__global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape<S, kWidth, kColumns>::kBlocks)
+template <class S, int kWidth, int kColumns, bool kTransposed, bool kTwice>
+__global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape<S, kWidth, kColumns, kTwice>::kBlocks)
     row_sums_kernel(const __grid_constant__ RowSumsArgs args) {
   using T = TileNumber<S>;
-  using Of = Shape<S, kWidth, kColumns>;
+  using Of = Shape<S, kWidth, kColumns, kTwice>;
   using Product = WarpSum<1, kColumns / 8>;
   constexpr int kStride = Of::kStride;
   constexpr int kThreads = TileSums<S, kWidth, kColumns>::kThreads;
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
       Lines<T> columns;
       if constexpr (Of::kFragments) {
         const int row = static_cast<int>(args.root.row_numbers);
-        multiply_fragments<kWidth, true, kStride>(own, fragments, place.down, place.side, depth, product);
+        multiply_fragments<kWidth, kTwice, kStride>(own, fragments, place.down, place.side, depth, product);
         columns = {static_cast<const T*>(args.root.numbers), kTransposed ? row : 1, kTransposed ? 1 : row};
       } else {
         add_product<S, false, !kTransposed, kStride, 0>(own, root, place.down, place.side, depth, product);
@@ -113,8 +113,8 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   sums.start();
   if constexpr (Of::kFragments) {  // while the first rows are on their way
     if (args.own.numbers) {
-      put_fragments<kWidth, kTransposed, true, kThreads>(fragments, static_cast<const T*>(args.root.numbers),
-                                                         args.root.row_numbers, args.own_width, width);
+      put_fragments<kWidth, kTransposed, kTwice, kThreads>(fragments, static_cast<const T*>(args.root.numbers),
+                                                           args.root.row_numbers, args.own_width, width);
     }
   }
   while (true) {
@@ -132,26 +132,30 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   }
 }
 
-template <class S, int kWidth, bool kTransposed, int kColumns = kRowColumns<S, kWidth>>
+template <class S, int kWidth, bool kTransposed, int kColumns = kRowColumns<S, kWidth>, bool kTwice = true>
 cudaError_t launch(const RowSumsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
-  using Of = Shape<S, kWidth, kColumns>;
+  using Of = Shape<S, kWidth, kColumns, kTwice>;
   const cudaError_t error =
-      projection::allow_shared_memory(row_sums_kernel<S, kWidth, kColumns, kTransposed>, Of::kBytes, done);
+      projection::allow_shared_memory(row_sums_kernel<S, kWidth, kColumns, kTransposed, kTwice>, Of::kBytes, done);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>((args.num_tiles + args.share - 1) / args.share);
-  row_sums_kernel<S, kWidth, kColumns, kTransposed>
+  row_sums_kernel<S, kWidth, kColumns, kTransposed, kTwice>
       <<<blocks, TileSums<S, kWidth, kColumns>::kThreads, Of::kBytes, stream>>>(args);
   return cudaGetLastError();
 }
 
 template <class S, int kWidth>
 using UsualShape = Shape<S, kWidth>;
+template <class S, int kWidth>
+using LittleShape = Shape<S, kWidth, kRowColumns<S, kWidth>, false>;
 
 }  // namespace
 
-int row_sums_memory(Storage storage, int widest) {
-  return shared_memory_of<UsualShape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
+int row_sums_memory(Storage storage, int widest, bool little) {
+  const int bytes =
+      little ? shared_memory_of<LittleShape>(storage, widest) : shared_memory_of<UsualShape>(storage, widest);
+  return bytes + static_cast<int>(sizeof(TileWalk::Begins));
 }
 
 cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream) {
@@ -161,6 +165,10 @@ cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t 
     if constexpr (sizeof(S) == 4) {
       if (args.own_width <= 32 && args.width <= 32) {
         return args.transposed ? launch<S, 32, true>(args, stream) : launch<S, 32, false>(args, stream);
+      }
+      if (narrow && args.little) {
+        return args.transposed ? launch<S, 64, true, kFewColumns, false>(args, stream)
+                               : launch<S, 64, false, kFewColumns, false>(args, stream);
       }
     } else {
       if (narrow && args.few) {
