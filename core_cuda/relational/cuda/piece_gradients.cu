@@ -1,8 +1,8 @@
 // The gradients of a typed product of sums: of what was summed, and of the weight. A block sums the gradients of a
 // tile's edges into shared memory, g, while the rows x of its pieces are on their way there, and makes both products of
 // them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block. Shared memory: x
-// and g [64][width], the weight [width][width] as it lies in memory, of up to 64
-// floats in fragments, what making the sums takes.
+// and g [64][width], the weight [width][width] as it lies in memory, of up to 64 floats in fragments, what making the
+// sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"

@@ -153,7 +153,7 @@ __device__ __forceinline__ void put_fragments(uint4* to, const float* from, int6
 template <int kWidth, bool kTwice, int kStride, int kSides>
 __device__ __forceinline__ void multiply_fragments(const float* a, const uint4* b, int down, int side, int depth,
                                                    WarpSum<1, kSides>& sum) {
-  constexpr int kOnCores = 32, kTogether = 4;  // fragments of columns whose products do not wait for each other
+  constexpr int kOnCores = 32, kTogether = 4;  // so many fragments of columns, which do not wait for each other
   const uint4* columns_at = b + side / 16 * 32 + threadIdx.x % 32;
 #pragma unroll
   for (int chunk = 0; chunk < kWidth; chunk += kOnCores) {
@@ -215,8 +215,7 @@ __device__ __forceinline__ bool all_finite(const float (&sum)[kSides][4]) {
   return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0;
 }
 
-// An operand of a product in shared memory: how many numbers lie from one of its lines to the next, and from one depth
-// to the next.
+// An operand of a product: how many numbers lie from one of its lines to the next, and from one depth to the next.
 template <class T>
 struct Lines {
   const T* numbers;
