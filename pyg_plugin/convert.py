@@ -308,12 +308,12 @@ def with_loop_features(kind, edge_index, graph: Graph, edge_attr: Tensor, fill_v
     targets, kept = kind.targets(edge_index), graph._kept
     num_loops = min(graph.num_src, graph.num_dst)  # the stock layer raises where others have features to be reduced
     sums = isinstance(fill_value, str) and fill_value in ("mean", "add", "sum")
-    if sums and type(graph) is Graph and graph.num_dst == num_loops:
-        # PyG's sums add with atomics on CUDA: no two calls would give the same bits.
+    if sums and edge_attr.is_cuda and type(graph) is Graph and graph.num_dst == num_loops:
+        # PyG's sums add with atomics there: no two calls would give the same bits.
         rows = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
         loops = spmm(_ends(graph, targets), rows, reduce="mean" if fill_value == "mean" else "sum")
         if kept is not None:  # torch's own indexing takes a block of threads for rows of whole vectors of 16 bytes
-            rows = spmm(_chosen(graph, targets.numel()), rows) if rows.is_cuda else rows[kept]
+            rows = spmm(_chosen(graph, targets.numel()), rows)
         rows = torch.cat((rows, loops))
         return rows.squeeze(1) if edge_attr.dim() == 1 else rows
     targets = targets.long()
