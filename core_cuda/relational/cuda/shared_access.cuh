@@ -7,15 +7,6 @@
 
 namespace edgeless::cuda::relational {
 
-__device__ __forceinline__ void load_shared(uint32_t at, float (&x)[1]) {
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x[0]) : "r"(at));
-}
-__device__ __forceinline__ void load_shared(uint32_t at, float (&x)[2]) {
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(at));
-}
-__device__ __forceinline__ void load_shared(uint32_t at, float (&x)[4]) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(at));
-}
 __device__ __forceinline__ void load_shared(uint32_t at, uint32_t (&x)[1]) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x[0]) : "r"(at));
 }
@@ -25,11 +16,18 @@ __device__ __forceinline__ void load_shared(uint32_t at, uint32_t (&x)[2]) {
 __device__ __forceinline__ void load_shared(uint32_t at, uint32_t (&x)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at));
 }
+template <int kCount>
+__device__ __forceinline__ void load_shared(uint32_t at, float (&x)[kCount]) {
+  uint32_t words[kCount];
+  load_shared(at, words);
+#pragma unroll
+  for (int k = 0; k < kCount; ++k) x[k] = __uint_as_float(words[k]);
+}
 __device__ __forceinline__ void store_shared(uint32_t at, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x));
 }
 __device__ __forceinline__ void store_shared(uint32_t at, const float (&x)[1]) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(x[0]));
+  store_shared(at, __float_as_uint(x[0]));
 }
 __device__ __forceinline__ void store_shared(uint32_t at, const float (&x)[2]) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x[0]), "f"(x[1]));

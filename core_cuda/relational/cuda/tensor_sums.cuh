@@ -138,7 +138,7 @@ struct TileSums {
   }
 
   // Waits for what ask_others() asked for, by this thread.
-  __device__ __forceinline__ static void await_others() { await_all_but_one(); }
+  __device__ __forceinline__ static void await_others() { await_all_but<1>(); }
 
   // The warp's part of a tile, to it as 16-bit numbers.
   __device__ __forceinline__ void put(const Sums& sums) const {

@@ -86,10 +86,11 @@ __device__ __forceinline__ void await_all() {
 #endif
 }
 
-// But for its last stage.
-__device__ __forceinline__ void await_all_but_one() {
+// But for its last kStages stages.
+template <int kStages>
+__device__ __forceinline__ void await_all_but() {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group 1;");
+  asm volatile("cp.async.wait_group %0;" ::"n"(kStages));
 #endif
 }
 
@@ -122,12 +123,13 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
   static constexpr int kAhead = kWidth > 64 ? 8 : 16;       // rows of a team that are on their way
   static constexpr int kTogether = 4 / kPer;                // rows that the lanes ask for at once, 16 bytes each
   static constexpr int kLeads = kThreads * kPer * 4;        // bytes
-  static constexpr int kBytes = kLeads + kThreads * (kAhead * kPer * 4 + 24);  // of shared memory
+  // Of shared memory: a lane has its part of kAhead rows, and three numbers of two edges.
+  static constexpr int kBytes = kLeads + kThreads * (kAhead * kPer * 4 + 24);
   struct Edge {
     int row;  // of the neighbour, -1: none
     float weight;
     int piece;
-    uint32_t to;  // where in shared memory what has been summed goes, 0, where `begins` are: more is to come
+    uint32_t to;  // where in shared memory the sum goes that ends here; 0, where no sum lies, if it goes on
   };
   const Neighbors& of;
   TileWalk& walk;
@@ -278,7 +280,8 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
     float sum[kPer] = {};
     const uint32_t lane_at = lane() * kPer * 4, step = width() * 8;
     for (int done = 0; done < share; done += kSumBatch) {
-      await_rows();
+      await_all_but<kAhead / kSumBatch - 1>();
+      __syncwarp();
       const uint32_t of_edges = edges + (done & (2 * width() - 1)) * 4 + step;
       uint32_t to[4];
       float by[4];
@@ -304,14 +307,6 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
         __syncwarp();
       }
     }
-  }
-
-  // Waits for the rows that were asked for first, by this warp.
-  __device__ __forceinline__ static void await_rows() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(kAhead / kSumBatch - 1) : "memory");
-#endif
-    __syncwarp();
   }
 
   // Adds what all teams have of the piece that this one is the second to have something of.
