@@ -13,10 +13,31 @@ __device__ __forceinline__ int64_t id_at(const void* ids, bool wide, int64_t i) 
   return wide ? static_cast<const int64_t*>(ids)[i] : static_cast<const int32_t*>(ids)[i];
 }
 
+// Brings the line of an id to the multiprocessor, where registers are too dear to hold it until it is used.
+__device__ __forceinline__ void prefetch_id(const void* ids, bool wide, int64_t i) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(static_cast<const char*>(ids) + (i << (wide ? 3 : 2))));
+}
+
 // The row of entry i.
 __device__ __forceinline__ int64_t row_of(const EntryRows& x, const Entries& entries, int64_t i) {
   return x.rows ? id_at(x.rows, entries.wide, i) : i;
 }
+
+// An id on its way from memory. Its words stay as they are read until it is taken: to extend the sign of one, say, is to
+// wait for it there and then, and so is to read words of either kind into the same register.
+struct IdAhead {
+  uint32_t low = 0, high = 0;
+
+  __device__ __forceinline__ IdAhead() = default;
+  __device__ __forceinline__ explicit IdAhead(int64_t id)
+      : low(static_cast<uint32_t>(id)), high(static_cast<uint32_t>(id >> 32)) {}
+  __device__ __forceinline__ IdAhead(const void* ids, bool wide, int64_t i) {
+    const uint32_t* words = static_cast<const uint32_t*>(ids) + (i << (wide ? 1 : 0));
+    low = words[0];
+    if (wide) high = words[1];
+  }
+  __device__ __forceinline__ int64_t get() const { return static_cast<int64_t>(high) << 32 | low; }
+};
 
 // Stops the device where a user's offsets do not fit the entries: the host does not wait to know them. First block.
 __device__ __forceinline__ void check_offsets(const Entries& entries) {

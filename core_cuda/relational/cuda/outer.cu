@@ -11,6 +11,7 @@
 #include "../../projection/cuda/shared_memory.cuh"
 #include "of_storage.cuh"
 #include "product_parts.cuh"
+#include "shared_access.cuh"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -49,48 +50,76 @@ constexpr int kTileNumbers = Outer<S>::Operand::kNumbers;
 template <class S>
 constexpr int kSharedBytes = Outer<S>::kStages * 2 * kTileNumbers<S> * static_cast<int>(sizeof(S));
 
-// Columns [first_column, first_column + 64) of the rows of a range's entries, a tile of 32 entries at a time. The rows'
-// ids are read a tile ahead: to wait for an id and then for its row would leave memory idle.
+// The rows of a range's entries, in tiles of 32 entries: 64 columns of x from the block's first row of the matrix on, and
+// of y from its first column on. A warp copies 8 rows of either. For each of these a lane asks for its id a tile ahead,
+// as to wait for an id and then for the row would leave memory idle, and tells the others where the row begins.
 template <class S>
-struct GatheredTiles {
+class GatheredTiles {
+ public:
   using T = typename Outer<S>::T;
+
+  __device__ __forceinline__ GatheredTiles(const OuterArgs& args, const Range& range, int block, int first_row,
+                                           int first_column, T* tiles)
+      : wide_(args.entries.wide), count_(static_cast<int>(range.end - range.begin)) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, line = warp * kOfWarp + lane / kInLine;
+    const int in_line = lane % kInLine * kVector;
+    first_ = line, bytes_ = in_line * static_cast<int>(sizeof(T));
+    inside_[0] = first_row + in_line < args.rows, inside_[1] = first_column + in_line < args.columns;
+    to_ = projection::shared_address(tiles + line * kStride + in_line);
+    // What the lane asks for.
+    const bool of_y = lane / kRows % 2;
+    const EntryRows& of = of_y ? args.y : args.x;
+    const int64_t column = static_cast<int64_t>(block) * (of_y ? args.columns : args.rows) +
+                           (of_y ? first_column : first_row);
+    at_ = lane % kRows / kOfWarp * kLines + warp * kOfWarp + lane % kOfWarp;
+    ids_ = static_cast<const char*>(of.rows);
+    row_bytes_ = of.stride * static_cast<int64_t>(sizeof(T));
+    rows_ = static_cast<const char*>(of.numbers) + column * static_cast<int64_t>(sizeof(T));
+    if (ids_) {
+      ids_ += range.begin << (wide_ ? 3 : 2);
+    } else {
+      rows_ += range.begin * row_bytes_;
+    }
+    ask();
+  }
+
+  // Asks for the next tile's rows, and for the ids of the one after it. Whole block.
+  __device__ __forceinline__ void load(int stage) {
+    const auto row = reinterpret_cast<uint64_t>(rows_ + id_.get() * row_bytes_);
+    const uint32_t to = to_ + stage * 2 * kTileBytes;
+#pragma unroll
+    for (int y = 0; y < 2; ++y) {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const int from = y * kRows + i * kOfWarp + threadIdx.x % 32 / kInLine;
+        const uint64_t begin = __shfl_sync(0xffffffffu, row, from);
+        copy_shared(to + y * kTileBytes + i * kLines * kStride * static_cast<int>(sizeof(T)),
+                    reinterpret_cast<const char*>(begin) + bytes_, inside_[y] && first_ + i * kLines < count_);
+      }
+    }
+    first_ += kTileDepth, at_ += kTileDepth;
+    ask();
+  }
+
+ private:
   static constexpr int kStride = Outer<S>::Operand::kStride, kVector = 16 / sizeof(T);
-  static constexpr int kInLine = kSize / kVector, kLines = kThreads / kInLine, kCopies = kTileDepth / kLines;
-  const EntryRows& of;
-  const Entries& entries;
-  const T* base;
-  int64_t next, end;
-  int line, in_line;
-  bool inside;
-  int64_t rows[kCopies];  // of the tile that is asked for next, -1 where there is none
+  static constexpr int kTileBytes = kTileNumbers<S> * static_cast<int>(sizeof(T));
+  static constexpr int kInLine = kSize / kVector, kOfWarp = 32 / kInLine;  // threads of a row, rows of a warp
+  static constexpr int kLines = kThreads / kInLine, kCopies = kTileDepth / kLines;
+  static constexpr int kRows = kOfWarp * kCopies;
 
-  __device__ __forceinline__ GatheredTiles(const EntryRows& of, const Entries& entries, const Range& range, int block,
-                                           int first_column, int columns)
-      : of(of), entries(entries), base(static_cast<const T*>(of.numbers)), next(range.begin), end(range.end) {
-    line = threadIdx.x / kInLine, in_line = threadIdx.x % kInLine * kVector;
-    inside = first_column + in_line < columns;
-    if (inside) base += static_cast<int64_t>(block) * columns + first_column + in_line;
-    find_rows();
+  __device__ __forceinline__ void ask() {
+    id_ = at_ < count_ ? (ids_ ? IdAhead(ids_, wide_, at_) : IdAhead(at_)) : IdAhead();
   }
 
-  __device__ __forceinline__ void find_rows() {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const int64_t entry = next + line + i * kLines;
-      rows[i] = inside && entry < end ? row_of(of, entries, entry) : -1;
-    }
-  }
-
-  __device__ __forceinline__ void load(T* tile) {
-#pragma unroll
-    for (int i = 0; i < kCopies; ++i) {
-      const bool there = rows[i] >= 0;
-      projection::copy_vector(tile + (line + i * kLines) * kStride + in_line, there ? base + rows[i] * of.stride : base,
-                              there);
-    }
-    next += kTileDepth;
-    find_rows();
-  }
+  bool wide_, inside_[2];
+  int count_;      // of the range's entries
+  int first_, at_;  // which of them the thread copies next, the first, and which the lane asks for
+  int bytes_;       // of a row before what the thread copies
+  uint32_t to_;
+  const char *ids_, *rows_;
+  int64_t row_bytes_;
+  IdAhead id_;
 };
 
 // A block makes 64 by 64 numbers of a matrix, from one chunk of entries.
@@ -106,15 +135,14 @@ __global__ void __launch_bounds__(kThreads, 3) outer_kernel(const __grid_constan
   const Range range = range_of_tile(args.entries, blockIdx.x, args.chunk);
   if (range.begin >= range.end) return;
   const projection::WarpPlace<Tiling> place;
-  GatheredTiles<S> x(args.x, args.entries, range, block, first_row, args.rows);
-  GatheredTiles<S> y(args.y, args.entries, range, block, first_column, args.columns);
-  const auto stage_x = [&](int stage) { return shared + stage * 2 * kTileNumbers<S>; };
-  const auto stage_y = [&](int stage) { return stage_x(stage) + kTileNumbers<S>; };
+  GatheredTiles<S> tiles(args, range, block, first_row, first_column, shared);
   Outer<S> outer;
   projection::walk_depth<Outer<S>::kStages>(
-      projection::tile_steps(range.end - range.begin),
-      [&](int stage) { x.load(stage_x(stage)), y.load(stage_y(stage)); },
-      [&](int stage) { outer.add(stage_x(stage), stage_y(stage), place); });
+      projection::tile_steps(range.end - range.begin), [&](int stage) { tiles.load(stage); },
+      [&](int stage) {
+        const T* x = shared + stage * 2 * kTileNumbers<S>;
+        outer.add(x, x + kTileNumbers<S>, place);
+      });
   const int64_t size = static_cast<int64_t>(args.rows) * args.columns;
   float* partial = static_cast<float*>(args.partial) + (static_cast<int64_t>(blockIdx.x) * args.blocks + block) * size;
   projection::for_each_pair(place, first_row, args.rows, first_column, args.columns, outer.sum,

@@ -105,14 +105,11 @@ struct Rows {
   static constexpr int kGroups = kStep / kGroupDepth<S>;
   Vector of[2][kGroups];
 
-  __device__ __forceinline__ void load(const S* const (&from)[2], int left_depth) {
+  // Those of one group of depths.
+  __device__ __forceinline__ void load(int group, const S* const (&from)[2], int left_depth) {
+    const int at = group * kGroupDepth<S>;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int q = 0; q < kGroups; ++q) {
-        of[h][q] = from[h] && q * kGroupDepth<S> < left_depth ? load_vector(from[h] + q * kGroupDepth<S>) : Vector{};
-      }
-    }
+    for (int h = 0; h < 2; ++h) of[h][group] = from[h] && at < left_depth ? load_vector(from[h] + at) : Vector{};
   }
 };
 
@@ -209,31 +206,33 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
   const int64_t bias_at = (static_cast<int64_t>(range.type) * args.blocks + block) * args.columns;
   const S* bias = args.bias ? static_cast<const S*>(args.bias) + bias_at : nullptr;
 
-  // The thread's rows of the next tile, and the ids of those after it.
-  const S* from[2];
-  int64_t ids[2];
-  const auto find_ids = [&](int64_t tile) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int64_t entry = tile + place.warp * kRows + place.group + 8 * h;
-      ids[h] = entry < range.end ? row_of(args.x, args.entries, entry) : -1;
-    }
+  const auto entry_of = [&](int64_t tile, int h) { return tile + place.warp * kRows + place.group + 8 * h; };
+  const S* from[2];  // what the thread reads next of its rows
+  // That of row `lane` of 16, in the tile after the one whose rows are being read.
+  IdAhead id;
+  const auto ask_for_ids = [&](int64_t tile) {
+    const int64_t entry = tile + place.warp * kRows + place.lane % kRows;
+    if (entry < range.end) id = args.x.rows ? IdAhead(args.x.rows, args.entries.wide, entry) : IdAhead(entry);
   };
-  const auto begin_rows = [&] {
+  const auto begin_rows = [&](int64_t tile) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      from[h] = ids[h] < 0 ? nullptr : x + ids[h] * args.x.stride + place.in_group * kVector<S>;
+      const int64_t row = __shfl_sync(0xffffffffu, id.get(), place.group + 8 * h);
+      const S* begin = x + row * args.x.stride + place.in_group * kVector<S>;
+      from[h] = entry_of(tile, h) < range.end ? begin : nullptr;
     }
   };
   // Numbers of the four threads of a row lie side by side: a thread has none where its vector begins outside.
   const auto left = [&](int at) { return depth - at - place.in_group * kVector<S>; };
-  Rows<S> next;
-  find_ids(range.begin);
-  begin_rows();
-  next.load(from, left(0));
-  find_ids(range.begin + kWarps * kRows);
+  Rows<S> rows;
+  ask_for_ids(range.begin);
+  begin_rows(range.begin);
+#pragma unroll
+  for (int q = 0; q < rows.kGroups; ++q) rows.load(q, from, left(0));
+  ask_for_ids(range.begin + kWarps * kRows);
   for (int64_t tile = range.begin; tile < range.end; tile += kWarps * kRows) {
     __syncwarp();  // whose threads may part where they store
+    if (args.out.rows) prefetch_id(args.out.rows, args.entries.wide, min(entry_of(tile, 0), range.end - 1));
     float sum[kSides][4] = {};
     for (int chunk = 0; chunk < depth; chunk += kChunk<S>) {
       const int end = min(depth, chunk + kChunk<S>);
@@ -243,28 +242,31 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
         __syncthreads();
       }
       for (int step = chunk; step < end; step += kStep) {
-        const Rows<S> rows = next;
-        if (step + kStep < depth) {
+        const bool is_last = step + kStep >= depth;
+        if (is_last) {
+          begin_rows(tile + kWarps * kRows);
+          ask_for_ids(tile + 2 * kWarps * kRows);
+        } else {
 #pragma unroll
           for (int h = 0; h < 2; ++h) from[h] = from[h] ? from[h] + kStep : nullptr;
-          next.load(from, left(step + kStep));
-        } else if (tile + kWarps * kRows < range.end) {
-          begin_rows();
-          next.load(from, left(0));
-          find_ids(tile + 2 * kWarps * kRows);
         }
+        const int left_depth = left(is_last ? 0 : step + kStep);
+        // The registers of a group of depths take what comes next as soon as they are free.
 #pragma unroll
-        for (int q = 0; q < Rows<S>::kGroups; ++q) {
+        for (int q = 0; q < rows.kGroups; ++q) {
           const int inner = step - chunk + q * kGroupDepth<S>;
-          if (chunk + inner >= end) break;
-          multiply_group<S>(rows.of[0][q], rows.of[1][q], staged + inner / kGroupDepth<S> * (kVectors<S> * kSides * 32),
-                            sum);
+          if (chunk + inner < end) {
+            multiply_group<S>(rows.of[0][q], rows.of[1][q],
+                              staged + inner / kGroupDepth<S> * (kVectors<S> * kSides * 32), sum);
+          }
+          rows.load(q, from, left_depth);
         }
       }
     }
+    S* const out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t entry = tile + place.warp * kRows + place.group + 8 * h;
+      const int64_t entry = entry_of(tile, h);
       if (entry >= range.end) continue;
       if constexpr (std::is_same_v<S, float>) {
         if (any_is_not_finite(sum, 2 * h)) {
@@ -276,9 +278,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
           }
         }
       }
-      S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
-      S* to = out + row_of(args.out, args.entries, entry) * args.out.stride;
-      store_row(to, bias, first_column, args.columns, 2 * h, sum);
+      store_row(out + row_of(args.out, args.entries, entry) * args.out.stride, bias, first_column, args.columns, 2 * h, sum);
     }
   }
 }

@@ -43,6 +43,13 @@ __device__ __forceinline__ void copy_shared(uint32_t to, const void* from) {
 #endif
 }
 
+// The same, or zeros where they are not `there`.
+__device__ __forceinline__ void copy_shared(uint32_t to, const void* from, bool there) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0));
+#endif
+}
+
 // x, which the compiler does not work out again wherever it is used. Whole warp.
 template <class T>
 __device__ __forceinline__ T in_register(T x) {
