@@ -13,11 +13,6 @@ __device__ __forceinline__ int64_t id_at(const void* ids, bool wide, int64_t i) 
   return wide ? static_cast<const int64_t*>(ids)[i] : static_cast<const int32_t*>(ids)[i];
 }
 
-// Brings the line of an id to the multiprocessor, where registers are too dear to hold it until it is used.
-__device__ __forceinline__ void prefetch_id(const void* ids, bool wide, int64_t i) {
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(static_cast<const char*>(ids) + (i << (wide ? 3 : 2))));
-}
-
 // The row of entry i.
 __device__ __forceinline__ int64_t row_of(const EntryRows& x, const Entries& entries, int64_t i) {
   return x.rows ? id_at(x.rows, entries.wide, i) : i;
@@ -38,6 +33,11 @@ struct IdAhead {
   }
   __device__ __forceinline__ int64_t get() const { return static_cast<int64_t>(high) << 32 | low; }
 };
+
+// The row of entry i.
+__device__ __forceinline__ IdAhead id_ahead(const EntryRows& x, const Entries& entries, int64_t i) {
+  return x.rows ? IdAhead(x.rows, entries.wide, i) : IdAhead(i);
+}
 
 // Stops the device where a user's offsets do not fit the entries: the host does not wait to know them. First block.
 __device__ __forceinline__ void check_offsets(const Entries& entries) {

@@ -1,5 +1,5 @@
-// Typed products on tensor cores. A warp reads the rows of its entries from memory straight into the registers of mma
-// and needs no other warp; float32 is split as in linear maps (projection/cuda/float_tiles.cuh) and as exact.
+// Typed products on tensor cores. A warp has rows of its own, of which a thread copies what it multiplies itself: nobody
+// waits for another. Float32 is split as in linear maps (projection/cuda/float_tiles.cuh) and as exact.
 //
 // Which thread of a warp has which number of an operand is up to us, as long as both operands of a product agree:
 // depths are dealt to the four threads of a row, and columns to the threads that store them, so that each of them reads
@@ -13,6 +13,7 @@
 #include "../../projection/cuda/shared_memory.cuh"
 #include "of_storage.cuh"
 #include "product_parts.cuh"
+#include "shared_access.cuh"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -20,13 +21,15 @@ namespace {
 constexpr int kThreads = 128, kWarps = kThreads / 32;
 constexpr int kColumns = 64, kSides = kColumns / 8;  // of a block's products, and mma of 8 columns
 constexpr int kRows = 16;                            // of a warp's mma
-constexpr int kStep = 64;                            // depth of the rows that a warp has in registers
 
 template <class S>
 constexpr int kVector = 16 / sizeof(S);
 
 template <class S>
 constexpr int kGroupDepth = 4 * kVector<S>;  // of the vectors that the four threads of a row have, and of two mma
+constexpr int kGroups = 2;                   // of a step
+template <class S>
+constexpr int kStep = kGroups * kGroupDepth<S>;  // the depth that is copied, and of floats added up, at once
 
 // The depth of the weights that are in shared memory, and how many vectors they take there for a group of depths and
 // eight columns: a float is two numbers.
@@ -45,8 +48,6 @@ struct Place {
 struct alignas(16) Vector {
   uint32_t words[4];
 };
-
-__device__ __forceinline__ Vector load_vector(const void* from) { return *static_cast<const Vector*>(from); }
 
 // Whether a float of these, which are a row of mma's results, is infinite or no number.
 template <int kCount>
@@ -99,74 +100,150 @@ __device__ __forceinline__ void stage_weights(const ProductArgs& args, const S* 
   }
 }
 
-// A thread's vectors of kStep numbers of two rows, in_group's of `group` and of the one eight further.
+// sum += the product of the rows of one step and the weights staged for it, whose depth ends `left` numbers further.
 template <class S>
-struct Rows {
-  static constexpr int kGroups = kStep / kGroupDepth<S>;
-  Vector of[2][kGroups];
-
-  // Those of one group of depths.
-  __device__ __forceinline__ void load(int group, const S* const (&from)[2], int left_depth) {
-    const int at = group * kGroupDepth<S>;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) of[h][group] = from[h] && at < left_depth ? load_vector(from[h] + at) : Vector{};
-  }
-};
-
-// sum += the product of the rows of one group of depths and the weights staged for it.
-template <class S>
-__device__ __forceinline__ void multiply_group(const Vector& upper, const Vector& lower, const Vector* staged,
-                                               float (&sum)[kSides][4]) {
+__device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], const Vector* staged, int left,
+                                              float (&sum)[kSides][4]) {
+  constexpr bool kFloat = std::is_same_v<S, float>;
   const int lane = threadIdx.x % 32;
-  if constexpr (std::is_same_v<S, float>) {
-    uint32_t rows[2][2][4];  // the nearest numbers, and what is left, of both mma
+  float part[kSides][4];  // what tensor cores add up of floats
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int h = 0; h < 4; ++h) {
-        const float number = __uint_as_float((h % 2 ? lower : upper).words[2 * half + h / 2]);
-        split(number, rows[0][half][h], rows[1][half][h]);
-      }
-    }
-    constexpr int kAtOnce = 4;  // mma that do not wait for each other
-#pragma unroll
-    for (int first = 0; first < kSides; first += kAtOnce) {
-      float part[kAtOnce][4];
+  for (int q = 0; q < kGroups; ++q) {
+    if (q > 0 && q * kGroupDepth<S> >= left) break;
+    const Vector &upper = rows[0][q], &lower = rows[1][q];
+    const Vector* weights_of = staged + q * (kVectors<S> * kSides * 32) + lane;
+    if constexpr (kFloat) {
+      uint32_t parts[2][2][4];  // the nearest numbers, and what is left, of both mma
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        Vector weights[kAtOnce];
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) weights[j] = staged[(half * kSides + first + j) * 32 + lane];
-        // The small products first.
+        for (int h = 0; h < 4; ++h) {
+          const float number = __uint_as_float((h % 2 ? lower : upper).words[2 * half + h / 2]);
+          split(number, parts[0][half][h], parts[1][half][h]);
+        }
+      }
+      constexpr int kAtOnce = 4;  // mma that do not wait for each other
 #pragma unroll
-        for (int product = 0; product < 3; ++product) {
+      for (int first = 0; first < kSides; first += kAtOnce) {
 #pragma unroll
-          for (int j = 0; j < kAtOnce; ++j) {
-            const int from = product == 1 ? 2 : 0;
-            const uint32_t b[2] = {weights[j].words[from], weights[j].words[from + 1]};
-            cuda::multiply_add(part[j], rows[product == 0][half], b, product == 0 && half == 0);
+        for (int half = 0; half < 2; ++half) {
+          Vector weights[kAtOnce];
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) weights[j] = weights_of[(half * kSides + first + j) * 32];
+          // The small products first.
+#pragma unroll
+          for (int product = 0; product < 3; ++product) {
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+              const int from = product == 1 ? 2 : 0;
+              const uint32_t b[2] = {weights[j].words[from], weights[j].words[from + 1]};
+              cuda::multiply_add(part[first + j], parts[product == 0][half], b, product == 0 && half == 0 && q == 0);
+            }
           }
         }
       }
+    } else {
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
+      for (int j = 0; j < kSides; ++j) {
+        const Vector weights = weights_of[j * 32];
 #pragma unroll
-        for (int h = 0; h < 4; ++h) sum[first + j][h] += part[j][h];
-      }
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kSides; ++j) {
-      const Vector weights = staged[j * 32 + lane];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint32_t rows[4] = {upper.words[2 * half], lower.words[2 * half], upper.words[2 * half + 1],
-                                  lower.words[2 * half + 1]};
-        projection::half::multiply_add<S>(sum[j], rows, weights.words[2 * half], weights.words[2 * half + 1]);
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t numbers[4] = {upper.words[2 * half], lower.words[2 * half], upper.words[2 * half + 1],
+                                       lower.words[2 * half + 1]};
+          projection::half::multiply_add<S>(sum[j], numbers, weights.words[2 * half], weights.words[2 * half + 1]);
+        }
       }
     }
   }
+  if constexpr (kFloat) {
+#pragma unroll
+    for (int j = 0; j < kSides; ++j) {
+#pragma unroll
+      for (int h = 0; h < 4; ++h) sum[j][h] += part[j][h];
+    }
+  }
 }
+
+// The rows of a warp's entries on their way to shared memory, tile by tile and in steps of their depth. On their way to
+// registers they would take 64 of these, and the scoreboards that other loads would then wait for too.
+template <class S>
+class RowSteps {
+ public:
+  static constexpr int kSlots = 4, kSlotBytes = 2 * kGroups * 32 * 16, kBytes = kSlots * kSlotBytes;  // of a warp
+
+  // x: of the block's depths. room: kBytes for every warp.
+  __device__ __forceinline__ RowSteps(const ProductArgs& args, const Range& range, const S* x, const Vector* room)
+      : args_(args), begin_(range.begin), count_(static_cast<int>(range.end - range.begin)) {
+    x_ = x + place_.in_group * kVector<S>;
+    room_ = projection::shared_address(room) + place_.warp * kBytes + place_.lane * 16;
+    row_ = place_.warp * kRows;
+    ask_for_ids(row_), begin_tile();
+#pragma unroll
+    for (int slot = 0; slot < kSlots - 1; ++slot) ask(slot);
+  }
+
+  // The thread's vectors of the next step: those of `group` and of the row eight further. Whole warp.
+  __device__ __forceinline__ void take(Vector (&rows)[2][kGroups]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(kSlots - 2));
+#endif
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int q = 0; q < kGroups; ++q) load_shared(address(slot_, h, q), rows[h][q].words);
+    }
+    ask((slot_ + kSlots - 1) % kSlots);
+    slot_ = (slot_ + 1) % kSlots;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t address(int slot, int h, int q) const {
+    return room_ + slot * kSlotBytes + (h * kGroups + q) * 32 * 16;
+  }
+
+  __device__ __forceinline__ void ask(int slot) {
+    if (row_ < count_) {
+      const int left = args_.depth - step_ - place_.in_group * kVector<S>;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int q = 0; q < kGroups; ++q) {
+          copy_shared(address(slot, h, q), from_[h] + q * kGroupDepth<S>,
+                      row_ + place_.group + 8 * h < count_ && q * kGroupDepth<S> < left);
+        }
+        from_[h] += kStep<S>;
+      }
+      step_ += kStep<S>;
+      if (step_ >= args_.depth) row_ += kWarps * kRows, begin_tile();
+    }
+    projection::commit_stage();
+  }
+
+  __device__ __forceinline__ void begin_tile() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      from_[h] = x_ + __shfl_sync(0xffffffffu, id_.get(), place_.group + 8 * h) * args_.x.stride;
+    }
+    step_ = 0;
+    ask_for_ids(row_ + kWarps * kRows);
+  }
+
+  __device__ __forceinline__ void ask_for_ids(int first) {
+    const int row = first + place_.lane % kRows;
+    if (row < count_) id_ = id_ahead(args_.x, args_.entries, begin_ + row);
+  }
+
+  const Place place_;
+  const ProductArgs& args_;
+  int64_t begin_;
+  int count_;  // of the block's entries
+  const S* x_;
+  uint32_t room_;
+  int slot_ = 0;
+  int row_, step_;    // of the block's entries the warp's first, and of the depth, that is asked for next
+  const S* from_[2];  // there; of rows that are not, one of an earlier tile, or the first
+  IdAhead id_;        // of row `lane` of 16 of the tile after that
+};
 
 // One row of a warp's results, and the bias added where there is one, kVector columns at a time.
 template <class S>
@@ -195,44 +272,21 @@ template <class S, bool kTransposed>
 __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __grid_constant__ ProductArgs args) {
   check_offsets(args.entries);
   extern __shared__ float4 memory[];
-  Vector* staged = reinterpret_cast<Vector*>(memory);
+  Vector* const room = reinterpret_cast<Vector*>(memory);
+  Vector* const staged = room + kWarps * RowSteps<S>::kBytes / sizeof(Vector);
   const int across = (args.columns + kColumns - 1) / kColumns, block = blockIdx.y, depth = args.depth;
   const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
   const Range range = range_of_tile(args.entries, blockIdx.x / across, args.share);
   if (range.begin >= range.end) return;
   const Place place;
   const S* weight = static_cast<const S*>(args.weight) + range.type * args.weight_type + block * args.weight_block;
-  const S* x = static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * depth;
   const int64_t bias_at = (static_cast<int64_t>(range.type) * args.blocks + block) * args.columns;
   const S* bias = args.bias ? static_cast<const S*>(args.bias) + bias_at : nullptr;
-
-  const auto entry_of = [&](int64_t tile, int h) { return tile + place.warp * kRows + place.group + 8 * h; };
-  const S* from[2];  // what the thread reads next of its rows
-  // That of row `lane` of 16, in the tile after the one whose rows are being read.
-  IdAhead id;
-  const auto ask_for_ids = [&](int64_t tile) {
-    const int64_t entry = tile + place.warp * kRows + place.lane % kRows;
-    if (entry < range.end) id = args.x.rows ? IdAhead(args.x.rows, args.entries.wide, entry) : IdAhead(entry);
-  };
-  const auto begin_rows = [&](int64_t tile) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int64_t row = __shfl_sync(0xffffffffu, id.get(), place.group + 8 * h);
-      const S* begin = x + row * args.x.stride + place.in_group * kVector<S>;
-      from[h] = entry_of(tile, h) < range.end ? begin : nullptr;
-    }
-  };
-  // Numbers of the four threads of a row lie side by side: a thread has none where its vector begins outside.
-  const auto left = [&](int at) { return depth - at - place.in_group * kVector<S>; };
-  Rows<S> rows;
-  ask_for_ids(range.begin);
-  begin_rows(range.begin);
-#pragma unroll
-  for (int q = 0; q < rows.kGroups; ++q) rows.load(q, from, left(0));
-  ask_for_ids(range.begin + kWarps * kRows);
+  S* const out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
+  RowSteps<S> steps(args, range, static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * depth, room);
   for (int64_t tile = range.begin; tile < range.end; tile += kWarps * kRows) {
     __syncwarp();  // whose threads may part where they store
-    if (args.out.rows) prefetch_id(args.out.rows, args.entries.wide, min(entry_of(tile, 0), range.end - 1));
+    const int64_t first = tile + place.warp * kRows;
     float sum[kSides][4] = {};
     for (int chunk = 0; chunk < depth; chunk += kChunk<S>) {
       const int end = min(depth, chunk + kChunk<S>);
@@ -241,32 +295,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
         stage_weights<S, kTransposed>(args, weight, chunk, end - chunk, first_column, staged);
         __syncthreads();
       }
-      for (int step = chunk; step < end; step += kStep) {
-        const bool is_last = step + kStep >= depth;
-        if (is_last) {
-          begin_rows(tile + kWarps * kRows);
-          ask_for_ids(tile + 2 * kWarps * kRows);
-        } else {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) from[h] = from[h] ? from[h] + kStep : nullptr;
-        }
-        const int left_depth = left(is_last ? 0 : step + kStep);
-        // The registers of a group of depths take what comes next as soon as they are free.
-#pragma unroll
-        for (int q = 0; q < rows.kGroups; ++q) {
-          const int inner = step - chunk + q * kGroupDepth<S>;
-          if (chunk + inner < end) {
-            multiply_group<S>(rows.of[0][q], rows.of[1][q],
-                              staged + inner / kGroupDepth<S> * (kVectors<S> * kSides * 32), sum);
-          }
-          rows.load(q, from, left_depth);
-        }
+      const Vector* weights = staged;
+      for (int step = chunk; step < end; step += kStep<S>) {
+        Vector rows[2][kGroups];
+        steps.take(rows);
+        multiply_step<S>(rows, weights, end - step, sum);
+        weights += kGroups * kVectors<S> * kSides * 32;
       }
     }
-    S* const out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t entry = entry_of(tile, h);
+      const int64_t entry = first + place.group + 8 * h;
       if (entry >= range.end) continue;
       if constexpr (std::is_same_v<S, float>) {
         if (any_is_not_finite(sum, 2 * h)) {
@@ -290,11 +329,13 @@ cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   constexpr int kBytes = kVectors<S> * kSides * 32 * sizeof(Vector);  // of a group of depths
   const auto kernel = product_kernel<S, kTransposed>;
-  const cudaError_t error = projection::allow_shared_memory(kernel, kChunk<S> / kGroupDepth<S> * kBytes, done);
+  constexpr int kRowBytes = kWarps * RowSteps<S>::kBytes;
+  const cudaError_t error =
+      projection::allow_shared_memory(kernel, kRowBytes + kChunk<S> / kGroupDepth<S> * kBytes, done);
   if (error != cudaSuccess) return error;
   const int64_t down = num_tiles(args.entries.count, args.entries.types, args.share);
   const dim3 grid(static_cast<unsigned>(down * tiles(args.columns, kColumns)), args.blocks);
-  const int bytes = static_cast<int>(tiles(std::min(args.depth, kChunk<S>), kGroupDepth<S>)) * kBytes;
+  const int bytes = kRowBytes + static_cast<int>(tiles(std::min(args.depth, kChunk<S>), kGroupDepth<S>)) * kBytes;
   kernel<<<grid, kThreads, bytes, stream>>>(args);
   return cudaGetLastError();
 }
