@@ -18,8 +18,8 @@ __device__ __forceinline__ int64_t row_of(const EntryRows& x, const Entries& ent
   return x.rows ? id_at(x.rows, entries.wide, i) : i;
 }
 
-// An id on its way from memory. Its words stay as they are read until it is taken: to extend the sign of one, say, is to
-// wait for it there and then, and so is to read words of either kind into the same register.
+// An id on its way from memory. Its words stay as they are read until it is taken: to extend the sign of one, say, is
+// to wait for it there and then, and so is to read words of either kind into the same register.
 struct IdAhead {
   uint32_t low = 0, high = 0;
 

@@ -50,9 +50,9 @@ constexpr int kTileNumbers = Outer<S>::Operand::kNumbers;
 template <class S>
 constexpr int kSharedBytes = Outer<S>::kStages * 2 * kTileNumbers<S> * static_cast<int>(sizeof(S));
 
-// The rows of a range's entries, in tiles of 32 entries: 64 columns of x from the block's first row of the matrix on, and
-// of y from its first column on. A warp copies 8 rows of either. For each of these a lane asks for its id a tile ahead,
-// as to wait for an id and then for the row would leave memory idle, and tells the others where the row begins.
+// The rows of a range's entries, in tiles of 32 entries: 64 columns of x from the block's first row of the matrix on,
+// and of y from its first column on. A warp copies 8 rows of either. For each of these a lane asks for its id a tile
+// ahead, as to wait for an id and then for the row would leave memory idle, and tells the others where the row begins.
 template <class S>
 class GatheredTiles {
  public:
@@ -69,8 +69,8 @@ class GatheredTiles {
     // What the lane asks for.
     const bool of_y = lane / kRows % 2;
     const EntryRows& of = of_y ? args.y : args.x;
-    const int64_t column = static_cast<int64_t>(block) * (of_y ? args.columns : args.rows) +
-                           (of_y ? first_column : first_row);
+    const int64_t column =
+        static_cast<int64_t>(block) * (of_y ? args.columns : args.rows) + (of_y ? first_column : first_row);
     at_ = lane % kRows / kOfWarp * kLines + warp * kOfWarp + lane % kOfWarp;
     ids_ = static_cast<const char*>(of.rows);
     row_bytes_ = of.stride * static_cast<int64_t>(sizeof(T));
@@ -113,7 +113,7 @@ class GatheredTiles {
   }
 
   bool wide_, inside_[2];
-  int count_;      // of the range's entries
+  int count_;       // of the range's entries
   int first_, at_;  // which of them the thread copies next, the first, and which the lane asks for
   int bytes_;       // of a row before what the thread copies
   uint32_t to_;

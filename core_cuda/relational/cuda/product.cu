@@ -1,5 +1,5 @@
-// Typed products on tensor cores. A warp has rows of its own, of which a thread copies what it multiplies itself: nobody
-// waits for another. Float32 is split as in linear maps (projection/cuda/float_tiles.cuh) and as exact.
+// Typed products on tensor cores. A warp has rows of its own, of which a thread copies what it multiplies itself:
+// nobody waits for another. Float32 is split as in linear maps (projection/cuda/float_tiles.cuh) and as exact.
 //
 // Which thread of a warp has which number of an operand is up to us, as long as both operands of a product agree:
 // depths are dealt to the four threads of a row, and columns to the threads that store them, so that each of them reads
@@ -72,30 +72,42 @@ __device__ __forceinline__ int column_of(int side, int at) {
 template <class S, bool kTransposed>
 __device__ __forceinline__ void stage_weights(const ProductArgs& args, const S* weight, int first, int depth,
                                               int first_column, Vector* staged) {
-  const int count = (depth + kGroupDepth<S> - 1) / kGroupDepth<S> * kSides * 32;
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    const int lane = i % 32, side = i / 32 % kSides, group = i / (32 * kSides);
-    const int column = first_column + column_of<S>(side, lane / 4);
-    const int inner = group * kGroupDepth<S> + lane % 4 * kVector<S>;
-    struct alignas(16) {
-      S numbers[kVector<S>];
-    } found;
+  constexpr int kAtOnce = 4;  // vectors that do not wait for each other
+  union Numbers {
+    Vector vector = {};
+    S of[kVector<S>];
+  };
+  const int lane = threadIdx.x % 32, count = (depth + kGroupDepth<S> - 1) / kGroupDepth<S> * kSides;
+  for (int begin = threadIdx.x / 32; begin < count; begin += kAtOnce * kWarps) {
+    Numbers found[kAtOnce];
 #pragma unroll
-    for (int v = 0; v < kVector<S>; ++v) {
-      const int k = first + inner + v;
-      const bool there = inner + v < depth && column < args.columns;
-      const int64_t at = kTransposed ? column * args.weight_row + k : k * args.weight_row + column;
-      found.numbers[v] = there ? weight[at] : to_storage<S>(0.0f);
-    }
-    if constexpr (std::is_same_v<S, float>) {
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int side = (begin + j * kWarps) % kSides, group = (begin + j * kWarps) / kSides;
+      const int column = first_column + column_of<S>(side, lane / 4);
+      const int inner = group * kGroupDepth<S> + lane % 4 * kVector<S>;
+      if (inner >= depth || column >= args.columns) continue;
+      if constexpr (kTransposed) {
+        found[j].vector = *reinterpret_cast<const Vector*>(weight + column * args.weight_row + first + inner);
+      } else {
+        const S* from = weight + (first + inner) * args.weight_row + column;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Vector& to = staged[((group * 2 + half) * kSides + side) * 32 + lane];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) split(found.numbers[2 * half + h], to.words[h], to.words[2 + h]);
+        for (int v = 0; v < kVector<S>; ++v) found[j].of[v] = from[v * args.weight_row];
       }
-    } else {
-      staged[(group * kSides + side) * 32 + lane] = *reinterpret_cast<const Vector*>(&found);
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int side = (begin + j * kWarps) % kSides, group = (begin + j * kWarps) / kSides;
+      if (begin + j * kWarps >= count) break;
+      if constexpr (std::is_same_v<S, float>) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          Vector& to = staged[((group * 2 + half) * kSides + side) * 32 + lane];
+#pragma unroll
+          for (int h = 0; h < 2; ++h) split(found[j].of[2 * half + h], to.words[h], to.words[2 + h]);
+        }
+      } else {
+        staged[(group * kSides + side) * 32 + lane] = found[j].vector;
+      }
     }
   }
 }
@@ -245,25 +257,28 @@ class RowSteps {
   IdAhead id_;        // of row `lane` of 16 of the tile after that
 };
 
-// One row of a warp's results, and the bias added where there is one, kVector columns at a time.
+// One row of a warp's results, and the bias number `bias` added where there are any, kVector columns at a time.
 template <class S>
-__device__ __forceinline__ void store_row(S* to, const S* bias, int first_column, int columns, int first,
+__device__ __forceinline__ void store_row(const ProductArgs& args, S* to, int64_t bias, int first_column, int first,
                                           const float (&sum)[kSides][4]) {
   constexpr int kSidesOfVector = kVector<S> / 2;
   const int in_group = threadIdx.x % 4;
 #pragma unroll
   for (int side = 0; side < kSides; side += kSidesOfVector) {
     const int column = first_column + column_of<S>(side, 2 * in_group);
-    if (column >= columns) continue;
-    struct alignas(16) Numbers {
-      S of[kVector<S>];
+    if (column >= args.columns) continue;
+    union {
+      Vector vector = {};
+      S numbers[kVector<S>];
     } made;
-    const Numbers added = bias ? *reinterpret_cast<const Numbers*>(bias + column) : Numbers{};
+    if (args.bias) {
+      made.vector = *reinterpret_cast<const Vector*>(static_cast<const S*>(args.bias) + bias * args.columns + column);
+    }
 #pragma unroll
     for (int v = 0; v < kVector<S>; ++v) {
-      made.of[v] = to_storage<S>(sum[side + v / 2][first + v % 2] + to_arithmetic(added.of[v]));
+      made.numbers[v] = to_storage<S>(sum[side + v / 2][first + v % 2] + to_arithmetic(made.numbers[v]));
     }
-    *reinterpret_cast<Vector*>(to + column) = *reinterpret_cast<const Vector*>(&made);
+    *reinterpret_cast<Vector*>(to + column) = made.vector;
   }
 }
 
@@ -280,17 +295,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
   if (range.begin >= range.end) return;
   const Place place;
   const S* weight = static_cast<const S*>(args.weight) + range.type * args.weight_type + block * args.weight_block;
-  const int64_t bias_at = (static_cast<int64_t>(range.type) * args.blocks + block) * args.columns;
-  const S* bias = args.bias ? static_cast<const S*>(args.bias) + bias_at : nullptr;
   S* const out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
   RowSteps<S> steps(args, range, static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * depth, room);
-  for (int64_t tile = range.begin; tile < range.end; tile += kWarps * kRows) {
-    __syncwarp();  // whose threads may part where they store
-    const int64_t first = tile + place.warp * kRows;
+  const int entries = static_cast<int>(range.end - range.begin);
+  for (int tile = 0; tile < entries; tile += kWarps * kRows) {
+    __syncwarp();    // whose threads may part where they store
+    IdAhead out_id;  // of the warp's row `lane` of 16
+    const int own = tile + place.warp * kRows + place.lane % kRows;
+    if (own < entries) out_id = id_ahead(args.out, args.entries, range.begin + own);
     float sum[kSides][4] = {};
     for (int chunk = 0; chunk < depth; chunk += kChunk<S>) {
       const int end = min(depth, chunk + kChunk<S>);
-      if (tile == range.begin || depth > kChunk<S>) {
+      if (tile == 0 || depth > kChunk<S>) {
         __syncthreads();
         stage_weights<S, kTransposed>(args, weight, chunk, end - chunk, first_column, staged);
         __syncthreads();
@@ -303,10 +319,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
         weights += kGroups * kVectors<S> * kSides * 32;
       }
     }
+    const int64_t to[2] = {__shfl_sync(0xffffffffu, out_id.get(), place.group),
+                           __shfl_sync(0xffffffffu, out_id.get(), place.group + 8)};
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t entry = first + place.group + 8 * h;
-      if (entry >= range.end) continue;
+      const int in_range = tile + place.warp * kRows + place.group + 8 * h;
+      if (in_range >= entries) continue;
+      const int64_t entry = range.begin + in_range;
       if constexpr (std::is_same_v<S, float>) {
         if (any_is_not_finite(sum, 2 * h)) {
 #pragma unroll
@@ -317,7 +336,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
           }
         }
       }
-      store_row(out + row_of(args.out, args.entries, entry) * args.out.stride, bias, first_column, args.columns, 2 * h, sum);
+      store_row(args, out + to[h] * args.out.stride, static_cast<int64_t>(range.type) * args.blocks + block,
+                first_column, 2 * h, sum);
     }
   }
 }
