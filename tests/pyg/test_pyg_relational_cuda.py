@@ -66,7 +66,7 @@ def test_rgcn_without_features(bases, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("widths", WIDTHS)
-@pytest.mark.parametrize("heads", [1, 2, 8])
+@pytest.mark.parametrize("heads", [1, 2, 3, 8])
 @pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
 @pytest.mark.parametrize("options", [{}, {"mod": "additive"}, {"num_bases": 2, "concat": False}, {"edge_dim": 3}])
 def test_rgat(options, mechanism, heads, widths, dtype):

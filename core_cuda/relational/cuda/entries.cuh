@@ -20,13 +20,13 @@ __device__ __forceinline__ int64_t row_of(const EntryRows& x, const Entries& ent
 
 // An id on its way from memory. Its words stay as they are read until it is taken: to extend the sign of one, say, is
 // to wait for it there and then, and so is to read words of either kind into the same register.
-struct IdAhead {
+struct IdInFlight {
   uint32_t low = 0, high = 0;
 
-  __device__ __forceinline__ IdAhead() = default;
-  __device__ __forceinline__ explicit IdAhead(int64_t id)
+  __device__ __forceinline__ IdInFlight() = default;
+  __device__ __forceinline__ explicit IdInFlight(int64_t id)
       : low(static_cast<uint32_t>(id)), high(static_cast<uint32_t>(id >> 32)) {}
-  __device__ __forceinline__ IdAhead(const void* ids, bool wide, int64_t i) {
+  __device__ __forceinline__ IdInFlight(const void* ids, bool wide, int64_t i) {
     const uint32_t* words = static_cast<const uint32_t*>(ids) + (i << (wide ? 1 : 0));
     low = words[0];
     if (wide) high = words[1];
@@ -35,8 +35,8 @@ struct IdAhead {
 };
 
 // The row of entry i.
-__device__ __forceinline__ IdAhead id_ahead(const EntryRows& x, const Entries& entries, int64_t i) {
-  return x.rows ? IdAhead(x.rows, entries.wide, i) : IdAhead(i);
+__device__ __forceinline__ IdInFlight id_in_flight(const EntryRows& x, const Entries& entries, int64_t i) {
+  return x.rows ? IdInFlight(x.rows, entries.wide, i) : IdInFlight(i);
 }
 
 // Stops the device where a user's offsets do not fit the entries: the host does not wait to know them. First block.

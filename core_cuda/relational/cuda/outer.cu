@@ -109,7 +109,7 @@ class GatheredTiles {
   static constexpr int kRows = kOfWarp * kCopies;
 
   __device__ __forceinline__ void ask() {
-    id_ = at_ < count_ ? (ids_ ? IdAhead(ids_, wide_, at_) : IdAhead(at_)) : IdAhead();
+    id_ = at_ < count_ ? (ids_ ? IdInFlight(ids_, wide_, at_) : IdInFlight(at_)) : IdInFlight();
   }
 
   bool wide_, inside_[2];
@@ -119,7 +119,7 @@ class GatheredTiles {
   uint32_t to_;
   const char *ids_, *rows_;
   int64_t row_bytes_;
-  IdAhead id_;
+  IdInFlight id_;
 };
 
 // A block makes 64 by 64 numbers of a matrix, from one chunk of entries.

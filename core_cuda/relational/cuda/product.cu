@@ -19,8 +19,7 @@ namespace edgeless::cuda::relational {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kColumns = 64, kSides = kColumns / 8;  // of a block's products, and mma of 8 columns
-constexpr int kRows = 16;                            // of a warp's mma
+constexpr int kRows = 16;  // of a warp's mma
 
 template <class S>
 constexpr int kVector = 16 / sizeof(S);
@@ -38,8 +37,14 @@ constexpr int kChunk = std::is_same_v<S, float> ? 128 : 256;
 template <class S>
 constexpr int kVectors = std::is_same_v<S, float> ? 2 : 1;
 
+constexpr int kWideSides = 8;  // mma of 8 columns each that a block makes
 template <class S>
-constexpr int kBlocks = std::is_same_v<S, float> ? 3 : 4;  // that a multiprocessor has registers for
+constexpr int kNarrowSides = kVector<S> / 2;  // where that is enough: a thread has one vector of a row of results
+
+template <class S, int kSides>
+constexpr int kBlocks = kSides < kWideSides        ? 5
+                        : std::is_same_v<S, float> ? 3
+                                                   : 4;  // that there are registers for
 
 struct Place {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
@@ -69,7 +74,7 @@ __device__ __forceinline__ int column_of(int side, int at) {
 
 // Brings depths [first, first + depth) of the weight of a block's columns to shared memory, as mma takes it: for every
 // group of depths and eight columns, the thread's numbers. Zeros outside. Whole block.
-template <class S, bool kTransposed>
+template <class S, bool kTransposed, int kSides>
 __device__ __forceinline__ void stage_weights(const ProductArgs& args, const S* weight, int first, int depth,
                                               int first_column, Vector* staged) {
   constexpr int kAtOnce = 4;  // vectors that do not wait for each other
@@ -113,7 +118,7 @@ __device__ __forceinline__ void stage_weights(const ProductArgs& args, const S* 
 }
 
 // sum += the product of the rows of one step and the weights staged for it, whose depth ends `left` numbers further.
-template <class S>
+template <class S, int kSides>
 __device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], const Vector* staged, int left,
                                               float (&sum)[kSides][4]) {
   constexpr bool kFloat = std::is_same_v<S, float>;
@@ -134,7 +139,7 @@ __device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], 
           split(number, parts[0][half][h], parts[1][half][h]);
         }
       }
-      constexpr int kAtOnce = 4;  // mma that do not wait for each other
+      constexpr int kAtOnce = kSides < 4 ? kSides : 4;  // mma that do not wait for each other
 #pragma unroll
       for (int first = 0; first < kSides; first += kAtOnce) {
 #pragma unroll
@@ -242,7 +247,7 @@ class RowSteps {
 
   __device__ __forceinline__ void ask_for_ids(int first) {
     const int row = first + place_.lane % kRows;
-    if (row < count_) id_ = id_ahead(args_.x, args_.entries, begin_ + row);
+    if (row < count_) id_ = id_in_flight(args_.x, args_.entries, begin_ + row);
   }
 
   const Place place_;
@@ -254,11 +259,11 @@ class RowSteps {
   int slot_ = 0;
   int row_, step_;    // of the block's entries the warp's first, and of the depth, that is asked for next
   const S* from_[2];  // there; of rows that are not, one of an earlier tile, or the first
-  IdAhead id_;        // of row `lane` of 16 of the tile after that
+  IdInFlight id_;     // of row `lane` of 16 of the tile after that
 };
 
 // One row of a warp's results, and the bias number `bias` added where there are any, kVector columns at a time.
-template <class S>
+template <class S, int kSides>
 __device__ __forceinline__ void store_row(const ProductArgs& args, S* to, int64_t bias, int first_column, int first,
                                           const float (&sum)[kSides][4]) {
   constexpr int kSidesOfVector = kVector<S> / 2;
@@ -282,13 +287,15 @@ __device__ __forceinline__ void store_row(const ProductArgs& args, S* to, int64_
   }
 }
 
-// A block makes args.share rows of one type, or what is left of it, by 64 columns: every warp 16 rows at a time.
-template <class S, bool kTransposed>
-__global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __grid_constant__ ProductArgs args) {
+// A block makes args.share rows of one type, or what is left of it, by 8 kSides columns: every warp 16 rows at a time.
+template <class S, bool kTransposed, int kSides>
+__global__ void __launch_bounds__(kThreads, kBlocks<S, kSides>)
+    product_kernel(const __grid_constant__ ProductArgs args) {
   check_offsets(args.entries);
   extern __shared__ float4 memory[];
   Vector* const room = reinterpret_cast<Vector*>(memory);
   Vector* const staged = room + kWarps * RowSteps<S>::kBytes / sizeof(Vector);
+  constexpr int kColumns = 8 * kSides;
   const int across = (args.columns + kColumns - 1) / kColumns, block = blockIdx.y, depth = args.depth;
   const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
   const Range range = range_of_tile(args.entries, blockIdx.x / across, args.share);
@@ -299,16 +306,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
   RowSteps<S> steps(args, range, static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * depth, room);
   const int entries = static_cast<int>(range.end - range.begin);
   for (int tile = 0; tile < entries; tile += kWarps * kRows) {
-    __syncwarp();    // whose threads may part where they store
-    IdAhead out_id;  // of the warp's row `lane` of 16
+    __syncwarp();       // whose threads may part where they store
+    IdInFlight out_id;  // of the warp's row `lane` of 16
     const int own = tile + place.warp * kRows + place.lane % kRows;
-    if (own < entries) out_id = id_ahead(args.out, args.entries, range.begin + own);
+    if (own < entries) out_id = id_in_flight(args.out, args.entries, range.begin + own);
     float sum[kSides][4] = {};
     for (int chunk = 0; chunk < depth; chunk += kChunk<S>) {
       const int end = min(depth, chunk + kChunk<S>);
       if (tile == 0 || depth > kChunk<S>) {
         __syncthreads();
-        stage_weights<S, kTransposed>(args, weight, chunk, end - chunk, first_column, staged);
+        stage_weights<S, kTransposed, kSides>(args, weight, chunk, end - chunk, first_column, staged);
         __syncthreads();
       }
       const Vector* weights = staged;
@@ -344,17 +351,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S>) product_kernel(const __g
 
 unsigned tiles(int size, int tile) { return static_cast<unsigned>((size + tile - 1) / tile); }
 
-template <class S, bool kTransposed>
+template <class S, bool kTransposed, int kSides>
 cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   constexpr int kBytes = kVectors<S> * kSides * 32 * sizeof(Vector);  // of a group of depths
-  const auto kernel = product_kernel<S, kTransposed>;
+  const auto kernel = product_kernel<S, kTransposed, kSides>;
   constexpr int kRowBytes = kWarps * RowSteps<S>::kBytes;
   const cudaError_t error =
       projection::allow_shared_memory(kernel, kRowBytes + kChunk<S> / kGroupDepth<S> * kBytes, done);
   if (error != cudaSuccess) return error;
   const int64_t down = num_tiles(args.entries.count, args.entries.types, args.share);
-  const dim3 grid(static_cast<unsigned>(down * tiles(args.columns, kColumns)), args.blocks);
+  const dim3 grid(static_cast<unsigned>(down * tiles(args.columns, 8 * kSides)), args.blocks);
   const int bytes = kRowBytes + static_cast<int>(tiles(std::min(args.depth, kChunk<S>), kGroupDepth<S>)) * kBytes;
   kernel<<<grid, kThreads, bytes, stream>>>(args);
   return cudaGetLastError();
@@ -365,7 +372,12 @@ cudaError_t launch(const ProductArgs& args, cudaStream_t stream) {
 cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {
     using S = decltype(zero);
-    return args.transposed ? launch<S, true>(args, stream) : launch<S, false>(args, stream);
+    const auto run = [&](auto sides) {
+      constexpr int kSides = decltype(sides)::value;
+      return args.transposed ? launch<S, true, kSides>(args, stream) : launch<S, false, kSides>(args, stream);
+    };
+    if (args.columns <= 8 * kNarrowSides<S>) return run(std::integral_constant<int, kNarrowSides<S>>());
+    return run(std::integral_constant<int, kWideSides>());
   });
 }
 
