@@ -8,6 +8,7 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .autocast import autocasts
 from .functional_checks import runs_reference
@@ -17,6 +18,7 @@ from .ops.graph import csr_transpose, index_dtype
 from .ops.relational import pair_walks
 from .projection import PLAIN
 from .typed_graph import TypedGraph
+from .whole_rows import lacking, longer, shorter
 
 # Edges of a piece, which one thread adds up.
 CUT = 16
@@ -113,9 +115,14 @@ def pair_attention(
     """
     arrays, degrees = walks(graph)
     ids = edge_ids(graph) if dropout else []
-    return torch.ops.edgeless.pair_attention(
+    short_in, short_out = lacking(x.device, x.dtype, weight)
+    if short_in or short_out:
+        x, weight, bias = longer(x, short_in), pad(weight, (0, short_out, 0, short_in)), longer(bias, short_out)
+        query, key = pad(query, (0, 0, 0, short_out)), pad(key, (0, 0, 0, short_out))
+    out, *_ = torch.ops.edgeless.pair_attention(
         x, weight, query, key, bias, arrays, ids, negative_slope, degrees, seed=seed, dropout=dropout
-    )[0]
+    )
+    return shorter(out, short_out)
 
 
 def fits(graph: TypedGraph, x: Tensor, weight: Tensor, others: tuple) -> bool:
@@ -132,8 +139,7 @@ def fits(graph: TypedGraph, x: Tensor, weight: Tensor, others: tuple) -> bool:
             return False
     if dtype not in _DTYPES or weight.dim() != 3 or autocasts("cuda") or type(graph.graph) is not Graph:
         return False
-    width = weight.size(2) * size
-    if not 0 < width <= _MOST_BYTES or width % 16 or not x.size(1) or x.size(1) * size % 4:
+    if not 0 < weight.size(2) * size <= _MOST_BYTES or not x.size(1):
         return False
     if not graph.num_edges or graph.num_src != graph.num_dst or graph.graph.index_dtype is not torch.int32:
         return False

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .aggregation import sddmm_dot
 from .functional_checks import runs_reference
@@ -14,17 +13,18 @@ from .ops.attention import opmath_dtype
 from .relational import relational_sum
 from .typed_graph import TypedGraph
 
-# Sampled products read a pair's row once for each head. Typed products read it once for all of them, but they have
-# tiles of 64 columns to fill, and their gradient writes a row for every pair: limits are measured. Typed products of
-# 16-bit rows round what they make, which sampled ones give in float32.
-_MOST_SAMPLED = {"cpu": 2, "cuda": 2}
-_MOST_SAMPLED_OF_16_BITS = {"cpu": 2, "cuda": 7}
+# Sampled products read a pair's row once for each head. Typed products read it once for all of them, but their gradient
+# writes a row for every pair: limits are measured. On CUDA typed products of 16-bit rows round what they make, which
+# sampled ones give in float32, and those of doubles have no tensor cores.
+_MOST_SAMPLED = {"cpu": 2, "cuda": 7}
+_MOST_SAMPLED_OF_FLOATS_ON_CUDA = 2
 
 
 def samples(x: Tensor, heads: int) -> bool:
     """Whether dot products with ``heads`` vectors of a type are sampled one by one rather than made as a matrix."""
-    limits = _MOST_SAMPLED_OF_16_BITS if x.itemsize == 2 else _MOST_SAMPLED
-    return heads <= limits.get(x.device.type, 0)
+    if x.is_cuda and x.dtype == torch.float32:
+        return heads <= _MOST_SAMPLED_OF_FLOATS_ON_CUDA
+    return heads <= _MOST_SAMPLED.get(x.device.type, 0)
 
 
 def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,13 +44,8 @@ def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor,
         rows = x.unsqueeze(1)
         rows = rows if heads == 1 else rows.expand(-1, heads, -1)
         return sddmm_dot(types, vectors, rows, out_dtype=dtype).split_with_sizes(counts)
-    whole = 16 // x.itemsize  # columns in a vector of 16 bytes, of which typed products on tensor cores are made
-    if x.is_cuda and heads % whole:
-        vectors = pad(vectors, (0, 0, 0, -heads % whole))
-    matrices = vectors.transpose(1, 2)
-    sides = zip((graph.reversed, graph), (x[: graph.num_dst], x), matrices.chunk(2))
-    products = (relational_sum(of.compact.pairs, x, w, out_dtype=dtype, order="aggregate") for of, x, w in sides)
-    return tuple(of[:, :heads].contiguous() for of in products)
+    sides = zip((graph.reversed, graph), (x[: graph.num_dst], x), vectors.transpose(1, 2).chunk(2))
+    return tuple(relational_sum(of.compact.pairs, x, w, out_dtype=dtype, order="aggregate") for of, x, w in sides)
 
 
 def to_edges(graph: TypedGraph, rows: Tensor) -> Tensor:

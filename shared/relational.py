@@ -6,6 +6,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from . import reference
 from .aggregation import spmm
@@ -16,6 +17,7 @@ from .ops.attention import opmath_dtype
 from .ops.graph import coo_to_csr
 from .ops.relational import widths
 from .typed_graph import TypedGraph
+from .whole_rows import blocks_of, lacking, longer, shorter
 
 
 def _check_operands(call: str, x: Tensor, w: Tensor) -> None:
@@ -37,7 +39,8 @@ def _check_index(call: str, name: str, index, shape: str, size: Optional[int], x
 def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offsets: Optional[Tensor] = None) -> Tensor:
     r"""Products of consecutive rows with the matrices of their types: rows of type r are multiplied by ``w[r]``.
 
-    Differentiable, any number of times, in x and w. No weight is copied for a row, no row is padded.
+    Differentiable, any number of times, in x and w. No weight is copied for a row, no row is added to a type. On CUDA,
+    operands whose rows are no whole vectors of 16 bytes are copied to longer ones.
 
     Args:
         x (Tensor): ``[N, K]``, sorted by type; float32, float64, bfloat16 or float16 (computed in float32).
@@ -321,6 +324,12 @@ def relational_sum(
     rows = promoted((x, weight))
     if weight.dtype == opmath_dtype(x.dtype):  # then no row has to be widened
         rows = x.dtype
+    short_in, short_out = lacking(x.device, rows, weight)
+    if short_in or short_out:
+        blocks, whole = blocks_of(weight), pad(weight, (0, short_out, 0, short_in))
+        options = {"reduce": reduce, "out_dtype": out_dtype, "order": order}
+        out = relational_sum(graph, longer(x, short_in, blocks), whole, edge_weight, **options)
+        return shorter(out, short_out, blocks)
     parameters = opmath_dtype(rows)
     edge_weight = cast(edge_weight, parameters)
     weight = whole_matrices(graph, weight, rows)

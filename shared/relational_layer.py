@@ -6,6 +6,7 @@ from typing import Optional
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .autocast import autocasts
 from .functional_checks import cast, runs_reference
@@ -13,6 +14,7 @@ from .ops.attention import opmath_dtype
 from .projection import PLAIN, add_map
 from .relational import edge_weights, fuses, pieces_of, relational_sum, transforms, whole_matrices
 from .typed_graph import TypedGraph
+from .whole_rows import blocks_of, lacking, longer, shorter
 
 
 def relational_layer(
@@ -41,6 +43,15 @@ def relational_layer(
     if not _is_one_op(x, (weight, own, root, bias), edge_weight, out_dtype):
         out = relational_sum(graph, x, weight, edge_weight, reduce=reduce, out_dtype=out_dtype)
         return add_map(out, x[: graph.num_dst] if own is None and root is not None else own, root, bias)
+    short_in, short_out = lacking(x.device, x.dtype, weight)
+    if short_in or short_out:
+        blocks, whole = blocks_of(weight), pad(weight, (0, short_out, 0, short_in))
+        if root is not None:
+            root = longer(root, short_out, blocks)
+            root = root if own is not None else longer(root.t(), short_in, blocks).t()
+        x, bias = longer(x, short_in, blocks), longer(bias, short_out, blocks)
+        options = {"own": own, "root": root, "bias": bias, "reduce": reduce, "out_dtype": out_dtype}
+        return shorter(relational_layer(graph, x, whole, edge_weight, **options), short_out, blocks)
     edge_weight = cast(edge_weight, opmath_dtype(x.dtype))
     graded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     csr: list[Tensor] = []

@@ -47,32 +47,69 @@ Entries entries_of(const Tensor& offsets, int64_t count, bool given) {
 
 Tensor unit_rows(const Tensor& t) { return t.stride(1) == 1 || t.size(1) == 1 ? t : t.contiguous(); }
 
-// weight [types, blocks, K, M], of x's dtype; row i of `to`, or that of its id, is entry i's product, and its type's
-// row of bias [types, blocks * M] added. given: offsets are.
-void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given = false,
-              const Tensor& bias = {}) {
-  const Gathered x{unit_rows(of.rows), of.ids};
+// width, or as many more numbers as make whole vectors of 16 bytes.
+int64_t whole(int64_t width, const Tensor& t) {
+  const int64_t vector = 16 / t.element_size();
+  return (width + vector - 1) / vector * vector;
+}
+
+bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0; }
+
+// Rows of `blocks` times `width` numbers as rows of whole(width), zeros behind every block. Copies the entries' rows
+// alone where these are fewer.
+Gathered with_whole_rows(const Gathered& x, int64_t blocks, int64_t width) {
+  if (has_vectors(x.rows, width)) return x;
+  const bool few = x.ids.defined() && x.ids.size(0) < x.rows.size(0);
+  const Tensor rows = few ? x.rows.index_select(0, x.ids) : x.rows;
+  const Tensor longer = at::zeros({rows.size(0), blocks, whole(width, rows)}, rows.options());
+  longer.narrow(2, 0, width).copy_(rows.unflatten(1, {blocks, width}));
+  return {longer.flatten(1), few ? Tensor() : x.ids};
+}
+
+// weight [types, blocks, K, M], of x's dtype, whose matrices lie by rows or by columns; row i of `to`, or that of its
+// id, is entry i's product, and its type's row of bias [types, blocks * M] added. given: offsets are.
+void multiply_as_given(const Gathered& x, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given,
+                       const Tensor& bias, bool tensor_cores) {
   ProductArgs args;
   args.entries = entries_of(offsets, x.count(), given);
   args.x = entry_rows(x), args.out = entry_rows(to);
   args.blocks = static_cast<int>(weight.size(1));
   args.depth = static_cast<int>(weight.size(2)), args.columns = static_cast<int>(weight.size(3));
-  const bool lies = weight.stride(3) == 1 || weight.stride(2) == 1;
-  const Tensor w = lies ? weight : weight.contiguous();
-  args.transposed = w.stride(3) != 1;
+  args.transposed = weight.stride(3) != 1;
   if (bias.defined()) args.bias = bias.const_data_ptr();
-  args.weight = w.const_data_ptr(), args.weight_row = w.stride(args.transposed ? 3 : 2);
-  args.weight_type = w.stride(0), args.weight_block = w.stride(1);
-  const int64_t vector = 16 / w.element_size();
-  const bool vectors = has_vectors(x.rows, args.depth) && has_vectors(to.rows, args.columns) &&
-                       args.weight_row % vector == 0 && args.weight_type % vector == 0 &&
-                       args.weight_block % vector == 0 && reinterpret_cast<uintptr_t>(args.weight) % 16 == 0 &&
-                       reinterpret_cast<uintptr_t>(args.bias) % 16 == 0;
+  args.weight = weight.const_data_ptr(), args.weight_row = weight.stride(args.transposed ? 3 : 2);
+  args.weight_type = weight.stride(0), args.weight_block = weight.stride(1);
   // So many that the weight which a block brings to its shared memory is used often, where there is work for all.
   const int64_t blocks = 6 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device())};
   args.share = static_cast<int>(std::clamp<int64_t>(x.count() / blocks / 64 * 64, 128, 1024));
-  const auto run = vectors && on_tensor_cores(x.rows) ? run_product : run_any_product;
-  C10_CUDA_CHECK(run(storage_of(w.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+  const auto run = tensor_cores ? run_product : run_any_product;
+  C10_CUDA_CHECK(run(storage_of(weight.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+}
+
+// Whether the matrices' rows, or columns where these lie side by side, are whole vectors of 16 bytes.
+bool has_whole_matrices(const Tensor& w) {
+  const int64_t vector = 16 / w.element_size();
+  return w.stride(w.stride(3) == 1 ? 2 : 3) % vector == 0 && w.stride(0) % vector == 0 && w.stride(1) % vector == 0 &&
+         reinterpret_cast<uintptr_t>(w.const_data_ptr()) % 16 == 0;
+}
+
+// The same of any matrices and rows. Those that tensor cores do not take are copied for them, zeros behind their rows.
+void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given = false,
+              const Tensor& bias = {}) {
+  const Gathered x{unit_rows(of.rows), of.ids};
+  const Tensor w = weight.stride(3) == 1 || weight.stride(2) == 1 ? weight : weight.contiguous();
+  if (!on_tensor_cores(x.rows)) return multiply_as_given(x, w, offsets, to, given, bias, false);
+  const int64_t blocks = w.size(1), depth = w.size(2), columns = w.size(3), padded = whole(columns, w);
+  const bool stores = has_vectors(to.rows, columns), adds = bias.defined() && (padded != columns || !is_aligned(bias));
+  const Tensor added = adds ? at::constant_pad_nd(bias.unflatten(1, {blocks, columns}), {0, padded - columns}) : bias;
+  const int64_t padded_depth = whole(depth, w);
+  const bool keeps = padded == columns && padded_depth == depth && has_whole_matrices(w);
+  if (keeps && stores && has_vectors(x.rows, depth)) return multiply_as_given(x, w, offsets, to, given, added, true);
+  const Tensor wider = keeps ? w : at::constant_pad_nd(w, {0, padded - columns, 0, padded_depth - depth}).contiguous();
+  const Gathered out{stores ? to.rows : at::empty({to.rows.size(0), blocks * padded}, to.rows.options()), to.ids};
+  multiply_as_given(with_whole_rows(x, blocks, depth), wider, offsets, out, given, added, true);
+  if (stores) return;
+  to.rows.unflatten(1, {blocks, columns}).copy_(out.rows.unflatten(1, {blocks, padded}).narrow(2, 0, columns));
 }
 
 // [types, blocks, in, out]: the sums of x^T y of every type, of x's dtype, or of its statistics' where `wide`.
@@ -81,6 +118,12 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   const Gathered x{unit_rows(of.rows), of.ids}, y{unit_rows(with.rows), with.ids};
   const int64_t types = offsets.size(0) - 1, in = x.rows.size(1) / blocks, out = y.rows.size(1) / blocks;
   const auto statistics = opmath_dtype(x.rows.scalar_type());
+  const bool tensor_cores = on_tensor_cores(x.rows), fits = has_vectors(x.rows, in) && has_vectors(y.rows, out);
+  if (tensor_cores && !fits && x.count() > 0 && in > 0 && out > 0) {
+    const Gathered longer = with_whole_rows(x, blocks, in), wider = with_whole_rows(y, blocks, out);
+    const Tensor padded = outer_sums(longer, wider, offsets, blocks, wide, given);
+    return padded.narrow(2, 0, in).narrow(3, 0, out).contiguous();
+  }
   Tensor sums = at::empty({types, blocks, in, out}, x.rows.options().dtype(wide ? statistics : x.rows.scalar_type()));
   if (sums.numel() == 0) return sums;
   OuterArgs args;
@@ -88,7 +131,6 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   args.x = entry_rows(x), args.y = entry_rows(y);
   args.blocks = static_cast<int>(blocks), args.rows = static_cast<int>(in), args.columns = static_cast<int>(out);
   args.wide = wide;
-  const bool tensor_cores = on_tensor_cores(x.rows) && has_vectors(x.rows, in) && has_vectors(y.rows, out);
   // So many chunks that all multiprocessors have something to do, but they take no more than an eighth of the rows'
   // memory, or a megabyte.
   const int64_t count = x.count(), size = blocks * in * out;

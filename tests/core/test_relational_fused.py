@@ -100,11 +100,22 @@ def test_every_width_of_floats(k, m, weighted):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("k,m", [(20, 64), (64, 132), (136, 64), (7, 5)])
-def test_other_widths_fall_back(dtype, k, m):
+@pytest.mark.parametrize("k,m", [(64, 136), (136, 64), (130, 3)])
+def test_wide_rows_fall_back(dtype, k, m):
     graph = graph_of(num_src=130)
     assert not relational.fuses(graph, torch.empty(5, k, m), torch.bfloat16)
     check(graph, dtype, k, m)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k,m", [(7, 5), (20, 11), (16, 2), (50, 64), (64, 1), (125, 127)])
+def test_rows_of_no_whole_vectors_are_fused_as_longer_ones(dtype, k, m):
+    graph = graph_of(num_src=130)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        check(graph, dtype, k, m)
+        torch.cuda.synchronize()
+    assert any("piece_products" in event.name for event in profile.events())
+    check(graph, dtype, k, m, own_width=3, reduce="mean", out_dtype=torch.float32)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

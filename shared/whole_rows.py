@@ -1,0 +1,40 @@
+"""Rows of whole vectors of 16 bytes, which tensor cores take on CUDA: others are given zeros at their ends.
+
+The classes of a last layer are seldom a multiple of four. A product with zeros costs nothing beside rows that cannot be
+read and multiplied as vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def lacking(device: torch.device, rows: torch.dtype, weight: Tensor) -> tuple[int, int]:
+    """How many numbers the rows of ``weight``'s inputs and outputs lack, of every block where it has blocks."""
+    if device.type != "cuda" or rows.itemsize > 4:
+        return 0, 0
+    whole = 16 // rows.itemsize
+    return -weight.size(-2) % whole, -weight.size(-1) % whole
+
+
+def blocks_of(weight: Tensor) -> int:
+    """1 for ``[R, K, M]``, B for ``[R, B, K / B, M / B]``."""
+    return weight.size(1) if weight.dim() == 4 else 1
+
+
+def longer(rows: Optional[Tensor], by: int, blocks: int = 1) -> Optional[Tensor]:
+    """``[..., B * K]`` as ``[..., B * (K + by)]``: zeros behind every block."""
+    if rows is None or not by:
+        return rows
+    return pad(rows.unflatten(-1, (blocks, -1)), (0, by)).flatten(-2)
+
+
+def shorter(rows: Tensor, by: int, blocks: int = 1) -> Tensor:
+    """``[..., B * (M + by)]`` as ``[..., B * M]``, contiguous: without what stands behind every block."""
+    if not by:
+        return rows
+    return rows.unflatten(-1, (blocks, -1))[..., :-by].flatten(-2).contiguous()
