@@ -41,10 +41,9 @@ constexpr int kWideSides = 8;  // mma of 8 columns each that a block makes
 template <class S>
 constexpr int kNarrowSides = kVector<S> / 2;  // where that is enough: a thread has one vector of a row of results
 
+// Blocks that a multiprocessor has registers for.
 template <class S, int kSides>
-constexpr int kBlocks = kSides < kWideSides        ? 5
-                        : std::is_same_v<S, float> ? 3
-                                                   : 4;  // that there are registers for
+constexpr int kBlocks = kSides < kWideSides ? 5 : 5 - kVectors<S>;
 
 struct Place {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
