@@ -2,18 +2,17 @@
 may read.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = """
+GUARDED = """
 import ctypes, mmap, sys
 import torch
-sys.path.insert(0, {folder!r})
-from attention_cases import OPTIONS, SCORES, function_of, graph_of, inputs_of
-from edgeless import Graph
+from edgeless import Graph, TypedGraph, functional
 
 libc = ctypes.CDLL(None, use_errno=True)
 kept = []
@@ -28,6 +27,11 @@ def guarded(t):
     kept.append(memory)
     view = torch.frombuffer(memory, dtype=t.dtype, count=t.numel(), offset=pages - size).view(t.shape)
     return view.copy_(t.detach()).requires_grad_(t.requires_grad)
+"""
+
+ATTENTION = """
+sys.path.insert(0, {folder!r})
+from attention_cases import OPTIONS, SCORES, function_of, graph_of, inputs_of
 
 few = Graph.from_edge_index(torch.tensor([[0, 1, 1, 2], [0, 70, 70, 3]]), 3, 90)
 for graph in (few, few.reverse(), graph_of("bipartite"), graph_of("hub")):
@@ -43,10 +47,40 @@ for graph in (few, few.reverse(), graph_of("bipartite"), graph_of("hub")):
 print("all of them")
 """
 
+SUMS = """
+edges, types = torch.tensor([[0, 70, 89, 89, 2], [0, 1, 1, 2, 2]]), torch.tensor([0, 1, 0, 1, 1])
+graph, typed = Graph.from_edge_index(edges, 90, 3), TypedGraph.from_edge_index(edges, types, 2, 90, 3)
+for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    for width in (*range(1, 35), 47, 65):
+        x = torch.randint(-4, 5, (90, width)).to(dtype)
+        weight = torch.tensor([1.0, 2, 3, -1, 2], dtype=dtype)
+        messages = x.double()[edges[0]]
+        for given, by in ((None, messages), (guarded(weight), weight.double().unsqueeze(1) * messages)):
+            found = functional.spmm(graph, guarded(x), given)
+            assert torch.equal(found.double(), torch.zeros(3, width).double().index_add(0, edges[1], by)), width
+        dots = functional.sddmm_dot(graph, guarded(x[:3]), guarded(x))
+        assert torch.equal(dots, (x.double()[edges[1]] * messages).sum(1).to(dtype)), width
+        w = torch.randint(-2, 3, (2, width, 5)).to(dtype)
+        found = functional.relational_sum(typed, guarded(x), guarded(w))
+        products = torch.einsum("ek,ekm->em", messages, w.double()[types])
+        assert torch.equal(found, torch.zeros(3, 5).double().index_add(0, edges[1], products).to(dtype)), width
+        kept.clear()
+print("all of them")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
+@pytest.mark.parametrize("capability", ["baseline", "avx2", "avx512"])
+def test_sums_of_any_width_read_nothing_behind_their_rows(capability):
+    """Small whole numbers, whose sums are exact."""
+    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
+    ran = subprocess.run([sys.executable, "-c", GUARDED + SUMS], capture_output=True, text=True, env=env)
+    assert ran.returncode == 0 and "all of them" in ran.stdout, (ran.returncode, ran.stderr[-2000:])
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
 def test_attention_reads_nothing_behind_its_inputs():
     """Weights of the cosine had read a row of the sources for every destination."""
-    script = SCRIPT.format(folder=str(Path(__file__).parent))
+    script = GUARDED + ATTENTION.format(folder=str(Path(__file__).parent))
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.returncode == 0 and "all of them" in ran.stdout, (ran.returncode, ran.stderr[-2000:])

@@ -70,37 +70,68 @@ struct LanesOf {
 template <class A, class T>
 using Lanes = typename LanesOf<A, T>::type;
 
-// kWidth<A> elements in storage type S as a vector of A.
+// The bits of kWidth<float> elements of 16 bits, and of the first n of them, zeros behind.
+typedef Lanes<float, uint16_t> Bits16;
+
+static EDGELESS_INLINE Bits16 load_bits(const void* p) {
+  Bits16 bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return bits;
+}
+
+static EDGELESS_INLINE Bits16 load_first_bits(const void* p, int64_t n) {
+#if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
+  return (Bits16)_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
+#elif EDGELESS_VECTOR_BYTES == 32 && EDGELESS_X86
+  // Pairs by a mask, and then the last one.
+  const int pairs = static_cast<int>(n / 2);
+  const __m128i whole = _mm_maskload_epi32(static_cast<const int*>(p),
+                                           _mm_cmpgt_epi32(_mm_set1_epi32(pairs), _mm_setr_epi32(0, 1, 2, 3)));
+  const __m128i last = _mm_set1_epi16(static_cast<const int16_t*>(p)[n - 1]);
+  const __m128i at =
+      _mm_cmpeq_epi16(_mm_set1_epi16(static_cast<int16_t>(n - 1)), _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7));
+  return (Bits16)_mm_blendv_epi8(whole, last, at);
+#else
+  Bits16 bits = {};
+  __builtin_memcpy(&bits, p, n * sizeof(uint16_t));
+  return bits;
+#endif
+}
+
+// kWidth<A> elements in storage type S as a vector of A, or the first n of them and zeros behind.
 template <class A, class S>
 struct Stored;
 
 template <class A>
 struct Stored<A, A> {
-  static Vec<A> vector(const A* p) { return load(p); }
+  static EDGELESS_INLINE Vec<A> vector(const A* p) { return load(p); }
+  static EDGELESS_INLINE Vec<A> first(const A* p, int64_t n) { return load_first(p, n); }
 };
 
 template <>
 struct Stored<float, Bf16> {
-  static Vec<float> vector(const Bf16* p) {
-    Lanes<float, uint16_t> bits;
-    __builtin_memcpy(&bits, p, sizeof bits);
+  static EDGELESS_INLINE Vec<float> of(Bits16 bits) {
     return (Vec<float>)(__builtin_convertvector(bits, Lanes<float, uint32_t>) << 16);
   }
+  static EDGELESS_INLINE Vec<float> vector(const Bf16* p) { return of(load_bits(p)); }
+  static EDGELESS_INLINE Vec<float> first(const Bf16* p, int64_t n) { return of(load_first_bits(p, n)); }
 };
 
 template <>
 struct Stored<float, F16> {
-  static Vec<float> vector(const F16* p) {
+  static EDGELESS_INLINE Vec<float> of(Bits16 bits) {
 #if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
-    return (Vec<float>)_mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return (Vec<float>)_mm512_maskz_cvtph_ps(0xFFFF, (__m256i)bits);
 #elif EDGELESS_VECTOR_BYTES == 32 && EDGELESS_X86
-    return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return (Vec<float>)_mm256_cvtph_ps((__m128i)bits);
 #else
     Vec<float> x;
-    for (int64_t i = 0; i < kWidth<float>; ++i) x[i] = float_from_half(p[i].bits);
+    for (int64_t i = 0; i < kWidth<float>; ++i) x[i] = float_from_half(bits[i]);
     return x;
 #endif
   }
+  static EDGELESS_INLINE Vec<float> vector(const F16* p) { return of(load_bits(p)); }
+  static EDGELESS_INLINE Vec<float> first(const F16* p, int64_t n) { return of(load_first_bits(p, n)); }
 };
 
 // Calls f with a null pointer to the storage type of `dtype`, for rows that are computed in A.

@@ -58,7 +58,7 @@ struct Tiles {
     for (int v = 0; v < V; ++v) {
       const int64_t left = to.columns - v * W;
       Vec<A> bias = {};
-      if (to.bias) __builtin_memcpy(&bias, to.bias + v * W, (left < W ? left : W) * sizeof(A));
+      if (to.bias) bias = left < W ? load_first(to.bias + v * W, left) : load(to.bias + v * W);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
         A* out = to.out + r * to.stride + v * W;
@@ -73,7 +73,7 @@ struct Tiles {
 
   static void put(A* out, Vec<A> x, int64_t left, bool bypass) {
     if (left < W) {
-      __builtin_memcpy(out, &x, left * sizeof(A));
+      store_first(out, x, left);
 #if EDGELESS_VECTOR_BYTES >= 32 && EDGELESS_X86
     } else if (bypass && reinterpret_cast<uintptr_t>(out) % EDGELESS_VECTOR_BYTES == 0) {
 #if EDGELESS_VECTOR_BYTES == 64

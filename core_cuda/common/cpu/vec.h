@@ -94,6 +94,62 @@ static EDGELESS_INLINE Vec<A> first_lanes(Vec<A> x, int64_t n, A other = A(0)) {
   return lane < splat<A>(A(n)) ? x : splat<A>(other);
 }
 
+// The first n numbers at p, 0 < n < kWidth, and zeros behind them. Nothing else is read.
+template <class A>
+static EDGELESS_INLINE Vec<A> load_first(const A* p, int64_t n) {
+  Vec<A> v = {};
+  __builtin_memcpy(&v, p, n * sizeof(A));
+  return v;
+}
+
+// Writes the first n numbers of v, and nothing else.
+template <class A>
+static EDGELESS_INLINE void store_first(A* p, Vec<A> v, int64_t n) {
+  __builtin_memcpy(p, &v, n * sizeof(A));
+}
+
+#if EDGELESS_VECTOR_BYTES == 64
+template <>
+EDGELESS_INLINE Vec<float> load_first<float>(const float* p, int64_t n) {
+  return (Vec<float>)_mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+}
+template <>
+EDGELESS_INLINE Vec<double> load_first<double>(const double* p, int64_t n) {
+  return (Vec<double>)_mm512_maskz_loadu_pd(static_cast<__mmask8>((1u << n) - 1), p);
+}
+template <>
+EDGELESS_INLINE void store_first<float>(float* p, Vec<float> v, int64_t n) {
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), (__m512)v);
+}
+template <>
+EDGELESS_INLINE void store_first<double>(double* p, Vec<double> v, int64_t n) {
+  _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << n) - 1), (__m512d)v);
+}
+#elif EDGELESS_VECTOR_BYTES == 32
+static EDGELESS_INLINE __m256i first_fours(int64_t n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+static EDGELESS_INLINE __m256i first_eights(int64_t n) {
+  return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
+}
+template <>
+EDGELESS_INLINE Vec<float> load_first<float>(const float* p, int64_t n) {
+  return (Vec<float>)_mm256_maskload_ps(p, first_fours(n));
+}
+template <>
+EDGELESS_INLINE Vec<double> load_first<double>(const double* p, int64_t n) {
+  return (Vec<double>)_mm256_maskload_pd(p, first_eights(n));
+}
+template <>
+EDGELESS_INLINE void store_first<float>(float* p, Vec<float> v, int64_t n) {
+  _mm256_maskstore_ps(p, first_fours(n), (__m256)v);
+}
+template <>
+EDGELESS_INLINE void store_first<double>(double* p, Vec<double> v, int64_t n) {
+  _mm256_maskstore_pd(p, first_eights(n), (__m256d)v);
+}
+#endif
+
 // load() of what was stored by fours: a load that spans several stores has to wait until they have left the core.
 template <class A>
 static EDGELESS_INLINE Vec<A> load_fours(const A* p) {

@@ -99,7 +99,7 @@ struct TypedPasses {
   static void add_row(A* to, const A* row, int64_t n) {
     int64_t i = 0;
     for (; i + W <= n; i += W) store(to + i, load(to + i) + load(row + i));
-    for (; i < n; ++i) to[i] += row[i];
+    if (i < n) store_first(to + i, load_first(to + i, n - i) + load_first(row + i, n - i), n - i);
   }
 
   static void sum_products(const TypedArgs<A>& a, int64_t part, A* scratch) {

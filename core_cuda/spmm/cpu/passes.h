@@ -43,67 +43,57 @@ struct SpmmPasses {
       }
     }
 
-    // out = alpha * sum, of NV vectors without the first `skip` numbers, which stand there already.
-    template <int NV>
-    void vectors(int64_t begin, int64_t end, int64_t at, int64_t h, A alpha, A* out, int64_t skip = 0) const {
+    // out = alpha * sum, of NV vectors and, where kRest, of the `rest` numbers behind them, fewer than a vector.
+    template <int NV, bool kRest>
+    void vectors(int64_t begin, int64_t end, int64_t at, int64_t h, A alpha, A* out, int64_t rest) const {
+      constexpr int kSums = NV + (kRest ? 1 : 0);
       for (int64_t e = begin; e < end;) {
         const bool first = e == begin;
         const int64_t stop = end - e < kFlush ? end : e + kFlush;
-        Vec<A> t[NV] = {};
+        Vec<A> t[kSums] = {};
         for (; e < stop; ++e) {
-          ask(e, at, NV * W);
+          ask(e, at, kSums * W);
           const int64_t node = nodes[e];
           const S* row = x + node * a.x.stride + at;
           const Vec<A> by = splat<A>(kScaled ? factor(a, e, node, h) : A(1));
-#pragma GCC unroll 8
-          for (int v = 0; v < NV; ++v) {
-            const Vec<A> of = Stored<A, S>::vector(row + v * W);
+#pragma GCC unroll 9
+          for (int v = 0; v < kSums; ++v) {
+            const Vec<A> of = v < NV ? Stored<A, S>::vector(row + v * W) : Stored<A, S>::first(row + v * W, rest);
             t[v] += kScaled ? by * of : of;
           }
         }
+        A* to = out + at;
 #pragma GCC unroll 8
-        for (int v = 0; v < NV; ++v) {
-          A* to = out + at + v * W;
+        for (int v = 0; v < NV; ++v, to += W) {
           const Vec<A> sum = alpha * t[v];
-          if (skip == 0) {
-            store(to, first ? sum : load(to) + sum);
-          } else {
-            for (int64_t i = skip; i < W; ++i) to[i] = first ? sum[i] : to[i] + sum[i];
-          }
+          store(to, first ? sum : load(to) + sum);
         }
-      }
-    }
-
-    // The same of n numbers, fewer than a vector, of rows that have no more.
-    void numbers(int64_t begin, int64_t end, int64_t at, int64_t n, int64_t h, A alpha, A* out) const {
-      for (int64_t e = begin; e < end;) {
-        const bool first = e == begin;
-        const int64_t stop = end - e < kFlush ? end : e + kFlush;
-        A t[W] = {}, row[W];
-        for (; e < stop; ++e) {
-          ask(e, at, n);
-          const int64_t node = nodes[e];
-          widen(row, a.x.data, a.x.dtype, node * a.x.stride + at, n);
-          const A by = kScaled ? factor(a, e, node, h) : A(1);
-          for (int64_t i = 0; i < n; ++i) t[i] += by * row[i];
+        if constexpr (kRest) {
+          const Vec<A> sum = alpha * t[NV];
+          store_first(to, first ? sum : load_first(to, rest) + sum, rest);
         }
-        for (int64_t i = 0; i < n; ++i) out[at + i] = first ? alpha * t[i] : out[at + i] + alpha * t[i];
       }
     }
 
     void head(int64_t begin, int64_t end, int64_t h, A alpha, A* out) const {
-      int64_t at = h * a.width;
-      const int64_t last = at + a.width;
-      for (; at + 8 * W <= last; at += 8 * W) vectors<8>(begin, end, at, h, alpha, out);
-      if (at + 4 * W <= last) vectors<4>(begin, end, at, h, alpha, out), at += 4 * W;
-      if (at + 2 * W <= last) vectors<2>(begin, end, at, h, alpha, out), at += 2 * W;
-      if (at + W <= last) vectors<1>(begin, end, at, h, alpha, out), at += W;
-      if (at == last) return;
-      if (a.width >= W) {
-        vectors<1>(begin, end, last - W, h, alpha, out, at - (last - W));
-      } else {
-        numbers(begin, end, at, last - at, h, alpha, out);
-      }
+      int64_t at = h * a.width, left = a.width / W;
+      const int64_t rest = a.width % W;
+      // What is left after whole vectors goes with the last of them: a walk of its own would look up the edges again.
+      const auto walk = [&](auto number) {
+        constexpr int NV = decltype(number)::value;
+        left -= NV;
+        if (left == 0 && rest > 0) {
+          vectors<NV, true>(begin, end, at, h, alpha, out, rest);
+        } else {
+          vectors<NV, false>(begin, end, at, h, alpha, out, 0);
+        }
+        at += NV * W;
+      };
+      if (left == 0 && rest > 0) vectors<0, true>(begin, end, at, h, alpha, out, rest);
+      while (left >= 8) walk(std::integral_constant<int, 8>());
+      if (left >= 4) walk(std::integral_constant<int, 4>());
+      if (left >= 2) walk(std::integral_constant<int, 2>());
+      if (left >= 1) walk(std::integral_constant<int, 1>());
     }
 
     void row_of_sums(int64_t begin, int64_t end, A alpha, A* out) const {
@@ -180,9 +170,8 @@ struct SpmmPasses {
       for (int v = 0; v < 4; ++v) t[v] += load(x + at + v * W) * load(y + at + v * W);
     }
     for (; at + W <= end; at += W) t[0] += load(x + at) * load(y + at);
-    A total = sum<A>((t[0] + t[1]) + (t[2] + t[3]));
-    for (; at < end; ++at) total += x[at] * y[at];
-    return total;
+    if (at < end) t[1] += load_first(x + at, end - at) * load_first(y + at, end - at);
+    return sum<A>((t[0] + t[1]) + (t[2] + t[3]));
   }
 
   static void run(SpmmPass pass, const SpmmArgs<A>& a, int64_t part, A* scratch) {
