@@ -8,7 +8,6 @@ from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .autocast import autocasts
 from .functional_checks import runs_reference
@@ -18,7 +17,7 @@ from .ops.graph import csr_transpose, index_dtype
 from .ops.relational import pair_walks
 from .projection import PLAIN
 from .typed_graph import TypedGraph
-from .whole_rows import lacking, longer, shorter
+from .whole_rows import lacking, longer, longer_matrices, shorter
 
 # Edges of a piece, which one thread adds up.
 CUT = 16
@@ -117,8 +116,8 @@ def pair_attention(
     ids = edge_ids(graph) if dropout else []
     short_in, short_out = lacking(x.device, x.dtype, weight)
     if short_in or short_out:
-        x, weight, bias = longer(x, short_in), pad(weight, (0, short_out, 0, short_in)), longer(bias, short_out)
-        query, key = pad(query, (0, 0, 0, short_out)), pad(key, (0, 0, 0, short_out))
+        x, weight, bias = longer(x, short_in), longer_matrices(weight, short_in, short_out), longer(bias, short_out)
+        query, key = longer_matrices(query, short_out, 0), longer_matrices(key, short_out, 0)
     out, *_ = torch.ops.edgeless.pair_attention(
         x, weight, query, key, bias, arrays, ids, negative_slope, degrees, seed=seed, dropout=dropout
     )
@@ -133,13 +132,13 @@ def fits(graph: TypedGraph, x: Tensor, weight: Tensor, others: tuple) -> bool:
     """
     if not x.is_cuda or compiling() or runs_reference("pair_attention", x.device, "pair_attention"):
         return False
-    dtype, size = x.dtype, x.element_size()
+    dtype = x.dtype
     for t in (x, weight, *others):
         if t is not None and (type(t) not in PLAIN or t.dtype is not dtype or t.device != x.device):
             return False
     if dtype not in _DTYPES or weight.dim() != 3 or autocasts("cuda") or type(graph.graph) is not Graph:
         return False
-    if not 0 < weight.size(2) * size <= _MOST_BYTES or not x.size(1):
+    if not 0 < weight.size(2) * x.element_size() <= _MOST_BYTES or not x.size(1):
         return False
     if not graph.num_edges or graph.num_src != graph.num_dst or graph.graph.index_dtype is not torch.int32:
         return False

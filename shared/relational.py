@@ -6,7 +6,6 @@ from typing import Optional
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from . import reference
 from .aggregation import spmm
@@ -17,7 +16,7 @@ from .ops.attention import opmath_dtype
 from .ops.graph import coo_to_csr
 from .ops.relational import widths
 from .typed_graph import TypedGraph
-from .whole_rows import blocks_of, lacking, longer, shorter
+from .whole_rows import blocks_of, lacking, longer, longer_matrices, shorter
 
 
 def _check_operands(call: str, x: Tensor, w: Tensor) -> None:
@@ -326,7 +325,7 @@ def relational_sum(
         rows = x.dtype
     short_in, short_out = lacking(x.device, rows, weight)
     if short_in or short_out:
-        blocks, whole = blocks_of(weight), pad(weight, (0, short_out, 0, short_in))
+        blocks, whole = blocks_of(weight), longer_matrices(weight, short_in, short_out)
         options = {"reduce": reduce, "out_dtype": out_dtype, "order": order}
         out = relational_sum(graph, longer(x, short_in, blocks), whole, edge_weight, **options)
         return shorter(out, short_out, blocks)

@@ -6,7 +6,6 @@ from typing import Optional
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .autocast import autocasts
 from .functional_checks import cast, runs_reference
@@ -14,7 +13,7 @@ from .ops.attention import opmath_dtype
 from .projection import PLAIN, add_map
 from .relational import edge_weights, fuses, pieces_of, relational_sum, transforms, whole_matrices
 from .typed_graph import TypedGraph
-from .whole_rows import blocks_of, lacking, longer, shorter
+from .whole_rows import blocks_of, lacking, longer, longer_matrices, shorter
 
 
 def relational_layer(
@@ -45,7 +44,7 @@ def relational_layer(
         return add_map(out, x[: graph.num_dst] if own is None and root is not None else own, root, bias)
     short_in, short_out = lacking(x.device, x.dtype, weight)
     if short_in or short_out:
-        blocks, whole = blocks_of(weight), pad(weight, (0, short_out, 0, short_in))
+        blocks, whole = blocks_of(weight), longer_matrices(weight, short_in, short_out)
         if root is not None:
             root = longer(root, short_out, blocks)
             root = root if own is not None else longer(root.t(), short_in, blocks).t()

@@ -1,6 +1,6 @@
 """Rows of whole vectors of 16 bytes, which tensor cores take on CUDA: others are given zeros at their ends.
 
-The classes of a last layer are seldom a multiple of four. A product with zeros costs nothing beside rows that cannot be
+The classes of a last layer are seldom a multiple of four. Products with zeros cost far less than rows that cannot be
 read and multiplied as vectors.
 """
 
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 
 def lacking(device: torch.device, rows: torch.dtype, weight: Tensor) -> tuple[int, int]:
-    """How many numbers the rows of ``weight``'s inputs and outputs lack, of every block where it has blocks."""
+    """How many numbers rows of ``weight``'s inputs and outputs lack to be whole vectors; those of a block, if any."""
     if device.type != "cuda" or rows.itemsize > 4:
         return 0, 0
     whole = 16 // rows.itemsize
@@ -31,6 +31,11 @@ def longer(rows: Optional[Tensor], by: int, blocks: int = 1) -> Optional[Tensor]
     if rows is None or not by:
         return rows
     return pad(rows.unflatten(-1, (blocks, -1)), (0, by)).flatten(-2)
+
+
+def longer_matrices(weight: Tensor, rows: int, columns: int) -> Tensor:
+    """``[..., K, M]`` as ``[..., K + rows, M + columns]``: zeros below and to the right."""
+    return pad(weight, (0, columns, 0, rows))
 
 
 def shorter(rows: Tensor, by: int, blocks: int = 1) -> Tensor:

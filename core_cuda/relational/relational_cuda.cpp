@@ -55,15 +55,12 @@ int64_t whole(int64_t width, const Tensor& t) {
 
 bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0; }
 
-// Rows of `blocks` times `width` numbers as rows of whole(width), zeros behind every block. Copies the entries' rows
-// alone where these are fewer.
+// Rows of `blocks` times `width` numbers as rows of `blocks` times whole(width), zeros behind every block.
 Gathered with_whole_rows(const Gathered& x, int64_t blocks, int64_t width) {
   if (has_vectors(x.rows, width)) return x;
-  const bool few = x.ids.defined() && x.ids.size(0) < x.rows.size(0);
-  const Tensor rows = few ? x.rows.index_select(0, x.ids) : x.rows;
-  const Tensor longer = at::zeros({rows.size(0), blocks, whole(width, rows)}, rows.options());
-  longer.narrow(2, 0, width).copy_(rows.unflatten(1, {blocks, width}));
-  return {longer.flatten(1), few ? Tensor() : x.ids};
+  const Tensor longer = at::zeros({x.rows.size(0), blocks, whole(width, x.rows)}, x.rows.options());
+  longer.narrow(2, 0, width).copy_(x.rows.unflatten(1, {blocks, width}));
+  return {longer.flatten(1), x.ids};
 }
 
 // weight [types, blocks, K, M], of x's dtype, whose matrices lie by rows or by columns; row i of `to`, or that of its
@@ -90,7 +87,7 @@ void multiply_as_given(const Gathered& x, const Tensor& weight, const Tensor& of
 bool has_whole_matrices(const Tensor& w) {
   const int64_t vector = 16 / w.element_size();
   return w.stride(w.stride(3) == 1 ? 2 : 3) % vector == 0 && w.stride(0) % vector == 0 && w.stride(1) % vector == 0 &&
-         reinterpret_cast<uintptr_t>(w.const_data_ptr()) % 16 == 0;
+         is_aligned(w);
 }
 
 // The same of any matrices and rows. Those that tensor cores do not take are copied for them, zeros behind their rows.

@@ -126,27 +126,28 @@ EDGELESS_INLINE void store_first<double>(double* p, Vec<double> v, int64_t n) {
   _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << n) - 1), (__m512d)v);
 }
 #elif EDGELESS_VECTOR_BYTES == 32
-static EDGELESS_INLINE __m256i first_fours(int64_t n) {
+// Masks of the first n lanes of 4 bytes, and of 8.
+static EDGELESS_INLINE __m256i first_of_4_bytes(int64_t n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-static EDGELESS_INLINE __m256i first_eights(int64_t n) {
+static EDGELESS_INLINE __m256i first_of_8_bytes(int64_t n) {
   return _mm256_cmpgt_epi64(_mm256_set1_epi64x(n), _mm256_setr_epi64x(0, 1, 2, 3));
 }
 template <>
 EDGELESS_INLINE Vec<float> load_first<float>(const float* p, int64_t n) {
-  return (Vec<float>)_mm256_maskload_ps(p, first_fours(n));
+  return (Vec<float>)_mm256_maskload_ps(p, first_of_4_bytes(n));
 }
 template <>
 EDGELESS_INLINE Vec<double> load_first<double>(const double* p, int64_t n) {
-  return (Vec<double>)_mm256_maskload_pd(p, first_eights(n));
+  return (Vec<double>)_mm256_maskload_pd(p, first_of_8_bytes(n));
 }
 template <>
 EDGELESS_INLINE void store_first<float>(float* p, Vec<float> v, int64_t n) {
-  _mm256_maskstore_ps(p, first_fours(n), (__m256)v);
+  _mm256_maskstore_ps(p, first_of_4_bytes(n), (__m256)v);
 }
 template <>
 EDGELESS_INLINE void store_first<double>(double* p, Vec<double> v, int64_t n) {
-  _mm256_maskstore_pd(p, first_eights(n), (__m256d)v);
+  _mm256_maskstore_pd(p, first_of_8_bytes(n), (__m256d)v);
 }
 #endif
 

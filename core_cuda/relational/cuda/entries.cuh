@@ -34,7 +34,7 @@ struct IdInFlight {
   __device__ __forceinline__ int64_t get() const { return static_cast<int64_t>(high) << 32 | low; }
 };
 
-// The row of entry i.
+// Asks for the row of entry i.
 __device__ __forceinline__ IdInFlight id_in_flight(const EntryRows& x, const Entries& entries, int64_t i) {
   return x.rows ? IdInFlight(x.rows, entries.wide, i) : IdInFlight(i);
 }

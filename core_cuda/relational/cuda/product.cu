@@ -43,7 +43,7 @@ constexpr int kNarrowSides = kVector<S> / 2;  // where that is enough: a thread 
 
 // Blocks that a multiprocessor has registers for.
 template <class S, int kSides>
-constexpr int kBlocks = kSides < kWideSides ? 5 : 5 - kVectors<S>;
+constexpr int kBlocks = kSides < kWideSides ? 5 : (std::is_same_v<S, float> ? 3 : 4);
 
 struct Place {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
