@@ -91,6 +91,13 @@ constexpr bool spread_pays(Score score, Storage storage) {
   return storage == Storage::f32 || is_of_four(storage) || score == Score::gat;
 }
 
+// Vectors of a row of doubles that a lane holds. More of them are more loads on their way, which pays in gat; of two
+// rows, which the other scores read of an edge in their backward, they would not stay in registers (0052).
+constexpr int vectors_of_doubles(Score score, int vectors) {
+  if (score == Score::gat) return vectors <= 8 ? 1 : 4;
+  return vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
+}
+
 // Slices of heads (0010): the part of L2 that what is gathered may fill; the bytes that a slice reads of an edge beside
 // its rows, an index, numbers of nodes and the rest of a sector; what more heads a slice have to be worth, for their
 // place in L2.

@@ -82,6 +82,20 @@ def test_heads_of_up_to_four_16_bit_numbers_are_read_by_8_bytes(score, dtype):
     assert attention_plan(score=score, dtype="float32", key_dim=4, value_dim=4)["vector_bytes"] == 16
 
 
+@pytest.mark.parametrize("pass_", PASSES)
+def test_doubles_stay_in_registers(pass_):
+    """Eight doubles a lane of each row that four edges read were 1.5 KB a thread in local memory."""
+
+    def lane(score, width):
+        plan = attention_plan(score=score, pass_=pass_, dtype="float64", key_dim=width, value_dim=width)
+        assert plan["compiled"]
+        return plan["vectors"], plan["edges"]
+
+    for score in _C.SCORES:
+        wide = [(1, 4), (4, 4), (4, 4), (4, 4)] if score == "gat" else [(1, 4), (1, 4), (2, 4), (4, 2)]
+        assert [lane(score, width) for width in (16, 64, 128, 256)] == wide
+
+
 @pytest.mark.parametrize("dtype,width", [("float32", 513), ("bfloat16", 1025), ("float64", 257)])
 def test_a_row_that_is_too_wide_has_no_kernel(dtype, width):
     assert attention_plan(dtype=dtype, key_dim=width - 1) and not attention_plan(dtype=dtype, key_dim=width)

@@ -113,8 +113,11 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   kernel.wide_index = problem.wide_index;
   kernel.mode = mode;
   if (problem.wide_index || problem.storage == Storage::f64) {
-    kernel.vectors = 4, kernel.mode = all;
-    if (most_vectors(problem.storage) == 1) kernel.vectors = kernel.lanes = 1;
+    kernel.vectors = problem.wide_index ? std::min(4, most_vectors(problem.storage))
+                                        : vectors_of_doubles(problem.score, vectors);
+    kernel.mode = all;
+    if (kernel.vectors == 4) kernel.edges = wide_edges(problem.score, problem.storage);
+    if (most_vectors(problem.storage) == 1) kernel.lanes = 1;
   } else if (use_mma(problem.pass, problem.score, problem.storage, mode, vectors)) {
     kernel = mma_kernel(problem.pass, vectors, mode, false);
     const int whole = kernel.vectors * kernel.lanes;
