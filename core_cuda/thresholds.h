@@ -29,7 +29,7 @@ constexpr int64_t kSmallGraphEdges = 1 << 18;
 
 // Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
 // lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch, that a lane reads; narrow: a
-// team has one lane or two; edge_term: that of gatv2. By the kernels' times on five graphs (0011, 0041, 0043).
+// team has one lane or two; edge_term: that of gatv2. By the kernels' times on five graphs (0011, 0041, 0043, 0052).
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow,
                          bool edge_term) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;
@@ -45,7 +45,8 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
     return numbers > 4 ? blocks - 1 : blocks;
   }
   if (narrow && !plain && score != Score::gat && forward) return numbers > 4 ? 4 : 5;
-  if (numbers > 16) return 2;
+  const bool full = numbers > 8 && score != Score::gat && (score != Score::cosine || vectors > 2);
+  if (numbers > 16 || (full && (!forward || (edge_term && vectors > 2)))) return 2;
   if (edge_term && forward && numbers == 4 && !narrow) return 5;
   if (numbers > 4) {
     if (vectors > 1 || edge_term || (narrow && !plain && pass == Pass::by_src)) return 3;
@@ -91,10 +92,14 @@ constexpr bool spread_pays(Score score, Storage storage) {
   return storage == Storage::f32 || is_of_four(storage) || score == Score::gat;
 }
 
-// Vectors of a row of doubles that a lane holds. More of them are more loads on their way, which pays in gat; of two
-// rows, which the other scores read of an edge in their backward, they would not stay in registers (0052).
-constexpr int vectors_of_doubles(Score score, int vectors) {
-  if (score == Score::gat) return vectors <= 8 ? 1 : 4;
+// Vectors of a row that a lane holds in kernels with options, and of doubles in all. More of them are more loads on
+// their way, which pays where little is kept of an edge; of two rows, which most backwards read, they would not stay in
+// registers (0052).
+constexpr bool keeps_little(Pass pass, Score score) {
+  return score == Score::gat || (score == Score::cosine && pass == Pass::forward);
+}
+constexpr int vectors_of_lane(Pass pass, Score score, Storage storage, int vectors) {
+  if (keeps_little(pass, score)) return vectors <= (storage == Storage::f64 ? 8 : 32) ? 1 : 4;
   return vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
 }
 

@@ -9,9 +9,9 @@
 //                            tensor cores take every row of that width. Rows of one vector: also teams of 4 lanes with
 //                            an edge each.
 //   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes, and any team with batches of 4 or 8 edges;
-//                            4 vectors, any team. 16-bit, gatv2 with edge features, teams of 1 or 2 lanes: also in
-//                            tiles
-//   f64             int32    4 vectors, any team, with all options; 1 vector; 2 vectors, not in gat
+//                            4 vectors, any team, and 2 where much is kept. 16-bit, gatv2 with edge features, teams of
+//                            1 or 2 lanes: also in tiles
+//   f64             int32    4 vectors, any team, with all options; 1 vector; 2 where much is kept
 //   any             int64    4 vectors, any team, with all options
 //   16-bit, of four          1 vector of 8 bytes, teams of 1 lane: as above; int64 with all options
 #pragma once
@@ -47,9 +47,9 @@ constexpr int many_edges(Pass pass, Score score) {
   return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
 }
 constexpr int kFewEdges = 2;
-// The same where a lane has four vectors and all options: of two rows of doubles more would not stay in registers.
-constexpr int wide_edges(Score score, Storage storage) {
-  return storage == Storage::f64 && score != Score::gat ? kFewEdges : 4;
+// The same where a lane has four vectors and all options: of two rows more would not stay in registers.
+constexpr int wide_edges(Pass pass, Score score, int vectors) {
+  return vectors == 4 && !keeps_little(pass, score) ? kFewEdges : 4;
 }
 // Where each edge of a batch has a lane of its own.
 constexpr int kSpreadEdges = 4;
@@ -107,14 +107,6 @@ constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode, bool whole) {
   return kernel;
 }
 
-// Whether some row of doubles has lanes of so many vectors.
-constexpr bool any_of_doubles(Score score, int of_lane) {
-  for (int vectors = 1; vectors <= most_vectors(Storage::f64); ++vectors) {
-    if (vectors_of_doubles(score, vectors) == of_lane) return true;
-  }
-  return false;
-}
-
 // All kernels of a pass, a score and a storage type.
 constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   KernelTable table;
@@ -123,13 +115,15 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   if (most == 1) {
     table.add({true, false, false, 1, 1, 4, all});
   } else {
-    table.add({true, false, false, 4, 0, wide_edges(score, storage), all});
-    table.add({false, false, false, 4, 0, wide_edges(score, storage), all});
+    table.add({true, false, false, 4, 0, wide_edges(pass, score, 4), all});
+    table.add({false, false, false, 4, 0, wide_edges(pass, score, 4), all});
+    if (!keeps_little(pass, score)) {
+      table.add({false, false, false, 2, 0, 4, all});
+      if (all != kOptions && storage != Storage::f64) table.add({false, false, false, 2, 0, 4, kOptions});
+    }
   }
   if (storage == Storage::f64) {
-    for (const int vectors : {1, 2}) {
-      if (any_of_doubles(score, vectors)) table.add({false, false, false, vectors, 0, 4, all});
-    }
+    table.add({false, false, false, 1, 0, 4, all});
     return table;
   }
   table.add({false, false, false, 1, 0, 4, kOptions});
