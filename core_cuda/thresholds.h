@@ -45,8 +45,12 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
     return numbers > 4 ? blocks - 1 : blocks;
   }
   if (narrow && !plain && score != Score::gat && forward) return numbers > 4 ? 4 : 5;
-  const bool full = numbers > 8 && score != Score::gat && (score != Score::cosine || vectors > 2);
-  if (numbers > 16 || (full && (!forward || (edge_term && vectors > 2)))) return 2;
+  if (numbers > 16) return 2;
+  if (numbers > 8) {  // as much of two rows, or of one beside options, is worth more than a third block
+    const bool two_rows = score == Score::dot || score == Score::gatv2 || (score == Score::cosine && vectors > 2);
+    if (forward ? edge_term && vectors > 2 : two_rows || (score == Score::gat && pass == Pass::by_src && !plain))
+      return 2;
+  }
   if (edge_term && forward && numbers == 4 && !narrow) return 5;
   if (numbers > 4) {
     if (vectors > 1 || edge_term || (narrow && !plain && pass == Pass::by_src)) return 3;

@@ -6,8 +6,8 @@
 //                            rows that give every lane all its vectors
 //   f32, 16-bit     int32    plain: 1 vector, teams of 1 or 2 lanes with batches of 2 or 4 edges, of 4 lanes with 4
 //                            edges, of 8 to 32 lanes with 2, 4 or 8; 2 vectors (f32: or 4), teams of 32. Not where the
-//                            tensor cores take every row of that width. Rows of one vector: also teams of 4 lanes with
-//                            an edge each.
+//                            tensor cores take every row of that width or has_plain() does not hold. Rows of one
+//                            vector: also teams of 4 lanes with an edge each.
 //   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes, and any team with batches of 4 or 8 edges;
 //                            4 vectors, any team, and 2 where much is kept. 16-bit, gatv2 with edge features, teams of
 //                            1 or 2 lanes: also in tiles
@@ -87,6 +87,13 @@ struct KernelTable {
   }
 };
 
+// Whether rows that are not the tensor cores' have kernels without options. Wide ones where little is kept of an edge
+// are as fast with four vectors a lane and four edges a batch, as the kernels with options have them, or faster (0052).
+constexpr bool has_plain(Pass pass, Score score, Storage storage, int vectors) {
+  if (storage != Storage::f32) return vectors <= 64;
+  return vectors <= 32 || pass != Pass::forward || !keeps_little(pass, score);
+}
+
 // Vectors of the widest row that there are kernels for.
 constexpr int most_vectors(Storage storage) { return is_of_four(storage) ? 1 : 4 * 32; }
 
@@ -157,8 +164,8 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
       if (!table.has(kernel)) table.add(kernel);
     }
   }
-  table.add({false, false, false, 2, 32, 4, kPlain});
-  if (storage == Storage::f32) table.add({false, false, false, 4, 32, kFewEdges, kPlain});
+  if (has_plain(pass, score, storage, 64)) table.add({false, false, false, 2, 32, 4, kPlain});
+  if (has_plain(pass, score, storage, 128)) table.add({false, false, false, 4, 32, kFewEdges, kPlain});
   for (int vectors = 1; vectors <= kMmaVectors; ++vectors) {
     for (const Mode mode : {kOptions, kPlain}) {
       if (!use_mma(pass, score, storage, mode, vectors)) continue;

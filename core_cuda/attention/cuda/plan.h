@@ -121,7 +121,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
     kernel = mma_kernel(problem.pass, vectors, mode, false);
     const int whole = kernel.vectors * kernel.lanes;
     kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
-  } else if (mode != kPlain || (vectors > 64 && problem.storage != Storage::f32)) {
+  } else if (mode != kPlain || !has_plain(problem.pass, problem.score, problem.storage, vectors)) {
     kernel.vectors = vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
     if (kernel.vectors == 4) kernel.mode = all;
     kernel.edges = wide_edges(problem.pass, problem.score, kernel.vectors);
