@@ -46,10 +46,11 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
   }
   if (narrow && !plain && score != Score::gat && forward) return numbers > 4 ? 4 : 5;
   if (numbers > 16) return 2;
-  if (numbers > 8) {  // as much of two rows, or of one beside options, is worth more than a third block
+  if (numbers > 8) {  // two rows of so many numbers, or one and what options take, need the registers of a third block
     const bool two_rows = score == Score::dot || score == Score::gatv2 || (score == Score::cosine && vectors > 2);
-    if (forward ? edge_term && vectors > 2 : two_rows || (score == Score::gat && pass == Pass::by_src && !plain))
-      return 2;
+    const bool with_options =
+        forward ? edge_term && vectors > 2 : score == Score::gat && pass == Pass::by_src && !plain;
+    if ((two_rows && !forward) || with_options) return 2;
   }
   if (edge_term && forward && numbers == 4 && !narrow) return 5;
   if (numbers > 4) {

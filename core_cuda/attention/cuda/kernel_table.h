@@ -87,8 +87,9 @@ struct KernelTable {
   }
 };
 
-// Whether rows that are not the tensor cores' have kernels without options. Wide ones where little is kept of an edge
-// are as fast with four vectors a lane and four edges a batch, as the kernels with options have them, or faster (0052).
+// Whether rows of floats or of 16 bits that are not the tensor cores' have kernels without options. In a forward that
+// keeps little of an edge, wide rows of floats gain nothing by them: those with options have four vectors a lane and
+// four edges a batch (0052).
 constexpr bool has_plain(Pass pass, Score score, Storage storage, int vectors) {
   if (storage != Storage::f32) return vectors <= 64;
   return vectors <= 32 || pass != Pass::forward || !keeps_little(pass, score);
