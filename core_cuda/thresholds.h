@@ -108,6 +108,30 @@ constexpr int vectors_of_lane(Pass pass, Score score, Storage storage, int vecto
   return vectors <= 32 ? 1 : vectors <= 64 ? 2 : 4;
 }
 
+// Three vectors a lane (0053). By powers of two alone a row of 2^n + 1 vectors leaves almost half of its lanes without
+// one; three a lane leave a third at most of those rows that take them.
+constexpr bool three_fill_better(int vectors) {
+  for (int lanes = 4; lanes <= 32; lanes *= 2) {
+    if (vectors > 2 * lanes && vectors <= 3 * lanes) return true;
+  }
+  return false;
+}
+// Whether they are worth the warps that their registers cost. They mostly are with options, whose work a lane does for
+// all its vectors at once, and for rows of more than 64, beside four a lane. A forward over long rows of floats is
+// bound by what it gathers, but that of gatv2.
+constexpr bool three_vectors_pay(Pass pass, Score score, bool halves, bool options, int vectors, bool short_rows,
+                                 bool long_rows) {
+  const bool forward = pass == Pass::forward;
+  if (halves) {
+    if (vectors <= 16 || vectors > 64) return vectors > 64;
+    return options ? forward || score == Score::gat : forward && score == Score::gat && vectors > 32;
+  }
+  if (short_rows && !options) return false;
+  if (forward) return score == Score::gatv2 || (!long_rows && (vectors <= 24 || score == Score::dot));
+  if (vectors <= 12) return options && score != Score::gat;
+  return vectors <= 24 || vectors > 64 || options || score != Score::gatv2;
+}
+
 // Slices of heads (0010): the part of L2 that what is gathered may fill; the bytes that a slice reads of an edge beside
 // its rows, an index, numbers of nodes and the rest of a sector; what more heads a slice have to be worth, for their
 // place in L2.

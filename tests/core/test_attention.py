@@ -30,7 +30,7 @@ from edgeless import Graph, functional, reference
 # Widths that reach every kernel of the table in core_cuda/attention/cuda/plan.h, whole vectors and tails.
 SHAPES = [
     (1, 1), (4, 32), (8, 8), (3, 40), (2, 7), (1, 7), (1, 64), (2, 64), (2, 128), (8, 128), (5, 16), (1, 20),
-    (3, 256), (1, 250), (2, 512), (1, 500), (33, 4), (40, 33),
+    (2, 72), (1, 150), (3, 256), (1, 250), (1, 300), (2, 512), (1, 500), (33, 4), (40, 33),
 ]  # fmt: skip
 HALF = [torch.bfloat16, torch.float16]
 
@@ -92,7 +92,9 @@ def test_edge_features_of_many_rows(dtype, device):
 
 
 @EVERY_DEVICE
-@pytest.mark.parametrize("dtype,channels", [(torch.bfloat16, 1024), (torch.float16, 1000), (torch.float64, 256)])
+@pytest.mark.parametrize("dtype,channels", [
+    (torch.bfloat16, 1024), (torch.bfloat16, 700), (torch.float16, 1000), (torch.float16, 520), (torch.float64, 256),
+])  # fmt: skip
 def test_the_widest_heads(dtype, channels, device):
     for score in SCORES:
         compare(device, score, graph_of("bipartite"), 1, channels, (), dtype)
@@ -388,7 +390,7 @@ def test_narrow_heads(score, heads, channels, dtype, kind, options, device):
 
 @EVERY_DEVICE
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("heads,channels", [(4, 64), (3, 40), (2, 200)])
+@pytest.mark.parametrize("heads,channels", [(4, 64), (3, 40), (2, 200), (1, 340)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["bipartite", "hub"])
 @pytest.mark.parametrize("options", ["dropout", "all"])
@@ -570,7 +572,7 @@ def rows_of_many_lengths():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("heads,channels", [(4, 32), (1, 256), (8, 8), (1, 4), (5, 44)])
+@pytest.mark.parametrize("heads,channels", [(4, 32), (1, 256), (8, 8), (1, 4), (5, 44), (1, 88)])
 @pytest.mark.parametrize("dtype,bound", [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_hubs_of_many_lengths(score, heads, channels, dtype, bound):
     graph = rows_of_many_lengths()

@@ -7,10 +7,10 @@
 //   f32, 16-bit     int32    plain: 1 vector, teams of 1 or 2 lanes with batches of 2 or 4 edges, of 4 lanes with 4
 //                            edges, of 8 to 32 lanes with 2, 4 or 8; 2 vectors (f32: or 4), teams of 32. Not where the
 //                            tensor cores take every row of that width or has_plain() does not hold. Rows of one
-//                            vector: also teams of 4 lanes with an edge each.
+//                            vector: also teams of 4 lanes with an edge each. 3 vectors, any team, where they pay
 //   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes, and any team with batches of 4 or 8 edges;
-//                            4 vectors, any team, and 2 where much is kept. 16-bit, gatv2 with edge features, teams of
-//                            1 or 2 lanes: also in tiles
+//                            4 vectors, any team, and 2 where much is kept; 3 where they pay, without edge terms of
+//                            gatv2. 16-bit, gatv2 with edge features, teams of 1 or 2 lanes: also in tiles
 //   f64             int32    4 vectors, any team, with all options; 1 vector; 2 where much is kept
 //   any             int64    4 vectors, any team, with all options
 //   16-bit, of four          1 vector of 8 bytes, teams of 1 lane: as above; int64 with all options
@@ -47,9 +47,11 @@ constexpr int many_edges(Pass pass, Score score) {
   return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
 }
 constexpr int kFewEdges = 2;
-// The same where a lane has four vectors and all options: of two rows more would not stay in registers.
-constexpr int wide_edges(Pass pass, Score score, int vectors) {
-  return vectors == 4 && !keeps_little(pass, score) ? kFewEdges : 4;
+// The same where a lane has several vectors: of two rows, and of four vectors each, or in a backward of three of eight
+// numbers, more would not stay in registers.
+constexpr int wide_edges(Pass pass, Score score, Storage storage, int vectors) {
+  const bool many = vectors == 4 || (vectors == 3 && is_half(storage) && pass != Pass::forward);
+  return many && !keeps_little(pass, score) ? kFewEdges : 4;
 }
 // Where each edge of a batch has a lane of its own.
 constexpr int kSpreadEdges = 4;
@@ -75,7 +77,7 @@ struct Kernel {
 };
 
 struct KernelTable {
-  Kernel at[32];
+  Kernel at[40];
   int size = 0;
 
   constexpr void add(const Kernel& kernel) { at[size++] = kernel; }
@@ -106,6 +108,22 @@ constexpr bool any_without_mma(Pass pass, Score score, Storage storage, int leas
   return false;
 }
 
+// Whether rows of `vectors` vectors that are not the tensor cores' have three a lane.
+constexpr bool has_three(Pass pass, Score score, Storage storage, Mode mode, int vectors, bool short_rows,
+                         bool long_rows) {
+  if (storage == Storage::f64 || has_edge_term(mode) || !three_fill_better(vectors)) return false;
+  return three_vectors_pay(pass, score, is_half(storage), mode != kPlain, vectors, short_rows, long_rows);
+}
+constexpr bool some_have_three(Pass pass, Score score, Storage storage, Mode mode) {
+  for (int vectors = 1; vectors <= most_vectors(storage); ++vectors) {
+    if (use_mma(pass, score, storage, mode, vectors)) continue;
+    for (const bool long_rows : {false, true}) {
+      if (has_three(pass, score, storage, mode, vectors, false, long_rows)) return true;
+    }
+  }
+  return false;
+}
+
 // How the kernels of mma.cuh hold a row of `vectors` vectors.
 constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode, bool whole) {
   const bool line = vectors > 4 && pass == Pass::by_src;  // a line of 128 bytes by one instruction
@@ -123,8 +141,8 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   if (most == 1) {
     table.add({true, false, false, 1, 1, 4, all});
   } else {
-    table.add({true, false, false, 4, 0, wide_edges(pass, score, 4), all});
-    table.add({false, false, false, 4, 0, wide_edges(pass, score, 4), all});
+    table.add({true, false, false, 4, 0, wide_edges(pass, score, storage, 4), all});
+    table.add({false, false, false, 4, 0, wide_edges(pass, score, storage, 4), all});
     if (!keeps_little(pass, score)) {
       table.add({false, false, false, 2, 0, 4, all});
       if (all != kOptions && storage != Storage::f64) table.add({false, false, false, 2, 0, 4, kOptions});
@@ -156,6 +174,11 @@ constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   }
   if (spread_pays(score, storage)) table.add({false, false, false, 1, kSpreadEdges, kSpreadEdges, kPlain, true});
   if (most == 1) return table;
+  for (const Mode mode : {kPlain, kOptions}) {
+    if (some_have_three(pass, score, storage, mode)) {
+      table.add({false, false, false, 3, 0, wide_edges(pass, score, storage, 3), mode});
+    }
+  }
   const int batches[] = {4, many_edges(pass, score), kFewEdges};
   for (int lanes = 8; lanes <= 32; lanes *= 2) {
     if (!any_without_mma(pass, score, storage, lanes / 2, lanes)) continue;

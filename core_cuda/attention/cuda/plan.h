@@ -115,16 +115,19 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   if (problem.wide_index || problem.storage == Storage::f64) {
     kernel.vectors = problem.wide_index ? std::min(4, most_vectors(problem.storage))
                                         : vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
-    kernel.mode = all, kernel.edges = wide_edges(problem.pass, problem.score, kernel.vectors);
+    kernel.mode = all, kernel.edges = wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors);
     if (most_vectors(problem.storage) == 1) kernel.lanes = 1;
   } else if (use_mma(problem.pass, problem.score, problem.storage, mode, vectors)) {
     kernel = mma_kernel(problem.pass, vectors, mode, false);
     const int whole = kernel.vectors * kernel.lanes;
     kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
+  } else if (has_three(problem.pass, problem.score, problem.storage, mode, vectors, short_rows, long_rows)) {
+    kernel.vectors = 3;
+    kernel.edges = wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors);
   } else if (mode != kPlain || !has_plain(problem.pass, problem.score, problem.storage, vectors)) {
     kernel.vectors = vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
     if (kernel.vectors == 4) kernel.mode = all;
-    kernel.edges = wide_edges(problem.pass, problem.score, kernel.vectors);
+    kernel.edges = wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors);
     if (kernel.mode == kPlain) kernel.mode = kOptions;
     if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_rows)) {
       kernel.lanes = vectors;
