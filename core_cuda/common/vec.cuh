@@ -63,7 +63,8 @@ __device__ __forceinline__ void unpack(const uint4& raw, double (&x)[2], double)
 }
 
 // The same numbers by other instructions, so that the compiler does not keep them in registers from the first time.
-template <class S, int kSize>
+// kFloat16: also those of float16, which is worth the instructions only where registers are scarce (0054).
+template <class S, bool kFloat16 = false, int kSize>
 __device__ __forceinline__ void unpack_again(const uint4& raw, Arithmetic<S> (&x)[kSize]) {
   if constexpr (std::is_same_v<S, __nv_bfloat16>) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -72,15 +73,22 @@ __device__ __forceinline__ void unpack_again(const uint4& raw, Arithmetic<S> (&x
       x[2 * i] = __uint_as_float(__byte_perm(words[i], 0, 0x1044));
       x[2 * i + 1] = __uint_as_float(__byte_perm(words[i], 0, 0x3244));
     }
+  } else if constexpr (std::is_same_v<S, __half> && kFloat16) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // minus the negative: both signs are modifiers of instructions
+      const float2 minus = __half22float2(__hneg2(*reinterpret_cast<const __half2*>(&words[i])));
+      x[2 * i] = -minus.x, x[2 * i + 1] = -minus.y;
+    }
   } else {
     unpack(raw, x, S{});
   }
 }
 
-template <class S>
+template <class S, bool kFloat16 = false>
 __device__ __forceinline__ void unpack_again(const uint2& raw, float (&x)[4]) {
   float all[8];
-  unpack_again<decltype(S::number)>(uint4{raw.x, raw.y, 0, 0}, all);
+  unpack_again<decltype(S::number), kFloat16>(uint4{raw.x, raw.y, 0, 0}, all);
 #pragma unroll
   for (int k = 0; k < 4; ++k) x[k] = all[k];
 }
