@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 // EACH(name, functor): a score as users call it, and the struct that cpu/scores.h and cuda/scores.cuh have of it. The
