@@ -118,7 +118,8 @@ constexpr bool three_fill_better(int vectors) {
 }
 // Whether they are worth the warps that their registers cost. They mostly are with options, whose work a lane does for
 // all its vectors at once, and for rows of more than 64, beside four a lane. A forward over long rows of floats is
-// bound by what it gathers, but that of gatv2.
+// bound by what it gathers, but that of gatv2. halves: three vectors have 24 numbers then, too many of the two rows
+// that most backwards read; rows of up to 16 are mostly the tensor cores'.
 constexpr bool three_vectors_pay(Pass pass, Score score, bool halves, bool options, int vectors, bool short_rows,
                                  bool long_rows) {
   const bool forward = pass == Pass::forward;

@@ -108,7 +108,8 @@ constexpr bool any_without_mma(Pass pass, Score score, Storage storage, int leas
   return false;
 }
 
-// Whether rows of `vectors` vectors that are not the tensor cores' have three a lane.
+// Whether rows of `vectors` vectors that are not the tensor cores' have three a lane; whether any row of the table has,
+// for which a graph of short rows need not be asked: fewer have three there.
 constexpr bool has_three(Pass pass, Score score, Storage storage, Mode mode, int vectors, bool short_rows,
                          bool long_rows) {
   if (storage == Storage::f64 || has_edge_term(mode) || !three_fill_better(vectors)) return false;

@@ -109,25 +109,25 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int64_t few = device.multiprocessors * kFewRows * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
   const bool few_rows = problem.heads == 1 && vectors <= 1 && problem.num_rows <= few;  // for teams of one lane
   Kernel kernel;
+  const auto edges = [&] { return wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors); };
   if (vectors > most_vectors(problem.storage)) return kernel;
   kernel.wide_index = problem.wide_index;
   kernel.mode = mode;
   if (problem.wide_index || problem.storage == Storage::f64) {
     kernel.vectors = problem.wide_index ? std::min(4, most_vectors(problem.storage))
                                         : vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
-    kernel.mode = all, kernel.edges = wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors);
+    kernel.mode = all, kernel.edges = edges();
     if (most_vectors(problem.storage) == 1) kernel.lanes = 1;
   } else if (use_mma(problem.pass, problem.score, problem.storage, mode, vectors)) {
     kernel = mma_kernel(problem.pass, vectors, mode, false);
     const int whole = kernel.vectors * kernel.lanes;
     kernel.whole = mode == kPlain && problem.value_vectors == whole && (keys == 0 || keys == whole);
   } else if (has_three(problem.pass, problem.score, problem.storage, mode, vectors, short_rows, long_rows)) {
-    kernel.vectors = 3;
-    kernel.edges = wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors);
+    kernel.vectors = 3, kernel.edges = edges();
   } else if (mode != kPlain || !has_plain(problem.pass, problem.score, problem.storage, vectors)) {
     kernel.vectors = vectors_of_lane(problem.pass, problem.score, problem.storage, vectors);
     if (kernel.vectors == 4) kernel.mode = all;
-    kernel.edges = wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors);
+    kernel.edges = edges();
     if (kernel.mode == kPlain) kernel.mode = kOptions;
     if (is_narrow(vectors) && narrow_teams_pay(problem.pass, problem.score, problem.heads, short_rows, few_rows)) {
       kernel.lanes = vectors;
