@@ -21,6 +21,7 @@ from .ops import projection as _projection_op  # noqa: F401  registers the fake 
 
 # Numbers of the results from which on the op is faster on the CPU: below 4 MB, first touches of memory cost little.
 _LEAST = 1 << 20
+_WIDE = 2048  # numbers of a row: more than the maps of one input nearly ever have
 PLAIN = (Tensor, Parameter)  # types of tensors that do nothing of their own when they are computed with
 _ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
 _FLOATS = (*_ROUNDED, torch.float64)
@@ -49,6 +50,13 @@ def pays(x: Tensor, width: int) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.size(0) * width >= _LEAST and not autocasts("cpu")
 
 
+def _calls_modules(x: Tensor) -> bool:
+    """Whether ``x`` has so few rows on the CPU that its maps need not be looked at: of a tiny graph that takes longer
+    than the maps do.
+    """
+    return x.is_cpu and not compiling() and x.size(0) * _WIDE < _LEAST  # a compiler would make a guard of the size
+
+
 def _pays_in_program(x: Tensor) -> bool:
     """Whether a program of torch.compile should hold the op: for float32 on CUDA, where its products are faster."""
     if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2:
@@ -72,18 +80,24 @@ def project(
         joined: how many of the first results may be parts of one tensor, whose memory lives as long as any of them.
         heads: for every map 0, or the number of heads that its result is returned in, ``[N, heads, C]``.
     """
-    if x.device.type in ("cpu", "cuda") and all(is_plain(linear, kinds) for linear in linears):
+    called = _calls_modules(x) or x.device.type not in ("cpu", "cuda")
+    if not called and all(is_plain(linear, kinds) for linear in linears):
         weights = [linear.weight for linear in linears]
         if (outs := _project(x, weights, [linear.bias for linear in linears], joined, heads)) is not None:
             return outs
     outs = [linear(x) for linear in linears]
-    return [
-        out.view(*out.shape[:-1], n, out.size(-1) // n) if n else out for out, n in zip(outs, heads or [0] * len(outs))
-    ]
+    if not any(heads):
+        return outs
+    return [out.view(*out.shape[:-1], n, out.size(-1) // n) if n else out for out, n in zip(outs, heads)]
 
 
 def project_sum(xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds=(nn.Linear,)) -> Tensor:
     """``linears[0](xs[0]) + linears[1](xs[1]) + ...``, in one op where that is the same and faster."""
+    if _calls_modules(xs[0]):
+        out = linears[0](xs[0])
+        for x, linear in zip(xs[1:], linears[1:]):
+            out = linear(x) + out
+        return out
     if all(is_plain(linear, kinds) for linear in linears) and all(linear.bias is None for linear in linears[1:]):
         weights, bias = [linear.weight for linear in linears], linears[0].bias
         if all(fits(x, [w], [bias if i == 0 else None]) for i, (x, w) in enumerate(zip(xs, weights))):
@@ -102,7 +116,7 @@ def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(n
     The logits are linear in x, so the vectors are applied to the weight and not to y. None where the submodule has to
     be called, or where that is as fast.
     """
-    if x.device.type != "cpu" or not is_plain(linear, kinds) or linear.bias is not None:
+    if x.device.type != "cpu" or _calls_modules(x) or not is_plain(linear, kinds) or linear.bias is not None:
         return None
     weight = linear.weight
     if not fits(x, [weight], list(vectors)):

@@ -172,25 +172,37 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         if graph._kept is None:
             return torch.cat((weight, loops))
         if kind is not SparseStorage:
-            is_loop = torch.ones(weight.size(0), dtype=torch.bool, device=weight.device)
-            is_loop[graph._kept] = False
-            ids = is_loop.nonzero().squeeze(1)
             targets = base.edge_index()[1] if kind is SparseMatrix else kind.targets(edge_index)
-            nodes, values = targets.index_select(0, ids).long(), weight.index_select(0, ids)
-            loops = _replace(loops, nodes, values, add=kind is SparseMatrix)
+            ids, nodes, last = _replaced(graph, targets)
+            values = weight.index_select(0, ids)
+            if kind is SparseMatrix:
+                loops = loops.index_put((nodes,), values, accumulate=True)
+            else:  # the stock layer's gradient goes to all loops of a node, whichever counts
+                values = values - values.detach() + values.detach()[last]
+                loops = loops.index_put((nodes,), values)
         return torch.cat((weight.index_select(0, graph._kept), loops))
 
 
-def _replace(loops: Tensor, nodes: Tensor, values: Tensor, add: bool) -> Tensor:
-    """``loops`` with ``values`` at ``nodes``: of several for one node their sum, or the last on every device.
+def _replaced(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The user's self loops that ``graph`` has others for: their ids, their nodes, and the place among them of the last
+    loop of the same node, the one that counts on every device. All ``[L]`` int64.
 
-    The stock layer's gradient goes to all of those, whichever counts.
+    Kept with the graph: to look for them in every call would wait for the GPU.
+
+    Args:
+        targets: destinations of all of the user's edges, ``[E]``.
     """
-    if not add:
+
+    def build(looped):
+        is_loop = torch.ones(targets.numel(), dtype=torch.bool, device=targets.device)
+        is_loop[looped._kept] = False
+        ids = is_loop.nonzero().squeeze(1)
+        nodes = targets.index_select(0, ids).long()
         order = torch.arange(nodes.numel(), device=nodes.device)
-        last = torch.zeros_like(loops, dtype=torch.int64).scatter_reduce(0, nodes, order, "amax")
-        values = values - values.detach() + values.detach()[last[nodes]]
-    return loops.index_put((nodes,), values, accumulate=add)
+        last = order.new_zeros(looped.num_dst).scatter_reduce(0, nodes, order, "amax")
+        return ids, nodes, last[nodes]
+
+    return (graph.local if type(graph) is DistGraph else graph).format("replaced loops", build)
 
 
 def _degree_norm(graph: Graph, dtype: torch.dtype, has_loops: bool = False) -> Tensor:

@@ -299,6 +299,17 @@ def test_large_float32_takes_the_op(monkeypatch):
     assert "edgeless::project" not in ops_of(x.double(), linear.double())
 
 
+def test_few_rows_are_mapped_by_the_modules_without_a_look_at_them(monkeypatch):
+    linears = [nn.Linear(4, 6), nn.Linear(4, 6)]
+    monkeypatch.setattr(projection, "is_plain", None)  # would fail if it were asked
+    x, y = rows(100, 4, torch.float32), rows(100, 4, torch.float32)
+    a, b = projection.project(x, *linears, heads=(3, 0))
+    assert torch.equal(a, linears[0](x).view(100, 3, 2)) and torch.equal(b, linears[1](x))
+    assert torch.equal(projection.project_sum((x, y), linears), linears[0](x) + linears[1](y))
+    with pytest.raises(TypeError, match="not callable"):
+        projection.project(rows(600, 4, torch.float32), *linears)
+
+
 def test_what_a_user_did_to_a_module_is_kept(monkeypatch):
     monkeypatch.setattr(projection, "_LEAST", 0)
 

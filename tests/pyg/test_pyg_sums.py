@@ -207,6 +207,20 @@ def test_gcn_weights_of_every_sign():
         torch.testing.assert_close(ours(x, graph[0], weights), theirs(x, graph[0], weights), equal_nan=True)
 
 
+def test_gcn_looks_for_the_loops_that_it_replaces_once():
+    graph = GRAPHS["self_loops"]
+    _, ours = sum_pair("GCNConv")
+    weights, edge_index = weights_of(graph), graph[0].clone()
+
+    def searches():
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace, torch.no_grad():
+            ours(node_features(graph), edge_index, weights)
+        return [event.name for event in trace.events() if event.name == "aten::nonzero"]
+
+    assert searches()
+    assert not searches()
+
+
 def test_gcn_gradcheck():
     graph = GRAPHS["self_loops"]
     _, ours = sum_pair("GCNConv", 2, 2, dtype=torch.float64)

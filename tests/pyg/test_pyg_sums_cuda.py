@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from devices import without_waiting
 from pyg_cases import GRAPHS, OnGPU, assert_close, node_features, run
 from sum_cases import SUMS, WEIGHTED, graphs_of, sum_pair, weights_of, with_ties
+
+import edgeless
 
 pytestmark = pytest.mark.cuda
 
@@ -32,3 +35,14 @@ def test_other_aggregations_are_the_stock_layers(aggr):
     for graph in GRAPHS.values():
         for ties in (False, True):
             check("SAGEConv", graph, aggr=aggr, ties=ties)
+
+
+def test_weights_and_loops_that_are_replaced_wait_for_nothing():
+    graph = GRAPHS["self_loops"]
+    _, ours = sum_pair("GCNConv")
+    ours = ours.cuda()
+    x, edge_index, weights = (t.cuda() for t in (node_features(graph), graph[0], weights_of(graph)))
+    with torch.no_grad(), edgeless.backend("fused"):
+        first = ours(x, edge_index, weights)
+        again = without_waiting(lambda: ours(x, edge_index, weights))
+    assert torch.equal(first, again)
