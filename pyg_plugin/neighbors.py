@@ -18,7 +18,8 @@ from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.graph_rows import receiving
 from edgeless.layer import sum_layer
-from edgeless.projection import add, add_row, is_plain, product, project_sum
+from edgeless.map_order import maps_first
+from edgeless.projection import add, add_row, is_plain, product, products, project_sum
 
 from .conv import LINEAR, PLAIN, is_plain_float, num_dst_of, pair, sizes_of
 from .convert import SPARSE, EdgeList, Handle, SparseMatrix, SparseStorage, kind_of
@@ -161,15 +162,32 @@ class NeighborReduction:
                 out = product(x_dst, own.weight.t(), linear.bias)
                 neighbors = self._aggregate(dense, x_src, edge_index, edge_weight)
                 return out.index_add_(0, rows, product(neighbors, linear.weight.t()))
-        if x_src is x_dst and own is not None and (reduce := self._reduce) in ("sum", "mean"):
+        if x_src is x_dst and (reduce := self._reduce) in ("sum", "mean"):
             weight = self._given_weight(kind_of(edge_index), edge_index, edge_weight)
             weight = None if weight is None else weight.flatten()
-            if (out := sum_layer(graph, x_src, linear, own, kinds=LINEAR, weight=weight, reduce=reduce)) is not None:
-                return out
+            weighs = None if weight is None else weight.dtype
+            if is_plain(linear, LINEAR) and maps_first(graph, x_src, linear.weight, weight, weighs):
+                return self._sum_mapped(graph, x_src, weight, linear, own)
+            if own is not None:
+                out = sum_layer(graph, x_src, linear, own, kinds=LINEAR, weight=weight, reduce=reduce)
+                if out is not None:
+                    return out
         neighbors = self._aggregate(graph, x_src, edge_index, edge_weight)
         if own is None or x_dst is None:
             return self._project(neighbors, linear)[0]
         return project_sum((neighbors, x_dst), (linear, own), kinds=LINEAR)
+
+    def _sum_mapped(self, graph: Graph, x: Tensor, weight: Optional[Tensor], linear, own: Optional[Module]) -> Tensor:
+        """``linear(sum of x) + own(x)`` as the sum of what ``linear`` makes of x."""
+        if own is None:
+            out = spmm(graph, product(x, linear.weight.t()), weight, reduce=self._reduce)
+            return out if linear.bias is None else add_row(out, linear.bias)
+        if _both_plain(linear, own):
+            mapped, rest = products(x, (linear.weight, own.weight), (None, linear.bias))
+        else:
+            mapped, rest = product(x, linear.weight.t()), self._project(x, own)[0]
+            rest = rest if linear.bias is None else rest + linear.bias
+        return add(spmm(graph, mapped, weight, reduce=self._reduce), rest, own=True)
 
     def _maps_before_sending(self, graph: DistGraph, x: Tensor, linear) -> bool:
         """Whether rows are to travel mapped, because they are narrower so, and the sum does not mind the order."""

@@ -13,10 +13,11 @@ from torch_geometric.typing import SparseTensor
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import sddmm_dot, spmm
 from edgeless.graph import Graph
+from edgeless.map_order import sums_first
 from edgeless.ops.attention import opmath_dtype
-from edgeless.projection import add_row
+from edgeless.projection import add_row, is_plain
 
-from ..conv import FusedConv
+from ..conv import LINEAR, FusedConv
 from ..convert import SPARSE, SparseMatrix, SparseStorage, for_stock, kind_of
 from ..neighbors import NeighborReduction
 
@@ -72,9 +73,6 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             kept = self._keep_norm(x, edge_index, edge_weight)
         if kept is not None:
             edge_index, edge_weight = kept
-        sums_first = on_parts and edge_index.sends_input(x, self.out_channels, summed=True)
-        if not sums_first:
-            (x,) = self._project(x, self.lin)
         kind = kind_of(edge_index)
         if self.normalize and kept is None:
             graph, weight, scale = self._norm(edge_index, edge_weight, num_nodes, dtype)
@@ -82,20 +80,19 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         else:
             graph, scale = kind.graph(edge_index, num_nodes, num_nodes, self.flow, False), None
             weight = self._given_weight(kind, edge_index, edge_weight)
-            weighs = x.dtype if weight is None else weight.dtype
+            weighs = None if weight is None else weight.dtype
             if kept is not None and self._is_degree_norm(weight):
                 weight, scale = None, _degree_norm(graph, opmath_dtype(x.dtype))
             weight = None if weight is None else weight.flatten()
-        out = spmm(
-            graph,
-            x,
-            weight,
-            reduce=self._reduce,
-            src_scale=scale,
-            dst_scale=scale,
-            out_dtype=torch.promote_types(x.dtype, weighs),
-        )
-        if sums_first:
+        if on_parts:
+            sums = edge_index.sends_input(x, self.out_channels, summed=True)
+        else:
+            sums = is_plain(self.lin, LINEAR) and sums_first(graph, x, self.lin.weight, weight, weighs)
+        if not sums:
+            (x,) = self._project(x, self.lin)
+        out_dtype = x.dtype if weighs is None else torch.promote_types(x.dtype, weighs)
+        out = spmm(graph, x, weight, reduce=self._reduce, src_scale=scale, dst_scale=scale, out_dtype=out_dtype)
+        if sums:
             (out,) = self._project(out, self.lin)
         return out if self.bias is None else add_row(out, self.bias)
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from torch.nn import Module, Sequential
 from torch_geometric.nn.conv import gin_conv
 
-from ..conv import FusedConv, pair
+from edgeless.map_order import maps_first
+from edgeless.projection import add_row, is_plain, product
+
+from ..conv import LINEAR, FusedConv, pair
+from ..convert import SPARSE, kind_of
 from ..neighbors import NeighborReduction
 
 
@@ -38,5 +43,21 @@ class GINConv(NeighborReduction, FusedConv, gin_conv.GINConv):
 
     def _fused_forward(self, x, edge_index, size):
         x_l, x_r = pair(x)
+        if x_l is x_r and (steps := self._steps(edge_index)):
+            graph, (linear, *rest) = self._graph((x_l, x_r), edge_index, size), steps
+            if maps_first(graph, x_l, linear.weight, None, None):
+                x = product(x_l, linear.weight.t())
+                out = self._aggregate(graph, x, edge_index, None) + (1 + self.eps) * x
+                out = out if linear.bias is None else add_row(out, linear.bias)
+                for step in rest:
+                    out = step(out)
+                return out
         out = self._propagate((x_l, x_r), edge_index, None, size)
         return self.nn(out if x_r is None else out + (1 + self.eps) * x_r)
+
+    def _steps(self, edge_index) -> list[Module]:
+        """What ``nn`` runs, where that begins with a linear map which a sum of neighbours may follow; else nothing."""
+        if self._reduce not in ("sum", "mean") or kind_of(edge_index) in SPARSE:
+            return []
+        steps = list(self.nn) if is_plain(self.nn, (Sequential,)) else [self.nn]
+        return steps if steps and is_plain(steps[0], LINEAR) else []

@@ -1,0 +1,95 @@
+"""Layers whose linear map and sum over neighbours change places: outputs and all gradients are the stock layers'."""
+
+import pytest
+import torch
+from devices import EVERY_DEVICE
+from pyg_cases import GRAPHS, OnGPU, assert_close, features, run, run_fused
+from sum_cases import SQUARE, WEIGHTED, sum_pair, weights_of
+
+import edgeless
+from edgeless import map_order
+
+WIDTHS = {"GCNConv": (3, 13), "SAGEConv": (13, 3), "GraphConv": (13, 3), "GINConv": (19, 3)}
+OPTIONS = {
+    "GCNConv": [{}, {"bias": False}, {"improved": True}, {"normalize": False}, {"cached": True}, {"aggr": "mean"}],
+    "SAGEConv": [{}, {"aggr": "sum"}, {"bias": False}, {"root_weight": False}, {"root_weight": False, "bias": False},
+                 {"normalize": True}],
+    "GraphConv": [{}, {"aggr": "mean"}, {"bias": False}],
+    "GINConv": [{}, {"eps": -0.7, "train_eps": True}, {"aggr": "mean"}],
+}  # fmt: skip
+CASES = [(name, options) for name in WIDTHS for options in OPTIONS[name]]
+
+
+@pytest.fixture
+def changed(monkeypatch):
+    """The answers to whether the order changes."""
+    answers = []
+    pays = map_order._pays
+
+    def spy(*args):
+        answers.append(pays(*args))
+        return answers[-1]
+
+    monkeypatch.setattr(map_order, "_pays", spy)
+    monkeypatch.setattr(map_order, "_LEAST_BYTES", -(1 << 62))
+    return answers
+
+
+def inputs_of(name, graph, dtype, weighted):
+    x = features(graph[1], WIDTHS[name][0], torch.float64, seed=3).to(dtype)
+    return (x, graph[0], weights_of(graph, dtype)) if weighted else (x, graph[0])
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("name,options", CASES, ids=str)
+def test_the_other_order_is_the_stock_layers(name, options, device, changed):
+    for kind in SQUARE:
+        graph = GRAPHS[kind]
+        for dtype in (torch.float64, torch.float32):
+            for weighted in (False, name in WEIGHTED):
+                theirs, ours = sum_pair(name, *WIDTHS[name], dtype=dtype, **options)
+                inputs = inputs_of(name, graph, dtype, weighted)
+                have = OnGPU(ours).run_fused(*inputs) if device == "cuda" else run_fused(ours, *inputs)
+                assert_close(have, run(theirs, theirs, *inputs))
+    assert changed and all(changed)
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
+def test_16_bit_errs_at_most_twice_as_much(name, dtype, changed):
+    graph = GRAPHS["random"]
+    for weighted in (False, name in WEIGHTED):
+        theirs, ours = sum_pair(name, *WIDTHS[name], dtype=dtype)
+        inputs = inputs_of(name, graph, dtype, weighted)
+        exact = run(theirs.double(), theirs, *(t.double() if t.is_floating_point() else t for t in inputs))
+        stock, fused = run(theirs.to(dtype), theirs, *inputs), run_fused(ours, *inputs)
+        for key, value in exact.items():
+            err = [(found[key].double() - value).abs().mean() for found in (stock, fused)]
+            assert err[1] <= 2 * err[0] + 1e-3 * value.abs().mean(), (weighted, key, *map(float, err))
+    assert changed and all(changed)
+
+
+def test_what_hangs_on_the_map_sees_sums(changed):
+    graph = GRAPHS["random"]
+    _, ours = sum_pair("SAGEConv", 13, 3)
+    seen = []
+    ours.lin_l.register_forward_hook(lambda module, args, out: seen.append(args[0]))
+    with edgeless.backend("fused"), torch.no_grad():
+        ours(*inputs_of("SAGEConv", graph, torch.float32, False))
+    assert len(seen) == 1 and not changed
+
+
+def test_features_without_gradient_are_summed_first(changed):
+    """The map's gradient needs the sums alone, so the backward has no graph to walk."""
+    graph = GRAPHS["random"]
+    theirs, ours = sum_pair("GCNConv", 8, 8, dtype=torch.float64)
+    x, edge_index = features(graph[1], 8, torch.float64, seed=3), graph[0].clone()
+    with edgeless.backend("fused"):
+        out = ours(x, edge_index)
+    assert changed == [True]
+    grad = torch.randn_like(out)
+    want = torch.autograd.grad(theirs(x, edge_index), theirs.lin.weight, grad)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        have = torch.autograd.grad(out, ours.lin.weight, grad)
+    torch.testing.assert_close(have, want, rtol=1e-10, atol=1e-12)
+    assert not [event.name for event in trace.events() if "spmm" in event.name]
