@@ -162,13 +162,14 @@ class NeighborReduction:
                 out = product(x_dst, own.weight.t(), linear.bias)
                 neighbors = self._aggregate(dense, x_src, edge_index, edge_weight)
                 return out.index_add_(0, rows, product(neighbors, linear.weight.t()))
-        if x_src is x_dst and (reduce := self._reduce) in ("sum", "mean"):
+        reduce, square = self._reduce, x_src is x_dst
+        if reduce in ("sum", "mean") and (square or not compiling()):
             weight = self._given_weight(kind_of(edge_index), edge_index, edge_weight)
             weight = None if weight is None else weight.flatten()
             weighs = None if weight is None else weight.dtype
             if is_plain(linear, LINEAR) and maps_first(graph, x_src, linear.weight, weight, weighs):
-                return self._sum_mapped(graph, x_src, weight, linear, own)
-            if own is not None:
+                return self._sum_mapped(graph, x, weight, linear, own)
+            if square and own is not None:
                 out = sum_layer(graph, x_src, linear, own, kinds=LINEAR, weight=weight, reduce=reduce)
                 if out is not None:
                     return out
@@ -177,15 +178,16 @@ class NeighborReduction:
             return self._project(neighbors, linear)[0]
         return project_sum((neighbors, x_dst), (linear, own), kinds=LINEAR)
 
-    def _sum_mapped(self, graph: Graph, x: Tensor, weight: Optional[Tensor], linear, own: Optional[Module]) -> Tensor:
-        """``linear(sum of x) + own(x)`` as the sum of what ``linear`` makes of x."""
-        if own is None:
-            out = spmm(graph, product(x, linear.weight.t()), weight, reduce=self._reduce)
+    def _sum_mapped(self, graph: Graph, x: tuple, weight: Optional[Tensor], linear, own: Optional[Module]) -> Tensor:
+        """``linear(sum of x_src) + own(x_dst)`` as the sum of what ``linear`` makes of x_src."""
+        x_src, x_dst = x
+        if own is None or x_dst is None:
+            out = spmm(graph, product(x_src, linear.weight.t()), weight, reduce=self._reduce)
             return out if linear.bias is None else add_row(out, linear.bias)
-        if _both_plain(linear, own):
-            mapped, rest = products(x, (linear.weight, own.weight), (None, linear.bias))
+        if x_src is x_dst and _both_plain(linear, own):
+            mapped, rest = products(x_src, (linear.weight, own.weight), (None, linear.bias))
         else:
-            mapped, rest = product(x, linear.weight.t()), self._project(x, own)[0]
+            mapped, rest = product(x_src, linear.weight.t()), self._project(x_dst, own)[0]
             rest = rest if linear.bias is None else rest + linear.bias
         return add(spmm(graph, mapped, weight, reduce=self._reduce), rest, own=True)
 

@@ -22,6 +22,8 @@ from .projection import PLAIN
 _SAVED = 0.25
 # Bytes that edges have to gather less on CUDA, 30 us or more: on a small graph the usual order is one op.
 _LEAST_BYTES = 1 << 27
+# Products (two operations) that take as long as to gather a number: 20 to 30 on CPUs and on CUDA.
+_PRODUCTS = 16
 
 
 def _gathered(x: Tensor, weight: Tensor, by: Optional[Tensor], dtype: Optional[torch.dtype]) -> Optional[tuple]:
@@ -37,25 +39,31 @@ def _gathered(x: Tensor, weight: Tensor, by: Optional[Tensor], dtype: Optional[t
     return weight.size(1) * sums, weight.size(0) * maps
 
 
-def _pays(graph: Graph, x: Tensor, usual: int, other: int) -> bool:
+def _pays(graph: Graph, x: Tensor, usual: int, other: int, products: int = 0) -> bool:
+    """Whether the other order pays: numbers gathered for every edge in both, and products that the other has more."""
     if other > (1 - _SAVED) * usual or type(graph) is not Graph:
         return False
-    if compiling() or not x.is_cuda:  # a program would be compiled again for another number of edges
-        return True
-    return graph.num_edges * (usual - other) * x.element_size() >= _LEAST_BYTES
+    if compiling():  # a program would be compiled again for another number of edges
+        return not products
+    saved = graph.num_edges * (usual - other)
+    return saved * _PRODUCTS >= products and (not x.is_cuda or saved * x.element_size() >= _LEAST_BYTES)
 
 
 def maps_first(graph: Graph, x: Tensor, weight: Tensor, by: Optional[Tensor], dtype: Optional[torch.dtype]) -> bool:
-    """Whether a layer that usually sums first, among the nodes of ``graph``, had better map first.
+    """Whether a layer that usually sums first had better map first.
 
     Args:
-        x: ``[N, F]``.
+        graph: from the rows of x to others, which are the same where torch.compile traces.
+        x: ``[Ns, F]``.
         weight: of the map, ``[C, F]``.
         by: what the sum multiplies by, ``[E]`` or None.
         dtype: of the sum's weights as the user gave them; None: of x.
     """
     gathered = _gathered(x, weight, by, dtype)
-    return gathered is not None and _pays(graph, x, gathered[0], gathered[1])
+    if gathered is None:
+        return False
+    more = 0 if compiling() else max(0, graph.num_src - graph.num_dst)  # rows to be mapped
+    return _pays(graph, x, gathered[0], gathered[1], more * weight.numel())
 
 
 def sums_first(graph: Graph, x: Tensor, weight: Tensor, by: Optional[Tensor], dtype: Optional[torch.dtype]) -> bool:

@@ -47,6 +47,16 @@ def test_the_order_stays_under_autocast():
     assert orders(16, 4) == (True, False)
 
 
+def test_sources_that_outnumber_their_edges_are_not_mapped():
+    """Every source would be, and few of their numbers be gathered less."""
+    weight, ends = nn.Parameter(torch.ones(16, 64)), torch.zeros(2, 400, dtype=torch.int64)
+    for num_edges, maps in ((3, False), (400, True)):
+        few = edgeless.Graph.from_edge_index(ends[:, :num_edges], 100, 4)
+        assert maps_first(few, torch.ones(100, 64), weight, None, None) is maps
+    many = edgeless.Graph.from_edge_index(ends[:, :3], 4, 100)
+    assert maps_first(many, torch.ones(4, 64), weight, None, None)
+
+
 def test_the_order_stays_for_tensors_of_other_kinds():
     weight = nn.Parameter(torch.ones(4, 16))
     for x in (torch.ones(3, 16).to_sparse(), torch.ones(3, 2, 16), nn.parameter.UninitializedParameter()):

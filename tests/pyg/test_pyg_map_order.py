@@ -54,6 +54,19 @@ def test_the_other_order_is_the_stock_layers(name, options, device, changed):
     assert changed and all(changed)
 
 
+@EVERY_DEVICE
+@pytest.mark.parametrize("name,options", [case for case in CASES if case[0] in ("SAGEConv", "GraphConv")], ids=str)
+def test_pairs_of_source_and_destination_features(name, options, device, changed):
+    ends = torch.tensor([[0, 1, 2, 2, 0, 1, 1], [3, 0, 4, 4, 1, 1, 3]])
+    for x_dst in (features(5, 7, torch.float64, seed=4), None):
+        x, size = (features(3, 13, torch.float64, seed=3), x_dst), None if x_dst is not None else (3, 5)
+        theirs, ours = sum_pair(name, (13, 7), 3, dtype=torch.float64, **options)
+        inputs = (x, ends, size) if name == "SAGEConv" else (x, ends, None, size)
+        have = OnGPU(ours).run_fused(*inputs) if device == "cuda" else run_fused(ours, *inputs)
+        assert_close(have, run(theirs, theirs, *inputs))
+    assert changed and all(changed)
+
+
 @pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16))
 def test_16_bit_errs_at_most_twice_as_much(name, dtype, changed):
