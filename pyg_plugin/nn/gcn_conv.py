@@ -13,6 +13,7 @@ from torch_geometric.typing import SparseTensor
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import sddmm_dot, spmm
 from edgeless.graph import Graph
+from edgeless.graph_checks import plain_tensor
 from edgeless.map_order import sums_first
 from edgeless.ops.attention import opmath_dtype
 from edgeless.projection import add_row, is_plain
@@ -108,6 +109,8 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
 
     def _keep_norm(self, x: Tensor, edge_index: Any, edge_weight: Optional[Tensor]) -> tuple:
         edge_index = for_stock(edge_index)
+        if self.add_self_loops and edge_weight is not None and edge_weight.is_cuda and isinstance(edge_index, Tensor):
+            edge_weight = _equal_loops(edge_index, edge_weight, x.size(0))
         norm = gcn_conv.gcn_norm(
             edge_index, edge_weight, x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
         )
@@ -175,8 +178,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             if kind is SparseMatrix:
                 loops = loops.index_put((nodes,), values, accumulate=True)
             else:  # the stock layer's gradient goes to all loops of a node, whichever counts
-                values = values - values.detach() + values.detach()[last]
-                loops = loops.index_put((nodes,), values)
+                loops = loops.index_put((nodes,), values - values.detach() + values.detach()[last])
         return torch.cat((weight.index_select(0, graph._kept), loops))
 
 
@@ -195,11 +197,29 @@ def _replaced(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         is_loop[looped._kept] = False
         ids = is_loop.nonzero().squeeze(1)
         nodes = targets.index_select(0, ids).long()
-        order = torch.arange(nodes.numel(), device=nodes.device)
-        last = order.new_zeros(looped.num_dst).scatter_reduce(0, nodes, order, "amax")
-        return ids, nodes, last[nodes]
+        return ids, nodes, _last_of_each(nodes, looped.num_dst)
 
     return (graph.local if type(graph) is DistGraph else graph).format("replaced loops", build)
+
+
+def _last_of_each(nodes: Tensor, num_nodes: int) -> Tensor:
+    """The place of the last entry that is the same node, for every entry of ``nodes``."""
+    order = torch.arange(nodes.numel(), device=nodes.device)
+    return order.new_zeros(num_nodes).scatter_reduce(0, nodes, order, "amax")[nodes]
+
+
+def _equal_loops(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
+    """``weight`` with that of a node's last self loop for all of its loops.
+
+    PyG writes the weights of all of them to one place, on CUDA in any order.
+    """
+    if edge_index.layout is not torch.strided:
+        return weight
+    src, dst = plain_tensor(edge_index)
+    ids = (src == dst).nonzero().squeeze(1)
+    last = _last_of_each(dst.index_select(0, ids), num_nodes)
+    values = weight.index_select(0, ids)
+    return weight.index_put((ids,), values - values.detach() + values.detach()[last])
 
 
 def _degree_norm(graph: Graph, dtype: torch.dtype, has_loops: bool = False) -> Tensor:

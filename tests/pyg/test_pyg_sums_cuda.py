@@ -46,3 +46,14 @@ def test_weights_and_loops_that_are_replaced_wait_for_nothing():
         first = ours(x, edge_index, weights)
         again = without_waiting(lambda: ours(x, edge_index, weights))
     assert torch.equal(first, again)
+
+
+def test_kept_norms_have_the_weight_of_a_nodes_last_loop():
+    """Of many loops with weights of their own, PyG's writes on CUDA keep any."""
+    loops, edges = torch.zeros(2, 5000, dtype=torch.int64), torch.tensor([[0, 1], [1, 0]])
+    graph = (torch.cat((loops, edges), dim=1), 2, 2)
+    weights = torch.linspace(0.1, 5, 5002, dtype=torch.float64)
+    for _ in range(3):
+        theirs, ours = sum_pair("GCNConv", dtype=torch.float64, cached=True)
+        inputs = (node_features(graph, torch.float64), graph[0], weights)
+        assert_close(OnGPU(ours).run_fused(*inputs), run(theirs, theirs, *inputs))
