@@ -207,17 +207,39 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
 }
 
 // Pieces are merged in their order: the first is kept at the hub's slot, piece p after it at slots + slot + p - 1.
+// Where a row has fewer vectors than the block has threads, several threads take a part of a vector's pieces each: one
+// after the other, the pieces of a long row would take a memory latency each.
 template <class Fold, class I, class Args>
 __global__ void __launch_bounds__(kMergeThreads) merge_fold_kernel(const __grid_constant__ Args args) {
-  const int64_t slots = args.plan.slots;
+  using Piece = typename Fold::Piece;
+  __shared__ Piece parts[kMergeThreads];
+  int width = 1;  // threads over the vectors
+  while (width < min(args.vectors, kMergeThreads)) width *= 2;
+  const int share = threadIdx.x / width;
   for_each_hub<I>(args.graph, args.plan.part, [&](const Hub& hub) {
-    for (int vector = threadIdx.x; vector < args.vectors; vector += kMergeThreads) {
-      Fold fold(args, vector);
-      fold.begin(hub.row, 0);
-      typename Fold::Piece piece = fold.kept(hub.slot);
+    const int shares = static_cast<int>(min(hub.pieces, static_cast<int64_t>(kMergeThreads / width)));
+    const int64_t first = hub.pieces * share / shares, last = hub.pieces * (share + 1) / shares;
+    for (int from = 0; from < args.vectors; from += width) {
+      const int vector = from + threadIdx.x % width;
+      const bool works = vector < args.vectors && share < shares;
+      if (works) {
+        Fold fold(args, vector);
+        auto kept = [&](int64_t p) { return fold.kept(p == 0 ? hub.slot : args.plan.slots + hub.slot + p - 1); };
+        fold.begin(hub.row, 0);
+        Piece piece = kept(first);
 #pragma unroll 4
-      for (int64_t p = 1; p < hub.pieces; ++p) fold.merge(piece, fold.kept(slots + hub.slot + p - 1));
-      fold.store(hub.row, piece);
+        for (int64_t p = first + 1; p < last; ++p) fold.merge(piece, kept(p));
+        parts[threadIdx.x] = piece;
+      }
+      __syncthreads();
+      if (works && share == 0) {
+        Fold fold(args, vector);
+        fold.begin(hub.row, 0);
+        Piece piece = parts[threadIdx.x];
+        for (int s = 1; s < shares; ++s) fold.merge(piece, parts[threadIdx.x + s * width]);
+        fold.store(hub.row, piece);
+      }
+      __syncthreads();
     }
   });
 }
