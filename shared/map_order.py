@@ -22,7 +22,7 @@ from .projection import PLAIN
 _SAVED = 0.25
 # Bytes that edges have to gather less on CUDA, 30 us or more: on a small graph the usual order is one op.
 _LEAST_BYTES = 1 << 27
-# Products (two operations) that take as long as to gather a number: 20 to 30 on CPUs and on CUDA.
+# Products that take as long as gathering a number: 20 to 30, on CPUs and on CUDA.
 _PRODUCTS = 16
 
 
