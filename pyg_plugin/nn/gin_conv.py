@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from torch.nn import Module, Sequential
-from torch_geometric.nn.conv import gin_conv
+import copy
+import functools
+from collections.abc import Callable
+from typing import Optional
 
+from torch import Tensor
+from torch.nn import Identity, Module, ModuleList, Sequential
+from torch_geometric.nn.conv import gin_conv
+from torch_geometric.nn.models import MLP
+
+from edgeless.graph_checks import compiling
 from edgeless.map_order import maps_first
 from edgeless.projection import add_row, is_plain, product
 
@@ -43,21 +51,31 @@ class GINConv(NeighborReduction, FusedConv, gin_conv.GINConv):
 
     def _fused_forward(self, x, edge_index, size):
         x_l, x_r = pair(x)
-        if x_l is x_r and (steps := self._steps(edge_index)):
-            graph, (linear, *rest) = self._graph((x_l, x_r), edge_index, size), steps
+        if x_l is x_r and (parts := self._parts(edge_index)):
+            graph, (linear, rest) = self._graph((x_l, x_r), edge_index, size), parts
             if maps_first(graph, x_l, linear.weight, None, None):
                 x = product(x_l, linear.weight.t())
                 out = self._aggregate(graph, x, edge_index, None) + (1 + self.eps) * x
-                out = out if linear.bias is None else add_row(out, linear.bias)
-                for step in rest:
-                    out = step(out)
-                return out
+                return rest(out if linear.bias is None else add_row(out, linear.bias))
         out = self._propagate((x_l, x_r), edge_index, None, size)
         return self.nn(out if x_r is None else out + (1 + self.eps) * x_r)
 
-    def _steps(self, edge_index) -> list[Module]:
-        """What ``nn`` runs, where that begins with a linear map which a sum of neighbours may follow; else nothing."""
+    def _parts(self, edge_index) -> Optional[tuple[Module, Callable[[Tensor], Tensor]]]:
+        """The linear map that ``nn`` begins with, and the rest of it, if a sum of neighbours may stand between them."""
         if self._reduce not in ("sum", "mean") or kind_of(edge_index) in SPARSE:
-            return []
-        steps = list(self.nn) if is_plain(self.nn, (Sequential,)) else [self.nn]
-        return steps if steps and is_plain(steps[0], LINEAR) else []
+            return None
+        nn = self.nn
+        if is_plain(nn, LINEAR):
+            return nn, lambda x: x
+        if is_plain(nn, (Sequential,)) and len(nn) and is_plain(nn[0], LINEAR):
+            return nn[0], lambda x: functools.reduce(lambda x, step: step(x), list(nn)[1:], x)
+        if is_plain(nn, (MLP,)) and not compiling() and len(nn.lins) and is_plain(nn.lins[0], LINEAR):
+            return nn.lins[0], lambda x: _without_first_map(nn)(x)
+        return None
+
+
+def _without_first_map(mlp: MLP) -> MLP:
+    """``mlp`` for what its first linear map made. All parameters and the statistics of norms are those of ``mlp``."""
+    rest = copy.copy(mlp)
+    rest._modules = {**mlp._modules, "lins": ModuleList([Identity(), *list(mlp.lins)[1:]])}
+    return rest

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+import torch_geometric.nn as stock
 from devices import EVERY_DEVICE
 from pyg_cases import GRAPHS, OnGPU, assert_close, features, run, run_fused
 from sum_cases import SQUARE, WEIGHTED, sum_pair, weights_of
+from torch_geometric.nn import MLP
 
 import edgeless
+import edgeless.pyg.nn as fused
 from edgeless import map_order
 
 WIDTHS = {"GCNConv": (3, 13), "SAGEConv": (13, 3), "GraphConv": (13, 3), "GINConv": (19, 3)}
@@ -52,6 +55,46 @@ def test_the_other_order_is_the_stock_layers(name, options, device, changed):
                 have = OnGPU(ours).run_fused(*inputs) if device == "cuda" else run_fused(ours, *inputs)
                 assert_close(have, run(theirs, theirs, *inputs))
     assert changed and all(changed)
+
+
+PERCEPTRONS = [
+    lambda: torch.nn.Linear(19, 3),
+    lambda: torch.nn.Sequential(torch.nn.Linear(19, 3)),
+    lambda: MLP([19, 5, 3], norm=None),
+    lambda: MLP([19, 3], bias=False),
+    lambda: MLP([19, 5, 4, 3], act_first=True, plain_last=False),
+    lambda: MLP([19, 5, 3], act="elu", bias=[False, True]),
+]
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("case", range(len(PERCEPTRONS)))
+def test_what_a_gin_begins_with(case, device, changed):
+    """Outputs, all gradients and the statistics of a BatchNorm, of a model's GINConv too."""
+    graph = GRAPHS["random"]
+    theirs = stock.GINConv(PERCEPTRONS[case](), eps=0.3, train_eps=True).double()
+    ours = fused.GINConv(PERCEPTRONS[case](), eps=0.3, train_eps=True).double()
+    ours.load_state_dict(theirs.state_dict())
+    inputs = inputs_of("GINConv", graph, torch.float64, False)
+    have = OnGPU(ours).run_fused(*inputs) if device == "cuda" else run_fused(ours, *inputs)
+    assert_close(have, run(theirs, theirs, *inputs))
+    for mine, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(mine.cpu(), other)
+    assert changed and all(changed)
+    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+
+
+def test_a_perceptron_of_ones_own_sees_sums(changed):
+    class Own(MLP):
+        pass
+
+    ours = fused.GINConv(Own([19, 5, 3]))
+    hooked = fused.GINConv(MLP([19, 5, 3]))
+    hooked.nn.lins[0].register_forward_hook(lambda *args: None)
+    with edgeless.backend("fused"), torch.no_grad():
+        for layer in (ours, hooked):
+            layer(*inputs_of("GINConv", GRAPHS["random"], torch.float32, False))
+    assert not changed
 
 
 @EVERY_DEVICE
