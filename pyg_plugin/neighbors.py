@@ -152,24 +152,18 @@ class NeighborReduction:
         """
         x_src, x_dst = x
         graph = self._graph(x, edge_index, size)
-        if type(graph) is DistGraph and self._maps_before_sending(graph, x_src, linear):
-            out = self._aggregate(graph, product(x_src, linear.weight.t()), edge_index, edge_weight)
-            out = out if linear.bias is None else add_row(out, linear.bias)
-            return out if own is None else add(self._project(x_dst, own)[0], out, own=is_plain(own, LINEAR))
         if x_dst is not None and own is not None:
             dense, rows = receiving(graph)
             if dense is not None and _both_plain(linear, own):
                 out = product(x_dst, own.weight.t(), linear.bias)
                 neighbors = self._aggregate(dense, x_src, edge_index, edge_weight)
                 return out.index_add_(0, rows, product(neighbors, linear.weight.t()))
-        reduce, square = self._reduce, x_src is x_dst
-        if reduce in ("sum", "mean") and (square or not compiling()):
+        if (reduce := self._reduce) in ("sum", "mean"):
             weight = self._given_weight(kind_of(edge_index), edge_index, edge_weight)
             weight = None if weight is None else weight.flatten()
-            weighs = None if weight is None else weight.dtype
-            if is_plain(linear, LINEAR) and maps_first(graph, x_src, linear.weight, weight, weighs):
+            if is_plain(linear, LINEAR) and self._maps_first(graph, x, weight, linear):
                 return self._sum_mapped(graph, x, weight, linear, own)
-            if square and own is not None:
+            if x_src is x_dst and own is not None:
                 out = sum_layer(graph, x_src, linear, own, kinds=LINEAR, weight=weight, reduce=reduce)
                 if out is not None:
                     return out
@@ -191,11 +185,15 @@ class NeighborReduction:
             rest = rest if linear.bias is None else rest + linear.bias
         return add(spmm(graph, mapped, weight, reduce=self._reduce), rest, own=True)
 
-    def _maps_before_sending(self, graph: DistGraph, x: Tensor, linear) -> bool:
-        """Whether rows are to travel mapped, because they are narrower so, and the sum does not mind the order."""
-        if self._reduce not in ("sum", "mean") or not is_plain(linear, LINEAR) or graph.size == 1:
+    @staticmethod
+    def _maps_first(graph: Graph, x: tuple, weight: Optional[Tensor], linear) -> bool:
+        """Whether rows are to be mapped before they are summed, or travel to another part of the graph."""
+        x_src, x_dst = x
+        if type(graph) is DistGraph:
+            return graph.size > 1 and linear.weight.size(0) < x_src.size(1) and not graph.keeps(x_src)
+        if compiling() and x_src is not x_dst:
             return False
-        return linear.weight.size(0) < x.size(1) and not graph.keeps(x)
+        return maps_first(graph, x_src, linear.weight, weight, None if weight is None else weight.dtype)
 
     def _aggregate(self, graph: Graph, x_src: Tensor, edge_index: Any, edge_weight: Optional[Tensor]) -> Tensor:
         kind = kind_of(edge_index)

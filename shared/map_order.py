@@ -20,9 +20,9 @@ from .projection import PLAIN
 # Of the numbers that the usual order gathers, at least this many have to be saved: the other order has its own passes
 # over nodes, and rounds differently.
 _SAVED = 0.25
-# Bytes that edges have to gather less on CUDA, 30 us or more: on a small graph the usual order is one op.
+# Bytes that edges have to gather less on CUDA, 30 us at HBM's rate: on a small graph the usual order is one op.
 _LEAST_BYTES = 1 << 27
-# Products that take as long as gathering a number: 20 to 30, on CPUs and on CUDA.
+# Products that take no longer than gathering a number: an estimate, from rates whose quotients are 20 to 30.
 _PRODUCTS = 16
 
 
@@ -44,7 +44,7 @@ def _pays(graph: Graph, x: Tensor, usual: int, other: int, products: int = 0) ->
     if other > (1 - _SAVED) * usual or type(graph) is not Graph:
         return False
     if compiling():  # a program would be compiled again for another number of edges
-        return not products
+        return True
     saved = graph.num_edges * (usual - other)
     return saved * _PRODUCTS >= products and (not x.is_cuda or saved * x.element_size() >= _LEAST_BYTES)
 

@@ -177,8 +177,8 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             values = weight.index_select(0, ids)
             if kind is SparseMatrix:
                 loops = loops.index_put((nodes,), values, accumulate=True)
-            else:  # the stock layer's gradient goes to all loops of a node, whichever counts
-                loops = loops.index_put((nodes,), values - values.detach() + values.detach()[last])
+            else:
+                loops = loops.index_put((nodes,), _equal_to(last, values))
         return torch.cat((weight.index_select(0, graph._kept), loops))
 
 
@@ -218,8 +218,12 @@ def _equal_loops(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
     src, dst = plain_tensor(edge_index)
     ids = (src == dst).nonzero().squeeze(1)
     last = _last_of_each(dst.index_select(0, ids), num_nodes)
-    values = weight.index_select(0, ids)
-    return weight.index_put((ids,), values - values.detach() + values.detach()[last])
+    return weight.index_put((ids,), _equal_to(last, weight.index_select(0, ids)))
+
+
+def _equal_to(last: Tensor, values: Tensor) -> Tensor:
+    """``values[last]``, whose gradient goes to all ``values`` as the stock layer's does, whichever counts."""
+    return values - values.detach() + values.detach()[last]
 
 
 def _degree_norm(graph: Graph, dtype: torch.dtype, has_loops: bool = False) -> Tensor:

@@ -10,11 +10,11 @@ from edgeless.map_order import maps_first, sums_first
 GRAPH = edgeless.Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, 3)
 
 
-def orders(width, outs, *, x_grad=False, frozen=False, by=None, dtype=torch.float32, by_dtype=None, graph=GRAPH):
+def orders(width, outs, *, x_grad=False, frozen=False, by=None, dtype=torch.float32, by_dtype=None):
     """(whether a layer that sums first had better map first, and the other way round)"""
     x = torch.ones(3, width, dtype=dtype, requires_grad=x_grad)
     weight = nn.Parameter(torch.ones(outs, width), requires_grad=not frozen)
-    return maps_first(graph, x, weight, by, by_dtype), sums_first(graph, x, weight, by, by_dtype)
+    return maps_first(GRAPH, x, weight, by, by_dtype), sums_first(GRAPH, x, weight, by, by_dtype)
 
 
 def test_the_narrower_side_is_gathered():

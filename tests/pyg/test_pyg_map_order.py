@@ -70,7 +70,7 @@ PERCEPTRONS = [
 @EVERY_DEVICE
 @pytest.mark.parametrize("case", range(len(PERCEPTRONS)))
 def test_what_a_gin_begins_with(case, device, changed):
-    """Outputs, all gradients and the statistics of a BatchNorm, of a model's GINConv too."""
+    """Outputs, all gradients, and the statistics of the MLP's BatchNorm."""
     graph = GRAPHS["random"]
     theirs = stock.GINConv(PERCEPTRONS[case](), eps=0.3, train_eps=True).double()
     ours = fused.GINConv(PERCEPTRONS[case](), eps=0.3, train_eps=True).double()
