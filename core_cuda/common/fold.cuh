@@ -207,46 +207,31 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
 }
 
 // Pieces are merged in their order: the first is kept at the hub's slot, piece p after it at slots + slot + p - 1.
-// Where a row has fewer vectors than the block has threads, several threads take a part of a vector's pieces each: one
-// after the other, the pieces of a long row would take a memory latency each.
 template <class Fold, class I, class Args>
 __global__ void __launch_bounds__(kMergeThreads) merge_fold_kernel(const __grid_constant__ Args args) {
   using Piece = typename Fold::Piece;
-  __shared__ Piece parts[kMergeThreads];
-  int width = 1;  // threads over the vectors
-  while (width < min(args.vectors, kMergeThreads)) width *= 2;
-  const int share = threadIdx.x / width;
   for_each_hub<I>(args.graph, args.plan.part, [&](const Hub& hub) {
-    const int shares = static_cast<int>(min(hub.pieces, static_cast<int64_t>(kMergeThreads / width)));
-    const int64_t first = hub.pieces * share / shares, last = hub.pieces * (share + 1) / shares;
-    for (int from = 0; from < args.vectors; from += width) {
-      const int vector = from + threadIdx.x % width;
-      const bool works = vector < args.vectors && share < shares;
-      if (works) {
-        Fold fold(args, vector);
-        auto kept = [&](int64_t p) { return fold.kept(p == 0 ? hub.slot : args.plan.slots + hub.slot + p - 1); };
-        fold.begin(hub.row, 0);
-        Piece piece = kept(first);
+    const MergeLanes lanes(args.vectors, hub.pieces);
+    Fold fold(args, lanes.inside ? lanes.number : 0);
+    fold.begin(hub.row, 0);
+    auto kept = [&](int64_t p) { return fold.kept(p == 0 ? hub.slot : args.plan.slots + hub.slot + p - 1); };
+    Piece piece;
+    if (lanes.first < lanes.last) piece = kept(lanes.first);
 #pragma unroll 4
-        for (int64_t p = first + 1; p < last; ++p) fold.merge(piece, kept(p));
-        parts[threadIdx.x] = piece;
-      }
-      __syncthreads();
-      if (works && share == 0) {
-        Fold fold(args, vector);
-        fold.begin(hub.row, 0);
-        Piece piece = parts[threadIdx.x];
-        for (int s = 1; s < shares; ++s) fold.merge(piece, parts[threadIdx.x + s * width]);
-        fold.store(hub.row, piece);
-      }
-      __syncthreads();
-    }
+    for (int64_t p = lanes.first + 1; p < lanes.last; ++p) fold.merge(piece, kept(p));
+    piece = lanes.over_shares(piece, [&](Piece earlier, const Piece& later) {
+      fold.merge(earlier, later);
+      return earlier;
+    });
+    if (lanes.inside && lanes.share == 0) fold.store(hub.row, piece);
   });
 }
 
 template <class Fold, class I, class Args>
 void merge_fold(const Args& args, cudaStream_t stream) {
-  if (args.plan.hubs) merge_fold_kernel<Fold, I><<<merge_blocks(args.plan.slots), kMergeThreads, 0, stream>>>(args);
+  if (args.plan.hubs) {
+    merge_fold_kernel<Fold, I><<<merge_grid(args.plan.slots, args.vectors), kMergeThreads, 0, stream>>>(args);
+  }
 }
 
 }  // namespace edgeless::cuda

@@ -376,7 +376,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
           for (int v = 0; v < kVecs; ++v) {
             A x[kV];
-            if constexpr (!has_edge_term(kMode)) unpack_again<S, !Team::kNarrow>(key_raw[turn][u][v], x);
+            if constexpr (!has_edge_term(kMode)) unpack_again<S, kScarce<Fn, Team>>(key_raw[turn][u][v], x);
 #pragma unroll
             for (int k = 0; k < kV; ++k) {
               if constexpr (has_edge_term(kMode)) x[k] = termed[u][v * kV + k];

@@ -297,8 +297,10 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) {
           A g[kV], x[kV];
-          unpack_again<S, !Team::kNarrow>(grad_raw[turn][u][v], g);
-          if constexpr (!Fn::kScalar && !has_edge_term(kMode)) unpack_again<S, !Team::kNarrow>(key_raw[turn][u][v], x);
+          unpack_again<S, kScarce<Fn, Team>>(grad_raw[turn][u][v], g);
+          if constexpr (!Fn::kScalar && !has_edge_term(kMode)) {
+            unpack_again<S, kScarce<Fn, Team>>(key_raw[turn][u][v], x);
+          }
 #pragma unroll
           for (int k = 0; k < kV; ++k) {
             value_acc[v * kV + k] = fma(w[u], g[k], value_acc[v * kV + k]);

@@ -246,7 +246,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) {
           A x[kV];
-          unpack_again<S>(kValues ? value_raw[turn][u][v] : key_raw[turn][u][v], x);
+          unpack(kValues ? value_raw[turn][u][v] : key_raw[turn][u][v], x, S{});
 #pragma unroll
           for (int k = 0; k < kV; ++k) acc[v * kV + k] = fma(w[u], x[k], acc[v * kV + k]);
         }

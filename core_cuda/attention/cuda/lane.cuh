@@ -123,6 +123,10 @@ __device__ __forceinline__ void unpack_row(const Raw<S> (&raw)[kVecs], const P& 
   }
 }
 
+// Whether registers are scarce in a backward: a wide team's, and the dot product's, which holds two rows and two sums.
+template <class Fn, class Team>
+constexpr bool kScarce = !Team::kNarrow || (Fn::kOwnValue && !Fn::kScalar);
+
 template <class S, int kVecs>
 __device__ __forceinline__ void unpack_all(const Raw<S> (&raw)[kVecs], Arithmetic<S> (&to)[kVecs * kVec<S>]) {
 #pragma unroll

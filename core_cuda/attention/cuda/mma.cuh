@@ -154,7 +154,7 @@ struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
 
   static __device__ __forceinline__ void grad(float (&sum)[8], const uint4& row, const uint4& /*own*/, float ds) {
     float x[8];
-    unpack_again<S>(row, x);
+    unpack(row, x, S{});
 #pragma unroll
     for (int k = 0; k < 8; ++k) sum[k] = fma(ds, x[k], sum[k]);
   }
