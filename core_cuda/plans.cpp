@@ -12,6 +12,7 @@
 #include "common/fold.h"
 #include "plan_override.h"
 #include "reduction/cuda/plan.h"
+#include "spmm/plan.h"
 
 namespace edgeless {
 namespace {
@@ -73,15 +74,17 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   return found;
 }
 
+// number_bytes: of a number of what is summed, 0: it is no sum.
 py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
-                   int64_t max_degree, int64_t carry_bytes, int64_t carry_budget, bool narrow_teams,
-                   int multiprocessors, int64_t l2_bytes) {
+                   int64_t max_degree, int64_t carry_bytes, int64_t carry_budget, bool narrow_teams, int number_bytes,
+                   bool weighed, bool wide_index, int multiprocessors, int64_t l2_bytes) {
   cuda::FoldProblem p;
   p.num_rows = num_rows, p.num_edges = num_edges, p.num_gathered = num_gathered, p.max_degree = max_degree;
   p.vectors = static_cast<int>(vectors), p.vector_bytes = static_cast<int>(vector_bytes);
   p.carry_bytes = carry_bytes, p.carry_budget = carry_budget, p.narrow_teams = narrow_teams;
   p.multiprocessors = multiprocessors, p.l2_bytes = l2_bytes;
-  const cuda::FoldPlan plan = cuda::make_fold_plan(p);
+  const cuda::FoldPlan plan = number_bytes > 0 ? cuda::spmm::make_sum_plan(p, weighed, false, number_bytes, wide_index)
+                                               : cuda::make_fold_plan(p);
   py::dict found;
   found["lanes"] = 1 << plan.team_log2;
   found["slice_bytes"] = plan.slice_vectors * vector_bytes;
@@ -122,7 +125,8 @@ void define_plans(py::module_& m) {
         py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
   m.def("fold_plan", &fold_plan, py::kw_only(), py::arg("vectors"), py::arg("vector_bytes"), py::arg("num_rows"),
         py::arg("num_edges"), py::arg("num_gathered"), py::arg("max_degree"), py::arg("carry_bytes"),
-        py::arg("carry_budget"), py::arg("narrow_teams"), py::arg("multiprocessors"), py::arg("l2_bytes"));
+        py::arg("carry_budget"), py::arg("narrow_teams"), py::arg("number_bytes"), py::arg("weighed"),
+        py::arg("wide_index"), py::arg("multiprocessors"), py::arg("l2_bytes"));
   m.def("narrow_sums_pay", &cuda::narrow_sums_pay, py::kw_only(), py::arg("num_edges"), py::arg("num_rows"),
         py::arg("halves"), py::arg("weighted"));
   m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),

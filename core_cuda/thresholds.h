@@ -11,6 +11,7 @@
 
 #include "attention/score.h"
 #include "common/storage.h"
+#include "spmm/weighing.h"
 
 namespace edgeless::cuda {
 
@@ -25,6 +26,20 @@ constexpr int64_t kLaunchBoundRows = 1 << 15;
 // Edges up to which a graph is sorted by one launch whose blocks wait for each other, not by many launches (0044).
 constexpr int64_t kSmallGraphEdges = 1 << 18;
 
+// Walks of edges ----------------------------------------------------------------------------------------------------
+
+// Edges a row in the mean from which batches are long, and below which they are short (0012).
+constexpr int64_t kManyEdgesARow = 8, kFewEdgesARow = 3;
+// Units of a chain's share: as many as hide a block's start, fewer where less than so many blocks a multiprocessor
+// would be left (0011).
+constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;
+// Whether all blocks are to be on the device at once, each with a share of so many units, so that none begins behind
+// another: where rows are long and walked in one slice (0056).
+constexpr bool one_turn_pays(int64_t share, int slices, int64_t num_edges, int64_t num_rows) {
+  constexpr int64_t kMost = 384;
+  return slices == 1 && num_edges >= kManyEdgesARow * num_rows && share >= kLeastShare && share <= kMost;
+}
+
 // Attention ---------------------------------------------------------------------------------------------------------
 
 // Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
@@ -37,7 +52,7 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
     return forward ? 8 : 6;  // kSpread, or narrow rows of few edges
   if (plain && score == Score::gat && vectors == 1) {
     if (many) return 5;
-    if (numbers > 4) return forward ? 6 : 3;
+    if (numbers > 4) return forward ? 7 : 5;
     return few && !forward ? 7 : 6;
   }
   if (score == Score::gat && vectors == 1 && (numbers > 4 || !narrow)) {
@@ -75,8 +90,6 @@ constexpr int most_without_mma(Pass pass, Score score) {
   return score == Score::dot ? 8 : 4;
 }
 
-// Edges a row in the mean from which batches are long, and below which they are short (0012).
-constexpr int64_t kManyEdgesARow = 8, kFewEdgesARow = 3;
 // Scores and passes for which two edges a batch pay where rows are short: of floats, or narrow rows of any numbers
 // (0012, 0041).
 constexpr bool few_edges_pay(Pass pass, Score score, bool narrow) {
@@ -149,9 +162,6 @@ constexpr int least_vectors_of_slice(Pass pass, Score score) {
 constexpr int vectors_of_slice(int edge_arrays) { return edge_arrays > 1 ? 64 : edge_arrays > 0 ? 32 : 0; }
 // Lanes that walk an edge, of all heads, and features from which on gatv2's edge term is made in tiles (0048).
 constexpr int kLeastTermLanes = 4, kLeastTermFeatures = 4;
-// Units of a chain's share: as many as hide a block's start, fewer where less than so many blocks a multiprocessor
-// would be left (0011).
-constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;
 
 // Sums and extrema --------------------------------------------------------------------------------------------------
 
@@ -165,6 +175,23 @@ constexpr int64_t kReadsThatPay = 8;
 // either: of 16 floats, us by eight and by four, one H100, 2026-11-26: arxiv 59, 48, city-reviews 79, 76, twitch 1,137,
 // 1,264.
 constexpr int64_t kLongSums = 16;
+constexpr int sum_batch(int team_log2, int64_t num_edges, int64_t num_rows) {
+  return team_log2 < 3 || num_edges < kLongSums * num_rows ? 4 : 8;  // teams of four lanes: one edge a lane
+}
+// Blocks of a sum's kernel that a multiprocessor holds, which bounds its registers: as many as leave it those that it
+// wants, so that plans know how many there are (0056). batch: edges, of kernels for vectors of 16 bytes; the other
+// kernels take four.
+constexpr int sum_blocks(spmm::Weighing weighing, int vector_bytes, int number_bytes, bool wide_index, int batch) {
+  using spmm::Weighing;
+  if (wide_index) return 4;
+  if (number_bytes > 4) return weighing == Weighing::by_head ? 5 : weighing == Weighing::none ? 7 : 6;
+  if (vector_bytes < 16) return 8;
+  const bool halves = number_bytes == 2;
+  if (weighing == Weighing::by_head) return halves ? 5 : 8;
+  if (weighing == Weighing::by_edge_ahead) return halves ? 5 : batch > 4 ? 6 : 7;
+  const int blocks = batch > 4 ? 7 : halves ? 8 : 9;
+  return weighing == Weighing::none ? blocks : blocks - 1;
+}
 // Whether rows of up to four vectors are summed by teams of four lanes, which take four edges a batch: where that many
 // are taken anyway, and of 16-bit numbers without weights, whose lanes have the most to do. us on one H100 by teams of
 // eight and of four, forward + backward, 2026-11-26: float32 of 16, city-reviews 136, 83, arxiv 99, 76, pokec 2,151,

@@ -205,15 +205,16 @@ def attention_steps(
 
 def _fold(
     device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, piece: int, result: int,
-    narrow_teams: bool,
+    narrow_teams: bool, number_bytes: int = 0, weighed: bool = False, wide_index: bool = False,
 ):  # fmt: skip
-    """(description, slices) of a fold of rows of ``row_bytes``."""
+    """(description, slices) of a fold of rows of ``row_bytes``; of a sum with ``number_bytes``, those of a number."""
     if not device.multiprocessors:
         return _C.cpu_capability(), 1
     plan = _C.fold_plan(
         vectors=-(-row_bytes // 16), vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=gathered,
         max_degree=max_degree, carry_bytes=piece, carry_budget=max(1 << 20, result // 8), narrow_teams=narrow_teams,
-        multiprocessors=device.multiprocessors, l2_bytes=device.l2_bytes,
+        number_bytes=number_bytes, weighed=weighed, wide_index=wide_index, multiprocessors=device.multiprocessors,
+        l2_bytes=device.l2_bytes,
     )  # fmt: skip
     merges = ", merges hubs" * plan["merges"]
     return f"{plan['lanes']} lanes, slices of {plan['slice_bytes']} B, {plan['blocks']} blocks{merges}", plan["slices"]
@@ -248,7 +249,10 @@ def spmm_step(
         narrow = _C.narrow_sums_pay(
             num_edges=num_edges, num_rows=num_dst, halves=dtype.itemsize == 2, weighted=weight_bytes > 0
         )
-        kernel, slices = _fold(device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row, narrow)
+        kernel, slices = _fold(
+            device, row, num_dst, num_edges, num_src, max_degree, piece, num_dst * row, narrow,
+            dtype.itemsize, weight_bytes > 0, index_bytes == 8,
+        )  # fmt: skip
     if engine.reads_values:
         weight_bytes = dtype.itemsize
     num_rows = num_edges if num_rows is None else num_rows

@@ -51,6 +51,7 @@ struct FoldProblem {
   int64_t carry_budget = 0;   // bytes that all pieces may take
   bool narrow_teams = false;  // of four lanes, where rows are no wider
   int multiprocessors = 1;
+  int blocks_at_once = 0;  // that a multiprocessor holds, 0: unknown
   int64_t l2_bytes = 0;
 };
 
@@ -85,8 +86,11 @@ inline void choose_shares(const FoldProblem& p, FoldPlan& plan) {
   const int64_t units = p.num_edges + kRowUnits * p.num_rows;
   // Many small shares balance best, but one below 128 units costs more to begin; few where the graph is small.
   const int64_t blocks_of_one = std::max<int64_t>(1, units * plan.slices / (teams * p.multiprocessors));
-  const int64_t share = std::clamp<int64_t>(std::max(blocks_of_one / 64, std::min<int64_t>(blocks_of_one / 8, 128)),
-                                            kLeastShare, kMostShare);
+  int64_t share = std::clamp<int64_t>(std::max(blocks_of_one / 64, std::min<int64_t>(blocks_of_one / 8, 128)),
+                                      kLeastShare, kMostShare);
+  const int64_t at_once = int64_t(p.multiprocessors) * p.blocks_at_once * teams,
+                of_one_turn = at_once > 0 ? (units + at_once - 1) / at_once : 0;
+  if (one_turn_pays(of_one_turn, plan.slices, p.num_edges, p.num_rows)) share = of_one_turn;
   Partition& part = plan.part;
   part.range_units = share * teams;
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);

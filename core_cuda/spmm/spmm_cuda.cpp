@@ -85,9 +85,10 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     problem.narrow_teams =
         narrow_sums_pay(args.graph.num_edges, args.graph.num_rows, x.element_size() == 2, weight || src_scale);
     budget_carry(problem, args.vectors * numbers * int64_t(sizeof(A)), out);
-    args.plan = make_fold_plan(problem);
-    const Tensor carry = take_carry(problem, out, args);
     const bool wide_index = csr[0].scalar_type() == at::kLong;
+    args.plan = make_sum_plan(problem, weight || src_scale, args.weight_by_head, static_cast<int>(x.element_size()),
+                              wide_index);
+    const Tensor carry = take_carry(problem, out, args);
     Tensor values;
     const int64_t value_bytes = args.graph.num_edges * int64_t(sizeof(A));
     const bool by_edge = (weight || src_scale) && !args.weight_by_head && !wide_index && bytes == 16 && value_bytes > 0;

@@ -232,6 +232,42 @@ def test_a_slice_is_wider_where_arrays_are_read_by_edge():
     assert heads(1, score="gat", dtype="float32", edges=10**6, pass_="by_dst") == 2
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("score", _C.SCORES)
+@pytest.mark.parametrize("dtype", DTYPES[:3])
+def test_blocks_begin_once_where_a_small_graph_has_long_rows(device, score, dtype):
+    def turns(rows, edges, **given):
+        sizes = {"num_rows": rows, "num_gathered": rows, "num_edges": edges, "key_dim": 0 if score == "gat" else 64}
+        found = attention_plan(device, score=score, dtype=dtype, **sizes, **given)
+        return found["blocks"] * found["slices"] / (found["resident"] * DEVICES[device].multiprocessors)
+
+    for pass_ in PASSES:
+        assert turns(50_000, 750_000, pass_=pass_) <= 1, pass_
+        assert turns(125_000, 750_000, pass_=pass_) > 1, pass_  # short rows: their ends take blocks unequal times
+        assert turns(1_000_000, 15_000_000, pass_=pass_) > 1, pass_  # a block's start is nothing there
+        assert turns(50_000, 750_000, pass_=pass_, options=True, edge_arrays=1) > 1, pass_
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("number_bytes", [2, 4])
+@pytest.mark.parametrize("weighed", [False, True])
+def test_blocks_of_sums_begin_once_where_a_small_graph_has_long_rows(device, number_bytes, weighed):
+    found = DEVICES[device]
+
+    def blocks(rows, edges, number_bytes):
+        plan = _C.fold_plan(
+            vectors=16, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=rows, max_degree=-1,
+            carry_bytes=256, carry_budget=1 << 20, narrow_teams=False, number_bytes=number_bytes, weighed=weighed,
+            wide_index=False, multiprocessors=found.multiprocessors, l2_bytes=found.l2_bytes,
+        )  # fmt: skip
+        return plan["blocks"] / found.multiprocessors
+
+    assert 4 < blocks(80_000, 1_200_000, number_bytes) <= 9
+    assert blocks(80_000, 1_200_000, 0) > 9  # extrema: several turns are quicker
+    assert blocks(200_000, 1_200_000, number_bytes) > 9
+    assert blocks(1_000_000, 15_000_000, number_bytes) > 9
+
+
 @pytest.mark.parametrize("max_degree,merges", [(-1, True), (40, False), (10**6, True)])
 def test_pieces_are_merged_where_a_row_may_be_cut(max_degree, merges):
     assert attention_plan(num_edges=10**7, max_degree=max_degree)["merges"] is merges

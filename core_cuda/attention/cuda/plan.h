@@ -198,8 +198,10 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
 
 // Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
 // Blocks take about equally long, so they are as many as the device holds at once, some whole number of times: a few
-// more would have it to themselves. blocks_at_once: that a multiprocessor holds.
-inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, Plan& plan) {
+// more would have it to themselves. Once is enough for small graphs of long rows; where many rows end, blocks differ
+// more, and several turns even that out. blocks_at_once: that a multiprocessor holds; one_turn: whether once may do.
+inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, bool one_turn,
+                             Plan& plan) {
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
   const int64_t chains = (kBlockThreads >> plan.layout.team_log2) / heads;
   const int64_t units = problem.num_edges + kRowUnits * problem.num_rows;
@@ -208,7 +210,12 @@ inline void choose_partition(const Problem& problem, const Device& device, int b
   const int64_t at_once = int64_t(device.multiprocessors) * blocks_at_once;
   const int64_t blocks = (units / (share * chains) + 1) * slices,
                 ranges = (blocks + at_once / 2) / at_once * at_once / slices;
-  if (ranges > 0) share = (units + ranges * chains - 1) / (ranges * chains);
+  const int64_t of_one_turn = (units + at_once * chains - 1) / (at_once * chains);
+  if (one_turn && one_turn_pays(of_one_turn, slices, problem.num_edges, problem.num_rows)) {
+    share = of_one_turn;
+  } else if (ranges > 0) {
+    share = (units + ranges * chains - 1) / (ranges * chains);
+  }
   Partition& part = plan.part;
   const Budgets budgets(problem);
   part.range_units = std::max(share * chains, units * budgets.range_bytes / budgets.ranges);
@@ -234,7 +241,8 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
     plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
     choose_slice(problem, device, plan.kernel.mma, plan.layout);
     if (terms_in_tiles(problem, plan)) plan.kernel.mode = kEdgeTiles;
-    choose_partition(problem, device, resident_blocks(problem, plan.kernel), plan);
+    // What is read by edge takes blocks unequal times.
+    choose_partition(problem, device, resident_blocks(problem, plan.kernel), problem.edge_arrays == 0, plan);
   }
   return plan;
 }

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
     for (int u = 0; u < kEdges; ++u) {
       const float w = from_owner<kEdges>(kDropout ? p * keep : p, u);
       float x[kV];
-      unpack(raw[0][u][0], x, S{});
+      unpack_again<S, true>(raw[0][u][0], x);
 #pragma unroll
       for (int k = 0; k < kV; ++k) acc[k] = fmaf(w, x[k], acc[k]);
     }

@@ -29,7 +29,7 @@ inline Plan pair_plan(const Problem& problem, const Device& device) {
   plan.kernel.edges = pair_edges(problem.num_edges, problem.num_rows);
   plan.layout.team_log2 = choose_team_log2(plan.kernel, problem.value_vectors);
   choose_partition(problem, device, pair_blocks(problem.pass, vector_numbers(problem.storage), plan.kernel.edges),
-                   plan);
+                   false, plan);
   return plan;
 }
 

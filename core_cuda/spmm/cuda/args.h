@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "../../common/fold.h"
+#include "../plan.h"
 
 namespace edgeless::cuda::spmm {
 

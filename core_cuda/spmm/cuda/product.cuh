@@ -11,8 +11,6 @@ namespace edgeless::cuda::spmm {
 
 // What an edge weighs: 1; one number for all heads, which the lane that owns the edge fetches, with its window or ahead
 // of it; any number per head.
-enum class Weighing { none, by_edge, by_edge_ahead, by_head };
-
 template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
 struct SumFold {
   using A = Arithmetic<S>;
@@ -129,19 +127,8 @@ struct SumFold {
   __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
 };
 
-// Blocks that must fit on a multiprocessor: what bounds the registers.
-template <class S, class I>
-constexpr int min_blocks(Weighing weighing) {
-  switch (weighing) {
-    case Weighing::none: return 7;
-    case Weighing::by_edge: return 6;
-    case Weighing::by_edge_ahead: return sizeof(S) == 2 ? 5 : 6;
-    default: return sizeof(I) == 4 ? 5 : 4;
-  }
-}
-
 template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
-__global__ void __launch_bounds__(kFoldThreads, min_blocks<S, I>(kWeighing))
+__global__ void __launch_bounds__(kFoldThreads, sum_blocks(kWeighing, 4 * kWords, sizeof(S), sizeof(I) > 4, kBatch))
     spmm_kernel(const __grid_constant__ SpmmArgs<Arithmetic<S>> args) {
   const int lane = threadIdx.x & ((1 << args.plan.team_log2) - 1);
   const int first = static_cast<int>(blockIdx.y) * args.plan.slice_vectors;
@@ -157,26 +144,24 @@ cudaError_t launch_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream
   return cudaGetLastError();
 }
 
-// Teams of four lanes take four edges a batch.
 template <class S, Weighing kWeighing>
 cudaError_t launch_fast_spmm(const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  const bool four = args.plan.team_log2 < 3 || args.graph.num_edges < kLongSums * args.graph.num_rows;
-  return four ? launch_spmm<S, int32_t, 4, kWeighing, 4>(args, stream)
-              : launch_spmm<S, int32_t, 4, kWeighing, 8>(args, stream);
+  return sum_batch(args.plan.team_log2, args.graph.num_edges, args.graph.num_rows) == 4
+             ? launch_spmm<S, int32_t, 4, kWeighing, 4>(args, stream)
+             : launch_spmm<S, int32_t, 4, kWeighing, 8>(args, stream);
 }
 
 template <class S, int kWords>
 cudaError_t launch_weighing(bool wide_index, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
   if (wide_index) return launch_spmm<S, int64_t, kWords, Weighing::by_head>(args, stream);
-  const bool by_edge = !args.weight_by_head && (args.weight || args.column_scale);
-  // Walks of wide teams are few windows long, and values in order need no ids.
-  const bool ahead = by_edge && !args.values && args.plan.team_log2 <= 4;
+  const Weighing weighing =
+      weighing_of(args.weight || args.column_scale, args.weight_by_head, args.values != nullptr, args.plan.team_log2);
   if constexpr (kWords == 4) {
-    if (ahead) return launch_fast_spmm<S, Weighing::by_edge_ahead>(args, stream);
-    if (by_edge) return launch_fast_spmm<S, Weighing::by_edge>(args, stream);
-    if (!args.weight) return launch_fast_spmm<S, Weighing::none>(args, stream);
-  } else {
-    if (ahead) return launch_spmm<S, int32_t, kWords, Weighing::by_edge_ahead>(args, stream);
+    if (weighing == Weighing::none) return launch_fast_spmm<S, Weighing::none>(args, stream);
+    if (weighing == Weighing::by_edge) return launch_fast_spmm<S, Weighing::by_edge>(args, stream);
+    if (weighing == Weighing::by_edge_ahead) return launch_fast_spmm<S, Weighing::by_edge_ahead>(args, stream);
+  } else if (weighing == Weighing::by_edge_ahead) {
+    return launch_spmm<S, int32_t, kWords, Weighing::by_edge_ahead>(args, stream);
   }
   return launch_spmm<S, int32_t, kWords, Weighing::by_head>(args, stream);
 }
