@@ -33,11 +33,12 @@ constexpr int64_t kManyEdgesARow = 8, kFewEdgesARow = 3;
 // Units of a chain's share: as many as hide a block's start, fewer where less than so many blocks a multiprocessor
 // would be left (0011).
 constexpr int64_t kLeastShare = 32, kMostShare = 1024, kBlocksOfAProcessor = 16;
-// Whether all blocks are to be on the device at once, each with a share of so many units, so that none begins behind
-// another: where rows are long and walked in one slice (0056).
-constexpr bool one_turn_pays(int64_t share, int slices, int64_t num_edges, int64_t num_rows) {
+// Whether all blocks are to be on the device at once, each chain with a share of so many units, so that none begins
+// behind another: where rows are long, and all that is gathered stays in L2 whichever rows are walked together (0056).
+constexpr bool one_turn_pays(int64_t share, int64_t num_edges, int64_t num_rows, int64_t gathered_bytes,
+                             int64_t l2_bytes) {
   constexpr int64_t kMost = 384;
-  return slices == 1 && num_edges >= kManyEdgesARow * num_rows && share >= kLeastShare && share <= kMost;
+  return num_edges >= kManyEdgesARow * num_rows && gathered_bytes <= l2_bytes && share >= kLeastShare && share <= kMost;
 }
 
 // Attention ---------------------------------------------------------------------------------------------------------

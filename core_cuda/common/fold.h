@@ -90,7 +90,10 @@ inline void choose_shares(const FoldProblem& p, FoldPlan& plan) {
                                       kLeastShare, kMostShare);
   const int64_t at_once = int64_t(p.multiprocessors) * p.blocks_at_once * teams,
                 of_one_turn = at_once > 0 ? (units + at_once - 1) / at_once : 0;
-  if (one_turn_pays(of_one_turn, plan.slices, p.num_edges, p.num_rows)) share = of_one_turn;
+  const int64_t gathered = p.num_gathered * p.vectors * p.vector_bytes;
+  if (plan.slices == 1 && one_turn_pays(of_one_turn, p.num_edges, p.num_rows, gathered, p.l2_bytes)) {
+    share = of_one_turn;
+  }
   Partition& part = plan.part;
   part.range_units = share * teams;
   part.num_ranges = std::max<int64_t>(1, (units + part.range_units - 1) / part.range_units);

@@ -238,7 +238,7 @@ def test_a_slice_is_wider_where_arrays_are_read_by_edge():
 def test_blocks_begin_once_where_a_small_graph_has_long_rows(device, score, dtype):
     def turns(rows, edges, **given):
         sizes = {"num_rows": rows, "num_gathered": rows, "num_edges": edges, "key_dim": 0 if score == "gat" else 64}
-        found = attention_plan(device, score=score, dtype=dtype, **sizes, **given)
+        found = attention_plan(device, **{**sizes, "score": score, "dtype": dtype, **given})
         return found["blocks"] * found["slices"] / (found["resident"] * DEVICES[device].multiprocessors)
 
     for pass_ in PASSES:
@@ -246,6 +246,7 @@ def test_blocks_begin_once_where_a_small_graph_has_long_rows(device, score, dtyp
         assert turns(125_000, 750_000, pass_=pass_) > 1, pass_  # short rows: their ends take blocks unequal times
         assert turns(1_000_000, 15_000_000, pass_=pass_) > 1, pass_  # a block's start is nothing there
         assert turns(50_000, 750_000, pass_=pass_, options=True, edge_arrays=1) > 1, pass_
+        assert turns(50_000, 750_000, pass_=pass_, num_gathered=1_000_000) > 1, pass_  # more than L2 holds
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -254,9 +255,9 @@ def test_blocks_begin_once_where_a_small_graph_has_long_rows(device, score, dtyp
 def test_blocks_of_sums_begin_once_where_a_small_graph_has_long_rows(device, number_bytes, weighed):
     found = DEVICES[device]
 
-    def blocks(rows, edges, number_bytes):
+    def blocks(rows, edges, number_bytes, gathered=0):
         plan = _C.fold_plan(
-            vectors=16, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=rows, max_degree=-1,
+            vectors=16, vector_bytes=16, num_rows=rows, num_edges=edges, num_gathered=gathered or rows, max_degree=-1,
             carry_bytes=256, carry_budget=1 << 20, narrow_teams=False, number_bytes=number_bytes, weighed=weighed,
             wide_index=False, multiprocessors=found.multiprocessors, l2_bytes=found.l2_bytes,
         )  # fmt: skip
@@ -266,6 +267,7 @@ def test_blocks_of_sums_begin_once_where_a_small_graph_has_long_rows(device, num
     assert blocks(80_000, 1_200_000, 0) > 9  # extrema: several turns are quicker
     assert blocks(200_000, 1_200_000, number_bytes) > 9
     assert blocks(1_000_000, 15_000_000, number_bytes) > 9
+    assert blocks(80_000, 1_200_000, number_bytes, gathered=1_000_000) > 9
 
 
 @pytest.mark.parametrize("max_degree,merges", [(-1, True), (40, False), (10**6, True)])

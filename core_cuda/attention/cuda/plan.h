@@ -159,15 +159,24 @@ inline int choose_team_log2(const Kernel& kernel, int vectors) {
   return log2;
 }
 
+// Vectors of a head that an edge gathers.
+inline int keys_gathered(const Problem& problem) { return problem.score != Score::gat ? problem.key_vectors : 0; }
+inline int values_gathered(const Problem& problem) {
+  return !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
+}
+// Bytes of what all edges gather, of one head.
+inline int64_t gathered_of_head(const Problem& problem) {
+  const int vectors = keys_gathered(problem) + values_gathered(problem);
+  return bytes_of_vector(problem.storage) * problem.num_gathered * vectors;
+}
+
 // As many heads as gather no more than L2 holds, where that leaves enough lanes for a row; else 256 bytes of a node, or
 // more where arrays are read by edge.
 inline void choose_slice(const Problem& problem, const Device& device, bool mma, Layout& layout) {
   const int teams = kBlockThreads >> layout.team_log2;
-  const int keys = problem.score != Score::gat ? problem.key_vectors : 0;
-  const int values = !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
+  const int keys = keys_gathered(problem), values = values_gathered(problem);
   const int vector = bytes_of_vector(problem.storage);
-  const int64_t head = vector * problem.num_gathered * (keys + values),
-                fits = device.l2_bytes * kAttentionL2Percent / 100;
+  const int64_t head = gathered_of_head(problem), fits = device.l2_bytes * kAttentionL2Percent / 100;
   const int vectors = std::max({1, keys, values});
   // Arrays by edge are the slower part, but in a forward of floats where they fit the L2.
   const int64_t array = 4 * problem.num_edges * problem.heads;
@@ -211,7 +220,9 @@ inline void choose_partition(const Problem& problem, const Device& device, int b
   const int64_t blocks = (units / (share * chains) + 1) * slices,
                 ranges = (blocks + at_once / 2) / at_once * at_once / slices;
   const int64_t of_one_turn = (units + at_once * chains - 1) / (at_once * chains);
-  if (one_turn && one_turn_pays(of_one_turn, slices, problem.num_edges, problem.num_rows)) {
+  const int64_t gathered = problem.heads * gathered_of_head(problem);
+  if (one_turn && slices == 1 &&
+      one_turn_pays(of_one_turn, problem.num_edges, problem.num_rows, gathered, device.l2_bytes)) {
     share = of_one_turn;
   } else if (ranges > 0) {
     share = (units + ranges * chains - 1) / (ranges * chains);
