@@ -53,7 +53,7 @@ constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int nu
     return forward ? 8 : 6;  // kSpread, or narrow rows of few edges
   if (plain && score == Score::gat && vectors == 1) {
     if (many) return 5;
-    if (numbers > 4) return forward ? 7 : 5;
+    if (numbers > 4) return forward ? 7 : pass == Pass::by_src && narrow ? 4 : 5;
     return few && !forward ? 7 : 6;
   }
   if (score == Score::gat && vectors == 1 && (numbers > 4 || !narrow)) {
