@@ -9,8 +9,6 @@
 
 namespace edgeless::cuda::spmm {
 
-// What an edge weighs: 1; one number for all heads, which the lane that owns the edge fetches, with its window or ahead
-// of it; any number per head.
 template <class S, class I, int kWords, Weighing kWeighing, int kBatch>
 struct SumFold {
   using A = Arithmetic<S>;
