@@ -43,9 +43,10 @@ constexpr bool one_turn_pays(int64_t share, int64_t num_edges, int64_t num_rows,
 
 // Attention ---------------------------------------------------------------------------------------------------------
 
-// Blocks that a multiprocessor is to hold, which bounds a kernel's registers. plain: without options; vectors: of a
-// lane; numbers: registers that they take in the arithmetic's dtype; edges: of a batch, that a lane reads; narrow: a
-// team has one lane or two; edge_term: that of gatv2. By the kernels' times on five graphs (0011, 0041, 0043, 0052).
+// Blocks that a multiprocessor is to hold, which bounds a kernel's registers; plans take it for how many it does hold.
+// plain: without options; vectors: of a lane; numbers: registers that they take in the arithmetic's dtype; edges: of a
+// batch, that a lane reads; narrow: a team has one lane or two; edge_term: that of gatv2. By the kernels' times on five
+// graphs (0011, 0041, 0043, 0052).
 constexpr int min_blocks(Pass pass, Score score, bool plain, int vectors, int numbers, int edges, bool narrow,
                          bool edge_term) {
   const bool forward = pass == Pass::forward, few = edges < 4, many = edges > 4;

@@ -62,18 +62,18 @@ __device__ __forceinline__ void unpack(const uint4& raw, double (&x)[2], double)
   x[0] = __hiloint2double(raw.y, raw.x), x[1] = __hiloint2double(raw.w, raw.z);
 }
 
-// The same numbers by other instructions where kAgain, so that the compiler does not keep them in registers from the
+// The same numbers, where kOther by other instructions, so that the compiler does not keep them in registers from the
 // first time: what it does not keep it computes twice, which is worth it only where registers are scarce (0054).
-template <class S, bool kAgain, int kSize>
+template <class S, bool kOther, int kSize>
 __device__ __forceinline__ void unpack_again(const uint4& raw, Arithmetic<S> (&x)[kSize]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-  if constexpr (kAgain && std::is_same_v<S, __nv_bfloat16>) {
+  if constexpr (kOther && std::is_same_v<S, __nv_bfloat16>) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[2 * i] = __uint_as_float(__byte_perm(words[i], 0, 0x1044));
       x[2 * i + 1] = __uint_as_float(__byte_perm(words[i], 0, 0x3244));
     }
-  } else if constexpr (kAgain && std::is_same_v<S, __half>) {
+  } else if constexpr (kOther && std::is_same_v<S, __half>) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // minus the negative: both signs are modifiers of instructions
       const float2 minus = __half22float2(__hneg2(*reinterpret_cast<const __half2*>(&words[i])));
@@ -84,10 +84,10 @@ __device__ __forceinline__ void unpack_again(const uint4& raw, Arithmetic<S> (&x
   }
 }
 
-template <class S, bool kAgain>
+template <class S, bool kOther>
 __device__ __forceinline__ void unpack_again(const uint2& raw, float (&x)[4]) {
   float all[8];
-  unpack_again<decltype(S::number), kAgain>(uint4{raw.x, raw.y, 0, 0}, all);
+  unpack_again<decltype(S::number), kOther>(uint4{raw.x, raw.y, 0, 0}, all);
 #pragma unroll
   for (int k = 0; k < 4; ++k) x[k] = all[k];
 }

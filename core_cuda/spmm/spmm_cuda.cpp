@@ -82,16 +82,15 @@ void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const
     FoldProblem problem =
         fold_problem(args.graph, rows, args.vectors, GraphArrays(csr, csc, max_degrees).max_degrees[kInCsr]);
     problem.vector_bytes = bytes;
-    problem.narrow_teams =
-        narrow_sums_pay(args.graph.num_edges, args.graph.num_rows, x.element_size() == 2, weight || src_scale);
+    const bool weighed = weight || src_scale;
+    problem.narrow_teams = narrow_sums_pay(args.graph.num_edges, args.graph.num_rows, x.element_size() == 2, weighed);
     budget_carry(problem, args.vectors * numbers * int64_t(sizeof(A)), out);
     const bool wide_index = csr[0].scalar_type() == at::kLong;
-    args.plan = make_sum_plan(problem, weight || src_scale, args.weight_by_head, static_cast<int>(x.element_size()),
-                              wide_index);
+    args.plan = make_sum_plan(problem, weighed, args.weight_by_head, static_cast<int>(x.element_size()), wide_index);
     const Tensor carry = take_carry(problem, out, args);
     Tensor values;
     const int64_t value_bytes = args.graph.num_edges * int64_t(sizeof(A));
-    const bool by_edge = (weight || src_scale) && !args.weight_by_head && !wide_index && bytes == 16 && value_bytes > 0;
+    const bool by_edge = weighed && !args.weight_by_head && !wide_index && bytes == 16 && value_bytes > 0;
     const bool slices = args.plan.slices > 1 && value_bytes <= int64_t(out.nbytes());
     const bool orders = weight && orders_weights(value_bytes, x.size(0) * args.vectors * int64_t(bytes),
                                                  args.plan.slice_vectors * int64_t(bytes));

@@ -71,8 +71,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
-  // Numbers that are needed once: of batches of eight, bfloat16 is quicker by the other instructions (0054).
-  constexpr bool kAgain = Fn::kScalar && kEdges > 4 && std::is_same_v<S, __nv_bfloat16>;
+  // GAT needs the numbers once: in batches of eight, bfloat16 is quicker by the other instructions (0054).
+  constexpr bool kOther = Fn::kScalar && kEdges > 4 && std::is_same_v<S, __nv_bfloat16>;
   __shared__ BlockShares<I> shares;
   __shared__ ForwardPieces<A, kPer> pieces;
 
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
 #pragma unroll
         for (int v = 0; v < kVecs; ++v) {
           A x[kV];
-          unpack_again<S, kAgain>(kValues ? value_raw[turn][u][v] : key_raw[turn][u][v], x);
+          unpack_again<S, kOther>(kValues ? value_raw[turn][u][v] : key_raw[turn][u][v], x);
 #pragma unroll
           for (int k = 0; k < kV; ++k) acc[v * kV + k] = fma(w[u], x[k], acc[v * kV + k]);
         }

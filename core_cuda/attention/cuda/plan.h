@@ -252,7 +252,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
     plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
     choose_slice(problem, device, plan.kernel.mma, plan.layout);
     if (terms_in_tiles(problem, plan)) plan.kernel.mode = kEdgeTiles;
-    // What is read by edge takes blocks unequal times.
+    // Where terms are read by edge, one turn was slower (0056).
     choose_partition(problem, device, resident_blocks(problem, plan.kernel), problem.edge_arrays == 0, plan);
   }
   return plan;
