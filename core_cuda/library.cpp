@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "capture/call_key.h"
@@ -240,16 +241,23 @@ PYBIND11_MODULE(_C, m) {
   m.def("sum_of_row_hashes", &edgeless::sum_of_row_hashes);
   m.def("stamps", [](const std::vector<at::Tensor>& tensors, bool whole) {
     std::string all;
-    for (const at::Tensor& tensor : tensors) {
-      const std::string one = edgeless::stamp(tensor, whole);
-      all += static_cast<char>(one.size() / 8);  // told apart from the next, whatever they hold
-      all += one;
-    }
+    all.reserve(tensors.size() * edgeless::kStampBytes);
+    for (const at::Tensor& tensor : tensors) edgeless::add_stamp(all, tensor, whole);
     return pybind11::bytes(all);
+  });
+  // Of a sequence of any objects: whether all are tensors and no subclasses but parameters, and whether there is one
+  // that was made in inference mode.
+  m.def("are_concrete", [](const pybind11::sequence& values) {
+    bool concrete = true, inference = false;
+    for (const pybind11::handle value : values) {
+      concrete = concrete && THPVariable_CheckExact(value.ptr());
+      inference = inference || (concrete && THPVariable_Unpack(value.ptr()).is_inference());
+    }
+    return std::make_pair(concrete, inference);
   });
   // Whether these are plain tensors [2, E] of int64 or int32 on one device, no subclasses: asked of hundreds every
   // call.
-  m.def("are_edge_lists", [](const pybind11::list& values, const at::Device& device) {
+  m.def("are_edge_lists", [](const pybind11::sequence& values, const at::Device& device) {
     for (const pybind11::handle value : values) {
       if (!THPVariable_CheckExact(value.ptr())) return false;
       const at::Tensor& t = THPVariable_Unpack(value.ptr());

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, Optional
 
 import torch
 from torch import Tensor
@@ -54,22 +54,37 @@ def joined_graph(
         own = tuple(e.storage if isinstance(e, SparseTensor) else e for e in values)
         parts = (e.coo()[:2] if isinstance(e, SparseTensor) else (e,) for e in values)
         tensors = tuple(chain.from_iterable(parts))
-    facts = keys, (*map(types.__getitem__, keys),), (*src_sizes.items(),), (*dst_sizes.items(),), num_types
-    return graph_for(own[0], _Objects(own, facts), build, tensors=tensors)
+    alike = keys == (*types,)  # compared by identity, nearly always, and not one is hashed
+    numbers = (*types.values(),) if alike else (*map(types.__getitem__, keys),)
+    key = _Objects(own, (keys, numbers, (*src_sizes.items(),), (*dst_sizes.items(),), num_types))
+
+    def build_and_let_go():
+        key.let_go()  # the cache keeps it from now on
+        return build()
+
+    return graph_for(own[0], key, build_and_let_go, tensors=tensors)
 
 
 class _Objects:
-    """A key of many objects, told apart by identity, and of what else is to be equal. It keeps none of them alive, and
-    is compared at every look-up: their ids first, and then that they are the objects of these ids still.
+    """A key of many objects, told apart by identity, and of what else is to be equal. It is compared at every look-up:
+    first the ids of its objects, and then whether they are the objects of these ids still.
+
+    A key that is looked for keeps its objects alive; :meth:`let_go` makes it one that does not.
     """
 
-    __slots__ = ("_facts", "_hash", "_ids", "_references")
+    __slots__ = ("_facts", "_hash", "_ids", "_objects", "_references")
 
-    def __init__(self, objects: Sequence[Any], facts: tuple):
-        self._references = list(map(weakref.ref, objects))
-        self._ids = tuple(map(id, objects))
+    def __init__(self, objects: tuple, facts: tuple):
+        self._objects: Optional[tuple] = objects
+        self._references: list[weakref.ref] = []
+        self._ids = (*map(id, objects),)
         self._facts = facts
         self._hash = hash(self._ids)
+
+    def let_go(self) -> None:
+        """From now on, holds its objects weakly."""
+        self._references = list(map(weakref.ref, self._objects or ()))
+        self._objects = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -82,7 +97,7 @@ class _Objects:
         return self._alive() and other._alive()
 
     def _alive(self) -> bool:
-        return not [reference for reference in self._references if reference() is None]
+        return self._objects is not None or not [reference for reference in self._references if reference() is None]
 
 
 def type_offsets(graph: TypedGraph, sizes: Iterable[int]) -> Tensor:

@@ -46,8 +46,6 @@ __all__ = [
 
 DEFAULT_LIMIT = 4 * 2**30  # room for both directions of 250 million edges
 
-# Anything else may be a stand-in without contents, while a tracer runs.
-_CONCRETE = frozenset({Tensor, torch.nn.Parameter})
 _DISTRIBUTED = torch.distributed.is_available()
 _MODES = {"": "on", "1": "on", "0": "off", "verify": "verify"}
 
@@ -337,12 +335,13 @@ def graph_for(
     if mode == "off":
         return build()
     compare = compare or mode == "verify"
-    if not _CONCRETE.issuperset(map(type, tensors)):
+    concrete, inference = _C.are_concrete(tensors)
+    if not concrete:  # a stand-in without contents, while a tracer runs
         for t in tensors:
             if not isinstance(t, Tensor):
                 raise TypeError(f"graph_for: tensors must be Tensors, got {type(t).__name__} among them")
         return build()
-    compare = compare or any(map(Tensor.is_inference, tensors))
+    compare = compare or inference
     return _cache.get(anchor, key, build, tensors, compare)
 
 

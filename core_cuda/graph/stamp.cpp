@@ -72,7 +72,7 @@ uint64_t fingerprint(const at::Tensor& t, bool whole) {
 
 }  // namespace
 
-std::string stamp(const at::Tensor& tensor, bool whole) {
+void add_stamp(std::string& all, const at::Tensor& tensor, bool whole) {
   int64_t fields[16];
   size_t size = 0;
   const auto add = [&](int64_t field) { fields[size++] = field; };
@@ -85,7 +85,8 @@ std::string stamp(const at::Tensor& tensor, bool whole) {
   for (const int64_t extent : tensor.sizes()) add(extent);
   for (const int64_t stride : tensor.strides()) add(stride);
   add(static_cast<int64_t>(fingerprint(tensor, whole)));
-  return {reinterpret_cast<const char*>(fields), size * sizeof(fields[0])};
+  all += static_cast<char>(size);  // told apart from the next, whatever they hold
+  all.append(reinterpret_cast<const char*>(fields), size * sizeof(fields[0]));
 }
 
 }  // namespace edgeless

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -81,8 +83,8 @@ class HGTConv(DGLLayer, stock.HGTConv):
         num_etypes = self.relation_pri[0].size(0)
         pairs, edges, _ = typed_graph(relation.handle, etype, num_etypes).compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
-        priors = torch.stack(list(self.relation_pri), dim=1).view(num_etypes, self.num_heads, 1, 1)
-        k = relational_sum(pairs, k, _blocks(self.relation_att).to(wide) * priors.to(wide), out_dtype=k.dtype)
+        priors = _by_head(list(self.relation_pri)).view(num_etypes, self.num_heads, 1, 1)
+        k = relational_sum(pairs, k, _blocks(self.relation_att) * priors.to(wide), out_dtype=k.dtype)
         messages = _blocks(self.relation_msg)
         v = relational_sum(pairs, v, messages if rounded is None else messages.to(rounded))
         q, k, v = (t.unflatten(1, (self.num_heads, self.head_size)) for t in (q, k, v))
@@ -99,4 +101,9 @@ class HGTConv(DGLLayer, stock.HGTConv):
 
 def _blocks(linears: nn.ModuleList) -> Tensor:
     """The matrices of every head ``[R, D, D]`` as the blocks of one, ``[R, H, D, D]``."""
-    return torch.stack([weights_of(linear) for linear in linears], dim=1)
+    return _by_head([weights_of(linear) for linear in linears])
+
+
+def _by_head(tensors: Sequence[Tensor]) -> Tensor:
+    """One tensor of each head, ``[R, *]``, as ``[R, H, *]``."""
+    return torch.stack(tensors, dim=1) if len(tensors) > 1 else tensors[0].unsqueeze(1)

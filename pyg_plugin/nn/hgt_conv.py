@@ -98,11 +98,14 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
     def _edge_dict_refusal(self, x_dict: dict, edge_index_dict: Any) -> Optional[str]:
         if not isinstance(edge_index_dict, dict) or not edge_index_dict:
             return "edge_index_dict is no dictionary of edges"
-        device = self.k_rel.weight.device
-        known = not compiling() and edge_index_dict.keys() <= self.edge_types_map.keys()
-        known = known and all(key[0] in x_dict and key[-1] in x_dict for key in edge_index_dict)
-        if known and _C.are_edge_lists(list(edge_index_dict.values()), device):
-            return None  # as they nearly always are; what follows finds the words otherwise
+        device, types = self.k_rel.weight.device, self.edge_types_map
+        if not compiling():
+            # With hundreds of types: all of them in order are found so without hashing one.
+            known = (*edge_index_dict,) == (*types,) and len(x_dict) == len(self.kqv_lin.lins)
+            if not known and edge_index_dict.keys() <= types.keys():
+                known = all(key[0] in x_dict and key[-1] in x_dict for key in edge_index_dict)
+            if known and _C.are_edge_lists((*edge_index_dict.values(),), device):
+                return None  # as they nearly always are; what follows finds the words otherwise
         for key, edge_index in edge_index_dict.items():
             if key not in self.edge_types_map or key[0] not in x_dict or key[-1] not in x_dict:
                 return f"edge_index_dict has {key!r}, which the metadata or x_dict has not"
@@ -134,7 +137,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         k, q, v = kqv.split(width, dim=1)
         pairs, edges, _ = graph.compact
         wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
-        keys_of_types = self._matrices(self.k_rel).to(wide) * self._priors(edge_index_dict).to(wide)
+        keys_of_types = self._matrices(self.k_rel) * self._priors(edge_index_dict).to(wide)
         k = relational_sum(pairs, k, keys_of_types, out_dtype=k.dtype)
         v = relational_sum(pairs, v, cast(self._matrices(self.v_rel), v.dtype))
         q = q if len(targets) == len(sizes) else q[: edges.num_dst]

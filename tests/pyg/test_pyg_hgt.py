@@ -2,6 +2,7 @@
 
 import copy
 import re
+import weakref
 
 import pytest
 import torch
@@ -430,6 +431,46 @@ def test_nothing_is_launched_for_every_type():
                 torch.autograd.grad(loss, list(layer.parameters()))
         counts.append((launches.count, more.count))
     assert counts[0] == counts[1] and sum(counts[0]) < 100, counts
+
+
+class Counted(tuple):
+    """An edge type that counts how often it is hashed."""
+
+    hashed = 0
+
+    def __hash__(self):
+        Counted.hashed += 1
+        return super().__hash__()
+
+
+def test_a_graph_is_found_again_without_hashing_a_type():
+    """With hundreds of edge types every look-up by type takes the host as long as an op."""
+    theirs, ours = layer_pair()
+    plain = {**edges_of(), TYPES[4]: random_edges(SIZES["a"], SIZES["c"], 20, seed=4)}
+    edges = {Counted(key): plain[key] for key in TYPES}
+    x_dict = nodes_of()
+    first = run_fused(ours, x_dict, edges)
+    graphs, Counted.hashed = edgeless.cache_info().graphs, 0
+    again = run_fused(ours, x_dict, edges)
+    assert Counted.hashed == 0 and edgeless.cache_info().graphs == graphs
+    assert_close(again, first)
+    want = run(theirs, x_dict, plain)
+    assert_close(again, want)
+    assert_close(run_fused(ours, x_dict, dict(reversed(edges.items()))), want)  # where every type is looked for
+
+
+def test_a_kept_graph_keeps_no_edge_list():
+    _, ours = layer_pair()
+    edges, x_dict = edges_of(), nodes_of()
+    for _ in range(2):
+        with edgeless.backend("fused"):
+            ours(x_dict, edges)
+    references = [weakref.ref(edge_index) for edge_index in edges.values()]
+    anchor = edges[TYPES[0]]  # the graph is kept as long as this one lives
+    del edges
+    assert edgeless.cache_info().graphs > 0
+    assert [reference() is None for reference in references] == [False] + [True] * (len(references) - 1)
+    assert references[0]() is anchor
 
 
 def test_edge_lists_that_died_are_never_found_again():

@@ -296,6 +296,23 @@ def test_inference_tensors_are_compared(edit):
     assert torch.equal(lookup(edge_index).edge_index(), edge_index)
 
 
+def test_what_is_concrete():
+    """Tensors themselves and parameters, and whether one of them was made in inference mode."""
+    plain, parameter = torch.ones(2), torch.nn.Parameter(torch.ones(2))
+    with torch.inference_mode():
+        inference = torch.ones(2)
+    other = torch.ones(2).as_subclass(type("Other", (torch.Tensor,), {}))
+    for given, want in (
+        ((), (True, False)),
+        ((plain, parameter), (True, False)),
+        ([plain, inference, parameter], (True, True)),
+        ((plain, other), (False, False)),
+        ((plain, 3), (False, False)),
+        ((inference, None), (False, True)),
+    ):
+        assert edgeless._C.are_concrete(given) == want
+
+
 def test_a_graph_cached_under_inference_mode_serves_training():
     edge_index = new_edges()
     with torch.inference_mode():
