@@ -86,7 +86,17 @@ __device__ __forceinline__ void load_att(const Args<Arithmetic<S>>& args, int at
   for (int k = 0; k < kVec<S>; ++k) to[k] = static_cast<const Arithmetic<S>*>(args.att)[at * kVec<S> + k];
 }
 
-// The lane's part of the head's. Numbers beyond the row's end are zero.
+// Of the lane's part of the head's, vector v. Numbers beyond the row's end are zero.
+template <class S, class P>
+__device__ __forceinline__ void load_att_part(const Args<Arithmetic<S>>& args, const P& place, int v,
+                                              Arithmetic<S> (&to)[kVec<S>]) {
+  const int at = v * place.row_width() + place.row_lane();
+  if (at < args.key_vectors) return load_att<S>(args, place.head * args.key_vectors + at, to);
+#pragma unroll
+  for (int k = 0; k < kVec<S>; ++k) to[k] = 0;
+}
+
+// The whole part.
 template <class S, int kVecs, class P>
 __device__ inline void load_att(const Args<Arithmetic<S>>& args, const P& place, Arithmetic<S> (&to)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;

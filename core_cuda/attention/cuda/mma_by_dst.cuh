@@ -106,12 +106,17 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
       }
     }
     if (!args.grad_dst) return;
-    float out[kPer], att[kPer];
-    if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
+    float out[kPer];
 #pragma unroll
-    for (int k = 0; k < kPer; ++k) {
-      out[k] = Fn::finish(acc[k], acc_scalar, args.coefficient);
-      if constexpr (Fn::kAtt) out[k] *= att[k];
+    for (int v = 0; v < kVecs; ++v) {
+      float att[8];
+      if constexpr (Fn::kAtt) load_att_part<S>(args, place, v, att);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        float& one = out[v * 8 + k];
+        one = Fn::finish(acc[v * 8 + k], acc_scalar, args.coefficient);
+        if constexpr (Fn::kAtt) one *= att[k];
+      }
     }
     if (piece) {
       store_piece<S, kVecs>(carry_at(args, shares, lead, place.head), place, args.key_vectors, out);

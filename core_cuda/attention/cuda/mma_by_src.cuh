@@ -70,11 +70,19 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   // Where the values are the keys, value_acc becomes the gradient of the row that the edges so far amount to.
   auto join = [&] {
     if constexpr (Fn::kAtt) {
-      float att[kPer];
-      load_att<S, kVecs>(args, place, att);
 #pragma unroll
-      for (int k = 0; k < kPer; ++k) {
-        value_acc[k] = fma(Fn::finish(key_acc[k], acc_scalar, args.coefficient), att[k], value_acc[k]);
+      for (int v = 0; v < kVecs; ++v) {
+        float att[8];
+        if constexpr (kVecs == 1) {
+          load_att<S, 1>(args, place, att);
+        } else {  // not all at once: they would be spilled
+          load_att_part<S>(args, place, v, att);
+        }
+#pragma unroll
+        for (int k = 0; k < 8; ++k) {
+          float& sum = value_acc[v * 8 + k];
+          sum = fma(Fn::finish(key_acc[v * 8 + k], acc_scalar, args.coefficient), att[k], sum);
+        }
       }
     }
     if constexpr (Fn::kInverseNorms) {
