@@ -5,11 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from itertools import accumulate, chain
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch_geometric.typing import SparseTensor
 
 from edgeless import _C
@@ -17,9 +16,8 @@ from edgeless.cache import graph_for
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.hetero_sum import Relation, join_edges, join_relations
+from edgeless.projection import PLAIN
 from edgeless.typed_graph import TypedGraph
-
-_PLAIN = frozenset({Tensor, Parameter})
 
 
 def joined_graph(
@@ -38,7 +36,7 @@ def joined_graph(
 
     def build():
         given = list(edge_index_dict.values())
-        if not compiling() and type(given[0]) in _PLAIN and _C.are_edge_lists(given, given[0].device):
+        if not compiling() and type(given[0]) in PLAIN and _C.are_edge_lists(given, given[0].device):
             return join_edges(call, edge_index_dict, types, src_sizes, dst_sizes, num_types)
         relations = (  # their graphs look at the ids
             Relation(_relation(call, key, e, src_sizes[key[0]], dst_sizes[key[-1]]), key[0], key[-1], types[key])
@@ -50,7 +48,7 @@ def joined_graph(
         return build()
     keys, values = (*edge_index_dict,), (*edge_index_dict.values(),)
     own = tensors = values
-    if not _PLAIN.issuperset(map(type, values)):  # with hundreds of them every loop in Python takes its time
+    if not _C.are_concrete(values)[0]:  # with hundreds of them every loop in Python takes its time
         own = tuple(e.storage if isinstance(e, SparseTensor) else e for e in values)
         parts = (e.coo()[:2] if isinstance(e, SparseTensor) else (e,) for e in values)
         tensors = tuple(chain.from_iterable(parts))
@@ -58,33 +56,31 @@ def joined_graph(
     numbers = (*types.values(),) if alike else (*map(types.__getitem__, keys),)
     key = _Objects(own, (keys, numbers, (*src_sizes.items(),), (*dst_sizes.items(),), num_types))
 
-    def build_and_let_go():
-        key.let_go()  # the cache keeps it from now on
+    def build_and_watch():
+        key.watch(own)  # the cache keeps the key from now on
         return build()
 
-    return graph_for(own[0], key, build_and_let_go, tensors=tensors)
+    return graph_for(own[0], key, build_and_watch, tensors=tensors)
 
 
 class _Objects:
-    """A key of many objects, told apart by identity, and of what else is to be equal. It is compared at every look-up:
-    first the ids of its objects, and then whether they are the objects of these ids still.
+    """A key of many objects, told apart by identity, and of what else is to be equal. It keeps none of them alive.
 
-    A key that is looked for keeps its objects alive; :meth:`let_go` makes it one that does not.
+    Ids are given anew when an object dies. Who looks a key up holds its objects meanwhile; a key that is kept has to
+    :meth:`watch` them, and from the death of one on equals no other.
     """
 
-    __slots__ = ("_facts", "_hash", "_ids", "_objects", "_references")
+    __slots__ = ("_facts", "_hash", "_ids", "_references")
 
     def __init__(self, objects: tuple, facts: tuple):
-        self._objects: Optional[tuple] = objects
         self._references: list[weakref.ref] = []
         self._ids = (*map(id, objects),)
         self._facts = facts
         self._hash = hash(self._ids)
 
-    def let_go(self) -> None:
-        """From now on, holds its objects weakly."""
-        self._references = list(map(weakref.ref, self._objects or ()))
-        self._objects = None
+    def watch(self, objects: tuple) -> None:
+        """Notices from now on when one of its objects, which these are, dies."""
+        self._references = list(map(weakref.ref, objects))
 
     def __hash__(self) -> int:
         return self._hash
@@ -97,7 +93,7 @@ class _Objects:
         return self._alive() and other._alive()
 
     def _alive(self) -> bool:
-        return self._objects is not None or not [reference for reference in self._references if reference() is None]
+        return not [reference for reference in self._references if reference() is None]
 
 
 def type_offsets(graph: TypedGraph, sizes: Iterable[int]) -> Tensor:

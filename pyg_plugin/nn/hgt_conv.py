@@ -100,14 +100,14 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
             return "edge_index_dict is no dictionary of edges"
         device, types = self.k_rel.weight.device, self.edge_types_map
         if not compiling():
-            # With hundreds of types: all of them in order are found so without hashing one.
+            # A tuple does not keep its hash, and there may be hundreds: types in order are not looked for one by one.
             known = (*edge_index_dict,) == (*types,) and len(x_dict) == len(self.kqv_lin.lins)
             if not known and edge_index_dict.keys() <= types.keys():
                 known = all(key[0] in x_dict and key[-1] in x_dict for key in edge_index_dict)
             if known and _C.are_edge_lists((*edge_index_dict.values(),), device):
                 return None  # as they nearly always are; what follows finds the words otherwise
         for key, edge_index in edge_index_dict.items():
-            if key not in self.edge_types_map or key[0] not in x_dict or key[-1] not in x_dict:
+            if key not in types or key[0] not in x_dict or key[-1] not in x_dict:
                 return f"edge_index_dict has {key!r}, which the metadata or x_dict has not"
             if isinstance(edge_index, SparseTensor):
                 sizes = (x_dict[key[-1]].size(0), x_dict[key[0]].size(0))

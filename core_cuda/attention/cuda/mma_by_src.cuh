@@ -73,9 +73,9 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) {
         float att[8];
-        if constexpr (kVecs == 1) {
+        if constexpr (kVecs == 1) {  // of one vector, the way that spills less
           load_att<S, 1>(args, place, att);
-        } else {  // not all at once: they would be spilled
+        } else {  // all vectors at once would be spilled
           load_att_part<S>(args, place, v, att);
         }
 #pragma unroll
