@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 import torch
 
 from edgeless.functional import neighbor_reduce, spmm
+from edgeless.map_order import first_map, maps_first
+from edgeless.projection import add_row, product
 
 from .._autocast import as_dgl_reads
 from .._framework import stock
@@ -20,7 +24,8 @@ class GINConv(DGLLayer, stock.GINConv):
 
     .. math:: o_i = f\bigl((1 + \epsilon)\, x_i + \operatorname{aggregate}(\{x_j\})\bigr)
 
-    A maximum with ``edge_weight`` runs the stock layer. float32, float64, bfloat16, float16.
+    A maximum with ``edge_weight`` runs the stock layer. Where f begins with a linear map to fewer numbers, these are
+    what gets added (:mod:`edgeless.map_order`). float32, float64, bfloat16, float16.
     """
 
     _ops = ("spmm", "sddmm", "neighbor_reduce")
@@ -54,13 +59,26 @@ class GINConv(DGLLayer, stock.GINConv):
 
     def _fused_forward(self, relation, feat, edge_weight=None):
         x, x_dst = feat if isinstance(feat, tuple) else (feat, destinations(relation, feat))
-        x, handle = as_dgl_reads(x), relation.handle
+        x, handle, network = as_dgl_reads(x), relation.handle, self.apply_func
         if self._aggregator_type == "max":
             neighbors = neighbor_reduce(handle, x, "max", ties="first")
         else:
             edge_weight = per_edge(handle, edge_weight)
+            first = None if isinstance(feat, tuple) else self._mapped_first(handle, x, edge_weight)
+            if first is not None:
+                linear, network = first
+                x = product(x, linear.weight.t())
+                x_dst = destinations(relation, x)
             neighbors = spmm(handle, x, edge_weight, reduce=self._aggregator_type, out_dtype=x.dtype)
+            if first is not None and linear.bias is not None:
+                neighbors = add_row(neighbors, linear.bias)
         out = torch.addcmul(neighbors, x_dst, 1 + self.eps)
-        if self.apply_func is not None:
-            out = self.apply_func(out)
+        if network is not None:
+            out = network(out)
         return out if self.activation is None else self.activation(out)
+
+    def _mapped_first(self, handle, x, edge_weight) -> Optional[tuple]:
+        """The linear map that apply_func begins with, and the rest of it, where it pays to map before the sum."""
+        if self.apply_func is None or self.eps.dtype != x.dtype or (parts := first_map(self.apply_func)) is None:
+            return None
+        return parts if maps_first(handle, x, parts[0].weight, edge_weight, None) else None

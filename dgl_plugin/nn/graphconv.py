@@ -9,6 +9,7 @@ from torch import Tensor
 
 from edgeless.autocast import autocasts
 from edgeless.functional import spmm
+from edgeless.map_order import sums_first
 from edgeless.projection import add_row, product
 
 from .._autocast import as_dgl_reads
@@ -26,8 +27,9 @@ class GraphConv(DGLLayer, stock.GraphConv):
 
     .. math:: o_i = \sigma\bigl(b + d_i \sum_{e = (j, i)} w_e\, s_j\, W^\top x_j\bigr)
 
-    All options of the stock constructor are covered. As there, the narrower side of :math:`W` is what gets summed.
-    float32, float64, bfloat16, float16.
+    All options of the stock constructor are covered. As there, the narrower side of :math:`W` is what gets summed, but
+    for features without gradient and blocks of few destinations, where it pays to sum first
+    (:mod:`edgeless.map_order`). float32, float64, bfloat16, float16.
     """
 
     _ops = ("spmm", "sddmm")
@@ -75,7 +77,10 @@ class GraphConv(DGLLayer, stock.GraphConv):
     def _fused_forward(self, relation, feat, weight=None, edge_weight=None):
         x, x_dst = feat if isinstance(feat, tuple) else (feat, feat)
         weight = self.weight if weight is None else weight
+        edge_weight = per_edge(relation.handle, edge_weight)
         before = weight is not None and self._in_feats > self._out_feats
+        if before and x.dtype == x_dst.dtype:
+            before = not sums_first(relation.handle, x, weight.t(), edge_weight, None)
         after = weight is not None and not before
         if before:
             x = product(x, weight)
@@ -83,7 +88,6 @@ class GraphConv(DGLLayer, stock.GraphConv):
         # The stock layer multiplies by the in-degrees' part at the end, in the dtype of the destinations' features.
         norm_dtype = x_dst.dtype if self._norm in ("right", "both") else None
         out_dtype = x.dtype if after else _promoted(x.dtype, norm_dtype)
-        edge_weight = per_edge(relation.handle, edge_weight)
         out = spmm(relation.handle, x, edge_weight, norm=self._norm, out_dtype=out_dtype)
         bias = self.bias
         if after and bias is not None and _adds_for_free(bias, out, weight, norm_dtype):

@@ -6,6 +6,7 @@ import torch
 
 from edgeless.functional import neighbor_reduce, spmm
 from edgeless.layer import sum_layer
+from edgeless.map_order import sums_first
 from edgeless.projection import add, is_plain, pays, project, project_sum
 
 from .._autocast import as_dgl_reads
@@ -25,7 +26,9 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
 
     with the aggregators mean, gcn (the mean over the node and its neighbours, without the first term) and pool (the
     maximum of :math:`\mathrm{ReLU}(W_{pool} x_j + b)`). ``lstm`` and ``pool`` with ``edge_weight`` run the stock
-    layer. float32, float64, bfloat16, float16.
+    layer. Sums are of the narrower side of :math:`W_{neigh}` as in the stock layer, but for features without gradient
+    and blocks of few destinations, where it pays to sum first (:mod:`edgeless.map_order`). float32, float64, bfloat16,
+    float16.
     """
 
     _ops = ("spmm", "sddmm", "neighbor_reduce")
@@ -74,25 +77,37 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
             x = self.feat_drop(feat)
             x_dst = destinations(relation, x)
         edge_weight = per_edge(relation.handle, edge_weight)
-        out = None
-        if self._aggre_type == "mean" and x is x_dst and not self._maps_first:
-            maps = (self.fc_neigh, self.fc_self)
-            out = sum_layer(relation.handle, x, *maps, weight=edge_weight, reduce="mean")
+        out, maps = None, self._maps_first and not self._sums_first(relation.handle, x, x_dst, edge_weight)
+        if self._aggre_type == "mean" and x is x_dst and not maps:
+            linears = (self.fc_neigh, self.fc_self)
+            out = sum_layer(relation.handle, x, *linears, weight=edge_weight, reduce="mean")
         if out is None:
-            out = self._in_parts(relation, x, x_dst, edge_weight, isinstance(feat, tuple))
+            out = self._in_parts(relation, x, x_dst, edge_weight, isinstance(feat, tuple), maps)
         if self.activation is not None:
             out = self.activation(out)
         return out if self.norm is None else self.norm(out)
 
-    def _in_parts(self, relation, x, x_dst, edge_weight, pair):
-        """The layer up to its activation; ``pair``: x and x_dst came as one."""
-        mapped = False  # whether fc_neigh has been applied to the neighbours
+    def _sums_first(self, handle, x, x_dst, edge_weight) -> bool:
+        """Whether to sum first where the stock layer maps first."""
+        linear = self.fc_neigh
+        if self._aggre_type == "pool" or not is_plain(linear) or linear.bias is not None:
+            return False
+        if x_dst.dtype != x.dtype or x_dst.layout is not torch.strided:
+            return False
+        return sums_first(handle, x, linear.weight, edge_weight, None)
+
+    def _in_parts(self, relation, x, x_dst, edge_weight, pair, mapped):
+        """The layer up to its activation.
+
+        Args:
+            pair: whether x and x_dst came as one.
+            mapped: whether fc_neigh is applied to the neighbours, and not to their sum.
+        """
         if self._aggre_type == "pool":
             h = as_dgl_reads(_relu(project(x, self.fc_pool)[0], own=is_plain(self.fc_pool)))
-            neighbors = neighbor_reduce(relation.handle, h, "max", ties="first")
+            neighbors, mapped = neighbor_reduce(relation.handle, h, "max", ties="first"), False
         else:
             aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
-            mapped = self._in_src_feats > self._out_feats  # as the stock layer: sum what is narrower
             pair = pair and self._aggre_type == "gcn"
             # The stock layer stores both of a pair under one name for this aggregator. Where sources and destinations
             # are the same nodes, the second takes the place of the first.

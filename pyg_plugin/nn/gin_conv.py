@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable
 from typing import Optional
 
 from torch import Tensor
-from torch.nn import Identity, Module, ModuleList, Sequential
+from torch.nn import Identity, Module, ModuleList
 from torch_geometric.nn.conv import gin_conv
 from torch_geometric.nn.models import MLP
 
 from edgeless.graph_checks import compiling
-from edgeless.map_order import maps_first
+from edgeless.map_order import first_map, maps_first
 from edgeless.projection import add_row, is_plain, product
 
 from ..conv import LINEAR, FusedConv, pair
@@ -65,13 +64,9 @@ class GINConv(NeighborReduction, FusedConv, gin_conv.GINConv):
         if self._reduce not in ("sum", "mean") or kind_of(edge_index) in SPARSE:
             return None
         nn = self.nn
-        if is_plain(nn, LINEAR):
-            return nn, lambda x: x
-        if is_plain(nn, (Sequential,)) and len(nn) and is_plain(nn[0], LINEAR):
-            return nn[0], lambda x: functools.reduce(lambda x, step: step(x), list(nn)[1:], x)
         if is_plain(nn, (MLP,)) and not compiling() and len(nn.lins) and is_plain(nn.lins[0], LINEAR):
             return nn.lins[0], lambda x: _without_first_map(nn)(x)
-        return None
+        return first_map(nn, LINEAR)
 
 
 def _without_first_map(mlp: MLP) -> MLP:

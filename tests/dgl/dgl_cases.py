@@ -139,10 +139,13 @@ def in_feats_for(feat):
     return tuple(f.size(-1) for f in feat) if isinstance(feat, tuple) else feat.size(-1)
 
 
-def run(layer, graph, feat, **inputs):
-    """Outputs, and the gradients of all features and parameters of a loss that weighs every output differently."""
+def run(layer, graph, feat, feat_grads=True, **inputs):
+    """Outputs, and the gradients of all features and parameters of a loss that weighs every output differently.
+
+    Features need no gradient without ``feat_grads``, as those of a model's first layer do not.
+    """
     feats = feat if isinstance(feat, tuple) else (feat,)
-    leaves = {f"feat[{i}]": f.detach().clone().requires_grad_() for i, f in enumerate(feats)}
+    leaves = {f"feat[{i}]": f.detach().clone().requires_grad_(feat_grads) for i, f in enumerate(feats)}
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor) and value.requires_grad:
             leaves[name] = inputs[name] = value.detach().clone().requires_grad_()
@@ -150,6 +153,7 @@ def run(layer, graph, feat, **inputs):
     found = layer(graph, given if isinstance(feat, tuple) else given[0], **inputs)
     found = found if isinstance(found, tuple) else (found,)
     outputs = dict(zip(("out", "attention")[: len(found)], found, strict=True))
+    leaves = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     leaves.update(layer.named_parameters())
     generator = torch.Generator().manual_seed(23)
     loss = sum(
