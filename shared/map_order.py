@@ -32,7 +32,9 @@ _SPARED = {"cpu": 32, "cuda": 256}
 
 def _gathered(x: Tensor, weight: Tensor, by: Optional[Tensor], dtype: Optional[torch.dtype]) -> Optional[tuple]:
     """Numbers gathered for every edge if the sum comes first, and if the map does; None where the order must stay."""
-    if type(x) not in PLAIN or type(weight) not in PLAIN or x.layout is not torch.strided or x.dim() != 2:
+    if type(x) not in PLAIN or type(weight) not in PLAIN or x.dim() != 2 or weight.dim() != 2:
+        return None
+    if x.layout is not torch.strided or weight.layout is not torch.strided:
         return None
     if weight.dtype != x.dtype or dtype not in (None, x.dtype) or autocasts(x.device.type):
         return None  # the order decides what is rounded to what
@@ -68,7 +70,7 @@ def maps_first(graph: Graph, x: Tensor, weight: Tensor, by: Optional[Tensor], dt
         by: what the sum multiplies by, ``[E]`` or None.
         dtype: of the sum's weights as the user gave them; None: of x.
     """
-    if type(weight) not in PLAIN or weight.dim() != 2 or weight.size(0) > (1 - _SAVED) * weight.size(1):
+    if type(weight) in PLAIN and weight.dim() == 2 and weight.size(0) > (1 - _SAVED) * weight.size(1):
         return False  # whatever needs gradients
     gathered = _gathered(x, weight, by, dtype)
     if gathered is None:

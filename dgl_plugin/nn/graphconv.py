@@ -79,7 +79,7 @@ class GraphConv(DGLLayer, stock.GraphConv):
         weight = self.weight if weight is None else weight
         edge_weight = per_edge(relation.handle, edge_weight)
         before = weight is not None and self._in_feats > self._out_feats
-        if before and x.dtype == x_dst.dtype:
+        if before and weight.dim() == 2 and x.dtype == x_dst.dtype:
             before = not sums_first(relation.handle, x, weight.t(), edge_weight, None)
         after = weight is not None and not before
         if before:

@@ -105,6 +105,17 @@ def test_features_without_gradient_are_summed_first(kind, graph, weighted, dtype
     assert changed == [True]
 
 
+@pytest.mark.parametrize("sparse", (False, True))
+def test_weights_of_the_call(sparse, changed):
+    graph = graph_named("random")
+    theirs, ours = layers("GraphConv", (13, 9), torch.float64, weight=False)
+    x, weight = features(graph, torch.float64, sizes=(13, 13)), torch.randn(13, 9, dtype=torch.float64)
+    weight = weight.to_sparse() if sparse else weight
+    want = run(theirs, graph, x, feat_grads=False, weight=weight)
+    assert_close(run_fused(ours, graph, x, feat_grads=False, weight=weight), want)
+    assert changed == ([] if sparse else [False])  # weights without gradient: mapped first, no more is gathered
+
+
 @pytest.mark.parametrize("aggregator", ("mean", "gcn"))
 def test_sparse_features_of_destinations_are_mapped(aggregator):
     graph = graph_named("bipartite")
