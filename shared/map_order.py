@@ -2,7 +2,8 @@ r"""Whether a layer's linear map comes before its sum over neighbours or behind 
 
 Edges gather a row's numbers once forward, and once more for every gradient that has to go back through them. The
 narrower side is the one to be gathered, but for one thing: where x needs no gradient, as in a model's first layer, none
-goes back through the edges if the sum comes first, since the map's own needs the sums alone.
+goes back through the edges if the sum comes first, since the map's own needs the sums alone. And of a block with few
+destinations fewer rows are mapped behind the sum.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _pays(graph: Graph, x: Tensor, usual: int, other: int, products: int = 0) ->
         return other <= (1 - _SAVED) * usual
     usual, other = graph.num_edges * usual, graph.num_edges * other
     if products < 0:
-        usual -= products / _SPARED.get(x.device.type, _SPARED["cuda"])
+        usual -= products / _SPARED["cuda" if x.is_cuda else "cpu"]
     saved = usual - other
     if saved < _SAVED * usual or saved * _PRODUCTS < products:
         return False

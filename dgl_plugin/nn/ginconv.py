@@ -59,7 +59,8 @@ class GINConv(DGLLayer, stock.GINConv):
 
     def _fused_forward(self, relation, feat, edge_weight=None):
         x, x_dst = feat if isinstance(feat, tuple) else (feat, destinations(relation, feat))
-        x, handle, network = as_dgl_reads(x), relation.handle, self.apply_func
+        x, handle = as_dgl_reads(x), relation.handle
+        network, bias = self.apply_func, None
         if self._aggregator_type == "max":
             neighbors = neighbor_reduce(handle, x, "max", ties="first")
         else:
@@ -67,11 +68,11 @@ class GINConv(DGLLayer, stock.GINConv):
             first = None if isinstance(feat, tuple) else self._mapped_first(handle, x, edge_weight)
             if first is not None:
                 linear, network = first
-                x = product(x, linear.weight.t())
+                x, bias = product(x, linear.weight.t()), linear.bias
                 x_dst = destinations(relation, x)
             neighbors = spmm(handle, x, edge_weight, reduce=self._aggregator_type, out_dtype=x.dtype)
-            if first is not None and linear.bias is not None:
-                neighbors = add_row(neighbors, linear.bias)
+            if bias is not None:
+                neighbors = add_row(neighbors, bias)
         out = torch.addcmul(neighbors, x_dst, 1 + self.eps)
         if network is not None:
             out = network(out)

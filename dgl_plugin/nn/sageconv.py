@@ -77,35 +77,35 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
             x = self.feat_drop(feat)
             x_dst = destinations(relation, x)
         edge_weight = per_edge(relation.handle, edge_weight)
-        out, maps = None, self._maps_first and not self._sums_first(relation.handle, x, x_dst, edge_weight)
-        if self._aggre_type == "mean" and x is x_dst and not maps:
+        out, mapped = None, self._maps_neighbors(relation.handle, x, x_dst, edge_weight)
+        if self._aggre_type == "mean" and x is x_dst and not mapped:
             linears = (self.fc_neigh, self.fc_self)
             out = sum_layer(relation.handle, x, *linears, weight=edge_weight, reduce="mean")
         if out is None:
-            out = self._in_parts(relation, x, x_dst, edge_weight, isinstance(feat, tuple), maps)
+            out = self._in_parts(relation, x, x_dst, edge_weight, isinstance(feat, tuple), mapped)
         if self.activation is not None:
             out = self.activation(out)
         return out if self.norm is None else self.norm(out)
 
-    def _sums_first(self, handle, x, x_dst, edge_weight) -> bool:
-        """Whether to sum first where the stock layer maps first."""
+    def _maps_neighbors(self, handle, x, x_dst, edge_weight) -> bool:
+        """Whether to apply fc_neigh to the neighbours, and not to their sum or maximum."""
+        if self._aggre_type == "pool" or self._in_src_feats <= self._out_feats:
+            return False
         linear = self.fc_neigh
-        if self._aggre_type == "pool" or not is_plain(linear) or linear.bias is not None:
-            return False
-        if x_dst.dtype != x.dtype or x_dst.layout is not torch.strided:
-            return False
-        return sums_first(handle, x, linear.weight, edge_weight, None)
+        alike = x_dst.dtype == x.dtype and x_dst.layout is torch.strided
+        may_sum = alike and is_plain(linear) and linear.bias is None
+        return not (may_sum and sums_first(handle, x, linear.weight, edge_weight, None))
 
     def _in_parts(self, relation, x, x_dst, edge_weight, pair, mapped):
         """The layer up to its activation.
 
         Args:
             pair: whether x and x_dst came as one.
-            mapped: whether fc_neigh is applied to the neighbours, and not to their sum.
+            mapped: what :meth:`_maps_neighbors` says.
         """
         if self._aggre_type == "pool":
             h = as_dgl_reads(_relu(project(x, self.fc_pool)[0], own=is_plain(self.fc_pool)))
-            neighbors, mapped = neighbor_reduce(relation.handle, h, "max", ties="first"), False
+            neighbors = neighbor_reduce(relation.handle, h, "max", ties="first")
         else:
             aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
             pair = pair and self._aggre_type == "gcn"

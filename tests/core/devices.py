@@ -4,6 +4,7 @@ captured.
 
 import pytest
 import torch
+from torch import Tensor
 
 from edgeless import Graph
 
@@ -17,6 +18,32 @@ MEMORY_FOR_2_TO_THE_31 = pytest.mark.skipif(
 def leaves_on(device, tensors):
     """Leaves of their own on the device, which want a gradient where the given ones do."""
     return [None if t is None else t.detach().to(device).requires_grad_(t.requires_grad) for t in tensors]
+
+
+def moved(value, device):
+    """The tensors of ``value``, which may be tuples of others, on a device."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(v, device) for v in value)
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def moved_options(options, device):
+    return {name: moved(value, device) for name, value in options.items()}
+
+
+class OnGPU:
+    """A layer on the GPU that takes and gives tensors on the CPU, as the helpers that draw gradients expect."""
+
+    device = "cuda"
+
+    def __init__(self, layer):
+        self.layer = layer.to(self.device)
+
+    def __call__(self, *inputs, **kwargs):
+        return moved(self.layer(*moved(inputs, self.device), **moved_options(kwargs, self.device)), "cpu")
+
+    def named_parameters(self):
+        return self.layer.named_parameters()
 
 
 def arrays_of(graph):

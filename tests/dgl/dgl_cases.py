@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import dgl
@@ -121,12 +122,23 @@ def options_for(layer, **options):
 def layer_pair(layer, in_feats=IN, out_feats=OUT, heads=HEADS, dtype=torch.float32, seed=5, **options):
     """(stock layer, fused layer) with equal parameters, none of them zero."""
     options = {"allow_zero_in_degree": True, **options}
-    theirs = getattr(stock, layer)(in_feats, out_feats, heads, **options)
+    theirs, ours = (getattr(module, layer)(in_feats, out_feats, heads, **options) for module in (stock, fused))
+    return _with_equal_parameters(theirs, ours, dtype, seed)
+
+
+def sum_pair(name, args, dtype=torch.float32, **options):
+    """:func:`layer_pair` of a layer that adds or compares its neighbours, constructed with ``args``."""
+    if name == "GraphConv":
+        options = {"allow_zero_in_degree": True, **options}
+    theirs, ours = (getattr(module, name)(*copy.deepcopy(args), **copy.deepcopy(options)) for module in (stock, fused))
+    return _with_equal_parameters(theirs, ours, dtype)
+
+
+def _with_equal_parameters(theirs, ours, dtype, seed=5):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
-    ours = getattr(fused, layer)(in_feats, out_feats, heads, **options)
     ours.load_state_dict(theirs.state_dict())
     return theirs.to(dtype), ours.to(dtype)
 

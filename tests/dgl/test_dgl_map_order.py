@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-
 import dgl
-import dgl.nn as stock
 import pytest
 import torch
-from devices import EVERY_DEVICE
-from dgl_cases import assert_close, features, graph_named, run, run_fused
+from devices import EVERY_DEVICE, OnGPU
+from dgl_cases import assert_close, features, graph_named, run, run_fused, sum_pair
 from torch import nn
 
 import edgeless
-import edgeless.dgl.nn as fused
-from edgeless import map_order
 
 # Without a gradient of x: stock maps first, and it pays to sum first.
 KINDS = {
@@ -32,22 +27,9 @@ NETWORKS = {
 }
 
 
-def layers(name, args, dtype, **options):
-    """(stock layer, fused layer) with equal parameters, none of them zero."""
-    if name == "GraphConv":
-        options = {"allow_zero_in_degree": True, **options}
-    theirs, ours = (getattr(module, name)(*copy.deepcopy(args), **options) for module in (stock, fused))
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
-    ours.load_state_dict(theirs.state_dict())
-    return theirs.to(dtype), ours.to(dtype)
-
-
 def of_kind(kind, dtype):
     name, args, options = KINDS[kind]
-    return layers(name, args, dtype, **options)
+    return sum_pair(name, args, dtype, **options)
 
 
 def weights_of(graph, dtype):
@@ -55,38 +37,9 @@ def weights_of(graph, dtype):
     return torch.rand(graph.num_edges(), generator=generator, dtype=torch.float64).to(dtype)
 
 
-@pytest.fixture
-def changed(monkeypatch):
-    """The answers to whether the order changes."""
-    answers = []
-    pays = map_order._pays
-
-    def spy(*args):
-        answers.append(pays(*args))
-        return answers[-1]
-
-    monkeypatch.setattr(map_order, "_pays", spy)
-    monkeypatch.setattr(map_order, "_LEAST_BYTES", -(1 << 62))
-    return answers
-
-
-class OnGPU:
-    """A layer on the GPU that takes and gives tensors on the CPU."""
-
-    def __init__(self, layer):
-        self.layer = layer.cuda()
-
-    def __call__(self, graph, feat, **inputs):
-        feat = tuple(x.cuda() for x in feat) if isinstance(feat, tuple) else feat.cuda()
-        return self.layer(graph.to("cuda"), feat, **{name: t.cuda() for name, t in inputs.items()}).cpu()
-
-    def named_parameters(self):
-        return self.layer.named_parameters()
-
-
-def fused_on(device, layer, *args, **inputs):
+def fused_on(device, layer, graph, feat, **inputs):
     """What :func:`run_fused` gives of the layer on that device."""
-    found = run_fused(OnGPU(layer) if device == "cuda" else layer, *args, **inputs)
+    found = run_fused(OnGPU(layer) if device == "cuda" else layer, graph.to(device), feat, **inputs)
     return {name: None if t is None else t.cpu() for name, t in found.items()}
 
 
@@ -108,7 +61,7 @@ def test_features_without_gradient_are_summed_first(kind, graph, weighted, dtype
 @pytest.mark.parametrize("sparse", (False, True))
 def test_weights_of_the_call(sparse, changed):
     graph = graph_named("random")
-    theirs, ours = layers("GraphConv", (13, 9), torch.float64, weight=False)
+    theirs, ours = sum_pair("GraphConv", (13, 9), torch.float64, weight=False)
     x, weight = features(graph, torch.float64, sizes=(13, 13)), torch.randn(13, 9, dtype=torch.float64)
     weight = weight.to_sparse() if sparse else weight
     want = run(theirs, graph, x, feat_grads=False, weight=weight)
@@ -119,7 +72,7 @@ def test_weights_of_the_call(sparse, changed):
 @pytest.mark.parametrize("aggregator", ("mean", "gcn"))
 def test_sparse_features_of_destinations_are_mapped(aggregator):
     graph = graph_named("bipartite")
-    theirs, ours = layers("SAGEConv", (13, 9, aggregator), torch.float64)
+    theirs, ours = sum_pair("SAGEConv", (13, 9, aggregator), torch.float64)
     x, x_dst = features(graph, torch.float64, sizes=(13, 13))
     feat = (x, x_dst.detach().to_sparse())
     assert_close(run_fused(ours, graph, feat, feat_grads=False), run(theirs, graph, feat, feat_grads=False))
@@ -141,7 +94,7 @@ def test_few_destinations_are_mapped_rather_than_many_sources(kind, changed):
     generator = torch.Generator().manual_seed(3)
     src, dst = torch.randint(300, (400,), generator=generator), torch.randint(8, (400,), generator=generator)
     graph = dgl.create_block((src, dst), 300, 8)
-    theirs, ours = layers(name, (600, 80, *args[2:]), torch.float64, **options)
+    theirs, ours = sum_pair(name, (600, 80, *args[2:]), torch.float64, **options)
     feat = features(graph, torch.float64, sizes=(600, 600))
     assert_close(run_fused(ours, graph, feat), run(theirs, graph, feat))
     assert changed == [True]
@@ -155,7 +108,7 @@ def test_few_destinations_are_mapped_rather_than_many_sources(kind, changed):
 def test_what_a_gin_begins_with(network, aggregator, graph, weighted, device, changed):
     graph = graph_named(graph)
     args = (NETWORKS[network](), aggregator)
-    theirs, ours = layers("GINConv", args, torch.float64, init_eps=0.3, learn_eps=True, activation=torch.tanh)
+    theirs, ours = sum_pair("GINConv", args, torch.float64, init_eps=0.3, learn_eps=True, activation=torch.tanh)
     feat = features(graph, torch.float64, sizes=(13, 13))
     inputs = {"edge_weight": weights_of(graph, torch.float64)} if weighted else {}
     assert_close(fused_on(device, ours, graph, feat, **inputs), run(theirs, graph, feat, **inputs))
@@ -170,7 +123,7 @@ def test_bfloat16_errs_at_most_twice_as_much(kind, changed):
     errors = {}
     for seed in range(3):
         if kind == "GINConv":
-            theirs, ours = layers(kind, (nn.Linear(13, 3), "sum"), torch.bfloat16)
+            theirs, ours = sum_pair(kind, (nn.Linear(13, 3), "sum"), torch.bfloat16)
         else:
             theirs, ours = of_kind(kind, torch.bfloat16)
         feat = features(graph, torch.bfloat16, sizes=(13, 13), seed=seed)
@@ -188,7 +141,7 @@ def test_bfloat16_errs_at_most_twice_as_much(kind, changed):
 def test_what_hangs_on_the_map_sees_what_the_stock_layer_gives_it(changed):
     graph = graph_named("random")
     _, sage = of_kind("SAGEConv mean", torch.float32)
-    _, gin = layers("GINConv", (nn.Linear(13, 3), "sum"), torch.float32)
+    _, gin = sum_pair("GINConv", (nn.Linear(13, 3), "sum"), torch.float32)
     seen = []
     sage.fc_neigh.register_forward_hook(lambda module, args, out: seen.append(args[0]))
     gin.apply_func.register_forward_hook(lambda module, args, out: seen.append(args[0]))

@@ -36,7 +36,7 @@ class Case:
         self.feat = self._feat()
         self.inputs = self._inputs()
         self.backend = self.one_of(("auto", "auto", "reference"))
-        self.feat_grads = self.name == "AGNNConv" or self.often()  # beta's alone may be rounding noise
+        self.feat_grads = self.name == "AGNNConv" or self.often()  # else only beta's, perhaps all noise
 
     def one_of(self, choices):
         return self.rng.choice(tuple(choices))

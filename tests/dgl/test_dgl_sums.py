@@ -19,6 +19,7 @@ from dgl_cases import (
     hetero,
     run,
     run_fused,
+    sum_pair,
 )
 from torch import nn
 
@@ -41,22 +42,9 @@ KINDS = {
 EVERY_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
-def layers(name, args, dtype=torch.float32, **options):
-    """(stock layer, fused layer) with equal parameters, none of them zero."""
-    if name == "GraphConv":
-        options = {"allow_zero_in_degree": True, **options}
-    theirs, ours = (getattr(module, name)(*args, **copy.deepcopy(options)) for module in (stock, fused))
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in theirs.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.4)
-    ours.load_state_dict(theirs.state_dict())
-    return theirs.to(dtype), ours.to(dtype)
-
-
 def of_kind(kind, dtype=torch.float32, **options):
     name, args, more = KINDS[kind]
-    return layers(name, args, dtype, **more, **options)
+    return sum_pair(name, args, dtype, **more, **options)
 
 
 def check(pair, graph, feat, train=False, **inputs):
@@ -96,12 +84,12 @@ def test_a_maximum_without_edges_is_0_and_has_no_gradient(graph, maximum, likene
     graph = graph_named(graph)
     feat = features(graph, dtype)
     if maximum == "pool":
-        _, ours = layers("SAGEConv", (IN, WIDE, "pool"), dtype)
+        _, ours = sum_pair("SAGEConv", (IN, WIDE, "pool"), dtype)
         theirs = stock.SAGEConv(IN, WIDE, "mean").to(dtype)
         theirs.load_state_dict({k: v for k, v in ours.state_dict().items() if "pool" not in k})
     else:
         theirs, ours = (
-            layers("GINConv", (None, kind), dtype, learn_eps=True)[i] for i, kind in enumerate((likeness, maximum))
+            sum_pair("GINConv", (None, kind), dtype, learn_eps=True)[i] for i, kind in enumerate((likeness, maximum))
         )
     found = run_fused(ours, graph, feat)
     pool = [found.pop(name) for name in list(found) if "pool" in name]
@@ -125,7 +113,7 @@ def test_graphconv_options(graph, out_feats, norm, weights, edge_weight, dtype):
         inputs["weight"] = torch.randn(IN, out_feats, dtype=dtype, requires_grad=True)
     if weights == "absent":
         out_feats = IN
-    pair = layers("GraphConv", (IN, out_feats), dtype, norm=norm, weight=weights == "own", bias=norm != "left")
+    pair = sum_pair("GraphConv", (IN, out_feats), dtype, norm=norm, weight=weights == "own", bias=norm != "left")
     check(pair, graph, features(graph, dtype), **inputs)
 
 
@@ -137,13 +125,13 @@ def test_graphconv_options(graph, out_feats, norm, weights, edge_weight, dtype):
 def test_graphconv_batch_dimensions(graph, batch, out_feats, weighted, dtype):
     graph = graph_named(graph)
     inputs = {"edge_weight": weight_of(graph, dtype)} if weighted else {}
-    check(layers("GraphConv", (IN, out_feats), dtype), graph, features(graph, dtype, batch=batch), **inputs)
+    check(sum_pair("GraphConv", (IN, out_feats), dtype), graph, features(graph, dtype, batch=batch), **inputs)
 
 
 @pytest.mark.parametrize("norm", ("none", "left", "right", "both"))
 def test_graphconv_takes_the_sources_features_alone(norm):
     graph = graph_named("bipartite")
-    check(layers("GraphConv", (IN, WIDE), norm=norm), graph, features(graph)[0])
+    check(sum_pair("GraphConv", (IN, WIDE), norm=norm), graph, features(graph)[0])
 
 
 @EVERY_KIND
@@ -159,7 +147,7 @@ def test_pairs_of_features(kind, graph):
 def test_sageconv_of_two_features_of_the_same_nodes(aggregator, out_feats):
     graph = graph_named("random")
     weight = weight_of(graph, torch.float64) if aggregator != "pool" else None
-    pair = layers("SAGEConv", ((IN, IN), out_feats, aggregator), torch.float64)
+    pair = sum_pair("SAGEConv", ((IN, IN), out_feats, aggregator), torch.float64)
     check(pair, graph, features(graph, torch.float64, pair=True), edge_weight=weight)
 
 
@@ -172,7 +160,7 @@ def test_sageconv_options(graph, aggregator, out_feats, options, dtype):
     graph = graph_named(graph)
     if "norm" in options:
         options = {**options, "norm": nn.LayerNorm(out_feats)}
-    check(layers("SAGEConv", (IN, out_feats, aggregator), dtype, **options), graph, features(graph, dtype))
+    check(sum_pair("SAGEConv", (IN, out_feats, aggregator), dtype, **options), graph, features(graph, dtype))
 
 
 @DTYPES
@@ -190,14 +178,14 @@ def test_edge_weight(graph, kind, sizes, dtype):
 def test_sageconv_of_two_sizes(graph, aggregator, dtype):
     graph = graph_named(graph)
     feat = features(graph, dtype, pair=True, sizes=(IN, IN + 2))
-    check(layers("SAGEConv", ((IN, IN + 2), WIDE, aggregator), dtype), graph, feat)
+    check(sum_pair("SAGEConv", ((IN, IN + 2), WIDE, aggregator), dtype), graph, feat)
 
 
 @pytest.mark.parametrize("aggregator", ("mean", "gcn", "pool"))
 @pytest.mark.parametrize("graph", ("random", "bipartite", "block"))
 def test_sageconv_feature_dropout_draws_the_stock_layers_mask(graph, aggregator):
     graph = graph_named(graph)
-    pair = layers("SAGEConv", (IN, WIDE, aggregator), feat_drop=0.5)
+    pair = sum_pair("SAGEConv", (IN, WIDE, aggregator), feat_drop=0.5)
     check(pair, graph, features(graph), train=True)
 
 
@@ -208,7 +196,7 @@ def test_sageconv_feature_dropout_draws_the_stock_layers_mask(graph, aggregator)
 def test_ginconv_options(graph, aggregator, learn_eps, dtype):
     graph = graph_named(graph)
     options = {"init_eps": 0.3, "learn_eps": learn_eps, "activation": torch.tanh}
-    check(layers("GINConv", (nn.Linear(IN, 4), aggregator), dtype, **options), graph, features(graph, dtype))
+    check(sum_pair("GINConv", (nn.Linear(IN, 4), aggregator), dtype, **options), graph, features(graph, dtype))
 
 
 @EVERY_KIND
@@ -326,7 +314,7 @@ def test_autocast(kind, autocast, weighted):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
 def test_graphconv_dtypes_under_autocast(norm, out_feats, bias, dtype):
     graph = graph_named("random")
-    theirs, ours = layers("GraphConv", (IN, out_feats), norm=norm, bias=bias)
+    theirs, ours = sum_pair("GraphConv", (IN, out_feats), norm=norm, bias=bias)
     feat = features(graph, dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16), edgeless.backend("fused"):
         assert ours(graph, feat).dtype == theirs(graph, feat).dtype
@@ -396,7 +384,7 @@ STOCK_ONLY = {name: case for name, *case in _stock_only()}
 @pytest.mark.parametrize("case", STOCK_ONLY)
 def test_what_the_kernels_do_not_cover_goes_to_the_stock_layer(case):
     kind, graph, feat, inputs, reason = STOCK_ONLY[case]
-    pair = layers("GraphConv", (IN, WIDE), norm="left") if kind == "GraphConv left" else of_kind(kind)
+    pair = sum_pair("GraphConv", (IN, WIDE), norm="left") if kind == "GraphConv left" else of_kind(kind)
     explanation = edgeless.explain(pair[1], graph, feat, **inputs)
     assert not explanation and reason in str(explanation)
     with edgeless.backend("fused"), pytest.raises(edgeless.NotFusedError) as error:
@@ -409,7 +397,7 @@ def test_what_the_kernels_do_not_cover_goes_to_the_stock_layer(case):
 def test_sageconv_lstm_goes_to_the_stock_layer():
     graph = graph_named("self_loops")
     feat = features(graph)
-    theirs, ours = layers("SAGEConv", (IN, WIDE, "lstm"))
+    theirs, ours = sum_pair("SAGEConv", (IN, WIDE, "lstm"))
     assert_close(run(ours, graph, feat), run(theirs, graph, feat))
     assert "aggregator_type is lstm" in str(edgeless.explain(ours, graph, feat))
 
@@ -481,7 +469,7 @@ def test_wrong_number_of_features_meets_the_same_error(kind):
 
 def test_graphconv_zero_in_degree():
     graph = graph_named("isolated")
-    theirs, ours = layers("GraphConv", (IN, WIDE), allow_zero_in_degree=False)
+    theirs, ours = sum_pair("GraphConv", (IN, WIDE), allow_zero_in_degree=False)
     feat = features(graph)
     with pytest.raises(dgl.DGLError, match="0-in-degree nodes"):
         ours(graph, feat)

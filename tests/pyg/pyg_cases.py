@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import devices
 import torch
 import torch_geometric.nn as stock
 from torch import Tensor
@@ -149,35 +150,13 @@ def run_over_reference(layer, *inputs):
         return run(layer._fused_forward, layer, *inputs)
 
 
-def moved(value, device):
-    """The tensors of ``value``, which may be tuples of others, on a device."""
-    if isinstance(value, (tuple, list)):
-        return type(value)(moved(v, device) for v in value)
-    return value.to(device) if isinstance(value, Tensor) else value
-
-
-class OnGPU:
-    """A layer on the GPU that takes and gives tensors on the CPU, as the helpers that draw gradients expect."""
-
-    device = "cuda"
-
-    def __init__(self, layer):
-        self.layer = layer.to(self.device)
-
-    def __call__(self, *inputs, **kwargs):
-        return moved(self.layer(*moved(inputs, self.device), **moved_options(kwargs, self.device)), "cpu")
-
-    def named_parameters(self):
-        return self.layer.named_parameters()
+class OnGPU(devices.OnGPU):
+    """One of PyG's."""
 
     def run_fused(self, *inputs, **kwargs):
         """:func:`run_fused`, everything on the CPU."""
         found = run_fused(self, *inputs, **kwargs)
         return {key: None if t is None else t.cpu() for key, t in found.items()}
-
-
-def moved_options(options, device):
-    return {name: moved(value, device) for name, value in options.items()}
 
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}

@@ -10,7 +10,6 @@ from torch_geometric.nn import MLP
 
 import edgeless
 import edgeless.pyg.nn as fused
-from edgeless import map_order
 
 WIDTHS = {"GCNConv": (3, 13), "SAGEConv": (13, 3), "GraphConv": (13, 3), "GINConv": (19, 3)}
 OPTIONS = {
@@ -21,21 +20,6 @@ OPTIONS = {
     "GINConv": [{}, {"eps": -0.7, "train_eps": True}, {"aggr": "mean"}],
 }  # fmt: skip
 CASES = [(name, options) for name in WIDTHS for options in OPTIONS[name]]
-
-
-@pytest.fixture
-def changed(monkeypatch):
-    """The answers to whether the order changes."""
-    answers = []
-    pays = map_order._pays
-
-    def spy(*args):
-        answers.append(pays(*args))
-        return answers[-1]
-
-    monkeypatch.setattr(map_order, "_pays", spy)
-    monkeypatch.setattr(map_order, "_LEAST_BYTES", -(1 << 62))
-    return answers
 
 
 def inputs_of(name, graph, dtype, weighted):
