@@ -154,6 +154,8 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return _layer_steps(args)
     if name == "relational_layer_backward":
         return _layer_steps_back(args)
+    if name in ("pair_maps", "pair_maps_backward"):
+        return _pair_map_steps(name, args)
     if name in ("pair_attention", "pair_attention_backward"):
         return _pair_steps(name, args)
     return []
@@ -225,6 +227,23 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
         steps.append(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds))
     return steps
+
+
+def _pair_map_steps(name: str, args: dict[str, Any]) -> list[Step]:
+    """Keys and values of pairs are a sum over relations each, of graphs whose edges are the pairs."""
+    backward = name.endswith("backward")
+    needs = args.get("needs", [True] * 5)
+    steps = []
+    for rows, weight, grad, needed in (
+        ("k", "k_weight", "grad_keys", (needs[0], needs[2] or needs[4], False)),
+        ("v", "v_weight", "grad_values", (needs[1], needs[3], False)),
+    ):
+        given = {"x": args[rows], "weight": args[weight], "by_dst": args["by_dst"], "by_src": args["by_src"]}
+        if backward:
+            steps += _relational_steps("relational_sum_backward", {**given, "grad": args[grad], "needs": needed})
+        else:
+            steps += _relational_steps("relational_sum", {**given, "num_dst": args["by_dst"][3].numel()})
+    return [replace(step, op="pair_maps") for step in steps]
 
 
 def _pair_steps(name: str, args: dict[str, Any]) -> list[Step]:

@@ -47,7 +47,7 @@ struct Attention : torch::autograd::Function<Attention> {
          {keep_result(ctx, out), *softmax_stats, dst, src, value, att, edge_attr, edge_proj, edge_scale, call.seed},
          call.graph);
     save_options(ctx, call);
-    ctx->saved_data["donated"] = call.donated && can_be_written_over(call) && saves_unseen();
+    ctx->saved_data["donated"] = call.donated && !is_traced(src) && can_be_written_over(call) && saves_unseen();
     ctx->set_materialize_grads(false);
     return out;
   }

@@ -139,7 +139,7 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   const Tensor matrices = weight.contiguous();
   const Tensor vectors = at::mv(matrices.view({-1, width}), query.reshape(-1)).view({walks.types(), depth});
   Tensor values = at::empty({walks.pairs(), width}, x.options());
-  relational::multiply_rows(x, walks.pair_nodes(), matrices, walks.offsets(), values);
+  relational::multiply({x, walks.pair_nodes()}, matrices.unsqueeze(1), walks.offsets(), {values});
   const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
 
   Tensor out = at::empty({walks.nodes(), width}, x.options());
@@ -236,8 +236,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   C10_CUDA_CHECK(run_prepare(prepare, stream));
   const Tensor matrices = weight.contiguous();
   if (of_x) {
-    relational::multiply_rows(grad_values, Tensor(), matrices.transpose(1, 2), walks.offsets(),
-                              rows.narrow(0, 0, pairs));
+    relational::multiply({grad_values}, matrices.transpose(1, 2).unsqueeze(1), walks.offsets(),
+                         {rows.narrow(0, 0, pairs)});
     const GraphArrays graph(walks.sums(), {}, {in.max_degree(2)});
     results[kPairX] = call_spmm(rows, weights.unsqueeze(1), {}, {}, graph);
   }
@@ -246,7 +246,9 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   const Tensor grad_vectors =
       call_spmm(x, of_pieces, {}, {}, {walks.nodes_of_types(), {}}, at::kFloat).contiguous();  // [R, K]
   Tensor outer;
-  if (of_weight) outer = relational::outer_of_rows(x, walks.pair_nodes(), grad_values, walks.offsets());
+  if (of_weight) {
+    outer = relational::outer_sums({x, walks.pair_nodes()}, {grad_values}, walks.offsets(), 1, true).squeeze(1);
+  }
   if (!of_weight) outer = at::zeros({types, depth, width}, numbers);
 
   // vectors = W_r query

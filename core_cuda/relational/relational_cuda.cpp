@@ -25,16 +25,8 @@ namespace {
 
 using at::Tensor;
 
-// Rows, and which of them are the entries'.
-struct Gathered {
-  Tensor rows;
-  Tensor ids;  // undefined: entry i is row i
-
-  int64_t count() const { return ids.defined() ? ids.size(0) : rows.size(0); }
-};
-
 EntryRows entry_rows(const Gathered& x) {
-  return {x.rows.const_data_ptr(), x.rows.stride(0), x.ids.defined() ? x.ids.const_data_ptr() : nullptr};
+  return {x.rows.const_data_ptr(), x.rows.stride(0), x.ids.defined() ? x.ids.const_data_ptr() : nullptr, x.gap};
 }
 
 Entries entries_of(const Tensor& offsets, int64_t count, bool given) {
@@ -63,8 +55,7 @@ Gathered with_whole_rows(const Gathered& x, int64_t blocks, int64_t width) {
   return {longer.flatten(1), x.ids};
 }
 
-// weight [types, blocks, K, M], of x's dtype, whose matrices lie by rows or by columns; row i of `to`, or that of its
-// id, is entry i's product, and its type's row of bias [types, blocks * M] added. given: offsets are.
+// multiply() of what the kernels take as it is: matrices lie by rows or by columns.
 void multiply_as_given(const Gathered& x, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given,
                        const Tensor& bias, bool tensor_cores) {
   ProductArgs args;
@@ -90,10 +81,17 @@ bool has_whole_matrices(const Tensor& w) {
          is_aligned(w);
 }
 
-// The same of any matrices and rows. Those that tensor cores do not take are copied for them, zeros behind their rows.
-void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given = false,
-              const Tensor& bias = {}) {
-  const Gathered x{unit_rows(of.rows), of.ids};
+}  // namespace
+
+bool are_whole(const Gathered& x, int64_t width) {
+  const int64_t vector = 16 / x.rows.element_size();
+  return on_tensor_cores(x.rows) && x.rows.stride(1) == 1 && has_vectors(x.rows, width) && x.gap % vector == 0;
+}
+
+// Those that tensor cores do not take are copied for them, zeros behind their rows.
+void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given,
+              const Tensor& bias) {
+  const Gathered x{unit_rows(of.rows), of.ids, of.gap};
   const Tensor w = weight.stride(3) == 1 || weight.stride(2) == 1 ? weight : weight.contiguous();
   if (!on_tensor_cores(x.rows)) return multiply_as_given(x, w, offsets, to, given, bias, false);
   const int64_t blocks = w.size(1), depth = w.size(2), columns = w.size(3), padded = whole(columns, w);
@@ -109,10 +107,9 @@ void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, c
   to.rows.unflatten(1, {blocks, columns}).copy_(out.rows.unflatten(1, {blocks, padded}).narrow(2, 0, columns));
 }
 
-// [types, blocks, in, out]: the sums of x^T y of every type, of x's dtype, or of its statistics' where `wide`.
 Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offsets, int64_t blocks, bool wide,
-                  bool given = false) {
-  const Gathered x{unit_rows(of.rows), of.ids}, y{unit_rows(with.rows), with.ids};
+                  bool given) {
+  const Gathered x{unit_rows(of.rows), of.ids, of.gap}, y{unit_rows(with.rows), with.ids, with.gap};
   const int64_t types = offsets.size(0) - 1, in = x.rows.size(1) / blocks, out = y.rows.size(1) / blocks;
   const auto statistics = opmath_dtype(x.rows.scalar_type());
   const bool tensor_cores = on_tensor_cores(x.rows), fits = has_vectors(x.rows, in) && has_vectors(y.rows, out);
@@ -145,6 +142,8 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   C10_CUDA_CHECK(run(storage_of(x.rows.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
   return sums;
 }
+
+namespace {
 
 Tensor ids_of(const OptTensor& rows) { return rows ? rows->contiguous() : Tensor(); }
 
@@ -283,14 +282,6 @@ std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x,
 }
 
 }  // namespace
-
-void multiply_rows(const Tensor& x, const Tensor& ids, const Tensor& weight, const Tensor& offsets, const Tensor& out) {
-  multiply({x, ids}, weight.unsqueeze(1), offsets, {out, Tensor()});
-}
-
-Tensor outer_of_rows(const Tensor& x, const Tensor& ids, const Tensor& y, const Tensor& offsets) {
-  return outer_sums({x, ids}, {y, Tensor()}, offsets, 1, true).squeeze(1);
-}
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("typed_mm", typed_mm);

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from edgeless.adapter import is_hooked, typed_rows_refusals
 from edgeless.autocast import rounds_to
-from edgeless.functional import dot_attention, relational_sum
+from edgeless.functional import dot_attention
+from edgeless.pair_maps import pair_maps
 
 from .._framework import stock, stock_linear
 from ..convert import relation_of
@@ -82,13 +83,10 @@ class HGTConv(DGLLayer, stock.HGTConv):
         k, v = source_rows(relation.handle, k, v)
         num_etypes = self.relation_pri[0].size(0)
         pairs, edges, _ = typed_graph(relation.handle, etype, num_etypes).compact
-        wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
-        priors = _by_head(list(self.relation_pri)).view(num_etypes, self.num_heads, 1, 1)
-        k = relational_sum(pairs, k, _blocks(self.relation_att) * priors.to(wide), out_dtype=k.dtype)
-        messages = _blocks(self.relation_msg)
-        v = relational_sum(pairs, v, messages if rounded is None else messages.to(rounded))
+        priors = _by_head(list(self.relation_pri)).view(num_etypes, self.num_heads)
+        k, v = pair_maps(pairs, k, v, _blocks(self.relation_att), _blocks(self.relation_msg), priors)
         q, k, v = (t.unflatten(1, (self.num_heads, self.head_size)) for t in (q, k, v))
-        h = dot_attention(edges, q, k, v, scale=1 / self.sqrt_d).flatten(1)
+        h = dot_attention(edges, q, k, v, scale=1 / self.sqrt_d, donate=True).flatten(1)
         h = self.drop(targets.product(h, weights_of(self.linear_a), rounded))
         residual = x_dst if x_dst.shape == h.shape else x_dst @ self.residual_w
         out = targets.blend(h, residual, torch.sigmoid(self.skip))

@@ -17,9 +17,9 @@ from edgeless import _C
 from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.autocast import rounds_to
 from edgeless.backends import kernel_refusal
-from edgeless.functional import dot_attention, relational_sum
-from edgeless.functional_checks import cast
+from edgeless.functional import dot_attention
 from edgeless.graph_checks import compiling
+from edgeless.pair_maps import pair_maps
 
 from ..conv import FusedConv, is_plain_float
 from ..hetero import joined_graph, type_offsets
@@ -136,13 +136,11 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         x, kqv = self._map_nodes(x_dict, keys, offsets, rounded)
         k, q, v = kqv.split(width, dim=1)
         pairs, edges, _ = graph.compact
-        wide = torch.promote_types(k.dtype, torch.float32)  # or gradients of priors are sums of rounded products
-        keys_of_types = self._matrices(self.k_rel) * self._priors(edge_index_dict).to(wide)
-        k = relational_sum(pairs, k, keys_of_types, out_dtype=k.dtype)
-        v = relational_sum(pairs, v, cast(self._matrices(self.v_rel), v.dtype))
+        priors = self._priors(edge_index_dict)
+        k, v = pair_maps(pairs, k, v, self._matrices(self.k_rel), self._matrices(self.v_rel), priors)
         q = q if len(targets) == len(sizes) else q[: edges.num_dst]
         q, k, v = (t.unflatten(1, (heads, width // heads)) for t in (q, k, v))
-        out = dot_attention(edges, q, k, v, scale=1 / math.sqrt(width // heads)).flatten(1)
+        out = dot_attention(edges, q, k, v, scale=1 / math.sqrt(width // heads), donate=True).flatten(1)
         outs = self._finish_nodes(F.gelu(out), x, x_dict, targets, offsets[: len(targets) + 1], rounded)
         return {key: outs[key] for key in self.kqv_lin.lins if key in targets}
 
@@ -184,11 +182,11 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         return linear.weight.unflatten(0, (self.heads, len(self.edge_types))).transpose(0, 1)
 
     def _priors(self, edge_index_dict: dict) -> Tensor:
-        """What the logits of an edge type are multiplied by, ``[R, H, 1, 1]``; types without edges get no gradient."""
+        """What the logits of an edge type are multiplied by, ``[R, H]``; types without edges get no gradient."""
         priors = parameters_of(self.p_rel, self.edge_types)
         if len(edge_index_dict) < len(priors):
             priors = [p if key in edge_index_dict else p.detach() for p, key in zip(priors, self.edge_types)]
-        return torch.stack(priors).view(-1, self.heads, 1, 1)  # whose gradient is taken apart faster than that of cat
+        return torch.stack(priors).view(-1, self.heads)  # whose gradient is taken apart faster than that of cat
 
     def _skip(self, key: str, out: Tensor, x: Tensor) -> Tensor:
         if out.size(-1) != x.size(-1):

@@ -105,6 +105,20 @@ def _relational_sum_fake(x, weight, edge_weight, by_dst, by_src, num_dst, out_dt
     return x.new_empty((num_dst, width), dtype=out_dtype or x.dtype)
 
 
+@register_fake("edgeless::pair_maps")
+def _pair_maps_fake(k, v, k_weight, v_weight, k_scale, by_dst, by_src, joined):
+    pairs = by_dst[3].size(0)
+    return tuple(k.new_empty((pairs, widths(weight)[1])) for weight in (k_weight, v_weight))
+
+
+@register_fake("edgeless::pair_maps_backward")
+def _pair_maps_backward_fake(
+    grad_keys, grad_values, k, v, k_weight, v_weight, k_scale, by_dst, by_src, needs
+):
+    like = (k, v, k_weight, v_weight, k_scale)
+    return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]
+
+
 @register_fake("edgeless::relational_layer")
 def _relational_layer_fake(
     x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, num_dst, out_dtype, max_degrees=()

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kTile* kDown) product_kernel(const __grid_cons
   const int first_column = static_cast<int>(blockIdx.x % across) * kTile;
   const Range range = range_of_tile(args.entries, blockIdx.x / across, kTile);
   if (range.begin >= range.end) return;
-  const S* x = static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * args.depth;
+  const S* x = static_cast<const S*>(args.x.numbers) + begin_of_block(args.x, block, args.blocks, args.depth);
   const S* weight = static_cast<const S*>(args.weight) + range.type * args.weight_type + block * args.weight_block;
   A sum[kPer] = {};
   multiply(
@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(kTile* kDown) product_kernel(const __grid_cons
       sum);
   const int column = first_column + threadIdx.x;
   if (column >= args.columns) return;
-  S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
+  S* out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) +
+           begin_of_block(args.out, block, args.blocks, args.columns);
   const int64_t bias_at = (static_cast<int64_t>(range.type) * args.blocks + block) * args.columns + column;
   const A bias = args.bias ? to_arithmetic(static_cast<const S*>(args.bias)[bias_at]) : A(0);
 #pragma unroll
@@ -76,8 +77,8 @@ __global__ void __launch_bounds__(kTile* kDown) outer_kernel(const __grid_consta
   const int first_row = static_cast<int>(blockIdx.y / across) * kTile;
   const Range range = range_of_tile(args.entries, blockIdx.x, args.chunk);
   if (range.begin >= range.end) return;
-  const S* x = static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * args.rows;
-  const S* y = static_cast<const S*>(args.y.numbers) + static_cast<int64_t>(block) * args.columns;
+  const S* x = static_cast<const S*>(args.x.numbers) + begin_of_block(args.x, block, args.blocks, args.rows);
+  const S* y = static_cast<const S*>(args.y.numbers) + begin_of_block(args.y, block, args.blocks, args.columns);
   A sum[kPer] = {};
   multiply(
       range.end - range.begin,

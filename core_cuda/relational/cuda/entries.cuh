@@ -18,6 +18,11 @@ __device__ __forceinline__ int64_t row_of(const EntryRows& x, const Entries& ent
   return x.rows ? id_at(x.rows, entries.wide, i) : i;
 }
 
+// Where block number `block` of `blocks` of `width` numbers begins in a row.
+__device__ __forceinline__ int64_t begin_of_block(const EntryRows& x, int block, int blocks, int width) {
+  return static_cast<int64_t>(block) * width + (2 * block >= blocks ? x.gap : 0);
+}
+
 // An id on its way from memory. Its words stay as they are read until it is taken: to extend the sign of one, say, is
 // to wait for it there and then, and so is to read words of either kind into the same register.
 struct IdInFlight {

@@ -18,11 +18,13 @@ struct Entries {
   bool given = false;  // offsets are a user's: an assertion fails on the device where they do not fit
 };
 
-// A row of numbers for every entry: row rows[i] of a matrix, row i where `rows` is null.
+// A row of numbers for every entry: row rows[i] of a matrix, row i where `rows` is null. The second half of a row's
+// blocks may lie `gap` numbers behind the first.
 struct EntryRows {
   const void* numbers = nullptr;
-  int64_t stride = 0;  // in numbers; those of a row lie side by side
+  int64_t stride = 0;  // in numbers; those of a row, but for the gap, lie side by side
   const void* rows = nullptr;
+  int64_t gap = 0;
 };
 
 // out = x W + bias: row by row with those of the entry's type, whose W has `blocks` matrices [depth, columns] on its

@@ -301,8 +301,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S, kSides>)
   if (range.begin >= range.end) return;
   const Place place;
   const S* weight = static_cast<const S*>(args.weight) + range.type * args.weight_type + block * args.weight_block;
-  S* const out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) + static_cast<int64_t>(block) * args.columns;
-  RowSteps<S> steps(args, range, static_cast<const S*>(args.x.numbers) + static_cast<int64_t>(block) * depth, room);
+  S* const out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) +
+                 begin_of_block(args.out, block, args.blocks, args.columns);
+  const S* const x = static_cast<const S*>(args.x.numbers) + begin_of_block(args.x, block, args.blocks, depth);
+  RowSteps<S> steps(args, range, x, room);
   const int entries = static_cast<int>(range.end - range.begin);
   for (int tile = 0; tile < entries; tile += kWarps * kRows) {
     __syncwarp();       // whose threads may part where they store

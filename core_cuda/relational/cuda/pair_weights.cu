@@ -1,0 +1,117 @@
+// A block has one matrix of keys, or one of values.
+#include "../../common/vec.cuh"
+#include "../../common/warp.cuh"
+#include "of_storage.cuh"
+#include "pair_weights.h"
+
+namespace edgeless::cuda::relational {
+namespace {
+
+constexpr int kThreads = 512, kAtOnce = 4;  // numbers of a thread, side by side
+
+template <class S>
+__device__ __forceinline__ void read(const S* from, float (&to)[kAtOnce]) {
+  if constexpr (sizeof(S) == 4) {
+    unpack(*reinterpret_cast<const uint4*>(from), to, S{});
+  } else {
+    unpack(*reinterpret_cast<const uint2*>(from), to, OfFour<S>{});
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void write(S* to, const float (&from)[kAtOnce]) {
+  if constexpr (sizeof(S) == 4) {
+    *reinterpret_cast<uint4*>(to) = pack(from, S{});
+  } else {
+    *reinterpret_cast<uint2*>(to) = pack(from, OfFour<S>{});
+  }
+}
+
+// Where the matrix of the block's type and a head begins.
+template <class P>
+__device__ __forceinline__ P* matrix(const TypedMatrices<const void>& of, int head) {
+  return static_cast<P*>(of.numbers) + blockIdx.x * of.type + head * of.head;
+}
+template <class P>
+__device__ __forceinline__ P* matrix(const TypedMatrices<void>& of, int head) {
+  return of.numbers ? static_cast<P*>(of.numbers) + blockIdx.x * of.type + head * of.head : nullptr;
+}
+
+// S: of rows, P: of parameters.
+template <class S, class P>
+__global__ void __launch_bounds__(kThreads) pair_weights_kernel(const __grid_constant__ PairWeightsArgs args) {
+  const int head = blockIdx.y % args.heads;
+  const bool of_keys = blockIdx.y < args.heads;
+  const P* from = matrix<const P>(of_keys ? args.keys : args.values, head);
+  S* to = static_cast<S*>(args.out) + (blockIdx.x * gridDim.y + blockIdx.y) * args.size;
+  const float scale = of_keys ? to_arithmetic(*matrix<const P>(args.scale, head)) : 1;
+#pragma unroll 2
+  for (int64_t i = threadIdx.x * kAtOnce; i < args.size; i += kThreads * kAtOnce) {
+    float numbers[kAtOnce];
+    read(from + i, numbers);
+#pragma unroll
+    for (float& number : numbers) number *= scale;
+    write(to + i, numbers);
+  }
+}
+
+template <class P>
+__global__ void __launch_bounds__(kThreads) pair_weight_gradients_kernel(const __grid_constant__ PairWeightsArgs args) {
+  __shared__ float sums[kThreads / 32];
+  const int head = blockIdx.y % args.heads;
+  const bool of_keys = blockIdx.y < args.heads;
+  const float* grad = args.grad + (blockIdx.x * gridDim.y + blockIdx.y) * args.size;
+  P* const to = matrix<P>(of_keys ? args.of_keys : args.of_values, head);
+  P* const of_scale = of_keys ? matrix<P>(args.of_scale, head) : nullptr;
+  const P* const keys = matrix<const P>(args.keys, head);
+  const float scale = of_keys ? to_arithmetic(*matrix<const P>(args.scale, head)) : 1;
+  float sum = 0;
+#pragma unroll 2
+  for (int64_t i = threadIdx.x * kAtOnce; i < args.size; i += kThreads * kAtOnce) {
+    float numbers[kAtOnce], key[kAtOnce];
+    read(grad + i, numbers);
+    if (of_scale) {
+      read(keys + i, key);
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) sum = fmaf(numbers[j], key[j], sum);
+    }
+    if (!to) continue;
+#pragma unroll
+    for (float& number : numbers) number *= scale;
+    write(to + i, numbers);
+  }
+  if (!of_scale) return;
+  sum = team_sum(sum, 32, kFullWarp);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  sum = team_sum(threadIdx.x < kThreads / 32 ? sums[threadIdx.x] : 0.0f, 32, kFullWarp);
+  if (threadIdx.x == 0) *of_scale = to_storage<P>(sum);
+}
+
+dim3 grid_of(const PairWeightsArgs& args) {
+  return dim3(static_cast<unsigned>(args.types), static_cast<unsigned>(2 * args.heads));
+}
+
+}  // namespace
+
+cudaError_t run_pair_weights(Storage rows, const PairWeightsArgs& args, cudaStream_t stream) {
+  return of_storage<true>(rows, [&](auto zero) {
+    using S = decltype(zero);
+    if (args.wide) {
+      pair_weights_kernel<S, float><<<grid_of(args), kThreads, 0, stream>>>(args);
+    } else {
+      pair_weights_kernel<S, S><<<grid_of(args), kThreads, 0, stream>>>(args);
+    }
+    return cudaGetLastError();
+  });
+}
+
+cudaError_t run_pair_weight_gradients(Storage rows, const PairWeightsArgs& args, cudaStream_t stream) {
+  return of_storage<true>(args.wide ? Storage::f32 : rows, [&](auto zero) {
+    pair_weight_gradients_kernel<decltype(zero)><<<grid_of(args), kThreads, 0, stream>>>(args);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace edgeless::cuda::relational

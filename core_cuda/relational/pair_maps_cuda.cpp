@@ -1,0 +1,135 @@
+// Keys and values of pairs on CUDA, where k and v are columns of one tensor and so are the gradients of what is made of
+// them: one product makes both side by side, and one makes their gradients. Their matrices are put together before, in
+// the dtype of the rows. Else the parts.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "../common/launch.h"
+#include "../common/packed.h"
+#include "../common/storage_of.h"
+#include "../spmm/calls.h"
+#include "cuda/pair_weights.h"
+#include "fused_cuda.h"
+#include "pair_maps.h"
+#include "products_cuda.h"
+
+namespace edgeless::cuda::relational {
+namespace {
+
+// Two tensors of equal widths as the halves of one's rows, `width` numbers a block, if the kernels take them so.
+Optional<Gathered> halves(const Tensor& first, const Tensor& second, int64_t width) {
+  if (first.size(1) != second.size(1) || first.numel() == 0) return {};
+  const auto packed = Packed::of({first, second});
+  if (!packed || packed->begin[1] < packed->width[0]) return {};
+  const Gathered rows{packed->columns(0, 2 * packed->width[0]), {}, packed->begin[1] - packed->width[0]};
+  return are_whole(rows, width) ? Optional<Gathered>(rows) : Optional<Gathered>();
+}
+
+// Matrices without gaps inside, which begin on vectors of four numbers.
+Tensor whole_matrices(const Tensor& t) {
+  const bool dense = t.stride(3) == 1 && t.stride(2) == t.size(3) && t.stride(0) % 4 == 0 && t.stride(1) % 4 == 0 &&
+                     t.size(2) * t.size(3) % 4 == 0;
+  return dense && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % (4 * t.element_size()) == 0 ? t : t.contiguous();
+}
+
+// The matrices of a call, for as long as kernels want them.
+struct PairWeights {
+  Tensor keys, values, scale;
+  PairWeightsArgs args;
+
+  explicit PairWeights(const PairMapsCall& in)
+      : keys(whole_matrices(in.k_weight)), values(whole_matrices(in.v_weight)), scale(in.k_scale) {
+    args.types = static_cast<int>(keys.size(0)), args.heads = static_cast<int>(keys.size(1));
+    args.size = keys.size(2) * keys.size(3);
+    args.wide = keys.scalar_type() != in.k.scalar_type();
+    args.keys = read(keys), args.values = read(values), args.scale = read(scale);
+  }
+
+  static TypedMatrices<const void> read(const Tensor& t) { return {t.const_data_ptr(), t.stride(0), t.stride(1)}; }
+  static TypedMatrices<void> written(const Tensor& t) { return {t.mutable_data_ptr(), t.stride(0), t.stride(1)}; }
+
+  // [types, 2 heads, K, M], of the dtype of the rows.
+  Tensor together(const Tensor& rows, cudaStream_t stream) {
+    Tensor out = at::empty({keys.size(0), 2 * keys.size(1), keys.size(2), keys.size(3)}, rows.options());
+    args.out = out.mutable_data_ptr();
+    C10_CUDA_CHECK(run_pair_weights(storage_of(rows.scalar_type()), args, stream));
+    return out;
+  }
+};
+
+// Whether one product takes both, if their rows are halves().
+bool are_alike(const PairMapsCall& in) {
+  return in.k_weight.sizes() == in.v_weight.sizes() && in.k_weight.numel() > 0 && in.k.scalar_type() != at::kDouble &&
+         in.pairs() > 0 && in.k_weight.size(3) * in.k.element_size() % 16 == 0 && Pieces(in.by_dst).of_one_edge() &&
+         in.by_dst[5].numel() == 0;
+}
+
+std::tuple<Tensor, Tensor> pair_maps(const PairMapsCall& in, bool joined) {
+  check_pair_maps("edgeless::pair_maps", in);
+  if (!joined || !are_alike(in)) return pair_maps_of_parts(in);
+  auto rows = halves(in.k, in.v, in.k_weight.size(2));
+  if (!rows) return pair_maps_of_parts(in);
+  const OnDevice on_device(in.k.device());
+  const Pieces pairs(in.by_dst);
+  const int64_t width = in.k_weight.size(1) * in.k_weight.size(3);
+  const Tensor out = at::empty({in.pairs(), 2 * width}, in.k.options());
+  rows->ids = pairs.indices;
+  multiply(*rows, PairWeights(in).together(in.k, on_device.stream()), pairs.type_ptr, {out});
+  return {out.narrow(1, 0, width), out.narrow(1, width, width)};
+}
+
+std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& grad_values, const PairMapsCall& in,
+                                       const PairMapChoice& needs) {
+  const char* op = "edgeless::pair_maps_backward";
+  check_pair_maps(op, in);
+  check_pair_map_grads(op, in, grad_keys, grad_values);
+  check_pieces(op, "by_src", in.by_src, in.k_weight.size(0), in.k.device());
+  const auto of_parts = [&] { return pair_maps_backward_of_parts(grad_keys, grad_values, in, needs); };
+  const Pieces pairs(in.by_src);
+  pairs.check_rows(op, "by_src", in.k.size(0));
+  if (!are_alike(in) || !pairs.of_one_edge() || pairs.by_row.numel() == 0) return of_parts();
+  const auto rows = halves(in.k, in.v, in.k_weight.size(2));
+  auto grads = halves(grad_keys, grad_values, in.k_weight.size(3));
+  if (!rows || !grads) return of_parts();
+  const OnDevice on_device(in.k.device());
+  std::vector<Tensor> results(kPairMapInputs);
+  PairWeights weights(in);
+  const int64_t heads = in.k_weight.size(1), width = in.k.size(1), nodes = in.k.size(0);
+  grads->ids = pairs.indices;
+  if (needs[kPairKeys] || needs[kPairValues]) {
+    const Tensor of_pairs = at::empty({in.pairs(), 2 * width}, in.k.options());
+    multiply(*grads, weights.together(in.k, on_device.stream()).transpose(2, 3), pairs.type_ptr, {of_pairs});
+    const std::vector<Tensor> csr{pairs.by_row.narrow(0, 0, nodes + 1), pairs.by_row.narrow(0, nodes + 1, in.pairs())};
+    // Each for itself: torch puts gradients of columns together faster where they have no gaps.
+    for (const PairMapInput side : {kPairKeys, kPairValues}) {
+      const Tensor half = of_pairs.narrow(1, side == kPairKeys ? 0 : width, width);
+      if (needs[side]) results[side] = call_spmm(half, {}, {}, {}, {csr, {}});
+    }
+  }
+  if (needs[kKeyWeight] || needs[kValueWeight] || needs[kKeyScale]) {
+    const Tensor sums = outer_sums({rows->rows, pairs.rows, rows->gap}, *grads, pairs.type_ptr, 2 * heads, true);
+    PairWeightsArgs& args = weights.args;
+    args.grad = sums.const_data_ptr<float>();
+    const auto make = [&](PairMapInput input, const Tensor& like, TypedMatrices<void>& to) {
+      if (!needs[input]) return;
+      results[input] = at::empty_like(like);  // the strides of a parameter's view are those of its gradient
+      to = PairWeights::written(results[input]);
+    };
+    make(kKeyWeight, weights.keys, args.of_keys), make(kValueWeight, weights.values, args.of_values);
+    make(kKeyScale, weights.scale, args.of_scale);
+    C10_CUDA_CHECK(run_pair_weight_gradients(storage_of(in.k.scalar_type()), args, on_device.stream()));
+  }
+  for (size_t i = 0; i < kPairMapInputs; ++i) {
+    if (!results[i].defined() || !needs[i]) results[i] = at::empty({0}, in.k.options());
+  }
+  return results;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
+  m.impl("pair_maps", pair_maps_op<pair_maps>);
+  m.impl("pair_maps_backward", pair_maps_backward_op<pair_maps_backward>);
+}
+
+}  // namespace edgeless::cuda::relational
