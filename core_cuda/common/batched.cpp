@@ -118,11 +118,10 @@ void one_by_one(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(edgeless, Batched, m) {
-  for (const char* op :
-       {"attention_backward", "spmm", "sddmm", "neighbor_reduce_backward", "project_backward", "project_sum_backward",
-        "column_sums", "node_logits_backward", "cast_all", "typed_mm", "typed_outer", "typed_sums",
-        "typed_blend_backward", "relational_sum_backward", "relational_layer_backward", "pair_attention_backward",
-        "pair_maps_backward"}) {
+  for (const char* op : {"attention_backward", "spmm", "sddmm", "neighbor_reduce_backward", "project_backward",
+                         "project_sum_backward", "column_sums", "node_logits_backward", "cast_all", "typed_mm",
+                         "typed_outer", "typed_sums", "typed_blend_backward", "relational_sum_backward",
+                         "relational_layer_backward", "pair_attention_backward", "pair_maps_backward"}) {
     m.impl(op, torch::CppFunction::makeFromBoxedFunction<&one_by_one>());
   }
 }

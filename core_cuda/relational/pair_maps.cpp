@@ -103,9 +103,8 @@ struct PairMaps : torch::autograd::Function<PairMaps> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const Saved saved(ctx, kPairMapInputs);
-    const PairMapsCall call{saved[kPairKeys],    saved[kPairValues], saved[kKeyWeight],
-                            saved[kValueWeight], saved[kKeyScale],   saved.graph.csr,
-                            saved.graph.csc};
+    const PairMapsCall call{saved[kPairKeys], saved[kPairValues], saved[kKeyWeight], saved[kValueWeight],
+                            saved[kKeyScale], saved.graph.csr,    saved.graph.csc};
     PairMapChoice needs;
     for (size_t i = 0; i < kPairMapInputs; ++i) needs[i] = ctx->needs_input_grad(i);
     variable_list found =

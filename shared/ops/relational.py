@@ -112,9 +112,7 @@ def _pair_maps_fake(k, v, k_weight, v_weight, k_scale, by_dst, by_src, joined):
 
 
 @register_fake("edgeless::pair_maps_backward")
-def _pair_maps_backward_fake(
-    grad_keys, grad_values, k, v, k_weight, v_weight, k_scale, by_dst, by_src, needs
-):
+def _pair_maps_backward_fake(grad_keys, grad_values, k, v, k_weight, v_weight, k_scale, by_dst, by_src, needs):
     like = (k, v, k_weight, v_weight, k_scale)
     return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]
 

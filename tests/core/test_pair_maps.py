@@ -1,4 +1,4 @@
-"""Keys and values of pairs of a source and a type against plain PyTorch: layouts, heads, dtypes, gradients, bad input."""
+"""Keys and values of pairs of a source and a type against plain PyTorch: layouts, dtypes, gradients, bad input."""
 
 import pytest
 import torch
@@ -107,7 +107,12 @@ def test_gradients_of_one_result_and_of_other_layouts():
     graph = typed("square")
     given = inputs(graph, dtype=torch.float32)
     leaves = list(given.values())
-    for pick in (lambda k, v: k, lambda k, v: v, lambda k, v: k.square() + v, lambda k, v: (k.t() @ v).expand(2, -1, -1)):
+    for pick in (
+        lambda k, v: k,
+        lambda k, v: v,
+        lambda k, v: k.square() + v,
+        lambda k, v: (k.t() @ v).expand(2, -1, -1),
+    ):
         found, want = (
             torch.autograd.grad(pick(*made(graph, **given, function=f)).sum(), leaves, allow_unused=True)
             for f in (maps, plain)

@@ -127,6 +127,14 @@ def test_hubs(dtype, reduce, weighted):
     check(graph, dtype, 64, 64, own_width=64, reduce=reduce, weights=weights)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k,m", [(64, 64), (64, 40), (40, 56), (32, 32), (128, 64)])
+def test_more_tiles_than_there_are_blocks_at_once(dtype, k, m):
+    graph = graph_of(21_000, 20_000, 200_000, 5, hub=9000)
+    assert graph.tiled(True)[7].numel() > 1000  # on an H100 few are up to 264
+    check(graph, dtype, k, m, reduce="mean", out_dtype=torch.float32)
+
+
 @pytest.mark.parametrize("num_types,num_edges", [(1, 700), (2, 1), (700, 900), (3, 90)])
 def test_few_and_many_relations(num_types, num_edges):
     for dtype in DTYPES:

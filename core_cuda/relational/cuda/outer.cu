@@ -69,8 +69,8 @@ class GatheredTiles {
     // What the lane asks for.
     const bool of_y = lane / kRows % 2;
     const EntryRows& of = of_y ? args.y : args.x;
-    const int64_t column = begin_of_block(of, block, args.blocks, of_y ? args.columns : args.rows) +
-                           (of_y ? first_column : first_row);
+    const int64_t column =
+        begin_of_block(of, block, args.blocks, of_y ? args.columns : args.rows) + (of_y ? first_column : first_row);
     at_ = lane % kRows / kOfWarp * kLines + warp * kOfWarp + lane % kOfWarp;
     ids_ = static_cast<const char*>(of.rows);
     row_bytes_ = of.stride * static_cast<int64_t>(sizeof(T));

@@ -19,13 +19,13 @@ struct TypedMatrices {
 
 struct PairWeightsArgs {
   int types = 0, heads = 0;
-  int64_t size = 0;                          // of a matrix; a multiple of four, as are all steps
-  bool wide = false;                         // parameters are floats, whatever the rows are
-  TypedMatrices<const void> keys, values;    // begin on vectors of four numbers
-  TypedMatrices<const void> scale;           // of keys, a number each
-  void* out = nullptr;                       // [types, 2 heads, size], of the rows' dtype
-  const float* grad = nullptr;               // [types, 2 heads, size], of `out` before it was rounded
-  TypedMatrices<void> of_keys, of_values;    // gradients, null: not wanted
+  int64_t size = 0;                        // of a matrix; a multiple of four, as are all steps
+  bool wide = false;                       // parameters are floats, whatever the rows are
+  TypedMatrices<const void> keys, values;  // begin on vectors of four numbers
+  TypedMatrices<const void> scale;         // of keys, a number each
+  void* out = nullptr;                     // [types, 2 heads, size], of the rows' dtype
+  const float* grad = nullptr;             // [types, 2 heads, size], of `out` before it was rounded
+  TypedMatrices<void> of_keys, of_values;  // gradients, null: not wanted
   TypedMatrices<void> of_scale;
 };
 
