@@ -25,8 +25,8 @@ Optional<Gathered> halves(const Tensor& first, const Tensor& second, int64_t wid
   return are_whole(rows, width) ? Optional<Gathered>(rows) : Optional<Gathered>();
 }
 
-// Matrices without gaps inside, which begin on vectors of four numbers.
-Tensor whole_matrices(const Tensor& t) {
+// Matrices without gaps inside, which begin on vectors of four numbers; others are copied.
+Tensor matrices_of_fours(const Tensor& t) {
   const bool dense = t.stride(3) == 1 && t.stride(2) == t.size(3) && t.stride(0) % 4 == 0 && t.stride(1) % 4 == 0 &&
                      t.size(2) * t.size(3) % 4 == 0;
   return dense && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % (4 * t.element_size()) == 0 ? t : t.contiguous();
@@ -38,7 +38,7 @@ struct PairWeights {
   PairWeightsArgs args;
 
   explicit PairWeights(const PairMapsCall& in)
-      : keys(whole_matrices(in.k_weight)), values(whole_matrices(in.v_weight)), scale(in.k_scale) {
+      : keys(matrices_of_fours(in.k_weight)), values(matrices_of_fours(in.v_weight)), scale(in.k_scale) {
     args.types = static_cast<int>(keys.size(0)), args.heads = static_cast<int>(keys.size(1));
     args.size = keys.size(2) * keys.size(3);
     args.wide = keys.scalar_type() != in.k.scalar_type();
@@ -112,7 +112,7 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
     args.grad = sums.const_data_ptr<float>();
     const auto make = [&](PairMapInput input, const Tensor& like, TypedMatrices<void>& to) {
       if (!needs[input]) return;
-      results[input] = at::empty_like(like);  // the strides of a parameter's view are those of its gradient
+      results[input] = at::empty(like.sizes(), like.options());
       to = PairWeights::written(results[input]);
     };
     make(kKeyWeight, weights.keys, args.of_keys), make(kValueWeight, weights.values, args.of_values);

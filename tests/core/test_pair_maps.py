@@ -208,8 +208,13 @@ def test_opcheck():
     torch.library.opcheck(ops.pair_maps, (*tensors, pairs.by_dst, pairs.by_src, False))
     grads = [leaf(pairs.num_edges, 48, dtype=torch.float32).detach() for _ in range(2)]
     flat = [t.detach() for t in tensors]
-    for needs in ([True] * 5, [False, True, False, False, True]):
-        torch.library.opcheck(ops.pair_maps_backward, (*grads, *flat, pairs.by_dst, pairs.by_src, needs))
+    # As HGTConv has them: columns of one tensor, and matrices that are kept by head, then by type.
+    columns = [t.detach() for t in sides(inputs(graph, dtype=torch.float32)["rows"], "with queries between", 32)]
+    columns += [t.transpose(0, 1).contiguous().transpose(0, 1) for t in flat[2:]]
+    sides_of_grads = torch.cat(grads, 1).split(48, 1)
+    for given in ((*grads, *flat), (*sides_of_grads, *columns)):
+        for needs in ([True] * 5, [False, True, False, False, True]):
+            torch.library.opcheck(ops.pair_maps_backward, (*given, pairs.by_dst, pairs.by_src, needs))
 
 
 def test_compiles_whole():
