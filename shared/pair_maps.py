@@ -48,6 +48,6 @@ def _is_one_op(k: Tensor, v: Tensor, k_weight: Tensor, v_weight: Tensor, k_scale
         return False
     if v_weight.dtype is not k_weight.dtype or k_scale.dtype is not k_weight.dtype:
         return False
-    if any(map(any, (lacking(k.device, k.dtype, weight) for weight in (k_weight, v_weight)))):
+    if any(lacking(k.device, k.dtype, weight) != (0, 0) for weight in (k_weight, v_weight)):
         return False
     return not runs_reference("pair_maps", k.device, "relational_sum")

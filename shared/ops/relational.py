@@ -25,6 +25,11 @@ OF_TILE, OF_PIECE = 576, 8
 OF_ROW_TILE, OF_ROW = 1024, 16
 
 
+def _wanted(tensors, needs):
+    """Like those that are asked for; empty for the others."""
+    return [t.new_empty(t.shape if need else (0,)) for t, need in zip(tensors, needs)]
+
+
 @register_fake("edgeless::typed_mm")
 def _typed_mm_fake(x, weight, offsets, rows):
     return x.new_empty((x.size(0), weight.size(2)))
@@ -52,7 +57,7 @@ def _typed_blend_fake(y, x, alpha, offsets, rows):
 
 @register_fake("edgeless::typed_blend_backward")
 def _typed_blend_backward_fake(grad, y, x, alpha, offsets, rows, needs):
-    return [t.new_empty(t.shape if need else (0,)) for t, need in zip((y, x, alpha), needs)]
+    return _wanted((y, x, alpha), needs)
 
 
 @register_fake("edgeless::typed_edges")
@@ -113,8 +118,7 @@ def _pair_maps_fake(k, v, k_weight, v_weight, k_scale, by_dst, by_src, joined):
 
 @register_fake("edgeless::pair_maps_backward")
 def _pair_maps_backward_fake(grad_keys, grad_values, k, v, k_weight, v_weight, k_scale, by_dst, by_src, needs):
-    like = (k, v, k_weight, v_weight, k_scale)
-    return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]
+    return _wanted((k, v, k_weight, v_weight, k_scale), needs)
 
 
 @register_fake("edgeless::relational_layer")
@@ -134,8 +138,7 @@ def _relational_layer_backward_fake(
 
 @register_fake("edgeless::relational_sum_backward")
 def _relational_sum_backward_fake(grad, x, weight, edge_weight, by_dst, by_src, needs):
-    like = (x, weight, x if edge_weight is None else edge_weight)
-    return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]
+    return _wanted((x, weight, x if edge_weight is None else edge_weight), needs)
 
 
 @register_fake("edgeless::pair_walks")

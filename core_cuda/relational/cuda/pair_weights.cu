@@ -9,32 +9,28 @@ namespace {
 
 constexpr int kThreads = 512, kAtOnce = 4;  // numbers of a thread, side by side
 
+// Four numbers of a parameter or of a row are a vector: of 16 bits one of 8 bytes.
+template <class S>
+using InFours = std::conditional_t<sizeof(S) == 4, S, OfFour<S>>;
+
 template <class S>
 __device__ __forceinline__ void read(const S* from, float (&to)[kAtOnce]) {
-  if constexpr (sizeof(S) == 4) {
-    unpack(*reinterpret_cast<const uint4*>(from), to, S{});
-  } else {
-    unpack(*reinterpret_cast<const uint2*>(from), to, OfFour<S>{});
-  }
+  unpack(*reinterpret_cast<const Raw<InFours<S>>*>(from), to, InFours<S>{});
 }
 
 template <class S>
 __device__ __forceinline__ void write(S* to, const float (&from)[kAtOnce]) {
-  if constexpr (sizeof(S) == 4) {
-    *reinterpret_cast<uint4*>(to) = pack(from, S{});
-  } else {
-    *reinterpret_cast<uint2*>(to) = pack(from, OfFour<S>{});
-  }
+  *reinterpret_cast<Raw<InFours<S>>*>(to) = pack(from, InFours<S>{});
 }
 
-// Where the matrix of the block's type and a head begins.
-template <class P>
-__device__ __forceinline__ P* matrix(const TypedMatrices<const void>& of, int head) {
+// The matrix, or the number, of the block's type and a head.
+template <class P, class Data>
+__device__ __forceinline__ P* matrix(const TypedMatrices<Data>& of, int head) {
   return static_cast<P*>(of.numbers) + blockIdx.x * of.type + head * of.head;
 }
 template <class P>
-__device__ __forceinline__ P* matrix(const TypedMatrices<void>& of, int head) {
-  return of.numbers ? static_cast<P*>(of.numbers) + blockIdx.x * of.type + head * of.head : nullptr;
+__device__ __forceinline__ P* matrix_if_wanted(const TypedMatrices<void>& of, int head) {
+  return of.numbers ? matrix<P>(of, head) : nullptr;
 }
 
 // S: of rows, P: of parameters.
@@ -61,8 +57,8 @@ __global__ void __launch_bounds__(kThreads) pair_weight_gradients_kernel(const _
   const int head = blockIdx.y % args.heads;
   const bool of_keys = blockIdx.y < args.heads;
   const float* grad = args.grad + (blockIdx.x * gridDim.y + blockIdx.y) * args.size;
-  P* const to = matrix<P>(of_keys ? args.of_keys : args.of_values, head);
-  P* const of_scale = of_keys ? matrix<P>(args.of_scale, head) : nullptr;
+  P* const to = matrix_if_wanted<P>(of_keys ? args.of_keys : args.of_values, head);
+  P* const of_scale = of_keys ? matrix_if_wanted<P>(args.of_scale, head) : nullptr;
   const P* const keys = matrix<const P>(args.keys, head);
   const float scale = of_keys ? to_arithmetic(*matrix<const P>(args.scale, head)) : 1;
   float sum = 0;
