@@ -227,6 +227,14 @@ constexpr int64_t kLeastColumns = 32, kLeastDepth = 16, kMostDepth = 1024, kLarg
 // multiprocessor of the H200; where the depth is divided, from so large a result and so great a depth on (0021).
 constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, kWideDividedDepth = 1 << 15;
 
+// Relations ---------------------------------------------------------------------------------------------------------
+
+// Whether a warp does best to sum sixteen pieces by itself: they have few edges, and so many tiles come on every
+// multiprocessor that its sixteen warps have work at any time (0059).
+constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles_of_processor) {
+  return edges <= 8 * pieces && tiles_of_processor >= 48;
+}
+
 // Blocks ------------------------------------------------------------------------------------------------------------
 
 // Edges a gathered row from which weighted sparse blocks are quicker than our other kernels: for sums (head_dim 0) and

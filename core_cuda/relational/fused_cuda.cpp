@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "../common/storage_of.h"
+#include "../thresholds.h"
 #include "cuda/piece_tiles.h"
 
 namespace edgeless::cuda::relational {
@@ -23,6 +24,15 @@ int64_t processors(const Tensor& t) { return device_attribute(cudaDevAttrMultiPr
 // So many that what a block begins with is used for several, where there is work for all.
 int tiles_of_block(int64_t tiles, const Tensor& t) {
   return static_cast<int>(std::clamp<int64_t>(tiles / (16 * processors(t)), 1, 16));
+}
+
+// Whether a warp sums and multiplies pieces by itself (cuda/short_pieces.cu), in chunks of `share` tiles.
+bool takes_short_pieces(PieceProductsArgs& args, const Pieces& pieces, const Tensor& x) {
+  if (x.scalar_type() != at::kFloat || std::max(args.in_width, args.out_width) > kMostShortWidth) return false;
+  const int64_t tiles_of_processor = args.pieces.count / processors(x);
+  if (!short_pieces_pay(pieces.indices.size(0), pieces.rows.size(0), tiles_of_processor)) return false;
+  args.share = static_cast<int>(std::clamp<int64_t>(tiles_of_processor / 32, 2, 4));
+  return true;
 }
 
 // Whether so many blocks leave multiprocessors room for blocks of twice as many warps.
@@ -162,9 +172,16 @@ Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_w
   args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
   const Tensor products = products_of(pieces, w.size(2), x.options());
   args.out = products.mutable_data_ptr();
-  args.share = tiles_of_block(args.pieces.count, x);
-  args.few = few_blocks(num_tiles(args.pieces.count, args.pieces.types, args.share), x);
-  C10_CUDA_CHECK(run_piece_products(storage_of(x.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
+  const auto stream = c10::cuda::getCurrentCUDAStream();
+  if (takes_short_pieces(args, pieces, x)) {
+    const Tensor scratch = at::empty({short_products_scratch(args)}, x.options().dtype(at::kByte));
+    const auto blocks = static_cast<int>(processors(x));
+    C10_CUDA_CHECK(run_short_products(args, scratch.mutable_data_ptr(), blocks, stream));
+  } else {
+    args.share = tiles_of_block(args.pieces.count, x);
+    args.few = few_blocks(num_tiles(args.pieces.count, args.pieces.types, args.share), x);
+    C10_CUDA_CHECK(run_piece_products(storage_of(x.scalar_type()), args, stream));
+  }
   return row_sums(products, pieces, num_dst, dtype, added);
 }
 

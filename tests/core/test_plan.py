@@ -366,6 +366,29 @@ def test_sums_over_relations_say_their_pieces():
     assert steps[0].bytes == 60 * (32 + 4) + 2 * pieces * 4 + 20 * 4 * 4 + weight.numel() * 4
 
 
+@pytest.mark.parametrize("edges,pieces,tiles,pays", [
+    (620_000, 462_491, 7_980, True),  # fb15k
+    (5_668_682, 3_215_396, 54_000, True),  # am
+    (4_800_000, 810_081, 19_600, True),  # biokg
+    (148_100, 84_144, 1_350, False),  # mutag: too few for all warps
+    (672_884, 223_312, 4_300, False),  # bgs
+    (21_000_000, 1_458_334, 56_700, False),  # mag: 14 edges a piece
+])  # fmt: skip
+def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
+    assert _C.short_pieces_pay(edges, pieces, tiles // 132) is pays
+
+
+@pytest.mark.cuda
+def test_the_plan_says_that_a_warp_sums_pieces_by_itself():
+    src, dst, types = (torch.randint(n, (520_000,), device="cuda") for n in (50_000, 60_000, 40))
+    for edges, few in ((520_000, False), (5000, True)):
+        ends = torch.stack([src[:edges], dst[:edges]]).int()
+        graph = edgeless.TypedGraph.from_edge_index(ends, types[:edges].int(), 40, 50_000, 60_000)
+        x, weight = (torch.ones(shape, device="cuda") for shape in ((50_000, 64), (40, 64, 64)))
+        steps = record(lambda g=graph, x=x, w=weight: functional.relational_sum(g, x, w, order="aggregate"), [])
+        assert ("sixteen pieces a warp" in table(steps)) is not few
+
+
 @pytest.mark.parametrize("order", ["aggregate", "transform"])
 def test_a_layer_over_relations_says_its_parts(order, monkeypatch):
     monkeypatch.setattr(edgeless.relational_layer, "transforms", lambda *_: order == "transform")

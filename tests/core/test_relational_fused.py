@@ -135,6 +135,98 @@ def test_more_tiles_than_there_are_blocks_at_once(dtype, k, m):
     check(graph, dtype, k, m, reduce="mean", out_dtype=torch.float32)
 
 
+def short_edges():
+    """Sources, destinations and types of so many pieces of few edges that warps sum them by themselves. A thousand
+    pieces have 20 edges, and one has 9,000.
+    """
+    gen = torch.Generator().manual_seed(0)
+    src, dst, types = (torch.randint(n, (520_000,), generator=gen) for n in (50_000, 60_000, 39))
+    dst[:20_000], types[:20_000] = torch.arange(1000).repeat(20), torch.arange(1000).repeat(20) % 7
+    dst[-9000:], types[-9000:] = 4, 0
+    return src.cuda().int(), dst.cuda().int(), types.cuda().int()
+
+
+def short_pieces():
+    src, dst, types = short_edges()
+    return TypedGraph.from_edge_index(torch.stack([src, dst]), types, 40, 50_000, 60_000)
+
+
+def summed_by_warps(graph, x, weight, edge_weight=None, reduce="sum"):
+    """The sum over relations, for which the warps' kernel must have run."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        options = {"edge_weight": edge_weight, "reduce": reduce, "out_dtype": torch.float32}
+        found = relational_layer(graph, x.detach(), weight.detach(), **options)
+        torch.cuda.synchronize()
+    assert any("short_products" in event.name for event in profile.events())
+    return found
+
+
+@pytest.mark.parametrize("weights", ["none", "mean", "by id"])
+@pytest.mark.parametrize("k,m", [(64, 64), (32, 32), (64, 16), (16, 64), (8, 32), (20, 24), (40, 56), (4, 4), (64, 4)])
+def test_short_pieces_of_every_width(k, m, weights):
+    graph = short_pieces()
+    x, weight = leaf(50_000, k, dtype=torch.float32, seed=0), leaf(40, k, m, dtype=torch.float32, seed=1)
+    edge_weight = leaf(graph.num_edges, dtype=torch.float32, seed=5).detach() if weights == "by id" else None
+    reduce = "mean" if weights == "mean" else "sum"
+    found = summed_by_warps(graph, x, weight, edge_weight, reduce)
+    wide = None if edge_weight is None else edge_weight.double()
+    assert error(found, parts(graph, x.detach().double(), weight.detach().double(), wide, reduce=reduce)) < 1e-6
+
+
+def test_short_pieces_of_every_magnitude():
+    """A row is exact against its own numbers, and a column against its own, however much larger others are."""
+    src, dst, types = (ids.long() for ids in short_edges())
+    rows = torch.exp2(torch.arange(50_000, device="cuda") % 150 - 110)[:, None]
+    columns = torch.exp2(torch.arange(64, device="cuda") % 60 - 30)
+    x = leaf(50_000, 64, dtype=torch.float32, seed=0).detach() * rows
+    weight = leaf(40, 64, 64, dtype=torch.float32, seed=1).detach() * columns
+    found = summed_by_warps(short_pieces(), x, weight)
+    alone = torch.bincount(dst)[dst] == 1
+    factors = x[src[alone]].double(), weight[types[alone]].double()
+    expected, size = (torch.einsum("ek,ekm->em", *of) for of in (factors, [f.abs() for f in factors]))
+    assert alone.sum() > 20
+    assert ((found[dst[alone]] - expected).abs() <= 1e-6 * size + 1e-38).all()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_short_pieces_keep_infinities_of_rows_where_they_are(value):
+    graph = short_pieces()
+    x, weight = leaf(50_000, 64, dtype=torch.float32, seed=0), leaf(40, 64, 64, dtype=torch.float32, seed=1)
+    with torch.no_grad():
+        x[2, 3] = value
+    found = summed_by_warps(graph, x, weight)
+    expected = parts(graph, x.detach().double(), weight.detach().double())
+    finite = expected.isfinite()
+    assert torch.equal(found.isfinite(), finite) and torch.equal(found.isnan(), expected.isnan())
+    assert not finite.all() and error(found[finite], expected[finite]) < 1e-6
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_short_pieces_keep_infinities_of_weights_where_they_are(value):
+    """In a column of the rows that have an edge of that type. (The reference multiplies every row by every type.)"""
+    _, dst, types = short_edges()
+    x, weight = leaf(50_000, 64, dtype=torch.float32, seed=0), leaf(40, 64, 64, dtype=torch.float32, seed=1)
+    expected = parts(short_pieces(), x.detach().double(), weight.detach().double())
+    with torch.no_grad():
+        weight[5, 7, 3] = value
+    found = summed_by_warps(short_pieces(), x, weight)
+    finite = torch.ones_like(found, dtype=torch.bool)
+    finite[dst[types == 5].long(), 3] = False
+    assert torch.equal(found.isfinite(), finite) and error(found[finite], expected[finite]) < 1e-6
+
+
+@EVERY_WAY
+def test_short_pieces_give_the_same_bits_every_time(way):
+    graph = short_pieces()
+    x, weight = leaf(50_000, 64, dtype=torch.float32, seed=0), leaf(40, 64, 64, dtype=torch.float32, seed=1)
+
+    def run(x, weight):
+        return [relational_layer(graph, x, weight, out_dtype=torch.float32)]
+
+    run(x.detach(), weight.detach())
+    assert_same_bits(way, run, [x.detach(), weight.detach()])
+
+
 @pytest.mark.parametrize("num_types,num_edges", [(1, 700), (2, 1), (700, 900), (3, 90)])
 def test_few_and_many_relations(num_types, num_edges):
     for dtype in DTYPES:
