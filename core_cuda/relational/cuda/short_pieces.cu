@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kPartThreads)
   const int32_t *const ends = args.pieces.type_tiles, *const tiles = args.pieces.tiles;
   const auto behind = [=](int64_t t) { return ends[t] / share + t > i; };
   const int type = static_cast<int>(first_behind(1, types, behind)) - 1;  // as range_of_tile's
-  const int first = ends[type], begin = max(first + (i - first / share - type) * share, first);
-  const int end = min(first + (i - first / share - type + 1) * share, ends[type + 1]);
+  const int first = ends[type], begin = first + (i - first / share - type) * share;
+  const int end = min(begin + share, ends[type + 1]);
   scratch.chunks[i] = begin < end ? Chunk{type, tiles[begin], tiles[end], 0} : Chunk{type, 0, 0, 0};
 }
 
@@ -132,7 +132,7 @@ __device__ __forceinline__ void load_row(const Neighbors& of, int row, float4 (&
 
 // A piece that the whole warp sums; of 32 of its edges, one in each lane.
 struct LongPiece {
-  int owner;  // the lane, of the first four whose first or second piece it is, and whether it is the second
+  int owner;  // the first of the four lanes that it belongs to, and 1 more where it is their second
   int begin, count, row;
   float weight;
 };
