@@ -378,15 +378,25 @@ def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
     assert _C.short_pieces_pay(edges, pieces, tiles // 132) is pays
 
 
-@pytest.mark.cuda
-def test_the_plan_says_that_a_warp_sums_pieces_by_itself():
-    src, dst, types = (torch.randint(n, (520_000,), device="cuda") for n in (50_000, 60_000, 40))
-    for edges, few in ((520_000, False), (5000, True)):
-        ends = torch.stack([src[:edges], dst[:edges]]).int()
-        graph = edgeless.TypedGraph.from_edge_index(ends, types[:edges].int(), 40, 50_000, 60_000)
-        x, weight = (torch.ones(shape, device="cuda") for shape in ((50_000, 64), (40, 64, 64)))
-        steps = record(lambda g=graph, x=x, w=weight: functional.relational_sum(g, x, w, order="aggregate"), [])
-        assert ("sixteen pieces a warp" in table(steps)) is not few
+@pytest.mark.parametrize("edges,pieces,tiles,dtype,width,by_warps", [
+    (520_000, 450_000, 7500, torch.float32, 64, True),
+    (520_000, 450_000, 7500, torch.float32, 68, False),
+    (520_000, 450_000, 7500, torch.bfloat16, 64, False),
+    (5000, 4900, 100, torch.float32, 64, False),
+])  # fmt: skip
+def test_the_plan_says_that_a_warp_sums_pieces_by_itself(edges, pieces, tiles, dtype, width, by_warps, monkeypatch):
+    from edgeless import plan_recording
+
+    monkeypatch.setattr(plan_recording.Device, "of", lambda _: DEVICES["h200"])
+
+    def ids(count):
+        return torch.empty(count, dtype=torch.int32, device="meta")
+
+    sizes = (41, pieces, pieces + 1, edges, edges, pieces + 1001, 41, tiles + 1, 20, 0, 0)
+    x, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((1000, width), (40, width, 64)))
+    args = {"x": x, "weight": weight, "by_dst": list(map(ids, sizes)), "num_dst": 1000}
+    (step,) = plan_recording._steps_of("relational_sum", args)
+    assert ("sixteen pieces a warp" in step.kernel) is by_warps
 
 
 @pytest.mark.parametrize("order", ["aggregate", "transform"])
