@@ -130,14 +130,19 @@ def join(rank, world, store, seconds=60, backend="gloo"):
 # Comparison ------------------------------------------------------------------------------------------------------
 
 
-def whole_edges(values, dg):
-    """Values of the own edges of all processes, in the order of the whole graph."""
-    found = [(dg.edge_ids.cpu(), values.cpu())]
-    if dg.size > 1:
-        found *= dg.size
-        dist.all_gather_object(found, found[dg.rank])
-    ids = torch.cat([i for i, _ in found])
-    return torch.cat([v for _, v in found])[ids.argsort()]
+def whole_edges(values, size):
+    """Values of the edges of all processes, in the order of the whole graph, by name: one exchange for all of them.
+
+    Args:
+        values: name -> numbers of edges, and values, of this process.
+        size: processes.
+    """
+    mine = {name: (ids.cpu(), of.cpu()) for name, (ids, of) in values.items()}
+    found = [mine] * size
+    if mine and size > 1:
+        dist.all_gather_object(found, mine)
+    order = {name: torch.cat([of[name][0] for of in found]).argsort() for name in mine}
+    return {name: torch.cat([of[name][1] for of in found])[order[name]] for name in mine}
 
 
 def weights_of(out):
@@ -178,22 +183,27 @@ def run_parts(layer, call, dg, looped, given, gradient, seed, dtype):
     results = call(layer, x, given)
     graph = dg.with_self_loops() if looped else dg
     total = x.new_zeros(())
-    found = {}
+    found, by_edge = {}, {}
     for i, result in enumerate(results):
         by_node = i == 0
         num_rows = dg.total_nodes if by_node else graph.total_edges
         ids = dg.nodes if by_node else graph.edge_ids
         weights = weights_of(torch.empty(num_rows, *result.shape[1:], device=ids.device))[ids]
         total = total + (result * weights.to(dtype)).sum()
-        found[f"result {i}"] = (ed.gather if by_node else whole_edges)(result.detach(), dg if by_node else graph)
+        if by_node:
+            found[f"result {i}"] = ed.gather(result.detach(), dg)
+        else:
+            by_edge[f"result {i}"] = ids, result.detach()
     total.backward()
-    for name, parameter in layer.named_parameters():
-        gradient_here = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
-        if dg.size > 1:
-            dist.all_reduce(gradient_here)
-        found[f"grad of {name}"] = gradient_here
-    for name, t in given.items():
-        found[f"grad of {name}"] = whole_edges(t.grad, dg)
+    parameters = dict(layer.named_parameters())
+    here = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters.values()]
+    gradients = torch.cat([g.flatten() for g in here]) if here else x.new_zeros(0)
+    if dg.size > 1:
+        dist.all_reduce(gradients)
+    for name, g, flat in zip(parameters, here, gradients.split([g.numel() for g in here]), strict=True):
+        found[f"grad of {name}"] = flat.view_as(g)
+    by_edge.update({f"grad of {name}": (dg.edge_ids, t.grad) for name, t in given.items()})
+    found.update(whole_edges(by_edge, dg.size))
     return found | ({"grad of x": ed.gather(x.grad, dg)} if gradient else {})
 
 
