@@ -188,6 +188,24 @@ def test_short_pieces_of_every_magnitude():
     assert ((found[dst[alone]] - expected).abs() <= 1e-6 * size + 1e-38).all()
 
 
+def test_short_pieces_behind_chunks_without_pieces():
+    """The first block's chunks are the 64 pieces of type 0, one of a type without edges, and the 64 pieces that begin
+    the last type: what was asked for ahead of the second is not taken for the third.
+    """
+    blocks = 4 * torch.cuda.get_device_properties(0).multi_processor_count
+    dst = torch.cat([torch.arange(64), torch.arange(520_000)])
+    types = (torch.arange(520_064) >= 64).long() * 2 * blocks
+    src = torch.arange(520_064) % 50_000
+    edges = torch.stack([src, dst]).cuda().int()
+    graph = TypedGraph.from_edge_index(edges, types.cuda().int(), 2 * blocks + 1, 50_000, 520_000)
+    x = leaf(50_000, 64, dtype=torch.float32, seed=0).detach()
+    weight = leaf(2 * blocks + 1, 64, 64, dtype=torch.float32, seed=1).detach()
+    found = summed_by_warps(graph, x, weight)
+    products = x[src[64:].cuda()].double() @ weight[-1].double()
+    products[:64] += x[:64].double() @ weight[0].double()
+    assert error(found, products) < 1e-6
+
+
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_short_pieces_keep_infinities_of_rows_where_they_are(value):
     graph = short_pieces()

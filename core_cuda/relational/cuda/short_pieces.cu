@@ -10,6 +10,7 @@
 // well how long a tile takes. Where a chunk's pieces begin is known two chunks before, its weight one chunk before;
 // ends of pieces two sums before, ids one sum before.
 #include <atomic>
+#include <climits>
 
 #include "../../common/search.h"
 #include "../../projection/cuda/shared_memory.cuh"
@@ -45,6 +46,10 @@ struct Scratch {
         taken(reinterpret_cast<int*>(chunks + num_chunks + 1)) {}
 };
 
+// Behind all pieces, where a chunk has none left: that it has no edges must not be taken for what is known of a piece
+// of a later chunk.
+constexpr int kNoPiece = INT_MAX / 2;
+
 constexpr int kBegun = 3;  // chunks that a block begins with
 
 template <int kWidth>
@@ -72,6 +77,7 @@ __global__ void __launch_bounds__(kPartThreads)
 // What edges are weighed by.
 enum class Weights { none, in_order, by_id };
 
+// weight_of() where it is known what it asks for.
 template <Weights kWeights>
 __device__ __forceinline__ float weight_at(const Neighbors& of, int edge) {
   if constexpr (kWeights == Weights::none) return 1;
@@ -95,7 +101,7 @@ __device__ __forceinline__ void load_edges(const Neighbors& of, Edges& edges, in
     edges.row[i] = -1, edges.weight[i] = 1;
     if (edge >= edges.count[i]) continue;
     edges.row[i] = __ldcs(of.indices + edges.begin[i] + edge);
-    if constexpr (kWeights != Weights::none) edges.weight[i] = weight_at<kWeights>(of, edges.begin[i] + edge);
+    edges.weight[i] = weight_at<kWeights>(of, edges.begin[i] + edge);
   }
 }
 
@@ -323,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     copy_shared(projection::shared_address(known + turn), scratch.chunks + min(i, num_chunks));
   };
   if (leads) ask_for_chunk(0, blockIdx.x), ask_for_chunk(1, blockIdx.x + gridDim.x);
-  ask_for_parts(scratch.chunks[min(static_cast<int>(blockIdx.x), num_chunks - 1)].type, 0);
+  ask_for_parts(scratch.chunks[blockIdx.x].type, 0);
   int third = blockIdx.x + 2 * gridDim.x;  // the chunk of the turn after the next
   Edges edges;
   Ends ends;
@@ -357,10 +363,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       int at = first + kStep, until = last;
       const bool here = at < last;
       if (!here) at = then.begin + begin_of_warp, until = then.end;
+      if (at >= until) at = kNoPiece;
       const Edges next = edges_of(at, until);
       edges_at = at;
       at += kStep;
       if (here && at >= last) at = then.begin + begin_of_warp, until = then.end;
+      if (at >= until) at = kNoPiece;
       ends = load_ends(args.pieces.ptr, at, until);
       ends_at = at;
       WarpRows<kWidth> sum, product;
