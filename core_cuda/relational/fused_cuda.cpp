@@ -26,13 +26,15 @@ int tiles_of_block(int64_t tiles, const Tensor& t) {
   return static_cast<int>(std::clamp<int64_t>(tiles / (16 * processors(t)), 1, 16));
 }
 
-// Whether a warp sums and multiplies pieces by itself (cuda/short_pieces.cu), in chunks of `share` tiles.
-bool takes_short_pieces(PieceProductsArgs& args, const Pieces& pieces, const Tensor& x) {
-  if (x.scalar_type() != at::kFloat || std::max(args.in_width, args.out_width) > kMostShortWidth) return false;
-  const int64_t tiles_of_processor = args.pieces.count / processors(x);
-  if (!short_pieces_pay(pieces.indices.size(0), pieces.rows.size(0), tiles_of_processor)) return false;
-  args.share = static_cast<int>(std::clamp<int64_t>(tiles_of_processor / 32, 2, 4));
-  return true;
+// Whether a warp sums and multiplies pieces by itself (cuda/short_pieces.cu).
+bool takes_short_pieces(const PieceProductsArgs& args, const Pieces& pieces, const Tensor& x) {
+  return x.scalar_type() == at::kFloat && std::max(args.in_width, args.out_width) <= kMostShortWidth &&
+         short_pieces_pay(pieces.indices.size(0), pieces.rows.size(0), args.pieces.count / processors(x));
+}
+
+// That its blocks take at a time.
+int tiles_of_chunk(int64_t tiles, const Tensor& t) {
+  return static_cast<int>(std::clamp<int64_t>(tiles / processors(t) / 32, 2, 4));
 }
 
 // Whether so many blocks leave multiprocessors room for blocks of twice as many warps.
@@ -174,9 +176,9 @@ Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_w
   args.out = products.mutable_data_ptr();
   const auto stream = c10::cuda::getCurrentCUDAStream();
   if (takes_short_pieces(args, pieces, x)) {
+    args.share = tiles_of_chunk(args.pieces.count, x);
     const Tensor scratch = at::empty({short_products_scratch(args)}, x.options().dtype(at::kByte));
-    const auto blocks = static_cast<int>(processors(x));
-    C10_CUDA_CHECK(run_short_products(args, scratch.mutable_data_ptr(), blocks, stream));
+    C10_CUDA_CHECK(run_short_products(args, scratch.mutable_data_ptr(), static_cast<int>(processors(x)), stream));
   } else {
     args.share = tiles_of_block(args.pieces.count, x);
     args.few = few_blocks(num_tiles(args.pieces.count, args.pieces.types, args.share), x);

@@ -45,8 +45,8 @@ struct WeightParts {
 
   // Where the lane's parts of depths 16 step and columns 16 pair lie.
   static constexpr int place(int step, int pair, int lane) { return (step * kSteps + pair) * 64 + lane; }
-  // Rows that are multiplied lie in registers as they are read, four numbers side by side in a lane: of 16 depths it
-  // has these, from `first` of a fragment's half. What is made lies likewise: columns [at, at + 1] of both halves.
+  // A row's numbers lie in registers as they are read, four side by side in a lane, and not as a fragment says. So of
+  // each half of a fragment a lane has this depth and the one behind it, of this column, in place of the fragment's.
   static __device__ __forceinline__ int depth_of(int lane, int half) { return lane % 4 * 4 + half * 2; }
   static __device__ __forceinline__ int column_of(int lane, int half) { return lane / 8 * 4 + lane / 4 % 2 + half * 2; }
 };
