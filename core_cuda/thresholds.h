@@ -229,10 +229,18 @@ constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, k
 
 // Relations ---------------------------------------------------------------------------------------------------------
 
-// Whether a warp does best to sum sixteen pieces by itself: they have few edges, and so many tiles come on every
-// multiprocessor that its sixteen warps have work at any time (0059).
-constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles_of_processor) {
-  return edges <= 8 * pieces && tiles_of_processor >= 48;
+// Floats of the widest rows of which a warp sums sixteen pieces by itself.
+constexpr int64_t kMostShortWidth = 64;
+// Whether that is best: they have few edges, and so many tiles come on every multiprocessor that its sixteen warps have
+// work at any time (0059).
+constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles_of_processor, int64_t widest) {
+  return widest <= kMostShortWidth && edges <= 8 * pieces && tiles_of_processor >= 48;
+}
+// The same of gradients of features and weights [in, out], whatever pieces there are: but where the gradients that are
+// summed are narrow, or all is (0060).
+constexpr bool short_gradients_pay(int64_t in, int64_t out) {
+  const int64_t widest = in > out ? in : out;
+  return widest <= kMostShortWidth && widest > 32 && out > 16;
 }
 
 // Blocks ------------------------------------------------------------------------------------------------------------

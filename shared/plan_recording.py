@@ -222,10 +222,14 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         elif tiles:  # only products are written and read again
             num_bytes += 2 * pieces * width * x.element_size() * (step != "of weights")
             kernel += ", multiplied while their sums are at hand: less to move than products of sources or sums"
-            if x.dtype == torch.float32 and max(widths(weight)) <= 64 and not backward:
-                per_processor = (tiles[1].numel() - 1) // device.multiprocessors
-                if _C.short_pieces_pay(indices.numel(), pieces, per_processor):
-                    kernel += "; sixteen pieces a warp, for they have few edges"
+            per_processor = (tiles[1].numel() - 1) // device.multiprocessors
+            if x.dtype != torch.float32:
+                by_warps = False
+            elif backward:
+                by_warps = _C.short_gradients_pay(*widths(weight))
+            else:
+                by_warps = _C.short_pieces_pay(indices.numel(), pieces, per_processor, max(widths(weight)))
+            kernel += "; sixteen pieces a warp" if by_warps else ""
         elif ptr.numel():  # what is made for a piece of several edges is written and read again
             num_bytes += 2 * pieces * (x.size(1) + gathered.size(1)) * x.element_size()
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None

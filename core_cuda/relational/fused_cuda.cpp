@@ -28,8 +28,9 @@ int tiles_of_block(int64_t tiles, const Tensor& t) {
 
 // Whether a warp sums and multiplies pieces by itself (cuda/short_pieces.cu).
 bool takes_short_pieces(const PieceProductsArgs& args, const Pieces& pieces, const Tensor& x) {
-  return x.scalar_type() == at::kFloat && std::max(args.in_width, args.out_width) <= kMostShortWidth &&
-         short_pieces_pay(pieces.indices.size(0), pieces.rows.size(0), args.pieces.count / processors(x));
+  return x.scalar_type() == at::kFloat &&
+         short_pieces_pay(pieces.indices.size(0), pieces.rows.size(0), args.pieces.count / processors(x),
+                          std::max(args.in_width, args.out_width));
 }
 
 // That its blocks take at a time.
@@ -227,10 +228,11 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
     args.pieces = tiles_of(pieces), args.neighbors = neighbors_of(pieces, grad, edge_weight);
     args.weight = {w.const_data_ptr(), w.stride(1)}, args.weight_type = w.stride(0), args.x = rows_of(x);
     args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
+    const bool by_warps = x.scalar_type() == at::kFloat && short_gradients_pay(args.in_width, args.out_width);
     // So many blocks that all multiprocessors have something to do, but their sums take no more than an eighth of the
-    // memory of the pieces' rows, or a megabyte.
-    const int64_t most =
-        std::max<int64_t>(pieces.rows.size(0) * (w.size(1) + w.size(2)) / (8 * size), (1 << 18) / size);
+    // memory of the pieces' rows, or a megabyte; a quarter where a block has half as many warps.
+    const int64_t of_rows = pieces.rows.size(0) * (w.size(1) + w.size(2)) / (by_warps ? 4 : 8);
+    const int64_t most = std::max<int64_t>(of_rows, 1 << 18) / size;
     const int64_t wanted = std::clamp(args.pieces.count / 24, 8 * processors(x), 16 * processors(x));
     const int64_t blocks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1));
     args.share = static_cast<int>(std::max<int64_t>(1, args.pieces.count / blocks));
@@ -247,7 +249,12 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
       adding.partial = args.partial, adding.weights = found.weight.mutable_data_ptr();
       adding.wide = weight.scalar_type() == at::kFloat;
     }
-    C10_CUDA_CHECK(run_piece_gradients(storage_of(x.scalar_type()), args, stream));
+    if (by_warps) {
+      const Tensor scratch = at::empty({short_gradients_scratch(args)}, x.options().dtype(at::kByte));
+      C10_CUDA_CHECK(run_short_gradients(args, scratch.mutable_data_ptr(), stream));
+    } else {
+      C10_CUDA_CHECK(run_piece_gradients(storage_of(x.scalar_type()), args, stream));
+    }
   }
   if (needs.rows) {
     Added added;

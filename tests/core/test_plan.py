@@ -375,7 +375,16 @@ def test_sums_over_relations_say_their_pieces():
     (21_000_000, 1_458_334, 56_700, False),  # mag: 14 edges a piece
 ])  # fmt: skip
 def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
-    assert _C.short_pieces_pay(edges, pieces, tiles // 132) is pays
+    assert _C.short_pieces_pay(edges, pieces, tiles // 132, 64) is pays
+    assert not _C.short_pieces_pay(edges, pieces, tiles // 132, 68)
+
+
+@pytest.mark.parametrize("in_width,out_width,pays", [
+    (64, 64, True), (16, 64, True), (64, 20, True), (36, 36, True),
+    (64, 16, False), (32, 32, False), (68, 64, False), (64, 68, False),
+])  # fmt: skip
+def test_gradients_of_pieces_that_a_warp_sums_by_itself(in_width, out_width, pays):
+    assert _C.short_gradients_pay(in_width, out_width) is pays
 
 
 @pytest.mark.parametrize("edges,pieces,tiles,dtype,width,by_warps", [
@@ -397,6 +406,22 @@ def test_the_plan_says_that_a_warp_sums_pieces_by_itself(edges, pieces, tiles, d
     args = {"x": x, "weight": weight, "by_dst": list(map(ids, sizes)), "num_dst": 1000}
     (step,) = plan_recording._steps_of("relational_sum", args)
     assert ("sixteen pieces a warp" in step.kernel) is by_warps
+
+
+@pytest.mark.parametrize("dtype,width,by_warps", [
+    (torch.float32, 64, True), (torch.float32, 68, False), (torch.float32, 32, False), (torch.bfloat16, 64, False),
+])  # fmt: skip
+def test_the_plan_says_so_of_gradients(dtype, width, by_warps, monkeypatch):
+    from edgeless import plan_recording
+
+    monkeypatch.setattr(plan_recording.Device, "of", lambda _: DEVICES["h200"])
+    sizes = (41, 4900, 4901, 5000, 5000, 5901, 41, 101, 20, 0, 0)
+    by_src = [torch.empty(size, dtype=torch.int32, device="meta") for size in sizes]
+    shapes = {"x": (1000, width), "weight": (40, width, width), "grad": (900, width)}
+    args = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    steps = plan_recording._steps_of("relational_sum_backward", {**args, "by_src": by_src, "needs": [True, True]})
+    assert [step.step for step in steps] == ["of features", "of weights"]
+    assert all(("sixteen pieces a warp" in step.kernel) is by_warps for step in steps)
 
 
 @pytest.mark.parametrize("order", ["aggregate", "transform"])

@@ -245,6 +245,70 @@ def test_short_pieces_give_the_same_bits_every_time(way):
     assert_same_bits(way, run, [x.detach(), weight.detach()])
 
 
+def gradients_by_warps(graph, x, weight, grad, edge_weight=None, reduce="sum", of=("x", "weight")):
+    """Gradients of a sum over relations, for which the warps' kernel must have run."""
+    given = {"x": x.detach(), "weight": weight.detach()}
+    given = {name: t.requires_grad_(name in of) for name, t in given.items()}
+    out = relational_layer(graph, **given, edge_weight=edge_weight, reduce=reduce, out_dtype=torch.float32)
+    poison("cuda")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        found = torch.autograd.grad(out, [given[name] for name in of], grad)
+        torch.cuda.synchronize()
+    assert any("short_gradients" in event.name for event in profile.events())
+    return found
+
+
+@pytest.mark.parametrize("weights", ["none", "mean", "by id"])
+@pytest.mark.parametrize("k,m", [(64, 64), (64, 20), (20, 64), (40, 24), (36, 36), (4, 48), (64, 18), (33, 17)])
+def test_gradients_by_warps_of_every_width(k, m, weights):
+    """Pieces of one edge and of dozens, tiles that are not full, relations of no edges."""
+    for graph in (graph_of(700, 650, 9000, 3, hub=1500), graph_of(num_src=130, hub=70), graph_of(num_edges=41)):
+        x, weight = inputs(graph, torch.float32, k, m)["x"], inputs(graph, torch.float32, k, m)["weight"]
+        grad = leaf(graph.num_dst, m, dtype=torch.float32, seed=9).detach()
+        edge_weight = leaf(graph.num_edges, dtype=torch.float32, seed=5).detach() if weights == "by id" else None
+        reduce = "mean" if weights == "mean" else "sum"
+        wide = None if edge_weight is None else edge_weight.double()
+        _, *expected = truth(graph, {"x": x, "weight": weight}, grad, reduce, wide)
+        for of in (("x", "weight"), ("x",), ("weight",)):
+            found = gradients_by_warps(graph, x, weight, grad, edge_weight, reduce, of)
+            assert all(t.isfinite().all() for t in found)
+            wanted = [expected[("x", "weight").index(name)] for name in of]
+            assert_close([t.double() for t in found], wanted, 1e-6)
+
+
+def test_gradients_by_warps_of_every_magnitude():
+    """A number of a weight's gradient is exact against the sizes of its own terms, however much larger others are."""
+    gen = torch.Generator().manual_seed(0)
+    src, dst, types = (torch.randint(n, (30_000,), generator=gen).cuda() for n in (9000, 8000, 4))
+    graph = TypedGraph.from_edge_index(torch.stack([src, dst]).int(), types.int(), 4, 9000, 8000)
+    rows = torch.exp2(torch.arange(9000, device="cuda") % 60 - 30)[:, None]
+    columns = torch.exp2(torch.arange(64, device="cuda") * 7 % 60 - 30)
+    x = leaf(9000, 64, dtype=torch.float32, seed=0).detach() * rows * columns
+    grad = leaf(8000, 64, dtype=torch.float32, seed=1).detach() * columns.flip(0)
+    (found,) = gradients_by_warps(graph, x, leaf(4, 64, 64, dtype=torch.float32, seed=2), grad, of=("weight",))
+    for t in range(4):
+        factors = x[src[types == t]].double(), grad[dst[types == t]].double()
+        expected, size = (torch.einsum("ek,em->km", *of) for of in (factors, [f.abs() for f in factors]))
+        assert ((found[t] - expected).abs() <= 1e-6 * size).all()
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("which", ["x", "grad"])
+def test_gradients_by_warps_keep_infinities_where_they_are(which, value):
+    graph = graph_of(700, 650, 9000, 3, hub=1500)
+    given = inputs(graph, torch.float32, 64, 64)
+    x, weight = given["x"].detach().abs(), given["weight"].detach()
+    grad = leaf(graph.num_dst, 64, dtype=torch.float32, seed=9).detach().abs()
+    (x if which == "x" else grad)[7, 3] = value
+    found = gradients_by_warps(graph, x, weight, grad)
+    _, *expected = truth(graph, {"x": x, "weight": weight}, grad)
+    for ours, theirs in zip(found, expected, strict=True):
+        finite = theirs.isfinite()
+        assert torch.equal(ours.isfinite(), finite) and torch.equal(ours.isnan(), theirs.isnan())
+        assert error(ours[finite], theirs[finite]) < 1e-6
+    assert not expected[1].isfinite().all()
+
+
 @pytest.mark.parametrize("num_types,num_edges", [(1, 700), (2, 1), (700, 900), (3, 90)])
 def test_few_and_many_relations(num_types, num_edges):
     for dtype in DTYPES:

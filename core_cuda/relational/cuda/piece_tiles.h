@@ -121,11 +121,14 @@ int piece_products_memory(Storage storage, int widest);
 int piece_gradients_memory(Storage storage, int widest);
 int row_sums_memory(Storage storage, int widest, bool little);
 cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream);
-// The same of floats where pieces have few edges: `share` tiles are a chunk. scratch: so many bytes, of whole vectors.
-constexpr int kMostShortWidth = 64;
+// The same of floats of up to kMostShortWidth where pieces have few edges: `share` tiles are a chunk. scratch: so many
+// bytes, of whole vectors.
 int64_t short_products_scratch(const PieceProductsArgs& args);
 cudaError_t run_short_products(const PieceProductsArgs& args, void* scratch, int processors, cudaStream_t stream);
 cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream);
+// The same of floats of up to kMostShortWidth. scratch: so many bytes, of whole vectors.
+int64_t short_gradients_scratch(const PieceGradientsArgs& args);
+cudaError_t run_short_gradients(const PieceGradientsArgs& args, void* scratch, cudaStream_t stream);
 cudaError_t run_hub_sums(Storage storage, const HubSumsArgs& args, cudaStream_t stream);
 cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream);
 cudaError_t run_own_gradients(Storage storage, const OwnGradientsArgs& args, cudaStream_t stream);

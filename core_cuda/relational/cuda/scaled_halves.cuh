@@ -51,9 +51,10 @@ struct WeightParts {
   static __device__ __forceinline__ int column_of(int lane, int half) { return lane / 8 * 4 + lane / 4 % 2 + half * 2; }
 };
 
-// Puts a matrix there, whose numbers outside [depth, columns] are zero. A block of kPartThreads.
+// Puts a matrix there, whose numbers outside [depth, columns] are zero; `transposed`: it lies as [columns, depth]. A
+// block of kPartThreads.
 constexpr int kPartThreads = 256;
-template <int kWidth>
+template <int kWidth, bool kTransposed>
 __device__ __forceinline__ void put_parts(uint4* to, const float* from, int64_t row_numbers, int depth, int columns) {
   using Parts = WeightParts<kWidth>;
   constexpr int kLines = kPartThreads / kWidth, kEach = kWidth / kLines;
@@ -63,10 +64,18 @@ __device__ __forceinline__ void put_parts(uint4* to, const float* from, int64_t 
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     const int row = line + i * kLines;
-    x[i] = row < depth && column < columns ? __ldg(from + row * row_numbers + column) : 0;
+    const bool inside = kTransposed ? row < columns && column < depth : row < depth && column < columns;
+    x[i] = inside ? __ldg(from + row * row_numbers + column) : 0;
   }
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) matrix[line + i * kLines][column] = x[i], found = fmaxf(found, fabsf(x[i]));
+  for (int i = 0; i < kEach; ++i) (kTransposed ? matrix[column][line + i * kLines] : matrix[line + i * kLines][column]) = x[i];
+  if constexpr (kTransposed) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x[i] = matrix[line + i * kLines][column];
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) found = fmaxf(found, fabsf(x[i]));
   most[line][column] = found;
   __syncthreads();
   if (line == 0) {
