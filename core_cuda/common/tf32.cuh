@@ -23,4 +23,14 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 #endif
 }
 
+// Whether all are numbers: an infinity leaves none behind when it is split. Four sums, which do not wait for each
+// other.
+template <int kRows, int kColumns>
+__device__ __forceinline__ bool all_finite(const float (&x)[kRows][kColumns]) {
+  float zero[4] = {};
+#pragma unroll
+  for (int i = 0; i < kRows * kColumns; ++i) zero[i % 4] = fmaf(0, x[i / kColumns][i % kColumns], zero[i % 4]);
+  return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0;
+}
+
 }  // namespace edgeless::cuda

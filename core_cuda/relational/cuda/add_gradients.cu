@@ -12,6 +12,7 @@ namespace edgeless::cuda::relational {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr int kBatch = 4;  // chunks that a thread asks for at once
 
 template <class S>
 __device__ __forceinline__ void store(void* to, int64_t at, bool wide, float x) {
@@ -22,7 +23,8 @@ __device__ __forceinline__ void store(void* to, int64_t at, bool wide, float x) 
   }
 }
 
-constexpr int kOwnSides = 32;  // that share the chunks of what is summed over all rows
+constexpr int kOwnSides = 32;          // that share the chunks of what is summed over all rows
+constexpr int kManyThreads = 1 << 18;  // that a device has at once
 
 // A thread block has 4 kThreads / sides numbers of one type: first those of all types, then what is summed over all
 // rows.
@@ -44,11 +46,17 @@ __global__ void __launch_bounds__(kThreads)
     partial += (begin / args.share + type) * size;
   }
   float sum[4] = {};
-  if (at < size) {
-#pragma unroll 4
-    for (int64_t chunk = side; chunk < chunks; chunk += sides) {
-      const float4 four = __ldcs(reinterpret_cast<const float4*>(partial + chunk * size + at));
-      sum[0] += four.x, sum[1] += four.y, sum[2] += four.z, sum[3] += four.w;
+  for (int64_t first = side; at < size && first < chunks; first += kBatch * sides) {
+    float4 four[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      const int64_t chunk = first + u * sides;
+      if (chunk < chunks) four[u] = __ldcs(reinterpret_cast<const float4*>(partial + chunk * size + at));
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      if (first + u * sides >= chunks) break;
+      sum[0] += four[u].x, sum[1] += four[u].y, sum[2] += four[u].z, sum[3] += four[u].w;
     }
   }
   if (sides > 1) {
@@ -75,9 +83,10 @@ __global__ void __launch_bounds__(kThreads)
 template <class S>
 cudaError_t launch(const AddGradientsArgs& args, cudaStream_t stream) {
   const auto blocks = [](int size, int sides) { return (size + 4 * kThreads / sides - 1) / (4 * kThreads / sides); };
-  // About as many as a type has chunks: more would only wait for each other.
-  const int64_t chunks = args.tiles.count / (int64_t{args.share} * std::max(args.tiles.types, 1));
-  const int sides = chunks < 2 ? 1 : chunks < 4 ? 4 : 8;
+  // Until the device is full, or each has a chunk.
+  const int64_t types = std::max(args.tiles.types, 1), chunks = args.tiles.count / (args.share * types);
+  int sides = 1;
+  while (sides < std::min<int64_t>(chunks, kOwnSides) && types * args.size / 4 * sides < kManyThreads) sides *= 2;
   const int of_type = args.partial ? blocks(args.size, sides) : 0;
   const int64_t of_types = int64_t{of_type} * args.tiles.types;
   const int64_t all = of_types + (args.own_partial ? blocks(args.own_size, kOwnSides) : 0);

@@ -7,11 +7,12 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-constexpr int kHubBatch = 4;  // rows of a team that are on their way
+template <class S>
+constexpr int kHubBatch = 64 / kVec<S>;  // rows of a team that are on their way
 
 template <class S>
 __global__ void __launch_bounds__(kFusedThreads) hub_sums_kernel(const __grid_constant__ HubSumsArgs args) {
-  constexpr int kPer = kVec<S>;
+  constexpr int kPer = kVec<S>, kBatch = kHubBatch<S>;
   __shared__ float4 shared[kFusedThreads * kPer / 4];
   const Neighbors& of = args.neighbors;
   const int lane = threadIdx.x & ((1 << of.team_log2) - 1), team = threadIdx.x >> of.team_log2;
@@ -19,18 +20,18 @@ __global__ void __launch_bounds__(kFusedThreads) hub_sums_kernel(const __grid_co
   const int begin = args.begins[blockIdx.x] + team, end = args.ends[blockIdx.x];
   const char* base = of.rows + min(lane, of.vectors - 1) * 16;
   float sum[kPer] = {};
-  for (int first = begin; first < end; first += kHubBatch * teams) {
-    int rows[kHubBatch];
-    Words<4> raw[kHubBatch];
+  for (int first = begin; first < end; first += kBatch * teams) {
+    int rows[kBatch];
+    Words<4> raw[kBatch];
 #pragma unroll
-    for (int u = 0; u < kHubBatch; ++u) rows[u] = first + u * teams < end ? of.indices[first + u * teams] : 0;
+    for (int u = 0; u < kBatch; ++u) rows[u] = first + u * teams < end ? of.indices[first + u * teams] : 0;
 #pragma unroll
-    for (int u = 0; u < kHubBatch; ++u) {
+    for (int u = 0; u < kBatch; ++u) {
       if (first + u * teams >= end) continue;
       raw[u] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base, rows[u], of.row_bytes)));
     }
 #pragma unroll
-    for (int u = 0; u < kHubBatch; ++u) {
+    for (int u = 0; u < kBatch; ++u) {
       if (first + u * teams >= end) continue;
       float x[kPer];
       unpack_words<S, 4>(raw[u], x);

@@ -68,7 +68,8 @@ __device__ __forceinline__ void put_parts(uint4* to, const float* from, int64_t 
     x[i] = inside ? __ldg(from + row * row_numbers + column) : 0;
   }
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) (kTransposed ? matrix[column][line + i * kLines] : matrix[line + i * kLines][column]) = x[i];
+  for (int i = 0; i < kEach; ++i)
+    (kTransposed ? matrix[column][line + i * kLines] : matrix[line + i * kLines][column]) = x[i];
   if constexpr (kTransposed) {
     __syncthreads();
 #pragma unroll

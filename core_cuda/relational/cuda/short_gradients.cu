@@ -1,13 +1,13 @@
-// The gradients of products of pieces that have few edges each, of rows of up to 64 floats: a warp sums the gradients g of
-// sixteen pieces (short_sums.cuh) and multiplies the sums, g W^T. Then they go to shared memory, where the rows x of the
-// pieces are by then, and four warps have a quarter each of x^T g over 64 pieces, which stays in registers for all pieces
-// of the block. (piece_gradients.cu: where pieces have more edges, or are few.)
+// The gradients of products of pieces that have few edges each, of rows of up to 64 floats: a warp sums the gradients g
+// of sixteen pieces (short_sums.cuh) and multiplies the sums, g W^T. Then they go to shared memory, where the rows x of
+// the pieces are by then, and four warps have a quarter each of x^T g over 64 pieces, which stays in registers for all
+// pieces of the block. (piece_gradients.cu: where pieces have more edges, or are few.)
 //
-// x^T g by TF32: pieces differ in their exponents (scaled_halves.cuh). Of x and g a lane reads four columns side by side
-// at once; which of a fragment's rows or columns those are is as well. So the results of a lane lie four side by side.
+// x^T g by TF32: pieces differ in their exponents (scaled_halves.cuh). Of x and g a lane reads four columns side by
+// side at once; which of a fragment's rows or columns those are is as well. So the results of a lane lie four side by
+// side.
 #include <atomic>
 
-#include "../../common/tf32.cuh"
 #include "../../projection/cuda/shared_memory.cuh"
 #include "entries.cuh"
 #include "short_sums.cuh"
@@ -51,13 +51,6 @@ __device__ __noinline__ void make_again(const Memory& tile, int down, int side, 
   }
 }
 
-__device__ __forceinline__ bool all_finite(const Quarter& sum) {
-  float zero[4] = {};
-#pragma unroll
-  for (int i = 0; i < 32; ++i) zero[i % 4] = fmaf(0, sum[i / 16][i / 4 % 4][i % 4], zero[i % 4]);
-  return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0;
-}
-
 // sum += the quarter over `count` pieces of the tile, behind which there are zeros up to a multiple of eight.
 __device__ __forceinline__ void add_outer(const Memory& tile, int down, int side, int count, Quarter& sum) {
   constexpr int kOnCores = 32;  // pieces that the tensor cores add up, who round towards zero
@@ -91,7 +84,7 @@ __device__ __forceinline__ void add_outer(const Memory& tile, int down, int side
         }
       }
     }
-    if (!all_finite(part)) {
+    if (!all_finite(part[0]) || !all_finite(part[1])) {
       Quarter again;  // in memory: only here
       memcpy(again, part, sizeof(again));
       make_again(tile, down, side, chunk, min(chunk + kOnCores, count), again);
@@ -182,30 +175,30 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   int row = row_of(first_of_warp);
   Edges edges = edges_of(ends);
   ends = load_ends(pieces.ptr, first_of_warp + kStep, last);
-  await_all();
-  __syncthreads();
   Quarter outer = {};
 #pragma unroll 1
   for (int at = begin; at < last; at += kStep) {
     const int first = at + warp * kWarpPieces;
-    if (first < last) {
-      if (args.partial) ask_for_own(tile, args.x, in, row);
-      row = row_of(first + kStep);
-      Edges next = edges_of(ends);
-      ends = load_ends(pieces.ptr, first + 2 * kStep, last);
-      WarpRows<kWidth> sum;
-      sum_pieces<kWidth, kWeights, kFull>(of, edges, sum);
-      if (args.partial) put_sums(tile, sum);
-      if (args.out) {
-        WarpRows<kWidth> product;
-        multiply_rows<kWidth>(sum, tile.parts, product);
-        const auto* const weight = static_cast<const float*>(args.weight.numbers) + range.type * args.weight_type;
-        make_finite<kWidth>(pieces, of, {weight, args.weight.row_numbers, true, out, in}, first, last, product);
-        store_products<kWidth>(static_cast<float*>(args.out), in, first, last, product);
-        await_later<kWeights>(next, product[0][0]);
-      }
-      edges = next;
+    if (args.partial) ask_for_own(tile, args.x, in, row);
+    row = row_of(first + kStep);
+    Edges next = edges_of(ends);
+    ends = load_ends(pieces.ptr, first + 2 * kStep, last);
+    WarpRows<kWidth> sum;
+    sum_pieces<kWidth, kWeights, kFull>(of, edges, sum);
+    if (args.partial) put_sums(tile, sum);
+    if (at == begin) {  // for the parts of the weight
+      await_all();
+      __syncthreads();
     }
+    if (args.out && first < last) {
+      WarpRows<kWidth> product;
+      multiply_rows<kWidth>(sum, tile.parts, product);
+      const auto* const weight = static_cast<const float*>(args.weight.numbers) + range.type * args.weight_type;
+      make_finite<kWidth>(pieces, of, {weight, args.weight.row_numbers, true, out, in}, first, last, product);
+      store_products<kWidth>(static_cast<float*>(args.out), in, first, last, product);
+    }
+    edges = next;
+    await_later<kWeights>(edges, sum[0][0]);
     if (!args.partial) continue;
     await_all();
     __syncthreads();
@@ -228,13 +221,6 @@ cudaError_t launch(const PieceGradientsArgs& args, uint4* parts, cudaStream_t st
   return cudaGetLastError();
 }
 
-template <bool kFull>
-cudaError_t launch(const PieceGradientsArgs& args, uint4* parts, cudaStream_t stream) {
-  if (!args.neighbors.weights) return launch<Weights::none, kFull>(args, parts, stream);
-  return args.neighbors.ids ? launch<Weights::by_id, kFull>(args, parts, stream)
-                            : launch<Weights::in_order, kFull>(args, parts, stream);
-}
-
 }  // namespace
 
 int64_t short_gradients_scratch(const PieceGradientsArgs& args) {
@@ -243,7 +229,10 @@ int64_t short_gradients_scratch(const PieceGradientsArgs& args) {
 
 cudaError_t run_short_gradients(const PieceGradientsArgs& args, void* scratch, cudaStream_t stream) {
   auto* const parts = static_cast<uint4*>(scratch);
-  return args.out_width == kWidth ? launch<true>(args, parts, stream) : launch<false>(args, parts, stream);
+  return of_weights(args.neighbors, [&](auto weights) {
+    return args.out_width == kWidth ? launch<weights(), true>(args, parts, stream)
+                                    : launch<weights(), false>(args, parts, stream);
+  });
 }
 
 }  // namespace edgeless::cuda::relational

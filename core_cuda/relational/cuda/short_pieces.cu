@@ -1,6 +1,6 @@
 // Products of pieces that have few edges each, of rows of up to 64 floats: a warp sums the edges of sixteen pieces
-// (short_sums.cuh) and multiplies the sums. Warps of a block meet once a chunk of tiles. (piece_products.cu: where pieces
-// have more edges, or are few.)
+// (short_sums.cuh) and multiplies the sums. Warps of a block meet once a chunk of tiles. (piece_products.cu: where
+// pieces have more edges, or are few.)
 //
 // As many blocks as are on the device at once take chunks of tiles of one type in turn: neither pieces nor edges say
 // well how long a tile takes. Where a chunk's pieces begin is known two chunks before, its weight one chunk before;
@@ -50,8 +50,8 @@ __global__ void __launch_bounds__(kPartThreads)
   const int types = args.pieces.types;
   if (static_cast<int>(blockIdx.x) < types) {
     put_parts<kWidth, false>(scratch.parts + static_cast<int64_t>(blockIdx.x) * WeightParts<kWidth>::kVectors,
-                      static_cast<const float*>(args.weight.numbers) + blockIdx.x * args.weight_type,
-                      args.weight.row_numbers, args.in_width, args.out_width);
+                             static_cast<const float*>(args.weight.numbers) + blockIdx.x * args.weight_type,
+                             args.weight.row_numbers, args.in_width, args.out_width);
     return;
   }
   const int i = (blockIdx.x - types) * kPartThreads + threadIdx.x, share = args.share;
@@ -156,13 +156,6 @@ cudaError_t launch(const PieceProductsArgs& args, void* memory, int processors, 
   return cudaGetLastError();
 }
 
-template <int kWidth, bool kFull>
-cudaError_t launch(const PieceProductsArgs& args, void* memory, int processors, cudaStream_t stream) {
-  if (!args.neighbors.weights) return launch<kWidth, Weights::none, kFull>(args, memory, processors, stream);
-  return args.neighbors.ids ? launch<kWidth, Weights::by_id, kFull>(args, memory, processors, stream)
-                            : launch<kWidth, Weights::in_order, kFull>(args, memory, processors, stream);
-}
-
 }  // namespace
 
 int64_t short_products_scratch(const PieceProductsArgs& args) {
@@ -172,12 +165,15 @@ int64_t short_products_scratch(const PieceProductsArgs& args) {
 
 cudaError_t run_short_products(const PieceProductsArgs& args, void* scratch, int processors, cudaStream_t stream) {
   const int in = args.in_width;
-  if (in <= 32 && args.out_width <= 32) {
-    return in == 32 ? launch<32, true>(args, scratch, processors, stream)
-                    : launch<32, false>(args, scratch, processors, stream);
-  }
-  return in == 64 ? launch<64, true>(args, scratch, processors, stream)
-                  : launch<64, false>(args, scratch, processors, stream);
+  const bool narrow = in <= 32 && args.out_width <= 32;
+  return of_weights(args.neighbors, [&](auto weights) {
+    if (narrow) {
+      return in == 32 ? launch<32, weights(), true>(args, scratch, processors, stream)
+                      : launch<32, weights(), false>(args, scratch, processors, stream);
+    }
+    return in == 64 ? launch<64, weights(), true>(args, scratch, processors, stream)
+                    : launch<64, weights(), false>(args, scratch, processors, stream);
+  });
 }
 
 }  // namespace edgeless::cuda::relational

@@ -1,5 +1,5 @@
-// Sums of pieces, of rows of up to 64 floats, in the registers in which the tensor cores take
-// them: a warp sums the edges of sixteen pieces. No row goes through shared memory.
+// Sums of pieces, of rows of up to 64 floats, in the registers in which the tensor cores take them: a warp sums the
+// edges of sixteen pieces. No row goes through shared memory.
 //
 // Four lanes have two pieces. They ask for the rows of the first two edges of both at once, then for one after the
 // other, until the longest piece has its sum: most have one or two. A piece of more than kFewEdges is summed by the
@@ -7,7 +7,9 @@
 #pragma once
 
 #include <climits>
+#include <type_traits>
 
+#include "../../common/tf32.cuh"
 #include "../../thresholds.h"
 #include "piece_tiles.h"
 #include "scaled_halves.cuh"
@@ -16,11 +18,19 @@
 namespace edgeless::cuda::relational {
 
 constexpr int kWarpPieces = 16;
-constexpr int kFewEdges = 8;  // that four lanes sum
-constexpr int kBatch = 8;     // vectors that a lane has on their way from the rows of a long piece
+constexpr int kFewEdges = 8;   // that four lanes sum
+constexpr int kLongBatch = 8;  // vectors that a lane has on their way from the rows of a long piece
 
 // What edges are weighed by.
 enum class Weights { none, in_order, by_id };
+
+// launch() with what they are as a constant.
+template <class F>
+cudaError_t of_weights(const Neighbors& of, F&& launch) {
+  if (!of.weights) return launch(std::integral_constant<Weights, Weights::none>());
+  if (of.ids) return launch(std::integral_constant<Weights, Weights::by_id>());
+  return launch(std::integral_constant<Weights, Weights::in_order>());
+}
 
 // weight_of() where it is known what it asks for.
 template <Weights kWeights>
@@ -68,7 +78,7 @@ __device__ __forceinline__ Ends load_ends(const int32_t* ptr, int first, int las
 static __device__ float4 zeros[kMostShortWidth / 4];
 
 __device__ __forceinline__ const float4* row_at(const Neighbors& of, int row) {
-  return reinterpret_cast<const float4*>(of.rows + static_cast<uint64_t>(static_cast<uint32_t>(row)) * of.row_bytes);
+  return reinterpret_cast<const float4*>(row_address(of.rows, row, of.row_bytes));
 }
 
 // A row's vectors that the lane has; kFull: of kWidth numbers.
@@ -133,16 +143,16 @@ __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges
       const float weight = piece.weight;
       if (i + 32 < piece.count) load_edges<kWeights>(of, piece, i + 32);
 #pragma unroll
-      for (int j = 0; j < kLanes; j += kBatch) {
+      for (int j = 0; j < kLanes; j += kLongBatch) {
         if (j > 0 && i + j * kRows >= piece.count) break;
-        float4 x[kBatch];
+        float4 x[kLongBatch];
 #pragma unroll
-        for (int u = 0; u < kBatch; ++u) {
+        for (int u = 0; u < kLongBatch; ++u) {
           const int at = __shfl_sync(kAllLanes, row, (j + u) * kRows + lane / kLanes);
           x[u] = __ldg(at < 0 || in_row >= of.vectors ? zeros : row_at(of, at) + in_row);
         }
 #pragma unroll
-        for (int u = 0; u < kBatch; ++u) {
+        for (int u = 0; u < kLongBatch; ++u) {
           float by = 1;
           if constexpr (kWeights != Weights::none) by = __shfl_sync(kAllLanes, weight, (j + u) * kRows + lane / kLanes);
           s.x = fmaf(by, x[u].x, s.x), s.y = fmaf(by, x[u].y, s.y);
@@ -220,14 +230,6 @@ __device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, War
   if (many) sum_long<kWidth, kWeights>(of, edges, many, sum);
 }
 
-template <int kWidth>
-__device__ __forceinline__ bool all_finite(const WarpRows<kWidth>& rows) {
-  float zero[4] = {};
-#pragma unroll
-  for (int i = 0; i < kWidth / 2; ++i) zero[i % 4] = fmaf(0, rows[i % 2][i / 2], zero[i % 4]);
-  return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0;
-}
-
 // The matrix [depth, columns] that sums are multiplied by, as it lies in memory.
 struct TypeMatrix {
   const float* numbers;
@@ -269,7 +271,7 @@ __device__ __noinline__ void make_again(const PieceTiles& pieces, const Neighbor
 template <int kWidth>
 __device__ __forceinline__ void make_finite(const PieceTiles& pieces, const Neighbors& of, const TypeMatrix& matrix,
                                             int first, int last, WarpRows<kWidth>& product) {
-  if (all_finite<kWidth>(product)) return;
+  if (all_finite(product)) return;
   WarpRows<kWidth> again;  // in memory: only here
   memcpy(again, product, sizeof(again));
   make_again<kWidth>(pieces, of, matrix, first, last, again);
@@ -295,8 +297,8 @@ __device__ __forceinline__ void store_products(float* out, int columns, int firs
   }
 }
 
-// Adds to ids on their way what is 0, but only we know, so that they are waited for behind `product`, and not where they
-// are asked for.
+// Adds to ids on their way what is 0, but only we know, so that they are waited for behind `product`, and not where
+// they are asked for.
 template <Weights kWeights>
 __device__ __forceinline__ void await_later(Edges& edges, float product) {
   const int late = static_cast<int>(__float_as_uint(product) & threadIdx.y);

@@ -206,15 +206,6 @@ __device__ __forceinline__ void multiply_fragments(const float* a, const uint4* 
   }
 }
 
-// Four sums at a time, which do not wait for each other.
-template <int kSides>
-__device__ __forceinline__ bool all_finite(const float (&sum)[kSides][4]) {
-  float zero[4] = {};
-#pragma unroll
-  for (int i = 0; i < kSides * 4; ++i) zero[i % 4] = fmaf(0, sum[i / 4][i % 4], zero[i % 4]);
-  return (zero[0] + zero[1]) + (zero[2] + zero[3]) == 0;
-}
-
 // An operand of a product: how many numbers lie from one of its lines to the next, and from one depth to the next.
 template <class T>
 struct Lines {
