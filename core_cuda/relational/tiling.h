@@ -15,7 +15,7 @@ namespace edgeless {
 
 constexpr int64_t kOfTile = 576, kOfPiece = 8;
 constexpr int64_t kOfRowTile = 1024, kOfRow = 16;
-constexpr int64_t kHubPart = 256;
+constexpr int64_t kHubPart = 512;
 
 // In: pieces as typed_edges gives them. I: int32_t or int64_t.
 template <class I>
