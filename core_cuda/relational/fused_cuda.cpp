@@ -202,7 +202,9 @@ OwnGradients own_gradients(const Tensor& grad, const Tensor& own, at::ScalarType
   }
   if (of_root) args.own = rows_of(own), args.own_width = static_cast<int>(own.size(1));
   const int64_t tiles = (grad.size(0) + kTilePieces - 1) / kTilePieces;
-  args.share = static_cast<int>(std::max<int64_t>(1, tiles / (4 * processors(grad))));
+  // As many blocks as are on the device at once, and not some more, for which all would wait.
+  const int64_t most = (dtype == at::kFloat ? 3 : 4) * processors(grad);
+  args.share = static_cast<int>(std::max<int64_t>(1, (tiles + most - 1) / most));
   if (of_root || of_bias) {
     found.own_width = args.own_width;
     const int64_t size = args.own_width * grad.size(1) + grad.size(1);

@@ -1,10 +1,13 @@
 // One pass over an output's gradient, in which it is brought to the dtype of the rows and summed over them, alone and
 // times the rows' own: own^T grad stays in registers for all tiles of a block. The sums of grad are those of the
-// numbers as they were given. Shared memory: own rows and those of the gradient [64][width], the sums of the teams.
+// numbers as they were given. Shared memory: own rows and those of the gradient [64][width], the sums of the teams. Of
+// up to 64 floats, which are in their dtype already, a warp has a square of own^T grad (squares.cuh), and the next tile
+// is on its way while one is multiplied.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
 #include "of_storage.cuh"
+#include "squares.cuh"
 #include "tile_products.cuh"
 
 namespace edgeless::cuda::relational {
@@ -111,6 +114,80 @@ __global__ void __launch_bounds__(kFusedThreads, Shape<S, kWidth>::kBlocks)
   }
 }
 
+struct OwnTile {
+  float4 own[kTilePieces * kSquareVectors], grad[kTilePieces * kSquareVectors];
+};
+
+constexpr int kSquareThreads = 128;
+constexpr int kSquareBlocks = 3;  // that a multiprocessor has shared memory for
+
+// Asks for `count` rows from `first` on; zeros are behind them and behind a row's end.
+__device__ __forceinline__ void ask_for_rows(float4* tile, const Rows& of, int64_t first, int count, int width) {
+  constexpr int kLines = kSquareThreads / kSquareVectors;
+  const int line = threadIdx.x / kSquareVectors, vector = threadIdx.x % kSquareVectors;
+  const float* const from = static_cast<const float*>(of.numbers) + first * of.row_numbers + vector * 4;
+#pragma unroll
+  for (int row = line; row < kTilePieces; row += kLines) {
+    const bool there = row < count && vector * 4 < width;
+    copy_shared(projection::shared_address(tile + place_of(row, vector)),
+                there ? from + row * of.row_numbers : static_cast<const float*>(of.numbers), there);
+  }
+}
+
+__global__ void __launch_bounds__(kSquareThreads, kSquareBlocks)
+    own_squares_kernel(const __grid_constant__ OwnGradientsArgs args) {
+  extern __shared__ float4 memory[];
+  OwnTile* const tiles = reinterpret_cast<OwnTile*>(memory);
+  const int in = args.own_width, out = args.width;
+  const int warp = threadIdx.x / 32, down = warp / 2 * kSquare, side = warp % 2 * kSquare;
+  const int64_t begin = blockIdx.x * int64_t{args.share} * kTilePieces;
+  const int64_t end = min(begin + int64_t{args.share} * kTilePieces, args.num_rows);
+  const auto count_at = [&](int64_t first) { return static_cast<int>(min(end - first, int64_t{kTilePieces})); };
+  const auto ask = [&](int64_t first, int slot) {
+    if (first < end) {
+      ask_for_rows(tiles[slot].own, args.own, first, count_at(first), in);
+      ask_for_rows(tiles[slot].grad, args.grad, first, count_at(first), out);
+    }
+    projection::commit_stage();
+  };
+  Square outer = {};
+  float4 sum = make_float4(0, 0, 0, 0);  // of grad: four columns over the lane's rows
+  const auto add = [&](const float4& x) { sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w; };
+  ask(begin, 0);
+  int slot = 0;
+#pragma unroll 1
+  for (int64_t first = begin; first < end; first += kTilePieces, slot ^= 1) {
+    ask(first + kTilePieces, slot ^ 1);
+    await_all_but<1>();
+    __syncthreads();
+    const OwnTile& tile = tiles[slot];
+    if (down < in && side < out) add_square(tile.own, tile.grad, down, side, count_at(first), outer, add);
+    __syncthreads();
+  }
+  float* const partial = args.partial + static_cast<int64_t>(blockIdx.x) * (in * out + out);
+  store_square(partial, in, out, down, side, outer);
+#pragma unroll
+  for (int step = 1; step < 4; step *= 2) {
+    sum.x += __shfl_xor_sync(kAllLanes, sum.x, step), sum.y += __shfl_xor_sync(kAllLanes, sum.y, step);
+    sum.z += __shfl_xor_sync(kAllLanes, sum.z, step), sum.w += __shfl_xor_sync(kAllLanes, sum.w, step);
+  }
+  const int column = side + threadIdx.x % 32 / 4 * 4;
+  if (down == 0 && threadIdx.x % 4 == 0 && column < out) {
+    *reinterpret_cast<float4*>(partial + in * out + column) = sum;
+  }
+}
+
+cudaError_t launch_squares(const OwnGradientsArgs& args, cudaStream_t stream) {
+  static std::atomic<uint64_t> done{0};
+  constexpr int kBytes = 2 * sizeof(OwnTile);
+  const cudaError_t error = projection::allow_shared_memory(own_squares_kernel, kBytes, done);
+  if (error != cudaSuccess) return error;
+  const int64_t rows = int64_t{args.share} * kTilePieces;
+  const auto blocks = static_cast<unsigned>((args.num_rows + rows - 1) / rows);
+  own_squares_kernel<<<blocks, kSquareThreads, kBytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
 template <class S, int kWidth>
 cudaError_t launch(const OwnGradientsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
@@ -129,6 +206,9 @@ cudaError_t run_own_gradients(Storage storage, const OwnGradientsArgs& args, cud
   return of_storage<true>(storage, [&](auto zero) {
     using S = decltype(zero);
     const bool narrow = args.own_width <= 64 && args.width <= 64;
+    if constexpr (sizeof(S) == 4) {
+      if (narrow && args.own.numbers && args.partial && !args.rows) return launch_squares(args, stream);
+    }
     return narrow ? launch<S, 64>(args, stream) : launch<S, 128>(args, stream);
   });
 }
