@@ -258,12 +258,30 @@ std::vector<at::Tensor> attention_backward(AttentionCall in, AttentionGrads g) {
   return grads;
 }
 
-// Made elsewhere and copied: that saves no memory, and no layer on the CPU asks for it.
+// Of the rows that a pass owns it reads the one at hand, whose gradient it writes in the end, or of a row that parts
+// share when all parts are done. So gradients may stand where these rows do. But not a destination's where the output
+// lies in another way, whose rows are then not all read.
 at::Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g, at::TensorList into) {
-  check_call("edgeless::attention_backward_into", in);
-  check_into("edgeless::attention_backward_into", in, into);
-  const auto grads = attention_backward(in, g);
-  for (size_t i = 0; i < into.size(); ++i) into[i].copy_(grads[i]);
+  const char* op = "edgeless::attention_backward_into";
+  check_call(op, in);
+  check_grads(op, in, g);
+  check_into(op, in, into);
+  std::vector<at::Tensor> grads(into.begin(), into.end());
+  grads.resize(kAttentionInputs);
+  grads[kAtt] = at::empty(g.needs[kAtt] ? in.att->sizes() : at::IntArrayRef{0}, (in.att ? *in.att : in.dst).options());
+  if (g.softmax_stats.numel() == 0 || in.src.numel() == 0 || g.grad_out->numel() == 0) {
+    for (const at::Tensor& t : into) t.zero_();
+    return grads[kAtt].zero_();
+  }
+  const at::Tensor &of_dst = into[kDst], &out = *g.out;
+  const bool apart = of_dst.is_alias_of(out) && !(of_dst.data_ptr() == out.data_ptr() &&
+                                                  of_dst.stride(0) == out.stride(0) && of_dst.dtype() == out.dtype());
+  if (apart) grads[kDst] = empty_rows(of_dst.sizes(), of_dst.options());
+  with_arithmetic(in.rows(), [&](auto zero) {
+    backward<decltype(zero)>(in, g, grads);
+    return 0;
+  });
+  if (apart) of_dst.copy_(grads[kDst]);
   return grads[kAtt];
 }
 

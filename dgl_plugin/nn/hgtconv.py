@@ -86,8 +86,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
         priors = _by_head(list(self.relation_pri)).view(num_etypes, self.num_heads)
         k, v = pair_maps(pairs, k, v, _blocks(self.relation_att), _blocks(self.relation_msg), priors)
         q, k, v = (t.unflatten(1, (self.num_heads, self.head_size)) for t in (q, k, v))
-        # On the CPU gradients over keys and values are copies: a step takes longer and no less memory.
-        h = dot_attention(edges, q, k, v, scale=1 / self.sqrt_d, donate=k.is_cuda).flatten(1)
+        h = dot_attention(edges, q, k, v, scale=1 / self.sqrt_d, donate=True).flatten(1)
         h = self.drop(targets.product(h, weights_of(self.linear_a), rounded))
         residual = x_dst if x_dst.shape == h.shape else x_dst @ self.residual_w
         out = targets.blend(h, residual, torch.sigmoid(self.skip))

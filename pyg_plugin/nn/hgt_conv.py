@@ -140,8 +140,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         k, v = pair_maps(pairs, k, v, self._matrices(self.k_rel), self._matrices(self.v_rel), priors)
         q = q if len(targets) == len(sizes) else q[: edges.num_dst]
         q, k, v = (t.unflatten(1, (heads, width // heads)) for t in (q, k, v))
-        # On the CPU gradients over keys and values are copies: a step takes longer and no less memory.
-        out = dot_attention(edges, q, k, v, scale=1 / math.sqrt(width // heads), donate=k.is_cuda).flatten(1)
+        out = dot_attention(edges, q, k, v, scale=1 / math.sqrt(width // heads), donate=True).flatten(1)
         outs = self._finish_nodes(F.gelu(out), x, x_dict, targets, offsets[: len(targets) + 1], rounded)
         return {key: outs[key] for key in self.kqv_lin.lins if key in targets}
 

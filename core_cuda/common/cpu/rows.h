@@ -234,7 +234,7 @@ static inline const A* row_of(const Rows& rows, int64_t node, int64_t heads, int
 template <class A>
 static inline void write_row(const OutRows& rows, int64_t node, int64_t heads, int64_t dim, int64_t padded,
                              const A* row) {
-  const int64_t first = node * heads * dim;
+  const int64_t first = node * rows.stride;
   if (dim == padded) {
     if (rows.bypass && is_native<A>(rows.dtype)) {
       copy_around_caches(static_cast<A*>(rows.data) + first, row, heads * dim * sizeof(A));

@@ -50,9 +50,10 @@ inline Rows rows_of(const at::Tensor& t) {
   return {t.data_ptr(), t.size(0) > 1 ? t.stride(0) : 0, dtype_of(t.scalar_type())};
 }
 
+// `t` must be packed.
 inline OutRows out_rows(const at::Tensor& t) {
   constexpr size_t cache = size_t{32} << 20;
-  return {t.data_ptr(), dtype_of(t.scalar_type()), t.nbytes() > cache};
+  return {t.data_ptr(), t.size(0) > 1 ? t.stride(0) : 0, dtype_of(t.scalar_type()), t.nbytes() > cache};
 }
 
 // at::empty for what is as large as the rows: from the pool where it is large.

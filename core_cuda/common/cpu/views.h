@@ -18,7 +18,8 @@ struct Rows {
 };
 
 struct OutRows {
-  void* data = nullptr;  // [N, heads, dim] contiguous
+  void* data = nullptr;  // [N, heads, dim], each row contiguous
+  int64_t stride = 0;    // elements from row to row
   Dtype dtype = Dtype::f32;
   bool bypass = false;  // larger than the caches: rows are written around them
   explicit operator bool() const { return data != nullptr; }
