@@ -6,7 +6,7 @@ A layer calls its submodules unless that is known to be the same as the compiled
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Optional
 
 import torch
@@ -37,6 +37,13 @@ def is_plain(linear: nn.Module, kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
         or _module._global_backward_pre_hooks
         or "forward" in linear.__dict__
     )
+
+
+def are_own_rows(rows: Tensor, linears: Iterable[nn.Module], kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
+    """Whether what ``linears`` gave has no use but the attention, whose backward may write over it then: no hook has seen
+    it. On CUDA layers of one node of autograd see to that.
+    """
+    return rows.device.type == "cpu" and all(is_plain(linear, kinds) for linear in linears)
 
 
 def pays(x: Tensor, width: int) -> bool:

@@ -6,7 +6,7 @@ from torch import nn
 
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gatv2_attention
-from edgeless.projection import is_plain, project
+from edgeless.projection import are_own_rows, is_plain, project
 
 from .._framework import stock
 from ._layer import DGLLayer, destinations, with_residual
@@ -77,6 +77,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
             x_l, x_r = project(h_src, fc_src, fc_dst, joined=2, heads=heads * 2)
         else:
             (x_l,), (x_r,) = (project(h, fc, heads=heads) for h, fc in ((h_src, fc_src), (h_dst, fc_dst)))
+        own_rows = own_rows or (not shared and are_own_rows(x_l, (fc_src,)))
         out = gatv2_attention(
             graph,
             x_l,

@@ -7,7 +7,7 @@ from torch_geometric.nn.conv import gatv2_conv
 
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gatv2_attention
-from edgeless.projection import is_plain
+from edgeless.projection import are_own_rows, is_plain
 
 from ..conv import LINEAR, FusedConv, pair
 from ..convert import kind_of
@@ -74,6 +74,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
             (x_l,), (x_r,) = (
                 self._project(x, lin, heads=(heads,)) for x, lin in ((x_l, self.lin_l), (x_r, self.lin_r))
             )
+        own_rows = own_rows or (not shared and are_own_rows(x_l, (self.lin_l,), LINEAR))
 
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, loops)
         out = gatv2_attention(

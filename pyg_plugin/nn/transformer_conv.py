@@ -10,7 +10,7 @@ from torch_geometric.nn.conv import transformer_conv
 
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import dot_attention
-from edgeless.projection import add, is_plain
+from edgeless.projection import add, are_own_rows, is_plain
 
 from ..conv import LINEAR, FusedConv, pair
 from ..convert import SparseMatrix, kind_of
@@ -81,6 +81,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             (query,) = self._project(x_dst, self.lin_query, heads=(heads,))
             key, value = self._project(x_src, self.lin_key, self.lin_value, joined=2, heads=(heads, heads))
             skip = self._project(x_dst, *skip) if skip else []
+        own_rows = own_rows or are_own_rows(key, (self.lin_key, self.lin_value), LINEAR)
 
         edge_attr = self._edge_features(kind, edge_index, edge_attr, graph, False)
         out = dot_attention(

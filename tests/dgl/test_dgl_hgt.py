@@ -191,3 +191,13 @@ def test_a_skip_of_another_dtype():
     for key, want in expected.items():
         assert found[key].dtype == want.dtype
         assert_close({key: found[key].float()}, {key: want.float()})
+
+
+def test_gradients_stand_where_keys_and_values_were():
+    graph = graph_named("hub", torch.int64)
+    theirs, ours = layer_pair()
+    inputs = inputs_of(graph)
+    with torch.profiler.profile() as profile:
+        found = run_fused(ours, graph, *inputs)
+    assert any(event.key == "edgeless::attention_backward_into" for event in profile.key_averages())
+    assert_close(found, run(theirs, graph, *inputs))

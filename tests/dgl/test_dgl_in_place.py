@@ -182,3 +182,19 @@ def test_infinite_maxima_and_nan_are_not_taken_for_missing_neighbours():
     assert stock.GINConv(None, "max")(graph, x)[4:].flatten().tolist() == [1, 2, 2, 0]
     found = fused.GINConv(None, "max")(graph, x)[4:].flatten()
     assert found.isnan().tolist() == [True, False, True, False] and found[1] == 2 and found[3] == 0
+
+
+def test_gradients_stand_where_rows_were_that_nobody_has_seen():
+    conv, ours = pair_of("GATv2Conv")
+
+    def ops_of_a_step():
+        with torch.profiler.profile() as profile:
+            found = trained(ours, relu)
+        assert_close(found, trained(conv, relu))
+        return {event.key for event in profile.key_averages()}
+
+    assert "edgeless::attention_backward_into" in ops_of_a_step()
+    seen = []
+    ours.fc_src.register_forward_hook(lambda module, given, rows: seen.append((rows, rows.detach().clone())))
+    assert "edgeless::attention_backward_into" not in ops_of_a_step()
+    assert seen and all(torch.equal(rows, copy) for rows, copy in seen)

@@ -504,3 +504,12 @@ def test_a_plan_has_the_node_maps_and_the_backward_of_outputs_by_type():
     assert maps[0].bytes == 4 * numbers + 8 * (len(SIZES) + 1), maps[0]
     assert found.count(("pair_maps", "of weights")) == 2 and ("attention (dot)", "by source") in found, found
     assert ("typed_outer", "of weights") in found and ("typed_blend", "skip") in found, found
+
+
+def test_gradients_stand_where_keys_and_values_were():
+    theirs, ours = layer_pair()
+    x_dict, edges = nodes_of(OUT), edges_of()
+    with torch.profiler.profile() as profile:
+        found = run_fused(ours, x_dict, edges)
+    assert any(event.key == "edgeless::attention_backward_into" for event in profile.key_averages())
+    assert_close(found, run(theirs, x_dict, edges))

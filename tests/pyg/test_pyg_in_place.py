@@ -157,3 +157,21 @@ def test_what_the_stock_layer_can_learn_from_features_of_inference_mode(part, le
         found.append(torch.autograd.grad(out.square().sum(), [layer.lin_rel.weight, *([weight] if learnt else [])]))
     assert_close(found[1], found[0])
     assert "inference mode" in str(edgeless.explain(ours, x, EDGE_INDEX, weight))
+
+
+@pytest.mark.parametrize("name,mapped", [("GATv2Conv", "lin_l"), ("TransformerConv", "lin_value")])
+def test_gradients_stand_where_rows_were_that_nobody_has_seen(name, mapped):
+    conv, ours = pair_of(name)
+    x = features(NODES, dtype=torch.float64)
+
+    def ops_of_a_step():
+        with torch.profiler.profile() as profile:
+            found = trained(ours, relu, x)
+        assert_close(found, trained(conv, relu, x))
+        return {event.key for event in profile.key_averages()}
+
+    assert "edgeless::attention_backward_into" in ops_of_a_step()
+    seen = []
+    getattr(ours, mapped).register_forward_hook(lambda module, given, rows: seen.append((rows, rows.detach().clone())))
+    assert "edgeless::attention_backward_into" not in ops_of_a_step()
+    assert seen and all(torch.equal(rows, copy) for rows, copy in seen)
