@@ -40,8 +40,8 @@ def is_plain(linear: nn.Module, kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
 
 
 def are_own_rows(rows: Tensor, linears: Iterable[nn.Module], kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
-    """Whether what ``linears`` gave has no use but the attention, whose backward may write over it then: no hook has seen
-    it. On CUDA layers of one node of autograd see to that.
+    """Whether what ``linears`` gave has no use but the attention, whose backward may write over it then: no hook has
+    seen it. On CUDA layers of one node of autograd see to that.
     """
     return rows.device.type == "cpu" and all(is_plain(linear, kinds) for linear in linears)
 
