@@ -297,11 +297,11 @@ __device__ __forceinline__ void store_products(float* out, int columns, int firs
   }
 }
 
-// Adds to ids on their way what is 0, but only we know, so that they are waited for behind `product`, and not where
-// they are asked for.
+// Adds to ids on their way what is 0, but only we know, so that they are waited for when `number` is there, and not
+// where they are asked for.
 template <Weights kWeights>
-__device__ __forceinline__ void await_later(Edges& edges, float product) {
-  const int late = static_cast<int>(__float_as_uint(product) & threadIdx.y);
+__device__ __forceinline__ void await_later(Edges& edges, float number) {
+  const int late = static_cast<int>(__float_as_uint(number) & threadIdx.y);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     edges.row[i] += late;
