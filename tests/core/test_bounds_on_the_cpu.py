@@ -68,6 +68,47 @@ for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
 print("all of them")
 """
 
+IN_ORDER = """
+def grad_of(found, leaves, grad):
+    return torch.autograd.grad(found, leaves, guarded(grad))
+
+def check(what, found, expected):
+    assert all(torch.equal(f, e.to(f.dtype)) for f, e in zip(found, expected, strict=True)), what
+
+for n in (1, 5, 6, 7, 96, 101, 200, 5000):
+    ids, types = torch.arange(n), torch.arange(n) * 3 // n
+    ends = {"one each": (ids, ids), "reversed": (ids.flip(0), ids), "hub": (ids, ids // 2), "gap": (ids, 2 * ids)}
+    for width, out_width in ((4, 8), (8, 5), (32, 32)):
+        for dtype in (torch.float32, torch.float64, torch.bfloat16) if n < 5000 else (torch.float32,):
+            x = guarded(torch.randint(-2, 3, (n, width)).to(dtype)).requires_grad_()
+            w = guarded(torch.randint(-2, 3, (3, width, out_width)).to(dtype)).requires_grad_()
+            products = torch.einsum("ek,ekm->em", x.double(), w.double()[types])
+            grad = torch.randint(-1, 2, (n, out_width)).to(dtype)
+            found = functional.segment_mm(x, w, torch.bincount(types, minlength=3))
+            check("segment_mm", (found, *grad_of(found, (x, w), grad)),
+                  (products, *torch.autograd.grad(products, (x, w), grad.double(), retain_graph=True)))
+            for name, (src, dst) in ends.items():
+                rows = int(dst.max()) + 1
+                graph = TypedGraph.from_edge_index(torch.stack([src, dst]), types, 3, n, rows)
+                of = torch.einsum("ek,ekm->em", x.double()[src], w.double()[types])
+                sums = torch.zeros(rows, out_width).double().index_add(0, dst, of)
+                grad = torch.randint(-1, 2, (rows, out_width)).to(dtype)
+                found = functional.relational_sum(graph, x, w, order="transform")
+                check((n, name, width, dtype), (found, *grad_of(found, (x, w), grad)),
+                      (sums, *torch.autograd.grad(sums, (x, w), grad.double())))
+            kept.clear()
+print("all of them")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
+@pytest.mark.parametrize("capability", ["baseline", "avx2", "avx512"])
+def test_products_of_rows_in_order_stay_within_them(capability):
+    """Such rows are multiplied where they lie, in whole tiles. Small whole numbers, whose sums are exact."""
+    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
+    ran = subprocess.run([sys.executable, "-c", GUARDED + IN_ORDER], capture_output=True, text=True, env=env)
+    assert ran.returncode == 0 and "all of them" in ran.stdout, (ran.returncode, ran.stderr[-2000:])
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
 @pytest.mark.parametrize("capability", ["baseline", "avx2", "avx512"])

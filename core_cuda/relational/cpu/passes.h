@@ -67,30 +67,78 @@ struct TypedPasses {
     }
   }
 
-  // to [n, out] = rows [n, in] times the weight of a type. `spare`: whether there is room for whole tiles.
+  static int64_t at_once(int64_t left) { return left < kRows ? left : kRows; }
+
+  // Whether the nodes of n entries follow one another.
+  static bool in_order(const TypedArgs<A>& a, int64_t begin, int64_t n) {
+    if (!a.rows) return true;
+    const int64_t first = node(a, begin);
+    for (int64_t i = 1; i < n; ++i) {
+      if (node(a, begin + i) != first + i) return false;
+    }
+    return true;
+  }
+
+  // The rows of n entries where they lie one after the other as numbers of type A, else null.
+  static const A* rows_in_place(const TypedArgs<A>& a, const Rows& from, int64_t begin, int64_t n) {
+    if (!is_native<A>(from.dtype) || !in_order(a, begin, n)) return nullptr;
+    return static_cast<const A*>(from.data) + node(a, begin) * from.stride;
+  }
+
+  // The same of the sums of n pieces: where each has one edge, without a weight.
+  static const A* sums_in_place(const TypedArgs<A>& a, int64_t begin, int64_t n) {
+    const Compressed& g = a.sum.graph;
+    if (a.sum.weight || !is_native<A>(a.sum.x.dtype)) return nullptr;
+    const int64_t edge = g.row_begin(begin), first = g.index(edge);
+    if (g.row_begin(begin + n) != edge + n) return nullptr;
+    for (int64_t i = 1; i < n; ++i) {
+      if (g.row_begin(begin + i) != edge + i || g.index(edge + i) != first + i) return nullptr;
+    }
+    return static_cast<const A*>(a.sum.x.data) + first * a.sum.x.stride;
+  }
+
+  // Rows to multiply and where their products go; null: by way of a block, which has room for whole tiles.
+  struct Places {
+    const A* from;
+    A* to;
+    int64_t n;
+
+    // A tile that is not whole would read and write beyond the rows.
+    Places(const A* rows, A* products, int64_t most) : from(rows), to(products), n(most) {
+      if (!from && !to) return;
+      if (n < Tile::kTileRows) {
+        from = nullptr, to = nullptr;
+      } else {
+        n -= n % Tile::kTileRows;
+      }
+    }
+  };
+
+  // to [n, out] = rows [n, in] times the weight of a type.
   static void multiply(const TypedArgs<A>& a, int64_t type, int64_t n, const A* rows, int64_t row, A* to,
-                       int64_t stride, bool spare) {
+                       int64_t stride) {
     const int64_t in = a.in / a.blocks, out = a.out / a.blocks;
     for (int64_t b = 0; b < a.blocks; ++b) {
-      Tile::product(
-          spare ? whole_tiles(n) : n, rows + b * in, row, a.weight + type * a.weight_type + b * a.weight_block, in,
-          {to + b * out, stride, out, a.bias ? a.bias + type * a.out + b * out : nullptr, false}, a.weight_step);
+      Tile::product(whole_tiles(n), rows + b * in, row, a.weight + type * a.weight_type + b * a.weight_block, in,
+                    {to + b * out, stride, out, a.bias ? a.bias + type * a.out + b * out : nullptr, false},
+                    a.weight_step);
     }
   }
 
   static void product(const TypedArgs<A>& a, const TypedRun& run, A* scratch) {
     Room room(a, scratch);
     const int64_t in = block_stride(a.in), out = block_stride(a.out);
-    const bool in_place = !a.rows && is_native<A>(a.result.dtype);
-    for (int64_t i = run.begin; i < run.end; i += kRows) {
-      const int64_t n = run.end - i < kRows ? run.end - i : kRows;
-      fill_rows(a, a.x, a.in, i, n, room.left, in);
-      if (in_place) {
-        multiply(a, run.type, n, room.left, in, static_cast<A*>(a.result.data) + i * a.out, a.out, false);
-        continue;
-      }
-      multiply(a, run.type, n, room.left, in, room.right, out, true);
-      for (int64_t r = 0; r < n; ++r) {
+    for (int64_t i = run.begin, n; i < run.end; i += n) {
+      n = at_once(run.end - i);
+      A* result = is_native<A>(a.result.dtype) && in_order(a, i, n)
+                      ? static_cast<A*>(a.result.data) + node(a, i) * a.out
+                      : nullptr;
+      const Places at(rows_in_place(a, a.x, i, n), result, n);
+      n = at.n;
+      if (!at.from) fill_rows(a, a.x, a.in, i, n, room.left, in);
+      multiply(a, run.type, n, at.from ? at.from : room.left, at.from ? a.x.stride : in, at.to ? at.to : room.right,
+               at.to ? a.out : out);
+      for (int64_t r = 0; r < n && !at.to; ++r) {
         narrow(a.result.data, a.result.dtype, node(a, i + r) * a.out, room.right + r * out, a.out);
       }
     }
@@ -102,22 +150,43 @@ struct TypedPasses {
     if (i < n) store_first(to + i, load_first(to + i, n - i) + load_first(row + i, n - i), n - i);
   }
 
+  // Whether every row of a part has one piece, and the pieces stand in the order of the rows: as where the rows of the
+  // result are pairs of a type and a node.
+  static bool one_piece_each(const TypedArgs<A>& a, const int64_t* begins, const int64_t* ends) {
+    if (begins[1] || ends[1]) return false;
+    int64_t row = begins[0];
+    for (int64_t type = 0; type < a.types; ++type) {
+      for (int64_t i = begins[2 + type]; i < ends[2 + type]; ++i) {
+        if (node(a, i) != row++) return false;
+      }
+    }
+    return row == ends[0];
+  }
+
   static void sum_products(const TypedArgs<A>& a, int64_t part, A* scratch) {
     Room room(a, scratch);
     const int64_t in = block_stride(a.in), out = block_stride(a.out);
     const int64_t *begins = a.parts + part * (2 + a.types), *ends = begins + 2 + a.types;
     const int64_t first = begins[1] ? begins[0] : -1, last = ends[1] ? ends[0] : -1;
+    const bool once = one_piece_each(a, begins, ends);
     A* carry = a.carry + part * 2 * a.out;
-    __builtin_memset(a.totals + begins[0] * a.out, 0, (ends[0] - begins[0]) * a.out * sizeof(A));
+    if (!once) __builtin_memset(a.totals + begins[0] * a.out, 0, (ends[0] - begins[0]) * a.out * sizeof(A));
     for (int64_t type = 0; type < a.types; ++type) {
-      for (int64_t i = begins[2 + type]; i < ends[2 + type]; i += kRows) {
-        const int64_t n = ends[2 + type] - i < kRows ? ends[2 + type] - i : kRows;
-        fill_sums(a, i, n, room.left, in);
-        multiply(a, type, n, room.left, in, room.right, out, true);
-        for (int64_t r = 0; r < n; ++r) {
+      for (int64_t i = begins[2 + type], n; i < ends[2 + type]; i += n) {
+        n = at_once(ends[2 + type] - i);
+        const Places at(sums_in_place(a, i, n), once ? a.totals + node(a, i) * a.out : nullptr, n);
+        n = at.n;
+        if (!at.from) fill_sums(a, i, n, room.left, in);
+        multiply(a, type, n, at.from ? at.from : room.left, at.from ? a.sum.x.stride : in, at.to ? at.to : room.right,
+                 at.to ? a.out : out);
+        for (int64_t r = 0; r < n && !at.to; ++r) {
           const int64_t row = node(a, i + r);
           A* to = row == first ? carry : row == last ? carry + a.out : a.totals + row * a.out;
-          add_row(to, room.right + r * out, a.out);
+          if (once) {
+            __builtin_memcpy(to, room.right + r * out, a.out * sizeof(A));
+          } else {
+            add_row(to, room.right + r * out, a.out);
+          }
         }
       }
     }
@@ -127,18 +196,18 @@ struct TypedPasses {
     Room room(a, scratch);
     const int64_t left = block_stride(a.in), right = block_stride(a.out);
     const int64_t in = a.in / a.blocks, out = a.out / a.blocks, step = round_up(out, W), size = outer_size(a);
+    const bool whole = out % W == 0;  // or vectors would read beyond a row
     __builtin_memset(room.matrix, 0, a.blocks * size * sizeof(A));
     for (int64_t i = run.begin; i < run.end; i += kRows) {
-      const int64_t n = run.end - i < kRows ? run.end - i : kRows;
+      const int64_t n = at_once(run.end - i);
       fill_rows(a, a.x, a.in, i, n, room.left, left);
-      if (a.sums) {
-        fill_sums(a, i, n, room.right, right);
-      } else {
-        fill_rows(a, a.other, a.out, i, n, room.right, right);
-      }
+      const Rows& other = a.sums ? a.sum.x : a.other;
+      const A* rows = !whole ? nullptr : a.sums ? sums_in_place(a, i, n) : rows_in_place(a, a.other, i, n);
+      if (!rows && a.sums) fill_sums(a, i, n, room.right, right);
+      if (!rows && !a.sums) fill_rows(a, a.other, a.out, i, n, room.right, right);
       for (int64_t b = 0; b < a.blocks; ++b) {
-        Tile::add_outer(n, room.left + b * in, left, whole_tiles(in), room.right + b * out, right,
-                        room.matrix + b * size, step, out);
+        Tile::add_outer(n, room.left + b * in, left, whole_tiles(in), (rows ? rows : room.right) + b * out,
+                        rows ? other.stride : right, room.matrix + b * size, step, out);
       }
     }
     for (int64_t b = 0; b < a.blocks; ++b) {
@@ -153,9 +222,9 @@ struct TypedPasses {
     const int64_t in = block_stride(a.in), out = block_stride(a.out);
     const Compressed& g = a.sum.graph;
     for (int64_t i = run.begin; i < run.end; i += kRows) {
-      const int64_t n = run.end - i < kRows ? run.end - i : kRows;
+      const int64_t n = at_once(run.end - i);
       fill_rows(a, a.x, a.in, i, n, room.left, in);
-      multiply(a, run.type, n, room.left, in, room.right, out, true);
+      multiply(a, run.type, n, room.left, in, room.right, out);
       for (int64_t r = 0; r < n; ++r) {
         const int64_t last = g.row_begin(i + r + 1);
         for (int64_t edge = g.row_begin(i + r); edge < last; ++edge) {
