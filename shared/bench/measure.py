@@ -39,8 +39,9 @@ class Plan:
         threads: numbers of CPU threads; each peer is timed with each of them.
         memory: whether to take peaks, with the first number of threads.
         data: the folder of graphs that are files.
-        limit: on the CPU, the seconds that the process which takes a peer's memory may run; a peer that needs longer,
-            or whose process dies, is left out.
+        limit: on the CPU, the seconds that a peer may take for its peaks, which are a few steps in a process of its
+            own; a peer that needs longer, or whose process dies, is left out. With a limit every peer runs this way
+            before it is timed, whether ``memory`` asks for its peaks or not.
     """
 
     timer: Timer
@@ -114,7 +115,7 @@ def measure(plan: Plan, graph: BenchGraph, case: Case) -> list[Result]:
         why = BREAKS_CUDA.get((case.name, peer, case.dtype)) if device.type == "cuda" else None
         if room is not None and needed > room:
             why = f"left out: needs about {needed / 1e9:.0f} GB"
-        if why is None and plan.limit is not None and plan.memory and device.type == "cpu":
+        if why is None and plan.limit is not None and device.type == "cpu":
             peaks[peer], why = _try_out(plan, graph, case, peer)
         if why is None:
             try:
