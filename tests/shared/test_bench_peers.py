@@ -162,13 +162,14 @@ def test_twins_repeat_sources_and_relations_as_the_graphs_do(graph, share):
     assert len(pairs) / twin.num_edges == pytest.approx(share, abs=0.01)
 
 
-def test_a_layer_that_takes_too_long_or_too_much_is_left_out_and_the_reason_told(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize("peaks", [[], ["--no-memory"]])
+def test_a_layer_that_takes_too_long_or_too_much_is_left_out_and_the_reason_told(peaks, monkeypatch, capsys, tmp_path):
     if not installed("pyg"):
         pytest.skip("needs pyg")
     monkeypatch.setattr(measure, "available_memory", lambda: 10_000)
     file = tmp_path / "bench.json"
     options = ["--layer", "rgat", "--graph", "toy", "--peers", "pyg", "edgeless-pyg", "--device", "cpu"]
-    assert main(["bench", *options, "--rounds", "1", "--limit", "0.2", "--json", str(file)]) == 0
+    assert main(["bench", *options, *peaks, "--rounds", "1", "--limit", "0.2", "--json", str(file)]) == 0
     reasons = {row["peer"]: row["failed"] for row in json.loads(file.read_text())["results"]}
     assert reasons["pyg"].startswith("left out: needs about ")
     assert reasons["edgeless-pyg"] == "left out: ran longer than 0.2 s"
