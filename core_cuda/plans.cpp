@@ -132,6 +132,8 @@ void define_plans(py::module_& m) {
         py::arg("halves"), py::arg("weighted"));
   m.def("short_pieces_pay", &cuda::short_pieces_pay, py::arg("edges"), py::arg("pieces"), py::arg("tiles_of_processor"),
         py::arg("widest"));
+  m.def("short_rows_pay", &cuda::short_rows_pay, py::arg("added"), py::arg("rows"), py::arg("rows_of_processor"),
+        py::arg("widest"), py::arg("halves"));
   m.def("short_gradients_pay", &cuda::short_gradients_pay, py::arg("in_width"), py::arg("out_width"));
   m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
         py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),

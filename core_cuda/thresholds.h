@@ -229,12 +229,18 @@ constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, k
 
 // Relations ---------------------------------------------------------------------------------------------------------
 
-// Floats of the widest rows of which a warp sums sixteen pieces by itself.
+// Numbers of the widest rows of which a warp sums sixteen pieces by itself.
 constexpr int64_t kMostShortWidth = 64;
 // Whether that is best: they have few edges, and so many tiles come on every multiprocessor that its sixteen warps have
 // work at any time (0059).
 constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles_of_processor, int64_t widest) {
   return widest <= kMostShortWidth && edges <= 8 * pieces && tiles_of_processor >= 48;
+}
+// The same of rows that add up `added` products of pieces: few each, so that no warp has much more to do than others;
+// of 16-bit numbers fewer, which are unpacked there and summed by tensor cores elsewhere (0061).
+constexpr bool short_rows_pay(int64_t added, int64_t rows, int64_t rows_of_processor, int64_t widest, bool halves) {
+  const bool few = halves ? 2 * added <= 7 * rows : added <= 10 * rows;
+  return widest <= kMostShortWidth && widest > 32 && few && rows_of_processor >= 192;
 }
 // The same of gradients of features and weights [in, out], whatever pieces there are: but where the gradients that are
 // summed are narrow, or all is (0060).

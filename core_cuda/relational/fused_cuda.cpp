@@ -35,7 +35,7 @@ bool takes_short_pieces(const PieceProductsArgs& args, const Pieces& pieces, con
 
 // That its blocks take at a time.
 int tiles_of_chunk(int64_t tiles, const Tensor& t) {
-  return static_cast<int>(std::clamp<int64_t>(tiles / processors(t) / 32, 2, 4));
+  return static_cast<int>(std::clamp<int64_t>(tiles / processors(t) / 100, 2, 8));
 }
 
 // Whether so many blocks leave multiprocessors room for blocks of twice as many warps.
@@ -123,10 +123,15 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   }
   const Tensor bias = added.bias.defined() ? added.bias.contiguous() : Tensor();
   if (bias.defined()) args.bias = bias.const_data_ptr();
-  args.out = out.mutable_data_ptr(), args.wide = wide;
+  args.out = out.mutable_data_ptr(), args.wide = wide, args.num_rows = num_rows;
+  const int widest = std::max(args.width, args.own_width);
+  if (short_rows_pay(pieces.rows.size(0), num_rows, num_rows / processors(out), widest, storage != Storage::f32)) {
+    C10_CUDA_CHECK(run_short_rows(storage, args, static_cast<int>(processors(out)), stream));
+    return out.to(dtype);
+  }
   args.share = tiles_of_block(args.num_tiles, out);
   args.few = few_blocks(args.num_tiles / args.share, out);
-  args.little = row_sums_memory(storage, std::max(args.width, args.own_width), false) > most_shared_memory(out);
+  args.little = row_sums_memory(storage, widest, false) > most_shared_memory(out);
   C10_CUDA_CHECK(run_row_sums(storage, args, stream));
   return out.to(dtype);
 }

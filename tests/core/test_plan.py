@@ -379,6 +379,22 @@ def test_pieces_that_a_warp_sums_by_itself(edges, pieces, tiles, pays):
     assert not _C.short_pieces_pay(edges, pieces, tiles // 132, 68)
 
 
+@pytest.mark.parametrize("added,rows,pays,of_halves", [
+    (3_215_396, 881_680, True, False),  # am
+    (84_144, 27_163, True, True),  # mutag
+    (1_991_655, 1_900_000, True, True),  # mag, by source
+    (867_810, 94_000, True, False),  # biokg, by source
+    (26_949, 7_262, False, False),  # aifb: too few for all warps
+    (462_491, 15_000, False, False),  # fb15k: 31 a row
+    (1_100_000, 100_000, False, False),
+])  # fmt: skip
+def test_rows_that_a_warp_adds_up_by_itself(added, rows, pays, of_halves):
+    for halves, expected in ((False, pays), (True, of_halves)):
+        assert _C.short_rows_pay(added, rows, rows // 132, 64, halves) is expected
+        assert not _C.short_rows_pay(added, rows, rows // 132, 68, halves)
+        assert not _C.short_rows_pay(added, rows, rows // 132, 32, halves)
+
+
 @pytest.mark.parametrize("in_width,out_width,pays", [
     (64, 64, True), (16, 64, True), (64, 20, True), (36, 36, True),
     (64, 16, False), (32, 32, False), (68, 64, False), (64, 68, False),
@@ -422,6 +438,24 @@ def test_the_plan_says_so_of_gradients(dtype, width, by_warps, monkeypatch):
     steps = plan_recording._steps_of("relational_sum_backward", {**args, "by_src": by_src, "needs": [True, True]})
     assert [step.step for step in steps] == ["of features", "of weights"]
     assert all(("sixteen pieces a warp" in step.kernel) is by_warps for step in steps)
+
+
+@pytest.mark.parametrize(
+    "rows,root,by_warps", [(30_000, None, True), (30_000, 64, True), (30_000, 68, False), (900, 64, False)]
+)
+def test_the_plan_says_that_a_warp_adds_up_rows(rows, root, by_warps, monkeypatch):
+    from edgeless import plan_recording
+
+    monkeypatch.setattr(plan_recording.Device, "of", lambda _: DEVICES["h200"])
+    sizes = (41, 4900, 4901, 5000, 5000, 5901, 41, 101, 20, 0, 0)
+    pieces = [torch.empty(size, dtype=torch.int32, device="meta") for size in sizes]
+    shapes = {"x": (rows, 64), "weight": (40, 64, 64), "grad": (rows, 64)} | (
+        {} if root is None else {"root": (root, 64)}
+    )
+    args = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    (forward,) = plan_recording._steps_of("relational_sum", {**args, "by_dst": pieces, "num_dst": rows})
+    back = plan_recording._steps_of("relational_sum_backward", {**args, "by_src": pieces, "needs": [True, True]})
+    assert [("adds up sixteen rows" in step.kernel) for step in (forward, *back)] == [by_warps, by_warps, False]
 
 
 @pytest.mark.parametrize("order", ["aggregate", "transform"])

@@ -69,6 +69,7 @@ struct RowSumsArgs {
   const int32_t* ptr = nullptr;    // [num_rows + 1] first neighbour of a row
   Neighbors neighbors;
   int num_tiles = 0;
+  int64_t num_rows = 0;
   int64_t own_rows = 0;     // rows from own_rows on have none of their own
   Rows own, root;           // numbers null: none
   bool transposed = false;  // root lies as [width, own_width]
@@ -131,6 +132,8 @@ int64_t short_gradients_scratch(const PieceGradientsArgs& args);
 cudaError_t run_short_gradients(const PieceGradientsArgs& args, void* scratch, cudaStream_t stream);
 cudaError_t run_hub_sums(Storage storage, const HubSumsArgs& args, cudaStream_t stream);
 cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream);
+// The same of rows of up to kMostShortWidth numbers that have few neighbours.
+cudaError_t run_short_rows(Storage storage, const RowSumsArgs& args, int processors, cudaStream_t stream);
 cudaError_t run_own_gradients(Storage storage, const OwnGradientsArgs& args, cudaStream_t stream);
 cudaError_t run_add_gradients(Storage storage, const AddGradientsArgs& args, cudaStream_t stream);
 

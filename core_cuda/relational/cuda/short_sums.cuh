@@ -1,4 +1,4 @@
-// Sums of pieces, of rows of up to 64 floats, in the registers in which the tensor cores take them: a warp sums the
+// Sums of pieces, of rows of up to 64 numbers, in the registers in which the tensor cores take them: a warp sums the
 // edges of sixteen pieces. No row goes through shared memory.
 //
 // Four lanes have two pieces. They ask for the rows of the first two edges of both at once, then for one after the
@@ -75,20 +75,28 @@ __device__ __forceinline__ Ends load_ends(const int32_t* ptr, int first, int las
   return ends;
 }
 
-static __device__ float4 zeros[kMostShortWidth / 4];
+static __device__ Words<4> zeros[kMostShortWidth / 4];
 
-__device__ __forceinline__ const float4* row_at(const Neighbors& of, int row) {
-  return reinterpret_cast<const float4*>(row_address(of.rows, row, of.row_bytes));
+__device__ __forceinline__ const Words<4>* row_at(const Neighbors& of, int row) {
+  return reinterpret_cast<const Words<4>*>(row_address(of.rows, row, of.row_bytes));
 }
 
-// A row's vectors that the lane has; kFull: of kWidth numbers.
-template <int kWidth, bool kFull>
-__device__ __forceinline__ void load_row(const Neighbors& of, int row, float4 (&x)[kWidth / 16]) {
+// The vectors that a lane has of a row of kWidth numbers S, and the numbers of one.
+template <class S, int kWidth>
+using LaneVectors = Words<4>[kWidth * sizeof(S) / 64];
+template <class S>
+constexpr int kOfVector = kNumbers<S, 4>;
+
+// kFull: rows have kWidth numbers.
+template <class S, int kWidth, bool kFull>
+__device__ __forceinline__ void load_row(const Neighbors& of, int row, LaneVectors<S, kWidth>& x) {
   const int in_group = threadIdx.x % 4;
-  const float4* const none = zeros + in_group;
-  const float4* const at = row < 0 ? none : row_at(of, row) + in_group;
+  const Words<4>* const none = zeros + in_group;
+  const Words<4>* const at = row < 0 ? none : row_at(of, row) + in_group;
 #pragma unroll
-  for (int m = 0; m < kWidth / 16; ++m) x[m] = __ldg(kFull || m * 4 + in_group < of.vectors ? at + m * 4 : none);
+  for (int m = 0; m < std::extent_v<LaneVectors<S, kWidth>>; ++m) {
+    x[m] = load_shared_words(kFull || m * 4 + in_group < of.vectors ? at + m * 4 : none);
+  }
 }
 
 // A piece that the whole warp sums; of 32 of its edges, one in each lane.
@@ -125,10 +133,11 @@ __device__ __forceinline__ LongPiece take_long(const Neighbors& of, const Edges&
 }
 
 // Puts the sums of the pieces `many` where those belong.
-template <int kWidth, Weights kWeights>
+template <class S, int kWidth, Weights kWeights>
 __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges, uint32_t many,
                                          WarpRows<kWidth>& sum) {
-  constexpr int kLanes = kWidth / 4, kRows = 32 / kLanes;  // of a row, and rows that are asked for at once
+  constexpr int kPer = kOfVector<S>;
+  constexpr int kLanes = kWidth / kPer, kRows = 32 / kLanes;  // of a row, and rows that are asked for at once
   const int lane = threadIdx.x % 32, in_row = lane % kLanes;
   LongPiece next = take_long<kWeights>(of, edges, many);
 #pragma unroll 1
@@ -136,7 +145,7 @@ __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges
     LongPiece piece = next;
     const bool more = many != 0;
     if (more) next = take_long<kWeights>(of, edges, many);
-    float4 s = make_float4(0, 0, 0, 0);
+    float s[kPer] = {};
 #pragma unroll 1
     for (int i = 0; i < piece.count; i += 32) {
       const int row = piece.row;
@@ -145,47 +154,48 @@ __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges
 #pragma unroll
       for (int j = 0; j < kLanes; j += kLongBatch) {
         if (j > 0 && i + j * kRows >= piece.count) break;
-        float4 x[kLongBatch];
+        Words<4> raw[kLongBatch];
 #pragma unroll
         for (int u = 0; u < kLongBatch; ++u) {
           const int at = __shfl_sync(kAllLanes, row, (j + u) * kRows + lane / kLanes);
-          x[u] = __ldg(at < 0 || in_row >= of.vectors ? zeros : row_at(of, at) + in_row);
+          raw[u] = load_shared_words(at < 0 || in_row >= of.vectors ? zeros : row_at(of, at) + in_row);
         }
 #pragma unroll
         for (int u = 0; u < kLongBatch; ++u) {
           float by = 1;
           if constexpr (kWeights != Weights::none) by = __shfl_sync(kAllLanes, weight, (j + u) * kRows + lane / kLanes);
-          s.x = fmaf(by, x[u].x, s.x), s.y = fmaf(by, x[u].y, s.y);
-          s.z = fmaf(by, x[u].z, s.z), s.w = fmaf(by, x[u].w, s.w);
+          float x[kPer];
+          unpack_words<S>(raw[u], x);
+#pragma unroll
+          for (int k = 0; k < kPer; ++k) s[k] = fmaf(by, x[k], s[k]);
         }
       }
     }
 #pragma unroll
     for (int step = kLanes; step < 32; step *= 2) {
-      s.x += __shfl_xor_sync(kAllLanes, s.x, step), s.y += __shfl_xor_sync(kAllLanes, s.y, step);
-      s.z += __shfl_xor_sync(kAllLanes, s.z, step), s.w += __shfl_xor_sync(kAllLanes, s.w, step);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) s[k] += __shfl_xor_sync(kAllLanes, s[k], step);
     }
     const bool own = lane / 4 == piece.owner / 4;
 #pragma unroll
-    for (int m = 0; m < kWidth / 16; ++m) {
-      const int at = m * 4 + lane % 4;
-      const float four[4] = {__shfl_sync(kAllLanes, s.x, at), __shfl_sync(kAllLanes, s.y, at),
-                             __shfl_sync(kAllLanes, s.z, at), __shfl_sync(kAllLanes, s.w, at)};
+    for (int m = 0; m < kLanes / 4; ++m) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        if (own && piece.owner % 2 == 0) sum[0][4 * m + k] = four[k];
-        if (own && piece.owner % 2 == 1) sum[1][4 * m + k] = four[k];
+      for (int k = 0; k < kPer; ++k) {
+        const float number = __shfl_sync(kAllLanes, s[k], m * 4 + lane % 4);
+        if (own && piece.owner % 2 == 0) sum[0][kPer * m + k] = number;
+        if (own && piece.owner % 2 == 1) sum[1][kPer * m + k] = number;
       }
     }
     if (!more) return;
   }
 }
 
-// The sums of the warp's pieces.
-template <int kWidth, Weights kWeights, bool kFull>
+// The sums of the warp's pieces; of more than kFew edges each is summed by all lanes.
+template <int kWidth, Weights kWeights, bool kFull, class S = float, int kFew = kFewEdges>
 __device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, WarpRows<kWidth>& sum) {
-  using Rows = float4[2][kWidth / 16];
-  const bool few[2] = {edges.count[0] <= kFewEdges, edges.count[1] <= kFewEdges};
+  constexpr int kVectors = std::extent_v<LaneVectors<S, kWidth>>, kPer = kOfVector<S>;
+  using Rows = LaneVectors<S, kWidth>[2];
+  const bool few[2] = {edges.count[0] <= kFew, edges.count[1] <= kFew};
   uint32_t many = 0;
 #pragma unroll
   for (int i = 0; i < 2; ++i) many |= __ballot_sync(kAllLanes, threadIdx.x % 4 == 0 && !few[i]) << i;
@@ -196,7 +206,7 @@ __device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, War
       by[i] = 1;
       if constexpr (kWeights != Weights::none) by[i] = __shfl_sync(kAllLanes, edges.weight[i], round, 4);
       const int row = __shfl_sync(kAllLanes, edges.row[i], round, 4);
-      load_row<kWidth, kFull>(of, few[i] ? row : -1, x[i]);
+      load_row<S, kWidth, kFull>(of, few[i] ? row : -1, x[i]);
     }
   };
   float by[2], by_second[2];
@@ -205,12 +215,11 @@ __device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, War
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
 #pragma unroll
-    for (int m = 0; m < kWidth / 16; ++m) {
-      float* const four = sum[i] + 4 * m;
-      four[0] = fmaf(by_second[i], second[i][m].x, by[i] * x[i][m].x);
-      four[1] = fmaf(by_second[i], second[i][m].y, by[i] * x[i][m].y);
-      four[2] = fmaf(by_second[i], second[i][m].z, by[i] * x[i][m].z);
-      four[3] = fmaf(by_second[i], second[i][m].w, by[i] * x[i][m].w);
+    for (int m = 0; m < kVectors; ++m) {
+      float one[kPer], other[kPer];
+      unpack_words<S>(x[i][m], one), unpack_words<S>(second[i][m], other);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) sum[i][kPer * m + k] = fmaf(by_second[i], other[k], by[i] * one[k]);
     }
   }
 #pragma unroll 1
@@ -220,14 +229,15 @@ __device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, War
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int m = 0; m < kWidth / 16; ++m) {
-        float* const four = sum[i] + 4 * m;
-        four[0] = fmaf(by[i], x[i][m].x, four[0]), four[1] = fmaf(by[i], x[i][m].y, four[1]);
-        four[2] = fmaf(by[i], x[i][m].z, four[2]), four[3] = fmaf(by[i], x[i][m].w, four[3]);
+      for (int m = 0; m < kVectors; ++m) {
+        float more[kPer];
+        unpack_words<S>(x[i][m], more);
+#pragma unroll
+        for (int k = 0; k < kPer; ++k) sum[i][kPer * m + k] = fmaf(by[i], more[k], sum[i][kPer * m + k]);
       }
     }
   }
-  if (many) sum_long<kWidth, kWeights>(of, edges, many, sum);
+  if (many) sum_long<S, kWidth, kWeights>(of, edges, many, sum);
 }
 
 // The matrix [depth, columns] that sums are multiplied by, as it lies in memory.
