@@ -232,7 +232,7 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
             kernel += "; sixteen pieces a warp" if by_warps else ""
             # what a node's own row is multiplied by, where that is added to these sums
             root = None if backward and args.get("own") is not None else args.get("root")
-            widest = max(width, *(() if root is None else root.shape))
+            widest = max((width, *(() if root is None else root.shape)))
             given = (pieces, rows, rows // device.multiprocessors, widest, x.element_size() == 2)
             by_warps = step != "of weights" and _C.short_rows_pay(*given)
             kernel += "; a warp adds up sixteen rows" if by_warps else ""

@@ -35,12 +35,11 @@ HEAD = f"""\
 
 {WRITTEN}
 
-Every figure is the median of one run, whose date, machine and command stand above its table. *Stock* is the layer of
-the framework itself; *compiled* is that layer under torch.compile. Peers run in one process, take turns round by round
-and share inputs; peaks are taken in a process for each peer and counted above the inputs. A *twin* is a synthetic graph
-with the node and edge counts and the degree skew of a public graph (`shared/bench/twins.py`). Cora and tolokers are
-real, the community graph and star are what their tables say, all others are twins. `DIR` is a folder with
-`tolokers.npz` and PyG's raw Cora files. Why kernels are as they are stands in [decisions](decisions/README.md).
+Every figure is the median of one run, whose date, machine and command stand above its table. *Stock* is the framework's
+own layer; *compiled* is that under torch.compile. Peers run in one process, in turns, and share inputs; peaks are above
+the inputs, on the CPU in a process for each peer, and count what is kept of a graph. A *twin* is a synthetic graph with
+the counts and the degree skew of a public one (`shared/bench/twins.py`); Cora and tolokers are real. `DIR` is a folder
+with `tolokers.npz` and PyG's raw Cora files. Why kernels are as they are stands in [decisions](decisions/README.md).
 """
 
 
