@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdRef
 
 from . import cache
-from .formats import Formats, Keeper, num_bytes
-from .graph import Compressed, Graph
+from .adjacency import Compressed, transpose
+from .formats import CSC, Formats, Keeper, num_bytes
+from .graph import Graph
 from .graph_checks import as_index, check_integers, check_num_nodes, compiling
 from .ops.graph import coo_to_csr, index_dtype
 from .ops.relational import OF_PIECE, OF_TILE, pairs_of_edges, piece_tiles, typed_edges
@@ -211,7 +212,8 @@ class TypedGraph(Keeper):
         """From the pairs of sources (``compact``) to those of destinations (``reversed.compact``), with edge ids."""
 
         def build(_):
-            sides = self.compact, self.reversed.compact
+            turned = self.reversed  # first, for it keeps the graph's other direction, which both sort
+            sides = self.compact, turned.compact
             ends = torch.stack([side.pair_of_edge for side in sides])
             return Graph.from_edge_index(ends, *(side.edges.num_src for side in sides), validate=False)
 
@@ -233,10 +235,14 @@ class TypedGraph(Keeper):
             rows, ptr = rows.index_select(0, pieces), torch.cat((ptr[:1], ptr[1:].index_select(0, pieces)))
         return [type_ptr, rows, ptr, *rest]
 
+    def _out_edges(self) -> Compressed:
+        """The graph's CSC. One that nobody else has asked for is not kept: what is sorted from it takes its place."""
+        return self.graph._formats.get(CSC) or transpose(self.graph.csr, self.num_src)
+
     def _by_src(self) -> list[Tensor]:
         offsets = self._formats.get("offsets")
         if offsets is None or self.device.type != "cuda":
-            return self._sorted(self.graph.csc)
+            return self._sorted(self._out_edges())
         pairs, none = self.graph.csr, offsets.new_empty(0)  # of a compact graph, where every edge is a pair
         by_row = torch.cat(self.graph.csc[:2])
         return [offsets, pairs.indices, none, pairs.indptr[:-1], pairs.indptr[:-1], by_row]
@@ -255,7 +261,7 @@ class TypedGraph(Keeper):
         return Pairs(offsets, neighbors, Graph(sums, None, rows.numel(), self.num_dst))
 
     def _compact(self) -> Compact:
-        offsets, rows, ptr, indices, edge_ids, by_row = self._sorted(self.graph.csc, _UNCUT)
+        offsets, rows, ptr, indices, edge_ids, by_row = self._sorted(self._out_edges(), _UNCUT)
         ids = torch.arange(rows.numel() + 1, dtype=rows.dtype, device=rows.device)
         by_node = None
         if by_row.dim() == 1 and not compiling():  # on CUDA, where the sort has found it

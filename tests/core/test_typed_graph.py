@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import edgeless
 from edgeless import Graph, TypedGraph
+from edgeless.formats import tensors_of
 from edgeless.ops.relational import _num_parts, typed_edges
 
 
@@ -86,6 +87,18 @@ def test_pieces_of_both_directions(dtype, sizes, cut, device):
         graph = typed(*sizes, dtype=dtype, hub=hub, device=device)
         for direction in (graph.graph.csr, graph.graph.csc):
             check_direction(direction, graph.edge_type, graph.num_types, cut)
+
+
+@EVERY_DEVICE
+def test_what_pieces_are_sorted_from_is_not_kept_beside_them(device):
+    """Eight bytes an edge; but where somebody has it, or shares it, it is not made again."""
+    for side in ("by_src", "compact"):
+        graph, other = (typed(50, 40, 400, 5, device=device) for _ in range(2))
+        kept = other.graph.csc
+        for ours, theirs in zip(tensors_of(getattr(graph, side)), tensors_of(getattr(other, side)), strict=True):
+            assert torch.equal(ours, theirs)
+        assert not graph.graph.has_csc and other.graph.csc is kept
+    assert graph.split.num_edges == 400 and graph.graph.has_csc  # whose reversed graph has it for its own CSR
 
 
 @settings(max_examples=60, deadline=None)
