@@ -115,6 +115,8 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         heads, weights = self.heads, self._weights()
         if (out := self._as_one_op(graph, x, weights, edge_attr, return_attention_weights, dtype)) is not None:
             return out
+        turned = graph.reversed  # first what keeps transposes, from which other things are sorted too
+        over_pairs = turned.compact.pairs.reversed.graph if self._within else None
         pairs, edges, _ = graph.compact
         values = relational_sum(pairs, x, cast(weights, x.dtype), order="aggregate").view(-1, heads, self.out_channels)
         ends = end_products(graph, x, cast(self._vectors(weights), x.dtype))
@@ -141,7 +143,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         )
         out, alpha = out if returned else (out, None)
         if within:
-            out = spmm(graph.reversed.compact.pairs.reversed.graph, out)
+            out = spmm(over_pairs, out)
         out = self._modified(out, edges, values).view(-1, heads, self.dim * self.out_channels)
         out = self._finish(out, None)
         return (out, (edge_index, alpha)) if returned else out
