@@ -55,7 +55,8 @@ class Plan:
 
 @dataclass
 class Result:
-    """One peer's figures for one case and mode. Times are in milliseconds, peaks in bytes above the inputs.
+    """One peer's figures for one case and mode. Times are in milliseconds, peaks in bytes above the inputs, of which
+    ``kept_bytes`` are there between calls.
 
     ``engine`` is the one that ran a bare aggregation of edgeless.
     """
@@ -70,6 +71,7 @@ class Result:
     spread: Optional[float] = None
     runs: int = 0
     peak_bytes: Optional[int] = None
+    kept_bytes: Optional[int] = None
     first_call_bytes: Optional[int] = None
     engine: Optional[str] = None
 
@@ -181,7 +183,8 @@ def _take_peaks(plan: Plan, graph: BenchGraph, results: list[Result], peaks: Opt
         print(f"{some.graph}, {some.case.label}: memory of {some.peer} not measured: {str(error).splitlines()[-1]}")
         return
     for result in results:
-        result.peak_bytes, result.first_call_bytes = peaks[result.mode], peaks.get("first_call")
+        result.peak_bytes, result.kept_bytes = peaks[result.mode], peaks.get("kept")
+        result.first_call_bytes = peaks.get("first_call")
 
 
 def _peaks_here(graph: BenchGraph, some: Result) -> dict:

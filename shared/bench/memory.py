@@ -20,9 +20,10 @@ def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, float]
     """Peak bytes above the inputs, per mode.
 
     What a peer keeps between calls (a converted graph) counts; what loads at a process's first call (imports, thread
-    pools, the compiler) does not, and is brought in by a call on a toy graph. ``first_call`` is the peak of the very
-    first call on the graph, conversion included. A compiled peer compiles for the shapes that it meets, so it is
-    warmed up on the graph itself and only its steady state is told.
+    pools, the compiler) does not, and is brought in by a call on a toy graph. ``kept`` is the part of the peaks that is
+    there between calls; ``first_call`` is the peak of the very first call on the graph, conversion included. A compiled
+    peer compiles for the shapes that it meets, so it is warmed up on the graph itself and only its steady state is
+    told.
     """
     device = graph.edge_index.device
     compiled = peer.endswith(("-compiled", "-graphed", "-captured"))
@@ -46,7 +47,7 @@ def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, float]
         kept = 0 if compiled else max(0, steady.before - first.before)
         peaks[mode] = steady.bytes + kept
     if not compiled:
-        peaks["first_call"] = first.bytes
+        peaks.update(kept=kept, first_call=first.bytes)
     return peaks
 
 

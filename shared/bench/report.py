@@ -33,6 +33,7 @@ def print_case(
     else:
         columns["edgeless is faster by"] = [_faster(result, results) for result in results]
     columns["peak memory"] = [_size(result.peak_bytes) for result in results]
+    columns["kept"] = [_size(result.kept_bytes) for result in results]
     columns["first call"] = [_size(result.first_call_bytes) for result in results]
     if case.kind == "op":
         speeds = [useful_rate(graph, result) for result in results]

@@ -175,6 +175,7 @@ def test_peaks_count_what_is_kept_and_not_the_inputs():
     # 140 MB. Leaving out what is kept would be 100, counting the inputs 220; the system moves a few on its own account.
     assert 120 * mb <= peaks["forward"] < 180 * mb
     assert 120 * mb <= peaks["first_call"] < 180 * mb
+    assert 30 * mb <= peaks["kept"] < 60 * mb
 
 
 def test_the_figures_of_the_h200_are_read():
