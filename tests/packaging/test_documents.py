@@ -22,6 +22,17 @@ def test_ci_runs_the_test_command_of_the_readme(root):
     assert commands[0] in (root / "README.md").read_text().splitlines()
 
 
+def test_the_readme_has_the_figures_of_the_measured_demo(root):
+    measured = (root / "docs" / "performance.md").read_text()
+    cells = re.search(r"^\| gatv2, .*?\| (.*) \| (.*) \| (.*) \| (.*) \|$", measured, re.MULTILINE)
+    stock, fused, time, memory = cells.groups()
+    columns = (*zip(stock.split(", "), fused.split(", "), strict=True),)
+    figures = (f"{float(time):.0f} times less", f"{float(memory):.0f} times less", "")
+    readme = (root / "README.md").read_text()
+    for (theirs, ours), less in zip(columns, figures, strict=True):
+        assert re.search(rf"^\| .* \| {theirs} \| {ours} \| {less}", readme, re.MULTILINE), (theirs, ours, less)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_to_files_lead_somewhere(root, document):
     text = (root / document).read_text()
