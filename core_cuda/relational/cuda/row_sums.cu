@@ -1,7 +1,7 @@
 // Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
 // neighbours of a tile of rows, as tile_sums.cuh and tensor_sums.cuh do, while the rows' own are on their way,
 // multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
-// neighbours sums are made before (hub_sums.cu). (short_rows.cu: of floats, where rows have few.) Shared memory: own
+// neighbours sums are made before (hub_sums.cu). (short_rows.cu: where rows have few.) Shared memory: own
 // rows [64][width], the matrix [width][width] as it lies in memory, of up to 64 floats in fragments, of floats the sums
 // [64][width], what making them takes.
 #include <atomic>

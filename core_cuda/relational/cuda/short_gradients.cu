@@ -70,13 +70,6 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int piece = first + lane % kWarpPieces;
     return piece < last ? __ldcs(pieces.rows + piece) : -1;
   };
-  const auto edges_of = [&](const Ends& ends) {
-    Edges found;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) found.begin[i] = ends.begin[i], found.count[i] = ends.end[i] - ends.begin[i];
-    load_edges<kWeights>(of, found, 0);
-    return found;
-  };
   const int first_of_warp = begin + warp * kWarpPieces;
   if (args.out) {
     for (int i = threadIdx.x; i < WeightParts<kWidth>::kVectors; i += kThreads) {
@@ -86,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
   Ends ends = load_ends(pieces.ptr, first_of_warp, last);
   int row = row_of(first_of_warp);
-  Edges edges = edges_of(ends);
+  Edges edges = first_edges<kWeights>(of, ends);
   ends = load_ends(pieces.ptr, first_of_warp + kStep, last);
   Square outer = {};
 #pragma unroll 1
@@ -94,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int first = at + warp * kWarpPieces;
     if (args.partial) ask_for_own(tile, args.x, in, row);
     row = row_of(first + kStep);
-    Edges next = edges_of(ends);
+    Edges next = first_edges<kWeights>(of, ends);
     ends = load_ends(pieces.ptr, first + 2 * kStep, last);
     WarpRows<kWidth> sum;
     sum_pieces<kWidth, kWeights, kFull>(of, edges, sum);

@@ -106,11 +106,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int last = now.end;
     const auto edges_of = [&](int first, int last) {
       if (ends_at != first) ends = load_ends(args.pieces.ptr, first, last);
-      Edges found;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) found.begin[i] = ends.begin[i], found.count[i] = ends.end[i] - ends.begin[i];
-      load_edges<kWeights>(of, found, 0);
-      return found;
+      return first_edges<kWeights>(of, ends);
     };
     int first = now.begin + begin_of_warp;
     if (first < last && edges_at != first) edges = edges_of(first, last);

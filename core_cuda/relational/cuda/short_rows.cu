@@ -137,30 +137,22 @@ template <class S, bool kTransposed, bool kFull>
 __global__ void __launch_bounds__(kThreads, kBlocks) short_rows_kernel(const __grid_constant__ RowSumsArgs args) {
   constexpr int kPer = kOfVector<S>;
   __shared__ OwnMatrix<S> root;
-  __shared__ float4 bias[kWidth / 4];
+  __shared__ alignas(16) float bias[kWidth];  // for loads of whole vectors
   const Neighbors& of = args.neighbors;
   const int width = args.width, rows = static_cast<int>(args.num_rows), lane = threadIdx.x % 32;
   const int step = static_cast<int>(gridDim.x) * kWarps * kWarpPieces;
-  const auto edges_of = [&](const Ends& ends) {
-    Edges found;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) found.begin[i] = ends.begin[i], found.count[i] = ends.end[i] - ends.begin[i];
-    load_edges<Weights::none>(of, found, 0);
-    return found;
-  };
   int first = (static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32) * kWarpPieces;
-  Edges edges = edges_of(load_ends(args.ptr, first, rows));
+  Edges edges = first_edges<Weights::none>(of, load_ends(args.ptr, first, rows));
   Ends ends = load_ends(args.ptr, first + step, rows);
   if (args.own.numbers) root.template put<kTransposed>(args);
   if (threadIdx.x < kWidth) {
     const bool has = args.bias && static_cast<int>(threadIdx.x) < width;
-    const float number = has ? to_arithmetic(static_cast<const S*>(args.bias)[threadIdx.x]) : 0;
-    reinterpret_cast<float*>(bias)[threadIdx.x] = number;
+    bias[threadIdx.x] = has ? to_arithmetic(static_cast<const S*>(args.bias)[threadIdx.x]) : 0;
   }
   __syncthreads();
 #pragma unroll 1
   for (; first < rows; first += step) {
-    const Edges next = edges_of(ends);
+    const Edges next = first_edges<Weights::none>(of, ends);
     ends = load_ends(args.ptr, first + 2 * step, rows);
     WarpRows<kWidth> sum, product = {};
     if (args.own.numbers) {
@@ -180,8 +172,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) short_rows_kernel(const __g
         float numbers[kPer];
 #pragma unroll
         for (int k = 0; k < kPer; ++k) {
-          numbers[k] =
-              sum[i][kPer * m + k] + product[i][kPer * m + k] + reinterpret_cast<const float*>(bias)[column + k];
+          numbers[k] = sum[i][kPer * m + k] + product[i][kPer * m + k] + bias[column + k];
         }
         if (args.wide) {
           auto* const to = reinterpret_cast<float4*>(static_cast<float*>(args.out) + row * width + column);

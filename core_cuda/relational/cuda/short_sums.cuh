@@ -75,6 +75,16 @@ __device__ __forceinline__ Ends load_ends(const int32_t* ptr, int first, int las
   return ends;
 }
 
+// The first edges of pieces that lie so.
+template <Weights kWeights>
+__device__ __forceinline__ Edges first_edges(const Neighbors& of, const Ends& ends) {
+  Edges edges;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) edges.begin[i] = ends.begin[i], edges.count[i] = ends.end[i] - ends.begin[i];
+  load_edges<kWeights>(of, edges, 0);
+  return edges;
+}
+
 static __device__ Words<4> zeros[kMostShortWidth / 4];
 
 __device__ __forceinline__ const Words<4>* row_at(const Neighbors& of, int row) {
