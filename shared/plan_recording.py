@@ -230,12 +230,12 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
             else:
                 by_warps = _C.short_pieces_pay(indices.numel(), pieces, per_processor, max(widths(weight)))
             kernel += "; sixteen pieces a warp" if by_warps else ""
-            # what a node's own row is multiplied by, where that is added to these sums
+            # What a node's own row is multiplied by, where that is added to these sums.
             root = None if backward and args.get("own") is not None else args.get("root")
             widest = max((width, *(() if root is None else root.shape)))
-            given = (pieces, rows, rows // device.multiprocessors, widest, x.element_size() == 2)
-            by_warps = step != "of weights" and _C.short_rows_pay(*given)
-            kernel += "; a warp adds up sixteen rows" if by_warps else ""
+            sums = (pieces, rows, rows // device.multiprocessors, widest, x.element_size() == 2)
+            if step != "of weights" and _C.short_rows_pay(*sums):
+                kernel += "; a warp adds up sixteen rows"
         elif ptr.numel():  # what is made for a piece of several edges is written and read again
             num_bytes += 2 * pieces * (x.size(1) + gathered.size(1)) * x.element_size()
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None

@@ -101,27 +101,26 @@ print("all of them")
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
+
+
+def check_in_a_child(script, **env):
+    ran = subprocess.run([sys.executable, "-c", GUARDED + script], capture_output=True, text=True, env=os.environ | env)
+    assert ran.returncode == 0 and "all of them" in ran.stdout, (ran.returncode, ran.stderr[-2000:])
+
+
 @pytest.mark.parametrize("capability", ["baseline", "avx2", "avx512"])
 def test_products_of_rows_in_order_stay_within_them(capability):
     """Such rows are multiplied where they lie, in whole tiles. Small whole numbers, whose sums are exact."""
-    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
-    ran = subprocess.run([sys.executable, "-c", GUARDED + IN_ORDER], capture_output=True, text=True, env=env)
-    assert ran.returncode == 0 and "all of them" in ran.stdout, (ran.returncode, ran.stderr[-2000:])
+    check_in_a_child(IN_ORDER, EDGELESS_CPU_CAPABILITY=capability)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
 @pytest.mark.parametrize("capability", ["baseline", "avx2", "avx512"])
 def test_sums_of_any_width_read_nothing_behind_their_rows(capability):
     """Small whole numbers, whose sums are exact."""
-    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
-    ran = subprocess.run([sys.executable, "-c", GUARDED + SUMS], capture_output=True, text=True, env=env)
-    assert ran.returncode == 0 and "all of them" in ran.stdout, (ran.returncode, ran.stderr[-2000:])
+    check_in_a_child(SUMS, EDGELESS_CPU_CAPABILITY=capability)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
 def test_attention_reads_nothing_behind_its_inputs():
     """Weights of the cosine had read a row of the sources for every destination."""
-    script = GUARDED + ATTENTION.format(folder=str(Path(__file__).parent))
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert ran.returncode == 0 and "all of them" in ran.stdout, (ran.returncode, ran.stderr[-2000:])
+    check_in_a_child(ATTENTION.format(folder=str(Path(__file__).parent)))

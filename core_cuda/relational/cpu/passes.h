@@ -79,22 +79,22 @@ struct TypedPasses {
     return true;
   }
 
-  // The rows of n entries where they lie one after the other as numbers of type A, else null.
-  static const A* rows_in_place(const TypedArgs<A>& a, const Rows& from, int64_t begin, int64_t n) {
-    if (!is_native<A>(from.dtype) || !in_order(a, begin, n)) return nullptr;
-    return static_cast<const A*>(from.data) + node(a, begin) * from.stride;
+  // A row where it lies, and those behind it with it, if they are numbers of type A, else null.
+  static const A* row_in_place(const Rows& from, int64_t row) {
+    return is_native<A>(from.dtype) ? static_cast<const A*>(from.data) + row * from.stride : nullptr;
   }
 
-  // The same of the sums of n pieces: where each has one edge, without a weight.
+  // The first of the sums of n pieces where these lie one after the other: each has one edge, without a weight. Or
+  // null.
   static const A* sums_in_place(const TypedArgs<A>& a, int64_t begin, int64_t n) {
     const Compressed& g = a.sum.graph;
-    if (a.sum.weight || !is_native<A>(a.sum.x.dtype)) return nullptr;
+    if (a.sum.weight) return nullptr;
     const int64_t edge = g.row_begin(begin), first = g.index(edge);
     if (g.row_begin(begin + n) != edge + n) return nullptr;
     for (int64_t i = 1; i < n; ++i) {
       if (g.row_begin(begin + i) != edge + i || g.index(edge + i) != first + i) return nullptr;
     }
-    return static_cast<const A*>(a.sum.x.data) + first * a.sum.x.stride;
+    return row_in_place(a.sum.x, first);
   }
 
   // Rows to multiply and where their products go; null: by way of a block, which has room for whole tiles.
@@ -130,10 +130,9 @@ struct TypedPasses {
     const int64_t in = block_stride(a.in), out = block_stride(a.out);
     for (int64_t i = run.begin, n; i < run.end; i += n) {
       n = at_once(run.end - i);
-      A* result = is_native<A>(a.result.dtype) && in_order(a, i, n)
-                      ? static_cast<A*>(a.result.data) + node(a, i) * a.out
-                      : nullptr;
-      const Places at(rows_in_place(a, a.x, i, n), result, n);
+      const bool ordered = in_order(a, i, n), native = is_native<A>(a.result.dtype);
+      A* result = ordered && native ? static_cast<A*>(a.result.data) + node(a, i) * a.out : nullptr;
+      const Places at(ordered ? row_in_place(a.x, node(a, i)) : nullptr, result, n);
       n = at.n;
       if (!at.from) fill_rows(a, a.x, a.in, i, n, room.left, in);
       multiply(a, run.type, n, at.from ? at.from : room.left, at.from ? a.x.stride : in, at.to ? at.to : room.right,
@@ -202,7 +201,9 @@ struct TypedPasses {
       const int64_t n = at_once(run.end - i);
       fill_rows(a, a.x, a.in, i, n, room.left, left);
       const Rows& other = a.sums ? a.sum.x : a.other;
-      const A* rows = !whole ? nullptr : a.sums ? sums_in_place(a, i, n) : rows_in_place(a, a.other, i, n);
+      const A* rows = nullptr;
+      if (whole && a.sums) rows = sums_in_place(a, i, n);
+      if (whole && !a.sums && in_order(a, i, n)) rows = row_in_place(a.other, node(a, i));
       if (!rows && a.sums) fill_sums(a, i, n, room.right, right);
       if (!rows && !a.sums) fill_rows(a, a.other, a.out, i, n, room.right, right);
       for (int64_t b = 0; b < a.blocks; ++b) {
