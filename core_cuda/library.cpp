@@ -157,17 +157,18 @@ TORCH_LIBRARY(edgeless, m) {
   m.def(
       "typed_edges(Tensor indptr, Tensor indices, Tensor? edge_ids, Tensor types, SymInt num_types, int cut) -> "
       "(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor indices, Tensor edge_ids, Tensor parts, Tensor count)");
-  // One over the number of edges of the same type and row, for every edge by its id, from what typed_edges gives.
-  m.def("typed_means(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor edge_ids, ScalarType dtype) -> Tensor");
+  // One over the number of edges of the same type and row, from what typed_edges gives: for every edge by its id, or,
+  // without ids, for every piece.
+  m.def("typed_means(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor? edge_ids, ScalarType dtype) -> Tensor");
   // The piece of every edge by its id, where pieces are whole pairs.
   m.def("pairs_of_edges(Tensor ptr, Tensor edge_ids) -> Tensor");
   // Pieces and rows cut into tiles of bounded work, as CUDA kernels want them (core_cuda/relational/tiling.h), from
-  // what typed_edges gives, and by_row [num_rows + 1 + E], its parts on CUDA: the first tile of every type [types + 1],
-  // the first piece of every tile, and the first row of every tile of rows. split_hubs: rows of many pieces add up
-  // parts of these, parts [2, num_parts] being from where to where in by_row's, and of_rows, as by_row, what rows add
-  // up; of_rows is empty where there are no such rows.
+  // what typed_edges gives, and by_row [num_rows + 1 + pieces], its parts on CUDA: the first tile of every type
+  // [types + 1], the first piece of every tile, and the first row of every tile of rows. split_hubs: rows of many
+  // pieces add up parts of these, parts [2, num_parts] being from where to where in by_row's, and of_rows, as by_row,
+  // what rows add up; of_rows is empty where there are no such rows.
   m.def(
-      "piece_tiles(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor by_row, SymInt num_rows, bool split_hubs) -> "
+      "piece_tiles(Tensor type_ptr, Tensor rows, Tensor ptr, Tensor by_row, SymInt num_edges, bool split_hubs) -> "
       "(Tensor type_tiles, Tensor tiles, Tensor row_tiles, Tensor of_rows, Tensor parts)");
   // out[i] = sum over types t of (sum over edges e of type t from j to i of edge_weight[e] x[j]) weight[t], for weights
   // [types, K, M], or block-diagonal ones [types, blocks, K / blocks, M / blocks]. by_dst, by_src: what typed_edges

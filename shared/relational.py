@@ -248,14 +248,14 @@ def pieces_of(
     graph: TypedGraph, fused: bool, reduce: str, edge_weight: Optional[Tensor], needs_src: bool, rows: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], Optional[Tensor]]:
     """Both directions as the ops take them, the second empty where no gradient is needed, and the weights by edge that
-    are left: where sums are ``fused`` means without other weights have theirs in the order of the pieces.
+    are left: where sums are ``fused`` means without other weights have theirs beside the pieces.
     """
     opmath = opmath_dtype(rows)
     if not fused or not graph.by_dst[2].numel():  # of pieces of one edge each there is no sum
         return graph.by_dst, graph.by_src if needs_src else [], edge_weights(graph, edge_weight, reduce, rows)
     mean = opmath if reduce == "mean" and edge_weight is None else None
     left = None if mean is not None else edge_weights(graph, edge_weight, reduce, rows)
-    return graph.tiled(True, mean, rows.itemsize == 2), graph.tiled(False, mean) if needs_src else [], left
+    return graph.tiled(True, mean), graph.tiled(False, mean) if needs_src else [], left
 
 
 def edge_weights(graph: TypedGraph, given: Optional[Tensor], reduce: str, rows: torch.dtype) -> Optional[Tensor]:

@@ -29,6 +29,8 @@ CUT = 512
 # On CUDA, where a tile of pieces is one block's: so few that tiles take equally long.
 _CUDA_CUT = 64
 _UNCUT = 2**62
+# Room for so many pieces more than there are is not worth copying those that there are.
+_SPARE = 1 << 18
 
 
 class Pairs(NamedTuple):
@@ -149,37 +151,35 @@ class TypedGraph(Keeper):
         """Out-edges by (type, source)."""
         return self.format("by src", TypedGraph._by_src)
 
-    def tiled(self, by_dst: bool, mean: Optional[torch.dtype] = None, weigh_pieces: bool = False) -> list[Tensor]:
+    def tiled(self, by_dst: bool, mean: Optional[torch.dtype] = None) -> list[Tensor]:
         """:attr:`by_dst` or :attr:`by_src`, on CUDA, and behind it what the kernels want that sum and multiply at once.
 
         Args:
-            mean: the dtype of weights of edges that make sums means; None: there are none.
-            weigh_pieces: give them to the pieces, whose edges by destination all have the same one.
+            mean: the dtype of weights that make sums means; None: there are none.
         Returns:
             The pieces' six tensors; int ``[R + 1]``, the first tile of every type; int ``[tiles + 1]``, the first piece
             of every tile; int ``[tiles + 1]``, the first row of every tile of rows; what rows add up; the parts of hubs
-            ``[2, parts]`` (``piece_tiles`` in ``core_cuda/library.cpp``); and the weights ``[E]`` in the order of the
-            pieces' edges, or ``[pieces, 1]``.
+            ``[2, parts]`` (``piece_tiles`` in ``core_cuda/library.cpp``); and the weights: by destination those of the
+            pieces ``[pieces, 1]``, whose edges all have the same one, by source ``[E]`` in the order of their edges.
         """
         side = "by dst" if by_dst else "by src"
         pieces = self.by_dst if by_dst else self.by_src
 
+        type_ptr, rows, ptr, _, edge_ids, by_row = pieces
+
         def cut(graph: TypedGraph) -> list[Tensor]:
-            type_ptr, rows, ptr, *_, by_row = pieces
-            num_rows = graph.num_dst if by_dst else graph.num_src
-            *tiles, of_rows, parts = piece_tiles(type_ptr, rows, ptr, by_row, num_rows, not compiling())
+            *tiles, of_rows, parts = piece_tiles(type_ptr, rows, ptr, by_row, graph.num_edges, not compiling())
             return [*tiles, of_rows if of_rows.numel() else by_row, parts]
 
         def weights(graph: TypedGraph) -> Tensor:
-            _, _, ptr, _, edge_ids, _ = pieces
-            if weigh_pieces:
-                return graph.mean_weight(mean)[edge_ids[ptr[:-1]]].unsqueeze(1)
-            return graph.mean_weight(mean).index_select(0, edge_ids)
+            if by_dst:
+                return torch.ops.edgeless.typed_means(type_ptr, rows, ptr, None, mean).unsqueeze(1)
+            of_edges = graph._formats.get(("mean", mean))  # which nobody else may ever ask for
+            return (graph._means(mean) if of_edges is None else of_edges).index_select(0, edge_ids)
 
-        weigh_pieces = weigh_pieces and by_dst and not compiling()  # a program has room for more pieces than there are
         found = [*pieces, *self.format(("tiles", side), cut)]
         if mean is not None:
-            found.append(self.format(("mean", side, mean, weigh_pieces), weights))
+            found.append(self.format(("mean", side, mean), weights))
         return found
 
     def mean_weight(self, dtype: torch.dtype) -> Tensor:
@@ -226,10 +226,12 @@ class TypedGraph(Keeper):
         # There is room for as many pieces as edges.
         if not compiling():
             pieces = int(count)
-            if 2 * pieces < self.num_edges:
-                rows, ptr = rows[:pieces].clone(), ptr[: pieces + 1].clone()
-            else:
-                rows, ptr = rows[:pieces], ptr[: pieces + 1]
+            spare = self.num_edges - pieces
+            used = [rows[:pieces], ptr[: pieces + 1]]
+            if rest[-1].dim() == 1:  # on CUDA, of every row
+                used.append(rest.pop()[: direction.indptr.numel() + pieces])
+            rows, ptr, *of_rows = map(Tensor.clone, used) if spare > min(pieces, _SPARE) else used
+            rest += of_rows
         elif cut == _UNCUT:  # their number is a size of other tensors, which a program learns when it runs
             pieces = (torch.arange(self.num_edges, device=rows.device) < type_ptr[-1]).nonzero().squeeze(1)
             rows, ptr = rows.index_select(0, pieces), torch.cat((ptr[:1], ptr[1:].index_select(0, pieces)))
@@ -244,7 +246,8 @@ class TypedGraph(Keeper):
         if offsets is None or self.device.type != "cuda":
             return self._sorted(self._out_edges())
         pairs, none = self.graph.csr, offsets.new_empty(0)  # of a compact graph, where every edge is a pair
-        by_row = torch.cat(self.graph.csc[:2])
+        by_row = self._formats.get("by row")
+        by_row = torch.cat(self.graph.csc[:2]) if by_row is None else by_row
         return [offsets, pairs.indices, none, pairs.indptr[:-1], pairs.indptr[:-1], by_row]
 
     def _means(self, dtype: torch.dtype) -> Tensor:
@@ -265,8 +268,8 @@ class TypedGraph(Keeper):
         ids = torch.arange(rows.numel() + 1, dtype=rows.dtype, device=rows.device)
         by_node = None
         if by_row.dim() == 1 and not compiling():  # on CUDA, where the sort has found it
-            numbers = by_row[self.num_src + 1 :][: rows.numel()].clone()
-            by_node = Compressed(by_row[: self.num_src + 1].clone(), numbers, numbers)
+            numbers = by_row[self.num_src + 1 :]
+            by_node = Compressed(by_row[: self.num_src + 1], numbers, numbers)
         pairs = Graph(Compressed(ids, rows, None), by_node, self.num_src, rows.numel())
         types = torch.searchsorted(offsets[1:], ids[:-1], right=True, out_int32=ids.dtype is torch.int32)
         csr, pair_of_edge = self.graph.csr, pairs_of_edges(ptr, edge_ids)
@@ -279,6 +282,8 @@ class TypedGraph(Keeper):
         )
         split = TypedGraph(pairs, types, self.num_types)
         split.format("offsets", lambda _: offsets)
+        if by_node is not None:
+            split.format("by row", lambda _: by_row)
         if self.device.type == "cuda":  # nothing is left to sort, and the kernels need not look for what is known
             none, ids = rows.new_empty(0), ids[:-1]
             split.format("by dst", lambda _: [offsets, ids, none, rows, ids, none])
@@ -304,8 +309,8 @@ class TypedGraph(Keeper):
         missing = sum(key not in self._formats for key in ("by dst", "by src"))
         grown = self.graph.memory_bytes_at_most() + num_bytes((self.edge_type, self._formats))
         numbers = 4 * self.num_edges
-        if self.device.type == "cuda":  # which keeps the pieces of every row, tiles, and a mean's weights in two orders
-            numbers += 3 * self.num_edges + max(self.num_src, self.num_dst) + 1
+        if self.device.type == "cuda":  # which keeps the pieces of every row, tiles, and a mean's weights
+            numbers += 2 * self.num_edges + max(self.num_src, self.num_dst) + 1
             numbers += (OF_PIECE + 1) * self.num_edges // OF_TILE + 2 * self.num_types + 2
             numbers += 2 * self.num_edges + 2 * max(self.num_src, self.num_dst) + 2  # what rows add up, where hubs are
         return grown + missing * numbers * self.graph.index_dtype.itemsize

@@ -28,7 +28,8 @@ int tiles_of_block(int64_t tiles, const Tensor& t) {
 
 // Whether a warp sums and multiplies pieces by itself (cuda/short_pieces.cu).
 bool takes_short_pieces(const PieceProductsArgs& args, const Pieces& pieces, const Tensor& x) {
-  return x.scalar_type() == at::kFloat &&
+  const bool in_order = args.neighbors.weights && !args.neighbors.ids;  // for which there is no such kernel
+  return x.scalar_type() == at::kFloat && !in_order &&
          short_pieces_pay(pieces.indices.size(0), pieces.rows.size(0), args.pieces.count / processors(x),
                           std::max(args.in_width, args.out_width));
 }

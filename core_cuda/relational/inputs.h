@@ -103,9 +103,9 @@ inline void check_typed_edges(const char* op, const at::Tensor& indptr, const at
 }
 
 inline void check_typed_means(const char* op, const at::Tensor& type_ptr, const at::Tensor& rows, const at::Tensor& ptr,
-                              const at::Tensor& edge_ids, at::ScalarType dtype) {
+                              const OptTensor& edge_ids, at::ScalarType dtype) {
   TORCH_CHECK_VALUE(dtype == at::kFloat || dtype == at::kDouble, op, ": dtype must be float32 or float64, got ", dtype);
-  for (const at::Tensor& t : {rows, ptr, edge_ids})
+  for (const at::Tensor& t : {rows, ptr, edge_ids.value_or(ptr)})
     check_dtype(op, "rows, ptr and edge_ids", t, type_ptr.scalar_type());
 }
 
@@ -118,14 +118,15 @@ inline void check_pairs_of_edges(const char* op, const at::Tensor& ptr, const at
 }
 
 inline void check_piece_tiles(const char* op, const at::Tensor& type_ptr, const at::Tensor& rows, const at::Tensor& ptr,
-                              const at::Tensor& by_row, int64_t num_rows) {
+                              const at::Tensor& by_row, int64_t num_edges) {
   check_dim(op, "type_ptr", type_ptr, 1, "[types + 1]");
   check_dim(op, "ptr", ptr, 1, "[pieces + 1]");
-  check_dim(op, "by_row", by_row, 1, "[num_rows + 1 + E]");
+  check_dim(op, "by_row", by_row, 1, "[num_rows + 1 + pieces]");
   check_shape(op, "rows", rows, {ptr.size(0) - 1});
   TORCH_CHECK_VALUE(type_ptr.numel() > 0, op, ": type_ptr must have shape [types + 1], got ", type_ptr.sizes());
-  TORCH_CHECK_VALUE(num_rows >= 0 && by_row.numel() > num_rows, op,
-                    ": by_row must have more than num_rows = ", num_rows, " elements, got ", by_row.numel());
+  TORCH_CHECK_VALUE(by_row.numel() > rows.numel(), op, ": by_row must have more than the ", rows.numel(),
+                    " elements of rows, got ", by_row.numel());
+  TORCH_CHECK_VALUE(num_edges >= 0, op, ": num_edges must not be negative, got ", num_edges);
   TORCH_CHECK_VALUE(type_ptr.scalar_type() == at::kInt || type_ptr.scalar_type() == at::kLong, op,
                     ": type_ptr must be int32 or int64, got ", type_ptr.scalar_type());
   for (const auto& [name, t] :
@@ -138,19 +139,19 @@ inline void check_piece_tiles(const char* op, const at::Tensor& type_ptr, const 
 // Of contiguous tensors.
 template <class I>
 Tiling<I> tiling_of(const at::Tensor& type_ptr, const at::Tensor& rows, const at::Tensor& ptr, const at::Tensor& by_row,
-                    int64_t num_rows) {
+                    int64_t num_edges) {
   Tiling<I> args;
   args.type_ptr = type_ptr.const_data_ptr<I>(), args.rows = rows.const_data_ptr<I>();
   args.ptr = ptr.const_data_ptr<I>(), args.by_row = by_row.const_data_ptr<I>();
-  args.types = type_ptr.numel() - 1, args.pieces = rows.numel(), args.num_rows = num_rows;
-  args.edges = by_row.numel() - 1 - num_rows;
+  args.types = type_ptr.numel() - 1, args.pieces = rows.numel(), args.edges = num_edges;
+  args.num_rows = by_row.numel() - 1 - args.pieces;
   return args;
 }
 
 // One direction of a graph as typed_edges gives it. On CUDA there may follow its pieces cut into tiles of one type
 // each, first tiles of types [types + 1] and first pieces of tiles [tiles + 1]; its rows cut into tiles, first rows of
 // tiles [tiles + 1], what rows add up, and parts of hubs [2, parts] (pieces.h); then the weights of the edges in its
-// order, or, of rows of 16 bits, those of the pieces [pieces, 1].
+// order, or those of the pieces [pieces, 1].
 constexpr size_t kPlainPieces = 6, kTiledPieces = 11, kWeighedPieces = 12;
 
 inline bool holds_pieces(at::TensorList pieces) {

@@ -54,13 +54,13 @@ TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool spl
 }
 
 TileArrays piece_tiles_cpu(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const Tensor& by_row,
-                           int64_t num_rows, bool splits) {
+                           int64_t num_edges, bool splits) {
   constexpr const char* op = "piece_tiles";
-  check_piece_tiles(op, type_ptr, rows, ptr, by_row, num_rows);
+  check_piece_tiles(op, type_ptr, rows, ptr, by_row, num_edges);
   TileArrays result;
   AT_DISPATCH_INDEX_TYPES(type_ptr.scalar_type(), op, [&] {
     const Tensor of[] = {type_ptr.contiguous(), rows.contiguous(), ptr.contiguous(), by_row.contiguous()};
-    result = made_tiles(tiling_of<index_t>(of[0], of[1], of[2], of[3], num_rows), type_ptr.options(), splits);
+    result = made_tiles(tiling_of<index_t>(of[0], of[1], of[2], of[3], num_edges), type_ptr.options(), splits);
   });
   return result;
 }

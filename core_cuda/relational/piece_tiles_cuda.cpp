@@ -48,14 +48,14 @@ TileArrays made_tiles(Tiling<I> args, const at::TensorOptions& options, bool spl
 }
 
 TileArrays piece_tiles(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const Tensor& by_row,
-                       int64_t num_rows, bool splits) {
+                       int64_t num_edges, bool splits) {
   constexpr const char* op = "piece_tiles";
-  check_piece_tiles(op, type_ptr, rows, ptr, by_row, num_rows);
+  check_piece_tiles(op, type_ptr, rows, ptr, by_row, num_edges);
   const OnDevice on_device(type_ptr.device());
   TileArrays result;
   AT_DISPATCH_INDEX_TYPES(type_ptr.scalar_type(), op, [&] {
     const Tensor of[] = {type_ptr.contiguous(), rows.contiguous(), ptr.contiguous(), by_row.contiguous()};
-    const auto args = tiling_of<index_t>(of[0], of[1], of[2], of[3], num_rows);
+    const auto args = tiling_of<index_t>(of[0], of[1], of[2], of[3], num_edges);
     result = made_tiles(args, type_ptr.options(), splits, on_device.stream());
   });
   return result;

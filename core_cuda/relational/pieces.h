@@ -16,7 +16,7 @@ struct Pieces {
   // Then rows are too, and what they add up lies as by_row does. The pieces of hubs are parts [2, parts], of by_row's
   // from the first to the second, and their sums stand for them, numbered behind the pieces.
   const at::Tensor *row_tiles = nullptr, *of_rows = nullptr, *parts = nullptr;
-  const at::Tensor* weights = nullptr;  // [E] in the order of `indices`, or [pieces, 1]; null: none
+  const at::Tensor* weights = nullptr;  // [E] in the order of `indices`, or of whole pieces [pieces, 1]; null: none
 
   explicit Pieces(at::TensorList of)
       : type_ptr(of[0]), rows(of[1]), ptr(of[2]), indices(of[3]), edge_ids(of[4]), by_row(of[5]) {
@@ -31,7 +31,7 @@ struct Pieces {
   bool of_one_edge() const { return ptr.numel() == 0; }
 
   void check_rows(const char* op, const char* name, int64_t num_rows) const {
-    const int64_t found = by_row.numel() ? by_row.size(0) - 1 - indices.size(0) : rows.size(0);
+    const int64_t found = by_row.numel() ? by_row.size(0) - 1 - rows.size(0) : rows.size(0);
     TORCH_CHECK_VALUE(found == num_rows, op, ": ", name, " must be of ", num_rows, " rows, got ", found);
   }
 };

@@ -63,24 +63,28 @@ void means_of_type(const Index* rows, const Index* ptr, const Index* edge_ids, i
     int64_t end = piece + 1;
     while (end < last && rows[end] == rows[piece]) ++end;
     const T mean = T(1) / static_cast<T>(ptr[end] - ptr[piece]);
-    for (int64_t e = ptr[piece]; e < ptr[end]; ++e) means[edge_ids[e]] = mean;
+    if (edge_ids) {
+      for (int64_t e = ptr[piece]; e < ptr[end]; ++e) means[edge_ids[e]] = mean;
+    } else {
+      std::fill(means + piece, means + end, mean);
+    }
     piece = end;
   }
 }
 
-Tensor typed_means_cpu(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const Tensor& edge_ids,
+Tensor typed_means_cpu(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const OptTensor& edge_ids,
                        at::ScalarType dtype) {
   constexpr const char* op = "typed_means";
   check_typed_means(op, type_ptr, rows, ptr, edge_ids, dtype);
-  Tensor means = at::empty({edge_ids.numel()}, edge_ids.options().dtype(dtype));
+  Tensor means = at::empty({edge_ids.value_or(rows).numel()}, rows.options().dtype(dtype));
   const int64_t types = type_ptr.numel() - 1;
   AT_DISPATCH_INDEX_TYPES(type_ptr.scalar_type(), op, [&] {
     AT_DISPATCH_FLOATING_TYPES(dtype, op, [&] {
       const auto at = [](const Tensor& t) { return t.const_data_ptr<index_t>(); };
-      const int64_t grain = std::max<int64_t>(1, types * kMinEdgesPerBlock / (edge_ids.numel() + 1));
+      const int64_t grain = std::max<int64_t>(1, types * kMinEdgesPerBlock / (means.numel() + 1));
       at::parallel_for(0, types, grain, [&](int64_t begin, int64_t end) {
         for (int64_t t = begin; t < end; ++t) {
-          means_of_type(at(rows), at(ptr), at(edge_ids), at(type_ptr)[t], at(type_ptr)[t + 1],
+          means_of_type(at(rows), at(ptr), edge_ids ? at(*edge_ids) : nullptr, at(type_ptr)[t], at(type_ptr)[t + 1],
                         means.mutable_data_ptr<scalar_t>());
         }
       });

@@ -136,17 +136,18 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
   return result;
 }
 
-Tensor typed_means(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const Tensor& edge_ids,
+Tensor typed_means(const Tensor& type_ptr, const Tensor& rows, const Tensor& ptr, const OptTensor& edge_ids,
                    at::ScalarType dtype) {
   constexpr const char* op = "typed_means";
   check_typed_means(op, type_ptr, rows, ptr, edge_ids, dtype);
   const OnDevice on_device(type_ptr.device());
-  Tensor means = at::empty({edge_ids.numel()}, edge_ids.options().dtype(dtype));
+  Tensor means = at::empty({edge_ids.value_or(rows).numel()}, rows.options().dtype(dtype));
   AT_DISPATCH_INDEX_TYPES(type_ptr.scalar_type(), op, [&] {
     AT_DISPATCH_FLOATING_TYPES(dtype, op, [&] {
       const auto at = [](const Tensor& t) { return t.const_data_ptr<index_t>(); };
       MeansArgs<index_t, scalar_t> args;
-      args.type_ptr = at(type_ptr), args.rows = at(rows), args.ptr = at(ptr), args.edge_ids = at(edge_ids);
+      args.type_ptr = at(type_ptr), args.rows = at(rows), args.ptr = at(ptr);
+      args.edge_ids = edge_ids ? at(*edge_ids) : nullptr;
       args.num_types = type_ptr.numel() - 1, args.most_pieces = rows.numel();
       args.means = means.mutable_data_ptr<scalar_t>();
       C10_CUDA_CHECK(run_means(args, on_device.stream()));

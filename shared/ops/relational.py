@@ -77,7 +77,7 @@ def _typed_edges_fake(indptr, indices, edge_ids, types, num_types, cut):
 
 @register_fake("edgeless::typed_means")
 def _typed_means_fake(type_ptr, rows, ptr, edge_ids, dtype):
-    return edge_ids.new_empty(edge_ids.shape, dtype=dtype)
+    return rows.new_empty(rows.shape if edge_ids is None else edge_ids.shape, dtype=dtype)
 
 
 @register_fake("edgeless::pairs_of_edges")
@@ -86,9 +86,9 @@ def _pairs_of_edges_fake(ptr, edge_ids):
 
 
 @register_fake("edgeless::piece_tiles")
-def _piece_tiles_fake(type_ptr, rows, ptr, by_row, num_rows, split_hubs):
+def _piece_tiles_fake(type_ptr, rows, ptr, by_row, num_edges, split_hubs):
     num_types, pieces = type_ptr.size(0) - 1, rows.size(0)
-    num_edges = by_row.size(0) - 1 - num_rows
+    num_rows = by_row.size(0) - 1 - pieces
     tiles = (num_edges + OF_PIECE * pieces) // OF_TILE + num_types + 1
     row_tiles, of_rows, parts = (pieces + OF_ROW * num_rows + OF_ROW_TILE - 1) // OF_ROW_TILE + 1, 0, 0
     if split_hubs:  # which are found when the program runs

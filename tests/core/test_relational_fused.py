@@ -206,14 +206,15 @@ def test_short_pieces_behind_chunks_without_pieces():
     assert error(found, products) < 1e-6
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_short_pieces_keep_infinities_of_rows_where_they_are(value):
+def test_short_pieces_keep_infinities_of_rows_where_they_are(value, reduce):
     graph = short_pieces()
     x, weight = leaf(50_000, 64, dtype=torch.float32, seed=0), leaf(40, 64, 64, dtype=torch.float32, seed=1)
     with torch.no_grad():
         x[2, 3] = value
-    found = summed_by_warps(graph, x, weight)
-    expected = parts(graph, x.detach().double(), weight.detach().double())
+    found = summed_by_warps(graph, x, weight, reduce=reduce)
+    expected = parts(graph, x.detach().double(), weight.detach().double(), reduce=reduce)
     finite = expected.isfinite()
     assert torch.equal(found.isfinite(), finite) and torch.equal(found.isnan(), expected.isnan())
     assert not finite.all() and error(found[finite], expected[finite]) < 1e-6

@@ -136,6 +136,33 @@ def test_means_count_edges_of_the_same_relation(dtype, device):
 
 
 @EVERY_DEVICE
+@pytest.mark.parametrize("cut", [1, 64, 2**62])
+@pytest.mark.parametrize("sizes", [(40, 50, 3000, 4), (3, 3, 0, 2), (0, 0, 0, 3), (7, 9, 5000, 2000)])
+def test_means_of_pieces_are_those_of_their_edges(sizes, cut, device):
+    """Of a hub of many pieces all have that of the pair."""
+    graph = typed(*sizes, hub=sizes[2] // 2, device=device)
+    type_ptr, rows, ptr, _, edge_ids, _, _ = typed_edges(*graph.graph.csr, graph.edge_type, sizes[3], cut)
+    pieces = int(type_ptr[-1])
+    found = torch.ops.edgeless.typed_means(type_ptr, rows, ptr, None, torch.float32)[:pieces]
+    of_edges = graph.mean_weight(torch.float32)
+    assert torch.equal(found, of_edges[edge_ids[ptr[:pieces].long()].long()])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("num_types", [1, 400])
+def test_a_mean_keeps_few_bytes_of_an_edge(num_types):
+    """Ids of both ends and of the edge by destination and by source, and one weight; else numbers of pieces alone."""
+    src, dst = (torch.randint(3000, (1_000_000,), device="cuda") for _ in range(2))
+    types = torch.randint(num_types, (1_000_000,), device="cuda")
+    graph = TypedGraph.from_edge_index(torch.stack([src, dst]), types, num_types, 3000, 3000)
+    _ = graph.graph.csr
+    before = torch.cuda.memory_allocated()
+    pieces = sum(graph.tiled(by_dst, torch.float32)[1].numel() for by_dst in (True, False))
+    assert pieces < 50_000 if num_types == 1 else pieces > 1_000_000
+    assert torch.cuda.memory_allocated() - before <= 20 * 1_000_000 + 15 * pieces + 200_000
+
+
+@EVERY_DEVICE
 def test_pairs(device):
     graph = typed(40, 50, 3000, 4, hub=1500, device=device)
     pairs = graph.pairs
@@ -214,7 +241,8 @@ def test_opcheck():
     options = {"test_utils": ("test_schema", "test_autograd_registration", "test_faketensor")}
     torch.library.opcheck(torch.ops.edgeless.typed_edges, (*graph.graph.csr, graph.edge_type, 4, 16), **options)
     by_dst = graph.by_dst
-    torch.library.opcheck(torch.ops.edgeless.typed_means, (*by_dst[:3], by_dst[4], torch.float32))
+    for edge_ids in (by_dst[4], None):
+        torch.library.opcheck(torch.ops.edgeless.typed_means, (*by_dst[:3], edge_ids, torch.float32))
     torch.library.opcheck(torch.ops.edgeless.pairs_of_edges, (by_dst[2], by_dst[4]))
 
 

@@ -86,6 +86,15 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
         }
         make_again<S>(product.of[0], place.down, place.side, count, args.out_width, {tile, kStride, 1}, columns,
                       args.in_width);
+        if (std::is_same_v<S, float> && args.neighbors.of_pieces) {  // of 16 bits the sums have theirs
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int piece = place.down + threadIdx.x % 32 / 4 + h * 8;
+            const float by = piece < count ? __ldg(args.neighbors.of_pieces + walk.first() + piece) : 1;
+#pragma unroll
+            for (int i = 0; i < place.kSides; ++i) product.of[0][i][2 * h] *= by, product.of[0][i][2 * h + 1] *= by;
+          }
+        }
         store(product);
       }
     }

@@ -28,7 +28,7 @@ struct Neighbors {
   uint32_t row_bytes = 0;
   int vectors = 0;                   // of 16 bytes, of a row
   int team_log2 = 0;                 // lanes of a row: at least two, and no fewer than vectors
-  const float* of_pieces = nullptr;  // [pieces] what the sum of a piece is multiplied by, of 16 bits; null: 1
+  const float* of_pieces = nullptr;  // [pieces] what the sum of a piece is multiplied by; null: 1
 };
 
 // A matrix [*, columns] whose rows are whole vectors of 16 bytes; row_numbers from row to row.

@@ -77,11 +77,9 @@ size_t scan_bytes(int64_t edges) {
   return maximum < sum ? sum : maximum;
 }
 
-// A warp for every piece. A pair may be several pieces, one behind the other.
+// A pair may be several pieces, one behind the other.
 template <class I, class A>
-__global__ void means_kernel(MeansArgs<I, A> args) {
-  const int64_t piece = thread_id() / kWarp;
-  if (piece >= args.type_ptr[args.num_types]) return;
+__device__ A mean_of_piece(const MeansArgs<I, A>& args, int64_t piece) {
   const int64_t type = first_behind(1, args.num_types, [&](int64_t t) { return args.type_ptr[t] > piece; }) - 1;
   const int64_t begin = args.type_ptr[type], last = args.type_ptr[type + 1];
   const I row = args.rows[piece];
@@ -92,7 +90,21 @@ __global__ void means_kernel(MeansArgs<I, A> args) {
   if (end < last && args.rows[end] == row) {
     end = first_behind(end, last, [&](int64_t i) { return args.rows[i] > row; });
   }
-  const A mean = A(1) / static_cast<A>(args.ptr[end] - args.ptr[first]);
+  return A(1) / static_cast<A>(args.ptr[end] - args.ptr[first]);
+}
+
+template <class I, class A>
+__global__ void means_of_pieces_kernel(MeansArgs<I, A> args) {
+  const int64_t piece = thread_id();
+  if (piece < args.type_ptr[args.num_types]) args.means[piece] = mean_of_piece(args, piece);
+}
+
+// A warp for every piece.
+template <class I, class A>
+__global__ void means_kernel(MeansArgs<I, A> args) {
+  const int64_t piece = thread_id() / kWarp;
+  if (piece >= args.type_ptr[args.num_types]) return;
+  const A mean = mean_of_piece(args, piece);
   for (int64_t e = args.ptr[piece] + threadIdx.x % kWarp; e < args.ptr[piece + 1]; e += kWarp) {
     args.means[args.edge_ids[e]] = mean;
   }
@@ -140,7 +152,11 @@ cudaError_t cut_into_pieces(const PiecesArgs<I>& args, void* scratch, cudaStream
 template <class I, class A>
 cudaError_t run_means(const MeansArgs<I, A>& args, cudaStream_t stream) {
   if (args.most_pieces == 0) return cudaSuccess;
-  means_kernel<I, A><<<blocks_for(args.most_pieces * kWarp), kThreads, 0, stream>>>(args);
+  if (args.edge_ids) {
+    means_kernel<I, A><<<blocks_for(args.most_pieces * kWarp), kThreads, 0, stream>>>(args);
+  } else {
+    means_of_pieces_kernel<I, A><<<blocks_for(args.most_pieces), kThreads, 0, stream>>>(args);
+  }
   return cudaGetLastError();
 }
 

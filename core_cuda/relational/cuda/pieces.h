@@ -42,13 +42,14 @@ size_t pieces_scratch(int64_t edges);
 template <class I>
 cudaError_t cut_into_pieces(const PiecesArgs<I>& args, void* scratch, cudaStream_t stream);
 
-// One over the number of edges of the same type and row, for every edge by its id; A: float or double.
+// One over the number of edges of the same type and row, for every edge by its id, or for every piece where there are
+// no ids; A: float or double.
 template <class I, class A>
 struct MeansArgs {
   const I* type_ptr = nullptr;  // [num_types + 1]
   const I* rows = nullptr;      // of pieces
   const I* ptr = nullptr;
-  const I* edge_ids = nullptr;
+  const I* edge_ids = nullptr;  // null: means are of pieces
   int64_t num_types = 0, most_pieces = 0;
   A* means = nullptr;
 };

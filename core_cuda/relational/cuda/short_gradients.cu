@@ -136,7 +136,7 @@ int64_t short_gradients_scratch(const PieceGradientsArgs& args) {
 
 cudaError_t run_short_gradients(const PieceGradientsArgs& args, void* scratch, cudaStream_t stream) {
   auto* const parts = static_cast<uint4*>(scratch);
-  return of_weights(args.neighbors, [&](auto weights) {
+  return of_weights<Weights::in_order>(args.neighbors, [&](auto weights) {
     return args.out_width == kWidth ? launch<weights(), true>(args, parts, stream)
                                     : launch<weights(), false>(args, parts, stream);
   });

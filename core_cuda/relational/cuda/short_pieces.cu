@@ -106,7 +106,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const int last = now.end;
     const auto edges_of = [&](int first, int last) {
       if (ends_at != first) ends = load_ends(args.pieces.ptr, first, last);
-      return first_edges<kWeights>(of, ends);
+      Edges edges = first_edges<kWeights>(of, ends);
+      if constexpr (kWeights == Weights::of_pieces) load_weights(of, first, last, edges);
+      return edges;
     };
     int first = now.begin + begin_of_warp;
     if (first < last && edges_at != first) edges = edges_of(first, last);
@@ -162,7 +164,7 @@ int64_t short_products_scratch(const PieceProductsArgs& args) {
 cudaError_t run_short_products(const PieceProductsArgs& args, void* scratch, int processors, cudaStream_t stream) {
   const int in = args.in_width;
   const bool narrow = in <= 32 && args.out_width <= 32;
-  return of_weights(args.neighbors, [&](auto weights) {
+  return of_weights<Weights::of_pieces>(args.neighbors, [&](auto weights) {
     if (narrow) {
       return in == 32 ? launch<32, weights(), true>(args, scratch, processors, stream)
                       : launch<32, weights(), false>(args, scratch, processors, stream);

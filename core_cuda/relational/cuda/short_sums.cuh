@@ -21,21 +21,23 @@ constexpr int kWarpPieces = 16;
 constexpr int kFewEdges = 8;   // that four lanes sum
 constexpr int kLongBatch = 8;  // vectors that a lane has on their way from the rows of a long piece
 
-// What edges are weighed by.
-enum class Weights { none, in_order, by_id };
+// What edges, or the sums of whole pieces, are weighed by.
+enum class Weights { none, in_order, by_id, of_pieces };
+template <Weights kWeights>
+constexpr bool kByEdge = kWeights == Weights::in_order || kWeights == Weights::by_id;
 
-// launch() with what they are as a constant.
-template <class F>
+// launch() with what they are as a constant: none, by id, or the one other kind that there is.
+template <Weights kOther, class F>
 cudaError_t of_weights(const Neighbors& of, F&& launch) {
-  if (!of.weights) return launch(std::integral_constant<Weights, Weights::none>());
   if (of.ids) return launch(std::integral_constant<Weights, Weights::by_id>());
-  return launch(std::integral_constant<Weights, Weights::in_order>());
+  if (of.weights || of.of_pieces) return launch(std::integral_constant<Weights, kOther>());
+  return launch(std::integral_constant<Weights, Weights::none>());
 }
 
 // weight_of() where it is known what it asks for.
 template <Weights kWeights>
 __device__ __forceinline__ float weight_at(const Neighbors& of, int edge) {
-  if constexpr (kWeights == Weights::none) return 1;
+  if constexpr (!kByEdge<kWeights>) return 1;
   if constexpr (kWeights == Weights::by_id) return __ldg(of.weights + __ldcs(of.ids + edge));
   return __ldcs(of.weights + edge);
 }
@@ -43,8 +45,8 @@ __device__ __forceinline__ float weight_at(const Neighbors& of, int edge) {
 // The lane's two pieces: their edges, and of four of these, or of as many as there are, one in each of the four lanes.
 struct Edges {
   int begin[2], count[2];
-  int row[2];  // -1: none
-  float weight[2];
+  int row[2];       // -1: none
+  float weight[2];  // of the edges, or of the pieces
 };
 
 // Those from number `from` on.
@@ -53,10 +55,11 @@ __device__ __forceinline__ void load_edges(const Neighbors& of, Edges& edges, in
   const int edge = from + static_cast<int>(threadIdx.x % 4);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    edges.row[i] = -1, edges.weight[i] = 1;
+    edges.row[i] = -1;
+    if constexpr (kWeights != Weights::of_pieces) edges.weight[i] = 1;
     if (edge >= edges.count[i]) continue;
     edges.row[i] = __ldcs(of.indices + edges.begin[i] + edge);
-    edges.weight[i] = weight_at<kWeights>(of, edges.begin[i] + edge);
+    if constexpr (kByEdge<kWeights>) edges.weight[i] = weight_at<kWeights>(of, edges.begin[i] + edge);
   }
 }
 
@@ -64,12 +67,17 @@ struct Ends {
   int begin[2], end[2];
 };
 
-// Of the lane's pieces of the sixteen from `first` on; those from `last` on have no edges.
+// The lane's pieces of the sixteen from `first` on.
+__device__ __forceinline__ int piece_of_lane(int first, int i) {
+  return first + static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
+}
+
+// Those from `last` on have no edges.
 __device__ __forceinline__ Ends load_ends(const int32_t* ptr, int first, int last) {
   Ends ends;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int piece = first + static_cast<int>(threadIdx.x % 32 / 4) + 8 * i;
+    const int piece = piece_of_lane(first, i);
     ends.begin[i] = ptr[min(piece, last)], ends.end[i] = ptr[min(piece + 1, last)];
   }
   return ends;
@@ -83,6 +91,15 @@ __device__ __forceinline__ Edges first_edges(const Neighbors& of, const Ends& en
   for (int i = 0; i < 2; ++i) edges.begin[i] = ends.begin[i], edges.count[i] = ends.end[i] - ends.begin[i];
   load_edges<kWeights>(of, edges, 0);
   return edges;
+}
+
+// The weights of pieces themselves, of the sixteen from `first` on.
+__device__ __forceinline__ void load_weights(const Neighbors& of, int first, int last, Edges& edges) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int piece = piece_of_lane(first, i);
+    edges.weight[i] = piece < last ? __ldcs(of.of_pieces + piece) : 1;
+  }
 }
 
 static __device__ Words<4> zeros[kMostShortWidth / 4];
@@ -173,7 +190,7 @@ __device__ __forceinline__ void sum_long(const Neighbors& of, const Edges& edges
 #pragma unroll
         for (int u = 0; u < kLongBatch; ++u) {
           float by = 1;
-          if constexpr (kWeights != Weights::none) by = __shfl_sync(kAllLanes, weight, (j + u) * kRows + lane / kLanes);
+          if constexpr (kByEdge<kWeights>) by = __shfl_sync(kAllLanes, weight, (j + u) * kRows + lane / kLanes);
           float x[kPer];
           unpack_words<S>(raw[u], x);
 #pragma unroll
@@ -214,7 +231,7 @@ __device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, War
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       by[i] = 1;
-      if constexpr (kWeights != Weights::none) by[i] = __shfl_sync(kAllLanes, edges.weight[i], round, 4);
+      if constexpr (kByEdge<kWeights>) by[i] = __shfl_sync(kAllLanes, edges.weight[i], round, 4);
       const int row = __shfl_sync(kAllLanes, edges.row[i], round, 4);
       load_row<S, kWidth, kFull>(of, few[i] ? row : -1, x[i]);
     }
@@ -248,6 +265,13 @@ __device__ __forceinline__ void sum_pieces(const Neighbors& of, Edges edges, War
     }
   }
   if (many) sum_long<S, kWidth, kWeights>(of, edges, many, sum);
+  if constexpr (kWeights == Weights::of_pieces) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int k = 0; k < kPer * kVectors; ++k) sum[i][k] *= edges.weight[i];
+    }
+  }
 }
 
 // The matrix [depth, columns] that sums are multiplied by, as it lies in memory.
@@ -268,7 +292,7 @@ __device__ __noinline__ void make_again(const PieceTiles& pieces, const Neighbor
                                         int first, int last, WarpRows<kWidth>& product) {
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 2; ++i) {
-    const int piece = first + lane / 4 + 8 * i;
+    const int piece = piece_of_lane(first, i);
     if (piece >= last) continue;
     WarpRows<kWidth> made = {};
     for (int k = 0; k < matrix.depth; ++k) {
@@ -276,6 +300,7 @@ __device__ __noinline__ void make_again(const PieceTiles& pieces, const Neighbor
       for (int edge = pieces.ptr[piece]; edge < pieces.ptr[piece + 1]; ++edge) {
         x = fmaf(weight_of(of, edge), reinterpret_cast<const float*>(row_at(of, of.indices[edge]))[k], x);
       }
+      if (of.of_pieces) x *= of.of_pieces[piece];
       for (int j = 0; j < kWidth / 4; ++j) {
         const int column = j / 4 * 16 + lane % 4 * 4 + j % 4;
         if (column < matrix.columns) made[i][j] = fmaf(x, matrix.at(k, column), made[i][j]);
@@ -305,7 +330,7 @@ __device__ __forceinline__ void store_products(float* out, int columns, int firs
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int piece = first + lane / 4 + 8 * i;
+    const int piece = piece_of_lane(first, i);
     if (piece >= last) continue;
     float* const to = out + static_cast<int64_t>(piece) * columns + lane % 4 * 4;
 #pragma unroll
