@@ -184,13 +184,18 @@ TORCH_LIBRARY(edgeless, m) {
   // Keys and values of pairs of a source and a type, a row each: k[j] k_weight[t] k_scale[t] and v[j] v_weight[t], for
   // weights [types, H, K, M], heads side by side in a row, and k_scale [types, H]. by_dst, by_src: as above, of the
   // graph whose edges and destinations are the pairs (TypedGraph.compact). Weights and scale: of k's dtype or its
-  // statistics'. joined: keys and values may be columns of one tensor. needs: k, v, k_weight, v_weight, k_scale.
+  // statistics'. joined: keys and values may be columns of one tensor. needs: k, v, k_weight, v_weight, k_scale. _over:
+  // grad_keys and grad_values may have been written over.
   m.def(
       "pair_maps(Tensor k, Tensor v, Tensor k_weight, Tensor v_weight, Tensor k_scale, Tensor[] by_dst, "
       "Tensor[] by_src, bool joined) -> (Tensor keys, Tensor values)");
   m.def(
       "pair_maps_backward(Tensor grad_keys, Tensor grad_values, Tensor k, Tensor v, Tensor k_weight, Tensor v_weight, "
       "Tensor k_scale, Tensor[] by_dst, Tensor[] by_src, bool[] needs) -> Tensor[]");
+  m.def(
+      "pair_maps_backward_over(Tensor(a!) grad_keys, Tensor(b!) grad_values, Tensor k, Tensor v, Tensor k_weight, "
+      "Tensor v_weight, Tensor k_scale, Tensor[] by_dst, Tensor[] by_src, bool[] needs) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   // A layer over relations as one node of autograd: relational_sum(x, weight, edge_weight) + own root + bias, for root
   // [K', M]; own [Nd, K'], or the first rows of x where it is missing. Parameters are of x's dtype, out_dtype is that
   // or its statistics', and edge_weight has no gradient here. csr, csc []: neighbours are summed, then multiplied. Else

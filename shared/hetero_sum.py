@@ -42,7 +42,7 @@ def join_relations(
     for graph, source, destination, number in relations:
         src, dst = graph.edge_index()
         ends.append(torch.stack((src + first_src[source], dst + first_dst[destination])))
-        edge_types.append(torch.full((graph.num_edges,), number, device=src.device))
+        edge_types.append(torch.full((graph.num_edges,), number, dtype=torch.int32, device=src.device))
     num_src, num_dst = sum(src_sizes.values()), sum(dst_sizes.values())
     graph = Graph.from_edge_index(torch.cat(ends, dim=1), num_src, num_dst, validate=False)
     return TypedGraph(graph, torch.cat(edge_types), num_types)
@@ -76,7 +76,7 @@ def join_edges(
     with normal_tensors():
         ends = torch.cat(list(edges.values()), dim=1)
         columns = torch.tensor(facts).t().to(ends.device)
-        counts, sizes, first, number = columns[0], columns[1:3], columns[3:5], columns[5]
+        counts, sizes, first, number = columns[0], columns[1:3], columns[3:5], columns[5].int()
 
         def by_edge(fact: Tensor) -> Tensor:
             return fact.repeat_interleave(counts, dim=-1, output_size=ends.size(1))

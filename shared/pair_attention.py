@@ -49,7 +49,7 @@ def walks(graph: TypedGraph) -> Walks:
 
 
 def _build(graph: TypedGraph) -> Walks:
-    pairs, edges, pair_of_edge = graph.compact
+    pairs, edges = graph.compact
     csr, csc, by_node = graph.graph.csr, edges.csc, pairs.graph.csc
     type_ptr, rows, ptr, _, edge_ids, by_row = graph._sorted(csr, CUT)
     if by_row.dim() == 1:  # on CUDA
@@ -58,7 +58,7 @@ def _build(graph: TypedGraph) -> Walks:
         numbers = torch.arange(rows.numel() + 1, dtype=rows.dtype)
         piece_ptr, order, _ = csr_transpose(numbers, rows, None, graph.num_dst)
     made = pair_walks(
-        csr.indptr, [csc.indptr, csc.edge_ids], pairs.graph.csr.indices, pair_of_edge, list(by_node[:2]),
+        csr.indptr, [csc.indptr, csc.edge_ids], pairs.graph.csr.indices, graph.pair_of_edge(), list(by_node[:2]),
         [type_ptr, rows, ptr, edge_ids], piece_ptr, order,
     )  # fmt: skip
     edge_pairs, edge_pieces, pair_pieces, types, numbers, begins, places, *sums, longest = made
@@ -78,7 +78,7 @@ def edge_ids(graph: TypedGraph) -> list[Tensor]:
     """``[E]`` twice: the ids of the edges by destination and by pair as :func:`walks` has them, kept with the graph."""
 
     def build(graph):
-        by_pair, places = graph.compact[1].csc.edge_ids.contiguous(), walks(graph).arrays[14]
+        by_pair, places = graph.compact.edges.csc.edge_ids.contiguous(), walks(graph).arrays[14]
         return [by_pair[places], by_pair]
 
     return graph.format("ids of walks over pairs", build)

@@ -50,8 +50,8 @@ def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor,
 
 def to_edges(graph: TypedGraph, rows: Tensor) -> Tensor:
     """``[E, F]``: of every edge the row of its source's pair, from ``rows`` ``[pairs of graph.compact, F]``."""
-    _, edges, pair_of_edge = graph.compact
+    pair_of_edge = graph.format("pair of edge", TypedGraph.pair_of_edge)
     if runs_reference("to_edges", rows.device, "spmm"):
         return rows.index_select(0, pair_of_edge)
-    by_pair = edges.csc
+    by_pair = graph.compact.edges.csc
     return torch.ops.edgeless.gather_rows(rows, pair_of_edge, by_pair.indptr, by_pair.edge_ids)

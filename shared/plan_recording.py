@@ -154,7 +154,7 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return _layer_steps(args)
     if name == "relational_layer_backward":
         return _layer_steps_back(args)
-    if name in ("pair_maps", "pair_maps_backward"):
+    if name in ("pair_maps", "pair_maps_backward", "pair_maps_backward_over"):
         return _pair_map_steps(name, args)
     if name in ("pair_attention", "pair_attention_backward"):
         return _pair_steps(name, args)
@@ -245,7 +245,7 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
 
 def _pair_map_steps(name: str, args: dict[str, Any]) -> list[Step]:
     """Keys and values of pairs are a sum over relations each, of graphs whose edges are the pairs."""
-    backward = name.endswith("backward")
+    backward = name != "pair_maps"
     needs = args.get("needs", [True] * 5)
     steps = []
     for rows, weight, grad, needed in (

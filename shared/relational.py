@@ -338,7 +338,7 @@ def relational_sum(
     else:
         check_choice(call, "order", order, ("aggregate", "transform"))
     if order == "transform":
-        pairs, edges, _ = graph.compact
+        pairs, edges = graph.compact
         products = relational_sum(pairs, x, weight, out_dtype=rows, order="aggregate")
         return spmm(edges, products, edge_weights(graph, edge_weight, reduce, rows), out_dtype=out_dtype)
     needs_src = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)

@@ -59,7 +59,7 @@ def relational_layer(
     weight = whole_matrices(graph, weight, x.dtype)
     fused = fuses(graph, weight, x.dtype)
     if transforms(graph, weight, fused):
-        pairs, edges, _ = graph.compact
+        pairs, edges = graph.compact
         edge_weight = edge_weights(graph, edge_weight, reduce, x.dtype)
         by_edge = edge_weight is not None
         by_dst, by_src = pairs.by_dst, pairs.by_src if graded else []

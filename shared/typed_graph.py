@@ -50,12 +50,11 @@ class Compact(NamedTuple):
     once for all of them.
 
     ``pairs`` is a typed graph from the sources to their pairs, of one edge each; ``edges`` has the edges of the typed
-    graph, with their ids, from the pairs to the destinations; ``pair_of_edge`` ``[E]`` is where each of them begins.
+    graph, with their ids, from the pairs to the destinations.
     """
 
     pairs: TypedGraph
     edges: Graph
-    pair_of_edge: Tensor
 
 
 class Ends(NamedTuple):
@@ -196,6 +195,11 @@ class TypedGraph(Keeper):
         """Sources split by the types of their edges."""
         return self.format("compact", TypedGraph._compact)
 
+    def pair_of_edge(self) -> Tensor:
+        """The pair of :attr:`compact` that an edge begins at, by its id, ``[E]``; made anew where edges have ids."""
+        csr, csc = self.compact.edges.csr, self.compact.edges.csc
+        return csr.indices if csr.edge_ids is None else pairs_of_edges(csc.indptr, csc.edge_ids)
+
     @property
     def ends(self) -> Ends:
         """The pairs at both ends, of a graph whose destinations are the first of its sources, or all of them."""
@@ -214,7 +218,7 @@ class TypedGraph(Keeper):
         def build(_):
             turned = self.reversed  # first, for it keeps the graph's other direction, which both sort
             sides = self.compact, turned.compact
-            ends = torch.stack([side.pair_of_edge for side in sides])
+            ends = torch.stack([self.pair_of_edge(), turned.pair_of_edge()])
             return Graph.from_edge_index(ends, *(side.edges.num_src for side in sides), validate=False)
 
         return self.format("split", build)
@@ -272,8 +276,8 @@ class TypedGraph(Keeper):
             by_node = Compressed(by_row[: self.num_src + 1], numbers, numbers)
         pairs = Graph(Compressed(ids, rows, None), by_node, self.num_src, rows.numel())
         types = torch.searchsorted(offsets[1:], ids[:-1], right=True, out_int32=ids.dtype is torch.int32)
-        csr, pair_of_edge = self.graph.csr, pairs_of_edges(ptr, edge_ids)
-        in_edges = pair_of_edge if csr.edge_ids is None else pair_of_edge.index_select(0, csr.edge_ids)
+        csr, in_edges = self.graph.csr, pairs_of_edges(ptr, edge_ids)
+        in_edges = in_edges if csr.edge_ids is None else in_edges.index_select(0, csr.edge_ids)
         edges = Graph(
             Compressed(csr.indptr, in_edges, csr.edge_ids),
             Compressed(ptr, indices, edge_ids),
@@ -287,7 +291,7 @@ class TypedGraph(Keeper):
         if self.device.type == "cuda":  # nothing is left to sort, and the kernels need not look for what is known
             none, ids = rows.new_empty(0), ids[:-1]
             split.format("by dst", lambda _: [offsets, ids, none, rows, ids, none])
-        return Compact(split, edges, pair_of_edge)
+        return Compact(split, edges)
 
     def _ends(self) -> Ends:
         sides = self.reversed.compact.pairs, self.compact.pairs

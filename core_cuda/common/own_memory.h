@@ -6,6 +6,9 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "autograd.h"
 
 namespace edgeless {
@@ -17,6 +20,22 @@ inline bool saves_unseen() { return !torch::autograd::Engine::get_default_engine
 inline bool is_last_backward(const Tensor& grad) {
   return !at::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() && !is_traced(grad) &&
          !is_batched(grad);
+}
+
+// In the backward: whether the gradients it was given go away with it. Some may be columns of one tensor; one that is
+// a view keeps the tensor that it is a view of.
+inline bool are_nobody_elses(const variable_list& grads) {
+  std::vector<const at::TensorBase*> holders;
+  for (const Tensor& t : grads) {
+    if (!t.defined() || is_batched(t) || !t.has_storage()) return false;
+    holders.push_back(&t);
+    if (t.is_view()) holders.push_back(&t._base());
+  }
+  return std::all_of(holders.begin(), holders.end(), [&](const at::TensorBase* t) {
+    const auto shares = [&](const at::TensorBase* other) { return other->is_alias_of(*t); };
+    const auto sharers = static_cast<size_t>(std::count_if(holders.begin(), holders.end(), shares));
+    return t->use_count() == 1 && t->storage().use_count() == sharers;
+  });
 }
 
 // Before a backward writes over what was saved: none can follow it, not even where it does not come to its end.

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "../common/own_memory.h"
 #include "../projection/inputs.h"
 #include "calls.h"
 
@@ -107,9 +108,12 @@ struct PairMaps : torch::autograd::Function<PairMaps> {
                             saved[kKeyScale], saved.graph.csr,    saved.graph.csc};
     PairMapChoice needs;
     for (size_t i = 0; i < kPairMapInputs; ++i) needs[i] = ctx->needs_input_grad(i);
+    const bool over = !at::GradMode::is_enabled() && !is_traced(grads[0]) && are_nobody_elses(grads);
     variable_list found =
-        once_differentiable("relational_sum", {grads[0], grads[1], call.k, call.v, call.k_weight, call.v_weight},
-                            [&] { return call_pair_maps_backward(grads[0], grads[1], call, needs); });
+        once_differentiable("relational_sum", {grads[0], grads[1], call.k, call.v, call.k_weight, call.v_weight}, [&] {
+          const auto backward = over ? call_pair_maps_backward_over : call_pair_maps_backward;
+          return backward(grads[0], grads[1], call, needs);
+        });
     for (size_t i = 0; i < kPairMapInputs; ++i) {
       if (!needs[i]) found[i] = Tensor();
     }
@@ -129,6 +133,7 @@ std::tuple<Tensor, Tensor> differentiable_maps(const PairMapsCall& in, bool join
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("pair_maps", pair_maps_op<apart>);
   m.impl("pair_maps_backward", pair_maps_backward_op<pair_maps_backward_of_parts>);
+  m.impl("pair_maps_backward_over", pair_maps_backward_over_op<pair_maps_backward_of_parts>);
 }
 
 TORCH_LIBRARY_IMPL(edgeless, Autograd, m) { m.impl("pair_maps", pair_maps_op<differentiable_maps>); }

@@ -1,6 +1,6 @@
 // Keys and values of pairs on CUDA, where k and v are columns of one tensor and so are the gradients of what is made of
-// them: one product makes both side by side, and one makes their gradients. Their matrices are put together before, in
-// the dtype of the rows. Else the parts.
+// them: one product makes both side by side, and one makes their gradients, where the pairs' gradients are if it may.
+// Their matrices are put together before, in the dtype of the rows. Else the parts.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -78,6 +78,11 @@ std::tuple<Tensor, Tensor> pair_maps(const PairMapsCall& in, bool joined) {
   return {out.narrow(1, 0, width), out.narrow(1, width, width)};
 }
 
+// Whether pieces by source are the pairs in their order: then they have the same ids as by destination, where they are.
+bool are_in_order(const PairMapsCall& in) { return in.by_src[3].const_data_ptr() == in.by_dst[1].const_data_ptr(); }
+
+// kOver: gradients of pairs may be written over.
+template <bool kOver>
 std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& grad_values, const PairMapsCall& in,
                                        const PairMapChoice& needs) {
   const char* op = "edgeless::pair_maps_backward";
@@ -95,17 +100,7 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
   std::vector<Tensor> results(kPairMapInputs);
   PairWeights weights(in);
   const int64_t heads = in.k_weight.size(1), width = in.k.size(1), nodes = in.k.size(0);
-  grads->ids = pairs.indices;
-  if (needs[kPairKeys] || needs[kPairValues]) {
-    const Tensor of_pairs = at::empty({in.pairs(), 2 * width}, in.k.options());
-    multiply(*grads, weights.together(in.k, on_device.stream()).transpose(2, 3), pairs.type_ptr, {of_pairs});
-    const std::vector<Tensor> csr{pairs.by_row.narrow(0, 0, nodes + 1), pairs.by_row.narrow(0, nodes + 1, in.pairs())};
-    // Each for itself: torch puts gradients of columns together faster where they have no gaps.
-    for (const PairMapInput side : {kPairKeys, kPairValues}) {
-      const Tensor half = of_pairs.narrow(1, side == kPairKeys ? 0 : width, width);
-      if (needs[side]) results[side] = call_spmm(half, {}, {}, {}, {csr, {}});
-    }
-  }
+  if (!are_in_order(in)) grads->ids = pairs.indices;
   if (needs[kKeyWeight] || needs[kValueWeight] || needs[kKeyScale]) {
     const Tensor sums = outer_sums({rows->rows, pairs.rows, rows->gap}, *grads, pairs.type_ptr, 2 * heads, true);
     PairWeightsArgs& args = weights.args;
@@ -119,6 +114,18 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
     make(kKeyScale, weights.scale, args.of_scale);
     C10_CUDA_CHECK(run_pair_weight_gradients(storage_of(in.k.scalar_type()), args, on_device.stream()));
   }
+  if (needs[kPairKeys] || needs[kPairValues]) {
+    const bool in_place = kOver && !grads->ids.defined() && multiplies_in_place(in.k, in.k_weight);
+    const Tensor apart = in_place ? Tensor() : at::empty({in.pairs(), 2 * width}, in.k.options());
+    multiply(*grads, weights.together(in.k, on_device.stream()).transpose(2, 3), pairs.type_ptr,
+             in_place ? *grads : Gathered{apart});
+    const Tensor of_keys = in_place ? grad_keys : apart.narrow(1, 0, width);
+    const Tensor of_values = in_place ? grad_values : apart.narrow(1, width, width);
+    const std::vector<Tensor> csr{pairs.by_row.narrow(0, 0, nodes + 1), pairs.by_row.narrow(0, nodes + 1, in.pairs())};
+    // Each for itself: torch puts gradients of columns together faster where they have no gaps.
+    if (needs[kPairKeys]) results[kPairKeys] = call_spmm(of_keys, {}, {}, {}, {csr, {}});
+    if (needs[kPairValues]) results[kPairValues] = call_spmm(of_values, {}, {}, {}, {csr, {}});
+  }
   for (size_t i = 0; i < kPairMapInputs; ++i) {
     if (!results[i].defined() || !needs[i]) results[i] = at::empty({0}, in.k.options());
   }
@@ -129,7 +136,8 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("pair_maps", pair_maps_op<pair_maps>);
-  m.impl("pair_maps_backward", pair_maps_backward_op<pair_maps_backward>);
+  m.impl("pair_maps_backward", pair_maps_backward_op<pair_maps_backward<false>>);
+  m.impl("pair_maps_backward_over", pair_maps_backward_over_op<pair_maps_backward<true>>);
 }
 
 }  // namespace edgeless::cuda::relational

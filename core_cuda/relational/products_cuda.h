@@ -22,6 +22,9 @@ bool are_whole(const Gathered& x, int64_t width);
 void multiply(const Gathered& x, const at::Tensor& weight, const at::Tensor& offsets, const Gathered& to,
               bool given = false, const at::Tensor& bias = {});
 
+// Whether multiply() may write products of these rows, which are_whole(), where the rows are. Matrices are contiguous.
+bool multiplies_in_place(const at::Tensor& rows, const at::Tensor& weight);
+
 // [types, blocks, K, M]: the sums of x^T y of every type, of x's dtype, or of its statistics' where `wide`.
 at::Tensor outer_sums(const Gathered& x, const Gathered& y, const at::Tensor& offsets, int64_t blocks, bool wide,
                       bool given = false);

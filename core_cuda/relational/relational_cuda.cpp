@@ -88,6 +88,10 @@ bool are_whole(const Gathered& x, int64_t width) {
   return on_tensor_cores(x.rows) && x.rows.stride(1) == 1 && has_vectors(x.rows, width) && x.gap % vector == 0;
 }
 
+bool multiplies_in_place(const Tensor& rows, const Tensor& weight) {
+  return on_tensor_cores(rows) && weight.size(2) == weight.size(3) && weight.size(3) <= kMostColumnsInPlace;
+}
+
 // Those that tensor cores do not take are copied for them, zeros behind their rows.
 void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given,
               const Tensor& bias) {

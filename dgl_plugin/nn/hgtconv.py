@@ -82,7 +82,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
             k, v, q = nodes.product(x, torch.cat(maps, dim=2), rounded).split(width, dim=1)
         k, v = source_rows(relation.handle, k, v)
         num_etypes = self.relation_pri[0].size(0)
-        pairs, edges, _ = typed_graph(relation.handle, etype, num_etypes).compact
+        pairs, edges = typed_graph(relation.handle, etype, num_etypes).compact
         priors = _by_head(list(self.relation_pri)).view(num_etypes, self.num_heads)
         k, v = pair_maps(pairs, k, v, _blocks(self.relation_att), _blocks(self.relation_msg), priors)
         q, k, v = (t.unflatten(1, (self.num_heads, self.head_size)) for t in (q, k, v))

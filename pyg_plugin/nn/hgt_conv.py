@@ -135,7 +135,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         rounded = rounds_to(graph.device.type)
         x, kqv = self._map_nodes(x_dict, keys, offsets, rounded)
         k, q, v = kqv.split(width, dim=1)
-        pairs, edges, _ = graph.compact
+        pairs, edges = graph.compact
         priors = self._priors(edge_index_dict)
         k, v = pair_maps(pairs, k, v, self._matrices(self.k_rel), self._matrices(self.v_rel), priors)
         q = q if len(targets) == len(sizes) else q[: edges.num_dst]

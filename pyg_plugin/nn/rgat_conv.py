@@ -117,7 +117,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             return out
         turned = graph.reversed  # first what keeps transposes, from which other things are sorted too
         over_pairs = turned.compact.pairs.reversed.graph if self._within else None
-        pairs, edges, _ = graph.compact
+        pairs, edges = graph.compact
         values = relational_sum(pairs, x, cast(weights, x.dtype), order="aggregate").view(-1, heads, self.out_channels)
         ends = end_products(graph, x, cast(self._vectors(weights), x.dtype))
         if edge_attr is not None:

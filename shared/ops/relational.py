@@ -121,6 +121,11 @@ def _pair_maps_backward_fake(grad_keys, grad_values, k, v, k_weight, v_weight, k
     return _wanted((k, v, k_weight, v_weight, k_scale), needs)
 
 
+@register_fake("edgeless::pair_maps_backward_over")
+def _pair_maps_backward_over_fake(*args):
+    return tuple(_pair_maps_backward_fake(*args))
+
+
 @register_fake("edgeless::relational_layer")
 def _relational_layer_fake(
     x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, num_dst, out_dtype, max_degrees=()

@@ -110,7 +110,7 @@ def by_walks(graph, x, weight, query, key, bias, grad):
 
 def plain_walks(graph):
     """The arrays by PyTorch's own ops, in int64."""
-    pairs, edges, pair_of_edge = graph.compact
+    pairs, edges = graph.compact
     csr, csc, of_nodes = ([t.long() for t in of] for of in (graph.graph.csr, edges.csc, pairs.graph.csc))
     sources, num_edges, num_pairs = pairs.graph.csr.indices.long(), graph.num_edges, edges.num_src
     type_ptr, rows, ptr, _, ids, _ = (t.long() for t in graph._sorted(graph.graph.csr, CUT))
@@ -137,7 +137,7 @@ def plain_walks(graph):
     weights = torch.cat((of_nodes[1], numbers(order.numel()) + num_pairs))
     return [
         pointers(torch.bincount(pairs.edge_type, minlength=graph.num_types)), sources,
-        csr[0], pair_of_edge.long()[ids], piece_of_position,
+        csr[0], graph.pair_of_edge().long()[ids], piece_of_position,
         csc[0], csc[1], piece_of_edge[csc[2]],
         piece_ptr, types,
         type_ptr, rows, inverse(order),

@@ -124,7 +124,7 @@ def test_gradients_of_one_result_and_of_other_layouts():
 def attended(graph, rows, k_weight, v_weight, k_scale, function=maps, **options):
     heads = k_weight.size(1)
     keys, values = made(graph, rows, k_weight, v_weight, k_scale, function=function)
-    q = rows.narrow(1, k_weight.size(1) * k_weight.size(2), keys.size(1))
+    q = rows.narrow(1, k_weight.size(1) * k_weight.size(2), keys.size(1))[: graph.num_dst]
     parts = (t.unflatten(1, (heads, -1)) for t in (q, keys, values))
     return functional.dot_attention(graph.compact.edges, *parts, **options)
 
@@ -139,6 +139,56 @@ def test_attention_over_them(donate, heads):
     with edgeless.backend("reference"):
         want = with_gradients([attended(graph, **exact, function=plain)], exact)
     assert_close(with_gradients([attended(graph, **given, donate=donate)], given), want, 1e-5)
+
+
+def gradients_of_pairs(graph, heads, width, dtype, between, infinite):
+    """What pair_maps_backward is given, with the gradients of keys and values in one tensor."""
+    pairs, given = graph.compact.pairs, inputs(graph, heads, width, width, dtype=dtype)
+    k, v = sides(given.pop("rows").detach(), "with queries between", heads * width)
+    grads = leaf(pairs.num_edges, (2 + between) * heads * width, dtype=dtype, seed=8).detach()
+    if infinite:
+        grads[3, 1] = grads[5, -1] = float("inf")
+    side = heads * width
+    of_pairs = grads[:, :side], grads[:, -side:]
+    return *of_pairs, k, v, *(t.detach() for t in given.values()), pairs.by_dst, pairs.by_src
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+@pytest.mark.parametrize("between", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads,width", [(1, 64), (2, 16), (3, 40), (2, 4), (1, 7), (1, 136), (5, 8)])
+def test_gradients_written_over_those_of_pairs(heads, width, dtype, between, infinite, device):  # noqa: F811
+    graph = typed("hub")
+    args = gradients_of_pairs(graph, heads, width, dtype, between, infinite)
+    needs, given = [True] * 5, [t.clone() for t in args[:2]]
+    expected = ops.pair_maps_backward(*args, needs)
+    assert all(torch.equal(a, b) for a, b in zip(args[:2], given, strict=True))
+    found = ops.pair_maps_backward_over(*args, needs)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    whole = dtype != torch.float64 and width * args[0].element_size() % 16 == 0
+    written = device == "cuda" and whole and width <= 64
+    assert all(torch.equal(a, b) is not written for a, b in zip(args[:2], given, strict=True))
+
+
+@pytest.mark.parametrize("part", [lambda grad: grad, lambda grad: grad[:1], None])
+def test_gradients_of_pairs_that_somebody_keeps_stay_as_they_are(part):
+    graph = typed("hub")
+    given = inputs(graph, 1, 16, 16, dtype=torch.float32)
+    want = torch.autograd.grad(attended(graph, **given, donate=True).square().sum(), list(given.values()))
+    out, kept = attended(graph, **given, donate=True).square().sum(), []
+
+    def keep(grads):
+        if part is not None:
+            kept.extend((part(grad), part(grad).clone()) for grad in grads)
+
+    nodes = [out.grad_fn]
+    while "PairMaps" not in nodes[0].name():
+        nodes += [node for node, _ in nodes.pop(0).next_functions if node is not None]
+    nodes[0].register_prehook(keep)
+    found = torch.autograd.grad(out, list(given.values()))
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    assert len(kept) == (0 if part is None else 2) and all(torch.equal(a, b) for a, b in kept)
 
 
 def test_columns_of_one_tensor_are_multiplied_together(device):  # noqa: F811
@@ -214,7 +264,8 @@ def test_opcheck():
     sides_of_grads = torch.cat(grads, 1).split(48, 1)
     for given in ((*grads, *flat), (*sides_of_grads, *columns)):
         for needs in ([True] * 5, [False, True, False, False, True]):
-            torch.library.opcheck(ops.pair_maps_backward, (*given, pairs.by_dst, pairs.by_src, needs))
+            for op in (ops.pair_maps_backward, ops.pair_maps_backward_over):
+                torch.library.opcheck(op, (*given, pairs.by_dst, pairs.by_src, needs))
 
 
 def test_compiles_whole():

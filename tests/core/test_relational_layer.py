@@ -211,7 +211,7 @@ def test_opcheck():
     graph = typed("bipartite")
     x, weight, own, root, bias = inputs(graph).values()
     edge_weight, num_dst = leaf(graph.num_edges).detach(), graph.num_dst
-    pairs, edges, _ = graph.compact
+    pairs, edges = graph.compact
     whole = (graph.by_dst, graph.by_src, [], [])
     split = (pairs.by_dst, pairs.by_src, edges.csr_arrays(True), edges.csc_arrays(True))
     grad = leaf(num_dst, M).detach()

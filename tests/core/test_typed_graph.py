@@ -176,7 +176,7 @@ def test_pairs(device):
 @EVERY_DEVICE
 def test_compact_sources(device):
     graph = typed(40, 50, 3000, 4, hub=1500, device=device)
-    pairs, edges, pair_of_edge = graph.compact
+    pairs, edges = graph.compact
     src, dst = graph.graph.edge_index()
     keys = torch.unique(graph.edge_type * 40 + src)
     assert pairs.num_dst == pairs.num_edges == edges.num_src == keys.numel()
@@ -184,7 +184,7 @@ def test_compact_sources(device):
     assert torch.equal(sources[ids.argsort()].long(), keys % 40) and torch.equal(pairs.edge_type.long(), keys // 40)
     of_edge, to = edges.edge_index()
     assert torch.equal(keys[of_edge.long()], graph.edge_type * 40 + src) and torch.equal(to, dst)
-    assert torch.equal(pair_of_edge, of_edge)
+    assert torch.equal(graph.pair_of_edge(), of_edge)
     again = edges.reverse().edge_index()
     assert torch.equal(again[1], of_edge) and torch.equal(again[0], to)
     assert torch.equal(edges.csc.indices.sort().values, to.sort().values)

@@ -58,6 +58,8 @@ constexpr int64_t num_tiles(int64_t entries, int64_t types, int64_t size) { retu
 // On tensor cores, from compute capability 8.0 on: rows of x, y, out and weights are whole vectors of 16 bytes and
 // begin on 16 bytes, those of a block too, and a bias does. Not of doubles.
 cudaError_t run_product(Storage storage, const ProductArgs& args, cudaStream_t stream);
+// Square matrices of so many columns at most: out may be x, for a warp has read its rows' blocks before it writes them.
+constexpr int kMostColumnsInPlace = 64;
 cudaError_t run_outer(Storage storage, const OuterArgs& args, cudaStream_t stream);
 // Of whatever there is.
 cudaError_t run_any_product(Storage storage, const ProductArgs& args, cudaStream_t stream);

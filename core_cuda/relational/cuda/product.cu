@@ -38,6 +38,7 @@ template <class S>
 constexpr int kVectors = std::is_same_v<S, float> ? 2 : 1;
 
 constexpr int kWideSides = 8;  // mma of 8 columns each that a block makes
+static_assert(kMostColumnsInPlace <= 8 * kWideSides && kMostColumnsInPlace <= kChunk<float>);
 template <class S>
 constexpr int kNarrowSides = kVector<S> / 2;  // where that is enough: a thread has one vector of a row of results
 
@@ -329,21 +330,24 @@ __global__ void __launch_bounds__(kThreads, kBlocks<S, kSides>)
     }
     const int64_t to[2] = {__shfl_sync(0xffffffffu, out_id.get(), place.group),
                            __shfl_sync(0xffffffffu, out_id.get(), place.group + 8)};
+    const int of_warp = tile + place.warp * kRows + place.group;
+    if constexpr (std::is_same_v<S, float>) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int in_range = tile + place.warp * kRows + place.group + 8 * h;
-      if (in_range >= entries) continue;
-      const int64_t entry = range.begin + in_range;
-      if constexpr (std::is_same_v<S, float>) {
-        if (any_is_not_finite(sum, 2 * h)) {
+      for (int h = 0; h < 2; ++h) {
+        if (of_warp + 8 * h >= entries || !any_is_not_finite(sum, 2 * h)) continue;
+        const int64_t entry = range.begin + of_warp + 8 * h;
 #pragma unroll
-          for (int i = 0; i < 2 * kSides; ++i) {
-            const int column = first_column + column_of<S>(i / 2, 2 * place.in_group + i % 2);
-            if (column >= args.columns) continue;
-            sum[i / 2][2 * h + i % 2] = product_in_floats(args, entry, range.type, block, column);
-          }
+        for (int i = 0; i < 2 * kSides; ++i) {
+          const int column = first_column + column_of<S>(i / 2, 2 * place.in_group + i % 2);
+          if (column >= args.columns) continue;
+          sum[i / 2][2 * h + i % 2] = product_in_floats(args, entry, range.type, block, column);
         }
       }
+      __syncwarp();  // what they are made of may stand where they go
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (of_warp + 8 * h >= entries) continue;
       store_row(args, out + to[h] * args.out.stride, static_cast<int64_t>(range.type) * args.blocks + block,
                 first_column, 2 * h, sum);
     }
