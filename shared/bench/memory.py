@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Optional
 
 import torch
 
@@ -16,8 +17,9 @@ from .peers import build
 from .work import MODES, Case
 
 
-def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, float]:
-    """Peak bytes above the inputs, per mode.
+def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, Optional[float]]:
+    """Peak bytes above the inputs, per mode; None where a CUDA graph is replayed, whose memory was taken when it was
+    captured.
 
     What a peer keeps between calls (a converted graph) counts; what loads at a process's first call (imports, thread
     pools, the compiler) does not, and is brought in by a call on a toy graph. ``kept`` is the part of the peaks that is
@@ -45,7 +47,7 @@ def measure(case: Case, peer: str, graph: graphs.BenchGraph) -> dict[str, float]
         with peak_memory(device) as steady:
             work.mode(mode)()
         kept = 0 if compiled else max(0, steady.before - first.before)
-        peaks[mode] = steady.bytes + kept
+        peaks[mode] = None if work.is_replayed(mode) else steady.bytes + kept
     if not compiled:
         peaks.update(kept=kept, first_call=first.bytes)
     return peaks

@@ -100,6 +100,10 @@ class Work:
         outs = self.compute()
         return outs if isinstance(outs, list) else [outs]
 
+    def is_replayed(self, mode: str) -> bool:
+        """Whether runs of the mode replay a CUDA graph from now on."""
+        return False
+
     def mode(self, name: str) -> Callable[[], None]:
         """The method that runs one of :data:`MODES`."""
         return getattr(self, name)
@@ -120,7 +124,6 @@ class GraphedWork(Work):
         self._replay("forward_backward", super().forward_backward)
 
     def is_replayed(self, mode: str) -> bool:
-        """Whether runs of the mode replay a CUDA graph from now on."""
         return mode in self._captured
 
     def _replay(self, mode: str, run: Callable[[], None]) -> None:
@@ -202,6 +205,9 @@ class CapturedWork(Work):
     def forward_backward(self) -> None:
         """Calls the layer, whose forward and backward are replayed."""
         self._call("forward_backward", super().forward_backward)
+
+    def is_replayed(self, mode: str) -> bool:
+        return mode in self._replayed
 
     def _call(self, mode: str, run: Callable[[], None]) -> None:
         if mode not in self._replayed:

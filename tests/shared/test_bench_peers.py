@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from edgeless.__main__ import main
-from edgeless.bench import graphs, measure, timing
+from edgeless.bench import graphs, measure, memory, timing
 from edgeless.bench.command import DROPPING
 from edgeless.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
-from edgeless.bench.work import Case, op_case
+from edgeless.bench.work import Case, Work, op_case
 from edgeless.cli.devices import UsageError, installed
 from edgeless.cli.layers import LAYERS
 
@@ -206,6 +206,15 @@ def test_figures_of_a_baseline_are_printed_with_their_mean(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "of 1,000,000" in out
     assert "Ratio to the best peer (a machine, 2026-11-21)" in out
+
+
+@pytest.mark.parametrize("replayed", [(), ("forward",), ("forward", "forward_backward")])
+def test_a_replayed_mode_has_no_peak(replayed, monkeypatch):
+    """Its memory was taken when it was captured: one that took none at all would seem to be the leanest."""
+    monkeypatch.setattr(Work, "is_replayed", lambda _, mode: mode in replayed)
+    found = memory.measure(op_case("spmm_none_F64", "fp32"), "edgeless", TOY)
+    for mode in ("forward", "forward_backward"):
+        assert found[mode] is None if mode in replayed else found[mode] >= 0
 
 
 @pytest.mark.cuda
