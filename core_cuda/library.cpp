@@ -223,7 +223,8 @@ TORCH_LIBRARY(edgeless, m) {
   // max_degrees: shared/pair_attention.py. edge_ids: [], or with dropout the ids by which it is drawn, of the edges by
   // destination and by pair. query, key [M, 1]. Behind the result stands what the backward on the same device needs,
   // last the sums without the bias, or nothing where there is none or keep_sums does not ask for them; the backward
-  // takes them for out. needs: x, weight, query, key, bias; an empty tensor for what is not asked for.
+  // takes them for out. Where autograd is on, the values are its own, and empty here. needs: x, weight, query, key,
+  // bias; an empty tensor for what is not asked for. _over: values may have been written over.
   m.def(
       "pair_attention(Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, "
       "Tensor[] edge_ids, float negative_slope, int[] max_degrees=[], bool keep_sums=False, Tensor? seed=None, "
@@ -232,6 +233,12 @@ TORCH_LIBRARY(edgeless, m) {
       "pair_attention_backward(Tensor grad, Tensor out, Tensor values, Tensor vectors, Tensor queries, Tensor shift, "
       "Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, Tensor[] edge_ids, "
       "float negative_slope, bool[] needs, int[] max_degrees=[], Tensor? seed=None, float dropout=0.0) -> Tensor[]");
+  m.def(
+      "pair_attention_backward_over(Tensor grad, Tensor out, Tensor(a!) values, Tensor vectors, Tensor queries, "
+      "Tensor shift, Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, Tensor[] "
+      "edge_ids, "
+      "float negative_slope, bool[] needs, int[] max_degrees=[], Tensor? seed=None, float dropout=0.0) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Contiguous copies in another dtype; side_by_side: as parts of one tensor, which on CUDA follow each other without a
   // gap where all are whole vectors of 16 bytes.
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");

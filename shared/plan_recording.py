@@ -156,7 +156,7 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return _layer_steps_back(args)
     if name in ("pair_maps", "pair_maps_backward", "pair_maps_backward_over"):
         return _pair_map_steps(name, args)
-    if name in ("pair_attention", "pair_attention_backward"):
+    if name in ("pair_attention", "pair_attention_backward", "pair_attention_backward_over"):
         return _pair_steps(name, args)
     return []
 

@@ -15,6 +15,7 @@
 #include <functional>
 #include <initializer_list>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -46,6 +47,25 @@ class Kernels {
  private:
   c10::TypedOperatorHandle<Result(Args...)> handle_;
 };
+
+// A function of an op that gives five gradients in a list, as one that gives them one by one: of an op that writes over
+// what it is given torch's compiler takes no list.
+using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+template <auto function>
+struct OneByOne;
+
+template <class... Args, std::vector<Tensor> (*function)(Args...)>
+struct OneByOne<function> {
+  static FiveTensors call(Args... args) {
+    const std::vector<Tensor> found = function(args...);
+    return {found[0], found[1], found[2], found[3], found[4]};
+  }
+};
+
+inline std::vector<Tensor> in_a_list(const FiveTensors& of) {
+  return std::apply([](const auto&... t) { return std::vector<Tensor>{t...}; }, of);
+}
 
 // Saves tensors, missing ones too, and behind them a graph.
 inline void save(AutogradContext* ctx, at::ArrayRef<Optional<Tensor>> tensors, const GraphArrays& graph) {

@@ -1,6 +1,7 @@
 // Attention over pairs as one node of autograd. Kept are the inputs, the products of pairs, a number for every piece
 // and every row, and the result without its bias: nothing of the size of the edge set.
 #include "../common/kept_result.h"
+#include "../common/own_memory.h"
 #include "../pair_attention/calls.h"
 
 namespace edgeless {
@@ -35,6 +36,7 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
     ctx->saved_data["negative_slope"] = call.negative_slope;
     ctx->saved_data["max_degrees"] = call.max_degrees.vec();
     ctx->saved_data["dropout"] = call.dropout.p;
+    ctx->saved_data["donated"] = !is_traced(x) && saves_unseen();
     ctx->set_materialize_grads(false);
     return out;
   }
@@ -58,10 +60,14 @@ struct PairAttention : torch::autograd::Function<PairAttention> {
     Needs need(ctx);
     PairChoice needs{};
     for (size_t i = 0; i < kPairInputs; ++i) needs[i] = need(i != kPairBias || bias.has_value());
+    check_not_written_over(ctx, "attention");
+    const bool over = ctx->saved_data.at("donated").toBool() && is_last_backward(grads[0]);
     const auto run = [&] {
       const Tensor out = result_is_kept(ctx) ? saved[kOut] : std::get<0>(call_pair_attention(call, false));
       const PairResults results{out, saved[kValues], saved[kVectors], saved[kQueries], saved[kShift]};
-      return call_pair_attention_backward(call, results, grads[0], needs);
+      if (!over) return call_pair_attention_backward(call, results, grads[0], needs);
+      note_written_over(ctx);
+      return call_pair_attention_backward_over(call, results, grads[0], needs);
     };
     variable_list found = once_differentiable(
         "attention", {grads[0], saved[kOut], saved[kX], saved[kWeight], saved[kQuery], saved[kKey], bias}, run);
@@ -77,6 +83,7 @@ PairOutputs pair_attention(const PairCall& call, bool keep_sums) {
   if (!at::GradMode::is_enabled()) return call_pair_attention(call, keep_sums);
   PairOutputs results;
   std::get<0>(results) = PairAttention::apply(call.x, call.weight, call.query, call.key, call.bias, call, &results);
+  std::get<1>(results) = at::empty({0}, call.x.options());  // the node's own, whose backward may write over them
   return results;
 }
 

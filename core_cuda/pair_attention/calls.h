@@ -51,4 +51,14 @@ inline std::vector<Tensor> call_pair_attention_backward(const PairCall& c, const
                  c.walks.all, c.dropout.edge_ids, c.negative_slope, needs, c.max_degrees, c.dropout.seed, c.dropout.p);
 }
 
+// The same where the values may be written over.
+inline std::vector<Tensor> call_pair_attention_backward_over(const PairCall& c, const PairResults& of,
+                                                             const Tensor& grad, const PairChoice& needs) {
+  static const Kernels kernels("edgeless::pair_attention_backward_over",
+                               OneByOne<pair_attention_backward_op<call_pair_attention_backward_over>>::call);
+  return in_a_list(kernels(grad, of.out, of.values, of.vectors, of.queries, of.shift, c.x, c.weight, c.query, c.key,
+                           c.bias, c.walks.all, c.dropout.edge_ids, c.negative_slope, needs, c.max_degrees,
+                           c.dropout.seed, c.dropout.p));
+}
+
 }  // namespace edgeless

@@ -99,7 +99,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   const auto& [out, values, vectors, queries, shift] = of;
   const auto [of_x, of_weight, of_query, of_key, of_bias] = needs;
   const bool of_values = of_x || of_weight, of_terms = of_values || of_query;
-  std::vector<Tensor> results(kPairInputs, at::empty({0}, x.options()));
+  std::vector<Tensor> results(kPairInputs);
+  for (Tensor& t : results) t = at::empty({0}, x.options());
   if (of_bias) results[kPairBias] = call_column_sums(grad);
   if (!of_terms && !of_key) return results;
 
@@ -140,6 +141,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("pair_attention", pair_attention_op<pair_attention>);
   m.impl("pair_attention_backward", pair_attention_backward_op<pair_attention_backward>);
+  m.impl("pair_attention_backward_over", OneByOne<pair_attention_backward_op<pair_attention_backward>>::call);
 }
 
 }  // namespace edgeless::cpu

@@ -138,7 +138,8 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   const int64_t depth = in.depth(), width = in.width();
   const Tensor matrices = weight.contiguous();
   const Tensor vectors = at::mv(matrices.view({-1, width}), query.reshape(-1)).view({walks.types(), depth});
-  Tensor values = at::empty({walks.pairs(), width}, x.options());
+  // With room for the types' rows behind those of the pairs: a backward may need no other memory for both.
+  const Tensor values = at::empty({walks.pairs() + walks.types(), width}, x.options()).narrow(0, 0, walks.pairs());
   relational::multiply({x, walks.pair_nodes()}, matrices.unsqueeze(1), walks.offsets(), {values});
   const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
 
@@ -156,6 +157,16 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   return {out, values, vectors, queries, shift, sums};
 }
 
+// The memory of the forward's [pairs, width] values as [pairs + types, width]; undefined where it is no such memory.
+Tensor with_types(const Tensor& values, int64_t types) {
+  const int64_t rows = values.size(0) + types, width = values.size(1);
+  const bool fits = values.storage_offset() == 0 && values.storage().nbytes() == rows * width * values.element_size();
+  return fits ? values.as_strided({rows, width}, {width, 1}) : Tensor();
+}
+
+// kOver: the gradients of values may stand where these do, for a row's is written when all lanes have read the row (as
+// attention_backward_into), and what they give to x where they stood.
+template <bool kOver>
 std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResults& of, const Tensor& given_grad,
                                             const PairChoice& needs) {
   const char* op = "edgeless::pair_attention_backward";
@@ -171,7 +182,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   const cudaStream_t stream = on_device.stream();
   const auto storage = storage_of(x.scalar_type());
   const auto numbers = x.options().dtype(at::kFloat);
-  std::vector<Tensor> results(kPairInputs, at::empty({0}, x.options()));
+  std::vector<Tensor> results(kPairInputs);
+  for (Tensor& t : results) t = at::empty({0}, x.options());
   const Tensor grad = whole(given_grad), result = whole(out), keys = whole(key);
   const bool of_edges = of_x || of_weight || of_query || of_key;
   if (!of_edges && !of_bias) return results;
@@ -207,7 +219,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   pass.args.grad_out = rows_of(grad), pass.args.stats = stats.mutable_data_ptr<float>();
   pass.args.ds_out = ds.mutable_data_ptr<float>();
   if (of_values) {
-    grad_values = at::empty({pairs, width}, x.options());
+    grad_values = kOver ? values : at::empty({pairs, width}, x.options());
     pass.args.grad_value = out_rows_of(grad_values);
   }
   if (of_key) {
@@ -219,7 +231,13 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   sums.run(stream);
   if (!of_x && !of_vectors) return results;
 
+  Tensor outer;
+  if (of_weight) {
+    outer = relational::outer_sums({x, walks.pair_nodes()}, {grad_values}, walks.offsets(), 1, true).squeeze(1);
+  }
+
   // Nodes: rows of pairs, behind them those of types, and what these weigh.
+  const Tensor matrices = weight.contiguous();
   Tensor rows, weights = at::empty({(of_x ? pairs : 0) + pieces}, numbers);
   PrepareArgs prepare;
   prepare.ds = ds.const_data_ptr<float>();
@@ -228,13 +246,14 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   prepare.weights = weights.mutable_data_ptr<float>(), prepare.pieces = pieces;
   const Tensor types_rows = vectors.contiguous();
   if (of_x) {
-    rows = at::empty({pairs + types, depth}, x.options());
+    const bool in_place = kOver && relational::multiplies_in_place(x, matrices.unsqueeze(1));
+    if (in_place) rows = with_types(values, types);
+    if (!rows.defined()) rows = at::empty({pairs + types, depth}, x.options());
     prepare.pairs = pairs, prepare.vectors = types_rows.const_data_ptr();
     prepare.vector_words = types_rows.numel() * types_rows.element_size() / 4;
     prepare.rows = rows.narrow(0, pairs, types).mutable_data_ptr();
   }
   C10_CUDA_CHECK(run_prepare(prepare, stream));
-  const Tensor matrices = weight.contiguous();
   if (of_x) {
     relational::multiply({grad_values}, matrices.transpose(1, 2).unsqueeze(1), walks.offsets(),
                          {rows.narrow(0, 0, pairs)});
@@ -245,10 +264,6 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   const Tensor of_pieces = weights.narrow(0, of_x ? pairs : 0, pieces).unsqueeze(1);
   const Tensor grad_vectors =
       call_spmm(x, of_pieces, {}, {}, {walks.nodes_of_types(), {}}, at::kFloat).contiguous();  // [R, K]
-  Tensor outer;
-  if (of_weight) {
-    outer = relational::outer_sums({x, walks.pair_nodes()}, {grad_values}, walks.offsets(), 1, true).squeeze(1);
-  }
   if (!of_weight) outer = at::zeros({types, depth, width}, numbers);
 
   // vectors = W_r query
@@ -273,7 +288,8 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("pair_attention", pair_attention_op<pair_attention>);
-  m.impl("pair_attention_backward", pair_attention_backward_op<pair_attention_backward>);
+  m.impl("pair_attention_backward", pair_attention_backward_op<pair_attention_backward<false>>);
+  m.impl("pair_attention_backward_over", OneByOne<pair_attention_backward_op<pair_attention_backward<true>>>::call);
 }
 
 }  // namespace edgeless::cuda

@@ -133,7 +133,7 @@ std::tuple<Tensor, Tensor> differentiable_maps(const PairMapsCall& in, bool join
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("pair_maps", pair_maps_op<apart>);
   m.impl("pair_maps_backward", pair_maps_backward_op<pair_maps_backward_of_parts>);
-  m.impl("pair_maps_backward_over", pair_maps_backward_over_op<pair_maps_backward_of_parts>);
+  m.impl("pair_maps_backward_over", OneByOne<pair_maps_backward_op<pair_maps_backward_of_parts>>::call);
 }
 
 TORCH_LIBRARY_IMPL(edgeless, Autograd, m) { m.impl("pair_maps", pair_maps_op<differentiable_maps>); }

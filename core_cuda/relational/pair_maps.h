@@ -56,26 +56,13 @@ inline std::vector<Tensor> call_pair_maps_backward(const Tensor& grad_keys, cons
   return kernels(grad_keys, grad_values, in.k, in.v, in.k_weight, in.v_weight, in.k_scale, in.by_dst, in.by_src, needs);
 }
 
-// The same where gradients of pairs may be written over. (Of such ops torch's compiler takes no lists as results.)
-using PairMapGrads = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-template <auto function>
-PairMapGrads pair_maps_backward_over_op(const Tensor& grad_keys, const Tensor& grad_values, const Tensor& k,
-                                        const Tensor& v, const Tensor& k_weight, const Tensor& v_weight,
-                                        const Tensor& k_scale, at::TensorList by_dst, at::TensorList by_src,
-                                        PairMapChoice needs) {
-  const PairMapsCall call{k, v, k_weight, v_weight, k_scale, by_dst, by_src};
-  const std::vector<Tensor> found = function(grad_keys, grad_values, call, needs);
-  return {found[0], found[1], found[2], found[3], found[4]};
-}
-
+// The same where gradients of pairs may be written over.
 inline std::vector<Tensor> call_pair_maps_backward_over(const Tensor& grad_keys, const Tensor& grad_values,
                                                         const PairMapsCall& in, const PairMapChoice& needs) {
   static const Kernels kernels("edgeless::pair_maps_backward_over",
-                               pair_maps_backward_over_op<call_pair_maps_backward_over>);
-  auto [of_k, of_v, of_k_weight, of_v_weight, of_k_scale] =
-      kernels(grad_keys, grad_values, in.k, in.v, in.k_weight, in.v_weight, in.k_scale, in.by_dst, in.by_src, needs);
-  return {of_k, of_v, of_k_weight, of_v_weight, of_k_scale};
+                               OneByOne<pair_maps_backward_op<call_pair_maps_backward_over>>::call);
+  return in_a_list(
+      kernels(grad_keys, grad_values, in.k, in.v, in.k_weight, in.v_weight, in.k_scale, in.by_dst, in.by_src, needs));
 }
 
 }  // namespace edgeless

@@ -137,7 +137,7 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("pair_maps", pair_maps_op<pair_maps>);
   m.impl("pair_maps_backward", pair_maps_backward_op<pair_maps_backward<false>>);
-  m.impl("pair_maps_backward_over", pair_maps_backward_over_op<pair_maps_backward<true>>);
+  m.impl("pair_maps_backward_over", OneByOne<pair_maps_backward_op<pair_maps_backward<true>>>::call);
 }
 
 }  // namespace edgeless::cuda::relational

@@ -173,3 +173,8 @@ def _pair_attention_backward_fake(
 ):  # fmt: skip
     like = (x, weight, query, key, x if bias is None else bias)
     return [t.new_empty(t.shape if need else (0,)) for t, need in zip(like, needs)]
+
+
+@register_fake("edgeless::pair_attention_backward_over")
+def _pair_attention_backward_over_fake(*args, **options):
+    return tuple(_pair_attention_backward_fake(*args, **options))
