@@ -268,10 +268,10 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
 
   // vectors = W_r query
   const Tensor queries_of_types = whole(query), read = whole(matrices);
-  results[kPairWeight] = at::empty(weight.sizes(), x.options());
+  const Tensor grad_weight = at::empty(weight.sizes(), x.options());
+  if (of_weight) results[kPairWeight] = grad_weight;
   RowSumsArgs outers;
-  outers.a = outer.const_data_ptr(), outers.b = read.const_data_ptr(),
-  outers.out = results[kPairWeight].mutable_data_ptr();
+  outers.a = outer.const_data_ptr(), outers.b = read.const_data_ptr(), outers.out = grad_weight.mutable_data_ptr();
   outers.row = queries_of_types.const_data_ptr(), outers.factor = grad_vectors.const_data_ptr<float>();
   outers.rows = types * depth, outers.vectors = deltas.vectors, outers.blocks = row_blocks(outers.rows, x);
   if (of_query) {

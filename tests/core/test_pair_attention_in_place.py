@@ -50,7 +50,7 @@ def test_a_backward_needs_no_more_memory_for_pairs():
         getattr(torch.ops.edgeless, op)(*args, [True] * 5, *more)
         peaks.append(torch.cuda.max_memory_allocated() - before)
     values = args[2].numel() * 4
-    assert values > 20_000_000 and peaks[0] - peaks[1] > 1.9 * values and peaks[1] < values / 2
+    assert values > 20_000_000 and peaks[0] > 2 * values and peaks[1] < values / 2
 
 
 @EVERY_DEVICE
