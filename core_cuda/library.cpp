@@ -235,10 +235,9 @@ TORCH_LIBRARY(edgeless, m) {
       "float negative_slope, bool[] needs, int[] max_degrees=[], Tensor? seed=None, float dropout=0.0) -> Tensor[]");
   m.def(
       "pair_attention_backward_over(Tensor grad, Tensor out, Tensor(a!) values, Tensor vectors, Tensor queries, "
-      "Tensor shift, Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, Tensor[] "
-      "edge_ids, "
-      "float negative_slope, bool[] needs, int[] max_degrees=[], Tensor? seed=None, float dropout=0.0) -> "
-      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "Tensor shift, Tensor x, Tensor weight, Tensor query, Tensor key, Tensor? bias, Tensor[] walks, "
+      "Tensor[] edge_ids, float negative_slope, bool[] needs, int[] max_degrees=[], Tensor? seed=None, "
+      "float dropout=0.0) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Contiguous copies in another dtype; side_by_side: as parts of one tensor, which on CUDA follow each other without a
   // gap where all are whole vectors of 16 bytes.
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");
