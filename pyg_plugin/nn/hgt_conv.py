@@ -22,6 +22,7 @@ from edgeless.graph_checks import compiling
 from edgeless.pair_maps import pair_maps
 
 from ..conv import FusedConv, is_plain_float
+from ..convert import for_stock
 from ..hetero import joined_graph, type_offsets
 from ._node_maps import parameters_of, stacked, stacked_maps
 from .hetero_linear import HeteroLinear
@@ -187,6 +188,11 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         if len(edge_index_dict) < len(priors):
             priors = [p if key in edge_index_dict else p.detach() for p, key in zip(priors, self.edge_types)]
         return torch.stack(priors).view(-1, self.heads)  # whose gradient is taken apart faster than that of cat
+
+    def _stock_forward(self, x_dict, edge_index_dict):
+        if isinstance(edge_index_dict, dict):
+            edge_index_dict = {key: for_stock(edge_index) for key, edge_index in edge_index_dict.items()}
+        return super()._stock_forward(x_dict, edge_index_dict)
 
     def _skip(self, key: str, out: Tensor, x: Tensor) -> Tensor:
         if out.size(-1) != x.size(-1):

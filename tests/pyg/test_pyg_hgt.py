@@ -78,6 +78,15 @@ def test_heads_widths_and_dtypes(heads, dtype, width):
     assert_close(run_fused(ours, x_dict, edges_of(torch.int32)), expected)
 
 
+def test_the_stock_path_gets_int64_ids():
+    """With int32 ids torch's scatter, which it aggregates with, gives wrong gradients."""
+    theirs, ours = layer_pair(heads=1)
+    x_dict = nodes_of()
+    with edgeless.backend("reference"):
+        found = run(ours, x_dict, edges_of(torch.int32))
+    assert_close(found, run(theirs, x_dict, edges_of()))
+
+
 def test_widths_by_type():
     widths = {"a": 5, "b": OUT, "c": 3}
     theirs, ours = layer_pair(widths)
