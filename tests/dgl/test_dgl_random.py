@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import dgl
 import dgl.nn as stock
 import pytest
 import torch
 from dgl_cases import assert_close, run
+from drawn import Drawn, assert_alike
 
 import edgeless
 import edgeless.dgl.nn as fused
@@ -18,12 +17,11 @@ LAYERS = (*ATTENTION, "AGNNConv", "GraphConv", "SAGEConv", "GINConv")
 WEIGHTED = ("GATConv", "GraphConv", "SAGEConv", "GINConv")
 
 
-class Case:
+class Case(Drawn):
     """One layer and one call, drawn from a seed."""
 
     def __init__(self, seed: int):
-        self.rng = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
         self.name = self.one_of(LAYERS)
         self.kind = self.one_of(("homogeneous", "homogeneous", "bipartite", "block"))
         self.idtype = self.one_of((torch.int64, torch.int32))
@@ -37,15 +35,6 @@ class Case:
         self.inputs = self._inputs()
         self.backend = self.one_of(("auto", "auto", "reference"))
         self.feat_grads = self.name == "AGNNConv" or self.often()  # else only beta's, perhaps all noise
-
-    def one_of(self, choices):
-        return self.rng.choice(tuple(choices))
-
-    def often(self):
-        return self.rng.random() < 0.7
-
-    def randn(self, *sizes):
-        return torch.randn(*sizes, generator=self.generator, dtype=torch.float64)
 
     def _graph(self):
         num_src = self.one_of((0, 1, 2, 6, 6, 9))
@@ -153,10 +142,6 @@ class Case:
             return error
 
 
-def _short(outcome):
-    return repr(outcome)[:200] if isinstance(outcome, Exception) else "a result"
-
-
 def check(seed):
     case = Case(seed)
     want = case.outcome(stock)
@@ -164,13 +149,7 @@ def check(seed):
         have = case.outcome(fused)
         if isinstance(want, Exception) and not isinstance(have, Exception) and case.as_dense():
             want, have = case.outcome(stock), case.outcome(fused)
-    if isinstance(want, Exception) or isinstance(have, Exception):
-        assert type(have) is type(want), f"{case}: {_short(have)} instead of {_short(want)}"
-        return
-    try:
-        assert_close(have, want)
-    except AssertionError as error:
-        raise AssertionError(f"{case}: {error}") from error
+    assert_alike(case, have, want, assert_close)
 
 
 @pytest.mark.parametrize("seed", range(10))

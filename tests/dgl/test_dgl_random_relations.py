@@ -4,8 +4,6 @@ refusals. The stock layers get int64 ids.
 
 from __future__ import annotations
 
-import random
-
 import dgl
 import dgl.nn as stock
 import pytest
@@ -13,6 +11,7 @@ import test_dgl_hgt
 import test_dgl_relational
 import torch
 from dgl_cases import assert_close
+from drawn import Drawn, assert_alike
 
 import edgeless
 import edgeless.dgl.nn as fused
@@ -22,12 +21,11 @@ IN, NODE_TYPES = 6, 3
 REGULARIZERS = tuple(test_dgl_relational.REGULARIZERS.values())
 
 
-class Case:
+class Case(Drawn):
     """One layer and one call, drawn from a seed."""
 
     def __init__(self, seed: int):
-        self.rng = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
         self.name = self.one_of(LAYERS)
         self.ids, self.type_ids = (self.one_of((torch.int64, torch.int32)) for _ in range(2))
         self.num_relations = self.one_of((1, 2, 5, 9))
@@ -47,21 +45,18 @@ class Case:
             if self.presorted:
                 self.ntypes = self.ntypes.sort().values
             self.shape = (self.one_of((1, 3, 4)), self.one_of((1, 2)))
-            norm = flags["use_norm"] and self.shape != (1, 1)  # of one number it leaves rounding
+            norm = flags["use_norm"] and self.shape != (1, 1)  # LayerNorm of one number is 0
             self.options = {"dropout": 0.0, "use_norm": norm}
             return
         weights = torch.rand(num_edges, 1, generator=self.generator, dtype=torch.float64)
         self.norm = self.one_of((None, weights))
-        if flags["layer_norm"] and 1 in (self.num_src, num_edges):  # of one row's weight that leaves rounding
+        if flags["layer_norm"] and 1 in (self.num_src, num_edges):  # LayerNorm undoes the scale of a single row
             self.norm = None
         self.options = {
             **self.one_of(REGULARIZERS),
             **{name: flags[name] for name in ("bias", "self_loop", "layer_norm")},
             "activation": self.one_of((None, torch.tanh)),
         }
-
-    def one_of(self, choices):
-        return self.rng.choice(tuple(choices))
 
     def _edges(self):
         """At least one: the stock layers take no graph without. Several between two nodes; some nodes have none."""
@@ -101,13 +96,7 @@ def check(seed):
     want = case.outcome(stock, torch.int64, torch.int64)
     with edgeless.backend(case.backend):
         have = case.outcome(fused, case.ids, case.type_ids)
-    if isinstance(want, Exception) or isinstance(have, Exception):
-        assert type(have) is type(want), f"{case}: {have!r} instead of {want!r}"
-        return
-    try:
-        assert_close(have, want)
-    except AssertionError as error:
-        raise AssertionError(f"{case}: {error}") from error
+    assert_alike(case, have, want, assert_close)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -5,12 +5,11 @@ The stock layer gets int64 ids, because of what torch does to the gradient of in
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
 import torch
 import torch_geometric.nn as stock
+from drawn import Drawn, assert_alike
 from pyg_cases import assert_close, run
 from sum_cases import construct
 from torch_geometric import EdgeIndex
@@ -40,12 +39,11 @@ for _package in (stock, fused):  # PyG writes a class' propagate() for its first
         construct(_package, _name)
 
 
-class Case:
+class Case(Drawn):
     """One layer and one call, drawn from a seed."""
 
     def __init__(self, seed: int):
-        self.rng = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
         self.name = self.one_of(LAYERS)
         self.pair = self.one_of((None, None, "two", "same", "source")) if self.name in TAKES_PAIRS else None
         self.num_src = self.one_of((0, 1, 2, 5, 5, 8, 8))
@@ -55,15 +53,6 @@ class Case:
         self._draw_edges()
         self.backend = self.one_of(("auto", "auto", "reference"))
         self.given = self._inputs()
-
-    def one_of(self, choices):
-        return self.rng.choice(tuple(choices))
-
-    def often(self):
-        return self.rng.random() < 0.7
-
-    def randn(self, *sizes):
-        return torch.randn(*sizes, generator=self.generator, dtype=torch.float64)
 
     # The layer
 
@@ -227,8 +216,8 @@ class Case:
             return error
 
 
-def _short(outcome):
-    return repr(outcome) if isinstance(outcome, Exception) else "a result"
+def _names_an_id(error):
+    return isinstance(error, IndexError) and "has id" in str(error)
 
 
 def check(seed):
@@ -238,14 +227,7 @@ def check(seed):
         have = case.outcome(fused, case.ids)
     if isinstance(want, Exception) and not isinstance(have, Exception) and case.as_plain():
         want = case.outcome(stock, torch.int64)
-    if isinstance(want, Exception) or isinstance(have, Exception):
-        same = type(have) is type(want) or (isinstance(have, IndexError) and "has id" in str(have))
-        assert same and isinstance(want, Exception), f"{case}: {_short(have)} instead of {_short(want)}"
-        return
-    try:
-        assert_close(have, want)
-    except AssertionError as error:
-        raise AssertionError(f"{case}: {error}") from error
+    assert_alike(case, have, want, assert_close, stands_for_any=_names_an_id)
 
 
 @pytest.mark.parametrize("seed", range(10))

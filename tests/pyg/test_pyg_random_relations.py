@@ -5,12 +5,11 @@ The stock layers get int64 ids, because of what torch does to the gradient of in
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import test_pyg_hgt
 import torch
 import torch_geometric.nn as stock
+from drawn import Drawn, assert_alike
 from pyg_cases import assert_close, run
 from test_pyg_rgat import with_one_map
 
@@ -22,24 +21,19 @@ IN, OUT, EDGE_DIM = 4, 6, 2
 REGULARIZERS = ({}, {}, {"num_bases": 2}, {"num_blocks": 2})
 
 
-class Case:
+class Case(Drawn):
     """One layer and one call, drawn from a seed."""
 
     def __init__(self, seed: int):
-        self.rng = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed)
+        super().__init__(seed)
         self.name = self.one_of(LAYERS)
         self.ids = self.one_of((torch.int64, torch.int32))
         self.num_relations = self.one_of((1, 2, 5, 9))
         self.backend = self.one_of(("auto", "auto", "reference"))
-        self.draw = self._draw_hgt if self.name == "HGTConv" else self._draw
-        self.draw()
-
-    def one_of(self, choices):
-        return self.rng.choice(tuple(choices))
-
-    def randn(self, *sizes):
-        return torch.randn(*sizes, generator=self.generator, dtype=torch.float64)
+        if self.name == "HGTConv":
+            self._draw_hgt()
+        else:
+            self._draw()
 
     def edges(self, num_src, num_dst):
         """With pairs of nodes that have several edges, and nodes without one."""
@@ -112,7 +106,7 @@ class Case:
         generator = torch.Generator().manual_seed(5)
         with torch.no_grad():
             for parameter in layer.parameters():
-                # Small, or attention rounds to 0, of which f-additive makes 0 in the stock layer, and 1 in ours.
+                # Small, lest a softmax rounds to 0: to such a weight f-additive adds 1 in our layer alone.
                 parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
         return layer.double()
 
@@ -141,13 +135,7 @@ def check(seed):
     want = case.outcome(stock, torch.int64)
     with edgeless.backend(case.backend):
         have = case.outcome(fused, case.ids)
-    if isinstance(want, Exception) or isinstance(have, Exception):
-        assert type(have) is type(want), f"{case}: {have!r} instead of {want!r}"
-        return
-    try:
-        assert_close(have, want)
-    except AssertionError as error:
-        raise AssertionError(f"{case}: {error}") from error
+    assert_alike(case, have, want, assert_close)
 
 
 @pytest.mark.parametrize("seed", range(6))
