@@ -66,6 +66,9 @@ TORCH_LIBRARY(edgeless, m) {
       "attention_weights(Tensor softmax_stats, Tensor dst, Tensor src, Tensor? att, Tensor? edge_attr, "
       "Tensor? edge_proj, Tensor[] csr, Tensor[] csc, Tensor? seed, str score, float coefficient, float dropout) -> "
       "Tensor");
+  // The softmax of each row's logits [E, H], which stand in the order of csr, and the sum of value [Ns, H, C] by these
+  // weights: [Nd, H, C]. Without gradients.
+  m.def("softmax_sum(Tensor logits, Tensor value, Tensor[] csr, int[] max_degrees=[]) -> Tensor");
 
   // Sums: out[i] = dst_scale[i] * sum of weight[e] * src_scale[j] * x[j]; its transpose is the same op on the other
   // direction of the graph. sddmm: <dst[i], src[j]> of every edge, scaled alike. Rows [N, F] are one head.
@@ -196,6 +199,11 @@ TORCH_LIBRARY(edgeless, m) {
       "pair_maps_backward_over(Tensor(a!) grad_keys, Tensor(b!) grad_values, Tensor k, Tensor v, Tensor k_weight, "
       "Tensor v_weight, Tensor k_scale, Tensor[] by_dst, Tensor[] by_src, bool[] needs) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // attention of the score 'dot' with q [Nd, H M] for its rows and these keys and values: [Nd, H M]. Without gradients;
+  // on CUDA with memory for keys or for values alone. csr: [indptr, indices], of the edges from pairs to destinations.
+  m.def(
+      "pair_dot_attention(Tensor q, Tensor k, Tensor v, Tensor k_weight, Tensor v_weight, Tensor k_scale, "
+      "Tensor[] by_dst, Tensor[] csr, float coefficient, int[] max_degrees=[]) -> Tensor");
   // A layer over relations as one node of autograd: relational_sum(x, weight, edge_weight) + own root + bias, for root
   // [K', M]; own [Nd, K'], or the first rows of x where it is missing. Parameters are of x's dtype, out_dtype is that
   // or its statistics', and edge_weight has no gradient here. csr, csc []: neighbours are summed, then multiplied. Else

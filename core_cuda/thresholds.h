@@ -249,6 +249,10 @@ constexpr bool short_gradients_pay(int64_t in, int64_t out) {
   return widest <= kMostShortWidth && widest > 32 && out > 16;
 }
 
+// Whether attention over pairs that nobody differentiates has memory for keys or for values alone, from how many bytes
+// both take: that is half of what a layer needs, for two launches more and two walks over the edges (0062).
+constexpr bool turns_pay(int64_t bytes) { return bytes >= int64_t(256) << 20; }
+
 // Blocks ------------------------------------------------------------------------------------------------------------
 
 // Edges a gathered row from which weighted sparse blocks are quicker than our other kernels: for sums (head_dim 0) and

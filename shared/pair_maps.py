@@ -1,17 +1,65 @@
-"""Keys and values of the pairs of a source and a type, from those of the sources: as one node of autograd."""
+"""Attention over the pairs of a source and a type, whose keys and values are made from those of the sources."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from . import _C
+from .functional import dot_attention
 from .functional_checks import cast, runs_reference
+from .graph import Graph
 from .graph_checks import compiling
 from .ops.attention import opmath_dtype
 from .projection import PLAIN
 from .relational import relational_sum
-from .typed_graph import TypedGraph
+from .typed_graph import Compact, TypedGraph
 from .whole_rows import lacking
+
+
+def pair_dot_attention(
+    compact: Compact,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    k_scale: Tensor,
+    scale: float,
+) -> Tensor:
+    """:func:`edgeless.functional.dot_attention` over what :func:`pair_maps` makes of k and v.
+
+    Args:
+        compact: :attr:`TypedGraph.compact`.
+        q: ``[Nd, H * M]`` of the destinations.
+        k, v, k_weight, v_weight, k_scale: as of :func:`pair_maps`.
+        scale: of the logits.
+
+    Returns:
+        ``[Nd, H * M]`` of k's dtype.
+    """
+    pairs, edges = compact
+    heads = k_weight.size(1)
+    if _takes_turns(compact, k, v, k_weight, v_weight, k_scale):
+        csr, degrees = edges.csr_arrays(False), edges.max_degrees_at_hand()
+        return torch.ops.edgeless.pair_dot_attention(
+            q, k, v, k_weight, v_weight, k_scale, pairs.by_dst, csr, scale, degrees
+        )
+    k, v = pair_maps(pairs, k, v, k_weight, v_weight, k_scale)
+    q, k, v = (t.unflatten(1, (heads, -1)) for t in (q, k, v))
+    return dot_attention(edges, q, k, v, scale=scale, donate=True).flatten(1)
+
+
+def _takes_turns(compact: Compact, k: Tensor, *others: Tensor) -> bool:
+    """Whether keys and values are made one after the other: large ones on CUDA, where nothing is differentiated."""
+    if not k.is_cuda or torch.is_grad_enabled() or compiling() or type(compact.edges) is not Graph:
+        return False
+    k_weight = others[1]
+    width = k_weight.size(1) * k_weight.size(3)
+    if not _C.turns_pay(2 * compact.edges.num_src * width * k.element_size()):
+        return False
+    ops = ("attention", "sddmm")
+    return _is_one_op(k, *others) and not any(runs_reference("dot_attention", k.device, op) for op in ops)
 
 
 def pair_maps(

@@ -156,6 +156,10 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return _layer_steps_back(args)
     if name in ("pair_maps", "pair_maps_backward", "pair_maps_backward_over"):
         return _pair_map_steps(name, args)
+    if name == "pair_dot_attention":
+        return _pair_dot_steps(args)
+    if name == "softmax_sum":
+        return _softmax_sum_steps(args)
     if name in ("pair_attention", "pair_attention_backward", "pair_attention_backward_over"):
         return _pair_steps(name, args)
     return []
@@ -258,6 +262,23 @@ def _pair_map_steps(name: str, args: dict[str, Any]) -> list[Step]:
         else:
             steps += _relational_steps("relational_sum", {**given, "num_dst": args["by_dst"][3].numel()})
     return [replace(step, op="pair_maps") for step in steps]
+
+
+def _pair_dot_steps(args: dict[str, Any]) -> list[Step]:
+    """Keys, logits, values, and the sum of these by the softmax of those."""
+    keys, values = _pair_map_steps("pair_maps", {**args, "by_src": []})
+    pairs, (_, heads, _, width) = args["by_dst"][3].numel(), args["v_weight"].shape
+    rows = args["v"].new_empty((pairs, heads, width), device="meta")
+    logits = rows.new_empty((args["csr"][1].numel(), heads), dtype=torch.float32)
+    products = _sddmm_of({"dst": args["q"].unflatten(1, (heads, -1)), "src": rows, "csr": args["csr"]}, ROWSPLIT)
+    sums = _softmax_sum_steps({**args, "logits": logits, "value": rows})
+    return [replace(step, op="pair_dot_attention") for step in (keys, products, values, *sums)]
+
+
+def _softmax_sum_steps(args: dict[str, Any]) -> list[Step]:
+    """The forward of gat, whose nodes have no numbers, over features of edges."""
+    given = {**args, "dst": args["logits"], "src": args["value"], "score": "gat", "edge_attr": args["logits"]}
+    return [replace(step, op="softmax_sum") for step in _attention_of(given, ["forward"], ROWSPLIT)]
 
 
 def _pair_steps(name: str, args: dict[str, Any]) -> list[Step]:

@@ -158,6 +158,15 @@ std::tuple<at::Tensor, at::Tensor> attention(AttentionCall in, Optional<at::Scal
   return {out, softmax_stats};
 }
 
+// The logits are features of the edges, each head's its own.
+at::Tensor softmax_sum(const at::Tensor& logits, const at::Tensor& value, at::TensorList csr,
+                       at::IntArrayRef max_degrees) {
+  const auto options = value.options().dtype(opmath_dtype(value.scalar_type()));
+  AttentionCall in = softmax_sum_call(logits, value, csr, max_degrees, at::zeros({1, 1, 1}, options));
+  in.edge_attr = logits, in.edge_proj = at::eye(in.heads(), options).unsqueeze(1);
+  return std::get<0>(attention(in, in.rows()));
+}
+
 at::Tensor attention_weights(AttentionCall in, const at::Tensor& softmax_stats) {
   const char* op = "edgeless::attention_weights";
   in.dst = with_dim(in.dst, in.score), in.src = with_dim(in.src, in.score);
@@ -289,6 +298,7 @@ at::Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("attention", WithRoom<attention_op<attention>>::call);
+  m.impl("softmax_sum", WithRoom<softmax_sum>::call);
   m.impl("attention_weights", WithRoom<attention_weights_op<attention_weights>>::call);
   m.impl("attention_backward", WithRoom<attention_backward_op<attention_backward>>::call);
   m.impl("attention_backward_into", attention_backward_into_op<attention_backward_into>);  // writes over what it reads

@@ -234,6 +234,22 @@ std::tuple<Tensor, Tensor> attention(AttentionCall in, Optional<at::ScalarType> 
   return {out, softmax_stats};
 }
 
+Tensor softmax_sum(const Tensor& logits, const Tensor& value, at::TensorList csr, at::IntArrayRef max_degrees) {
+  const Tensor number = at::empty({1, 1, 1}, value.options().dtype(opmath_dtype(value.scalar_type())));
+  const AttentionCall in = softmax_sum_call(logits, value, csr, max_degrees, number);
+  const Tensor out = at::empty({in.num_dst(), in.heads(), in.channels()}, value.options());
+  if (logits.numel() == 0 || out.numel() == 0) return out.zero_();
+  with_arithmetic(in.rows(), [&](auto zero) {
+    Call<decltype(zero)> call(in);
+    call.args.dst = call.args.src = {};
+    call.args.logit_term = call.keep(logits.contiguous());
+    call.args.out = call.out_rows(out);
+    call.run(Pass::forward, in.graph.csr, in.num_src());
+    return 0;
+  });
+  return out;
+}
+
 Tensor attention_weights(AttentionCall in, const Tensor& softmax_stats) {
   const char* op = "edgeless::attention_weights";
   in.dst = with_dim(in.dst, in.score), in.src = with_dim(in.src, in.score);
@@ -309,6 +325,7 @@ Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g,
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("attention", attention_op<attention>);
+  m.impl("softmax_sum", softmax_sum);
   m.impl("attention_weights", attention_weights_op<attention_weights>);
   m.impl("attention_backward", attention_backward_op<attention_backward>);
   m.impl("attention_backward_into", attention_backward_into_op<attention_backward_into>);

@@ -133,6 +133,30 @@ inline Tensor call_attention_backward_into(const AttentionCall& c, const Attenti
                  c.seed, name_of(c.score), c.coefficient, c.dropout, g.needs[kAtt], c.graph.max_degrees);
 }
 
+inline Tensor call_softmax_sum(const Tensor& logits, const Tensor& value, const GraphArrays& graph) {
+  using Signature = Tensor(const Tensor&, const Tensor&, at::TensorList, at::IntArrayRef);
+  static const Kernels kernels("edgeless::softmax_sum", static_cast<Signature*>(nullptr));
+  return kernels(logits, value, graph.csr, graph.max_degrees);
+}
+
+// softmax_sum as a call of gat, whose nodes all have the one `number`, [1, 1, 1]; the logits are not in it.
+inline AttentionCall softmax_sum_call(const Tensor& logits, const Tensor& value, at::TensorList csr,
+                                      at::IntArrayRef max_degrees, const Tensor& number) {
+  const char* op = "edgeless::softmax_sum";
+  check_dim(op, "value", value, 3, "[Ns, H, C]");
+  TORCH_CHECK_VALUE(csr.size() == 2 && csr[0].dim() == 1 && csr[0].size(0) > 0, op,
+                    ": csr must hold [indptr, indices], got ", csr.size(), " tensors");
+  const int64_t heads = value.size(1);
+  const auto numbers = [&](int64_t nodes) { return number.expand({nodes, heads, 1}); };
+  AttentionCall call = AttentionCall::plain(numbers(csr[0].size(0) - 1), numbers(value.size(0)), value,
+                                            {csr, {}, max_degrees}, Score::gat, 1.0);
+  check_call(op, call);
+  check_shape(op, "logits", logits, {call.num_edges(), heads});
+  check_dtype(op, "logits", logits, call.opmath());
+  check_device(op, "logits", logits, call.device());
+  return call;
+}
+
 // The backward takes gat's numbers of nodes with the dimension that the forward does without.
 inline Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t; }
 inline Tensor as_given(const Tensor& grad, const Tensor& given) { return given.dim() == 2 ? grad.squeeze(2) : grad; }

@@ -45,6 +45,12 @@ struct AttentionCall {
   double coefficient, dropout;
   bool donated = false;  // src and value have no other use: a backward that is the last may write over them
 
+  // Without a vector, anything by edge or dropout.
+  static AttentionCall plain(const at::Tensor& dst, const at::Tensor& src, const at::Tensor& value,
+                             const GraphArrays& graph, Score score, double coefficient) {
+    return {dst, src, value, {}, {}, {}, {}, graph, {}, score, coefficient, 0.0};
+  }
+
   int64_t num_dst() const { return dst.size(0); }
   int64_t num_src() const { return src.size(0); }
   int64_t num_edges() const { return graph.csr[1].size(0); }

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include "../attention/calls.h"
 #include "../common/own_memory.h"
 #include "../projection/inputs.h"
 #include "calls.h"
@@ -38,6 +39,15 @@ void check_pair_maps(const char* op, const PairMapsCall& in) {
 void check_pair_map_grads(const char* op, const PairMapsCall& in, const Tensor& grad_keys, const Tensor& grad_values) {
   check_like(op, "grad_keys", grad_keys, {in.pairs(), in.k_weight.size(1) * in.k_weight.size(3)}, in.k);
   check_like(op, "grad_values", grad_values, {in.pairs(), in.v_weight.size(1) * in.v_weight.size(3)}, in.k);
+}
+
+void check_pair_dot_attention(const char* op, const PairDotCall& in) {
+  check_pair_maps(op, in.maps);
+  const Tensor &keys = in.maps.k_weight, &values = in.maps.v_weight;
+  TORCH_CHECK_VALUE(in.csr.size() == 2 && in.csr[0].dim() == 1 && in.csr[0].size(0) > 0, op,
+                    ": csr must hold [indptr, indices], got ", in.csr.size(), " tensors");
+  check_like(op, "q", in.q, {in.csr[0].size(0) - 1, in.heads() * keys.size(3)}, in.maps.k);
+  check_shape(op, "v_weight", values, {keys.size(0), in.heads(), values.size(2), values.size(3)});
 }
 
 namespace {
@@ -87,6 +97,16 @@ std::vector<Tensor> pair_maps_backward_of_parts(const Tensor& grad_keys, const T
   return results;
 }
 
+Tensor pair_dot_attention_of_parts(const PairDotCall& in) {
+  check_pair_dot_attention("edgeless::pair_dot_attention", in);
+  const BelowAutograd below;
+  const auto maps = pair_maps_of_parts(in.maps);
+  const auto rows = [&](const Tensor& t) { return t.unflatten(1, {in.heads(), t.size(1) / in.heads()}); };
+  const auto call = AttentionCall::plain(rows(in.q), rows(std::get<0>(maps)), rows(std::get<1>(maps)),
+                                         GraphArrays(in.csr, {}, in.max_degrees), Score::dot, in.coefficient);
+  return std::get<0>(call_attention(call, in.q.scalar_type())).flatten(1);
+}
+
 namespace {
 
 std::tuple<Tensor, Tensor> apart(const PairMapsCall& in, bool /*joined*/) { return pair_maps_of_parts(in); }
@@ -132,6 +152,7 @@ std::tuple<Tensor, Tensor> differentiable_maps(const PairMapsCall& in, bool join
 
 TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("pair_maps", pair_maps_op<apart>);
+  m.impl("pair_dot_attention", pair_dot_attention_op<pair_dot_attention_of_parts>);
   m.impl("pair_maps_backward", pair_maps_backward_op<pair_maps_backward_of_parts>);
   m.impl("pair_maps_backward_over", OneByOne<pair_maps_backward_op<pair_maps_backward_of_parts>>::call);
 }

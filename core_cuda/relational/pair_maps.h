@@ -29,6 +29,22 @@ std::tuple<Tensor, Tensor> pair_maps_of_parts(const PairMapsCall& in);
 std::vector<Tensor> pair_maps_backward_of_parts(const Tensor& grad_keys, const Tensor& grad_values,
                                                 const PairMapsCall& in, const PairMapChoice& needs);
 
+// The attention of destinations q [Nd, H M] over the pairs' keys and values, without gradients.
+struct PairDotCall {
+  const Tensor& q;
+  PairMapsCall maps;
+  at::TensorList csr;  // of the edges from pairs to destinations, without ids
+  double coefficient;  // of the logits
+  at::IntArrayRef max_degrees;
+
+  int64_t heads() const { return maps.k_weight.size(1); }
+};
+
+// Raises unless everything fits.
+void check_pair_dot_attention(const char* op, const PairDotCall& in);
+
+Tensor pair_dot_attention_of_parts(const PairDotCall& in);
+
 // From the signatures of the ops to functions of a call, and back.
 template <auto function>
 std::tuple<Tensor, Tensor> pair_maps_op(const Tensor& k, const Tensor& v, const Tensor& k_weight,
@@ -63,6 +79,13 @@ inline std::vector<Tensor> call_pair_maps_backward_over(const Tensor& grad_keys,
                                OneByOne<pair_maps_backward_op<call_pair_maps_backward_over>>::call);
   return in_a_list(
       kernels(grad_keys, grad_values, in.k, in.v, in.k_weight, in.v_weight, in.k_scale, in.by_dst, in.by_src, needs));
+}
+
+template <auto function>
+Tensor pair_dot_attention_op(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& k_weight,
+                             const Tensor& v_weight, const Tensor& k_scale, at::TensorList by_dst, at::TensorList csr,
+                             double coefficient, at::IntArrayRef max_degrees) {
+  return function({q, {k, v, k_weight, v_weight, k_scale, by_dst, {}}, csr, coefficient, max_degrees});
 }
 
 }  // namespace edgeless

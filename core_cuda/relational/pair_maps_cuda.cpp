@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include "../attention/calls.h"
 #include "../common/launch.h"
 #include "../common/packed.h"
 #include "../common/storage_of.h"
@@ -78,6 +79,27 @@ std::tuple<Tensor, Tensor> pair_maps(const PairMapsCall& in, bool joined) {
   return {out.narrow(1, 0, width), out.narrow(1, width, width)};
 }
 
+// Keys, and of them the logits; then values, which take the keys' place. Both have the matrices made together.
+Tensor pair_dot_attention(const PairDotCall& in) {
+  check_pair_dot_attention("edgeless::pair_dot_attention", in);
+  const PairMapsCall& maps = in.maps;
+  if (!are_alike(maps) || !halves(maps.k, maps.v, maps.k_weight.size(2))) return pair_dot_attention_of_parts(in);
+  const OnDevice on_device(maps.k.device());
+  const Pieces pairs(maps.by_dst);
+  const int64_t heads = in.heads(), width = maps.k_weight.size(3);
+  PairWeights matrices(maps);
+  matrices.args.factor = static_cast<float>(in.coefficient);
+  const Tensor weights = matrices.together(maps.k, on_device.stream());
+  const Tensor rows = at::empty({in.maps.pairs(), heads, width}, maps.k.options());
+  const auto make = [&](const Tensor& of, int64_t first) {
+    multiply({of, pairs.indices}, weights.narrow(1, first, heads), pairs.type_ptr, {rows.flatten(1)});
+  };
+  make(maps.k, 0);
+  const Tensor logits = call_sddmm(in.q.unflatten(1, {heads, width}), rows, {in.csr, {}});
+  make(maps.v, heads);
+  return call_softmax_sum(logits, rows, {in.csr, {}, in.max_degrees}).flatten(1);
+}
+
 // Whether pieces by source are the pairs in their order: then they have the same ids as by destination, where they are.
 bool are_in_order(const PairMapsCall& in) { return in.by_src[3].const_data_ptr() == in.by_dst[1].const_data_ptr(); }
 
@@ -136,6 +158,7 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
 
 TORCH_LIBRARY_IMPL(edgeless, CUDA, m) {
   m.impl("pair_maps", pair_maps_op<pair_maps>);
+  m.impl("pair_dot_attention", pair_dot_attention_op<pair_dot_attention>);
   m.impl("pair_maps_backward", pair_maps_backward_op<pair_maps_backward<false>>);
   m.impl("pair_maps_backward_over", OneByOne<pair_maps_backward_op<pair_maps_backward<true>>>::call);
 }

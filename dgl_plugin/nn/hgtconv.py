@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from edgeless.adapter import is_hooked, typed_rows_refusals
 from edgeless.autocast import rounds_to
-from edgeless.functional import dot_attention
-from edgeless.pair_maps import pair_maps
+from edgeless.pair_maps import pair_dot_attention
 
 from .._framework import stock, stock_linear
 from ..convert import relation_of
@@ -82,11 +81,11 @@ class HGTConv(DGLLayer, stock.HGTConv):
             k, v, q = nodes.product(x, torch.cat(maps, dim=2), rounded).split(width, dim=1)
         k, v = source_rows(relation.handle, k, v)
         num_etypes = self.relation_pri[0].size(0)
-        pairs, edges = typed_graph(relation.handle, etype, num_etypes).compact
+        compact = typed_graph(relation.handle, etype, num_etypes).compact
         priors = _by_head(list(self.relation_pri)).view(num_etypes, self.num_heads)
-        k, v = pair_maps(pairs, k, v, _blocks(self.relation_att), _blocks(self.relation_msg), priors)
-        q, k, v = (t.unflatten(1, (self.num_heads, self.head_size)) for t in (q, k, v))
-        h = dot_attention(edges, q, k, v, scale=1 / self.sqrt_d, donate=True).flatten(1)
+        matrices = _blocks(self.relation_att), _blocks(self.relation_msg)
+        h = pair_dot_attention(compact, q, k, v, *matrices, priors, 1 / self.sqrt_d)
+        del q, k, v  # before what is as large is made
         h = self.drop(targets.product(h, weights_of(self.linear_a), rounded))
         residual = x_dst if x_dst.shape == h.shape else x_dst @ self.residual_w
         out = targets.blend(h, residual, torch.sigmoid(self.skip))

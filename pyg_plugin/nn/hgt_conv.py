@@ -17,9 +17,8 @@ from edgeless import _C
 from edgeless.adapter import inference_refusal, is_hooked
 from edgeless.autocast import rounds_to
 from edgeless.backends import kernel_refusal
-from edgeless.functional import dot_attention
 from edgeless.graph_checks import compiling
-from edgeless.pair_maps import pair_maps
+from edgeless.pair_maps import pair_dot_attention
 
 from ..conv import FusedConv, is_plain_float
 from ..convert import for_stock
@@ -125,7 +124,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
     # The layer -------------------------------------------------------------------------------------------------------
 
     def _fused_forward(self, x_dict, edge_index_dict):
-        heads, width = self.heads, self.out_channels
+        width = self.out_channels
         # Types that edges lead to stand first, so what is made for their nodes alone is made of the first rows.
         keys = [key for key in self.kqv_lin.lins if key in x_dict]
         keys.sort(key=lambda key: key not in self.dst_node_types)
@@ -136,12 +135,11 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         rounded = rounds_to(graph.device.type)
         x, kqv = self._map_nodes(x_dict, keys, offsets, rounded)
         k, q, v = kqv.split(width, dim=1)
-        pairs, edges = graph.compact
-        priors = self._priors(edge_index_dict)
-        k, v = pair_maps(pairs, k, v, self._matrices(self.k_rel), self._matrices(self.v_rel), priors)
-        q = q if len(targets) == len(sizes) else q[: edges.num_dst]
-        q, k, v = (t.unflatten(1, (heads, width // heads)) for t in (q, k, v))
-        out = dot_attention(edges, q, k, v, scale=1 / math.sqrt(width // heads), donate=True).flatten(1)
+        compact, priors = graph.compact, self._priors(edge_index_dict)
+        q = q if len(targets) == len(sizes) else q[: compact.edges.num_dst]
+        matrices, scale = (self._matrices(self.k_rel), self._matrices(self.v_rel)), 1 / math.sqrt(width // self.heads)
+        out = pair_dot_attention(compact, q, k, v, *matrices, priors, scale)
+        del kqv, q, k, v  # before what is as large is made
         outs = self._finish_nodes(F.gelu(out), x, x_dict, targets, offsets[: len(targets) + 1], rounded)
         return {key: outs[key] for key in self.kqv_lin.lins if key in targets}
 

@@ -43,3 +43,8 @@ def _attention_weights_fake(
     softmax_stats, dst, src, att, edge_attr, edge_proj, csr, csc, seed, score, coefficient, dropout
 ):
     return dst.new_empty((csr[1].size(0), dst.size(1)), dtype=opmath_dtype(dst.dtype))
+
+
+@register_fake("edgeless::softmax_sum")
+def _softmax_sum_fake(logits, value, csr, max_degrees=()):
+    return value.new_empty((csr[0].size(0) - 1, *value.shape[1:]))

@@ -126,6 +126,11 @@ def _pair_maps_backward_over_fake(*args):
     return tuple(_pair_maps_backward_fake(*args))
 
 
+@register_fake("edgeless::pair_dot_attention")
+def _pair_dot_attention_fake(q, k, v, k_weight, v_weight, k_scale, by_dst, csr, coefficient, max_degrees=()):
+    return q.new_empty((q.size(0), widths(v_weight)[1]))
+
+
 @register_fake("edgeless::relational_layer")
 def _relational_layer_fake(
     x, weight, edge_weight, own, root, bias, by_dst, by_src, csr, csc, num_dst, out_dtype, max_degrees=()

@@ -74,6 +74,19 @@ def test_heads_widths_and_norms(in_size, head_size, heads, use_norm):
     assert_close(run_fused(ours, graph, x, ntype.int(), etype.int()), run(theirs, graph, x, ntype, etype))
 
 
+@pytest.mark.parametrize("kind", SQUARE)
+def test_keys_and_values_in_turn(kind, monkeypatch):
+    """As where no gradient is asked for and they are large: the values of pairs behind the keys."""
+    taken = []
+    monkeypatch.setattr(edgeless.pair_maps, "_takes_turns", lambda *_: taken.append(1) or True)
+    graph = graph_named(kind, torch.int32)
+    theirs, ours = layer_pair()
+    inputs = inputs_of(graph)
+    with torch.no_grad(), edgeless.backend("fused"):
+        torch.testing.assert_close(ours(graph, *inputs), theirs(graph, *inputs))
+    assert taken == [1]
+
+
 def test_sorted_nodes_and_edges():
     graph = random_graph()
     theirs, ours = layer_pair()

@@ -174,6 +174,26 @@ def test_half_precision_errs_at_most_twice_as_much(dtype):
         assert found[key].dtype == stocks[key].dtype and errors[0] <= 2 * errors[1] + 1e-6, (key, errors)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("metadata", [METADATA, (METADATA[0], TYPES[:4])])
+def test_keys_and_values_in_turn(dtype, metadata, monkeypatch):
+    """As where no gradient is asked for and they are large: the values of pairs behind the keys."""
+    taken = []
+    monkeypatch.setattr(edgeless.pair_maps, "_takes_turns", lambda *_: taken.append(1) or True)
+    theirs, ours = layer_pair(dtype=dtype, metadata=metadata)
+    x_dict = nodes_of(dtype=dtype)
+    with torch.no_grad(), edgeless.backend("fused"):
+        found = ours(x_dict, edges_of())
+        want = theirs(x_dict, edges_of())
+        exact = theirs.double()({key: x.double() for key, x in x_dict.items()}, edges_of())
+    assert taken == [1] and found.keys() == want.keys()
+    for key in want:
+        if dtype == torch.bfloat16:
+            assert (found[key] - exact[key]).norm() <= 2 * (want[key] - exact[key]).norm()
+        else:
+            torch.testing.assert_close(found[key], want[key])
+
+
 @pytest.mark.parametrize("loader", ["neighbors", "hgt"])
 def test_mini_batches(loader):
     data = HeteroData({key: {"x": x} for key, x in nodes_of().items()})

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads) pair_weights_kernel(const __grid_con
   const bool of_keys = blockIdx.y < args.heads;
   const P* from = matrix<const P>(of_keys ? args.keys : args.values, head);
   S* to = static_cast<S*>(args.out) + (blockIdx.x * gridDim.y + blockIdx.y) * args.size;
-  const float scale = of_keys ? to_arithmetic(*matrix<const P>(args.scale, head)) : 1;
+  const float scale = of_keys ? args.factor * to_arithmetic(*matrix<const P>(args.scale, head)) : 1;
 #pragma unroll 2
   for (int64_t i = threadIdx.x * kAtOnce; i < args.size; i += kThreads * kAtOnce) {
     float numbers[kAtOnce];

@@ -23,13 +23,14 @@ struct PairWeightsArgs {
   bool wide = false;                       // parameters are floats, whatever the rows are
   TypedMatrices<const void> keys, values;  // begin on vectors of four numbers
   TypedMatrices<const void> scale;         // of keys, a number each
+  float factor = 1;                        // of all keys in `out`
   void* out = nullptr;                     // [types, 2 heads, size], of the rows' dtype
   const float* grad = nullptr;             // [types, 2 heads, size], of `out` before it was rounded
   TypedMatrices<void> of_keys, of_values;  // gradients, null: not wanted
   TypedMatrices<void> of_scale;
 };
 
-// out = keys scale | values
+// out = keys scale factor | values
 cudaError_t run_pair_weights(Storage rows, const PairWeightsArgs& args, cudaStream_t stream);
 // of_keys = grad scale, of_scale = the sum of grad keys over a matrix, of_values = grad
 cudaError_t run_pair_weight_gradients(Storage rows, const PairWeightsArgs& args, cudaStream_t stream);
