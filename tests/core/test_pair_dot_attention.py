@@ -96,8 +96,8 @@ def test_with_gradients_keys_and_values_are_made_together(in_turn):
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.cuda)], indirect=True)
 def test_large_ones_take_half_the_memory(device):  # noqa: F811
     count, edges, width, types = 1 << 16, 1 << 20, 64, 16
-    ends = torch.randint(count, (2, edges))
-    graph = edgeless.TypedGraph(edgeless.Graph(ends[1], ends[0], count, count), torch.arange(edges) % types, types)
+    graph = edgeless.Graph.from_edge_index(torch.randint(count, (2, edges)), count, count)
+    graph = edgeless.TypedGraph(graph, torch.arange(edges) % types, types)
     k, q, v = torch.randn(count, 3 * width).split(width, 1)
     weights = [torch.randn(types, 1, width, width) for _ in range(2)]
     given = (q, k, v, *weights, torch.randn(types, 1))
@@ -147,7 +147,13 @@ def test_the_same_bits_every_time(in_turn):
 @EVERY_WAY
 def test_streams_and_graphs(device, way, in_turn):  # noqa: F811
     graph = typed("hub")
-    assert_same_bits(way, lambda *tensors: [found_of(graph, *tensors)], list(arguments(graph, dtype=torch.float32)))
+    given = inputs(graph, dtype=torch.float32)
+    q = leaf(graph.num_dst, 48, dtype=torch.float32, seed=5)
+
+    def step(q, rows, *weights):
+        return [found_of(graph, q, *sides(rows, "with queries between", 32), *weights)]
+
+    assert_same_bits(way, step, [q, *given.values()])
     assert in_turn
 
 
