@@ -173,12 +173,15 @@ constexpr int kLeastTermLanes = 4, kLeastTermFeatures = 4;
 constexpr int64_t kFoldL2Percent = 75;
 constexpr int64_t kReadsThatPay = 8;
 // Edges of a row from which on sums take them in batches of eight, not of four: rows end in most batches of a graph of
-// low degree, and ends cost more in a long one. From there on products by edge (sddmm) have no teams of four lanes
-// either: of 16 floats, us by eight and by four, one H100, 2026-11-26: arxiv 59, 48, city-reviews 79, 76, twitch 1,137,
-// 1,264.
+// low degree, and ends cost more in a long one.
 constexpr int64_t kLongSums = 16;
 constexpr int sum_batch(int team_log2, int64_t num_edges, int64_t num_rows) {
   return team_log2 < 3 || num_edges < kLongSums * num_rows ? 4 : 8;  // teams of four lanes: one edge a lane
+}
+// Edges of a block of products by edge (sddmm): so many that the search for its first and last row is little of its
+// work, and so few that there are blocks for all multiprocessors (0063).
+constexpr int sampled_edges_of_block(int64_t num_edges) {
+  return num_edges >= 1 << 19 ? 2048 : num_edges >= 1 << 18 ? 1024 : 256;
 }
 // Blocks of a sum's kernel that a multiprocessor holds, which bounds its registers: as many as leave it those that it
 // wants, so that plans know how many there are (0056). batch: edges, of kernels for vectors of 16 bytes; the other

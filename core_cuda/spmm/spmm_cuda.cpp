@@ -160,16 +160,10 @@ Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, c
     args.own = fold_rows(own), args.x = fold_rows(columns);
     scales.set(args, dst_scale, src_scale);
     args.products = products.data_ptr<A>();
-    const int vectors = static_cast<int>(columns.size(2) * columns.element_size() / 16);
-    for (int first = 0; first < vectors; first += kMostSddmmVectors) {
-      args.first_vector = first, args.vectors = std::min(kMostSddmmVectors, vectors - first);
-      args.add = first > 0;
-      FoldProblem problem = fold_problem(args.graph, columns, std::min(args.vectors, 32));
-      problem.narrow_teams = args.graph.num_edges < kLongSums * args.graph.num_rows;
-      args.part = make_fold_plan(problem).part, args.team_log2 = problem.narrow_teams ? kLeastFoldLog2 : 3;
-      while (args.team_log2 < 5 && (1 << args.team_log2) < args.vectors) ++args.team_log2;
-      C10_CUDA_CHECK(run_sddmm(storage_of(kind), csr[0].scalar_type() == at::kLong, args, on_device.stream()));
-    }
+    args.vectors = static_cast<int>(columns.size(2) * columns.element_size() / 16);
+    while (args.team_log2 < 5 && (1 << args.team_log2) < args.vectors) ++args.team_log2;
+    args.edges_of_block = sampled_edges_of_block(args.graph.num_edges);
+    C10_CUDA_CHECK(run_sddmm(storage_of(kind), csr[0].scalar_type() == at::kLong, args, on_device.stream()));
     return 0;
   });
   return products;

@@ -176,6 +176,20 @@ def test_sddmm(dtype, shape, device):
 
 
 @EVERY_DEVICE
+@pytest.mark.parametrize("edges", [100, 300_000, 600_000])
+@pytest.mark.parametrize("shape", [(16,), (3, 20), (72,), (136,)])
+def test_sddmm_of_many_edges(shape, edges, device):
+    """Of which blocks on a GPU take more, the more there are; most are of one row."""
+    graph = star(edges, 500).to(device)
+    x, y = (leaf(500, *shape, dtype=torch.float32, seed=seed).detach().to(device) for seed in (1, 2))
+    indptr, indices, ids = (t.long() for t in graph.csr)
+    rows = torch.repeat_interleave(torch.arange(500, device=device), indptr.diff())
+    wanted = torch.empty(edges, *shape[:-1], dtype=torch.float64, device=device)
+    wanted[ids] = torch.einsum("i...f,j...f->ij...", x.double(), y.double())[rows, indices]
+    assert_close([functional.sddmm_dot(graph, x, y)], [wanted], 1e-6)
+
+
+@EVERY_DEVICE
 def test_sddmm_of_half_precision_in_float32(device):
     graph = graph_of("bipartite").to(device)
     a, b = leaves_on(device, [leaf(40, 2, 16, dtype=torch.bfloat16), leaf(50, 2, 16, dtype=torch.bfloat16, seed=1)])

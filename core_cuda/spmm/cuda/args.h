@@ -35,15 +35,13 @@ struct SpmmArgs {
 template <class A>
 struct SddmmArgs {
   CompressedGraph graph;
-  Partition part;
-  int team_log2 = 3;
-  int first_vector = 0, vectors = 0;  // of a head, those of this pass
-  int heads = 0;
-  FoldRows own, x;  // of the graph's rows and columns
+  int edges_of_block = 0;      // a multiple of 32
+  int team_log2 = 2;           // lanes of a team, four to 32
+  int heads = 0, vectors = 0;  // vectors of a head
+  FoldRows own, x;             // of the graph's rows and columns
   const A* column_scale = nullptr;
   const A* row_scale = nullptr;
   A* products = nullptr;  // [E, heads] by original id
-  bool add = false;       // to what an earlier pass wrote
 };
 
 }  // namespace edgeless::cuda::spmm

@@ -5,8 +5,6 @@
 
 namespace edgeless::cuda::spmm {
 
-constexpr int kMostSddmmVectors = 128;  // of a head in one pass
-
 // The product, hubs merged. words: 4-byte words of a vector, 1, 2 or 4.
 template <class A>
 cudaError_t run_spmm(Storage storage, bool wide_index, int words, const SpmmArgs<A>& args, cudaStream_t stream);

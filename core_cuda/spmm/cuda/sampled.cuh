@@ -1,96 +1,78 @@
 // SDDMM: products[e] = <own[r], x[c]> row_scale[r] column_scale[c] for every edge e = (c, r), by original edge id.
 //
-// A block owns a range of the graph for one head (common/partition.cuh), each of its teams an equal share. A team holds
-// its row and takes up to four of that row's edges at a time: their dot products meet in the lanes that own the edges
-// (common/warp.cuh). Indices are asked for a batch ahead, and what an edge needs at its end together with its rows. No
-// two teams write the same edge, so there is nothing to merge. Heads of one vector take a thread for an edge.
+// A warp takes 32 edges that follow each other, whatever rows they are of: a lane finds the ends of one of them, and in
+// the end has its product. Teams of as many lanes as a row has vectors take these edges four at a time; the dot
+// products meet in the lanes that own the edges (common/warp.cuh). A row's own numbers are read anew for each of its
+// edges: they come from L1, and no edge waits for the row of another (0063). Heads of one vector take a thread for an
+// edge.
 #pragma once
 
-#include "../../common/fold.cuh"
 #include "../../common/row_of_edge.cuh"
 #include "../../common/warp.cuh"
+#include "../../common/words.cuh"
 #include "kernels.h"
 
 namespace edgeless::cuda::spmm {
 
-template <class S, class I, int kVecs>
-__global__ void __launch_bounds__(kFoldThreads) sddmm_kernel(const __grid_constant__ SddmmArgs<Arithmetic<S>> args) {
+// kOne: a row has no more vectors than a team has lanes.
+template <class S, class I, bool kOne>
+__global__ void __launch_bounds__(kThreads, 4) sddmm_kernel(const __grid_constant__ SddmmArgs<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
-  constexpr int kPer = kNumbers<S, 4>, kEdges = 4;  // kEdges: of a batch
-  __shared__ FoldShares<I> s;
-  const I* indptr = static_cast<const I*>(args.graph.indptr);
-  const I* indices = static_cast<const I*>(args.graph.indices);
-  const I* ids = static_cast<const I*>(args.graph.edge_ids);
-  const int width = 1 << args.team_log2, lane = threadIdx.x & (width - 1), team = threadIdx.x >> args.team_log2;
-  const int slot = lane & (kEdges - 1), head = blockIdx.y;
-  divide_range(args.graph, args.part, Chains{kFoldThreads >> args.team_log2}, s);
-  const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
-
-  bool inside[kVecs];
-  const char *own_base[kVecs], *base[kVecs];
+  using Vector = Words<4>;
+  constexpr int kPer = kNumbers<S, 4>, kEdges = 4;
+  constexpr bool kWide = sizeof(I) == 8;
+  const int width = 1 << args.team_log2, lane = threadIdx.x % 32, in_team = lane & (width - 1), head = blockIdx.y;
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * args.edges_of_block;
+  const int64_t end = min(begin + args.edges_of_block, edges_in_rows(args.graph, kWide));
+  if (begin >= end) return;
+  const RowBounds rows(args.graph, kWide, begin, end);
+  const int64_t first_vector = in_team < args.vectors ? in_team * 16 : 0;
+  const char* const own_base = args.own.base + head * args.own.head + first_vector;
+  const char* const base = args.x.base + head * args.x.head + first_vector;
+  for (int64_t first = begin + (threadIdx.x & ~31u); first < end; first += kThreads) {
+    const int64_t position = min(first + lane, end - 1);
+    const I index = __ldg(static_cast<const I*>(args.graph.indices) + position);
+    const I row = static_cast<I>(row_of_edge(args.graph, kWide, position, rows.low, rows.high));
+    A product = 0;
+    for (int batch = 0; batch < width; batch += kEdges) {  // the edges of its lanes are the team's
+      const int owner = lane - in_team + batch;            // of the first
+      A partial[kEdges] = {};
+      // Adds the products of one vector a lane, `offset` bytes behind the lane's first. Whole warp.
+      const auto add = [&](int offset, bool inside) {
+        Vector other[kEdges], own[kEdges];
 #pragma unroll
-  for (int v = 0; v < kVecs; ++v) {
-    const int vector = v * width + lane;
-    inside[v] = vector < args.vectors;
-    const int64_t offset = int64_t(args.first_vector + (inside[v] ? vector : 0)) * 16;
-    own_base[v] = args.own.base + head * args.own.head + offset;
-    base[v] = args.x.base + head * args.x.head + offset;
-  }
-
-  const I last = to.edge;
-  I row = from.row, at = from.edge;
-  A own[kVecs][kPer], row_scale = 1;
-  auto begin_row = [&] {
-    while (at < last && indptr[row + 1] == at) ++row;
-    if (at >= last) return at;
-    row_scale = args.row_scale ? args.row_scale[row] : A(1);
+        for (int u = 0; u < kEdges; ++u) {
+          const I j = __shfl_sync(kFullWarp, index, owner + u), i = __shfl_sync(kFullWarp, row, owner + u);
+          const char *of_column = row_address(base + offset, j, args.x.row),
+                     *of_row = row_address(own_base + offset, i, args.own.row);
+          other[u] = load_shared_words(reinterpret_cast<const Vector*>(of_column));
+          own[u] = load_shared_words(reinterpret_cast<const Vector*>(of_row));
+        }
+        if (!inside) return;
 #pragma unroll
-    for (int v = 0; v < kVecs; ++v) {
-      unpack_words<S, 4>(
-          load_shared_words(reinterpret_cast<const Words<4>*>(row_address(own_base[v], row, args.own.row))), own[v]);
-    }
-    return min(indptr[row + 1], last);
-  };
-  I row_end = begin_row();
-  const I end_of_all = static_cast<I>(args.graph.num_edges - 1);
-  I ahead = __ldg(indices + min(at + slot, end_of_all));
-  while (__any_sync(kFullWarp, at < last)) {
-    const int n = static_cast<int>(min(static_cast<I>(kEdges), static_cast<I>(row_end - at)));
-    const int place = max(0, min(slot, n - 1));
-    const I index = __shfl_sync(kFullWarp, ahead, (lane & ~(kEdges - 1)) + place, width);
-    const I position = min(at + place, end_of_all);
-    ahead = __ldg(indices + min(at + n + slot, end_of_all));
-    A partial[kEdges] = {};
-    Words<4> raw[kEdges][kVecs];
+        for (int u = 0; u < kEdges; ++u) {
+          A x[kPer], y[kPer];
+          unpack_words<S, 4>(other[u], x);
+          unpack_words<S, 4>(own[u], y);
 #pragma unroll
-    for (int u = 0; u < kEdges; ++u) {
-      const I j = from_owner<kEdges>(index, u);
-#pragma unroll
-      for (int v = 0; v < kVecs; ++v) {
-        raw[u][v] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base[v], j, args.x.row)));
-      }
-    }
-    const int64_t id = ids ? static_cast<int64_t>(__ldcs(ids + position)) : static_cast<int64_t>(position);
-    const A scale = args.column_scale ? row_scale * args.column_scale[index] : row_scale;
-#pragma unroll
-    for (int u = 0; u < kEdges; ++u) {
-#pragma unroll
-      for (int v = 0; v < kVecs; ++v) {
-        A x[kPer];
-        unpack_words<S, 4>(raw[u][v], x);
-#pragma unroll
-        for (int k = 0; k < kPer; ++k) {
-          if (inside[v]) partial[u] = fma(own[v][k], x[k], partial[u]);
+          for (int k = 0; k < kPer; ++k) partial[u] = fma(y[k], x[k], partial[u]);
+        }
+      };
+      if constexpr (kOne) {
+        add(0, in_team < args.vectors);
+      } else {
+        for (int vector = 0; vector < args.vectors; vector += width) {
+          const bool inside = vector + in_team < args.vectors;
+          add(inside ? vector * 16 : 0, inside);
         }
       }
+      const A dot = sum_of_own_edge(partial, lane, width);
+      if (in_team - in_team % kEdges == batch) product = dot;
     }
-    const A dot = sum_of_own_edge(partial, lane, width);
-    if (lane < n) {  // the first four lanes of a team own one edge each
-      A* to_product = args.products + id * args.heads + head;
-      *to_product = args.add ? *to_product + dot * scale : dot * scale;
-    }
-    at += n;
-    if (at == row_end && at < last) row_end = begin_row();
+    if (first + lane >= end) continue;
+    const A row_scale = args.row_scale ? args.row_scale[row] : A(1);
+    const A scale = args.column_scale ? row_scale * args.column_scale[index] : row_scale;
+    args.products[id_of_edge(args.graph, kWide, position) * args.heads + head] = product * scale;
   }
 }
 
@@ -121,13 +103,14 @@ __global__ void __launch_bounds__(kThreads) sddmm_few_kernel(const __grid_consta
 
 template <class S, class I>
 cudaError_t launch_sddmm(const SddmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(args.part.num_ranges), static_cast<unsigned>(args.heads));
-  if (args.vectors == 1 && args.first_vector == 0) {
+  const int64_t blocks = (args.graph.num_edges + args.edges_of_block - 1) / args.edges_of_block;
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(args.heads));
+  if (args.vectors == 1) {
     sddmm_few_kernel<S, I><<<blocks_for_edges(args.graph), kThreads, 0, stream>>>(args);
   } else if (args.vectors <= 32) {
-    sddmm_kernel<S, I, 1><<<grid, kFoldThreads, 0, stream>>>(args);
+    sddmm_kernel<S, I, true><<<grid, kThreads, 0, stream>>>(args);
   } else {
-    sddmm_kernel<S, I, kMostSddmmVectors / 32><<<grid, kFoldThreads, 0, stream>>>(args);
+    sddmm_kernel<S, I, false><<<grid, kThreads, 0, stream>>>(args);
   }
   return cudaGetLastError();
 }
