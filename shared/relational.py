@@ -237,8 +237,8 @@ def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
         _, rows, ptr, *_ = graph.by_dst
         if not ptr.numel():  # whose edges are its pairs
             return False
-        src_pairs = graph.compact.edges.num_src
-        sizes = graph.num_edges, rows.numel(), src_pairs, in_width, out_width
+        # Not of compact, which one order alone needs: pieces of sources are its pairs, except where one has very many.
+        sizes = graph.num_edges, rows.numel(), graph.by_src[1].numel(), in_width, out_width
         return choose_order(*sizes, one_pass, fused) == "transform"
 
     return graph.format(("transforms", in_width, out_width, fused), choose)

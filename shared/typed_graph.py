@@ -224,22 +224,26 @@ class TypedGraph(Keeper):
         return self.format("split", build)
 
     def _sorted(self, direction: Compressed, cut: Optional[int] = None) -> list[Tensor]:
+        """What :func:`typed_edges` makes of a direction, as long as it is: it has room for as many pieces as edges."""
         if cut is None:
             cut = _CUDA_CUT if self.device.type == "cuda" else CUT
-        type_ptr, rows, ptr, *rest, count = typed_edges(*direction, self.edge_type, self.num_types, cut)
-        # There is room for as many pieces as edges.
+        type_ptr, rows, ptr, indices, edge_ids, by_row, count = typed_edges(
+            *direction, self.edge_type, self.num_types, cut
+        )
         if not compiling():
             pieces = int(count)
-            spare = self.num_edges - pieces
-            used = [rows[:pieces], ptr[: pieces + 1]]
-            if rest[-1].dim() == 1:  # on CUDA, of every row
-                used.append(rest.pop()[: direction.indptr.numel() + pieces])
-            rows, ptr, *of_rows = map(Tensor.clone, used) if spare > min(pieces, _SPARE) else used
-            rest += of_rows
+            lets_go = self.num_edges - pieces > min(pieces, _SPARE)  # of the room for the others
+
+            def first(t: Tensor, length: int) -> Tensor:
+                return t[:length].clone() if lets_go else t[:length]
+
+            rows, ptr = first(rows, pieces), first(ptr, pieces + 1)
+            if by_row.dim() == 1:  # on CUDA: the pieces of every row
+                by_row = first(by_row, direction.indptr.numel() + pieces)
         elif cut == _UNCUT:  # their number is a size of other tensors, which a program learns when it runs
             pieces = (torch.arange(self.num_edges, device=rows.device) < type_ptr[-1]).nonzero().squeeze(1)
             rows, ptr = rows.index_select(0, pieces), torch.cat((ptr[:1], ptr[1:].index_select(0, pieces)))
-        return [type_ptr, rows, ptr, *rest]
+        return [type_ptr, rows, ptr, indices, edge_ids, by_row]
 
     def _out_edges(self) -> Compressed:
         """The graph's CSC. One that nobody else has asked for is not kept: what is sorted from it takes its place."""

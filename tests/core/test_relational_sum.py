@@ -6,7 +6,7 @@ from attention_cases import GRAPHS, assert_close, error, graph_of
 from test_typed_mm import device, leaf, on_cpu  # noqa: F401  device: where all tensors here are made
 
 import edgeless
-from edgeless import TypedGraph, functional, relational
+from edgeless import Graph, TypedGraph, functional, relational
 from edgeless.relational import choose_order
 
 SHAPES = [(5, 7), (64, 64), (33, 16), (16, 130), (1, 1)]
@@ -66,6 +66,18 @@ def test_both_orders_are_the_same_sum(kind):
                 for order in ("transform", "aggregate")
             )
             assert_close(found, expected, 1e-10)
+
+
+@pytest.mark.parametrize("wanted", ["aggregate", "transform"])
+def test_the_order_is_chosen_without_pairs_that_only_one_needs(wanted):
+    """Edges of few pairs at their destinations are summed first, those of few pairs at their sources multiplied."""
+    many, few = torch.arange(1000), torch.arange(1000) % 5
+    edges = Graph.from_edge_index(torch.stack((many, few) if wanted == "aggregate" else (few, many)), 1000, 1000)
+    graph = TypedGraph(edges, torch.zeros(1000, dtype=torch.int64), 1)
+    x, w = leaf(1000, 128), leaf(1, 128, 8, seed=1)
+    found = functional.relational_sum(graph, x, w)
+    assert ("compact" in graph._formats) == (wanted == "transform")
+    assert_close([found], [functional.spmm(edges, x @ w[0])], 1e-12)
 
 
 @on_cpu
