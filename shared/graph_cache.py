@@ -32,7 +32,7 @@ from torch import Tensor
 from . import _C
 from .formats import num_bytes, tensors_of
 from .graph import Graph
-from .graph_checks import check_number, check_sizes, compiling
+from .graph_checks import check_number, check_sizes, compiling, normal_tensors
 
 __all__ = [
     "CacheInfo",
@@ -157,7 +157,9 @@ class GraphCache:
                 self._hits -= 1
         # Stamps and copies are taken before building: an edit meanwhile makes the entry stale, never wrong.
         copies = tuple(t.clone() for t in tensors) if compare else None
-        entry = _Entry(build(), stamps, copies)
+        with normal_tensors():
+            graph = build()
+        entry = _Entry(graph, stamps, copies)
         self._store(anchor, key, entry)
         return entry.graph
 

@@ -185,6 +185,15 @@ def test_node_types_are_sorted_once_and_edits_are_seen():
     assert_close(run_fused(ours, graph, x, ntype, etype), run(theirs, graph, x, ntype, etype))
 
 
+def test_training_behind_a_validation_in_inference_mode():
+    graph = random_graph()
+    theirs, ours = layer_pair()
+    inputs = inputs_of(graph)
+    with torch.inference_mode():
+        ours(graph, *inputs)
+    assert_close(run_fused(ours, graph, *inputs), run(theirs, graph, *inputs))
+
+
 def test_node_types_out_of_range_are_named():
     graph = random_graph()
     _, ours = layer_pair()

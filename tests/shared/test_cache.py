@@ -280,6 +280,21 @@ def test_all_graphs_of_an_edited_tensor_are_forgotten():
     assert edgeless.cache_info().graphs == 1
 
 
+def test_what_is_built_in_inference_mode_can_be_saved_for_a_backward():
+    """As by a model that is validated before it is trained."""
+    anchor = torch.arange(3)
+
+    def build():
+        indptr, indices = torch.tensor([0, 1, 3]), torch.tensor([0, 1, 2])
+        assert not indptr.is_inference()
+        return Graph.from_csr(indptr, indices, num_src=3)
+
+    with torch.inference_mode():
+        graph = graph_for(anchor, "key", build)
+    assert graph_for(anchor, "key", build) is graph
+    assert not any(t.is_inference() for t in graph.csr if t is not None)
+
+
 @pytest.mark.parametrize("edit", [EDITS["setitem"], EDITS["view"], EDITS["copy_"]])
 def test_inference_tensors_are_compared(edit):
     with torch.inference_mode():
