@@ -13,7 +13,7 @@ from torch_geometric.typing import SparseTensor
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import sddmm_dot, spmm
 from edgeless.graph import Graph
-from edgeless.graph_checks import plain_tensor
+from edgeless.graph_checks import normal_tensors, plain_tensor
 from edgeless.map_order import sums_first
 from edgeless.ops.attention import opmath_dtype
 from edgeless.projection import add_row, is_plain
@@ -111,9 +111,11 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         edge_index = for_stock(edge_index)
         if self.add_self_loops and edge_weight is not None and edge_weight.is_cuda and isinstance(edge_index, Tensor):
             edge_weight = _equal_loops(edge_index, edge_weight, x.size(0))
-        norm = gcn_conv.gcn_norm(
-            edge_index, edge_weight, x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
-        )
+        differentiates = torch.is_grad_enabled()
+        with normal_tensors(), torch.set_grad_enabled(differentiates):  # which the first of these would turn on
+            norm = gcn_conv.gcn_norm(
+                edge_index, edge_weight, x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
+            )
         if isinstance(edge_index, SparseTensor):
             self._cached_adj_t = norm
         else:

@@ -392,6 +392,18 @@ def test_cached_weights_are_those_of_the_first_call():
             torch.testing.assert_close(ours(x, graph[0], *rest), theirs(x, graph[0], *rest))
 
 
+@pytest.mark.parametrize("kind", ("plain", *SPARSE))
+def test_cached_in_inference_mode(kind):
+    """As by a model that is validated before it is trained; the stock layer cannot use norms of an edge_index then."""
+    graph = distinct(GRAPHS["random"])
+    adjacency = graph[0] if kind == "plain" else as_sparse(kind, graph, None, torch.float64)
+    theirs, ours = sum_pair("GCNConv", dtype=torch.float64, cached=True)
+    x = node_features(graph, torch.float64)
+    with torch.inference_mode():
+        ours(x, adjacency)
+    assert_same(theirs, ours, x, adjacency)
+
+
 @pytest.mark.parametrize("loops", _BOOL)
 def test_cached_norms_that_were_written_to(loops):
     graph = GRAPHS["isolated"]
