@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _C
+from .engines import current_engine
 from .functional import dot_attention
 from .functional_checks import cast, runs_reference
 from .graph import Graph
@@ -36,11 +37,11 @@ def pair_dot_attention(
         scale: of the logits.
 
     Returns:
-        ``[Nd, H * M]`` of k's dtype.
+        ``[Nd, H * M]`` of the promoted dtype of q and k.
     """
     pairs, edges = compact
     heads = k_weight.size(1)
-    if _takes_turns(compact, k, v, k_weight, v_weight, k_scale):
+    if q.dtype is k.dtype and _takes_turns(compact, k, v, k_weight, v_weight, k_scale):
         csr, degrees = edges.csr_arrays(False), edges.max_degrees_at_hand()
         return torch.ops.edgeless.pair_dot_attention(
             q, k, v, k_weight, v_weight, k_scale, pairs.by_dst, csr, scale, degrees
@@ -53,6 +54,8 @@ def pair_dot_attention(
 def _takes_turns(compact: Compact, k: Tensor, *others: Tensor) -> bool:
     """Whether keys and values are made one after the other: large ones on CUDA, where nothing is differentiated."""
     if not k.is_cuda or torch.is_grad_enabled() or compiling() or type(compact.edges) is not Graph:
+        return False
+    if current_engine() not in ("auto", "rowsplit"):  # asked for attention
         return False
     k_weight = others[1]
     width = k_weight.size(1) * k_weight.size(3)

@@ -126,7 +126,17 @@ def test_large_ones_take_half_the_memory(device):  # noqa: F811
         assert not pair_maps._takes_turns(compact, k, v, *halves, given[5])
         with edgeless.backend("reference"):
             assert not pair_maps._takes_turns(compact, *rest)
+        with edgeless.engine("wsb"):
+            assert not pair_maps._takes_turns(compact, *rest)
     assert not pair_maps._takes_turns(compact, *rest)
+
+
+def test_queries_of_another_dtype_are_promoted(in_turn):
+    graph = typed("hub")
+    q, *rest = arguments(graph, dtype=torch.float32)
+    found = found_of(graph, q.double(), *rest)
+    assert found.dtype == torch.float64 and not in_turn
+    assert_close([found], [of_parts(graph, *doubled((q, *rest)))], 1e-5)
 
 
 def test_small_ones_and_those_on_the_cpu_do_not_take_turns():
