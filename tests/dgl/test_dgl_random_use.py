@@ -9,9 +9,8 @@ import dgl.nn as stock
 import pytest
 import torch
 from dgl_cases import assert_close
-from drawn import Drawn, assert_alike
+from drawn import DrawnUse, assert_alike
 
-import edgeless
 import edgeless.dgl.nn as fused
 
 IN, OUT, RELATIONS, NODE_TYPES, NODES = 4, 6, 3, 2, 12
@@ -29,16 +28,13 @@ LAYERS = {
 }
 
 
-class Use(Drawn):
+class Use(DrawnUse):
     """What is done in turn, drawn from a seed."""
 
     def __init__(self, seed: int):
         super().__init__(seed)
-        self.log: list[str] = []
         self.x = self.randn(NODES, IN)
-        self.ntypes = torch.randint(NODE_TYPES, (NODES,), generator=self.generator)
-        self.graphs = [self.graph() for _ in range(3)]
-        self.layers: dict[str, tuple] = {}
+        self.ntypes = self.ids(NODES, NODE_TYPES)
 
     def ids(self, count, high=NODES):
         return torch.randint(high, (count,), generator=self.generator)
@@ -49,10 +45,6 @@ class Use(Drawn):
         graph.edata["type"] = self.ids(count, RELATIONS)
         return graph.int() if self.one_of((True, False, False)) else graph
 
-    def step(self):
-        actions = (self.call, self.call, self.call, self.edit, self.edit, self.replace, self.train, self.cache)
-        self.one_of(actions)()
-
     # What is done
 
     def call(self):
@@ -61,9 +53,7 @@ class Use(Drawn):
         graph = self.graphs[i]
         edges = [t.tolist() for t in (*graph.formats("coo").edges(), graph.edata["type"])]
         self.log.append(f"{name} of graph {i}, {mode}: {graph.idtype} {edges}")
-        if name not in self.layers:
-            self.layers[name] = _pair(LAYERS[name])
-        theirs, ours = self.layers[name]
+        theirs, ours = self.layers_of(name, LAYERS[name], stock, fused)
         every_format = graph.formats(["coo", "csr", "csc"])  # some of which the stock layers need
         want, have = self.outcome(theirs, name, mode, every_format), self.outcome(ours, name, mode, graph)
         assert_alike("\n".join(self.log), have, want, assert_close)
@@ -135,43 +125,8 @@ class Use(Drawn):
         else:
             self.graphs[i] = graph.local_var()
 
-    def train(self):
-        """A step of an optimizer, which writes over the parameters."""
-        if not self.layers:
-            return
-        name = self.one_of(self.layers)
-        self.log.append(f"{name}: other parameters")
-        with torch.no_grad():
-            for theirs, ours in zip(*(layer.parameters() for layer in self.layers[name]), strict=True):
-                change = 0.1 * self.randn(*ours.shape)
-                ours.add_(change), theirs.add_(change)
-
-    def cache(self):
-        how = self.one_of(("cleared", "small", "none", "large"))
-        self.log.append(f"cache: {how}")
-        if how == "cleared":
-            edgeless.clear_cache()
-        else:
-            edgeless.set_cache_limit({"small": 3000, "none": 0, "large": 1 << 30}[how])
-
-
-def _pair(make):
-    theirs, ours = make(stock), make(fused)
-    ours.load_state_dict(theirs.state_dict())
-    return theirs.double(), ours.double()
-
-
-def check(seed):
-    use = Use(seed)
-    limit = edgeless.cache_info().limit
-    try:
-        for _ in range(40):
-            use.step()
-    finally:
-        edgeless.set_cache_limit(limit)
-
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_use(seed):
     for i in range(4):
-        check(seed * 4 + i)
+        Use(seed * 4 + i).run()

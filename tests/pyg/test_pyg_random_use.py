@@ -7,10 +7,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch_geometric.nn as stock
-from drawn import Drawn, assert_alike
+from drawn import DrawnUse, assert_alike
 from pyg_cases import assert_close, run
 
-import edgeless
 import edgeless.pyg.nn as fused
 
 IN, OUT, RELATIONS, NODES = 4, 6, 3, 12
@@ -40,15 +39,12 @@ class Held:
         return f"{self.edge_index.dtype} {self.edge_index.tolist()} {self.edge_type.tolist()}"
 
 
-class Use(Drawn):
+class Use(DrawnUse):
     """What is done in turn, drawn from a seed."""
 
     def __init__(self, seed: int):
         super().__init__(seed)
-        self.log: list[str] = []
         self.x = self.randn(NODES, IN)
-        self.graphs = [self.graph() for _ in range(3)]
-        self.layers: dict[str, tuple] = {}
 
     def ids(self, *sizes):
         return torch.randint(NODES, sizes, generator=self.generator)
@@ -68,10 +64,6 @@ class Use(Drawn):
                 edge_index = edge_index.clone()
         return Held(edge_index, edge_type)
 
-    def step(self):
-        actions = (self.call, self.call, self.call, self.edit, self.edit, self.replace, self.train, self.cache)
-        self.one_of(actions)()
-
     # What is done
 
     def call(self):
@@ -79,9 +71,7 @@ class Use(Drawn):
         i = self.rng.randrange(len(self.graphs))
         held = self.graphs[i]
         self.log.append(f"{name} of graph {i}, {mode}: {held}")
-        if name not in self.layers:
-            self.layers[name] = _pair(LAYERS[name])
-        theirs, ours = self.layers[name]
+        theirs, ours = self.layers_of(name, LAYERS[name], stock, fused)
         # What is made in inference mode the stock layers cannot keep for a backward: neither ids nor a cached norm.
         as_good = "no_grad" if mode == "inference" else mode
         want = self.outcome(theirs, name, as_good, held.edge_index.long().clone(), held.edge_type)
@@ -152,48 +142,8 @@ class Use(Drawn):
         else:
             self.graphs[i] = Held(e, torch.randint(RELATIONS, t.shape, generator=self.generator))
 
-    def train(self):
-        """A step of an optimizer, which writes over the parameters."""
-        if not self.layers:
-            return
-        name = self.one_of(self.layers)
-        self.log.append(f"{name}: other parameters")
-        with torch.no_grad():
-            for ours, theirs in zip(*(layer.parameters() for layer in self.layers[name]), strict=True):
-                change = 0.1 * self.randn(*ours.shape)
-                ours.add_(change), theirs.add_(change)
-
-    def cache(self):
-        how = self.one_of(("cleared", "small", "none", "large"))
-        self.log.append(f"cache: {how}")
-        if how == "cleared":
-            edgeless.clear_cache()
-        else:
-            edgeless.set_cache_limit({"small": 3000, "none": 0, "large": 1 << 30}[how])
-
-
-def _pair(make):
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        theirs, ours = make(stock), make(fused)
-    finally:
-        torch.set_default_dtype(default)
-    ours.load_state_dict(theirs.state_dict())
-    return theirs, ours
-
-
-def check(seed):
-    use = Use(seed)
-    limit = edgeless.cache_info().limit
-    try:
-        for _ in range(40):
-            use.step()
-    finally:
-        edgeless.set_cache_limit(limit)
-
 
 @pytest.mark.parametrize("seed", range(6))
 def test_random_use(seed):
     for i in range(4):
-        check(seed * 4 + i)
+        Use(seed * 4 + i).run()
