@@ -40,7 +40,13 @@ def normal_tensors():
     """A context whose tensors can be saved for backward, even under torch.inference_mode: graphs outlive it."""
     if compiling() or not torch.is_inference_mode_enabled():
         return contextlib.nullcontext()
-    return torch.inference_mode(False)
+    return _normal_tensors()
+
+
+@contextlib.contextmanager
+def _normal_tensors():
+    with torch.inference_mode(False), torch.no_grad():  # the first alone would record operations too
+        yield
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:

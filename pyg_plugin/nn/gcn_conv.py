@@ -111,8 +111,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         edge_index = for_stock(edge_index)
         if self.add_self_loops and edge_weight is not None and edge_weight.is_cuda and isinstance(edge_index, Tensor):
             edge_weight = _equal_loops(edge_index, edge_weight, x.size(0))
-        differentiates = torch.is_grad_enabled()
-        with normal_tensors(), torch.set_grad_enabled(differentiates):  # which the first of these would turn on
+        with normal_tensors():
             norm = gcn_conv.gcn_norm(
                 edge_index, edge_weight, x.size(0), self.improved, self.add_self_loops, self.flow, x.dtype
             )
