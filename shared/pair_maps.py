@@ -51,18 +51,19 @@ def pair_dot_attention(
     return dot_attention(edges, q, k, v, scale=scale, donate=True).flatten(1)
 
 
-def _takes_turns(compact: Compact, k: Tensor, *others: Tensor) -> bool:
+def _takes_turns(compact: Compact, k: Tensor, v: Tensor, k_weight: Tensor, v_weight: Tensor, k_scale: Tensor) -> bool:
     """Whether keys and values are made one after the other: large ones on CUDA, where nothing is differentiated."""
     if not k.is_cuda or torch.is_grad_enabled() or compiling() or type(compact.edges) is not Graph:
         return False
-    if current_engine() not in ("auto", "rowsplit"):  # asked for attention
+    if current_engine() not in ("auto", "rowsplit"):  # another is asked to compute attention
         return False
-    k_weight = others[1]
     width = k_weight.size(1) * k_weight.size(3)
     if not _C.turns_pay(2 * compact.edges.num_src * width * k.element_size()):
         return False
     ops = ("attention", "sddmm")
-    return _is_one_op(k, *others) and not any(runs_reference("dot_attention", k.device, op) for op in ops)
+    if not _is_one_op(k, v, k_weight, v_weight, k_scale):
+        return False
+    return not any(runs_reference("dot_attention", k.device, op) for op in ops)
 
 
 def pair_maps(

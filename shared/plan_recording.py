@@ -158,8 +158,6 @@ def _steps_of(name: str, args: dict[str, Any]) -> list[Step]:
         return _pair_map_steps(name, args)
     if name == "pair_dot_attention":
         return _pair_dot_steps(args)
-    if name == "softmax_sum":
-        return _softmax_sum_steps(args)
     if name in ("pair_attention", "pair_attention_backward", "pair_attention_backward_over"):
         return _pair_steps(name, args)
     return []
@@ -269,16 +267,12 @@ def _pair_dot_steps(args: dict[str, Any]) -> list[Step]:
     keys, values = _pair_map_steps("pair_maps", {**args, "by_src": []})
     pairs, (_, heads, _, width) = args["by_dst"][3].numel(), args["v_weight"].shape
     rows = args["v"].new_empty((pairs, heads, width), device="meta")
-    logits = rows.new_empty((args["csr"][1].numel(), heads), dtype=torch.float32)
+    logits = rows.new_empty((args["csr"][1].numel(), heads))
     products = _sddmm_of({"dst": args["q"].unflatten(1, (heads, -1)), "src": rows, "csr": args["csr"]}, ROWSPLIT)
-    sums = _softmax_sum_steps({**args, "logits": logits, "value": rows})
+    # softmax_sum is the forward of gat, whose nodes have no numbers here, over the logits as features of edges.
+    given = {**args, "dst": logits, "src": rows, "value": rows, "score": "gat", "edge_attr": logits}
+    sums = _attention_of(given, ["forward"], ROWSPLIT)
     return [replace(step, op="pair_dot_attention") for step in (keys, products, values, *sums)]
-
-
-def _softmax_sum_steps(args: dict[str, Any]) -> list[Step]:
-    """The forward of gat, whose nodes have no numbers, over features of edges."""
-    given = {**args, "dst": args["logits"], "src": args["value"], "score": "gat", "edge_attr": args["logits"]}
-    return [replace(step, op="softmax_sum") for step in _attention_of(given, ["forward"], ROWSPLIT)]
 
 
 def _pair_steps(name: str, args: dict[str, Any]) -> list[Step]:

@@ -232,10 +232,10 @@ class TypedGraph(Keeper):
         )
         if not compiling():
             pieces = int(count)
-            lets_go = self.num_edges - pieces > min(pieces, _SPARE)  # of the room for the others
+            copies = self.num_edges - pieces > min(pieces, _SPARE)  # for a slice keeps all of the memory
 
             def first(t: Tensor, length: int) -> Tensor:
-                return t[:length].clone() if lets_go else t[:length]
+                return t[:length].clone() if copies else t[:length]
 
             rows, ptr = first(rows, pieces), first(ptr, pieces + 1)
             if by_row.dim() == 1:  # on CUDA: the pieces of every row
