@@ -103,7 +103,7 @@ std::vector<int64_t> versions(const c10::List<Tensor>& tensors) {
 }
 
 // Gradients whose own gradient is an error, as those of a function that PyTorch calls once_differentiable.
-variable_list once_differentiable(const variable_list& grads) {
+variable_list with_delayed_errors(const variable_list& grads) {
   const py::gil_scoped_acquire gil;
   const py::module_ functions = py::module_::import("torch").attr("_C").attr("_functions");
   const py::bytes why("trying to differentiate twice a captured call, which is once_differentiable");
@@ -165,7 +165,7 @@ struct Replay : torch::autograd::Function<Replay> {
       const at::NoGradGuard no_grad;
       found = recorded->run_backward(given);
     }
-    if (differentiable && at::GradMode::is_enabled()) found = once_differentiable(found);
+    if (differentiable && at::GradMode::is_enabled()) found = with_delayed_errors(found);
     size_t next = 0;
     for (size_t i = 0; i < tensors; ++i) {
       if (ctx->needs_input_grad(i)) grads[i] = std::move(found[next++]);

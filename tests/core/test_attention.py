@@ -511,6 +511,16 @@ def test_bitwise_the_same_in_twenty_runs(score, dtype, options):
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+def results_of_every_score():
+    found, graph = [], graph_of("hub")
+    for score in SCORES:
+        for heads, channels in ((4, 32), (3, 7)):
+            for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+                given = inputs_of(score, graph, heads, channels, OPTIONS["all"], dtype)
+                found += [x.detach() for x in run(functional, score, graph, *given)]
+    return found
+
+
 @pytest.mark.parametrize("capability", ["baseline", "avx2"])
 def test_lower_instruction_sets_agree(capability, tmp_path):
     """The choice is made once a process, so the other one runs in a process of its own."""
@@ -518,29 +528,13 @@ def test_lower_instruction_sets_agree(capability, tmp_path):
     import subprocess
     import sys
 
-    script = f"""
-import sys, torch
-sys.path.insert(0, {os.path.dirname(__file__)!r})
-import attention_cases as t
-from edgeless import functional
-results = []
-for score in t.SCORES:
-    for heads, channels in ((4, 32), (3, 7)):
-        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
-            args, tensors, rest = t.inputs_of(score, t.graph_of("hub"), heads, channels, t.OPTIONS["all"], dtype)
-            results.append([x.detach() for x in t.run(functional, score, t.graph_of("hub"), args, tensors, rest)])
-torch.save(results, sys.argv[1])
-"""
-    found = []
-    for level in (capability, "native"):
-        path = tmp_path / f"{level}.pt"
-        env = {**os.environ, "EDGELESS_CPU_CAPABILITY": level}
-        subprocess.run([sys.executable, "-c", script, str(path)], env=env, check=True, cwd=tmp_path)
-        found.append(torch.load(path))
-    for a, b in zip(*found, strict=True):
-        for x, y in zip(a, b, strict=True):
-            tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[x.dtype]
-            assert error(x, y) < tolerance
+    script = f"import sys, torch; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_attention as t; "
+    script += "torch.save(t.results_of_every_score(), sys.argv[1])"
+    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "found.pt")], env=env, check=True, cwd=tmp_path)
+    for x, y in zip(torch.load(tmp_path / "found.pt"), results_of_every_score(), strict=True):
+        tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[x.dtype]
+        assert error(x, y) < tolerance
 
 
 # Hubs on CUDA, over many blocks ----------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """Every CUDA source compiles for sm_80 and sm_90, so that a change on a machine without a GPU cannot break it.
 
 What has the same code for both is compiled for sm_80, whose instructions sm_90 has too. Of the attention kernels, which
-are many of a few templates, every fourth one: what is left out differs in a number. Of instances of templates those of
-float32 are compiled for sm_80 and the others for sm_90. Instances of one template for other types are compiled as one
-unit, since their header takes longest, and code is optimised as little as takes the least time: no error comes of
-optimising. No code for the host is made, which takes half of the time: the compiler for the device reads the host's
-functions too, and says what is wrong with them.
+are many of a few templates, every fourth one of float32 and every eighth one of other types: what is left out differs
+in a number. Of instances of templates those of float32 are compiled for sm_80 and the others for sm_90. Instances of
+one template for other types are compiled as one unit, since their header takes longest, and code is optimised as little
+as takes the least time: no error comes of optimising. No code for the host is made, which takes half of the time: the
+compiler for the device reads the host's functions too, and says what is wrong with them.
 
 The CPU build of torch has all headers that the sources may use: c10/cuda is there, the CUDA libraries' own headers
 (cuBLAS, cuSPARSE, cuSOLVER), which ATen/cuda/CUDAContext.h asks for, are not. Where the toolkit lacks them too, they
@@ -35,13 +35,11 @@ NVCC = shutil.which("nvcc")
 
 
 def _template(source: str) -> tuple:
-    """Equal of sources that are compiled as one unit: same folder, same template, same headers. Else the source.
-
-    Those for the host, whose time is that of PyTorch's headers, are two units; the first of each shows that it includes
-    what it needs.
+    """Equal of sources that are compiled as one unit: same folder, same template, same headers; and of those for the
+    host, whose time is that of PyTorch's headers. Else the source.
     """
     if source.endswith(".cpp"):
-        return ("host", "from relational on" if source > "core_cuda/relational" else "up to reduction")
+        return ("host",)
     if "/instances/" not in source or source.endswith("f32.cu"):
         return (source,)
     return re.sub(r"[a-z]*\d+\.cu$", "", source), *re.findall("^#include.*$", (ROOT / source).read_text(), re.MULTILINE)
@@ -105,7 +103,7 @@ def _compile(unit: list[str], out: Path) -> subprocess.CompletedProcess:
         command = [
             NVCC,
             *(flag for arch in _archs(source) for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")),
-            "-DEDGELESS_EVERY_NTH_KERNEL=4",
+            f"-DEDGELESS_EVERY_NTH_KERNEL={4 if len(unit) == 1 else 8}",
             *cpp_extension.COMMON_NVCC_FLAGS,  # as the build: some of them forbid conversions
             *_optimises_little(),
             "-fatbin",

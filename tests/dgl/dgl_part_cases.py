@@ -185,5 +185,5 @@ def all_layers(rank, world, folder):
     with edgeless.backend("fused"):
         for name, (kind, *_) in partitions(world).items():
             dg, edge_index = ed.load(folder / name), edges(kind)
-            for wrong in compare(cases(), dg, edge_index, name == "random"):
+            for wrong in compare(cases(), dg, edge_index, name, shared=True):
                 yield f"{name}: {wrong}"

@@ -212,6 +212,6 @@ def all_layers(rank, world, folder):
     with edgeless.backend("fused"):
         for name, (kind, *_) in partitions(world).items():
             dg, edge_index = ed.load(folder / name, checked=None if name == "random" else 64), edges(kind)
-            for wrong in compare(cases, dg, edge_index, name == "random"):
+            for wrong in compare(cases, dg, edge_index, name, shared=True):
                 yield f"{name}: {wrong}"
         yield from kept_twice(ed.load(folder / "random"))

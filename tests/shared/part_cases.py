@@ -1,6 +1,7 @@
 """Graphs, partitions and processes of the tests on parts of a graph; spawned processes import this module by name."""
 
 import copy
+import gc
 import os
 import traceback
 from pathlib import Path
@@ -105,6 +106,7 @@ def spawn(work, world, folder, *inputs, backend="gloo"):
 
 
 def _enter(rank, work, world, folder, store, errors, backend, inputs):
+    gc.freeze()  # what was imported: the collector of garbage, which exchanges call, need not look at it
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
@@ -224,26 +226,40 @@ def differences(have, want, dtype):
             yield f"{name} is off by {error:.1e}, more than {limit:.1e}"
 
 
-def compare(cases, dg, edge_index, thorough=True):
+def ways(number, partition, dg, shared):
+    """The dtypes that a case runs in on a partition, and whether its features have a gradient there.
+
+    On "random" it runs in all four ways, on every other partition in one. ``shared``: two processes do one half of that
+    and three the other, case by case. GPUs, of which no test has three, do all of it.
+    """
+    shared = shared and dg.device.type != "cuda"
+    names = list(partitions(dg.size))
+    turn = number + dg.size  # even in one of the two worlds
+    if partition == "random":
+        found = [(dtype, gradient) for dtype in (torch.float64, torch.float32) for gradient in (True, False)]
+        return [way for k, way in enumerate(found) if not shared or (k % 3 == 0) == (turn % 2 == 0)]
+    mine = not shared or (turn + names.index(partition)) % 2 == 0
+    return [(torch.float64, number // 2 % 2 == 0)] if mine else []
+
+
+def compare(cases, dg, edge_index, partition, shared=False):
     """Runs every case on the parts of this process and, on the first rank, in one process; yields what differs.
 
-    ``thorough``: in both dtypes, and for features with and without a gradient; else in float64, with one of the two.
-
     A case is (name, layer, call, whether the layer adds loops, names of edge data). ``call(graph)`` gives a function of
-    the layer, x and a dict of edge tensors, to a list of results.
+    the layer, x and a dict of edge tensors, to a list of results. ``partition`` and ``shared``: see :func:`ways`.
     """
+    edge_index = edge_index.to(dg.device)
     for number, (name, make, call, looped, given) in enumerate(cases):
-        truth = doubled(make())
-        for dtype in (torch.float64, torch.float32)[: 2 if thorough else 1]:
+        todo = ways(number, partition, dg, shared)
+        truth = doubled(make()) if todo else None
+        for dtype, gradient in todo:
             layer = copy.deepcopy(truth).to(dg.device, dtype)
-            for gradient in (True, False) if thorough else (number % 2 == 0,):
-                have = run_parts(layer, call(dg), dg, looped, given, gradient, 9, dtype)
-                if dg.rank:
-                    continue
-                edge_index = edge_index.to(dg.device)
-                x = node_data()["x"].to(dg.device, dtype).double()
-                with_edges = {n: t.to(x.device, dtype).double() for n, t in edge_data(edge_index).items() if n in given}
-                rounded = copy.deepcopy(layer).double()
-                want = run_whole(rounded, call(edge_index), x, with_edges, gradient, 9)
-                for wrong in differences(have, want, dtype):
-                    yield f"{name}, {dtype}, x {'with' if gradient else 'without'} gradient: {wrong}"
+            have = run_parts(layer, call(dg), dg, looped, given, gradient, 9, dtype)
+            if dg.rank:
+                continue
+            x = node_data()["x"].to(dg.device, dtype).double()
+            with_edges = {n: t.to(x.device, dtype).double() for n, t in edge_data(edge_index).items() if n in given}
+            rounded = copy.deepcopy(layer).double()
+            want = run_whole(rounded, call(edge_index), x, with_edges, gradient, 9)
+            for wrong in differences(have, want, dtype):
+                yield f"{name}, {dtype}, x {'with' if gradient else 'without'} gradient: {wrong}"

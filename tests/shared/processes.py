@@ -6,8 +6,9 @@ import sys
 
 def forking() -> str:
     """The start method of multiprocessing that forks a process which has imported what these tests use, and has run
-    nothing: no threads, no autograd, no CUDA. It starts with the first of them.
+    nothing: no threads, no autograd, no CUDA. It starts with the first of them. Autograd functions of one's own,
+    optimizers and DDP import torch._dynamo when they are first called.
     """
     frameworks = [name for name in ("torch_geometric", "dgl") if name in sys.modules]
-    multiprocessing.set_forkserver_preload(["torch", *frameworks, "edgeless.distributed"])
+    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo", *frameworks, "edgeless.distributed"])
     return "forkserver"

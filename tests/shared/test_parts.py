@@ -13,7 +13,7 @@ pytest.importorskip("safetensors")
 pytest.importorskip("pymetis")
 
 from carrier_cases import carried
-from part_cases import FEATURES, NODES, edge_data, edges, node_data, spawn, write_partitions
+from part_cases import FEATURES, NODES, edge_data, edges, node_data, partitions, spawn, ways, write_partitions
 from part_training import averages, fail, lose_one, loss_of, new_net, same_bits, train, train_whole, write_damaged
 from processes import forking
 
@@ -54,6 +54,17 @@ def test_training_and_checkpoints(tmp_path, world):
     again.load_state_dict(torch.load(tmp_path / f"of-{world}.pt"))
     again.eval()
     torch.testing.assert_close(again(data["x"], graph), whole(data["x"], graph), rtol=1e-8, atol=1e-10)
+
+
+def test_two_and_three_processes_share_all_ways():
+    """Those in which the layers' tests run their cases on parts."""
+    worlds = [SimpleNamespace(size=size, device=torch.device("cpu")) for size in (2, 3)]
+    for partition in partitions(2):
+        for number in range(4):
+            halves = [ways(number, partition, dg, shared=True) for dg in worlds]
+            whole = ways(number, partition, worlds[0], shared=False)
+            assert sorted(map(str, sum(halves, []))) == sorted(map(str, whole))
+            assert partition != "random" or len(halves[0]) == len(halves[1]) == 2
 
 
 @needs_gloo

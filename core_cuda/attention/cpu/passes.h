@@ -507,12 +507,14 @@ struct Passes {
 
 template <class A, template <class, int> class ScoreOf>
 static Kernels<A> kernels_for_width(int64_t vectors) {
+  // On x86, heads of several of the narrowest vectors have them on machines without AVX2 alone: not worth kernels of
+  // their own, which take a quarter of a minute to compile.
+  constexpr bool several = !EDGELESS_X86 || sizeof(A) * kWidth<A> > 16;
   if constexpr (sizeof(A) == 4) {
-    switch (vectors) {
-      case 1: return Passes<A, ScoreOf, 1>::table();
-      case 2: return Passes<A, ScoreOf, 2>::table();
-      case 4: return Passes<A, ScoreOf, 4>::table();
-      default: break;
+    if (vectors == 1) return Passes<A, ScoreOf, 1>::table();
+    if constexpr (several) {
+      if (vectors == 2) return Passes<A, ScoreOf, 2>::table();
+      if (vectors == 4) return Passes<A, ScoreOf, 4>::table();
     }
   }
   return Passes<A, ScoreOf, 0>::table();
