@@ -35,11 +35,13 @@ NVCC = shutil.which("nvcc")
 
 
 def _template(source: str) -> tuple:
-    """Equal of sources that are compiled as one unit: same folder, same template, same headers; and of those for the
-    host, whose time is that of PyTorch's headers. Else the source.
+    """Equal of sources that are compiled as one unit: same folder, same template, same headers. Else the source.
+
+    Those for the host, whose time is that of PyTorch's headers, are two units; the first of each shows that it includes
+    what it needs.
     """
     if source.endswith(".cpp"):
-        return ("host",)
+        return ("host", "from relational on" if source > "core_cuda/relational" else "up to reduction")
     if "/instances/" not in source or source.endswith("f32.cu"):
         return (source,)
     return re.sub(r"[a-z]*\d+\.cu$", "", source), *re.findall("^#include.*$", (ROOT / source).read_text(), re.MULTILINE)

@@ -1,13 +1,17 @@
 """Runs a script of examples/ as a user would."""
 
 import contextlib
+import faulthandler
+import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
+from processes import forking
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SECONDS = 240  # alone none of them takes twenty
@@ -18,21 +22,51 @@ def run(name: str, folder: Path, processes: int = 1) -> str:
 
     AssertionError with its errors, and with the stacks of all processes where it does not end.
     """
-    start = [] if processes == 1 else ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    environment = {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONFAULTHANDLER": "1"}
-    command = [sys.executable, *start, str(EXAMPLES / name)]
-    # Into files: a pipe stays open while any grandchild lives.
-    with open(folder / "out", "w") as out, open(folder / "errors", "w") as errors:
-        started = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=errors)
-        try:
-            code = started.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            code = f"none after {SECONDS} s"
-            for process in (*psutil.Process(started.pid).children(recursive=True), started):
-                with contextlib.suppress(psutil.NoSuchProcess):  # ended with another
-                    process.send_signal(signal.SIGABRT)  # it says where it stands
-                    process.wait()
+    pid, wait = _start(name, folder) if processes == 1 else _start_several(name, folder, processes)
+    code = wait(SECONDS)
+    if code is None:
+        code = f"none after {SECONDS} s"
+        for process in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid)):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # ended with another
+                process.send_signal(signal.SIGABRT)  # it says where it stands
+                process.wait(SECONDS)
     assert code == 0, f"{name}: exit code {code}\n{(folder / 'errors').read_text()}"
     printed = (folder / "out").read_text()
     assert printed, f"{name} prints what it does"
     return printed
+
+
+def _start(name, folder):
+    """A new process in which what the script imports is there already."""
+    process = multiprocessing.get_context(forking()).Process(target=_script, args=(name, folder))
+    process.start()
+
+    def wait(seconds):
+        process.join(seconds)
+        return process.exitcode
+
+    return process.pid, wait
+
+
+def _script(name, folder):
+    os.chdir(folder)
+    for kept, descriptor in (("out", 1), ("errors", 2)):
+        os.dup2(os.open(kept, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    faulthandler.enable()
+    sys.argv = [str(EXAMPLES / name)]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _start_several(name, folder, processes):
+    environment = {"OMP_NUM_THREADS": "2", **os.environ, "PYTHONFAULTHANDLER": "1"}
+    start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    # Into files: a pipe stays open while any grandchild lives.
+    with open(folder / "out", "w") as out, open(folder / "errors", "w") as errors:
+        command = [sys.executable, *start, str(EXAMPLES / name)]
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=errors)
+
+    def wait(seconds):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+
+    return process.pid, wait
