@@ -136,7 +136,16 @@ def test_the_demo_says_that_masks_of_dropout_differ(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
-def test_demo_reads_cora(shared_data, tmp_path, capsys):
+def test_demo_reads_cora(shared_data, tmp_path, capsys, monkeypatch):
+    from edgeless.demo import train
+
+    def here(module, config, on_event):  # a child of its own would import torch and the framework again
+        results = []
+        monkeypatch.setattr(train, "emit", lambda kind, **fields: results.append(fields))
+        train.run(config)
+        return results[-1]
+
+    monkeypatch.setattr("edgeless.demo.command.run_child", here)
     file = tmp_path / "cora.json"
     options = ["--dataset", "cora", "--root", str(shared_data / "planetoid"), "--epochs", "2", "--json", str(file)]
     assert main(["demo", "--framework", FRAMEWORKS[0], "--device", "cpu", *options]) == 0
