@@ -1,5 +1,6 @@
 """The commands as a user types them."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -34,11 +35,11 @@ def test_info_prints_versions_and_frameworks(capsys):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_demo_trains_both_sides_to_the_same_loss(tmp_path, capsys, framework):
-    pytest.importorskip("matplotlib")
     file, plot = tmp_path / "demo.json", tmp_path / "demo.png"
-    written = ["--json", str(file), "--plot", str(plot)]
+    draws = importlib.util.find_spec("matplotlib") is not None
+    written = ["--json", str(file), *(["--plot", str(plot)] if draws else [])]
     assert main(["demo", "--framework", framework, "--seeds", "2", *written, *TINY]) == 0
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert not draws or plot.read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
     for row in ("time of an epoch", "peak memory", "test accuracy", "±"):
         assert row in out
