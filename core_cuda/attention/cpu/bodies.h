@@ -8,4 +8,6 @@
 #include "edge_term.h"
 #include "draws.h"
 #include "chunk.h"
+#include "state.h"
+#include "softmax.h"
 #include "passes.h"

@@ -138,3 +138,30 @@ static inline void join_own(const Args<A>& args, const Chunk<A>& c, const A* own
   }
   fill_up(rows, c.n);
 }
+
+// term[e] += w[e] * grad_row, where the edge term is in the values too
+template <class A>
+static inline void add_value_term(const Args<A>& args, Chunk<A>& c, const A* grad_row) {
+  for (int64_t e = 0; e < c.n; ++e) {
+    A* term = c.term + e * term_stride(args);
+    for (int64_t h = 0; h < args.heads; ++h) {
+      const A w = c.w[h * kChunk + e];
+      for (int64_t i = h * args.padded_dim; i < (h + 1) * args.padded_dim; i += kWidth<A>) {
+        store(term + i, load(term + i) + w * load(grad_row + i));
+      }
+    }
+  }
+}
+
+// The rows of a row itself lie one after the other, but too far apart in time for the hardware to fetch them ahead.
+template <class A>
+static inline void ask_for_own(Pass pass, const Args<A>& args, int64_t row) {
+  if (row >= args.graph.num_rows) return;
+  const int64_t keys = args.heads * args.dim, values = args.heads * args.channels;
+  prefetch_rows(pass == Pass::by_src ? args.src : args.dst, &row, 1, keys);
+  if (pass == Pass::by_src && args.value) prefetch_rows(args.value, &row, 1, values);
+  if (pass == Pass::by_dst && args.grad_out) {
+    prefetch_rows(args.grad_out, &row, 1, values);
+    prefetch_rows(args.saved_out, &row, 1, values);
+  }
+}

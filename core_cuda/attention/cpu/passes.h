@@ -13,34 +13,10 @@
 template <class A, template <class, int> class ScoreOf, int NV>
 struct Passes {
   using Score = ScoreOf<A, NV>;
-  static constexpr int64_t W = kWidth<A>;
-
-  // State of a row: forward [H max][H sum][H * padded_channels]; by_dst [keys]; by_src [keys][values]; delta [H].
-  static int64_t keys_size(const Args<A>& a) { return round_up(a.heads * a.padded_dim, 16); }
-  static int64_t values_size(const Args<A>& a) { return round_up(a.heads * a.padded_channels, 16); }
-  static int64_t heads_size(const Args<A>& a) { return round_up(a.heads, 16); }
-
-  static int64_t carry_size(Pass pass, const Args<A>& a) {
-    switch (pass) {
-      case Pass::forward: return 2 * heads_size(a) + values_size(a);
-      case Pass::by_dst: return keys_size(a);
-      case Pass::by_src: return keys_size(a) + values_size(a);
-      case Pass::delta: return heads_size(a);
-      default: return 0;
-    }
-  }
 
   static int64_t scratch_size(const Args<A>& a) {
     const int64_t rows = kChunk * (2 * widest_row(a) + 2 * term_stride(a) + a.edge_dim + 8 * a.heads);
     return rows + 8 * (keys_size(a) + values_size(a)) + 4 * heads_size(a) + a.edge_dim + 1024;
-  }
-
-  static void clear(Pass pass, const Args<A>& a, A* state) {
-    const int64_t size = carry_size(pass, a);
-    for (int64_t i = 0; i < size; ++i) state[i] = A(0);
-    if (pass == Pass::forward) {
-      for (int64_t h = 0; h < a.heads; ++h) state[h] = -__builtin_inf();
-    }
   }
 
   // Chunks of one row ------------------------------------------------------------------------------------------
@@ -55,7 +31,7 @@ struct Passes {
   // Of c.key; then the edge term is joined to it, in `copies`. Where it joins either side, the logit is made of the
   // bare rows and the term, so that it has the same bits whichever side is gathered.
   static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c, A* copies) {
-    const auto ask = [&]() __attribute__((always_inline)) { c.ahead.ask(0); };
+    const AskLane<0> ask{&c.ahead};
     if constexpr (Score::kInverseNorms) {
       Score::logits(a, own, c.key, c.n, c.s, c.r, ask);
     } else if constexpr (Score::kTermJoinsRows) {
@@ -69,127 +45,11 @@ struct Passes {
 
   static void score_grad(const Args<A>& a, const A* own, Chunk<A>& c, A* grad_own, A* grad_att, A* term) {
     if constexpr (Score::kInverseNorms) {
-      for (int64_t h = 0; h < a.heads; ++h) multiply(c.dp + h * kChunk, c.r + h * kChunk, c.n);
+      for (int64_t h = 0; h < a.heads; ++h) {
+        for (int64_t e = h * kChunk; e < h * kChunk + c.n; ++e) c.dp[e] *= c.r[e];
+      }
     }
     Score::grad(a, own, c.key, c.n, c.dp, grad_own, grad_att, term);
-  }
-
-  // Numbers of an edge and a head, for G <= 4 heads at a time: one after the other, each would wait for the sums and
-  // maxima across the lanes of the one before. NE: vectors of the chunk, 0 where it has more than one.
-  template <class F>
-  static void by_heads(const Args<A>& a, int64_t n, F&& work) {
-    const int64_t vectors = (n + W - 1) / W;
-    int64_t h = 0;
-    for (; h + 4 <= a.heads; h += 4) {
-      if (vectors == 1) {
-        work(h, Fixed<4>{}, Fixed<1>{});
-      } else {
-        work(h, Fixed<4>{}, Fixed<0>{});
-      }
-    }
-    for (; h < a.heads; ++h) work(h, Fixed<1>{}, Fixed<0>{});
-  }
-
-  template <int N>
-  struct Fixed {};
-
-  template <int G>
-  static void across_lanes(const Vec<A>* v, A* sums) {
-    if constexpr (G == 4) {
-      sum4<A>(v, sums);
-    } else {
-      sums[0] = sum<A>(v[0]);
-    }
-  }
-
-  static void forward_chunk(const Args<A>& a, Chunk<A>& c, A* state) {
-    by_heads(a, c.n, [&](int64_t h, auto heads, auto vectors) { forward_heads(a, c, h, heads, vectors, state); });
-    accumulate<A, NV>(c.s, c.value, c.n, a.heads, a.padded_channels, A(1), state + 2 * heads_size(a),
-                      [&]() __attribute__((always_inline)) { c.ahead.ask(1); });
-  }
-
-  template <int G, int NE>
-  static void forward_heads(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, A* state) {
-    const int64_t n = c.n, vectors = NE ? NE : (n + W - 1) / W;
-    A *top = state + h, *total = top + heads_size(a), *s = c.s + h * kChunk;
-    Vec<A> most[G], p[G];
-    for (int g = 0; g < G; ++g) most[g] = splat<A>(-__builtin_inf());
-    for (int64_t v = 0; v < vectors; ++v) {
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) {
-        p[g] = first_lanes<A>(load_fours(s + g * kChunk + v * W), n - v * W, -__builtin_inf());
-        most[g] = p[g] > most[g] ? p[g] : most[g];
-        if (NE != 1) store(s + g * kChunk + v * W, p[g]);
-      }
-    }
-    A peak[4], now[G], added[4];
-    if constexpr (G == 4) {
-      largest4<A>(most, peak);
-    } else {
-      peak[0] = largest<A>(most[0]);
-    }
-#pragma GCC unroll 4
-    for (int g = 0; g < G; ++g) now[g] = peak[g] > top[g] ? peak[g] : top[g];
-    Vec<A> sums[G] = {};
-    for (int64_t v = 0; v < vectors; ++v) {
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) {
-        const Vec<A> x = exp_vec<A>((NE == 1 ? p[g] : load(s + g * kChunk + v * W)) - now[g]);
-        sums[g] += x;
-        store(s + g * kChunk + v * W, c.factor ? x * load(c.factor + (h + g) * kChunk + v * W) : x);
-      }
-    }
-    across_lanes<G>(sums, added);
-    for (int g = 0; g < G; ++g) {
-      if (now[g] != top[g] && total[g] != A(0)) {
-        const A shrink = exp_vec<A>(splat<A>(top[g] - now[g]))[0];
-        total[g] *= shrink;
-        A* row = state + 2 * heads_size(a) + (h + g) * a.padded_channels;
-        for (int64_t i = 0; i < a.padded_channels; i += W) store(row + i, load(row + i) * shrink);
-      }
-      top[g] = now[g];
-      total[g] += added[g];
-    }
-  }
-
-  static void multiply(A* s, const A* by, int64_t n) {
-    for (int64_t e = 0; e < n; ++e) s[e] *= by[e];
-  }
-
-  // s becomes P, where the maximum and 1 / sum [H] belong to the row itself.
-  static void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* maximum, const A* inverse_sum) {
-    for (int64_t h = 0; h < a.heads; ++h) {
-      A* s = c.s + h * kChunk;
-      for (int64_t e = 0; e < c.n; e += W) {
-        store(s + e, exp_vec<A>(load_fours(s + e) - maximum[h]) * inverse_sum[h]);
-      }
-    }
-  }
-
-  static void weights_chunk(const Args<A>& a, Chunk<A>& c) {
-    for (int64_t e = 0; e < c.n; ++e) {
-      for (int64_t h = 0; h < a.heads; ++h) {
-        const int64_t at = h * kChunk + e;
-        a.weights[c.edge[e] * a.heads + h] = c.factor ? c.s[at] * c.keep[at] : c.s[at];
-      }
-    }
-  }
-
-  static void load_weight_grads(const Args<A>& a, Chunk<A>& c) {
-    for (int64_t e = 0; e < c.n; ++e) {
-      for (int64_t h = 0; h < a.heads; ++h) {
-        const int64_t at = h * kChunk + e;
-        const A g = a.grad_weights[c.edge[e] * a.heads + h];
-        c.dp[at] = c.factor ? g * c.keep[at] : g;
-      }
-    }
-  }
-
-  static void delta_chunk(const Args<A>& a, Chunk<A>& c, A* state) {
-    load_weight_grads(a, c);
-    for (int64_t h = 0; h < a.heads; ++h) {
-      for (int64_t e = 0; e < c.n; ++e) state[h] += c.s[h * kChunk + e] * c.dp[h * kChunk + e];
-    }
   }
 
   // delta = <out, dO>. By dots(), as dP is: the row of a single edge then has ds = P (dP - Delta) = 0 exactly, as it
@@ -201,73 +61,15 @@ struct Passes {
     for (int64_t h = 0; h < a.heads; ++h) delta[h] = s[h * kChunk];
   }
 
-  static void write_scale_grads(const Args<A>& a, const Chunk<A>& c) {
-    for (int64_t e = 0; e < c.n; ++e) {
-      for (int64_t h = 0; h < a.heads; ++h) {
-        const int64_t at = h * kChunk + e;
-        a.grad_scale[c.edge[e] * a.heads + h] = c.s[at] * c.keep[at] * c.top[at];  // by_dst_heads() left dp there
-      }
-    }
-  }
-
-  // From the logits (in s) and <dO, v> (in dp): P in s, w = P f, ds = P (f dp - Delta) in dp. `whole`: the chunk is the
-  // row, whose Delta is then summed here, so that what cancels does so exactly: over the sum of P, which is 1 but for
-  // rounding. `stats` are the row's, of head h.
-  template <int G, int NE>
-  static void by_dst_heads(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, const A* stats, bool whole,
-                           A* delta) {
-    const int64_t n = c.n, vectors = NE ? NE : (n + W - 1) / W;
-    A *s = c.s + h * kChunk, *dp = c.dp + h * kChunk;
-    const A* factor = c.factor ? c.factor + h * kChunk : nullptr;
-    Vec<A> mass[G] = {}, total[G] = {}, p[G], d[G];
-    for (int64_t v = 0; v < vectors; ++v) {
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) {
-        const int64_t at = g * kChunk + v * W;
-        p[g] = exp_vec<A>(load_fours(s + at) - stats[g]) * stats[a.heads + g];
-        d[g] = load_fours(dp + at);
-        store(s + at, p[g]);
-        if (a.grad_scale) store(c.top + h * kChunk + at, d[g]);
-        if (factor) {
-          const Vec<A> f = load(factor + at);
-          store(c.w + h * kChunk + at, p[g] * f);
-          if (a.grad_out) d[g] *= f;
-        } else if (a.edge_in_value) {
-          store(c.w + h * kChunk + at, p[g]);
-        }
-        if (NE != 1) store(dp + at, d[g]);
-        mass[g] += first_lanes<A>(p[g], n - v * W);
-        total[g] += first_lanes<A>(p[g] * d[g], n - v * W);
-      }
-    }
-    if (whole) {
-      A all[4], mean[4];
-      across_lanes<G>(mass, all);
-      across_lanes<G>(total, mean);
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) delta[g] = mean[g] / all[g];
-    }
-    for (int64_t v = 0; v < vectors; ++v) {
-#pragma GCC unroll 4
-      for (int g = 0; g < G; ++g) {
-        const int64_t at = g * kChunk + v * W;
-        store(dp + at, NE == 1 ? p[g] * (d[g] - delta[g]) : load(s + at) * (load(dp + at) - delta[g]));
-      }
-    }
-  }
-
   // `whole`: the chunk is the row.
   static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, int64_t row, const A* own, const A* grad_row, const A* stats,
                            A* delta, bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
     if (a.grad_out) {
-      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp,
-                  [&]() __attribute__((always_inline)) { c.ahead.ask(1); });
+      dots<A, NV>(grad_row, c.value, c.n, a.heads, a.padded_channels, A(1), c.dp, AskLane<1>{&c.ahead});
     } else {
       load_weight_grads(a, c);
     }
-    by_heads(a, c.n, [&](int64_t h, auto heads, auto vectors) {
-      by_dst_heads(a, c, h, heads, vectors, stats + h, whole, delta + h);
-    });
+    softmax_backward(a, c, stats, whole, delta);
     if (a.grad_scale && a.grad_out) write_scale_grads(a, c);
     if constexpr (Score::kInverseNorms) {
       if (grad_att) Score::center(a, row, stats, c.dp, c.n, grad_att);
@@ -278,18 +80,6 @@ struct Passes {
     if (a.edge_in_value && a.grad_out) add_value_term(a, c, grad_row);
     if (grad_proj) grad_of_proj(a, c.attr, c.term, c.n, grad_proj);
     if (a.grad_attr) grad_of_attr(a, c.term, c.edge, c.n, attr_row);
-  }
-
-  static void add_value_term(const Args<A>& a, Chunk<A>& c, const A* grad_row) {
-    for (int64_t e = 0; e < c.n; ++e) {
-      A* term = c.term + e * term_stride(a);
-      for (int64_t h = 0; h < a.heads; ++h) {
-        const A w = c.w[h * kChunk + e];
-        for (int64_t i = h * a.padded_dim; i < (h + 1) * a.padded_dim; i += W) {
-          store(term + i, load(term + i) + w * load(grad_row + i));
-        }
-      }
-    }
   }
 
   static void by_src_chunk(const Args<A>& a, Chunk<A>& c, const A* own_key, const A* own_value, int64_t begin,
@@ -309,32 +99,10 @@ struct Passes {
     } else {
       score_logits(a, own_key, c, c.keys);
       if (a.grad_out) {
-        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp,
-                    [&]() __attribute__((always_inline)) { c.ahead.ask(1); });
+        dots<A, NV>(own_value, c.value, n, a.heads, a.padded_channels, A(1), c.dp, AskLane<1>{&c.ahead});
       }
     }
-    // P and ds, with the statistics of each destination
-    const A* stats[kChunk];
-    for (int64_t e = 0; e < n; ++e) stats[e] = a.stats + c.node[e] * a.heads * kStats;
-    fill_up(stats, n);
-    for (A* to : {c.top, c.inverse, c.w}) {
-      spread_heads(stats, n, a.heads, to);
-      for (int64_t e = 0; e < round_up(n, 4); ++e) stats[e] += a.heads;
-    }
-    for (int64_t h = 0; h < a.heads; ++h) {
-      for (int64_t e = h * kChunk; e < h * kChunk + n; e += W) {
-        const Vec<A> p = exp_vec<A>(load_fours(c.s + e) - load_fours(c.top + e)) * load_fours(c.inverse + e);
-        const Vec<A> delta = load_fours(c.w + e);
-        Vec<A> dp = load_fours(c.dp + e), w = p;
-        if (c.factor) {
-          const Vec<A> f = load(c.factor + e);
-          w *= f;
-          if (a.grad_out) dp *= f;
-        }
-        store(c.w + e, w);
-        store(c.dp + e, p * (dp - delta));
-      }
-    }
+    softmax_backward_by_src(a, c);
     // Without a value tensor both gradients are the key's, whose norm only one of them goes through.
     A* values = a.value || Score::kInverseNorms ? state + keys_size(a) : state;
     if (a.grad_out && (a.grad_value || !a.value)) {
@@ -347,76 +115,15 @@ struct Passes {
 
   // `buffer` has room for a row of keys; grad_att is the part's.
   static void finish(Pass pass, const Args<A>& a, int64_t row, A* state, A* buffer, A* grad_att) {
-    if (pass == Pass::forward) {
-      A *top = state, *total = state + heads_size(a), *acc = state + 2 * heads_size(a);
-      for (int64_t h = 0; h < a.heads; ++h) {
-        const bool empty = top[h] == -__builtin_inf() && total[h] == A(0);
-        const A inverse = empty ? A(0) : A(1) / total[h];
-        a.maximum[row * a.heads + h] = top[h];
-        a.inverse_sum[row * a.heads + h] = inverse;
-        for (int64_t i = h * a.padded_channels; i < (h + 1) * a.padded_channels; ++i) acc[i] *= inverse;
-      }
-      write_row(a.out, row, a.heads, a.channels, a.padded_channels, acc);
-    } else if (pass == Pass::delta) {
-      for (int64_t h = 0; h < a.heads; ++h) delta_of(a, row)[h] = state[h];
-    } else if (pass == Pass::by_dst) {
-      if constexpr (Score::kInverseNorms) {
-        const A* own = row_of(a.dst, row, a.heads, a.dim, a.padded_dim, buffer);
-        Score::through_norm(a, own, state, grad_att);
-      }
-      if (a.grad_dst) write_row(a.grad_dst, row, a.heads, a.dim, a.padded_dim, state);
-    } else if (pass == Pass::by_src) {  // and of weights a row keeps nothing
-      if constexpr (Score::kInverseNorms) {
-        const A* own = row_of(a.src, row, a.heads, a.dim, a.padded_dim, buffer);
-        Score::through_norm(a, own, state, nullptr);
+    if constexpr (Score::kInverseNorms) {
+      if (pass == Pass::by_dst) {
+        Score::through_norm(a, row_of(a.dst, row, a.heads, a.dim, a.padded_dim, buffer), state, grad_att);
+      } else if (pass == Pass::by_src) {
+        Score::through_norm(a, row_of(a.src, row, a.heads, a.dim, a.padded_dim, buffer), state, nullptr);
         for (int64_t i = 0; i < keys_size(a); ++i) state[i] += state[keys_size(a) + i];
       }
-      if (a.grad_src) write_row(a.grad_src, row, a.heads, a.dim, a.padded_dim, state);
-      if (a.grad_value) write_row(a.grad_value, row, a.heads, a.channels, a.padded_channels, state + keys_size(a));
     }
-  }
-
-  static void combine(Pass pass, const Args<A>& a, A* state, const A* other) {
-    const int64_t size = carry_size(pass, a);
-    if (pass != Pass::forward) {
-      for (int64_t i = 0; i < size; ++i) state[i] += other[i];
-      return;
-    }
-    const int64_t heads = heads_size(a);
-    for (int64_t h = 0; h < a.heads; ++h) {
-      if (other[heads + h] == A(0)) continue;  // no edges in that piece
-      const A now = other[h] > state[h] ? other[h] : state[h];
-      const A mine = state[heads + h] == A(0) ? A(0) : exp_vec<A>(splat<A>(state[h] - now))[0];
-      const A theirs = exp_vec<A>(splat<A>(other[h] - now))[0];
-      state[h] = now;
-      state[heads + h] = state[heads + h] * mine + other[heads + h] * theirs;
-      for (int64_t i = 0; i < a.padded_channels; ++i) {
-        const int64_t at = 2 * heads + h * a.padded_channels + i;
-        state[at] = state[at] * mine + other[at] * theirs;
-      }
-    }
-  }
-
-  static A* delta_of(const Args<A>& a, int64_t row) { return a.stats + (row * kStats + kStats - 1) * a.heads; }
-
-  static A* slot(Pass pass, const Args<A>& a, int64_t part, int which) {
-    return a.carry + (part * 2 + which) * carry_size(pass, a);
-  }
-
-  // The rows of a row itself lie one after the other, but too far apart in time for the hardware to fetch them ahead.
-  static void ask_for_own(Pass pass, const Args<A>& a, int64_t row) {
-    if (row >= a.graph.num_rows) return;
-    const int64_t keys = a.heads * a.dim, values = a.heads * a.channels;
-    prefetch_rows(pass == Pass::by_src ? a.src : a.dst, &row, 1, keys);
-    if (pass == Pass::by_src && a.value) prefetch_rows(a.value, &row, 1, values);
-    if (pass == Pass::by_dst && a.grad_out) {
-      prefetch_rows(a.grad_out, &row, 1, values);
-      prefetch_rows(a.saved_out, &row, 1, values);
-    }
-  }
-
-  static A* part_of_att(const Args<A>& a, int64_t part) {
-    return a.grad_att ? a.grad_att + part * a.heads * a.padded_dim : nullptr;
+    write_state(pass, a, row, state);
   }
 
   static void run(Pass pass, const Args<A>& a, int64_t part, A* scratch) {
@@ -439,7 +146,7 @@ struct Passes {
         if (piece.finished) delta_of_row(a, row, grad, state, c.s, delta_of(a, row));
         continue;
       }
-      clear(pass, a, state);
+      clear_state(pass, a, state);
       ask_for_own(pass, a, row + 2);
       const bool by_src = pass == Pass::by_src;
       const A* own = row_of(by_src ? a.src : a.dst, row, a.heads, a.dim, a.padded_dim, own_buffer);
@@ -454,7 +161,7 @@ struct Passes {
         for (int64_t h = 0; h < a.heads; ++h) delta[h] = delta_of(a, row)[h];
       } else if (pass == Pass::by_dst && !whole) {
         delta_of_row(a, row, grad_row, state, c.s, delta);
-        clear(pass, a, state);
+        clear_state(pass, a, state);
       }
       for (int64_t begin = piece.begin; begin < piece.end; begin += kChunk) {
         const int64_t n = piece.end - begin < kChunk ? piece.end - begin : kChunk;
@@ -465,13 +172,15 @@ struct Passes {
         }
         destination_logits(a, own, begin, n, &prefetched, c);
         if (pass == Pass::forward) {
-          forward_chunk(a, c, state);
+          join_softmax(a, c, state);
+          accumulate<A, NV>(c.s, c.value, c.n, a.heads, a.padded_channels, A(1), state + 2 * heads_size(a),
+                            AskLane<1>{&c.ahead});
         } else if (pass == Pass::weights) {
           softmax_of_row(a, c, a.maximum + row * a.heads, a.inverse_sum + row * a.heads);
-          weights_chunk(a, c);
+          write_weights(a, c);
         } else if (pass == Pass::delta) {
           softmax_of_row(a, c, stats, stats + a.heads);
-          delta_chunk(a, c, state);
+          add_delta(a, c, state);
         } else {
           by_dst_chunk(a, c, row, own, grad_row, stats, delta, whole, grad_att, grad_proj, attr_row, state);
         }
@@ -483,7 +192,7 @@ struct Passes {
       if (piece.fresh && piece.finished) {
         finish(pass, a, row, state, own_buffer, grad_att);
       } else if (a.carry) {
-        A* kept = slot(pass, a, part, piece.fresh ? 1 : 0);
+        A* kept = carried(pass, a, part, piece.fresh ? 1 : 0);
         for (int64_t i = 0; i < carry_size(pass, a); ++i) kept[i] = state[i];
       }
     }
@@ -496,13 +205,13 @@ struct Passes {
     Piece piece;
     if (!walk.next(&piece) || piece.fresh || !piece.finished) return;
     const int64_t first = first_part_of_row(a.graph, piece.row, a.items_per_part);
-    clear(pass, a, state);
-    for (int64_t p = first; p <= part; ++p) combine(pass, a, state, slot(pass, a, p, p == first ? 1 : 0));
+    clear_state(pass, a, state);
+    for (int64_t p = first; p <= part; ++p) combine_states(pass, a, state, carried(pass, a, p, p == first ? 1 : 0));
     finish(pass, a, piece.row, state, state + carry_size(pass, a), part_of_att(a, part));
     fence_streams();
   }
 
-  static Kernels<A> table() { return {W, carry_size, scratch_size, run, merge}; }
+  static Kernels<A> table() { return {kWidth<A>, carry_size<A>, scratch_size, run, merge}; }
 };
 
 template <class A, template <class, int> class ScoreOf>

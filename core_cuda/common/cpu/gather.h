@@ -96,14 +96,44 @@ struct Ahead {
   }
 };
 
+// What the loops of a lane call, once an edge.
+template <int kLane>
+struct AskLane {
+  Ahead* ahead;
+  EDGELESS_INLINE void operator()() const { ahead->ask(kLane); }
+};
+
+// out[e] = a copy of the row of nodes[e] as padded A, in whole vectors.
+template <class A, class S>
+static inline void copy_rows(const S* base, int64_t stride, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
+                             int64_t padded, A* copies, int64_t copy_stride, const A** out) {
+  constexpr int64_t W = kWidth<A>;
+  if (dim == padded) dim *= heads, padded = dim, heads = 1;
+  for (int64_t e = 0; e < n; ++e) {
+    const S* from = base + nodes[e] * stride;
+    A* to = copies + e * copy_stride;
+    out[e] = to;
+    for (int64_t h = 0; h < heads; ++h, from += dim, to += padded) {
+      int64_t i = 0;
+      for (; i + W <= dim; i += W) store(to + i, Stored<A, S>::vector(from + i));
+      if (i < dim) store(to + i, Stored<A, S>::first(from + i, dim - i));
+    }
+  }
+}
+
+// out[e] = the row of nodes[e] as padded A: in place where it already is that, else a copy of `copy_stride` numbers,
+// which are whole vectors.
 template <class A>
-static inline void gather_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
-                               int64_t padded, A* copies, int64_t copy_stride, const A** out) {
+static EDGELESS_INLINE void gather_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
+                                        int64_t padded, A* copies, int64_t copy_stride, const A** out) {
   if (is_native<A>(rows.dtype) && dim == padded) {
     const A* base = static_cast<const A*>(rows.data);
     for (int64_t e = 0; e < n; ++e) out[e] = base + nodes[e] * rows.stride;
   } else {
-    for (int64_t e = 0; e < n; ++e) out[e] = row_of(rows, nodes[e], heads, dim, padded, copies + e * copy_stride);
+    with_storage<A>(rows.dtype, [&](auto* base) {
+      base = static_cast<decltype(base)>(rows.data);
+      copy_rows(base, rows.stride, nodes, n, heads, dim, padded, copies, copy_stride, out);
+    });
   }
   fill_up(out, n);
 }

@@ -1,10 +1,10 @@
 // How one source becomes the kernels of several instruction sets. A translation unit includes every header from
 // elsewhere first, then
-//     #include "isa.h"
-//     EDGELESS_BEGIN_AVX512
-//     ...code of the kernels...
-//     EDGELESS_END
-// and all functions in between are compiled for that instruction set, in a namespace of its own. No compiler flag is
+//     EDGELESS_PUSH_TARGET(EDGELESS_AVX512_FEATURES)
+//     #define EDGELESS_VECTOR_BYTES 64
+//     ...code of the kernels, in a namespace of its own...
+//     EDGELESS_POP_TARGET
+// and all functions in between are compiled for that instruction set. No compiler flag is
 // needed, so one build serves every machine; and no inline function of a foreign header is compiled for the newer set
 // and then chosen by the linker for all.
 #pragma once
