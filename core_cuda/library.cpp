@@ -260,6 +260,7 @@ PYBIND11_MODULE(_C, m) {
       default: return "baseline";
     }
   });
+  m.def("limit_cpu_capability", &edgeless::cpu::limit_capability);
   m.def("pooled_bytes", &edgeless::cpu::pooled_bytes);
   m.def("release_pool", &edgeless::cpu::release_blocks);
   m.def("saves_unseen", &edgeless::saves_unseen);

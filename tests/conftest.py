@@ -28,6 +28,15 @@ def fresh_dynamo():
     torch._dynamo.reset()
 
 
+@pytest.fixture(params=["avx512", "avx2", "baseline"])
+def every_capability(request):
+    """The test, once for each instruction set that the CPU's kernels are compiled for."""
+    from devices import narrowed
+
+    with narrowed(request.param):
+        yield
+
+
 @pytest.fixture
 def changed(monkeypatch):
     """The answers to whether the order of a layer's map and sum changes, which it does for small graphs on CUDA too."""

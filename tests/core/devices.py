@@ -2,17 +2,30 @@
 captured.
 """
 
+import os
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch import Tensor
 
-from edgeless import Graph
+from edgeless import _C, Graph
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 EVERY_DEVICE = pytest.mark.parametrize("device", DEVICES)
 MEMORY_FOR_2_TO_THE_31 = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory < 60 << 30, reason="needs 60 GB"
 )
+
+
+@contextmanager
+def narrowed(capability):
+    """On the CPU the kernels of ``"baseline"``, ``"avx2"`` or ``"avx512"``, or of what the machine has of it."""
+    _C.limit_cpu_capability(capability)
+    try:
+        yield
+    finally:
+        _C.limit_cpu_capability(os.environ.get("EDGELESS_CPU_CAPABILITY", ""))
 
 
 def leaves_on(device, tensors):

@@ -23,7 +23,7 @@ from attention_cases import (
     leaves_of,
     run,
 )
-from devices import EVERY_DEVICE, poison, star, with_wide_indices
+from devices import EVERY_DEVICE, narrowed, poison, star, with_wide_indices
 
 from edgeless import Graph, functional, reference
 
@@ -522,17 +522,10 @@ def results_of_every_score():
 
 
 @pytest.mark.parametrize("capability", ["baseline", "avx2"])
-def test_lower_instruction_sets_agree(capability, tmp_path):
-    """The choice is made once a process, so the other one runs in a process of its own."""
-    import os
-    import subprocess
-    import sys
-
-    script = f"import sys, torch; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_attention as t; "
-    script += "torch.save(t.results_of_every_score(), sys.argv[1])"
-    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "found.pt")], env=env, check=True, cwd=tmp_path)
-    for x, y in zip(torch.load(tmp_path / "found.pt"), results_of_every_score(), strict=True):
+def test_lower_instruction_sets_agree(capability):
+    with narrowed(capability):
+        found = results_of_every_score()
+    for x, y in zip(found, results_of_every_score(), strict=True):
         tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[x.dtype]
         assert error(x, y) < tolerance
 

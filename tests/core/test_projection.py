@@ -1,9 +1,6 @@
 """Linear maps of one input as one op: against the modules, gradients, what keeps the modules' own path, bad input."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -44,7 +41,7 @@ def assert_same(found, expected, tolerance):
 
 @pytest.mark.parametrize("count,features,widths", SHAPES)
 @pytest.mark.parametrize("dtype,tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_same_as_the_modules(count, features, widths, dtype, tolerance):
+def test_same_as_the_modules(count, features, widths, dtype, tolerance, every_capability):
     x, linears = rows(count, features, dtype), maps(features, widths, dtype)
     leaves = [x, *(p for lin in linears for p in lin.parameters())]
     outs, expected = run(x, linears), [lin(x) for lin in linears]
@@ -124,7 +121,7 @@ def test_results_without_a_gradient_count_as_zero():
     assert_same(found, expected, 1e-12)
 
 
-def test_strided_and_expanded_inputs():
+def test_strided_and_expanded_inputs(every_capability):
     linears = maps(6, (4, 3))
     for x in (rows(6, 40).t(), rows(40, 12)[:, ::2], rows(1, 6).expand(40, 6), rows(80, 6)[::2]):
         assert_same(run(x, linears), [lin(x) for lin in linears], 1e-12)
@@ -367,7 +364,7 @@ def test_add_writes_only_what_is_its_own(monkeypatch):
 
 @pytest.mark.parametrize("features", [1, 5, 6, 7, 16, 31])
 @pytest.mark.parametrize("width", [1, 15, 16, 17, 33, 48, 63, 64, 65, 130])
-def test_every_tail_of_a_tile(features, width):
+def test_every_tail_of_a_tile(features, width, every_capability):
     x, linears = rows(197, features, torch.float32), maps(features, (width, 3), torch.float32)
     leaves = [x, *(p for lin in linears for p in lin.parameters())]
     outs = run(x, linears)
@@ -406,15 +403,3 @@ def test_threads_change_no_bit():
         assert all(torch.equal(a, b) for a, b in zip(one, once(), strict=True))
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("capability", ["baseline", "avx2"])
-def test_narrower_instruction_sets(capability):
-    tests = ["test_every_tail_of_a_tile", "test_same_as_the_modules", "test_strided_and_expanded_inputs"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", " or ".join(tests)],
-        env={**os.environ, "EDGELESS_CPU_CAPABILITY": capability},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:]

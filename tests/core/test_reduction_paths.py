@@ -3,10 +3,6 @@
 The truth is made here from scatters over all edges; gradients of whole numbers make the sums exact.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from saved import saved_by
@@ -106,7 +102,7 @@ def test_lengths_of_rows(way, reduce, ties):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_long_row_and_a_busy_source(way):
+def test_a_long_row_and_a_busy_source(way, every_capability):
     graph = graph_with([70_000, 5, 0, 9_000], num_src=20)  # rows over many parts, and sources of thousands of edges
     for width in (16, 21):
         for ties in ("first", "shared"):
@@ -116,7 +112,7 @@ def test_a_long_row_and_a_busy_source(way):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_widths(way, dtype):
+def test_widths(way, dtype, every_capability):
     graph = graph_with([40, 0, 1, 7, 300, 5], num_src=30)
     for width in (*range(1, 71), 127, 128, 129, 200):
         for ties in ("first", "scatter"):
@@ -125,7 +121,7 @@ def test_widths(way, dtype):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_nan_and_infinities_anywhere(way, dtype):
+def test_nan_and_infinities_anywhere(way, dtype, every_capability):
     graph = graph_with([*LENGTHS, 3000], num_src=1200)
     for width in (5, 40):
         for value in (float("nan"), float("inf"), -float("inf")):
@@ -150,7 +146,7 @@ def test_results_larger_than_the_caches(way, width, ties):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_signed_zeros_are_equal(way):
+def test_signed_zeros_are_equal(way, every_capability):
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 1, 0], [0, 0, 1, 1]]), 2, 2)
     x = torch.tensor([[0.0], [-0.0]]).expand(-1, 20).contiguous()
     for reduce in ("min", "max"):
@@ -201,13 +197,3 @@ def test_a_transpose_that_does_not_fit_is_named():
     out = op(x, arrays(graph.csr), other, "max", 0.0, torch.uint8, "first")[0]
     with pytest.raises(ValueError, match="neighbor_reduce_backward: indices of csc must have 7 elements, got 8"):
         out.sum().backward()
-
-
-@pytest.mark.parametrize("capability", ["baseline", "avx2"])
-def test_lower_instruction_sets(capability):
-    """Some of the above again, on the kernels that this machine would not choose."""
-    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
-    chosen = "widths or infinities or busy or signed"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", chosen]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:]

@@ -3,9 +3,6 @@ strides, bad input. On CUDA also hubs over many blocks, streams, graph capture a
 """
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,6 +14,7 @@ from devices import (
     arrays_of,
     assert_same_bits,
     leaves_on,
+    narrowed,
     poison,
     star,
     with_wide_indices,
@@ -240,13 +238,10 @@ def sums_of_many_kinds():
 
 
 @pytest.mark.parametrize("capability", ["baseline", "avx2"])
-def test_lower_instruction_sets_agree(capability, tmp_path):
-    """The choice is made once a process, so the other one runs in a process of its own."""
-    script = f"import sys, torch; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_spmm as t; "
-    script += "torch.save(t.sums_of_many_kinds(), sys.argv[1])"
-    env = {**os.environ, "EDGELESS_CPU_CAPABILITY": capability}
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "sums.pt")], env=env, check=True, cwd=tmp_path)
-    for found, expected in zip(torch.load(tmp_path / "sums.pt"), sums_of_many_kinds(), strict=True):
+def test_lower_instruction_sets_agree(capability):
+    with narrowed(capability):
+        lower = sums_of_many_kinds()
+    for found, expected in zip(lower, sums_of_many_kinds(), strict=True):
         assert error(found, expected) <= BOUND[found.dtype]
 
 

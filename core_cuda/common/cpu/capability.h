@@ -1,8 +1,8 @@
-// Which instruction sets this machine has.
+// Which instruction sets this machine has, and which of them kernels are chosen of.
 #pragma once
 
 #include <cstdlib>
-#include <cstring>
+#include <string_view>
 
 #include "isa.h"
 
@@ -10,22 +10,28 @@ namespace edgeless::cpu {
 
 enum class Capability { baseline, avx2, avx512 };
 
-inline Capability detect_capability() {
+// `most`: baseline, avx2 or avx512; anything else is no limit.
+inline Capability detect_capability(std::string_view most) {
 #if EDGELESS_X86
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
-  const char* most = std::getenv("EDGELESS_CPU_CAPABILITY");  // for tests and comparisons: baseline, avx2, avx512
-  if (most && std::strcmp(most, "baseline") == 0) return Capability::baseline;
-  if (avx512 && !(most && std::strcmp(most, "avx2") == 0)) return Capability::avx512;
-  if (avx2) return Capability::avx2;
+  if (avx512 && most != "avx2" && most != "baseline") return Capability::avx512;
+  if (avx2 && most != "baseline") return Capability::avx2;
 #endif
   return Capability::baseline;
 }
 
-inline Capability capability() {
-  static const Capability found = detect_capability();
-  return found;
+// Of the environment variable EDGELESS_CPU_CAPABILITY, or of limit_capability().
+inline Capability& capability() {
+  static Capability chosen = [] {
+    const char* most = std::getenv("EDGELESS_CPU_CAPABILITY");
+    return detect_capability(most ? most : "");
+  }();
+  return chosen;
 }
+
+// Of calls from now on, while none runs: for tests and comparisons.
+inline void limit_capability(std::string_view most) { capability() = detect_capability(most); }
 
 }  // namespace edgeless::cpu
