@@ -38,6 +38,14 @@ def every_capability(request):
 
 
 @pytest.fixture
+def short_turns(monkeypatch):
+    """Of what a bench times on the CPU: a test looks at what is told of them, not at how long they took."""
+    from edgeless.bench import timing
+
+    monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)
+
+
+@pytest.fixture
 def changed(monkeypatch):
     """The answers to whether the order of a layer's map and sum changes, which it does for small graphs on CUDA too."""
     from edgeless import map_order

@@ -30,18 +30,30 @@ def features(graph, width, dtype=torch.float64, ties=False, seed=0):
     return ((x.round() + 0.0) if ties else x).to(dtype).requires_grad_()
 
 
-def both(device, graph, x, reduce, handle=None, **options):
-    """Output and gradient on the device, of its own ``handle`` of the graph where one is given, and in float64."""
+def grad_of(out, x):
+    gen = torch.Generator().manual_seed(4)
+    return torch.randn(out.shape, dtype=torch.float64, generator=gen).to(x.dtype)
+
+
+def ours(device, graph, x, reduce, **options):
+    """Output and gradient on the device, where the graph may be already."""
     poison(device)
     leaf = x.detach().to(device).requires_grad_()
-    out = functional.neighbor_reduce(handle or graph.to(device), leaf, reduce, **options)
-    gen = torch.Generator().manual_seed(4)
-    grad = torch.randn(out.shape, dtype=torch.float64, generator=gen).to(out.dtype)
-    found = [out, *torch.autograd.grad(out, [leaf], grad.to(device))]
-    exact = x.detach().double().requires_grad_()
+    out = functional.neighbor_reduce(graph.to(device), leaf, reduce, **options)
+    return [t.detach().cpu() for t in (out, *torch.autograd.grad(out, [leaf], grad_of(out, x).to(device)))]
+
+
+def exactly(graph, x, reduce, **options):
+    """The same in float64."""
+    leaf = x.detach().double().requires_grad_()
     with edgeless.backend("reference"):
-        expected = functional.neighbor_reduce(graph, exact, reduce, **options)
-    return [t.detach().cpu() for t in found], [expected, *torch.autograd.grad(expected, [exact], grad.double())]
+        out = functional.neighbor_reduce(graph, leaf, reduce, **options)
+    return [out, *torch.autograd.grad(out, [leaf], grad_of(out, x).double())]
+
+
+def both(device, graph, x, reduce, handle=None, **options):
+    """On the device with its own ``handle`` of the graph, where one is given, and in float64."""
+    return ours(device, handle or graph, x, reduce, **options), exactly(graph, x, reduce, **options)
 
 
 @EVERY_DEVICE
@@ -51,7 +63,7 @@ def both(device, graph, x, reduce, handle=None, **options):
 def test_every_graph_and_rule(kind, reduce, ties, device):
     for index_dtype in (torch.int32, torch.int64):
         graph = graph_of(kind, index_dtype)
-        for width in (1, 7, 24, 100):
+        for width in (1, 7, 24, 100) if kind != "many empty rows" else (7,):
             for tied in (False, True):
                 found, expected = both(device, graph, features(graph, width, ties=tied), reduce, ties=ties)
                 assert torch.equal(found[0], expected[0])
@@ -69,9 +81,10 @@ def test_other_dtypes(dtype, width, ties, device):
         handle.max_in_degree  # noqa: B018  a narrow argument
         for tied in (False, True):
             for reduce in ("min", "max"):
-                for given in (None, handle):
-                    x = features(graph, width, dtype, ties=tied)
-                    found, expected = both(device, graph, x, reduce, given, ties=ties)
+                x = features(graph, width, dtype, ties=tied)
+                expected = exactly(graph, x, reduce, ties=ties)
+                for given in {graph: None, handle: None}:  # the same on the CPU
+                    found = ours(device, given, x, reduce, ties=ties)
                     assert torch.equal(found[0], expected[0].to(dtype))  # one of the inputs: no rounding
                     # CUDA adds whole numbers; the CPU adds the shares of as many edges, in float32.
                     many = device == "cpu" and dtype == torch.float32 and ties != "first"

@@ -242,7 +242,7 @@ def test_no_picture_without_a_run():
     assert picture.files({}) == {}
 
 
-def test_a_run_says_what_it_was_measured_on(tmp_path, capsys):
+def test_a_run_says_what_it_was_measured_on(tmp_path, capsys, short_turns):
     file = tmp_path / "run.json"
     options = ["--graph", "toy", "--op", "gat_H1_D8", "--peers", "edgeless", "--device", "cpu", "--no-memory"]
     assert main(["bench", *options, "--rounds", "1", "--data", str(tmp_path), "--json", str(file)]) == 0

@@ -126,23 +126,6 @@ def test_a_captured_peer_that_does_not_replay_is_not_timed():
         work.forward_backward()
 
 
-def test_bench_measures_and_writes_what_it_prints(tmp_path, capsys):
-    file = tmp_path / "bench.json"
-    options = ["--graph", "toy", "--op", "gatv2_H2_D8", "--peers", "plain", "edgeless", "--device", "cpu"]
-    assert main(["bench", *options, "--rounds", "1", "--warmup", "1", "--json", str(file)]) == 0
-    out = capsys.readouterr().out
-    assert "toy: 1,000 nodes, 10,000 edges; gatv2_H2_D8 fp32" in out
-    written = json.loads(file.read_text())
-    assert [(row["peer"], row["mode"]) for row in written["results"]] == [
-        (peer, mode) for mode in ("forward", "forward_backward") for peer in ("plain", "edgeless")
-    ]
-    for row in written["results"]:
-        assert row["median_ms"] > 0
-        assert row["peak_bytes"] is not None
-        assert row["useful_gb_per_s"] > 0
-    assert written["setting"]["torch"] == torch.__version__
-
-
 @pytest.mark.parametrize("name", ["rgcn", "rgat", "hgt"])
 def test_layers_agree_on_a_twin_with_types_of_nodes(name):
     if not installed("pyg"):
@@ -163,7 +146,9 @@ def test_twins_repeat_sources_and_relations_as_the_graphs_do(graph, share):
 
 
 @pytest.mark.parametrize("peaks", [[], ["--no-memory"]])
-def test_a_layer_that_takes_too_long_or_too_much_is_left_out_and_the_reason_told(peaks, monkeypatch, capsys, tmp_path):
+def test_a_layer_that_takes_too_long_or_too_much_is_left_out_and_the_reason_told(
+    peaks, monkeypatch, capsys, tmp_path, short_turns
+):
     if not installed("pyg"):
         pytest.skip("needs pyg")
     monkeypatch.setattr(measure, "available_memory", lambda: 10_000)
@@ -181,31 +166,6 @@ def test_a_run_that_takes_long_is_not_repeated_for_warm_caches(monkeypatch):
     found = timing.Timer(torch.device("cpu"), rounds=3, runs=1, warmup=5).compare({"peer": lambda: runs.append(1)})
     assert len(runs) == 1 + 3
     assert len(found["peer"].runs) == 3
-
-
-def test_threads_are_compared_and_restored(capsys):
-    before = torch.get_num_threads()
-    options = ["--graph", "toy", "--op", "gat_H1_D8", "--peers", "edgeless", "--mode", "forward", "--no-memory"]
-    try:
-        assert main(["bench", *options, "--compare-threads", "1,2", "--rounds", "1"]) == 0
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
-    out = capsys.readouterr().out
-    assert "edgeless, 1 thread " in out
-    assert "edgeless, 2 threads" in out
-    assert "against 1 thread" in out
-
-
-def test_figures_of_a_baseline_are_printed_with_their_mean(tmp_path, capsys):
-    figures = {"graph": "toy", "op": "gat_H1_D8", "dtype": "fp32", "forward_ms": 1e6, "forward_peer": "a slow one"}
-    baseline = {"machine": "a machine", "date": "2026-11-21", "aggregation": [figures], "layers": []}
-    (tmp_path / "b.json").write_text(json.dumps(baseline))
-    options = ["--graph", "toy", "--op", "gat_H1_D8", "--peers", "edgeless", "--mode", "forward", "--no-memory"]
-    assert main(["bench", *options, "--device", "cpu", "--rounds", "1", "--baseline", str(tmp_path / "b.json")]) == 0
-    out = capsys.readouterr().out
-    assert "of 1,000,000" in out
-    assert "Ratio to the best peer (a machine, 2026-11-21)" in out
 
 
 @pytest.mark.parametrize("replayed", [(), ("forward",), ("forward", "forward_backward")])
@@ -233,19 +193,3 @@ def test_short_runs_on_an_engine_are_replayed(engine, dtype):
         gc.enable()
     can_be_captured = (engine, dtype) != ("cusparse", "fp32")
     assert work.is_replayed("forward") is work.is_replayed("forward_backward") is can_be_captured
-
-
-def test_engines_that_compute_a_case_stand_beside_the_chosen_one(tmp_path, capsys):
-    """Those that do not are rows with their reason, and nobody needs to know which to leave out."""
-    file = tmp_path / "engines.json"
-    command = ["bench", "--suite", "engines", "--graph", "toy", "--op", "spmm_none_F8", "min_F8", "--dtype", "bf16"]
-    assert main([*command, "--device", "cpu", "--rounds", "1", "--warmup", "0", "--json", str(file)]) == 0
-    rows = {(row["case"]["name"], row["peer"]): row for row in json.loads(file.read_text())["results"]}
-    assert rows["spmm_none_F8", "edgeless-cusparse"]["failed"] == "cusparse: the tensors are not on a GPU"
-    assert rows["min_F8", "edgeless-wsb"]["failed"] == "wsb: it computes sums and attention only"
-    assert ("min_F8", "edgeless-cusparse") not in rows
-    assert rows["min_F8", "edgeless-auto"]["engine"] == "rowsplit"
-    blocks = rows["spmm_none_F8", "edgeless-wsb"]
-    assert blocks["reuse"] >= 1 and blocks["build_ms"] > 0 and blocks["blocks_bytes"] > 0
-    printed = capsys.readouterr().out
-    assert "The engine that is chosen, against the fastest" in printed and "rowsplit" in printed

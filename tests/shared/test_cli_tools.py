@@ -1,6 +1,7 @@
 """What the commands are made of: memory peaks, child processes, tables, progress."""
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -130,3 +131,13 @@ def test_a_table_fits_a_narrow_terminal_and_loses_nothing():
 )
 def test_milliseconds_have_three_digits(value, text):
     assert console.milliseconds(value) == text
+
+
+def test_the_module_runs_without_any_framework(tmp_path):
+    """`python -m edgeless info` in a fresh HOME, where importing a framework fails."""
+    for name in ("torch_geometric", "dgl"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('broken on purpose')")
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "edgeless", "info"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cannot be imported") == 2

@@ -11,6 +11,7 @@ from edgeless.__main__ import main
 from edgeless.bench import gathers, reorder
 from edgeless.bench.gathers import BY, LOADS, Gather, compared, dots, gaps
 
+pytestmark = pytest.mark.usefixtures("short_turns")
 QUICK = ["--device", "cpu", "--threads", "1", "--rounds", "1"]
 
 

@@ -9,6 +9,7 @@ from edgeless import reordering
 from edgeless.__main__ import main
 from edgeless.bench import reorder
 
+pytestmark = pytest.mark.usefixtures("short_turns")
 QUICK = ["--device", "cpu", "--threads", "1", "--rounds", "1"]
 LIBRARIES = {"community": "sknetwork", "degree": "torch", "metis": "pymetis", "rcm": "scipy"}
 
