@@ -90,7 +90,7 @@ def spawn(work, world, folder, *inputs, backend="gloo"):
 
     Returns what they found wrong, all together.
     """
-    method = "spawn" if backend == "nccl" else forking()
+    method = forking()
     errors = mp.get_context(method).SimpleQueue()
     folder = Path(folder)
     mp.start_processes(
