@@ -301,7 +301,7 @@ def test_a_signal_to_the_parent_ends_its_child(tmp_path, number):
 
 
 def test_a_child_that_never_reads_is_judged_by_its_end(monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "deaf_side.py").write_text("import os; os.close(0); raise SystemExit(3)")
     with pytest.raises(child.ChildError, match="ended with exit status 3"):
         child.run_child("deaf_side", {"much": "x" * (1 << 20)})

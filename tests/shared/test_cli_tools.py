@@ -47,7 +47,7 @@ def test_the_peak_of_nothing_is_next_to_nothing():
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     """Writes a module that a child process can run and returns its name."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
     def write(source):
         (tmp_path / "side_under_test.py").write_text(textwrap.dedent(source))
@@ -133,11 +133,12 @@ def test_milliseconds_have_three_digits(value, text):
     assert console.milliseconds(value) == text
 
 
-def test_the_module_runs_without_any_framework(tmp_path):
+def test_the_module_runs_without_any_framework(tmp_path, monkeypatch):
     """`python -m edgeless info` in a fresh HOME, where importing a framework fails."""
     for name in ("torch_geometric", "dgl"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('broken on purpose')")
-    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-m", "edgeless", "info"], env=environment, capture_output=True, text=True)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    done = subprocess.run([sys.executable, "-m", "edgeless", "info"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("cannot be imported") == 2

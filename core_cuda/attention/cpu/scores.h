@@ -1,6 +1,6 @@
 // What a score is: its logit and its gradient, for one row ("own") against the gathered rows of a chunk. The functions
 // do not care which side is the destination, so one functor serves the pass by destination and the pass by source.
-// Included once per instruction set. To add a score, add a struct with these two functions and a line in passes.h.
+// Included once per instruction set. To add a score, add a struct with these two functions and its line in ../score.h.
 //
 //   logits(args, own, rows, n, s, ask)               s[h, e] = score of own and rows[e], the same bits if own and
 //       rows[e] change places; ask() about once an edge
