@@ -39,7 +39,7 @@ def every_capability(request):
 
 @pytest.fixture
 def short_turns(monkeypatch):
-    """Of what a bench times on the CPU: a test looks at what is told of them, not at how long they took."""
+    """On the CPU a bench runs each peer once a turn, where else it fills a third of a second; no test reads times."""
     from edgeless.bench import timing
 
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)

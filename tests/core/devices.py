@@ -20,7 +20,7 @@ MEMORY_FOR_2_TO_THE_31 = pytest.mark.skipif(
 
 @contextmanager
 def narrowed(capability):
-    """On the CPU the kernels of ``"baseline"``, ``"avx2"`` or ``"avx512"``, or of what the machine has of it."""
+    """Within it, CPU kernels are of ``"baseline"``, ``"avx2"`` or ``"avx512"``, or of the most that the machine has."""
     _C.limit_cpu_capability(capability)
     try:
         yield

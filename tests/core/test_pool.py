@@ -142,9 +142,10 @@ def test_the_pool_can_be_turned_off():
         "del x\n"
         "print(edgeless.cache_info().pooled)\n"
     )
-    env = {**os.environ, "EDGELESS_POOL": "0"}
-    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "0"
+    for choice, pooled in (("0", "0"), ("1", str(40 * MB))):
+        env = {**os.environ, "EDGELESS_POOL": choice}
+        ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+        assert ran.stdout.strip() == pooled
 
 
 def test_children_forked_inside_the_pool_do_not_wait():

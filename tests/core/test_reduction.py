@@ -63,7 +63,7 @@ def both(device, graph, x, reduce, handle=None, **options):
 def test_every_graph_and_rule(kind, reduce, ties, device):
     for index_dtype in (torch.int32, torch.int64):
         graph = graph_of(kind, index_dtype)
-        for width in (1, 7, 24, 100) if kind != "many empty rows" else (7,):
+        for width in (1, 7, 24, 100):
             for tied in (False, True):
                 found, expected = both(device, graph, features(graph, width, ties=tied), reduce, ties=ties)
                 assert torch.equal(found[0], expected[0])
@@ -83,7 +83,7 @@ def test_other_dtypes(dtype, width, ties, device):
             for reduce in ("min", "max"):
                 x = features(graph, width, dtype, ties=tied)
                 expected = exactly(graph, x, reduce, ties=ties)
-                for given in {graph: None, handle: None}:  # the same on the CPU
+                for given in (graph, handle) if handle is not graph else (graph,):
                     found = ours(device, given, x, reduce, ties=ties)
                     assert torch.equal(found[0], expected[0].to(dtype))  # one of the inputs: no rounding
                     # CUDA adds whole numbers; the CPU adds the shares of as many edges, in float32.

@@ -159,7 +159,7 @@ def test_scales_given_by_the_caller(device):
 @pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize("shape", [(5,), (40,), (3, 16), (200,), (520,), (2, 600), (1300,)])
 def test_sddmm(dtype, shape, device):
-    for kind in ("bipartite", "hub", "no edges", *(["many empty rows"] if shape[-1] < 500 else [])):
+    for kind in ("bipartite", "hub", "many empty rows", "no edges"):
         graph = graph_of(kind)
         given = [leaf(graph.num_dst, *shape, dtype=dtype), leaf(graph.num_src, *shape, dtype=dtype, seed=1)]
         grad = leaf(graph.num_edges, *shape[:-1], seed=2).detach()

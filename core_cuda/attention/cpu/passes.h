@@ -216,8 +216,7 @@ struct Passes {
 
 template <class A, template <class, int> class ScoreOf>
 static Kernels<A> kernels_for_width(int64_t vectors) {
-  // On x86 a head is two or four 16-byte vectors only where there is no AVX2: not worth kernels of their own, which
-  // take a quarter of a minute to compile.
+  // On x86 a head is two or four 16-byte vectors only where there is no AVX2: not worth the time of compiling more.
   constexpr bool several = !EDGELESS_X86 || sizeof(A) * kWidth<A> > 16;
   if constexpr (sizeof(A) == 4) {
     if (vectors == 1) return Passes<A, ScoreOf, 1>::table();

@@ -4,9 +4,9 @@
 //     #define EDGELESS_VECTOR_BYTES 64
 //     ...code of the kernels, in a namespace of its own...
 //     EDGELESS_POP_TARGET
-// and all functions in between are compiled for that instruction set. No compiler flag is
-// needed, so one build serves every machine; and no inline function of a foreign header is compiled for the newer set
-// and then chosen by the linker for all.
+// and all functions in between are compiled for that instruction set. No compiler flag is needed, so one build serves
+// every machine; and no inline function of a foreign header is compiled for the newer set and then chosen by the linker
+// for all.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)
