@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .graph import Graph
 from .graph_checks import check_ids, normal_tensors
+from .ops.graph import index_dtype
 from .projection import add_row, product
 from .relational import relational_sum
 from .typed_graph import TypedGraph
@@ -85,8 +86,11 @@ def join_edges(
             for key, e in edges.items():
                 check_ids(f"{call}: the sources of {key!r}", e[0], "num_src", src_sizes[key[0]])
                 check_ids(f"{call}: the destinations of {key!r}", e[1], "num_dst", dst_sizes[key[-1]])
+        num_src, num_dst = sum(src_sizes.values()), sum(dst_sizes.values())
+        if index_dtype(num_src, num_dst) is torch.int64:
+            ends = ends.long()  # ids of one type may be int32 where those of all types are not
         ends += by_edge(first)
-        graph = Graph.from_edge_index(ends, sum(src_sizes.values()), sum(dst_sizes.values()), validate=False)
+        graph = Graph.from_edge_index(ends, num_src, num_dst, validate=False)
         return TypedGraph(graph, by_edge(number), num_types)
 
 

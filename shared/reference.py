@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .graph_checks import check_ids
+
 __all__ = [
     "cosine_attention",
     "dot_attention",
@@ -262,10 +264,9 @@ def segment_mm(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
 def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
     """Plain version of :func:`edgeless.functional.gather_mm`."""
     index = index.long()
+    check_ids("gather_mm: index", index, "R", w.size(0))
     order = index.argsort(stable=True)
     lengths = torch.bincount(index, minlength=w.size(0))
-    if lengths.numel() > w.size(0):
-        raise IndexError(f"gather_mm: index must be below R = {w.size(0)}, got {int(index.max())}")
     offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
     out = segment_mm(x[order], w, offsets)
     return torch.empty_like(out).index_copy(0, order, out)

@@ -62,7 +62,8 @@ def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offset
         )
     if offsets is None:
         _check_index(call, "lengths", lengths, "[R]", w.size(0), x)
-        offsets = torch.cat((lengths.new_zeros(1, dtype=torch.int64), lengths.cumsum(0, dtype=torch.int64)))
+        lengths = lengths.long()  # of unsigned ones torch adds up none
+        offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
         if not compiling() and offsets.device.type == "cpu":
             if w.size(0) and int(lengths.min()) < 0:
                 raise ValueError(f"{call}: lengths must not be negative, got {int(lengths.min())}")
@@ -87,10 +88,15 @@ def _check_bias(call: str, bias: Optional[Tensor], num_types: int, width: int, x
 
 def _gather_blocks(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor]) -> Tensor:
     """Of block-diagonal matrices ``[R, B, K / B, M / B]``: a row is B rows, each of a type of its own."""
-    _, blocks, width, out_width = w.shape
-    of_blocks = index.unsqueeze(1) * blocks + torch.arange(blocks, dtype=index.dtype, device=index.device)
+    num_types, blocks, width, out_width = w.shape
+    # In int64, since ids of a narrow type have no room for products.
+    of_blocks = index.long().unsqueeze(1) * blocks + torch.arange(blocks, device=index.device)
     bias = None if bias is None else bias.reshape(-1, out_width)
-    out = gather_mm(x.reshape(-1, width), w.reshape(-1, width, out_width), of_blocks.flatten(), bias)
+    try:
+        out = gather_mm(x.reshape(-1, width), w.reshape(-1, width, out_width), of_blocks.flatten(), bias)
+    except IndexError:
+        check_ids("gather_mm: index", index.long(), "R", num_types)  # says it of the types that were given
+        raise
     return out.view(x.size(0), blocks * out_width)
 
 
@@ -121,11 +127,10 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor] = None
     _check_operands(call, x, w)
     _check_index(call, "index", index, "[N]", x.size(0), x)
     _check_bias(call, bias, w.size(0), w.size(2), x)
-    dtype = promoted((x, w))
+    dtype, index = promoted((x, w)), as_index(index)
     if runs_reference(call, x.device, "typed_mm"):
         out = reference.gather_mm(x, w, index)
         return out if bias is None else out + bias.index_select(0, index)
-    index = as_index(index)
     offsets, _, order = rows_by_type(call, "index", index, w.size(0), "R")
     out = torch.ops.edgeless.typed_mm(cast(x, dtype), cast(w, dtype), offsets, order)
     return out if bias is None else out + torch.ops.edgeless.gather_rows(bias, index, offsets, order)

@@ -51,6 +51,16 @@ def test_tensors_at_once_are_what_a_graph_for_each_gives(dtype, counts, device):
 
 
 @EVERY_DEVICE
+def test_int32_ids_behind_two_billion_nodes_of_another_type(device):
+    edges = {key: ends.clamp(max=1) for key, ends in edges_of(device, torch.int32).items()}
+    sizes = {"paper": 2**31, "author": 2, "venue": 2}
+    graph = join_edges("Layer", edges, NUMBERS, sizes, {"paper": 2, "author": 2}, len(KEYS)).graph
+    first = {"paper": 0, "author": 2**31, "venue": 2**31 + 2}
+    expected = torch.cat([ends[0].long() + first[key[0]] for key, ends in edges.items()])
+    assert torch.equal(graph.edge_index()[0], expected)
+
+
+@EVERY_DEVICE
 def test_one_relation_alone_is_left_as_it_is(device):
     edges = {KEYS[3]: edges_of(device)[KEYS[3]]}
     before = edges[KEYS[3]].clone()

@@ -11,6 +11,7 @@ from devices import DEVICES
 import edgeless
 from edgeless import functional
 from edgeless.backends import kernel_refusal
+from edgeless.graph_checks import INTEGERS as EVERY_INTEGER
 
 LENGTHS = {
     "plain": [3, 40, 1, 7],
@@ -20,6 +21,7 @@ LENGTHS = {
     "long": [5000, 3, 900],
     "many types": [1, 2, 0] * 60,
 }
+INTEGERS = sorted(EVERY_INTEGER, key=str)
 SHAPES = [(1, 1), (7, 5), (64, 64), (33, 48), (48, 33), (16, 100), (130, 8)]
 
 
@@ -67,7 +69,7 @@ def test_segments_of_every_width(kind, shape, dtype, tolerance):
     assert_close(*both_ways(functional.gather_mm, x, w, types), tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16])
+@pytest.mark.parametrize("dtype", INTEGERS)
 def test_every_dtype_of_lengths_offsets_and_index(dtype):
     x, w = leaf(51, 6), leaf(4, 6, 3)
     lengths = torch.tensor(LENGTHS["plain"])
@@ -80,6 +82,17 @@ def test_every_dtype_of_lengths_offsets_and_index(dtype):
         functional.gather_mm(x, w, index.to(dtype)),
     ):
         assert_close([found], [expected], 1e-12)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("backend", ["fused", "reference"])
+def test_numbers_of_blocks_are_not_numbered_in_the_dtype_of_types(dtype, backend):
+    """Of 100 types with 4 blocks there are more than a narrow dtype has numbers."""
+    x, w, bias = leaf(100, 8), leaf(100, 4, 2, 3), leaf(100, 12)
+    index = torch.arange(99, -1, -1)
+    expected = torch.einsum("nbk,nbkm->nbm", x.view(100, 4, 2), w[index]).reshape(100, 12) + bias[index]
+    with edgeless.backend(backend):
+        assert_close([functional.gather_mm(x, w, index.to(dtype), bias)], [expected], 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -256,7 +269,10 @@ def test_lengths_that_do_not_fit_stop_a_gpu(device, lengths, said):
     ((X, W3, torch.tensor([0, -1, 1, 0, 0])), IndexError, "index has id -1 at position 1"),
     ((X, W3, torch.tensor([0, 1])), ValueError, r"index must have shape \[N\] = \[5\], got \[2\]"),
     ((X, torch.zeros(2, 2, 2, 2), torch.zeros(5).long()), ValueError, r"x must have shape \[N, K\] = \[\*, 4\]"),
+    ((X, torch.zeros(2, 3, 1, 4), torch.tensor([0, 1, 2, 0, 0])), IndexError, "id 2 at position 2, .* < R = 2"),
+    ((X, torch.zeros(2, 3, 1, 4), torch.tensor([0, -1, 1, 0, 0])), IndexError, "id -1 at position 1, .* < R = 2"),
 ])  # fmt: skip
-def test_bad_indices_are_named(args, kind, message):
-    with pytest.raises(kind, match=message):
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_bad_indices_are_named(args, kind, message, backend):
+    with pytest.raises(kind, match=message), edgeless.backend(backend):
         functional.gather_mm(*args)
