@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,19 +18,9 @@ namespace {
 
 namespace py = pybind11;
 
-// A choice, -1 where there is none. Python writes it when a block begins or ends, every sum reads it.
-struct Choice {
-  std::atomic<int> engine{-1};
-};
-
-const std::shared_ptr<Choice>& own_choice() {
-  thread_local const auto own = std::make_shared<Choice>();
-  return own;
-}
-
-const std::shared_ptr<Choice>& newest_choice() {
-  static const auto newest = std::make_shared<Choice>();
-  return newest;
+const Choice& engine_choice() {
+  static const Choice choice("edgeless.engine", {"auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb"});
+  return choice;
 }
 
 std::optional<std::string> words(const char* refusal) {
@@ -40,19 +29,18 @@ std::optional<std::string> words(const char* refusal) {
 
 }  // namespace
 
-Engine chosen_engine() {
-  int engine = own_choice()->engine.load(std::memory_order_relaxed);
-  if (engine < 0) engine = newest_choice()->engine.load(std::memory_order_relaxed);
-  return engine < 0 ? Engine::automatic : static_cast<Engine>(engine);
+Engine chosen_engine() { return static_cast<Engine>(engine_choice().chosen()); }
+
+OnEngine::OnEngine(Engine engine) {
+  if (engine != chosen_engine()) block_ = engine_choice().begin(static_cast<int>(engine));
+}
+
+OnEngine::~OnEngine() {
+  if (block_) engine_choice().end(*block_);
 }
 
 void define_engines(py::module_& m) {
-  py::class_<Choice, std::shared_ptr<Choice>>(m, "EngineChoice").def("set", [](Choice& choice, int engine) {
-    choice.engine.store(engine, std::memory_order_relaxed);
-  });
-  m.def("own_engine_choice", &own_choice);
-  m.def("newest_engine_choice", &newest_choice);
-  m.def("chosen_engine", [] { return static_cast<int>(chosen_engine()); });
+  m.attr("engine_choice") = py::cast(&engine_choice(), py::return_value_policy::reference);
   // Without the interpreter's lock: a product holds a plan's mutex where it may have to wait for that lock.
   using Released = py::call_guard<py::gil_scoped_release>;
   using Arrays = std::vector<at::Tensor>;

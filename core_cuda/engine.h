@@ -3,14 +3,29 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+
+#include "choices.h"
+
 namespace edgeless {
 
-// In the order of ENGINES in shared/engines.py.
+// In the order of their names in engine.cpp.
 enum class Engine : int { automatic, rowsplit, cusparse, cusparse_alg2, wsb };
 
-// The choice of this thread or, where it made none, the newest of any thread that still stands: that is how the threads
-// of autograd do what their caller asked for.
+// The choice of the block that this thread is in.
 Engine chosen_engine();
+
+// Lets `engine` be the choice of this thread while the object is there, as a block of code does.
+class OnEngine {
+ public:
+  explicit OnEngine(Engine engine);
+  ~OnEngine();
+  OnEngine(const OnEngine&) = delete;
+  OnEngine& operator=(const OnEngine&) = delete;
+
+ private:
+  std::shared_ptr<Choice::Block> block_;  // none where it is the choice anyway
+};
 
 inline bool is_cusparse(Engine engine) { return engine == Engine::cusparse || engine == Engine::cusparse_alg2; }
 

@@ -11,6 +11,7 @@
 
 #include "capture/call_key.h"
 #include "capture/recorded_call.h"
+#include "choices.h"
 #include "common/cpu/capability.h"
 #include "common/cpu/pool.h"
 #include "common/own_memory.h"
@@ -265,6 +266,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("release_pool", &edgeless::cpu::release_blocks);
   m.def("saves_unseen", &edgeless::saves_unseen);
   edgeless::define_plans(m);
+  edgeless::define_choices(m);
   edgeless::define_engines(m);
   edgeless::define_decisions(m);
   edgeless::define_call_key(m);

@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Optional
 
 import torch
+from torch.autograd import forward_ad
 
-from . import _C  # noqa: F401  registers the ops
-from .choices import Choices
-from .graph_checks import compiling
+from . import _C  # which registers the ops, too
+from .choices import block
+from .graph_checks import compiling, transforming
 from .plan import Step, table
 from .plan_recording import record
 
 BACKENDS = ("auto", "fused", "reference")
 
 
-_choice = Choices()
+class _Traced(threading.local):
+    """The choice of a block inside of the function that torch.compile traces, or traced up to a graph break in it."""
+
+    def __init__(self):
+        self.name: Optional[str] = None
+
+
+_choice, _traced = _C.Choice("edgeless.backend", BACKENDS), _Traced()
 
 
 class NotFusedError(RuntimeError):
@@ -33,15 +42,17 @@ class NotFusedError(RuntimeError):
 
 def current_backend() -> str:
     """The backend in force: ``"auto"``, ``"fused"`` or ``"reference"``."""
-    return _choice.own.blocks.choice or _choice.newest.choice or "auto"
+    return _traced.name or _choice.name
 
 
 @contextlib.contextmanager
 def backend(name: str) -> Iterator[None]:
     """Chooses how everything inside the ``with`` block runs.
 
-    The choice is the thread's own, as that of ``torch.no_grad()`` is. Threads that are inside no block of their own, as
-    those of autograd and of ``nn.DataParallel``, follow the block that was begun last in any thread while it is open.
+    The choice is the thread's own, as that of ``torch.no_grad()`` is, and holds for what the threads of autograd do for
+    a ``backward()`` that this thread calls inside the block: checkpoints run their forward again there. Threads that a
+    program starts choose for themselves, and so do those of ``nn.DataParallel``: open the block in the ``forward`` of
+    the module that it replicates.
 
     Args:
         name: ``"auto"``: the kernels where they cover a call, otherwise the stock forward (layers) or plain PyTorch
@@ -52,16 +63,16 @@ def backend(name: str) -> Iterator[None]:
     """
     if name not in BACKENDS:
         raise ValueError(f"backend: name must be one of {', '.join(map(repr, BACKENDS))}, got {name!r}")
-    if compiling():  # one thread runs the traced program, and nothing else of that thread
-        own = _choice.own.blocks
-        before, own.choice = own.choice, name
-        try:
+    tracing = compiling()
+    before, _traced.name = _traced.name, name if tracing else None
+    try:
+        if tracing:
             yield
-        finally:
-            own.choice = before
-        return
-    with _choice.block(name):
-        yield
+        else:
+            with block(_choice, name):
+                yield
+    finally:
+        _traced.name = before
 
 
 @dataclass(frozen=True)
@@ -139,9 +150,16 @@ _KERNELS = {
 
 
 def kernel_refusal(device: torch.device, op: str = "attention") -> Optional[str]:
-    """Why the kernels of the compiled op ``op`` cannot run on ``device``, or None where they can."""
+    """Why the kernels of the compiled op ``op`` cannot run on ``device`` now, or None where they can."""
     key = (device.type, op)
-    return _KERNELS[key] if key in _KERNELS else _look_for_kernels(*key)
+    return (_KERNELS[key] if key in _KERNELS else _look_for_kernels(*key)) or transform_refusal()
+
+
+def transform_refusal() -> Optional[str]:
+    """Why no kernel can run at this place of a program: they have gradients, and rules for no other transform."""
+    if transforming() or (forward_ad._current_level >= 0 and not compiling()):
+        return "a transform of torch.func or forward-mode differentiation is active"
+    return None
 
 
 # Stock layer class -> the class of edgeless that replaces it; and, per framework, what counts as one of its layers.

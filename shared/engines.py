@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from . import _C
-from .choices import Choices
+from .choices import block
 from .formats import CSC, CSC_ROWS, CSR, HeldByCore
 from .graph_checks import compiling
 from .tuning import Shape, Tuner, shape_of_dot, shape_of_sum, sides_of
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ENGINES", "ROWSPLIT", "Engine", "current_engine", "engine", "keep_plans", "pick", "waits_for_gpu"]
 
-# "auto" is rowsplit but where blocks pay. In the order of Engine in core_cuda/engine.h.
-ENGINES = ("auto", "rowsplit", "cusparse", "cusparse-alg2", "wsb")
+_choice = _C.engine_choice
+ENGINES = _choice.names  # "auto" is rowsplit but where blocks pay
 _CUSPARSE, _WSB = "cusparse", "wsb"  # the keys of what a graph keeps for them
 _ATTENTION = ("attention", "attention_backward", "attention_backward_into")
 
@@ -105,15 +105,14 @@ _ENGINES = {
 }
 
 
-def pick(op: str, args: dict[str, Any], name: Optional[str] = None) -> tuple[Engine, str]:
+def pick(op: str, args: dict[str, Any], name: str) -> tuple[Engine, str]:
     """The engine that runs an op with these arguments, and why not the one that was chosen, "" if it is that one.
 
     Args:
         op: of ``torch.ops.edgeless``.
         args: its arguments by name.
-        name: one of :data:`ENGINES`; the one in force when None.
+        name: one of :data:`ENGINES`.
     """
-    name = name or current_engine()
     if name == "auto" and (decided := _decision(op, args)) is not None:
         name = ENGINES[decided[0]]
     if name == "auto" and _ENGINES["wsb"].pays(op, args):
@@ -139,9 +138,9 @@ def _shape_of(op: str, args: dict[str, Any]) -> Optional[Shape]:
     return shape_of_dot(args["dst"].dtype, heads, head_dim, backward=op != "attention")
 
 
-def origin(op: str, args: dict[str, Any]) -> str:
+def origin(op: str, args: dict[str, Any], name: str) -> str:
     """Why the engine of :func:`pick` is asked, in words; "" where there is no choice."""
-    if (name := current_engine()) != "auto":
+    if name != "auto":
         return f'edgeless.engine("{name}")'
     if (decided := _decision(op, args)) is not None:
         return decided[1]
@@ -158,24 +157,18 @@ def named(name: str) -> Engine:
 # The choice ----------------------------------------------------------------------------------------------------------
 
 
-def _teller(choice) -> Callable[[Optional[str]], None]:
-    return lambda name: choice.set(-1 if name is None else ENGINES.index(name))
-
-
-_choice = Choices(lambda: _teller(_C.own_engine_choice()), _teller(_C.newest_engine_choice()))
-
-
 def current_engine() -> str:
     """The choice in force, one of :data:`ENGINES`."""
-    return _choice.own.blocks.choice or _choice.newest.choice or "auto"
+    return _choice.name
 
 
 @contextlib.contextmanager
 def engine(name: str) -> Iterator[None]:
     """Chooses who computes sums of neighbours, attention and sampled products inside the ``with`` block.
 
-    The choice is the thread's own and is followed by others as that of :func:`edgeless.backend` is: call ``backward()``
-    inside the block as well. It holds when an op runs, so compiled programs follow it without being compiled again.
+    The choice is the thread's own, as that of :func:`edgeless.backend` is. Gradients are computed by the engine that
+    was chosen for their forward, wherever and whenever ``backward()`` is called. Compiled programs follow the choice
+    without being compiled again, their forward and their backward each that of the block in which they are called.
 
     Args:
         name: ``"auto"``: rowsplit, but wsb for large graphs in whose order it is clearly faster. ``"rowsplit"``: the
@@ -193,7 +186,7 @@ def engine(name: str) -> Iterator[None]:
         raise ValueError(f"engine: name must be one of {', '.join(map(repr, ENGINES))}, got {name!r}")
     if compiling():
         raise RuntimeError("engine: the block must be opened outside of the function that torch.compile traces")
-    with _choice.block(name):
+    with block(_choice, name):
         yield
 
 
@@ -232,10 +225,12 @@ def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, samp
 
     To be called when the graph's arrays for the op are at hand.
     """
-    name = "auto" if _choice.newest.choice is None else current_engine()
+    if compiling():
+        return
+    name = current_engine()
     if name == "auto":
         by_blocks = x.element_size() == 2 and weight is None
-        if sampled or not (by_blocks or tuner.active) or not _is_large(graph, x) or compiling():
+        if sampled or not (by_blocks or tuner.active) or not _is_large(graph, x):
             return
         if (tuner.active and _decides(graph, x, weight)) or not by_blocks:
             return
@@ -250,11 +245,13 @@ def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_di
 
     To be called when the graph's arrays for the op are at hand, where nothing is by edge.
     """
-    name = "auto" if _choice.newest.choice is None else current_engine()
+    if compiling():
+        return
+    name = current_engine()
     if name not in ("auto", _WSB) or dtype.itemsize != 2 or head_dim not in DOT_HEADS:
         return
     if name == "auto":
-        if not _is_large(graph, x) or compiling():
+        if not _is_large(graph, x):
             return
         if tuner.active and _decides_dot(graph, dtype, heads, head_dim):
             return
@@ -271,8 +268,6 @@ def _least_reuse(name: str, graph: Graph, head_dim: int, gathered_bytes: int) ->
 
 
 def _keep(graph: Graph, key: str, *how: float) -> None:
-    if compiling():
-        return
     kept = graph._formats.get(key)
     if kept is not None and kept.knows(graph, *how):
         return

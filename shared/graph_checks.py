@@ -24,6 +24,11 @@ def compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+def transforming() -> bool:
+    """Whether a transform of torch.func is active: tensors that are made meanwhile are its own, and not to be kept."""
+    return not compiling() and torch._C._are_functorch_transforms_active()
+
+
 def surely(condition) -> bool:
     """Whether a condition on sizes holds; False where a compiled program will know them when it runs, not before.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _C, engines
-from .engines import ROWSPLIT, Engine, origin, pick
+from .engines import ROWSPLIT, Engine, current_engine, origin, pick
 from .ops.relational import widths
 from .plan import Device, Step, attention_steps, extremum_steps, seconds_at_roof, spmm_step
 
@@ -19,17 +19,18 @@ __all__ = ["record"]
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the ops of edgeless that run, with their arguments by name."""
+    """Notes the ops of edgeless that run, with their arguments by name and the engine in force."""
 
     def __init__(self):
         super().__init__()
-        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.calls: list[tuple[str, dict[str, Any], str]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func.namespace == "edgeless":
             names = [argument.name for argument in func._schema.arguments]
-            self.calls.append((func._schema.name.rpartition("::")[2], {**dict(zip(names, args)), **kwargs}))
+            name = func._schema.name.rpartition("::")[2]
+            self.calls.append((name, {**dict(zip(names, args)), **kwargs}, current_engine()))
         return func(*args, **kwargs)
 
 
@@ -48,19 +49,19 @@ def record(call, inputs: Sequence[Any]) -> list[Step]:
         leaves = [t for t in _tensors_in(inputs) if t.requires_grad]
         if leaves and outs:
             torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
-    return [step for name, args in recorder.calls for step in _steps_by_engine(name, args)]
+    return [step for call in recorder.calls for step in _steps_by_engine(*call)]
 
 
-def _steps_by_engine(name: str, args: dict[str, Any]) -> list[Step]:
-    """The steps of an op as the engine in force runs them or, where it refuses, with its words."""
-    engine, refused = pick(name, args)
+def _steps_by_engine(name: str, args: dict[str, Any], chosen: str) -> list[Step]:
+    """The steps of an op as the chosen engine runs them or, where it refuses, with its words."""
+    engine, refused = pick(name, args, chosen)
     if name == "spmm":
-        return [replace(_spmm_of(args, engine), refused=refused, origin=origin(name, args))]
+        return [replace(_spmm_of(args, engine), refused=refused, origin=origin(name, args, chosen))]
     if name == "sddmm":
         return [replace(_sddmm_of(args, engine), refused=refused)]
     if name in _ATTENTION:
         passes = ["forward"] if name == "attention" else _backward_passes(args)
-        asked = origin(name, args)
+        asked = origin(name, args, chosen)
         return [replace(step, refused=refused, origin=asked) for step in _attention_of(args, passes, engine)]
     return [replace(step, refused=refused) if step.engine in _OURS else step for step in _steps_of(name, args)]
 

@@ -12,7 +12,7 @@ import datetime
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from . import _C
+from .choices import block
 from .formats import CSC, CSC_ROWS, CSR, HeldByCore
 from .tuning_file import Entry, TuningFile, default_file
 
@@ -32,6 +33,7 @@ MODES = ("off", "cached", "on")
 USES = 50  # of an op on a graph, after which measuring engines takes less time than what was spent anyway
 EXPECTED_USES = 100  # within which blocks must have saved the time that they took to make
 _DOT, _DOT_BACKWARD = "dot_D", "dot_backward_D"
+_MEASURING = _C.Choice("edgeless.measuring", ("measuring", "resting"))
 LEAST_GAIN = 0.03  # of rowsplit's time: less is the noise of a measurement
 
 
@@ -160,17 +162,13 @@ class Tuner:
         # Whether it may ever decide anything; hot paths ask for this alone.
         self.active = mode == "on" or (mode == "cached" and self.file.path.exists())
         self._engines, self._measure, self._prepare, self._may_wait = engines, measure, prepare, may_wait
-        self._lock, self._resting = threading.RLock(), False
+        self._lock = threading.RLock()
         self._sizes: Optional[set[tuple[int, int, int]]] = None  # of the graphs in the file
 
-    @contextlib.contextmanager
-    def resting(self) -> Iterator[None]:
-        """Measures nothing inside the ``with`` block, in any thread: where the ops that run are being watched."""
-        before, self._resting = self._resting, True
-        try:
-            yield
-        finally:
-            self._resting = before
+    @staticmethod
+    def resting() -> contextlib.AbstractContextManager:
+        """Measures nothing inside the ``with`` block: where the ops that run are being watched."""
+        return block(_MEASURING, "resting")
 
     def may_decide(self, graph: Graph) -> bool:
         """Whether :meth:`decide` has anything to do for a graph; asked before every sum over a large one."""
@@ -193,7 +191,7 @@ class Tuner:
                 self._look_up(graph, kept, shape, state)
         if self.mode == "on" and not state.complete and not state.given_up:
             state.uses += 1
-            if state.uses > USES and not self._resting and self._may_wait():
+            if state.uses > USES and _MEASURING.name != "resting" and self._may_wait():
                 with self._lock:
                     self._measure_now(graph, kept, shape, state)
         return state.complete

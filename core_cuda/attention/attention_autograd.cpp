@@ -33,8 +33,7 @@ bool can_be_written_over(const AttentionCall& c) {
          (columns->begin[1] >= columns->width[0] || columns->begin[0] >= columns->width[1]);
 }
 
-struct Attention : torch::autograd::Function<Attention> {
-  static constexpr bool is_traceable = true;
+struct Attention : Function<Attention> {
   static constexpr size_t kFirst = 2;  // of the inputs, behind the output and the statistics
 
   static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
@@ -96,9 +95,7 @@ std::tuple<Tensor, Tensor> attention(const AttentionCall& call, Optional<at::Sca
   return {std::move(out), std::move(softmax_stats)};
 }
 
-struct AttentionWeights : torch::autograd::Function<AttentionWeights> {
-  static constexpr bool is_traceable = true;
-
+struct AttentionWeights : Function<AttentionWeights> {
   static Tensor forward(AutogradContext* ctx, const Tensor& softmax_stats, const Tensor& dst, const Tensor& src,
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
                         const AttentionCall& call) {

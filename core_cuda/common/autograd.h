@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "../engine.h"
 #include "graph_arrays.h"
 #include "optional.h"
 
@@ -66,6 +67,27 @@ struct OneByOne<function> {
 inline std::vector<Tensor> in_a_list(const FiveTensors& of) {
   return std::apply([](const auto&... t) { return std::vector<Tensor>{t...}; }, of);
 }
+
+// What functions of autograd derive from in the place of torch's: T has forward and backward, and its backward runs on
+// the engine that was chosen when its forward ran, wherever and whenever that is.
+template <class T>
+struct Function : torch::autograd::Function<Function<T>> {
+  static constexpr bool is_traceable = true;
+
+  template <class... Args>
+  static auto forward(AutogradContext* ctx, Args&&... args) {
+    const Engine engine = chosen_engine();
+    if (engine != Engine::automatic) ctx->saved_data["engine"] = static_cast<int64_t>(engine);
+    return T::forward(ctx, std::forward<Args>(args)...);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->saved_data.find("engine");
+    const bool chosen = saved != ctx->saved_data.end();
+    const OnEngine as_in_forward(chosen ? static_cast<Engine>(saved->second.toInt()) : Engine::automatic);
+    return T::backward(ctx, grads);
+  }
+};
 
 // Saves tensors, missing ones too, and behind them a graph.
 inline void save(AutogradContext* ctx, at::ArrayRef<Optional<Tensor>> tensors, const GraphArrays& graph) {

@@ -147,9 +147,7 @@ std::vector<Tensor> gradients_in_place(const AttentionCall& call, const Attentio
   return {of_dst, src, call.value.value_or(Tensor()), of_att};
 }
 
-struct AttentionLayer : torch::autograd::Function<AttentionLayer> {
-  static constexpr bool is_traceable = true;
-
+struct AttentionLayer : Function<AttentionLayer> {
   // What is saved: these, then the weights, the vectors, csr and csc.
   enum Saved : size_t { kX, kDstRows, kSrcRows, kValueRows, kAttRow, kOut, kSoftmaxStats, kSeed, kFixed };
 

@@ -7,8 +7,7 @@
 namespace edgeless {
 namespace {
 
-struct PairAttention : torch::autograd::Function<PairAttention> {
-  static constexpr bool is_traceable = true;
+struct PairAttention : Function<PairAttention> {
   enum Kept : size_t { kOut, kValues, kVectors, kQueries, kShift, kX, kWeight, kQuery, kKey, kBias, kSeed, kWalks };
 
   // call: the same tensors, and what has no gradient.

@@ -125,9 +125,7 @@ using LayerSignature = Tensor(const Tensor& x, const Tensor& weight, const OptTe
                               at::TensorList by_src, at::TensorList csr, at::TensorList csc, c10::SymInt num_dst,
                               at::ScalarType out_dtype, at::IntArrayRef max_degrees);
 
-struct RelationalLayer : torch::autograd::Function<RelationalLayer> {
-  static constexpr bool is_traceable = true;
-
+struct RelationalLayer : Function<RelationalLayer> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const OptTensor& own,
                         const OptTensor& root, const OptTensor& bias, const OptTensor* edge_weight,
                         const TypedEdges& graph, const std::function<Tensor()>& compute) {

@@ -15,9 +15,7 @@ struct Sum {
   Tensor of(const Tensor& x) const { return call_spmm(x, weight, src_scale, dst_scale, graph); }
 };
 
-struct SumLayer : torch::autograd::Function<SumLayer> {
-  static constexpr bool is_traceable = true;
-
+struct SumLayer : Function<SumLayer> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList bias,
                         const Sum& sum) {
     const Tensor sums = sum.of(x);

@@ -5,9 +5,7 @@ namespace edgeless {
 namespace {
 
 // biases: those that are there; has_bias: which maps they belong to.
-struct Project : torch::autograd::Function<Project> {
-  static constexpr bool is_traceable = true;
-
+struct Project : Function<Project> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
                                const std::vector<bool>& has_bias, int64_t joined, Optional<at::ScalarType> dtype,
                                at::IntArrayRef heads) {
@@ -38,9 +36,7 @@ std::vector<Tensor> project(const Tensor& x, at::TensorList weights, const OptTe
   return Project::apply(x, weights, at::TensorList(given.present), given.has, joined, dtype, heads);
 }
 
-struct ProjectSum : torch::autograd::Function<ProjectSum> {
-  static constexpr bool is_traceable = true;
-
+struct ProjectSum : Function<ProjectSum> {
   static Tensor forward(AutogradContext* ctx, at::TensorList xs, at::TensorList weights, const OptTensor& bias,
                         Optional<at::ScalarType> dtype) {
     const Summands maps = SumInputs::take(ctx, xs, weights, bias, dtype);
@@ -70,9 +66,7 @@ Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& b
   return ProjectSum::apply(xs, weights, bias, dtype);
 }
 
-struct ColumnSums : torch::autograd::Function<ColumnSums> {
-  static constexpr bool is_traceable = true;
-
+struct ColumnSums : Function<ColumnSums> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x) {
     ctx->saved_data["rows"] = x.sym_size(0);
     return call_column_sums(x);
@@ -85,9 +79,7 @@ struct ColumnSums : torch::autograd::Function<ColumnSums> {
 
 Tensor column_sums(const Tensor& x) { return at::GradMode::is_enabled() ? ColumnSums::apply(x) : call_column_sums(x); }
 
-struct AddRow : torch::autograd::Function<AddRow> {
-  static constexpr bool is_traceable = true;
-
+struct AddRow : Function<AddRow> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& row) {
     if (x.dim() == 3) ctx->saved_data["heads"] = x.sym_size(1), ctx->saved_data["channels"] = x.sym_size(2);
     return call_add_row(x, row);
@@ -107,9 +99,7 @@ Tensor add_row(const Tensor& x, const Tensor& row) {
   return at::GradMode::is_enabled() ? AddRow::apply(x, row) : call_add_row(x, row);
 }
 
-struct CastAll : torch::autograd::Function<CastAll> {
-  static constexpr bool is_traceable = true;
-
+struct CastAll : Function<CastAll> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, at::ScalarType dtype) {
     c10::List<int64_t> dtypes;
     for (const Tensor& t : tensors) dtypes.push_back(static_cast<int64_t>(t.scalar_type()));
@@ -129,9 +119,7 @@ struct CastAll : torch::autograd::Function<CastAll> {
   }
 };
 
-struct NodeLogits : torch::autograd::Function<NodeLogits> {
-  static constexpr bool is_traceable = true;
-
+struct NodeLogits : Function<NodeLogits> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList vectors) {
     variable_list saved{x};
     saved.insert(saved.end(), vectors.begin(), vectors.end());

@@ -31,8 +31,7 @@ const auto& kernels() {
   return found;
 }
 
-struct NeighborReduce : torch::autograd::Function<NeighborReduce> {
-  static constexpr bool is_traceable = true;
+struct NeighborReduce : Function<NeighborReduce> {
   using Compute = std::function<std::tuple<Tensor, Tensor, Tensor>()>;
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Options& options, const Compute& compute,

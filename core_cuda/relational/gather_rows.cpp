@@ -26,9 +26,7 @@ Tensor gather_rows_cuda(const Tensor& x, const Tensor& index, const Tensor& /*in
   return numbers.index_select(0, at).view(x.scalar_type()).view({index.size(0), x.size(1)});
 }
 
-struct GatherRows : torch::autograd::Function<GatherRows> {
-  static constexpr bool is_traceable = true;
-
+struct GatherRows : Function<GatherRows> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& index, const Tensor& indptr,
                         const Tensor& members) {
     static const Kernels kernels("edgeless::gather_rows", gather_rows);

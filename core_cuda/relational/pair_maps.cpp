@@ -109,9 +109,7 @@ namespace {
 
 std::tuple<Tensor, Tensor> apart(const PairMapsCall& in, bool /*joined*/) { return pair_maps_of_parts(in); }
 
-struct PairMaps : torch::autograd::Function<PairMaps> {
-  static constexpr bool is_traceable = true;
-
+struct PairMaps : Function<PairMaps> {
   // call: the same tensors, and the pairs.
   static variable_list forward(AutogradContext* ctx, const Tensor& k, const Tensor& v, const Tensor& k_weight,
                                const Tensor& v_weight, const Tensor& k_scale, const PairMapsCall& call, bool joined) {

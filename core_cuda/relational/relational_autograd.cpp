@@ -13,9 +13,7 @@ Tensor typed_mm_op(const Tensor& x, const Tensor& weight, const Tensor& offsets,
   return kernels.op(x, weight, offsets, rows);
 }
 
-struct TypedMM : torch::autograd::Function<TypedMM> {
-  static constexpr bool is_traceable = true;
-
+struct TypedMM : Function<TypedMM> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& offsets,
                         const OptTensor& rows) {
     ctx->save_for_backward({x, weight, offsets, rows.value_or(Tensor())});
@@ -35,9 +33,7 @@ struct TypedMM : torch::autograd::Function<TypedMM> {
   }
 };
 
-struct TypedOuter : torch::autograd::Function<TypedOuter> {
-  static constexpr bool is_traceable = true;
-
+struct TypedOuter : Function<TypedOuter> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& y, const Tensor& offsets,
                         const OptTensor& rows) {
     ctx->save_for_backward({x, y, offsets, rows.value_or(Tensor())});
@@ -68,9 +64,7 @@ Tensor typed_outer_op(const Tensor& x, const Tensor& y, const Tensor& offsets) {
   return kernels.op(x, y, offsets, {});
 }
 
-struct TypedSums : torch::autograd::Function<TypedSums> {
-  static constexpr bool is_traceable = true;
-
+struct TypedSums : Function<TypedSums> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& offsets) {
     ctx->save_for_backward({x, offsets});
     return call_typed_sums(x, offsets);
@@ -88,9 +82,7 @@ Tensor typed_sums(const Tensor& x, const Tensor& offsets) {
   return at::GradMode::is_enabled() ? TypedSums::apply(x, offsets) : call_typed_sums(x, offsets);
 }
 
-struct TypedLinear : torch::autograd::Function<TypedLinear> {
-  static constexpr bool is_traceable = true;
-
+struct TypedLinear : Function<TypedLinear> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const OptTensor& bias,
                         const Tensor& offsets) {
     ctx->save_for_backward({x, weight, offsets});
@@ -118,9 +110,7 @@ Tensor typed_linear(const Tensor& x, const Tensor& weight, const OptTensor& bias
 }
 
 // The middle of two rows by type; offsets and rows have no gradient.
-struct TypedBlend : torch::autograd::Function<TypedBlend> {
-  static constexpr bool is_traceable = true;
-
+struct TypedBlend : Function<TypedBlend> {
   static Tensor forward(AutogradContext* ctx, const Tensor& y, const Tensor& x, const Tensor& alpha,
                         const Tensor& offsets, const OptTensor& rows) {
     ctx->save_for_backward({y, x, alpha, offsets, rows.value_or(Tensor())});
@@ -155,9 +145,7 @@ struct Directions {
   at::TensorList by_dst, by_src;
 };
 
-struct RelationalSum : torch::autograd::Function<RelationalSum> {
-  static constexpr bool is_traceable = true;
-
+struct RelationalSum : Function<RelationalSum> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const OptTensor& edge_weight,
                         const Directions& graph, const std::function<Tensor()>& compute) {
     save(ctx, {x, weight, edge_weight}, {graph.by_dst, graph.by_src});

@@ -15,9 +15,7 @@ struct SpmmOptions {
 
 using Compute = std::function<Tensor()>;
 
-struct SpMM : torch::autograd::Function<SpMM> {
-  static constexpr bool is_traceable = true;
-
+struct SpMM : Function<SpMM> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const OptTensor& weight, const SpmmOptions& options,
                         const Compute& compute) {
     const bool needs_x = weight && weight->requires_grad();
@@ -43,9 +41,7 @@ struct SpMM : torch::autograd::Function<SpMM> {
   }
 };
 
-struct SDDMM : torch::autograd::Function<SDDMM> {
-  static constexpr bool is_traceable = true;
-
+struct SDDMM : Function<SDDMM> {
   static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const SpmmOptions& options,
                         const Compute& compute) {
     save(ctx, {dst, src, options.src_scale, options.dst_scale}, options.graph);

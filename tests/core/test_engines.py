@@ -14,7 +14,6 @@ import edgeless
 from edgeless import _C, Graph, engines, functional
 from edgeless.bench import graphs, peers
 from edgeless.bench.work import op_case
-from edgeless.choices import Choices
 from edgeless.plan import DEVICES, spmm_step, table
 from edgeless.plan_recording import record
 
@@ -25,42 +24,18 @@ def graph_and_rows():
     return Graph.from_edge_index(EDGES, 4, 4), torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
-def chosen():
-    """What Python says, which C++ must have been told."""
-    name = engines.current_engine()
-    assert engines.ENGINES[_C.chosen_engine()] == name
-    return name
-
-
 def test_blocks_nest_and_end():
-    assert chosen() == "auto"
+    assert engines.current_engine() == "auto"
     with edgeless.engine("cusparse"):
-        assert chosen() == "cusparse"
+        assert engines.current_engine() == "cusparse"
         with edgeless.engine("rowsplit"):
-            assert chosen() == "rowsplit"
-        assert chosen() == "cusparse"
+            assert engines.current_engine() == "rowsplit"
+        assert engines.current_engine() == "cusparse"
         with pytest.raises(ZeroDivisionError), edgeless.engine("cusparse-alg2"):
-            assert chosen() == "cusparse-alg2"
+            assert engines.current_engine() == "cusparse-alg2"
             _ = 1 / 0
-        assert chosen() == "cusparse"
-    assert chosen() == "auto"
-
-
-def test_threads_without_a_block_follow_the_newest():
-    found = []
-
-    def look():
-        found.append(chosen())
-        with edgeless.engine("auto"):
-            found.append(chosen())
-        found.append(chosen())
-
-    with edgeless.engine("cusparse"):
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
-        assert chosen() == "cusparse"
-    assert found == ["cusparse", "auto", "cusparse"]
+        assert engines.current_engine() == "cusparse"
+    assert engines.current_engine() == "auto"
 
 
 def test_a_block_that_ends_in_another_thread_is_that_of_its_beginning():
@@ -73,15 +48,7 @@ def test_a_block_that_ends_in_another_thread_is_that_of_its_beginning():
     thread = threading.Thread(target=lambda: next(begun, None))
     thread.start()
     thread.join()
-    assert chosen() == "auto"
-
-
-def test_choices_tell_what_is_chosen():
-    told, newest = [], []
-    choices = Choices(lambda: told.append, newest.append)
-    with choices.block("a"), choices.block("b"):
-        pass
-    assert told == newest == ["a", "b", "a", None]
+    assert engines.current_engine() == "auto"
 
 
 def test_a_wrong_name_is_refused():
@@ -89,7 +56,7 @@ def test_a_wrong_name_is_refused():
         ValueError, match="engine: name must be one of 'auto', 'rowsplit', 'cusparse', .* got 'cusprase'"
     ):
         edgeless.engine("cusprase").__enter__()
-    assert chosen() == "auto"
+    assert engines.current_engine() == "auto"
 
 
 @pytest.mark.parametrize("name", engines.ENGINES)
@@ -147,7 +114,7 @@ def test_a_traced_function_may_not_choose():
     torch._dynamo.reset()
     with pytest.raises(Exception, match="engine|Unsupported|raise"):
         torch.compile(inside, fullgraph=True, backend="eager")(torch.ones(2))
-    assert chosen() == "auto"
+    assert engines.current_engine() == "auto"
 
 
 # What a graph keeps --------------------------------------------------------------------------------------------------

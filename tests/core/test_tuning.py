@@ -1,5 +1,6 @@
 """Decisions on engines: what is measured and when, what is read from the user's file, and what a plan says of it."""
 
+import concurrent.futures
 import copy
 import gc
 import json
@@ -147,6 +148,22 @@ def test_nothing_is_measured_while_a_plan_is_made(file, monkeypatch):
     record(lambda: use(tuner, graph, 2 * USES), [])
     assert not fake.calls
     assert use(tuner, graph, 1) == [True] and len(fake.calls) == 1
+
+
+def test_plans_of_other_threads_keep_nothing_from_being_measured(file):
+    """Not while they are made, and not when two of them, begun one after the other, have ended in that order."""
+    fake, graph = Fake(), small_graph()
+    tuner = fake.tuner("on", file)
+    first, second = concurrent.futures.ThreadPoolExecutor(1), concurrent.futures.ThreadPoolExecutor(1)
+    with first, second:
+        blocks = tuner.resting(), tuner.resting()
+        for pool, block in zip((first, second), blocks, strict=True):
+            pool.submit(block.__enter__).result()
+        assert use(tuner, graph, USES + 1)[-1] and len(fake.calls) == 1
+        for pool, block in zip((first, second), blocks, strict=True):
+            pool.submit(block.__exit__, None, None, None).result()
+    use(tuner, graph, USES + 1, SUM._replace(width=16))
+    assert len(fake.calls) == 2
 
 
 def test_what_cannot_be_measured_is_not_tried_again(file):

@@ -115,12 +115,6 @@ def in_thread(work):
         return pool.submit(work).result()
 
 
-def test_threads_without_a_choice_see_that_of_others():
-    with edgeless.backend("reference"):
-        assert in_thread(backends.current_backend) == "reference"
-    assert in_thread(backends.current_backend) == "auto"
-
-
 def test_overlapping_blocks_of_two_threads():
     seen, entered, left = [], threading.Event(), threading.Event()
 
@@ -137,7 +131,7 @@ def test_overlapping_blocks_of_two_threads():
         thread.start()
         entered.wait(30)
         assert backends.current_backend() == "reference"
-    assert backends.current_backend() == "fused"  # outside of a block of its own, as a worker thread is
+    assert backends.current_backend() == "auto"  # for the other thread's block is none of its own
     left.set()
     thread.join()
     assert seen == ["fused", "fused", "auto"]
@@ -190,16 +184,19 @@ def test_tasks_of_one_thread_leave_nothing_behind():
     assert backends.current_backend() == "auto"
 
 
-def test_layers_in_worker_threads_follow_the_choice():
+def test_layers_in_worker_threads_choose_for_themselves():
+    """As replicas of nn.DataParallel do, in whose threads the forward of a module may open a block."""
     layer = Fused()
 
-    def apply(stream):
-        return layer(X)
+    def apply(name):
+        with edgeless.backend(name):
+            return layer(X)
 
     with edgeless.backend("reference"), concurrent.futures.ThreadPoolExecutor(2) as pool:
-        outs = list(pool.map(apply, range(2)))
-    for out in outs:
-        torch.testing.assert_close(out, layer.lin(X))
+        outs = list(pool.map(apply, ("auto", "reference")))
+        outs.append(pool.submit(layer, X).result())
+    for out, more in zip(outs, (1000, 0, 1000), strict=True):
+        torch.testing.assert_close(out, layer.lin(X) + more)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -216,10 +213,9 @@ def test_a_forked_child_keeps_the_choice_of_the_thread_that_forked():
         thread.start()
         entered.wait(30)
         assert run_in_fork(lambda: backends.current_backend() == "reference")
-        assert run_in_fork(lambda: in_thread(backends.current_backend) == "reference")
+        assert run_in_fork(lambda: in_thread(backends.current_backend) == "auto")
     assert run_in_fork(lambda: backends.current_backend() == "auto")  # the other thread is not in the child
-    with backends._choice._lock:
-        assert run_in_fork(lambda: in_thread(takes_a_block))
+    assert run_in_fork(lambda: in_thread(takes_a_block))
     left.set()
     thread.join()
 
@@ -246,10 +242,10 @@ def test_compiled_programs_follow_the_choice():
     for _ in range(10):
         assert run() == 0
         with edgeless.backend("reference"):
-            assert run() == in_thread(run) == 2
+            assert run() == 2 and in_thread(run) == 0
             with edgeless.backend("fused"):
                 assert run() == 1
-    assert counter.frame_count <= 4  # one for each choice, and one for that of another thread
+    assert counter.frame_count == 3  # one for each choice
 
 
 def test_a_block_inside_a_compiled_program():
@@ -264,6 +260,26 @@ def test_a_block_inside_a_compiled_program():
     with edgeless.backend("fused"):
         assert program(torch.zeros(())).tolist() == [2, 1]
         assert backends.current_backend() == "fused"
+
+
+def test_a_program_that_breaks_in_a_block_shows_it_to_no_other_thread():
+    seen = []
+
+    @torch._dynamo.disable
+    def look():
+        seen.extend((backends.current_backend(), in_thread(backends.current_backend)))
+        with edgeless.backend("fused"):
+            seen.append(backends.current_backend())
+
+    @torch.compile(backend="eager")
+    def program(x):
+        with edgeless.backend("reference"):
+            y = choice_as_a_number(x)
+            look()
+            return y + choice_as_a_number(x)
+
+    assert int(program(torch.zeros(()))) == 4 and seen == ["reference", "auto", "fused"]
+    assert backends.current_backend() == "auto"
 
 
 # Checkpoints ---------------------------------------------------------------------------------------------------------
