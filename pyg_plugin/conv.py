@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import Parameter
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
@@ -19,7 +18,6 @@ from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
-from edgeless.graph_checks import compiling
 from edgeless.layer import attention_layer
 from edgeless.projection import add_row, add_row_to_heads, project
 
@@ -46,7 +44,22 @@ _HOOKS = tuple(
 )
 
 
-class FusedConv(FusedLayer):
+class Scriptable:
+    """Mixin of layers with a ``stock`` class: TorchScript cannot compile a choice between two forwards."""
+
+    stock: ClassVar[type]
+
+    def __prepare_scriptable__(self):
+        """What TorchScript gets: the stock layer with this layer's state."""
+        stock = self.stock
+        if stock is not type(self).__bases__[-1]:
+            return self  # a user's subclass: to drop its own methods would be wrong
+        scriptable = stock.__new__(stock)
+        scriptable.__dict__ = self.__dict__
+        return scriptable
+
+
+class FusedConv(Scriptable, FusedLayer):
     """Base of the drop-in layers, between :class:`edgeless.FusedLayer` and the stock layer.
 
     Class attributes of a layer:
@@ -152,7 +165,7 @@ class FusedConv(FusedLayer):
             reasons.append(f"aggr_module is {aggr} and the kernels {known}")
         elif is_hooked(aggr):
             reasons.append("aggr_module has hooks")
-        return reasons + transform_refusals()
+        return reasons + tracing_refusals()
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
         """Why ``edge_attr`` (None when there is none) cannot go to the kernels."""
@@ -250,15 +263,10 @@ class FusedConv(FusedLayer):
                     setattr(cls, f"_orig_{step}", original)
 
     def __prepare_scriptable__(self):
-        """TorchScript gets the stock layer with this layer's state: it cannot compile a choice between two forwards."""
-        stock = self.stock
-        if type(self).stock is not type(self).__bases__[-1]:
-            return self  # a user's subclass: to drop its own methods would be wrong
-        if "_jinja_propagate" not in vars(stock):  # PyG completes a class when it is first instantiated
+        scriptable = super().__prepare_scriptable__()
+        if scriptable is not self and "_jinja_propagate" not in vars(self.stock):
             with torch.random.fork_rng(devices=()):
-                stock(1, 1)
-        scriptable = stock.__new__(stock)
-        scriptable.__dict__ = self.__dict__
+                self.stock(1, 1)  # PyG completes a class when it is first instantiated
         return scriptable
 
 
@@ -274,14 +282,9 @@ def _attention_rule(stock: type) -> Callable[[Any], bool]:
     return bool
 
 
-def transform_refusals() -> list[str]:
-    """What about the surroundings of a call the kernels do not know."""
-    reasons = []
-    if torch.jit.is_tracing():
-        reasons.append("the call is being traced by torch.jit")
-    if not compiling() and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
-        reasons.append("a transform of torch.func or forward-mode differentiation is active")
-    return reasons
+def tracing_refusals() -> list[str]:
+    """That torch.jit is tracing, which the kernels do not know."""
+    return ["the call is being traced by torch.jit"] if torch.jit.is_tracing() else []
 
 
 def pair(x: Any) -> tuple:

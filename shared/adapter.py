@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Optional
 import torch
 
 from .autocast import autocasts
-from .backends import NotFusedError, current_backend, explain, kernel_refusal
+from .backends import Explanation, NotFusedError, current_backend, explain, kernel_refusal
 from .graph_checks import compiling
 
 
@@ -94,8 +94,8 @@ class FusedLayer:
         """
         choice = current_backend()
         if choice != "reference":
-            if not self._fusion_refusals(*inputs):
+            if not (refusals := self._fusion_refusals(*inputs)):
                 return self._fused_forward(*inputs)
             if choice == "fused":
-                raise NotFusedError(str(explain(self, *inputs)))
+                raise NotFusedError(str(Explanation(type(self).__name__, False, tuple(refusals))))
         return self._stock_forward(*inputs)

@@ -9,13 +9,12 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.nn.parameter import UninitializedTensorMixin
 
 from . import _C
 from .autocast import rounds_to
-from .backends import current_backend
+from .backends import current_backend, transform_refusal
 from .engines import current_engine
 from .graph import Graph
 from .graph_cache import several_processes
@@ -120,8 +119,8 @@ def settings() -> Hashable:
 
 def call_refusal() -> Optional[str]:
     """Why no call is captured or replayed at this place of a program."""
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return "a transform of torch.func or forward-mode differentiation is active"
+    if reason := transform_refusal():
+        return reason
     if torch._C._get_tracing_state() is not None:
         return "torch.jit is tracing"
     if torch._C._len_torch_dispatch_stack():

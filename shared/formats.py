@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .graph_checks import normal_tensors
+from .graph_checks import normal_tensors, transforming
 
 __all__ = [
     "CSC",
@@ -85,6 +85,8 @@ class Keeper:
             return self._formats[key]
         with normal_tensors():
             value = build(self)
+        if transforming():
+            return value
         self._formats[key] = value
         self._graphs += graphs_of(value)
         return value

@@ -32,7 +32,7 @@ from torch import Tensor
 from . import _C
 from .formats import num_bytes, tensors_of
 from .graph import Graph
-from .graph_checks import check_number, check_sizes, compiling, normal_tensors
+from .graph_checks import check_number, check_sizes, compiling, normal_tensors, transforming
 
 __all__ = [
     "CacheInfo",
@@ -159,6 +159,8 @@ class GraphCache:
         copies = tuple(t.clone() for t in tensors) if compare else None
         with normal_tensors():
             graph = build()
+        if transforming():
+            return graph
         entry = _Entry(graph, stamps, copies)
         self._store(anchor, key, entry)
         return entry.graph

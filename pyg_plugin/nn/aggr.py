@@ -14,11 +14,11 @@ from edgeless.functional import neighbor_reduce
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 
-from ..conv import PLAIN, is_plain_float, transform_refusals
+from ..conv import PLAIN, Scriptable, is_plain_float, tracing_refusals
 from ..convert import for_stock
 
 
-class _Extremum(FusedLayer):
+class _Extremum(Scriptable, FusedLayer):
     """What the two share; ``stock`` and ``reduce`` are the layer's own."""
 
     def forward(self, x, index=None, ptr=None, dim_size=None, dim=-2):
@@ -36,7 +36,7 @@ class _Extremum(FusedLayer):
         return self._choose(x, index, ptr, dim_size, dim)
 
     def _fusion_refusals(self, x, index=None, ptr=None, dim_size=None, dim=-2) -> list[str]:
-        reasons = transform_refusals()
+        reasons = tracing_refusals()
         if not is_plain_float(x) or x.dim() != 2:
             return [*reasons, "x is not a plain floating tensor of two dimensions"]
         if dim not in (-2, 0):
@@ -62,14 +62,6 @@ class _Extremum(FusedLayer):
 
     def _stock_forward(self, x, index, ptr, dim_size, dim):
         return super()._stock_forward(x, for_stock(index), for_stock(ptr), dim_size, dim)
-
-    def __prepare_scriptable__(self):
-        """TorchScript gets the stock layer with this layer's state."""
-        if type(self) not in (MaxAggregation, MinAggregation):
-            return self
-        scriptable = self.stock.__new__(self.stock)
-        scriptable.__dict__ = self.__dict__
-        return scriptable
 
 
 def _graph_of(ptr: Tensor, num_rows: int) -> Graph:

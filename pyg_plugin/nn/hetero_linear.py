@@ -9,13 +9,14 @@ from torch_geometric.nn.dense import linear
 
 from edgeless.adapter import FusedLayer, inference_refusal, is_hooked, typed_rows_refusals
 from edgeless.autocast import rounds_to
+from edgeless.backends import transform_refusal
 from edgeless.functional import gather_mm
 from edgeless.projection import project
 
-from ..conv import LINEAR, is_plain_float, transform_refusals
+from ..conv import LINEAR, Scriptable, is_plain_float, tracing_refusals
 
 
-class HeteroLinear(FusedLayer, linear.HeteroLinear):
+class HeteroLinear(Scriptable, FusedLayer, linear.HeteroLinear):
     r"""``torch_geometric.nn.HeteroLinear`` on :func:`edgeless.functional.gather_mm`.
 
     Constructor, parameters and results are those of the stock layer. Every row is multiplied by the matrix of its type,
@@ -36,7 +37,7 @@ class HeteroLinear(FusedLayer, linear.HeteroLinear):
         if hasattr(self, "_hook"):
             return ["the parameters are not initialised yet"]
         refusals = typed_rows_refusals(x, type_vec, self.in_channels, self.weight, follows_autocast=True)
-        return refusals or transform_refusals()
+        return refusals or tracing_refusals()
 
     def _fused_forward(self, x, type_vec):
         device = x.device.type
@@ -48,7 +49,7 @@ class HeteroLinear(FusedLayer, linear.HeteroLinear):
             return out if self.bias is None else (out + self.bias[type_vec]).to(x.dtype)
 
 
-class HeteroDictLinear(FusedLayer, linear.HeteroDictLinear):
+class HeteroDictLinear(Scriptable, FusedLayer, linear.HeteroDictLinear):
     r"""``torch_geometric.nn.HeteroDictLinear``: same signature, parameters and results, a map at a time.
 
     The order of the types in the input makes no difference, also where pyg-lib is installed, with which the stock layer
@@ -72,7 +73,7 @@ class HeteroDictLinear(FusedLayer, linear.HeteroDictLinear):
                 return [f"of {key!r} the features are no plain floating tensor [N, F], or the map is no plain one"]
             if x is not None and (reason := inference_refusal(x)):
                 return [reason]
-        return transform_refusals()
+        return [reason] if (reason := transform_refusal()) else tracing_refusals()
 
     def _fused_forward(self, x_dict):
         return {key: project(x_dict[key], lin, kinds=LINEAR)[0] for key, lin in self.lins.items() if key in x_dict}

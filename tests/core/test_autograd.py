@@ -3,10 +3,12 @@
 import pytest
 import torch
 import torch.utils.checkpoint
-from attention_cases import graph_of
+from attention_cases import assert_close, graph_of
 from saved import saved_by
+from torch.autograd import forward_ad
 
-from edgeless import Graph, functional
+import edgeless
+from edgeless import Graph, TypedGraph, functional
 
 GRAPH = graph_of("square")
 
@@ -160,11 +162,80 @@ def test_second_derivatives_are_refused_when_they_are_taken(call, op):
         torch.autograd.grad(grad.sum(), x)
 
 
-@calls
-def test_transforms_are_refused(call):
-    x, y = inputs_of(call)
-    with pytest.raises(RuntimeError, match="functorch|autograd.Function"):
-        torch.func.grad(lambda x: call(x, y).sum())(x.detach())
+def in_forward_mode(function, x, tangent):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, tangent))).tangent
+
+
+def squares(function):
+    return lambda x: function(x).square().sum()
+
+
+def backward(function, x, create_graph=False):
+    return torch.autograd.grad(squares(function)(x), x, create_graph=create_graph)[0]
+
+
+def backward_twice(function, x, _):
+    return torch.autograd.grad(backward(function, x, True).sum(), x)[0]
+
+
+def along(function, x, tangent):
+    return torch.autograd.functional.jvp(function, x, tangent)[1]
+
+
+# (of torch.func or in forward mode, the same by backwards)
+TRANSFORMS = {
+    "grad": (lambda f, x, tangent: torch.func.grad(squares(f))(x), lambda f, x, tangent: backward(f, x)),
+    "grad of grad": (
+        lambda f, x, tangent: torch.func.grad(lambda x: torch.func.grad(squares(f))(x).sum())(x),
+        backward_twice,
+    ),
+    "jvp": (lambda f, x, tangent: torch.func.jvp(f, (x,), (tangent,))[1], along),
+    "vmap": (
+        lambda f, x, tangent: torch.func.vmap(f)(torch.stack((x, tangent))),
+        lambda f, x, tangent: torch.stack((f(x), f(tangent))),
+    ),
+    "forward mode": (in_forward_mode, along),
+}
+
+
+def kernels_of_types(x, w):
+    types = torch.arange(x.size(0)) % w.size(0)
+    return functional.gather_mm(x, w, types) + functional.segment_mm(x, w, torch.bincount(types, minlength=w.size(0)))
+
+
+def of_relations(x, w):
+    typed = TypedGraph(GRAPH, torch.arange(GRAPH.num_edges) % w.size(0), w.size(0))
+    return functional.relational_sum(typed, x, w, reduce="mean")
+
+
+def normalized(x, weight):
+    return functional.spmm(GRAPH, x, weight, norm="both")
+
+
+MATRICES = {kernels_of_types: (3, 8, 5), of_relations: (3, 8, 5)}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("call", [*CALLS, normalized, *MATRICES], ids=lambda call: call.__name__)
+def test_transforms_see_the_reference(monkeypatch, call, transform):
+    monkeypatch.setitem(globals(), "GRAPH", graph_of("square"))  # of which nothing is derived yet
+    x, y = (rows(GRAPH.num_src, 8), rows(*MATRICES[call], seed=1)) if call in MATRICES else inputs_of(call)
+    y = rows(GRAPH.num_edges, seed=1) if call is normalized else y
+    of_func, by_backwards = TRANSFORMS[transform]
+    of_one = {"x": (lambda x: call(x, y.detach()), x), "y": (lambda y: call(x.detach(), y), y)}
+    for function, leaf in list(of_one.values())[: 1 if call is largest else 2]:
+        tangent = torch.randn_like(leaf)
+        found = of_func(function, leaf.detach(), tangent)
+        with edgeless.backend("reference"):
+            expected = by_backwards(function, leaf, tangent)
+        assert_close([found], [expected.detach()], 1e-10)
+    with edgeless.backend("fused"):
+        with forward_ad.dual_level(), pytest.raises(edgeless.NotFusedError, match="a transform of torch.func"):
+            call(x, y)
+        kept = call(x, y)  # with what was derived of the graph in the transform
+    with edgeless.backend("reference"):
+        assert_close([kept], [call(x, y)], 1e-10)
 
 
 def test_the_statistics_of_the_softmax_have_no_gradient():

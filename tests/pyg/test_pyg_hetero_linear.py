@@ -1,6 +1,7 @@
 """HeteroLinear and HeteroDictLinear against the stock layers."""
 
 import copy
+import io
 import re
 
 import pytest
@@ -182,3 +183,75 @@ def test_accelerate_turns_stock_layers():
     model = torch.nn.ModuleList([stock.HeteroLinear(6, 4, 2), stock.HeteroDictLinear(6, 4, types=["a"])])
     report = edgeless.accelerate(model)
     assert [new for _, _, new in report.swapped] == [fused.HeteroLinear, fused.HeteroDictLinear]
+
+
+# TorchScript and transforms ------------------------------------------------------------------------------------------
+
+
+class Net(torch.nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+        return self.layer(x, types).relu()
+
+
+def saved(module):
+    file = io.BytesIO()
+    torch.jit.save(module, file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+@pytest.mark.parametrize("wrap", [Net, lambda layer: layer], ids=("in a model", "alone"))
+@pytest.mark.parametrize("options", [{}, {"bias": False}])
+def test_script(wrap, options):
+    theirs, ours = layer_pair(**options)
+    x, types = features(63, 6), TYPES["mixed"]
+    net, expected = wrap(ours), wrap(theirs)(x, types)
+    scripted = torch.jit.script(net)
+    for module in (scripted, saved(scripted)):
+        torch.testing.assert_close(module(x, types), expected)
+    assert_close(run(scripted, scripted, x, types), run(wrap(theirs), wrap(theirs), x, types))
+    torch.testing.assert_close(ours(x, types), theirs(x, types))
+
+
+def test_script_of_dictionaries():
+    theirs, ours = HeteroDictLinear({"a": 5, "b": 3}, 7), fused.HeteroDictLinear({"a": 5, "b": 3}, 7)
+    ours.load_state_dict(theirs.state_dict())
+    inputs = {"b": features(9, 3), "a": features(11, 5, seed=2)}
+    scripted = torch.jit.script(ours)
+    for module in (scripted, saved(scripted), ours):
+        torch.testing.assert_close(module(inputs), theirs(inputs))
+
+
+def test_a_subclass_is_scripted_as_it_is():
+    class Mine(fused.HeteroLinear):
+        def forward(self, x: torch.Tensor, type_vec: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    torch.testing.assert_close(
+        torch.jit.script(Mine(6, 4, 4))(torch.ones(2, 6), torch.zeros(2)), torch.full((2, 6), 2.0)
+    )
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).square().sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x.flip(0),))[1],
+    "vmap": lambda f, x: torch.func.vmap(f)(torch.stack((x, x.flip(0)))),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms(transform):
+    theirs, ours = layer_pair(torch.float64)
+    x, types = features(63, 6, torch.float64), TYPES["mixed"]
+    found, expected = (TRANSFORMS[transform](lambda x, layer=layer: layer(x, types), x) for layer in (ours, theirs))
+    torch.testing.assert_close(found, expected)
+    theirs, ours = HeteroDictLinear({"a": 6}, 7).double(), fused.HeteroDictLinear({"a": 6}, 7).double()
+    ours.load_state_dict(theirs.state_dict())
+    found, expected = (
+        TRANSFORMS[transform](lambda x, layer=layer: layer({"a": x})["a"], x) for layer in (ours, theirs)
+    )
+    torch.testing.assert_close(found, expected)
