@@ -378,7 +378,10 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> None:
-    """Forget every cached graph, set the statistics to zero and give pooled memory back to the system."""
+    """Forget every cached graph, set the statistics to zero and give pooled memory back to the system.
+
+    Nothing weakly refers to tensors of a user afterwards, as ``torch.utils.swap_tensors`` asks of those it swaps.
+    """
     _cache.clear()
     _C.release_pool()
 

@@ -245,8 +245,18 @@ def test_empty_and_odd_tensors_have_a_stamp():
     assert stamp(freed, True) == stamp(freed, True)
 
 
+@pytest.mark.parametrize("refer", [weakref.ref, torch._C._WeakTensorRef])
+def test_torch_swaps_no_tensor_with_a_weak_reference(refer):
+    """Whoever holds it, in Python or in C++: so no cache that lets its tensors die can do without clear_cache()."""
+    edge_index, other = new_edges(), new_edges()
+    reference = refer(edge_index)
+    with pytest.raises(RuntimeError, match="weakref"):
+        torch.utils.swap_tensors(edge_index, other)
+    del reference
+    torch.utils.swap_tensors(edge_index, other)
+
+
 def test_tensors_can_be_swapped_when_the_cache_was_cleared():
-    """torch.utils.swap_tensors refuses tensors with weak references, be they torch's own or the cache's."""
     edge_index, other = new_edges(), new_edges().flip(0)
     lookup(edge_index)
     edgeless.clear_cache()
