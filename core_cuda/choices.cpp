@@ -12,27 +12,27 @@ namespace {
 
 namespace py = pybind11;
 
-using Blocks = std::vector<std::shared_ptr<Choice::Block>>;  // of one thread, in the order of their beginning
+using BlocksOfThread = std::vector<std::shared_ptr<Choice::Block>>;  // of one thread, in the order of their beginning
 
 bool is_open(const std::shared_ptr<Choice::Block>& block) { return block->open.load(std::memory_order_relaxed); }
 
 // Torch hands these pointers from the thread that calls backward() to its own, and looks at none. The lists are not
 // changed, since several threads may hold one. They are no Python objects: their end needs no interpreter's lock, which
 // a thread that ends cannot take.
-const Blocks* blocks_of_thread(const std::string& key) {
+const BlocksOfThread* blocks_of_thread(const std::string& key) {
   using at::impl::ThreadLocalPythonObjects;
   if (!ThreadLocalPythonObjects::contains(key)) return nullptr;
-  return reinterpret_cast<const Blocks*>(ThreadLocalPythonObjects::get(key).get());
+  return reinterpret_cast<const BlocksOfThread*>(ThreadLocalPythonObjects::get(key).get());
 }
 
-void keep_in_thread(const std::string& key, Blocks blocks) {
-  auto kept = blocks.empty() ? nullptr : std::make_shared<Blocks>(std::move(blocks));
+void keep_in_thread(const std::string& key, BlocksOfThread blocks) {
+  auto kept = blocks.empty() ? nullptr : std::make_shared<BlocksOfThread>(std::move(blocks));
   at::impl::ThreadLocalPythonObjects::set(key, std::reinterpret_pointer_cast<c10::SafePyObject>(std::move(kept)));
 }
 
-Blocks open_blocks(const std::string& key) {
-  Blocks open;
-  if (const Blocks* all = blocks_of_thread(key)) {
+BlocksOfThread open_blocks(const std::string& key) {
+  BlocksOfThread open;
+  if (const BlocksOfThread* all = blocks_of_thread(key)) {
     std::copy_if(all->begin(), all->end(), std::back_inserter(open), is_open);
   }
   return open;
@@ -41,7 +41,7 @@ Blocks open_blocks(const std::string& key) {
 }  // namespace
 
 int Choice::chosen() const {
-  const Blocks* blocks = blocks_of_thread(key_);
+  const BlocksOfThread* blocks = blocks_of_thread(key_);
   if (!blocks) return 0;
   const auto newest = std::find_if(blocks->rbegin(), blocks->rend(), is_open);
   return newest == blocks->rend() ? 0 : (*newest)->chosen;
@@ -49,7 +49,7 @@ int Choice::chosen() const {
 
 std::shared_ptr<Choice::Block> Choice::begin(int chosen) const {
   auto block = std::make_shared<Block>(chosen);
-  Blocks blocks = open_blocks(key_);
+  BlocksOfThread blocks = open_blocks(key_);
   blocks.push_back(block);
   keep_in_thread(key_, std::move(blocks));
   return block;
@@ -65,7 +65,7 @@ void define_choices(py::module_& m) {
   py::class_<Choice> choice(m, "Choice");
   choice.def(py::init<std::string, std::vector<std::string>>(), py::arg("key"), py::arg("names"))
       .def_property_readonly("names", [](const Choice& of) { return py::tuple(py::cast(of.names())); })
-      .def_property_readonly("name", [](const Choice& of) { return of.names()[of.chosen()]; })
+      .def_property_readonly("name", [](const Choice& of) { return of.names().at(of.chosen()); })
       .def("begin", &Choice::begin, py::arg("chosen"))
       .def("end", &Choice::end, py::arg("block"));
   choice.attr("__slots__") = py::tuple();  // old versions of torch.compile then ask the object, and guard what it says
