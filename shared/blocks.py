@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .fingerprint import Fingerprint
 from .graph import Graph
-from .tensor_files import safetensors
+from .tensor_files import opened, safetensors, write
 from .wsb import COLUMNS, HEIGHT, Blocks, WsbFormat, blocks_of, num_listed
 
 __all__ = ["load", "num_bytes", "save"]
@@ -69,7 +69,7 @@ def num_bytes(graph: Graph, *, exact: bool = False) -> int:
 def save(graph: Graph, file: Union[str, os.PathLike]) -> None:
     """Writes the blocks of a graph to one file; makes them, and the transpose, where the graph has none yet.
 
-    Works without a GPU. The file is complete or not there at all.
+    Works without a GPU. The file is complete or not there at all, also where several threads or processes save to it.
 
     Args:
         graph: on any device.
@@ -93,15 +93,7 @@ def save(graph: Graph, file: Union[str, os.PathLike]) -> None:
         "contents": _contents(tensors),
         "written_by": f"edgeless {__version__}, torch {torch.__version__}",
     }
-    file = Path(file)
-    half = file.with_name(f".{file.name}.{os.getpid()}.new")
-    try:
-        library.torch.save_file(tensors, half, about)
-        os.replace(half, file)
-    except library.SafetensorError as error:
-        raise OSError(f"{call}: {file} cannot be written: {error}") from None
-    finally:
-        half.unlink(missing_ok=True)
+    write(call, library, Path(file), tensors, about)
 
 
 def load(graph: Graph, file: Union[str, os.PathLike]) -> None:
@@ -166,19 +158,15 @@ _MEANINGS = {
 
 def _read(call: str, file: Path, graph: Graph, names: list[str]) -> dict[str, Tensor]:
     """The tensors of a file, on the graph's device, if it is of this graph and as it was written."""
-    library = safetensors(call, "blocks")
-    try:
-        with library.safe_open(file, framework="pt", device=str(graph.device)) as opened:
-            about: dict[str, Any] = opened.metadata() or {}
-            for key, expected in _about(graph).items():
-                if about.get(key) != expected:
-                    meaning = _MEANINGS.get(key, f"be of this graph, with {key}")
-                    raise ValueError(f"{call}: {file} must {meaning} {expected}, got {about.get(key)}")
-            if sorted(opened.keys()) != sorted(names):
-                raise ValueError(f"{call}: {file} must hold {', '.join(names)}, got {', '.join(opened.keys())}")
-            tensors = {name: opened.get_tensor(name) for name in names}
-    except library.SafetensorError as error:
-        raise ValueError(f"{call}: {file} must be a whole file of safetensors, but it is damaged: {error}") from None
+    with opened(call, safetensors(call, "blocks"), file, str(graph.device)) as held:
+        about: dict[str, Any] = held.metadata() or {}
+        for key, expected in _about(graph).items():
+            if about.get(key) != expected:
+                meaning = _MEANINGS.get(key, f"be of this graph, with {key}")
+                raise ValueError(f"{call}: {file} must {meaning} {expected}, got {about.get(key)}")
+        if sorted(held.keys()) != sorted(names):
+            raise ValueError(f"{call}: {file} must hold {', '.join(names)}, got {', '.join(held.keys())}")
+        tensors = {name: held.get_tensor(name) for name in names}
     for name, tensor in tensors.items():
         if tensor.dtype != torch.int32:
             raise ValueError(f"{call}: {file}: {name} must be torch.int32, got {tensor.dtype}")

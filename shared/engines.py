@@ -229,8 +229,10 @@ def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, samp
         return
     name = current_engine()
     if name == "auto":
+        if sampled or not x.is_cuda:  # cheaper than asking the tuner
+            return
         by_blocks = x.element_size() == 2 and weight is None
-        if sampled or not (by_blocks or tuner.active) or not _is_large(graph, x):
+        if not (by_blocks or tuner.active) or not _is_large(graph, x):
             return
         if (tuner.active and _decides(graph, x, weight)) or not by_blocks:
             return

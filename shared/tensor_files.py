@@ -1,6 +1,17 @@
-"""The library that keeps tensors in files."""
+"""Tensors in files of safetensors, whose errors are said in Python's and in words."""
 
 from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .whole_files import whole_file
+
+__all__ = ["opened", "safetensors", "write"]
 
 
 def safetensors(call: str, extra: str):
@@ -17,3 +28,28 @@ def safetensors(call: str, extra: str):
             f"{call} keeps tensors as safetensors; install them with: pip install 'edgeless[{extra}]'"
         ) from error
     return safetensors
+
+
+def write(call: str, library, file: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
+    """Writes tensors, and what is said of them, to a file that is complete or not there at all.
+
+    Args:
+        library: of :func:`safetensors`.
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with whole_file(file) as half:
+        try:
+            library.torch.save_file(tensors, half, about)
+        except library.SafetensorError as error:
+            raise OSError(f"{call}: {file} cannot be written: {error}") from None
+
+
+@contextlib.contextmanager
+def opened(call: str, library, file: Path, device: str = "cpu") -> Iterator[Any]:
+    """A file of tensors, as ``safetensors.safe_open`` gives it. What it finds damaged is a ValueError."""
+    try:
+        with library.safe_open(file, framework="pt", device=device) as held:
+            yield held
+    except library.SafetensorError as error:
+        raise ValueError(f"{call}: {file} must be a whole file of safetensors, but it is damaged: {error}") from None

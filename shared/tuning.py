@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import os
 import threading
 import warnings
@@ -22,7 +23,7 @@ from torch import Tensor
 from . import _C
 from .choices import block
 from .formats import CSC, CSC_ROWS, CSR, HeldByCore
-from .tuning_file import Entry, TuningFile, default_file
+from .tuning_file import Entry, TuningFile, default_file, named_file
 
 if TYPE_CHECKING:
     from .graph import Graph
@@ -158,12 +159,24 @@ class Tuner:
         if mode not in MODES:
             raise ValueError(f"EDGELESS_TUNING must be off, cached or on, got {mode!r}")
         self.mode = mode
-        self.file = TuningFile(default_file(), engines) if file is None else file
-        # Whether it may ever decide anything; hot paths ask for this alone.
-        self.active = mode == "on" or (mode == "cached" and self.file.path.exists())
+        if file is not None:
+            self.file = file
         self._engines, self._measure, self._prepare, self._may_wait = engines, measure, prepare, may_wait
         self._lock = threading.RLock()
         self._sizes: Optional[set[tuple[int, int, int]]] = None  # of the graphs in the file
+
+    @functools.cached_property
+    def file(self) -> TuningFile:
+        """The user's file. Who imports edgeless has asked nothing of it yet, and may have no home where it could be."""
+        return TuningFile(default_file(), self._engines)
+
+    @functools.cached_property
+    def active(self) -> bool:
+        """Whether it may ever decide anything. Found out once, at the first sum on a GPU.
+
+        A file that the user names is read, even if only to say that it cannot be.
+        """
+        return self.mode == "on" or (self.mode == "cached" and (self.file.exists() or named_file() is not None))
 
     @staticmethod
     def resting() -> contextlib.AbstractContextManager:
@@ -209,7 +222,7 @@ class Tuner:
             for side in set(sides_of(graph, shape)) - set(state.engines):
                 entry = self.file.entries().get(tuple(key(graph, shape, side).values()))
                 if entry is not None:
-                    self._keep(graph, kept, shape, side, entry, f"measured on {entry['date']}, {self.file.path}")
+                    self._keep(graph, kept, shape, side, entry, f"measured on {entry['date']}, {self.file}")
         self._update(graph, shape, state)
         for engine in set(state.engines.values()):  # the graph may have arrays that are new to it
             self._is_prepared(graph, engine)
@@ -259,7 +272,7 @@ class Tuner:
         try:
             self.file.add(entries)
         except (OSError, ValueError) as error:
-            warnings.warn(f"edgeless: decisions are not kept in {self.file.path}: {error}", stacklevel=2)
+            warnings.warn(f"edgeless: decisions are not kept in {self.file}: {error}", stacklevel=2)
 
 
 def key(graph: Graph, shape: Shape, side: str) -> Entry:

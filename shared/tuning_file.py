@@ -1,7 +1,7 @@
 """The user's file of decisions: which engine was measured to be the fastest, for which op on which graph and device.
 
 It is JSON with one decision in a line, for people to read and to edit. Whatever is wrong with it costs its decisions
-and one warning, never an answer.
+and one warning, never an answer. Nothing is read before a decision is asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any, Optional
+
+from .file_lock import locked
+from .json_files import read_json
+from .whole_files import whole_file
 
 __all__ = ["FORMAT", "KEY", "VERSION", "TuningFile", "default_file"]
 
@@ -28,18 +32,31 @@ FOUND = {"engine": str, "ms": dict, "build_ms": (int, float, type(None)), "date"
 Entry = dict[str, Any]
 
 
-def default_file() -> Path:
-    """``EDGELESS_TUNING_FILE``, or ``edgeless/tuning.json`` in the user's folder of caches."""
-    given = os.environ.get("EDGELESS_TUNING_FILE")
-    if given:
-        return Path(given)
+def default_file() -> Optional[Path]:
+    """``EDGELESS_TUNING_FILE``, or ``edgeless/tuning.json`` in the user's folder of caches.
+
+    None where the user has no home, as a container's whose user id the system does not know.
+    """
+    if (given := named_file()) is not None:
+        return given
     if sys.platform == "win32":
-        folder = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        folder = os.environ.get("LOCALAPPDATA") or _at_home("AppData", "Local")
     elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Caches"
+        folder = _at_home("Library", "Caches")
     else:
-        folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "edgeless" / "tuning.json"
+        folder = os.environ.get("XDG_CACHE_HOME") or _at_home(".cache")
+    return Path(folder) / "edgeless" / "tuning.json" if folder else None
+
+
+def named_file() -> Optional[Path]:
+    """``EDGELESS_TUNING_FILE``, where the user has set it."""
+    given = os.environ.get("EDGELESS_TUNING_FILE")
+    return Path(given) if given else None
+
+
+def _at_home(*folders: str) -> Optional[str]:
+    home = os.path.expanduser("~")
+    return None if home == "~" else os.path.join(home, *folders)
 
 
 def key_of(entry: Entry) -> tuple:
@@ -51,14 +68,22 @@ class TuningFile:
     """Decisions by what they are for. Read once, so that no other process changes the mind of this one.
 
     Args:
-        path: need not exist.
+        path: need not exist. None: there is no place for a file, so no decision either.
         engines: the names that a decision may have.
     """
 
-    def __init__(self, path: Path, engines: tuple[str, ...]):
+    def __init__(self, path: Optional[Path], engines: tuple[str, ...]):
         self.path = path
         self._engines = engines
         self._entries: Optional[dict[tuple, Entry]] = None
+
+    def __str__(self) -> str:
+        """Where it is, for messages."""
+        return "a file of decisions" if self.path is None else str(self.path)
+
+    def exists(self) -> bool:
+        """Whether there is a file to be seen by this user."""
+        return self.path is not None and os.path.exists(self.path)
 
     def entries(self) -> dict[tuple, Entry]:
         """All decisions, oldest first; none, after a warning, of a file that cannot be used."""
@@ -67,7 +92,7 @@ class TuningFile:
                 self._entries = self.read()
             except (OSError, ValueError) as error:
                 self._entries = {}
-                warnings.warn(f"edgeless: no decision is taken from {self.path}: {error}", stacklevel=2)
+                warnings.warn(f"edgeless: no decision is taken from {self}: {error}", stacklevel=2)
         return self._entries
 
     def read(self) -> dict[tuple, Entry]:
@@ -78,13 +103,13 @@ class TuningFile:
             ValueError: it is damaged, or of a newer edgeless.
         """
         try:
-            text = self.path.read_text()
+            held = None if self.path is None else read_json(self.path)
         except FileNotFoundError:
             return {}
-        try:
-            held = json.loads(text)
         except ValueError as error:
-            raise ValueError(f"it must be JSON, but {error}") from None
+            raise ValueError(f"it {error}") from None
+        if held is None:
+            return {}
         if not isinstance(held, dict) or held.get("format") != FORMAT:
             raise ValueError(f"it must have the format {FORMAT!r}")
         version = held.get("version")
@@ -110,20 +135,20 @@ class TuningFile:
     def add(self, entries: list[Entry]) -> None:
         """Adds decisions to what the file holds by now, in one step. A file that cannot be used is left as it is.
 
+        Processes that add at the same time come one after the other, so that each one's decisions are kept.
+
         Raises:
             OSError, ValueError: as :meth:`read`, or it cannot be written.
         """
-        held = self.read()
-        for entry in entries:
-            held.pop(key_of(entry), None)
-            held[key_of(entry)] = entry
-        lines = ",\n".join(f"  {json.dumps(entry)}" for entry in list(held.values())[-MOST:])
-        text = f'{{"format": "{FORMAT}", "version": {VERSION}, "decisions": [\n{lines}\n]}}\n'
+        if self.path is None:
+            raise FileNotFoundError("this user has no home for it; EDGELESS_TUNING_FILE may name a file")
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        half = self.path.with_name(f".{self.path.name}.{os.getpid()}.new")
-        try:
-            half.write_text(text)
-            os.replace(half, self.path)
-        finally:
-            half.unlink(missing_ok=True)
+        with locked(self.path), whole_file(self.path) as half:
+            held = self.read()
+            for entry in entries:
+                held.pop(key_of(entry), None)
+                held[key_of(entry)] = entry
+            lines = ",\n".join(f"  {json.dumps(entry)}" for entry in list(held.values())[-MOST:])
+            text = f'{{"format": "{FORMAT}", "version": {VERSION}, "decisions": [\n{lines}\n]}}\n'
+            half.write_text(text, encoding="utf-8")
         self._entries = {**self.entries(), **{key_of(entry): entry for entry in entries}}

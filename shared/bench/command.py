@@ -292,8 +292,8 @@ def run(args: argparse.Namespace) -> int:
     def keep(more: list[dict]) -> None:
         rows.extend(more)
         if args.json:  # after every case: a long run that breaks off leaves what it has
-            with writing("--json", args.json):
-                args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
+            with writing("--json", args.json) as file:
+                file.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
 
     for name in args.graph:
         if several:

@@ -16,6 +16,7 @@ from typing import Optional
 
 from edgeless.cli.console import megabytes, milliseconds
 from edgeless.cli.layers import LAYERS
+from edgeless.whole_files import whole_file
 
 from . import engines, picture, shapes
 from .command import SUITES
@@ -418,7 +419,8 @@ ENGINES = Section(
 def write(docs: Path) -> None:
     """Writes the pages and the pictures."""
     for name, text in files(docs / "runs").items():
-        (docs / name).write_text(text)
+        with whole_file(docs / name) as file:
+            file.write_text(text)
 
 
 def files(runs: Path) -> dict[str, str]:

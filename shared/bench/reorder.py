@@ -113,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
     def keep(more: list[dict]) -> None:
         rows.extend(more)
         if args.json:  # after every case: a long run that breaks off leaves what it has
-            with writing("--json", args.json):
-                args.json.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
+            with writing("--json", args.json) as file:
+                file.write_text(json.dumps({"setting": setting, "results": rows}, indent=1))
 
     for name in args.graph:
         graph = load(name, args.data, device)
@@ -133,8 +133,8 @@ def run(args: argparse.Namespace) -> int:
             keep([asdict(cell) for cell in found])
             gathered += found
     if args.plot is not None:
-        with writing("--plot", args.plot):
-            gathers.draw(args.plot, f"{describe_device(device)}, {setting['command']}", gathered)
+        with writing("--plot", args.plot) as file:
+            gathers.draw(file, f"{describe_device(device)}, {setting['command']}", gathered)
     return 0
 
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from edgeless.whole_files import whole_file
+
 from .devices import UsageError
 
 
@@ -31,9 +33,15 @@ def check_writable(option: str, file: Path) -> None:
 
 
 @contextlib.contextmanager
-def writing(option: str, file: Path) -> Iterator[None]:
-    """Turns what goes wrong while ``file`` is written, on a full disk say, into an OutputError."""
+def writing(option: str, file: Path) -> Iterator[Path]:
+    """A path to write ``file`` to; what goes wrong meanwhile, on a full disk say, becomes an OutputError.
+
+    What the file held before stays until the new contents are complete. Pipes, devices and links are written to as they
+    are, and so is a file in a folder that takes no other.
+    """
+    as_it_is = file.is_symlink() or (file.exists() and not file.is_file()) or not os.access(file.parent, os.W_OK)
     try:
-        yield
+        with contextlib.nullcontext(file) if as_it_is else whole_file(file) as path:
+            yield path
     except OSError as error:
         raise OutputError(f"{option} {file}: cannot be written ({error.strerror or error})") from error

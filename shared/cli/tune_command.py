@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         for case in cases:
             _tune(handle, graph, case, args, device)
     if not args.dry_run:
-        print(f"\nkept in {tuner.file.path}, which is used unless EDGELESS_TUNING=off")
+        print(f"\nkept in {tuner.file}, which is used unless EDGELESS_TUNING=off")
     return 0
 
 
@@ -130,7 +130,7 @@ def _tune(handle: Graph, graph: BenchGraph, case: Case, args: argparse.Namespace
         try:
             tuner.file.add(entries)
         except (OSError, ValueError) as error:
-            raise OutputError(f"{tuner.file.path}: {error}") from error
+            raise OutputError(f"{tuner.file}: {error}") from error
     loops = " with self loops" * args.self_loops
     title = f"{graph.name}{loops}: {case.label}{' weighted' * args.weighted}, {describe_device(device)}"
     print()
@@ -170,11 +170,11 @@ def _pass_of(entry: Entry) -> str:
 def show() -> None:
     """Prints the user's file."""
     file = tuner.file
-    print(f"{file.path}: EDGELESS_TUNING={tuner.mode} (one of {', '.join(MODES)})")
+    print(f"{file}: EDGELESS_TUNING={tuner.mode} (one of {', '.join(MODES)})")
     try:
         entries = list(file.read().values())
     except (OSError, ValueError) as error:
-        raise OutputError(f"{file.path} is not used: {error}") from error
+        raise OutputError(f"{file} is not used: {error}") from error
     if not entries:
         print("no decisions")
         return

@@ -176,11 +176,11 @@ def run(args: argparse.Namespace) -> int:
     print_table(title, ["", *names.values(), "ratio"], rows, notes(config))
     if args.json:
         setting = setting_of(args, torch.device(config["device"]))
-        with writing("--json", args.json):
-            args.json.write_text(json.dumps({"setting": setting, "title": title, "config": config, **sides}, indent=1))
+        with writing("--json", args.json) as file:
+            file.write_text(json.dumps({"setting": setting, "title": title, "config": config, **sides}, indent=1))
     if args.plot:
-        with writing("--plot", args.plot):
-            draw(args.plot, title, names, sides)
+        with writing("--plot", args.plot) as file:
+            draw(file, title, names, sides)
         print(f"drawn in {args.plot}")
     return 0
 

@@ -394,6 +394,43 @@ def test_where_the_file_is(monkeypatch, tmp_path):
     assert default_file() == tmp_path / "mine.json"
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps homes elsewhere")
+def test_a_user_without_a_home_has_no_file(monkeypatch):
+    for name in ("EDGELESS_TUNING_FILE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert default_file() is None
+    fake, graph = Fake(), small_graph()
+    make = lambda mode: Tuner(ENGINES, fake.measure, lambda *_: None, mode=mode, may_wait=lambda: True)  # noqa: E731
+    assert not make("cached").active and not make("off").active
+    with pytest.warns(UserWarning, match="not kept in a file of decisions: this user has no home for it; EDGELESS_TUN"):
+        assert use(make("on"), graph, 2 * USES)[-1]
+
+
+@pytest.mark.parametrize("mode", ["cached", "on"])
+def test_a_file_that_is_named_and_cannot_be_costs_a_warning(mode, monkeypatch):
+    monkeypatch.setenv("EDGELESS_TUNING_FILE", "/" + "x" * 300)
+    fake, graph = Fake(), small_graph()
+    tuner = Tuner(ENGINES, fake.measure, lambda *_: None, mode=mode, may_wait=lambda: True)
+    assert tuner.active
+    with pytest.warns(UserWarning, match="no decision is taken from /xxx.*name too long") as warned:
+        assert use(tuner, graph, 5) == [False] * 5
+    assert len(warned) == 1
+
+
+def test_the_file_is_looked_for_at_the_first_sum_on_a_gpu(file, monkeypatch):
+    entries_of(file)
+    monkeypatch.setenv("EDGELESS_TUNING_FILE", str(file))
+    tuner = Tuner(ENGINES, Fake().measure, lambda *_: None, mode="cached")
+    monkeypatch.setattr(engines, "tuner", tuner)
+    graph, x = small_graph(), torch.ones(150, 8)
+    monkeypatch.setattr(engines, "LEAST_EDGES", 0)
+    engines.keep_plans(graph, x)
+    engines.keep_blocks(graph, x.bfloat16(), torch.bfloat16, 1, 64)
+    assert not {"file", "active"} & set(vars(tuner))
+    assert tuner.active and len(tuner.file.entries()) == 2
+
+
 def entries_of(file):
     use(Fake().tuner("on", file), small_graph(), 2 * USES)
     return json.loads(file.read_text())
@@ -403,6 +440,7 @@ def entries_of(file):
     "change,message",
     [
         (lambda text: text[:-20], "it must be JSON, but"),
+        (lambda text: "[" * 200_000, "it must be JSON, but it is nested too deeply"),
         (lambda text: "[]", "it must have the format 'edgeless-tuning'"),
         (lambda text: text.replace("edgeless-tuning", "other"), "it must have the format 'edgeless-tuning'"),
         (

@@ -1,5 +1,6 @@
 """What ``import edgeless`` does and, above all, does not do."""
 
+import os
 import shutil
 
 import pytest
@@ -77,3 +78,69 @@ def test_an_adapter_does_not_need_the_other_framework(python, adapter, other):
     pytest.importorskip({"pyg": "torch_geometric", "dgl": "dgl"}[adapter])
     done = python("-c", f"import sys; sys.modules[{other!r}] = None; import edgeless.{adapter}.nn")
     assert done.returncode == 0, done.stderr
+
+
+CLOSED = """
+import ctypes, os, sys, traceback
+import torch
+
+def obey_modes():
+    \"\"\"Root gives up reading what is closed to it: CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.\"\"\"
+    libc, head, sets = ctypes.CDLL(None), (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    if libc.capget(head, sets) == 0:
+        for i in range(2):  # effective and permitted
+            sets[i] &= ~0b110
+        libc.capset(head, sets)
+
+folder, failed = sys.argv[1], 0
+closed, long = folder + "/closed", "/" + "/".join(["x" * 200] * 100)
+os.mkdir(closed, 0)
+for number, (set_, removed) in enumerate((
+    ({"HOME": closed}, ()),
+    ({"HOME": closed + "/home"}, ()),
+    ({}, ("HOME",)),
+    ({"XDG_CACHE_HOME": closed}, ()),
+    ({"XDG_CACHE_HOME": long}, ()),
+    ({"EDGELESS_TUNING_FILE": closed + "/tuning.json"}, ()),
+    ({"EDGELESS_TUNING_FILE": long}, ()),
+    ({"HOME": closed, "EDGELESS_TUNING": "on"}, ()),
+)):
+    child = os.fork()
+    if child == 0:
+        try:
+            for name in ("XDG_CACHE_HOME", "EDGELESS_TUNING_FILE", "EDGELESS_TUNING", *removed):
+                os.environ.pop(name, None)
+            os.environ.update(set_)
+            if removed:  # and a user whom the system does not know
+                import pwd
+                def unknown(uid): raise KeyError(uid)
+                pwd.getpwuid = unknown
+            obey_modes()
+            try:
+                os.listdir(closed)
+            except PermissionError:
+                pass
+            else:
+                print("open", flush=True)
+                os._exit(0)
+            import edgeless
+            from edgeless.engines import tuner
+            assert tuner.active == (tuner.mode == "on" or "EDGELESS_TUNING_FILE" in set_), tuner.active
+            os._exit(0)
+        except BaseException:
+            print(set_, removed, flush=True)
+            traceback.print_exc()
+            os._exit(1)
+    failed += os.waitpid(child, 0)[1] != 0
+os.chmod(closed, 0o700)
+sys.exit(failed)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="forks, and closes a folder by its mode")
+def test_import_needs_no_home(python, tmp_path):
+    """Of a container's user, say, whose folders belong to another one. A file of decisions is read when one is due."""
+    done = python("-c", CLOSED, str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "open" in done.stdout:
+        pytest.skip("this user may read every folder, whatever its mode")

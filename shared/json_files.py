@@ -1,0 +1,25 @@
+"""JSON that somebody else may have written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+__all__ = ["read_json"]
+
+
+def read_json(file: Path) -> Any:
+    """What a file of JSON holds; None where it is empty.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: "must be JSON, but ..."; the caller says which file.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+        return json.loads(text) if text else None
+    except RecursionError:
+        raise ValueError("must be JSON, but it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"must be JSON, but {error}") from None
