@@ -7,7 +7,7 @@ who looks for two graphs with the same one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Optional, Union
 
 import torch
@@ -18,7 +18,7 @@ from . import _C
 if TYPE_CHECKING:
     from .graph import Graph
 
-__all__ = ["Fingerprint", "of_graph"]
+__all__ = ["Fingerprint", "of_graph", "of_tensors", "of_text"]
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / the golden ratio, odd
 _MASK = 2**64 - 1
@@ -101,3 +101,35 @@ def _edges(indptr: Tensor, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         counts = indptr[begin : end + 2].clamp(first, first + columns.numel()).diff()
         rows = torch.arange(begin, end + 1, device=device)
         yield torch.repeat_interleave(rows, counts, output_size=columns.numel()), columns
+
+
+def of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """The fingerprint of tensors on the CPU by their names: of dtypes, shapes and every bit."""
+    found = Fingerprint()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        _add_bytes(found, _bytes_of(f"{name} {tensor.dtype} {list(tensor.shape)}"))
+        if tensor.numel():
+            _add_bytes(found, tensor.contiguous().reshape(-1).view(torch.uint8))
+    return str(found)
+
+
+def of_text(text: str) -> str:
+    """The fingerprint of a text."""
+    found = Fingerprint()
+    _add_bytes(found, _bytes_of(text))
+    return str(found)
+
+
+def _bytes_of(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _add_bytes(found: Fingerprint, values: Tensor) -> None:
+    """Adds bytes, eight as one number; zeros fill up the last, and the number of bytes counts."""
+    if values.storage_offset() % 8:
+        values = values.clone()
+    whole = values.numel() // 8 * 8
+    rest = torch.cat((values[whole:], values.new_zeros(8 - values.numel() + whole)))
+    found.add(values[:whole].view(torch.int64)).add(rest.view(torch.int64))
+    found.add(torch.tensor([values.numel()], device="cpu"))

@@ -44,8 +44,9 @@ def load(
             they are summed, and as what a layer makes of them where they are mapped, with an exchange of gradients in
             the backward. None: yes, unless rows travel by all-to-all and what is made of them is no wider.
     Raises:
-        FileNotFoundError, ValueError: a missing, damaged or newer file, a number of processes that does not fit, or
-            no such carrier.
+        FileNotFoundError: there is no manifest, or the file of a part is missing.
+        ValueError: a file is damaged, altered or newer, in which case the message names it and the field; a number of
+            processes that does not fit, or no such carrier.
         TypeError: keep_features is neither of the three.
         RuntimeError: on the other ranks, with the reasons of those that failed; where folders, carriers or
             keep_features differ; or on every rank, where ``carrier="symmetric"`` cannot be had.
@@ -144,8 +145,6 @@ def _connect(
     halo.carrier = choose(carrier, ranks, sent_by, src.device)  # whose device has an index
     kept_ids = parts["kept_ids"].to(device) if "kept_ids" in parts else None
     dg = DistGraph.build(src, dst, parts["edge_ids"].to(device), kept_ids, halo, about)
-    for name, tensor in parts.items():
-        kind, _, name = name.partition(".")
-        if kind in ("node", "edge") and name:
-            (dg.ndata if kind == "node" else dg.edata)[name] = tensor.to(device)
+    for kind, data in (("node", dg.ndata), ("edge", dg.edata)):
+        data.update({name: parts[f"{kind}.{name}"].to(device) for name in manifest[f"{kind}_data"]})
     return dg

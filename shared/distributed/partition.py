@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Optional, Union
 
@@ -14,7 +15,8 @@ from ..graph import Graph
 from ..graph_checks import check_edge_index, check_ids, check_num_nodes
 from ..reordering.methods import metis_parts
 from ..reordering.neighbors import neighbors_of
-from .store import library, write_manifest, write_part
+from .store import MANIFEST, library, write_manifest, write_part
+from .store_checks import part_name
 
 __all__ = ["partition"]
 
@@ -51,6 +53,7 @@ def partition(
     Raises:
         TypeError, ValueError, IndexError: an argument that is not as above.
         FileExistsError: the folder holds something. Nothing is ever written over.
+        OSError: the parts cannot be written, on a full disk say. What was written is removed again.
         ImportError: safetensors or pymetis is missing.
     """
     call = "partition"
@@ -70,9 +73,32 @@ def partition(
     part = _parts(call, src, dst, num_nodes, num_parts, method, seed)
     folder = Path(directory)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{call}: directory must be empty or new, and {folder} holds something")
-    folder.mkdir(parents=True, exist_ok=True)
-    return _write(folder, src, dst, part, num_parts, nodes, edges, method if isinstance(method, str) else "given")
+        raise FileExistsError(f"{call}: directory must be empty or new, and {folder} holds {_what_is_in(folder)}")
+    method = method if isinstance(method, str) else "given"
+    with _complete(folder, num_parts):
+        return _write(folder, src, dst, part, num_parts, nodes, edges, method)
+
+
+def _what_is_in(folder: Path) -> str:
+    begun = folder.is_dir() and (folder / part_name(0)).exists() and not (folder / MANIFEST).exists()
+    return "parts without a manifest, of a call that was killed: remove them" if begun else "something"
+
+
+@contextlib.contextmanager
+def _complete(folder: Path, num_parts: int) -> Iterator[None]:
+    """A folder for the parts inside the block. After an exception it is as before, so that the call may be repeated."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for part in range(num_parts):
+            with contextlib.suppress(OSError):
+                (folder / part_name(part)).unlink()
+        for one in made:
+            with contextlib.suppress(OSError):
+                one.rmdir()
+        raise
 
 
 def _check_data(call: str, argument: str, data, rows: int, meaning: str) -> dict[str, Tensor]:
