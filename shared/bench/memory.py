@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Optional
 
 import torch
 
-from edgeless.cli.child import emit
+from edgeless.cli.child import configuration, emit
 from edgeless.cli.memory import peak_memory
 
 from . import graphs
@@ -62,4 +60,4 @@ def main(config: dict) -> None:
 
 
 if __name__ == "__main__":
-    main(json.load(sys.stdin))
+    main(configuration())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import sys
@@ -12,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import edgeless.distributed as ed
+from edgeless.cli.process import end_after
 
 TIMEOUT = 600.0
 
@@ -35,6 +37,7 @@ def run(work: Callable, processes: int, config: dict, *inputs) -> list:
 
 
 def _enter(rank: int, work: Callable, processes: int, port: int, config: dict, inputs: tuple, answers) -> None:
+    end_after(multiprocessing.parent_process().join)
     torch.set_num_threads(config["threads"])
     if processes > 1:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "LOCAL_RANK": rank}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any, Optional
+
+from .process import end_after
 
 MARK = "@edgeless "  # lines of a child's output that are events; anything else is the frameworks' chatter
 
@@ -24,6 +27,15 @@ def emit(kind: str, **fields: Any) -> None:
     print(MARK + json.dumps({"event": kind, **fields}), flush=True)
 
 
+def configuration() -> dict:
+    """In the child: the ``config`` of :func:`run_child`. From here on the child ends with its parent."""
+    if hasattr(select, "poll"):  # not on Windows
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)  # the pipe to the parent: nothing but that it is closed is reported
+        end_after(output.poll)
+    return json.load(sys.stdin)
+
+
 def run_child(
     module: str,
     config: dict,
@@ -33,7 +45,7 @@ def run_child(
     """Runs ``python -m module`` with ``config`` as JSON on its standard input.
 
     Args:
-        module: a module whose main calls ``json.load(sys.stdin)`` and then :func:`emit`.
+        module: a module whose main calls :func:`configuration` and then :func:`emit`.
         on_event: called with every event but the result.
         limit: seconds after which the child is killed.
 

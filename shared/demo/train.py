@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Union
@@ -11,7 +9,7 @@ from typing import Union
 import torch
 
 import edgeless
-from edgeless.cli.child import emit
+from edgeless.cli.child import configuration, emit
 from edgeless.cli.memory import peak_memory
 
 from .data import NodeData, community_graph, read_npz, read_planetoid
@@ -85,4 +83,4 @@ def run(config: dict) -> None:
 
 
 if __name__ == "__main__":
-    run(json.load(sys.stdin))
+    run(configuration())
