@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .whole_files import whole_file
 
-__all__ = ["opened", "safetensors", "write"]
+__all__ = ["keeps", "opened", "safetensors", "write"]
 
 
 def safetensors(call: str, extra: str):
@@ -28,6 +29,15 @@ def safetensors(call: str, extra: str):
             f"{call} keeps tensors as safetensors; install them with: pip install 'edgeless[{extra}]'"
         ) from error
     return safetensors
+
+
+def keeps(library, dtype: torch.dtype) -> bool:
+    """Whether files of the library may hold tensors of ``dtype``."""
+    try:
+        library.torch.save({"tensor": torch.empty(0, dtype=dtype, device="cpu")})
+    except KeyError:  # of its table of names
+        return False
+    return True
 
 
 def write(call: str, library, file: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ from ..graph import Graph
 from ..graph_checks import check_edge_index, check_ids, check_num_nodes
 from ..reordering.methods import metis_parts
 from ..reordering.neighbors import neighbors_of
+from ..tensor_files import keeps
 from .store import MANIFEST, library, write_manifest, write_part
 from .store_checks import part_name
 
@@ -109,6 +110,11 @@ def _check_data(call: str, argument: str, data, rows: int, meaning: str) -> dict
         if tensor.dim() == 0 or tensor.size(0) != rows:
             raise ValueError(
                 f"{call}: {argument}[{name!r}] must have {meaning} = {rows} rows, got shape {list(tensor.shape)}"
+            )
+        if tensor.layout != torch.strided or not keeps(library(), tensor.dtype):
+            raise TypeError(
+                f"{call}: {argument}[{name!r}] must be dense and of a dtype that safetensors has, "
+                f"got {tensor.dtype}, {tensor.layout}"
             )
     return {name: tensor.detach() for name, tensor in data.items()}
 

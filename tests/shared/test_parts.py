@@ -176,6 +176,12 @@ def test_a_mean_over_no_node_is_nan(parts):
         ({"method": torch.zeros(3, dtype=torch.int64)}, ValueError, "method must be integers of shape [N] = [45]"),
         ({"method": torch.full((NODES,), 2)}, IndexError, "method has id 2"),
         ({"node_data": {"x": torch.ones(3)}}, ValueError, "node_data['x'] must have N = 45 rows, got shape [3]"),
+        (
+            {"node_data": {"z": torch.ones(NODES, dtype=torch.complex128)}},
+            TypeError,
+            "['z'] must be dense and of a dtype",
+        ),
+        ({"node_data": {"s": torch.ones(NODES, 2).to_sparse()}}, TypeError, "got torch.float32, torch.sparse_coo"),
         ({"edge_data": {"w": [1.0]}}, TypeError, "edge_data must hold Tensors by name, got 'w': list"),
     ],
 )
