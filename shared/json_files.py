@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_json"]
+__all__ = ["read_json", "shown"]
 
 
 def read_json(file: Path) -> Any:
@@ -23,3 +23,12 @@ def read_json(file: Path) -> Any:
         raise ValueError("must be JSON, but it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"must be JSON, but {error}") from None
+
+
+def shown(value: Any) -> str:
+    """A value for a message, in few words however much it holds and however deep it is."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} that is nested too deeply"
+    return text if len(text) <= 80 else f"{text[:77]}..."

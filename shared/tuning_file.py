@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .file_lock import locked
-from .json_files import read_json
+from .json_files import read_json, shown
 from .whole_files import whole_file
 
 __all__ = ["FORMAT", "KEY", "VERSION", "TuningFile", "default_file"]
@@ -126,11 +126,13 @@ class TuningFile:
         for name, kind in {**KEY, **FOUND}.items():
             value = entry.get(name) if isinstance(entry, dict) else None
             if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise ValueError(f"decision {number} must have a {name} of its kind, got {value!r}")
+                raise ValueError(f"decision {number} must have a {name} of its kind, got {shown(value)}")
         if not all(isinstance(ms, (int, float)) for ms in entry["ms"].values()):
-            raise ValueError(f"decision {number} must have numbers for ms, got {entry['ms']!r}")
+            raise ValueError(f"decision {number} must have numbers for ms, got {shown(entry['ms'])}")
         if entry["engine"] not in self._engines:
-            raise ValueError(f"decision {number} must name one of {', '.join(self._engines)}, got {entry['engine']!r}")
+            raise ValueError(
+                f"decision {number} must name one of {', '.join(self._engines)}, got {shown(entry['engine'])}"
+            )
 
     def add(self, entries: list[Entry]) -> None:
         """Adds decisions to what the file holds by now, in one step. A file that cannot be used is left as it is.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..fingerprint import of_tensors, of_text
+from ..json_files import shown
 
 __all__ = ["FORMAT", "VERSION", "check_manifest", "check_part", "contents_of", "part_name"]
 
@@ -49,7 +50,7 @@ def check_manifest(where: str, manifest: Any) -> None:
 
     def expect(holds: bool, name: str, what: str, value: Any) -> None:
         if not holds:
-            raise ValueError(f"{where}: {name} must be {what}, got {_short(value)}")
+            raise ValueError(f"{where}: {name} must be {what}, got {shown(value)}")
 
     for name in _COUNTS:
         expect(_is_count(manifest[name]), name, "a whole number of at least 0", manifest[name])
@@ -149,9 +150,3 @@ def _is_kind(value: Any) -> bool:
 
 def _is_fingerprint(value: Any) -> bool:
     return isinstance(value, str) and _FINGERPRINT.fullmatch(value) is not None
-
-
-def _short(value: Any) -> str:
-    """A value for a message, in few words however much it holds."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -441,6 +441,10 @@ def entries_of(file):
     [
         (lambda text: text[:-20], "it must be JSON, but"),
         (lambda text: "[" * 200_000, "it must be JSON, but it is nested too deeply"),
+        (
+            lambda text: text.replace('"wsb"', "[" * 900 + "]" * 900, 1),
+            "decision 0 must have a engine of its kind, got ",
+        ),
         (lambda text: "[]", "it must have the format 'edgeless-tuning'"),
         (lambda text: text.replace("edgeless-tuning", "other"), "it must have the format 'edgeless-tuning'"),
         (
