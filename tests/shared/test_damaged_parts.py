@@ -261,7 +261,7 @@ def test_a_manifest_that_is_none(parts, text):
 @pytest.mark.parametrize("name", ["sizes", "written_by", "more"])
 def test_a_field_that_is_nested_deeply(parts, name):
     manifest = manifest_of(parts)
-    for depth in (50, 300, 600, 900):
+    for depth in (50, 300, 600, *range(800, 1000)):  # near the limit what is read may be too deep to be written
         text = json.dumps({**manifest, name: "HERE"}).replace('"HERE"', "[" * depth + "]" * depth)
         (parts / "manifest.json").write_text(text)
         said = refusal(parts)
