@@ -80,6 +80,20 @@ def check_name(name: str, data: Optional[Path]) -> None:
         _from_files(name, data)
 
 
+def sizes(name: str) -> Optional[tuple[int, int]]:
+    """Nodes and edges of a graph that is made here, without making it; None of any other name."""
+    if name == "star":
+        return 1 + STAR_LEAVES, STAR_EDGES
+    if name in RANDOM:
+        return RANDOM[name]
+    twin_name, _ = _twin(name)
+    if twin_name in twins.BATCHED:
+        graphs, nodes, edges = twins.BATCHED[twin_name]
+        return graphs * nodes, graphs * edges
+    kinds = (twins.POWER_LAW, twins.ROADS, twins.RELATIONAL)
+    return next((kind[twin_name][:2] for kind in kinds if twin_name in kind), None)
+
+
 def has_relations(name: str) -> bool:
     """Whether the graph of that name has types of edges."""
     return name in twins.RELATIONAL or name in RANDOM

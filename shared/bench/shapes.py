@@ -23,6 +23,7 @@ from .work import DTYPES, MODES, GraphedWork, Work, op_case
 HEADS = (1, 2, 3, 4, 8, 16)
 DIMS = (4, 8, 16, 20, 32, 40, 64, 96, 128, 256, 512)
 SCORES = ("gatv2", "gat", "gt")
+PRECISIONS = ("fp32", "bf16")
 BESIDE = 64  # bytes
 BAR = 1.8
 
@@ -53,11 +54,16 @@ class Shape:
         return self.ms / (self.row_bytes + BESIDE)
 
 
+def names() -> list[str]:
+    """Every shape as an op is called."""
+    return [f"{score}_H{heads}_D{dim}" for score, heads, dim in itertools.product(SCORES, HEADS, DIMS)]
+
+
 def measure(graph: BenchGraph, timer: Timer, modes, heads=HEADS, dims=DIMS, scores=SCORES) -> list[Shape]:
     """Times every shape on one graph, in both precisions. Shapes that cannot run are left out."""
     handle, device = graph_of(graph), graph.edge_index.device
     found = []
-    for score, dtype in itertools.product(scores, ("fp32", "bf16")):
+    for score, dtype in itertools.product(scores, PRECISIONS):
         for h, d in itertools.product(heads, dims):
             work = _work(handle, graph, score, DTYPES[dtype], h, d, device)
             timings = timer.compare({mode: work.mode(mode) for mode in modes})

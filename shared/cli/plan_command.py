@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import torch
 
 from edgeless.aggregation import gathered_degree
-from edgeless.bench import twins
+from edgeless.bench import graphs, shapes, twins
 from edgeless.bench.command import SUITES
 from edgeless.bench.ops import parse
 from edgeless.bench.work import DTYPES
@@ -21,7 +21,6 @@ from .devices import UsageError, pick_device
 
 _SCORES = {"gatv2": "gatv2", "gat": "gat", "gt": "dot"}
 _SUMS = ("forward", "gradient")
-_PLANNED = [name for name, suite in SUITES.items() if "op" in suite]
 
 
 class _Sizes(NamedTuple):
@@ -30,20 +29,23 @@ class _Sizes(NamedTuple):
     num_edges: int
 
 
-# Of graphs that are read from files; those of twins are known by name.
+# Of graphs that are read from files; those of the others are known by name.
 _FILES = {"tolokers": _Sizes(11_758, 11_758, 1_038_000), "cora": _Sizes(2_708, 2_708, 10_556)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options of the command."""
     parser.add_argument("op", nargs="*", help="gatv2_H8_D128, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512, ...")
-    parser.add_argument("--suite", choices=_PLANNED, help="every cell of a suite of the bench command")
-    parser.add_argument("--graph", nargs="+", help="a twin (pokec, ...), tolokers or cora; default: arxiv")
+    parser.add_argument("--suite", choices=SUITES, help="every cell of a suite of the bench command")
+    parser.add_argument(
+        "--graph", nargs="+", help="a graph of the bench (pokec, ...), tolokers or cora; default: arxiv"
+    )
     parser.add_argument("--nodes", type=int, help="in place of --graph, with --edges")
     parser.add_argument("--edges", type=int)
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: fp32")
     parser.add_argument(
-        "--device", default="h200", help=f"{', '.join(DEVICES)}, cuda (the one at hand) or cpu (default: h200)"
+        "--device",
+        help=f"{', '.join(DEVICES)}, cuda (the one at hand) or cpu (default: h200, cpu for a suite of CPU threads)",
     )
     parser.add_argument("--engine", choices=ENGINES, default="auto", help="of sums (default: auto)")
     parser.add_argument("--options", action="store_true", help="with dropout or returned attention")
@@ -52,11 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan of every case."""
-    suite = SUITES.get(args.suite, {})
+    suite = _suite(args.suite)
     ops = args.op or suite.get("op")
-    if not ops:
+    if not ops and args.suite is None:
         raise UsageError("plan needs an op, as in: edgeless plan gatv2_H8_D128 --graph twitch --dtype bf16")
-    device = DEVICES.get(args.device) or Device.of(pick_device(args.device))
+    if not ops:
+        raise UsageError(
+            f"--suite {args.suite} is of whole layers or models, whose steps their options and graphs decide: "
+            "edgeless.explain(layer, *inputs, plan=True) says them for one"
+        )
+    wanted = args.device or ("cpu" if "compare_threads" in suite else "h200")
+    device = DEVICES.get(wanted) or Device.of(pick_device(wanted))
     for name, sizes in _graphs(args, suite):
         for op in ops:
             for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
@@ -64,6 +72,14 @@ def run(args: argparse.Namespace) -> int:
                 steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.max_degree, args.engine)
                 print("  " + table(steps).replace("\n", "\n  "))
     return 0
+
+
+def _suite(name: Optional[str]) -> dict:
+    """What the bench runs for it, the shapes of attention by name among its ops."""
+    suite = SUITES.get(name, {})
+    if suite.get("shapes"):
+        return {**suite, "op": shapes.names(), "dtype": list(shapes.PRECISIONS)}
+    return suite
 
 
 def _graphs(args: argparse.Namespace, suite: dict) -> Iterator[tuple[str, _Sizes]]:
@@ -81,14 +97,12 @@ def _graphs(args: argparse.Namespace, suite: dict) -> Iterator[tuple[str, _Sizes
 def _sizes(name: str) -> _Sizes:
     if name in _FILES:
         return _FILES[name]
-    if name in twins.BATCHED:
-        graphs, nodes, edges = twins.BATCHED[name]
-        return _Sizes(graphs * nodes, graphs * nodes, graphs * edges)
-    for kind in (twins.POWER_LAW, twins.ROADS, twins.RELATIONAL):
-        if name in kind:
-            nodes, edges = kind[name][:2]
-            return _Sizes(nodes, nodes, edges)
-    raise UsageError(f"--graph must be one of {', '.join([*_FILES, *twins.NAMES])}, got {name!r}")
+    found = graphs.sizes(name)
+    if found is None:
+        known = ", ".join([*_FILES, *graphs.OWN, *twins.NAMES])
+        raise UsageError(f"--graph must be one of {known}, got {name!r}")
+    nodes, edges = found
+    return _Sizes(nodes, nodes, edges)
 
 
 def steps_of(

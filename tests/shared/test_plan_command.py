@@ -5,6 +5,10 @@ import torch
 
 import edgeless
 from edgeless.__main__ import main
+from edgeless.bench import graphs
+from edgeless.bench.command import SUITES
+from edgeless.bench.shapes import DIMS, HEADS
+from edgeless.plan import Device
 
 
 def test_every_cell_of_a_suite_is_printed(capsys):
@@ -14,6 +18,48 @@ def test_every_cell_of_a_suite_is_printed(capsys):
         for op in ("gatv2_H2_D64", "gatv2_H8_D128", "gt_H4_D128"):
             assert f"{op} bf16, {graph} (" in printed and f"{op} fp32, {graph} (" in printed
     assert printed.count("by source") == 36 and "tensor cores" in printed and "ms at the roof" in printed
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_suite_of_the_bench_is_answered(name, capsys):
+    """Every cell of its ops, or why there are none, without a graph that is unknown here."""
+    suite = SUITES[name]
+    ops = suite.get("op", ())
+    if suite.get("shapes"):
+        ops = [f"{score}_H{heads}_D{dim}" for score in ("gatv2", "gat", "gt") for heads in HEADS for dim in DIMS]
+    dtypes = ("fp32", "bf16") if suite.get("shapes") else suite.get("dtype", ("fp32",))
+    if not ops:
+        assert main(["plan", "--suite", name]) == 2
+        told = f"--suite {name} is of whole layers or models, whose steps their options and graphs decide"
+        assert told in capsys.readouterr().err
+        return
+    assert main(["plan", "--suite", name]) == 0
+    cells = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(" ")]
+    device = Device.of(torch.device("cpu")).name if name == "threads" else "H200"
+    expected = [f"{op} {dtype}, {graph} (" for graph in suite["graph"] for op in ops for dtype in dtypes]
+    assert [cell[: len(begin)] for cell, begin in zip(cells, expected, strict=True)] == expected
+    assert all(cell.endswith(f" edges), {device}") for cell in cells)
+
+
+def test_a_suite_for_another_device_or_with_ops_of_ones_own(capsys):
+    assert main(["plan", "--suite", "threads", "--device", "a100"]) == 0
+    printed = capsys.readouterr().out
+    assert "star (65,537 nodes, 1,000,000 edges), A100" in printed and "tolokers (11,758 nodes" in printed
+    assert main(["plan", "spmm_none_F8", "--suite", "relations"]) == 0
+    assert "spmm_none_F8 fp32, aifb (7,262 nodes, 48,810 edges), H200" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["star", "toy", "tiny", "artnet", "artnet:community", "city-roads-M:community", "aifb", "mnist"]
+)
+def test_sizes_are_those_of_the_graph_that_the_bench_makes(name):
+    made = graphs.load(name, None, torch.device("cpu"))
+    assert graphs.sizes(name) == (made.num_nodes, made.num_edges)
+
+
+@pytest.mark.parametrize("name", ["tolokers", "nowhere", "aifb:community", "star:community", "artnet:shuffled"])
+def test_no_sizes_of_what_is_not_made_here(name):
+    assert graphs.sizes(name) is None
 
 
 @pytest.mark.parametrize("device", ["h200", "a100", "cpu"])
