@@ -12,6 +12,7 @@
 #include "common/fold.h"
 #include "plan_override.h"
 #include "reduction/cuda/plan.h"
+#include "relational/plan.h"
 #include "spmm/plan.h"
 #include "thresholds.h"
 
@@ -104,6 +105,17 @@ std::string gradient_plan(const std::string& dtype, int arg_bytes, bool wide_ind
   return reduction::name_of(reduction::plan_gradient(p, {multiprocessors, shared_bytes, clusters}));
 }
 
+// capability: 80 for 8.0; shared_bytes: of a block
+int most_fused_width(const std::string& dtype, bool wide_index, int capability, int64_t shared_bytes) {
+  return cuda::relational::most_fused_width(storage_named(dtype), wide_index, {capability, shared_bytes});
+}
+
+bool fuses_widths(const std::string& dtype, bool wide_index, int capability, int64_t shared_bytes, int64_t in_width,
+                  int64_t out_width) {
+  return cuda::relational::fuses_widths(storage_named(dtype), wide_index, {capability, shared_bytes}, in_width,
+                                        out_width);
+}
+
 std::mutex override_mutex;
 std::string overriding_engine;
 
@@ -138,6 +150,13 @@ void define_plans(py::module_& m) {
   m.def("gradient_plan", &gradient_plan, py::kw_only(), py::arg("dtype"), py::arg("arg_bytes"), py::arg("wide_index"),
         py::arg("shares"), py::arg("has_transpose"), py::arg("num_rows"), py::arg("num_columns"), py::arg("num_edges"),
         py::arg("width"), py::arg("multiprocessors"), py::arg("shared_bytes"), py::arg("clusters"));
+  m.def("most_fused_width", &most_fused_width, py::kw_only(), py::arg("dtype"), py::arg("wide_index"),
+        py::arg("capability"), py::arg("shared_bytes"));
+  m.def("fuses_widths", &fuses_widths, py::kw_only(), py::arg("dtype"), py::arg("wide_index"), py::arg("capability"),
+        py::arg("shared_bytes"), py::arg("in_width"), py::arg("out_width"));
+#ifdef EDGELESS_WITH_CUDA
+  m.def("shared_bytes_of_block", &shared_bytes_of_block, py::arg("device"));
+#endif
   m.attr("SCORES") = py::tuple(py::cast(kScoreNames));
   m.def(
       "values_are_keys", [](const std::string& score) { return values_are_keys(parse_score("edgeless", score)); },

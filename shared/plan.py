@@ -1,22 +1,35 @@
 """What runs behind a call, and what it costs: engine, kernel, tile, slices, bytes, time at the roof.
 
 The decisions themselves are made in the core (``core_cuda/attention/cuda/plan.h``, ``core_cuda/common/fold.h``,
-``core_cuda/reduction/cuda/plan.h``), by pure functions of sizes; this module asks them and counts bytes. No GPU is
-needed: the device is described by a :class:`Device`, the one at hand or a named one.
+``core_cuda/reduction/cuda/plan.h``, ``core_cuda/relational/plan.h``), by pure functions of sizes; this module asks them
+and counts bytes. No GPU is needed: the device is described by a :class:`Device`, the one at hand or a named one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Optional
 
 import torch
 
 from . import _C
 from .engines import ROWSPLIT, Engine
+from .untraced import constant
 
-__all__ = ["DEVICES", "Device", "Step", "attention_steps", "extremum_steps", "seconds_at_roof", "spmm_step", "table"]
+__all__ = [
+    "DEVICES",
+    "Device",
+    "Step",
+    "attention_steps",
+    "extremum_steps",
+    "most_fused_width",
+    "seconds_at_roof",
+    "spmm_step",
+    "table",
+    "takes_widths",
+]
 
 
 @dataclass(frozen=True)
@@ -26,6 +39,7 @@ class Device:
     Attributes:
         multiprocessors, l2_bytes, shared_bytes, clusters: as CUDA reports them; ``shared_bytes`` is what a block may
             ask for. Zero for a CPU, whose kernels choose by the row alone.
+        capability: the compute capability, 80 for 8.0; zero for a CPU.
         l2_roof, hbm_roof: bytes per second of a bare gather of random rows whose set fits the L2 (up to
             ``l2_fits`` bytes), and of others; 0 where nobody has measured them.
     """
@@ -38,6 +52,7 @@ class Device:
     l2_roof: float = 0.0
     hbm_roof: float = 0.0
     l2_fits: int = 0
+    capability: int = 0
 
     @classmethod
     def of(cls, device: torch.device) -> Device:
@@ -51,15 +66,29 @@ class Device:
             name=found.name,
             multiprocessors=found.multi_processor_count,
             l2_bytes=found.L2_cache_size,
-            shared_bytes=getattr(found, "shared_memory_per_block_optin", known.shared_bytes),
+            shared_bytes=_shared_bytes(device, found, known),
             clusters=found.major >= 9,
+            capability=10 * found.major + found.minor,
         )
+
+    def most_fused_width(self, dtype: torch.dtype, wide_index: bool) -> int:
+        """:func:`most_fused_width` of this device."""
+        return _C.most_fused_width(
+            dtype=_dtype_name(dtype), wide_index=wide_index, capability=self.capability, shared_bytes=self.shared_bytes
+        )
+
+
+def _shared_bytes(device: torch.device, found, known: Device) -> int:
+    """What a block may ask for. torch before 2.5 does not say, and a build without CUDA has nobody else to ask."""
+    if _C.with_cuda:
+        return _C.shared_bytes_of_block(torch.cuda.current_device() if device.index is None else device.index)
+    return getattr(found, "shared_memory_per_block_optin", known.shared_bytes)
 
 
 # The roofs were measured on an H200 with random rows of 128 bytes and more, 2026-11-21.
 DEVICES = {
-    "h200": Device("H200", 132, 60 * 2**20, 232448, True, 9.3e12, 4.7e12, 45 * 2**20),
-    "a100": Device("A100", 108, 40 * 2**20, 166912, False),
+    "h200": Device("H200", 132, 60 * 2**20, 232448, True, 9.3e12, 4.7e12, 45 * 2**20, 90),
+    "a100": Device("A100", 108, 40 * 2**20, 166912, False, capability=80),
 }
 
 
@@ -302,6 +331,36 @@ def extremum_steps(
     return [*steps, Step("neighbor_reduce", "gradient", "rowsplit", engine, 1, num_bytes, seconds)]
 
 
+# Sums over relations -------------------------------------------------------------------------------------------------
+
+
+@cache
+def _known_width(device: torch.device, dtype: torch.dtype, wide_index: bool) -> int:
+    return Device.of(device).most_fused_width(dtype, wide_index)
+
+
+@constant
+def most_fused_width(device: torch.device, dtype: torch.dtype, wide_index: bool = False) -> int:
+    """The widest rows of ``dtype`` whose sums are multiplied while they are at hand (``core_cuda/relational/plan.h``).
+
+    Layers over relations ask at every call, so the answer is kept. In a program of torch.compile it is a constant.
+
+    Args:
+        device: of the tensors.
+        wide_index: whether the graph's ids are of 64 bits.
+    Returns:
+        How many numbers; 0 where the device has no such kernels.
+    """
+    return _known_width(device, dtype, wide_index)
+
+
+def takes_widths(most: int, dtype: torch.dtype, in_and_out: tuple[int, int]) -> bool:
+    """Whether rows and matrices of these widths are taken, which are whole vectors of 16 bytes, ``most`` being what
+    :func:`most_fused_width` says. Widths may be sizes that a program learns when it runs.
+    """
+    return all(0 < width <= most and width * dtype.itemsize % 16 == 0 for width in in_and_out)
+
+
 # Text ----------------------------------------------------------------------------------------------------------------
 
 
@@ -325,4 +384,5 @@ def table(steps: Sequence[Step]) -> str:
 
 
 def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.3g} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:,.3g} GB"
+    number, unit = (num_bytes / 1e6, "MB") if num_bytes < 1e9 else (num_bytes / 1e9, "GB")
+    return f"{float(f'{number:.3g}'):,g} {unit}"  # three digits, and no exponent where there are four before the point

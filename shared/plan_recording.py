@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import _C, engines
 from .engines import ROWSPLIT, Engine, current_engine, origin, pick
 from .ops.relational import widths
-from .plan import Device, Step, attention_steps, extremum_steps, seconds_at_roof, spmm_step
+from .plan import Device, Step, attention_steps, extremum_steps, seconds_at_roof, spmm_step, takes_widths
 
 __all__ = ["record"]
 
@@ -203,47 +203,79 @@ def _edge_bytes(args: dict[str, Any]) -> int:
 
 
 def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
-    """A sum over relations, or the gradients of its features and weights; each sums the edges of its pieces."""
-    x, weight, gathered = args["x"], args["weight"], args["grad"] if name.endswith("backward") else args["x"]
-    device, backward = Device.of(x.device), name.endswith("backward")
+    """A sum over relations, or the gradients of its features and weights; each sums the edges of its pieces, but that
+    on CUDA both gradients are made of one sum.
+    """
+    x, weight, backward = args["x"], args["weight"], name.endswith("backward")
+    device, size = Device.of(x.device), x.element_size()
+    gathered, on_cpu = args["grad"] if backward else x, x.device.type == "cpu"
+    depth = gathered.size(1)
+    row = depth * (gathered.element_size() if on_cpu else size)  # CUDA casts gradients to the dtype of x before
     needs = args.get("needs") or [True]
     steps = []
     for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
         if not needed:
             continue
-        type_ptr, piece_rows, ptr, indices, _, parts, *tiles = args["by_src" if backward else "by_dst"]
-        pieces, index = piece_rows.numel(), indices.element_size()
+        type_ptr, piece_rows, ptr, indices, _, by_row, *tiles = args["by_src" if backward else "by_dst"]
+        pieces, edges, index = piece_rows.numel(), indices.numel(), indices.element_size()
         rows = {"forward": args.get("num_dst", 0), "of features": x.size(0), "of weights": 0}[step]
         width = widths(weight)[step == "forward"]
-        num_bytes = indices.numel() * (gathered.size(1) * gathered.element_size() + index) + 2 * pieces * index
-        num_bytes += rows * width * x.element_size() + weight.numel() * weight.element_size()
+        fused = bool(tiles) and _fuses(device, x, widths(weight), index == 8)
+        weighed = args.get("edge_weight") is not None or len(tiles) > 5
+        # Rows of sums that are in memory: of pieces of several edges, or of weighed ones, where none is at hand.
+        sums = pieces * depth * size * bool(ptr.numel() or weighed)
+        again = not on_cpu and step == "of weights" and needs[0] and (fused or sums > 0)
+        num_bytes = rows * width * size + weight.numel() * weight.element_size()
+        if not again:
+            num_bytes += edges * (row + index + _edge_bytes(args)) + 2 * pieces * index
+            num_bytes += tiles[5].numel() * tiles[5].element_size() if len(tiles) > 5 else 0
         if step == "of weights":
-            num_bytes += pieces * x.size(1) * x.element_size()
+            num_bytes += pieces * x.size(1) * size
         kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
-        if x.device.type == "cpu":
-            kernel = f"{_C.cpu_capability()}, {kernel}, {parts.size(0) - 1} parts"
-        elif tiles:  # only products are written and read again
-            num_bytes += 2 * pieces * width * x.element_size() * (step != "of weights")
+        if on_cpu:
+            kernel = f"{_C.cpu_capability()}, {kernel}, {by_row.size(0) - 1} parts"
+        elif fused:  # only products are written and read again
+            num_bytes += 2 * pieces * width * size * (step != "of weights")
             kernel += ", multiplied while their sums are at hand: less to move than products of sources or sums"
-            per_processor = (tiles[1].numel() - 1) // device.multiprocessors
-            if x.dtype != torch.float32:
-                by_warps = False
-            elif backward:
-                by_warps = _C.short_gradients_pay(*widths(weight))
-            else:
-                by_warps = _C.short_pieces_pay(indices.numel(), pieces, per_processor, max(widths(weight)))
-            kernel += "; sixteen pieces a warp" if by_warps else ""
-            # What a node's own row is multiplied by, where that is added to these sums.
-            root = None if backward and args.get("own") is not None else args.get("root")
-            widest = max((width, *(() if root is None else root.shape)))
-            sums = (pieces, rows, rows // device.multiprocessors, widest, x.element_size() == 2)
-            if step != "of weights" and _C.short_rows_pay(*sums):
-                kernel += "; a warp adds up sixteen rows"
-        elif ptr.numel():  # what is made for a piece of several edges is written and read again
-            num_bytes += 2 * pieces * (x.size(1) + gathered.size(1)) * x.element_size()
+            kernel += _warps_alone(args, device, step, width, rows, (edges, pieces, tiles[1].numel() - 1))
+        else:
+            num_bytes += sums if again else 2 * sums
+            num_bytes += 2 * pieces * width * size * (step != "of weights" and by_row.numel() > 0)
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
         steps.append(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds))
     return steps
+
+
+def _warps_alone(
+    args: dict[str, Any], device: Device, step: str, width: int, rows: int, counts: tuple[int, int, int]
+) -> str:
+    """What single warps do by themselves; ``counts`` of edges, pieces and tiles."""
+    x, in_and_out, backward = args["x"], widths(args["weight"]), step != "forward"
+    edges, pieces, tiles = counts
+    if x.dtype != torch.float32:
+        by_warps = False
+    elif backward:
+        by_warps = _C.short_gradients_pay(*in_and_out)
+    else:
+        by_warps = _C.short_pieces_pay(edges, pieces, tiles // device.multiprocessors, max(in_and_out))
+    said = "; sixteen pieces a warp" if by_warps else ""
+    # What a node's own row is multiplied by, where that is added to these sums.
+    root, own = args.get("root"), args.get("own")
+    adds = root is not None and not (backward and own is not None)
+    adds = adds and _fuses(device, x if own is None else own, tuple(root.shape), False)
+    widest = max((width, *(root.shape if adds else ())))
+    sums = (pieces, rows, rows // device.multiprocessors, widest, x.element_size() == 2)
+    if step != "of weights" and _C.short_rows_pay(*sums):
+        said += "; a warp adds up sixteen rows"
+    return said
+
+
+def _fuses(device: Device, x: Tensor, in_and_out: tuple[int, int], wide_index: bool) -> bool:
+    """Whether the kernels that sum and multiply at once take these rows: what ``core_cuda/relational/fused_cuda.cpp``
+    asks of tiled pieces, the device and the widths, and that the rows lie as whole vectors of 16 bytes.
+    """
+    as_vectors = x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
+    return as_vectors and takes_widths(device.most_fused_width(x.dtype, wide_index), x.dtype, in_and_out)
 
 
 def _pair_map_steps(name: str, args: dict[str, Any]) -> list[Step]:

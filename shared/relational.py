@@ -15,6 +15,7 @@ from .graph_checks import as_index, check_choice, check_ids, check_integers, com
 from .ops.attention import opmath_dtype
 from .ops.graph import coo_to_csr
 from .ops.relational import widths
+from .plan import most_fused_width, takes_widths
 from .typed_graph import TypedGraph
 from .whole_rows import blocks_of, lacking, longer, longer_matrices, shorter
 
@@ -189,29 +190,23 @@ def choose_order(
     return "transform" if transform < aggregate else "aggregate"
 
 
-# The widest rows that are summed and multiplied at once on CUDA (core_cuda/relational/cuda/piece_tiles.h).
-_MOST_FUSED_WIDTH = 128
-
 # Edges from which on blocks of weights are made whole matrices first (docs/decisions/0046).
 _MANY_EDGES = 1 << 18
 
 
 def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
-    """Whether sums are multiplied while they are at hand, if neighbours are summed first: on CUDA, for whole matrices
-    and rows that are whole vectors of 16 bytes, at most 128 numbers wide.
+    """Whether sums are multiplied while they are at hand, if neighbours are summed first: on CUDA, for whole matrices,
+    as the op itself decides (``core_cuda/relational/plan.h``).
     """
     return weight.dim() == 3 and fuses_widths(graph, widths(weight), rows)
 
 
 def fuses_widths(graph: TypedGraph, in_and_out: tuple[int, int], rows: torch.dtype) -> bool:
     """:func:`fuses` for whole matrices of these widths."""
-    if graph.device.type != "cuda" or rows == torch.float64:
+    if graph.device.type != "cuda":
         return False
-    if graph.graph.index_dtype != torch.int32:
-        return False
-    if not compiling() and torch.cuda.get_device_capability(graph.device) < (8, 0):  # a program's op finds out itself
-        return False
-    return all(0 < width <= _MOST_FUSED_WIDTH and width * rows.itemsize % 16 == 0 for width in in_and_out)
+    most = most_fused_width(graph.device, rows, graph.graph.index_dtype == torch.int64)
+    return takes_widths(most, rows, in_and_out)
 
 
 def whole_matrices(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> Tensor:

@@ -21,13 +21,14 @@ from .graph import Graph
 from .graph_checks import as_index, check_integers, check_num_nodes, compiling
 from .ops.graph import coo_to_csr, index_dtype
 from .ops.relational import OF_PIECE, OF_TILE, pairs_of_edges, piece_tiles, typed_edges
+from .plan import most_fused_width
 
 __all__ = ["Compact", "Ends", "Pairs", "TypedGraph", "typed_graph_for"]
 
 # Edges of a piece: so many that cutting costs nothing beside their sum, and so few that a hub falls to many threads.
 CUT = 512
-# On CUDA, where a tile of pieces is one block's: so few that tiles take equally long.
-_CUDA_CUT = 64
+# Where a tile of pieces is one block's, which sums and multiplies them at once: so few that tiles take equally long.
+_TILED_CUT = 64
 _UNCUT = 2**62
 # Room for so many pieces more than there are is not worth copying those that there are.
 _SPARE = 1 << 18
@@ -226,7 +227,9 @@ class TypedGraph(Keeper):
     def _sorted(self, direction: Compressed, cut: Optional[int] = None) -> list[Tensor]:
         """What :func:`typed_edges` makes of a direction, as long as it is: it has room for as many pieces as edges."""
         if cut is None:
-            cut = _CUDA_CUT if self.device.type == "cuda" else CUT
+            # Layers of all dtypes share the pieces. Numbers of 16 bits are taken wherever any are.
+            tiled = self.device.type == "cuda" and most_fused_width(self.device, torch.float16) > 0
+            cut = _TILED_CUT if tiled else CUT
         type_ptr, rows, ptr, indices, edge_ids, by_row, count = typed_edges(
             *direction, self.edge_type, self.num_types, cut
         )

@@ -8,6 +8,7 @@
 #include "../common/storage_of.h"
 #include "../thresholds.h"
 #include "cuda/piece_tiles.h"
+#include "plan.h"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -42,8 +43,10 @@ int tiles_of_chunk(int64_t tiles, const Tensor& t) {
 // Whether so many blocks leave multiprocessors room for blocks of twice as many warps.
 bool few_blocks(int64_t blocks, const Tensor& t) { return blocks <= 2 * processors(t); }
 
-int64_t most_shared_memory(const Tensor& t) {
-  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, t.get_device());
+FusedDevice fused_device(const Tensor& t) {
+  const auto attribute = [&](cudaDeviceAttr of) { return device_attribute(of, t.get_device()); };
+  return {10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
+          attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
 }
 
 Rows rows_of(const Tensor& t) { return {t.const_data_ptr(), t.stride(0)}; }
@@ -132,21 +135,9 @@ Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows,
   }
   args.share = tiles_of_block(args.num_tiles, out);
   args.few = few_blocks(args.num_tiles / args.share, out);
-  args.little = row_sums_memory(storage, widest, false) > most_shared_memory(out);
+  args.little = has_little_memory(storage, widest, fused_device(out));
   C10_CUDA_CHECK(run_row_sums(storage, args, stream));
   return out.to(dtype);
-}
-
-// Whether the fused kernels take rows of these widths. Wide floats take more shared memory than some devices have.
-bool fused_widths(const Tensor& t, int64_t one, int64_t other) {
-  for (const int64_t width : {one, other}) {
-    if (width <= 0 || width > kMostFusedWidth || width * t.element_size() % 16 != 0) return false;
-  }
-  const Storage storage = storage_of(t.scalar_type());
-  const int widest = static_cast<int>(std::max(one, other));
-  const int memory = std::max({piece_products_memory(storage, widest), piece_gradients_memory(storage, widest),
-                               row_sums_memory(storage, widest, true)});
-  return memory <= most_shared_memory(t);
 }
 
 }  // namespace
@@ -162,13 +153,16 @@ bool has_vectors(const Tensor& t, int64_t width) {
 
 bool fuses(const Tensor& x, const Tensor& weight, const Pieces& pieces) {
   const WeightSizes sizes("fuses", weight);
-  return pieces.tiles && !pieces.of_one_edge() && pieces.by_row.numel() > 0 && pieces.ptr.scalar_type() == at::kInt &&
-         sizes.blocks == 1 && pieces.rows.size(0) > 0 && on_tensor_cores(x) && fused_widths(x, sizes.in, sizes.out) &&
-         x.size(0) > 0 && x.stride(1) == 1 && has_vectors(x, sizes.in);
+  const bool wide_index = pieces.ptr.scalar_type() != at::kInt;
+  return pieces.tiles && !pieces.of_one_edge() && pieces.by_row.numel() > 0 && sizes.blocks == 1 &&
+         pieces.rows.size(0) > 0 &&
+         fuses_widths(storage_of(x.scalar_type()), wide_index, fused_device(x), sizes.in, sizes.out) && x.size(0) > 0 &&
+         x.stride(1) == 1 && has_vectors(x, sizes.in);
 }
 
 bool fuses_map(const Tensor& own, const Tensor& root) {
-  return fused_widths(own, own.size(1), root.size(1)) && own.stride(1) == 1 && has_vectors(own, own.size(1));
+  return fuses_widths(storage_of(own.scalar_type()), false, fused_device(own), own.size(1), root.size(1)) &&
+         own.stride(1) == 1 && has_vectors(own, own.size(1));
 }
 
 Tensor fused_sum(const Tensor& x, const Tensor& weight, const OptTensor& given_weight, const Pieces& pieces,

@@ -25,16 +25,4 @@ cudaError_t of_storage(Storage storage, F&& f) {
   }
 }
 
-// Bytes of shared memory that a kernel for rows of `widest` numbers takes.
-template <template <class, int> class Shape>
-int shared_memory_of(Storage storage, int widest) {
-  int bytes = 0;
-  of_storage<true>(storage, [&](auto zero) {
-    using S = decltype(zero);
-    bytes = widest <= 64 ? Shape<S, 64>::kBytes : Shape<S, 128>::kBytes;
-    return cudaSuccess;
-  });
-  return bytes;
-}
-
 }  // namespace edgeless::cuda::relational

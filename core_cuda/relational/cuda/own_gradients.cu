@@ -180,6 +180,7 @@ __global__ void __launch_bounds__(kSquareThreads, kSquareBlocks)
 cudaError_t launch_squares(const OwnGradientsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   constexpr int kBytes = 2 * sizeof(OwnTile);
+  static_assert(kBytes <= GradientsLayout<float, 64>::kBytes, "the plan knows the memory of that kernel alone");
   const cudaError_t error = projection::allow_shared_memory(own_squares_kernel, kBytes, done);
   if (error != cudaSuccess) return error;
   const int64_t rows = int64_t{args.share} * kTilePieces;
@@ -192,6 +193,7 @@ template <class S, int kWidth>
 cudaError_t launch(const OwnGradientsArgs& args, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   using Of = Shape<S, kWidth>;
+  static_assert(Of::kBytes <= GradientsLayout<S, kWidth>::kBytes, "the plan knows the memory of that kernel alone");
   const cudaError_t error = projection::allow_shared_memory(own_gradients_kernel<S, kWidth>, Of::kBytes, done);
   if (error != cudaSuccess) return error;
   const int64_t rows = int64_t{args.share} * kTilePieces;

@@ -1,8 +1,6 @@
 // The gradients of a typed product of sums: of what was summed, and of the weight. A block sums the gradients of a
 // tile's edges into shared memory, g, while the rows x of its pieces are on their way there, and makes both products of
-// them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block. Shared memory: x
-// and g [64][width], the weight [width][width] as it lies in memory, of up to 64 floats in fragments, what making the
-// sums takes.
+// them: g W^T, a row for each piece, and x^T g, which stays in registers for all tiles of the block.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -13,14 +11,8 @@ namespace edgeless::cuda::relational {
 namespace {
 
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
-struct Shape {
-  static constexpr bool kFragments = kInFragments<S, kWidth>;
-  // Floats are read across rows more often than along them.
-  static constexpr int kStride = kFragments ? kWidth + 8 : kTileStride<S, kWidth>;
-  static constexpr int kTile = kTilePieces * kStride;
-  using Sums = TileSums<S, kWidth, kColumns, kStride>;
-  static constexpr int kWeight = kFragments ? 4 * kFragmentVectors<kWidth> : kWidth * kStride;
-  static constexpr int kBytes = (2 * kTile + kWeight) * static_cast<int>(sizeof(S)) + Sums::kBytes;
+struct Shape : GradientsLayout<S, kWidth, kColumns> {
+  using Sums = TileSums<S, kWidth, kColumns, GradientsLayout<S, kWidth, kColumns>::kStride>;
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64                       ? (sizeof(S) == 4 ? 1 : 2)
                                  : kColumns < kWarpColumns<kWidth> ? 2
@@ -79,7 +71,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   constexpr int kStride = Of::kStride;
   constexpr int kThreads = TileSums<S, kWidth, kColumns>::kThreads;
   extern __shared__ float4 memory[];
-  __shared__ TileWalk::Begins begins;
+  __shared__ TileBegins begins;
   T* x = reinterpret_cast<T*>(memory);
   T* g = x + Of::kTile;
   T* weight = g + Of::kTile;
@@ -190,14 +182,7 @@ cudaError_t launch(const PieceGradientsArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class S, int kWidth>
-using UsualShape = Shape<S, kWidth>;
-
 }  // namespace
-
-int piece_gradients_memory(Storage storage, int widest) {
-  return shared_memory_of<UsualShape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
-}
 
 cudaError_t run_piece_gradients(Storage storage, const PieceGradientsArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {

@@ -1,7 +1,5 @@
 // Sums of pieces times the matrix of their type: a block sums the edges of a tile of pieces, as tile_sums.cuh and
 // tensor_sums.cuh do, and multiplies the sums, so they are never written. The weight stays for all tiles of a block.
-// Shared memory: the sums [64][width], but for 16-bit rows that a warp has whole, the weight [width][width] as
-// [depth][column], of up to 64 floats in fragments, what making the sums takes.
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -12,13 +10,7 @@ namespace edgeless::cuda::relational {
 namespace {
 
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
-struct Shape {
-  static constexpr int kStride = kTileStride<S, kWidth>;
-  static constexpr bool kWholeRows = sizeof(S) == 2 && FusedPlace<kWidth, kColumns>::kBeside == 1;
-  static constexpr bool kFragments = kInFragments<S, kWidth>;
-  static constexpr int kTile = kWholeRows ? 0 : kTilePieces * kStride;
-  static constexpr int kWeight = kFragments ? 4 * kFragmentVectors<kWidth> : kWidth * kStride;
-  static constexpr int kBytes = (kTile + kWeight) * static_cast<int>(sizeof(S)) + TileSums<S, kWidth, kColumns>::kBytes;
+struct Shape : ProductsLayout<S, kWidth, kColumns> {
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64                       ? (sizeof(S) == 4 ? 1 : 2)
                                  : kColumns < kWarpColumns<kWidth> ? 2
@@ -34,7 +26,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   constexpr int kStride = Of::kStride;
   constexpr int kThreads = TileSums<S, kWidth, kColumns>::kThreads;
   extern __shared__ float4 memory[];
-  __shared__ TileWalk::Begins begins;
+  __shared__ TileBegins begins;
   T* tile = reinterpret_cast<T*>(memory);
   T* weight = tile + Of::kTile;
   const Range range = range_of_block(args.pieces.by_type(), args.share);
@@ -116,14 +108,7 @@ cudaError_t launch(const PieceProductsArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class S, int kWidth>
-using UsualShape = Shape<S, kWidth>;
-
 }  // namespace
-
-int piece_products_memory(Storage storage, int widest) {
-  return shared_memory_of<UsualShape>(storage, widest) + static_cast<int>(sizeof(TileWalk::Begins));
-}
 
 cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {

@@ -2,10 +2,9 @@
 #pragma once
 
 #include "kernels.h"
+#include "shared_layout.h"
 
 namespace edgeless::cuda::relational {
-
-constexpr int kTilePieces = 64;  // of a tile, at most
 
 // The pieces of one direction of a typed graph, in tiles of pieces of one type. All ids are of 32 bits.
 struct PieceTiles {
@@ -115,12 +114,7 @@ struct AddGradientsArgs {
   void *root = nullptr, *bias = nullptr;  // null: not wanted
 };
 
-// From compute capability 8.0 on. Widths are whole vectors of 16 bytes, at most 128. Not of doubles.
-constexpr int kMostFusedWidth = 128;
-// Bytes of shared memory of a block, where the widest rows have so many numbers.
-int piece_products_memory(Storage storage, int widest);
-int piece_gradients_memory(Storage storage, int widest);
-int row_sums_memory(Storage storage, int widest, bool little);
+// Of what fuses_widths() takes (../plan.h).
 cudaError_t run_piece_products(Storage storage, const PieceProductsArgs& args, cudaStream_t stream);
 // The same of floats of up to kMostShortWidth where pieces have few edges: `share` tiles are a chunk. scratch: so many
 // bytes, of whole vectors.

@@ -1,9 +1,7 @@
 // Sums of the neighbours of rows, a node's own row times a matrix, and a bias, written once: a block sums the
 // neighbours of a tile of rows, as tile_sums.cuh and tensor_sums.cuh do, while the rows' own are on their way,
 // multiplies these and adds. Tiles have about as much work each, whatever the degrees; of a row with very many
-// neighbours sums are made before (hub_sums.cu). (short_rows.cu: where rows have few.) Shared memory: own
-// rows [64][width], the matrix [width][width] as it lies in memory, of up to 64 floats in fragments, of floats the sums
-// [64][width], what making them takes.
+// neighbours sums are made before (hub_sums.cu). (short_rows.cu: where rows have few.)
 #include <atomic>
 
 #include "../../projection/cuda/shared_memory.cuh"
@@ -13,20 +11,9 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-// Of 64 floats memory is for two blocks only: they have twice as many warps.
-template <class S, int kWidth>
-constexpr int kRowColumns = sizeof(S) == 4 && kWidth == 64 ? kFewColumns : kWarpColumns<kWidth>;
-
 template <class S, int kWidth, int kColumns = kRowColumns<S, kWidth>, bool kTwice = true>
-struct Shape {
-  static constexpr int kStride = kTileStride<S, kWidth>, kSumStride = kWidth + 8;
-  using Sums = TileSums<S, kWidth, kColumns, kSumStride>;
-  static constexpr bool kFragments = kInFragments<S, kWidth>;
-  static constexpr int kOwn = kTilePieces * kStride,
-                       kRoot = kFragments ? (kTwice ? 8 : 4) * kFragmentVectors<kWidth> : kWidth * kStride;
-  static constexpr int kSums = std::is_same_v<S, float> ? kTilePieces * kSumStride : 0;
-  static constexpr int kBytes =
-      (kOwn + kRoot) * static_cast<int>(sizeof(S)) + kSums * static_cast<int>(sizeof(float)) + Sums::kBytes;
+struct Shape : RowSumsLayout<S, kWidth, kColumns, kTwice> {
+  using Sums = TileSums<S, kWidth, kColumns, RowSumsLayout<S, kWidth, kColumns, kTwice>::kSumStride>;
   // That a multiprocessor has registers for.
   static constexpr int kBlocks = kWidth > 64 ? (sizeof(S) == 4 ? 1 : 2) : kColumns < kWarpColumns<kWidth> ? 2 : 4;
 };
@@ -48,7 +35,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads, Shape
   constexpr int kStride = Of::kStride;
   constexpr int kThreads = TileSums<S, kWidth, kColumns>::kThreads;
   extern __shared__ float4 memory[];
-  __shared__ TileWalk::Begins begins;
+  __shared__ TileBegins begins;
   T* own = reinterpret_cast<T*>(memory);
   T* root = own + Of::kOwn;
   T* tile = root + Of::kRoot;  // of floats
@@ -146,18 +133,7 @@ cudaError_t launch(const RowSumsArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class S, int kWidth>
-using UsualShape = Shape<S, kWidth>;
-template <class S, int kWidth>
-using LittleShape = Shape<S, kWidth, kRowColumns<S, kWidth>, false>;
-
 }  // namespace
-
-int row_sums_memory(Storage storage, int widest, bool little) {
-  const int bytes =
-      little ? shared_memory_of<LittleShape>(storage, widest) : shared_memory_of<UsualShape>(storage, widest);
-  return bytes + static_cast<int>(sizeof(TileWalk::Begins));
-}
 
 cudaError_t run_row_sums(Storage storage, const RowSumsArgs& args, cudaStream_t stream) {
   return of_storage<true>(storage, [&](auto zero) {

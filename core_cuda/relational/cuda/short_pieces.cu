@@ -143,6 +143,8 @@ template <int kWidth, Weights kWeights, bool kFull>
 cudaError_t launch(const PieceProductsArgs& args, void* memory, int processors, cudaStream_t stream) {
   static std::atomic<uint64_t> done{0};
   constexpr int kBytes = 2 * WeightParts<kWidth>::kVectors * 16;
+  static_assert(kBytes + sizeof(Chunk[kBegun]) <= ProductsLayout<float, 64>::kBytes,
+                "the plan knows the memory of that kernel alone");
   const auto kernel = short_products_kernel<kWidth, kWeights, kFull>;
   const cudaError_t error = projection::allow_shared_memory(kernel, kBytes, done);
   if (error != cudaSuccess) return error;

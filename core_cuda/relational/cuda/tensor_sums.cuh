@@ -32,13 +32,11 @@ __device__ __forceinline__ uint32_t cut_in_two(float weight) {
 
 template <class S, int kWidth, int kColumns, int kToStride>
 struct TileSums {
-  static constexpr int kStride = kTileStride<S, kWidth>;
-  static constexpr int kThreads = 128 * kWidth / kColumns;  // of a block
-  static constexpr int kChunk = kWidth > 64 ? 64 : 96;      // edges whose rows are in shared memory together
+  using Layout = HalfSumsLayout<kWidth, kColumns>;
+  static constexpr int kStride = Layout::kStride, kThreads = Layout::kThreads, kChunk = Layout::kChunk;
+  static constexpr int kDepth = Layout::kDepth, kRows = Layout::kRows, kWeights = Layout::kWeights;
+  static constexpr int kBytes = Layout::kBytes;
   static constexpr int kInLine = kWidth / 8, kLines = kThreads / kInLine, kCopies = kChunk / kLines;
-  static constexpr int kDepth = 16;  // of an mma
-  static constexpr int kRows = kChunk * kStride, kWeights = kChunk + kDepth;
-  static constexpr int kBytes = 2 * (kRows * 2 + kWeights * 4);
   static_assert(kRows * 2 >= kTilePieces * kWidth / 2 * 4, "two slices of four fit where a chunk's rows were");
   using Place = FusedPlace<kWidth, kColumns>;
   static constexpr int kSides = Place::kSides;

@@ -116,16 +116,7 @@ __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNu
   }
 }
 
-// A matrix [depth, column] of floats, so that a lane's part of two fragments of eight columns is a vector; where
-// kTwice as two of TF32: the nearest numbers of all depths, then what is left.
-template <int kWidth>
-constexpr int kFragmentVectors = kWidth * kWidth / 4;
-
-// Whether a matrix of weights lies so in shared memory.
-template <class S, int kWidth>
-constexpr bool kInFragments = std::is_same_v<S, float> && kWidth <= 64;
-
-// Puts a matrix [depth, columns] there, or one that lies `transposed`; what is outside is zero. Whole block.
+// Puts a matrix [depth, columns] where kFragmentVectors are, or one that lies `transposed`; what is outside is zero. Whole block.
 template <int kWidth, bool kTransposed, bool kTwice, int kThreads>
 __device__ __forceinline__ void put_fragments(uint4* to, const float* from, int64_t row_numbers, int depth,
                                               int columns) {

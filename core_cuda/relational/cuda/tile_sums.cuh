@@ -23,6 +23,7 @@
 #include "entries.cuh"
 #include "piece_tiles.h"
 #include "shared_access.cuh"
+#include "shared_layout.h"
 
 namespace edgeless::cuda::relational {
 
@@ -35,17 +36,15 @@ using TileNumber = std::conditional_t<std::is_same_v<S, float>, float, uint16_t>
 
 // The tiles of a block's share, one after the other.
 struct TileWalk {
-  using Begins = int[3][kTilePieces + 1];
-
   const int32_t *tiles, *ptr;
-  Begins& begins;  // of the pieces of this tile and of the two after it, and the ends of the last
+  TileBegins& begins;
   int tile, last, slot = 0;
   int bounds[5];      // first pieces of this tile and of those after it; behind the share's last tile there are none
   int ahead = 0;      // the thread's piece of the tile after the next begins there
   int ahead_end = 0;  // and that tile's edges end there
 
   // To be followed by a barrier.
-  __device__ __forceinline__ TileWalk(const int32_t* tiles, const int32_t* ptr, int first, int last, Begins& begins)
+  __device__ __forceinline__ TileWalk(const int32_t* tiles, const int32_t* ptr, int first, int last, TileBegins& begins)
       : tiles(tiles), ptr(ptr), begins(begins), tile(first), last(last) {
 #pragma unroll
     for (int i = 0; i < 5; ++i) bounds[i] = tiles[min(first + i, last)];
@@ -100,16 +99,6 @@ __device__ __forceinline__ float weight_of(const Neighbors& of, int edge) {
   return of.ids ? __ldg(of.weights + __ldcs(of.ids + edge)) : __ldcs(of.weights + edge);
 }
 
-// Columns of a warp's part of a tile.
-template <int kWidth>
-constexpr int kWarpColumns = kWidth < 64 ? kWidth : 64;
-// The same where there are few blocks: twice as many warps then take half as long for a tile.
-constexpr int kFewColumns = 32;
-
-// Numbers from row to row of a tile: fragments of eight rows come from all banks.
-template <class S, int kWidth>
-constexpr int kTileStride = kWidth + 16 / static_cast<int>(sizeof(S));
-
 // The sums of tile after tile, kToStride numbers from row to row; of 16-bit numbers in tensor_sums.cuh.
 template <class S, int kWidth, int kColumns, int kToStride = kTileStride<S, kWidth>>
 struct TileSums;
@@ -118,13 +107,10 @@ constexpr int kSumBatch = 4;  // edges whose rows are asked for together
 
 template <int kWidth, int kColumns, int kToStride>
 struct TileSums<float, kWidth, kColumns, kToStride> {
-  static constexpr int kThreads = 128 * kWidth / kColumns;  // of a block
-  static constexpr int kPer = kWidth / 32;                  // numbers of a lane
-  static constexpr int kAhead = kWidth > 64 ? 8 : 16;       // rows of a team that are on their way
-  static constexpr int kTogether = 4 / kPer;                // rows that the lanes ask for at once, 16 bytes each
-  static constexpr int kLeads = kThreads * kPer * 4;        // bytes
-  // Of shared memory: a lane has its part of kAhead rows, and three numbers of two edges.
-  static constexpr int kBytes = kLeads + kThreads * (kAhead * kPer * 4 + 24);
+  using Layout = FloatSumsLayout<kWidth, kColumns>;
+  static constexpr int kThreads = Layout::kThreads, kPer = Layout::kPer, kAhead = Layout::kAhead;
+  static constexpr int kLeads = Layout::kLeads, kBytes = Layout::kBytes;
+  static constexpr int kTogether = 4 / kPer;  // rows that the lanes ask for at once, 16 bytes each
   struct Edge {
     int row;  // of the neighbour, -1: none
     float weight;
