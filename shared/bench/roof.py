@@ -6,11 +6,13 @@ With R = H * D * b the bytes of one row over all heads, N nodes, M edges and 4-b
 
 from __future__ import annotations
 
+from edgeless.plan import DEVICES
+
 from .work import DTYPES, Case
 
-# Measured on one NVIDIA H200 with random rows of 128 bytes and more: the L2 serves a set that fits, HBM the others.
-L2_ROOF, HBM_ROOF, L2_FITS = 9.3e12, 4.7e12, 45 * 2**20
-
+# The L2 serves a set of rows that fits, HBM the others.
+_H200 = DEVICES["h200"]
+L2_ROOF, HBM_ROOF, L2_FITS = _H200.l2_roof, _H200.hbm_roof, _H200.l2_fits
 
 FAMILY = {"spmm_none": "spmm", "spmm_both": "spmm", "max": "min"}
 

@@ -78,12 +78,43 @@ def test_useful_bytes_of_a_case_counted_by_hand():
     assert roof.useful_bytes(op_case("min_F8", "fp32"), "forward", 10, 100) == 3600 + 10 * (32 + 32)
 
 
+@pytest.mark.parametrize("dtype,size", [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp64", 8)])
+def test_useful_bytes_of_every_op_counted_by_hand(dtype, size):
+    """10 nodes, 100 edges, rows of 3 heads of 5 numbers, or of 7; an id takes 4 bytes."""
+
+    def bytes_of(name):
+        modes = [roof.useful_bytes(op_case(name, dtype), mode, 10, 100) for mode in ("forward", "forward_backward")]
+        return modes[0], modes[1] - modes[0]
+
+    row, statistics, ids = 3 * 5 * size, 3 * 4, 100 * 4
+    assert roof.row_bytes(op_case("gatv2_H3_D5", dtype)) == row
+    # Forward a node's row is read and its result and logsumexp are written. The backward reads by destination a row of
+    # a source; by source two of a destination, its logsumexp and Delta, and an id; and six rows of a node.
+    forward = 100 * row + ids + 10 * 2 * row + 10 * statistics
+    assert bytes_of("gatv2_H3_D5") == (forward, 100 * (row + 2 * row + 2 * statistics) + 2 * ids + 10 * 6 * row)
+    # Of gat a row has a number of each head beside it, on both sides of an edge.
+    logit = 3 * size
+    forward = 100 * (row + logit) + ids + 10 * (row + logit) + 10 * statistics
+    assert bytes_of("gat_H3_D5") == (forward, 100 * 2 * (row + logit + statistics) + 2 * ids + 10 * 5 * row)
+    # Keys and values are two rows.
+    forward = 100 * 2 * row + ids + 10 * 2 * row
+    assert bytes_of("gt_H3_D5") == (forward, 100 * (4 * row + 2 * statistics) + 2 * ids + 10 * 9 * row)
+    row = 7 * size
+    assert roof.row_bytes(op_case("max_F7", dtype)) == row
+    for name in ("spmm_none_F7", "spmm_both_F7"):
+        assert bytes_of(name) == (100 * row + ids + 10 * row,) * 2
+    for name in ("min_F7", "max_F7"):  # which edge it was, for every number
+        assert bytes_of(name) == (100 * row + ids + 10 * (row + 7 * 4), 10 * (2 * row + 7 * 4))
+
+
 def test_the_roof_is_that_of_the_l2_while_the_gathered_rows_fit():
     case = op_case("gatv2_H2_D64", "bf16")  # rows of 256 bytes
     fits = 45 * 2**20 // 256
     assert roof.gather_roof(case, fits) == roof.L2_ROOF
     assert roof.gather_roof(case, fits + 1) == roof.HBM_ROOF
     assert roof.gather_roof(op_case("gt_H2_D64", "bf16"), fits) == roof.HBM_ROOF  # keys and values
+    assert roof.gather_roof(op_case("gt_H2_D64", "bf16"), fits // 2) == roof.L2_ROOF
+    assert (roof.L2_ROOF, roof.HBM_ROOF, roof.L2_FITS) == (9.3e12, 4.7e12, 45 * 2**20)
 
 
 def test_medians_and_spread():
