@@ -243,7 +243,25 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
             num_bytes += 2 * pieces * width * size * (step != "of weights" and by_row.numel() > 0)
         seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
         steps.append(Step("relational_sum", step, "pieces", kernel, 1, num_bytes, seconds))
-    return steps
+    return steps + [_edge_weights_step(args)] if needs[2:] == [True] else steps
+
+
+def _edge_weights_step(args: dict[str, Any]) -> Step:
+    """The gradient of edges' weights: products of the gradient's rows for pieces by destination, and of each with the
+    rows of its edges' sources. On CUDA the former are written and read again.
+    """
+    x, weight, grad = args["x"], args["weight"], args["grad"]
+    type_ptr, piece_rows, _, indices, *_ = args["by_dst"]
+    device, (depth, width) = Device.of(x.device), widths(weight)
+    pieces, edges, index, size = piece_rows.numel(), indices.numel(), indices.element_size(), x.element_size()
+    on_cpu = x.device.type == "cpu"
+    num_bytes = pieces * (width * (grad.element_size() if on_cpu else size) + 2 * index)
+    num_bytes += weight.numel() * weight.element_size() + edges * (depth * size + index + _edge_bytes(args))
+    num_bytes += 0 if on_cpu else 2 * pieces * depth * size
+    kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
+    kernel = f"{_C.cpu_capability()}, {kernel}" if on_cpu else kernel
+    seconds = num_bytes / device.hbm_roof if device.hbm_roof else None
+    return Step("relational_sum", "of edge weights", "pieces", kernel, 1, num_bytes, seconds)
 
 
 def _warps_alone(

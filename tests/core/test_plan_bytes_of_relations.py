@@ -87,6 +87,22 @@ def test_weights_of_edges_are_read_with_them(monkeypatch):
     assert moved(True, mean=70) == [features + 70 * 4, of_weights]
 
 
+def test_the_gradient_of_weights_of_edges(monkeypatch):
+    """A piece reads its row of the gradient, for which its matrix is multiplied; an edge reads its source's row and
+    writes a number. On CUDA the products of pieces are in memory.
+    """
+    graph, x, weight, by_edge = typed(), leaf(S, 6), leaf(2, 6, 9), leaf(E)
+    found = said(lambda: functional.relational_sum(graph, x, weight, by_edge, order="aggregate"), by_edge)
+    forward = E * (24 + ID + 4) + 2 * 4 * ID + D * 36 + 2 * 6 * 9 * 4
+    of_edges = 4 * (36 + 2 * ID) + 2 * 6 * 9 * 4 + E * (24 + ID + 4)
+    assert found == [("relational_sum", "forward", forward), ("relational_sum", "of edge weights", of_edges)]
+    said_to_be_on(monkeypatch, H200)
+    given = {"needs": [False, False, True], "edge_weight": on_meta(70), "by_dst": ids(3, 45, 46, 70, 70, 58)}
+    (step,) = relational_steps(torch.bfloat16, 64, 8, True, **given)
+    of_edges = 45 * (16 + 2 * ID) + 2 * 64 * 8 * 2 + 70 * (128 + ID + 4) + 2 * 45 * 128
+    assert (step.step, step.bytes, step.seconds) == ("of edge weights", of_edges, of_edges / 4.7e12)
+
+
 def test_a_wider_gradient_is_cast_first_on_cuda_alone(monkeypatch):
     """Rows of 16 bits whose sum was asked for in floats."""
     graph, x, weight = typed(), leaf(S, 6, dtype=torch.bfloat16), leaf(2, 6, 9, dtype=torch.bfloat16)
