@@ -4,8 +4,6 @@
 
 namespace edgeless {
 
-int64_t shared_bytes_of_block(int device) {
-  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-}
+int64_t shared_bytes_of_block(int device) { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device); }
 
 }  // namespace edgeless

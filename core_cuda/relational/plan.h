@@ -20,13 +20,14 @@ struct FusedDevice {
 };
 
 // The memory of a block, of kernels for rows of up to `widest` numbers; not of doubles.
+template <template <class, int> class Layout, class S>
+constexpr int layout_bytes(int widest) {
+  return widest <= kNarrowFusedWidth ? Layout<S, kNarrowFusedWidth>::kBytes : Layout<S, kMostFusedWidth>::kBytes;
+}
 template <template <class, int> class Layout>
 constexpr int block_memory(Storage storage, int widest) {
-  const bool narrow = widest <= kNarrowFusedWidth;
-  const int bytes = storage == Storage::f32
-                        ? (narrow ? Layout<float, kNarrowFusedWidth>::kBytes : Layout<float, kMostFusedWidth>::kBytes)
-                        : (narrow ? Layout<uint16_t, kNarrowFusedWidth>::kBytes
-                                  : Layout<uint16_t, kMostFusedWidth>::kBytes);
+  const bool floats = storage == Storage::f32;
+  const int bytes = floats ? layout_bytes<Layout, float>(widest) : layout_bytes<Layout, uint16_t>(widest);
   return bytes + static_cast<int>(sizeof(TileBegins));
 }
 

@@ -96,8 +96,8 @@ struct RowSumsLayout {
   static constexpr int kOwn = kTilePieces * kStride;
   static constexpr int kRoot = kFragments ? (kTwice ? 8 : 4) * kFragmentVectors<kWidth> : kWidth * kStride;
   static constexpr int kSums = sizeof(S) == 4 ? kTilePieces * kSumStride : 0;
-  static constexpr int kBytes = (kOwn + kRoot) * static_cast<int>(sizeof(S)) +
-                                kSums * static_cast<int>(sizeof(float)) + SumsLayout<S, kWidth, kColumns>::kBytes;
+  static constexpr int kBytes = (kOwn + kRoot) * static_cast<int>(sizeof(S)) + kSums * static_cast<int>(sizeof(float)) +
+                                SumsLayout<S, kWidth, kColumns>::kBytes;
 };
 
 }  // namespace edgeless::cuda::relational

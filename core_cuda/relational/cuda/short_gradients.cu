@@ -22,7 +22,8 @@ struct Memory {
   float4 x[kStep * kSquareVectors], g[kStep * kSquareVectors];
   uint4 parts[WeightParts<kWidth>::kVectors];
 };
-static_assert(sizeof(Memory) <= GradientsLayout<float, kWidth>::kBytes, "the plan knows the memory of that kernel alone");
+static_assert(sizeof(Memory) <= GradientsLayout<float, kWidth>::kBytes,
+              "the plan knows the memory of that kernel alone");
 
 // The warp's rows of x and of g in shared memory.
 __device__ __forceinline__ void ask_for_own(Memory& tile, const Rows& x, int width, int row_of_lane) {

@@ -116,7 +116,8 @@ __device__ __forceinline__ void add_product(const TileNumber<S>* a, const TileNu
   }
 }
 
-// Puts a matrix [depth, columns] where kFragmentVectors are, or one that lies `transposed`; what is outside is zero. Whole block.
+// Puts a matrix [depth, columns] where kFragmentVectors are, or one that lies `transposed`; what is outside is zero.
+// Whole block.
 template <int kWidth, bool kTransposed, bool kTwice, int kThreads>
 __device__ __forceinline__ void put_fragments(uint4* to, const float* from, int64_t row_numbers, int depth,
                                               int columns) {
