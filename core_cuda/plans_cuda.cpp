@@ -1,4 +1,4 @@
-// What the plans depend on, of a device at hand, that PyTorch has told Python only since its version 2.5.
+// What the plans depend on, of the device at hand, that older versions of PyTorch do not tell Python.
 #include "common/launch.h"
 #include "plans.h"
 

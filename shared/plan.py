@@ -59,6 +59,8 @@ class Device:
         """The device of a tensor."""
         if device.type != "cuda":
             return cls(f"CPU ({_C.cpu_capability()})")
+        if not torch.cuda.is_available():  # a program is traced for a GPU elsewhere, whose ops decide again
+            return DEVICES["h200"]
         found = torch.cuda.get_device_properties(device)
         known = next((d for d in DEVICES.values() if d.name in found.name), cls(found.name))
         return replace(
@@ -79,7 +81,7 @@ class Device:
 
 
 def _shared_bytes(device: torch.device, found, known: Device) -> int:
-    """What a block may ask for. torch before 2.5 does not say, and a build without CUDA has nobody else to ask."""
+    """What a block may ask for. Older versions of torch do not say, and a build without CUDA can ask nobody else."""
     if _C.with_cuda:
         return _C.shared_bytes_of_block(torch.cuda.current_device() if device.index is None else device.index)
     return getattr(found, "shared_memory_per_block_optin", known.shared_bytes)

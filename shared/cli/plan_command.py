@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("plan needs an op, as in: edgeless plan gatv2_H8_D128 --graph twitch --dtype bf16")
     if not ops:
         raise UsageError(
-            f"--suite {args.suite} is of whole layers or models, whose steps their options and graphs decide: "
-            "edgeless.explain(layer, *inputs, plan=True) says them for one"
+            f"--suite {args.suite} times whole layers or models. What runs for one depends on its options and its "
+            "graph: edgeless.explain(layer, *inputs, plan=True) says it"
         )
     wanted = args.device or ("cpu" if "compare_threads" in suite else "h200")
     device = DEVICES.get(wanted) or Device.of(pick_device(wanted))

@@ -192,6 +192,27 @@ def test_pieces_are_cut_short_where_they_are_a_blocks(capability, on_cuda, monke
     assert (typed_graph.CUT, typed_graph._TILED_CUT) == (512, 64)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_program_for_a_gpu_elsewhere_is_traced_as_for_the_largest():
+    plan._known_width.cache_clear()
+    assert plan.most_fused_width(torch.device("cuda", 0), torch.float32) == 128
+    plan._known_width.cache_clear()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_answer_is_that_of_the_device_at_hand(dtype):
+    device = torch.device("cuda", torch.cuda.current_device())
+    found, known = Device.of(device), torch.cuda.get_device_properties(device)
+    assert found.capability == 10 * known.major + known.minor
+    assert found.shared_bytes == getattr(known, "shared_memory_per_block_optin", found.shared_bytes)
+    plan._known_width.cache_clear()
+    assert plan.most_fused_width(device, dtype) == found.most_fused_width(dtype, False)
+    if found.capability in FAMILIES:
+        assert found.shared_bytes == FAMILIES[found.capability][0]
+        assert plan.most_fused_width(device, dtype) == widest(found.capability, dtype)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_program_takes_the_answer_for_a_constant(monkeypatch, dynamic):
     monkeypatch.setattr(plan.Device, "of", lambda _: described(80))

@@ -30,7 +30,7 @@ def test_every_suite_of_the_bench_is_answered(name, capsys):
     dtypes = ("fp32", "bf16") if suite.get("shapes") else suite.get("dtype", ("fp32",))
     if not ops:
         assert main(["plan", "--suite", name]) == 2
-        told = f"--suite {name} is of whole layers or models, whose steps their options and graphs decide"
+        told = f"--suite {name} times whole layers or models. What runs for one depends on its options and its graph"
         assert told in capsys.readouterr().err
         return
     assert main(["plan", "--suite", name]) == 0
