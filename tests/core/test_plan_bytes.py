@@ -150,6 +150,18 @@ def test_attention(score, dtype):
     assert found == [(f"attention ({score})", step, count) for step, count in expected]
 
 
+@pytest.mark.parametrize("score", [score for score in _C.SCORES if _C.values_are_keys(score)])
+def test_values_that_are_the_keys_are_as_wide(score):
+    """Whatever width is given for them."""
+
+    def steps(value_dim):
+        sizes = {"passes": ("forward", "by_dst", "by_src"), "device": Device("CPU"), **SIZES}
+        return attention_steps(score, torch.float32, 2, 5, value_dim, **sizes)
+
+    assert steps(3) == steps(5)
+    assert [(s.step, s.bytes) for s in steps(3)] == attention_bytes(40, 40, 8, shared=True)
+
+
 def test_attention_over_rows_that_several_edges_share():
     """Of seven edges five rows are read by destination and six by source."""
     steps = attention_steps(
@@ -271,6 +283,29 @@ def test_attention_gathers_rows_of_the_other_side(score, edge, which):
             score, **head, passes=[which], device=H200, num_src=sides[0], num_dst=sides[1], num_edges=E
         )
         assert (step.slices, step.seconds) == (1, step.bytes / roof)
+
+
+def test_slices_of_attention_are_at_the_roof_of_the_l2():
+    """Rows of all heads take 172 MB, which do not fit it, and those of one head 21.5 MB."""
+    sizes = {"num_src": 168_114, "num_dst": 168_114, "num_edges": 13_595_114}
+    (step,) = attention_steps("gatv2", torch.bfloat16, 8, 64, 64, device=H200, **sizes)
+    assert step.slices == 8 and step.seconds == step.bytes / 9.3e12
+
+
+def test_hubs_are_merged_on_the_side_that_has_them():
+    """The longest row of destinations is short, and that of sources may be cut."""
+    sizes = {"num_src": 10**5, "num_dst": 10**5, "num_edges": 10**7, "device": H200}
+    passes = ("forward", "by_dst", "by_src")
+
+    def merges(*longest):
+        steps = attention_steps("dot", torch.float32, 1, 64, 64, passes=passes, max_degrees=longest, **sizes)
+        return [step.kernel.endswith("merges hubs") for step in steps]
+
+    assert merges(40, 10**6) == [False, False, True] and merges(10**6, 40) == [True, True, False]
+    assert merges(40, 40) == [False] * 3 and merges() == [True] * 3 and merges(40) == [False, False, True]
+    extrema = {**sizes, "backward": False}
+    found = [extremum_steps(torch.float32, 64, max_degrees=m, **extrema)[0].kernel for m in ((), (40,), (10**6,))]
+    assert [kernel.endswith("merges hubs") for kernel in found] == [True, False, True]
 
 
 def test_products_by_edge_at_the_roof(monkeypatch):
