@@ -1,6 +1,7 @@
 """What a report says of a call, counted by hand: bytes of every pass, rows that are gathered, time at the roof."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -252,6 +253,40 @@ def test_maps():
     assert step.bytes == 7 * 6 * 2 + 7 * 9 * 2
 
 
+# Devices -------------------------------------------------------------------------------------------------------------
+
+
+def reported(monkeypatch, capability, **given):
+    """What is made of what torch says of a GPU, by a build without CUDA."""
+    major, minor = divmod(capability, 10)
+    said = {"major": major, "minor": minor, "multi_processor_count": 90, "L2_cache_size": 7_000_000, **given}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**said))
+    return Device.of(torch.device("cuda", 1))
+
+
+def test_a_device_is_what_torch_says_of_it(monkeypatch):
+    monkeypatch.setattr(_C, "with_cuda", False)
+    of_block = {"shared_memory_per_block_optin": 101_376}
+    plain = Device("RTX 4090", 90, 7_000_000, 101_376, False, capability=89)
+    assert reported(monkeypatch, 89, name="RTX 4090", **of_block) == plain
+    hopper = Device("H100", 90, 7_000_000, 101_376, True, capability=90)
+    assert reported(monkeypatch, 90, name="H100", **of_block) == hopper
+    # One that is known has its roofs, and its shared memory where torch does not say that.
+    known = dataclasses.replace(H200, name="NVIDIA H200", multiprocessors=90, l2_bytes=7_000_000)
+    assert reported(monkeypatch, 90, name="NVIDIA H200") == known
+    assert reported(monkeypatch, 120, name="RTX 5090").shared_bytes == 0
+
+
+def test_a_build_with_cuda_asks_the_device(monkeypatch):
+    """Whose number is the tensor's, or the current one."""
+    monkeypatch.setattr(_C, "with_cuda", True)
+    monkeypatch.setattr(_C, "shared_bytes_of_block", lambda device: 1000 + device, raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 7)
+    assert reported(monkeypatch, 120, name="RTX 5090").shared_bytes == 1001
+    assert Device.of(torch.device("cuda")).shared_bytes == 1007
+
+
 # Where time is spent -------------------------------------------------------------------------------------------------
 
 
@@ -346,6 +381,7 @@ def test_the_sum_of_the_times_is_told_where_all_are_known():
     assert table([one]) == f"{text}, 1 ms at the roof"
     assert table([one, two]) == f"{text}, 1 ms at the roof\n{text}, 2.5 ms at the roof\ntogether 3.5 ms at the roof"
     unknown = dataclasses.replace(one, seconds=None, refused="it cannot", origin="a measurement")
+    assert "together" not in table([one, two, unknown])
     assert table([one, unknown]) == f"{text}, 1 ms at the roof\n{text}\n  (engine by a measurement)\n  (it cannot)"
 
 
