@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from plan_cases import H200
+from plan_cases import H200, D, E, S, ids, on_meta
 
-from edgeless import _C, plan
-from edgeless.plan import attention_steps, extremum_steps, spmm_step
+from edgeless import _C, plan, plan_recording
+from edgeless.engines import ROWSPLIT
+from edgeless.plan import Step, attention_steps, extremum_steps, spmm_step
 
 SIZES = {"num_src": 70_000, "num_dst": 50_000, "num_edges": 900_000, "device": H200}
 DEVICE = {"multiprocessors": 132, "l2_bytes": 60 * 2**20}
@@ -87,3 +88,70 @@ def test_the_passes_of_attention(asked):
     assert {name: asked[-1][1][name] for name in ("value_dim", "max_degree", "options", "edge_dim", "edge_arrays")} == {
         "value_dim": 16, "max_degree": -1, "options": False, "edge_dim": 0, "edge_arrays": 0,
     }  # fmt: skip
+
+
+# From the arguments of a recorded op ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What the steps of an op are made of, without making them."""
+    options = []
+    step = Step("some", "step", "rowsplit", "a kernel", 1, 0, None)
+    for name, made in (("attention_steps", [step]), ("extremum_steps", [step, step]), ("spmm_step", step)):
+        monkeypatch.setattr(plan_recording, name, lambda *_, made=made, **given: options.append(given) or made)
+    return options
+
+
+EDGES = {"edge_attr": on_meta(E, 6)}
+SCALE = {"edge_scale": on_meta(E, 2)}
+GRADS = {"grad_out": on_meta(D, 2, 5)}
+
+
+@pytest.mark.parametrize("score,given,forward,backward,options,edge_dim", [
+    ("gatv2", {}, 0, 0, False, 0),
+    ("gatv2", {"dropout": 0.5}, 0, 0, True, 0),
+    ("gatv2", EDGES, 1, 1, True, 6),
+    ("gatv2", SCALE, 1, 1, True, 0),
+    ("gatv2", EDGES | SCALE | GRADS, 2, 2, True, 6),
+    ("gatv2", {"grad_weights": on_meta(E, 2)}, 0, 1, True, 0),
+    ("gat", EDGES, 1, 1, True, 0),  # whose term is made before
+    ("dot", EDGES, 1, 1, True, 0),
+    ("dot", EDGES | GRADS, 1, 2, True, 0),  # of keys and of values
+    ("dot", EDGES | SCALE | GRADS | {"grad_weights": on_meta(E, 2)}, 2, 4, True, 0),
+])  # fmt: skip
+def test_what_attention_reads_by_edge(told, score, given, forward, backward, options, edge_dim):
+    value = None if score == "gatv2" else on_meta(S, 2, 5)
+    args = {"dst": on_meta(D, 2, 5), "src": on_meta(S, 2, 5), "value": value, "csr": ids(D + 1, E), "score": score}
+    plan_recording._attention_of({**args, **given, "max_degrees": [7, 8]}, ["forward"], ROWSPLIT)
+    (found,) = told
+    assert found["edge_arrays"] == {"forward": forward, "by_dst": backward, "by_src": backward}
+    assert (found["options"], found["edge_dim"], found["max_degrees"]) == (options, edge_dim, [7, 8])
+    assert (found["num_src"], found["num_dst"], found["num_edges"], found["index_bytes"]) == (S, D, E, 4)
+
+
+@pytest.mark.parametrize("ties,transposed,arg", [("first", True, torch.uint8), ("shared", False, torch.int16)])
+def test_how_an_extremum_was_called(told, ties, transposed, arg):
+    csc = ids(S + 1, E) if transposed else []
+    args = {"x": on_meta(S, 6), "csr": ids(D + 1, E), "csc": csc, "ties": ties, "max_degrees": [7, 8]}
+    expected = {
+        "num_src": S, "num_dst": D, "num_edges": E, "index_bytes": 4, "arg_bytes": arg.itemsize,
+        "shares": ties != "first", "has_transpose": transposed, "max_degrees": [7, 8],
+    }  # fmt: skip
+    forward = plan_recording._steps_of("neighbor_reduce", {**args, "arg_dtype": arg})
+    back = plan_recording._steps_of("neighbor_reduce_backward", {**args, "arg": on_meta(D, 6, dtype=arg)})
+    found = [{name: given[name] for name in (*expected, "backward")} for given in told]
+    assert found == [{**expected, "backward": False}, {**expected, "backward": True}]
+    assert (len(forward), len(back)) == (2, 1)  # of a backward the gradient alone
+
+
+def test_sums_of_products_walk_the_direction_of_their_pass(told):
+    """Forward the edges by destination, backward those by source, each with its longest row."""
+    pairs = ids(3, 6, 0, 6, 6, 0)
+    args = {"x": on_meta(S, 6), "weight": on_meta(2, 6, 9), "by_dst": pairs, "by_src": ids(3, 6, 0, 6, 6, 12)}
+    args |= {"csr": ids(D + 1, E), "csc": ids(6 + 1, E), "num_dst": D, "max_degrees": [7, 8]}
+    args["edge_weight"] = on_meta(E)
+    plan_recording._steps_of("relational_layer", args)
+    plan_recording._steps_of("relational_layer_backward", {**args, "grad": on_meta(D, 9), "needs": [True] * 5})
+    names = ("num_src", "num_dst", "max_degree", "weight_bytes")
+    assert [tuple(given[name] for name in names) for given in told] == [(6, D, 7, 4), (D, 6, 8, 4)]
