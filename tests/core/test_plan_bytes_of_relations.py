@@ -180,6 +180,14 @@ def test_a_layer_over_relations(monkeypatch):
     ]
 
 
+def test_the_first_sources_are_the_destinations_of_a_layer():
+    """Where no rows of their own are given, and these alone are multiplied."""
+    given = {"x": leaf(S, 6), "weight": leaf(2, 6, 9), "root": leaf(6, 9)}
+    with torch.no_grad():
+        found = said(lambda: relational_layer(typed(), **given, out_dtype=torch.float32))
+    assert found[-1] == ("project", "forward", (D * 6 + D * 9) * 4)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_attention_over_pairs(dtype, dropout):
