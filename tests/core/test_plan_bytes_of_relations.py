@@ -152,6 +152,10 @@ def test_a_map_that_is_added_by_itself_says_nothing_of_the_sums(device, own, say
     given = {"own": on_meta(30_000, own), "root": on_meta(own, 64)}
     (step,) = _steps_of("relational_sum", {**args, **given})
     assert ("adds up sixteen rows" in step.kernel) is says
+    # The gradient of rows of their own is a product of its own on every device.
+    back = {**args, "by_src": by, "grad": on_meta(30_000, 64), "needs": [True, False]}
+    (step,) = _steps_of("relational_sum_backward", {**back, **given})
+    assert "adds up sixteen rows" in step.kernel
 
 
 def test_a_layer_over_relations(monkeypatch):
