@@ -154,6 +154,8 @@ def test_features_of_inference_mode(name):
     with torch.inference_mode():
         x = features(300)
         assert_close([ours(HUB, x)], [conv(HUB, x)])
+    # Without its reason the stock layer's error, or what it learns, would be a matter of luck.
+    assert any("inference mode" in reason for reason in edgeless.explain(ours, HUB, x).reasons)
     results = []
     for layer in (conv, ours):
         try:

@@ -1,5 +1,6 @@
 """A comparison is worth nothing unless all peers compute the same thing."""
 
+import contextlib
 import gc
 import json
 
@@ -13,6 +14,7 @@ from edgeless.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_spa
 from edgeless.bench.work import Case, Work, op_case
 from edgeless.cli.devices import UsageError, installed
 from edgeless.cli.layers import LAYERS
+from edgeless.cli.memory import Peak
 
 TOY = graphs.load("toy", None, torch.device("cpu"))
 
@@ -172,9 +174,13 @@ def test_a_run_that_takes_long_is_not_repeated_for_warm_caches(monkeypatch):
 def test_a_replayed_mode_has_no_peak(replayed, monkeypatch):
     """Its memory was taken when it was captured: one that took none at all would seem to be the leanest."""
     monkeypatch.setattr(Work, "is_replayed", lambda _, mode: mode in replayed)
+    # Of the first call, the forward, and the forward and backward; 10 bytes are kept after the first call.
+    peaks = iter([Peak(1000, 50), Peak(1010, 7), Peak(1010, 9)])
+    monkeypatch.setattr(memory, "peak_memory", lambda device: contextlib.nullcontext(next(peaks)))
     found = memory.measure(op_case("spmm_none_F64", "fp32"), "edgeless", TOY)
-    for mode in ("forward", "forward_backward"):
-        assert found[mode] is None if mode in replayed else found[mode] >= 0
+    measured = {"forward": 7 + 10, "forward_backward": 9 + 10}
+    modes = {mode: None if mode in replayed else of for mode, of in measured.items()}
+    assert found == {**modes, "kept": 10, "first_call": 50}
 
 
 @pytest.mark.cuda

@@ -1,0 +1,83 @@
+"""Which tests look at a source first.
+
+The first pattern that fits decides. A change that these tests let live meets all others.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+
+_PLANS = "core/test_plan.py core/test_engines.py shared/test_plan_command.py core/test_longest_cuda.py"
+_CACHE = "shared/test_cache*.py shared/test_leak.py"
+_SUMS = "core/test_spmm.py core/test_sum_layer.py core/test_graph_rows.py core/test_typed_rows.py core/test_wsb.py"
+_RELATIONS = "core/test_relational_*.py core/test_typed_*.py core/test_pair_*.py core/test_piece_tiles.py"
+_ATTENTION = "core/test_attention*.py core/test_cosine_attention.py core/test_edge_features.py core/test_logits.py"
+_PARTS = "shared/test_parts.py shared/test_carriers.py shared/test_cache_distributed.py"
+_EVERY_PYG = "pyg/test_pyg_random*.py pyg/test_pyg_parity.py pyg/test_pyg_inputs.py pyg/test_pyg_fallback.py"
+_EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.py dgl/test_dgl_explain.py"
+
+# Pattern of the source's path -> patterns of tests.
+WATCHERS = [
+    ("shared/plan*.py", _PLANS),
+    ("shared/map_order.py", f"pyg/test_pyg_map_order.py dgl/test_dgl_map_order.py core/test_map_order.py {_PLANS}"),
+    ("shared/*cache*.py", f"{_CACHE} core/test_graph_compile.py pyg/test_pyg_compile.py"),
+    ("shared/formats.py", f"{_CACHE} core/test_formats.py core/test_graph.py"),
+    ("shared/capture*.py", "shared/test_capture*.py"),
+    ("shared/choices.py", "shared/test_backends.py core/test_engines.py"),
+    ("shared/backends.py", "shared/test_backends.py shared/test_accelerate.py pyg/test_pyg_fallback.py"),
+    ("shared/adapter.py", f"shared/test_backends.py {_EVERY_PYG} dgl/test_dgl_explain.py"),
+    ("shared/accelerate.py", "shared/test_accelerate.py"),
+    ("shared/engines.py", f"core/test_engines.py {_PLANS}"),
+    ("shared/tuning*.py", "core/test_tuning.py shared/test_tune_command.py"),
+    ("shared/wsb.py", "core/test_wsb*.py core/test_blocks.py"),
+    ("shared/blocks.py", "core/test_blocks.py"),
+    ("shared/fingerprint.py", "core/test_blocks.py core/test_tuning.py core/test_graph.py"),
+    ("shared/reordering/*", "core/test_reorder.py shared/test_reorder_command.py"),
+    ("shared/distributed/*", f"{_PARTS} pyg/test_pyg_parts.py dgl/test_dgl_parts.py"),
+    ("shared/prefetch.py", "core/test_prefetch.py"),
+    ("shared/projection.py", f"core/test_projection*.py {_EVERY_PYG}"),
+    ("shared/aggregation.py", f"{_SUMS} core/test_arguments.py pyg/test_pyg_sums*.py"),
+    ("shared/functional*.py", f"{_ATTENTION} core/test_arguments.py core/test_reduction.py core/test_large_logits.py"),
+    ("shared/reference.py", f"{_ATTENTION} {_SUMS} core/test_reduction.py {_RELATIONS}"),
+    ("shared/hetero_sum.py", "core/test_hetero_sum.py pyg/test_pyg_hetero_conv.py dgl/test_dgl_hetero.py"),
+    ("shared/*relational*.py", f"{_RELATIONS} pyg/test_pyg_rgcn.py dgl/test_dgl_relational.py"),
+    ("shared/typed_graph.py", f"{_RELATIONS} pyg/test_pyg_rgcn.py"),
+    ("shared/pair_*.py", f"{_RELATIONS} pyg/test_pyg_rgat.py"),
+    ("shared/graph_rows.py", "core/test_graph_rows.py pyg/test_pyg_sums.py"),
+    ("shared/graph*.py", "core/test_graph*.py core/test_arguments.py core/test_reorder.py shared/test_cache.py"),
+    ("shared/*", "core/test_*.py"),
+    ("pyg_plugin/*neighbors.py", "pyg/test_pyg_sums*.py pyg/test_pyg_random.py pyg/test_pyg_inputs.py"),
+    ("pyg_plugin/*hetero*.py", "pyg/test_pyg_hetero*.py pyg/test_pyg_hgt.py"),
+    ("pyg_plugin/*hgt*.py", "pyg/test_pyg_hgt.py pyg/test_pyg_random_relations.py"),
+    ("pyg_plugin/*_node_maps.py", "pyg/test_pyg_hgt.py pyg/test_pyg_random_relations.py"),
+    ("pyg_plugin/*rgat*.py", "pyg/test_pyg_rgat.py pyg/test_pyg_random_relations.py"),
+    ("pyg_plugin/*rgcn*.py", "pyg/test_pyg_rgcn.py pyg/test_pyg_random_relations.py"),
+    ("pyg_plugin/*relations.py", "pyg/test_pyg_rg*.py pyg/test_pyg_random_relations.py"),
+    ("pyg_plugin/*aggr.py", "pyg/test_pyg_aggr.py"),
+    ("pyg_plugin/*transforms.py", "pyg/test_pyg_transforms.py"),
+    ("pyg_plugin/*agnn*.py", f"pyg/test_pyg_agnn.py {_EVERY_PYG}"),
+    ("pyg_plugin/*", f"{_EVERY_PYG} pyg/test_pyg_sums*.py pyg/test_pyg_errors.py pyg/test_pyg_ids.py"),
+    ("dgl_plugin/*hetero*.py", "dgl/test_dgl_hetero.py"),
+    ("dgl_plugin/*ops.py", "dgl/test_dgl_ops.py dgl/test_dgl_relational.py"),
+    ("dgl_plugin/*transforms.py", "dgl/test_dgl_transforms.py"),
+    ("dgl_plugin/*convert.py", "dgl/test_dgl_convert.py shared/test_cache_dgl.py"),
+    ("dgl_plugin/*sageconv.py", f"dgl/test_dgl_sums.py {_EVERY_DGL}"),
+    ("dgl_plugin/*hgtconv.py", "dgl/test_dgl_hgt.py dgl/test_dgl_random_relations.py"),
+    ("dgl_plugin/*rel*.py", "dgl/test_dgl_rel*.py dgl/test_dgl_random_relations.py"),
+    ("dgl_plugin/*", f"{_EVERY_DGL} dgl/test_dgl_sums.py dgl/test_dgl_agnn.py dgl/test_dgl_hgt.py"),
+    ("core_cuda/attention/*", f"{_ATTENTION} core/test_large_logits.py core/test_bounds_on_the_cpu.py"),
+    ("core_cuda/reduction/*", "core/test_reduction*.py"),
+    ("core_cuda/spmm/*", f"{_SUMS} core/test_bounds_on_the_cpu.py"),
+    ("core_cuda/projection/*", "core/test_projection.py"),
+    ("core_cuda/relational/*", _RELATIONS),
+    ("core_cuda/pair_attention/*", "core/test_pair_*.py pyg/test_pyg_rgat.py"),
+    ("core_cuda/graph/*", "core/test_graph*.py core/test_formats.py shared/test_cache.py"),
+    ("core_cuda/layer/*", "core/test_*_layer.py"),
+    ("core_cuda/common/cpu/pool*", "core/test_pool.py"),
+    ("core_cuda/*", f"{_ATTENTION} {_SUMS} core/test_reduction.py core/test_projection.py {_RELATIONS}"),
+]
+
+
+def watchers_of(file: str) -> list[str]:
+    """Patterns, below ``tests``, of the tests that look at a source first."""
+    return next(tests.split() for pattern, tests in WATCHERS if fnmatch(file, pattern))
