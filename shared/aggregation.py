@@ -239,7 +239,7 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
             PyG uses: equal parts, but where the extremum is 0 the zeros themselves keep one part.
         fill: the value of rows without in-edges.
     Returns:
-        Tensor ``[Nd, F]`` of x's dtype, differentiable once.
+        Tensor ``[Nd, F]`` of x's dtype, differentiable any number of times.
     Raises:
         TypeError: a graph, number or dtype that is no such thing.
         ValueError: a shape, dtype, device or option that does not fit.

@@ -97,6 +97,9 @@ class Explanation:
 def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Explanation:
     """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and why not; nothing is computed.
 
+    It speaks of the result and of its gradients. Derivatives of these gradients, where attention, minima, maxima or
+    sums over relations made them, are PyTorch's own, with tensors of the edges.
+
     Args:
         layer: a layer, of edgeless or not, or a function of ``edgeless.dgl.ops``.
         *inputs, **kwargs: what the layer would be called with.

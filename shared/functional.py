@@ -1,7 +1,10 @@
 """Attention over a graph, one call a layer, with no edge tensor behind it; sums and extrema over in-neighbours; and
 products with the matrices of types.
 
-Every function takes a :class:`edgeless.Graph` and node tensors, and is differentiable once in every floating tensor.
+Every function takes a :class:`edgeless.Graph` and node tensors, and is differentiable in every floating tensor, any
+number of times. Gradients are made by kernels; whoever differentiates those of attention, extrema and sums over
+relations (``create_graph=True``, as forces and penalties on gradients do) has them computed again by ops of PyTorch,
+with tensors of the edges.
 ``Ns``/``Nd`` are the graph's numbers of source/destination nodes, ``E`` its edges, ``H`` heads. Edge tensors are in
 the graph's original edge order. float16 and bfloat16 rows are read as they are and computed in float32.
 

@@ -110,7 +110,7 @@ def pair_attention(
         seed: int64 ``[1]``, of the dropout mask, which is drawn by the edges' ids.
 
     Returns:
-        ``[N, M]`` of x's dtype, differentiable once.
+        ``[N, M]`` of x's dtype, differentiable any number of times.
     """
     arrays, degrees = walks(graph)
     ids = edge_ids(graph) if dropout else []

@@ -280,7 +280,8 @@ def relational_sum(
 
     .. math:: o_i = \sum_r \Big(\sum_{e = (j, i) \in E_r} w_e\, x_j\Big) W_r
 
-    Neither a row nor a matrix for every edge exists at any time. Differentiable once in x, weight and edge_weight.
+    Neither a row nor a matrix for every edge exists at any time. Differentiable, any
+    number of times, in x, weight and edge_weight; see :mod:`edgeless.functional` for what a second time costs.
 
     Args:
         graph (edgeless.TypedGraph): messages flow from sources to destinations.

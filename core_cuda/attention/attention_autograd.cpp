@@ -3,15 +3,23 @@
 #include "../common/kept_result.h"
 #include "../common/packed.h"
 #include "calls.h"
+#include "plain.h"
 
 namespace edgeless {
 namespace {
 
 std::vector<Tensor> attention_backward(const AttentionCall& c, const AttentionGrads& g) {
-  return once_differentiable("attention",
-                             {g.grad_out, g.grad_weights, g.out, g.softmax_stats, c.dst, c.src, c.value, c.att,
-                              c.edge_attr, c.edge_proj, c.edge_scale},
-                             [&] { return call_attention_backward(c, g); });
+  const bool of_weights = g.grad_weights.has_value();
+  const auto make_plain = [&]() -> Plain {
+    AttentionCall call = c;
+    if (of_weights && !g.dropped_weights) call.dropout = 0;
+    return [plain = PlainAttention(call), of_weights](const variable_list& inputs) {
+      return variable_list{of_weights ? plain.weights(inputs) : plain.output(inputs)};
+    };
+  };
+  return differentiable_again({c.dst, c.src, c.value, c.att, c.edge_attr, c.edge_proj, c.edge_scale},
+                              {of_weights ? *g.grad_weights : *g.grad_out}, make_plain,
+                              [&] { return call_attention_backward(c, g); });
 }
 
 // The inputs among what a node saved, from `first` on; behind them is the seed.

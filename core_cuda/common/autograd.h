@@ -8,12 +8,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <functional>
-#include <initializer_list>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -151,53 +149,6 @@ inline bool is_batched(const Tensor& t) {
 inline Tensor heads_joined(const Tensor& t) { return t.reshape_symint({t.sym_size(0), t.sym_size(1) * t.sym_size(2)}); }
 inline Tensor heads_apart(const Tensor& t, const c10::SymInt& heads, const c10::SymInt& channels) {
   return t.view_symint({t.sym_size(0), heads, channels});
-}
-
-// Gradients that can be used, but not differentiated once more.
-struct OnceDifferentiable : torch::autograd::Function<OnceDifferentiable> {
-  static constexpr bool is_traceable = true;
-
-  static variable_list forward(AutogradContext* ctx, at::TensorList /*inputs*/, const char* op,
-                               const std::function<variable_list()>& compute) {
-    ctx->saved_data["op"] = std::string(op);
-    return compute();
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& /*grads*/) {
-    TORCH_CHECK(false, "edgeless: ", ctx->saved_data.at("op").toStringRef(),
-                " can be differentiated once only (double backward is not implemented); for second derivatives run "
-                "under `with edgeless.backend(\"reference\")`");
-  }
-};
-
-// What `compute` gives, the gradients of `op` from `inputs`; the error comes when these are differentiated. In a
-// backward these depend on the inputs of its function as well, of which it may have kept copies that have no history:
-// empty tensors stand for them.
-inline variable_list once_differentiable(const char* op, const variable_list& inputs,
-                                         const std::function<variable_list()>& compute) {
-  if (!at::GradMode::is_enabled()) return compute();
-  variable_list given;
-  for (const Tensor& t : inputs) {
-    if (t.defined()) given.push_back(t);
-    TORCH_CHECK(!t.defined() || !is_batched(t), "edgeless: a batch of gradients of ", op,
-                " (is_grads_batched, vectorize=True) cannot be made with create_graph=True (double backward is not "
-                "implemented); for second derivatives run under `with edgeless.backend(\"reference\")`");
-  }
-  if (const auto function = torch::autograd::get_current_node()) {
-    for (const auto& edge : function->next_edges()) {
-      if (!edge.is_valid()) continue;
-      given.push_back(at::empty({0}));
-      torch::autograd::impl::set_gradient_edge(given.back(), edge);
-    }
-  }
-  return OnceDifferentiable::apply(at::TensorList(given), op, compute);
-}
-
-inline variable_list once_differentiable(const char* op, std::initializer_list<Optional<Tensor>> inputs,
-                                         const std::function<variable_list()>& compute) {
-  variable_list given;
-  for (const auto& t : inputs) given.push_back(t.value_or(Tensor()));
-  return once_differentiable(op, given, compute);
 }
 
 }  // namespace edgeless

@@ -2,7 +2,7 @@
 // is added behind it. On small graphs a node takes the host as long as a kernel. On large ones it saves memory: what
 // the maps gave is the layer's own, and where no other backward follows, the gradients take its place. What runs are
 // the kernels of the parts.
-#include "../attention/calls.h"
+#include "../attention/plain.h"
 #include "../common/kept_result.h"
 #include "../common/packed.h"
 #include "../projection/calls.h"
@@ -147,6 +147,46 @@ std::vector<Tensor> gradients_in_place(const AttentionCall& call, const Attentio
   return {of_dst, src, call.value.value_or(Tensor()), of_att};
 }
 
+// The layer by its maps, attention and what is added, for second derivatives.
+struct PlainLayer {
+  PlainAttention attention;
+  Score score;
+  c10::List<bool> has_bias;  // of the maps
+  std::vector<Tensor> rows;  // what the maps gave, without one that is added: no bias is known
+  size_t vectors;
+  int64_t heads;
+  bool by_head;
+
+  // x, weights, biases, vectors and row.
+  variable_list operator()(const variable_list& inputs) const {
+    const auto wide = [](const Tensor& t) { return t.to(opmath_dtype(t.scalar_type())); };
+    const auto apart = [&](const Tensor& t) { return t.view({t.size(0), heads, t.size(1) / heads}); };
+    const size_t maps = has_bias.size();
+    size_t next = 1 + maps;
+    variable_list mapped;
+    for (size_t k = 0; k < maps; ++k) {
+      const Tensor made =
+          at::linear(wide(inputs[0]), wide(inputs[1 + k]), has_bias[k] ? wide(inputs[next++]) : Tensor());
+      mapped.push_back(k < rows.size() ? apart(with_derivatives_of(wide(rows[k]).flatten(1), made)) : made);
+    }
+    variable_list of(kAttentionInputs);
+    if (score == Score::gat) {
+      const auto logits = [&](size_t k) { return (mapped[0] * wide(inputs[next + k])).sum(-1); };
+      of[kDst] = logits(1), of[kSrc] = logits(0), of[kValue] = mapped[0];
+    } else if (score == Score::gatv2) {
+      of[kDst] = mapped.back(), of[kSrc] = mapped[0], of[kAtt] = inputs[next].squeeze(0);
+    } else {
+      const bool shared = maps == 1;
+      of[kDst] = mapped[0], of[kSrc] = mapped[shared ? 0 : 1], of[kValue] = mapped[shared ? 0 : 2];
+    }
+    next += vectors;
+    Tensor out = attention.output(of).flatten(1);
+    if (maps > rows.size()) out = out + mapped.back();
+    if (next < inputs.size()) out = out + inputs[next];
+    return {by_head ? apart(out) : out};
+  }
+};
+
 struct AttentionLayer : Function<AttentionLayer> {
   // What is saved: these, then the weights, the vectors, csr and csc.
   enum Saved : size_t { kX, kDstRows, kSrcRows, kValueRows, kAttRow, kOut, kSoftmaxStats, kSeed, kFixed };
@@ -196,18 +236,60 @@ struct AttentionLayer : Function<AttentionLayer> {
     if (!given[0].defined()) return results;
     const variable_list saved = ctx->get_saved_variables();
     check_not_written_over(ctx, "layer");
-    std::vector<size_t> found;  // of the inputs
-    const auto compute = [&] {
-      variable_list grads = gradients(ctx, given[0], saved, weights, biases, vectors, has_row), kept;
-      found.clear();
-      for (size_t i = 0; i < grads.size(); ++i) {
-        if (grads[i].defined()) kept.push_back(std::move(grads[i])), found.push_back(i);
-      }
-      return kept;
-    };
-    const variable_list kept = once_differentiable("attention", given, compute);
-    for (size_t i = 0; i < kept.size(); ++i) results[found[i]] = kept[i];
+    const auto compute = [&] { return gradients(ctx, given[0], saved, weights, biases, vectors, has_row); };
+    if (!at::GradMode::is_enabled()) {
+      results = compute();
+    } else {
+      const PlainLayer plain = plain_layer(ctx, saved, weights, vectors, given[0].dim() == 3);
+      results = with_plain_form(inputs_again(ctx, saved, weights, vectors, has_row), given, plain, compute);
+    }
+    results.resize(inputs + 2);
     return results;
+  }
+
+  // graph: where csr begins among what is saved.
+  static AttentionCall call_of(AutogradContext* ctx, const variable_list& saved, size_t graph) {
+    const auto csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
+    const at::TensorList arrays = at::TensorList(saved).slice(graph);
+    const auto kept = [&](size_t i) { return saved[i].defined() ? OptTensor(saved[i]) : OptTensor(); };
+    return saved_call(ctx, {kept(kDstRows), kept(kSrcRows), kept(kValueRows), kept(kAttRow)},
+                      {arrays.slice(0, csr), arrays.slice(csr), ctx->saved_data.at("max_degrees").toIntVector()},
+                      kept(kSeed));
+  }
+
+  static PlainLayer plain_layer(AutogradContext* ctx, const variable_list& saved, size_t weights, size_t vectors,
+                                bool by_head) {
+    const Score score = saved_score(ctx);
+    PlainLayer plain{PlainAttention(call_of(ctx, saved, kFixed + weights + vectors)),
+                     score,
+                     ctx->saved_data.at("has_bias").toBoolList(),
+                     {},
+                     vectors,
+                     ctx->saved_data.at("heads").toInt(),
+                     by_head};
+    std::vector<Saved> of_maps{kDstRows, kSrcRows, kValueRows};
+    if (score == Score::gat) of_maps = {kValueRows};
+    if (score == Score::gatv2) of_maps = {kSrcRows, kDstRows};
+    of_maps.resize(std::min(of_maps.size(), weights));
+    for (const Saved i : of_maps) plain.rows.push_back(saved[i].clone());  // a last backward may write over them
+    return plain;
+  }
+
+  // The inputs with their history. Of biases and the row, which are added, no value is needed.
+  static variable_list inputs_again(AutogradContext* ctx, const variable_list& saved, size_t weights, size_t vectors,
+                                    bool has_row) {
+    variable_list all{with_history(saved[kX], 0)};
+    const auto add_zeros = [&](int64_t size) {
+      all.push_back(with_history(at::zeros({size}, saved[kX].options()), all.size()));
+    };
+    for (size_t k = 0; k < weights; ++k) all.push_back(with_history(saved[kFixed + k], all.size()));
+    const c10::List<bool> has_bias = ctx->saved_data.at("has_bias").toBoolList();
+    for (size_t k = 0; k < weights; ++k) {
+      if (has_bias[k]) add_zeros(saved[kFixed + k].size(0));
+    }
+    for (size_t k = 0; k < vectors; ++k) all.push_back(saved[kFixed + weights + k]);
+    if (has_row) add_zeros(ctx->saved_data.at("heads").toInt() * ctx->saved_data.at("channels").toInt());
+    return all;
   }
 
   static variable_list gradients(AutogradContext* ctx, const Tensor& grad, const variable_list& saved, size_t weights,
@@ -232,16 +314,11 @@ struct AttentionLayer : Function<AttentionLayer> {
 
     const at::AutoDispatchBelowADInplaceOrView guard;
     const bool gat = score == Score::gat;
-    const size_t graph = kFixed + weights + vectors, csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
-    const auto kept = [&](size_t i) { return saved[i].defined() ? OptTensor(saved[i]) : OptTensor(); };
     const auto by_head = [&](const Tensor& t) { return t.dim() == 3 ? t : heads_apart(t, heads, channels); };
     const AttentionChoice choice{of_rows || gat, of_rows || gat, of_rows && saved[kValueRows].defined(),
                                  of_vectors && saved[kAttRow].defined()};
     std::vector<Tensor> found = [&] {
-      const GraphArrays arrays{part(graph, csr), part(graph + csr, saved.size() - graph - csr),
-                               ctx->saved_data.at("max_degrees").toIntVector()};
-      AttentionCall call =
-          saved_call(ctx, {kept(kDstRows), kept(kSrcRows), kept(kValueRows), kept(kAttRow)}, arrays, kept(kSeed));
+      AttentionCall call = call_of(ctx, saved, kFixed + weights + vectors);
       const bool as_left = result_is_kept(ctx);
       const Tensor out = as_left ? saved[kOut] : std::get<0>(call_attention(call, saved[kOut].scalar_type()));
       AttentionGrads given{by_head(grad), {}, by_head(out), saved[kSoftmaxStats], choice};

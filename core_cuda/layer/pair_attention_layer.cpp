@@ -1,11 +1,50 @@
 // Attention over pairs as one node of autograd. Kept are the inputs, the products of pairs, a number for every piece
 // and every row, and the result without its bias: nothing of the size of the edge set.
+#include <ATen/ATen.h>
+
+#include "../attention/plain.h"
+#include "../common/edge_ends.h"
 #include "../common/kept_result.h"
 #include "../common/own_memory.h"
 #include "../pair_attention/calls.h"
+#include "../relational/plain.h"
 
 namespace edgeless {
 namespace {
+
+// Edges and their types one by one, for second derivatives; of x, weight, query, key and bias.
+class PlainPairAttention {
+ public:
+  explicit PlainPairAttention(const PairCall& call)
+      : walks_(call.walks.all.vec()), slope_(call.negative_slope), dropout_(call.dropout.p) {
+    if (dropout_ > 0) ids_ = call.dropout.edge_ids[0], seed_ = call.dropout.seed->clone();
+  }
+
+  variable_list operator()(const variable_list& inputs) const {
+    const PairWalks walks("edgeless::pair_attention", walks_);
+    const auto wide = [&](PairInput i) { return inputs[i].to(opmath_dtype(inputs[i].scalar_type())); };
+    const Tensor x = wide(kPairX), weight = wide(kPairWeight);
+    const Tensor values =
+        typed_mm_op(EdgeEnds(walks.pair_nodes(), walks.nodes()).gather(x), weight, walks.offsets().to(at::kLong), {});
+    const Tensor vectors = at::matmul(weight, wide(kPairQuery)).squeeze(2);
+    const EdgeEnds to = EdgeEnds::of_rows(walks.by_dst()[0], walks.edges()), from(walks.by_dst()[1], walks.pairs());
+    const EdgeEnds types(walks.types_of_nodes()[1].index_select(0, walks.by_dst()[2]), walks.types());
+    const Tensor of_rows = from.gather(values);
+    const Tensor queries = (to.gather(x) * types.gather(vectors)).sum(1, /*keepdim=*/true);
+    Tensor weights = to.softmax(at::leaky_relu(queries + at::matmul(of_rows, wide(kPairKey)), slope_));
+    if (dropout_ > 0) {
+      weights = weights * dropout_factors(ids_, seed_, dropout_, walks.edges(), 1, weights.options());
+    }
+    const Tensor out = to.sum(weights * of_rows);
+    return {inputs[kPairBias].defined() ? out + inputs[kPairBias] : out};
+  }
+
+ private:
+  std::vector<Tensor> walks_;
+  double slope_, dropout_;
+  Tensor ids_;
+  OptTensor seed_;
+};
 
 struct PairAttention : Function<PairAttention> {
   enum Kept : size_t { kOut, kValues, kVectors, kQueries, kShift, kX, kWeight, kQuery, kKey, kBias, kSeed, kWalks };
@@ -68,8 +107,9 @@ struct PairAttention : Function<PairAttention> {
       note_written_over(ctx);
       return call_pair_attention_backward_over(call, results, grads[0], needs);
     };
-    variable_list found = once_differentiable(
-        "attention", {grads[0], saved[kOut], saved[kX], saved[kWeight], saved[kQuery], saved[kKey], bias}, run);
+    variable_list found = differentiable_again(
+        {saved[kX], saved[kWeight], saved[kQuery], saved[kKey], bias}, {grads[0]},
+        [&]() -> Plain { return PlainPairAttention(call); }, run);
     for (size_t i = 0; i < kPairInputs; ++i) {
       if (!needs[i]) found[i] = Tensor();
     }

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../projection/calls.h"
-#include "../relational/calls.h"
+#include "../relational/plain.h"
 #include "../spmm/calls.h"
 #include "relational_layer.h"
 
@@ -125,6 +125,28 @@ using LayerSignature = Tensor(const Tensor& x, const Tensor& weight, const OptTe
                               at::TensorList by_src, at::TensorList csr, at::TensorList csc, c10::SymInt num_dst,
                               at::ScalarType out_dtype, at::IntArrayRef max_degrees);
 
+// x, weight, own, root, bias and edge_weight.
+struct PlainLayer {
+  PlainRelationalSum sum;
+  std::vector<Tensor> csr, csc;  // of the pairs, where these are multiplied first
+  int64_t num_dst;
+
+  variable_list operator()(const variable_list& inputs) const {
+    const auto& [x, weight, own, root, bias, edge_weight] =
+        std::tie(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5]);
+    const auto wide = [](const Tensor& t) { return t.to(opmath_dtype(t.scalar_type())); };
+    Tensor out;
+    if (csr.empty()) {
+      out = sum(x, weight, edge_weight);
+    } else {
+      const OptTensor by_edge = edge_weight.defined() ? by_head(edge_weight) : OptTensor();
+      out = spmm_op(sum(x, weight, {}), by_edge, {}, {}, {csr, csc});
+    }
+    if (root.defined()) out = out + at::matmul(wide(own.defined() ? own : x.narrow(0, 0, num_dst)), wide(root));
+    return {bias.defined() ? out + bias : out};
+  }
+};
+
 struct RelationalLayer : Function<RelationalLayer> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const OptTensor& own,
                         const OptTensor& root, const OptTensor& bias, const OptTensor* edge_weight,
@@ -158,7 +180,19 @@ struct RelationalLayer : Function<RelationalLayer> {
                      out_edges.slice(0, of_src), in_edges.slice(pieces), out_edges.slice(of_src), needs,
                      saved.graph.max_degrees);
     };
-    variable_list found = once_differentiable("relational_sum", {grads[0], saved[0], saved[1], own, root}, compute);
+    OptTensor bias;
+    if (at::GradMode::is_enabled() && ctx->saved_data.at("has_bias").toBool()) {  // which number it is does not matter
+      bias = with_history(at::zeros({grads[0].size(1)}, saved[0].options()), 2 + own.has_value() + root.has_value());
+    }
+    const auto make_plain = [&]() -> Plain {
+      const bool pairs = in_edges.size() > pieces;
+      return PlainLayer{{in_edges.slice(0, pieces), pairs ? in_edges[3].size(0) : grads[0].size(0)},
+                        in_edges.slice(pieces).vec(),
+                        out_edges.slice(of_src).vec(),
+                        grads[0].size(0)};
+    };
+    variable_list found =
+        differentiable_again({saved[0], saved[1], own, root, bias, edge_weight}, {grads[0]}, make_plain, compute);
     for (size_t i = 0; i < found.size(); ++i) {
       if (!needs[i]) found[i] = Tensor();
     }

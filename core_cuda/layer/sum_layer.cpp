@@ -34,9 +34,14 @@ struct SumLayer : Function<SumLayer> {
     for (const size_t i : {0, 0, 1, 2}) needs.push_back(ctx->needs_input_grad(i));
     needs.push_back(inputs.has_bias && ctx->needs_input_grad(3));
     // To be differentiated once more, the sums have to know what they are made of.
-    const Tensor sums =
-        again && !inputs.copied() ? spmm_op(saved[1], weight, src_scale, dst_scale, saved.graph) : saved[0];
-    variable_list grads = inputs.gradients(given[0], {sums, saved[1]}, {saved[2], saved[3]}, needs);
+    Tensor sums = saved[0], x = saved[1];
+    if (again) {
+      x = with_history(x, 0);
+      const Tensor made = spmm_op(x, weight, src_scale, dst_scale, saved.graph);
+      sums = with_derivatives_of(sums, made.to(sums.scalar_type()));
+    }
+    const variable_list weights{with_history(saved[2], 1), with_history(saved[3], 2)};
+    variable_list grads = inputs.gradients(given[0], {sums, x}, weights, needs);
     if (of_x && again) {
       grads[1] = grads[1] + spmm_op(grads[0], weight, dst_scale, src_scale, saved.graph.reversed());
     } else if (of_x) {

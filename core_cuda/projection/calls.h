@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "../common/autograd.h"
+#include "../common/second_derivatives.h"
 #include "inputs.h"
 
 namespace edgeless {
@@ -97,14 +97,16 @@ inline void cast_back(variable_list& tensors, const c10::List<int64_t>& dtypes) 
   cast_each(tensors, cast, [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); });
 }
 
-// The gradients of maps, to be differentiated once more: by torch's own products.
-inline variable_list differentiable_gradients(const variable_list& given, const Tensor& x, at::TensorList weights) {
-  Tensor grad_x = at::zeros_like(x);
+// The gradients of maps, to be differentiated once more: by torch's own products, in `dtype`.
+inline variable_list differentiable_gradients(const variable_list& given, const Tensor& x, const variable_list& weights,
+                                              at::ScalarType dtype) {
+  Tensor grad_x = at::zeros_like(x, x.options().dtype(dtype));
   variable_list of_weights, of_biases;
   for (size_t k = 0; k < weights.size(); ++k) {
-    const Tensor grad = given[k].defined() ? given[k] : x.new_zeros_symint({x.sym_size(0), weights[k].sym_size(0)});
-    grad_x = grad_x + at::matmul(grad, weights[k]);
-    of_weights.push_back(at::matmul(grad.t(), x));
+    const Tensor grad =
+        given[k].defined() ? given[k].to(dtype) : grad_x.new_zeros_symint({x.sym_size(0), weights[k].sym_size(0)});
+    grad_x = grad_x + at::matmul(grad, weights[k].to(dtype));
+    of_weights.push_back(at::matmul(grad.t(), x.to(dtype)));
     of_biases.push_back(grad.sum(0));
   }
   variable_list all{grad_x};
@@ -112,9 +114,6 @@ inline variable_list differentiable_gradients(const variable_list& given, const 
   all.insert(all.end(), of_biases.begin(), of_biases.end());
   return all;
 }
-
-// What cannot be differentiated twice: a copy does not know what it was made of.
-constexpr const char* kCopied = "a linear map of rounded or joined copies, as under autocast,";
 
 // x, weights and biases of maps, the first inputs of a function of autograd. biases: those that are there; has_bias:
 // which maps they belong to.
@@ -133,13 +132,9 @@ struct MapInputs {
     ctx->saved_data["has_bias"] = std::move(flags);
     ctx->saved_data["dtypes"] = std::move(dtypes);
     const bool traced = is_traced(x);
-    bool copied = false;
-    const Maps maps(x, weights, all, traced ? 0 : joined, dtype, [&](const auto& tensors, at::ScalarType to) {
-      copied = true;
-      return call_cast_all(tensors, to, !traced);
-    });
-    ctx->saved_data["copied"] = copied;
-    return maps;
+    return {x,     weights,
+            all,   traced ? 0 : joined,
+            dtype, [&](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, !traced); }};
   }
 
   // Backward: the inputs' gradients, undefined where none is needed. given: of the results, [N, F] each.
@@ -154,9 +149,11 @@ struct MapInputs {
     const c10::List<int64_t> dtypes = ctx->saved_data["dtypes"].toIntList();
     const auto dtype = [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); };
     const auto compute = [&] { return call_project_backward(optional(given), x, weights, needs, dtype(0), dtype(1)); };
-    const variable_list found = !at::GradMode::is_enabled()             ? compute()
-                                : ctx->saved_data.at("copied").toBool() ? once_differentiable(kCopied, given, compute)
-                                                                        : differentiable_gradients(given, x, weights);
+    const auto differentiable = [&] {
+      return differentiable_gradients(given, with_history(x, 0), with_histories(weights, 1),
+                                      at::promote_types(dtype(0), dtype(1)));
+    };
+    const variable_list found = at::GradMode::is_enabled() ? differentiable() : compute();
     variable_list grads;
     for (size_t i = 0; i < found.size(); ++i) {
       if (i <= maps || has_bias[i - 1 - maps]) grads.push_back(needs[i] ? found[i] : Tensor());
@@ -180,32 +177,22 @@ struct SumInputs {
     if (bias) dtypes.push_back(static_cast<int64_t>(bias->scalar_type()));
     ctx->saved_data["dtypes"] = std::move(dtypes);
     const bool traced = is_traced(xs[0]);
-    bool copied = false;
-    Summands maps(xs, weights, bias, dtype, [&](const auto& tensors, at::ScalarType to) {
-      copied = true;
-      return call_cast_all(tensors, to, !traced);
-    });
-    ctx->saved_data["copied"] = copied;
-    return maps;
+    return {xs, weights, bias, dtype,
+            [&](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, !traced); }};
   }
 
   // Backward, of `count` maps.
   SumInputs(const AutogradContext* ctx, size_t count)
-      : dtypes_(ctx->saved_data.at("dtypes").toIntList()),
-        copied_(ctx->saved_data.at("copied").toBool()),
-        count_(count) {
+      : dtypes_(ctx->saved_data.at("dtypes").toIntList()), count_(count) {
     has_bias = dtypes_.size() > 2 * count;
   }
 
-  bool copied() const { return copied_; }
-
-  // The inputs' gradients, undefined where none is needed. needs: every x, every weight, the bias.
+  // The inputs' gradients, undefined where none is needed. needs: every x, every weight, the bias. xs and weights have
+  // their history where gradients are to be differentiated.
   variable_list gradients(const Tensor& grad, at::TensorList xs, at::TensorList weights,
                           const c10::List<bool>& needs) const {
     const auto compute = [&] { return call_project_sum_backward(grad, xs, weights, needs, widest(0), widest(count_)); };
-    variable_list grads = !at::GradMode::is_enabled() ? compute()
-                          : copied_                   ? once_differentiable(kCopied, variable_list{grad}, compute)
-                                                      : differentiable(grad, xs, weights);
+    variable_list grads = at::GradMode::is_enabled() ? differentiable(grad, xs, weights) : compute();
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!needs[i]) grads[i] = Tensor();
     }
@@ -225,16 +212,17 @@ struct SumInputs {
   }
 
   // To be differentiated once more.
-  static variable_list differentiable(const Tensor& grad, at::TensorList xs, at::TensorList weights) {
+  variable_list differentiable(const Tensor& given, at::TensorList xs, at::TensorList weights) const {
+    const auto dtype = at::promote_types(widest(0), widest(count_));
+    const Tensor grad = given.to(dtype);
     variable_list grads;
-    for (const Tensor& weight : weights) grads.push_back(at::matmul(grad, weight));
-    for (const Tensor& x : xs) grads.push_back(at::matmul(grad.t(), x));
+    for (const Tensor& weight : weights) grads.push_back(at::matmul(grad, weight.to(dtype)));
+    for (const Tensor& x : xs) grads.push_back(at::matmul(grad.t(), x.to(dtype)));
     grads.push_back(grad.sum(0));
     return grads;
   }
 
   c10::List<int64_t> dtypes_;
-  bool copied_;
   size_t count_;
 };
 

@@ -47,7 +47,8 @@ struct ProjectSum : Function<ProjectSum> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& given) {
-    const variable_list saved = ctx->get_saved_variables();
+    variable_list saved = ctx->get_saved_variables();  // the xs, then the weights
+    if (at::GradMode::is_enabled()) saved = with_histories(saved, 0);
     const size_t count = saved.size() / 2;
     const SumInputs inputs(ctx, count);
     c10::List<bool> needs;

@@ -1,19 +1,14 @@
 // The gradient of min and max over in-neighbours. It goes to the saved arguments; the features and the extrema are
 // read only by rules that divide it among the edges that have the extremum.
+#include <ATen/ATen.h>
+
+#include "../common/edge_ends.h"
 #include "../common/kept_result.h"
+#include "../common/second_derivatives.h"
 #include "inputs.h"
 
 namespace edgeless {
 namespace {
-
-Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
-                                const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
-                                c10::string_view ties, at::IntArrayRef max_degrees) {
-  static const Kernels kernels("edgeless::neighbor_reduce_backward", neighbor_reduce_backward);
-  return once_differentiable("neighbor_reduce", {grad_out, x, out, arg, tied}, [&] {
-    return variable_list{kernels(grad_out, x, out, arg, tied, csr, csc, reduce, ties, max_degrees)};
-  })[0];
-}
 
 // The arguments of the op that have no gradient.
 struct Options {
@@ -29,6 +24,50 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
 const auto& kernels() {
   static const Kernels found("edgeless::neighbor_reduce", neighbor_reduce);
   return found;
+}
+
+Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
+                                const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
+                                c10::string_view ties, at::IntArrayRef max_degrees);
+
+const auto& backward_kernels() {
+  static const Kernels found("edgeless::neighbor_reduce_backward", neighbor_reduce_backward);
+  return found;
+}
+
+// The extrema as sums: of every edge's row times what its elements get of the gradient, which is constant.
+struct PlainReduce {
+  std::vector<Tensor> csr;
+  Tensor arg, tied;
+  std::string reduce, ties;
+
+  variable_list operator()(const variable_list& inputs) const {
+    const Tensor x = inputs[0].to(opmath_dtype(inputs[0].scalar_type()));
+    const int64_t edges = csr[1].size(0);
+    const EdgeEnds to = EdgeEnds::of_rows(csr[0], edges), from(csr[1], x.size(0));
+    const Tensor rows = from.gather(x);
+    return {to.sum(rows * parts(x.detach(), rows.detach()))};
+  }
+
+  // As the kernels say it where every edge comes from a source of its own.
+  Tensor parts(const Tensor& x, const Tensor& rows) const {
+    // The extrema themselves may have been written over.
+    const Tensor out = ties == "first" ? at::empty(arg.sizes(), x.options())
+                                       : std::get<0>(kernels()(x, csr, {}, reduce, 0.0, at::kInt, ties, {}));
+    const std::vector<Tensor> apart{csr[0], at::arange(rows.size(0), csr[0].options())};
+    return backward_kernels()(at::ones_like(out), rows, out, arg, tied, apart, {}, reduce, ties, {});
+  }
+};
+
+Tensor neighbor_reduce_backward(const Tensor& grad_out, const Tensor& x, const Tensor& out, const Tensor& arg,
+                                const Tensor& tied, at::TensorList csr, at::TensorList csc, c10::string_view reduce,
+                                c10::string_view ties, at::IntArrayRef max_degrees) {
+  const auto make_plain = [&]() -> Plain {
+    return PlainReduce{csr.vec(), arg, tied, {reduce.data(), reduce.size()}, {ties.data(), ties.size()}};
+  };
+  return differentiable_again({x}, {grad_out}, make_plain, [&] {
+    return variable_list{backward_kernels()(grad_out, x, out, arg, tied, csr, csc, reduce, ties, max_degrees)};
+  })[0];
 }
 
 struct NeighborReduce : Function<NeighborReduce> {

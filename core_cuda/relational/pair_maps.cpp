@@ -6,7 +6,7 @@
 #include "../attention/calls.h"
 #include "../common/own_memory.h"
 #include "../projection/inputs.h"
-#include "calls.h"
+#include "plain.h"
 
 namespace edgeless {
 
@@ -125,8 +125,16 @@ struct PairMaps : Function<PairMaps> {
     PairMapChoice needs;
     for (size_t i = 0; i < kPairMapInputs; ++i) needs[i] = ctx->needs_input_grad(i);
     const bool over = !at::GradMode::is_enabled() && !is_traced(grads[0]) && are_nobody_elses(grads);
+    const auto make_plain = [&]() -> Plain {
+      return [sum = PlainRelationalSum(call.by_dst, call.pairs())](const variable_list& inputs) {
+        const Tensor scale = inputs[kKeyScale].unsqueeze(2).unsqueeze(3);
+        const auto wide = [](const Tensor& t) { return t.to(opmath_dtype(t.scalar_type())); };
+        return variable_list{sum(inputs[kPairKeys], wide(inputs[kKeyWeight]) * wide(scale), {}),
+                             sum(inputs[kPairValues], inputs[kValueWeight], {})};
+      };
+    };
     variable_list found =
-        once_differentiable("relational_sum", {grads[0], grads[1], call.k, call.v, call.k_weight, call.v_weight}, [&] {
+        differentiable_again({call.k, call.v, call.k_weight, call.v_weight, call.k_scale}, grads, make_plain, [&] {
           const auto backward = over ? call_pair_maps_backward_over : call_pair_maps_backward;
           return backward(grads[0], grads[1], call, needs);
         });

@@ -1,17 +1,13 @@
 // The gradients of the typed products. Those of typed_mm and typed_outer are each other, and those of typed_linear and
 // typed_sums are made of them, so all of these can be differentiated as often as one likes.
-#include "calls.h"
+#include <ATen/ATen.h>
+
+#include "plain.h"
 
 namespace edgeless {
 namespace {
 
-Tensor typed_mm(const Tensor& x, const Tensor& weight, const Tensor& offsets, const OptTensor& rows);
 Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, const OptTensor& rows);
-
-Tensor typed_mm_op(const Tensor& x, const Tensor& weight, const Tensor& offsets, const OptTensor& rows) {
-  static const Kernels kernels("edgeless::typed_mm", typed_mm);
-  return kernels.op(x, weight, offsets, rows);
-}
 
 struct TypedMM : Function<TypedMM> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& offsets,
@@ -109,6 +105,20 @@ Tensor typed_linear(const Tensor& x, const Tensor& weight, const OptTensor& bias
                                     : call_typed_linear(x, weight, bias, offsets);
 }
 
+// y, x and alpha; entries as of the op.
+struct PlainBlend {
+  Tensor offsets;
+  OptTensor rows;
+
+  variable_list operator()(const variable_list& inputs) const {
+    const auto wide = [&](size_t i) { return inputs[i].to(opmath_dtype(inputs[i].scalar_type())); };
+    Tensor types = ranges_of(offsets, inputs[0].size(0));
+    if (rows) types = at::empty_like(types).scatter(0, rows->to(at::kLong), types);
+    const Tensor alpha = EdgeEnds(types, inputs[2].size(0)).gather(wide(2).unsqueeze(1));
+    return {alpha * wide(0) + (1 - alpha) * wide(1)};
+  }
+};
+
 // The middle of two rows by type; offsets and rows have no gradient.
 struct TypedBlend : Function<TypedBlend> {
   static Tensor forward(AutogradContext* ctx, const Tensor& y, const Tensor& x, const Tensor& alpha,
@@ -123,7 +133,8 @@ struct TypedBlend : Function<TypedBlend> {
     Needs need(ctx);
     c10::List<bool> needs;
     for (int i = 0; i < 3; ++i) needs.push_back(need());
-    variable_list found = once_differentiable("typed_blend", {grads[0], saved[0], saved[1], saved[2]}, [&] {
+    const auto make_plain = [&]() -> Plain { return PlainBlend{saved[3], rows}; };
+    variable_list found = differentiable_again({saved[0], saved[1], saved[2]}, {grads[0]}, make_plain, [&] {
       return call_typed_blend_backward(grads[0], saved[0], saved[1], saved[2], saved[3], rows, needs);
     });
     for (size_t i = 0; i < found.size(); ++i) {
@@ -158,7 +169,12 @@ struct RelationalSum : Function<RelationalSum> {
     Needs need(ctx);
     c10::List<bool> needs;
     needs.push_back(need()), needs.push_back(need()), needs.push_back(need(edge_weight.has_value()));
-    variable_list found = once_differentiable("relational_sum", {grads[0], saved[0], saved[1], edge_weight}, [&] {
+    const auto make_plain = [&]() -> Plain {
+      return [sum = PlainRelationalSum(saved.graph.csr, grads[0].size(0))](const variable_list& inputs) {
+        return variable_list{sum(inputs[0], inputs[1], inputs[2])};
+      };
+    };
+    variable_list found = differentiable_again({saved[0], saved[1], edge_weight}, {grads[0]}, make_plain, [&] {
       return call_relational_sum_backward(grads[0], saved[0], saved[1], edge_weight, saved.graph.csr, saved.graph.csc,
                                           needs);
     });

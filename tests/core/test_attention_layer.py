@@ -149,28 +149,6 @@ def test_gradcheck(kind):
     assert torch.autograd.gradcheck(call, flat(*given))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_second_derivative_is_refused(kind):
-    graph, given = graph_of(), inputs(kind)
-    first = torch.autograd.grad(layer(kind, given, graph).square().sum(), flat(*given), create_graph=True)
-    want = torch.autograd.grad(parts(kind, given, graph).square().sum(), flat(*given))
-    torch.testing.assert_close(list(first), list(want))
-    with pytest.raises(RuntimeError, match="attention can be differentiated once only"):
-        first[0].sum().backward()
-
-
-@pytest.mark.parametrize("of", ["features", "weight"])
-def test_a_second_derivative_is_refused_where_copies_are_kept(of):
-    """The gradient of the output is a constant: what the gradients are made of is the copies alone."""
-    graph, given = graph_of(), inputs("dot", dtype=torch.float32)
-    given[0].requires_grad_(of == "features")
-    other = given[0] if of == "features" else given[1][1]
-    out = layer("dot", given, graph, dtype=torch.bfloat16, out_dtype=torch.float32)
-    (first,) = torch.autograd.grad(out.sum(), given[1][0], create_graph=True)
-    with pytest.raises(RuntimeError, match="attention can be differentiated once only"):
-        torch.autograd.grad(first.sum() + other.square().sum(), other)
-
-
 @pytest.mark.parametrize("kind", ["gat", "gatv2", "dot-added"])
 def test_rounds_as_the_parts_do(kind):
     graph, given = graph_of(), inputs(kind, dtype=torch.float32)

@@ -59,17 +59,6 @@ def test_opcheck(grad, device):
 
 @EVERY_DEVICE
 @pytest.mark.parametrize("score", SCORES)
-def test_double_backward_is_refused_in_words(score, device):
-    graph = graph_of("square")
-    args, _, _ = leaves_of(device, score, graph, 2, 4, (), torch.float64)
-    out = function_of(score)(graph.to(device), *args)
-    (grad,) = torch.autograd.grad(out.sum(), args[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiated once only"):
-        grad.sum().backward()
-
-
-@EVERY_DEVICE
-@pytest.mark.parametrize("score", SCORES)
 def test_compiles_whole_and_equals_eager(score, device):
     """Results and gradients, as one program."""
     graph = graph_of("square")

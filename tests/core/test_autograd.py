@@ -148,20 +148,6 @@ def test_an_edit_before_the_backward_is_an_error(call):
         torch.autograd.grad(out.sum(), leaf)
 
 
-@pytest.mark.parametrize("call,op", [(attention, "attention"), (weights, "attention"), (largest, "neighbor_reduce")])
-def test_second_derivatives_are_refused_when_they_are_taken(call, op):
-    x, y = inputs_of(call)
-    out = call(x, y)
-    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-    assert torch.isfinite(grad).all()  # the first may be used
-    message = (
-        rf"edgeless: {op} can be differentiated once only \(double backward is not implemented\); for second "
-        r'derivatives run under `with edgeless.backend\("reference"\)`'
-    )
-    with pytest.raises(RuntimeError, match=message):
-        torch.autograd.grad(grad.sum(), x)
-
-
 def in_forward_mode(function, x, tangent):
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(function(forward_ad.make_dual(x, tangent))).tangent
@@ -286,15 +272,3 @@ COPYING = {  # op of (x, weight) in float32 that keeps bfloat16 copies of both
         x, [weight] * 2, None, None, None, None, csr, csr, torch.bfloat16
     ),
 }
-
-
-@pytest.mark.parametrize("of", ["features", "weight"])
-@pytest.mark.parametrize("op", COPYING)
-def test_copies_are_not_differentiated_twice(op, of):
-    """The gradient of the output is a constant, so what the gradients are made of is the copies alone."""
-    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 0]]), 3, 3)
-    x, weight = torch.randn(3, 5, requires_grad=True), torch.randn(4, 5, requires_grad=True)
-    one, other = (x, weight) if of == "features" else (weight, x)
-    (first,) = torch.autograd.grad(COPYING[op](x, weight, list(graph.csr)).sum(), one, create_graph=True)
-    with pytest.raises(RuntimeError, match="as under autocast, can be differentiated once only"):
-        torch.autograd.grad(first.sum() + other.square().sum(), other)

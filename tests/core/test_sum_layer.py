@@ -85,17 +85,6 @@ def test_first_and_second_derivatives(weighted):
     assert torch.autograd.gradgradcheck(call, given)
 
 
-def test_rounded_copies_are_not_differentiated_twice():
-    graph, given = graph_of(), inputs(dtype=torch.float32)
-    out = layer(given, graph, dtype=torch.bfloat16)
-    assert out.dtype == torch.bfloat16
-    first = torch.autograd.grad(out.float().square().sum(), given, create_graph=True)
-    want = torch.autograd.grad(layer(given, graph, dtype=torch.bfloat16).float().square().sum(), given)
-    torch.testing.assert_close(first, want)
-    with pytest.raises(RuntimeError, match="as under autocast, can be differentiated once only"):
-        torch.autograd.grad(first[1].sum(), given)
-
-
 def test_rounds_as_the_parts_do():
     graph, given = graph_of(), inputs(dtype=torch.float32)
     x, first, own, bias = given

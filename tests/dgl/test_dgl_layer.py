@@ -224,7 +224,6 @@ def test_a_backward_may_be_run_again(name, device):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_second_derivatives_are_those_of_the_parts(name, device, by_parts):
-    """Attention refuses them; of a sum there are some."""
     layer, graph, x = make(name, WHOLE[name], device).eval(), handle("random", device), features(40, device)
     inputs = [x, *layer.parameters()]
 
@@ -233,10 +232,6 @@ def test_second_derivatives_are_those_of_the_parts(name, device, by_parts):
         second = torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
         return {f"grad {i}": grad for i, grad in enumerate(second)}
 
-    if not name.startswith("SAGE"):
-        with pytest.raises(RuntimeError, match="attention can be differentiated once only"):
-            of_the_gradients()
-        return
     found = of_the_gradients()
     by_parts()
     assert_close(found, of_the_gradients())

@@ -336,14 +336,3 @@ def test_bipartite_target_to_source(name):
     theirs, ours = layer_pair(name, flow="target_to_source")
     x = (torch.randn(9, IN), torch.randn(6, IN))
     assert_falls_back(theirs, ours, "flow 'target_to_source' is combined with", x, edge_index)
-
-
-def test_double_backward_says_what_to_do():
-    _, ours = layer_pair("GATv2Conv")
-    x = node_features(GRAPH).requires_grad_()
-    (grad,) = torch.autograd.grad(ours(x, GRAPH[0]).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match='edgeless.backend\\("reference"\\)'):
-        grad.sum().backward()
-    with edgeless.backend("reference"):
-        (grad,) = torch.autograd.grad(ours(x, GRAPH[0]).square().sum(), x, create_graph=True)
-        grad.sum().backward()

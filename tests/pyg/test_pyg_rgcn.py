@@ -330,16 +330,6 @@ def test_accelerate_turns_stock_layers():
     assert [new for _, _, new in report.swapped] == [fused.RGCNConv, fused.FastRGCNConv]
 
 
-def test_second_derivatives_are_an_error_that_names_the_reference():
-    graph = GRAPHS["random"]
-    _, ours = layer_pair("RGCNConv")
-    x = node_features(graph).requires_grad_()
-    out = ours(x, graph[0], types_of(graph))
-    (grad,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="relational_sum can be differentiated once only"):
-        grad.sum().backward()
-
-
 def test_a_relation_out_of_range_is_named():
     graph = GRAPHS["random"]
     x, edge_type = node_features(graph), types_of(graph)

@@ -1,0 +1,100 @@
+#include "plain.h"
+
+#include <ATen/ATen.h>
+
+#include "../common/edge_ends.h"
+
+namespace edgeless {
+namespace {
+
+// Rows divided by their norms, or by the least norm where they are shorter.
+Tensor unit_rows(const Tensor& x, double least) {
+  const Tensor squares = (x * x).sum(-1, /*keepdim=*/true), is_long = squares.detach().sqrt() > least;
+  // Of a row of zeros no norm is taken, whose derivatives are no numbers.
+  const Tensor norms = at::where(is_long, squares, at::ones_like(squares)).sqrt();
+  return x / at::where(is_long, norms, at::full_like(norms, least));
+}
+
+}  // namespace
+
+Tensor dropout_factors(const Tensor& ids, const OptTensor& seed, double p, int64_t num_edges, int64_t heads,
+                       const at::TensorOptions& options) {
+  // Attention of rows of one edge each, whose weight is 1 before dropout.
+  const auto index = ids.defined() ? ids.options() : options.dtype(at::kLong);
+  std::vector<Tensor> csr{at::arange(num_edges + 1, index), at::zeros({num_edges}, index)};
+  if (ids.defined()) csr.push_back(ids);
+  const auto numbers = [&](int64_t nodes) { return at::zeros({nodes, heads, 1}, options); };
+  AttentionCall call = AttentionCall::plain(numbers(num_edges), numbers(1), at::ones({1, heads, 1}, options), {csr, {}},
+                                            Score::gat, 1.0);
+  call.seed = seed, call.dropout = p;
+  return std::get<0>(call_attention(call, {})).squeeze(2);
+}
+
+PlainAttention::PlainAttention(const AttentionCall& call)
+    : csr_(call.graph.csr.vec()),
+      seed_(call.seed ? OptTensor(call.seed->clone()) : OptTensor()),
+      score_(call.score),
+      coefficient_(call.coefficient),
+      dropout_(call.dropout),
+      opmath_(call.opmath()) {}
+
+// The softmax of the logits, [E, H], and the values, [E, H, C], of the edges in the order of the CSR.
+struct PlainAttention::Edges {
+  EdgeEnds to;
+  Tensor ids, softmax, values;
+
+  Edges(const PlainAttention& of, const variable_list& inputs)
+      : to(EdgeEnds::of_rows(of.csr_[0], of.csr_[1].size(0))), ids(of.csr_.size() > 2 ? of.csr_[2] : Tensor()) {
+    const auto wide = [&](AttentionInput i) { return inputs[i].to(of.opmath_); };
+    const bool cosine = of.score_ == Score::cosine;
+    Tensor dst = as_rows(wide(kDst)), src = as_rows(wide(kSrc));
+    const EdgeEnds from(of.csr_[1], src.size(0));
+    if (inputs[kValue].defined()) values = from.gather(wide(kValue));
+    if (cosine) values = from.gather(src), dst = unit_rows(dst, of.coefficient_), src = unit_rows(src, of.coefficient_);
+    Tensor keys = from.gather(src);
+    const Tensor own = to.gather(dst);
+    if (!values.defined()) values = keys;
+    Tensor term;
+    if (inputs[kEdgeAttr].defined()) {
+      const Tensor by_head = at::matmul(by_position(wide(kEdgeAttr)), wide(kEdgeProj).flatten(0, 1).t());
+      term = by_head.view({-1, dst.size(1), dst.size(2)});
+    }
+    const auto leaky = [&](const Tensor& t) { return at::leaky_relu(term.defined() ? t + term : t, of.coefficient_); };
+    Tensor logits;
+    switch (of.score_) {
+      case Score::gatv2: logits = (leaky(own + keys) * wide(kAtt)).sum(-1); break;
+      case Score::gat: logits = leaky(own + keys).squeeze(2); break;
+      case Score::cosine: logits = (own * keys).sum(-1) * wide(kAtt).squeeze(1); break;
+      case Score::dot:
+        if (term.defined()) keys = keys + term, values = values + term;
+        logits = (own * keys).sum(-1) * of.coefficient_;
+    }
+    softmax = to.softmax(logits);
+  }
+
+  // Of what comes by the ids of edges.
+  Tensor by_position(const Tensor& by_id) const { return ids.defined() ? by_id.index_select(0, ids) : by_id; }
+  Tensor by_id(const Tensor& by_position) const {
+    return ids.defined() ? by_position.index_select(0, at::argsort(ids)) : by_position;
+  }
+
+  void drop(const OptTensor& seed, double p) {
+    if (p > 0) softmax = softmax * dropout_factors(ids, seed, p, to.num_edges(), softmax.size(1), softmax.options());
+  }
+};
+
+Tensor PlainAttention::output(const variable_list& inputs) const {
+  Edges edges(*this, inputs);
+  edges.drop(seed_, dropout_);
+  Tensor weights = edges.softmax;
+  if (inputs[kEdgeScale].defined()) weights = weights * edges.by_position(inputs[kEdgeScale].to(opmath_));
+  return edges.to.sum(weights.unsqueeze(2) * edges.values);
+}
+
+Tensor PlainAttention::weights(const variable_list& inputs) const {
+  Edges edges(*this, inputs);
+  edges.drop(seed_, dropout_);
+  return edges.by_id(edges.softmax);
+}
+
+}  // namespace edgeless
