@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
-from edgeless.adapter import FusedLayer, inference_refusal, is_hooked
+from edgeless.adapter import FusedLayer, inference_refusal, is_plain
 from edgeless.autocast import autocasts
 from edgeless.backends import kernel_refusal
 from edgeless.distributed.graph import DistGraph
@@ -146,7 +146,7 @@ class FusedConv(Scriptable, FusedLayer):
             for name, step, stock in zip(_STEPS, steps, self._stock_steps)
             if step is not stock or name in state
         ]
-        if self._own_propagation:
+        if self._own_propagation or "propagate" in state or "edge_updater" in state:
             reasons.append("propagate() or edge_updater() is overridden")
         if any(map(state.get, _HOOKS)):
             reasons.append("a message passing hook is registered")
@@ -163,8 +163,8 @@ class FusedConv(Scriptable, FusedLayer):
             names = dict.fromkeys(self.aggregations.values())
             known = "only sum" if len(names) == 1 else "know " + ", ".join(names)
             reasons.append(f"aggr_module is {aggr} and the kernels {known}")
-        elif is_hooked(aggr):
-            reasons.append("aggr_module has hooks")
+        elif not is_plain(aggr, self.aggregations):
+            reasons.append("aggr_module has hooks or another forward")
         return reasons + tracing_refusals()
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
@@ -174,8 +174,8 @@ class FusedConv(Scriptable, FusedLayer):
             return None
         if lin is None:
             return "edge_attr is given to a layer without edge_dim"
-        if type(lin) is not Linear or is_hooked(lin) or lin.bias is not None:
-            return "lin_edge is not a plain linear map"
+        if not is_plain(lin, (Linear,)) or lin.bias is not None:
+            return "lin_edge is not a plain linear map, or has hooks or another forward"
         if not is_plain_float(edge_attr):
             return "edge_attr is not a plain floating tensor"
         if not _multiplies(edge_attr, lin.weight):

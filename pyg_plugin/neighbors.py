@@ -11,6 +11,7 @@ from torch.nn import Module
 from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
+from edgeless.adapter import is_plain
 from edgeless.autocast import autocasts
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import neighbor_reduce, spmm
@@ -19,7 +20,7 @@ from edgeless.graph_checks import compiling
 from edgeless.graph_rows import receiving
 from edgeless.layer import sum_layer
 from edgeless.map_order import maps_first
-from edgeless.projection import add, add_row, is_plain, product, products, project_sum
+from edgeless.projection import add, add_row, product, products, project_sum
 
 from .conv import LINEAR, PLAIN, is_plain_float, num_dst_of, pair, sizes_of
 from .convert import SPARSE, EdgeList, Handle, SparseMatrix, SparseStorage, kind_of
@@ -123,12 +124,13 @@ class NeighborReduction:
         return fusible and edge_index.is_sorted_by_col
 
     @property
-    def _reduce(self) -> str:
-        return self.aggregations[type(self.aggr_module)]
+    def _reduce(self) -> Optional[str]:
+        """The kernels' name of the aggregation; None for one that they do not know."""
+        return self.aggregations.get(type(self.aggr_module))
 
     @property
     def _op(self) -> str:
-        return "neighbor_reduce" if self.aggregations.get(type(self.aggr_module)) in ("min", "max") else "spmm"
+        return "neighbor_reduce" if self._reduce in ("min", "max") else "spmm"
 
     def _given_weight(self, kind, edge_index: Any, edge_weight: Optional[Tensor]) -> Optional[Tensor]:
         """Weights as they came: a sparse matrix' own values win over ``edge_weight``."""

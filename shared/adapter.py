@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, NoReturn, Optional
 
 import torch
+from torch.nn.modules import module as _modules
 
 from .autocast import autocasts
 from .backends import Explanation, NotFusedError, current_backend, explain, kernel_refusal
 from .graph_checks import compiling
 
 
-def is_hooked(module: torch.nn.Module) -> bool:
-    """Whether calling the module does more than its forward, for hooks of its own."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+def is_plain(module: torch.nn.Module, kinds: Container[type] = (torch.nn.Linear,)) -> bool:
+    """Whether calling ``module`` runs the forward of its class, which is one of ``kinds``, and nothing else.
+
+    A layer may take over what such a submodule does and has to call every other: one that has hooks, its own or those
+    of all modules, or whose ``forward`` was replaced, as libraries for offloading and for adapters do.
+    """
+    return type(module) in kinds and not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or _modules._global_forward_hooks
+        or _modules._global_forward_pre_hooks
+        or _modules._global_backward_hooks
+        or _modules._global_backward_pre_hooks
+        or "forward" in module.__dict__
     )
 
 

@@ -127,7 +127,8 @@ def sum_of_layers(
         edge_weight, reduce: as of :func:`edgeless.functional.relational_sum`.
     """
     sums = relational_sum(graph, x, weights, edge_weight, reduce=reduce)
-    outs = sums.split([target.size for target in targets])
+    # Nothing else sees what is split, so its parts may be changed in place like the layers' own results.
+    outs = torch.unsafe_split_with_sizes(sums, [target.size for target in targets])
     return [_with_own(out, target) for out, target in zip(outs, targets)]
 
 
@@ -140,4 +141,7 @@ def _with_own(out: Tensor, target: Target) -> Tensor:
 
 def _added(tensors: list[Optional[Tensor]]) -> Optional[Tensor]:
     given = [tensor for tensor in tensors if tensor is not None]
-    return None if not given else given[0] if len(given) == 1 else torch.stack(given).sum(0)
+    if len(given) < 2:
+        return given[0] if given else None
+    # The gradient of a sum is one row that all parameters would share as their .grad; a product makes a row for each.
+    return torch.stack(given).mul(1).sum(0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _C
+from .adapter import is_plain
 from .aggregation import scales
 from .autocast import cuda_autocast_dtype
 from .distributed.graph import DistGraph, LocalGraph
@@ -20,7 +21,7 @@ from .functional_checks import cast
 from .graph import Graph
 from .graph_checks import compiling
 from .ops.attention import opmath_dtype
-from .projection import fits, is_plain, rounds
+from .projection import fits, rounds
 
 _PARTS = (DistGraph, LocalGraph)
 _FEW_NODES = 1 << 15  # below, as in the core, a product takes less time than its launch

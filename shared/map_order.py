@@ -15,10 +15,11 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
+from .adapter import is_plain
 from .autocast import autocasts
 from .graph import Graph
 from .graph_checks import compiling
-from .projection import PLAIN, is_plain
+from .projection import PLAIN
 
 # Of the numbers that the usual order gathers, at least this many have to be saved: the other order has its own passes
 # over nodes, and rounds differently.

@@ -1,7 +1,8 @@
 """The linear maps in front of a layer's kernel and the bias behind it: on large CPU graphs most of a layer's time, on
 CUDA most of its launches.
 
-A layer calls its submodules unless that is known to be the same as the compiled op: see :func:`is_plain`.
+A layer calls its submodules unless that is known to be the same as the compiled op: see
+:func:`edgeless.adapter.is_plain`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.nn.modules import module as _module
 
-from .adapter import is_hooked
+from .adapter import is_plain
 from .autocast import autocasts, cuda_autocast_dtype
 from .graph_checks import compiling
 from .ops import projection as _projection_op  # noqa: F401  registers the fake kernels of the ops
@@ -25,18 +25,6 @@ _WIDE = 2048  # numbers of a row: more than the maps of one input nearly ever ha
 PLAIN = (Tensor, Parameter)  # types of tensors that do nothing of their own when they are computed with
 _ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
 _FLOATS = (*_ROUNDED, torch.float64)
-
-
-def is_plain(linear: nn.Module, kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
-    """Whether calling ``linear`` does nothing but ``x @ weight.T + bias``: no subclass, no hooks."""
-    return type(linear) in kinds and not (
-        is_hooked(linear)
-        or _module._global_forward_hooks
-        or _module._global_forward_pre_hooks
-        or _module._global_backward_hooks
-        or _module._global_backward_pre_hooks
-        or "forward" in linear.__dict__
-    )
 
 
 def are_own_rows(rows: Tensor, linears: Iterable[nn.Module], kinds: tuple[type, ...] = (nn.Linear,)) -> bool:

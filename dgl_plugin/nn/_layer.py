@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Optional
 
 import torch
 from torch import Tensor, nn
 
 from edgeless import FusedLayer, Graph
-from edgeless.adapter import inference_refusal, is_hooked
+from edgeless.adapter import inference_refusal, is_plain
 from edgeless.backends import current_backend, kernel_refusal
 from edgeless.distributed.graph import DistGraph
 from edgeless.layer import attention_layer
@@ -29,6 +30,8 @@ class DGLLayer(FusedLayer):
 
     # Submodules that the kernel takes over, and what they have to be for that.
     _taken_over: tuple[tuple[str, type], ...] = ()
+    # Methods of the stock layer that its forward calls and the kernel takes over.
+    _steps: tuple[Callable, ...] = ()
     # The compiled ops that the layer may run.
     _ops: tuple[str, ...] = ("attention",)
     # Whether feat may have more dimensions than [N, F].
@@ -48,9 +51,14 @@ class DGLLayer(FusedLayer):
 
     def _fusion_refusals(self, graph, feat, get_attention=False) -> list[str]:
         reasons = [
-            f"{name} is not a plain {cls.__name__} of a number, or has hooks"
+            f"{name} is not a plain {cls.__name__} of a number, or has hooks or another forward"
             for name, cls in self._taken_over
-            if not _is_plain(getattr(self, name), cls)
+            if not _is_of_a_number(getattr(self, name), cls)
+        ]
+        reasons += [
+            f"{step.__name__}() is overridden"
+            for step in self._steps
+            if getattr(type(self), step.__name__) is not step or step.__name__ in self.__dict__
         ]
         relation = relation_of(graph)
         reason = relation.refusal or self._input_refusal(relation, feat)
@@ -141,5 +149,5 @@ def destinations(relation: Relation, x: Tensor) -> Tensor:
     return x[: relation.handle.num_dst] if relation.is_block else x
 
 
-def _is_plain(module: nn.Module, cls: type) -> bool:
-    return type(module) is cls and not is_hooked(module) and isinstance(getattr(module, _NUMBERS[cls]), (int, float))
+def _is_of_a_number(module: nn.Module, cls: type) -> bool:
+    return is_plain(module, (cls,)) and isinstance(getattr(module, _NUMBERS[cls]), (int, float))

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor, nn
 
-from edgeless.adapter import inference_refusal, is_hooked
+from edgeless.adapter import inference_refusal, is_plain
 from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, explain, kernel_refusal
 from edgeless.cache import graph_from_object
 from edgeless.graph_checks import compiling
 from edgeless.hetero_sum import FEW_RELATIONS, Target, join_edges, sum_of_layers
 from edgeless.ops.attention import opmath_dtype
-from edgeless.projection import PLAIN, is_plain
+from edgeless.projection import PLAIN
 from edgeless.typed_graph import TypedGraph
 
 from .._framework import DGLGraph, stock_hetero
@@ -149,14 +149,14 @@ def _is_one_sum(g, calls: list[_Call]) -> bool:
 
 
 def _is_sum(layer: nn.Module, given: Optional[Tensor]) -> bool:
-    if is_hooked(layer):
+    if not is_plain(layer, (GraphConv, SAGEConv)):
         return False
     if type(layer) is GraphConv:
         return layer._allow_zero_in_degree and layer._activation is None and (layer.weight is None) != (given is None)
     drops = layer.feat_drop.training and layer.feat_drop.p > 0
     if layer._aggre_type != "mean" or drops or layer.activation is not None or layer.norm is not None:
         return False
-    return type(layer.feat_drop) is nn.Dropout and is_plain(layer.fc_self) and is_plain(layer.fc_neigh)
+    return is_plain(layer.feat_drop, (nn.Dropout,)) and is_plain(layer.fc_self) and is_plain(layer.fc_neigh)
 
 
 def _weight(layer: nn.Module, given: Optional[Tensor]) -> Tensor:

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from edgeless.adapter import is_hooked, typed_rows_refusals
+from edgeless.adapter import is_plain, typed_rows_refusals
 from edgeless.autocast import rounds_to
 from edgeless.pair_maps import pair_dot_attention
 
-from .._framework import stock, stock_linear
+from .._framework import stock
 from ..convert import relation_of
 from ._layer import DGLLayer, destinations
 from ._node_types import nodes_by_type
 from ._relations import etypes_refusal, source_rows, typed_graph
-from .typedlinear import TypedLinear, weights_of
-
-_LINEARS = (stock_linear.TypedLinear, TypedLinear)
+from .typedlinear import TYPED_LINEARS, weights_of
 
 
 class HGTConv(DGLLayer, stock.HGTConv):
@@ -30,6 +28,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
     """
 
     _ops = ("relational_sum", "typed_mm", "attention")
+    _steps = (stock.HGTConv.message,)
 
     def forward(self, g, x, ntype, etype, *, presorted=False):
         """The new features of the destination nodes.
@@ -56,8 +55,8 @@ class HGTConv(DGLLayer, stock.HGTConv):
             return reasons
         handle = relation_of(g).handle
         linears = (self.linear_k, self.linear_q, self.linear_v, self.linear_a, *self.relation_att, *self.relation_msg)
-        if any(type(linear) not in _LINEARS or is_hooked(linear) for linear in linears):
-            reasons.append("not all of its maps are plain TypedLinears")
+        if not all(is_plain(linear, TYPED_LINEARS) for linear in linears):
+            reasons.append("not all of its maps are plain TypedLinears, without hooks or another forward")
         if isinstance(x, tuple):
             reasons.append("x is a pair, which the stock layer rejects")
             return reasons

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from edgeless import Graph
-from edgeless.adapter import is_hooked
+from edgeless.adapter import is_plain
 from edgeless.autocast import autocasts, rounds_to
 from edgeless.functional import relational_sum
 from edgeless.functional_checks import promoted
 from edgeless.projection import add_map
 from edgeless.relational_layer import relational_layer
 
-from .._framework import stock, stock_linear
+from .._framework import stock
 from ..convert import Relation, relation_of
 from ._layer import DGLLayer
 from ._relations import etypes_refusal, source_rows, typed_graph
-from .typedlinear import TypedLinear, weights_of
+from .typedlinear import TYPED_LINEARS, weights_of
 
 
 class RelGraphConv(DGLLayer, stock.RelGraphConv):
@@ -33,6 +33,7 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
     """
 
     _ops = ("relational_sum", "typed_mm")
+    _steps = (stock.RelGraphConv.message,)
 
     _sources_suffice = True
 
@@ -61,8 +62,8 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
             return reasons
         relation = relation_of(g)
         handle, weight = relation.handle, self.linear_r.W
-        if type(self.linear_r) not in (stock_linear.TypedLinear, TypedLinear) or is_hooked(self.linear_r):
-            reasons.append("linear_r is not a plain TypedLinear")
+        if not is_plain(self.linear_r, TYPED_LINEARS):
+            reasons.append("linear_r is not a plain TypedLinear, or has hooks or another forward")
         if isinstance(feat, tuple):
             reasons.append("feat is a pair, which the stock layer rejects")
         elif feat.size(1) != self.linear_r.in_size:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from edgeless.adapter import is_plain
 from edgeless.functional import neighbor_reduce, spmm
 from edgeless.layer import sum_layer
 from edgeless.map_order import sums_first
-from edgeless.projection import add, is_plain, pays, project, project_sum
+from edgeless.projection import add, pays, project, project_sum
 
 from .._autocast import as_dgl_reads
 from .._framework import stock

@@ -35,6 +35,9 @@ class TypedLinear(FusedLayer, stock_linear.TypedLinear):
         return gather_mm(*as_products_read(x, weights_of(self)), x_type)
 
 
+TYPED_LINEARS = (stock_linear.TypedLinear, TypedLinear)
+
+
 def weights_of(linear: stock_linear.TypedLinear) -> Tensor:
     """``[types, in, out]``, or ``[types, blocks, in / blocks, out / blocks]``."""
     weight = linear.get_weight()

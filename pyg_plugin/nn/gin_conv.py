@@ -11,9 +11,10 @@ from torch.nn import Identity, Module, ModuleList
 from torch_geometric.nn.conv import gin_conv
 from torch_geometric.nn.models import MLP
 
+from edgeless.adapter import is_plain
 from edgeless.graph_checks import compiling
 from edgeless.map_order import first_map, maps_first
-from edgeless.projection import add_row, is_plain, product
+from edgeless.projection import add_row, product
 
 from ..conv import LINEAR, FusedConv, pair
 from ..convert import SPARSE, kind_of

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import hetero_conv
 
-from edgeless.adapter import is_hooked
+from edgeless.adapter import is_plain
 from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, explain, kernel_refusal
 from edgeless.graph_checks import compiling
 from edgeless.hetero_sum import FEW_RELATIONS, Target, sum_of_layers
-from edgeless.projection import is_plain
 
 from ..conv import LINEAR, PLAIN
 from ..hetero import joined_graph
 from .graph_conv import GraphConv
 from .sage_conv import SAGEConv
 
+_LAYERS = (SAGEConv, GraphConv)
 _NOTHING = torch.empty(0, device="cpu")
 
 
@@ -112,7 +112,7 @@ class HeteroConv(hetero_conv.HeteroConv):
 
 
 def _is_sum(conv: torch.nn.Module) -> bool:
-    if conv._reduce not in ("sum", "mean") or conv.flow != "source_to_target" or is_hooked(conv):
+    if not is_plain(conv, _LAYERS) or conv._reduce not in ("sum", "mean") or conv.flow != "source_to_target":
         return False
     if isinstance(conv, SAGEConv) and (conv.project or conv.normalize):
         return False

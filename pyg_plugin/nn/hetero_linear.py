@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch_geometric.nn.dense import linear
 
-from edgeless.adapter import FusedLayer, inference_refusal, is_hooked, typed_rows_refusals
+from edgeless.adapter import FusedLayer, inference_refusal, is_plain, typed_rows_refusals
 from edgeless.autocast import rounds_to
 from edgeless.backends import transform_refusal
 from edgeless.functional import gather_mm
@@ -69,7 +69,7 @@ class HeteroDictLinear(Scriptable, FusedLayer, linear.HeteroDictLinear):
             return [f"x_dict is a {type(x_dict).__name__}"]
         for key, lin in self.lins.items():
             x = x_dict.get(key)
-            if x is not None and (not is_plain_float(x) or x.dim() != 2 or type(lin) not in LINEAR or is_hooked(lin)):
+            if x is not None and (not is_plain_float(x) or x.dim() != 2 or not is_plain(lin, LINEAR)):
                 return [f"of {key!r} the features are no plain floating tensor [N, F], or the map is no plain one"]
             if x is not None and (reason := inference_refusal(x)):
                 return [reason]

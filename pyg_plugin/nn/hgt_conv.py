@@ -14,7 +14,7 @@ from torch_geometric.nn.dense import linear
 from torch_geometric.typing import SparseTensor
 
 from edgeless import _C
-from edgeless.adapter import inference_refusal, is_hooked
+from edgeless.adapter import inference_refusal, is_plain
 from edgeless.autocast import rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.graph_checks import compiling
@@ -27,6 +27,7 @@ from ._node_maps import parameters_of, stacked, stacked_maps
 from .hetero_linear import HeteroLinear
 
 _OPS = ("relational_sum", "attention")
+_RELATION_MAPS = (linear.HeteroLinear, HeteroLinear)
 _INDEX_DTYPES = (torch.int64, torch.int32)
 
 
@@ -61,8 +62,8 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
             reasons.append(f"flow is {self.flow!r}")
         for name in ("k_rel", "v_rel"):
             module = getattr(self, name)
-            if type(module) not in (linear.HeteroLinear, HeteroLinear) or is_hooked(module) or module.bias is not None:
-                reasons.append(f"{name} is no plain map without a bias")
+            if not is_plain(module, _RELATION_MAPS) or module.bias is not None:
+                reasons.append(f"{name} is no plain map without a bias, or has hooks or another forward")
         weight = self.k_rel.weight
         for op in _OPS:
             if reason := kernel_refusal(weight.device, op):

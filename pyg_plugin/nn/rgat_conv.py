@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.conv import rgat_conv
 
-from edgeless.adapter import inference_refusal, is_hooked
+from edgeless.adapter import inference_refusal
 from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.distributed.graph import DistGraph
@@ -93,8 +93,6 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             return f"x is {x.dtype} on {x.device}, and the parameters {q.dtype} on {q.device}"
         if size is not None and tuple(size) != (x.size(0), x.size(0)):
             return f"size is {size}"
-        if self.lin_edge is not None and is_hooked(self.lin_edge):
-            return "lin_edge has hooks"
         return inference_refusal(x)
 
     # The layer -------------------------------------------------------------------------------------------------------

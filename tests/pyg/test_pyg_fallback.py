@@ -78,7 +78,7 @@ def test_a_hook_on_the_aggregation(name):
     theirs, ours = layer_pair(name)
     for layer in (theirs, ours):
         layer.aggr_module.register_forward_hook(lambda module, inputs, output: output * 2)
-    assert_falls_back(theirs, ours, "aggr_module has hooks", node_features(GRAPH), GRAPH[0])
+    assert_falls_back(theirs, ours, "aggr_module has hooks or another forward", node_features(GRAPH), GRAPH[0])
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -131,7 +131,7 @@ def test_hooks_and_parametrizations_of_lin_edge(name):
     theirs, ours = layer_pair(name, edge_dim=2)
     for layer in (theirs, ours):
         layer.lin_edge.register_forward_hook(lambda module, inputs, output: output * 3)
-    assert_falls_back(theirs, ours, "lin_edge is not a plain linear map", *inputs)
+    assert_falls_back(theirs, ours, "lin_edge is not a plain linear map, or has hooks or another forward", *inputs)
 
     class Double(torch.nn.Module):
         def forward(self, weight):
@@ -140,7 +140,7 @@ def test_hooks_and_parametrizations_of_lin_edge(name):
     theirs, ours = layer_pair(name, edge_dim=2)
     for layer in (theirs, ours):
         torch.nn.utils.parametrize.register_parametrization(layer.lin_edge, "weight", Double())
-    assert_falls_back(theirs, ours, "lin_edge is not a plain linear map", *inputs)
+    assert_falls_back(theirs, ours, "lin_edge is not a plain linear map, or has hooks or another forward", *inputs)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -273,6 +273,16 @@ def test_overridden_propagate():
     )
     layer(node_features(GRAPH), GRAPH[0])
     assert calls
+
+
+@pytest.mark.parametrize("name,step", [*((name, "propagate") for name in LAYERS), ("GATConv", "edge_updater")])
+def test_another_propagate_of_the_instance(name, step):
+    theirs, ours = layer_pair(name)
+    inputs = (node_features(GRAPH), GRAPH[0])
+    for layer in (theirs, ours):
+        own = getattr(layer, step)
+        setattr(layer, step, lambda *args, own=own, **kwargs: 2 * own(*args, **kwargs))
+    assert_falls_back(theirs, ours, "propagate() or edge_updater() is overridden", *inputs)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -108,12 +108,76 @@ def test_an_id_out_of_range_is_named():
         lambda conv: conv.convs[TYPES[0]].register_forward_hook(lambda module, inputs, out: out * 2),
         lambda conv: setattr(conv.convs[TYPES[0]], "normalize", True),
         lambda conv: setattr(conv.convs[TYPES[0]].lin_l, "forward", lambda x: x[:, :OUT]),
+        lambda conv: setattr(conv.convs[TYPES[0]], "forward", lambda x, edge_index: x[1][:, :OUT]),
     ],
 )
 def test_what_is_no_sum_of_sums_calls_every_layer(sums, change):
     theirs, ours = pair_of("SAGEConv")
     change(theirs), change(ours)
     assert_close(run(ours, nodes_of(), edges_of()), run(theirs, nodes_of(), edges_of()))
+    assert not sums
+
+
+class Mean(stock.aggr.MeanAggregation):
+    """The stock mean, whose name the kernels do not know."""
+
+
+AGGREGATIONS = {
+    **{name: lambda name=name: name for name in ("std", "var", "mul", "median", "softmax", "powermean", "max", "min")},
+    "lstm": lambda: stock.aggr.LSTMAggregation(IN, IN),
+    "a module": lambda: stock.aggr.SoftmaxAggregation(learn=True),
+    "a list": lambda: ["mean", "max"],
+    "a subclass": Mean,
+}
+
+
+def of_aggregations(package, name, makes):
+    """HeteroConv with an aggregation for each relation, none shared and all with the same parameters."""
+    torch.manual_seed(3)
+    layer = getattr(package, name)
+    return package.HeteroConv({key: layer((IN, IN), OUT, aggr=make()) for key, make in zip(TYPES, makes, strict=True)})
+
+
+@pytest.mark.parametrize("aggr", AGGREGATIONS)
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv"])
+@pytest.mark.parametrize("how", ["all", "one", "accelerated"])
+def test_aggregations_that_are_no_sum_call_every_layer(sums, name, aggr, how):
+    if (name, aggr) == ("GraphConv", "a list"):
+        pytest.skip("the stock layer cannot multiply the output of several aggregations")
+    make = AGGREGATIONS[aggr]
+    makes = [make] * len(TYPES) if how != "one" else [make, *[lambda: "mean"] * (len(TYPES) - 1)]
+    theirs = of_aggregations(stock, name, makes)
+    edges = {key: e[:, e[1].argsort()] for key, e in edges_of().items()}  # as the LSTM wants them
+    x_dict = {key: x.abs() + 0.1 for key, x in nodes_of().items()}  # of which powermean has a gradient
+    want = run(theirs, x_dict, edges)
+    if how == "accelerated":
+        ours = theirs
+        edgeless.accelerate(ours)
+    else:
+        ours = of_aggregations(fused, name, makes)
+    assert_close(run(ours, x_dict, edges), want)
+    assert not sums
+    if aggr in ("max", "min"):
+        return
+    assert "aggr_module is" in str(edgeless.explain(ours, x_dict, edges))
+    with edgeless.backend("fused"), pytest.raises(edgeless.NotFusedError, match="aggr_module is"):
+        ours(x_dict, edges)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv"])
+def test_relations_that_flow_the_other_way_call_every_layer(sums, name, count):
+    types = [("a", f"to {i}", "a") for i in range(4)]
+    flows = ["target_to_source"] * count + ["source_to_target"] * (4 - count)
+    theirs, ours = (
+        package.HeteroConv(
+            {key: getattr(package, name)(IN, OUT, flow=flow) for key, flow in zip(types, flows, strict=True)}
+        )
+        for package in (stock, fused)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x_dict, edges = {"a": nodes_of()["a"]}, edges_of(types)
+    assert_close(run(ours, x_dict, edges), run(theirs, x_dict, edges))
     assert not sums
 
 

@@ -8,10 +8,10 @@ import edgeless
 
 
 def moved(value, device, dtype=None, leaves=None):
-    """``value`` with its tensors on ``device``; the floating ones in ``dtype``, as leaves, which go to ``leaves``."""
+    """Copies of ``value``'s tensors on ``device``; floating ones in ``dtype``, as leaves, which go to ``leaves``."""
     if isinstance(value, torch.Tensor):
         floating = value.is_floating_point()
-        value = value.detach().to(device, dtype if floating else None)
+        value = value.detach().to(device, dtype if floating else None, copy=True)
         if floating and leaves is not None:
             leaves.append(value.requires_grad_())
         return value
