@@ -37,6 +37,7 @@ PLAIN = (Tensor, Parameter)
 LINEAR = (Linear, torch.nn.Linear)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _STEPS = ("message", "edge_update", "aggregate", "message_and_aggregate", "update")
+_DRIVERS = ("propagate", "edge_updater")
 _HOOKS = tuple(
     f"_{step}_forward_{when}"
     for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -89,7 +90,7 @@ class FusedConv(Scriptable, FusedLayer):
             cls.stock = cls.__bases__[-1]
             cls.wants_attention = staticmethod(_attention_rule(cls.stock))
             cls._stock_steps = _steps_of(cls.stock)
-        elif "propagate" in vars(cls) or "edge_updater" in vars(cls):  # later PyG writes its own into the class
+        elif any(step in vars(cls) for step in _DRIVERS):  # later PyG writes its own into the class
             cls._own_propagation = True
 
     # Predicates ------------------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ class FusedConv(Scriptable, FusedLayer):
             for name, step, stock in zip(_STEPS, steps, self._stock_steps)
             if step is not stock or name in state
         ]
-        if self._own_propagation or "propagate" in state or "edge_updater" in state:
+        if self._own_propagation or (("propagate" in state or "edge_updater" in state) and self._has_own_drivers()):
             reasons.append("propagate() or edge_updater() is overridden")
         if any(map(state.get, _HOOKS)):
             reasons.append("a message passing hook is registered")
@@ -166,6 +167,14 @@ class FusedConv(Scriptable, FusedLayer):
         elif not is_plain(aggr, self.aggregations):
             reasons.append("aggr_module has hooks or another forward")
         return reasons + tracing_refusals()
+
+    def _has_own_drivers(self) -> bool:
+        """Whether the instance has another ``propagate`` or ``edge_updater`` than PyG puts there in, and after, explain
+        mode: the class' own.
+        """
+        own = (getattr(self.__dict__[step], "__func__", None) for step in _DRIVERS if step in self.__dict__)
+        known = [getattr(type(self), f"_{kind}_{step}", None) for kind in ("orig", "jinja") for step in _DRIVERS]
+        return any(function is None or function not in known for function in own)
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
         """Why ``edge_attr`` (None when there is none) cannot go to the kernels."""
