@@ -134,3 +134,20 @@ def test_results_may_be_written_over(name, device):
 def test_a_change_of_a_module_inside_is_seen(name, way, device):
     called = assert_changes_are_seen(CASES[name], stock, fused, way, device, torch.float32)
     assert called or name in CALL_NO_MODULES
+
+
+@pytest.mark.parametrize("of_the_instance", [False, True])
+@pytest.mark.parametrize("name", ["HGTConv", "RelGraphConv"])
+def test_another_message_is_heeded(name, of_the_instance):
+    pair = pair_of(CASES[name], stock, fused)
+    for layer in pair:
+        own = layer.message
+        change = {"message": lambda *args, own=own: {key: 2 * value for key, value in own(args[-1]).items()}}
+        if of_the_instance:
+            vars(layer).update(change)
+        else:
+            layer.__class__ = type("Changed", (type(layer),), change)
+    theirs, ours = pair
+    inputs = CASES[name].inputs
+    assert "message() is overridden" in str(edgeless.explain(ours, *inputs))
+    torch.testing.assert_close(ours(*inputs), theirs(*inputs))
