@@ -157,7 +157,12 @@ setup(
     license_files=["LICENSE"],
     package_dir=FOLDERS,
     packages=[package for name, folder in FOLDERS.items() for package in packages(name, folder)],
-    package_data={"edgeless": ["py.typed"], "edgeless.bench": ["*.json"]},
+    package_data={
+        "edgeless": ["py.typed"],
+        "edgeless.bench": ["*.json"],
+        "edgeless.dgl.nn": ["*.pyi"],
+        "edgeless.pyg.nn": ["*.pyi"],
+    },
     ext_modules=[extension()],
     cmdclass={"build_ext": Build},
 )

@@ -17,20 +17,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from math import inf, prod
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import torch
 from torch import Tensor
 
-from edgeless import Graph
+from edgeless import Graph, functional
 from edgeless.backends import NotFusedError, current_backend, explain, kernel_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.functional import gat_attention, neighbor_reduce, sddmm_dot, spmm
+from edgeless.stand_in import stand_in
 
 from ._autocast import as_dgl_reads
 from ._framework import ALL, stock_ops
 from .convert import relation_of, to_dgl
 from .typed_ops import gather_mm, segment_mm
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any: ...
+
 
 __all__ = [
     "copy_u_max",
@@ -175,7 +180,7 @@ def _copy_u_sum(handle: Graph, x, reduce: str = "sum") -> Plan:
 
     def compute():
         rows = as_dgl_reads(x).reshape(handle.num_src, prod(x.shape[1:]))
-        return spmm(handle, rows, reduce=reduce).view(handle.num_dst, *x.shape[1:])
+        return functional.spmm(handle, rows, reduce=reduce).view(handle.num_dst, *x.shape[1:])
 
     return compute
 
@@ -191,7 +196,7 @@ def _extremum(handle: Graph, x, reduce: str) -> Plan:
 
     def compute():
         rows = as_dgl_reads(x).reshape(handle.num_src, prod(x.shape[1:]))
-        out = neighbor_reduce(handle, rows, reduce, ties="first", fill=fill)
+        out = functional.neighbor_reduce(handle, rows, reduce, ties="first", fill=fill)
         return out.view(handle.num_dst, *x.shape[1:])
 
     return compute
@@ -221,7 +226,7 @@ def _u_mul_e_sum(handle: Graph, x, y) -> Plan:
 
     def compute():
         rows = as_dgl_reads(x).reshape(handle.num_src, heads, channels)
-        out = spmm(handle, rows, as_dgl_reads(y).reshape(handle.num_edges, heads))
+        out = functional.spmm(handle, rows, as_dgl_reads(y).reshape(handle.num_edges, heads))
         return out.view(handle.num_dst, *of_x)
 
     return compute
@@ -240,7 +245,7 @@ def _u_dot_v(handle: Graph, x, y) -> Plan:
     def compute():
         src = as_dgl_reads(x).reshape(handle.num_src, prod(batch), size)
         dst = as_dgl_reads(y).reshape(handle.num_dst, prod(batch), size)
-        return sddmm_dot(handle, dst, src).view(handle.num_edges, *batch, 1)
+        return functional.sddmm_dot(handle, dst, src).view(handle.num_edges, *batch, 1)
 
     return compute
 
@@ -266,7 +271,7 @@ def _edge_softmax(handle: Graph, logits, eids, norm_by) -> Plan:
         # Attention with LeakyReLU the identity and nothing in its logits but the edges' own.
         nodes = rows.new_zeros(graph.num_src, heads)
         identity = torch.eye(heads, dtype=rows.dtype, device=rows.device)
-        _, weights = gat_attention(
+        _, weights = functional.gat_attention(
             graph,
             nodes.unsqueeze(-1),
             nodes,
@@ -330,11 +335,4 @@ def _reversed(handle: Graph) -> Graph:
     return handle.reverse()
 
 
-def __getattr__(name):
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(stock_ops, name)
-
-
-def __dir__():
-    return sorted({*globals(), *dir(stock_ops)})
+stand_in(__name__, "dgl.ops", {getattr(stock_ops, name): globals()[name] for name in __all__})

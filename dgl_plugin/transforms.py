@@ -1,17 +1,24 @@
-"""Transforms of DGL's graphs: :class:`Reorder`, and :func:`restore`, the way back."""
+"""``dgl.transforms``, with a transform more: :class:`Reorder`, and :func:`restore`, the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from torch import Tensor
 
 from edgeless.reordering import inverse, permutations
 from edgeless.reordering import restore as restore_rows
+from edgeless.stand_in import stand_in
 
 from ._framework import DGLError, DGLGraph, heterograph, transforms
 from .convert import to_graph
+
+if TYPE_CHECKING:
+    from dgl.transforms import *  # noqa: F403
+
+    def __getattr__(name: str) -> Any: ...
+
 
 __all__ = ["ORIGINAL", "Reorder", "restore"]
 
@@ -100,3 +107,6 @@ def restore(out: Tensor, g: DGLGraph, ntype: Optional[str] = None) -> Tensor:
     if ORIGINAL not in data:
         raise KeyError(f"restore: g must have the node data {ORIGINAL}, which Reorder writes")
     return restore_rows(out, data[ORIGINAL])
+
+
+stand_in(__name__, "dgl.transforms")

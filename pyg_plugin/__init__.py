@@ -1,13 +1,32 @@
 """Drop-in layers for PyTorch Geometric: change ``torch_geometric.nn`` to ``edgeless.pyg.nn`` in an import.
 
-``edgeless.pyg.transforms`` has a transform that reorders nodes.
+``edgeless.pyg.transforms`` is ``torch_geometric.transforms`` with a transform that reorders nodes.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
+from edgeless.stand_in import declare
+
+declare(__name__, nn="torch_geometric.nn", transforms="torch_geometric.transforms")
 try:
     import torch_geometric  # noqa: F401
 except ImportError as error:
     raise ImportError("edgeless.pyg needs PyTorch Geometric: pip install torch_geometric") from error
 
-from . import nn, transforms
-
 __all__ = ["nn", "transforms"]
+
+if TYPE_CHECKING:
+    from . import nn, transforms
+else:
+
+    def __getattr__(
+        name,
+    ):  # not at the import: threads that import a package and a module of it would lock each other out
+        if name in __all__:
+            return importlib.import_module(f"edgeless.pyg.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

@@ -1,9 +1,9 @@
-"""Transforms of PyTorch Geometric's data objects: :class:`Reorder`, and :func:`restore`, the way back."""
+"""``torch_geometric.transforms``, with a transform more: :class:`Reorder`, and :func:`restore`, the way back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import torch
@@ -18,6 +18,13 @@ from torch_geometric.utils import is_sparse, select
 from edgeless.graph_checks import check_ids, plain_tensor
 from edgeless.reordering import inverse, permutations
 from edgeless.reordering import restore as restore_rows
+from edgeless.stand_in import stand_in
+
+if TYPE_CHECKING:
+    from torch_geometric.transforms import *  # noqa: F403
+
+    def __getattr__(name: str) -> Any: ...
+
 
 __all__ = ["ORIGINAL", "Reorder", "restore"]
 
@@ -228,3 +235,6 @@ def _selected(value: Any, permutation: Tensor, dim: int) -> Any:
             return coo if value.layout is torch.sparse_coo else coo.to_sparse(layout=value.layout)
     chosen = select(value, permutation, dim)
     return tuple(chosen) if isinstance(value, tuple) else chosen
+
+
+stand_in(__name__, "torch_geometric.transforms")

@@ -5,6 +5,9 @@ if __name__ != "edgeless":  # a checkout's folder name must not become a second 
 
 __version__ = "0.1.0"
 
+import importlib
+from typing import TYPE_CHECKING
+
 from . import (
     _extension,  # noqa: F401  first: without the compiled part nothing else is worth importing
     blocks,
@@ -45,3 +48,13 @@ __all__ = [
     "reordering",
     "set_cache_limit",
 ]
+
+
+if TYPE_CHECKING:
+    from . import dgl, distributed, pyg  # noqa: F401
+else:
+
+    def __getattr__(name):
+        if name in ("dgl", "distributed", "pyg"):  # not before they are asked for: frameworks take seconds
+            return importlib.import_module(f"edgeless.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,12 @@
-"""The fused layers, under the names of ``dgl.nn``."""
+"""``dgl.nn`` with layers that run on edgeless' kernels in the place of its own.
+
+Every other name is DGL's own object, here and in the modules below, as ``edgeless.dgl.nn.pytorch``.
+"""
 
 from edgeless.backends import register_family, register_layer
+from edgeless.stand_in import stand_in
 
+from .. import ops as _ops  # noqa: F401  says which functions of dgl.ops, which dgl.nn has too, are replaced
 from .._framework import stock, stock_hetero, stock_linear
 from .agnnconv import AGNNConv
 from .dotgatconv import DotGatConv
@@ -41,3 +46,4 @@ register_layer(stock.RelGraphConv, RelGraphConv)
 register_layer(stock.SAGEConv, SAGEConv)
 register_layer(stock_linear.TypedLinear, TypedLinear)
 register_family("dgl", lambda module: type(module).__module__.startswith("dgl.nn.pytorch.conv."))
+stand_in(__name__, "dgl.nn")

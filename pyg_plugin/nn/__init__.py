@@ -1,12 +1,14 @@
-"""The layers of ``torch_geometric.nn`` that run on edgeless' kernels.
+"""``torch_geometric.nn`` with layers that run on edgeless' kernels in the place of its own.
 
-Each subclasses its stock layer: constructor, state_dict, seeded initialisation, repr and results are the stock ones.
+Every other name is PyG's own object, here and in the modules below, as ``edgeless.pyg.nn.conv``. Each of our layers
+subclasses its stock layer: constructor, state_dict, seeded initialisation, repr and results are the stock ones.
 Calls that the kernels do not cover run the stock forward; ``edgeless.explain(layer, *inputs)`` says why.
 """
 
 from torch_geometric.nn.conv import MessagePassing
 
 from edgeless.backends import register_family, register_layer
+from edgeless.stand_in import stand_in
 
 from . import aggr
 from .aggr import MaxAggregation, MinAggregation
@@ -68,3 +70,4 @@ _LAYERS = [
 for _layer in _LAYERS:
     register_layer(_layer.stock, _layer)
 register_family("torch_geometric", lambda module: isinstance(module, MessagePassing))
+stand_in(__name__, "torch_geometric.nn")

@@ -1,11 +1,15 @@
-"""MaxAggregation and MinAggregation of PyG on the kernel for extrema, where the rows are sorted by group."""
+"""``torch_geometric.nn.aggr`` with its MaxAggregation and MinAggregation on the kernel for extrema, where the rows are
+sorted by group. Every other name is PyG's own object.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch_geometric.typing
 from torch import Tensor
-from torch_geometric.nn.aggr import basic
+from torch_geometric.nn import aggr as _stock
 
 from edgeless import cache
 from edgeless.adapter import FusedLayer
@@ -13,9 +17,18 @@ from edgeless.backends import kernel_refusal
 from edgeless.functional import neighbor_reduce
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
+from edgeless.stand_in import stand_in
 
 from ..conv import PLAIN, Scriptable, is_plain_float, tracing_refusals
 from ..convert import for_stock
+
+if TYPE_CHECKING:
+    from torch_geometric.nn.aggr import *  # noqa: F403
+
+    def __getattr__(name: str) -> Any: ...
+
+
+__all__ = ["MaxAggregation", "MinAggregation"]
 
 
 class _Extremum(Scriptable, FusedLayer):
@@ -74,16 +87,19 @@ def _graph_of(ptr: Tensor, num_rows: int) -> Graph:
     return cache.graph_from_object(ptr, ("groups", num_rows), build, tensors=(ptr,))
 
 
-class MaxAggregation(_Extremum, basic.MaxAggregation):
+class MaxAggregation(_Extremum, _stock.MaxAggregation):
     """:class:`torch_geometric.nn.MaxAggregation`, whose gradient goes to one of equal rows where torch_scatter is
     installed, as in the stock layer, and else to all of them in equal parts."""
 
-    stock = basic.MaxAggregation
+    stock = _stock.MaxAggregation
     reduction = "max"
 
 
-class MinAggregation(_Extremum, basic.MinAggregation):
+class MinAggregation(_Extremum, _stock.MinAggregation):
     """:class:`torch_geometric.nn.MinAggregation`; of equal rows as in :class:`MaxAggregation`."""
 
-    stock = basic.MinAggregation
+    stock = _stock.MinAggregation
     reduction = "min"
+
+
+stand_in(__name__, "torch_geometric.nn.aggr")

@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 FOLDERS = {"shared": "edgeless", "dgl_plugin": "edgeless/dgl", "pyg_plugin": "edgeless/pyg"}
-PAYLOAD = (".py", ".json", ".typed")
+PAYLOAD = (".py", ".pyi", ".json", ".typed")
 
 
 def checked_in(root, *folders):

@@ -144,3 +144,29 @@ def test_import_needs_no_home(python, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     if "open" in done.stdout:
         pytest.skip("this user may read every folder, whatever its mode")
+
+
+@pytest.mark.parametrize(("adapter", "package"), [("pyg", "torch_geometric"), ("dgl", "dgl")])
+def test_adapters_are_attributes_that_are_imported_when_they_are_asked_for(python, adapter, package):
+    pytest.importorskip(package)
+    code = f"""
+import sys, edgeless
+assert {package!r} not in sys.modules
+print(edgeless.{adapter}.nn.__name__, edgeless.distributed.__name__)
+"""
+    done = python("-W", "ignore", "-c", code)
+    assert done.stdout.split() == [f"edgeless.{adapter}.nn", "edgeless.distributed"], done.stderr
+
+
+@pytest.mark.parametrize(("adapter", "package"), [("pyg", "torch_geometric"), ("dgl", "dgl")])
+def test_an_attribute_without_its_framework_says_what_to_install(python, adapter, package):
+    done = python("-c", f"import sys, edgeless; sys.modules[{package!r}] = None; edgeless.{adapter}")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: edgeless.{adapter} needs") and "pip install" in last
+
+
+def test_what_is_no_attribute_is_an_error_that_names_the_package():
+    import edgeless
+
+    with pytest.raises(AttributeError, match="module 'edgeless' has no attribute 'keras'"):
+        edgeless.keras  # noqa: B018
