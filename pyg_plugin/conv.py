@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Optional
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
 from edgeless.adapter import FusedLayer, inference_refusal, is_plain
 from edgeless.autocast import autocasts
-from edgeless.backends import kernel_refusal
+from edgeless.backends import ONNX_REFUSAL, kernel_refusal
 from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
+from edgeless.graph_checks import PLAIN, exporting_to_onnx
 from edgeless.layer import attention_layer
 from edgeless.projection import add_row, add_row_to_heads, project
 
@@ -33,7 +33,6 @@ from .convert import (
     with_loop_features,
 )
 
-PLAIN = (Tensor, Parameter)
 LINEAR = (Linear, torch.nn.Linear)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _STEPS = ("message", "edge_update", "aggregate", "message_and_aggregate", "update")
@@ -293,7 +292,9 @@ def _attention_rule(stock: type) -> Callable[[Any], bool]:
 
 def tracing_refusals() -> list[str]:
     """That torch.jit is tracing, which the kernels do not know."""
-    return ["the call is being traced by torch.jit"] if torch.jit.is_tracing() else []
+    if not torch.jit.is_tracing():
+        return []
+    return [ONNX_REFUSAL if exporting_to_onnx() else "the call is being traced by torch.jit"]
 
 
 def pair(x: Any) -> tuple:

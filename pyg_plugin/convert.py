@@ -21,8 +21,10 @@ from edgeless import cache
 from edgeless.aggregation import spmm
 from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
+from edgeless.graph_checks import STAND_INS
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
+_EDGE_LISTS = (Tensor, *STAND_INS)
 _COMPRESSED = {
     torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices),
     torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices),
@@ -79,7 +81,7 @@ class EdgeList:
     def with_attention(edge_index: Tensor, weights: Tensor, loops: bool, graph: Graph) -> Any:
         """What the stock layer returns beside its output; ``weights`` ``[E, H]`` in the order of ``graph``'s edges."""
         if loops:
-            if type(edge_index) is not Tensor:
+            if type(edge_index) not in _EDGE_LISTS:
                 edge_index, _ = remove_self_loops(edge_index)
             elif graph._kept is not None:  # to look for them again would wait for the GPU
                 edge_index = edge_index.index_select(1, graph._kept)
@@ -247,7 +249,13 @@ def check_flow(flow: str) -> None:
 
 
 SPARSE = (SparseMatrix, SparseStorage)
-_KINDS = {Tensor: EdgeList, EdgeIndex: SortedEdgeList, SparseTensor: SparseStorage, Graph: Handle, DistGraph: Part}
+_KINDS = {
+    **dict.fromkeys(_EDGE_LISTS, EdgeList),
+    EdgeIndex: SortedEdgeList,
+    SparseTensor: SparseStorage,
+    Graph: Handle,
+    DistGraph: Part,
+}
 
 
 def kind_of(edge_index: Any):

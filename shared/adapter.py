@@ -10,7 +10,7 @@ from torch.nn.modules import module as _modules
 
 from .autocast import autocasts
 from .backends import Explanation, NotFusedError, current_backend, explain, kernel_refusal
-from .graph_checks import compiling
+from .graph_checks import PLAIN, STAND_INS, compiling
 
 
 def is_plain(module: torch.nn.Module, kinds: Container[type] = (torch.nn.Linear,)) -> bool:
@@ -33,8 +33,14 @@ def is_plain(module: torch.nn.Module, kinds: Container[type] = (torch.nn.Linear,
 
 
 def inference_refusal(x: torch.Tensor) -> Optional[str]:
-    """Why ``x`` cannot be saved for a backward: the kernels' gradients read their inputs again, stock ones copies."""
-    if torch.is_grad_enabled() and not compiling() and x.is_inference():
+    """Why ``x`` cannot be saved for a backward, whose kernels read their inputs again where stock ones read copies; or
+    why it cannot be read at all.
+    """
+    if compiling():
+        return None
+    if type(x) in STAND_INS:
+        return f"the features are a {type(x).__name__}, which has no contents"
+    if torch.is_grad_enabled() and x.is_inference():
         return "the features were made in inference mode, which keeps them from being saved for gradients"
     return None
 
@@ -46,7 +52,7 @@ def typed_rows_refusals(
 
     ``follows_autocast``: the caller rounds rows and weights as autocast asks.
     """
-    if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.layout is not torch.strided or not x.is_floating_point():
+    if type(x) not in PLAIN or x.layout is not torch.strided or not x.is_floating_point():
         return ["x is not a plain floating tensor"]
     if x.dim() != 2 or x.size(1) != width:
         return [f"x has shape {list(x.shape)}, not [N, {width}]"]
@@ -54,7 +60,7 @@ def typed_rows_refusals(
     rounded = follows_autocast and autocast and torch.float64 not in (x.dtype, weight.dtype)
     if (x.dtype != weight.dtype and not rounded) or x.device != weight.device:
         return [f"x is {x.dtype} on {x.device}, and the weights {weight.dtype} on {weight.device}"]
-    if type(types) not in (torch.Tensor, torch.nn.Parameter) or types.dtype not in (torch.int32, torch.int64):
+    if type(types) not in PLAIN or types.dtype not in (torch.int32, torch.int64):
         return ["the types are no plain int64 or int32 tensor"]
     if tuple(types.shape) != (x.size(0),) or types.device != x.device:
         return [f"the types have shape {list(types.shape)} on {types.device}, not [{x.size(0)}] on {x.device}"]

@@ -37,7 +37,7 @@ def compress(call, indptr, indices, edge_ids, num_cols, limit_name, validate) ->
 def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """``tensor`` as ``dtype`` in contiguous memory, fit to be saved for backward."""
     tensor = tensor.to(dtype).contiguous()
-    return tensor.clone() if tensor.is_inference() else tensor
+    return tensor.clone() if not compiling() and tensor.is_inference() else tensor
 
 
 def transpose(compressed: Compressed, num_cols: int) -> Compressed:

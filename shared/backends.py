@@ -19,11 +19,12 @@ from torch.autograd import forward_ad
 
 from . import _C  # which registers the ops, too
 from .choices import block
-from .graph_checks import compiling, transforming
+from .graph_checks import compiling, exporting_to_onnx, transforming
 from .plan import Step, table
 from .plan_recording import record
 
 BACKENDS = ("auto", "fused", "reference")
+ONNX_REFUSAL = "the model is being exported to ONNX, which has no ops of edgeless"
 
 
 class _Traced(threading.local):
@@ -154,6 +155,8 @@ _KERNELS = {
 
 def kernel_refusal(device: torch.device, op: str = "attention") -> Optional[str]:
     """Why the kernels of the compiled op ``op`` cannot run on ``device`` now, or None where they can."""
+    if compiling() and exporting_to_onnx():
+        return ONNX_REFUSAL
     key = (device.type, op)
     return (_KERNELS[key] if key in _KERNELS else _look_for_kernels(*key)) or transform_refusal()
 

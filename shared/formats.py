@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from .graph_checks import normal_tensors, transforming
+from .graph_checks import STAND_INS, compiling, normal_tensors, transforming
 
 __all__ = [
     "CSC",
@@ -62,6 +63,11 @@ def num_bytes(value: Any) -> int:
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors_of(value)}.values())
 
 
+def _has_stand_ins(value: Any) -> bool:
+    """Whether a tensor of an entry or a graph is one that torch.export computes with."""
+    return any(type(t) in STAND_INS for t in tensors_of(value))
+
+
 def graphs_of(value: Any) -> list[Any]:
     """The graphs, and what else grows, that an entry holds; not those that these hold."""
     if isinstance(value, dict):
@@ -85,8 +91,9 @@ class Keeper:
             return self._formats[key]
         with normal_tensors():
             value = build(self)
-        if transforming():
-            return value
+        runs_python = compiling() and not torch.compiler.is_dynamo_compiling()  # as torch.export does by default
+        if transforming() or (runs_python and _has_stand_ins(value) and not _has_stand_ins(self)):
+            return value  # of the transform or the trace, which the graph outlives
         self._formats[key] = value
         self._graphs += graphs_of(value)
         return value

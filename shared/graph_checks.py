@@ -8,7 +8,16 @@ from typing import Any, Optional
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.nn import Parameter
 
+from .untraced import constant
+
+# What torch.export runs a model with: in place of parameters, inputs and results.
+STAND_INS = (FakeTensor, FunctionalTensor)
+# Types of tensors that do nothing of their own when they are computed with.
+PLAIN = (Tensor, Parameter, *STAND_INS)
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
     getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)
 }
@@ -27,6 +36,16 @@ def compiling() -> bool:
 def transforming() -> bool:
     """Whether a transform of torch.func is active: tensors that are made meanwhile are its own, and not to be kept."""
     return not compiling() and torch._C._are_functorch_transforms_active()
+
+
+def exporting_to_onnx() -> bool:
+    """Whether ``torch.onnx.export`` is tracing, by whichever of its ways."""
+    return (compiling() or torch.jit.is_tracing()) and _is_in_onnx_export()
+
+
+@constant
+def _is_in_onnx_export() -> bool:
+    return torch.onnx.is_in_onnx_export()
 
 
 def surely(condition) -> bool:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .graph import Compressed, Graph
 from .graph_cache import graph_of_edge_index
-from .ops._registration import register_fake
+from .ops._registration import is_exporting, register_fake
 from .ops.graph import index_dtype
-from .untraced import constant, untraced
+from .untraced import untraced
 
 _TAG = getattr(torch.Tag, "cudagraph_unsafe", None)
 _FLOWS = ("source_to_target", "target_to_source")
@@ -23,13 +23,7 @@ _FLOWS = ("source_to_target", "target_to_source")
 
 def caches() -> bool:
     """Whether the program that is being traced can ask the cache."""
-    return _TAG is not None and not _is_exporting()
-
-
-@constant
-def _is_exporting() -> bool:
-    """Run while tracing and not traced: the Dynamo of torch 2.11 takes the function below for True."""
-    return torch.compiler.is_exporting()
+    return _TAG is not None and not is_exporting()
 
 
 def graph_in_program(

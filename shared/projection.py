@@ -12,17 +12,15 @@ from typing import Optional
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from .adapter import is_plain
 from .autocast import autocasts, cuda_autocast_dtype
-from .graph_checks import compiling
+from .graph_checks import PLAIN, compiling
 from .ops import projection as _projection_op  # noqa: F401  registers the fake kernels of the ops
 
 # Numbers of the results from which on the op is faster on the CPU: below 4 MB, first touches of memory cost little.
 _LEAST = 1 << 20
 _WIDE = 2048  # numbers of a row: more than the maps of one input nearly ever have
-PLAIN = (Tensor, Parameter)  # types of tensors that do nothing of their own when they are computed with
 _ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
 _FLOATS = (*_ROUNDED, torch.float64)
 

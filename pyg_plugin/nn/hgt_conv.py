@@ -8,7 +8,6 @@ from typing import Any, Optional
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn import Parameter
 from torch_geometric.nn.conv import hgt_conv
 from torch_geometric.nn.dense import linear
 from torch_geometric.typing import SparseTensor
@@ -20,7 +19,7 @@ from edgeless.backends import kernel_refusal
 from edgeless.graph_checks import compiling
 from edgeless.pair_maps import pair_dot_attention
 
-from ..conv import FusedConv, is_plain_float
+from ..conv import PLAIN, FusedConv, is_plain_float
 from ..convert import for_stock
 from ..hetero import joined_graph, type_offsets
 from ._node_maps import parameters_of, stacked, stacked_maps
@@ -115,7 +114,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
                 if (edge_index.size(0), edge_index.size(1)) != sizes:
                     return f"the SparseTensor of {key!r} has another shape than {list(sizes)}"
                 continue
-            plain = type(edge_index) in (Tensor, Parameter) and edge_index.layout is torch.strided
+            plain = type(edge_index) in PLAIN and edge_index.layout is torch.strided
             if not plain or edge_index.dim() != 2 or edge_index.size(0) != 2 or edge_index.dtype not in _INDEX_DTYPES:
                 return f"the edges of {key!r} are no plain int64 or int32 tensor [2, E] and no SparseTensor"
             if edge_index.device != device:

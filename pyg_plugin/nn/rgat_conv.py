@@ -21,7 +21,7 @@ from edgeless.pair_rows import end_products, to_edges
 from edgeless.typed_graph import TypedGraph
 
 from ..conv import FusedConv, is_plain_float
-from ..convert import kind_of
+from ..convert import EdgeList, kind_of
 from ..relations import source_rows, typed_graph, typed_refusal
 
 _OPS = ("relational_sum", "attention", "spmm", "sddmm")
@@ -76,7 +76,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
             typed = isinstance(edge_index, TypedGraph)
             num_edges = edge_index.num_edges if typed else kind_of(edge_index).num_edges(edge_index)
             reason = self._edge_refusal(edge_attr, num_edges)
-        if reason is None and isinstance(return_attention_weights, bool) and type(edge_index) is not Tensor:
+        if reason is None and isinstance(return_attention_weights, bool) and kind_of(edge_index) is not EdgeList:
             reason = "the attention is to be returned with edges that are no plain tensor"
         return reasons if reason is None else [*reasons, reason]
 

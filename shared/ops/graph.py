@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from .. import _C  # noqa: F401  registers the ops
-from ._registration import if_known, register_fake
+from ._registration import if_known, is_exporting, register_fake
 
 coo_to_csr = torch.ops.edgeless.coo_to_csr
 csr_transpose = torch.ops.edgeless.csr_transpose
@@ -25,7 +25,11 @@ def index_dtype(*sizes: int) -> torch.dtype:
 
 def _below_limit(size) -> bool:
     # Of a size that is known at run time only: no graph of two billion edges is compiled with one.
-    return size < _INT32_LIMIT if isinstance(size, int) else if_known(lambda: bool(size < _INT32_LIMIT)) is not False
+    if isinstance(size, int):
+        return size < _INT32_LIMIT
+    if is_exporting():  # whose users declare the sizes, and would be told that they may not be as large as that
+        return True
+    return if_known(lambda: bool(size < _INT32_LIMIT)) is not False
 
 
 @register_fake("edgeless::coo_to_csr")
