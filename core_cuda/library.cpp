@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/library.h>
 
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@
 #include "common/own_memory.h"
 #include "decisions.h"
 #include "engine.h"
+#include "graph/few_edges_cpu.h"
 #include "graph/row_hashes.h"
 #include "graph/stamp.h"
 #include "plans.h"
@@ -252,6 +254,19 @@ TORCH_LIBRARY(edgeless, m) {
   m.def("cast_all(Tensor[] tensors, ScalarType dtype, bool side_by_side=False) -> Tensor[]");
 }
 
+namespace edgeless {
+namespace {
+
+bool is_edge_list(pybind11::handle value, const at::Device& device) {
+  if (!THPVariable_CheckExact(value.ptr())) return false;
+  const at::Tensor& t = THPVariable_Unpack(value.ptr());
+  const bool integers = t.scalar_type() == at::kLong || t.scalar_type() == at::kInt;
+  return t.layout() == at::kStrided && t.dim() == 2 && t.size(0) == 2 && integers && t.device() == device;
+}
+
+}  // namespace
+}  // namespace edgeless
+
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled core of edgeless. The ops live in torch.ops.edgeless.";
   m.def("cpu_capability", [] {
@@ -271,6 +286,8 @@ PYBIND11_MODULE(_C, m) {
   edgeless::define_decisions(m);
   edgeless::define_call_key(m);
   edgeless::define_recorded_call(m);
+  m.def("graph_of_few_edges", &edgeless::graph_of_few_edges);
+  m.def("powers_of_few_degrees", &edgeless::powers_of_few_degrees);
   m.def("sum_of_row_hashes", &edgeless::sum_of_row_hashes);
   m.def("stamps", [](const std::vector<at::Tensor>& tensors, bool whole) {
     std::string all;
@@ -292,13 +309,29 @@ PYBIND11_MODULE(_C, m) {
   // call.
   m.def("are_edge_lists", [](const pybind11::sequence& values, const at::Device& device) {
     for (const pybind11::handle value : values) {
-      if (!THPVariable_CheckExact(value.ptr())) return false;
-      const at::Tensor& t = THPVariable_Unpack(value.ptr());
-      const bool integers = t.scalar_type() == at::kLong || t.scalar_type() == at::kInt;
-      if (t.layout() != at::kStrided || t.dim() != 2 || t.size(0) != 2 || !integers || t.device() != device)
-        return false;
+      if (!edgeless::is_edge_list(value, device)) return false;
     }
     return true;
+  });
+  // Whether features [N, F] of sources and, unless that is None, of destinations are plain strided tensors of floats
+  // that may be saved for a backward, and edges a plain tensor [2, E] of int64 or int32 on the sources' device: asked in
+  // every call of a layer, where Python would take longer than the layer.
+  m.def("are_rows_and_edges", [](pybind11::handle src, pybind11::handle dst, pybind11::handle edges) {
+    const auto are_rows = [](pybind11::handle value) {
+      if (!THPVariable_CheckExact(value.ptr())) return false;
+      const at::Tensor& t = THPVariable_Unpack(value.ptr());
+      const auto type = t.scalar_type();
+      const bool floats = type == at::kFloat || type == at::kDouble || type == at::kBFloat16 || type == at::kHalf;
+      return floats && t.layout() == at::kStrided && !t.is_nested() && t.dim() == 2 &&
+             !(t.is_inference() && at::GradMode::is_enabled());
+    };
+    if (!are_rows(src) || !(dst.is_none() || dst.is(src) || are_rows(dst))) return false;
+    return edgeless::is_edge_list(edges, THPVariable_Unpack(src.ptr()).device());
+  });
+  // EDGELESS_CACHE, which Python takes longer to read than the cache to find a graph; null is "".
+  m.def("cache_setting", [] {
+    const char* setting = std::getenv("EDGELESS_CACHE");
+    return setting ? setting : "";
   });
 #ifdef EDGELESS_WITH_CUDA
   m.attr("with_cuda") = true;

@@ -12,12 +12,13 @@ from torch import Tensor
 from torch_geometric.nn.aggr import SumAggregation
 from torch_geometric.nn.dense.linear import Linear
 
+from edgeless import _C
 from edgeless.adapter import FusedLayer, inference_refusal, is_plain
 from edgeless.autocast import autocasts
 from edgeless.backends import ONNX_REFUSAL, kernel_refusal
 from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
-from edgeless.graph_checks import PLAIN, exporting_to_onnx
+from edgeless.graph_checks import PLAIN, compiling, exporting_to_onnx
 from edgeless.layer import attention_layer
 from edgeless.projection import add_row, add_row_to_heads, project
 
@@ -37,6 +38,7 @@ LINEAR = (Linear, torch.nn.Linear)
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _STEPS = ("message", "edge_update", "aggregate", "message_and_aggregate", "update")
 _DRIVERS = ("propagate", "edge_updater")
+_OWN_METHODS = frozenset((*_STEPS, *_DRIVERS))
 _HOOKS = tuple(
     f"_{step}_forward_{when}"
     for step in ("propagate", "message", "aggregate", "message_and_aggregate", "edge_update")
@@ -103,6 +105,11 @@ class FusedConv(Scriptable, FusedLayer):
             loops: whether the layer adds self loops.
         """
         reasons = self._module_refusals()
+        if self._are_plain(x_src, x_dst, num_dst, edge_index, edge_attr):
+            for reason in (kernel_refusal(x_src.device, self._op), self._edge_refusal(None, edge_index.size(1))):
+                if reason:
+                    reasons.append(reason)
+            return reasons
         for name, x in (("source", x_src), ("destination", x_dst)):
             if x is None and x is x_dst and num_dst is not None:
                 continue
@@ -138,9 +145,30 @@ class FusedConv(Scriptable, FusedLayer):
             reasons.append(reason)
         return reasons
 
+    def _are_plain(self, x_src, x_dst, num_dst: Optional[int], edge_index, edge_attr) -> bool:
+        """Whether the inputs are known to give no reason: plain tensors without edge features, as they nearly always
+        are. What follows in :meth:`_refusals` finds the words otherwise.
+        """
+        if edge_attr is not None or type(edge_index) is not Tensor or (x_dst is None and num_dst is None):
+            return False
+        if self.flow != "source_to_target" or compiling():
+            return False
+        return _C.are_rows_and_edges(x_src, x_dst, edge_index)
+
     def _module_refusals(self) -> list[str]:
         """What about this layer, whatever its input, the kernels do not know."""
         steps, state, aggr = _steps_of(type(self)), self.__dict__, self.aggr_module
+        if (
+            not compiling()
+            and steps == self._stock_steps
+            and state.keys().isdisjoint(_OWN_METHODS)
+            and not (self._own_propagation or self._explain or any(map(state.get, _HOOKS)))
+            and self._decomposed_layers == 1
+            and self.node_dim in self.node_dims
+            and is_plain(aggr, self.aggregations)
+            and all(isinstance(getattr(self, name), (int, float)) for name in self.numbers)
+        ):
+            return tracing_refusals()  # as nearly always; what follows finds the words otherwise
         reasons = [
             f"{name}() is overridden"
             for name, step, stock in zip(_STEPS, steps, self._stock_steps)

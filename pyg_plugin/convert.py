@@ -21,7 +21,8 @@ from edgeless import cache
 from edgeless.aggregation import spmm
 from edgeless.distributed.graph import DistGraph
 from edgeless.graph import Graph
-from edgeless.graph_checks import STAND_INS
+from edgeless.graph_cache import graph_of_edge_index
+from edgeless.graph_checks import STAND_INS, compiling
 
 _INDEX_DTYPES = (torch.int64, torch.int32)
 _EDGE_LISTS = (Tensor, *STAND_INS)
@@ -70,6 +71,8 @@ class EdgeList:
 
         ``by_edge``: whether the call has tensors of the size of the edge set, see :func:`cache.graph_from_edge_index`.
         """
+        if type(edge_index) is Tensor and not compiling():  # which refusal() has looked at
+            return graph_of_edge_index(edge_index, edge_index, num_src, num_dst, flow, loops)
         return cache.graph_from_edge_index(edge_index, num_src, num_dst, flow=flow, self_loops=loops, by_edge=by_edge)
 
     @staticmethod

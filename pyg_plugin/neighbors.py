@@ -12,14 +12,15 @@ from torch_geometric import EdgeIndex
 from torch_geometric.nn.aggr import MaxAggregation, MeanAggregation, MinAggregation, SumAggregation
 
 from edgeless.adapter import is_plain
+from edgeless.aggregation import extremum_of_neighbors, sum_of_neighbors
 from edgeless.autocast import autocasts
 from edgeless.distributed.graph import DistGraph
-from edgeless.functional import neighbor_reduce, spmm
+from edgeless.functional import spmm
 from edgeless.graph import Graph
 from edgeless.graph_checks import compiling
 from edgeless.graph_rows import receiving
 from edgeless.layer import sum_layer
-from edgeless.map_order import maps_first
+from edgeless.map_order import maps_first, narrows
 from edgeless.projection import add, add_row, product, products, project_sum
 
 from .conv import LINEAR, PLAIN, is_plain_float, num_dst_of, pair, sizes_of
@@ -55,6 +56,8 @@ class NeighborReduction:
     def _reduction_refusals(self, x: Any, edge_index: Any, edge_weight: Any = None, size: Any = None) -> list[str]:
         """Why the kernels cannot run this call; the arguments are those of the stock forward."""
         x_src, x_dst = pair(x)
+        if size is edge_weight is None and x_src is x_dst and kind_of(edge_index) is EdgeList:
+            return self._refusals(x_src, x_dst, None, edge_index, None, False)  # what follows is about other inputs
         num_dst = None
         if isinstance(x_src, Tensor) and x_src.dim() == 2:
             num_dst = num_dst_of(x_src, x_dst, edge_index, size)
@@ -126,7 +129,7 @@ class NeighborReduction:
     @property
     def _reduce(self) -> Optional[str]:
         """The kernels' name of the aggregation; None for one that they do not know."""
-        return self.aggregations.get(type(self.aggr_module))
+        return self.aggregations.get(type(self._modules.get("aggr_module")))
 
     @property
     def _op(self) -> str:
@@ -142,10 +145,6 @@ class NeighborReduction:
         x_src, x_dst = x
         num_dst = num_dst_of(x_src, x_dst, edge_index, size)
         return kind_of(edge_index).graph(edge_index, x_src.size(0), num_dst, self.flow, False)
-
-    def _propagate(self, x: tuple, edge_index: Any, edge_weight: Optional[Tensor] = None, size: Any = None) -> Tensor:
-        """What the stock layer's ``propagate`` gives."""
-        return self._aggregate(self._graph(x, edge_index, size), x[0], edge_index, edge_weight)
 
     def _map_neighbors(self, x: tuple, edge_index: Any, edge_weight, size, linear, own: Optional[Module]) -> Tensor:
         """``linear(propagate(x)) + own(x_dst)``; ``own`` may be None, and only ``linear`` may have a bias.
@@ -163,9 +162,10 @@ class NeighborReduction:
         if (reduce := self._reduce) in ("sum", "mean"):
             weight = self._given_weight(kind_of(edge_index), edge_index, edge_weight)
             weight = None if weight is None else weight.flatten()
-            if is_plain(linear, LINEAR) and self._maps_first(graph, x, weight, linear):
+            may_map = (narrows(linear) or type(graph) is DistGraph) and is_plain(linear, LINEAR)
+            if may_map and self._maps_first(graph, x, weight, linear):
                 return self._sum_mapped(graph, x, weight, linear, own)
-            if x_src is x_dst and own is not None:
+            if x_src is x_dst and own is not None and x_src.is_cuda:
                 out = sum_layer(graph, x_src, linear, own, kinds=LINEAR, weight=weight, reduce=reduce)
                 if out is not None:
                     return out
@@ -201,8 +201,8 @@ class NeighborReduction:
         kind = kind_of(edge_index)
         reduce, weight = self._reduce, self._given_weight(kind, edge_index, edge_weight)
         if reduce in ("min", "max"):
-            return neighbor_reduce(graph, x_src, reduce, ties=self._ties(kind, x_src, edge_index))
-        return spmm(graph, x_src, None if weight is None else weight.flatten(), reduce=reduce)
+            return extremum_of_neighbors(graph, x_src, reduce, self._ties(kind, x_src, edge_index))
+        return sum_of_neighbors(graph, x_src, None if weight is None else weight.flatten(), reduce)
 
     def _ties(self, kind, x: Tensor, edge_index: Any) -> str:
         """Who gets the gradient of equal extrema: one edge in sparse products and torch_scatter, else as in torch."""

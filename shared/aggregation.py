@@ -17,6 +17,9 @@ from .ops import reduction as _reduction  # noqa: F401  registers the fake kerne
 from .ops import spmm as _spmm_op  # noqa: F401
 from .ops.attention import opmath_dtype
 
+# An overload takes half of the time of a call by name, of which a small graph's sum is no more.
+_SPMM, _NEIGHBOR_REDUCE = torch.ops.edgeless.spmm.default, torch.ops.edgeless.neighbor_reduce.default
+
 NORMS = ("none", "left", "right", "both")
 
 
@@ -138,6 +141,23 @@ def spmm(
     return cast(out if x.dim() <= 3 else out.view(graph.num_dst, *x.shape[1:]), out_dtype)
 
 
+def sum_of_neighbors(graph, x: Tensor, weight: Optional[Tensor] = None, reduce: str = "sum") -> Tensor:
+    """:func:`spmm` for a layer, whose predicates have looked at ``x`` ``[Ns, F]``: without weights nothing is left to
+    be checked but its number of rows, and of a small graph the checks take longer than the sum.
+    """
+    if weight is not None or type(graph) is not Graph or x.size(0) != graph.num_src:
+        return spmm(graph, x, weight, reduce=reduce)
+    dtype = x.dtype
+    scale = graph.degree_scale("dst", -1.0, opmath_dtype(dtype)) if reduce == "mean" else None
+    csr = graph.csr_arrays(False)
+    csc = graph.csc_arrays(False) if torch.is_grad_enabled() and x.requires_grad else []
+    degrees = []
+    if not x.is_cpu:
+        keep_plans(graph, x)
+        degrees = graph.max_degrees_at_hand()
+    return _SPMM(x, None, None, scale, csr, csc, dtype, degrees)
+
+
 def _sum_of_parts(graph: DistGraph, x: Tensor, weight, src_scale, dst_scale, out_dtype: torch.dtype) -> Tensor:
     """:func:`spmm` over a part of a graph; the sums over own neighbours hide the exchange of the others' rows."""
     if graph.size == 1 or weight is not None:
@@ -254,8 +274,19 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
     _check_device(call, graph, x=x)
     if runs_reference(call, x.device, "neighbor_reduce"):
         return reference.neighbor_reduce(graph, x, reduce, ties=ties, fill=fill)
+    return _extremum(graph, x, reduce, ties, fill)
+
+
+def extremum_of_neighbors(graph, x: Tensor, reduce: str, ties: str) -> Tensor:
+    """:func:`neighbor_reduce` for a layer, as :func:`sum_of_neighbors`."""
+    if type(graph) is not Graph or x.size(0) != graph.num_src:
+        return neighbor_reduce(graph, x, reduce, ties=ties)
+    return _extremum(graph, x, reduce, ties, 0.0)
+
+
+def _extremum(graph, x: Tensor, reduce: str, ties: str, fill: float) -> Tensor:
     arg_dtype = _arg_dtype(graph, ties)
     gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # an edge of the one direction is looked up in the other
     csr, csc = graph.csr_arrays(gathers), graph.csc_with_positions() if gathers else []
-    max_degrees = graph.max_degrees_at_hand()
-    return torch.ops.edgeless.neighbor_reduce(x, csr, csc, reduce, fill, arg_dtype, ties, max_degrees)[0]
+    degrees = [] if x.is_cpu else graph.max_degrees_at_hand()
+    return _NEIGHBOR_REDUCE(x, csr, csc, reduce, fill, arg_dtype, ties, degrees)[0]

@@ -10,7 +10,7 @@ die with the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -42,20 +42,31 @@ POSITIONS = "positions"  # of every edge of the CSC, in its destination's row
 PLACES = "places"  # of every edge of the CSC, in the CSR
 CSC_ROWS = "csc rows"  # [indptr, indices] of the CSC, which keeps no edge ids until somebody needs them
 
+_NUMBERS = frozenset((int, bool, float, str, type(None)))  # and what else takes no memory
 
-def tensors_of(value: Any) -> Iterator[Tensor]:
+
+def tensors_of(value: Any) -> list[Tensor]:
     """All tensors that an entry holds, those of a graph within it included."""
-    if isinstance(value, Tensor):
-        yield value
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    kind = type(value)  # hot: every new graph is weighed
+    if kind in _NUMBERS:
+        return
+    if kind is Tensor or isinstance(value, Tensor):
+        found.append(value)
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from tensors_of(part)
+            _collect(part, found)
     elif isinstance(value, dict):
-        yield from tensors_of(list(value.values()))
+        _collect([*value.values()], found)
     elif hasattr(value, "_formats"):
-        yield from tensors_of(vars(value))
+        _collect([*vars(value).values()], found)
     elif hasattr(value, "kept_tensors"):
-        yield from value.kept_tensors()
+        found += value.kept_tensors()
 
 
 def num_bytes(value: Any) -> int:

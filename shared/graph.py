@@ -12,6 +12,7 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
+from . import _C
 from .adjacency import Compressed, arrays_of, check_reverses, compress, move, replace_self_loops, transpose, uncompress
 from .fingerprint import of_graph
 from .formats import CSC, CSC_ROWS, CSR, PLACES, POSITIONS, Formats, Keeper, facts, num_bytes, travelling
@@ -35,6 +36,8 @@ from .reordering import reorder_graph
 
 __all__ = ["Compressed", "Graph"]
 
+_ADJACENCY = frozenset((CSR, CSC, CSC_ROWS))
+
 
 class Graph(Keeper):
     """An immutable directed graph from ``num_src`` source nodes to ``num_dst`` destination nodes.
@@ -44,6 +47,8 @@ class Graph(Keeper):
     The direction that was not given is built when it is first asked for, and kept. Index tensors are int32 where the
     numbers of nodes and edges are below 2**31 - 1, else int64. Pickles, copies and moves between devices.
     """
+
+    _num_receiving: Optional[int] = None  # destinations that have in-edges, where they were counted
 
     def __init__(
         self,
@@ -55,7 +60,9 @@ class Graph(Keeper):
         kept: Optional[Tensor] = None,
     ):
         # Takes arrays as they are: the class methods check and convert.
-        self._formats: Formats = {key: value for key, value in ((CSR, csr), (CSC, csc)) if value is not None}
+        self._formats: Formats = {} if csr is None else {CSR: csr}
+        if csc is not None:
+            self._formats[CSC] = csc
         self._graphs: list[Graph] = []  # those among the formats
         self._num_src = num_src
         self._num_dst = num_dst
@@ -109,6 +116,12 @@ class Graph(Keeper):
             src, dst = as_index(src), as_index(dst)
             num_src, num_dst = num_nodes_of(call, names, src, dst, num_src, num_dst)
             check_symmetric(call, is_symmetric, num_src, num_dst)
+            graph = None if compiling() else cls._of_few_edges(src, dst, num_src, num_dst, self_loops)
+            if graph is not None:
+                if is_symmetric and validate:
+                    check_reverses(call, graph.csr, num_dst)
+                graph._is_symmetric = is_symmetric
+                return graph
             ends, kept = (src, dst), None
             if self_loops:
                 *ends, kept = replace_self_loops(src, dst, min(num_src, num_dst))
@@ -123,6 +136,20 @@ class Graph(Keeper):
             graph = cls(csr, None, num_src, num_dst, is_symmetric, kept)
             graph._has_loops = self_loops
             return graph
+
+    @classmethod
+    def _of_few_edges(cls, src, dst, num_src: int, num_dst: int, self_loops: bool) -> Optional[Graph]:
+        """As :meth:`_from_ends`, of int32 or int64 ids and without ops; None where ``graph_of_few_edges``
+        (``core_cuda/graph/few_edges_cpu.h``) leaves the graph to these, an id out of range included.
+        """
+        found = _C.graph_of_few_edges(src, dst, num_src, num_dst, self_loops)
+        if found is None:
+            return None
+        indptr, indices, edge_ids, kept, num_receiving, most = found
+        graph = cls(Compressed(indptr, indices, edge_ids), None, num_src, num_dst, None, kept)
+        graph._has_loops, graph._num_receiving = self_loops, num_receiving
+        graph._max_degrees.known = [most]
+        return graph
 
     @classmethod
     def from_csr(
@@ -384,7 +411,7 @@ class Graph(Keeper):
     @property
     def has_zero_in_degree(self) -> bool:
         """Whether some destination has no in-edge."""
-        return self.format("zero in-degree", lambda graph: bool((graph.in_degrees() == 0).any()))
+        return self.format("zero in-degree", _has_zero_in_degree)
 
     @property
     def max_in_degree(self) -> int:
@@ -488,14 +515,20 @@ class Graph(Keeper):
 
     def memory_bytes_at_most(self) -> int:
         """Bytes that :meth:`memory_bytes` can grow to by building the transposes."""
+        if self._kept is None and self._formats.keys() <= _ADJACENCY:  # of a new graph, which is weighed in any case
+            return self._bytes_of_both()
         return self.memory_bytes() + self._missing_bytes()
+
+    def _bytes_of_both(self) -> int:
+        """Of the arrays of both directions."""
+        indices = self._any.indices
+        entries = self._num_src + self._num_dst + 2 + 4 * indices.numel()  # indptr of both, indices and ids of both
+        return entries * indices.element_size()
 
     def _missing_bytes(self) -> int:
         """Of the arrays of both directions that have not been built, of this graph and of those kept with it."""
-        indices = self._any.indices
-        entries = self._num_src + self._num_dst + 2 + 4 * indices.numel()  # indptr of both, indices and ids of both
-        present = num_bytes([self._formats.get(key) for key in (CSR, CSC, CSC_ROWS)])
-        return entries * indices.element_size() - present + sum(graph._missing_bytes() for graph in self._graphs)
+        present = num_bytes([self._formats.get(key) for key in _ADJACENCY])
+        return self._bytes_of_both() - present + sum(graph._missing_bytes() for graph in self._graphs)
 
     def __getstate__(self):
         return {
@@ -516,8 +549,19 @@ class Graph(Keeper):
 
 def power_of_degrees(graph, side: str, power: float, dtype: torch.dtype, isolated: float) -> Tensor:
     """See :meth:`Graph.degree_scale`; of any graph that knows its degrees."""
+    if type(graph) is Graph and dtype in (torch.float32, torch.float64) and not compiling():
+        kept = [graph._formats.get(key) for key in ((CSR,) if side == "dst" else (CSC, CSC_ROWS))]
+        for rows in filter(None, kept):
+            powers = _C.powers_of_few_degrees(rows[0], power, isolated, dtype is torch.float64)
+            if powers is not None:
+                return powers
     degrees = graph.in_degrees() if side == "dst" else graph.out_degrees()
     return degrees.to(dtype).pow(power).masked_fill_(degrees == 0, isolated)
+
+
+def _has_zero_in_degree(graph: Graph) -> bool:
+    known = graph._num_receiving
+    return bool((graph.in_degrees() == 0).any()) if known is None else known < graph.num_dst
 
 
 def _positions(graph: Graph) -> Tensor:

@@ -213,41 +213,52 @@ class GraphCache:
         self._charged = self._hits = self._misses = 0
 
     def _find(self, anchor, key, stamps) -> Optional[_Entry]:
-        with self._locked():
-            self._check_identity(anchor)
-            try:
-                entry = self._entries.get((id(anchor), key))
-            except TypeError:
-                raise TypeError(f"graph_for: key must be hashable, got {key!r}") from None
-            if entry is None:
-                return None
-            if entry.stamps != stamps:
-                self._forget(id(anchor))
-                return None
-            self._entries.move_to_end(entry.place)
-            if entry.formats != entry.graph.num_formats():
-                self._charge(entry)
-                self._shrink()
-            self._hits += 1
-            return entry
+        try:
+            with self._lock:  # hot: every call of a layer comes here
+                return self._found(anchor, key, stamps)
+        finally:
+            if self._dead:
+                self._sweep()
 
-    def _store(self, anchor, key, entry: _Entry) -> None:
-        with self._locked():
-            self._misses += 1
-            self._check_identity(anchor)
-            self._drop((id(anchor), key))
-            if id(anchor) not in self._anchors:
-                try:
-                    reference = _AnchorRef(anchor, self._anchor_died)
-                except TypeError:
-                    kind = type(anchor).__name__
-                    raise TypeError(f"graph_for: anchor must allow weak references, got {kind}") from None
-                self._anchors[id(anchor)] = (reference, set())
-            self._anchors[id(anchor)][1].add(key)
-            entry.place = (id(anchor), key)
-            self._entries[entry.place] = entry
+    def _found(self, anchor, key, stamps) -> Optional[_Entry]:
+        self._check_identity(anchor)
+        try:
+            entry = self._entries.get((id(anchor), key))
+        except TypeError:
+            raise TypeError(f"graph_for: key must be hashable, got {key!r}") from None
+        if entry is None:
+            return None
+        if entry.stamps != stamps:
+            self._forget(id(anchor))
+            return None
+        self._entries.move_to_end(entry.place)
+        if entry.formats != entry.graph.num_formats():
             self._charge(entry)
             self._shrink()
+        self._hits += 1
+        return entry
+
+    def _store(self, anchor, key, entry: _Entry) -> None:
+        entry.place = place = (id(anchor), key)
+        try:
+            with self._lock:
+                self._misses += 1
+                self._check_identity(anchor)
+                self._drop(place)
+                record = self._anchors.get(id(anchor))
+                if record is None:
+                    try:
+                        record = self._anchors[id(anchor)] = (_AnchorRef(anchor, self._anchor_died), set())
+                    except TypeError:
+                        kind = type(anchor).__name__
+                        raise TypeError(f"graph_for: anchor must allow weak references, got {kind}") from None
+                record[1].add(key)
+                self._entries[place] = entry
+                self._charge(entry)
+                self._shrink()
+        finally:
+            if self._dead:
+                self._sweep()
 
     def _check_identity(self, anchor) -> None:
         """Forget a dead anchor whose id was given to a new object before its death was noticed."""
@@ -303,7 +314,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _mode() -> str:
-    setting = os.environ.get("EDGELESS_CACHE", "")
+    setting = _C.cache_setting()
     if setting not in _MODES:
         raise ValueError(f"EDGELESS_CACHE must be 0, 1 or verify, got {setting!r}")
     return _MODES[setting]
@@ -349,6 +360,27 @@ def graph_for(
     return _cache.get(anchor, key, build, tensors, compare)
 
 
+def _quickly(edge_index: Tensor, key: tuple) -> Optional[Graph]:
+    """What :func:`graph_for` would give for a plain tensor of which a version is proof enough: a graph that is known,
+    or one of few edges. None for all else. A model asks in every layer, and of a small graph the way there takes longer
+    than what it leads to.
+    """
+    if compiling() or _C.cache_setting() not in ("", "1") or _C.are_concrete((edge_index,)) != (True, False):
+        return None
+    stamps = _C.stamps((edge_index,), several_processes())
+    entry = _cache._find(edge_index, key, stamps)
+    if entry is not None:
+        return entry.graph
+    _, flow, num_src, num_dst, self_loops = key
+    if type(num_src) is not int or type(num_dst) is not int or torch.is_inference_mode_enabled():
+        return None
+    ends = edge_index.unbind(0) if flow == "source_to_target" else edge_index.unbind(0)[::-1]
+    graph = Graph._of_few_edges(*ends, num_src, num_dst, self_loops)
+    if graph is not None:
+        _cache._store(edge_index, key, _Entry(graph, stamps, None))
+    return graph
+
+
 def graph_of_edge_index(
     edge_index: Tensor, plain: Tensor, num_src: Optional[int], num_dst: Optional[int], flow: str, self_loops: bool
 ) -> Graph:
@@ -363,9 +395,11 @@ def graph_of_edge_index(
             rows, names = rows[::-1], names[::-1]
         return Graph._from_ends("graph_from_edge_index", names, *rows, num_src, num_dst, self_loops=self_loops)
 
-    # A wrapper's operations reach the inner tensor below its version counter.
     key = ("edge_index", flow, num_src, num_dst, self_loops)
     try:
+        if (found := _quickly(edge_index, key)) is not None:
+            return found
+        # A wrapper's operations reach the inner tensor below its version counter.
         return graph_for(edge_index, key, build, tensors=(plain,), compare=plain is not edge_index)
     except TypeError:
         check_sizes("graph_from_edge_index", num_src, num_dst)  # what cannot be hashed never comes to build()

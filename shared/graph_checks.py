@@ -28,9 +28,9 @@ MOST_NODES = 2**60 - 2
 _NUMBERS = (numbers.Real, torch.SymFloat, torch.SymInt)
 
 
-def compiling() -> bool:
-    """Whether torch.compile or torch.export is tracing: then nothing may look at the values of a tensor."""
-    return torch.compiler.is_compiling()
+# Whether torch.compile or torch.export is tracing: then nothing may look at the values of a tensor. Every call asks
+# often, so it is torch's own function.
+compiling = torch.compiler.is_compiling
 
 
 def transforming() -> bool:

@@ -23,7 +23,11 @@ def receiving(graph: Graph) -> tuple[Optional[Graph], Optional[Tensor]]:
     would cost more than it saves: on CUDA, and while torch.compile traces. Nor of a part of a graph: all
     processes have to do the same. The result is kept with ``graph``.
     """
-    if graph.device.type != "cpu" or compiling() or type(graph) is not Graph:
+    if type(graph) is not Graph:
+        return None, None
+    if graph._num_receiving is not None and graph._num_receiving > MOST * graph.num_dst:
+        return None, None
+    if graph.device.type != "cpu" or compiling():
         return None, None
     return graph.format("receiving", _receiving)
 

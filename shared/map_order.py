@@ -62,6 +62,12 @@ def _pays(graph: Graph, x: Tensor, usual: int, other: int, products: int = 0) ->
     return not x.is_cuda or saved * x.element_size() >= _LEAST_BYTES
 
 
+def narrows(linear: nn.Module) -> bool:
+    """Whether ``linear`` makes rows so much narrower that :func:`maps_first` may say so; whatever needs gradients."""
+    weight = linear._parameters.get("weight")
+    return type(weight) in PLAIN and weight.dim() == 2 and weight.size(0) <= (1 - _SAVED) * weight.size(1)
+
+
 def maps_first(graph: Graph, x: Tensor, weight: Tensor, by: Optional[Tensor], dtype: Optional[torch.dtype]) -> bool:
     """Whether a layer that usually sums first had better map first.
 

@@ -43,11 +43,23 @@ def pays(x: Tensor, width: int) -> bool:
     return x.device.type == "cpu" and x.dtype == torch.float32 and x.size(0) * width >= _LEAST and not autocasts("cpu")
 
 
-def _calls_modules(x: Tensor) -> bool:
-    """Whether ``x`` has so few rows on the CPU that its maps need not be looked at: of a tiny graph that takes longer
+def _calls_modules(x: Tensor, linears: Sequence[nn.Module] = (), joined: bool = True) -> bool:
+    """Whether ``x`` has so few rows on the CPU that its maps need not be looked at: of a small graph that takes longer
     than the maps do.
+
+    Args:
+        joined: whether the maps would be one op, or one each.
     """
-    return x.is_cpu and not compiling() and x.size(0) * _WIDE < _LEAST  # a compiler would make a guard of the size
+    if not x.is_cpu or compiling():  # a compiler would make a guard of the size
+        return False
+    rows = x.size(0)
+    if rows * _WIDE < _LEAST:
+        return True
+    weights = [linear._parameters.get("weight") for linear in linears]
+    if not weights or any(type(weight) not in PLAIN or weight.dim() != 2 for weight in weights):
+        return False
+    widths = [weight.size(0) for weight in weights]
+    return rows * (sum(widths) if joined else max(widths)) < _LEAST
 
 
 def _pays_in_program(x: Tensor) -> bool:
@@ -73,7 +85,7 @@ def project(
         joined: how many of the first results may be parts of one tensor, whose memory lives as long as any of them.
         heads: for every map 0, or the number of heads that its result is returned in, ``[N, heads, C]``.
     """
-    called = _calls_modules(x) or x.device.type not in ("cpu", "cuda")
+    called = _calls_modules(x, linears) or x.device.type not in ("cpu", "cuda")
     if not called and all(is_plain(linear, kinds) for linear in linears):
         weights = [linear.weight for linear in linears]
         if (outs := _project(x, weights, [linear.bias for linear in linears], joined, heads)) is not None:
@@ -86,7 +98,7 @@ def project(
 
 def project_sum(xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds=(nn.Linear,)) -> Tensor:
     """``linears[0](xs[0]) + linears[1](xs[1]) + ...``, in one op where that is the same and faster."""
-    if _calls_modules(xs[0]):
+    if _calls_modules(xs[0], linears, joined=False):
         out = linears[0](xs[0])
         for x, linear in zip(xs[1:], linears[1:]):
             out = linear(x) + out
@@ -109,7 +121,7 @@ def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(n
     The logits are linear in x, so the vectors are applied to the weight and not to y. None where the submodule has to
     be called, or where that is as fast.
     """
-    if x.device.type != "cpu" or _calls_modules(x) or not is_plain(linear, kinds) or linear.bias is not None:
+    if x.device.type != "cpu" or _calls_modules(x, (linear,)) or not is_plain(linear, kinds) or linear.bias is not None:
         return None
     weight = linear.weight
     if not fits(x, [weight], list(vectors)):

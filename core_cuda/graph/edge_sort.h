@@ -4,6 +4,7 @@
 //   1. every block of consecutive edges counts its digits:             counts[block][digit]
 //   2. a scan in the order (digit, block) turns counts into positions: the first one that (block, digit) writes to
 //   3. every block moves its edges there in order.
+//          Where edges are fewer than a block holds and keys are one digit, rows are counted in place.
 // Work:    blocks are equal slices of the edges, so a hub costs what any other edges cost.
 // Result:  depends on the edges alone, not on the number of blocks; edges of one key keep their order.
 // Memory:  nothing but counters for up to 2^kDigitBits keys; above that one or two buffers of E records, and E keys.
@@ -246,6 +247,27 @@ bool sort_in_passes(const Source& source, const Blocks<Parallel>& blocks, int pa
   return true;
 }
 
+// Few edges, by one thread: the row pointers count, and then say where the next edge of a row goes.
+template <typename Index, typename Source>
+bool sort_by_counting(const Source& source, int64_t num_edges, RangeCheck& check, const SortedEdges<Index>& to) {
+  std::fill_n(to.indptr, check.num_keys + 1, Index{0});
+  for (int64_t p = 0; p < num_edges; ++p) {
+    const int64_t key = source.key(p);
+    if (static_cast<uint64_t>(key) >= static_cast<uint64_t>(check.num_keys)) return false;
+    ++to.indptr[key + 1];
+  }
+  Index sum = 0;
+  for (int64_t key = 1; key <= check.num_keys; ++key) sum += std::exchange(to.indptr[key], sum);
+  bool passed = true;
+  source.visit(0, num_edges, [&](int64_t key, int64_t other, Index id) {
+    passed &= static_cast<uint64_t>(other) < static_cast<uint64_t>(check.num_others);
+    const Index at = to.indptr[key + 1]++;  // in the end where the next row begins
+    to.others[at] = static_cast<Index>(other);
+    to.ids[at] = id;
+  });
+  return passed;
+}
+
 // Sort the edges of `source` by key. Returns false, with unspecified results, when a key is outside [0, num_keys) or
 // another end point outside [0, num_others).
 template <typename Index, typename Source, typename Parallel>
@@ -254,6 +276,7 @@ bool sort_edges(const Source& source, int64_t num_edges, int64_t num_keys, int64
   RangeCheck check{num_keys, num_others};
   const int bits = bits_for(num_keys);
   const int passes = (bits + kDigitBits - 1) / kDigitBits;
+  if (passes == 1 && num_edges < kMinEdgesPerBlock) return sort_by_counting(source, num_edges, check, to);
   const int digit_bits = (bits + passes - 1) / passes;
   const int64_t bins = int64_t{1} << digit_bits;
   // The scan over all counters is serial: keep it short beside the edges.

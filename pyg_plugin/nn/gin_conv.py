@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Optional
 
 from torch import Tensor
-from torch.nn import Identity, Module, ModuleList
+from torch.nn import Identity, Module, ModuleList, Sequential
 from torch_geometric.nn.conv import gin_conv
 from torch_geometric.nn.models import MLP
 
 from edgeless.adapter import is_plain
 from edgeless.graph_checks import compiling
-from edgeless.map_order import first_map, maps_first
+from edgeless.map_order import first_map, maps_first, narrows
 from edgeless.projection import add_row, product
 
 from ..conv import LINEAR, FusedConv, pair
@@ -51,13 +51,14 @@ class GINConv(NeighborReduction, FusedConv, gin_conv.GINConv):
 
     def _fused_forward(self, x, edge_index, size):
         x_l, x_r = pair(x)
+        graph = self._graph((x_l, x_r), edge_index, size)
         if x_l is x_r and (parts := self._parts(edge_index)):
-            graph, (linear, rest) = self._graph((x_l, x_r), edge_index, size), parts
+            linear, rest = parts
             if maps_first(graph, x_l, linear.weight, None, None):
                 x = product(x_l, linear.weight.t())
                 out = self._aggregate(graph, x, edge_index, None) + (1 + self.eps) * x
                 return rest(out if linear.bias is None else add_row(out, linear.bias))
-        out = self._propagate((x_l, x_r), edge_index, None, size)
+        out = self._aggregate(graph, x_l, edge_index, None)
         return self.nn(out if x_r is None else out + (1 + self.eps) * x_r)
 
     def _parts(self, edge_index) -> Optional[tuple[Module, Callable[[Tensor], Tensor]]]:
@@ -65,6 +66,8 @@ class GINConv(NeighborReduction, FusedConv, gin_conv.GINConv):
         if self._reduce not in ("sum", "mean") or kind_of(edge_index) in SPARSE:
             return None
         nn = self.nn
+        if type(nn) is Sequential and nn._modules and not narrows(next(iter(nn._modules.values()))):
+            return None  # which is seen in less time than whether it is what it looks like
         if is_plain(nn, (MLP,)) and not compiling() and len(nn.lins) and is_plain(nn.lins[0], LINEAR):
             return nn.lins[0], lambda x: _without_first_map(nn)(x)
         return first_map(nn, LINEAR)

@@ -18,9 +18,9 @@ from edgeless.cli.options import MOST_THREADS, check_count, check_real, check_ro
 from edgeless.cli.setting import setting_of
 from edgeless.distributed.carriers import CARRIERS
 
-from . import ddp, engines, minibatch, scaleout, shapes
+from . import ddp, engines, minibatch, new_graphs, scaleout, shapes
 from .baseline import H200, H200_RELATIONS, Baseline, geometric_means
-from .graphs import OWN, BenchGraph, check_name, has_relations, load
+from .graphs import MOLECULES, OWN, BenchGraph, check_name, has_relations, load
 from .measure import Plan, Result, measure, peers_of
 from .peers import LAYER_PEERS, OP_PEERS
 from .report import print_case, useful_rate
@@ -34,6 +34,13 @@ DROPPING = ("gatv2", "gat", "rgat")  # layers that drop attention in both framew
 RELATIONAL = tuple(name for name, layer in LAYERS.items() if layer.types is not None)
 ONE_HEAD = {"features": 64, "heads": 1, "channels": 64}
 SIZES = {"features": 128, "heads": 4, "channels": 32}
+NEW_GRAPHS = {
+    "graph": list(MOLECULES),
+    "new_graphs": tuple(name for name in LAYERS if name != "gcn-cached"),  # which is for one graph
+    "features": 64,
+    "heads": 4,
+    "channels": 16,
+}
 SUITES = {
     "cpu": {
         "graph": ["cora", "tolokers", "arxiv", "pattern"],
@@ -52,6 +59,7 @@ SUITES = {
         "graph": ["arxiv"],
         "minibatch": ("sage-mean", "sage-max", "gatv2"),
     },
+    "molecules": {**NEW_GRAPHS, "threads": 1},
     "threads": {
         "graph": ["tolokers", "star"],
         "op": ["gatv2_H4_D32", "gat_H4_D32", "gt_H4_D32"],
@@ -109,6 +117,7 @@ SUITES = {
         "mode": ["forward_backward"],
         "baseline": H200,
     },
+    "h200-molecules": {**NEW_GRAPHS, "peers": ["pyg", "edgeless-pyg"]},
     "relations": {
         "graph": ["aifb", "fb15k"],
         "layer": RELATIONAL,
@@ -150,6 +159,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=LAYERS,
         help="training two such layers on sampled neighbours, in float32",
     )
+    parser.add_argument(
+        "--new-graphs",
+        nargs="+",
+        choices=LAYERS,
+        help="three such layers, in float32, on a graph that is new in every step, as a batch of molecules is",
+    )
     parser.add_argument("--batch-size", type=int, default=1024, help="seeds of a mini-batch (default: 1024)")
     parser.add_argument(
         "--fanout", type=_numbers, default=[15, 10], help="neighbours a node draws, from the seeds outwards (15,10)"
@@ -179,7 +194,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", nargs="+", choices=sorted({*LAYER_PEERS, *OP_PEERS}))
     parser.add_argument("--mode", nargs="+", choices=MODES, help="default: both")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: 2)")
     parser.add_argument("--compare-threads", type=_numbers, metavar="1,2", help="time each peer with each of these")
     parser.add_argument("--rounds", type=int, help="turns of each peer (default: 5 on the CPU, 3 on CUDA)")
     parser.add_argument("--runs", type=int, help="runs of a turn on CUDA (default: 10)")
@@ -202,13 +217,15 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in SUITES.get(args.suite, {}).items():
         if getattr(args, name) is None:
             setattr(args, name, value)
-    if args.layer is args.op is args.minibatch is args.scale_out is args.ddp is None and not args.shapes:
+    kinds = (args.layer, args.op, args.minibatch, args.new_graphs, args.scale_out, args.ddp)
+    if all(kind is None for kind in kinds) and not args.shapes:
         args.layer = ["gatv2"]
     for name, size in SIZES.items():
         if getattr(args, name) is None:
             setattr(args, name, size)
     args.graph = args.graph or ["arxiv"]
     args.runs = 10 if args.runs is None else args.runs
+    args.threads = 2 if args.threads is None else args.threads
     args.dtype = args.dtype or ["fp32"]
     args.carrier = args.carrier or ["auto"]
     args.mode = args.mode or list(MODES)
@@ -224,7 +241,7 @@ def complete(args: argparse.Namespace) -> argparse.Namespace:
         check_count("--fanout", count)
     check_real("--limit", args.limit, 0)
     check_real("--dropout", args.dropout, 0, 1)
-    if args.dropout and (args.minibatch or args.scale_out or args.ddp or args.shapes):
+    if args.dropout and (args.minibatch or args.new_graphs or args.scale_out or args.ddp or args.shapes):
         raise UsageError("--dropout is for --op and --layer")
     if args.data is not None and not args.data.is_dir():
         raise UsageError(f"--data {args.data}: no such folder")
@@ -272,15 +289,19 @@ def run(args: argparse.Namespace) -> int:
     )
     plan = Plan(timer, args.peers, args.mode, threads, not args.no_memory, args.data, args.limit)
     cases = cases_of(args)
-    steps = [Case("minibatch", name, "fp32", args.features, args.heads, args.channels) for name in args.minibatch or ()]
+    sizes = (args.features, args.heads, args.channels)
+    steps = [Case("minibatch", name, "fp32", *sizes) for name in args.minibatch or ()]
+    renewed = [Case("new graphs", name, "fp32", *sizes) for name in args.new_graphs or ()]
     sampling = minibatch.Sampling(args.batch_size, args.fanout)
     for case in cases:
         peers_of(case, args.peers, device)  # a wrong name is told before minutes of measuring
     if steps:
         minibatch.peers_of(args.peers)
+    if renewed:
+        new_graphs.peers_of(args.peers)
     if several := [*(args.scale_out or ()), *(args.ddp or ())]:
         scaleout.check(several, args.parts, device, args.carrier)
-    named = {"--layer": args.layer or (), "--minibatch": args.minibatch or ()}
+    named = {"--layer": args.layer or (), "--minibatch": args.minibatch or (), "--new-graphs": args.new_graphs or ()}
     typed = [f"{option} {name}" for option, names in named.items() for name in names if name in RELATIONAL]
     for name in args.graph:
         check_name(name, args.data)
@@ -306,11 +327,11 @@ def run(args: argparse.Namespace) -> int:
                 measured = ddp.measure({**config, "models": list(args.ddp)})
                 ddp.print_steps(measured, device)
                 keep([asdict(step) for step in measured])
-        if not (cases or steps or args.shapes):
+        if not (cases or steps or renewed or args.shapes):
             continue
         graph = load(name, args.data, device)
         blocks = engines.blocks_of(graph, device) if engines.BLOCKS in (args.peers or ()) else {}
-        for case in (*cases, *steps):
+        for case in (*cases, *steps, *renewed):
             width = max(case.features, case.heads * case.channels)
             check_room(f"--graph {name}: a row of {width:,} numbers for every node", 8 * width * graph.num_nodes)
         for case in cases:
@@ -325,6 +346,10 @@ def run(args: argparse.Namespace) -> int:
         for case in steps:
             measured = minibatch.measure(graph, case, args.peers, timer.rounds, sampling)
             minibatch.print_steps(graph, case, measured, sampling, device)
+            keep([asdict(step) for step in measured])
+        for case in renewed:
+            measured = new_graphs.measure(graph, case, args.peers, args.mode, timer.rounds)
+            new_graphs.print_steps(graph, case, measured, device)
             keep([asdict(step) for step in measured])
     engines.print_chosen(rows)
     if baseline is not None:

@@ -18,10 +18,13 @@ from . import twins
 STAR_EDGES, STAR_LEAVES = 1_000_000, 65_536
 RANDOM = {"toy": (1000, 10_000), "tiny": (30, 100)}  # nodes, edges
 RANDOM_TYPES = 4  # relations of these, among nodes of one type
+MOLECULES = {f"molecules-{count}": count for count in (1, 8, 32, 64)}  # graphs in a batch
+MOLECULE_NODES = (15, 30)  # from, to below
 OWN = {
     "star": f"one hub with {STAR_EDGES:,} in-edges from {STAR_LEAVES:,} leaves: no split by rows can balance it",
     "toy": "1,000 nodes and 10,000 edges: to try a command",
     "tiny": "30 nodes and 100 edges: what takes time is Python, dispatch and autograd",
+    **{name: f"a batch of {count} molecules, about 23 atoms each" for name, count in MOLECULES.items()},
 }
 
 
@@ -70,6 +73,8 @@ def load(name: str, data: Optional[Path], device: torch.device) -> BenchGraph:
         types = torch.randint(RANDOM_TYPES, (num_edges,), generator=draw)
         relations = Relations.of(edge_index, types, RANDOM_TYPES, torch.zeros(num_nodes, dtype=torch.int64))
         return BenchGraph(name, num_nodes, edge_index.to(device), None, relations.to(device))
+    if name in MOLECULES:
+        return _molecules(name, device)
     found = _from_files(name, data)
     return BenchGraph(name, len(found.x), found.edge_index.to(device), True)
 
@@ -96,7 +101,22 @@ def sizes(name: str) -> Optional[tuple[int, int]]:
 
 def has_relations(name: str) -> bool:
     """Whether the graph of that name has types of edges."""
-    return name in twins.RELATIONAL or name in RANDOM
+    return name in twins.RELATIONAL or name in RANDOM or name in MOLECULES
+
+
+def _molecules(name: str, device: torch.device) -> BenchGraph:
+    """A batch of small graphs: chains of atoms with a ring of six for every eighth, bonds in both directions."""
+    draw, bonds, num_nodes = torch.Generator().manual_seed(0), [], 0
+    for _ in range(MOLECULES[name]):
+        atoms = torch.arange(int(torch.randint(*MOLECULE_NODES, (1,), generator=draw))) + num_nodes
+        rings = atoms[:-5:8]
+        bonds += [torch.stack([atoms[:-1], atoms[1:]]), torch.stack([rings, rings + 5])]
+        num_nodes += len(atoms)
+    one_way = torch.cat(bonds, 1)
+    edge_index = torch.cat([one_way, one_way.flip(0)], 1)
+    types = torch.randint(RANDOM_TYPES, (one_way.size(1),), generator=draw).repeat(2)
+    relations = Relations.of(edge_index, types, RANDOM_TYPES, torch.zeros(num_nodes, dtype=torch.int64))
+    return BenchGraph(name, num_nodes, edge_index.to(device), True, relations.to(device))
 
 
 def _twin(name: str) -> tuple[Optional[str], str]:

@@ -25,7 +25,7 @@ from edgeless.cli.relations import DGLBlock, PygDictionaries, PygEdges, Relation
 
 from .graphs import BenchGraph
 from .peers import LAYER_PEERS, ours
-from .timing import Timing
+from .timing import Timing, in_a_line
 from .work import Case
 
 PEERS = ("pyg", "edgeless-pyg", "dgl", "edgeless-dgl")
@@ -257,8 +257,7 @@ def measure(
             try:
                 _turn(peer, graph.edge_index.device, *found[name])
             except Exception as error:  # one peer's trouble must not end the measuring of the others
-                first_line = str(error).strip().partition("\n")[0]
-                failed[name] = f"{type(error).__name__}: {first_line}"[:100]
+                failed[name] = in_a_line(error)
     return [
         Step(graph.name, case, name, failed=failed[name])
         if name in failed
@@ -268,7 +267,7 @@ def measure(
 
 
 def _turn(peer: Peer, device: torch.device, sampled: Timing, fresh: Timing, again: Timing, new_graph: Timing) -> None:
-    clock = _clock(device)
+    clock = clock_of(device)
     draw, kept = peer.draw(), []
     try:
         for count in range(1 + TURN):
@@ -293,7 +292,7 @@ def _turn(peer: Peer, device: torch.device, sampled: Timing, fresh: Timing, agai
         new_graph.runs.append(first - again.runs[-1])
 
 
-def _clock(device: torch.device) -> Callable[[], float]:
+def clock_of(device: torch.device) -> Callable[[], float]:
     """Milliseconds when all work so far is done."""
 
     def now() -> float:

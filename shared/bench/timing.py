@@ -40,6 +40,12 @@ class Failed(Exception):
     """A peer cannot run this case; the message is for the table."""
 
 
+def in_a_line(error: Exception) -> str:
+    """What went wrong, for a table."""
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"[:100]
+
+
 @dataclass
 class Timer:
     """How runs are timed.
@@ -87,8 +93,7 @@ class Timer:
             torch.cuda.empty_cache()
             raise Failed("out of memory") from None
         except Exception as error:  # one peer's trouble must not end an hour of measuring the others
-            first_line = str(error).strip().partition("\n")[0]
-            raise Failed(f"{type(error).__name__}: {first_line}"[:100]) from error
+            raise Failed(in_a_line(error)) from error
 
     def _turn(self, run: Callable[[], object]) -> list[float]:
         if self.device.type == "cuda":

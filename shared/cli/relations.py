@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +68,10 @@ class TypedInput:
         """The layer's results."""
         raise NotImplementedError
 
+    def renewed(self) -> TypedInput:
+        """The same in tensors and graphs of its own, which no layer has seen."""
+        raise NotImplementedError
+
     def __call__(self, layer: Any, x: Tensor) -> Tensor:
         """``[N, C]``, where every type of nodes has a result."""
         outs = self.call(layer, self.parts(x))
@@ -79,6 +84,12 @@ class PygEdges(TypedInput):
     def __init__(self, edge_index: Tensor, num_nodes: int, relations: Relations):
         self.rows = [num_nodes]
         self.edges = (edge_index, relations.edge_type)
+
+    def renewed(self) -> PygEdges:
+        """With copies of the edges and their types."""
+        again = copy.copy(self)
+        again.edges = tuple(part.clone() for part in self.edges)
+        return again
 
     def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
         """The result in a list."""
@@ -114,6 +125,10 @@ class PygDictionaries(TypedInput):
         """The features of the nodes of every type."""
         return list(x.split(list(self.sizes.values())))
 
+    def renewed(self) -> PygDictionaries:
+        """With copies of the edges of every type."""
+        return PygDictionaries(self.sizes, {key: edges.clone() for key, edges in self.edges.items()})
+
     def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
         """The results of the types that have in-edges in the metadata."""
         outs = layer(dict(zip(self.sizes, parts)), self.edges)
@@ -147,6 +162,23 @@ class DGLEdges(TypedInput):
         self.graph = dgl.graph((src, dst), num_nodes=num_nodes)
         self.types = (relations.node_type, edge_type) if with_nodes else (edge_type,)
 
+    def renewed(self) -> DGLEdges:
+        """With a graph of the same edges, and copies of the types."""
+        again = copy.copy(self)
+        again.graph = renewed_graph(self.graph)
+        again.types = tuple(part.clone() for part in self.types)
+        return again
+
     def call(self, layer: Any, parts: list[Tensor]) -> list[Tensor]:
         """The result in a list."""
         return [layer(self.graph, *parts, *self.types, presorted=True)]
+
+
+def renewed_graph(graph: Any) -> Any:
+    """What a layer takes as its graph, an edge_index or a DGLGraph, in a tensor or object that no layer has seen."""
+    if isinstance(graph, Tensor):
+        return graph.clone()
+    import dgl
+
+    src, dst = graph.edges(order="eid")
+    return dgl.graph((src.clone(), dst.clone()), num_nodes=graph.num_nodes())

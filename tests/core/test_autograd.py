@@ -8,7 +8,7 @@ from saved import saved_by
 from torch.autograd import forward_ad
 
 import edgeless
-from edgeless import Graph, TypedGraph, functional
+from edgeless import TypedGraph, functional
 
 GRAPH = graph_of("square")
 

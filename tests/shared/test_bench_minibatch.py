@@ -79,7 +79,7 @@ def test_the_figures_of_a_turn_belong_to_the_same_batches(monkeypatch):
             now[0] += 2.0
             yield number, None, None
 
-    monkeypatch.setattr(minibatch, "_clock", lambda device: lambda: now[0])
+    monkeypatch.setattr(minibatch, "clock_of", lambda device: lambda: now[0])
     monkeypatch.setattr(minibatch.Peer, "step", step)
     monkeypatch.setattr(minibatch, "why_not", lambda peer: None)
     peer = minibatch.Peer(draw, torch.nn.Linear(1, 1), True)

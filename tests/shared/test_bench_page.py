@@ -16,8 +16,8 @@ from edgeless.cli import setting
 from edgeless.cli.devices import installed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-MOST_LINES = 150
-WITH_EVERY_GRAPH = 160
+MOST_LINES = 190
+WITH_EVERY_GRAPH = 200
 
 SETTING = {
     "date": "2026-11-22",
@@ -57,7 +57,7 @@ def everything():
     suites = {}
     for section in (*SECTIONS, ENGINES):
         options = SUITES.get(section.suite, {})
-        names = options.get("layer") or options.get("op") or options.get("minibatch")
+        names = options.get("layer") or options.get("op") or options.get("minibatch") or options.get("new_graphs")
         names = names or [f"{op}_H{h}_D8" for op in ("gatv2", "gat", "gt") for h in (1, 8)]
         cells = itertools.product(
             options.get("graph", ["artnet", "avazu"]),

@@ -229,7 +229,7 @@ def keys(monkeypatch):
 
         monkeypatch.setattr(cls, name, recording)
 
-    record(GraphCache, "get", 1)
+    record(GraphCache, "_find", 1)
     record(Keeper, "format", 0)
     edgeless.clear_cache()
     yield found
