@@ -14,9 +14,10 @@ from torch_geometric.nn.dense.linear import Linear
 
 from edgeless import _C
 from edgeless.adapter import FusedLayer, inference_refusal, is_plain
-from edgeless.autocast import autocasts
+from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import ONNX_REFUSAL, kernel_refusal
 from edgeless.distributed.graph import DistGraph
+from edgeless.functional_checks import promoted
 from edgeless.graph import Graph
 from edgeless.graph_checks import PLAIN, compiling, exporting_to_onnx
 from edgeless.layer import attention_layer
@@ -234,6 +235,18 @@ class FusedConv(Scriptable, FusedLayer):
         if loops:
             edge_attr = with_loop_features(kind, edge_index, graph, edge_attr, self.fill_value)
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
+
+    def _promoted(self, edge_attr: Optional[Tensor], *operands: Optional[Tensor]) -> torch.dtype:
+        """The dtype to which logits and messages promote: of these operands and, where there are edge features, of what
+        ``lin_edge`` makes of them.
+        """
+        dtype = promoted(operands)
+        if edge_attr is None:
+            return dtype
+        mapped = self.lin_edge.weight.dtype
+        if mapped != torch.float64:  # which autocast leaves alone
+            mapped = rounds_to(edge_attr.device.type) or mapped
+        return torch.promote_types(dtype, mapped)
 
     @staticmethod
     def _project(x: Tensor, *linears: torch.nn.Module, joined: int = 0, heads: Sequence[int] = ()) -> list[Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from edgeless import FusedLayer, Graph
 from edgeless.adapter import inference_refusal, is_plain
+from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, kernel_refusal
 from edgeless.distributed.graph import DistGraph
 from edgeless.layer import attention_layer
@@ -40,6 +41,8 @@ class DGLLayer(FusedLayer):
     _sources_suffice = False
     # Whether the layer begins with linear maps of feat, which torch knows for sparse tensors as well.
     _maps_first = False
+    # Whether sources and destinations meet in a kernel of DGL, which takes one dtype.
+    _one_dtype = False
     # Stock layers that ask for in-edges have this option as an attribute of the instance.
     _allow_zero_in_degree = True
 
@@ -94,6 +97,8 @@ class DGLLayer(FusedLayer):
                 return f"feat is on {x.device}, but graph is on {handle.device}"
             if reason := inference_refusal(x):
                 return reason
+        if self._one_dtype and len(dtypes := {x.dtype for x in feat}) > 1 and not _rounds(handle.device, dtypes):
+            return f"feat is a pair of {feat[0].dtype} and {feat[1].dtype}"
         if not self._allow_zero_in_degree and handle.has_zero_in_degree:
             return "graph has nodes without in-edges, which the stock layer rejects unless allow_zero_in_degree is set"
         return next(filter(None, (kernel_refusal(handle.device, op) for op in self._ops)), None)
@@ -132,6 +137,11 @@ class DGLLayer(FusedLayer):
             by_head=True,
             keeps_dtype=True,
         )
+
+
+def _rounds(device: torch.device, dtypes: set) -> bool:
+    """Whether autocast makes one dtype of these."""
+    return autocasts(device.type) and torch.float64 not in dtypes
 
 
 def heads_of(x: Tensor, layer) -> Tensor:

@@ -24,6 +24,7 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
     """
 
     _maps_first = True
+    _one_dtype = True
 
     def forward(self, graph, feat, get_attention=False):
         r"""The new features of the destination nodes.

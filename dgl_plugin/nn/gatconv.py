@@ -27,6 +27,7 @@ class GATConv(DGLLayer, stock.GATConv):
     """
 
     _maps_first = True
+    _one_dtype = True
     _taken_over = (("attn_drop", nn.Dropout), ("leaky_relu", nn.LeakyReLU))
     _batch_dims = True
 

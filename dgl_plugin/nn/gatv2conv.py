@@ -26,6 +26,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
     """
 
     _maps_first = True
+    _one_dtype = True
     _taken_over = (("attn_drop", nn.Dropout), ("leaky_relu", nn.LeakyReLU))
 
     def forward(self, graph, feat, get_attention=False):

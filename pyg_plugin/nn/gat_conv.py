@@ -115,7 +115,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
             edge_proj=edge_proj,
             dropout=self.dropout if self.training else 0.0,
             return_weights="dropped" if wants_attention else None,
-            out_dtype=torch.promote_types(x_src.dtype, self.att_src.dtype),
+            out_dtype=self._promoted(edge_attr, x_src, alpha_src, alpha_dst, self.att_edge),
         )
         if not wants_attention:
             return self._finish(out, res)

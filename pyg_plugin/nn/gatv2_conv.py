@@ -88,7 +88,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
             edge_proj=None if edge_attr is None else self.lin_edge.weight.view(heads, channels, -1),
             dropout=self.dropout if self.training else 0.0,
             return_weights="dropped" if wants_attention else None,
-            out_dtype=torch.promote_types(x_l.dtype, att.dtype),
+            out_dtype=self._promoted(edge_attr, x_l, x_r, att),
             donate=own_rows,
         )
         if not wants_attention:

@@ -94,7 +94,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             edge_proj=None if edge_attr is None else self.lin_edge.weight.view(heads, channels, -1),
             dropout=self.dropout if self.training else 0.0,
             return_weights="softmax" if wants_attention else None,
-            out_dtype=_out_dtype(value),
+            out_dtype=self._out_dtype(edge_attr, query, key, value),
             donate=own_rows,
         )
         if wants_attention:
@@ -113,9 +113,9 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
             return out, (edge_index, alpha)
         return out, kind.with_attention(edge_index, alpha, False, graph)
 
-
-def _out_dtype(value: Tensor) -> torch.dtype:
-    """The stock layer's: that of the values, except under CUDA autocast, where its softmax runs in float32."""
-    if value.is_cuda and torch.is_autocast_enabled():
-        return torch.promote_types(value.dtype, torch.float32)
-    return value.dtype
+    def _out_dtype(self, edge_attr: Optional[Tensor], *operands: Tensor) -> torch.dtype:
+        """The stock layer's: under CUDA autocast its softmax runs in float32."""
+        dtype = self._promoted(edge_attr, *operands)
+        if operands[0].is_cuda and torch.is_autocast_enabled():
+            return torch.promote_types(dtype, torch.float32)
+        return dtype

@@ -1,31 +1,279 @@
-"""Random calls of layers, one or many over time: drawn from a seed, and ours held against the stock layers."""
+"""Random calls of layers, one or many over time: drawn by hypothesis, and ours held against the stock layers.
+
+What is drawn for a call is everything at once: options, inputs, graph, dtypes, autocast, which tensors need gradients.
+EDGELESS_DRAWN_TIMES is how many times as many calls are drawn as by default, and then other ones at every run.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from devices import moved
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 import edgeless
 
+TIMES = int(os.environ.get("EDGELESS_DRAWN_TIMES", "1"))
+_PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
+
+
+def drawn(calls: int) -> Callable:
+    """A decorator: the function is called with ``calls`` generators of random numbers, which hypothesis makes."""
+    profile = settings(
+        max_examples=calls * TIMES,
+        derandomize=TIMES == 1,
+        deadline=None,
+        database=None,
+        phases=_PHASES,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda function: profile(given(st.randoms(use_true_random=False))(function))
+
 
 class Drawn:
-    """What a seed draws."""
+    """What a generator of random numbers draws, or one that is made of a seed."""
 
-    def __init__(self, seed: int):
-        self.rng = random.Random(seed)
-        self.generator = torch.Generator().manual_seed(seed)
+    def __init__(self, source: int | random.Random):
+        self.rng = random.Random(source) if isinstance(source, int) else source
+        self.generator = torch.Generator().manual_seed(self.rng.randrange(1 << 16))
 
     def one_of(self, choices):
         return self.rng.choice(tuple(choices))
 
     def often(self):
-        return self.rng.random() < 0.7
+        return self.rng.randrange(10) < 7
+
+    def seldom(self):
+        return self.rng.randrange(10) > 7
 
     def randn(self, *sizes):
         return torch.randn(*sizes, generator=self.generator, dtype=torch.float64)
+
+    def randint(self, high, *sizes):
+        return torch.randint(high or 1, sizes, generator=self.generator)
+
+
+DENSE = ("plain", "plain", "transposed", "expanded", "sliced")
+FORMS = (*DENSE * 3, "coo", "csr")
+
+
+def laid_out(x: Tensor, form: str) -> Tensor:
+    """The matrix ``x``, in memory or by its layout in one of :data:`FORMS`."""
+    if form == "transposed":
+        return x.t().contiguous().t()
+    if form == "expanded":
+        return x[:1].expand(x.shape) if len(x) else x
+    if form == "sliced":
+        return torch.cat((x, x), 1)[:, 1 : 1 + x.size(1)]
+    return x.to_sparse() if form == "coo" else x.to_sparse_csr() if form == "csr" else x
+
+
+class DrawnCall(Drawn):
+    """One layer and one call of it. Subclasses draw the rest, and make layers and call them.
+
+    Attributes:
+        name: of the layer.
+        tensors: the floating tensors that the call is given, by name, in float64.
+        forms: how they lie in memory, see :data:`FORMS`.
+        frozen: the names of tensors and parameters that need no gradient; none of ``wanted``.
+        dtype: of the layer and of what it is given.
+        autocast: the dtype of autocast, or None.
+        others: names of tensors and submodules that have another dtype, and which.
+        default_dtype: torch's, while layers are called.
+        device: where the layer that is called is.
+    """
+
+    sparse_gradients: ClassVar[bool] = False  # whether sparse features get one of the stock layers
+    dtypes: ClassVar[tuple] = (torch.float64,) * 4 + (torch.float32,) * 2 + (torch.bfloat16,)
+
+    def __init__(self, name: str, source: int | random.Random):
+        super().__init__(source)
+        self.name = name
+        self.tensors: dict[str, Tensor] = {}
+        self.forms: dict[str, str] = {}
+        self.dtype = self.one_of(self.dtypes)
+        self.autocast = torch.bfloat16 if self.dtype == torch.float32 and not self.often() else None
+        if self.dtype != torch.float32 and self.seldom() and self.seldom():
+            self.autocast = torch.bfloat16
+        # Where numbers are rounded, those that fall on the other side of a kink have another gradient.
+        self.is_smooth = self.dtype in (torch.bfloat16, torch.float16) or self.autocast is not None
+        self.backend = self.one_of(("auto", "auto", "auto", "reference"))
+        self.trains = self.often()
+        self.others: dict[str, torch.dtype] = {}
+        self.wanted: set[str] = set()
+        self.device = "cpu"
+        self.default_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        self.draw()
+        self.frozen = set()
+        if not self.often():
+            names = [*self.tensors, *(name for name, _ in self.layer("stock").named_parameters())]
+            self.frozen = {name for name in names if not self.often()} - self.wanted
+
+    def draw(self) -> None:
+        """Draws options, graph and ``tensors``."""
+        raise NotImplementedError
+
+    def make(self, package: str) -> nn.Module:
+        """The layer of ``"stock"`` or ``"fused"``."""
+        raise NotImplementedError
+
+    def call(self, package: str, layer: nn.Module, tensors: dict[str, Tensor]) -> Any:
+        """The layer's result."""
+        raise NotImplementedError
+
+    def dropout(self) -> float:
+        """A probability to drop that drops nothing: 0 while the layer trains."""
+        return 0.0 if self.trains else self.one_of((0.0, 0.6))
+
+    def layer(self, package: str) -> nn.Module:
+        """The layer with parameters that depend on their shapes and order alone, in the drawn dtypes."""
+        torch.manual_seed(3)
+        layer = self.make(package)
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                values = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.data = values.to(self.dtype)
+        layer.to(self.dtype).train(self.trains)
+        for name, dtype in self.others.items():
+            if (module := dict(layer.named_modules()).get(name)) is not None:
+                module.to(dtype)
+        return layer
+
+    def outcome(self, package: str, exact: bool = False, device: str = "cpu") -> Any:
+        """What the call gives, or its error.
+
+        Args:
+            exact: in float64, of the same numbers.
+        """
+        self.device = device
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if exact else self.default_dtype)
+        try:
+            layer = self.layer(package).to(device)
+            if exact:
+                layer.double()
+            leaves = {}
+            for name, tensor in self.tensors.items():
+                tensor = tensor.to(self.others.get(name, self.dtype))
+                tensor = tensor.double() if exact else tensor
+                leaves[name] = laid_out(tensor.to(device), self.forms.get(name, "plain")).detach()
+            for name, leaf in (*leaves.items(), *layer.named_parameters()):
+                leaf.requires_grad_(name not in self.frozen and (leaf.layout is torch.strided or self.sparse_gradients))
+            rounds = self.autocast is not None and not exact
+            with torch.autocast(device, self.autocast) if rounds else contextlib.nullcontext():
+                result = moved(self.call(package, layer, dict(leaves)), "cpu")
+            found = derivatives(result, {**leaves, **dict(layer.named_parameters())})
+            return {key: None if value is None else value.cpu() for key, value in found.items()}
+        except Exception as error:
+            return error
+        finally:
+            torch.set_default_dtype(default)
+
+    def check(self, device: str = "cpu", stands_for_any: Callable[[Any], bool] = lambda error: False) -> None:
+        """Fails unless ours on a device gives what the stock layer gives on the CPU, or the same error.
+
+        On CUDA, where ids out of range end the process, what the stock layer refuses is not called; nor is autocast
+        on, which has other rules there.
+        """
+        if device != "cpu":
+            self.autocast = None
+        want = self.outcome("stock")
+        rounds = self.dtype != torch.float64 or self.autocast is not None or self.others
+        truth = self.outcome("stock", exact=True) if rounds and not isinstance(want, Exception) else want
+        if device != "cpu" and isinstance(want, Exception):
+            return
+        with edgeless.backend(self.backend):
+            have = self.outcome("fused", device=device)
+        assert_alike(self, have, want, lambda have, want: assert_as_exact(have, want, truth), stands_for_any)
+
+    def __str__(self):
+        facts = {key: value for key, value in vars(self).items() if key not in ("rng", "generator", "tensors")}
+        facts["tensors"] = {name: tuple(tensor.shape) for name, tensor in self.tensors.items()}
+        return f"{self.name} {facts}"
+
+
+# Comparison ------------------------------------------------------------------------------------------------------
+
+
+def parts_of(value: Any) -> list[Tensor]:
+    """The tensors of a result in order: of a sparse matrix its values, of a dictionary those of its values."""
+    if isinstance(value, Tensor):
+        return [value if value.layout is torch.strided else value.values().detach()]
+    if hasattr(value, "storage"):  # torch_sparse.SparseTensor
+        return [value.storage.value()]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [part for item in items for part in parts_of(item)]
+
+
+def derivatives(result: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
+    """What a call gave, and the gradients of those leaves that want one, of a loss that weighs every number of the
+    result differently.
+    """
+    found, loss = {}, 0.0
+    generator = torch.Generator().manual_seed(23)
+    for i, part in enumerate(parts_of(result)):
+        found[f"output {i}"] = part.detach() if part.is_floating_point() else part.long()
+        if part.is_floating_point():
+            weight = torch.randn(part.shape, generator=generator, dtype=torch.float64)
+            loss = loss + (part.double() * weight).sum()
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
+    if wanted and isinstance(loss, Tensor) and loss.requires_grad:
+        grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        grads = [grad if grad is None or grad.layout is torch.strided else grad.to_dense() for grad in grads]
+    else:
+        grads = [None] * len(wanted)
+    return {**found, **{f"grad of {name}": grad for name, grad in zip(wanted, grads, strict=True)}}
+
+
+# Errors that any result may have: relative by norm, of float32 and float64 as everywhere, of 16 bits two roundings.
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+
+
+def assert_as_exact(have: dict, want: dict, truth: dict) -> None:
+    """That ours has the shapes and dtypes of the stock layer, and is at most twice as far from the truth, or within
+    the rounding of its dtype. Where a number is not finite, ours is the same.
+
+    A gradient that cancels is rounding noise in both, and is held against the largest tensor of its call.
+
+    Args:
+        have, want: ours and the stock layer's, in the drawn dtypes.
+        truth: the stock layer's in float64.
+    """
+    assert have.keys() == want.keys()
+    coarsest = max(LIMITS[t.dtype] for t in want.values() if t is not None and t.is_floating_point())
+    largest = max((_size(t[t.isfinite()]) for t in truth.values() if t is not None), default=0.0)
+    for name, theirs in want.items():
+        ours, exact = have[name], truth[name]
+        if ours is None or theirs is None:
+            present = theirs if ours is None else ours
+            assert present is None or not present.any(), f"{name}: {ours} instead of {theirs}"
+            continue
+        assert ours.shape == theirs.shape, f"{name}: the shape {ours.shape} instead of {theirs.shape}"
+        assert ours.dtype == theirs.dtype, f"{name}: {ours.dtype} instead of {theirs.dtype}"
+        if not theirs.is_floating_point():
+            assert torch.equal(ours, theirs), f"{name}: other integers"
+            continue
+        finite = theirs.isfinite()
+        assert torch.equal(ours[~finite].nan_to_num(nan=7.0), theirs[~finite].nan_to_num(nan=7.0)), f"{name}: infinite"
+        error, stock = (_size((t.double() - exact.double())[finite]) for t in (ours, theirs))
+        size = _size(exact[finite])
+        allowed = max(2 * stock, coarsest * size, coarsest * largest / 8 if "grad" in name else 0.0)
+        assert error <= allowed, f"{name}: error {error:.2e} is over {allowed:.2e}, of {size:.2e}; stock {stock:.2e}"
+
+
+def _size(tensor: Tensor) -> float:
+    return float(tensor.double().norm())
+
+
+# Many calls over time --------------------------------------------------------------------------------------------
 
 
 class DrawnUse(Drawn):

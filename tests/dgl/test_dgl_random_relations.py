@@ -1,4 +1,4 @@
-"""RelGraphConv and HGTConv on random graphs and blocks, against the stock layers in float64: results, gradients,
+"""RelGraphConv, HGTConv and TypedLinear on random graphs and blocks, against the stock layers: results, gradients,
 refusals. The stock layers get int64 ids.
 """
 
@@ -7,99 +7,115 @@ from __future__ import annotations
 import dgl
 import dgl.nn as stock
 import pytest
-import test_dgl_hgt
-import test_dgl_relational
 import torch
-from dgl_cases import assert_close
-from drawn import Drawn, assert_alike
+from dgl_random_cases import DGLCall
+from drawn import DENSE, drawn
 
-import edgeless
 import edgeless.dgl.nn as fused
 
-LAYERS = ("RelGraphConv", "HGTConv")
-IN, NODE_TYPES = 6, 3
-REGULARIZERS = tuple(test_dgl_relational.REGULARIZERS.values())
+PACKAGES = {"stock": stock, "fused": fused}
+IN, OUT, NODE_TYPES = 6, 4, 3
+REGULARIZERS = ({}, {"regularizer": "basis", "num_bases": 3}, {"regularizer": "bdd", "num_bases": 2})
 
 
-class Case(Drawn):
-    """One layer and one call, drawn from a seed."""
+class OverRelations(DGLCall):
+    """A call of RelGraphConv or HGTConv."""
 
-    def __init__(self, seed: int):
-        super().__init__(seed)
-        self.name = self.one_of(LAYERS)
+    def draw(self):
         self.ids, self.type_ids = (self.one_of((torch.int64, torch.int32)) for _ in range(2))
-        self.num_relations = self.one_of((1, 2, 5, 9))
-        self.backend = self.one_of(("auto", "auto", "reference"))
-        self.num_dst = self.one_of((1, 2, 6, 15))
+        self.num_relations = self.one_of((5, 2, 1, 9))
+        self.num_dst = self.one_of((6, 15, 2, 1))
         self.num_src = self.num_dst + self.one_of((0, 0, 5))
-        self.ends = self._edges()
-        num_edges = self.ends.size(1)
-        self.x = torch.randn(self.num_src, IN, generator=self.generator, dtype=torch.float64)
-        self.etypes = torch.randint(self.num_relations, (num_edges,), generator=self.generator)
-        self.presorted = self.one_of((True, False, False))
-        if self.presorted:
-            self.etypes = self.etypes.sort().values
+        self.kind = "handle" if self.num_src == self.num_dst and self.seldom() else ""
+        self._draw_edges()
+        self.tensors["x"] = self.randn(self.num_src, IN)
+        self.forms["x"] = self.one_of(DENSE)
+        if self.seldom():
+            self.others["x"] = self.one_of(self.dtypes)
         flags = {name: self.one_of((True, False)) for name in ("bias", "self_loop", "layer_norm", "use_norm")}
         if self.name == "HGTConv":
-            self.ntypes = torch.randint(NODE_TYPES, (self.num_src,), generator=self.generator)
+            self.ntypes = self.randint(NODE_TYPES, self.num_src)
             if self.presorted:
                 self.ntypes = self.ntypes.sort().values
-            self.shape = (self.one_of((1, 3, 4)), self.one_of((1, 2)))
+            self.shape = (self.one_of((3, 4, 1)), self.one_of((2, 1)))
             norm = flags["use_norm"] and self.shape != (1, 1)  # LayerNorm of one number is 0
-            self.options = {"dropout": 0.0, "use_norm": norm}
+            self.options = {"dropout": self.dropout(), "use_norm": norm}
             return
-        weights = torch.rand(num_edges, 1, generator=self.generator, dtype=torch.float64)
-        self.norm = self.one_of((None, weights))
-        if flags["layer_norm"] and 1 in (self.num_src, num_edges):  # LayerNorm undoes the scale of a single row
-            self.norm = None
         self.options = {
             **self.one_of(REGULARIZERS),
             **{name: flags[name] for name in ("bias", "self_loop", "layer_norm")},
             "activation": self.one_of((None, torch.tanh)),
+            "dropout": self.dropout(),
         }
+        # LayerNorm undoes the scale of a single row.
+        if self.often() and not (flags["layer_norm"] and 1 in (self.num_src, self.ends.size(1))):
+            self.tensors["norm"] = self.randn(self.ends.size(1), 1).abs()
+            if self.seldom():
+                self.others["norm"] = self.one_of(self.dtypes)
 
-    def _edges(self):
+    def _draw_edges(self):
         """At least one: the stock layers take no graph without. Several between two nodes; some nodes have none."""
-        count = self.one_of((1, 7, 40))
-        ends = [torch.randint(n, (count,), generator=self.generator) for n in (self.num_src, self.num_dst)]
-        if self.one_of((True, False)):
-            ends[self.one_of((0, 1))][: count // 2] = 0  # a hub
-        return torch.stack(ends)
+        count = self.one_of((7, 40, 1))
+        self.ends = torch.stack((self.randint(self.num_src, count), self.randint(self.num_dst, count)))
+        if not self.often():
+            self.ends[self.one_of((0, 1)), : count // 2] = 0  # a hub
+        self.etypes = self.randint(self.num_relations, count)
+        self.presorted = self.seldom()
+        if self.presorted:
+            self.etypes = self.etypes.sort().values
 
-    def graph(self, ids):
-        src, dst = self.ends.to(ids)
+    def make(self, package):
+        package = PACKAGES[package]
+        if self.name == "HGTConv":
+            return package.HGTConv(IN, *self.shape, NODE_TYPES, self.num_relations, **self.options)
+        return package.RelGraphConv(IN, OUT, self.num_relations, **self.options)
+
+    def call(self, package, layer, tensors):
+        ids, type_ids = (torch.int64,) * 2 if package == "stock" else (self.ids, self.type_ids)
+        (src, dst), etypes = self.ends.to(ids), self.etypes.to(type_ids)
         if self.num_src == self.num_dst:
-            return dgl.graph((src, dst), num_nodes=self.num_dst)
-        return dgl.create_block((src, dst), num_src_nodes=self.num_src, num_dst_nodes=self.num_dst)
-
-    def outcome(self, package, ids, type_ids):
-        graph, etypes = self.graph(ids), self.etypes.to(type_ids)
-        try:
-            if self.name == "HGTConv":
-                layer = package.HGTConv(IN, *self.shape, NODE_TYPES, self.num_relations, **self.options)
-                layer = test_dgl_relational.draw(layer).double()
-                rest = (self.ntypes.to(type_ids), etypes)
-                return test_dgl_hgt.run(layer, graph, self.x, *rest, presorted=self.presorted)
-            layer = package.RelGraphConv(IN, test_dgl_relational.OUT, self.num_relations, **self.options)
-            layer = test_dgl_relational.draw(layer).double()
-            return test_dgl_relational.run(layer, graph, self.x, etypes, self.norm, presorted=self.presorted)
-        except Exception as error:
-            return error
-
-    def __str__(self):
-        graph = (self.num_src, self.num_dst, self.ends.tolist(), self.etypes.tolist(), self.ids, self.type_ids)
-        return f"{self.name} {self.options} presorted={self.presorted} {self.backend} {graph}"
+            graph = dgl.graph((src, dst), num_nodes=self.num_dst)
+        else:
+            graph = dgl.create_block((src, dst), num_src_nodes=self.num_src, num_dst_nodes=self.num_dst)
+        graph = self.as_given(package, graph)
+        if self.name == "HGTConv":
+            return layer(graph, tensors["x"], self.ntypes.to(type_ids), etypes, presorted=self.presorted)
+        return layer(graph, tensors["x"], etypes, tensors.get("norm"), presorted=self.presorted)
 
 
-def check(seed):
-    case = Case(seed)
-    want = case.outcome(stock, torch.int64, torch.int64)
-    with edgeless.backend(case.backend):
-        have = case.outcome(fused, case.ids, case.type_ids)
-    assert_alike(case, have, want, assert_close)
+class TypedMap(DGLCall):
+    """A call of TypedLinear."""
+
+    def draw(self):
+        self.ids, self.num_types = self.one_of((torch.int64, torch.int32)), self.one_of((4, 1, 9))
+        count = self.one_of((30, 7, 1))
+        self.types = self.randint(self.num_types, count)
+        self.is_sorted = self.seldom()
+        if self.is_sorted:
+            self.types = self.types.sort().values
+        self.options = self.one_of(REGULARIZERS)
+        self.tensors["x"] = self.randn(count, IN)
+        self.forms["x"] = self.one_of(DENSE)
+        if self.seldom():
+            self.others["x"] = self.one_of(self.dtypes)
+
+    def make(self, package):
+        return PACKAGES[package].TypedLinear(IN, OUT, self.num_types, **self.options)
+
+    def call(self, package, layer, tensors):
+        types, x = self.types.to(torch.int64 if package == "stock" else self.ids), tensors["x"]
+        if package == "stock":  # which takes views of blocks
+            x = x.contiguous()
+        return layer(x, types, sorted_by_type=self.is_sorted)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_random_calls(seed):
-    for i in range(30):
-        check(seed * 30 + i)
+LAYERS = {"RelGraphConv": OverRelations, "HGTConv": OverRelations, "TypedLinear": TypedMap}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_random_calls(name):
+    @drawn(40)
+    def check(rng):
+        LAYERS[name](name, rng).check()
+
+    check()

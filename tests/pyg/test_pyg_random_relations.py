@@ -1,4 +1,4 @@
-"""Random layers over relations on random graphs, against the stock layers in float64: results, gradients, refusals.
+"""Random layers over relations and types on random graphs, against the stock layers: results, gradients, refusals.
 
 The stock layers get int64 ids, because of what torch does to the gradient of int32 ids.
 """
@@ -6,139 +6,220 @@ The stock layers get int64 ids, because of what torch does to the gradient of in
 from __future__ import annotations
 
 import pytest
-import test_pyg_hgt
 import torch
 import torch_geometric.nn as stock
-from drawn import Drawn, assert_alike
-from pyg_cases import assert_close, run
+from devices import EVERY_DEVICE
+from drawn import DENSE, DrawnCall, drawn
 from test_pyg_rgat import with_one_map
+from torch_geometric import EdgeIndex
 
 import edgeless
 import edgeless.pyg.nn as fused
 
-LAYERS = ("RGCNConv", "FastRGCNConv", "RGATConv", "HGTConv")
-IN, OUT, EDGE_DIM = 4, 6, 2
+PACKAGES = {"stock": stock, "fused": fused}
+OUT, EDGE_DIM = 6, 2
 REGULARIZERS = ({}, {}, {"num_bases": 2}, {"num_blocks": 2})
+RGCN_FORMS = ("features", "features", "pair", "ids", "none")
 
 
-class Case(Drawn):
-    """One layer and one call, drawn from a seed."""
+class Relational(DrawnCall):
+    """A call of RGCNConv, FastRGCNConv or RGATConv."""
 
-    def __init__(self, seed: int):
-        super().__init__(seed)
-        self.name = self.one_of(LAYERS)
-        self.ids = self.one_of((torch.int64, torch.int32))
-        self.num_relations = self.one_of((1, 2, 5, 9))
-        self.backend = self.one_of(("auto", "auto", "reference"))
-        if self.name == "HGTConv":
-            self._draw_hgt()
-        else:
-            self._draw()
+    def draw(self):
+        self.ids, self.type_ids = (self.one_of((torch.int64, torch.int32)) for _ in range(2))
+        self.num_relations = self.one_of((5, 2, 1, 9))
+        self.in_width = self.one_of((4, 4, 20))
+        # Features that are ids FastRGCNConv of PyG takes for numbers of nodes.
+        form = self.one_of([form for form in RGCN_FORMS if self.name == "RGCNConv" or form != "ids"])
+        self.form = "features" if self.name == "RGATConv" else form
+        self.num_src = self.one_of((6, 15, 2, 1))
+        self.num_dst = self.one_of((1, 4, 15)) if self.form == "pair" else self.num_src
+        self.width = self._draw_features()
+        self.kind = self.one_of(("tensor", "tensor", "edge_index", "graph", "typed"))
+        square = self.num_src == self.num_dst and self.kind in ("tensor", "edge_index")
+        flow = "target_to_source" if square and self.seldom() else "source_to_target"
+        self._draw_edges()
+        in_width = self.width[0] if self.form == "pair" else self.width
+        regularizer = self.one_of(REGULARIZERS if in_width % 2 == 0 else REGULARIZERS[:-1])
+        options = self._attention() if self.name == "RGATConv" else self._sum()
+        self.options = {"flow": flow, **regularizer, "bias": self.often(), **options}
+        self.default_dtype = self.one_of((self.default_dtype, self.default_dtype, torch.float32))
+        if self.name == "RGATConv":  # whose stock layer makes ones of the default dtype
+            self.default_dtype = self.dtype
 
-    def edges(self, num_src, num_dst):
+    def _draw_features(self):
+        """The width that the constructor is told."""
+        width = self.in_width
+        if self.form == "ids":
+            self.number_of_ids = 9
+            self.node_ids = self.randint(9, self.num_src)
+            return 9
+        if self.form == "none":
+            return self.num_src
+        self.tensors["x_src"] = self.randn(self.num_src, width)
+        self.forms = {name: self.one_of(DENSE) for name in ("x_src", "x_dst")}
+        if self.form == "pair":
+            self.tensors["x_dst"] = self.randn(self.num_dst, width - 1)
+            if self.seldom():
+                self.others["x_dst"] = self.one_of(self.dtypes)
+            return width, width - 1
+        return width
+
+    def _draw_edges(self):
         """With pairs of nodes that have several edges, and nodes without one."""
-        count = self.one_of((0, 1, 7, 40)) if num_src and num_dst else 0
-        ends = [torch.randint(n or 1, (count,), generator=self.generator) for n in (num_src, num_dst)]
-        if self.one_of((True, False)):
-            ends[self.one_of((0, 1))][: count // 2] = 0  # a hub
-        return torch.stack(ends)
+        count = self.one_of((7, 40, 1, 0))
+        self.edges = torch.stack((self.randint(self.num_src, count), self.randint(self.num_dst, count)))
+        if not self.often():
+            self.edges[self.one_of((0, 1)), : count // 2] = 0  # a hub
+        self.edge_type = self.randint(self.num_relations, count)
 
-    # RGCNConv and RGATConv
+    def _sum(self):
+        aggr = self.one_of(("mean", "mean", "add", "add", *(("max", "min") if self.name == "RGCNConv" else ())))
+        return {"aggr": aggr, "root_weight": self.often()}
 
-    def _draw(self):
-        forms = {
-            "RGCNConv": ("features", "pair", "ids", "none"),
-            "FastRGCNConv": ("features", "pair", "none"),  # where features are ids it takes numbers of nodes for them
-            "RGATConv": ("features",),
-        }
-        form = self.one_of(forms[self.name])
-        num_src = self.one_of((1, 2, 6, 15))
-        num_dst = self.one_of((1, 4, 15)) if form == "pair" else num_src
-        self.width = IN if form == "features" else (IN, IN - 1) if form == "pair" else 9 if form == "ids" else num_src
-        if form == "pair":
-            self.x = (self.randn(num_src, IN), self.randn(num_dst, IN - 1))
-        elif form == "ids":
-            self.x = torch.randint(9, (num_src,), generator=self.generator)
-        else:
-            self.x = self.randn(num_src, IN) if form == "features" else None
-        self.edge_index = self.edges(num_src, num_dst)
-        num_edges = self.edge_index.size(1)
-        self.edge_type = torch.randint(self.num_relations, (num_edges,), generator=self.generator)
-        self.given, regularizer = {}, self.one_of(REGULARIZERS)
-        if self.name != "RGATConv":
-            aggr = self.one_of(("mean", "add", "max") if self.name == "RGCNConv" else ("mean", "add"))
-            more = {"root_weight": self.one_of((True, False)), "bias": self.one_of((True, False))}
-            self.options = {**regularizer, "aggr": aggr, **more}
-            return
-        mode = self.one_of(({}, {"attention_mode": "multiplicative-self-attention"}))
-        self.options = {
-            **regularizer,
+    def _attention(self):
+        mode = self.one_of(({}, {}, {"attention_mode": "multiplicative-self-attention"}))
+        self.return_attention = self.one_of((None, None, True)) if self.kind == "tensor" else None
+        options = {
             **mode,
             "attention_mechanism": self.one_of(("across-relation", "within-relation")),
             "mod": self.one_of((None, None, "additive", "scaled", "f-additive", "f-scaled")),
             "heads": self.one_of((1, 1, 2)),
             "dim": self.one_of((1, 2)) if mode else 1,
-            "concat": self.one_of((True, False)),
-            "bias": self.one_of((True, False)),
+            "concat": self.often(),
+            "dropout": self.dropout(),
+            "negative_slope": 1.0 if self.is_smooth else self.one_of((0.2, 0.2, -0.5)),
         }
-        if self.one_of((True, False, False)):
-            self.options["edge_dim"] = EDGE_DIM
-            self.given["edge_attr"] = self.randn(num_edges, EDGE_DIM)
+        if self.is_smooth and options["mod"] == "scaled":  # its map of degrees has kinks
+            options["mod"] = None
+        if options["dropout"] and options["mod"]:
+            options["dropout"] = 0.0
+        if not self.often():
+            options["edge_dim"] = EDGE_DIM
+            self.tensors["edge_attr"] = self.randn(self.edges.size(1), EDGE_DIM)
+        return options
 
-    # HGTConv
+    def make(self, package):
+        return getattr(PACKAGES[package], self.name)(self.width, OUT, self.num_relations, **self.options)
 
-    def _draw_hgt(self):
-        sizes = {key: self.one_of((1, 5, 12)) for key in ("a", "b", "c")[: self.one_of((1, 2, 3))]}
-        types = [(self.one_of(sizes), f"to{i}", self.one_of(sizes)) for i in range(self.num_relations)]
-        widths = {key: self.one_of((OUT, OUT, 3)) for key in sizes}
-        self.width, self.options = widths, {"metadata": (list(sizes), types), "heads": self.one_of((1, 2))}
-        self.x = {key: self.randn(size, widths[key]) for key, size in sizes.items()}
-        there = [key for key in types if self.one_of((True, True, False))] or types[:1]
-        self.edge_index = {key: self.edges(sizes[key[0]], sizes[key[2]]) for key in there}
+    def call(self, package, layer, tensors):
+        ids, type_ids = (torch.int64,) * 2 if package == "stock" else (self.ids, self.type_ids)
+        edges, edge_type = self.edges.to(self.device, ids), self.edge_type.to(self.device, type_ids)
+        x = tensors.get("x_src")
+        if self.form == "pair":
+            x = (x, tensors["x_dst"])
+        elif self.form == "ids":
+            x = self.node_ids.to(self.device)
+        if self.kind == "edge_index":
+            edges = EdgeIndex(edges, sparse_size=(self.num_src, self.num_dst))
+        elif package == "fused" and self.kind in ("graph", "typed"):
+            edges = edgeless.Graph.from_edge_index(edges, self.num_src, self.num_dst)
+            if self.kind == "typed":
+                edges, edge_type = edgeless.TypedGraph(edges, edge_type, self.num_relations), None
+        if self.name != "RGATConv":
+            return layer(x, edges, edge_type)
+        return layer(x, edges, edge_type, tensors.get("edge_attr"), None, self.return_attention)
 
-    # Both
-
-    def layer(self, package):
-        torch.manual_seed(3)
-        options = dict(self.options)
-        more = [options.pop("metadata")] if self.name == "HGTConv" else [self.num_relations]
-        layer = getattr(package, self.name)(self.width, OUT, *more, **options)
-        generator = torch.Generator().manual_seed(5)
-        with torch.no_grad():
-            for parameter in layer.parameters():
-                # Small, lest a softmax rounds to 0: to such a weight f-additive adds 1 in our layer alone.
-                parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
-        return layer.double()
-
-    def outcome(self, package, ids):
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)  # the stock layers' zeros are of the default dtype
-        try:
-            layer = self.layer(package)
-            if self.name == "HGTConv":
-                return test_pyg_hgt.run(layer, self.x, {key: e.to(ids) for key, e in self.edge_index.items()})
-            rest = (self.edge_index.to(ids), self.edge_type.to(ids))
-            found = run(lambda x, **given: layer(x, *rest, **given), layer, self.x, **self.given)
-            return with_one_map(found) if self.name == "RGATConv" else found
-        except Exception as error:
-            return error
-        finally:
-            torch.set_default_dtype(default)
-
-    def __str__(self):
-        graph = self.edge_index if self.name == "HGTConv" else (self.edge_index.tolist(), self.edge_type.tolist())
-        return f"{self.name} {self.width} {self.options} {self.ids} {self.backend} {graph}"
+    def outcome(self, *args, **kwargs):
+        found = super().outcome(*args, **kwargs)
+        return found if isinstance(found, Exception) or self.name != "RGATConv" else with_one_map(found)
 
 
-def check(seed):
-    case = Case(seed)
-    want = case.outcome(stock, torch.int64)
-    with edgeless.backend(case.backend):
-        have = case.outcome(fused, case.ids)
-    assert_alike(case, have, want, assert_close)
+class HeteroTypes(DrawnCall):
+    """What is drawn of layers that take a dictionary by types of nodes."""
+
+    def draw_nodes(self):
+        self.sizes = {key: self.one_of((5, 12, 1, 0)) for key in ("a", "b", "c")[: self.one_of((3, 2, 1))]}
+        self.widths = {key: self.one_of((OUT, OUT, 3)) for key in self.sizes}
+        self.tensors |= {key: self.randn(size, self.widths[key]) for key, size in self.sizes.items()}
+        self.forms = {key: self.one_of(DENSE) for key in self.sizes}
+        for key in self.sizes:
+            if self.seldom() and self.seldom():
+                self.others[key] = self.one_of(self.dtypes)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_calls(seed):
-    for i in range(30):
-        check(seed * 30 + i)
+class HGT(HeteroTypes):
+    """A call of HGTConv."""
+
+    def draw(self):
+        self.draw_nodes()
+        self.ids = self.one_of((torch.int64, torch.int32))
+        types = [(self.one_of(self.sizes), f"to{i}", self.one_of(self.sizes)) for i in range(self.one_of((5, 1, 2, 9)))]
+        self.options = {"metadata": (list(self.sizes), types), "heads": self.one_of((1, 2, 3))}
+        there = [key for key in types if self.often()] or types[:1]
+        self.edges = {key: self._edges(self.sizes[key[0]], self.sizes[key[2]]) for key in there}
+
+    def _edges(self, num_src, num_dst):
+        count = self.one_of((7, 40, 1, 0)) if num_src and num_dst else 0
+        edges = torch.stack((self.randint(num_src, count), self.randint(num_dst, count)))
+        if not self.often():
+            edges[self.one_of((0, 1)), : count // 2] = 0
+        return edges
+
+    def make(self, package):
+        return PACKAGES[package].HGTConv(self.widths, OUT, **self.options)
+
+    def call(self, package, layer, tensors):
+        ids = torch.int64 if package == "stock" else self.ids
+        return layer(tensors, {key: edges.to(self.device, ids) for key, edges in self.edges.items()})
+
+
+class TypedMap(DrawnCall):
+    """A call of HeteroLinear."""
+
+    dtypes = (*DrawnCall.dtypes, torch.float16)
+
+    def draw(self):
+        self.ids, self.num_types = self.one_of((torch.int64, torch.int32)), self.one_of((4, 1, 9))
+        self.in_width, self.out_width = self.one_of((6, 1, 20)), self.one_of((4, 1, 20))
+        count = self.one_of((30, 7, 1, 0))
+        self.types = self.randint(self.num_types, count)
+        is_sorted = self.seldom()
+        if is_sorted:
+            self.types = self.types.sort().values
+        self.tensors["x"] = self.randn(count, self.in_width)
+        self.forms["x"] = self.one_of(DENSE)
+        self.options = {"bias": self.often(), "is_sorted": is_sorted}
+        if self.seldom():
+            self.others["x"] = self.one_of(self.dtypes)
+
+    def make(self, package):
+        return PACKAGES[package].HeteroLinear(self.in_width, self.out_width, self.num_types, **self.options)
+
+    def call(self, package, layer, tensors):
+        return layer(tensors["x"], self.types.to(self.device, torch.int64 if package == "stock" else self.ids))
+
+
+class MapsByType(HeteroTypes):
+    """A call of HeteroDictLinear."""
+
+    dtypes = (*DrawnCall.dtypes, torch.float16)
+
+    def draw(self):
+        self.draw_nodes()
+        self.bias = self.often()
+        self.given = [key for key in self.sizes if self.often()]
+
+    def make(self, package):
+        return PACKAGES[package].HeteroDictLinear(dict(self.widths), 4, bias=self.bias)
+
+    def call(self, package, layer, tensors):
+        return layer({key: tensors[key] for key in self.given})
+
+
+LAYERS = {
+    **dict.fromkeys(("RGCNConv", "FastRGCNConv", "RGATConv"), Relational),
+    "HGTConv": HGT,
+    "HeteroLinear": TypedMap,
+    "HeteroDictLinear": MapsByType,
+}
+
+
+@EVERY_DEVICE
+@pytest.mark.parametrize("name", LAYERS)
+def test_random_calls(name, device):
+    @drawn(40)
+    def check(rng):
+        LAYERS[name](name, rng).check(device)
+
+    check()

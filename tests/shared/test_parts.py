@@ -1,6 +1,7 @@
 """One graph over several processes: what needs no framework. The layers are in tests/pyg and tests/dgl."""
 
 import json
+import math
 import time
 from types import SimpleNamespace
 
@@ -164,6 +165,21 @@ def test_a_mean_over_no_node_is_nan(parts):
     dg = ed.load(parts / "random")
     assert ed.mean(torch.ones(NODES), torch.zeros(NODES, dtype=torch.bool), dg).isnan()
     assert ed.mean(torch.full((NODES,), 3.0), None, dg).item() == 3
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_outside_of_the_mask_may_be_anything(parts, value):
+    """A node without a label, whose loss nobody asked for, changes neither the mean nor a gradient."""
+    dg = ed.load(parts / "random")
+    mask = torch.arange(NODES) % 3 == 0
+    loss = torch.arange(NODES, dtype=torch.float64)
+    expected = loss[mask].mean()
+    loss = torch.where(mask, loss, value).requires_grad_()
+    mean = ed.mean(loss, mask, dg)
+    assert mean.item() == pytest.approx(expected.item())
+    mean.backward()
+    assert torch.equal(loss.grad, mask.double() / mask.sum())
+    assert not ed.mean(loss, None, dg).isfinite()
 
 
 @pytest.mark.parametrize(
