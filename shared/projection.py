@@ -168,10 +168,9 @@ def add(x: Tensor, y: Tensor, own: bool) -> Tensor:
 
 
 def add_row(x: Tensor, row: Tensor) -> Tensor:
-    """``x + row`` for ``x`` ``[N, F]`` and ``row`` ``[F]``."""
-    if pays(x, x.size(-1)) and type(row) in PLAIN and row.dtype == x.dtype and row.device == x.device:
-        return torch.ops.edgeless.add_row(x, row)
-    return x + row
+    """``x + row`` for ``x`` ``[N, F]`` and ``row`` ``[F]``; another row torch broadcasts, or knows the error."""
+    alike = type(row) in PLAIN and row.dtype == x.dtype and row.device == x.device and row.shape == x.shape[1:]
+    return torch.ops.edgeless.add_row(x, row) if alike and pays(x, x.size(-1)) else x + row
 
 
 def add_map(out: Tensor, x: Optional[Tensor], weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
+from edgeless import Graph
 from edgeless.autocast import autocasts
 from edgeless.functional import cosine_attention, dot_attention
 
 from .._autocast import as_dgl_reads
 from .._framework import stock
+from ..convert import Relation
 from ._layer import DGLLayer, destinations
 
 
@@ -73,3 +76,9 @@ class AGNNConv(DGLLayer, stock.AGNNConv):
         else:
             out = cosine_attention(relation.handle, x, x_dst, self.beta, out_dtype=x.dtype)
         return out.view(shape)
+
+    def _stock_forward(self, relation, feat):
+        graph = relation.graph if isinstance(relation, Relation) else relation
+        if isinstance(graph, Graph) and isinstance(feat, Tensor):  # which becomes a graph of two types of nodes
+            feat = (feat, feat)
+        return super()._stock_forward(relation, feat)

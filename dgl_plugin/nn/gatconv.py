@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from edgeless.autocast import autocasts
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import gat_attention
 from edgeless.projection import add_row, node_logits, project_with_logits
@@ -139,6 +140,9 @@ def _edge_weight_refusals(num_edges: int, feat, edge_weight) -> list[str]:
         return [f"edge_weight must have shape [E] = [{num_edges}] for that, got {list(edge_weight.shape)}"]
     if edge_weight.is_complex() or edge_weight.layout is not torch.strided:
         return [f"edge_weight is {edge_weight.dtype}, {edge_weight.layout}"]
-    if (feat[0] if isinstance(feat, tuple) else feat).dim() > 2:
+    x = feat[0] if isinstance(feat, tuple) else feat
+    if x.dim() > 2:
         return ["edge_weight comes with a feat of more than two dimensions"]
+    if torch.promote_types(x.dtype, edge_weight.dtype) != x.dtype and not autocasts(x.device.type):
+        return [f"edge_weight is {edge_weight.dtype}, which makes more of the attention than feat's {x.dtype}"]
     return []

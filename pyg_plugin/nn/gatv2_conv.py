@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch_geometric.nn.conv import gatv2_conv
 
 from edgeless.adapter import is_plain

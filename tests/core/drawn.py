@@ -192,7 +192,12 @@ class DrawnCall(Drawn):
             return
         with edgeless.backend(self.backend):
             have = self.outcome("fused", device=device)
-        assert_alike(self, have, want, lambda have, want: assert_as_exact(have, want, truth), stands_for_any)
+        assert_alike(self, have, want, lambda *both: assert_as_exact(*both, truth, self.limit), stands_for_any)
+
+    @property
+    def limit(self) -> float:
+        """The error that any result may have, relative by norm: that of the coarsest dtype there is."""
+        return max(LIMITS[dtype] for dtype in (self.dtype, self.autocast, *self.others.values()) if dtype)
 
     def __str__(self):
         facts = {key: value for key, value in vars(self).items() if key not in ("rng", "generator", "tensors")}
@@ -237,18 +242,18 @@ def derivatives(result: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 
 
-def assert_as_exact(have: dict, want: dict, truth: dict) -> None:
+def assert_as_exact(have: dict, want: dict, truth: dict, limit: float) -> None:
     """That ours has the shapes and dtypes of the stock layer, and is at most twice as far from the truth, or within
-    the rounding of its dtype. Where a number is not finite, ours is the same.
+    ``limit``. Where a number is not finite, ours is the same.
 
     A gradient that cancels is rounding noise in both, and is held against the largest tensor of its call.
 
     Args:
         have, want: ours and the stock layer's, in the drawn dtypes.
         truth: the stock layer's in float64.
+        limit: relative by norm.
     """
     assert have.keys() == want.keys()
-    coarsest = max(LIMITS[t.dtype] for t in want.values() if t is not None and t.is_floating_point())
     largest = max((_size(t[t.isfinite()]) for t in truth.values() if t is not None), default=0.0)
     for name, theirs in want.items():
         ours, exact = have[name], truth[name]
@@ -265,7 +270,7 @@ def assert_as_exact(have: dict, want: dict, truth: dict) -> None:
         assert torch.equal(ours[~finite].nan_to_num(nan=7.0), theirs[~finite].nan_to_num(nan=7.0)), f"{name}: infinite"
         error, stock = (_size((t.double() - exact.double())[finite]) for t in (ours, theirs))
         size = _size(exact[finite])
-        allowed = max(2 * stock, coarsest * size, coarsest * largest / 8 if "grad" in name else 0.0)
+        allowed = max(2 * stock, limit * size, limit * largest / 8 if "grad" in name else 0.0)
         assert error <= allowed, f"{name}: error {error:.2e} is over {allowed:.2e}, of {size:.2e}; stock {stock:.2e}"
 
 

@@ -20,7 +20,7 @@ class DGLCall(DrawnCall):
     kind = ""
 
     def as_given(self, package, graph, is_pair=False):
-        """The graph as ours, or the stock layer, is given it: without a pair of features a handle has nodes of one kind."""
+        """The graph as a layer is given it. For one tensor of features the nodes of a handle are of one kind."""
         if self.kind != "handle":
             return graph
         if package == "fused":
@@ -41,4 +41,4 @@ class DGLCall(DrawnCall):
             return
         assert not isinstance(truth, Exception), f"{self}: a result instead of {truth!r}"
         rounded = {name: t if t is None or have[name] is None else t.to(have[name].dtype) for name, t in truth.items()}
-        assert_as_exact(have, rounded, truth)
+        assert_as_exact(have, rounded, truth, self.limit)

@@ -242,6 +242,8 @@ class Case(DrawnCall):
         """
         if self.kind == "edge_index" and self.name in TAKES_SIZE:  # it has its own size
             self.given["size"] = (None, self.sizes[1]) if self.pair == "source" else None
+        elif self.kind in ("coo", "csr", "torch_sparse") and self.name in TAKES_SIZE:  # as has a matrix
+            self.given["size"] = (self.num_src, self.num_dst)
         defect = self.kind == "edge_index" or (self.name in ATTENTION and self.num_dst > self.num_src)
         self.kind = "tensor"
         return defect
