@@ -255,8 +255,9 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
         x (Tensor): ``[Ns, F]``, float32, float64, bfloat16 or float16.
         reduce: ``"min"`` or ``"max"``.
         ties: what equal extrema get of the gradient: ``"shared"`` equal parts, as of ``torch.amax``; ``"first"`` all
-            to the first edge, as DGL gives all to one; ``"scatter"`` as of ``torch.scatter_reduce`` into zeros, which
-            PyG uses: equal parts, but where the extremum is 0 the zeros themselves keep one part.
+            to the first edge in the row of ``graph.csr``, as DGL gives all to one; ``"scatter"`` as of
+            ``torch.scatter_reduce`` into zeros, which PyG uses: equal parts, but where the extremum is 0 the zeros
+            themselves keep one part.
         fill: the value of rows without in-edges.
     Returns:
         Tensor ``[Nd, F]`` of x's dtype, differentiable any number of times.

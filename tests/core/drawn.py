@@ -238,8 +238,9 @@ def derivatives(result: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
     return {**found, **{f"grad of {name}": grad for name, grad in zip(wanted, grads, strict=True)}}
 
 
-# Errors that any result may have: relative by norm, of float32 and float64 as everywhere, of 16 bits two roundings.
-LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+# Errors that any result may have: relative by norm, of float32 and float64 as everywhere, of 16 bits four roundings: a layer
+# has as many steps. That its errors are at most twice the stock layer's is tested over several problems at once.
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 
 def assert_as_exact(have: dict, want: dict, truth: dict, limit: float) -> None:

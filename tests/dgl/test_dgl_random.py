@@ -148,7 +148,7 @@ class Case(DGLCall):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name):
-    @drawn(40)
+    @drawn(20)
     def check(rng):
         Case(name, rng).check()
 

@@ -268,7 +268,7 @@ def _names_an_id(error):
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name, device):
-    @drawn(40)
+    @drawn(20)
     def check(rng):
         Case(name, rng).check(device, stands_for_any=_names_an_id)
 

@@ -82,7 +82,7 @@ class Case(DrawnCall):
 
 @EVERY_DEVICE
 def test_random_calls(device):
-    @drawn(40)
+    @drawn(20)
     def check(rng):
         Case("HeteroConv", rng).check(device)
 

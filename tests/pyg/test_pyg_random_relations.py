@@ -218,7 +218,7 @@ LAYERS = {
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name, device):
-    @drawn(40)
+    @drawn(20)
     def check(rng):
         LAYERS[name](name, rng).check(device)
 
