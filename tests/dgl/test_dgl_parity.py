@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dgl.nn as stock
 import pytest
 import torch
+from dgl import DGLError
 from dgl_cases import (
     GRAPHS,
     HEADS,
@@ -18,7 +20,12 @@ from dgl_cases import (
     options_for,
     run,
     run_fused,
+    sum_pair,
 )
+
+import edgeless
+import edgeless.dgl.nn as fused
+from edgeless.dgl.convert import to_graph
 
 DTYPES = pytest.mark.parametrize("dtype", (torch.float32, torch.float64), ids=str)
 EVERY_LAYER = pytest.mark.parametrize("layer", LAYERS)
@@ -236,3 +243,52 @@ def test_frozen_parameters_and_features(layer):
                 {"src": feat[0].grad, "dst": feat[1].grad, **{n: p.grad for n, p in module.named_parameters()}}
             )
         assert_close(grads[1], grads[0])
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_pair_of_two_dtypes_is_the_stock_error(layer):
+    """Sources and destinations meet in a kernel of DGL, which takes one dtype."""
+    graph = graph_named("bipartite")
+    feat = features(graph)
+    for made in layer_pair(layer, (IN, IN)):
+        made.fc_dst.double()
+        with pytest.raises(DGLError, match="data type"):
+            made(graph, (feat[0], feat[1].double()))
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.bfloat16, torch.int64), ids=str)
+def test_edge_weights_of_gat_of_another_dtype(dtype):
+    """DGL multiplies the attention by them, and takes what that promotes to where it is the features' dtype."""
+    graph = graph_named("random")
+    weight = torch.arange(graph.num_edges()).to(dtype)
+    theirs, ours = layer_pair("GATConv")
+    if dtype != torch.float64:
+        assert_close(
+            run_fused(ours, graph, features(graph), edge_weight=weight),
+            run(theirs, graph, features(graph), edge_weight=weight),
+        )
+        return
+    for made in (theirs, ours):
+        with pytest.raises(DGLError, match="data type"):
+            made(graph, features(graph), edge_weight=weight)
+
+
+def test_agnn_takes_a_handle_without_the_kernels():
+    """For one tensor of features, the stock layer looks for those of the destinations in the graph."""
+    graph = graph_named("random")
+    theirs, ours = stock.AGNNConv(allow_zero_in_degree=True), fused.AGNNConv(allow_zero_in_degree=True)
+    with edgeless.backend("reference"):
+        assert_close(run(ours, to_graph(graph), features(graph)), run(theirs, graph, features(graph)))
+
+
+@pytest.mark.parametrize("out", (1, 7))
+def test_a_bias_of_graph_conv_is_as_wide_as_torch_takes_it(out):
+    """A layer without a weight has features of any width: one number is added to all of a row."""
+    graph = graph_named("random")
+    theirs, ours = sum_pair("GraphConv", (IN, out), weight=False)
+    if out == 1:
+        assert_close(run_fused(ours, graph, features(graph)), run(theirs, graph, features(graph)))
+        return
+    for made in (theirs, ours):
+        with pytest.raises(RuntimeError, match="must match the size"):
+            made(graph, features(graph))

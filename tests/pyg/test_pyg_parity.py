@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from pyg_cases import (
+    EDGE_DIM,
     GRAPHS,
     HEADS,
     IN,
@@ -279,3 +280,32 @@ def test_gradcheck(name):
 def test_the_cases_are_what_they_say():
     assert not GRAPHS["non_contiguous"][0].is_contiguous() and GRAPHS["expanded"][0].stride() == (1, 0)
     assert len(OPTIONS["GATv2Conv"]) == 96 and HEADS * OUT == 12
+
+
+# The maps of the destinations' features.
+OF_DESTINATIONS = {"GATConv": ["lin_dst"], "GATv2Conv": ["lin_r"], "TransformerConv": ["lin_query", "lin_skip"]}
+
+
+@pytest.mark.parametrize("other", (torch.float64, torch.float32), ids=str)
+@pytest.mark.parametrize("attention", (None, True))
+@pytest.mark.parametrize("name", LAYERS)
+def test_destinations_of_another_dtype(name, attention, other):
+    """Their logits are added to those of the sources, and the result is of what both promote to."""
+    own = torch.float32 if other == torch.float64 else torch.float64
+    graph = GRAPHS["bipartite"]
+    theirs, ours = layer_pair(name, (IN, IN), dtype=own)
+    for layer in (theirs, ours):
+        for linear in OF_DESTINATIONS[name]:
+            getattr(layer, linear).to(other)
+    x = (features(graph[1], dtype=own), features(graph[2], dtype=other, seed=13))
+    given = {"return_attention_weights": attention}
+    assert_close(run_fused(ours, x, graph[0], **given), run(theirs, theirs, x, graph[0], **given), 1e-5)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_edge_features_of_another_dtype(name):
+    graph = GRAPHS["random"]
+    theirs, ours = layer_pair(name, edge_dim=EDGE_DIM)
+    theirs.lin_edge.double(), ours.lin_edge.double()
+    inputs = (node_features(graph), graph[0], edge_features(graph, dtype=torch.float64))
+    assert_close(run_fused(ours, *inputs), run(theirs, theirs, *inputs), 1e-5)
