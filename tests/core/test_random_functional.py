@@ -73,9 +73,9 @@ class Call(DrawnCall):
     # Graphs
 
     def _draw_graph(self):
-        num_src = self.one_of((6, 9, 30, 2, 1, 0))
+        num_src = self.one_of((6, 9, 30, 6, 9, 30, 2, 1, 0))
         num_dst = self.one_of((num_src, num_src, 4, 30, 1))
-        count = self.one_of((20, 6, 200, 1, 0)) if num_src and num_dst else 0
+        count = self.one_of((20, 60, 6, 200, 20, 60, 1, 0)) if num_src and num_dst else 0
         ends = torch.stack((self.randint(num_src, count), self.randint(num_dst, count)))
         if not self.often():
             ends[self.one_of((0, 1)), : count // 2] = 0  # a hub
@@ -336,7 +336,7 @@ FUNCTIONS = functional.__all__
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_random_calls(name, device):
-    @drawn(20)
+    @drawn(30)
     def check(rng):
         Call(name, rng).check(device)
 

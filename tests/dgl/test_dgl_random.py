@@ -41,10 +41,10 @@ class Case(DGLCall):
             self.wanted = {"feat", "feat_dst"}
 
     def _graph(self):
-        num_src = self.one_of((6, 6, 9, 30, 2, 1, 0))
+        num_src = self.one_of((6, 9, 30, 6, 9, 30, 2, 1, 0))
         num_dst = self.one_of((4, 9, 1)) if self.kind == "bipartite" else num_src
         many = (8, 25, 60) if num_src > 2 else (3,)  # among few nodes, softmax has no gradient but rounding
-        num_edges = self.one_of((*many, 1, 0)) if num_src and num_dst else 0
+        num_edges = self.one_of((*many, *many, 1, 0)) if num_src and num_dst else 0
         ends = [self.randint(num_src, num_edges), self.randint(num_dst, num_edges)]
         if not self.often():
             ends[self.one_of((0, 1))][: num_edges // 2] = 0  # a hub
@@ -148,7 +148,7 @@ class Case(DGLCall):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name):
-    @drawn(20)
+    @drawn(30)
     def check(rng):
         Case(name, rng).check()
 

@@ -94,7 +94,7 @@ class Case(DGLCall):
 
 
 def test_random_calls():
-    @drawn(20)
+    @drawn(30)
     def check(rng):
         Case("HeteroGraphConv", rng).check()
 

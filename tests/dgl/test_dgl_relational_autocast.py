@@ -137,3 +137,22 @@ def test_float64_is_refused_in_words():
             (fused.TypedLinear(IN, OUT, NODE_TYPES).double(), (x, ntypes)),
         ):
             assert re.search("autocast is on", str(edgeless.explain(layer, *inputs)))
+
+
+@pytest.mark.parametrize("options", REGULARIZERS, ids=str)
+@pytest.mark.parametrize("self_loop", [False, True])
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_dtype_of_what_is_left_out(bias, with_norm, self_loop, options):
+    """A bias, a node's own features and the edges' norms each raise the result to float32 where they are there."""
+    graph = random_graph()
+    theirs, ours = (p.RelGraphConv(IN, OUT, R, bias=bias, self_loop=self_loop, **options) for p in (stock, fused))
+    ours.load_state_dict(theirs.state_dict())
+    norm = torch.rand(graph.num_edges(), 1) if with_norm else None
+    inputs = (graph, draw(graph.num_nodes(), IN), kinds(graph.num_edges(), R), norm)
+    with torch.autocast("cpu", torch.bfloat16), edgeless.backend("fused"):
+        found = ours(*inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = theirs(*inputs)
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05)

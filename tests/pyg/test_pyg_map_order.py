@@ -68,6 +68,19 @@ def test_what_a_gin_begins_with(case, device, changed):
     assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
 
 
+@EVERY_DEVICE
+@pytest.mark.parametrize("aggr", ["max", "min"])
+@pytest.mark.parametrize("nn", [torch.nn.Linear, lambda *widths: torch.nn.Sequential(torch.nn.Linear(*widths))])
+def test_an_extremum_comes_before_the_first_map(nn, aggr, device, changed):
+    """However much narrower what the map makes of it: an extremum of mapped rows is another one."""
+    theirs, ours = stock.GINConv(nn(19, 3), aggr=aggr).double(), fused.GINConv(nn(19, 3), aggr=aggr).double()
+    ours.load_state_dict(theirs.state_dict())
+    inputs = inputs_of("GINConv", GRAPHS["random"], torch.float64, False)
+    have = OnGPU(ours).run_fused(*inputs) if device == "cuda" else run_fused(ours, *inputs)
+    assert_close(have, run(theirs, theirs, *inputs))
+    assert not changed
+
+
 def test_a_perceptron_of_ones_own_sees_sums(changed):
     class Own(MLP):
         pass

@@ -50,10 +50,10 @@ class Case(DrawnCall):
     dtypes = (*DrawnCall.dtypes, torch.float16)
 
     def draw(self):
-        self.in_width, self.out_width = self.one_of((3, 3, 13, 1)), self.one_of((2, 2, 6, 1))
+        self.in_width, self.out_width = self.one_of((3, 13, 13, 1)), self.one_of((2, 2, 6, 1))
         pairs = ("two", "two", "same", "source") if self.name in TAKES_SIZE or self.seldom() else ("two", "same")
         self.pair = self.one_of((None, None, *pairs)) if self.name in TAKES_PAIRS else None
-        self.num_src = self.one_of((5, 8, 8, 30, 2, 1, 0))
+        self.num_src = self.one_of((5, 8, 30, 5, 8, 30, 5, 2, 1, 0))
         self.num_dst = self.one_of((self.num_src, 4, 9, 1)) if self.pair in ("two", "source") else self.num_src
         self.kind, self.ids = self.one_of(KINDS), self.one_of((torch.int64, torch.int32))
         if self.kind in ("coo", "csr") and self.dtype in (torch.bfloat16, torch.float16):
@@ -126,7 +126,7 @@ class Case(DrawnCall):
 
     def _draw_edges(self):
         self.rows, self.cols = self.num_src, self.num_dst
-        num_edges = self.one_of((6, 20, 60, 1, 0)) if self.rows and self.cols else 0
+        num_edges = self.one_of((6, 20, 60, 20, 60, 20, 1, 0)) if self.rows and self.cols else 0
         edges = torch.stack((self.randint(self.rows, num_edges), self.randint(self.cols, num_edges)))
         if not self.often():
             edges[self.one_of((0, 1)), : num_edges // 2] = 0  # a hub
@@ -268,7 +268,7 @@ def _names_an_id(error):
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name, device):
-    @drawn(20)
+    @drawn(30)
     def check(rng):
         Case(name, rng).check(device, stands_for_any=_names_an_id)
 

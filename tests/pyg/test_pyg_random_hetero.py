@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch_geometric.nn as stock
 from devices import EVERY_DEVICE
 from drawn import DENSE, DrawnCall, drawn
+from pyg_cases import features, random_edges
 from torch_geometric import EdgeIndex
 
 import edgeless.pyg.nn as fused
@@ -51,7 +53,7 @@ class Case(DrawnCall):
         return name, {"heads": 1, "add_self_loops": False, "negative_slope": 1.0, "bias": self.often(), **flow}
 
     def _edges(self, num_src, num_dst):
-        count = self.one_of((7, 40, 1, 0))
+        count = self.one_of((7, 40, 7, 40, 1, 0))
         edges = torch.stack((self.randint(num_src, count), self.randint(num_dst, count)))
         return edges[:, edges[0].argsort(stable=True)] if self.is_sorted else edges
 
@@ -82,8 +84,24 @@ class Case(DrawnCall):
 
 @EVERY_DEVICE
 def test_random_calls(device):
-    @drawn(20)
+    @drawn(30)
     def check(rng):
         Case("HeteroConv", rng).check(device)
 
     check()
+
+
+@pytest.mark.parametrize("name", ["SAGEConv", "GraphConv"])
+def test_flow_within_many_relations(name):
+    """Each layer sums the way that it says; between two types of nodes only from the sources to the destinations."""
+    types = [("a", f"to{i}", "a") for i in range(5)]
+    edges = {key: random_edges(9, 9, 30, seed=i) for i, key in enumerate(types)}
+    flows = ["source_to_target", "target_to_source", "target_to_source", "source_to_target", "source_to_target"]
+    convs = [
+        {key: getattr(package, name)(6, OUT, flow=flow) for key, flow in zip(types, flows, strict=True)}
+        for package in (stock, fused)
+    ]
+    theirs, ours = stock.HeteroConv(convs[0]).double(), fused.HeteroConv(convs[1]).double()
+    ours.load_state_dict(theirs.state_dict())
+    x = {"a": features(9, 6, torch.float64)}
+    torch.testing.assert_close(ours(x, edges)["a"], theirs(x, edges)["a"])

@@ -67,7 +67,7 @@ class Relational(DrawnCall):
 
     def _draw_edges(self):
         """With pairs of nodes that have several edges, and nodes without one."""
-        count = self.one_of((7, 40, 1, 0))
+        count = self.one_of((7, 40, 7, 40, 40, 1, 0))
         self.edges = torch.stack((self.randint(self.num_src, count), self.randint(self.num_dst, count)))
         if not self.often():
             self.edges[self.one_of((0, 1)), : count // 2] = 0  # a hub
@@ -150,7 +150,7 @@ class HGT(HeteroTypes):
         self.edges = {key: self._edges(self.sizes[key[0]], self.sizes[key[2]]) for key in there}
 
     def _edges(self, num_src, num_dst):
-        count = self.one_of((7, 40, 1, 0)) if num_src and num_dst else 0
+        count = self.one_of((7, 40, 7, 40, 40, 1, 0)) if num_src and num_dst else 0
         edges = torch.stack((self.randint(num_src, count), self.randint(num_dst, count)))
         if not self.often():
             edges[self.one_of((0, 1)), : count // 2] = 0
@@ -218,7 +218,7 @@ LAYERS = {
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name, device):
-    @drawn(20)
+    @drawn(30)
     def check(rng):
         LAYERS[name](name, rng).check(device)
 
