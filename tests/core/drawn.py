@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from devices import moved
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -172,7 +171,7 @@ class DrawnCall(Drawn):
                 leaf.requires_grad_(name not in self.frozen and (leaf.layout is torch.strided or self.sparse_gradients))
             rounds = self.autocast is not None and not exact
             with torch.autocast(device, self.autocast) if rounds else contextlib.nullcontext():
-                result = moved(self.call(package, layer, dict(leaves)), "cpu")
+                result = self.call(package, layer, dict(leaves))
             found = derivatives(result, {**leaves, **dict(layer.named_parameters())})
             return {key: None if value is None else value.cpu() for key, value in found.items()}
         except Exception as error:
@@ -231,7 +230,7 @@ def derivatives(result: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
         found[f"output {i}"] = part.detach() if part.is_floating_point() else part.long()
         if part.is_floating_point():
             weight = torch.randn(part.shape, generator=generator, dtype=torch.float64)
-            loss = loss + (part.double() * weight).sum()
+            loss = loss + (part.double() * weight.to(part.device)).sum()
     wanted = {name: leaf for name, leaf in leaves.items() if leaf.requires_grad}
     if wanted and isinstance(loss, Tensor) and loss.requires_grad:
         grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)

@@ -336,7 +336,7 @@ FUNCTIONS = functional.__all__
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_random_calls(name, device):
-    @drawn(30)
+    @drawn(25)
     def check(rng):
         Call(name, rng).check(device)
 

@@ -148,7 +148,7 @@ class Case(DGLCall):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name):
-    @drawn(30)
+    @drawn(25)
     def check(rng):
         Case(name, rng).check()
 

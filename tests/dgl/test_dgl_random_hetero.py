@@ -94,7 +94,7 @@ class Case(DGLCall):
 
 
 def test_random_calls():
-    @drawn(30)
+    @drawn(25)
     def check(rng):
         Case("HeteroGraphConv", rng).check()
 

@@ -115,7 +115,7 @@ LAYERS = {"RelGraphConv": OverRelations, "HGTConv": OverRelations, "TypedLinear"
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name):
-    @drawn(30)
+    @drawn(25)
     def check(rng):
         LAYERS[name](name, rng).check()
 

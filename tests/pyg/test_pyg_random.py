@@ -27,6 +27,7 @@ TAKES_SIZE = ("GATConv", "SAGEConv", "GINConv", "GraphConv")
 WEIGHTED = ("GCNConv", "GraphConv")
 KINDS = ("tensor",) * 4 + ("graph",) * 2 + ("edge_index",) * 3 + ("coo", "csr")
 KINDS = (*KINDS, "torch_sparse") if WITH_TORCH_SPARSE else KINDS
+SPARSE = ("coo", "csr", "torch_sparse")
 # The maps of the destinations' own features, which may have another dtype than those of the sources'.
 OF_DESTINATIONS = {
     "GATConv": ("lin_dst", "res"),
@@ -56,8 +57,9 @@ class Case(DrawnCall):
         self.num_src = self.one_of((5, 8, 30, 5, 8, 30, 5, 2, 1, 0))
         self.num_dst = self.one_of((self.num_src, 4, 9, 1)) if self.pair in ("two", "source") else self.num_src
         self.kind, self.ids = self.one_of(KINDS), self.one_of((torch.int64, torch.int32))
-        if self.kind in ("coo", "csr") and self.dtype in (torch.bfloat16, torch.float16):
-            self.kind = "tensor"  # torch has no products of sparse matrices of 16 bits
+        narrow = self.dtype in (torch.bfloat16, torch.float16)
+        if (self.kind in SPARSE and narrow) or (self.kind == "torch_sparse" and self.autocast is not None):
+            self.kind = "tensor"  # there are no products of sparse matrices of 16 bits
         is_list = self.kind in ("tensor", "edge_index") or self.seldom()  # else the stock layers refuse
         flow = "target_to_source" if self.kind != "graph" and is_list and self.seldom() else "source_to_target"
         self.options = {"flow": flow, **self._options()}
@@ -242,7 +244,7 @@ class Case(DrawnCall):
         """
         if self.kind == "edge_index" and self.name in TAKES_SIZE:  # it has its own size
             self.given["size"] = (None, self.sizes[1]) if self.pair == "source" else None
-        elif self.kind in ("coo", "csr", "torch_sparse") and self.name in TAKES_SIZE:  # as has a matrix
+        elif self.kind in SPARSE and self.name in TAKES_SIZE:  # as has a matrix
             self.given["size"] = (self.num_src, self.num_dst)
         defect = self.kind == "edge_index" or (self.name in ATTENTION and self.num_dst > self.num_src)
         self.kind = "tensor"
@@ -268,7 +270,7 @@ def _names_an_id(error):
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name, device):
-    @drawn(30)
+    @drawn(25)
     def check(rng):
         Case(name, rng).check(device, stands_for_any=_names_an_id)
 

@@ -84,7 +84,7 @@ class Case(DrawnCall):
 
 @EVERY_DEVICE
 def test_random_calls(device):
-    @drawn(30)
+    @drawn(25)
     def check(rng):
         Case("HeteroConv", rng).check(device)
 

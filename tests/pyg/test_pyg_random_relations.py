@@ -218,7 +218,7 @@ LAYERS = {
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name, device):
-    @drawn(30)
+    @drawn(25)
     def check(rng):
         LAYERS[name](name, rng).check(device)
 
