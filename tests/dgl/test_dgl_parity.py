@@ -292,3 +292,12 @@ def test_a_bias_of_graph_conv_is_as_wide_as_torch_takes_it(out):
     for made in (theirs, ours):
         with pytest.raises(RuntimeError, match="must match the size"):
             made(graph, features(graph))
+
+
+def test_a_mean_with_narrower_destinations():
+    """Their rows are added to the sum of the sources', which does not become as narrow as they are."""
+    graph = graph_named("bipartite")
+    theirs, ours = sum_pair("SAGEConv", ((IN, IN), 8, "gcn"), torch.float64)
+    src, dst = (f.detach() for f in features(graph, torch.float64))
+    feat = (src, dst.float())
+    assert_close(run_fused(ours, graph, feat), run(theirs, graph, feat))
