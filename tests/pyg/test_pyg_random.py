@@ -219,7 +219,8 @@ class Case(DrawnCall):
             if self.name == "GINConv":
                 self.others["nn"] = torch.promote_types(self.dtype, other)
         for name in ("edge_attr", "edge_weight"):
-            if name in self.tensors and self.seldom():
+            # Without edges, what the result promotes to has no part of theirs in GATConv of PyG.
+            if name in self.tensors and self.edges.size(1) and self.seldom():
                 self.others[name] = self.one_of(self.dtypes)
                 if name == "edge_attr" and self.autocast is None:
                     self.others["lin_edge"] = self.others[name]

@@ -36,6 +36,8 @@ class Relational(DrawnCall):
         self.num_dst = self.one_of((1, 4, 15)) if self.form == "pair" else self.num_src
         self.width = self._draw_features()
         self.kind = self.one_of(("tensor", "tensor", "edge_index", "graph", "typed"))
+        if self.name == "FastRGCNConv" and self.form == "none" and self.kind == "edge_index":
+            self.kind = "tensor"  # an EdgeIndex' ids are of a class of their own, which fails in PyG's look-up of rows
         square = self.num_src == self.num_dst and self.kind in ("tensor", "edge_index")
         flow = "target_to_source" if square and self.seldom() else "source_to_target"
         self._draw_edges()
