@@ -126,7 +126,7 @@ using LayerSignature = Tensor(const Tensor& x, const Tensor& weight, const OptTe
                               at::ScalarType out_dtype, at::IntArrayRef max_degrees);
 
 // x, weight, own, root, bias and edge_weight.
-struct PlainLayer {
+struct PlainRelationalLayer {
   PlainRelationalSum sum;
   std::vector<Tensor> csr, csc;  // of the pairs, where these are multiplied first
   int64_t num_dst;
@@ -186,7 +186,7 @@ struct RelationalLayer : Function<RelationalLayer> {
     }
     const auto make_plain = [&]() -> Plain {
       const bool pairs = in_edges.size() > pieces;
-      return PlainLayer{{in_edges.slice(0, pieces), pairs ? in_edges[3].size(0) : grads[0].size(0)},
+      return PlainRelationalLayer{{in_edges.slice(0, pieces), pairs ? in_edges[3].size(0) : grads[0].size(0)},
                         in_edges.slice(pieces).vec(),
                         out_edges.slice(of_src).vec(),
                         grads[0].size(0)};
