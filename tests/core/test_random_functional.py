@@ -62,7 +62,7 @@ class Call(DrawnCall):
         self.options, self.seeds, self.distinct = {}, self.randint(1 << 30, 1), set()
         self.given = getattr(self, f"draw_{self.name}")()
         for name in self.tensors:
-            if self.seldom() and self.seldom():
+            if self.seldom():
                 self.others[name] = self.one_of(self.dtypes)
         matrices = [name for name, tensor in self.tensors.items() if tensor.dim() == 2 and name not in self.distinct]
         self.forms = {name: self.one_of(DENSE) for name in matrices}
@@ -336,7 +336,7 @@ FUNCTIONS = functional.__all__
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_random_calls(name, device):
-    @drawn(25)
+    @drawn(40)
     def check(rng):
         Call(name, rng).check(device)
 

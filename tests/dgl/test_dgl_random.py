@@ -30,7 +30,7 @@ class Case(DGLCall):
         self.kind = self.one_of(("homogeneous", "homogeneous", "bipartite", "block", "handle"))
         self.idtype = self.one_of((torch.int64, torch.int32))
         self.graph = self._graph()
-        self.is_pair = self.kind == "bipartite" or not self.often()
+        self.is_pair = self.kind == "bipartite" or self.one_of((True, False))
         self.widths, self.out = self.one_of(WIDTHS), self.one_of((3, 1, 6))
         if self.name in ("AGNNConv", "GINConv") or not self.is_pair:
             self.widths = self.widths[:1] * 2
@@ -113,10 +113,13 @@ class Case(DGLCall):
         self.is_same = self.kind in ("homogeneous", "handle") and self.widths[0] == self.widths[1] and not self.often()
         if self.is_pair and not self.is_same:
             self.tensors["feat_dst"] = self.randn(self.graph.num_dst_nodes(), self.widths[1])
-            if self.seldom():
+            if not self.often():
                 other = self.one_of(self.dtypes)
                 self.others["feat_dst"] = other
                 self.others |= {name: other for name in OF_DESTINATIONS.get(self.name, ()) if self.often()}
+        elif self.name == "GINConv" and self.seldom():  # and epsilon has that of the layer
+            self.others["feat"] = self.one_of(self.dtypes)
+            self.others["apply_func"] = torch.promote_types(self.dtype, self.others["feat"])
         forms = FORMS if self.dtype in (torch.float32, torch.float64) else DENSE
         self.forms = {name: self.one_of(forms) for name in ("feat", "feat_dst")}
 
@@ -148,7 +151,7 @@ class Case(DGLCall):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name):
-    @drawn(25)
+    @drawn(40)
     def check(rng):
         Case(name, rng).check()
 

@@ -271,7 +271,7 @@ def _names_an_id(error):
 @EVERY_DEVICE
 @pytest.mark.parametrize("name", LAYERS)
 def test_random_calls(name, device):
-    @drawn(25)
+    @drawn(40)
     def check(rng):
         Case(name, rng).check(device, stands_for_any=_names_an_id)
 

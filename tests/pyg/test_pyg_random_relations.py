@@ -19,7 +19,7 @@ import edgeless.pyg.nn as fused
 PACKAGES = {"stock": stock, "fused": fused}
 OUT, EDGE_DIM = 6, 2
 REGULARIZERS = ({}, {}, {"num_bases": 2}, {"num_blocks": 2})
-RGCN_FORMS = ("features", "features", "pair", "ids", "none")
+RGCN_FORMS = ("features", "features", "pair", "pair", "ids", "none")
 
 
 class Relational(DrawnCall):
@@ -62,7 +62,7 @@ class Relational(DrawnCall):
         self.forms = {name: self.one_of(DENSE) for name in ("x_src", "x_dst")}
         if self.form == "pair":
             self.tensors["x_dst"] = self.randn(self.num_dst, width - 1)
-            if self.seldom():
+            if self.one_of((True, False)):
                 self.others["x_dst"] = self.one_of(self.dtypes)
             return width, width - 1
         return width
