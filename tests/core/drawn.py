@@ -93,7 +93,7 @@ class DrawnCall(Drawn):
     """
 
     sparse_gradients: ClassVar[bool] = False  # whether sparse features get one of the stock layers
-    dtypes: ClassVar[tuple] = (torch.float64,) * 4 + (torch.float32,) * 2 + (torch.bfloat16,)
+    dtypes: ClassVar[tuple] = (torch.float64,) * 3 + (torch.float32,) * 3 + (torch.bfloat16,)
 
     def __init__(self, name: str, source: int | random.Random):
         super().__init__(source)
@@ -101,7 +101,7 @@ class DrawnCall(Drawn):
         self.tensors: dict[str, Tensor] = {}
         self.forms: dict[str, str] = {}
         self.dtype = self.one_of(self.dtypes)
-        self.autocast = torch.bfloat16 if self.dtype == torch.float32 and not self.often() else None
+        self.autocast = self.one_of((torch.bfloat16, None)) if self.dtype == torch.float32 else None
         if self.dtype != torch.float32 and self.seldom() and self.seldom():
             self.autocast = torch.bfloat16
         # Where numbers are rounded, those that fall on the other side of a kink have another gradient.

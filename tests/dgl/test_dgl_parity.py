@@ -301,3 +301,16 @@ def test_a_mean_with_narrower_destinations():
     src, dst = (f.detach() for f in features(graph, torch.float64))
     feat = (src, dst.float())
     assert_close(run_fused(ours, graph, feat), run(theirs, graph, feat))
+
+
+@pytest.mark.parametrize("norm", ("none", "left", "right", "both"))
+@pytest.mark.parametrize("out", (3, 8))
+def test_graph_conv_with_wider_destinations(norm, out):
+    """DGL multiplies by the norm of destinations in the dtype of their features, which nothing else is made of."""
+    graph = graph_named("bipartite")
+    src, dst = (f.detach() for f in features(graph, torch.float64))
+    theirs, ours = sum_pair("GraphConv", (IN, out), norm=norm, bias=False)
+    feat = (src.float(), dst)
+    found, wanted = ours(graph, feat), theirs(graph, feat)
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)

@@ -75,7 +75,7 @@ class Case(DrawnCall):
         if self.name == "AGNNConv":
             return loops
         if self.name == "GCNConv":
-            options = {"normalize": self.often(), "improved": not self.often(), **loops}
+            options = {"normalize": self.often(), "improved": self.one_of((True, False)), **loops}
             if not options["normalize"]:
                 options["add_self_loops"] = False
             aggr = self.one_of(("sum", "sum", "mean"))
@@ -190,7 +190,7 @@ class Case(DrawnCall):
                 attr = self.randn(num_edges, edge_dim)
                 self.tensors["edge_attr"] = attr.squeeze(1) if edge_dim == 1 and not self.often() else attr
             given["return_attention_weights"] = self.one_of((None, True, False))
-        elif self.name in WEIGHTED and not self.often():
+        elif self.name in WEIGHTED and self.one_of((True, False)):
             self.tensors["edge_weight"] = self.randn(num_edges).abs() + 0.1
         if self.name in TAKES_SIZE:
             size = (self.num_src, self.num_dst)
