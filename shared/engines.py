@@ -229,10 +229,10 @@ def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, samp
         return
     name = current_engine()
     if name == "auto":
-        if sampled or not x.is_cuda:  # cheaper than asking the tuner
+        if sampled or not _is_large(graph, x):
             return
         by_blocks = x.element_size() == 2 and weight is None
-        if not (by_blocks or tuner.active) or not _is_large(graph, x):
+        if not (by_blocks or tuner.active):
             return
         if (tuner.active and _decides(graph, x, weight)) or not by_blocks:
             return
@@ -262,7 +262,7 @@ def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_di
 
 
 def _is_large(graph: Graph, x: Tensor) -> bool:
-    return graph.num_edges >= LEAST_EDGES and x.is_cuda
+    return x.is_cuda and graph.num_edges >= LEAST_EDGES
 
 
 def _least_reuse(name: str, graph: Graph, head_dim: int, gathered_bytes: int) -> float:

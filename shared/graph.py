@@ -465,7 +465,8 @@ class Graph(Keeper):
         if moved._any.indices is self._any.indices:
             return self
         moved._formats.update(facts(self._formats))
-        moved._max_degrees = self._max_degrees.moved()
+        if self._num_receiving is None:  # else its degree was counted when it was made, which says of no use
+            moved._max_degrees = self._max_degrees.moved()
         return moved
 
     def with_self_loops(self) -> Graph:

@@ -22,7 +22,10 @@ constexpr int64_t kFewRows = int64_t{1} << kDigitBits;
 
 // Whether nobody but the caller follows what is done, so that memory may be read and made without an op.
 bool is_unwatched() {
-  return !c10::impl::TorchDispatchModeTLS::any_modes_set() && !at::tracer::impl::is_dispatch_enabled();
+  // A transform of torch.func wraps whatever is made meanwhile.
+  const bool transforms =
+      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+  return !transforms && !c10::impl::TorchDispatchModeTLS::any_modes_set() && !at::tracer::impl::is_dispatch_enabled();
 }
 
 bool is_plain(const Tensor& t) {

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -183,10 +183,11 @@ class DrawnCall(Drawn):
         """Fails unless ours on a device gives what the stock layer gives on the CPU, or the same error.
 
         On CUDA, where ids out of range end the process, what the stock layer refuses is not called; nor is autocast
-        on, which has other rules there.
+        on, which has other rules there; nor are rows of 16 bits taken, which stock layers add up by atomics there.
         """
         if device != "cpu":
-            self.autocast = None
+            assume(self.dtype not in (torch.bfloat16, torch.float16))
+            self.autocast, self.backend = None, "auto"
         want = self.outcome("stock")
         rounds = self.dtype != torch.float64 or self.autocast is not None or self.others
         truth = self.outcome("stock", exact=True) if rounds and not isinstance(want, Exception) else want

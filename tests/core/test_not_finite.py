@@ -137,7 +137,11 @@ def test_attention_over_a_node_that_is_not_finite(score, channels, dtype, value,
     assert torch.equal(have[away], finite[away])
     assert not have[reached(edges(), FIRST)].isfinite().flatten(1).all(1).any()
     others = ~torch.isin(torch.arange(SRC), edges()[0][reached(edges(), FIRST)[edges()[1]]])
-    assert others.any() and torch.equal(grad[others], of_finite[others])
+    assert others.any()
+    if device == "cuda" and dtype == torch.float32:  # a block that meets a NaN makes the rows of its range in double
+        torch.testing.assert_close(grad[others], of_finite[others], rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(grad[others], of_finite[others])
 
 
 @EVERY_DEVICE

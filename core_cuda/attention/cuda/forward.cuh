@@ -6,12 +6,19 @@
 // sum acc of 2^(s - m) v. See walk.cuh for who owns what, scores.cuh for s.
 #pragma once
 
+#include <limits>
+
 #include "edge_term.cuh"
 #include "inverse_norms.cuh"
 #include "lane.cuh"
 #include "scores.cuh"
 
 namespace edgeless::cuda {
+
+// The maximum before the first logit. It is finite, so that the weights of logits of -infinity, as masks have them, are 0
+// also while there is no other logit.
+template <class A>
+constexpr A kLowest = -std::numeric_limits<A>::max();
 
 // Shared memory: the piece of a row that a chain owes to an earlier one. kNatural: logits are not in base 2.
 template <class A, int kPer, bool kNatural = false>
@@ -50,7 +57,11 @@ __device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockSha
     return;
   }
   A out[kPer];
-  const A inverse = l != 0 ? reciprocal(l) : A(0);
+  A inverse = l != 0 ? reciprocal(l) : A(0);
+  if (l == 0) {  // no edges, or logits of -infinity alone, of which PyTorch's softmax makes NaN
+    const I* indptr = static_cast<const I*>(args.graph.indptr);
+    if (indptr[row] != indptr[row + 1]) inverse = A(NAN);
+  }
 #pragma unroll
   for (int k = 0; k < kPer; ++k) out[k] = acc[k] * inverse;
   store_row<S, kVecs>(args.out, row, args.heads, place, out);
@@ -90,7 +101,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
 
   A att[kPer], own[kPer], acc[kPer];
-  A m = -INFINITY, l = 0;          // l: of the lane until the row ends
+  A m = kLowest<A>, l = 0;         // l: of the lane until the row ends
   A own_scalar = 0;                // of the row: gat's number; gatv2: the lane's share of <att, x>
   A own_over = 0, asked_over = 0;  // of the row: see inverse_norms.cuh
   Raw<S> own_raw[kVecs];
@@ -140,7 +151,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
     Team::sum_lanes(acc, place.mask());
   };
   auto clear = [&] {
-    m = -INFINITY, l = 0;
+    m = kLowest<A>, l = 0;
 #pragma unroll
     for (int k = 0; k < kPer; ++k) acc[k] = 0;
   };
