@@ -224,7 +224,7 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
                           std::vector<Tensor>& grads, Tensor& att_share) {
   const int64_t edges = in.num_edges(), width = in.heads() * in.dim();
   const Tensor proj = in.edge_proj->contiguous().view({width, in.edge_dim()});
-  const Tensor weighted = (in.att->unsqueeze(2) * *in.edge_proj).to(in.opmath()).view({width, in.edge_dim()});
+  const Tensor weighted = (in.att->unsqueeze(2) * *in.edge_proj).to(in.opmath()).reshape({width, in.edge_dim()});
   const Tensor attr = in.edge_attr->contiguous();
   const bool of_attr = needs[kEdgeAttr], of_sums = needs[kEdgeProj] || needs[kAtt];
   EdgeProducts<A> args;

@@ -118,6 +118,20 @@ def test_edges_in_any_order(score, kind, order, device):
                 assert_close(run(functional, score, on_device, args, tensors, rest, device=device), expected, 1e-10)
 
 
+@EVERY_DEVICE
+@pytest.mark.parametrize("score", ["gatv2", "gat", "dot"])
+def test_tensors_of_other_strides(score, device):
+    graph = graph_of("square")
+    args, tensors, rest = case(score, graph, 2, 4, 3, torch.float64)
+
+    def turned(t):
+        return t.detach().mT.contiguous().mT.requires_grad_(t.requires_grad)
+
+    expected = run(functional, score, graph, args, tensors, rest)
+    args, tensors = [turned(t) for t in args], {name: turned(t) for name, t in tensors.items()}
+    assert_close(run(functional, score, graph.to(device), args, tensors, rest, device=device), expected, 1e-10)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("score", ["gat", "dot"])
 def test_places_are_kept_by_a_graph_in_use(score):

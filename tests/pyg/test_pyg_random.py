@@ -11,6 +11,7 @@ import torch
 import torch_geometric.nn as stock
 from devices import EVERY_DEVICE
 from drawn import DENSE, FORMS, DrawnCall, drawn
+from hypothesis import assume
 from sum_cases import construct
 from torch_geometric import EdgeIndex
 from torch_geometric.nn import MLP
@@ -276,6 +277,8 @@ def test_random_calls(name, device):
         case = Case(name, rng)
         if device == "cuda":  # the dtype of returned ids is the same question on every device
             case.ids = torch.int64
+            extremum = case.options.get("aggr") in ("min", "max")
+            assume(not (extremum and case.kind in ("coo", "csr")))  # of which PyG knows none there
         case.check(device, stands_for_any=_names_an_id)
 
     check()
