@@ -38,6 +38,9 @@ def assert_graph(graph: Graph, edge_index, num_src, num_dst):
     assert graph.csc.indptr.numel() == num_src + 1
     assert torch.equal(graph.in_degrees(), torch.bincount(edge_index[1], minlength=num_dst))
     assert torch.equal(graph.out_degrees(), torch.bincount(edge_index[0], minlength=num_src))
+    _ = graph.csc  # from which they are read where it is there
+    degrees = [graph.in_degrees(), graph.out_degrees(), graph.reverse().in_degrees()]
+    assert all(d.dtype == torch.int64 for d in degrees) and torch.equal(degrees[1], degrees[2])
     assert graph.has_zero_in_degree == bool((graph.in_degrees() == 0).any())
     for tensor in (*graph.csr, *graph.csc):
         assert tensor is None or tensor.dtype == graph.index_dtype == torch.int32

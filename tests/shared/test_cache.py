@@ -274,6 +274,16 @@ def test_verify_sees_every_edit(edit, monkeypatch):
     assert torch.equal(lookup(edge_index).edge_index(), edge_index)
 
 
+def test_what_verify_compares_with_is_counted(monkeypatch):
+    edge_index = new_edges()
+    lookup(edge_index)
+    without = edgeless.cache_info().bytes
+    edgeless.clear_cache()
+    monkeypatch.setenv("EDGELESS_CACHE", "verify")
+    lookup(edge_index)
+    assert edgeless.cache_info().bytes == without + edge_index.numel() * edge_index.element_size()
+
+
 def test_verify_does_not_trust_what_was_cached_without(monkeypatch):
     edge_index = new_edges()
     lookup(edge_index)
