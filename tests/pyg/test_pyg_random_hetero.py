@@ -42,7 +42,7 @@ class Case(DrawnCall):
         """A layer's name and options."""
         name = self.one_of(("SAGEConv", "SAGEConv", "GraphConv", "GraphConv", "GINConv", "GATv2Conv"))
         flow = {"flow": "target_to_source"} if self.seldom() else {}
-        aggr = self.one_of(("mean", "sum", "add", "max", "min"))
+        aggr = self.one_of(("mean", "sum", "add", "max", "min") * 2 + ("mul", "median"))
         if name == "SAGEConv":
             options = {"normalize": self.seldom(), "project": not self.is_smooth and self.seldom()}
             return name, {"aggr": aggr, "root_weight": self.often(), "bias": self.often(), **options, **flow}
