@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from deciding import decide
 from processes import forking
 
 import edgeless.distributed as ed
@@ -21,11 +22,6 @@ from edgeless.tuning_file import TuningFile
 from edgeless.whole_files import whole_file
 
 partition_module = sys.modules["edgeless.distributed.partition"]  # whose name is the function's, too
-DECISION = {
-    "fingerprint": "a", "num_src": 1, "num_dst": 1, "num_edges": 1, "device": "d", "edgeless": "0", "torch": "2",
-    "cuda": "12", "op": "spmm", "side": "by_dst", "dtype": "float32", "width": 1, "weighted": False,
-    "engine": "rowsplit", "ms": {"rowsplit": 1.0}, "build_ms": 1.0, "date": "2026-01-01",
-}  # fmt: skip
 
 
 def graph_of(num_edges=20_000):
@@ -115,12 +111,6 @@ def test_threads_save_blocks_to_one_file(tmp_path):
     assert in_threads(*[save] * 4) == []
     assert names(tmp_path) == ["blocks"]
     blocks.load(graph, tmp_path / "blocks")
-
-
-def decide(path, first, count):
-    file = TuningFile(Path(path), ENGINES)
-    for width in range(first, first + count):
-        file.add([{**DECISION, "width": width}])
 
 
 def kept(path):
@@ -229,7 +219,8 @@ import edgeless.distributed as ed
 from edgeless import Graph, blocks
 from edgeless.tuning_file import TuningFile
 sys.path[:0] = {path!r}
-from test_writers import DECISION, ENGINES, Path, decide, graph_of, names, parts_of
+from deciding import DECISION
+from test_writers import ENGINES, Path, decide, graph_of, names, parts_of
 
 folder = Path({folder!r})
 graph = graph_of()
@@ -291,7 +282,7 @@ WORK = """
 import os, time
 
 def work(rank, processes, device, config):
-    os.write(1, f"{os.getpid()}\n".encode())  # in one piece, whatever buffers Python has
+    os.write(1, b"%d\\n" % os.getpid())  # in one piece, whatever buffers Python has
     time.sleep(300)
     yield
 
