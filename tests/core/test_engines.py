@@ -106,15 +106,23 @@ def test_a_step_counts_the_values_that_cusparse_reads():
     assert theirs.bytes == ours.bytes + 4 * 1000 and theirs.slices == 1
 
 
-def test_a_traced_function_may_not_choose():
+def test_a_traced_function_may_not_choose(monkeypatch):
     def inside(x):
         with edgeless.engine("cusparse"):
             return x + 1
 
+    def outside(x):
+        return x + 1
+
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="engine|Unsupported|raise"):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="RuntimeError|engine: the block must be opened outside"):
         torch.compile(inside, fullgraph=True, backend="eager")(torch.ones(2))
     assert engines.current_engine() == "auto"
+    with edgeless.engine("cusparse"):
+        assert torch.compile(outside, fullgraph=True, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+    monkeypatch.setattr(engines, "compiling", lambda: True)
+    with pytest.raises(RuntimeError, match="engine: the block must be opened outside of the function"):
+        inside(torch.ones(2))
 
 
 # What a graph keeps --------------------------------------------------------------------------------------------------
