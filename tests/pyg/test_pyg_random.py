@@ -27,7 +27,8 @@ TAKES_PAIRS = {*ATTENTION, "SAGEConv", "GINConv", "GraphConv"}
 TAKES_SIZE = ("GATConv", "SAGEConv", "GINConv", "GraphConv")
 WEIGHTED = ("GCNConv", "GraphConv")
 KINDS = ("tensor",) * 4 + ("graph",) * 2 + ("edge_index",) * 3 + ("coo", "csr")
-KINDS = (*KINDS, "torch_sparse") if WITH_TORCH_SPARSE else KINDS
+if WITH_TORCH_SPARSE:  # by which PyG multiplies an EdgeIndex: one without edges ends the process there
+    KINDS = ("tensor",) * 4 + ("graph",) * 2 + ("coo", "csr") + ("torch_sparse",) * 3
 SPARSE = ("coo", "csr", "torch_sparse")
 # The maps of the destinations' own features, which may have another dtype than those of the sources'.
 OF_DESTINATIONS = {
