@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import time
 from collections.abc import Mapping
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
@@ -23,7 +22,6 @@ __all__ = ["StandIn", "declare", "stand_in"]
 
 _STOCK: dict[str, str] = {}  # name of a module that stands for another -> name of that one
 _ROOTS: dict[str, str] = {}  # name of a stock module -> name of the adapter's module that stands for it
-_PATIENCE = 10.0  # seconds for which the import of an adapter's module by another thread is waited for
 _FUNCTIONS: dict[FunctionType, Any] = {}  # stock function -> what replaces it; for layers there is LAYERS
 
 
@@ -124,12 +122,7 @@ class _Finder:
         root = next((own for own in _ROOTS.values() if f"{package}.".startswith(f"{own}.")), None)
         if root is None:
             return None
-        importlib.import_module(root)
-        # Another thread may have begun that import, and the import system gives up waiting where it suspects that
-        # threads lock each other out. Only when it is over is known what edgeless replaces.
-        end = time.monotonic() + _PATIENCE
-        while root not in _STOCK and time.monotonic() < end:
-            time.sleep(0.001)
+        importlib.import_module(root)  # which another thread may have begun: only then is known what edgeless replaces
         stock = _inner_name(_STOCK[package], inner) if package in _STOCK else None
         return None if stock is None else importlib.util.spec_from_loader(name, _Loader(stock))
 
