@@ -314,8 +314,8 @@ PYBIND11_MODULE(_C, m) {
     return true;
   });
   // Whether features [N, F] of sources and, unless that is None, of destinations are plain strided tensors of floats
-  // that may be saved for a backward, and edges a plain tensor [2, E] of int64 or int32 on the sources' device: asked in
-  // every call of a layer, where Python would take longer than the layer.
+  // that may be saved for a backward, and edges a plain tensor [2, E] of int64 or int32 on the sources' device: asked
+  // in every call of a layer, where Python would take longer than the layer.
   m.def("are_rows_and_edges", [](pybind11::handle src, pybind11::handle dst, pybind11::handle edges) {
     const auto are_rows = [](pybind11::handle value) {
       if (!THPVariable_CheckExact(value.ptr())) return false;

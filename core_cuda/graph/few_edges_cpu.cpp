@@ -23,8 +23,7 @@ constexpr int64_t kFewRows = int64_t{1} << kDigitBits;
 // Whether nobody but the caller follows what is done, so that memory may be read and made without an op.
 bool is_unwatched() {
   // A transform of torch.func wraps whatever is made meanwhile.
-  const bool transforms =
-      c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+  const bool transforms = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
   return !transforms && !c10::impl::TorchDispatchModeTLS::any_modes_set() && !at::tracer::impl::is_dispatch_enabled();
 }
 
@@ -112,7 +111,8 @@ std::optional<FewEdges> graph_of_few_edges(const Tensor& src, const Tensor& dst,
     if (self_loops) {
       Tensor kept;
       const LoopedEdges<index_t> looped(given, num_edges, std::min(num_src, num_dst), &kept);
-      made = sorted(looped.edges(), looped.size(), num_src, num_dst, kept.defined() ? Optional<Tensor>(kept) : Optional<Tensor>());
+      made = sorted(looped.edges(), looped.size(), num_src, num_dst,
+                    kept.defined() ? Optional<Tensor>(kept) : Optional<Tensor>());
     } else {
       made = sorted(given, num_edges, num_src, num_dst, {});
     }

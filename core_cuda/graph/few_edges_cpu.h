@@ -1,5 +1,5 @@
-// Graphs of few edges on the CPU, by plain calls of Python and not by ops: a batch of small graphs is new in every step,
-// and its sort takes less time than one op on the way to it.
+// Graphs of few edges on the CPU, by plain calls of Python and not by ops: a batch of small graphs is new in every
+// step, and its sort takes less time than one op on the way to it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -187,9 +187,9 @@ struct RelationalLayer : Function<RelationalLayer> {
     const auto make_plain = [&]() -> Plain {
       const bool pairs = in_edges.size() > pieces;
       return PlainRelationalLayer{{in_edges.slice(0, pieces), pairs ? in_edges[3].size(0) : grads[0].size(0)},
-                        in_edges.slice(pieces).vec(),
-                        out_edges.slice(of_src).vec(),
-                        grads[0].size(0)};
+                                  in_edges.slice(pieces).vec(),
+                                  out_edges.slice(of_src).vec(),
+                                  grads[0].size(0)};
     };
     variable_list found =
         differentiable_again({saved[0], saved[1], own, root, bias, edge_weight}, {grads[0]}, make_plain, compute);

@@ -1,5 +1,6 @@
 """The sdist and the wheel hold everything that the checkout has, under the right names."""
 
+import fcntl
 import subprocess
 import sys
 import tarfile
@@ -30,8 +31,12 @@ def built(root, tmp_path_factory):
     """An sdist and what the wheel's Python part would be, made without compiling anything."""
     out = tmp_path_factory.mktemp("built")
     run = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(out)]
-    for command in (["sdist", "-d", str(out)], ["build_py", "--build-lib", str(out / "lib")]):
-        subprocess.run([*run, *command], cwd=root, check=True, capture_output=True, text=True)
+    # setuptools collects an sdist in a folder of the checkout, so two workers may not do it at the same time.
+    with open(root / "setup.py") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (["sdist", "-d", str(out)], ["build_py", "--build-lib", str(out / "lib")]):
+            made = subprocess.run([*run, *command], cwd=root, capture_output=True, text=True)
+            assert made.returncode == 0, made.stdout + made.stderr
     return out
 
 

@@ -15,8 +15,8 @@
 
 namespace edgeless::cuda {
 
-// The maximum before the first logit. It is finite, so that the weights of logits of -infinity, as masks have them, are 0
-// also while there is no other logit.
+// The maximum before the first logit. It is finite, so that the weights of logits of -infinity, as masks have them, are
+// 0 also while there is no other logit.
 template <class A>
 constexpr A kLowest = -std::numeric_limits<A>::max();
 
