@@ -11,9 +11,6 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
-from edgeless.stand_in import declare
-
-declare(__name__, nn="dgl.nn", ops="dgl.ops", transforms="dgl.transforms")
 if sys.modules.get("dgl") is None:
     _spec = importlib.util.find_spec("dgl")
     if _spec is None or _spec.origin is None:  # no origin: just a folder of this name, say of someone's tests

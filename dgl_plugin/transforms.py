@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__path__: list[str] = []  # a package from the start, whose inner modules edgeless.stand_in finds
+
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional, Union
 

@@ -6,9 +6,6 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from edgeless.stand_in import declare
-
-declare(__name__, nn="torch_geometric.nn", transforms="torch_geometric.transforms")
 try:
     import torch_geometric  # noqa: F401
 except ImportError as error:

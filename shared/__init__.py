@@ -15,6 +15,7 @@ from . import (
     functional,
     reference,
     reordering,
+    stand_in,  # noqa: F401  inner modules of adapters can be found from now on
 )
 from .accelerate import accelerate
 from .adapter import FusedLayer

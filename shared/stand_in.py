@@ -1,27 +1,32 @@
 """Modules that stand for a framework's: an import that was swapped finds every name that it found before.
 
-An adapter says with :func:`declare` which of its modules stand for which, and each of these calls :func:`stand_in`.
-What the module does not define is then the stock module's own object, but for what edgeless replaces, which is ours
-under whatever name the framework has it. The inner modules of the stock package are there too: as a file of the
-adapter, or else made when they are first imported.
+The modules of the adapters that stand for one call :func:`stand_in` at the end of their bodies. What such a module does
+not define is then the stock module's own object, but for what edgeless replaces, which is ours under whatever name the
+framework has it. The inner modules of the stock package are there too: as a file of the adapter, or else made when
+they are first imported.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Mapping
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import Any, Optional
 
 from .backends import LAYERS
 
-__all__ = ["StandIn", "declare", "stand_in"]
+__all__ = ["StandIn", "stand_in"]
 
 _STOCK: dict[str, str] = {}  # name of a module that stands for another -> name of that one
-_ROOTS: dict[str, str] = {}  # name of a stock module -> name of the adapter's module that stands for it
+_ROOTS = {  # name of a stock module -> name of the adapter's module that stands for it
+    "dgl.nn": "edgeless.dgl.nn",
+    "dgl.ops": "edgeless.dgl.ops",
+    "dgl.transforms": "edgeless.dgl.transforms",
+    "torch_geometric.nn": "edgeless.pyg.nn",
+    "torch_geometric.transforms": "edgeless.pyg.transforms",
+}
 _FUNCTIONS: dict[FunctionType, Any] = {}  # stock function -> what replaces it; for layers there is LAYERS
 
 
@@ -33,6 +38,7 @@ class StandIn(ModuleType):
         try:
             if _is_special(name):  # of the import system and of tools: they mean this module
                 raise AttributeError
+            _import_root_of(self.__name__)
             value = getattr(sys.modules[stock], name)
         except AttributeError:
             both = f"module {self.__name__!r} has no attribute {name!r}, and neither has {stock!r}"
@@ -53,16 +59,6 @@ class StandIn(ModuleType):
         return importlib.import_module, (self.__name__,)
 
 
-def declare(adapter: str, **stock: str) -> None:
-    """Says which modules of a package stand for which: ``declare("edgeless.pyg", nn="torch_geometric.nn")``.
-
-    Nothing is imported. From now on imports of what is within these modules wait for :func:`stand_in`.
-    """
-    _ROOTS.update({module: f"{adapter}.{name}" for name, module in stock.items()})
-    if _Finder not in sys.meta_path:
-        sys.meta_path.append(_Finder)  # the last: what is there as a file comes first
-
-
 def stand_in(name: str, stock: str, functions: Optional[Mapping[FunctionType, Any]] = None) -> None:
     """Lets the module ``name``, at the end of its body, stand for the module ``stock``.
 
@@ -78,7 +74,6 @@ def stand_in(name: str, stock: str, functions: Optional[Mapping[FunctionType, An
 
 
 def _become(module: ModuleType, stock: ModuleType, stock_name: str) -> None:
-    _STOCK[module.__name__] = stock_name
     names = getattr(stock, "__all__", None)
     if names is None:
         names = [name for name in vars(stock) if not name.startswith("_")]
@@ -86,7 +81,11 @@ def _become(module: ModuleType, stock: ModuleType, stock_name: str) -> None:
     module.__dict__["__all__"] = [*own, *(name for name in names if name not in own)]
     if hasattr(stock, "__path__"):
         module.__dict__.setdefault("__path__", [])  # nowhere: the inner modules are found below
+    _STOCK[module.__name__] = stock_name
     module.__class__ = StandIn
+    for name, value in list(vars(module).items()):  # inner modules that another thread imported meanwhile
+        if isinstance(value, StandIn) and not isinstance(getattr(stock, name, value), ModuleType):
+            del module.__dict__[name]
 
 
 def _ours(value: Any) -> Any:
@@ -118,37 +117,77 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path=None, target=None) -> Optional[ModuleSpec]:
+        """Imports nothing: Python 3.11 holds the lock of all imports meanwhile, and whoever is waited for needs it."""
         package, _, inner = name.rpartition(".")
-        root = next((own for own in _ROOTS.values() if f"{package}.".startswith(f"{own}.")), None)
-        if root is None:
+        if _own_root(package) is None:
             return None
-        importlib.import_module(root)  # which another thread may have begun: only then is known what edgeless replaces
-        stock = _inner_name(_STOCK[package], inner) if package in _STOCK else None
-        return None if stock is None else importlib.util.spec_from_loader(name, _Loader(stock))
-
-
-def _inner_name(package: str, inner: str) -> Optional[str]:
-    """The name of a module within a stock package, None where it has none of this name."""
-    bound = vars(sys.modules[package]).get(inner)
-    if isinstance(bound, ModuleType) and _root_of(bound.__name__) is not None:
-        return bound.__name__  # dgl.nn.conv is dgl.nn.pytorch.conv
-    name = f"{package}.{inner}"
-    return name if name in sys.modules or importlib.util.find_spec(name) is not None else None
+        stock = sys.modules.get(_STOCK.get(package, ""))
+        # Another thread may be importing the package, whose inner modules are not known then. The loader knows.
+        if stock is not None and _inner_name(stock, inner) is None:
+            return None
+        return ModuleSpec(name, _Loader, is_package=True)
 
 
 class _Loader:
     """Makes a module that stands for a stock module."""
 
-    def __init__(self, stock: str):
-        self._stock = stock
-
-    def is_package(self, name: str) -> bool:
-        return hasattr(importlib.import_module(self._stock), "__path__")
-
-    def create_module(self, spec: ModuleSpec) -> None:
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
         """None: the import system makes it."""
 
-    def exec_module(self, module: ModuleType) -> None:
-        stock = importlib.import_module(self._stock)
-        module.__doc__ = f"``{self._stock}``, with what edgeless replaces in its place."
-        _become(module, stock, self._stock)
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        name = _stock_name(module.__name__)
+        stock = importlib.import_module(name)
+        module.__doc__ = f"``{name}``, with what edgeless replaces in its place."
+        if not hasattr(stock, "__path__"):
+            del module.__path__
+        _become(module, stock, name)
+
+
+def _stock_name(name: str) -> str:
+    """The name of the stock module that an adapter's module stands for.
+
+    The adapter is not imported for it: the thread holds the import system's lock of ``name``, and the thread that
+    imports the adapter may come to need that one.
+    """
+    for stock, own in _ROOTS.items():
+        if name == own:
+            return stock
+    package, _, inner = name.rpartition(".")
+    found = _inner_name(importlib.import_module(_stock_name(package)), inner)
+    if found is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return found
+
+
+def _inner_name(package: ModuleType, inner: str) -> Optional[str]:
+    """The name of a module within a stock package, None where it has none of this name."""
+    bound = vars(package).get(inner)
+    if isinstance(bound, ModuleType) and _root_of(bound.__name__) is not None:
+        return bound.__name__  # dgl.nn.conv is dgl.nn.pytorch.conv
+    name = f"{package.__name__}.{inner}"
+    if name in sys.modules or PathFinder.find_spec(name, getattr(package, "__path__", [])) is not None:
+        return name
+    return None
+
+
+def _own_root(name: str) -> Optional[str]:
+    """The adapter's module of ``_ROOTS`` that a module of this name is, or is within."""
+    return next((own for own in _ROOTS.values() if f"{name}.".startswith(f"{own}.")), None)
+
+
+def _import_root_of(name: str) -> None:
+    """Waits for the adapter's module around a module ``name``: only then is known what edgeless replaces.
+
+    Another thread may have begun that import. None of the import system's locks on inner modules is held here.
+    """
+    root = _own_root(name)
+    if root is not None and root not in _STOCK:
+        importlib.import_module(root)
+
+
+# Not when an adapter is imported: a thread does not wait for a package that another one is importing before it imports
+# an inner module of that package. The last place is for what no file is found for.
+if _Finder not in sys.meta_path:
+    sys.meta_path.append(_Finder)

@@ -147,7 +147,6 @@ def test_modules_can_be_reloaded():
     assert before == (fused.GATConv, fused.SumPooling, fused_ops.gspmm, fused.pytorch.GATConv)
 
 
-@pytest.mark.skip(reason="not kept yet: threads that are the first to import inner modules may lock each other out")
 def test_threads_may_import_at_once():
     statements = [
         "from edgeless.dgl.nn import GATConv, SumPooling",

@@ -170,3 +170,20 @@ def test_what_is_no_attribute_is_an_error_that_names_the_package():
 
     with pytest.raises(AttributeError, match="module 'edgeless' has no attribute 'keras'"):
         edgeless.keras  # noqa: B018
+
+
+def test_finding_an_inner_module_imports_nothing(python):
+    # Python 3.11 holds the lock of all imports while it looks for a module: an import within waits for ever for
+    # another thread that has begun it.
+    code = """
+import importlib.util, sys
+import edgeless
+from edgeless.stand_in import _Finder
+before = set(sys.modules)
+found = [_Finder.find_spec(name) for name in ("edgeless.pyg.nn.models.basic_gnn", "edgeless.dgl.nn.pytorch.conv")]
+print([spec.name for spec in found], set(sys.modules) - before)
+"""
+    done = python("-c", code)
+    assert done.stdout.strip() == "['edgeless.pyg.nn.models.basic_gnn', 'edgeless.dgl.nn.pytorch.conv'] set()", (
+        done.stderr
+    )

@@ -214,7 +214,6 @@ def test_modules_can_be_reloaded():
     assert line == "True True"
 
 
-@pytest.mark.skip(reason="not kept yet: threads that are the first to import inner modules may lock each other out")
 def test_threads_may_import_at_once():
     statements = [
         "from edgeless.pyg.nn import GATConv, global_mean_pool",
