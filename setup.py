@@ -41,6 +41,13 @@ def sources(*suffixes: str) -> list[str]:
     return sorted(str(p.relative_to(ROOT)) for p in CORE.rglob("*") if p.name.endswith(suffixes))
 
 
+def kernel_headers() -> list[str]:
+    """What kernels are compiled from where they run, relative to core_cuda (shared/kernels/headers.py)."""
+    found = [p.relative_to(CORE).as_posix() for p in CORE.rglob("*") if p.is_file()]
+    headers = [f for f in found if f.endswith((".cuh", ".h")) and "/cpu/" not in f]
+    return sorted({*headers, *(f for f in found if f.startswith("jit/standard/"))})
+
+
 def has_cuda_headers() -> bool:
     """Whether the compiler will find them: an nvcc on the PATH may be a link or a script outside of its toolkit."""
     # Given by position: the parameter is cuda, a bool, in older versions of torch and device_type, a string, in newer.
@@ -155,13 +162,17 @@ setup(
     version=version(),
     license="Apache-2.0",
     license_files=["LICENSE"],
-    package_dir=FOLDERS,
-    packages=[package for name, folder in FOLDERS.items() for package in packages(name, folder)],
+    package_dir={**FOLDERS, "edgeless.kernels.sources": "core_cuda"},
+    packages=[
+        *(package for name, folder in FOLDERS.items() for package in packages(name, folder)),
+        "edgeless.kernels.sources",  # no Python
+    ],
     package_data={
         "edgeless": ["py.typed"],
         "edgeless.bench": ["*.json"],
         "edgeless.dgl.nn": ["*.pyi"],
         "edgeless.pyg.nn": ["*.pyi"],
+        "edgeless.kernels.sources": kernel_headers(),
     },
     ext_modules=[extension()],
     cmdclass={"build_ext": Build},

@@ -21,17 +21,17 @@ _PAUSE = 0.005
 
 
 @contextlib.contextmanager
-def locked(file: Path) -> Iterator[None]:
+def locked(file: Path, patience: Optional[float] = None) -> Iterator[None]:
     """Inside the block no other thread or process is in a block of the same file.
 
     The lock is the system's and ends with the process that holds it. It is on the file itself, which is made, empty,
-    where there is none. Where the file system has no locks, or the others take longer than :data:`PATIENCE`, the block
-    runs without one: no program hangs for it.
+    where there is none. Where the file system has no locks, or the others take longer than ``patience`` seconds,
+    :data:`PATIENCE` by default, the block runs without one: no program hangs for it.
 
     Raises:
         OSError: the file cannot be opened for writing.
     """
-    held = None if fcntl is None else _acquire(file)
+    held = None if fcntl is None else _acquire(file, PATIENCE if patience is None else patience)
     try:
         yield
     finally:
@@ -40,9 +40,9 @@ def locked(file: Path) -> Iterator[None]:
                 fcntl.flock(held, fcntl.LOCK_UN)  # said, since a child that was forked in between shares what is open
 
 
-def _acquire(file: Path) -> Optional[IO[bytes]]:
+def _acquire(file: Path, patience: float) -> Optional[IO[bytes]]:
     """The open file that has the lock; None where there is no lock to be had."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + patience
     while time.monotonic() < end:
         held = open(file, "ab")  # noqa: SIM115  it is closed when the lock is given back
         try:

@@ -110,6 +110,8 @@ class Step:
         refused: why another engine, which :func:`edgeless.engine` or a measurement chose, does not run it.
         origin: where the choice of the engine is from, where there was one: :func:`edgeless.engine`, a measurement and
             when it was taken, or statistics of the graph.
+        header: the file of ``core_cuda`` that has the kernel, where the plan names one.
+        expression: the kernel as C++ names it, with its template arguments.
     """
 
     op: str
@@ -121,6 +123,8 @@ class Step:
     seconds: Optional[float]
     refused: str = ""
     origin: str = ""
+    header: str = ""
+    expression: str = ""
 
 
 def seconds_at_roof(device: Device, num_bytes: int, gathered: int) -> Optional[float]:
@@ -203,7 +207,7 @@ def attention_steps(
             sizes["num_edges"] = num_gathered[by_src]
         num_bytes, edge = _attention_bytes(which, score, sizes, key, value, statistic)
         rows, gathered = (num_src, num_dst) if by_src else (num_dst, num_src)
-        slices = 1
+        slices, header, expression = 1, "", ""
         if engine.kernel is not None:
             kernel = engine.kernel
         elif device.multiprocessors:
@@ -219,6 +223,7 @@ def attention_steps(
                 kernel = "none: rows this wide are refused"
             else:
                 slices, merges = plan["slices"], ", merges hubs" * plan["merges"]
+                header, expression = plan["header"], plan["expression"]
                 kernel = (
                     f"{plan['kernel']}, {plan['options']}; {plan['lanes']} lanes x {plan['vectors']} vectors of "
                     f"{plan['vector_bytes']} B, {plan['edges']} edges a batch, {plan['heads_per_slice']} heads "
@@ -227,7 +232,10 @@ def attention_steps(
         else:
             kernel = _C.cpu_capability()
         seconds = seconds_at_roof(device, num_bytes, gathered * edge // slices)
-        steps.append(Step(f"attention ({score})", _PASSES[which], engine.name, kernel, slices, num_bytes, seconds))
+        op, step = f"attention ({score})", _PASSES[which]
+        steps.append(
+            Step(op, step, engine.name, kernel, slices, num_bytes, seconds, header=header, expression=expression)
+        )
     return steps
 
 
@@ -375,6 +383,8 @@ def table(steps: Sequence[Step]) -> str:
         at_roof = "" if step.seconds is None else f", {step.seconds * 1e3:.3g} ms at the roof"
         slices = "" if step.slices == 1 else f" in {step.slices} slices"
         lines.append(f"{step.op}, {step.step}: {step.engine}: {step.kernel}{slices}; {_megabytes(step.bytes)}{at_roof}")
+        if step.expression:
+            lines.append(f"  (core_cuda/{step.header}: {step.expression.replace('edgeless::cuda::', '')})")
         if step.origin:
             lines.append(f"  (engine by {step.origin})")
         if step.refused:

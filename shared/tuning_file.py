@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import warnings
 from pathlib import Path
 from typing import Any, Optional
 
+from .cache_folder import default_folder
 from .file_lock import locked
 from .json_files import read_json, shown
 from .whole_files import whole_file
@@ -33,30 +33,17 @@ Entry = dict[str, Any]
 
 
 def default_file() -> Optional[Path]:
-    """``EDGELESS_TUNING_FILE``, or ``edgeless/tuning.json`` in the user's folder of caches.
-
-    None where the user has no home, as a container's whose user id the system does not know.
-    """
+    """``EDGELESS_TUNING_FILE``, or ``tuning.json`` in the folder of caches; None where there is no such folder."""
     if (given := named_file()) is not None:
         return given
-    if sys.platform == "win32":
-        folder = os.environ.get("LOCALAPPDATA") or _at_home("AppData", "Local")
-    elif sys.platform == "darwin":
-        folder = _at_home("Library", "Caches")
-    else:
-        folder = os.environ.get("XDG_CACHE_HOME") or _at_home(".cache")
-    return Path(folder) / "edgeless" / "tuning.json" if folder else None
+    folder = default_folder()
+    return folder and folder / "tuning.json"
 
 
 def named_file() -> Optional[Path]:
     """``EDGELESS_TUNING_FILE``, where the user has set it."""
     given = os.environ.get("EDGELESS_TUNING_FILE")
     return Path(given) if given else None
-
-
-def _at_home(*folders: str) -> Optional[str]:
-    home = os.path.expanduser("~")
-    return None if home == "~" else os.path.join(home, *folders)
 
 
 def key_of(entry: Entry) -> tuple:

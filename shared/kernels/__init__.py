@@ -1,0 +1,31 @@
+"""CUDA kernels that are compiled where they run: by NVRTC, from the sources that the package carries.
+
+A :class:`Kernel` is a header of ``core_cuda`` and a name expression with its template arguments. :func:`compiled` gives
+its machine code for an architecture, from memory, from a pack, from the user's cache or from the compiler. Neither
+``nvcc`` nor a C++ compiler nor a GPU is needed.
+
+>>> from edgeless.kernels import Kernel
+>>> kernel = Kernel("attention/cuda/merge.cuh", "edgeless::cuda::merge_kernel<float, int32_t>")
+>>> kernel.header
+'attention/cuda/merge.cuh'
+"""
+
+from .compiler import Kernel, compiled, compiled_together, identity_of
+from .nvrtc import CompileError, Image, NvrtcError, installed_nvrtc
+from .pack import Pack, write_pack
+from .store import Store, default_store
+
+__all__ = [
+    "CompileError",
+    "Image",
+    "Kernel",
+    "NvrtcError",
+    "Pack",
+    "Store",
+    "compiled",
+    "compiled_together",
+    "default_store",
+    "identity_of",
+    "installed_nvrtc",
+    "write_pack",
+]

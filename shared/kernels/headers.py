@@ -1,0 +1,85 @@
+"""The sources of the kernels, and the headers of CUDA that they include."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from .nvrtc import NvrtcError, toolkits
+
+__all__ = ["digest_of_cuda", "digest_of_sources", "include_folders"]
+
+SUFFIXES = (".cuh", ".h")
+STANDARD = "jit/standard"  # the part of the C++ standard library that kernels use
+FROM_CUDA = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
+
+
+def _is_header(file: str) -> bool:
+    """Whether the package carries a file of ``core_cuda``; setup.py has the same rule."""
+    if file.startswith(f"{STANDARD}/"):
+        return True
+    return file.endswith(SUFFIXES) and "/cpu/" not in file
+
+
+@cache
+def sources() -> Path:
+    """The folder of the kernels' headers: beside this file in an installed package, ``core_cuda`` in a checkout.
+
+    Raises:
+        NvrtcError: it is in neither place.
+    """
+    here = Path(__file__).resolve().parent
+    for folder in (here / "sources", here.parents[1] / "core_cuda"):
+        if (folder / STANDARD).is_dir():
+            return folder
+    raise NvrtcError(f"the sources of the CUDA kernels are missing from {here / 'sources'}: reinstall edgeless.")
+
+
+@cache
+def cuda_headers() -> Path:
+    """The folder of the headers for 16-bit numbers.
+
+    Raises:
+        NvrtcError: no folder has them.
+    """
+    wheels = [Path(folder, "nvidia") for folder in sys.path]
+    places = [place for wheel in wheels for place in sorted(wheel.glob("cu*/include"), reverse=True)]
+    places += [wheel / "cuda_runtime" / "include" for wheel in wheels]
+    places += [home / "include" for home in toolkits()]
+    for place in places:
+        if (place / FROM_CUDA[0]).is_file():
+            return place
+    raise NvrtcError(
+        f"{FROM_CUDA[0]} was not found, which the CUDA kernels include: install nvidia-cuda-runtime, which comes "
+        "along with PyTorch for CUDA, or set CUDA_HOME."
+    )
+
+
+def include_folders() -> list[Path]:
+    """Where the compiler looks for headers, the first first."""
+    return [sources() / STANDARD, sources(), cuda_headers()]
+
+
+@cache
+def digest_of_sources() -> str:
+    """A fingerprint of every header of this project that a kernel may include."""
+    root = sources()
+    files = (file.relative_to(root).as_posix() for file in root.rglob("*"))
+    return _digest(root, sorted(file for file in files if _is_header(file)))
+
+
+@cache
+def digest_of_cuda() -> str:
+    """A fingerprint of CUDA's headers."""
+    return _digest(cuda_headers(), FROM_CUDA)
+
+
+def _digest(folder: Path, names: Sequence[str]) -> str:
+    found = hashlib.sha256()
+    for name in names:
+        text = (folder / name).read_bytes()
+        found.update(f"{name}\0{len(text)}\0".encode() + text)
+    return found.hexdigest()

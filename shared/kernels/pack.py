@@ -1,0 +1,62 @@
+"""Compiled kernels in one file, which a machine without a GPU or a compiler may have been given.
+
+A pack is a ZIP archive with a member for each key, so that a kernel is read without reading the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Optional
+
+from ..whole_files import whole_file
+from .nvrtc import Image
+from .store import packed, unpacked
+
+__all__ = ["Pack", "write_pack"]
+
+
+def write_pack(file: Path, images: Mapping[str, Image]) -> None:
+    """Writes a pack of images by key.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with whole_file(file) as half, zipfile.ZipFile(half, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for key in sorted(images):  # with one date for all: equal images give equal files
+            archive.writestr(zipfile.ZipInfo(key), packed(images[key]), zipfile.ZIP_DEFLATED)
+
+
+class Pack:
+    """The kernels of a file that :func:`write_pack` wrote.
+
+    Args:
+        file: the pack.
+    Raises:
+        ValueError: it is no such file.
+        OSError: it cannot be read.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        try:
+            self._archive = zipfile.ZipFile(file)
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"file must be a pack of kernels, but {file} is not: {error}") from None
+        self._keys = frozenset(self._archive.namelist())
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def get(self, key: str) -> Optional[Image]:
+        """The image of a key; None where the pack has none, or has one that is damaged."""
+        if key not in self._keys:
+            return None
+        try:
+            with self._lock:
+                return unpacked(self._archive.read(key))
+        except (zipfile.BadZipFile, OSError, ValueError, EOFError):
+            return None

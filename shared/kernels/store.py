@@ -1,0 +1,141 @@
+"""Compiled kernels on the user's disk.
+
+A file holds one image behind a checksum. It is written beside its place and renamed, so nobody reads half of one, and
+what is cut off or altered is removed and compiled again. The folder belongs to the user alone: code from it is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Optional
+
+from ..cache_folder import default_folder
+from ..file_lock import locked
+from ..whole_files import whole_file
+from .nvrtc import Image
+
+__all__ = ["Store", "default_store", "packed", "unpacked"]
+
+MAGIC = b"edgeless kernel 1\n"
+SUFFIX = ".kernel"
+MOST_BYTES = 512 << 20
+
+
+def packed(image: Image) -> bytes:
+    """An image as a file holds it: magic, checksum, a line of JSON, code."""
+    body = json.dumps({"kind": image.kind, "name": image.name}).encode() + b"\n" + image.code
+    return MAGIC + hashlib.sha256(body).digest() + body
+
+
+def unpacked(data: bytes) -> Optional[Image]:
+    """The image that :func:`packed` made these bytes of; None if they are not what it made."""
+    checksum, body = data[len(MAGIC) : len(MAGIC) + 32], data[len(MAGIC) + 32 :]
+    if not data.startswith(MAGIC) or hashlib.sha256(body).digest() != checksum:
+        return None
+    line, _, code = body.partition(b"\n")
+    return Image(**json.loads(line), code=code)
+
+
+class Store:
+    """A folder of images by key.
+
+    A folder that cannot be made, read or written costs a compilation, never an error.
+
+    Args:
+        folder: need not exist. None: there is no place for one, and nothing is kept.
+        most_bytes: of all files; beyond it, those whose last use is the longest ago are removed.
+    """
+
+    def __init__(self, folder: Optional[Path], most_bytes: int = MOST_BYTES):
+        self.folder = folder
+        self._most_bytes = most_bytes
+        self._usable: Optional[bool] = None
+
+    def get(self, key: str) -> Optional[Image]:
+        """The image of a key, None where there is none."""
+        if not self._is_usable():
+            return None
+        file = self._file(key)
+        try:
+            image = unpacked(file.read_bytes())
+            if image is None:
+                file.unlink()
+            else:
+                os.utime(file)  # its last use
+            return image
+        except OSError:
+            return None
+
+    def put(self, key: str, image: Image) -> None:
+        """Keeps an image."""
+        if not self._is_usable():
+            return
+        with contextlib.suppress(OSError):
+            with whole_file(self._file(key)) as file:
+                file.write_bytes(packed(image))
+            self._trim()
+
+    @contextlib.contextmanager
+    def writing(self, key: str) -> Iterator[None]:
+        """A block in which no other process compiles the same kernel, as far as the file system has locks."""
+        with contextlib.ExitStack() as stack:
+            if self._is_usable():
+                with contextlib.suppress(OSError):
+                    stack.enter_context(locked(self.folder / f"{key[:2]}.lock", patience=60.0))
+            yield
+
+    def _file(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+    def _is_usable(self) -> bool:
+        if self._usable is None:
+            self._usable = self.folder is not None and self._is_private()
+        return self._usable
+
+    def _is_private(self) -> bool:
+        """Whether the folder is there and nobody else can put code into it."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = self.folder.stat()
+        except OSError:
+            return False
+        others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if os.name == "posix" and (found.st_uid != os.geteuid() or others):
+            why = "others may write to it" if found.st_uid == os.geteuid() else "it belongs to another user"
+            warnings.warn(
+                f"edgeless: {self.folder} is not used for compiled kernels, since {why}. Set EDGELESS_KERNEL_CACHE to "
+                "a folder of your own.",
+                stacklevel=2,
+            )
+            return False
+        return True
+
+    def _trim(self) -> None:
+        files = []
+        for file in self.folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):  # another process has removed it
+                found = file.stat()
+                files.append((found.st_mtime, found.st_size, file))
+        total = sum(size for _, size, _ in files)
+        for _, size, file in sorted(files):
+            if total <= self._most_bytes:
+                return
+            with contextlib.suppress(OSError):
+                file.unlink()
+            total -= size
+
+
+@cache
+def default_store() -> Store:
+    """The user's: ``EDGELESS_KERNEL_CACHE``, or ``edgeless/kernels`` in the user's folder of caches."""
+    given = os.environ.get("EDGELESS_KERNEL_CACHE")
+    folder = default_folder()
+    return Store(Path(given) if given else folder and folder / "kernels")
