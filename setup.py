@@ -106,7 +106,7 @@ def extension():
     link = []
     if sys.platform == "linux":
         cxx.append("-fopenmp")
-        link += ["-fopenmp", *torch_runtime()]
+        link += ["-fopenmp", "-ldl", *torch_runtime()]
     files = sources(".cpp")
     if not want_cuda():
         files = [f for f in files if not f.endswith("_cuda.cpp")]

@@ -21,6 +21,7 @@
 #include "graph/few_edges_cpu.h"
 #include "graph/row_hashes.h"
 #include "graph/stamp.h"
+#include "jit/python.h"
 #include "plans.h"
 
 #ifdef EDGELESS_WITH_CUDA
@@ -286,6 +287,7 @@ PYBIND11_MODULE(_C, m) {
   edgeless::define_decisions(m);
   edgeless::define_call_key(m);
   edgeless::define_recorded_call(m);
+  edgeless::jit::define_jit(m);
   m.def("graph_of_few_edges", &edgeless::graph_of_few_edges);
   m.def("powers_of_few_degrees", &edgeless::powers_of_few_degrees);
   m.def("sum_of_row_hashes", &edgeless::sum_of_row_hashes);

@@ -62,7 +62,7 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   if (!plan.kernel.vectors) return found;
   const cuda::Kernel& k = plan.kernel;
   static const char* const modes[] = {"plain", "options", "edge term", "edge term in tiles"};
-  const cuda::KernelName name = cuda::name_of(p.pass, p.score, p.storage, k);
+  const jit::KernelName name = cuda::name_of(p.pass, p.score, p.storage, k);
   found["header"] = name.header, found["expression"] = name.expression;
   found["kernel"] = k.mma ? "tensor cores" : "vectors";
   found["options"] = modes[k.mode];

@@ -11,6 +11,7 @@ its machine code for an architecture, from memory, from a pack, from the user's 
 """
 
 from .compiler import Kernel, compiled, compiled_together, identity_of
+from .launching import launch
 from .nvrtc import CompileError, Image, NvrtcError, installed_nvrtc
 from .pack import Pack, write_pack
 from .store import Store, default_store
@@ -27,5 +28,6 @@ __all__ = [
     "default_store",
     "identity_of",
     "installed_nvrtc",
+    "launch",
     "write_pack",
 ]

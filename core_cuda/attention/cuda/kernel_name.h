@@ -4,14 +4,10 @@
 
 #include <string>
 
+#include "../../jit/kernel_name.h"
 #include "kernel_table.h"
 
 namespace edgeless::cuda {
-
-struct KernelName {
-  std::string header;      // relative to core_cuda
-  std::string expression;  // with its namespace and template arguments
-};
 
 inline const char* type_of(Storage storage) {
   switch (storage) {
@@ -34,7 +30,7 @@ inline const char* functor_of(Score score) {
 }
 
 // The kernel of a pass; instances.cuh launches it with the same arguments.
-inline KernelName name_of(Pass pass, Score score, Storage storage, const Kernel& kernel) {
+inline jit::KernelName name_of(Pass pass, Score score, Storage storage, const Kernel& kernel) {
   static const char* const passes[] = {"forward", "by_dst", "by_src"};
   const std::string file = (kernel.mma ? "mma_" : "") + std::string(passes[static_cast<int>(pass)]);
   const auto number = [](int value) { return std::to_string(value); };

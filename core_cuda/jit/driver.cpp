@@ -1,0 +1,156 @@
+#include "driver.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#include <windows.h>
+#else
+#include <dlfcn.h>
+#endif
+
+namespace edgeless::jit {
+namespace {
+
+// CUlaunchAttribute and CUlaunchConfig of cuda.h.
+struct DriverAttribute {
+  int id;
+  char pad[4];
+  union {
+    char bytes[64];
+    uint32_t cluster[3];
+    int cooperative;
+  } value;
+};
+static_assert(sizeof(DriverAttribute) == 72);
+
+struct DriverLaunch {
+  uint32_t grid[3];
+  uint32_t block[3];
+  uint32_t shared_bytes;
+  Stream stream;
+  DriverAttribute* attributes;
+  uint32_t num_attributes;
+};
+static_assert(sizeof(DriverLaunch) == 56);
+
+constexpr int kCooperative = 2, kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_...
+constexpr int kMaxDynamicSharedBytes = 8;               // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+void* opened() {
+#ifdef _WIN32
+  return reinterpret_cast<void*>(LoadLibraryA("nvcuda.dll"));
+#else
+  return dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+#endif
+}
+
+}  // namespace
+
+const Driver& Driver::get() {
+  static const Driver driver;  // one that could not be opened is tried again
+  return driver;
+}
+
+Driver::Driver() : library_(opened()) {
+  if (library_ == nullptr) {
+    throw std::runtime_error("edgeless: the CUDA driver (libcuda.so.1) cannot be opened: is there an NVIDIA GPU?");
+  }
+  const auto find = [this](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol(name));
+  };
+  find(get_error_string_, "cuGetErrorString");
+  find(ctx_get_device_, "cuCtxGetDevice");
+  find(device_get_attribute_, "cuDeviceGetAttribute");
+  find(stream_is_capturing_, "cuStreamIsCapturing");
+  find(module_load_data_, "cuModuleLoadData");
+  find(module_get_function_, "cuModuleGetFunction");
+  find(func_set_attribute_, "cuFuncSetAttribute");
+  find(occupancy_, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  find(launch_kernel_ex_, "cuLaunchKernelEx");
+}
+
+void* Driver::symbol(const char* name) const {
+#ifdef _WIN32
+  void* found = reinterpret_cast<void*>(GetProcAddress(reinterpret_cast<HMODULE>(library_), name));
+#else
+  void* found = dlsym(library_, name);
+#endif
+  if (found == nullptr) {
+    throw std::runtime_error(std::string("edgeless: the CUDA driver has no ") + name +
+                             ": it is older than CUDA 11.8; install a newer one");
+  }
+  return found;
+}
+
+void Driver::check(int result, const std::string& what) const {
+  if (result == 0) return;
+  const char* said = nullptr;
+  get_error_string_(result, &said);
+  throw std::runtime_error("edgeless: " + what + " failed: " + (said ? said : "error " + std::to_string(result)));
+}
+
+int Driver::current_device() const {
+  int device = 0;
+  check(ctx_get_device_(&device), "to ask for the current CUDA device");
+  return device;
+}
+
+int Driver::attribute(Attribute attribute, int device) const {
+  int value = 0;
+  check(device_get_attribute_(&value, static_cast<int>(attribute), device), "to ask for an attribute of a CUDA device");
+  return value;
+}
+
+bool Driver::is_capturing(Stream stream) const {
+  int status = 0;
+  check(stream_is_capturing_(stream, &status), "to ask whether a stream is captured");
+  return status != 0;
+}
+
+Module Driver::load(const void* code, const std::string& what) const {
+  Module module = nullptr;
+  check(module_load_data_(&module, code), "to load " + what);
+  return module;
+}
+
+Function Driver::function(Module module, const std::string& name) const {
+  Function function = nullptr;
+  check(module_get_function_(&function, module, name.c_str()), "to find the kernel " + name);
+  return function;
+}
+
+void Driver::allow_shared_bytes(Function function, int bytes) const {
+  check(func_set_attribute_(function, kMaxDynamicSharedBytes, bytes),
+        "to let a kernel have " + std::to_string(bytes) + " bytes of shared memory");
+}
+
+int Driver::resident_blocks(Function function, int block, int64_t dynamic_shared_bytes) const {
+  int blocks = 0;
+  check(occupancy_(&blocks, function, block, static_cast<size_t>(dynamic_shared_bytes)),
+        "to ask for the occupancy of a kernel");
+  return blocks;
+}
+
+void Driver::launch(Function function, const Launch& launch, void** arguments) const {
+  DriverAttribute attributes[2] = {};
+  DriverLaunch config = {};
+  std::memcpy(config.grid, launch.grid, sizeof(config.grid));
+  config.block[0] = launch.block, config.block[1] = config.block[2] = 1;
+  config.shared_bytes = launch.dynamic_shared_bytes;
+  config.stream = launch.stream;
+  config.attributes = attributes;
+  if (launch.cooperative) {
+    DriverAttribute& attribute = attributes[config.num_attributes++];
+    attribute.id = kCooperative, attribute.value.cooperative = 1;
+  }
+  if (launch.cluster > 1) {
+    DriverAttribute& attribute = attributes[config.num_attributes++];
+    attribute.id = kClusterDimension;
+    attribute.value.cluster[0] = launch.cluster, attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
+  }
+  check(launch_kernel_ex_(&config, function, arguments, nullptr), "to launch a kernel");
+}
+
+}  // namespace edgeless::jit

@@ -1,0 +1,62 @@
+"""Launches of single kernels from Python; ops launch theirs in C++."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Union
+
+from torch import Tensor
+
+from .. import _C
+from .compiler import Kernel, compiled
+
+__all__ = ["launch"]
+
+Argument = Union[Tensor, ctypes.Structure, ctypes._SimpleCData]
+
+
+def _provide(header: str, expression: str, architecture: int) -> tuple[bytes, str]:
+    image = compiled(Kernel(header, expression), architecture)
+    return image.code, image.name
+
+
+_C.set_kernel_provider(_provide)
+
+
+def launch(
+    kernel: Kernel,
+    grid: Sequence[int],
+    block: int,
+    arguments: Sequence[Argument],
+    *,
+    stream: int = 0,
+    dynamic_shared_bytes: int = 0,
+    cluster: int = 1,
+    cooperative: bool = False,
+) -> None:
+    """Launches a kernel on the current CUDA device, which compiles and loads it at its first launch.
+
+    Args:
+        grid: blocks along x, y and z.
+        block: threads of a block.
+        arguments: a tensor for a pointer to its data, a value of :mod:`ctypes` for any other parameter, whose size it
+            must have.
+        stream: a ``cudaStream_t``, as ``torch.cuda.current_stream().cuda_stream`` is.
+        dynamic_shared_bytes: of a block.
+        cluster: blocks of a cluster along x; more than one needs sm_90.
+        cooperative: whether all blocks are resident at once.
+    Raises:
+        RuntimeError: there is no driver, or it refuses the kernel or the launch; its own words are in the message. Or
+            the kernel is not loaded while a CUDA graph is captured.
+        CompileError, NvrtcError: as in :func:`edgeless.kernels.compiled`.
+    """
+    _C.launch_kernel(
+        header=kernel.header, expression=kernel.expression, grid=(*grid, 1, 1)[:3], block=block,
+        arguments=[_bytes_of(argument) for argument in arguments], dynamic_shared_bytes=dynamic_shared_bytes,
+        cluster=cluster, cooperative=cooperative, stream=stream,
+    )  # fmt: skip
+
+
+def _bytes_of(argument: Argument) -> bytes:
+    return bytes(ctypes.c_void_p(argument.data_ptr())) if isinstance(argument, Tensor) else bytes(argument)
