@@ -65,7 +65,8 @@ int cuLaunchKernelEx(const struct Config* c, void* function, void** arguments, v
   }
   const char* format = "%ld grid %u %u %u block %u %u %u shared %u stream %ld%s arguments %lld %g";
   return say("cuLaunchKernelEx", format, (long)function, c->grid[0], c->grid[1], c->grid[2], c->block[0],
-             c->block[1], c->block[2], c->shared, (long)c->stream, attributes, *(long long*)arguments[0], *(double*)arguments[1]);
+             c->block[1], c->block[2], c->shared, (long)c->stream, attributes,
+             *(long long*)arguments[0], *(double*)arguments[1]);
 }
 #endif
 """
