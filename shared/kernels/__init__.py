@@ -13,7 +13,7 @@ its machine code for an architecture, from memory, from a pack, from the user's 
 from .compiler import Kernel, compiled, compiled_together, identity_of
 from .launching import launch
 from .nvrtc import CompileError, Image, NvrtcError, installed_nvrtc
-from .pack import Pack, write_pack
+from .pack import Pack, default_packs, write_pack
 from .store import Store, default_store
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Store",
     "compiled",
     "compiled_together",
+    "default_packs",
     "default_store",
     "identity_of",
     "installed_nvrtc",

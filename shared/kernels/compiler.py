@@ -7,14 +7,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Optional
 
 from . import headers
 from .nvrtc import Image, NvrtcError, installed_nvrtc
-from .pack import Pack
+from .pack import Pack, default_packs
 from .store import Store, default_store
 
 __all__ = ["Kernel", "compiled", "compiled_together", "identity_of"]
@@ -57,7 +57,9 @@ _images: dict[str, Image] = {}  # by identity
 _locks: dict[str, threading.Lock] = {}  # by identity, for threads that want the same kernel at once
 
 
-def compiled(kernel: Kernel, architecture: int, *, store: Optional[Store] = None, packs: Iterable[Pack] = ()) -> Image:
+def compiled(
+    kernel: Kernel, architecture: int, *, store: Optional[Store] = None, packs: Optional[Sequence[Pack]] = None
+) -> Image:
     """The code of a kernel for an architecture.
 
     Threads and processes that ask for one kernel at the same time compile it once.
@@ -65,7 +67,7 @@ def compiled(kernel: Kernel, architecture: int, *, store: Optional[Store] = None
     Args:
         architecture: 90 for sm_90.
         store: the user's by default.
-        packs: looked at before the store.
+        packs: looked at before the store; :func:`edgeless.kernels.default_packs` by default.
     Raises:
         NvrtcError: the kernel is in no pack, and there is no compiler for it; or it is not on the disk either, and
             ``EDGELESS_JIT=cached`` forbids to compile.
@@ -77,7 +79,7 @@ def compiled(kernel: Kernel, architecture: int, *, store: Optional[Store] = None
         return image
     with _locks.setdefault(identity, threading.Lock()):
         if identity not in _images:
-            found = (pack.get(identity) for pack in packs)
+            found = (pack.get(identity) for pack in (default_packs() if packs is None else packs))
             image = next((image for image in found if image is not None), None)
             if image is None:
                 image = _stored_or_made(kernel, architecture, identity, default_store() if store is None else store)
@@ -108,7 +110,7 @@ def compiled_together(
     architecture: int,
     *,
     store: Optional[Store] = None,
-    packs: Iterable[Pack] = (),
+    packs: Optional[Sequence[Pack]] = None,
     threads: Optional[int] = None,
 ) -> list[Image]:
     """The code of several kernels, compiled side by side; one line on stderr where that takes more than two seconds.
@@ -118,7 +120,7 @@ def compiled_together(
     Returns:
         The images in the order of ``kernels``.
     """
-    kernels, packs = list(kernels), tuple(packs)
+    kernels = list(kernels)
     begin = time.monotonic()
     with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
         images = list(pool.map(lambda kernel: compiled(kernel, architecture, store=store, packs=packs), kernels))

@@ -5,9 +5,11 @@ A pack is a ZIP archive with a member for each key, so that a kernel is read wit
 
 from __future__ import annotations
 
+import os
 import threading
 import zipfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Optional
 
@@ -15,7 +17,7 @@ from ..whole_files import whole_file
 from .nvrtc import Image
 from .store import packed, unpacked
 
-__all__ = ["Pack", "write_pack"]
+__all__ = ["Pack", "default_packs", "write_pack"]
 
 
 def write_pack(file: Path, images: Mapping[str, Image]) -> None:
@@ -60,3 +62,15 @@ class Pack:
                 return unpacked(self._archive.read(key))
         except (zipfile.BadZipFile, OSError, ValueError, EOFError):
             return None
+
+
+@cache
+def default_packs() -> tuple[Pack, ...]:
+    """Those that ``EDGELESS_KERNEL_PACKS`` names, separated as in PATH, and the one that the package carries, if any.
+
+    Raises:
+        ValueError, OSError: a file that the environment names is no pack, or cannot be read.
+    """
+    named = [Path(name) for name in os.environ.get("EDGELESS_KERNEL_PACKS", "").split(os.pathsep) if name]
+    carried = Path(__file__).with_name("kernels.pack")
+    return tuple(Pack(file) for file in (*named, *([carried] if carried.is_file() else [])))

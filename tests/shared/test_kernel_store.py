@@ -12,6 +12,7 @@ import zipfile
 import pytest
 
 from edgeless.kernels import CompileError, Image, Kernel, NvrtcError, Pack, Store, compiler, headers, nvrtc, write_pack
+from edgeless.kernels import pack as pack_module
 from edgeless.kernels import store as store_module
 from edgeless.kernels.compiler import compiled, compiled_together, identity_of
 
@@ -186,6 +187,28 @@ def test_a_foreign_member_is_no_image(tmp_path):
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(KEY, b"\x7fELF")
     assert Pack(file).get(KEY) is None
+
+
+def test_the_environment_names_packs(tmp_path, monkeypatch):
+    default = pack_module.default_packs.__wrapped__
+    write_pack(tmp_path / "one", {KEY: IMAGE})
+    write_pack(tmp_path / "two", {OTHER: IMAGE})
+    monkeypatch.setenv("EDGELESS_KERNEL_PACKS", os.pathsep.join([str(tmp_path / "one"), "", str(tmp_path / "two")]))
+    assert [pack.file.name for pack in default()][:2] == ["one", "two"]
+    monkeypatch.setenv("EDGELESS_KERNEL_PACKS", str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError):
+        default()
+    monkeypatch.delenv("EDGELESS_KERNEL_PACKS")
+    monkeypatch.setattr(pack_module, "__file__", str(tmp_path / "pack.py"))
+    assert default() == ()
+    write_pack(tmp_path / "kernels.pack", {KEY: IMAGE})
+    assert [pack.get(KEY) for pack in default()] == [IMAGE]
+
+
+def test_kernels_are_looked_for_in_packs_that_nobody_named(fake, store, monkeypatch):
+    monkeypatch.setattr(compiler, "default_packs", lambda: ({identity_of(KERNEL, 90): IMAGE},))
+    assert compiled(KERNEL, 90, store=store) is IMAGE
+    assert fake.given == []
 
 
 # Compiling, with a compiler that counts ---------------------------------------------------------------------------
