@@ -1,11 +1,12 @@
 """Every CUDA source compiles for sm_80 and sm_90, so that a change on a machine without a GPU cannot break it.
 
 What has the same code for both is compiled for sm_80, whose instructions sm_90 has too. Of the attention kernels, which
-are many of a few templates, every fourth one of float32 and every eighth one of other types: what is left out differs
-in a number. Of instances of templates those of float32 are compiled for sm_80 and the others for sm_90. Instances of
-one template for other types are compiled as one unit, since their header takes longest, and code is optimised as little
-as takes the least time: no error comes of optimising. No code for the host is made, which takes half of the time: the
-compiler for the device reads the host's functions too, and says what is wrong with them.
+are many of a few templates, every sixteenth one of float32 and every 32nd one of other types: what is left out differs
+in a number, and test_kernels.py compiles one of each template and type. Of instances of templates those of float32 are
+compiled for sm_80 and the others for sm_90. Instances of one template for other types are compiled as one unit, since
+their header takes longest, and code is optimised as little as takes the least time: no error comes of optimising. No
+code for the host is made, which takes half of the time: the compiler for the device reads the host's functions too, and
+says what is wrong with them.
 
 The CPU build of torch has all headers that the sources may use: c10/cuda is there, the CUDA libraries' own headers
 (cuBLAS, cuSPARSE, cuSOLVER), which ATen/cuda/CUDAContext.h asks for, are not. Where the toolkit lacks them too, they
@@ -105,7 +106,7 @@ def _compile(unit: list[str], out: Path) -> subprocess.CompletedProcess:
         command = [
             NVCC,
             *(flag for arch in _archs(source) for flag in ("-gencode", f"arch=compute_{arch},code=sm_{arch}")),
-            f"-DEDGELESS_EVERY_NTH_KERNEL={4 if len(unit) == 1 else 8}",
+            f"-DEDGELESS_EVERY_NTH_KERNEL={16 if len(unit) == 1 else 32}",
             *cpp_extension.COMMON_NVCC_FLAGS,  # as the build: some of them forbid conversions
             *_optimises_little(),
             "-fatbin",
