@@ -10,6 +10,9 @@
 // logsumexp and has no softmax to keep.
 #pragma once
 
+#include <cmath>
+#include <type_traits>
+
 #include "../../common/vec.cuh"
 #include "../../projection/cuda/half_tiles.cuh"
 #include "dot.h"
