@@ -1,9 +1,9 @@
 // The gradients of gatv2's edge term (EdgeProducts in edge_terms.h) on the tensor cores, in float arithmetic and where
 // two columns lie side by side.
 //
-// A block walks tiles of edges as in edge_products.cu. A warp has 16 columns and takes eight edges of a tile at a time:
-// W e, their hidden numbers less the rows of both ends, is one product; g, which stays where that leaves it, times the
-// features is the other. The features' gradient is a third one, of g in shared memory.
+// A block walks tiles of edges as in edge_products.cuh. A warp has 16 columns and takes eight edges of a tile at a
+// time: W e, their hidden numbers less the rows of both ends, is one product; g, which stays where that leaves it,
+// times the features is the other. The features' gradient is a third one, of g in shared memory.
 #pragma once
 
 #include "edge_terms.h"

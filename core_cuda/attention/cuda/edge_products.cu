@@ -1,181 +1,14 @@
-// Sums over all edges of what a column has of an edge times the edge's features: the gradients of edge_proj, and of
-// gatv2's edge term.
-//
-// A block walks a range of the edges in tiles. Each of its threads has a few columns that lie side by side, whose sums
-// stay in registers, and takes every few edges of a tile; all read the tile's features from shared memory. What gatv2
-// needs of an edge, its hidden numbers, is made anew of the rows of both ends: nothing of the size of edges by columns
-// is written. Blocks' sums are added up by a later launch, in their order. In float arithmetic gatv2's of an even
-// number of channels are those of edge_product_tiles.cuh.
+// Launches the kernels of edge_products.cuh and of edge_product_tiles.cuh.
+#include "edge_products.cuh"
+
+#include <type_traits>
+
+#include "../../common/with_storage.cuh"
 #include "edge_product_tiles.cuh"
 #include "edge_terms.h"
-#include "edge_walk.cuh"
 
 namespace edgeless::cuda {
 namespace {
-
-constexpr int kAhead = 4;  // edges of a thread whose rows are asked for at once
-
-// Blocks have whole units, and a column has at most as many threads of a block. So a thread adds up the same edges in
-// the same order, however long a tile is: sums do not depend on whether the features' gradient is made as well.
-constexpr int kUnit = kEdgesOfUnit;
-// Edges of a tile: many, for the block waits at each for what it loads; as shared memory holds.
-template <class A, int kDim, bool kAttrGrad>
-constexpr int kEdgesOfTile = kAttrGrad || kDim * sizeof(A) > 128 ? kUnit : 4 * kUnit;
-// Blocks of a multiprocessor, which bounds the registers.
-template <class A, int kNumbers>
-constexpr int kBlocks = sizeof(A) == 8  ? 1
-                        : kNumbers > 16 ? 2
-                                        : 3;
-
-// The features' gradient of a tile, of `features` numbers. tile_of_g: [edges, in_block], weighted: [in_block, kDim].
-template <class S, int kDim, class A>
-__device__ __forceinline__ void make_attr_grad(const EdgeProducts<A>& args, int64_t first, int count,
-                                               const A* tile_of_g, const A* weighted, int in_block, int features) {
-  constexpr int kFew = 4;  // features of a thread
-  for (int at = threadIdx.x; at < count * (kDim / kFew); at += kThreads) {
-    const int e = at / (kDim / kFew), k = at % (kDim / kFew) * kFew;
-    A total[kFew] = {};
-    for (int c = 0; c < in_block; ++c) {
-      const A of_column = tile_of_g[e * in_block + c];
-#pragma unroll
-      for (int i = 0; i < kFew; ++i) total[i] = fma(of_column, weighted[c * kDim + k + i], total[i]);
-    }
-    S* to = static_cast<S*>(args.attr_grad) + id_of_edge(args.edges, first + e) * args.edges.dim + k;
-#pragma unroll
-    for (int i = 0; i < kFew; ++i) {
-      if (k + i < features) to[i] = to_storage<S>(total[i]);
-    }
-  }
-}
-
-// kDim: room for features, filled up by zeros. kColumns: of a thread, all of one head. kHidden: of gatv2. kAttrGrad:
-// the features' gradient as well. width: threads that have an edge. Dynamic shared memory: where the features' gradient
-// is asked for, g of the tile and `weighted`.
-template <class S, int kDim, int kColumns, bool kHidden, bool kAttrGrad>
-__global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColumns>)
-    edge_products_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int width) {
-  using A = Arithmetic<S>;
-  constexpr int kTile = kEdgesOfTile<A, kDim, kAttrGrad>;
-  __shared__ __align__(16) A attr[kTile][kDim];
-  __shared__ A sums[kThreads];
-  __shared__ int64_t place[kTile];                  // of the heads' numbers in ds
-  __shared__ int64_t of_dst[kTile], of_src[kTile];  // bytes from row 0
-  extern __shared__ __align__(16) char dynamic[];
-  A* tile_of_g = reinterpret_cast<A*>(dynamic);        // [kTile, width * kColumns]
-  A* weighted = tile_of_g + kTile * width * kColumns;  // [width * kColumns, kDim]
-  const EdgeFeatures& edges = args.edges;
-  const int columns = edges.heads * args.channels, in_block = width * kColumns;
-  const int first_feature = static_cast<int>(blockIdx.z) * kDim, features = min(kDim, edges.dim - first_feature);
-  const int thread = threadIdx.x % width, group = threadIdx.x / width, groups = kThreads / width;
-  const int column = static_cast<int>(blockIdx.y) * in_block + thread * kColumns;
-  const bool inside = column < columns;
-  const int some = inside ? column : 0, head = some / args.channels, number = some % args.channels;
-
-  A w[kColumns][kDim], sum[kColumns][kDim] = {};
-  const char *dst = nullptr, *src = nullptr;
-  if constexpr (kHidden) {
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-      for (int k = 0; k < kDim; ++k) w[c][k] = k < features ? args.proj[(some + c) * edges.dim + k] : A(0);
-    }
-    dst = args.dst.base + head * args.dst.head + number * sizeof(S);
-    src = args.src.base + head * args.src.head + number * sizeof(S);
-  }
-  if constexpr (kAttrGrad) {
-    for (int at = threadIdx.x; at < in_block * kDim; at += kThreads) {
-      const int c = at / kDim, k = at % kDim;
-      weighted[at] = c < columns && k < features ? args.weighted[c * edges.dim + k] : A(0);
-    }
-  }
-
-  const int64_t num_edges = edges_in_rows(edges.graph, edges.wide_index), units = (num_edges + kUnit - 1) / kUnit;
-  const int64_t begin = units * blockIdx.x / gridDim.x * kUnit;
-  const int64_t end = min(units * (blockIdx.x + 1) / gridDim.x * kUnit, num_edges);
-  int64_t low = 0, high = 0;
-  if (kHidden && begin < end) {
-    const RowBounds bounds(edges.graph, edges.wide_index, begin, end);
-    low = bounds.low, high = bounds.high;
-  }
-  for (int64_t first = begin; first < end; first += kTile) {
-    const int count = static_cast<int>(min(static_cast<int64_t>(kTile), end - first));
-    __syncthreads();  // the tile before is read
-    for (int at = threadIdx.x; at < kTile * kDim; at += kThreads) {
-      const int e = at / kDim, k = at % kDim;
-      const bool there = e < count && k < features;
-      const int64_t id = there ? id_of_edge(edges, first + e) : 0;
-      attr[e][k] =
-          there ? to_arithmetic(__ldg(static_cast<const S*>(edges.attr) + id * edges.dim + first_feature + k)) : A(0);
-    }
-    for (int e = threadIdx.x; e < kTile; e += kThreads) {
-      const int64_t position = first + min(e, count - 1);
-      place[e] = (edges.by_position ? position : id_of_edge(edges, position)) * edges.heads;
-      if constexpr (kHidden) {
-        const int64_t row = row_of_edge(edges, position, low, high);
-        of_dst[e] = row * args.dst.row;
-        of_src[e] = index_at(edges.graph.indices, position, edges.wide_index) * args.src.row;
-      }
-    }
-    __syncthreads();
-    for (int some_edges = group; some_edges < count; some_edges += kAhead * groups) {
-      A g[kAhead] = {}, x[kAhead][kColumns] = {}, y[kAhead][kColumns] = {};
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        if (u * groups >= kTile) break;
-        const int e = some_edges + u * groups;
-        g[u] = inside && e < count ? __ldg(args.ds + place[e] + head) : A(0);
-        if constexpr (kHidden) {
-          load_columns<S>(src + of_src[e], x[u]);
-          load_columns<S>(dst + of_dst[e], y[u]);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kAhead; ++u) {
-        if (u * groups >= kTile) break;
-        const int e = some_edges + u * groups;
-        A mine[kDim];
-#pragma unroll
-        for (int k = 0; k < kDim; ++k) mine[k] = attr[e][k];
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          A of_column = g[u];
-          if constexpr (kHidden) {
-            A hidden = x[u][c] + y[u][c];
-#pragma unroll
-            for (int k = 0; k < kDim; ++k) hidden = fma(w[c][k], mine[k], hidden);
-            if (!(hidden > 0)) of_column *= args.slope;
-          }
-#pragma unroll
-          for (int k = 0; k < kDim; ++k) sum[c][k] = fma(of_column, mine[k], sum[c][k]);
-          if constexpr (kAttrGrad) {
-            tile_of_g[e * in_block + thread * kColumns + c] = of_column;
-          }
-        }
-      }
-    }
-    if constexpr (kAttrGrad) {
-      __syncthreads();
-      make_attr_grad<S, kDim>(args, first, count, tile_of_g, weighted, in_block, features);
-    }
-    if constexpr (kHidden) low = row_of_edge(edges, first + count - 1, low, high);
-  }
-
-  // Threads of one column are added up, in their order.
-  A* partial = args.partial + (static_cast<int64_t>(blockIdx.x) * columns + some) * edges.dim + first_feature;
-#pragma unroll
-  for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-    for (int k = 0; k < kDim; ++k) {
-      __syncthreads();
-      sums[threadIdx.x] = sum[c][k];
-      __syncthreads();
-      if (group > 0 || !inside || k >= features) continue;
-      A total = 0;
-      for (int g = 0; g < groups; ++g) total += sums[g * width + thread];
-      partial[c * edges.dim + k] = total;
-    }
-  }
-}
 
 // Threads of a block that have an edge: a power of two, of which there are kUnit in a block at most.
 int width_of(int columns, int of_thread) {
@@ -236,22 +69,6 @@ cudaError_t launch_mode(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t st
     if (kColumns > 1 && args.channels % kColumns == 0) return launch_hidden<S, kDim, kColumns>(args, stream);
   }
   return launch_hidden<S, kDim, 1>(args, stream);
-}
-
-template <class S>
-__global__ void hidden_gradients_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int64_t first,
-                                        int64_t count, const void* dst_end, const void* src_end, Arithmetic<S>* term) {
-  using A = Arithmetic<S>;
-  const EdgeFeatures& edges = args.edges;
-  const int64_t at = thread_id();
-  const int channels = args.channels;
-  if (at >= count * edges.heads * channels) return;
-  const int64_t k = at % channels, head = at / channels % edges.heads, edge = first + at / channels / edges.heads;
-  const int64_t own = index_at(dst_end, edge, edges.wide_index), other = index_at(src_end, edge, edges.wide_index);
-  A x[1], y[1];
-  load_columns<S>(args.src.base + head * args.src.head + k * sizeof(S) + other * args.src.row, x);
-  load_columns<S>(args.dst.base + head * args.dst.head + k * sizeof(S) + own * args.dst.row, y);
-  term[at] = args.ds[edge * edges.heads + head] * (x[0] + y[0] + term[at] > 0 ? A(1) : args.slope);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "../../common/row_of_edge.cuh"
-#include "../../common/with_storage.cuh"
 #include "../../common/words.cuh"
 #include "edge_terms.h"
 

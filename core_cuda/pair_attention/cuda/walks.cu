@@ -1,41 +1,12 @@
-// Walks over pairs: a thread for every edge, a scan of the pieces' edges, and a thread for every piece.
+// Walks over pairs: the kernels of walks.cuh, and between them a scan of the pieces' edges.
 #include "walks.h"
 
 #include <algorithm>
 #include <cub/device/device_scan.cuh>
 
-#include "../../common/threads.cuh"
+#include "walks.cuh"
 
 namespace edgeless::cuda {
-namespace {
-
-constexpr int kWarp = 32;
-
-template <class I>
-__global__ void prepare_walks_kernel(WalksArgs<I> args) {
-  prepare_walks(args, thread_id());
-}
-
-template <class I>
-__global__ void walk_pieces_kernel(WalksArgs<I> args) {
-  const int64_t i = thread_id();
-  if (i < args.pieces) walk_piece(args, i);
-  for (int which = 0; which < 3; ++which) {
-    int64_t most = walk_length(args, which, i);
-    for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-      const int64_t other = __shfl_xor_sync(~0u, static_cast<long long>(most), lanes);
-      most = most < other ? other : most;
-    }
-    // It never falls, so that one who reads too early asks in vain at worst.
-    auto* longest = reinterpret_cast<long long*>(args.longest + which);
-    if (threadIdx.x % kWarp == 0 && most > *static_cast<volatile long long*>(longest)) {
-      atomicMax(longest, static_cast<long long>(most));
-    }
-  }
-}
-
-}  // namespace
-
 template <class I>
 size_t walks_scratch(int64_t pieces) {
   size_t bytes = 0;

@@ -1,195 +1,12 @@
-// Sums over blocks on tensor cores.
-//
-// What a sum costs is reading rows of x. Here a row is read once for all rows of a window that have it, and the mma
-// that adds it to them costs less than the reading. Four warps share a window and 64 columns of x: each takes every
-// fourth block, and their sums are added in the order of the warps, so every run gives the same bits.
-//
-// Eight lanes bring 128 bytes of a row to shared memory, so that they ask for one line together. From there ldmatrix
-// gives an mma its depth: with columns 4q to 4q + 3 of the block where the mma has 2q, 2q + 1, 2q + 8 and 2q + 9, so
-// that a lane (g, q) = (lane / 4, lane % 4) finds their bits side by side. A bit is the number 2, which is one bit
-// itself.
-#include <algorithm>
+// Launches the kernels of sum.cuh.
+#include "sum.cuh"
+
 #include <atomic>
 
-#include "../../projection/cuda/half_tiles.cuh"
 #include "../../projection/cuda/shared_memory.cuh"
-#include "blocks.h"
 
 namespace edgeless::cuda::wsb {
 namespace {
-
-constexpr int kWarps = 4, kStages = 4;
-constexpr int kVectors = 8;       // of 16 bytes that a warp reads of a row
-constexpr int kRowsOfLane = 4;    // of x that a lane brings of a block
-constexpr int kNumbersOfMma = 4;  // of the sum that a lane has
-constexpr float kOne = 0.5;       // times the number that is one bit
-
-constexpr int kTiles = kHeight / 16;                                 // of rows, each of an mma
-constexpr int kSums = kTiles * kVectors * kNumbersOfMma;             // of a lane
-constexpr int kStageRows = kBlockColumns * kVectors;                 // vectors of 16 bytes
-constexpr int kStageBits = kBlockColumns * kTiles / 2 * 4 / 16;      // vectors of 16 bytes
-constexpr int kRing = kWarps * kStages * (kStageRows + kStageBits);  // vectors of 16 bytes
-constexpr int kSharedBytes = 16 * std::max(kRing, kWarps * kSums * 32 / 4);
-
-// So many blocks of threads take all columns of x for a window.
-__host__ __device__ int num_parts(const SumArgs& args, int split) {
-  const int vectors = kVectors * (kWarps / split);
-  return (args.vectors + vectors - 1) / vectors;
-}
-
-// Where a vector of one of a block's rows of x is: eight lanes that write a row and the eight rows of an ldmatrix meet
-// different banks.
-__device__ __forceinline__ int place_of(int row, int vector) {
-  return row * kVectors + (vector ^ (row / 4 * 2 + row % 2));
-}
-
-// The blocks of a window that a warp takes, every kSplit-th, on their way to shared memory.
-template <int kSplit>
-struct Ring {
-  const SumArgs& args;
-  const char* x;  // of the lane's vector
-  uint4* rows;    // [stage][place_of(row, vector)]
-  uint4* bits;    // [stage][q]
-  int next, end, lane;
-  bool inside;
-  int4 columns;  // of the block that is asked for next, four of which the lane brings
-
-  __device__ __forceinline__ Ring(const SumArgs& args, uint4* shared, int begin, int end, int first_vector)
-      : args(args), next(begin), end(end), lane(threadIdx.x % 32) {
-    const int warp = threadIdx.x / 32, vector = first_vector + lane % kVectors;
-    rows = shared + warp * kStages * kStageRows;
-    bits = shared + kWarps * kStages * kStageRows + warp * kStages * kStageBits;
-    inside = vector < args.vectors;
-    x = args.x + (inside ? vector * 16 : 0);
-    find_columns();
-  }
-
-  __device__ __forceinline__ void find_columns() {
-    if (next < end) {
-      columns = __ldg(reinterpret_cast<const int4*>(args.blocks.columns) + int64_t{next} * 4 + lane / kVectors);
-    }
-  }
-
-  __device__ __forceinline__ void load(int stage) {
-    const int column[kRowsOfLane] = {columns.x, columns.y, columns.z, columns.w};
-#pragma unroll
-    for (int i = 0; i < kRowsOfLane; ++i) {
-      uint4* to = rows + stage * kStageRows + place_of(lane / kVectors * kRowsOfLane + i, lane % kVectors);
-      projection::copy_vector(to, x + column[i] * args.x_row, inside);
-    }
-    if (lane < kStageBits) {
-      const uint4* from = reinterpret_cast<const uint4*>(args.blocks.bits) + int64_t{next} * kStageBits + lane;
-      projection::copy_vector(bits + stage * kStageBits + lane, from, true);
-    }
-    next += kSplit;
-    find_columns();
-  }
-
-  // Of vectors 2 pair and 2 pair + 1: what an mma of the first and one of the second multiply.
-  __device__ __forceinline__ void get(int stage, int pair, uint32_t (&to)[4]) const {
-    const int depth = lane % 8, row = depth / 2 * 4 + depth % 2 + lane / 8 % 2 * 2;
-    projection::load_matrices<true>(rows + stage * kStageRows + place_of(row, 2 * pair + lane / 16), to);
-  }
-};
-
-// sum[m][v]: of the window's rows 16 m to 16 m + 15 and vector v.
-template <class S, class Ring>
-__device__ __forceinline__ void add_block(const Ring& ring, int stage, float (&sum)[kTiles][kVectors][kNumbersOfMma]) {
-  const int g = ring.lane / 4, q = ring.lane % 4;
-  uint32_t a[kTiles][4];
-#pragma unroll
-  for (int m = 0; m < kTiles; m += 2) {
-    const uint4 bits = ring.bits[stage * kStageBits + q * (kTiles / 2) + m / 2];
-    const uint32_t words[4] = {bits.x >> g, bits.y >> g, bits.z >> g, bits.w >> g};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[m + i / 2][i % 2 * 2] = (words[i] & 0x00010001) * 0x4000;
-      a[m + i / 2][i % 2 * 2 + 1] = (words[i] & 0x01000100) * 0x40;
-    }
-  }
-#pragma unroll
-  for (int pair = 0; pair < kVectors / 2; ++pair) {
-    uint32_t b[4];
-    ring.get(stage, pair, b);
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      projection::half::multiply_add<S>(sum[m][2 * pair], a[m], b[0], b[1]);
-      projection::half::multiply_add<S>(sum[m][2 * pair + 1], a[m], b[2], b[3]);
-    }
-  }
-}
-
-// Of a lane's i-th sum. Lanes that read different vectors of a row meet different banks.
-__device__ __forceinline__ int sum_place(int i, int lane) { return i * 32 + (lane ^ i / 4 % 4); }
-
-// Bits multiply what a row does not have by zero, and zero times what is not finite is not zero.
-template <class S>
-__device__ float sum_of_edges(const SumArgs& args, int64_t row, int place) {
-  float sum = 0;
-  const auto at = [&](const void* array, int64_t i) {
-    return args.wide_index ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
-  };
-  for (int64_t i = at(args.graph.indptr, row); i < at(args.graph.indptr, row + 1); ++i) {
-    sum += to_arithmetic(reinterpret_cast<const S*>(args.x + at(args.graph.indices, i) * args.x_row)[place]);
-  }
-  return sum;
-}
-
-template <class S, int kSplit>
-__global__ void __launch_bounds__(kWarps * 32, 4) sum_kernel(const __grid_constant__ SumArgs args) {
-  extern __shared__ uint4 shared[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = num_parts(args, kSplit);
-  const int place = args.by_window ? blockIdx.x / parts : blockIdx.x % args.blocks.windows;
-  const int part = args.by_window ? blockIdx.x % parts : blockIdx.x / args.blocks.windows;
-  const int window = args.blocks.order[place], first_vector = (part * (kWarps / kSplit) + warp / kSplit) * kVectors;
-  const int begin = args.blocks.first[window] + warp % kSplit;
-  const int end = first_vector < args.vectors ? args.blocks.first[window + 1] : begin;
-  float sum[kTiles][kVectors][kNumbersOfMma] = {};
-  {
-    Ring<kSplit> ring(args, shared, begin, end, first_vector);
-    const int steps = begin < end ? (end - begin + kSplit - 1) / kSplit : 0;
-    projection::walk_depth<kStages, projection::StagesOf::warp>(
-        steps, [&](int stage) { ring.load(stage); }, [&](int stage) { add_block<S>(ring, stage, sum); });
-  }
-  __syncthreads();
-  float* const shared_sums = reinterpret_cast<float*>(shared);
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) {
-    shared_sums[sum_place(warp * kSums + i, lane)] = sum[i / 32][i / 4 % 8][i % 4];
-  }
-  __syncthreads();
-  // Eight rows at a time, of which a lane takes two vectors.
-  const float* const sums = shared_sums + warp / kSplit * kSplit * kSums * 32;
-  for (int eight = warp % kSplit; eight < kHeight / 8; eight += kSplit) {
-    const int64_t row = int64_t{window} * kHeight + eight * 8 + lane / 4;
-    if (row >= args.graph.num_rows) continue;
-    const float scale = args.row_scale ? __ldg(args.row_scale + row) : 1;
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const int v = lane % 4 + 4 * n;
-      if (first_vector + v >= args.vectors) continue;
-      float numbers[8];
-#pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        float total = 0;
-        const int i = eight / 2 * 32 + v * 4 + eight % 2 * 2 + k % 2;
-#pragma unroll
-        for (int w = 0; w < kSplit; ++w) total += sums[sum_place(w * kSums + i, lane / 4 * 4 + k / 2)];
-        total *= kOne;
-        if (!isfinite(total)) total = sum_of_edges<S>(args, row, (first_vector + v) * 8 + k);
-        numbers[k] = total * scale;
-      }
-      const int64_t at = row * args.vectors + first_vector + v;
-      if (args.wide) {
-        float4* out = static_cast<float4*>(args.out) + 2 * at;
-        __stcs(out, make_float4(numbers[0], numbers[1], numbers[2], numbers[3]));
-        __stcs(out + 1, make_float4(numbers[4], numbers[5], numbers[6], numbers[7]));
-      } else {
-        store_once(static_cast<char*>(args.out) + 16 * at, pack(numbers, S{}));
-      }
-    }
-  }
-}
 
 template <class S, int kSplit>
 cudaError_t launch(const SumArgs& args, cudaStream_t stream) {
@@ -197,13 +14,13 @@ cudaError_t launch(const SumArgs& args, cudaStream_t stream) {
   const cudaError_t error = projection::allow_shared_memory(sum_kernel<S, kSplit>, kSharedBytes, done);
   if (error != cudaSuccess) return error;
   const auto blocks = static_cast<unsigned>(int64_t{args.blocks.windows} * num_parts(args, kSplit));
-  if (blocks > 0) sum_kernel<S, kSplit><<<blocks, kWarps * 32, kSharedBytes, stream>>>(args);
+  if (blocks > 0) sum_kernel<S, kSplit><<<blocks, kSumWarps * 32, kSharedBytes, stream>>>(args);
   return cudaGetLastError();
 }
 
 template <class S>
 cudaError_t of_split(const SumArgs& args, cudaStream_t stream) {
-  return args.shared_windows ? launch<S, kWarps>(args, stream) : launch<S, 1>(args, stream);
+  return args.shared_windows ? launch<S, kSumWarps>(args, stream) : launch<S, 1>(args, stream);
 }
 
 }  // namespace

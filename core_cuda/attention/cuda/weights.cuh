@@ -1,0 +1,64 @@
+// The kernel that makes the attention weights which a call returns sum to one.
+//
+// 2^(s - logsumexp) does not give such weights where logits are large: the logsumexp of logits near 4e3 is known to
+// 2e-4, of logits near 3e5 to 0.02. So the pass by destination leaves its weights, [E, H] by original id, without
+// dropout, and here every row of them is divided by its sum, which takes the error out of all of them alike, and
+// dropped.
+#pragma once
+
+#include "args.h"
+#include "lane.cuh"
+
+namespace edgeless::cuda {
+
+constexpr int kWarps = 8;
+constexpr int kBlock = 32 * kWarps;
+constexpr int kHub = 4096;  // edges beyond which a row takes a block and not a warp
+
+// A warp takes a row and head, in row order.
+template <class A, class I>
+__global__ void normalize_weights_kernel(const __grid_constant__ Args<A> args) {
+  __shared__ A sums[kWarps];
+  const I* indptr = static_cast<const I*>(args.graph.indptr);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint64_t seed = args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
+  const int64_t items = args.graph.num_rows * args.heads, first = static_cast<int64_t>(blockIdx.x) * kWarps;
+
+  const auto is_hub = [&](int64_t item) {
+    const int64_t row = item / args.heads;
+    return static_cast<int64_t>(indptr[row + 1]) - static_cast<int64_t>(indptr[row]) > kHub;
+  };
+  const auto for_edges = [&](int64_t item, int thread, int threads, auto&& use) {
+    const int64_t row = item / args.heads;
+    const int head = static_cast<int>(item % args.heads);
+    const int64_t last = indptr[row + 1];
+    for (int64_t position = indptr[row] + thread; position < last; position += threads) {
+      const int64_t id = edge_id(args.graph, static_cast<I>(position));
+      use(args.weights_out[id * args.heads + head], id, head);
+    }
+  };
+  const auto sum = [&](int64_t item, int thread, int threads) {
+    A total = 0;
+    for_edges(item, thread, threads, [&](A weight, int64_t, int) { total += weight; });
+    return team_sum(total, 32, kFullWarp);
+  };
+  const auto divide = [&](int64_t item, int thread, int threads, A total) {
+    for_edges(item, thread, threads, [&](A& weight, int64_t id, int head) {
+      weight = weight / total * (args.has_dropout ? dropout_factor(args, seed, id, head) : A(1));
+    });
+  };
+
+  if (const int64_t item = first + warp; item < items && !is_hub(item)) divide(item, lane, 32, sum(item, lane, 32));
+  for (int64_t item = first; item < min(first + kWarps, items); ++item) {
+    if (!is_hub(item)) continue;
+    const A part = sum(item, threadIdx.x, kBlock);
+    __syncthreads();  // the last hub's sums are read
+    if (lane == 0) sums[warp] = part;
+    __syncthreads();
+    A total = 0;
+    for (const A of_warp : sums) total += of_warp;
+    divide(item, threadIdx.x, kBlock, total);
+  }
+}
+
+}  // namespace edgeless::cuda

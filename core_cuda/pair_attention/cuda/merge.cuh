@@ -1,0 +1,43 @@
+// The kernels that merge the pieces of hubs, rows so long that several blocks walk them (common/partition.cuh), in the
+// order of a row's edges, after a pass over pairs. Storage: float, half, bfloat16; sums in float.
+#pragma once
+
+#include "../../common/merge.cuh"
+#include "args.h"
+
+namespace edgeless::cuda {
+
+// Piece number `piece` of a hub.
+__device__ inline const float* piece_at(const PairArgs& args, const Hub& hub, int64_t piece) {
+  const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
+  return args.carry + (piece == 0 ? hub.slot : slots + hub.slot + piece - 1) * args.carry_size;
+}
+
+template <class S>
+__global__ void __launch_bounds__(kMergeThreads) merge_forward_kernel(const __grid_constant__ PairArgs args) {
+  const int dim = args.out.dim;
+  for_each_hub<int32_t>(args.graph, args.part, [&](const Hub& hub) {
+    merge_softmax<float, true>(
+        hub.pieces, 1, args.carry_size, [&](int64_t p) { return piece_at(args, hub, p); },
+        [&](int k, float sum, float top, float total) {
+          if (k == 0) args.shift[hub.row] = top, args.shift[args.graph.num_rows + hub.row] = log_base_two(total);
+          if (k >= dim) return;
+          const float bias = args.bias ? to_arithmetic(static_cast<const S*>(args.bias)[k]) : 0.0f;
+          const int64_t at = hub.row * dim + k;
+          if (args.sums) reinterpret_cast<S*>(args.sums.base)[at] = to_storage<S>(sum / total);
+          reinterpret_cast<S*>(args.out.base)[at] = to_storage<S>(sum / total + bias);
+        });
+  });
+}
+
+template <class S>
+__global__ void __launch_bounds__(kMergeThreads) merge_by_src_kernel(const __grid_constant__ PairArgs args) {
+  const int dim = args.grad_value.dim;
+  for_each_hub<int32_t>(args.graph, args.part, [&](const Hub& hub) {
+    sum_pieces<float>(
+        hub.pieces, dim, [&](int64_t p) { return piece_at(args, hub, p); },
+        [&](int k, float sum) { reinterpret_cast<S*>(args.grad_value.base)[hub.row * dim + k] = to_storage<S>(sum); });
+  });
+}
+
+}  // namespace edgeless::cuda

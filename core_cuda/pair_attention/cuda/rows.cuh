@@ -1,0 +1,149 @@
+// What is done row by row beside the passes over pairs. A team of lanes has a row, a vector of 16 bytes a lane; a block
+// has some consecutive rows and leaves one share of the sums over its rows, in an order that depends on sizes alone.
+#pragma once
+
+#include "../../common/vec.cuh"
+#include "../../common/warp.cuh"
+#include "args.h"
+
+namespace edgeless::cuda {
+
+constexpr int kRowThreads = 128, kRowsAtOnce = 4;
+
+// Where a lane stands.
+template <int kWidth>
+struct Lane {
+  static constexpr int kTeams = kRowThreads / kWidth;
+  int lane = threadIdx.x % kWidth, team = threadIdx.x / kWidth;
+  bool inside;  // of the row
+  int64_t begin, end;
+
+  __device__ explicit Lane(const RowSumsArgs& args)
+      : inside(lane < args.vectors),
+        begin(args.rows * blockIdx.x / args.blocks),
+        end(args.rows * (blockIdx.x + 1) / args.blocks) {}
+
+  // The vector of this lane in a row.
+  __device__ int64_t at(const RowSumsArgs& args, int64_t row) const { return row * args.vectors + lane; }
+};
+
+template <class S, int kWidth>
+__device__ __forceinline__ void load_row(const RowSumsArgs& args, const Lane<kWidth>& place, float (&row)[kVec<S>]) {
+  const bool there = args.row && place.inside;
+  unpack(there ? __ldg(static_cast<const uint4*>(args.row) + place.lane) : uint4{0, 0, 0, 0}, row, S{});
+}
+
+// The teams' sums, added up in their order.
+template <int kWidth, int kV>
+__device__ void store_share(const RowSumsArgs& args, const Lane<kWidth>& place, const float (&sum)[kV]) {
+  __shared__ float all[kV][kRowThreads];
+  if (!args.shares) return;
+#pragma unroll
+  for (int k = 0; k < kV; ++k) all[k][threadIdx.x] = sum[k];
+  __syncthreads();
+  if (place.team > 0 || !place.inside) return;
+  float* to = args.shares + (static_cast<int64_t>(blockIdx.x) * args.vectors + place.lane) * kV;
+#pragma unroll
+  for (int k = 0; k < kV; ++k) {
+    float total = 0;
+    for (int team = 0; team < Lane<kWidth>::kTeams; ++team) total += all[k][threadIdx.x + team * kWidth];
+    to[k] = total;
+  }
+}
+
+template <class S, int kWidth>
+__global__ void __launch_bounds__(kRowThreads) deltas_kernel(const __grid_constant__ RowSumsArgs args) {
+  constexpr int kV = kVec<S>;
+  const Lane<kWidth> place(args);
+  const auto *grads = static_cast<const uint4*>(args.a), *results = static_cast<const uint4*>(args.b);
+  float sum[kV] = {};
+  for (int64_t first = place.begin; first < place.end; first += kRowsAtOnce * place.kTeams) {
+    uint4 grad_raw[kRowsAtOnce], result_raw[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      const int64_t r = first + i * place.kTeams + place.team;
+      grad_raw[i] = result_raw[i] = uint4{0, 0, 0, 0};
+      if (place.inside && r < place.end) {
+        grad_raw[i] = __ldg(grads + place.at(args, r)), result_raw[i] = __ldcs(results + place.at(args, r));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      const int64_t r = first + i * place.kTeams + place.team;
+      float grad[kV], result[kV], dot = 0;
+      unpack(grad_raw[i], grad, S{});
+      unpack(result_raw[i], result, S{});
+#pragma unroll
+      for (int k = 0; k < kV; ++k) dot = fmaf(grad[k], result[k], dot), sum[k] += grad[k];
+      dot = team_sum(dot, kWidth, kFullWarp);
+      if (place.lane == 0 && r < place.end && args.stats)
+        args.stats[r] = {args.shift[r], args.shift[args.rows + r], dot, 0};
+    }
+  }
+  store_share(args, place, sum);
+}
+
+template <class S, int kWidth>
+__global__ void __launch_bounds__(kRowThreads) outer_rows_kernel(const __grid_constant__ RowSumsArgs args) {
+  constexpr int kV = kVec<S>, kFours = kV / 4;
+  const Lane<kWidth> place(args);
+  float row[kV], sum[kV] = {};
+  load_row<S>(args, place, row);
+  for (int64_t r = place.begin + place.team; r < place.end && place.inside; r += place.kTeams) {
+    const float factor = args.factor[r];
+    const float4* given = static_cast<const float4*>(args.a) + place.at(args, r) * kFours;
+    float weight[kV], out[kV];
+    unpack(__ldcs(static_cast<const uint4*>(args.b) + place.at(args, r)), weight, S{});
+#pragma unroll
+    for (int i = 0; i < kFours; ++i) {
+      const float4 four = given[i];
+      out[4 * i] = four.x, out[4 * i + 1] = four.y, out[4 * i + 2] = four.z, out[4 * i + 3] = four.w;
+    }
+#pragma unroll
+    for (int k = 0; k < kV; ++k) out[k] = fmaf(factor, row[k], out[k]), sum[k] = fmaf(factor, weight[k], sum[k]);
+    static_cast<uint4*>(args.out)[place.at(args, r)] = pack(out, S{});
+  }
+  store_share(args, place, sum);
+}
+
+constexpr int kSides = 32;
+
+template <class S>
+__global__ void __launch_bounds__(32 * kSides) sum_shares_kernel(const __grid_constant__ SharesArgs args) {
+  __shared__ float sums[kSides][32];
+  const SharesArgs::Sum& of = args.of[blockIdx.y];
+  const int column = blockIdx.x * 32 + threadIdx.x;
+  float sum = 0;
+  if (column < args.width) {
+#pragma unroll 8
+    for (int64_t i = threadIdx.y; i < of.count; i += kSides) sum += of.shares[i * args.width + column];
+  }
+  sums[threadIdx.y][threadIdx.x] = sum;
+#pragma unroll
+  for (int step = kSides / 2; step > 0; step /= 2) {
+    __syncthreads();
+    if (threadIdx.y < step) sums[threadIdx.y][threadIdx.x] += sums[threadIdx.y + step][threadIdx.x];
+  }
+  if (threadIdx.y == 0 && column < args.width) static_cast<S*>(of.out)[column] = to_storage<S>(sums[0][threadIdx.x]);
+}
+
+__global__ void __launch_bounds__(kRowThreads) prepare_kernel(const __grid_constant__ PrepareArgs args) {
+  int64_t i = static_cast<int64_t>(blockIdx.x) * kRowThreads + threadIdx.x;
+  if (i < args.pieces) {
+    const int32_t end = args.ptr[i + 1];
+    float sum = 0;
+#pragma unroll 4
+    for (int32_t e = args.ptr[i]; e < end; ++e) sum += __ldg(args.ds + args.at[e]);
+    args.weights[args.pairs + i] = sum;
+    return;
+  }
+  i -= args.pieces;
+  if (i < args.pairs) {
+    args.weights[i] = 1;
+    return;
+  }
+  i -= args.pairs;
+  if (i < args.vector_words) static_cast<uint32_t*>(args.rows)[i] = static_cast<const uint32_t*>(args.vectors)[i];
+}
+
+}  // namespace edgeless::cuda

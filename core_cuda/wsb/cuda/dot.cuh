@@ -1,0 +1,465 @@
+// Dot product attention over blocks on tensor cores, forward and backward.
+//
+// Two warps have a window of 32 rows and a head, 16 rows each, and share the columns' vectors that they read: two
+// blocks of sixteen columns at a time, while the next ones come. Most columns belong to rows of one warp alone. These
+// stand in blocks of their own, one warp's beside the other's, and each warp passes over what is not its own. The
+// products of rows and columns come out of an mma as the next one, of weights and values, wants them. Weights that a
+// row does not have are zero, exactly.
+//
+// The three passes differ in what is multiplied by what, see DotPass: the backward recomputes weights from the
+// logsumexp and has no softmax to keep.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "../../common/vec.cuh"
+#include "../../projection/cuda/half_tiles.cuh"
+#include "dot.h"
+
+namespace edgeless::cuda::wsb {
+
+constexpr float kBinary = kLog2e;  // from natural logarithms to those of base 2
+constexpr int kDotWarps = kHeight / 16, kDotThreads = 32 * kDotWarps;
+constexpr int kDotBlocks = 2;                                       // of a step
+constexpr int kBits = kBlockColumns * (kHeight / 16) / 2 * 4 / 16;  // vectors of 16 bytes of a block's bits
+constexpr int kStats = 2 * kBlockColumns * 4 / 16;                  // of its columns' logsumexp and delta
+
+// Of a head of kDim numbers in vectors of 16 bytes.
+template <DotPass kPass, int kDim>
+struct DotShape {
+  static constexpr int kVectors = kDim / 8, kGroups = kDotThreads / kVectors, kColumns = kBlockColumns / kGroups;
+  static constexpr int kTile = kBlockColumns * kVectors;  // of one of the columns' two vectors
+  static constexpr int kBlock = 2 * kTile + kBits + (kPass == DotPass::by_src ? kStats : 0);
+  static constexpr int kStages = kDim == 128 && kPass != DotPass::by_src ? 2 : 3;  // steps in shared memory
+  static constexpr int kBytes = kStages * kDotBlocks * kBlock * 16;
+
+  // Rows that an ldmatrix reads together meet different banks.
+  static __device__ __forceinline__ int place(int row, int vector) {
+    return row * kVectors + (vector ^ (kVectors >= 8 ? row / 4 * 2 + row % 2 : row / 4));
+  }
+};
+
+// The column of a block that an mma has at `index`: a lane's four are side by side, and so are their bits.
+__device__ __forceinline__ int column_of(int index) { return index % 8 / 2 * 4 + index % 2 + index / 8 * 2; }
+
+__device__ __forceinline__ void copy_number(void* to, const float* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(projection::shared_address(to)), "l"(from));
+#endif
+}
+
+template <class S>
+__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
+  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  } else {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+template <class S>
+__device__ __forceinline__ float2 unpack_pair(uint32_t pair) {
+  if constexpr (std::is_same_v<S, __nv_bfloat16>) {
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&pair));
+  } else {
+    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  }
+}
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffff, x, 1);
+  return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+// One product of 32 bits.
+__device__ __forceinline__ const char* row_of(const char* base, const HeadRows& rows, int row) {
+  return base + uint64_t{static_cast<uint32_t>(row)} * rows.row;
+}
+
+// Shared memory -------------------------------------------------------------------------------------------------------
+
+template <int kCount>
+__device__ __forceinline__ void load_columns(const int32_t* from, int (&to)[kCount]) {
+  if constexpr (kCount == 4) {
+    const int4 all = __ldg(reinterpret_cast<const int4*>(from));
+    to[0] = all.x, to[1] = all.y, to[2] = all.z, to[3] = all.w;
+  } else if constexpr (kCount == 2) {
+    const int2 all = __ldg(reinterpret_cast<const int2*>(from));
+    to[0] = all.x, to[1] = all.y;
+  } else {
+    to[0] = __ldg(from);
+  }
+}
+
+// A window's blocks on their way to shared memory: [logit tile, value tile, bits, stats]. Whole block of threads.
+template <DotPass kPass, int kDim>
+struct DotRing {
+  using Of = DotShape<kPass, kDim>;
+  const DotArgs& args;
+  uint4* shared;
+  const char *logit, *value;  // of the thread's vector
+  int next, end, head, group, vector;
+  int columns[kDotBlocks][Of::kColumns];  // of the blocks that are asked for next
+  int stats_column;
+
+  __device__ __forceinline__ DotRing(const DotArgs& args, uint4* shared, int begin, int end, int head)
+      : args(args), shared(shared), next(begin), end(end), head(head) {
+    group = threadIdx.x / Of::kVectors, vector = threadIdx.x % Of::kVectors;
+    logit = args.column_logit.base + head * args.column_logit.head + vector * 16;
+    value = args.column_value.base + head * args.column_value.head + vector * 16;
+    find_columns();
+  }
+
+  __device__ __forceinline__ void find_columns() {
+    if (next >= end) return;
+    const auto of_block = [&](int b) {  // the last block again where there is none
+      return args.blocks.columns + int64_t{min(next + b, end - 1)} * kBlockColumns;
+    };
+#pragma unroll
+    for (int b = 0; b < kDotBlocks; ++b) load_columns(of_block(b) + group * Of::kColumns, columns[b]);
+    if constexpr (kPass == DotPass::by_src) {
+      stats_column = __ldg(of_block(threadIdx.x / kBlockColumns % kDotBlocks) + threadIdx.x % kBlockColumns);
+    }
+  }
+
+  __device__ __forceinline__ void load(int stage) {
+    uint4* const to = shared + stage * kDotBlocks * Of::kBlock;
+#pragma unroll
+    for (int b = 0; b < kDotBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < Of::kColumns; ++i) {
+        const int at = b * Of::kBlock + Of::place(group * Of::kColumns + i, vector);
+        projection::copy_vector(to + at, row_of(logit, args.column_logit, columns[b][i]), true);
+        projection::copy_vector(to + Of::kTile + at, row_of(value, args.column_value, columns[b][i]), true);
+      }
+    }
+    const int bits_block = threadIdx.x / kBits, bits_vector = threadIdx.x % kBits;
+    if (bits_block < kDotBlocks && next + bits_block < end) {
+      const int64_t from = int64_t{next + bits_block} * kBits + bits_vector;
+      projection::copy_vector(to + bits_block * Of::kBlock + 2 * Of::kTile + bits_vector,
+                              reinterpret_cast<const uint4*>(args.blocks.bits) + from, true);
+    }
+    if constexpr (kPass == DotPass::by_src) {  // each thread one number: 2 blocks, 2 arrays, 16 columns
+      static_assert(kDotThreads == kDotBlocks * 2 * kBlockColumns);
+      const int b = threadIdx.x / kBlockColumns % kDotBlocks, array = threadIdx.x / kBlockColumns / kDotBlocks;
+      float* const stats = reinterpret_cast<float*>(to + b * Of::kBlock + 2 * Of::kTile + kBits);
+      copy_number(stats + array * kBlockColumns + threadIdx.x % kBlockColumns,
+                  (array ? args.delta : args.logsumexp) + int64_t{stats_column} * args.heads + head);
+    }
+    next += kDotBlocks;
+    find_columns();
+  }
+};
+
+// A warp's sixteen rows -----------------------------------------------------------------------------------------------
+
+// A lane (g, q) = (lane / 4, lane % 4) has numbers of rows g and g + 8.
+template <class S, int kDim>
+__device__ __forceinline__ void read_rows(const HeadRows& from, int64_t first_row, int64_t num_rows, int head,
+                                          uint32_t (&to)[kDim / 16][4]) {
+  const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t row = first_row + g + 8 * half;
+    const char* at = from.base + row * from.row + head * from.head + q * 4;
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      to[k][half] = row < num_rows ? __ldg(reinterpret_cast<const uint32_t*>(at + k * 32)) : 0;
+      to[k][2 + half] = row < num_rows ? __ldg(reinterpret_cast<const uint32_t*>(at + k * 32 + 16)) : 0;
+    }
+  }
+}
+
+template <DotPass kPass, class S, int kDim>
+struct DotRows {
+  using Of = DotShape<kPass, kDim>;
+  static constexpr bool kForward = kPass == DotPass::forward, kBySrc = kPass == DotPass::by_src;
+  static constexpr bool kSumsValues = kPass != DotPass::by_dst, kSumsLogits = !kForward;
+  static constexpr int kTiles = kDim / 8;
+
+  uint32_t logit[kDim / 16][4];
+  uint32_t value[kForward ? 1 : kDim / 16][4];
+  float value_sum[kSumsValues ? kTiles : 1][4] = {};
+  float logit_sum[kSumsLogits ? kTiles : 1][4] = {};
+  // Of both rows. All logarithms are of base 2; total is that of the lane's columns alone.
+  float top[2] = {-INFINITY, -INFINITY}, total[2] = {};  // forward
+  float shift[2] = {}, delta[2] = {};                    // by destination
+
+  __device__ __forceinline__ void read(const DotArgs& args, int64_t first_row, int head) {
+    read_rows<S, kDim>(args.row_logit, first_row, args.graph.num_rows, head, logit);
+    if constexpr (!kForward) read_rows<S, kDim>(args.row_value, first_row, args.graph.num_rows, head, value);
+    if constexpr (kPass == DotPass::by_dst) read_stats(args, first_row, head);
+  }
+
+  __device__ __forceinline__ void read_stats(const DotArgs& args, int64_t first_row, int head) {
+    const int g = threadIdx.x % 32 / 4;
+    if (!args.delta_given) {
+      uint32_t out[kDim / 16][4];
+      read_rows<S, kDim>(args.saved_out, first_row, args.graph.num_rows, head, out);
+      delta[0] = delta[1] = 0;
+#pragma unroll
+      for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 a = unpack_pair<S>(out[k][i]), b = unpack_pair<S>(value[k][i]);
+          delta[i % 2] = fmaf(a.x, b.x, fmaf(a.y, b.y, delta[i % 2]));
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t row = first_row + g + 8 * half, at = row * args.heads + head;
+      const bool inside = row < args.graph.num_rows;
+      shift[half] = inside ? __ldg(args.logsumexp + at) * kBinary : 0;
+      delta[half] = !args.delta_given ? quad_sum(delta[half]) : inside ? __ldg(args.delta_given + at) : 0;
+      if (inside && threadIdx.x % 4 == 0) args.delta[at] = delta[half];
+    }
+  }
+
+  // products[t][c]: of row g + c / 2 * 8 and column 4 q + 2 t + c % 2.
+  static __device__ __forceinline__ void multiply(const uint32_t (&rows)[kDim / 16][4], const uint4* tile,
+                                                  float (&products)[2][4]) {
+    const int lane = threadIdx.x % 32, row = column_of(lane % 8 + lane / 16 * 8);
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+      uint32_t columns[4];
+      projection::load_matrices<false>(tile + Of::place(row, 2 * k + lane / 8 % 2), columns);
+      projection::half::multiply_add<S>(products[0], rows[k], columns[0], columns[1]);
+      projection::half::multiply_add<S>(products[1], rows[k], columns[2], columns[3]);
+    }
+  }
+
+  // Adds the columns' vectors, times numbers that lie as products do.
+  static __device__ __forceinline__ void add(const float (&factors)[2][4], const uint4* tile, float (&sum)[kTiles][4]) {
+    const int lane = threadIdx.x % 32, row = column_of(lane % 16);
+    const uint32_t packed[4] = {pack_pair<S>(factors[0][0], factors[0][1]), pack_pair<S>(factors[0][2], factors[0][3]),
+                                pack_pair<S>(factors[1][0], factors[1][1]), pack_pair<S>(factors[1][2], factors[1][3])};
+#pragma unroll
+    for (int v = 0; v < kTiles / 2; ++v) {
+      uint32_t columns[4];
+      projection::load_matrices<true>(tile + Of::place(row, 2 * v + lane / 16), columns);
+      projection::half::multiply_add<S>(sum[2 * v], packed, columns[0], columns[1]);
+      projection::half::multiply_add<S>(sum[2 * v + 1], packed, columns[2], columns[3]);
+    }
+  }
+
+  // The weights of a softmax whose end is not known yet: relative to the largest logit so far.
+  __device__ __forceinline__ void weigh(float (&logits)[2][4]) {
+    float best[2] = {-INFINITY, -INFINITY}, factor[2], base[2];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) best[i / 2 % 2] = fmaxf(best[i / 2 % 2], logits[i / 4][i % 4]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float now = fmaxf(top[half], quad_max(best[half]));
+      base[half] = now == -INFINITY ? 0 : now;  // no edge as yet
+      factor[half] = power_of_two(top[half] - base[half]);
+      top[half] = now;
+      total[half] *= factor[half];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      float& weight = logits[i / 4][i % 4];
+      weight = power_of_two(weight - base[i / 2 % 2]);
+      total[i / 2 % 2] += weight;
+    }
+    if (__any_sync(0xffffffff, factor[0] != 1 || factor[1] != 1)) {
+#pragma unroll
+      for (int v = 0; v < kTiles; ++v) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) value_sum[v][c] *= factor[c / 2];
+      }
+    }
+  }
+
+  // words: bits of columns 4 q, 4 q + 1 and of 4 q + 2, 4 q + 3, of the warp's rows.
+  __device__ __forceinline__ void add_block(const uint4* stage, const uint2& words, float scale) {
+    if (!__any_sync(0xffffffff, (words.x | words.y) != 0)) return;
+    const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    float weights[2][4] = {}, grads[2][4] = {};
+    multiply(logit, stage, weights);
+    if constexpr (!kForward) multiply(value, stage + Of::kTile, grads);
+    float shifts[4], deltas[4];  // of the lane's columns
+    if constexpr (kBySrc) {
+      const float4* const stats = reinterpret_cast<const float4*>(stage + 2 * Of::kTile + kBits);
+      const float4 first = stats[q], second = stats[kBlockColumns / 4 + q];
+      shifts[0] = first.x * kBinary, shifts[1] = first.y * kBinary, shifts[2] = first.z * kBinary;
+      shifts[3] = first.w * kBinary, deltas[0] = second.x, deltas[1] = second.y, deltas[2] = second.z;
+      deltas[3] = second.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int t = i / 4, c = i % 4, half = c / 2, column = 2 * t + c % 2;
+      const bool there = ((t ? words.y : words.x) >> g) >> (half * 8 + c % 2 * 16) & 1;
+      float& weight = weights[t][c];
+      if constexpr (kForward) {
+        weight = there ? weight * scale : -INFINITY;
+      } else {
+        weight = there ? power_of_two(weight * scale - (kBySrc ? shifts[column] : shift[half])) : 0;
+        grads[t][c] = there ? weight * (grads[t][c] - (kBySrc ? deltas[column] : delta[half])) : 0;
+      }
+    }
+    if constexpr (kForward) weigh(weights);
+    if constexpr (kSumsValues) add(weights, stage + Of::kTile, value_sum);
+    if constexpr (kSumsLogits) add(grads, stage, logit_sum);
+  }
+};
+
+// Results -------------------------------------------------------------------------------------------------------------
+
+template <class S>
+__device__ __forceinline__ void write_pair(const HeadSums& to, int64_t row, int place, float x, float y) {
+  const int64_t at = (row * to.row + place) / 2;
+  if (to.wide) {
+    reinterpret_cast<float2*>(to.base)[at] = make_float2(x, y);
+  } else {
+    reinterpret_cast<uint32_t*>(to.base)[at] = pack_pair<S>(x, y);
+  }
+}
+
+// One row by its edges, by a warp: what is zero times a number that is not finite is not zero in an mma.
+// shift, delta: as of DotRows, but of the whole softmax.
+template <DotPass kPass, class S, int kDim>
+__device__ __noinline__ void write_by_edges(const DotArgs& args, int64_t row, int head, float shift, float delta) {
+  using Of = DotRows<kPass, S, kDim>;
+  constexpr int kPairs = kDim / 64 > 0 ? kDim / 64 : 1;
+  const int lane = threadIdx.x % 32;
+  const bool inside = lane * 2 < kDim;
+  const auto at = [&](const void* array, int64_t i) {
+    return args.wide_index ? static_cast<const int64_t*>(array)[i] : static_cast<const int32_t*>(array)[i];
+  };
+  const auto read = [&](const HeadRows& from, int64_t i, float2(&to)[kPairs]) {
+    const char* base = from.base + i * from.row + head * from.head;
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      to[p] = inside ? unpack_pair<S>(reinterpret_cast<const uint32_t*>(base)[p * 32 + lane]) : float2{};
+    }
+  };
+  const auto product = [](const float2(&a)[kPairs], const float2(&b)[kPairs]) {
+    float sum = 0;
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) sum = fmaf(a[p].x, b[p].x, fmaf(a[p].y, b[p].y, sum));
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(0xffffffff, sum, lanes);
+    return sum;
+  };
+  float2 logit[kPairs], value[kPairs], other_logit[kPairs], other_value[kPairs];
+  float2 value_sum[kPairs] = {}, logit_sum[kPairs] = {};
+  read(args.row_logit, row, logit);
+  if constexpr (!Of::kForward) read(args.row_value, row, value);
+  for (int64_t i = at(args.graph.indptr, row); i < at(args.graph.indptr, row + 1); ++i) {
+    const int64_t column = at(args.graph.indices, i);
+    read(args.column_logit, column, other_logit), read(args.column_value, column, other_value);
+    if constexpr (Of::kBySrc) {
+      shift = args.logsumexp[column * args.heads + head] * kBinary, delta = args.delta[column * args.heads + head];
+    }
+    const float weight = power_of_two(product(logit, other_logit) * args.scale * kBinary - shift);
+    const float grad = Of::kForward ? 0 : weight * (product(value, other_value) - delta);
+#pragma unroll
+    for (int p = 0; p < kPairs; ++p) {
+      value_sum[p].x += weight * other_value[p].x, value_sum[p].y += weight * other_value[p].y;
+      logit_sum[p].x += grad * other_logit[p].x, logit_sum[p].y += grad * other_logit[p].y;
+    }
+  }
+  if (!inside) return;
+#pragma unroll
+  for (int p = 0; p < kPairs; ++p) {
+    const int place = head * kDim + (p * 32 + lane) * 2;
+    if (args.value_sum.base) write_pair<S>(args.value_sum, row, place, value_sum[p].x, value_sum[p].y);
+    if (args.logit_sum.base) {
+      write_pair<S>(args.logit_sum, row, place, logit_sum[p].x * args.scale, logit_sum[p].y * args.scale);
+    }
+  }
+}
+
+// The results may stand where the rows do, so what is to be made by edges is not written before.
+template <DotPass kPass, class S, int kDim>
+__device__ __forceinline__ void write(const DotArgs& args, const DotRows<kPass, S, kDim>& of, int64_t first_row,
+                                      int head) {
+  using Of = DotRows<kPass, S, kDim>;
+  const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t row = first_row + g + 8 * half;
+    const bool inside = row < args.graph.num_rows;
+    float shift = of.shift[half], factor = 1;
+    if constexpr (Of::kForward) {
+      const float total = quad_sum(of.total[half]);
+      factor = total != 0 ? 1 / total : 0, shift = of.top[half] + log_base_two(total);
+      if (inside && q == 0 && args.logsumexp) args.logsumexp[row * args.heads + head] = shift * float(kLn2);
+    }
+    const auto value = [&](int v, int k) { return of.value_sum[v][2 * half + k] * factor; };
+    const auto logit = [&](int v, int k) { return of.logit_sum[v][2 * half + k] * args.scale; };
+    bool is_finite = true;
+#pragma unroll
+    for (int v = 0; v < Of::kTiles; ++v) {
+      if constexpr (Of::kSumsValues) is_finite &= isfinite(value(v, 0)) && isfinite(value(v, 1));
+      if constexpr (Of::kSumsLogits) is_finite &= isfinite(logit(v, 0)) && isfinite(logit(v, 1));
+    }
+    unsigned broken = __ballot_sync(0xffffffff, inside && !is_finite);
+    if (inside && !(broken >> 4 * g & 15)) {
+#pragma unroll
+      for (int v = 0; v < Of::kTiles; ++v) {
+        const int place = head * kDim + v * 8 + 2 * q;
+        if constexpr (Of::kSumsValues) {
+          if (args.value_sum.base) write_pair<S>(args.value_sum, row, place, value(v, 0), value(v, 1));
+        }
+        if constexpr (Of::kSumsLogits) {
+          if (args.logit_sum.base) write_pair<S>(args.logit_sum, row, place, logit(v, 0), logit(v, 1));
+        }
+      }
+    }
+    while (broken != 0) {
+      const int first = (__ffs(broken) - 1) / 4 * 4;
+      broken &= ~(15u << first);
+      const float of_row[2] = {__shfl_sync(0xffffffff, shift, first), __shfl_sync(0xffffffff, of.delta[half], first)};
+      write_by_edges<kPass, S, kDim>(args, first_row + first / 4 + 8 * half, head, of_row[0], of_row[1]);
+    }
+  }
+}
+
+// Kernels -------------------------------------------------------------------------------------------------------------
+
+// Blocks of threads that share a multiprocessor: as many as their registers allow.
+constexpr int blocks_at_a_time(DotPass pass, int dim) {
+  if (dim < 64) return 8;
+  if (dim == 64) return pass == DotPass::by_src ? 6 : 8;
+  return pass == DotPass::by_src ? 4 : 6;
+}
+
+template <DotPass kPass, class S, int kDim>
+__global__ void __launch_bounds__(kDotThreads, blocks_at_a_time(kPass, kDim))
+    dot_kernel(const __grid_constant__ DotArgs args) {
+  extern __shared__ uint4 shared[];
+  using Of = DotShape<kPass, kDim>;
+  const int window = args.blocks.order[blockIdx.x % args.blocks.windows], head = blockIdx.x / args.blocks.windows;
+  const int warp = threadIdx.x / 32, q = threadIdx.x % 4;
+  const int begin = args.blocks.first[window], end = args.blocks.first[window + 1];
+  const int64_t first_row = int64_t{window} * kHeight + warp * 16;
+  const float scale = args.scale * kBinary;
+  DotRing<kPass, kDim> ring(args, shared, begin, end, head);
+  const int steps = (end - begin + kDotBlocks - 1) / kDotBlocks;
+  const auto load = [&](int stage) { ring.load(stage); };
+  projection::begin_depth<Of::kStages>(steps, load);
+  DotRows<kPass, S, kDim> of;
+  of.read(args, first_row, head);
+  int left = end - begin;
+  projection::finish_depth<Of::kStages, projection::StagesOf::block>(steps, load, [&](int stage) {
+#pragma unroll 1
+    for (int b = 0; b < min(kDotBlocks, left); ++b) {
+      const uint4* const block = shared + (stage * kDotBlocks + b) * Of::kBlock;
+      const uint2* const bits = reinterpret_cast<const uint2*>(block + 2 * Of::kTile);
+      of.add_block(block, bits[q * (kHeight / 16) + warp], scale);
+    }
+    left -= kDotBlocks;
+  });
+  write<kPass, S, kDim>(args, of, first_row, head);
+}
+
+}  // namespace edgeless::cuda::wsb

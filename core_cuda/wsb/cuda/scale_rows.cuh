@@ -1,0 +1,24 @@
+// The kernel that multiplies rows of 16-bit numbers by a number each, rounded to 16 bits. A thread has a vector of 16
+// bytes: memory decides.
+#pragma once
+
+#include "../../common/threads.cuh"
+#include "../../common/vec.cuh"
+#include "blocks.h"
+
+namespace edgeless::cuda::wsb {
+
+template <class S>
+__global__ void scale_kernel(const __grid_constant__ ScaleArgs args) {
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i >= args.rows * args.vectors) return;
+  const int64_t row = i / args.vectors;
+  float x[8];
+  unpack(load_once(args.x + row * args.x_row + i % args.vectors * 16), x, S{});
+  const float scale = __ldg(args.scale + row);
+#pragma unroll
+  for (float& number : x) number *= scale;
+  reinterpret_cast<uint4*>(args.out)[i] = pack(x, S{});
+}
+
+}  // namespace edgeless::cuda::wsb
