@@ -6,6 +6,7 @@ Some kernels of every architecture here; EDGELESS_EVERY_KERNEL=1 compiles all th
 import itertools
 import os
 
+import kernels_relations_a
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ ARCHITECTURES = (80, 86, 90, 100, 120)
 EVERY = os.environ.get("EDGELESS_EVERY_KERNEL") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PASSES = ("forward", "by_dst", "by_src")
+OTHERS = [kernel for module in (kernels_relations_a,) for kernel in module.KERNELS]  # of no plan, one instance of each
 
 
 def _missing():
@@ -73,6 +75,16 @@ def test_kernels_compile(architecture, tmp_path):
     kernels = every() if EVERY else sample()[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES)]
     images = compiled_together(kernels, architecture, store=Store(tmp_path / "kernels"), threads=os.cpu_count())
     for kernel, image in zip(kernels, images, strict=True):
+        template = kernel.expression.partition("<")[0].rpartition(":")[2]
+        assert image.kind == "cubin" and image.code.startswith(b"\x7fELF")
+        assert template in image.name and image.name.encode() in image.code
+
+
+@pytest.mark.parametrize("number", range(len(OTHERS)), ids=[kernel.expression for kernel in OTHERS])
+def test_other_kernels_compile(number, tmp_path):
+    kernel = OTHERS[number]
+    for architecture in ARCHITECTURES if EVERY else ARCHITECTURES[number % len(ARCHITECTURES) :][:1]:
+        image = compiled(kernel, architecture, store=Store(tmp_path))
         template = kernel.expression.partition("<")[0].rpartition(":")[2]
         assert image.kind == "cubin" and image.code.startswith(b"\x7fELF")
         assert template in image.name and image.name.encode() in image.code
