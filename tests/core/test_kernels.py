@@ -6,12 +6,13 @@ Some kernels of every architecture here; EDGELESS_EVERY_KERNEL=1 compiles all th
 import itertools
 import os
 
+import kernels_relations_a
 import kernels_rooms
 import pytest
 import torch
 
 from edgeless import _C
-from edgeless.kernels import CompileError, Kernel, NvrtcError, Store, compiled, compiled_together, headers
+from edgeless.kernels import CompileError, Kernel, NvrtcError, Store, compiled, compiled_together, compiler, headers
 from edgeless.kernels.nvrtc import installed_nvrtc
 from edgeless.plan import DEVICES, attention_steps
 
@@ -19,7 +20,8 @@ ARCHITECTURES = (80, 86, 90, 100, 120)
 EVERY = os.environ.get("EDGELESS_EVERY_KERNEL") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PASSES = ("forward", "by_dst", "by_src")
-OTHERS = [kernel for module in (kernels_rooms,) for kernel in module.KERNELS]  # of no plan, one instance of each
+TABLES = (kernels_relations_a, kernels_rooms)
+OTHERS = [kernel for table in TABLES for kernel in table.KERNELS]  # of no plan, one instance of each
 
 
 def _missing():
@@ -30,6 +32,13 @@ def _missing():
 
 
 pytestmark = pytest.mark.skipif(_missing() is not None, reason=f"{_missing()}")
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """Optimises as little as takes the least time, half of the usual one: no error comes of optimising."""
+    if not EVERY and installed_nvrtc().version >= (13, 0):
+        monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, "--Ofast-compile=max"))
 
 
 def named(score, dtype, heads, dim, edges=1_166_243, **options):
@@ -110,8 +119,6 @@ def test_an_error_has_the_kernel_the_architecture_and_the_log(tmp_path):
 
 
 def test_a_kernel_is_read_back(tmp_path, monkeypatch):
-    from edgeless.kernels import compiler
-
     (forward, *_) = named("gat", torch.float32, 4, 32)
     first = compiled(forward, 90, store=Store(tmp_path / "kernels"))
     monkeypatch.setattr(compiler, "_images", {})

@@ -1,62 +1,9 @@
-// Sums of a hub's neighbours, some hundreds of them at a time, which the sums of rows then take for its neighbours: so
-// no block has much more to do than others. A block has one such part, its teams every so manieth row of it; what they
-// come to is added in a fixed order.
+// The host function that launches the kernel of hub_sums.cuh.
+#include "hub_sums.cuh"
+
 #include "of_storage.cuh"
-#include "tile_sums.cuh"
 
 namespace edgeless::cuda::relational {
-namespace {
-
-template <class S>
-constexpr int kHubBatch = 64 / kVec<S>;  // rows of a team that are on their way
-
-template <class S>
-__global__ void __launch_bounds__(kFusedThreads) hub_sums_kernel(const __grid_constant__ HubSumsArgs args) {
-  constexpr int kPer = kVec<S>, kBatch = kHubBatch<S>;
-  __shared__ float4 shared[kFusedThreads * kPer / 4];
-  const Neighbors& of = args.neighbors;
-  const int lane = threadIdx.x & ((1 << of.team_log2) - 1), team = threadIdx.x >> of.team_log2;
-  const int teams = kFusedThreads >> of.team_log2;
-  const int begin = args.begins[blockIdx.x] + team, end = args.ends[blockIdx.x];
-  const char* base = of.rows + min(lane, of.vectors - 1) * 16;
-  float sum[kPer] = {};
-  for (int first = begin; first < end; first += kBatch * teams) {
-    int rows[kBatch];
-    Words<4> raw[kBatch];
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) rows[u] = first + u * teams < end ? of.indices[first + u * teams] : 0;
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      if (first + u * teams >= end) continue;
-      raw[u] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base, rows[u], of.row_bytes)));
-    }
-#pragma unroll
-    for (int u = 0; u < kBatch; ++u) {
-      if (first + u * teams >= end) continue;
-      float x[kPer];
-      unpack_words<S, 4>(raw[u], x);
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) sum[k] += x[k];
-    }
-  }
-  float* mine = reinterpret_cast<float*>(shared) + threadIdx.x * kPer;
-  for (int half = teams; half > 0; half /= 2) {
-    if (half < teams && team < half) {
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) sum[k] += mine[(half << of.team_log2) * kPer + k];
-    }
-    if (team < half) {
-#pragma unroll
-      for (int k = 0; k < kPer; ++k) mine[k] = sum[k];
-    }
-    __syncthreads();
-  }
-  if (team > 0 || lane >= of.vectors) return;
-  reinterpret_cast<uint4*>(static_cast<char*>(args.out) + static_cast<int64_t>(blockIdx.x) * of.row_bytes)[lane] =
-      pack(sum, S{});
-}
-
-}  // namespace
 
 cudaError_t run_hub_sums(Storage storage, const HubSumsArgs& args, cudaStream_t stream) {
   if (args.count == 0) return cudaSuccess;

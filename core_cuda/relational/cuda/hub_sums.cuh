@@ -1,0 +1,63 @@
+// Partial sums for hubs, the rows with very many neighbours: out[i] is the sum of the rows of the neighbours
+// [begins[i], ends[i]). The host cuts a hub's neighbours into segments of some hundreds, one for each thread block, and
+// row_sums then takes these partial sums for the hub's neighbours, so that no thread block has much more work than
+// others.
+//
+// The teams of a block take the rows of its segment in turn. Their sums are added in shared memory by a binary tree,
+// which is an order that depends on nothing but the number of teams.
+#pragma once
+
+#include "tile_sums.cuh"
+
+namespace edgeless::cuda::relational {
+
+template <class S>
+constexpr int kHubBatch = 64 / kVec<S>;  // rows of a team that are on their way
+
+template <class S>
+__global__ void __launch_bounds__(kFusedThreads) hub_sums_kernel(const __grid_constant__ HubSumsArgs args) {
+  constexpr int kPer = kVec<S>, kBatch = kHubBatch<S>;
+  __shared__ float4 shared[kFusedThreads * kPer / 4];
+  const Neighbors& of = args.neighbors;
+  const int lane = threadIdx.x & ((1 << of.team_log2) - 1), team = threadIdx.x >> of.team_log2;
+  const int teams = kFusedThreads >> of.team_log2;
+  const int begin = args.begins[blockIdx.x] + team, end = args.ends[blockIdx.x];
+  const char* base = of.rows + min(lane, of.vectors - 1) * 16;
+  float sum[kPer] = {};
+  for (int first = begin; first < end; first += kBatch * teams) {
+    int rows[kBatch];
+    Words<4> raw[kBatch];
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) rows[u] = first + u * teams < end ? of.indices[first + u * teams] : 0;
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      if (first + u * teams >= end) continue;
+      raw[u] = load_shared_words(reinterpret_cast<const Words<4>*>(row_address(base, rows[u], of.row_bytes)));
+    }
+#pragma unroll
+    for (int u = 0; u < kBatch; ++u) {
+      if (first + u * teams >= end) continue;
+      float x[kPer];
+      unpack_words<S, 4>(raw[u], x);
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) sum[k] += x[k];
+    }
+  }
+  float* mine = reinterpret_cast<float*>(shared) + threadIdx.x * kPer;
+  for (int half = teams; half > 0; half /= 2) {
+    if (half < teams && team < half) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) sum[k] += mine[(half << of.team_log2) * kPer + k];
+    }
+    if (team < half) {
+#pragma unroll
+      for (int k = 0; k < kPer; ++k) mine[k] = sum[k];
+    }
+    __syncthreads();
+  }
+  if (team > 0 || lane >= of.vectors) return;
+  reinterpret_cast<uint4*>(static_cast<char*>(args.out) + static_cast<int64_t>(blockIdx.x) * of.row_bytes)[lane] =
+      pack(sum, S{});
+}
+
+}  // namespace edgeless::cuda::relational

@@ -1,0 +1,357 @@
+// Typed products on tensor cores: each row of x is multiplied by the weight matrices of its entry's type, and a bias is
+// added (ProductArgs in kernels.h has the shapes). Float32 is split in two numbers of the tensor cores as in dense
+// linear maps (projection/cuda/float_tiles.cuh), and the results are as exact.
+//
+// Each warp has rows of its own, and each thread prefetches the very numbers that it multiplies later, so that no warp
+// waits for another. Which thread of a warp holds which number of an operand is free, as long as both operands of a
+// product agree. The depths are dealt to the four threads of a row, and the columns to the threads that store them, in
+// such a way that each thread reads and writes whole vectors of 16 bytes. A thread is number `group` of eight and
+// `in_group` of four.
+#pragma once
+
+#include <type_traits>
+
+#include "../../projection/cuda/float_tiles.cuh"
+#include "../../projection/cuda/half_tiles.cuh"
+#include "product_parts.cuh"
+#include "shared_access.cuh"
+
+namespace edgeless::cuda::relational::product {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kRows = 16;  // of a warp's mma
+
+template <class S>
+constexpr int kVector = 16 / sizeof(S);
+
+template <class S>
+constexpr int kGroupDepth = 4 * kVector<S>;  // of the vectors that the four threads of a row have, and of two mma
+constexpr int kGroups = 2;                   // of a step
+template <class S>
+constexpr int kStep = kGroups * kGroupDepth<S>;  // the depth that is copied, and of floats added up, at once
+
+// The depth of the weights that are in shared memory, and how many vectors they take there for a group of depths and
+// eight columns: a float is two numbers.
+template <class S>
+constexpr int kChunk = std::is_same_v<S, float> ? 128 : 256;
+template <class S>
+constexpr int kVectors = std::is_same_v<S, float> ? 2 : 1;
+
+constexpr int kWideSides = 8;  // mma of 8 columns each that a block makes
+static_assert(kMostColumnsInPlace <= 8 * kWideSides && kMostColumnsInPlace <= kChunk<float>);
+template <class S>
+constexpr int kNarrowSides = kVector<S> / 2;  // where that is enough: a thread has one vector of a row of results
+
+// Blocks that a multiprocessor has registers for.
+template <class S, int kSides>
+constexpr int kBlocks = kSides < kWideSides ? 5 : (std::is_same_v<S, float> ? 3 : 4);
+
+struct Place {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, in_group = lane % 4;
+};
+
+struct alignas(16) Vector {
+  uint32_t words[4];
+};
+
+// Whether a float of these, which are a row of mma's results, is infinite or no number.
+template <int kCount>
+__device__ __forceinline__ bool any_is_not_finite(const float (&sum)[kCount][4], int first) {
+  float zero = 0;
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) zero += 0 * sum[j][first] + 0 * sum[j][first + 1];
+  return zero != 0;
+}
+
+// The depth within its group that a thread's number `at` of a vector has in both operands is kVector in_group + at. The
+// column of number `at` (of 8) of an mma of 8 columns is chosen so that a thread's two results of each of kVector / 2
+// mma make one vector.
+template <class S>
+__device__ __forceinline__ int column_of(int side, int at) {
+  constexpr int kSidesOfVector = kVector<S> / 2;
+  return side / kSidesOfVector * kGroupDepth<S> + at / 2 * kVector<S> + side % kSidesOfVector * 2 + at % 2;
+}
+
+// Brings depths [first, first + depth) of the weight of a block's columns to shared memory, as mma takes it: for every
+// group of depths and eight columns, the thread's numbers. Zeros outside. Whole block.
+template <class S, bool kTransposed, int kSides>
+__device__ __forceinline__ void stage_weights(const ProductArgs& args, const S* weight, int first, int depth,
+                                              int first_column, Vector* staged) {
+  constexpr int kAtOnce = 4;  // vectors that do not wait for each other
+  union Numbers {
+    Vector vector = {};
+    S of[kVector<S>];
+  };
+  const int lane = threadIdx.x % 32, count = (depth + kGroupDepth<S> - 1) / kGroupDepth<S> * kSides;
+  for (int begin = threadIdx.x / 32; begin < count; begin += kAtOnce * kWarps) {
+    Numbers found[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int side = (begin + j * kWarps) % kSides, group = (begin + j * kWarps) / kSides;
+      const int column = first_column + column_of<S>(side, lane / 4);
+      const int inner = group * kGroupDepth<S> + lane % 4 * kVector<S>;
+      if (inner >= depth || column >= args.columns) continue;
+      if constexpr (kTransposed) {
+        found[j].vector = *reinterpret_cast<const Vector*>(weight + column * args.weight_row + first + inner);
+      } else {
+        const S* from = weight + (first + inner) * args.weight_row + column;
+#pragma unroll
+        for (int v = 0; v < kVector<S>; ++v) found[j].of[v] = from[v * args.weight_row];
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int side = (begin + j * kWarps) % kSides, group = (begin + j * kWarps) / kSides;
+      if (begin + j * kWarps >= count) break;
+      if constexpr (std::is_same_v<S, float>) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          Vector& to = staged[((group * 2 + half) * kSides + side) * 32 + lane];
+#pragma unroll
+          for (int h = 0; h < 2; ++h) split(found[j].of[2 * half + h], to.words[h], to.words[2 + h]);
+        }
+      } else {
+        staged[(group * kSides + side) * 32 + lane] = found[j].vector;
+      }
+    }
+  }
+}
+
+// sum += the product of the rows of one step and the weights staged for it, whose depth ends `left` numbers further.
+template <class S, int kSides>
+__device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], const Vector* staged, int left,
+                                              float (&sum)[kSides][4]) {
+  constexpr bool kFloat = std::is_same_v<S, float>;
+  const int lane = threadIdx.x % 32;
+  float part[kSides][4];  // what tensor cores add up of floats
+#pragma unroll
+  for (int q = 0; q < kGroups; ++q) {
+    if (q > 0 && q * kGroupDepth<S> >= left) break;
+    const Vector &upper = rows[0][q], &lower = rows[1][q];
+    const Vector* weights_of = staged + q * (kVectors<S> * kSides * 32) + lane;
+    if constexpr (kFloat) {
+      uint32_t parts[2][2][4];  // the nearest numbers, and what is left, of both mma
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          const float number = __uint_as_float((h % 2 ? lower : upper).words[2 * half + h / 2]);
+          split(number, parts[0][half][h], parts[1][half][h]);
+        }
+      }
+      constexpr int kAtOnce = kSides < 4 ? kSides : 4;  // mma that do not wait for each other
+#pragma unroll
+      for (int first = 0; first < kSides; first += kAtOnce) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          Vector weights[kAtOnce];
+#pragma unroll
+          for (int j = 0; j < kAtOnce; ++j) weights[j] = weights_of[(half * kSides + first + j) * 32];
+          // The small products first.
+#pragma unroll
+          for (int product = 0; product < 3; ++product) {
+#pragma unroll
+            for (int j = 0; j < kAtOnce; ++j) {
+              const int from = product == 1 ? 2 : 0;
+              const uint32_t b[2] = {weights[j].words[from], weights[j].words[from + 1]};
+              cuda::multiply_add(part[first + j], parts[product == 0][half], b, product == 0 && half == 0 && q == 0);
+            }
+          }
+        }
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kSides; ++j) {
+        const Vector weights = weights_of[j * 32];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t numbers[4] = {upper.words[2 * half], lower.words[2 * half], upper.words[2 * half + 1],
+                                       lower.words[2 * half + 1]};
+          projection::half::multiply_add<S>(sum[j], numbers, weights.words[2 * half], weights.words[2 * half + 1]);
+        }
+      }
+    }
+  }
+  if constexpr (kFloat) {
+#pragma unroll
+    for (int j = 0; j < kSides; ++j) {
+#pragma unroll
+      for (int h = 0; h < 4; ++h) sum[j][h] += part[j][h];
+    }
+  }
+}
+
+// The rows of a warp's entries on their way to shared memory, tile by tile and in steps of their depth. On their way to
+// registers they would take 64 of these, and the scoreboards that other loads would then wait for too.
+template <class S>
+class RowSteps {
+ public:
+  static constexpr int kSlots = 4, kSlotBytes = 2 * kGroups * 32 * 16, kBytes = kSlots * kSlotBytes;  // of a warp
+
+  // x: of the block's depths. room: kBytes for every warp.
+  __device__ __forceinline__ RowSteps(const ProductArgs& args, const Range& range, const S* x, const Vector* room)
+      : args_(args), begin_(range.begin), count_(static_cast<int>(range.end - range.begin)) {
+    x_ = x + place_.in_group * kVector<S>;
+    room_ = projection::shared_address(room) + place_.warp * kBytes + place_.lane * 16;
+    row_ = place_.warp * kRows;
+    ask_for_ids(row_), begin_tile();
+#pragma unroll
+    for (int slot = 0; slot < kSlots - 1; ++slot) ask(slot);
+  }
+
+  // The thread's vectors of the next step: those of `group` and of the row eight further. Whole warp.
+  __device__ __forceinline__ void take(Vector (&rows)[2][kGroups]) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(kSlots - 2));
+#endif
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int q = 0; q < kGroups; ++q) load_shared(address(slot_, h, q), rows[h][q].words);
+    }
+    ask((slot_ + kSlots - 1) % kSlots);
+    slot_ = (slot_ + 1) % kSlots;
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t address(int slot, int h, int q) const {
+    return room_ + slot * kSlotBytes + (h * kGroups + q) * 32 * 16;
+  }
+
+  __device__ __forceinline__ void ask(int slot) {
+    if (row_ < count_) {
+      const int left = args_.depth - step_ - place_.in_group * kVector<S>;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int q = 0; q < kGroups; ++q) {
+          copy_shared(address(slot, h, q), from_[h] + q * kGroupDepth<S>,
+                      row_ + place_.group + 8 * h < count_ && q * kGroupDepth<S> < left);
+        }
+        from_[h] += kStep<S>;
+      }
+      step_ += kStep<S>;
+      if (step_ >= args_.depth) row_ += kWarps * kRows, begin_tile();
+    }
+    projection::commit_stage();
+  }
+
+  __device__ __forceinline__ void begin_tile() {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      from_[h] = x_ + __shfl_sync(0xffffffffu, id_.get(), place_.group + 8 * h) * args_.x.stride;
+    }
+    step_ = 0;
+    ask_for_ids(row_ + kWarps * kRows);
+  }
+
+  __device__ __forceinline__ void ask_for_ids(int first) {
+    const int row = first + place_.lane % kRows;
+    if (row < count_) id_ = id_in_flight(args_.x, args_.entries, begin_ + row);
+  }
+
+  const Place place_;
+  const ProductArgs& args_;
+  int64_t begin_;
+  int count_;  // of the block's entries
+  const S* x_;
+  uint32_t room_;
+  int slot_ = 0;
+  int row_, step_;    // of the block's entries the warp's first, and of the depth, that is asked for next
+  const S* from_[2];  // there; of rows that are not, one of an earlier tile, or the first
+  IdInFlight id_;     // of row `lane` of 16 of the tile after that
+};
+
+// One row of a warp's results, and the bias number `bias` added where there are any, kVector columns at a time.
+template <class S, int kSides>
+__device__ __forceinline__ void store_row(const ProductArgs& args, S* to, int64_t bias, int first_column, int first,
+                                          const float (&sum)[kSides][4]) {
+  constexpr int kSidesOfVector = kVector<S> / 2;
+  const int in_group = threadIdx.x % 4;
+#pragma unroll
+  for (int side = 0; side < kSides; side += kSidesOfVector) {
+    const int column = first_column + column_of<S>(side, 2 * in_group);
+    if (column >= args.columns) continue;
+    union {
+      Vector vector = {};
+      S numbers[kVector<S>];
+    } made;
+    if (args.bias) {
+      made.vector = *reinterpret_cast<const Vector*>(static_cast<const S*>(args.bias) + bias * args.columns + column);
+    }
+#pragma unroll
+    for (int v = 0; v < kVector<S>; ++v) {
+      made.numbers[v] = to_storage<S>(sum[side + v / 2][first + v % 2] + to_arithmetic(made.numbers[v]));
+    }
+    *reinterpret_cast<Vector*>(to + column) = made.vector;
+  }
+}
+
+// A block makes args.share rows of one type, or what is left of it, by 8 kSides columns: every warp 16 rows at a time.
+template <class S, bool kTransposed, int kSides>
+__global__ void __launch_bounds__(kThreads, kBlocks<S, kSides>)
+    product_kernel(const __grid_constant__ ProductArgs args) {
+  check_offsets(args.entries);
+  extern __shared__ float4 memory[];
+  Vector* const room = reinterpret_cast<Vector*>(memory);
+  Vector* const staged = room + kWarps * RowSteps<S>::kBytes / sizeof(Vector);
+  constexpr int kColumns = 8 * kSides;
+  const int across = (args.columns + kColumns - 1) / kColumns, block = blockIdx.y, depth = args.depth;
+  const int first_column = static_cast<int>(blockIdx.x % across) * kColumns;
+  const Range range = range_of_tile(args.entries, blockIdx.x / across, args.share);
+  if (range.begin >= range.end) return;
+  const Place place;
+  const S* weight = static_cast<const S*>(args.weight) + range.type * args.weight_type + block * args.weight_block;
+  S* const out = const_cast<S*>(static_cast<const S*>(args.out.numbers)) +
+                 begin_of_block(args.out, block, args.blocks, args.columns);
+  const S* const x = static_cast<const S*>(args.x.numbers) + begin_of_block(args.x, block, args.blocks, depth);
+  RowSteps<S> steps(args, range, x, room);
+  const int entries = static_cast<int>(range.end - range.begin);
+  for (int tile = 0; tile < entries; tile += kWarps * kRows) {
+    __syncwarp();       // whose threads may part where they store
+    IdInFlight out_id;  // of the warp's row `lane` of 16
+    const int own = tile + place.warp * kRows + place.lane % kRows;
+    if (own < entries) out_id = id_in_flight(args.out, args.entries, range.begin + own);
+    float sum[kSides][4] = {};
+    for (int chunk = 0; chunk < depth; chunk += kChunk<S>) {
+      const int end = min(depth, chunk + kChunk<S>);
+      if (tile == 0 || depth > kChunk<S>) {
+        __syncthreads();
+        stage_weights<S, kTransposed, kSides>(args, weight, chunk, end - chunk, first_column, staged);
+        __syncthreads();
+      }
+      const Vector* weights = staged;
+      for (int step = chunk; step < end; step += kStep<S>) {
+        Vector rows[2][kGroups];
+        steps.take(rows);
+        multiply_step<S>(rows, weights, end - step, sum);
+        weights += kGroups * kVectors<S> * kSides * 32;
+      }
+    }
+    const int64_t to[2] = {__shfl_sync(0xffffffffu, out_id.get(), place.group),
+                           __shfl_sync(0xffffffffu, out_id.get(), place.group + 8)};
+    const int of_warp = tile + place.warp * kRows + place.group;
+    if constexpr (std::is_same_v<S, float>) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (of_warp + 8 * h >= entries || !any_is_not_finite(sum, 2 * h)) continue;
+        const int64_t entry = range.begin + of_warp + 8 * h;
+#pragma unroll
+        for (int i = 0; i < 2 * kSides; ++i) {
+          const int column = first_column + column_of<S>(i / 2, 2 * place.in_group + i % 2);
+          if (column >= args.columns) continue;
+          sum[i / 2][2 * h + i % 2] = product_in_floats(args, entry, range.type, block, column);
+        }
+      }
+      __syncwarp();  // what they are made of may stand where they go
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (of_warp + 8 * h >= entries) continue;
+      store_row(args, out + to[h] * args.out.stride, static_cast<int64_t>(range.type) * args.blocks + block,
+                first_column, 2 * h, sum);
+    }
+  }
+}
+
+}  // namespace edgeless::cuda::relational::product
