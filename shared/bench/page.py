@@ -444,7 +444,7 @@ ENGINES = Section(
     "engines",
     "Engines on an H200",
     "Forward + backward on synthetic replicas, shuffled / in community order. A cell names the fastest engine of "
-    "rowsplit (edge-balanced CSR), wsb (weighted sparse blocks) and cuSPARSE, and the time of `\"auto\"`'s choice over "
+    'rowsplit (edge-balanced CSR), wsb (weighted sparse blocks) and cuSPARSE, and the time of `"auto"`\'s choice over '
     "the fastest engine's. Where both are the same engine, the ratio is the noise between two runs.",
     _engines,
 )
