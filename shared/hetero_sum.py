@@ -16,7 +16,7 @@ from .projection import add_row, product
 from .relational import relational_sum
 from .typed_graph import TypedGraph
 
-# With fewer relations, calls take no longer than one sum (docs/decisions/0029-relations-in-one-sum.md).
+# With fewer relations, calls take no longer than one sum (docs/decisions/0029-heteroconv-as-one-relational-sum.md).
 FEW_RELATIONS = 4
 
 

@@ -5,7 +5,7 @@
 // once for all maps of an input, and a gradient once for the gradients of input, weights and biases. Everything else
 // goes through torch.mm, in blocks of rows whose results stay in the cache until they are copied out: a product of all
 // rows at once spends as long on the first touch of its result's pages as on the arithmetic.
-// docs/decisions/0004-products-on-the-cpu.md compares both with MKL and oneDNN.
+// docs/decisions/0004-cpu-gemm-vs-libraries.md compares both with MKL and oneDNN.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

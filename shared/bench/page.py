@@ -443,9 +443,9 @@ SECTIONS = (
 ENGINES = Section(
     "engines",
     "Engines on an H200",
-    "Forward + backward on twins, shuffled / in community order: the fastest engine of rowsplit, wsb and cuSPARSE, and "
-    'how many times as long as the fastest takes what `"auto"` chooses. Where that is the fastest itself, both are '
-    "runs of the same kernels, and tell how far two runs are apart.",
+    "Forward + backward on synthetic replicas, shuffled / in community order. A cell names the fastest engine of "
+    'rowsplit (edge-balanced CSR), wsb (weighted sparse blocks) and cuSPARSE, and the time of `"auto"`\'s choice over '
+    "the fastest engine's. Where both are the same engine, the ratio is the noise between two runs.",
     _engines,
 )
 

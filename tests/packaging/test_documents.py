@@ -14,6 +14,7 @@ DOCUMENTS = sorted(str(path.relative_to(ROOT)) for folder in PAGES for path in (
 NOTES = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 FOLDERS = "core_cuda|shared|pyg_plugin|dgl_plugin|tests|docs|examples"
 SOURCES = ("core_cuda", "shared", "pyg_plugin", "dgl_plugin")
+MOST_README_LINES = 120
 
 
 def test_ci_runs_the_test_command_of_the_readme(root):
@@ -99,6 +100,21 @@ def test_decision_notes_are_indexed_short_and_numbered_once(root):
         assert len(text.splitlines()) <= 60, f"{note.name} is longer than a page"
     numbers = [note.name[:4] for note in NOTES]
     assert len(numbers) == len(set(numbers))
+
+
+@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.name[:4])
+def test_decision_notes_begin_with_status_code_and_effect(note):
+    numbers = {other.name[:4] for other in NOTES}
+    lines = re.sub(r"\n  +", " ", note.read_text()).splitlines()
+    assert lines[1] == "" and lines[5] == ""
+    assert [line.partition(": ")[0] for line in lines[2:5]] == ["- Status", "- Code", "- Effect"]
+    assert re.match(r"- Status: (Accepted|Superseded by )", lines[2])
+    assert set(re.findall(r"(?<!\d)(\d{4})(?=[-\]])", lines[2])) <= numbers
+    assert "`" in lines[3]
+
+
+def test_the_readme_is_short(root):
+    assert len((root / "README.md").read_text().splitlines()) <= MOST_README_LINES
 
 
 def test_constants_named_in_decision_notes_exist(root):
