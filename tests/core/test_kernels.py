@@ -6,6 +6,7 @@ Some kernels of every architecture here; EDGELESS_EVERY_KERNEL=1 compiles all th
 import itertools
 import os
 
+import kernels_relations_b
 import pytest
 import torch
 
@@ -18,6 +19,8 @@ ARCHITECTURES = (80, 86, 90, 100, 120)
 EVERY = os.environ.get("EDGELESS_EVERY_KERNEL") == "1"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PASSES = ("forward", "by_dst", "by_src")
+# One instance of every kernel that no plan names.
+OTHERS = [kernel for module in (kernels_relations_b,) for kernel in module.KERNELS]
 
 
 def _missing():
@@ -73,6 +76,16 @@ def test_kernels_compile(architecture, tmp_path):
     kernels = every() if EVERY else sample()[ARCHITECTURES.index(architecture) :: len(ARCHITECTURES)]
     images = compiled_together(kernels, architecture, store=Store(tmp_path / "kernels"), threads=os.cpu_count())
     for kernel, image in zip(kernels, images, strict=True):
+        template = kernel.expression.partition("<")[0].rpartition(":")[2]
+        assert image.kind == "cubin" and image.code.startswith(b"\x7fELF")
+        assert template in image.name and image.name.encode() in image.code
+
+
+@pytest.mark.parametrize("kernel", OTHERS, ids=lambda kernel: kernel.expression)
+def test_other_kernels_compile(kernel, tmp_path):
+    turn = OTHERS.index(kernel) % len(ARCHITECTURES)
+    for architecture in ARCHITECTURES if EVERY else ARCHITECTURES[turn : turn + 1]:
+        image = compiled(kernel, architecture, store=Store(tmp_path / "kernels"))
         template = kernel.expression.partition("<")[0].rpartition(":")[2]
         assert image.kind == "cubin" and image.code.startswith(b"\x7fELF")
         assert template in image.name and image.name.encode() in image.code
