@@ -1,4 +1,4 @@
-// The three products of a linear map, by our kernels where they take them (cuda/product.cu, cuda/half_gemm.cu),
+// The three products of a linear map, by our kernels where they take them (cuda/product.cuh, cuda/half_gemm.cuh),
 // else by the libraries.
 #pragma once
 

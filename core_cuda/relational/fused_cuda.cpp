@@ -27,7 +27,7 @@ int tiles_of_block(int64_t tiles, const Tensor& t) {
   return static_cast<int>(std::clamp<int64_t>(tiles / (16 * processors(t)), 1, 16));
 }
 
-// Whether a warp sums and multiplies pieces by itself (cuda/short_pieces.cu).
+// Whether a warp sums and multiplies pieces by itself (cuda/short_pieces.cuh).
 bool takes_short_pieces(const PieceProductsArgs& args, const Pieces& pieces, const Tensor& x) {
   const bool in_order = args.neighbors.weights && !args.neighbors.ids;  // for which there is no such kernel
   return x.scalar_type() == at::kFloat && !in_order &&

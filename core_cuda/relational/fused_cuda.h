@@ -1,4 +1,4 @@
-// Sums over relations whose products are made while the sums of pieces are at hand (cuda/piece_products.cu), and the
+// Sums over relations whose products are made while the sums of pieces are at hand (cuda/piece_products.cuh), and the
 // gradients of such sums. Only with torch and CUDA.
 #pragma once
 

@@ -1,25 +1,10 @@
-// Pieces: two scans over the sorted edges. Of a run of edges of one type and one row, the first edge and every cut-th
-// after it begin a piece; the sum of these beginnings is the number of the piece that an edge belongs to.
-#include <cub/device/device_scan.cuh>
+// Pieces of sorted edges: launches of the kernels (pieces.cuh), and the two scans between them.
+#include "pieces.cuh"
 
-#include "../../common/search.h"
-#include "../../common/threads.cuh"
-#include "pieces.h"
+#include <cub/device/device_scan.cuh>
 
 namespace edgeless::cuda::relational {
 namespace {
-
-constexpr int kWarp = 32;
-
-template <class I>
-__global__ void arrange_kernel(ArrangeArgs<I> args) {
-  const int64_t p = thread_id();
-  if (p >= args.edges) return;
-  const I from = args.order[p];
-  args.to_rows[p] = args.rows[from];
-  args.to_indices[p] = args.indices[from];
-  args.to_ids[p] = args.edge_ids ? args.edge_ids[from] : from;
-}
 
 struct Larger {
   template <class I>
@@ -28,46 +13,6 @@ struct Larger {
   }
 };
 
-// The first edge of a run: its own position; of others nothing, for the largest before them to be found.
-template <class I>
-__global__ void run_begins_kernel(PiecesArgs<I> args) {
-  const int64_t p = thread_id();
-  if (p >= args.edges) return;
-  const bool begins = p > 0 && (args.rows[p] != args.rows[p - 1] || args.types[p] != args.types[p - 1]);
-  args.numbers[p] = begins ? static_cast<I>(p) : I(0);
-}
-
-template <class I>
-__global__ void piece_begins_kernel(PiecesArgs<I> args) {
-  const int64_t p = thread_id();
-  if (p < args.edges) args.numbers[p] = (p - args.numbers[p]) % args.cut == 0;
-}
-
-template <class I>
-__global__ void pieces_kernel(PiecesArgs<I> args) {
-  const int64_t p = thread_id();
-  if (p > args.edges) return;
-  const I pieces = args.edges ? args.numbers[args.edges - 1] : I(0);
-  if (p >= pieces) args.ptr[p] = static_cast<I>(args.edges);
-  if (p == args.edges) *args.count = pieces;
-  if (p == args.edges) return;
-  if (p >= pieces) args.piece_rows[p] = static_cast<I>(args.num_rows);
-  const I number = args.numbers[p] - 1;
-  if (p == 0 || number != args.numbers[p - 1] - 1) {
-    args.piece_rows[number] = args.rows[p];
-    args.ptr[number] = static_cast<I>(p);
-  }
-}
-
-template <class I>
-__global__ void type_pieces_kernel(PiecesArgs<I> args) {
-  const int64_t type = thread_id();
-  if (type > args.num_types) return;
-  const I first = args.type_begins[type];
-  const I all = args.edges ? args.numbers[args.edges - 1] : I(0);
-  args.type_ptr[type] = first < args.edges ? args.numbers[first] - 1 : all;
-}
-
 template <class I>
 size_t scan_bytes(int64_t edges) {
   size_t maximum = 0, sum = 0;
@@ -75,46 +20,6 @@ size_t scan_bytes(int64_t edges) {
   cub::DeviceScan::InclusiveScan(nullptr, maximum, none, none, Larger{}, edges);
   cub::DeviceScan::InclusiveSum(nullptr, sum, none, none, edges);
   return maximum < sum ? sum : maximum;
-}
-
-// A pair may be several pieces, one behind the other.
-template <class I, class A>
-__device__ A mean_of_piece(const MeansArgs<I, A>& args, int64_t piece) {
-  const int64_t type = first_behind(1, args.num_types, [&](int64_t t) { return args.type_ptr[t] > piece; }) - 1;
-  const int64_t begin = args.type_ptr[type], last = args.type_ptr[type + 1];
-  const I row = args.rows[piece];
-  int64_t first = piece, end = piece + 1;
-  if (first > begin && args.rows[first - 1] == row) {
-    first = first_behind(begin, first, [&](int64_t i) { return args.rows[i] >= row; });
-  }
-  if (end < last && args.rows[end] == row) {
-    end = first_behind(end, last, [&](int64_t i) { return args.rows[i] > row; });
-  }
-  return A(1) / static_cast<A>(args.ptr[end] - args.ptr[first]);
-}
-
-template <class I, class A>
-__global__ void means_of_pieces_kernel(MeansArgs<I, A> args) {
-  const int64_t piece = thread_id();
-  if (piece < args.type_ptr[args.num_types]) args.means[piece] = mean_of_piece(args, piece);
-}
-
-// A warp for every piece.
-template <class I, class A>
-__global__ void means_kernel(MeansArgs<I, A> args) {
-  const int64_t piece = thread_id() / kWarp;
-  if (piece >= args.type_ptr[args.num_types]) return;
-  const A mean = mean_of_piece(args, piece);
-  for (int64_t e = args.ptr[piece] + threadIdx.x % kWarp; e < args.ptr[piece + 1]; e += kWarp) {
-    args.means[args.edge_ids[e]] = mean;
-  }
-}
-
-template <class I>
-__global__ void pairs_kernel(const I* ptr, int64_t pairs, const I* edge_ids, int64_t edges, I* of_edges) {
-  const int64_t e = thread_id();
-  if (e >= edges) return;
-  of_edges[edge_ids[e]] = static_cast<I>(first_behind(1, pairs, [=](int64_t pair) { return ptr[pair] > e; }) - 1);
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ template <class S, int kWidth, int kColumns>
 using SumsLayout =
     std::conditional_t<sizeof(S) == 4, FloatSumsLayout<kWidth, kColumns>, HalfSumsLayout<kWidth, kColumns>>;
 
-// Of piece_products.cu: the sums [64][width], but for 16-bit rows that a warp has whole, the weight [width][width] as
+// Of piece_products.cuh: the sums [64][width], but for 16-bit rows that a warp has whole, the weight [width][width] as
 // [depth][column], of up to 64 floats in fragments, what making the sums takes.
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct ProductsLayout {
@@ -70,7 +70,7 @@ struct ProductsLayout {
       (kTile + kWeight) * static_cast<int>(sizeof(S)) + SumsLayout<S, kWidth, kColumns>::kBytes;
 };
 
-// Of piece_gradients.cu: x and g [64][width], the weight [width][width] as it lies in memory, of up to 64 floats in
+// Of piece_gradients.cuh: x and g [64][width], the weight [width][width] as it lies in memory, of up to 64 floats in
 // fragments, what making the sums takes.
 template <class S, int kWidth, int kColumns = kWarpColumns<kWidth>>
 struct GradientsLayout {
@@ -87,7 +87,7 @@ struct GradientsLayout {
 template <class S, int kWidth>
 constexpr int kRowColumns = sizeof(S) == 4 && kWidth == 64 ? kFewColumns : kWarpColumns<kWidth>;
 
-// Of row_sums.cu: own rows [64][width], the matrix [width][width] as it lies in memory, of up to 64 floats in
+// Of row_sums.cuh: own rows [64][width], the matrix [width][width] as it lies in memory, of up to 64 floats in
 // fragments, of floats the sums [64][width], what making them takes.
 template <class S, int kWidth, int kColumns = kRowColumns<S, kWidth>, bool kTwice = true>
 struct RowSumsLayout {

@@ -1,5 +1,5 @@
-// Tiles: one block adds up those of the types, then every tile finds its first piece or row, and every piece of a graph
-// with hubs its place, on its own. Totals are of whole numbers, so the order in which they are added shows nowhere.
+// Tiles of pieces and of rows: launches of the kernels (tiling.cuh), the kernel that counts the tiles of the types,
+// which scans by CUB, and the scans of the device.
 #include "tiling.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include <cub/device/device_scan.cuh>
 
 #include "../../common/threads.cuh"
+#include "tiling.cuh"
 
 namespace edgeless::cuda::relational {
 namespace {
@@ -29,40 +30,6 @@ __global__ void __launch_bounds__(kScanThreads) type_tiles_kernel(Tiling<I> args
     __syncthreads();  // before the room is used again
   }
   if (totals && threadIdx.x < 2) totals[threadIdx.x] = 0;
-}
-
-template <class I>
-__global__ void tiles_kernel(Tiling<I> args, int64_t* totals) {
-  const int64_t i = thread_id();
-  if (i < args.num_tiles()) args.tiles[i] = static_cast<I>(first_piece_of_tile(args, i));
-  if (!totals || i >= args.num_rows) return;
-  const int64_t pieces = args.pieces_of_row(i);
-  if (!is_hub(pieces)) return;
-  auto* of = reinterpret_cast<unsigned long long*>(totals);
-  atomicAdd(of, static_cast<unsigned long long>(parts_of_hub(pieces)));
-  atomicAdd(of + 1, static_cast<unsigned long long>(pieces));
-}
-
-template <class I>
-__global__ void added_kernel(Tiling<I> args) {
-  const int64_t row = thread_id();
-  if (row > args.num_rows) return;
-  const int64_t pieces = row < args.num_rows ? args.pieces_of_row(row) : 0;
-  const int64_t parts = is_hub(pieces) ? parts_of_hub(pieces) : 0;
-  args.hub_parts[row] = static_cast<I>(parts);
-  args.of_rows[row] = static_cast<I>(parts ? parts : pieces);
-}
-
-template <class I>
-__global__ void place_kernel(Tiling<I> args) {
-  const int64_t place = thread_id();
-  if (place < args.by_row[args.num_rows]) place_piece(args, place);
-}
-
-template <class I>
-__global__ void row_tiles_kernel(const I* ptr, int64_t num_rows, int64_t count, I* row_tiles) {
-  const int64_t tile = thread_id();
-  if (tile < count) row_tiles[tile] = static_cast<I>(first_row_of_tile(ptr, num_rows, tile));
 }
 
 }  // namespace

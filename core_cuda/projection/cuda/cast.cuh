@@ -1,0 +1,54 @@
+// The kernel that copies several tensors into another dtype in one launch, which is what autocast does to an input and
+// to the maps of a layer. Row y of the grid has one tensor; a thread copies four numbers at once where the tensor
+// begins on so many bytes.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "fours.cuh"
+#include "kernels.h"
+
+namespace edgeless::cuda::projection {
+
+constexpr int kCastThreads = 256, kCastPer = 4;
+
+template <class From, class To>
+__device__ __forceinline__ To convert(From x) {
+  if constexpr (std::is_same_v<From, To>) return x;
+  if constexpr (std::is_same_v<To, double>) return static_cast<double>(to_arithmetic(x));
+  return to_storage<To>(static_cast<Arithmetic<To>>(to_arithmetic(x)));
+}
+
+template <class From, class To>
+__device__ __forceinline__ void copy(const From* from, To* to, int64_t numbers) {
+  const int64_t step = int64_t(gridDim.x) * kCastThreads, fours = numbers / kCastPer;
+  const int64_t thread = int64_t(blockIdx.x) * kCastThreads + threadIdx.x;
+  const bool aligned = reinterpret_cast<uintptr_t>(from) % sizeof(Four<From>) == 0;  // the copy always is
+  int64_t rest = 0;
+  if (aligned) {
+    for (int64_t i = thread; i < fours; i += step) {
+      const Four<From> x = reinterpret_cast<const Four<From>*>(from)[i];
+      Four<To> y;
+#pragma unroll
+      for (int k = 0; k < kCastPer; ++k) y.x[k] = convert<From, To>(x.x[k]);
+      reinterpret_cast<Four<To>*>(to)[i] = y;
+    }
+    rest = fours * kCastPer;
+  }
+  for (int64_t i = rest + thread; i < numbers; i += step) to[i] = convert<From, To>(from[i]);
+}
+
+template <class To>
+__global__ void __launch_bounds__(kCastThreads) cast_kernel(const __grid_constant__ CastArgs args) {
+  const int t = blockIdx.y;
+  To* to = static_cast<To*>(args.to[t]);
+  switch (args.dtype[t]) {
+    case Storage::f32: return copy(static_cast<const float*>(args.from[t]), to, args.numbers[t]);
+    case Storage::f16: return copy(static_cast<const __half*>(args.from[t]), to, args.numbers[t]);
+    case Storage::bf16: return copy(static_cast<const __nv_bfloat16*>(args.from[t]), to, args.numbers[t]);
+    default: return copy(static_cast<const double*>(args.from[t]), to, args.numbers[t]);
+  }
+}
+
+}  // namespace edgeless::cuda::projection

@@ -1,0 +1,92 @@
+// The kernel that multiplies float32 matrices on tensor cores, C = A B^T, with each number as two numbers of TF32
+// (float_tiles.cuh).
+//
+// A thread block makes one tile of C, of the size that its Tiling says (tiles.cuh), from a pipeline of tiles of A and B
+// in shared memory. Row y of the grid has a part of the depth, whose product is stored apart, and z is the number of
+// the product, of those that share A. thresholds.h says which tiling serves which shapes.
+#pragma once
+
+#include <cstdint>
+
+#include "float_tiles.cuh"
+#include "kernels.h"
+#include "tiles.cuh"
+
+namespace edgeless::cuda::projection {
+
+// An infinity leaves no number behind when it is split: a result that is none is made once more, like this.
+template <bool kTransposedA, bool kTransposedB>
+__device__ __noinline__ float in_floats(const ProductArgs::Pair& pair, int64_t row, int64_t column, int64_t begin,
+                                        int64_t end) {
+  const float *a = static_cast<const float*>(pair.a), *b = static_cast<const float*>(pair.b);
+  float x = 0;
+  for (int64_t k = begin; k < end; ++k) {
+    x = fmaf(a[kTransposedA ? k * pair.a_row + row : row * pair.a_row + k],
+             b[kTransposedB ? k * pair.b_row + column : column * pair.b_row + k], x);
+  }
+  return x;
+}
+
+template <class Tiling, bool kTransposedA, bool kTransposedB>
+struct ProductShared {
+  using A = floats::Operand<Tiling::kRows, kTransposedA, Tiling::kThreads>;
+  using B = floats::Operand<Tiling::kColumns, kTransposedB, Tiling::kThreads>;
+  static constexpr int kStage = A::kNumbers + B::kNumbers;
+  static constexpr int kBytes = Tiling::kStages * kStage * static_cast<int>(sizeof(float));
+};
+
+// C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
+template <class Tiling, bool kTransposedA, bool kTransposedB, bool kTwo>
+__global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
+    product_kernel(const __grid_constant__ ProductArgs args) {
+  extern __shared__ float4 memory[];
+  float* shared = reinterpret_cast<float*>(memory);
+  using Of = ProductShared<Tiling, kTransposedA, kTransposedB>;
+  using A = typename Of::A;
+  using B = typename Of::B;
+  const TilePlace<Tiling> place(args);
+  Operands<A, B, kTwo, TilePlace<Tiling>> operands(args, place);
+  const float* bias = static_cast<const float*>(args.bias);
+  const auto stage_a = [&](int stage) { return shared + stage * Of::kStage; };
+  const auto stage_b = [&](int stage) { return stage_a(stage) + A::kNumbers; };
+  const auto load = [&](int stage) { operands.load(stage_a(stage), stage_b(stage)); };
+
+  typename Tiling::Sum sum = {}, part;
+  const bool sums = kTransposedA && args.sums && place.makes_sums();
+  float row_sum = 0;
+  walk_depth<Tiling::kStages>(operands.steps(), load, [&](int stage) {
+    const float *tile_a = stage_a(stage), *tile_b = stage_b(stage);
+    if (sums) {
+      float tile_sum = 0;
+#pragma unroll 8
+      for (int k = 0; k < kTileDepth; ++k) tile_sum += A::get(tile_a, threadIdx.x, k);
+      row_sum += tile_sum;  // sums of sums round less
+    }
+    floats::multiply_tiles<A, B>(tile_a, tile_b, place, sum, part);
+  });
+
+  if (sums && place.first_row + threadIdx.x < args.rows) {
+    args.sums[blockIdx.y * args.c_share + place.first_row + threadIdx.x] = row_sum;
+  }
+  float* c = static_cast<float*>(args.of[blockIdx.z].c) + blockIdx.y * args.c_share;
+  const int64_t c_row = args.of[blockIdx.z].c_row;
+  const auto again = [&](int64_t row, int column) {
+    const ProductArgs::Pair pair{args.a, args.of[blockIdx.z].b, args.a_row, args.of[blockIdx.z].b_row, args.depth};
+    const float x = in_floats<kTransposedA, kTransposedB>(pair, row, column, place.begin, place.end);
+    return kTwo ? x + in_floats<kTransposedA, kTransposedB>(args.more, row, column, 0, args.more.depth) : x;
+  };
+  const auto each = [&](auto&& use) {
+    for_each_pair(place, place.first_row, args.rows, place.first_column, args.columns, sum, use);
+  };
+  each([&](int64_t row, int column, float& x, float& y) {
+    if (!isfinite(x)) x = again(row, column);
+    if (!isfinite(y)) y = again(row, column + 1);
+    if (bias) x += bias[column], y += bias[column + 1];
+  });
+  if (args.add) add_numbers(c, c_row, place, args, sum);
+  each([&](int64_t row, int column, float x, float y) {
+    *reinterpret_cast<float2*>(c + row * c_row + column) = make_float2(x, y);
+  });
+}
+
+}  // namespace edgeless::cuda::projection

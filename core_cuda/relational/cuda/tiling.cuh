@@ -1,0 +1,53 @@
+// The kernels that cut pieces, and rows, into tiles of bounded work (../tiling.h), a thread for each item.
+//
+// Every tile finds the first piece or row that it has by a binary search. Of a graph with hubs, which are rows of very
+// many pieces, every row says what it adds up, and every piece finds its place; two exclusive scans (tiling.cu) run
+// between these two kernels. Totals are whole numbers, so the order in which atomic operations add them changes
+// nothing.
+//
+// The kernel that counts the tiles of the types stands in tiling.cu, since it scans by CUB, whose headers the runtime
+// compiler does not have.
+#pragma once
+
+#include <cstdint>
+
+#include "../../common/threads.cuh"
+#include "../tiling.h"
+
+namespace edgeless::cuda::relational {
+
+template <class I>
+__global__ void tiles_kernel(Tiling<I> args, int64_t* totals) {
+  const int64_t i = thread_id();
+  if (i < args.num_tiles()) args.tiles[i] = static_cast<I>(first_piece_of_tile(args, i));
+  if (!totals || i >= args.num_rows) return;
+  const int64_t pieces = args.pieces_of_row(i);
+  if (!is_hub(pieces)) return;
+  auto* of = reinterpret_cast<unsigned long long*>(totals);
+  atomicAdd(of, static_cast<unsigned long long>(parts_of_hub(pieces)));
+  atomicAdd(of + 1, static_cast<unsigned long long>(pieces));
+}
+
+template <class I>
+__global__ void added_kernel(Tiling<I> args) {
+  const int64_t row = thread_id();
+  if (row > args.num_rows) return;
+  const int64_t pieces = row < args.num_rows ? args.pieces_of_row(row) : 0;
+  const int64_t parts = is_hub(pieces) ? parts_of_hub(pieces) : 0;
+  args.hub_parts[row] = static_cast<I>(parts);
+  args.of_rows[row] = static_cast<I>(parts ? parts : pieces);
+}
+
+template <class I>
+__global__ void place_kernel(Tiling<I> args) {
+  const int64_t place = thread_id();
+  if (place < args.by_row[args.num_rows]) place_piece(args, place);
+}
+
+template <class I>
+__global__ void row_tiles_kernel(const I* ptr, int64_t num_rows, int64_t count, I* row_tiles) {
+  const int64_t tile = thread_id();
+  if (tile < count) row_tiles[tile] = static_cast<I>(first_row_of_tile(ptr, num_rows, tile));
+}
+
+}  // namespace edgeless::cuda::relational

@@ -1,0 +1,40 @@
+"""One instance of every kernel of linear maps and of those that multiply the sums of pieces and rows."""
+
+from edgeless.kernels import Kernel
+
+CUDA = "edgeless::cuda"
+PROJECTION = f"{CUDA}::projection"
+WIDE_TILING = f"{PROJECTION}::WideTiling"
+RELATIONAL = f"{CUDA}::relational"
+WEIGHTS = f"{RELATIONAL}::Weights"
+
+KERNELS = [
+    Kernel("projection/cuda/cast.cuh", f"{PROJECTION}::cast_kernel<__half>"),
+    Kernel("projection/cuda/column_sums.cuh", f"{PROJECTION}::add_chunks_kernel<__nv_bfloat16>"),
+    Kernel("projection/cuda/column_sums.cuh", f"{PROJECTION}::few_rows_kernel<double>"),
+    Kernel("projection/cuda/column_sums.cuh", f"{PROJECTION}::partial_sums_kernel<float>"),
+    Kernel("projection/cuda/half_gemm.cuh", f"{PROJECTION}::half_gemm_kernel<__nv_bfloat16, true, true, false>"),
+    Kernel("projection/cuda/node_logits.cuh", f"{PROJECTION}::gradients_kernel<float, true>"),
+    Kernel("projection/cuda/node_logits.cuh", f"{PROJECTION}::logits_kernel<__half, true>"),
+    Kernel("projection/cuda/product.cuh", f"{PROJECTION}::product_kernel<{WIDE_TILING}, false, false, true>"),
+    Kernel("relational/cuda/piece_gradients.cuh", f"{RELATIONAL}::piece_gradients_kernel<__nv_bfloat16, 64, 64>"),
+    Kernel("relational/cuda/piece_products.cuh", f"{RELATIONAL}::piece_products_kernel<float, 64, 32>"),
+    Kernel("relational/cuda/pieces.cuh", f"{RELATIONAL}::arrange_kernel<int32_t>"),
+    Kernel("relational/cuda/pieces.cuh", f"{RELATIONAL}::means_kernel<int32_t, float>"),
+    Kernel("relational/cuda/pieces.cuh", f"{RELATIONAL}::means_of_pieces_kernel<int64_t, double>"),
+    Kernel("relational/cuda/pieces.cuh", f"{RELATIONAL}::pairs_kernel<int64_t>"),
+    Kernel("relational/cuda/pieces.cuh", f"{RELATIONAL}::piece_begins_kernel<int32_t>"),
+    Kernel("relational/cuda/pieces.cuh", f"{RELATIONAL}::pieces_kernel<int64_t>"),
+    Kernel("relational/cuda/pieces.cuh", f"{RELATIONAL}::run_begins_kernel<int32_t>"),
+    Kernel("relational/cuda/pieces.cuh", f"{RELATIONAL}::type_pieces_kernel<int64_t>"),
+    Kernel("relational/cuda/row_sums.cuh", f"{RELATIONAL}::row_sums_kernel<__half, 64, 64, false, true>"),
+    Kernel("relational/cuda/short_gradients.cuh", f"{RELATIONAL}::prepare_gradients_kernel"),
+    Kernel("relational/cuda/short_gradients.cuh", f"{RELATIONAL}::short_gradients_kernel<{WEIGHTS}::in_order, true>"),
+    Kernel("relational/cuda/short_pieces.cuh", f"{RELATIONAL}::prepare_products_kernel<64>"),
+    Kernel("relational/cuda/short_pieces.cuh", f"{RELATIONAL}::short_products_kernel<32, {WEIGHTS}::by_id, false>"),
+    Kernel("relational/cuda/short_rows.cuh", f"{RELATIONAL}::short_rows_kernel<float, true, false>"),
+    Kernel("relational/cuda/tiling.cuh", f"{RELATIONAL}::added_kernel<int64_t>"),
+    Kernel("relational/cuda/tiling.cuh", f"{RELATIONAL}::place_kernel<int32_t>"),
+    Kernel("relational/cuda/tiling.cuh", f"{RELATIONAL}::row_tiles_kernel<int64_t>"),
+    Kernel("relational/cuda/tiling.cuh", f"{RELATIONAL}::tiles_kernel<int32_t>"),
+]
