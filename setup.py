@@ -159,7 +159,7 @@ setup(
     packages=[package for name, folder in FOLDERS.items() for package in packages(name, folder)],
     package_data={
         "edgeless": ["py.typed"],
-        "edgeless.bench": ["*.json"],
+        "edgeless.tools.bench": ["*.json"],
         "edgeless.dgl.nn": ["*.pyi"],
         "edgeless.pyg.nn": ["*.pyi"],
     },
