@@ -169,7 +169,7 @@ setup(
     ],
     package_data={
         "edgeless": ["py.typed"],
-        "edgeless.bench": ["*.json"],
+        "edgeless.tools.bench": ["*.json"],
         "edgeless.dgl.nn": ["*.pyi"],
         "edgeless.pyg.nn": ["*.pyi"],
         "edgeless.kernels.sources": kernel_headers(),

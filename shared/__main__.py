@@ -9,22 +9,23 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Optional
 
-from edgeless.cli.child import ChildError
-from edgeless.cli.devices import UsageError
-from edgeless.cli.files import OutputError
-from edgeless.cli.process import PIPE_CLOSED, Terminated, discard_output, print_anything, signals_raise
-
 # Imported only when chosen: `info` must answer even where the libraries of the others are missing.
 COMMANDS = {
     "demo": (
-        "edgeless.demo.command",
+        "edgeless.tools.demo.command",
         "train a network with the stock layers and with edgeless, side by side",
     ),
-    "info": ("edgeless.info", "versions, what this build has, what each framework offers"),
-    "plan": ("edgeless.cli.plan_command", "which kernels run for an aggregation on a graph of some size, and why"),
-    "reorder": ("edgeless.bench.reorder", "what other orders of a graph's nodes cost, and what they are worth"),
-    "tune": ("edgeless.cli.tune_command", "which engine is the fastest for sums over a graph; auto takes it then"),
-    "bench": ("edgeless.bench.command", "time layers or bare aggregation against PyG, torch.compile and DGL"),
+    "info": ("edgeless.tools.cli.info_command", "versions, what this build has, what each framework offers"),
+    "plan": (
+        "edgeless.tools.cli.plan_command",
+        "which kernels run for an aggregation on a graph of some size, and why",
+    ),
+    "reorder": ("edgeless.tools.bench.reorder", "what other orders of a graph's nodes cost, and what they are worth"),
+    "tune": (
+        "edgeless.tools.cli.tune_command",
+        "which engine is the fastest for sums over a graph; auto takes it then",
+    ),
+    "bench": ("edgeless.tools.bench.command", "time layers or bare aggregation against PyG, torch.compile and DGL"),
 }
 
 
@@ -37,6 +38,13 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Runs one command and returns the exit status: 2 for what cannot be done, 1 for what went wrong."""
+    # Here and not above: processes that a command spawns import this module again, and no module of the runtime may
+    # import the tools.
+    from edgeless.tools.cli.child import ChildError
+    from edgeless.tools.cli.devices import UsageError
+    from edgeless.tools.cli.files import OutputError
+    from edgeless.tools.cli.process import PIPE_CLOSED, Terminated, discard_output, print_anything, signals_raise
+
     argv = list(sys.argv[1:] if argv is None else argv)
     os.environ.setdefault("DGLBACKEND", "pytorch")  # otherwise DGL writes a configuration file at its first import
     print_anything()

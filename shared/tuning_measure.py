@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .engines import CusparseFormat, engine, pick
+from .timing import Failed, Timer
 from .tuning import Measured, Shape, parse_dot, sides_of
 from .wsb import WsbFormat
 
@@ -64,7 +65,6 @@ def _timed(
     graph: Graph, call: Callable[[], Any], op: str, args: dict[str, Any], rounds: int, runs: int
 ) -> dict[str, float]:
     """Milliseconds of ``call`` by engine, of those that do not refuse the op."""
-    from .bench.timing import Failed, Timer  # torch and the standard library alone
 
     def run(name: str) -> None:
         with engine(name):

@@ -40,7 +40,7 @@ def every_capability(request):
 @pytest.fixture
 def short_turns(monkeypatch):
     """On the CPU a bench runs each peer once a turn, where else it fills a third of a second; no test reads times."""
-    from edgeless.bench import timing
+    from edgeless import timing
 
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)
 

@@ -12,10 +12,10 @@ import torch
 
 import edgeless
 from edgeless import _C, Graph, engines, functional
-from edgeless.bench import graphs, peers
-from edgeless.bench.work import op_case
 from edgeless.plan import DEVICES, spmm_step, table
 from edgeless.plan_recording import record
+from edgeless.tools.bench import graphs, peers
+from edgeless.tools.bench.work import op_case
 
 EDGES = torch.tensor([[0, 0, 1, 2, 3], [1, 2, 2, 0, 1]])
 

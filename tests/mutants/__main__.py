@@ -34,7 +34,7 @@ from watchers import watchers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"shared": "edgeless", "dgl_plugin": "edgeless/dgl", "pyg_plugin": "edgeless/pyg"}
-TOOLS = ("shared/bench/*", "shared/cli/*", "shared/demo/*", "shared/__main__.py")  # which compute nothing for a user
+TOOLS = ("shared/tools/*", "shared/__main__.py")  # which compute nothing for a user
 # Sources for the CPU; kernels for CUDA need a GPU.
 CPP = ("core_cuda/*_cpu.cpp", "core_cuda/*_autograd.cpp", "core_cuda/*/cpu/*.h", "core_cuda/graph/*.h")
 WATCHED = ("core", "pyg", "dgl", "shared")  # folders of tests

@@ -9,7 +9,7 @@ import torch
 
 import edgeless
 from edgeless import backends
-from edgeless.cli import devices
+from edgeless.tools.cli import devices
 
 
 class Stock(torch.nn.Linear):

@@ -8,9 +8,9 @@ import torch
 
 import edgeless
 from edgeless.__main__ import main
-from edgeless.bench import graphs, minibatch
-from edgeless.bench.work import Case
-from edgeless.cli.devices import UsageError
+from edgeless.tools.bench import graphs, minibatch
+from edgeless.tools.bench.work import Case
+from edgeless.tools.cli.devices import UsageError
 
 TOY = graphs.load("toy", None, torch.device("cpu"))
 SAMPLING = minibatch.Sampling(batch_size=64, fanout=(5, 4))

@@ -7,10 +7,10 @@ import torch
 
 import edgeless
 from edgeless.__main__ import main
-from edgeless.bench import graphs, new_graphs
-from edgeless.bench.command import SUITES
-from edgeless.bench.work import Case
-from edgeless.cli.devices import UsageError, installed
+from edgeless.tools.bench import graphs, new_graphs
+from edgeless.tools.bench.command import SUITES
+from edgeless.tools.bench.work import Case
+from edgeless.tools.cli.devices import UsageError, installed
 
 pytestmark = pytest.mark.usefixtures("short_turns")
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from edgeless.__main__ import main
-from edgeless.bench import engines, picture, shapes
-from edgeless.bench.command import SUITES
-from edgeless.bench.page import ENGINES, SECTIONS, engines_page, files, page
-from edgeless.bench.runs import DEMO, Suite, geometric_mean, read
-from edgeless.cli import setting
-from edgeless.cli.devices import installed
+from edgeless.tools.bench import engines, picture, shapes
+from edgeless.tools.bench.command import SUITES
+from edgeless.tools.bench.page import ENGINES, SECTIONS, engines_page, files, page
+from edgeless.tools.bench.runs import DEMO, Suite, geometric_mean, read
+from edgeless.tools.cli import setting
+from edgeless.tools.cli.devices import installed
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MOST_LINES = 190
@@ -80,7 +80,7 @@ def everything():
 
 def test_the_committed_files_are_what_the_command_writes():
     for name, text in files(DOCS / "runs").items():
-        assert (DOCS / name).read_text() == text, f"run: python -m edgeless.bench.page (docs/{name} is stale)"
+        assert (DOCS / name).read_text() == text, f"run: python -m edgeless.tools.bench.page (docs/{name} is stale)"
 
 
 def test_the_committed_page_is_short():

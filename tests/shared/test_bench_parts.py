@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 
-from edgeless.bench import graphs, roof, twins
-from edgeless.bench.baseline import H200, Baseline, geometric_means
-from edgeless.bench.measure import Result
-from edgeless.bench.timing import Timer, Timing
-from edgeless.bench.work import Case, Work, op_case
-from edgeless.cli.devices import UsageError
+from edgeless.timing import Timer, Timing
+from edgeless.tools.bench import graphs, roof, twins
+from edgeless.tools.bench.baseline import H200, Baseline, geometric_means
+from edgeless.tools.bench.measure import Result
+from edgeless.tools.bench.work import Case, Work, op_case
+from edgeless.tools.cli.devices import UsageError
 
 CPU = torch.device("cpu")
 
@@ -180,8 +180,8 @@ import json
 from unittest import mock
 
 import torch
-from edgeless.bench import graphs, memory
-from edgeless.bench.work import Work, op_case
+from edgeless.tools.bench import graphs, memory
+from edgeless.tools.bench.work import Work, op_case
 
 mb, kept = 1 << 20, []
 

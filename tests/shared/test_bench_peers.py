@@ -7,14 +7,15 @@ import json
 import pytest
 import torch
 
+from edgeless import timing
 from edgeless.__main__ import main
-from edgeless.bench import graphs, measure, memory, timing
-from edgeless.bench.command import DROPPING
-from edgeless.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
-from edgeless.bench.work import Case, Work, op_case
-from edgeless.cli.devices import UsageError, installed
-from edgeless.cli.layers import LAYERS
-from edgeless.cli.memory import Peak
+from edgeless.tools.bench import graphs, measure, memory
+from edgeless.tools.bench.command import DROPPING
+from edgeless.tools.bench.peers import LAYER_PEERS, SPARSE_PEERS, build, has_torch_sparse, known
+from edgeless.tools.bench.work import Case, Work, op_case
+from edgeless.tools.cli.devices import UsageError, installed
+from edgeless.tools.cli.layers import LAYERS
+from edgeless.tools.cli.memory import Peak
 
 TOY = graphs.load("toy", None, torch.device("cpu"))
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import edgeless
-from edgeless.bench import work as bench
-from edgeless.bench.work import CapturedWork, Case, EngineWork, GraphedWork, Work, op_case
-from edgeless.cli.devices import UsageError
+from edgeless.tools.bench import work as bench
+from edgeless.tools.bench.work import CapturedWork, Case, EngineWork, GraphedWork, Work, op_case
+from edgeless.tools.cli.devices import UsageError
 
 
 def test_a_case_has_the_sizes_of_its_name():

@@ -10,8 +10,8 @@ import torch
 import edgeless
 from edgeless import _C
 from edgeless.__main__ import main
-from edgeless.cli import devices
-from edgeless.cli.layers import LAYERS
+from edgeless.tools.cli import devices
+from edgeless.tools.cli.layers import LAYERS
 
 FRAMEWORKS = [name for name in ("pyg", "dgl") if devices.installed(name)]
 RESULT = {"runs": [{"seed": 0, "losses": [1.0], "val": 0.5, "test": 0.5}], "seconds": [0.1], "peak_bytes": 10}
@@ -57,7 +57,7 @@ def test_demo_trains_both_sides_to_the_same_loss(tmp_path, capsys, framework):
 @pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_at_the_end(monkeypatch, capsys):
-    monkeypatch.setattr("edgeless.demo.command.run_child", lambda *_: RESULT)
+    monkeypatch.setattr("edgeless.tools.demo.command.run_child", lambda *_: RESULT)
     assert main(["demo", "--framework", FRAMEWORKS[0], *TINY, "--json", "/dev/full"]) == 1
     out, err = capsys.readouterr()
     assert "test accuracy" in out
@@ -67,7 +67,7 @@ def test_a_full_disk_at_the_end(monkeypatch, capsys):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_layer_of_the_demo_trains_to_the_stock_loss(monkeypatch, framework, layer):
-    from edgeless.demo import train
+    from edgeless.tools.demo import train
 
     if getattr(LAYERS[layer], framework) is None:
         pytest.skip(f"{framework} has no such layer")
@@ -87,7 +87,7 @@ def test_every_layer_of_the_demo_trains_to_the_stock_loss(monkeypatch, framework
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_links_are_learnt_to_the_stock_loss_and_ranks(monkeypatch, tmp_path, framework):
-    from edgeless.demo import train
+    from edgeless.tools.demo import train
 
     words = [f"n{i}" for i in range(40)]
     triples = [f"{words[i]} {'ab'[i % 2]} {words[(3 * i + step) % 40]}" for step in (1, 7) for i in range(40)]
@@ -110,7 +110,7 @@ def test_links_are_learnt_to_the_stock_loss_and_ranks(monkeypatch, tmp_path, fra
 
 @pytest.mark.parametrize(("framework", "layer"), [("pyg", "gatv2"), ("dgl", "transformer"), ("dgl", "gcn")])
 def test_every_layer_has_a_heading_and_a_line_of_help(capsys, framework, layer):
-    from edgeless.demo.command import side_names
+    from edgeless.tools.demo.command import side_names
 
     _, ours = side_names({"framework": framework, "layer": layer}).values()
     with pytest.raises(SystemExit):
@@ -122,21 +122,21 @@ def test_every_layer_has_a_heading_and_a_line_of_help(capsys, framework, layer):
     ("stock", "ours", "said"), [(3.0, 1.5, "2.0x less"), (1.5, 3.0, "2.0x more"), (1.0, 1.0, "1.0x less"), (1, 0, "")]
 )
 def test_the_demo_says_more_where_it_is_more(stock, ours, said):
-    from edgeless.demo.command import _change
+    from edgeless.tools.demo.command import _change
 
     assert _change(stock, ours) == said
 
 
 @pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
 def test_the_demo_says_that_masks_of_dropout_differ(monkeypatch, capsys):
-    monkeypatch.setattr("edgeless.demo.command.run_child", lambda *_: RESULT)
+    monkeypatch.setattr("edgeless.tools.demo.command.run_child", lambda *_: RESULT)
     assert main(["demo", "--framework", FRAMEWORKS[0], "--dropout", "0.5", *TINY]) == 0
     assert "different dropout masks" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(not FRAMEWORKS, reason="needs PyG or DGL")
 def test_demo_reads_cora(shared_data, tmp_path, capsys, monkeypatch):
-    from edgeless.demo import train
+    from edgeless.tools.demo import train
 
     def here(module, config, on_event):  # a child of its own would import torch and the framework again
         results = []
@@ -144,7 +144,7 @@ def test_demo_reads_cora(shared_data, tmp_path, capsys, monkeypatch):
         train.run(config)
         return results[-1]
 
-    monkeypatch.setattr("edgeless.demo.command.run_child", here)
+    monkeypatch.setattr("edgeless.tools.demo.command.run_child", here)
     file = tmp_path / "cora.json"
     options = ["--dataset", "cora", "--root", str(shared_data / "planetoid"), "--epochs", "2", "--json", str(file)]
     assert main(["demo", "--framework", FRAMEWORKS[0], "--device", "cpu", *options]) == 0

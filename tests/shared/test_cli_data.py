@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from edgeless.cli.devices import UsageError
-from edgeless.demo.data import community_graph, read_npz, read_planetoid
-from edgeless.demo.relational import read_wn18rr, relational_graph
-from edgeless.demo.tasks import _ranks
+from edgeless.tools.cli.devices import UsageError
+from edgeless.tools.demo.data import community_graph, read_npz, read_planetoid
+from edgeless.tools.demo.relational import read_wn18rr, relational_graph
+from edgeless.tools.demo.tasks import _ranks
 
 SMALL = {"num_nodes": 500, "num_edges": 8000, "num_classes": 5, "num_features": 8}
 

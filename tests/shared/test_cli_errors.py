@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgeless.__main__ import main
-from edgeless.cli import child, devices
+from edgeless.tools.cli import child, devices
 
 
 @pytest.fixture
@@ -21,8 +21,8 @@ def refused(monkeypatch, capsys):
         raise AssertionError("the work has begun")
 
     monkeypatch.setattr(devices, "installed", lambda framework: True)  # the complaint is not about frameworks
-    monkeypatch.setattr("edgeless.demo.command.run_child", never)
-    monkeypatch.setattr("edgeless.bench.command.measure", never)
+    monkeypatch.setattr("edgeless.tools.demo.command.run_child", never)
+    monkeypatch.setattr("edgeless.tools.bench.command.measure", never)
 
     def run(arguments):
         try:
@@ -236,7 +236,7 @@ def test_a_full_disk_under_standard_output():
 
 
 def test_signs_that_the_terminal_lacks(monkeypatch):
-    from edgeless.cli import console
+    from edgeless.tools.cli import console
 
     class Ascii:
         encoding = "ascii"
@@ -249,8 +249,8 @@ def test_signs_that_the_terminal_lacks(monkeypatch):
 def test_a_name_that_ascii_lacks():
     """The title, the table and the complaint have signs that PYTHONIOENCODING=ascii cannot print."""
     script = (
-        "from edgeless.cli.process import print_anything; print_anything()\n"
-        "from edgeless.cli.console import plus_minus, print_table\n"
+        "from edgeless.tools.cli.process import print_anything; print_anything()\n"
+        "from edgeless.tools.cli.console import plus_minus, print_table\n"
         "print_table('gr\\xfc\\xdfe \\udcff', ['', 'a'], [['b', plus_minus('1')]], ['\\xb1'])"
     )
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -262,8 +262,8 @@ def test_a_name_that_ascii_lacks():
 
 PARENT = """
 import signal, sys
-from edgeless.cli import child
-from edgeless.cli.process import Terminated, signals_raise
+from edgeless.tools.cli import child
+from edgeless.tools.cli.process import Terminated, signals_raise
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have them ignored
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 try:
@@ -276,7 +276,7 @@ except KeyboardInterrupt:
 """
 SLEEPER = """
 import os, time
-from edgeless.cli.child import emit
+from edgeless.tools.cli.child import emit
 emit("pid", pid=os.getpid())
 time.sleep(100)
 """

@@ -9,8 +9,8 @@ import textwrap
 import pytest
 import torch
 
-from edgeless.cli import child, console, memory
-from edgeless.cli.child import ChildError, run_child
+from edgeless.tools.cli import child, console, memory
+from edgeless.tools.cli.child import ChildError, run_child
 
 MB = 1 << 20
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 # In a process of its own: a heap that other tests have left with room in it keeps what is freed into it.
 PEAK = """
 import torch
-from edgeless.cli import memory
+from edgeless.tools.cli import memory
 
 if not {by_kernel}:
     memory._reset_high_water_mark = lambda: False
@@ -60,7 +60,7 @@ def test_a_child_gets_its_configuration_and_sends_events(module):
     name = module(
         """
         import json, sys
-        from edgeless.cli.child import emit
+        from edgeless.tools.cli.child import emit
         config = json.load(sys.stdin)
         print("chatter of a framework")
         emit("epoch", loss=config["loss"])

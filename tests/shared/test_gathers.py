@@ -8,8 +8,8 @@ from devices import EVERY_DEVICE
 
 from edgeless import Graph
 from edgeless.__main__ import main
-from edgeless.bench import gathers, reorder
-from edgeless.bench.gathers import BY, LOADS, Gather, compared, dots, gaps
+from edgeless.tools.bench import gathers, reorder
+from edgeless.tools.bench.gathers import BY, LOADS, Gather, compared, dots, gaps
 
 pytestmark = pytest.mark.usefixtures("short_turns")
 QUICK = ["--device", "cpu", "--threads", "1", "--rounds", "1"]

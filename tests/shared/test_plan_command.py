@@ -5,10 +5,10 @@ import torch
 
 import edgeless
 from edgeless.__main__ import main
-from edgeless.bench import graphs
-from edgeless.bench.command import SUITES
-from edgeless.bench.shapes import DIMS, HEADS
 from edgeless.plan import Device
+from edgeless.tools.bench import graphs
+from edgeless.tools.bench.command import SUITES
+from edgeless.tools.bench.shapes import DIMS, HEADS
 
 
 def test_every_cell_of_a_suite_is_printed(capsys):

@@ -7,7 +7,7 @@ import torch
 
 from edgeless import reordering
 from edgeless.__main__ import main
-from edgeless.bench import reorder
+from edgeless.tools.bench import reorder
 
 pytestmark = pytest.mark.usefixtures("short_turns")
 QUICK = ["--device", "cpu", "--threads", "1", "--rounds", "1"]

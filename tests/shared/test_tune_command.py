@@ -7,9 +7,9 @@ import torch
 
 from edgeless import engines, tuning_measure
 from edgeless.__main__ import main
-from edgeless.bench import graphs
-from edgeless.cli import tune_command
 from edgeless.engines import ENGINES
+from edgeless.tools.bench import graphs
+from edgeless.tools.cli import tune_command
 from edgeless.tuning import Measured
 from edgeless.tuning_file import TuningFile
 

@@ -16,8 +16,8 @@ from processes import forking
 
 import edgeless.distributed as ed
 from edgeless import Graph, blocks, file_lock
-from edgeless.cli.files import OutputError, writing
 from edgeless.engines import ENGINES
+from edgeless.tools.cli.files import OutputError, writing
 from edgeless.tuning_file import TuningFile
 from edgeless.whole_files import whole_file
 
@@ -287,7 +287,7 @@ def work(rank, processes, device, config):
     yield
 
 if __name__ == "__main__":
-    from edgeless.cli.child import configuration
+    from edgeless.tools.cli.child import configuration
     print(os.getpid(), configuration()["text"], file=open("pid", "w"), flush=True)
     time.sleep(300)
 """
@@ -314,7 +314,10 @@ def expect_end(pids):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_of_a_bench_end_with_their_parent(tmp_path):
     (tmp_path / "endless_work.py").write_text(WORK)
-    run = 'from edgeless.bench import processes; processes.run(endless_work.work, 2, {"device": "cpu", "threads": 1})'
+    run = (
+        "from edgeless.tools.bench import processes; "
+        'processes.run(endless_work.work, 2, {"device": "cpu", "threads": 1})'
+    )
     (tmp_path / "parent.py").write_text(PARENT.format(path=[str(tmp_path)], run=run))
     parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True)
     pids = [int(parent.stdout.readline()) for _ in range(2)]
@@ -327,7 +330,7 @@ def test_workers_of_a_bench_end_with_their_parent(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_child_of_a_command_ends_with_its_parent(tmp_path):
     (tmp_path / "endless_work.py").write_text(WORK)
-    run = 'from edgeless.cli.child import run_child; run_child("endless_work", {"text": "x"})'
+    run = 'from edgeless.tools.cli.child import run_child; run_child("endless_work", {"text": "x"})'
     (tmp_path / "parent.py").write_text(PARENT.format(path=[str(tmp_path)], run=run))
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], cwd=tmp_path, env=environment)

@@ -1,0 +1,141 @@
+"""Medians of interleaved runs, so that noise of the machine hits every peer alike.
+
+Peers are the functions that are compared: engines for the tuner, layers and ops for the bench.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Optional
+
+import torch
+
+LEAST_SECONDS = 0.3  # a peer's turn in a round on the CPU: one run, or as many as fit
+SHORT_SECONDS = 0.02  # a peer's turn in a round on CUDA at least: what the host disturbs is measured the more often
+LONG_SECONDS = 3.0  # of a turn on CUDA at most; of warm-up or, on the CPU, of a first run, after which no other begins
+L2_BYTES = 256 << 20  # written between runs to leave nothing of ours in the L2 of any GPU of today
+
+
+@dataclass
+class Timing:
+    """Milliseconds of every run of one peer."""
+
+    runs: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.runs)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance from the 10th to the 90th percentile, as a share of the median."""
+        if len(self.runs) < 2:
+            return 0.0
+        deciles = statistics.quantiles(self.runs, n=10, method="inclusive")
+        return (deciles[-1] - deciles[0]) / 2 / self.median
+
+
+class Failed(Exception):
+    """A peer cannot run this case; the message is for the table."""
+
+
+def in_a_line(error: Exception) -> str:
+    """What went wrong, for a table."""
+    first_line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"[:100]
+
+
+@dataclass
+class Timer:
+    """How runs are timed.
+
+    Attributes:
+        device: CUDA runs are timed by events, CPU runs by the clock.
+        rounds: every peer has one turn in a round.
+        runs: CUDA runs per turn, more where they fit :data:`SHORT_SECONDS` (on the CPU as many as fit
+            :data:`LEAST_SECONDS`).
+        warmup: runs before the first round.
+        cold: empties the L2 before every CUDA run.
+    """
+
+    device: torch.device
+    rounds: int
+    runs: int
+    warmup: int
+    cold: bool = False
+
+    def compare(self, peers: dict) -> dict:
+        """Times every function of ``peers`` (key -> function without arguments); Failed where one cannot run."""
+        timings = {key: Timing() for key in peers}
+        failed = {}
+        for key, run in peers.items():
+            try:
+                self._warm_up(run)
+            except Failed as error:
+                failed[key] = error
+        for _ in range(self.rounds):
+            for key, run in peers.items():
+                if key not in failed:
+                    timings[key].runs += self._turn(run)
+        return {**timings, **failed}
+
+    def _warm_up(self, run: Callable[[], object]) -> None:
+        try:
+            start = time.perf_counter()
+            for _ in range(self.warmup):
+                run()
+                if time.perf_counter() - start > LONG_SECONDS:
+                    break
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            raise Failed("out of memory") from None
+        except Exception as error:  # one peer's trouble must not end an hour of measuring the others
+            raise Failed(in_a_line(error)) from error
+
+    def _turn(self, run: Callable[[], object]) -> list[float]:
+        if self.device.type == "cuda":
+            return self._turn_of_events(run)
+        begin = time.perf_counter()
+        run()  # another peer ran last: its rows are in the caches, and the memory that it gave back has to be got anew
+        first = time.perf_counter() - begin
+        if first > LONG_SECONDS:  # beside which neither counts
+            return [1e3 * first]
+        runs, begin = [], time.perf_counter()
+        while not runs or time.perf_counter() - begin < LEAST_SECONDS:
+            start = time.perf_counter()
+            run()
+            runs.append(1e3 * (time.perf_counter() - start))
+        return runs
+
+    def _turn_of_events(self, run: Callable[[], object]) -> list[float]:
+        flush = torch.empty(L2_BYTES, dtype=torch.uint8, device=self.device) if self.cold else None
+        run()  # another peer ran last: its rows are in the caches
+        (once,) = self._events(run, 1, flush)
+        return self._events(run, self._runs_of_turn(once), flush)
+
+    def _runs_of_turn(self, once: float) -> int:
+        """How many runs of ``once`` milliseconds are a turn. The host begins them all, and does not know how long they
+        take: it has to be told how many there are.
+        """
+        once = max(once, 1e-3)
+        fit = round(1e3 * LONG_SECONDS / once)
+        return max(1, min(fit, max(self.runs, math.ceil(1e3 * SHORT_SECONDS / once))))
+
+    def _events(self, run: Callable[[], object], count: int, flush: Optional[torch.Tensor]) -> list[float]:
+        events = []
+        for _ in range(count):
+            if flush is not None:
+                flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            events.append((start, end))
+        torch.cuda.synchronize(self.device)
+        return [start.elapsed_time(end) for start, end in events]

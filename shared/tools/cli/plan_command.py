@@ -1,0 +1,145 @@
+"""The ``plan`` command: which kernels run for an aggregation on a graph of given sizes, why, and what it costs."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple, Optional
+
+import torch
+
+from edgeless.aggregation import gathered_degree
+from edgeless.engines import ENGINES, ROWSPLIT, named
+from edgeless.plan import DEVICES, Device, Step, attention_steps, extremum_steps, spmm_step, table
+from edgeless.tools.bench import graphs, shapes, twins
+from edgeless.tools.bench.command import SUITES
+from edgeless.tools.bench.ops import parse
+from edgeless.tools.bench.work import DTYPES
+
+from .devices import UsageError, pick_device
+
+_SCORES = {"gatv2": "gatv2", "gat": "gat", "gt": "dot"}
+_SUMS = ("forward", "gradient")
+
+
+class _Sizes(NamedTuple):
+    num_src: int
+    num_dst: int
+    num_edges: int
+
+
+# Of graphs that are read from files; those of the others are known by name.
+_FILES = {"tolokers": _Sizes(11_758, 11_758, 1_038_000), "cora": _Sizes(2_708, 2_708, 10_556)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of the command."""
+    parser.add_argument("op", nargs="*", help="gatv2_H8_D128, gat_H4_D32, gt_H4_D128, spmm_both_F512, min_F512, ...")
+    parser.add_argument("--suite", choices=SUITES, help="every cell of a suite of the bench command")
+    parser.add_argument(
+        "--graph", nargs="+", help="a graph of the bench (pokec, ...), tolokers or cora; default: arxiv"
+    )
+    parser.add_argument("--nodes", type=int, help="in place of --graph, with --edges")
+    parser.add_argument("--edges", type=int)
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: fp32")
+    parser.add_argument(
+        "--device",
+        help=f"{', '.join(DEVICES)}, cuda (the one at hand) or cpu (default: h200, cpu for a suite of CPU threads)",
+    )
+    parser.add_argument("--engine", choices=ENGINES, default="auto", help="of sums (default: auto)")
+    parser.add_argument("--options", action="store_true", help="with dropout or returned attention")
+    parser.add_argument("--max-degree", type=int, default=-1, help="edges of the longest row, where it is known")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan of every case."""
+    suite = _suite(args.suite)
+    ops = args.op or suite.get("op")
+    if not ops and args.suite is None:
+        raise UsageError("plan needs an op, as in: edgeless plan gatv2_H8_D128 --graph twitch --dtype bf16")
+    if not ops:
+        raise UsageError(
+            f"--suite {args.suite} times whole layers or models. What runs for one depends on its options and its "
+            "graph: edgeless.explain(layer, *inputs, plan=True) says it"
+        )
+    wanted = args.device or ("cpu" if "compare_threads" in suite else "h200")
+    device = DEVICES.get(wanted) or Device.of(pick_device(wanted))
+    for name, sizes in _graphs(args, suite):
+        for op in ops:
+            for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
+                print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
+                steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.max_degree, args.engine)
+                print("  " + table(steps).replace("\n", "\n  "))
+    return 0
+
+
+def _suite(name: Optional[str]) -> dict:
+    """What the bench runs for it, the shapes of attention by name among its ops."""
+    suite = SUITES.get(name, {})
+    if suite.get("shapes"):
+        return {**suite, "op": shapes.names(), "dtype": list(shapes.PRECISIONS)}
+    return suite
+
+
+def _graphs(args: argparse.Namespace, suite: dict) -> Iterator[tuple[str, _Sizes]]:
+    if (args.nodes is None) != (args.edges is None):
+        raise UsageError("--nodes and --edges go together")
+    if args.nodes is not None:
+        if args.nodes < 0 or args.edges < 0:
+            raise UsageError(f"--nodes and --edges must not be negative, got {args.nodes} and {args.edges}")
+        yield "a graph", _Sizes(args.nodes, args.nodes, args.edges)
+        return
+    for name in args.graph or suite.get("graph") or ["arxiv"]:
+        yield name, _sizes(name)
+
+
+def _sizes(name: str) -> _Sizes:
+    if name in _FILES:
+        return _FILES[name]
+    found = graphs.sizes(name)
+    if found is None:
+        known = ", ".join([*_FILES, *graphs.OWN, *twins.NAMES])
+        raise UsageError(f"--graph must be one of {known}, got {name!r}")
+    nodes, edges = found
+    return _Sizes(nodes, nodes, edges)
+
+
+def steps_of(
+    op: str,
+    dtype: torch.dtype,
+    sizes: _Sizes,
+    device: Device,
+    options: bool = False,
+    max_degree: int = -1,
+    engine: str = "auto",
+) -> list[Step]:
+    """Forward and backward of an aggregation called as the bench calls it.
+
+    Raises:
+        UsageError: for a name that is none.
+    """
+    try:
+        kind, heads, width = parse(op)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    given = {**sizes._asdict(), "device": device}
+    if kind in _SCORES:
+        score = _SCORES[kind]
+        return attention_steps(
+            score, dtype, heads, 1 if score == "gat" else width, width, passes=("forward", "by_dst", "by_src"),
+            max_degrees=[] if max_degree < 0 else [max_degree, max_degree], options=options, **given,
+        )  # fmt: skip
+    if kind.startswith("spmm"):
+        weight = 4 if kind == "spmm_both" else 0
+        refused = "" if device.multiprocessors else "the tensors are not on a GPU"
+        if named(engine) is ROWSPLIT or not refused:
+            runs, why = named(engine), ""
+        else:
+            runs, why = ROWSPLIT, f"{engine}: {refused}"
+        steps = (spmm_step(dtype, width, weight_bytes=weight, step=s, engine=runs, **given) for s in _SUMS)
+        return [replace(step, refused=why) for step in steps]
+    arg_bytes = 4 if max_degree < 0 else 1 if max_degree <= 2**8 else 2 if max_degree <= 2**16 else 4
+    degree = gathered_degree(bool(device.multiprocessors), sizes.num_src, dtype.itemsize, arg_bytes, shares=False)
+    has_transpose = sizes.num_edges <= degree * sizes.num_dst
+    return extremum_steps(dtype, width, arg_bytes=arg_bytes, has_transpose=has_transpose, **given)
