@@ -1,4 +1,4 @@
-"""``python -m edgeless demo | info | plan | reorder | tune | bench``."""
+"""``python -m edgeless demo | info | plan | compile | reorder | tune | bench``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ COMMANDS = {
         "edgeless.tools.cli.plan_command",
         "which kernels run for an aggregation on a graph of some size, and why",
     ),
+    "compile": ("edgeless.tools.cli.compile_command", "compile the CUDA kernels that plans name, into a pack"),
     "reorder": ("edgeless.tools.bench.reorder", "what other orders of a graph's nodes cost, and what they are worth"),
     "tune": (
         "edgeless.tools.cli.tune_command",

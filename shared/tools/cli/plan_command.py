@@ -54,18 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan of every case."""
-    suite = _suite(args.suite)
-    ops = args.op or suite.get("op")
-    if not ops and args.suite is None:
-        raise UsageError("plan needs an op, as in: edgeless plan gatv2_H8_D128 --graph twitch --dtype bf16")
-    if not ops:
-        raise UsageError(
-            f"--suite {args.suite} times whole layers or models. What runs for one depends on its options and its "
-            "graph: edgeless.explain(layer, *inputs, plan=True) says it"
-        )
+    suite = suite_of(args.suite)
+    ops = ops_of("plan", args, suite)
     wanted = args.device or ("cpu" if "compare_threads" in suite else "h200")
     device = DEVICES.get(wanted) or Device.of(pick_device(wanted))
-    for name, sizes in _graphs(args, suite):
+    for name, sizes in graphs_of(args, suite):
         for op in ops:
             for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
                 print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
@@ -74,7 +67,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _suite(name: Optional[str]) -> dict:
+def ops_of(command: str, args: argparse.Namespace, suite: dict) -> list[str]:
+    """The ops that the arguments or the suite name.
+
+    Raises:
+        UsageError: there are none.
+    """
+    ops = args.op or suite.get("op")
+    if not ops and args.suite is None:
+        raise UsageError(f"{command} needs an op, as in: edgeless {command} gatv2_H8_D128 --graph twitch --dtype bf16")
+    if not ops:
+        raise UsageError(
+            f"--suite {args.suite} times whole layers or models. What runs for one depends on its options and its "
+            "graph: edgeless.explain(layer, *inputs, plan=True) says it"
+        )
+    return ops
+
+
+def suite_of(name: Optional[str]) -> dict:
     """What the bench runs for it, the shapes of attention by name among its ops."""
     suite = SUITES.get(name, {})
     if suite.get("shapes"):
@@ -82,7 +92,8 @@ def _suite(name: Optional[str]) -> dict:
     return suite
 
 
-def _graphs(args: argparse.Namespace, suite: dict) -> Iterator[tuple[str, _Sizes]]:
+def graphs_of(args: argparse.Namespace, suite: dict) -> Iterator[tuple[str, _Sizes]]:
+    """Names and sizes of the graphs that the arguments or the suite name."""
     if (args.nodes is None) != (args.edges is None):
         raise UsageError("--nodes and --edges go together")
     if args.nodes is not None:

@@ -1,0 +1,84 @@
+"""``edgeless compile``: which kernels a pack gets, and what is told where it gets none."""
+
+import pytest
+
+from edgeless.__main__ import main
+from edgeless.kernels import CompileError, Image, Kernel, NvrtcError, Pack, identity_of
+from edgeless.tools.cli import compile_command
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What the compiler is asked for; it makes images that say so."""
+    found = []
+
+    def compiled_together(kernels, architecture):
+        found.extend((kernel, architecture) for kernel in kernels)
+        return [Image("cubin", kernel.expression, str(architecture).encode()) for kernel in kernels]
+
+    class Nvrtc:
+        version = (13, 5)
+
+    monkeypatch.setattr(compile_command, "compiled_together", compiled_together)
+    monkeypatch.setattr(compile_command, "installed_nvrtc", lambda: Nvrtc)
+    return found
+
+
+def test_a_pack_has_the_kernels_of_forward_and_backward(asked, tmp_path, capsys):
+    file = tmp_path / "kernels.pack"
+    assert main(["compile", "gt_H4_D128", "--dtype", "bf16", "--arch", "sm_80", "sm_90", "--out", str(file)]) == 0
+    kernels = {kernel for kernel, _ in asked}
+    assert {architecture for _, architecture in asked} == {80, 90}
+    assert {kernel.header for kernel in kernels} == {
+        f"attention/cuda/mma_{name}.cuh" for name in ("forward", "by_dst", "by_src")
+    }
+    modes = {kernel.expression[-2] for kernel in kernels}
+    assert modes == {"0", "1"}  # without options and with them
+    pack = Pack(file)
+    assert len(pack) == 2 * len(kernels)
+    for kernel in kernels:
+        assert pack.get(identity_of(kernel, 90)) == Image("cubin", kernel.expression, b"90")
+    said = capsys.readouterr().out
+    assert said.startswith(f"{file}: {len(kernels)} kernels for sm_80, sm_90, ") and said.endswith(", by NVRTC 13.5\n")
+
+
+def test_a_suite_names_its_kernels(asked, tmp_path):
+    file = tmp_path / "kernels.pack"
+    assert main(["compile", "--suite", "h200", "--arch", "sm_90", "--out", str(file)]) == 0
+    headers = {kernel.header for kernel, _ in asked}
+    assert {"attention/cuda/forward.cuh", "attention/cuda/mma_by_src.cuh"} <= headers
+    assert len(Pack(file)) == len({kernel for kernel, _ in asked}) > 30
+    assert all(isinstance(kernel, Kernel) for kernel, _ in asked)
+
+
+@pytest.mark.parametrize("arguments, words", [
+    (["--arch", "sm_90"], "compile needs an op, as in: edgeless compile gatv2_H8_D128"),
+    (["spmm_both_F64", "--arch", "sm_90"], "the plans of these ops name no kernel"),
+    (["gatv2_H8_D128", "--arch", "90"], "--arch must be names such as sm_90, got '90'"),
+    (["gatv2_H8_D128", "--arch", "sm_90", "--graph", "nothing"], "--graph must be one of"),
+    (["gatv2", "--arch", "sm_90"], "gatv2"),
+    (["gatv2_H8_D128"], "the following arguments are required: --arch"),
+])  # fmt: skip
+def test_what_cannot_be_compiled_is_told_in_a_line(asked, tmp_path, capsys, arguments, words):
+    with pytest.raises(SystemExit) as left:
+        raise SystemExit(main(["compile", *arguments, "--out", str(tmp_path / "pack")]))
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("edgeless compile: ") and words in said and said.count("\n") == 1
+    assert asked == [] and not (tmp_path / "pack").exists()
+
+
+@pytest.mark.parametrize("error", [NvrtcError("no NVRTC was found"), CompileError("k does not compile:\nthe log")])
+def test_an_error_of_the_compiler_is_told(monkeypatch, tmp_path, capsys, error):
+    def compiled_together(kernels, architecture):
+        raise error
+
+    monkeypatch.setattr(compile_command, "compiled_together", compiled_together)
+    assert main(["compile", "gat_H4_D32", "--arch", "sm_90", "--out", str(tmp_path / "pack")]) == 2
+    assert str(error) in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_told(asked, tmp_path, capsys):
+    file = tmp_path / "no folder" / "pack"
+    assert main(["compile", "gat_H4_D32", "--arch", "sm_90", "--out", str(file)]) == 1
+    assert f"--out {file} cannot be written" in capsys.readouterr().err
