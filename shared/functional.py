@@ -41,8 +41,8 @@ from .functional_checks import on_this_rank as _on_this_rank
 from .functional_checks import promoted as _promoted
 from .functional_checks import runs_reference as _runs_reference
 from .graph import Graph
-from .graph_checks import check_number
-from .ops.attention import opmath_dtype
+from .graph_checks import check_number, opmath_dtype
+from .ops import attention as _attention_op  # noqa: F401  registers the fake kernels of the ops
 from .relational import gather_mm, relational_sum, segment_mm
 
 __all__ = [

@@ -11,9 +11,7 @@ from torch import Tensor
 from .backends import NotFusedError, current_backend, kernel_refusal
 from .distributed.graph import DistGraph, LocalGraph
 from .graph import Graph
-from .graph_checks import INTEGERS
-
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from .graph_checks import FLOATS, INTEGERS
 
 
 def expect_graph(call: str, graph) -> None:
@@ -67,7 +65,7 @@ def expect(call: str, name: str, tensor, sizes: tuple, meaning: str) -> None:
     if not _matches(shape, sizes):
         numbers = ", ".join("*" if size is None else str(size) for size in sizes)
         raise ValueError(f"{call}: {name} must have shape {meaning} = [{numbers}], got {list(shape)}")
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in FLOATS:
         raise ValueError(f"{call}: {name} must be float32, float64, bfloat16 or float16, got {tensor.dtype}")
 
 

@@ -18,6 +18,11 @@ from .untraced import constant
 STAND_INS = (FakeTensor, FunctionalTensor)
 # Types of tensors that do nothing of their own when they are computed with.
 PLAIN = (Tensor, Parameter, *STAND_INS)
+# The floating dtypes that the kernels compute in float32: 16-bit numbers are widened when they are read.
+COMPUTED_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
+# The floating dtypes in which the kernels read and write tensors.
+FLOATS = (*COMPUTED_IN_FLOAT32, torch.float64)
+# The dtypes that node ids, edge ids and row pointers are accepted in.
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
     getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)
 }
@@ -26,6 +31,14 @@ INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
 # Row pointers take 8 bytes each, so more nodes than this are beyond what a pointer or an int64 counts.
 MOST_NODES = 2**60 - 2
 _NUMBERS = (numbers.Real, torch.SymFloat, torch.SymInt)
+
+
+def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which the kernels compute, for rows that are stored in ``dtype``, one of :data:`FLOATS`.
+
+    Softmax statistics and edge weights are stored in it as well.
+    """
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 # Whether torch.compile or torch.export is tracing: then nothing may look at the values of a tensor. Every call asks

@@ -19,8 +19,7 @@ from .engines import keep_blocks, keep_plans
 from .functional import seed_tensor
 from .functional_checks import cast
 from .graph import Graph
-from .graph_checks import compiling
-from .ops.attention import opmath_dtype
+from .graph_checks import compiling, opmath_dtype
 from .projection import fits, rounds
 
 _PARTS = (DistGraph, LocalGraph)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ..graph_checks import opmath_dtype
 from ._registration import register_fake
 
 _NUM_INPUTS = 7  # dst, src, value, att, edge_attr, edge_proj, edge_scale
-
-
-def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of softmax statistics, of parameters and of all arithmetic for rows stored in ``dtype``."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @register_fake("edgeless::attention")
