@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dropout import Seed, dropout_mask, seed_tensor
+from .dropout import dropout_mask, seed_tensor
 from .edge_options import EdgeOptions
 from .functional_checks import cast, promoted
 from .graph_checks import check_ids
@@ -52,7 +52,7 @@ def gatv2_attention(
     edge_proj: Optional[Tensor] = None,
     edge_scale: Optional[Tensor] = None,
     dropout: float = 0.0,
-    seed: Seed = None,
+    seed: Tensor | int | None = None,
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ):
@@ -81,7 +81,7 @@ def gat_attention(
     edge_proj: Optional[Tensor] = None,
     edge_scale: Optional[Tensor] = None,
     dropout: float = 0.0,
-    seed: Seed = None,
+    seed: Tensor | int | None = None,
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ):
@@ -110,7 +110,7 @@ def dot_attention(
     edge_proj: Optional[Tensor] = None,
     edge_scale: Optional[Tensor] = None,
     dropout: float = 0.0,
-    seed: Seed = None,
+    seed: Tensor | int | None = None,
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ):
@@ -137,7 +137,7 @@ def cosine_attention(
     eps: float = 1e-12,
     edge_scale: Optional[Tensor] = None,
     dropout: float = 0.0,
-    seed: Seed = None,
+    seed: Tensor | int | None = None,
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ):
