@@ -91,6 +91,11 @@ def promoted(tensors, dtype: Optional[torch.dtype] = None) -> torch.dtype:
     return dtype
 
 
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that plain PyTorch computes in for inputs of ``dtype``: the wider of it and float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
     """``tensor`` in ``dtype``; itself where it is None or has that dtype."""
     return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from .dropout import dropout_mask, seed_tensor
 from .edge_options import EdgeOptions
-from .functional_checks import cast, promoted
-from .graph_checks import check_ids
+from .functional_checks import at_least_float32, cast, promoted
+from .relational_reference import gather_mm, relational_sum, segment_mm
 
 __all__ = [
     "cosine_attention",
@@ -202,17 +202,12 @@ def attend_cosine(graph, x: Tensor, x_dst: Optional[Tensor], beta: float | Tenso
     return _attend(graph, logits, x[src], options)
 
 
-def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that is computed in for inputs of ``dtype``: the wider of it and float32."""
-    return torch.promote_types(dtype, torch.float32)
-
-
 def _prepare(nodes: Sequence[Optional[Tensor]], options: EdgeOptions) -> tuple[Sequence[Optional[Tensor]], EdgeOptions]:
     """The tensors in the dtype that is computed in, at least float32, and options with a dtype of the results and, for
     dropout, a seed.
     """
     given = (*nodes, options.edge_attr, options.edge_proj, options.edge_scale)
-    out_dtype, compute = options.dtype_of_results(promoted(nodes)), _compute_dtype(promoted(given))
+    out_dtype, compute = options.dtype_of_results(promoted(nodes)), at_least_float32(promoted(given))
     *nodes, edge_attr, edge_proj, edge_scale = [cast(t, compute) for t in given]
     seed = options.seed
     if options.dropout > 0 and seed is None:
@@ -248,7 +243,7 @@ def _attend(graph, logits: Tensor, messages: Tensor, options: EdgeOptions):
     return out, (softmax if options.return_weights == "softmax" else dropped).to(options.out_dtype)
 
 
-# Sums, extrema and typed products ------------------------------------------------------------------------------------
+# Sums and extrema ----------------------------------------------------------------------------------------------------
 
 
 def spmm(graph, x: Tensor, weight: Optional[Tensor] = None, src_scale=None, dst_scale=None) -> Tensor:
@@ -265,7 +260,7 @@ def spmm(graph, x: Tensor, weight: Optional[Tensor] = None, src_scale=None, dst_
                 [2., 2.]])
     """
     dtype = promoted((x, weight))
-    x = x.to(_compute_dtype(dtype))
+    x = x.to(at_least_float32(dtype))
     src, dst = graph.edge_index()
     ones = (1,) * (x.dim() - 1)
     if src_scale is not None:
@@ -292,7 +287,7 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, out_dtype: Optional[torch.dty
         tensor([2., 2., 2., 2.])
     """
     dtype = promoted((x_dst, x_src))
-    compute = _compute_dtype(dtype)
+    compute = at_least_float32(dtype)
     src, dst = graph.edge_index()
     return (x_dst.to(compute)[dst] * x_src.to(compute)[src]).sum(-1).to(out_dtype or dtype)
 
@@ -334,80 +329,3 @@ def _extremum(rows: Tensor, reduce: str, ties: str) -> Tensor:
     best = rows.amin(0) if reduce == "min" else rows.amax(0)
     first = ((rows == best) | rows.isnan()).to(torch.uint8).argmax(0)
     return rows.gather(0, first.unsqueeze(0))[0]
-
-
-def segment_mm(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
-    """:func:`edgeless.functional.segment_mm` in plain PyTorch: x ``[N, K]``, w ``[R, K, M]``, offsets ``[R + 1]``
-    integers; returns ``[N, M]``.
-
-    Raises:
-        ValueError: offsets do not run from 0 to N, or fall.
-
-    Example:
-        >>> import torch
-        >>> from edgeless import Graph, reference
-        >>> reference.segment_mm(torch.ones(3, 2), torch.ones(2, 2, 1), torch.tensor([0, 1, 3])).shape
-        torch.Size([3, 1])
-    """
-    dtype = promoted((x, w))
-    compute = _compute_dtype(dtype)
-    ends = offsets.tolist()
-    if ends[0] != 0 or ends[-1] != x.size(0) or sorted(ends) != ends:
-        raise ValueError(f"segment_mm: offsets must run from 0 to N = {x.size(0)} and not fall, got {ends}")
-    parts = [x[begin:end].to(compute) @ w[t].to(compute) for t, (begin, end) in enumerate(zip(ends, ends[1:]))]
-    return torch.cat(parts).to(dtype) if parts else x.new_zeros(0, w.size(2), dtype=dtype)
-
-
-def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
-    """:func:`edgeless.functional.gather_mm` in plain PyTorch: x ``[N, K]``, w ``[R, K, M]``, index ``[N]`` integers
-    below R; returns ``[N, M]``.
-
-    Raises:
-        IndexError: index has a number that is no row of w.
-
-    Example:
-        >>> import torch
-        >>> from edgeless import Graph, reference
-        >>> reference.gather_mm(torch.ones(3, 2), torch.ones(2, 2, 1), torch.tensor([1, 0, 1])).shape
-        torch.Size([3, 1])
-    """
-    index = index.long()
-    check_ids("gather_mm: index", index, "R", w.size(0))
-    order = index.argsort(stable=True)
-    lengths = torch.bincount(index, minlength=w.size(0))
-    offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-    out = segment_mm(x[order], w, offsets)
-    return torch.empty_like(out).index_copy(0, order, out)
-
-
-def relational_sum(graph, x: Tensor, weight: Tensor, edge_weight: Optional[Tensor] = None, reduce: str = "sum"):
-    """:func:`edgeless.functional.relational_sum` in plain PyTorch: graph a :class:`edgeless.TypedGraph`, x ``[Ns, K]``,
-    weight ``[R, K, M]`` or blocks ``[R, B, K / B, M / B]``, edge_weight ``[E]``; returns ``[Nd, M]``.
-
-    Example:
-        >>> import torch
-        >>> from edgeless import Graph, reference
-        >>> from edgeless import TypedGraph
-        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
-        >>> typed = TypedGraph(graph, torch.tensor([0, 1, 0, 1]), 2)
-        >>> reference.relational_sum(typed, torch.ones(3, 2), torch.ones(2, 2, 4)).shape
-        torch.Size([3, 4])
-    """
-    dtype = promoted((x, weight))
-    compute = _compute_dtype(dtype)
-    x, weight = x.to(compute), weight.to(compute)
-    if weight.dim() == 4:
-        weight = torch.stack([torch.block_diag(*blocks) for blocks in weight]) if len(weight) else weight.flatten(2)
-    (src, dst), types = graph.graph.edge_index(), graph.edge_type
-    out = x.new_zeros(graph.num_dst, weight.size(2))
-    for r in range(graph.num_types):
-        edges = (types == r).nonzero().squeeze(1)
-        rows = x[src[edges]]
-        if edge_weight is not None:
-            rows = rows * edge_weight.to(compute)[edges].unsqueeze(1)
-        if reduce == "mean":
-            counts = torch.bincount(dst[edges], minlength=graph.num_dst)
-            rows = rows / counts[dst[edges]].unsqueeze(1)
-        sums = x.new_zeros(graph.num_dst, x.size(1)).index_add(0, dst[edges], rows)
-        out = out + sums @ weight[r]
-    return out.to(dtype)
