@@ -27,6 +27,7 @@ from torch import Tensor
 from edgeless import Graph, functional
 from edgeless.backends import NotFusedError, current_backend, explain, kernel_refusal
 from edgeless.distributed.graph import DistGraph
+from edgeless.graph_checks import FLOATS
 from edgeless.stand_in import stand_in
 
 from ._autocast import as_dgl_reads
@@ -51,7 +52,6 @@ __all__ = [
     "u_mul_e_sum",
 ]
 
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MOST_SOFTMAX_HEADS = 8  # the kernel's work per edge grows with their square
 
 # What a call comes to: why the kernels do not cover it, or what computes it.
@@ -313,7 +313,7 @@ def _tensor_refusal(handle: Graph, name: str, x, rows: int) -> Optional[str]:
         return f"{name} has shape {list(x.shape)}, not {rows} rows"
     if 0 in x.shape[1:]:
         return f"{name} has shape {list(x.shape)}, which has no features"
-    if x.dtype not in _FLOATS:
+    if x.dtype not in FLOATS:
         return f"{name} is {x.dtype}"
     if x.layout is not torch.strided:
         return f"{name} has the layout {x.layout}"

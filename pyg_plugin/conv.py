@@ -19,7 +19,7 @@ from edgeless.backends import ONNX_REFUSAL, kernel_refusal
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional_checks import promoted
 from edgeless.graph import Graph
-from edgeless.graph_checks import PLAIN, compiling, exporting_to_onnx
+from edgeless.graph_checks import FLOATS, PLAIN, compiling, exporting_to_onnx
 from edgeless.layer import attention_layer
 from edgeless.projection import add_row, add_row_to_heads, project
 
@@ -36,7 +36,6 @@ from .convert import (
 )
 
 LINEAR = (Linear, torch.nn.Linear)
-FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _STEPS = ("message", "edge_update", "aggregate", "message_and_aggregate", "update")
 _DRIVERS = ("propagate", "edge_updater")
 _OWN_METHODS = frozenset((*_STEPS, *_DRIVERS))

@@ -12,10 +12,9 @@ from .distributed.graph import DistGraph
 from .engines import keep_plans
 from .functional_checks import cast, expect, expect_dtype, expect_graph, on_this_rank, promoted, runs_reference
 from .graph import Graph
-from .graph_checks import check_choice, check_number, compiling, surely
+from .graph_checks import check_choice, check_number, compiling, opmath_dtype, surely
 from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
-from .ops.attention import opmath_dtype
 
 # An overload takes half of the time of a call by name, of which a small graph's sum is no more.
 _SPMM, _NEIGHBOR_REDUCE = torch.ops.edgeless.spmm.default, torch.ops.edgeless.neighbor_reduce.default

@@ -1,24 +1,31 @@
-"""Attention over a graph, one call a layer, with no edge tensor behind it; sums and extrema over in-neighbours; and
-products with the matrices of types.
+"""Graph attention without a tensor of the size [E, H, C], as one differentiable call a layer; and, from modules of
+their own, sums and extrema over in-neighbours and products with the matrices of types.
 
-Every function takes a :class:`edgeless.Graph` and node tensors, and is differentiable in every floating tensor, any
-number of times. Gradients are made by kernels; whoever differentiates those of attention, extrema and sums over
-relations (``create_graph=True``, as forces and penalties on gradients do) has them computed again by ops of PyTorch,
-with tensors of the edges.
-``Ns``/``Nd`` are the graph's numbers of source/destination nodes, ``E`` its edges, ``H`` heads. Edge tensors are in
-the graph's original edge order. float16 and bfloat16 rows are read as they are and computed in float32.
+Every function takes a :class:`edgeless.Graph` and node tensors. In shapes, ``Ns`` and ``Nd`` are the graph's numbers of
+source and destination nodes, ``E`` is its number of edges, ``H`` the number of attention heads and ``C`` or ``D`` the
+channels of a head. Rows are floating: float32, float64, bfloat16 or float16. 16-bit rows are read as they are and
+computed with in float32. Edge tensors are in the original order of the graph's edges. A destination without in-edges
+gets zeros.
 
-Options that all functions share:
-    edge_attr (Tensor, optional): edge features ``[E, De]``.
-    edge_proj (Tensor, optional): their projection per head; ``t_e = edge_proj @ edge_attr[e]``.
-    edge_scale (Tensor, optional): ``[E]`` or ``[E, H]``, multiplies the weights after softmax and dropout.
+Every function is differentiable in every floating tensor, any number of times. First derivatives come from kernels.
+Second derivatives of attention, of extrema and of sums over relations (``create_graph=True``, as forces and penalties
+on gradients need) are computed by ops of PyTorch, which do allocate tensors of the size of the edges.
+
+All attention functions share these options, which :class:`edgeless.edge_options.EdgeOptions` checks:
+    edge_attr (Tensor, optional): edge features ``[E, De]``; needs edge_proj.
+    edge_proj (Tensor, optional): their projection per head, ``[H, De]`` for gat and ``[H, C, De]`` for gatv2 and dot.
+        The edge term of an edge e is ``t_e = edge_proj @ edge_attr[e]``.
+    edge_scale (Tensor, optional): ``[E]`` or ``[E, H]``; multiplies the attention weights after softmax and dropout.
     dropout (float): probability to drop an attention weight, in [0, 1]; kept ones are divided by ``1 - dropout``.
-    seed (int or int64 Tensor [1], optional): of the dropout mask; drawn from torch's generator when None.
-    return_weights (str, optional): also return the attention weights ``[E, H]`` in original edge order:
-        ``"softmax"`` before dropout, ``"dropped"`` after it.
-    out_dtype (torch.dtype, optional): default is the promoted dtype of all inputs.
-They raise ValueError for a shape, dtype, device or option that does not fit, and TypeError for a graph, number, seed or
-out_dtype that is no such thing, naming the argument, what was expected and what came. Rows without in-edges give 0.
+    seed (int or int64 Tensor [1], optional): seed of the dropout mask; None draws one from torch's generator.
+    return_weights (str, optional): also return the attention weights ``[E, H]``: ``"softmax"`` for those before
+        dropout, ``"dropped"`` for those after it. Neither includes edge_scale.
+    out_dtype (torch.dtype, optional): dtype of all results; None is the promoted dtype of all inputs.
+
+All functions raise these errors, which name the argument, what was expected and what came:
+    ValueError: a shape, dtype, device or option does not fit.
+    TypeError: the graph is no graph, or a number, the seed or out_dtype is no such thing.
+    NotFusedError: under ``edgeless.backend("fused")``, where no kernel can run.
 """
 
 from __future__ import annotations
@@ -31,18 +38,15 @@ from torch import Tensor
 
 from . import reference
 from .aggregation import neighbor_reduce, sddmm_dot, spmm
-from .distributed.graph import LocalGraph
-from .engines import keep_blocks
-from .functional_checks import cast as _cast
+from .attention import attend
+from .dropout import Seed
+from .edge_options import EdgeOptions
 from .functional_checks import expect as _expect
-from .functional_checks import expect_dtype as _expect_dtype
-from .functional_checks import expect_seed as _expect_seed
 from .functional_checks import on_this_rank as _on_this_rank
 from .functional_checks import promoted as _promoted
 from .functional_checks import runs_reference as _runs_reference
 from .graph import Graph
-from .graph_checks import check_number
-from .ops.attention import opmath_dtype
+from .graph_checks import check_number, opmath_dtype
 from .relational import gather_mm, relational_sum, segment_mm
 
 __all__ = [
@@ -57,125 +61,6 @@ __all__ = [
     "segment_mm",
     "spmm",
 ]
-
-Seed = Union[int, Tensor, None]
-_RETURNABLE = ("softmax", "dropped")
-
-
-def _check_common(
-    call, graph, tensors, heads, edge_attr, edge_proj, edge_scale, proj_sizes, dropout, seed,
-    return_weights, out_dtype,
-):  # fmt: skip
-    if (edge_attr is None) != (edge_proj is None):
-        missing, given = ("edge_attr", "edge_proj") if edge_attr is None else ("edge_proj", "edge_attr")
-        raise ValueError(f"{call}: {given} needs {missing} as well, got None")
-    if edge_attr is not None:
-        _expect(call, "edge_attr", edge_attr, (graph.num_edges, None), "[E, De]")
-        meaning = "[H, De]" if len(proj_sizes) == 1 else "[H, C, De]"
-        _expect(call, "edge_proj", edge_proj, (*proj_sizes, edge_attr.size(1)), meaning)
-    if edge_scale is not None:
-        if isinstance(edge_scale, Tensor) and edge_scale.dim() == 1:
-            _expect(call, "edge_scale", edge_scale, (graph.num_edges,), "[E] or [E, H]")
-        else:
-            _expect(call, "edge_scale", edge_scale, (graph.num_edges, heads), "[E] or [E, H]")
-    check_number(call, "dropout", dropout)
-    if not 0.0 <= dropout <= 1.0:
-        raise ValueError(f"{call}: dropout must lie in [0, 1], got {dropout}")
-    if seed is not None:
-        _expect_seed(call, seed)
-    if return_weights is not None and not (isinstance(return_weights, str) and return_weights in _RETURNABLE):
-        raise ValueError(f"{call}: return_weights must be None, 'softmax' or 'dropped', got {return_weights!r}")
-    if out_dtype is not None:
-        _expect_dtype(call, out_dtype)
-    device = graph.device
-    for name, tensor in (*tensors, ("edge_attr", edge_attr), ("edge_proj", edge_proj), ("edge_scale", edge_scale)):
-        if tensor is not None and tensor.device != device:
-            raise ValueError(f"{call}: {name} must be on the graph's device {device}, got {tensor.device}")
-
-
-def seed_tensor(seed: Seed, device) -> Tensor:
-    """``[1]`` int64 for the kernels; drawn from torch's generator where no seed is given."""
-    if seed is None:
-        return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
-    if isinstance(seed, Tensor):
-        return seed.to(device=device, dtype=torch.int64).reshape(1)
-    return torch.tensor([seed], dtype=torch.int64, device=device)
-
-
-def _fused(
-    graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-    dropout, seed, return_weights, out_dtype, donate=False,
-):  # fmt: skip
-    out_dtype = out_dtype or _promoted((dst, src, value, att, edge_attr, edge_proj, edge_scale))
-    rows = _promoted((dst, src, value))
-    parameters = opmath_dtype(rows)
-    keys = rows
-    if score == "gat":  # its keys are numbers of the nodes: they need not take less, nor make the values take more
-        keys, rows = parameters, rows if rows == torch.float64 else value.dtype
-    if score != "gat" or edge_attr is None or edge_attr.dtype != parameters:
-        edge_attr = _cast(edge_attr, rows)
-    if score == "gat" and src.is_cuda and keys not in (dst.dtype, src.dtype):  # one launch, not two
-        dst, src = torch.ops.edgeless.cast_all([dst, src], keys)
-    dst, src, value = _cast(dst, keys), _cast(src, keys), _cast(value, rows)
-    if att is not None and att.dtype != rows:  # the ops take either
-        att = _cast(att, parameters)
-    edge_proj, edge_scale = _cast(edge_proj, parameters), _cast(edge_scale, parameters)
-    if edge_scale is not None and edge_scale.dim() == 1:
-        edge_scale = edge_scale.unsqueeze(1).expand(-1, dst.size(1))
-    if dropout > 0 and type(graph) is LocalGraph:
-        return _dropped_by_number(
-            graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-            dropout, seed, return_weights, out_dtype, donate,
-        )  # fmt: skip
-    seed = seed_tensor(seed, dst.device) if dropout > 0 else None
-    by_edge = dropout > 0 or return_weights is not None or edge_attr is not None or edge_scale is not None
-    csr = graph.csr_arrays(by_edge)
-    # On CUDA, the gradient of gatv2's attention vector is made over both directions.
-    by_src = [src, value, att if src.is_cuda and score == "gatv2" else None]
-    needs_csc = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in by_src)
-    csc = graph.csc_arrays(by_edge) if needs_csc else []
-    # What is computed of edges by the features stands in the order of the CSR there.
-    by_id = edge_scale is not None or edge_attr is None or score == "gatv2"
-    if csc and src.is_cuda and not by_id and type(graph) is Graph:
-        csc = graph.csc_with_places()
-    kernel_out = out_dtype if out_dtype in (rows, parameters) else parameters
-    if score == "dot" and not by_edge:
-        keep_blocks(graph, src, rows, src.size(1), src.size(2))
-    out, stats = torch.ops.edgeless.attention(
-        dst, src, value, att, edge_attr, edge_proj, edge_scale, csr, csc, seed, score, coefficient, dropout, kernel_out,
-        graph.max_degrees_at_hand(), donate and return_weights is None,  # weights need the rows in their own backward
-    )  # fmt: skip
-    out = _cast(out, out_dtype)
-    if return_weights is None:
-        return out
-    rate = dropout if return_weights == "dropped" else 0.0
-    weights = torch.ops.edgeless.attention_weights(
-        stats, dst, src, att, edge_attr, edge_proj, csr, csc, seed if rate > 0 else None, score, coefficient, rate
-    )
-    return out, _cast(weights, out_dtype)
-
-
-def _dropped_by_number(
-    graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, edge_scale,
-    dropout, seed, return_weights, out_dtype, donate,
-):  # fmt: skip
-    """:func:`_fused` where the ids that dropout draws by, the whole graph's, are not those of the edge tensors here."""
-    seed = seed_tensor(seed, dst.device)
-    if edge_attr is edge_scale is return_weights is None:
-        return _fused(
-            graph.numbered, score, coefficient, dst, src, value, att, None, None, None, dropout, seed, None, out_dtype,
-            donate,
-        )  # fmt: skip
-    heads = dst.size(1)
-    kept = graph.dropout_scale(dropout, heads, opmath_dtype(dst.dtype), seed)
-    scale = kept if edge_scale is None else kept * (edge_scale.unsqueeze(1) if edge_scale.dim() == 1 else edge_scale)
-    weights = None if return_weights is None else "softmax"
-    found = _fused(
-        graph, score, coefficient, dst, src, value, att, edge_attr, edge_proj, scale, 0.0, None, weights, out_dtype
-    )
-    if return_weights != "dropped":
-        return found
-    return found[0], found[1] * kept.to(found[1].dtype)
 
 
 def gatv2_attention(
@@ -200,18 +85,28 @@ def gatv2_attention(
 
     Args:
         graph (edgeless.Graph): messages flow from sources to destinations.
-        x_l (Tensor): projected sources ``[Ns, H, C]``; keys and values at once.
+        x_l (Tensor): projected sources ``[Ns, H, C]``, which are keys and values at once.
         x_r (Tensor): projected destinations ``[Nd, H, C]``.
         att (Tensor): attention vector ``[H, C]``.
-        negative_slope (float): of the LeakyReLU.
+        negative_slope (float): slope of the LeakyReLU for negative numbers.
         edge_proj (Tensor, optional): ``[H, C, De]``; the edge term enters the logit only.
-        donate (bool): x_l has no other use than this call: a backward that is the last one may write its gradient over
-            it, and allocates no second set of rows. Without effect under ``return_weights`` and with edge tensors.
+        donate (bool): promises that the caller uses x_l for nothing but this call. The last backward may then write the
+            gradient of x_l over x_l, and allocates no second tensor of its size. No effect with ``return_weights`` or
+            with edge tensors.
 
-    The other options, and what is raised, stand at the head of :mod:`edgeless.functional`.
+    The other options and the errors are described at the head of :mod:`edgeless.functional`.
 
     Returns:
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, functional
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> x_l, x_r, att = torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.randn(2, 4)
+        >>> out, weights = functional.gatv2_attention(graph, x_l, x_r, att, return_weights="softmax")
+        >>> out.shape, weights.shape
+        (torch.Size([3, 2, 4]), torch.Size([4, 2]))
     """
     call = "gatv2_attention"
     if type(graph) is not Graph:
@@ -221,19 +116,11 @@ def gatv2_attention(
     _, heads, channels = x_l.shape
     _expect(call, "x_r", x_r, (graph.num_dst, heads, channels), "[Nd, H, C]")
     _expect(call, "att", att, (heads, channels), "[H, C]")
-    _check_common(
-        call, graph, (("x_l", x_l), ("x_r", x_r), ("att", att)), heads,
-        edge_attr, edge_proj, edge_scale, (heads, channels), dropout, seed, return_weights, out_dtype,
-    )  # fmt: skip
+    options = EdgeOptions(edge_attr, edge_proj, edge_scale, dropout, seed, return_weights, out_dtype)
+    options.check(call, graph, heads, (heads, channels), (("x_l", x_l), ("x_r", x_r), ("att", att)))
     if _runs_reference(call, x_l.device):
-        return reference.gatv2_attention(
-            graph, x_l, x_r, att, negative_slope=negative_slope, edge_attr=edge_attr, edge_proj=edge_proj,
-            edge_scale=edge_scale, dropout=dropout, seed=seed, return_weights=return_weights, out_dtype=out_dtype,
-        )  # fmt: skip
-    return _fused(
-        graph, "gatv2", negative_slope, x_r, x_l, None, att, edge_attr, edge_proj, edge_scale,
-        dropout, seed, return_weights, out_dtype, donate,
-    )  # fmt: skip
+        return reference.attend_gatv2(graph, x_l, x_r, att, negative_slope, options)
+    return attend(graph, "gatv2", negative_slope, x_r, x_l, None, att, options, donate)
 
 
 def gat_attention(
@@ -258,16 +145,25 @@ def gat_attention(
 
     Args:
         graph (edgeless.Graph): messages flow from sources to destinations.
-        x (Tensor): values ``[Ns, H, C]``.
-        a_l (Tensor): logit of a source ``[Ns, H]``.
-        a_r (Tensor, optional): logit of a destination ``[Nd, H]``; None is zero.
-        negative_slope (float): of the LeakyReLU.
+        x (Tensor): values of the sources ``[Ns, H, C]``.
+        a_l (Tensor): what a source adds to the logit, ``[Ns, H]``.
+        a_r (Tensor, optional): what a destination adds to the logit, ``[Nd, H]``; None is zero.
+        negative_slope (float): slope of the LeakyReLU for negative numbers.
         edge_proj (Tensor, optional): ``[H, De]``; the edge term enters the logit only.
 
-    The other options, and what is raised, stand at the head of :mod:`edgeless.functional`.
+    The other options and the errors are described at the head of :mod:`edgeless.functional`.
 
     Returns:
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, functional
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> x, a_l, a_r = torch.randn(3, 2, 4), torch.randn(3, 2), torch.randn(3, 2)
+        >>> edge_attr, edge_proj = torch.randn(4, 5), torch.randn(2, 5)
+        >>> functional.gat_attention(graph, x, a_l, a_r, edge_attr=edge_attr, edge_proj=edge_proj).shape
+        torch.Size([3, 2, 4])
     """
     call = "gat_attention"
     if type(graph) is not Graph:
@@ -278,22 +174,13 @@ def gat_attention(
     _expect(call, "a_l", a_l, (graph.num_src, heads), "[Ns, H]")
     if a_r is not None:
         _expect(call, "a_r", a_r, (graph.num_dst, heads), "[Nd, H]")
-    _check_common(
-        call, graph, (("x", x), ("a_l", a_l), ("a_r", a_r)), heads,
-        edge_attr, edge_proj, edge_scale, (heads,), dropout, seed, return_weights, out_dtype,
-    )  # fmt: skip
+    options = EdgeOptions(edge_attr, edge_proj, edge_scale, dropout, seed, return_weights, out_dtype)
+    options.check(call, graph, heads, (heads,), (("x", x), ("a_l", a_l), ("a_r", a_r)))
     if _runs_reference(call, x.device):
-        return reference.gat_attention(
-            graph, x, a_l, a_r, negative_slope=negative_slope, edge_attr=edge_attr, edge_proj=edge_proj,
-            edge_scale=edge_scale, dropout=dropout, seed=seed, return_weights=return_weights, out_dtype=out_dtype,
-        )  # fmt: skip
+        return reference.attend_gat(graph, x, a_l, a_r, negative_slope, options)
     if a_r is None:
         a_r = a_l.new_zeros(graph.num_dst, heads)
-    proj = None if edge_proj is None else edge_proj.unsqueeze(1)
-    return _fused(
-        graph, "gat", negative_slope, a_r, a_l, x, None, edge_attr, proj, edge_scale,
-        dropout, seed, return_weights, out_dtype,
-    )  # fmt: skip
+    return attend(graph, "gat", negative_slope, a_r, a_l, x, None, options)
 
 
 def dot_attention(
@@ -318,19 +205,27 @@ def dot_attention(
 
     Args:
         graph (edgeless.Graph): messages flow from sources to destinations.
-        q (Tensor): queries ``[Nd, H, D]``.
-        k (Tensor): keys ``[Ns, H, D]``.
-        v (Tensor): values ``[Ns, H, C]``; C may differ from D when there is no edge term.
-        scale (float, optional): ``s``; default ``1 / sqrt(D)``.
-        edge_proj (Tensor, optional): ``[H, C, De]``; the edge term enters key and value.
-        donate (bool): k and v have no other use than this call: a backward that is the last one may write their
-            gradients over them, and allocates no second set of rows. Without effect under ``return_weights`` and with
-            edge tensors.
+        q (Tensor): queries of the destinations ``[Nd, H, D]``.
+        k (Tensor): keys of the sources ``[Ns, H, D]``.
+        v (Tensor): values of the sources ``[Ns, H, C]``; with edge features C must be D.
+        scale (float, optional): the factor ``s`` of the logits; None is ``1 / sqrt(D)``.
+        edge_proj (Tensor, optional): ``[H, D, De]``; the edge term is added to the key and to the value.
+        donate (bool): promises that the caller uses k and v for nothing but this call. The last backward may then write
+            their gradients over them, and allocates no second tensors of their size. No effect with
+            ``return_weights`` or with edge tensors.
 
-    The other options, and what is raised, stand at the head of :mod:`edgeless.functional`.
+    The other options and the errors are described at the head of :mod:`edgeless.functional`.
 
     Returns:
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, functional
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> q, k, v = torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.randn(3, 2, 8)
+        >>> functional.dot_attention(graph, q, k, v, dropout=0.5, seed=7).shape
+        torch.Size([3, 2, 8])
     """
     call = "dot_attention"
     if type(graph) is not Graph:
@@ -339,23 +234,15 @@ def dot_attention(
     _, heads, dim = q.shape
     _expect(call, "k", k, (graph.num_src, heads, dim), "[Ns, H, D]")
     _expect(call, "v", v, (graph.num_src, heads, None if edge_attr is None else dim), "[Ns, H, C]")
-    _check_common(
-        call, graph, (("q", q), ("k", k), ("v", v)), heads,
-        edge_attr, edge_proj, edge_scale, (heads, dim), dropout, seed, return_weights, out_dtype,
-    )  # fmt: skip
+    options = EdgeOptions(edge_attr, edge_proj, edge_scale, dropout, seed, return_weights, out_dtype)
+    options.check(call, graph, heads, (heads, dim), (("q", q), ("k", k), ("v", v)))
     if scale is not None:
         check_number(call, "scale", scale)
     if _runs_reference(call, q.device):
-        return reference.dot_attention(
-            graph, q, k, v, scale=scale, edge_attr=edge_attr, edge_proj=edge_proj, edge_scale=edge_scale,
-            dropout=dropout, seed=seed, return_weights=return_weights, out_dtype=out_dtype,
-        )  # fmt: skip
+        return reference.attend_dot(graph, q, k, v, scale, options)
     if scale is None:
         scale = 1 / math.sqrt(dim) if dim else 1.0
-    return _fused(
-        graph, "dot", scale, q, k, v, None, edge_attr, edge_proj, edge_scale,
-        dropout, seed, return_weights, out_dtype, donate,
-    )  # fmt: skip
+    return attend(graph, "dot", scale, q, k, v, None, options, donate)
 
 
 def cosine_attention(
@@ -378,15 +265,23 @@ def cosine_attention(
 
     Args:
         graph (edgeless.Graph): messages flow from sources to destinations.
-        x (Tensor): sources ``[Ns, H, C]``; keys and values at once.
-        x_dst (Tensor, optional): destinations ``[Nd, H, C]``; None is ``x``, in a graph with Nd = Ns.
-        beta (float or Tensor): ``[1]`` or one for every head, ``[H]``.
-        eps (float): a shorter norm counts as this one, as in :func:`torch.nn.functional.normalize`.
+        x (Tensor): sources ``[Ns, H, C]``, which are keys and values at once.
+        x_dst (Tensor, optional): destinations ``[Nd, H, C]``; None is ``x``, for a graph with Nd = Ns.
+        beta (float or Tensor): factor of the cosine, one number or ``[1]`` for all heads, or ``[H]``.
+        eps (float): least norm that a row is divided by, as in :func:`torch.nn.functional.normalize`.
 
-    The other options, and what is raised, stand at the head of :mod:`edgeless.functional`; there are no edge features.
+    The other options and the errors are described at the head of :mod:`edgeless.functional`; there are no edge
+    features.
 
     Returns:
         Tensor ``[Nd, H, C]``, or ``(out, weights [E, H])`` with ``return_weights``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, functional
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> functional.cosine_attention(graph, torch.randn(3, 2, 4), beta=2.0).shape
+        torch.Size([3, 2, 4])
     """
     call = "cosine_attention"
     if type(graph) is not Graph:
@@ -409,19 +304,14 @@ def cosine_attention(
     check_number(call, "eps", eps)
     if not eps >= 0:
         raise ValueError(f"{call}: eps must not be negative, got {eps}")
-    _check_common(
-        call, graph, (("x", x), ("x_dst", x_dst), ("beta", given_beta)), heads,
-        None, None, edge_scale, (), dropout, seed, return_weights, out_dtype,
-    )  # fmt: skip
-    options = {"edge_scale": edge_scale, "dropout": dropout, "seed": seed, "return_weights": return_weights}
+    options = EdgeOptions(None, None, edge_scale, dropout, seed, return_weights, out_dtype)
+    options.check(call, graph, heads, (), (("x", x), ("x_dst", x_dst), ("beta", given_beta)))
     if _runs_reference(call, x.device):
-        return reference.cosine_attention(graph, x, x_dst, beta, eps=eps, out_dtype=out_dtype, **options)
-    out_dtype = out_dtype or _promoted((x, x_dst, given_beta, edge_scale))
-    rows = _promoted((x, x_dst))
-    if given_beta is None:
+        return reference.attend_cosine(graph, x, x_dst, beta, eps, options)
+    if given_beta is None:  # a number takes no part in the promotion of dtypes, but the tensor made of it would
+        rows = _promoted((x, x_dst))
+        out_dtype = options.dtype_of_results(rows)
+        options = EdgeOptions(None, None, edge_scale, dropout, seed, return_weights, out_dtype)
         beta = torch.full((1,), float(beta), dtype=opmath_dtype(rows), device=x.device)
-    return _fused(
-        graph, "cosine", eps, x if x_dst is None else x_dst, x, None, beta.expand(heads).unsqueeze(1), None, None,
-        edge_scale,
-        dropout, seed, return_weights, out_dtype,
-    )  # fmt: skip
+    query = x if x_dst is None else x_dst
+    return attend(graph, "cosine", eps, query, x, None, beta.expand(heads).unsqueeze(1), options)

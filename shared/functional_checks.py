@@ -1,4 +1,4 @@
-"""What all functions of :mod:`edgeless.functional` check and decide alike."""
+"""Checks and decisions that all functions of :mod:`edgeless.functional` share."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch import Tensor
 from .backends import NotFusedError, current_backend, kernel_refusal
 from .distributed.graph import DistGraph, LocalGraph
 from .graph import Graph
-from .graph_checks import INTEGERS
-
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+from .graph_checks import FLOATS, INTEGERS
 
 
 def expect_graph(call: str, graph) -> None:
@@ -23,10 +21,12 @@ def expect_graph(call: str, graph) -> None:
 
 
 def on_this_rank(call: str, graph, dropout, seed, *sources: Tensor) -> tuple:
-    """What an op runs on where ``graph`` is not a plain :class:`edgeless.Graph`: (graph, seed, sources).
+    """(graph, seed, sources) that the kernels of this process run on, for a graph that is no plain
+    :class:`edgeless.Graph`.
 
-    Of a :class:`edgeless.distributed.DistGraph` that is the graph from own and halo nodes to own ones, with the rows of
-    both fetched for own ``sources`` ``[n, ...]``; and a seed that all processes share.
+    An :class:`edgeless.distributed.DistGraph` becomes the bipartite graph from own and halo nodes to own nodes. The
+    rows of halo nodes are fetched and joined with those of own nodes, ``sources`` ``[n, ...]``. For dropout without a
+    seed, all processes get the same one.
     """
     expect_graph(call, graph)
     if type(graph) is DistGraph:
@@ -37,7 +37,7 @@ def on_this_rank(call: str, graph, dropout, seed, *sources: Tensor) -> tuple:
 
 
 def expect_dtype(call: str, out_dtype) -> None:
-    """Raise unless ``out_dtype`` is a floating dtype."""
+    """Raise unless ``out_dtype`` is a floating ``torch.dtype``."""
     if not isinstance(out_dtype, torch.dtype):
         raise TypeError(f"{call}: out_dtype must be a torch.dtype or None, got {type(out_dtype).__name__}")
     if not out_dtype.is_floating_point:
@@ -45,7 +45,7 @@ def expect_dtype(call: str, out_dtype) -> None:
 
 
 def expect_seed(call: str, seed) -> None:
-    """Raise unless ``seed`` is an integer of 64 bits, or a tensor of one."""
+    """Raise unless ``seed`` is an int of 64 bits, or an integer tensor with one element."""
     if type(seed) is int and -(2**63) <= seed < 2**63:
         return
     if isinstance(seed, Tensor):
@@ -60,39 +60,53 @@ def expect_seed(call: str, seed) -> None:
 
 
 def expect(call: str, name: str, tensor, sizes: tuple, meaning: str) -> None:
-    """Raise unless ``tensor`` is a floating tensor whose shape is ``sizes`` (None matches anything)."""
+    """Raise unless ``tensor`` has a dtype of the kernels and the shape ``sizes``, where None matches any size.
+
+    ``meaning`` names the sizes in the error message, like ``"[Ns, H, C]"``.
+    """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{call}: {name} must be a Tensor of shape {meaning}, got {type(tensor).__name__}")
     shape = tensor.shape
     if not _matches(shape, sizes):
         numbers = ", ".join("*" if size is None else str(size) for size in sizes)
         raise ValueError(f"{call}: {name} must have shape {meaning} = [{numbers}], got {list(shape)}")
-    if tensor.dtype not in _FLOATS:
+    if tensor.dtype not in FLOATS:
         raise ValueError(f"{call}: {name} must be float32, float64, bfloat16 or float16, got {tensor.dtype}")
 
 
 def _matches(shape, sizes: tuple) -> bool:
     if len(shape) != len(sizes):
         return False
-    for have, want in zip(shape, sizes):  # noqa: SIM110  every call comes here, and any() takes twice as long
+    for have, want in zip(shape, sizes):  # noqa: SIM110  every call runs this, and any() takes twice as long
         if want is not None and want != have:
             return False
     return True
 
 
-def promoted(tensors) -> torch.dtype:
-    dtype = None
+def promoted(tensors, dtype: Optional[torch.dtype] = None) -> torch.dtype:
+    """The dtype that torch promotes those of ``tensors``, and ``dtype``, to; what is None does not count."""
     for tensor in tensors:
         if tensor is not None and tensor.dtype != dtype:
             dtype = tensor.dtype if dtype is None else torch.promote_types(dtype, tensor.dtype)
     return dtype
 
 
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that plain PyTorch computes in for inputs of ``dtype``: the wider of it and float32."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def cast(tensor: Optional[Tensor], dtype: torch.dtype) -> Optional[Tensor]:
+    """``tensor`` in ``dtype``; itself where it is None or has that dtype."""
     return tensor if tensor is None or tensor.dtype == dtype else tensor.to(dtype)
 
 
 def runs_reference(call: str, device: torch.device, op: str = "attention") -> bool:
+    """Whether ``call`` runs in plain PyTorch: the backend asks for it, or there is no kernel of ``op`` for the device.
+
+    Raises:
+        NotFusedError: there is no kernel, and the backend is ``"fused"``.
+    """
     backend = current_backend()
     if backend == "reference":
         return True

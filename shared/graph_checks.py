@@ -1,4 +1,7 @@
-"""What arguments must look like. Every error names the argument, what was expected and what came."""
+"""Checks of arguments, and the kinds of tensors and dtypes that are accepted.
+
+Every error names the argument, what was expected and what came.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +17,45 @@ from torch.nn import Parameter
 
 from .untraced import constant
 
-# What torch.export runs a model with: in place of parameters, inputs and results.
+# The tensor classes that torch.export traces a model with, in place of parameters, inputs and results.
 STAND_INS = (FakeTensor, FunctionalTensor)
-# Types of tensors that do nothing of their own when they are computed with.
+# The tensor classes whose operations are those of torch. Any other subclass may do something of its own in them.
 PLAIN = (Tensor, Parameter, *STAND_INS)
+# The floating dtypes that the kernels compute in float32: 16-bit numbers are widened when they are read.
+COMPUTED_IN_FLOAT32 = (torch.float32, torch.bfloat16, torch.float16)
+# The floating dtypes in which the kernels read and write tensors.
+FLOATS = (*COMPUTED_IN_FLOAT32, torch.float64)
+# The dtypes that node ids, edge ids and row pointers are accepted in.
 INTEGERS = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64} | {
     getattr(torch, name) for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)
 }
 
 
-# Row pointers take 8 bytes each, so more nodes than this are beyond what a pointer or an int64 counts.
+# The largest number of nodes: the row pointers of a CSR take 8 bytes each, and their size in bytes is an int64.
 MOST_NODES = 2**60 - 2
 _NUMBERS = (numbers.Real, torch.SymFloat, torch.SymInt)
 
 
-# Whether torch.compile or torch.export is tracing: then nothing may look at the values of a tensor. Every call asks
-# often, so it is torch's own function.
+def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which the kernels compute, for rows that are stored in ``dtype``, one of :data:`FLOATS`.
+
+    Softmax statistics and edge weights are stored in it as well.
+    """
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# Whether torch.compile or torch.export is tracing: then no code may read the values of a tensor. Every call of a layer
+# asks several times, so this is torch's own function and no wrapper.
 compiling = torch.compiler.is_compiling
 
 
 def transforming() -> bool:
-    """Whether a transform of torch.func is active: tensors that are made meanwhile are its own, and not to be kept."""
+    """Whether a transform of torch.func is active: tensors that are made inside of it must not be kept after it."""
     return not compiling() and torch._C._are_functorch_transforms_active()
 
 
 def exporting_to_onnx() -> bool:
-    """Whether ``torch.onnx.export`` is tracing, by whichever of its ways."""
+    """Whether ``torch.onnx.export`` is tracing, by torch.export or by TorchScript."""
     return (compiling() or torch.jit.is_tracing()) and _is_in_onnx_export()
 
 
@@ -49,19 +65,21 @@ def _is_in_onnx_export() -> bool:
 
 
 def surely(condition) -> bool:
-    """Whether a condition on sizes holds; False where a compiled program will know them when it runs, not before.
+    """Whether a condition on sizes holds; False where torch.compile is tracing and a size is known only at run time.
 
-    For what torch.compile traces; fake kernels have ``if_known``.
+    Fake kernels, which get symbolic sizes as well, use ``if_known`` instead.
     """
     if not compiling():
         return bool(condition)
-    from torch.fx.experimental import symbolic_shapes  # torch has it by then
+    from torch.fx.experimental import symbolic_shapes  # slow to import, but a tracing torch has imported it
 
     return symbolic_shapes.guard_or_false(condition) if hasattr(symbolic_shapes, "guard_or_false") else bool(condition)
 
 
 def normal_tensors():
-    """A context whose tensors can be saved for backward, even under torch.inference_mode: graphs outlive it."""
+    """A context whose tensors can be saved for a backward even under torch.inference_mode, as those of a graph must be:
+    the graph is kept after inference mode ends.
+    """
     if compiling() or not torch.is_inference_mode_enabled():
         return contextlib.nullcontext()
     return _normal_tensors()
@@ -69,7 +87,7 @@ def normal_tensors():
 
 @contextlib.contextmanager
 def _normal_tensors():
-    with torch.inference_mode(False), torch.no_grad():  # the first alone would record operations too
+    with torch.inference_mode(False), torch.no_grad():  # leaving inference mode alone would record gradients
         yield
 
 
@@ -79,18 +97,18 @@ def plain_tensor(tensor: Tensor) -> Tensor:
 
 
 def as_index(ids: Tensor) -> Tensor:
-    """Integers of any width as what the ops read: int32 stays, everything else becomes int64."""
+    """Integer ids in a dtype that the ops read: int32 stays int32, every other dtype becomes int64."""
     return ids if ids.dtype == torch.int32 else ids.to(torch.int64)
 
 
 def check_has(call: str, name: str, value: Any, attribute: str, meaning: str) -> None:
-    """Raise unless ``value`` has what an object of a framework that is not imported here has."""
+    """Raise unless ``value`` has ``attribute``: stands for isinstance with a framework that is not imported here."""
     if not hasattr(value, attribute):
         raise TypeError(f"{call}: {name} must be {meaning}, got {type(value).__name__}")
 
 
 def as_device(call: str, device) -> torch.device:
-    """``device`` as torch knows it, from what ``Tensor.to`` takes for one."""
+    """``device`` as a torch.device, from a torch.device, a str or an int, as ``Tensor.to`` takes it."""
     if not isinstance(device, (torch.device, str, int)) or isinstance(device, bool):
         raise TypeError(f"{call}: device must be a torch.device, a str or an int, got {type(device).__name__}")
     try:
@@ -119,9 +137,9 @@ def check_edge_index(call: str, edge_index) -> None:
 
 
 def check_number(call: str, name: str, value: Any) -> None:
-    """Raise unless ``value`` is a real number, of Python, NumPy or a tensor without dimensions."""
+    """Raise unless ``value`` is a real number: of Python, of NumPy, or a tensor without dimensions and gradient."""
     kind = type(value)
-    if kind is float or kind is int:  # hot: every call of a layer comes here
+    if kind is float or kind is int:  # the common case first: every call of a layer runs this
         return
     if isinstance(value, Tensor):
         if value.dim() != 0 or value.is_complex():
@@ -135,13 +153,13 @@ def check_number(call: str, name: str, value: Any) -> None:
 
 
 def check_choice(call: str, name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Raise unless ``value`` is one of some words."""
+    """Raise unless ``value`` is one of the strings ``choices``."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{call}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_num_nodes(call: str, name: str, value) -> None:
-    """Raise unless ``value`` is a number of nodes."""
+    """Raise unless ``value`` is an int from 0 to MOST_NODES."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{call}: {name} must be an int, got {type(value).__name__}")
     if value < 0:
@@ -151,7 +169,7 @@ def check_num_nodes(call: str, name: str, value) -> None:
 
 
 def check_sizes(call: str, num_src: Optional[int], num_dst: Optional[int]) -> None:
-    """Raise unless both are numbers of nodes or None."""
+    """Raise unless each is a number of nodes, as :func:`check_num_nodes` has it, or None."""
     if num_src is not None:
         check_num_nodes(call, "num_src", num_src)
     if num_dst is not None:
@@ -159,7 +177,7 @@ def check_sizes(call: str, num_src: Optional[int], num_dst: Optional[int]) -> No
 
 
 def check_symmetric(call: str, is_symmetric: Optional[bool], num_src: int, num_dst: int) -> None:
-    """Raise when a bipartite graph is called symmetric."""
+    """Raise unless is_symmetric is a bool or None, and True only for as many sources as destinations."""
     if is_symmetric is not None and not isinstance(is_symmetric, bool):
         raise TypeError(f"{call}: is_symmetric must be True, False or None, got {type(is_symmetric).__name__}")
     if is_symmetric and num_src != num_dst:
@@ -167,9 +185,10 @@ def check_symmetric(call: str, is_symmetric: Optional[bool], num_src: int, num_d
 
 
 def num_nodes_of(call: str, names, src: Tensor, dst: Tensor, num_src: Optional[int], num_dst: Optional[int]):
-    """(num_src, num_dst), with what is None taken from the largest ids: of both sides when both are None.
+    """(num_src, num_dst) of the edges ``src`` ``[E]`` and ``dst`` ``[E]``.
 
-    ``names`` (of src, dst) are for error messages.
+    A number that is None becomes the largest id of its side plus one. If both are None the graph is square, and both
+    become the larger of the two. ``names`` of src and dst are for error messages.
     """
     check_sizes(call, num_src, num_dst)
     square = num_src is None and num_dst is None
@@ -183,7 +202,7 @@ def num_nodes_of(call: str, names, src: Tensor, dst: Tensor, num_src: Optional[i
 
 
 def _num_asked_for(name: str, ids: Tensor) -> int:
-    """How many nodes there must be for the largest id to be one of them."""
+    """The largest of ``ids`` plus one, 0 without ids. Raises IndexError where that is more than MOST_NODES."""
     if not ids.numel():
         return 0
     num_nodes = int(ids.max()) + 1
@@ -205,7 +224,11 @@ def check_ids(name: str, ids: Tensor, limit_name: str, limit: int) -> None:
 
 
 def check_compressed(call, indptr, indices, edge_ids, num_cols, limit_name, values: bool) -> None:
-    """Raise unless the arrays form a compressed adjacency; look at their values only when ``values`` is set."""
+    """Raise unless indptr ``[rows + 1]``, indices ``[E]`` and edge_ids ``[E]`` or None form a CSR or a CSC.
+
+    Their shapes, dtypes and devices are always checked, their values only when ``values`` is set: that reads all of
+    them, and on CUDA waits for the device.
+    """
     check_integers(call, "indptr", indptr, "[rows + 1]")
     check_integers(call, "indices", indices, "[E]")
     if indptr.dim() != 1 or indptr.numel() == 0:
@@ -243,7 +266,7 @@ def _check_indptr(call: str, indptr: Tensor, num_edges: int) -> None:
 
 
 def check_permutation(call: str, name: str, ids: Tensor, limit_name: str) -> None:
-    """Raise unless the integers ``ids`` are every number from 0 to their count - 1 once."""
+    """Raise unless ``ids`` ``[E]`` contain every number from 0 to E - 1 exactly once."""
     check_ids(f"{call}: {name}", ids, limit_name, ids.numel())
     seen = torch.zeros(ids.numel(), dtype=torch.bool, device=ids.device)
     seen[ids.to(torch.int64)] = True

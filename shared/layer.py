@@ -15,12 +15,11 @@ from .adapter import is_plain
 from .aggregation import scales
 from .autocast import cuda_autocast_dtype
 from .distributed.graph import DistGraph, LocalGraph
+from .dropout import seed_tensor
 from .engines import keep_blocks, keep_plans
-from .functional import seed_tensor
 from .functional_checks import cast
 from .graph import Graph
-from .graph_checks import compiling
-from .ops.attention import opmath_dtype
+from .graph_checks import compiling, opmath_dtype
 from .projection import fits, rounds
 
 _PARTS = (DistGraph, LocalGraph)

@@ -12,7 +12,7 @@ from torch import Tensor
 from .autocast import autocasts
 from .functional_checks import runs_reference
 from .graph import Graph
-from .graph_checks import compiling
+from .graph_checks import COMPUTED_IN_FLOAT32, compiling
 from .ops.graph import csr_transpose, index_dtype
 from .ops.relational import pair_walks
 from .projection import PLAIN
@@ -23,7 +23,6 @@ from .whole_rows import lacking, longer, longer_matrices, shorter
 CUT = 16
 # Rows that a team of 32 lanes holds, 16 bytes a lane.
 _MOST_BYTES = 512
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Walks(NamedTuple):
@@ -136,7 +135,7 @@ def fits(graph: TypedGraph, x: Tensor, weight: Tensor, others: tuple) -> bool:
     for t in (x, weight, *others):
         if t is not None and (type(t) not in PLAIN or t.dtype is not dtype or t.device != x.device):
             return False
-    if dtype not in _DTYPES or weight.dim() != 3 or autocasts("cuda") or type(graph.graph) is not Graph:
+    if dtype not in COMPUTED_IN_FLOAT32 or weight.dim() != 3 or autocasts("cuda") or type(graph.graph) is not Graph:
         return False
     if not 0 < weight.size(2) * x.element_size() <= _MOST_BYTES or not x.size(1):
         return False

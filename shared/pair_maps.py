@@ -10,8 +10,7 @@ from .engines import current_engine
 from .functional import dot_attention
 from .functional_checks import cast, runs_reference
 from .graph import Graph
-from .graph_checks import compiling
-from .ops.attention import opmath_dtype
+from .graph_checks import compiling, opmath_dtype
 from .projection import PLAIN
 from .relational import relational_sum
 from .typed_graph import Compact, TypedGraph

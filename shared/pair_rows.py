@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .aggregation import sddmm_dot
 from .functional_checks import runs_reference
-from .ops.attention import opmath_dtype
+from .graph_checks import opmath_dtype
 from .relational import relational_sum
 from .typed_graph import TypedGraph
 

@@ -16,6 +16,7 @@ import torch
 
 from . import _C
 from .engines import ROWSPLIT, Engine
+from .graph_checks import opmath_dtype
 from .untraced import constant
 
 __all__ = [
@@ -196,7 +197,7 @@ def attention_steps(
         ValueError: a score, pass or dtype that the kernels do not know.
     """
     size = dtype.itemsize
-    statistic = heads * (8 if dtype == torch.float64 else 4)
+    statistic = heads * opmath_dtype(dtype).itemsize
     key = statistic if score == "gat" else heads * key_dim * size
     value = heads * (key_dim if score in ("gatv2", "cosine") else value_dim) * size
     sizes = {"num_src": num_src, "num_dst": num_dst, "num_edges": num_edges, "index_bytes": index_bytes}
@@ -281,7 +282,7 @@ def spmm_step(
         num_rows: that are read, where it is not one for every edge.
     """
     row = width * dtype.itemsize
-    piece = width * (8 if dtype == torch.float64 else 4)
+    piece = width * opmath_dtype(dtype).itemsize
     if engine.kernel is not None:
         kernel, slices = engine.kernel, 1
     else:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import _C, engines
 from .engines import ROWSPLIT, Engine, current_engine, origin, pick
+from .graph_checks import opmath_dtype
 from .ops.relational import widths
 from .plan import Device, Step, attention_steps, extremum_steps, seconds_at_roof, spmm_step, takes_widths
 
@@ -84,7 +85,7 @@ def _sddmm_of(args: dict[str, Any], engine: Engine) -> Step:
     dst, src, sizes = args["dst"], args["src"], _graph_sizes(args)
     device, row = sizes["device"], src[0].numel() * src.element_size() if len(src) else 0
     heads = src.size(1) if src.dim() == 3 else 1
-    products = sizes["num_edges"] * heads * (8 if src.dtype == torch.float64 else 4)
+    products = sizes["num_edges"] * heads * opmath_dtype(src.dtype).itemsize
     num_bytes = sizes["num_edges"] * (row + sizes["index_bytes"]) + dst.numel() * dst.element_size() + products
     kernel = "SDDMM_ALG_DEFAULT" if engine.kernel else "vectors of 16 B" if device.multiprocessors else device.name
     return Step(

@@ -15,14 +15,12 @@ from torch import Tensor, nn
 
 from .adapter import is_plain
 from .autocast import autocasts, cuda_autocast_dtype
-from .graph_checks import PLAIN, compiling
+from .graph_checks import COMPUTED_IN_FLOAT32, FLOATS, PLAIN, compiling
 from .ops import projection as _projection_op  # noqa: F401  registers the fake kernels of the ops
 
 # Numbers of the results from which on the op is faster on the CPU: below 4 MB, first touches of memory cost little.
 _LEAST = 1 << 20
 _WIDE = 2048  # numbers of a row: more than the maps of one input nearly ever have
-_ROUNDED = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
-_FLOATS = (*_ROUNDED, torch.float64)
 
 
 def are_own_rows(rows: Tensor, linears: Iterable[nn.Module], kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
@@ -36,7 +34,7 @@ def pays(x: Tensor, width: int) -> bool:
     """Whether maps of ``x`` ``[N, F]`` to ``width`` numbers a row should be one op: on CUDA, and on the CPU where they
     are float32 and large.
     """
-    if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2 or x.dtype not in _FLOATS or compiling():
+    if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2 or x.dtype not in FLOATS or compiling():
         return False
     if x.is_cuda:
         return True
@@ -137,7 +135,7 @@ def node_logits(x: Tensor, *vectors: Tensor) -> Optional[list[Tensor]]:
     dtype that it would have; None for dtypes and tensors that the op does not take.
     """
     dtype = vectors[0].dtype
-    if x.device.type not in ("cpu", "cuda") or type(x) not in PLAIN or x.dim() != 3 or x.dtype not in _FLOATS:
+    if x.device.type not in ("cpu", "cuda") or type(x) not in PLAIN or x.dim() != 3 or x.dtype not in FLOATS:
         return None
     if any(type(a) not in PLAIN or a.dtype != dtype or a.device != x.device for a in vectors):
         return None
@@ -186,7 +184,7 @@ def add_map(out: Tensor, x: Optional[Tensor], weight: Optional[Tensor], bias: Op
 def add_row_to_heads(x: Tensor, row: Tensor) -> Tensor:
     """``x + row`` as ``[N, H * C]`` for ``x`` ``[N, H, C]`` and ``row`` ``[H * C]``."""
     fits = type(row) in PLAIN and row.dtype == x.dtype and row.device == x.device
-    if fits and type(x) in PLAIN and x.is_cuda and x.dtype in _FLOATS and not compiling():
+    if fits and type(x) in PLAIN and x.is_cuda and x.dtype in FLOATS and not compiling():
         return torch.ops.edgeless.add_row(x, row)
     return add_row(x.view(-1, row.size(0)), row)
 
@@ -204,8 +202,8 @@ def _project(
 
 
 def rounds(xs: Sequence[Tensor]) -> bool:
-    """Whether autocast rounds these inputs of maps."""
-    return all(x.is_cuda and x.dtype in _ROUNDED for x in xs) and autocasts("cuda")
+    """Whether autocast rounds these inputs of maps: it leaves float64 alone."""
+    return all(x.is_cuda and x.dtype in COMPUTED_IN_FLOAT32 for x in xs) and autocasts("cuda")
 
 
 def fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
@@ -220,4 +218,4 @@ def fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bo
         return False
     if all(t.dtype == x.dtype for t in others):
         return True
-    return x.is_cuda and autocasts("cuda") and all(t.dtype in _ROUNDED for t in (x, *others))
+    return x.is_cuda and autocasts("cuda") and all(t.dtype in COMPUTED_IN_FLOAT32 for t in (x, *others))

@@ -1,19 +1,28 @@
-"""The truth that the kernels are tested against: the same functions in plain PyTorch.
+"""The functions of :mod:`edgeless.functional` in plain PyTorch, which the kernels are tested against and which run
+where no kernel can.
 
-Everything here materialises edge tensors and is slow on purpose: one line per line of the formula. 16-bit inputs are
-computed in float32 and rounded once. See :mod:`edgeless.functional` for the arguments.
+Every function takes the arguments of its namesake and returns the same, up to rounding. It gathers the rows of every
+edge, so it allocates tensors ``[E, H, C]``, and follows the formula line by line instead of being fast. 16-bit inputs
+are computed with in float32 and rounded once, at the end. The options of attention are checked by
+:mod:`edgeless.functional` only.
+
+The graph may be any object with ``num_src``, ``num_dst``, ``num_edges`` and ``edge_index()``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .graph_checks import check_ids
+from .dropout import dropout_mask, seed_tensor
+from .edge_options import EdgeOptions
+from .functional_checks import at_least_float32, cast, promoted
+from .relational_reference import gather_mm, relational_sum, segment_mm
 
 __all__ = [
     "cosine_attention",
@@ -29,70 +38,7 @@ __all__ = [
     "spmm",
 ]
 
-_MASK32 = 0xFFFFFFFF
-
-
-def _philox(seed: int, edge_id: Tensor, head_group: Tensor) -> list[Tensor]:
-    """Philox4x32-7 of ``core_cuda/common/dropout.h``: four int64 tensors that hold 32-bit draws."""
-    c0, c1 = edge_id & _MASK32, (edge_id >> 32) & _MASK32
-    c2, c3 = head_group.expand_as(c0), torch.zeros_like(c0)
-    k0, k1 = seed & _MASK32, (seed >> 32) & _MASK32
-    for _ in range(7):
-        p0, p1 = c0 * 0xD2511F53, c2 * 0xCD9E8D57  # int64 wraps: the low 64 bits are right
-        c0, c2 = ((p1 >> 32) & _MASK32) ^ c1 ^ k0, ((p0 >> 32) & _MASK32) ^ c3 ^ k1
-        c1, c3 = p1 & _MASK32, p0 & _MASK32
-        k0, k1 = (k0 + 0x9E3779B9) & _MASK32, (k1 + 0xBB67AE85) & _MASK32
-    return [c0, c1, c2, c3]
-
-
-def dropout_mask(seed: Tensor | int, num_edges: int, heads: int, p: float, device="cpu", ids=None) -> Tensor:
-    """Boolean [E, H]: True where the attention weight is kept by the generator that the kernels use.
-
-    ``ids`` ``[E]`` are what it counts the edges by; by default their own ids.
-    """
-    ids = torch.arange(num_edges, dtype=torch.int64, device=device) if ids is None else ids
-    groups = (heads + 3) // 4
-    lanes = [
-        lane
-        for group in range(groups)
-        for lane in _philox(int(seed), ids, torch.tensor(group, dtype=torch.int64, device=device))
-    ]
-    return torch.stack(lanes, dim=1)[:, :heads] >= int(p * 2**32)
-
-
-def _attend(graph, logits, messages, edge_scale, dropout, seed, return_weights, out_dtype):
-    """Softmax of ``logits`` [E, H] over each destination, then the weighted sum of ``messages`` [E, H, C]."""
-    dst = graph.edge_index()[1]
-    num_dst, heads = graph.num_dst, logits.size(1)
-    index = dst.unsqueeze(1).expand_as(logits)
-    top = logits.new_full((num_dst, heads), -math.inf).scatter_reduce(0, index, logits.detach(), "amax")
-    weights = (logits - top[dst]).exp()
-    weights = weights / torch.zeros_like(top).index_add(0, dst, weights)[dst]
-    softmax = weights
-    if dropout > 0:
-        numbers = getattr(graph, "numbers", None)  # of the part of a graph
-        keep = dropout_mask(seed, graph.num_edges, heads, dropout, logits.device, numbers)
-        weights = torch.where(keep, weights / (1 - dropout) if dropout < 1 else weights, 0.0)
-    dropped = weights
-    if edge_scale is not None:
-        weights = weights * (edge_scale.unsqueeze(1) if edge_scale.dim() == 1 else edge_scale)
-    out = messages.new_zeros(num_dst, *messages.shape[1:]).index_add(0, dst, weights.unsqueeze(-1) * messages)
-    out = out.to(out_dtype)
-    if return_weights is None:
-        return out
-    return out, (softmax if return_weights == "softmax" else dropped).to(out_dtype)
-
-
-def _prepare(tensors, dropout, seed, out_dtype):
-    """Raise 16-bit tensors to float32, settle the output's dtype and draw a seed where one is needed."""
-    given = [t for t in tensors if t is not None]
-    dtype = given[0].dtype
-    for t in given[1:]:
-        dtype = torch.promote_types(dtype, t.dtype)
-    compute = torch.promote_types(dtype, torch.float32)
-    if dropout > 0 and seed is None:
-        seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=given[0].device)
-    return [None if t is None else t.to(compute) for t in tensors], seed, out_dtype or dtype
+# Attention -----------------------------------------------------------------------------------------------------------
 
 
 def gatv2_attention(
@@ -110,15 +56,18 @@ def gatv2_attention(
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ):
-    """Plain version of :func:`edgeless.functional.gatv2_attention`."""
-    tensors, seed, out_dtype = _prepare([x_l, x_r, att, edge_attr, edge_proj, edge_scale], dropout, seed, out_dtype)
-    x_l, x_r, att, edge_attr, edge_proj, edge_scale = tensors
-    src, dst = graph.edge_index()
-    hidden = x_l[src] + x_r[dst]
-    if edge_attr is not None:
-        hidden = hidden + torch.einsum("hcd,ed->ehc", edge_proj, edge_attr)
-    logits = (F.leaky_relu(hidden, negative_slope) * att).sum(-1)
-    return _attend(graph, logits, x_l[src], edge_scale, dropout, seed, return_weights, out_dtype)
+    """:func:`edgeless.functional.gatv2_attention` in plain PyTorch: x_l ``[Ns, H, C]``, x_r ``[Nd, H, C]``, att
+    ``[H, C]``; returns ``[Nd, H, C]``, or that and weights ``[E, H]``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reference
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> reference.gatv2_attention(graph, torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.randn(2, 4)).shape
+        torch.Size([3, 2, 4])
+    """
+    options = EdgeOptions(edge_attr, edge_proj, edge_scale, dropout, seed, return_weights, out_dtype)
+    return attend_gatv2(graph, x_l, x_r, att, negative_slope, options)
 
 
 def gat_attention(
@@ -136,15 +85,18 @@ def gat_attention(
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ):
-    """Plain version of :func:`edgeless.functional.gat_attention`."""
-    tensors, seed, out_dtype = _prepare([x, a_l, a_r, edge_attr, edge_proj, edge_scale], dropout, seed, out_dtype)
-    x, a_l, a_r, edge_attr, edge_proj, edge_scale = tensors
-    src, dst = graph.edge_index()
-    logits = a_l[src] if a_r is None else a_l[src] + a_r[dst]
-    if edge_attr is not None:
-        logits = logits + edge_attr @ edge_proj.t()
-    logits = F.leaky_relu(logits, negative_slope)
-    return _attend(graph, logits, x[src], edge_scale, dropout, seed, return_weights, out_dtype)
+    """:func:`edgeless.functional.gat_attention` in plain PyTorch: x ``[Ns, H, C]``, a_l ``[Ns, H]``, a_r ``[Nd, H]``
+    or None; returns ``[Nd, H, C]``, or that and weights ``[E, H]``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reference
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> reference.gat_attention(graph, torch.randn(3, 2, 4), torch.randn(3, 2), torch.randn(3, 2)).shape
+        torch.Size([3, 2, 4])
+    """
+    options = EdgeOptions(edge_attr, edge_proj, edge_scale, dropout, seed, return_weights, out_dtype)
+    return attend_gat(graph, x, a_l, a_r, negative_slope, options)
 
 
 def dot_attention(
@@ -162,18 +114,18 @@ def dot_attention(
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ):
-    """Plain version of :func:`edgeless.functional.dot_attention`."""
-    tensors, seed, out_dtype = _prepare([q, k, v, edge_attr, edge_proj, edge_scale], dropout, seed, out_dtype)
-    q, k, v, edge_attr, edge_proj, edge_scale = tensors
-    if scale is None:
-        scale = 1 / math.sqrt(q.size(-1)) if q.size(-1) else 1.0
-    src, dst = graph.edge_index()
-    key, value = k[src], v[src]
-    if edge_attr is not None:
-        term = torch.einsum("hcd,ed->ehc", edge_proj, edge_attr)
-        key, value = key + term, value + term
-    logits = (q[dst] * key).sum(-1) * scale
-    return _attend(graph, logits, value, edge_scale, dropout, seed, return_weights, out_dtype)
+    """:func:`edgeless.functional.dot_attention` in plain PyTorch: q ``[Nd, H, D]``, k ``[Ns, H, D]``, v ``[Ns, H, C]``;
+    returns ``[Nd, H, C]``, or that and weights ``[E, H]``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reference
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> reference.dot_attention(graph, torch.randn(3, 2, 4), torch.randn(3, 2, 4), torch.randn(3, 2, 8)).shape
+        torch.Size([3, 2, 8])
+    """
+    options = EdgeOptions(edge_attr, edge_proj, edge_scale, dropout, seed, return_weights, out_dtype)
+    return attend_dot(graph, q, k, v, scale, options)
 
 
 def cosine_attention(
@@ -189,20 +141,126 @@ def cosine_attention(
     return_weights: Optional[str] = None,
     out_dtype: Optional[torch.dtype] = None,
 ):
-    """Plain version of :func:`edgeless.functional.cosine_attention`."""
+    """:func:`edgeless.functional.cosine_attention` in plain PyTorch: x ``[Ns, H, C]``, x_dst ``[Nd, H, C]`` or None,
+    beta a number, ``[1]`` or ``[H]``; returns ``[Nd, H, C]``, or that and weights ``[E, H]``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reference
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> reference.cosine_attention(graph, torch.randn(3, 2, 4), beta=2.0).shape
+        torch.Size([3, 2, 4])
+    """
+    options = EdgeOptions(None, None, edge_scale, dropout, seed, return_weights, out_dtype)
+    return attend_cosine(graph, x, x_dst, beta, eps, options)
+
+
+def attend_gatv2(graph, x_l: Tensor, x_r: Tensor, att: Tensor, negative_slope: float, options: EdgeOptions):
+    """:func:`gatv2_attention` with its options as one object, as :mod:`edgeless.functional` has them."""
+    (x_l, x_r, att), options = _prepare([x_l, x_r, att], options)
+    src, dst = graph.edge_index()
+    hidden = x_l[src] + x_r[dst]
+    if options.edge_attr is not None:
+        hidden = hidden + torch.einsum("hcd,ed->ehc", options.edge_proj, options.edge_attr)
+    logits = (F.leaky_relu(hidden, negative_slope) * att).sum(-1)
+    return _attend(graph, logits, x_l[src], options)
+
+
+def attend_gat(graph, x: Tensor, a_l: Tensor, a_r: Optional[Tensor], negative_slope: float, options: EdgeOptions):
+    """:func:`gat_attention` with its options as one object."""
+    (x, a_l, a_r), options = _prepare([x, a_l, a_r], options)
+    src, dst = graph.edge_index()
+    logits = a_l[src] if a_r is None else a_l[src] + a_r[dst]
+    if options.edge_attr is not None:
+        logits = logits + options.edge_attr @ options.edge_proj.t()
+    logits = F.leaky_relu(logits, negative_slope)
+    return _attend(graph, logits, x[src], options)
+
+
+def attend_dot(graph, q: Tensor, k: Tensor, v: Tensor, scale: Optional[float], options: EdgeOptions):
+    """:func:`dot_attention` with its options as one object."""
+    (q, k, v), options = _prepare([q, k, v], options)
+    if scale is None:
+        scale = 1 / math.sqrt(q.size(-1)) if q.size(-1) else 1.0
+    src, dst = graph.edge_index()
+    key, value = k[src], v[src]
+    if options.edge_attr is not None:
+        term = torch.einsum("hcd,ed->ehc", options.edge_proj, options.edge_attr)
+        key, value = key + term, value + term
+    logits = (q[dst] * key).sum(-1) * scale
+    return _attend(graph, logits, value, options)
+
+
+def attend_cosine(graph, x: Tensor, x_dst: Optional[Tensor], beta: float | Tensor, eps: float, options: EdgeOptions):
+    """:func:`cosine_attention` with its options as one object."""
     factor = beta if isinstance(beta, Tensor) else None
-    (x, x_dst, factor, edge_scale), seed, out_dtype = _prepare([x, x_dst, factor, edge_scale], dropout, seed, out_dtype)
+    (x, x_dst, factor), options = _prepare([x, x_dst, factor], options)
     src, dst = graph.edge_index()
     unit = F.normalize(x, dim=-1, eps=eps)
     unit_dst = unit if x_dst is None else F.normalize(x_dst, dim=-1, eps=eps)
     logits = (beta if factor is None else factor) * (unit_dst[dst] * unit[src]).sum(-1)
-    return _attend(graph, logits, x[src], edge_scale, dropout, seed, return_weights, out_dtype)
+    return _attend(graph, logits, x[src], options)
+
+
+def _prepare(nodes: Sequence[Optional[Tensor]], options: EdgeOptions) -> tuple[Sequence[Optional[Tensor]], EdgeOptions]:
+    """The tensors in the dtype that is computed in, at least float32, and options with a dtype of the results and, for
+    dropout, a seed.
+    """
+    given = (*nodes, options.edge_attr, options.edge_proj, options.edge_scale)
+    out_dtype, compute = options.dtype_of_results(promoted(nodes)), at_least_float32(promoted(given))
+    *nodes, edge_attr, edge_proj, edge_scale = [cast(t, compute) for t in given]
+    seed = options.seed
+    if options.dropout > 0 and seed is None:
+        seed = seed_tensor(None, nodes[0].device)
+    return nodes, EdgeOptions(
+        edge_attr, edge_proj, edge_scale, options.dropout, seed, options.return_weights, out_dtype
+    )
+
+
+def _attend(graph, logits: Tensor, messages: Tensor, options: EdgeOptions):
+    """The softmax of ``logits`` ``[E, H]`` over the edges of each destination, and the weighted sum of ``messages``
+    ``[E, H, C]``.
+    """
+    dst = graph.edge_index()[1]
+    num_dst, heads, dropout = graph.num_dst, logits.size(1), options.dropout
+    index = dst.unsqueeze(1).expand_as(logits)
+    top = logits.new_full((num_dst, heads), -math.inf).scatter_reduce(0, index, logits.detach(), "amax")
+    weights = (logits - top[dst]).exp()
+    weights = weights / torch.zeros_like(top).index_add(0, dst, weights)[dst]
+    softmax = weights
+    if dropout > 0:
+        numbers = getattr(graph, "numbers", None)  # a part of a graph draws by the edges' ids in the whole graph
+        keep = dropout_mask(options.seed, graph.num_edges, heads, dropout, logits.device, numbers)
+        weights = torch.where(keep, weights / (1 - dropout) if dropout < 1 else weights, 0.0)
+    dropped = weights
+    scale = options.scale_by_head(heads, weights.dtype)
+    if scale is not None:
+        weights = weights * scale
+    out = messages.new_zeros(num_dst, *messages.shape[1:]).index_add(0, dst, weights.unsqueeze(-1) * messages)
+    out = out.to(options.out_dtype)
+    if options.return_weights is None:
+        return out
+    return out, (softmax if options.return_weights == "softmax" else dropped).to(options.out_dtype)
+
+
+# Sums and extrema ----------------------------------------------------------------------------------------------------
 
 
 def spmm(graph, x: Tensor, weight: Optional[Tensor] = None, src_scale=None, dst_scale=None) -> Tensor:
-    """Plain version of :func:`edgeless.functional.spmm`, with the scales ``[Ns]`` and ``[Nd]`` given."""
-    dtype = x.dtype if weight is None else torch.promote_types(x.dtype, weight.dtype)
-    x = x.to(torch.promote_types(dtype, torch.float32))
+    """:func:`edgeless.functional.spmm` in plain PyTorch, with given scales: x ``[Ns, ..., F]``, weight ``[E]`` or
+    ``[E, H]`` (for x ``[Ns, H, F]``), src_scale ``[Ns]``, dst_scale ``[Nd]``; returns ``[Nd, ..., F]``.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reference
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> reference.spmm(graph, torch.ones(3, 2))
+        tensor([[1., 1.],
+                [1., 1.],
+                [2., 2.]])
+    """
+    dtype = promoted((x, weight))
+    x = x.to(at_least_float32(dtype))
     src, dst = graph.edge_index()
     ones = (1,) * (x.dim() - 1)
     if src_scale is not None:
@@ -218,22 +276,42 @@ def spmm(graph, x: Tensor, weight: Optional[Tensor] = None, src_scale=None, dst_
 
 
 def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, out_dtype: Optional[torch.dtype] = None) -> Tensor:
-    """Plain version of :func:`edgeless.functional.sddmm_dot`."""
-    dtype = torch.promote_types(x_dst.dtype, x_src.dtype)
-    compute = torch.promote_types(dtype, torch.float32)
+    """:func:`edgeless.functional.sddmm_dot` in plain PyTorch: x_dst ``[Nd, ..., F]`` and x_src ``[Ns, ..., F]``;
+    returns ``[E, ...]``, in original edge order.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reference
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> reference.sddmm_dot(graph, torch.ones(3, 2), torch.ones(3, 2))
+        tensor([2., 2., 2., 2.])
+    """
+    dtype = promoted((x_dst, x_src))
+    compute = at_least_float32(dtype)
     src, dst = graph.edge_index()
     return (x_dst.to(compute)[dst] * x_src.to(compute)[src]).sum(-1).to(out_dtype or dtype)
 
 
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:
-    """Plain version of :func:`edgeless.functional.neighbor_reduce`."""
+    """:func:`edgeless.functional.neighbor_reduce` in plain PyTorch: x ``[Ns, F]``; returns ``[Nd, F]``, with ``fill``
+    for destinations without in-edges.
+
+    Example:
+        >>> import torch
+        >>> from edgeless import Graph, reference
+        >>> graph = Graph.from_edge_index(torch.tensor([[0, 1, 2, 0], [1, 2, 0, 2]]))
+        >>> reference.neighbor_reduce(graph, torch.tensor([[1.0], [2.0], [3.0]]), "max")
+        tensor([[3.],
+                [1.],
+                [2.]])
+    """
     src, dst = graph.edge_index()
     if ties == "scatter":
         index = dst.unsqueeze(1).expand(-1, x.size(1))
         out = x.new_zeros(graph.num_dst, x.size(1))
         out = out.scatter_reduce(0, index, x[src], "a" + reduce, include_self=False)
     else:
-        gathered = x[src[dst.argsort(stable=True)]]  # one gather: a gradient per row would each be as large as x
+        gathered = x[src[dst.argsort(stable=True)]]  # one gather: the gradient of a gather is as large as x
         rows = gathered.split(graph.in_degrees().tolist()) if graph.num_dst else ()
         out = torch.stack([_extremum(row, reduce, ties) for row in rows]) if rows else gathered
     isolated = graph.in_degrees() == 0
@@ -241,6 +319,9 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
 
 
 def _extremum(rows: Tensor, reduce: str, ties: str) -> Tensor:
+    """The extremum ``[F]`` of the rows ``[D, F]`` of a destination's D neighbours; its gradient goes to all of equal
+    rows in equal parts (``"shared"``), or to the first.
+    """
     if len(rows) == 0:
         return rows.sum(0)
     if ties == "shared":
@@ -248,47 +329,3 @@ def _extremum(rows: Tensor, reduce: str, ties: str) -> Tensor:
     best = rows.amin(0) if reduce == "min" else rows.amax(0)
     first = ((rows == best) | rows.isnan()).to(torch.uint8).argmax(0)
     return rows.gather(0, first.unsqueeze(0))[0]
-
-
-def segment_mm(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
-    """Plain version of :func:`edgeless.functional.segment_mm`."""
-    dtype = torch.promote_types(x.dtype, w.dtype)
-    compute = torch.promote_types(dtype, torch.float32)
-    ends = offsets.tolist()
-    if ends[0] != 0 or ends[-1] != x.size(0) or sorted(ends) != ends:
-        raise ValueError(f"segment_mm: offsets must run from 0 to N = {x.size(0)} and not fall, got {ends}")
-    parts = [x[begin:end].to(compute) @ w[t].to(compute) for t, (begin, end) in enumerate(zip(ends, ends[1:]))]
-    return torch.cat(parts).to(dtype) if parts else x.new_zeros(0, w.size(2), dtype=dtype)
-
-
-def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
-    """Plain version of :func:`edgeless.functional.gather_mm`."""
-    index = index.long()
-    check_ids("gather_mm: index", index, "R", w.size(0))
-    order = index.argsort(stable=True)
-    lengths = torch.bincount(index, minlength=w.size(0))
-    offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
-    out = segment_mm(x[order], w, offsets)
-    return torch.empty_like(out).index_copy(0, order, out)
-
-
-def relational_sum(graph, x: Tensor, weight: Tensor, edge_weight: Optional[Tensor] = None, reduce: str = "sum"):
-    """Plain version of :func:`edgeless.functional.relational_sum`."""
-    dtype = torch.promote_types(x.dtype, weight.dtype)
-    compute = torch.promote_types(dtype, torch.float32)
-    x, weight = x.to(compute), weight.to(compute)
-    if weight.dim() == 4:
-        weight = torch.stack([torch.block_diag(*blocks) for blocks in weight]) if len(weight) else weight.flatten(2)
-    (src, dst), types = graph.graph.edge_index(), graph.edge_type
-    out = x.new_zeros(graph.num_dst, weight.size(2))
-    for r in range(graph.num_types):
-        edges = (types == r).nonzero().squeeze(1)
-        rows = x[src[edges]]
-        if edge_weight is not None:
-            rows = rows * edge_weight.to(compute)[edges].unsqueeze(1)
-        if reduce == "mean":
-            counts = torch.bincount(dst[edges], minlength=graph.num_dst)
-            rows = rows / counts[dst[edges]].unsqueeze(1)
-        sums = x.new_zeros(graph.num_dst, x.size(1)).index_add(0, dst[edges], rows)
-        out = out + sums @ weight[r]
-    return out.to(dtype)

@@ -11,8 +11,7 @@ from . import reference
 from .aggregation import spmm
 from .functional_checks import cast, expect, expect_dtype, promoted, runs_reference
 from .graph import Compressed
-from .graph_checks import as_index, check_choice, check_ids, check_integers, compiling, surely
-from .ops.attention import opmath_dtype
+from .graph_checks import as_index, check_choice, check_ids, check_integers, compiling, opmath_dtype, surely
 from .ops.graph import coo_to_csr
 from .ops.relational import widths
 from .plan import most_fused_width, takes_widths

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .autocast import autocasts
 from .functional_checks import cast, runs_reference
-from .ops.attention import opmath_dtype
+from .graph_checks import opmath_dtype
 from .projection import PLAIN, add_map
 from .relational import edge_weights, fuses, pieces_of, relational_sum, transforms, whole_matrices
 from .typed_graph import TypedGraph

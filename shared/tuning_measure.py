@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .engines import CusparseFormat, engine, pick
+from .graph_checks import opmath_dtype
 from .timing import Failed, Timer
 from .tuning import Measured, Shape, parse_dot, sides_of
 from .wsb import WsbFormat
@@ -111,7 +112,7 @@ def _sum(graph: Graph, shape: Shape, side: str, rounds: int, runs: int) -> dict[
     num_rows = graph.num_src if side == "by_dst" else graph.num_dst
     draw = torch.Generator(graph.device).manual_seed(0)  # the user's draws stay as they are
     options = {"device": graph.device, "generator": draw}
-    statistics = torch.float64 if shape.dtype == torch.float64 else torch.float32
+    statistics = opmath_dtype(shape.dtype)
     with torch.no_grad():
         x = torch.randn(num_rows, shape.width, dtype=shape.dtype, **options)
         weight = torch.rand(graph.num_edges, 1, dtype=statistics, **options) if shape.weighted else None

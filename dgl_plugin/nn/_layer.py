@@ -13,13 +13,13 @@ from edgeless.adapter import inference_refusal, is_plain
 from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, kernel_refusal
 from edgeless.distributed.graph import DistGraph
+from edgeless.graph_checks import FLOATS
 from edgeless.layer import attention_layer
 
 from ..convert import Relation, relation_of, to_dgl
 
 _SPARSE = (torch.sparse_coo, torch.sparse_csr)
 _NUMBERS = {nn.Dropout: "p", nn.LeakyReLU: "negative_slope"}
-_FLOATS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 
 class DGLLayer(FusedLayer):
@@ -89,7 +89,7 @@ class DGLLayer(FusedLayer):
                 return f"feat has shape {list(x.shape)}"
             if x.size(0) != size:
                 return f"feat has {x.size(0)} rows for {size} nodes"
-            if x.dtype not in _FLOATS:
+            if x.dtype not in FLOATS:
                 return f"feat is {x.dtype}"
             if x.layout is not torch.strided and not (self._maps_first and x.dim() == 2 and x.layout in _SPARSE):
                 return f"feat has the layout {x.layout}"

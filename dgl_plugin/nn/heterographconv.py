@@ -13,9 +13,8 @@ from edgeless.adapter import inference_refusal, is_plain
 from edgeless.autocast import autocasts
 from edgeless.backends import current_backend, explain, kernel_refusal
 from edgeless.cache import graph_from_object
-from edgeless.graph_checks import compiling
+from edgeless.graph_checks import compiling, opmath_dtype
 from edgeless.hetero_sum import FEW_RELATIONS, Target, join_edges, sum_of_layers
-from edgeless.ops.attention import opmath_dtype
 from edgeless.projection import PLAIN
 from edgeless.typed_graph import TypedGraph
 

@@ -7,6 +7,7 @@ import torch
 from edgeless.adapter import is_plain
 from edgeless.functional import neighbor_reduce, spmm
 from edgeless.functional_checks import promoted
+from edgeless.graph_checks import opmath_dtype
 from edgeless.layer import sum_layer
 from edgeless.map_order import sums_first
 from edgeless.projection import add, pays, project, project_sum
@@ -137,7 +138,7 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         """The mean over a node and its neighbours. ``dtype`` is that of the degrees in the stock layer."""
         h = as_dgl_reads(h)
         dtype = torch.promote_types(promoted((h, h_dst)), dtype)
-        scale = 1 / (handle.in_degrees() + 1).to(torch.float64 if dtype == torch.float64 else torch.float32)
+        scale = 1 / (handle.in_degrees() + 1).to(opmath_dtype(dtype))
         total = spmm(handle, h, edge_weight, dst_scale=scale, out_dtype=dtype)
         return torch.addcmul(total, h_dst.to(dtype), scale.to(dtype).unsqueeze(1))
 

@@ -14,9 +14,8 @@ from edgeless.adapter import is_plain
 from edgeless.distributed.graph import DistGraph
 from edgeless.functional import sddmm_dot, spmm
 from edgeless.graph import Graph
-from edgeless.graph_checks import normal_tensors, plain_tensor
+from edgeless.graph_checks import normal_tensors, opmath_dtype, plain_tensor
 from edgeless.map_order import sums_first
-from edgeless.ops.attention import opmath_dtype
 from edgeless.projection import add_row
 
 from ..conv import LINEAR, FusedConv

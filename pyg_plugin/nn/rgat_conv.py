@@ -12,10 +12,11 @@ from edgeless.adapter import inference_refusal
 from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.distributed.graph import DistGraph
-from edgeless.functional import gat_attention, relational_sum, seed_tensor, spmm
+from edgeless.dropout import seed_tensor
+from edgeless.functional import gat_attention, relational_sum, spmm
 from edgeless.functional_checks import cast
 from edgeless.graph import Graph
-from edgeless.ops.attention import opmath_dtype
+from edgeless.graph_checks import opmath_dtype
 from edgeless.pair_attention import fits, pair_attention
 from edgeless.pair_rows import end_products, to_edges
 from edgeless.typed_graph import TypedGraph

@@ -12,7 +12,7 @@ from edgeless.adapter import inference_refusal
 from edgeless.autocast import autocasts, rounds_to
 from edgeless.backends import kernel_refusal
 from edgeless.functional import gather_mm, neighbor_reduce, spmm
-from edgeless.ops.attention import opmath_dtype
+from edgeless.graph_checks import opmath_dtype
 from edgeless.projection import add_map
 from edgeless.relational_layer import relational_layer
 from edgeless.typed_graph import TypedGraph

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from ..graph import Compressed, Graph
-from ..graph_checks import normal_tensors
+from ..graph_checks import FLOATS, normal_tensors
 from ..ops import spmm as _spmm  # noqa: F401  registers the fake kernels of the op
 from ..untraced import untraced
 from .carriers import AllToAll
 from .process import Ranks
-
-_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 class Halo:
@@ -135,7 +133,7 @@ class Halo:
 
     def packed(self, rows: Tensor, out: Optional[Tensor] = None) -> Tensor:
         """The rows to send, ``[S, ...]``; written to ``out``, contiguous, where it is given."""
-        if rows.dtype not in _FLOATS:
+        if rows.dtype not in FLOATS:
             return torch.index_select(rows, 0, self.sent, out=out)
         flat, csr = _flat(rows), self.pack.csr_arrays(False)
         if out is not None:

@@ -8,10 +8,10 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from ..dropout import dropout_mask
 from ..graph import Compressed, Graph, power_of_degrees
 from ..graph_checks import as_device, check_choice, normal_tensors
 from ..ops.graph import coo_to_csr, index_dtype
-from ..reference import dropout_mask
 from .exchange import Coming, Halo, part_of, stacked, stays
 from .process import Ranks
 

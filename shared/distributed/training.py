@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..backends import FAMILIES
+from ..graph_checks import opmath_dtype
 from .graph import DistGraph
 from .process import Ranks
 
@@ -94,7 +95,7 @@ class BatchNorm1d(nn.BatchNorm1d):
         if not batch or not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return super().forward(x)
         self._check_input_dim(x)
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        dtype = opmath_dtype(x.dtype)
         rows = x.to(dtype)
         sums = _Sum.apply(torch.cat((rows.sum(0), rows.new_tensor([rows.size(0)]))))
         count = sums[-1].detach()

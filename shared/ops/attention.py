@@ -1,17 +1,15 @@
-"""The attention ops: fake kernels. Schemas: ``core_cuda/library.cpp``, gradients: ``attention_autograd.cpp``."""
+"""Fake kernels of the attention ops, which give shapes and dtypes to tracers. The schemas stand in
+``core_cuda/library.cpp``, the gradients in ``core_cuda/attention/attention_autograd.cpp``.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from ..graph_checks import opmath_dtype
 from ._registration import register_fake
 
 _NUM_INPUTS = 7  # dst, src, value, att, edge_attr, edge_proj, edge_scale
-
-
-def opmath_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of softmax statistics, of parameters and of all arithmetic for rows stored in ``dtype``."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @register_fake("edgeless::attention")
@@ -26,7 +24,8 @@ def _attention_fake(
 
 @register_fake("edgeless::attention_backward")
 def _attention_backward_fake(grad_out, grad_weights, out, softmax_stats, *rest):
-    inputs, needs = rest[:_NUM_INPUTS], rest[_NUM_INPUTS + 7]  # behind csr and what is not differentiated
+    # Seven arguments without gradients, from csr on, stand between the inputs and the flags of who needs a gradient.
+    inputs, needs = rest[:_NUM_INPUTS], rest[_NUM_INPUTS + 7]
     some = inputs[0]
     return [t.new_empty(t.shape) if need and t is not None else some.new_empty((0,)) for t, need in zip(inputs, needs)]
 

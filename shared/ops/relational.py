@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..graph_checks import opmath_dtype
 from ._registration import if_known, register_fake
-from .attention import opmath_dtype
 
 
 def widths(weight: Tensor) -> tuple[int, int]:

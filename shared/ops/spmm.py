@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..graph_checks import opmath_dtype
 from ._registration import register_fake
-from .attention import opmath_dtype
 
 
 @register_fake("edgeless::spmm")

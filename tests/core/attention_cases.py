@@ -144,6 +144,6 @@ def size_of_beta_gradient(graph, args, tensors, rest):
     return (grad_query * query).sum(-1).abs().sum(0)
 
 
-def in_its_own_precision(tensors, dropout, seed, out_dtype):
+def in_its_own_precision(nodes, options):
     """In the place of reference._prepare: PyTorch's arithmetic in the dtype of the inputs."""
-    return tensors, seed, out_dtype or tensors[0].dtype
+    return nodes, options._replace(out_dtype=options.out_dtype or nodes[0].dtype)

@@ -6,7 +6,8 @@ import torch.utils.checkpoint
 from pyg_cases import GRAPHS, LAYERS, assert_close, edge_features, layer_pair, node_features, run, run_fused
 
 import edgeless
-from edgeless import functional, reference
+from edgeless import reference
+from edgeless.dropout import seed_tensor
 
 GRAPH = GRAPHS["self_loops"]
 RATE = 0.4
@@ -17,7 +18,7 @@ def _mask(name, seed, edge_index, num_nodes):
     graph = edgeless.Graph.from_edge_index(edge_index, num_nodes, num_nodes)
     num_edges = graph.num_edges if name == "TransformerConv" else graph.with_self_loops().num_edges
     torch.manual_seed(seed)
-    drawn = functional.seed_tensor(None, "cpu")
+    drawn = seed_tensor(None, "cpu")
     return reference.dropout_mask(drawn, num_edges, 3, RATE)
 
 
