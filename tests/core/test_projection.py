@@ -411,3 +411,15 @@ def test_threads_change_no_bit():
         assert all(torch.equal(a, b) for a, b in zip(one, once(), strict=True))
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_bias_that_is_added_with_a_map_is_not_rounded_by_autocast():
+    """Nor is its gradient: the bias is added outside the product."""
+    bias = torch.tensor([1 + 2**-20, 3.0]).requires_grad_()
+    out, x, weight = torch.zeros(600, 2), torch.zeros(600, 5), torch.ones(5, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = projection.add_map(out, x, weight, bias)
+    assert torch.equal(found, bias.expand(600, 2))
+    grad = torch.ones(600, 2) + torch.arange(600).unsqueeze(1) * 2**-12
+    (have,) = torch.autograd.grad(found, bias, grad)
+    torch.testing.assert_close(have.double(), grad.double().sum(0), rtol=1e-6, atol=0)
