@@ -339,11 +339,12 @@ def test_what_a_user_did_to_a_module_is_kept(monkeypatch):
     for linear in cases:
         assert "edgeless::project" not in ops_of(x, linear)
         assert torch.equal(projection.project(x, linear)[0], linear(x))
-    handle = nn.modules.module.register_module_forward_hook(lambda *args: None)
-    try:
-        assert "edgeless::project" not in ops_of(x, nn.Linear(4, 8))
-    finally:
-        handle.remove()
+    for kind in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *args: None)  # of all modules
+        try:
+            assert "edgeless::project" not in ops_of(x, nn.Linear(4, 8)), kind
+        finally:
+            handle.remove()
     with torch.autocast("cpu", torch.bfloat16):
         assert projection.project(x, nn.Linear(4, 8))[0].dtype == torch.bfloat16
 
