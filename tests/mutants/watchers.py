@@ -66,7 +66,7 @@ WATCHERS = [
     ("dgl_plugin/*sageconv.py", f"dgl/test_dgl_map_order.py dgl/test_dgl_sums.py {_EVERY_DGL}"),
     ("dgl_plugin/*hgtconv.py", "dgl/test_dgl_hgt.py dgl/test_dgl_random_relations.py"),
     ("dgl_plugin/*ginconv.py", f"dgl/test_dgl_map_order.py dgl/test_dgl_sums.py {_EVERY_DGL}"),
-    ("dgl_plugin/*graphconv.py", f"dgl/test_dgl_map_order.py dgl/test_dgl_sums.py {_EVERY_DGL}"),
+    ("dgl_plugin/nn/graphconv.py", f"dgl/test_dgl_map_order.py dgl/test_dgl_sums.py {_EVERY_DGL}"),
     ("dgl_plugin/*rel*.py", "dgl/test_dgl_rel*.py dgl/test_dgl_random_relations.py"),
     ("dgl_plugin/*", f"{_EVERY_DGL} dgl/test_dgl_sums.py dgl/test_dgl_agnn.py dgl/test_dgl_hgt.py"),
     ("core_cuda/attention/*", f"{_ATTENTION} core/test_large_logits.py core/test_bounds_on_the_cpu.py"),
