@@ -25,7 +25,7 @@ from attention_cases import (
 )
 from devices import EVERY_DEVICE, narrowed, poison, star, with_wide_indices
 
-from edgeless import Graph, functional, reference
+from edgeless import Graph, backend, functional, reference
 
 # Widths that reach every kernel of the table in core_cuda/attention/cuda/kernel_table.h, whole vectors and tails.
 SHAPES = [
@@ -42,6 +42,16 @@ HALF = [torch.bfloat16, torch.float16]
 def test_double_equals_the_reference(score, kind, options, device):
     for index_dtype in (torch.int32, torch.int64):
         compare(device, score, graph_of(kind, index_dtype), 4, 8, OPTIONS[options], torch.float64)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_goes_to_plain_pytorch_where_it_computes(score, options):
+    graph = graph_of("square")
+    given = inputs_of(score, graph, 2, 4, OPTIONS[options], torch.float64)
+    with backend("reference"):
+        found = run(functional, score, graph, *given)
+    assert_close(found, run(functional, score, graph, *given), TOLERANCE[torch.float64])
 
 
 @EVERY_DEVICE

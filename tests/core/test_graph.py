@@ -341,6 +341,14 @@ def test_memory_is_what_the_tensors_take():
     assert shared.memory_bytes() == 4 * 4
 
 
+def test_ids_of_kept_edges_are_part_of_the_memory_that_a_graph_may_grow_to():
+    looped = Graph.from_edge_index(EDGES, 4, 3).with_self_loops()
+    most = looped.memory_bytes_at_most()
+    assert looped._kept is not None and looped.memory_bytes() < most
+    looped.csc  # noqa: B018
+    assert looped.memory_bytes() == most
+
+
 def test_degrees_do_not_build_the_other_direction():
     graph = Graph.from_edge_index(EDGES, 4, 3)
     assert graph.out_degrees().tolist() == [3, 2, 1, 0]

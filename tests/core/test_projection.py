@@ -339,11 +339,12 @@ def test_what_a_user_did_to_a_module_is_kept(monkeypatch):
     for linear in cases:
         assert "edgeless::project" not in ops_of(x, linear)
         assert torch.equal(projection.project(x, linear)[0], linear(x))
-    handle = nn.modules.module.register_module_forward_hook(lambda *args: None)
-    try:
-        assert "edgeless::project" not in ops_of(x, nn.Linear(4, 8))
-    finally:
-        handle.remove()
+    for kind in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *args: None)  # of all modules
+        try:
+            assert "edgeless::project" not in ops_of(x, nn.Linear(4, 8)), kind
+        finally:
+            handle.remove()
     with torch.autocast("cpu", torch.bfloat16):
         assert projection.project(x, nn.Linear(4, 8))[0].dtype == torch.bfloat16
 
@@ -411,3 +412,15 @@ def test_threads_change_no_bit():
         assert all(torch.equal(a, b) for a, b in zip(one, once(), strict=True))
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_bias_that_is_added_with_a_map_is_not_rounded_by_autocast():
+    """Nor is its gradient: the bias is added outside the product."""
+    bias = torch.tensor([1 + 2**-20, 3.0]).requires_grad_()
+    out, x, weight = torch.zeros(600, 2), torch.zeros(600, 5), torch.ones(5, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = projection.add_map(out, x, weight, bias)
+    assert torch.equal(found, bias.expand(600, 2))
+    grad = torch.ones(600, 2) + torch.arange(600).unsqueeze(1) * 2**-12
+    (have,) = torch.autograd.grad(found, bias, grad)
+    torch.testing.assert_close(have.double(), grad.double().sum(0), rtol=1e-6, atol=0)

@@ -22,6 +22,7 @@ from devices import (
 
 import edgeless
 from edgeless import Graph, functional, reference
+from edgeless.aggregation import sum_of_neighbors
 
 # Widths for vectors of 16, 8 and 4 bytes and copies, whole and with tails; teams of 8, 16 and 32 lanes; several slices.
 WIDTHS = [(1,), (7,), (24,), (64,), (66,), (100,), (260,), (512,), (1000,), (2, 40), (3, 2, 5), (4, 7), (8, 64)]
@@ -352,6 +353,14 @@ def test_compiles_whole(device):
 def test_bad_input_is_named(args, kwargs, message):
     with pytest.raises(ValueError, match=message):
         functional.spmm(graph_of("bipartite"), *args, **kwargs)
+
+
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_layers_sum_counts_the_rows(rows):
+    """All else has been looked at by the layer."""
+    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 0, 1]]), 3, 2)
+    with pytest.raises(ValueError, match="spmm: x must have shape"):
+        sum_of_neighbors(graph, torch.ones(rows, 5))
 
 
 # On CUDA ---------------------------------------------------------------------------------------------------------

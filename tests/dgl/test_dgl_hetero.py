@@ -156,6 +156,13 @@ def test_edge_weights_missing_types_hooks_and_few_relations_call_every_layer(sum
     assert not sums
 
 
+def test_relations_from_a_type_without_features_are_left_out():
+    theirs, ours = pair_of("GraphConv", allow_zero_in_degree=True)
+    graph = dgl.edge_type_subgraph(hetero(), TYPES[:4])
+    inputs = {key: x for key, x in nodes_of(hetero()).items() if key != "c"}
+    assert_close(run_fused(ours, graph, inputs), run(theirs, graph, inputs))
+
+
 def test_the_graph_is_kept_and_a_change_of_it_is_seen():
     graph = hetero()
     theirs, ours = pair_of("GraphConv", norm="right")

@@ -151,3 +151,15 @@ def test_what_hangs_on_the_map_sees_what_the_stock_layer_gives_it(changed):
         gin(graph, feat)
     assert torch.equal(seen[0], feat) and not torch.equal(seen[1], feat)
     assert not changed
+
+
+def test_a_gin_whose_epsilon_has_another_dtype_than_its_network_is_the_stock_layers_error(changed):
+    """Sums of promoted features do not fit the network, in whichever order it would be narrower."""
+    graph = graph_named("random")
+    theirs, ours = sum_pair("GINConv", (nn.Linear(13, 3), "sum"))
+    feat = features(graph, sizes=(13, 13))
+    for layer in (theirs, ours):
+        layer.eps.data = layer.eps.double()
+        with edgeless.backend("fused"), pytest.raises(RuntimeError, match="dtype"):
+            layer(graph, feat)
+    assert not changed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatch
 
-_PLANS = "core/test_plan.py core/test_engines.py shared/test_plan_command.py core/test_longest_cuda.py"
+_PLANS = "core/test_plan*.py core/test_engines.py shared/test_plan_command.py core/test_longest_cuda.py"
 _CACHE = "shared/test_cache*.py shared/test_leak.py"
 _SUMS = "core/test_spmm.py core/test_sum_layer.py core/test_graph_rows.py core/test_typed_rows.py core/test_wsb.py"
 _RELATIONS = "core/test_relational_*.py core/test_typed_*.py core/test_pair_*.py core/test_piece_tiles.py"
@@ -18,22 +18,24 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 
 # Pattern of the source's path -> patterns of tests.
 WATCHERS = [
-    ("shared/plan*.py", _PLANS),
+    ("shared/plan*.py", f"{_PLANS} core/test_relational_plan.py"),
     ("shared/map_order.py", f"pyg/test_pyg_map_order.py dgl/test_dgl_map_order.py core/test_map_order.py {_PLANS}"),
     ("shared/*cache*.py", f"{_CACHE} core/test_graph_compile.py pyg/test_pyg_compile.py"),
     ("shared/formats.py", f"{_CACHE} core/test_formats.py core/test_graph.py"),
     ("shared/capture*.py", "shared/test_capture*.py"),
     ("shared/choices.py", "shared/test_backends.py core/test_engines.py"),
     ("shared/backends.py", "shared/test_backends.py shared/test_accelerate.py pyg/test_pyg_fallback.py"),
-    ("shared/adapter.py", f"shared/test_backends.py {_EVERY_PYG} dgl/test_dgl_explain.py"),
+    ("shared/adapter.py", f"core/test_projection.py shared/test_backends.py {_EVERY_PYG} dgl/test_dgl_explain.py"),
     ("shared/accelerate.py", "shared/test_accelerate.py"),
     ("shared/engines.py", f"core/test_engines.py {_PLANS}"),
     ("shared/timing.py", "shared/test_bench_parts.py shared/test_bench_peers.py core/test_tuning.py"),
     ("shared/tuning*.py", "core/test_tuning.py shared/test_tune_command.py"),
     ("shared/wsb.py", "core/test_wsb*.py core/test_blocks.py"),
     ("shared/blocks.py", "core/test_blocks.py"),
-    ("shared/fingerprint.py", "core/test_blocks.py core/test_tuning.py core/test_graph.py"),
+    ("shared/fingerprint.py", "core/test_blocks.py core/test_tuning.py core/test_graph.py shared/test_damaged_parts.py"),
+    ("shared/json_files.py", "core/test_tuning.py shared/test_damaged_parts.py"),
     ("shared/reordering/*", "core/test_reorder.py shared/test_reorder_command.py"),
+    ("shared/distributed/store*.py", "shared/test_damaged_parts.py shared/test_parts.py"),
     ("shared/distributed/*", f"{_PARTS} pyg/test_pyg_parts.py dgl/test_dgl_parts.py"),
     ("shared/prefetch.py", "core/test_prefetch.py"),
     ("shared/projection.py", f"core/test_projection*.py {_EVERY_PYG}"),
@@ -50,7 +52,7 @@ WATCHERS = [
     ("shared/graph_rows.py", "core/test_graph_rows.py pyg/test_pyg_sums.py"),
     ("shared/graph*.py", "core/test_graph*.py core/test_arguments.py core/test_reorder.py shared/test_cache.py"),
     ("shared/*", "core/test_*.py"),
-    ("pyg_plugin/*neighbors.py", "pyg/test_pyg_sums*.py pyg/test_pyg_random.py pyg/test_pyg_inputs.py"),
+    ("pyg_plugin/*neighbors.py", "pyg/test_pyg_sums*.py pyg/test_pyg_map_order.py pyg/test_pyg_random.py"),
     ("pyg_plugin/*hetero*.py", "pyg/test_pyg_hetero*.py pyg/test_pyg_hgt.py"),
     ("pyg_plugin/*hgt*.py", "pyg/test_pyg_hgt.py pyg/test_pyg_random_relations.py"),
     ("pyg_plugin/*_node_maps.py", "pyg/test_pyg_hgt.py pyg/test_pyg_random_relations.py"),
@@ -65,8 +67,10 @@ WATCHERS = [
     ("dgl_plugin/*ops.py", "dgl/test_dgl_ops.py dgl/test_dgl_relational.py"),
     ("dgl_plugin/*transforms.py", "dgl/test_dgl_transforms.py"),
     ("dgl_plugin/*convert.py", "dgl/test_dgl_convert.py shared/test_cache_dgl.py"),
-    ("dgl_plugin/*sageconv.py", f"dgl/test_dgl_sums.py {_EVERY_DGL}"),
+    ("dgl_plugin/*sageconv.py", f"dgl/test_dgl_map_order.py dgl/test_dgl_sums.py {_EVERY_DGL}"),
     ("dgl_plugin/*hgtconv.py", "dgl/test_dgl_hgt.py dgl/test_dgl_random_relations.py"),
+    ("dgl_plugin/*ginconv.py", f"dgl/test_dgl_map_order.py dgl/test_dgl_sums.py {_EVERY_DGL}"),
+    ("dgl_plugin/nn/graphconv.py", f"dgl/test_dgl_map_order.py dgl/test_dgl_sums.py {_EVERY_DGL}"),
     ("dgl_plugin/*rel*.py", "dgl/test_dgl_rel*.py dgl/test_dgl_random_relations.py"),
     ("dgl_plugin/*", f"{_EVERY_DGL} dgl/test_dgl_sums.py dgl/test_dgl_agnn.py dgl/test_dgl_hgt.py"),
     ("core_cuda/attention/*", f"{_ATTENTION} core/test_large_logits.py core/test_bounds_on_the_cpu.py"),

@@ -75,6 +75,19 @@ def test_sums_and_means_are_one_sum_over_relations(sums, name, options, dtype):
     assert len(sums) == 1
 
 
+def test_sums_beside_means_are_layers_of_their_own(sums):
+    theirs, ours = (
+        package.HeteroConv(
+            {key: package.SAGEConv((IN, IN), OUT, aggr="sum" if i % 2 else "mean") for i, key in enumerate(TYPES)}
+        ).double()
+        for package in (stock, fused)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    x_dict, edges = nodes_of(torch.float64), edges_of()
+    assert_close(run(ours, x_dict, edges), run(theirs, x_dict, edges))
+    assert not sums
+
+
 def test_relations_without_edges_or_given_in_another_order_are_told_apart(sums):
     theirs, ours = pair_of("SAGEConv")
     edges = edges_of()

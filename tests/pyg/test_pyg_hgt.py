@@ -548,3 +548,11 @@ def test_gradients_stand_where_keys_and_values_were():
     ops = {event.key for event in profile.key_averages()}
     assert {"edgeless::attention_backward_into", "edgeless::pair_maps_backward_over"} <= ops
     assert_close(found, run(theirs, x_dict, edges))
+
+
+def test_a_type_whose_features_have_another_width_is_the_error_of_its_map():
+    _, ours = layer_pair()
+    x_dict = nodes_of()
+    x_dict["b"] = features(SIZES["b"], OUT + 1, torch.float32)
+    with edgeless.backend("fused"), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ours(x_dict, edges_of())

@@ -88,6 +88,17 @@ def test_many_heads(mechanism, heads, weights):
         assert_parity(GRAPHS["random"], dtype, heads=heads, attention_mechanism=mechanism, **weights)
 
 
+@pytest.mark.parametrize("mechanism", ["across-relation", "within-relation"])
+@EVERY_MODE
+def test_layers_of_other_heads_over_one_graph(mechanism, mode):
+    """What is kept with the graph is of one number of heads."""
+    graph = GRAPHS["random"]
+    inputs = features(graph[1], IN, torch.float64), graph[0], types_of(graph)
+    for heads in (2, 3, 2):
+        theirs, ours = layer_pair(torch.float64, heads=heads, attention_mechanism=mechanism, **mode)
+        assert_close(run_fused(ours, *inputs), run(theirs, theirs, *inputs))
+
+
 @pytest.mark.parametrize("heads", [1, 8])
 @EVERY_MODE
 def test_gradients_of_what_asks_for_them(heads, mode):

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from pyg_cases import GRAPHS, IN, node_features, random_edges, run, run_fused
+from pyg_cases import GRAPHS, IN, features, node_features, random_edges, run, run_fused
 from sum_cases import (
     PAIRS,
     SPARSE,
@@ -452,3 +452,13 @@ def test_rows_without_neighbours_are_not_mapped(name, aggr, monkeypatch):
     with edgeless.backend("fused"):  # a map that is more than its weight is called with every row
         ours(node_features(graph, torch.float64), graph[0])
     assert not mapped
+
+
+@pytest.mark.parametrize("name", ("SAGEConv", "GraphConv"))
+def test_destinations_of_a_wider_dtype_that_are_mostly_without_neighbours(name):
+    """What the neighbours give is promoted in the sum, as in the stock layer."""
+    ends = torch.tensor([[0, 1, 2, 2], [3, 0, 3, 0]])
+    theirs, ours = sum_pair(name, (IN, IN))
+    for layer in (theirs, ours):
+        (layer.lin_r if name == "SAGEConv" else layer.lin_root).double()
+    assert_same(theirs, ours, (features(3), features(9, dtype=torch.float64)), ends, tolerance=1e-5)

@@ -315,6 +315,22 @@ def test_what_is_built_in_inference_mode_can_be_saved_for_a_backward():
     assert not any(t.is_inference() for t in graph.csr if t is not None)
 
 
+def test_what_is_built_under_a_transform_is_not_kept():
+    """Its arrays may be wrapped by the transform, which ends before the tensor dies."""
+    edge_index, built = new_edges(), []
+
+    def loss(x):
+        built.append(lookup(edge_index))
+        return x.square().sum()
+
+    for _ in range(2):
+        torch.func.grad(loss)(torch.ones(4))
+    assert built[0] is not built[1] and edgeless.cache_info().graphs == 0
+    kept = lookup(edge_index)
+    torch.func.grad(loss)(torch.ones(4))
+    assert built[2] is kept
+
+
 @pytest.mark.parametrize("edit", [EDITS["setitem"], EDITS["view"], EDITS["copy_"]])
 def test_inference_tensors_are_compared(edit):
     with torch.inference_mode():

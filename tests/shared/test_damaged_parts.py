@@ -4,6 +4,8 @@ import copy
 import json
 import math
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import edgeless.distributed as ed
+from edgeless import json_files
 from edgeless.distributed.store_checks import contents_of
 from edgeless.fingerprint import of_tensors
 
@@ -291,3 +294,17 @@ def test_a_fingerprint_of_tensors_is_of_names_dtypes_shapes_and_bits():
     assert len(set(found)) == len(found)
     shifted = torch.arange(-3, 24, dtype=torch.float32)[3:].view(4, 6)  # a view that begins anywhere in its memory
     assert of_tensors({"x": shifted}) == of_tensors({"x": x.t().contiguous().t()}) == found[0]
+    assert of_tensors({"x": x.view(-1)[::2]}) == of_tensors({"x": x.view(-1)[::2].clone()})
+    with torch.device("meta"):  # a user's torch.set_default_device
+        assert of_tensors({"x": x}) == found[0]
+
+
+def test_json_is_utf8_whatever_the_locale(tmp_path):
+    """Of a manifest that another tool wrote, too."""
+    file = tmp_path / "some.json"
+    file.write_text('{"Größe": 3}', encoding="utf-8")
+    code = "import pathlib, runpy, sys; print(ascii(runpy.run_path(sys.argv[1])['read_json'](pathlib.Path(sys.argv[2]))))"
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", code, json_files.__file__, str(file)]
+    found = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=True).stdout
+    assert found.strip() == ascii({"Größe": 3})
