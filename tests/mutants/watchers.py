@@ -20,7 +20,7 @@ _EVERY_DGL = "dgl/test_dgl_random*.py dgl/test_dgl_parity.py dgl/test_dgl_layer.
 WATCHERS = [
     ("shared/plan*.py", f"{_PLANS} core/test_relational_plan.py"),
     ("shared/map_order.py", f"pyg/test_pyg_map_order.py dgl/test_dgl_map_order.py core/test_map_order.py {_PLANS}"),
-    ("shared/*cache*.py", f"{_CACHE} core/test_graph_compile.py pyg/test_pyg_compile.py"),
+    ("shared/*cache*.py", f"{_CACHE} core/test_arguments.py core/test_graph_compile.py pyg/test_pyg_compile.py"),
     ("shared/formats.py", f"{_CACHE} core/test_formats.py core/test_graph.py"),
     ("shared/capture*.py", "shared/test_capture*.py"),
     ("shared/choices.py", "shared/test_backends.py core/test_engines.py"),
@@ -31,7 +31,7 @@ WATCHERS = [
     ("shared/tuning*.py", "core/test_tuning.py shared/test_tune_command.py"),
     ("shared/wsb.py", "core/test_wsb*.py core/test_blocks.py"),
     ("shared/blocks.py", "core/test_blocks.py"),
-    ("shared/fingerprint.py", "core/test_blocks.py core/test_tuning.py core/test_graph.py shared/test_damaged_parts.py"),
+    ("shared/fingerprint.py", "core/test_blocks.py core/test_tuning.py core/test_graph.py shared/test_damaged*.py"),
     ("shared/json_files.py", "core/test_tuning.py shared/test_damaged_parts.py"),
     ("shared/reordering/*", "core/test_reorder.py shared/test_reorder_command.py"),
     ("shared/distributed/store*.py", "shared/test_damaged_parts.py shared/test_parts.py"),
