@@ -42,7 +42,7 @@ WATCHERS = [
     ("shared/functional*.py", f"{_ATTENTION} core/test_arguments.py core/test_reduction.py core/test_large_logits.py"),
     ("shared/reference.py", f"{_ATTENTION} {_SUMS} core/test_reduction.py {_RELATIONS}"),
     ("shared/hetero_sum.py", "core/test_hetero_sum.py pyg/test_pyg_hetero_conv.py dgl/test_dgl_hetero.py"),
-    ("shared/*relational*.py", f"{_RELATIONS} pyg/test_pyg_rgcn.py dgl/test_dgl_relational.py"),
+    ("shared/*relational*.py", f"{_RELATIONS} core/test_random_f*.py pyg/test_pyg_rgcn.py dgl/test_dgl_relational.py"),
     ("shared/typed_graph.py", f"{_RELATIONS} pyg/test_pyg_rgcn.py"),
     ("shared/pair_*.py", f"{_RELATIONS} pyg/test_pyg_rgat.py"),
     ("shared/graph_rows.py", "core/test_graph_rows.py pyg/test_pyg_sums.py"),
