@@ -303,7 +303,8 @@ def test_json_is_utf8_whatever_the_locale(tmp_path):
     """Of a manifest that another tool wrote, too."""
     file = tmp_path / "some.json"
     file.write_text('{"Größe": 3}', encoding="utf-8")
-    code = "import pathlib, runpy, sys; print(ascii(runpy.run_path(sys.argv[1])['read_json'](pathlib.Path(sys.argv[2]))))"
+    read = "runpy.run_path(sys.argv[1])['read_json'](pathlib.Path(sys.argv[2]))"
+    code = f"import pathlib, runpy, sys; print(ascii({read}))"
     ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     command = [sys.executable, "-c", code, json_files.__file__, str(file)]
     found = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=True).stdout
