@@ -41,6 +41,7 @@ WATCHERS = [
     ("shared/projection.py", f"core/test_projection*.py {_EVERY_PYG}"),
     ("shared/aggregation.py", f"{_SUMS} core/test_arguments.py pyg/test_pyg_sums*.py"),
     ("shared/functional*.py", f"{_ATTENTION} core/test_arguments.py core/test_reduction.py core/test_large_logits.py"),
+    ("shared/kernels/*", "shared/test_kernel*.py shared/test_compile_command.py core/test_kernels.py"),
     ("shared/attention.py", f"{_ATTENTION} core/test_large_logits.py shared/test_parts.py"),
     ("shared/edge_options.py", f"{_ATTENTION} core/test_arguments.py"),
     ("shared/dropout.py", f"{_ATTENTION} core/test_pair_attention.py pyg/test_pyg_dropout.py"),
