@@ -5,7 +5,7 @@ its machine code for an architecture, from memory, from a pack, from the user's 
 ``nvcc`` nor a C++ compiler nor a GPU is needed.
 
 >>> from edgeless.kernels import Kernel
->>> kernel = Kernel("attention/cuda/merge.cuh", "edgeless::cuda::merge_kernel<float, int32_t>")
+>>> kernel = Kernel("attention/cuda/merge.cuh", "edgeless::cuda::merge_softmax_kernel<float, int32_t>")
 >>> kernel.header
 'attention/cuda/merge.cuh'
 """

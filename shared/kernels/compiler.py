@@ -29,7 +29,7 @@ class Kernel:
 
     Attributes:
         header: which declares it, relative to ``core_cuda``.
-        expression: its name with template arguments: ``"edgeless::cuda::merge_kernel<float, int32_t>"``.
+        expression: its name with template arguments: ``"edgeless::cuda::merge_softmax_kernel<float, int32_t>"``.
     """
 
     header: str
@@ -55,6 +55,8 @@ def _key_of(identity: str) -> str:
 
 _images: dict[str, Image] = {}  # by identity
 _locks: dict[str, threading.Lock] = {}  # by identity, for threads that want the same kernel at once
+if hasattr(os, "register_at_fork"):  # a child has none of the threads that hold them
+    os.register_at_fork(after_in_child=lambda: _locks.clear())
 
 
 def compiled(
@@ -70,9 +72,12 @@ def compiled(
         packs: looked at before the store; :func:`edgeless.kernels.default_packs` by default.
     Raises:
         NvrtcError: the kernel is in no pack, and there is no compiler for it; or it is not on the disk either, and
-            ``EDGELESS_JIT=cached`` forbids to compile.
+            ``EDGELESS_JIT=cached`` forbids compiling.
         CompileError: the sources do not compile.
+        ValueError: EDGELESS_JIT has another value.
     """
+    if os.environ.get("EDGELESS_JIT", "") not in ("", "cached"):
+        raise ValueError(f"EDGELESS_JIT must be 'cached' or not be set, got {os.environ['EDGELESS_JIT']!r}")
     identity = identity_of(kernel, architecture)
     image = _images.get(identity)
     if image is not None:
@@ -94,7 +99,7 @@ def _stored_or_made(kernel: Kernel, architecture: int, identity: str, store: Sto
         return image
     if os.environ.get("EDGELESS_JIT") == "cached":
         raise NvrtcError(
-            f"{kernel.expression} is not compiled for {target} yet, and EDGELESS_JIT=cached forbids to compile it here."
+            f"{kernel.expression} is not compiled for {target} yet, and EDGELESS_JIT=cached forbids compiling it here."
         )
     with store.writing(key):
         image = store.get(key)  # which another process may have made meanwhile

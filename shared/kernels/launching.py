@@ -47,10 +47,13 @@ def launch(
         cluster: blocks of a cluster along x; more than one needs sm_90.
         cooperative: whether all blocks are resident at once.
     Raises:
+        TypeError, ValueError: an argument is of another type, or grid of another length.
         RuntimeError: there is no driver, or it refuses the kernel or the launch; its own words are in the message. Or
             the kernel is not loaded while a CUDA graph is captured.
         CompileError, NvrtcError: as in :func:`edgeless.kernels.compiled`.
     """
+    if not 1 <= len(grid) <= 3:
+        raise ValueError(f"launch: grid must have one to three numbers, got {tuple(grid)}")
     _C.launch_kernel(
         header=kernel.header, expression=kernel.expression, grid=(*grid, 1, 1)[:3], block=block,
         arguments=[_bytes_of(argument) for argument in arguments], dynamic_shared_bytes=dynamic_shared_bytes,
@@ -59,4 +62,8 @@ def launch(
 
 
 def _bytes_of(argument: Argument) -> bytes:
-    return bytes(ctypes.c_void_p(argument.data_ptr())) if isinstance(argument, Tensor) else bytes(argument)
+    if isinstance(argument, Tensor):
+        return bytes(ctypes.c_void_p(argument.data_ptr()))
+    if isinstance(argument, (ctypes.Structure, ctypes._SimpleCData)):
+        return bytes(argument)
+    raise TypeError(f"launch: arguments must be tensors or values of ctypes, got {type(argument).__name__}")

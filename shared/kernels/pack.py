@@ -6,12 +6,12 @@ A pack is a ZIP archive with a member for each key, so that a kernel is read wit
 from __future__ import annotations
 
 import os
-import threading
 import zipfile
+import zlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Union
 
 from ..whole_files import whole_file
 from .nvrtc import Image
@@ -19,14 +19,23 @@ from .store import packed, unpacked
 
 __all__ = ["Pack", "default_packs", "write_pack"]
 
+# What zipfile raises where an archive is damaged or has what it does not know.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, RuntimeError)
 
-def write_pack(file: Path, images: Mapping[str, Image]) -> None:
-    """Writes a pack of images by key.
+
+def write_pack(file: Union[str, Path], images: Mapping[str, Image]) -> None:
+    """Writes a pack of images by key, to a new file that replaces ``file`` once it is complete.
 
     Raises:
         OSError: it cannot be written.
     """
-    with whole_file(file) as half, zipfile.ZipFile(half, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with whole_file(Path(file)) as half:
+        pack_into(half, images)
+
+
+def pack_into(file: Path, images: Mapping[str, Image]) -> None:
+    """:func:`write_pack`, into the file itself."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for key in sorted(images):  # with one date for all: equal images give equal files
             archive.writestr(zipfile.ZipInfo(key), packed(images[key]), zipfile.ZIP_DEFLATED)
 
@@ -41,14 +50,13 @@ class Pack:
         OSError: it cannot be read.
     """
 
-    def __init__(self, file: Path):
-        self.file = file
+    def __init__(self, file: Union[str, Path]):
+        self.file = Path(file)
         try:
-            self._archive = zipfile.ZipFile(file)
-        except zipfile.BadZipFile as error:
+            with zipfile.ZipFile(self.file) as archive:
+                self._keys = frozenset(archive.namelist())
+        except _DAMAGED as error:
             raise ValueError(f"file must be a pack of kernels, but {file} is not: {error}") from None
-        self._keys = frozenset(self._archive.namelist())
-        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -57,10 +65,10 @@ class Pack:
         """The image of a key; None where the pack has none, or has one that is damaged."""
         if key not in self._keys:
             return None
-        try:
-            with self._lock:
-                return unpacked(self._archive.read(key))
-        except (zipfile.BadZipFile, OSError, ValueError, EOFError):
+        try:  # opened anew: threads and forked children would share the place in an open file
+            with zipfile.ZipFile(self.file) as archive:
+                return unpacked(archive.read(key))
+        except (*_DAMAGED, OSError):
             return None
 
 

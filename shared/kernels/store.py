@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Optional
+from typing import Optional, Union
 
 from ..cache_folder import default_folder
 from ..file_lock import locked
@@ -41,7 +41,11 @@ def unpacked(data: bytes) -> Optional[Image]:
     if not data.startswith(MAGIC) or hashlib.sha256(body).digest() != checksum:
         return None
     line, _, code = body.partition(b"\n")
-    return Image(**json.loads(line), code=code)
+    try:
+        fields = json.loads(line)
+        return Image(str(fields["kind"]), str(fields["name"]), code)
+    except (ValueError, TypeError, KeyError):  # of another program that has the same magic
+        return None
 
 
 class Store:
@@ -54,8 +58,8 @@ class Store:
         most_bytes: of all files; beyond it, those whose last use is the longest ago are removed.
     """
 
-    def __init__(self, folder: Optional[Path], most_bytes: int = MOST_BYTES):
-        self.folder = folder
+    def __init__(self, folder: Union[str, Path, None], most_bytes: int = MOST_BYTES):
+        self.folder = None if folder is None else Path(folder)
         self._most_bytes = most_bytes
         self._usable: Optional[bool] = None
 

@@ -12,12 +12,16 @@ def asked(monkeypatch):
     """What the compiler is asked for; it makes images that say so."""
     found = []
 
-    def compiled_together(kernels, architecture):
+    def compiled_together(kernels, architecture, packs):
         found.extend((kernel, architecture) for kernel in kernels)
         return [Image("cubin", kernel.expression, str(architecture).encode()) for kernel in kernels]
 
     class Nvrtc:
         version = (13, 5)
+
+        @staticmethod
+        def target(architecture):
+            return f"sm_{architecture}" if architecture <= 121 else "compute_121"
 
     monkeypatch.setattr(compile_command, "compiled_together", compiled_together)
     monkeypatch.setattr(compile_command, "installed_nvrtc", lambda: Nvrtc)
@@ -55,6 +59,8 @@ def test_a_suite_names_its_kernels(asked, tmp_path):
     (["--arch", "sm_90"], "compile needs an op, as in: edgeless compile gatv2_H8_D128"),
     (["spmm_both_F64", "--arch", "sm_90"], "the plans of these ops name no kernel"),
     (["gatv2_H8_D128", "--arch", "90"], "--arch must be names such as sm_90, got '90'"),
+    (["gatv2_H8_D128", "--arch", "sm_9\uff10"], "--arch must be names such as sm_90"),
+    (["gatv2_H8_D128", "--arch", "sm_9000"], "--arch must be names such as sm_90"),
     (["gatv2_H8_D128", "--arch", "sm_90", "--graph", "nothing"], "--graph must be one of"),
     (["gatv2", "--arch", "sm_90"], "gatv2"),
     (["gatv2_H8_D128"], "the following arguments are required: --arch"),
@@ -70,7 +76,7 @@ def test_what_cannot_be_compiled_is_told_in_a_line(asked, tmp_path, capsys, argu
 
 @pytest.mark.parametrize("error", [NvrtcError("no NVRTC was found"), CompileError("k does not compile:\nthe log")])
 def test_an_error_of_the_compiler_is_told(monkeypatch, tmp_path, capsys, error):
-    def compiled_together(kernels, architecture):
+    def compiled_together(kernels, architecture, packs):
         raise error
 
     monkeypatch.setattr(compile_command, "compiled_together", compiled_together)
@@ -78,7 +84,33 @@ def test_an_error_of_the_compiler_is_told(monkeypatch, tmp_path, capsys, error):
     assert str(error) in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_told(asked, tmp_path, capsys):
-    file = tmp_path / "no folder" / "pack"
-    assert main(["compile", "gat_H4_D32", "--arch", "sm_90", "--out", str(file)]) == 1
-    assert f"--out {file} cannot be written" in capsys.readouterr().err
+@pytest.mark.parametrize("name, words", [
+    ("no folder/pack", "cannot be written (No such file or directory)"),
+    (".", "must be a file, but is a directory"),
+])  # fmt: skip
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_compiled(asked, tmp_path, capsys, name, words):
+    file = tmp_path / name
+    assert main(["compile", "gat_H4_D32", "--arch", "sm_90", "--out", str(file)]) == 2
+    assert capsys.readouterr().err == f"edgeless compile: --out {file}: {words}\n"
+    assert asked == []
+
+
+def test_a_link_stays_one(asked, tmp_path):
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    assert main(["compile", "gat_H4_D32", "--arch", "sm_90", "--out", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink() and len(Pack(tmp_path / "real")) > 0
+
+
+def test_an_architecture_that_the_compiler_does_not_know_is_told(asked, tmp_path, capsys):
+    assert main(["compile", "gat_H4_D32", "--arch", "sm_130", "--out", str(tmp_path / "pack")]) == 0
+    assert " kernels for compute_121, " in capsys.readouterr().out
+
+
+def test_a_wrong_pack_is_told(asked, tmp_path, capsys, monkeypatch):
+    def broken():
+        raise ValueError("file must be a pack of kernels, but /etc/passwd is not")
+
+    monkeypatch.setattr(compile_command, "default_packs", broken)
+    assert main(["compile", "gat_H4_D32", "--arch", "sm_90", "--out", str(tmp_path / "pack")]) == 2
+    assert capsys.readouterr().err.startswith("edgeless compile: EDGELESS_KERNEL_PACKS: file must be a pack")

@@ -1,7 +1,9 @@
 """Compiled kernels in memory, in packs and on the disk: a damaged file costs a compilation, never an answer."""
 
 import errno
+import hashlib
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -11,10 +13,23 @@ import zipfile
 
 import pytest
 
-from edgeless.kernels import CompileError, Image, Kernel, NvrtcError, Pack, Store, compiler, headers, nvrtc, write_pack
+from edgeless.kernels import (
+    CompileError,
+    Image,
+    Kernel,
+    NvrtcError,
+    Pack,
+    Store,
+    compiler,
+    headers,
+    launch,
+    nvrtc,
+    write_pack,
+)
 from edgeless.kernels import pack as pack_module
 from edgeless.kernels import store as store_module
 from edgeless.kernels.compiler import compiled, compiled_together, identity_of
+from edgeless.kernels.store import unpacked
 
 KEY, OTHER = "a" * 64, "b" * 64
 IMAGE = Image("cubin", "_Z6kernelv", bytes(range(256)) * 4)
@@ -182,6 +197,27 @@ def test_a_damaged_member_is_compiled_anew(tmp_path):
     assert Pack(file).get(KEY) is None
 
 
+def test_no_byte_of_a_pack_that_is_altered_raises_anything_else(tmp_path):
+    file = tmp_path / "pack"
+    write_pack(file, {KEY: IMAGE})
+    data = file.read_bytes()
+    for at in range(len(data)):
+        changed = bytearray(data)
+        changed[at] ^= 255
+        file.write_bytes(changed)
+        try:
+            found = Pack(file).get(KEY)
+        except ValueError as error:
+            assert "must be a pack of kernels" in str(error)
+        else:
+            assert found in (None, IMAGE)
+
+
+def test_a_foreign_image_with_a_checksum_is_none():
+    for body in (b"[1]\ncode", b'{"kind": 1}\ncode', b"no JSON\ncode", b""):
+        assert unpacked(store_module.MAGIC + hashlib.sha256(body).digest() + body) is None
+
+
 def test_a_foreign_member_is_no_image(tmp_path):
     file = tmp_path / "pack"
     with zipfile.ZipFile(file, "w") as archive:
@@ -303,6 +339,40 @@ def test_cached_forbids_to_compile(fake, store, monkeypatch):
     forget(monkeypatch)
     monkeypatch.setenv("EDGELESS_JIT", "cached")
     assert compiled(KERNEL, 90, store=store) == image
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(fake, store):
+    fake._seconds = 1.0
+    thread = threading.Thread(target=compiled, args=(KERNEL, 90), kwargs={"store": store})
+    thread.start()
+    while not fake.given:
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        fake._seconds = 0.0
+        signal.alarm(20)
+        os._exit(compiled(KERNEL, 90, store=Store(None)).name != KERNEL.expression)
+    assert os.waitpid(child, 0)[1] == 0
+    thread.join()
+
+
+def test_another_value_of_the_environment_is_an_error(fake, store, monkeypatch):
+    monkeypatch.setenv("EDGELESS_JIT", "never")
+    with pytest.raises(ValueError, match="EDGELESS_JIT must be 'cached' or not be set, got 'never'"):
+        compiled(KERNEL, 90, store=store)
+
+
+@pytest.mark.parametrize("grid, arguments, error", [
+    ((1,), [4], TypeError),
+    ((1,), [[1, 2]], TypeError),
+    ((1, 1, 1, 1), [], ValueError),
+    ((), [], ValueError),
+])  # fmt: skip
+def test_a_launch_checks_what_it_is_given(grid, arguments, error):
+    with pytest.raises(error, match="^launch: (arguments|grid) must"):
+        launch(KERNEL, grid, 32, arguments)
 
 
 def test_threads_compile_a_kernel_once(fake, store):

@@ -7,7 +7,6 @@
 //   kAtt       there is an attention vector, and the gradients are made of the sum of ds as well
 //   kInverseNorms  the score divides by the norms of both rows, see inverse_norms.cuh: it is made of the rows as they
 //              are, and the skeleton does the rest
-//   kMma       mma.cuh has the score for 16-bit rows (MmaScore); plan.h must agree (use_mma)
 //   own(x)     what is kept of an element of the own row; raw(own) gives x back
 //   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of
 //              what depends on the row alone
@@ -24,7 +23,6 @@ namespace edgeless::cuda {
 // s = scale * <q, k>
 struct DotScore {
   static constexpr Score kScore = Score::dot;
-  static constexpr bool kMma = true;
   static constexpr bool kScalar = false, kOwnValue = true, kAtt = false, kInverseNorms = false;
 
   template <class A>
@@ -71,7 +69,6 @@ struct DotScore {
 // term's: nothing is done for it per edge.
 struct Gatv2Score {
   static constexpr Score kScore = Score::gatv2;
-  static constexpr bool kMma = true;
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = true, kInverseNorms = false;
 
   template <class A>
@@ -113,7 +110,6 @@ struct Gatv2Score {
 // row, which is key and value.
 struct CosineScore {
   static constexpr Score kScore = Score::cosine;
-  static constexpr bool kMma = true;
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = false, kInverseNorms = true;
 
   template <class A>
@@ -151,7 +147,6 @@ struct CosineScore {
 // s = leaky_relu(a_l + a_r + t), numbers (Veličković et al. 2018, equation 3)
 struct GatScore {
   static constexpr Score kScore = Score::gat;
-  static constexpr bool kMma = false;
   static constexpr bool kScalar = true, kOwnValue = true, kAtt = false, kInverseNorms = false;
 
   template <class A>

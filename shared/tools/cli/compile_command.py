@@ -14,16 +14,17 @@ from edgeless.kernels import (
     Kernel,
     NvrtcError,
     compiled_together,
+    default_packs,
     identity_of,
     installed_nvrtc,
-    write_pack,
 )
+from edgeless.kernels.pack import pack_into
 from edgeless.plan import DEVICES
 
 from ..bench.command import SUITES
 from ..bench.work import DTYPES
 from .devices import UsageError
-from .files import OutputError
+from .files import check_writable, writing
 from .plan_command import graphs_of, ops_of, steps_of, suite_of
 
 __all__ = ["add_arguments", "run"]
@@ -43,30 +44,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compiles the kernels of every case, without options and with them, and writes the pack."""
+    check_writable("--out", args.out)
     architectures = [_architecture(name) for name in args.arch]
     kernels = _kernels(args)
     if not kernels:
         raise UsageError("the plans of these ops name no kernel that is compiled where it runs: only attention's do")
     images = {}
     try:
+        packs = default_packs()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"EDGELESS_KERNEL_PACKS: {error}") from error
+    try:
         for architecture in architectures:
-            found = compiled_together(kernels, architecture)
+            found = compiled_together(kernels, architecture, packs=packs)
             images.update((identity_of(k, architecture), image) for k, image in zip(kernels, found, strict=True))
         compiler = "NVRTC {}.{}".format(*installed_nvrtc().version)
     except (CompileError, NvrtcError) as error:
         raise UsageError(str(error)) from error
-    try:
-        write_pack(args.out, images)
-        size = args.out.stat().st_size
-    except OSError as error:
-        raise OutputError(f"--out {args.out} cannot be written: {error}") from error
-    names = ", ".join(f"sm_{architecture}" for architecture in architectures)
-    print(f"{args.out}: {len(kernels)} kernels for {names}, {size / 1e6:.1f} MB, by {compiler}")
+    with writing("--out", args.out) as file:
+        pack_into(file, images)
+    names = ", ".join(map(installed_nvrtc().target, architectures))
+    size = sum(len(image.code) for image in images.values())
+    print(f"{args.out}: {len(kernels)} kernels for {names}, {size / 1e6:.1f} MB before compression, by {compiler}")
     return 0
 
 
 def _architecture(name: str) -> int:
-    found = re.fullmatch(r"sm_(\d+)", name)
+    found = re.fullmatch(r"sm_(\d{2,3})", name, re.ASCII)
     if found is None:
         raise UsageError(f"--arch must be names such as sm_90, got {name!r}")
     return int(found[1])

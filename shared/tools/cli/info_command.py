@@ -13,6 +13,7 @@ import torch
 
 import edgeless
 from edgeless import _C
+from edgeless.backends import LAYERS
 from edgeless.tools.cli.devices import PACKAGES, installed
 
 OPTIONAL = ("torch_sparse", "torch_scatter", "scipy", "pymetis", "scikit-network", "rich", "matplotlib")
@@ -81,7 +82,7 @@ def framework(short: str) -> str:
         return f"not installed (pip install 'edgeless[{short}]')"
     try:
         nn = importlib.import_module(f"edgeless.{short}.nn")
-        layers = [name for name in nn.__all__ if isinstance(getattr(nn, name), type)]  # not nn.aggr
+        layers = sorted({layer.__name__ for layer in LAYERS.values() if layer.__module__.startswith(nn.__name__)})
         found = getattr(sys.modules.get(package), "__version__", None) or version(package)
         return f"{found}; edgeless.{short}.nn has {', '.join(layers)}"
     except Exception as error:  # whatever a broken framework raises belongs in the table

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: fp32")
     parser.add_argument(
         "--device",
-        help=f"{', '.join(DEVICES)}, cuda (the one at hand) or cpu (default: h200, cpu for a suite of CPU threads)",
+        help=f"{', '.join(DEVICES)}, cuda (this machine's) or cpu (default: h200, cpu for a suite of CPU threads)",
     )
     parser.add_argument("--engine", choices=ENGINES, default="auto", help="of sums (default: auto)")
     parser.add_argument("--options", action="store_true", help="with dropout or returned attention")
@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     for name, sizes in graphs_of(args, suite):
         for op in ops:
             for dtype in args.dtype or suite.get("dtype") or ["fp32"]:
-                print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
                 steps = steps_of(op, DTYPES[dtype], sizes, device, args.options, args.max_degree, args.engine)
+                print(f"{op} {dtype}, {name} ({sizes.num_dst:,} nodes, {sizes.num_edges:,} edges), {device.name}")
                 print("  " + table(steps).replace("\n", "\n  "))
     return 0
 
