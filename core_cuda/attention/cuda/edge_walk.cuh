@@ -1,4 +1,4 @@
-// What the kernels of edge features share. No torch.
+// Helpers of the kernels for edge features. No torch.
 #pragma once
 
 #include "../../common/row_of_edge.cuh"
@@ -14,7 +14,7 @@ __device__ __forceinline__ int64_t row_of_edge(const EdgeFeatures& edges, int64_
   return row_of_edge(edges.graph, edges.wide_index, position, low, high);
 }
 
-// kDim numbers that lie side by side, in whole vectors of up to 16 bytes.
+// Loads and stores kDim contiguous values in whole vectors of up to 16 bytes.
 template <class S, int kDim>
 struct Numbers {
   static constexpr int kBytes = kDim * static_cast<int>(sizeof(S)), kWords = kBytes < 16 ? kBytes / 4 : 4;
@@ -40,7 +40,7 @@ struct Numbers {
   }
 };
 
-// A thread's numbers of a row.
+// Loads the columns of a row that a thread has.
 template <class S, int kColumns>
 __device__ __forceinline__ void load_columns(const char* from, Arithmetic<S> (&x)[kColumns]) {
   if constexpr (kColumns == 1) {

@@ -1,5 +1,5 @@
-// How C++ names a kernel of attention: the header that has it and the expression that instantiates it. Plans print it,
-// and the runtime compiler is given it. No CUDA and no torch.
+// The C++ name of an attention kernel: its header and the expression that instantiates it, for printed plans and for
+// the runtime compiler. No CUDA and no torch.
 #pragma once
 
 #include <string>

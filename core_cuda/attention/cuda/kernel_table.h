@@ -1,19 +1,21 @@
-// The attention kernels that exist. plan.h picks one of this table and instances.cuh compiles all of it, so what is
-// picked has been compiled. Constant expressions of sizes; no CUDA and no torch, so that they are tested anywhere.
+// The attention kernels that exist. plan.h picks from this table and instances.cuh compiles all of it, so every kernel
+// that a plan picks exists. Constant expressions of sizes; no CUDA and no torch, so that tests run anywhere.
 //
-//   rows            index    what a lane holds of a row, and its kernels
-//   16-bit          int32    tensor cores (mma.cuh) where use_mma() says so: with options, and plain, there also for
-//                            rows that give every lane all its vectors
-//   f32, 16-bit     int32    plain: 1 vector, teams of 1 or 2 lanes with batches of 2 or 4 edges, of 4 lanes with 4
-//                            edges, of 8 to 32 lanes with 2, 4 or 8; 2 vectors (f32: or 4), teams of 32. Not where the
-//                            tensor cores take every row of that width or has_plain() does not hold. Rows of one
-//                            vector: also teams of 4 lanes with an edge each. 3 vectors, any team, where they pay
-//   f32, 16-bit     int32    with options: 1 vector, teams of 1 or 2 lanes, and any team with batches of 4 or 8 edges;
-//                            4 vectors, any team, and 2 where much is kept; 3 where they pay, without edge terms of
-//                            gatv2. 16-bit, gatv2 with edge features, teams of 1 or 2 lanes: also in tiles
-//   f64             int32    4 vectors, any team, with all options; 1 vector; 2 where much is kept
-//   any             int64    4 vectors, any team, with all options
-//   16-bit, of four          1 vector of 8 bytes, teams of 1 lane: as above; int64 with all options
+//   rows            index    vectors per lane, and the kernels
+//   16-bit          int32    tensor cores (mma.cuh) where use_mma() holds: with options, and plain; plain also for rows
+//                            that fill all vectors of every lane
+//   f32, 16-bit     int32    plain: 1 vector, sub-warps of 1 or 2 lanes with batches of 2 or 4 edges, of 4 lanes with
+//                            4 edges, of 8 to 32 lanes with 2, 4 or 8; 2 vectors (f32: or 4), sub-warps of 32 lanes.
+//                            Not where every row of that width uses tensor cores or has_plain() does not hold. Rows
+//                            of one vector: also sub-warps of 4 lanes with an edge each. 3 vectors, any sub-warp,
+//                            where profitable
+//   f32, 16-bit     int32    with options: 1 vector, sub-warps of 1 or 2 lanes, and any sub-warp with batches of 4 or 8
+//                            edges; 4 vectors, any sub-warp, and 2 where keeps_little() does not hold; 3 where
+//                            profitable, without gatv2's edge terms. 16-bit, gatv2 with edge features, sub-warps of 1
+//                            or 2 lanes: also in tiles
+//   f64             int32    4 vectors, any sub-warp, with all options; 1 vector; 2 where keeps_little() does not hold
+//   any             int64    4 vectors, any sub-warp, with all options
+//   16-bit, of four          1 vector of 8 bytes, sub-warps of 1 lane: as above; int64 with all options
 #pragma once
 
 #include <algorithm>
@@ -23,15 +25,15 @@
 
 namespace edgeless::cuda {
 
-// Which options a kernel carries: none; all but the edge term of gatv2; that as well, made by each lane or in tiles
+// Options that a kernel supports: none; all but gatv2's edge term; that as well, computed by each lane or in tiles
 // (edge_term.cuh).
 enum Mode : int { kPlain = 0, kOptions = 1, kEdgeTerm = 2, kEdgeTiles = 3 };
 constexpr bool has_edge_term(int mode) { return mode >= kEdgeTerm; }
 
-// 16-bit numbers, eight of a vector.
+// 16-bit values, eight per vector.
 constexpr bool is_half(Storage storage) { return storage == Storage::bf16 || storage == Storage::f16; }
 
-// Edges of a batch in the kernels of mma.cuh.
+// Edges per batch in the kernels of mma.cuh.
 constexpr int mma_edges(Pass pass, int vectors) { return vectors == 1 || pass != Pass::by_src ? 4 : 2; }
 
 constexpr int kMmaVectors = 16;
@@ -40,40 +42,40 @@ constexpr bool use_mma(Pass pass, Score score, Storage storage, Mode mode, int v
   return vectors > most_without_mma(pass, score);
 }
 
-// Edges of a batch: four. Eight where rows of the graph are long and an edge gathers one row of features alone, which
-// leaves registers for 16 or more warps. Two where they are short and numbers are floats: there instructions take the
-// time, also those for places beyond a row's end (docs/decisions/0012).
+// Edges per batch: four. Eight where rows of the graph are long and an edge gathers only one feature row, which leaves
+// registers for 16 or more warps. Two where rows are short and values are float32: there instructions take the time,
+// including those for batch entries beyond a row's end (docs/decisions/0012).
 constexpr int many_edges(Pass pass, Score score) {
   return score == Score::gat || (score != Score::dot && pass != Pass::by_src) ? 8 : 4;
 }
 constexpr int kFewEdges = 2;
-// The same where a lane has several vectors: of two rows, and of four vectors each, or in a backward of three of eight
-// numbers, more would not stay in registers.
+// Edges per batch where a lane holds several vectors. Where an edge gathers two rows, more than two edges of four
+// vectors (or, in a backward, of three 16-bit vectors) would not stay in registers.
 constexpr int wide_edges(Pass pass, Score score, Storage storage, int vectors) {
   const bool many = vectors == 4 || (vectors == 3 && is_half(storage) && pass != Pass::forward);
   return many && !keeps_little(pass, score) ? kFewEdges : 4;
 }
-// Where each edge of a batch has a lane of its own.
+// Edges per batch where every lane takes an edge of its own.
 constexpr int kSpreadEdges = 4;
-// Lanes of teams that are narrow: with options as well they have as many lanes as a row has vectors.
+// Lanes of the widest narrow sub-warp. Narrow sub-warps have as many lanes as a row has vectors, with options as well.
 constexpr int kNarrowLanes = 2;
 constexpr bool is_narrow(int lanes) { return lanes > 0 && lanes <= kNarrowLanes; }
 
 struct Kernel {
   bool wide_index = false;  // int64 ids
-  bool mma = false;         // of mma.cuh
-  bool whole = false;       // of those: every lane has all its vectors
-  int vectors = 0;          // of 16 bytes, that a lane holds of a row; 0: there is no kernel for rows this wide
-  int lanes = 0;            // of a team, a power of two up to 32; 0: any from 4 on
-  int edges = 4;            // of a batch
+  bool mma = false;         // tensor cores (mma.cuh)
+  bool whole = false;       // mma: every lane has all its vectors
+  int vectors = 0;          // per lane, of 16 bytes; 0: no kernel holds a row this wide
+  int lanes = 0;            // per sub-warp, a power of two up to 32; 0: any from 4 on
+  int edges = 4;            // per batch
   Mode mode = kPlain;
-  bool spread = false;  // each edge of a batch has a lane of its own
+  bool spread = false;  // every lane takes an edge of its own
 
   constexpr bool operator==(const Kernel& other) const {
     return wide_index == other.wide_index && mma == other.mma && whole == other.whole && vectors == other.vectors &&
            lanes == other.lanes && edges == other.edges && mode == other.mode && spread == other.spread;
   }
-  constexpr int edges_of_lane() const { return spread ? 1 : edges; }  // of a batch, that a lane reads
+  constexpr int edges_of_lane() const { return spread ? 1 : edges; }  // whose rows a lane reads per batch
 };
 
 struct KernelTable {
@@ -89,18 +91,18 @@ struct KernelTable {
   }
 };
 
-// Whether rows of floats or of 16 bits that are not the tensor cores' have kernels without options. In a forward that
-// keeps little of an edge, wide rows of floats gain nothing by them: those with options have four vectors a lane and
-// four edges a batch (0052).
+// Whether float32 or 16-bit rows that do not use tensor cores have kernels without options. In a forward that keeps
+// little per edge, wide float32 rows gain nothing from them: the kernels with options hold four vectors per lane and
+// four edges per batch (0052).
 constexpr bool has_plain(Pass pass, Score score, Storage storage, int vectors) {
   if (storage != Storage::f32) return vectors <= 64;
   return vectors <= 32 || pass != Pass::forward || !keeps_little(pass, score);
 }
 
-// Vectors of the widest row that there are kernels for.
+// Vectors of the widest row that has kernels.
 constexpr int most_vectors(Storage storage) { return is_of_four(storage) ? 1 : 4 * 32; }
 
-// Whether some row of more than `least` and up to `most` vectors is not the tensor cores'.
+// Whether some row of more than `least` and up to `most` vectors does not use tensor cores.
 constexpr bool any_without_mma(Pass pass, Score score, Storage storage, int least, int most, Mode mode = kPlain) {
   for (int vectors = least + 1; vectors <= most; ++vectors) {
     if (!use_mma(pass, score, storage, mode, vectors)) return true;
@@ -108,8 +110,8 @@ constexpr bool any_without_mma(Pass pass, Score score, Storage storage, int leas
   return false;
 }
 
-// Whether rows of `vectors` vectors that are not the tensor cores' have three a lane; whether any row of the table has,
-// for which a graph of short rows need not be asked: fewer have three there.
+// Whether rows of `vectors` vectors that do not use tensor cores have three vectors per lane; and whether any row of
+// the table has. The latter tries no graphs of short rows: three are profitable for fewer widths there.
 constexpr bool has_three(Pass pass, Score score, Storage storage, Mode mode, int vectors, bool short_rows,
                          bool long_rows) {
   if (storage == Storage::f64 || has_edge_term(mode) || !three_fill_better(vectors)) return false;
@@ -127,7 +129,7 @@ constexpr bool some_have_three(Pass pass, Score score, Storage storage, Mode mod
 
 // How the kernels of mma.cuh hold a row of `vectors` vectors.
 constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode, bool whole) {
-  const bool line = vectors > 4 && pass == Pass::by_src;  // a line of 128 bytes by one instruction
+  const bool line = vectors > 4 && pass == Pass::by_src;  // one instruction reads a line of 128 bytes
   Kernel kernel{false, true, whole, 1, vectors > 8 || line ? 8 : 4, 0, mode};
   if (vectors > kernel.lanes) kernel.vectors = 2;
   kernel.edges = mma_edges(pass, kernel.vectors);
@@ -138,7 +140,7 @@ constexpr Kernel mma_kernel(Pass pass, int vectors, Mode mode, bool whole) {
 constexpr KernelTable kernels_of(Pass pass, Score score, Storage storage) {
   KernelTable table;
   const Mode all = score == Score::gatv2 ? kEdgeTerm : kOptions;
-  const int most = most_vectors(storage);  // of a row
+  const int most = most_vectors(storage);  // vectors of a row
   if (most == 1) {
     table.add({true, false, false, 1, 1, 4, all});
   } else {

@@ -1,4 +1,4 @@
-// The entries of the CUDA kernels, for the ops that call them. Each returns the error of its launch.
+// Entry points of the CUDA kernels. Each returns the error of its launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,27 +8,28 @@
 
 namespace edgeless::cuda {
 
-// One pass. args.part and args.layout are the plan's.
+// Launches one pass. args.part and args.layout are those of the plan.
 template <class A>
 cudaError_t run_pass(const Problem& problem, const Plan& plan, const Args<A>& args, cudaStream_t stream);
 
-// Merges the pieces of hubs that a pass left in args.carry.
+// Merges the segments of hubs that a pass left in the fix-up workspace args.carry.
 template <class A>
 cudaError_t merge_pieces(const Problem& problem, const Plan& plan, const Args<A>& args, cudaStream_t stream);
 
-// Divides args.weights_out, as the pass by destination left it without dropout, by the sums of its rows; drops then.
+// Divides args.weights_out, which the destination pass left without dropout, by the sums of its rows, then applies
+// dropout.
 template <class A>
 cudaError_t normalize_weights(const Args<A>& args, bool wide_index, cudaStream_t stream);
 
-// Sums `sums` equal shares of the rows of [rows, cols] and, below them, [more_rows, cols], each in a fixed order: out
-// is [sums, cols], in storage.
+// Splits the rows of in [rows, cols], followed by those of more [more_rows, cols], into `sums` equal parts and sums
+// each part in a fixed order. out is [sums, cols] of the storage dtype.
 template <class A>
 cudaError_t sum_rows(const A* in, int64_t rows, const A* more, int64_t more_rows, int64_t cols, int sums, void* out,
                      Storage storage, cudaStream_t stream);
 
-// delta[row, h] = <grad[row, h], out[row, h]>, where out holds floats and grad 16-bit numbers; both in whole vectors
-// of as many numbers as the storage's have. With `rounded` [rows, heads, that * vectors], grad holds floats too:
-// rounded to it, they are what counts.
+// delta[row, h] = <grad[row, h], out[row, h]>, where out is float32 and grad 16-bit, both padded to `vectors` times the
+// values of a storage vector. If `rounded` [rows, heads, vectors] is given, grad is float32 as well and is rounded into
+// it; the products are those of the rounded values.
 cudaError_t row_delta(const Rows& grad, Storage storage, const Rows& out, int64_t rows, int heads, int vectors,
                       void* rounded, float* delta, cudaStream_t stream);
 

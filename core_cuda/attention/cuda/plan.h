@@ -1,5 +1,5 @@
-// Choices of the launcher: which kernel of the table, how many lanes a row gets, how the graph is cut. Pure functions
-// of sizes, so that results do not depend on anything else. No CUDA and no torch.
+// Decisions of the launcher: which kernel of the table, how many lanes per row, how the graph is partitioned. Pure
+// functions of sizes, so that results depend on nothing else. No CUDA and no torch.
 #pragma once
 
 #include <algorithm>
@@ -12,34 +12,35 @@ namespace edgeless::cuda {
 
 constexpr int kBlockThreads = 128;
 
-// What a plan is made for.
+// The pass that a plan is made for.
 struct Problem {
   Pass pass = Pass::forward;
   Score score = Score::dot;
   Storage storage = Storage::f32;
   bool wide_index = false;
-  bool options = false;    // anything beyond the plain inputs
-  bool edge_term = false;  // gatv2 with edge features, so many:
-  int edge_dim = 0;
-  int edge_arrays = 0;  // read by edge: terms of the logit or the value, weights, features of gatv2
+  bool options = false;    // any input beyond the plain ones
+  bool edge_term = false;  // gatv2 with edge features
+  int edge_dim = 0;        // features per edge
+  int edge_arrays = 0;     // per-edge arrays that are read: logit and value terms, weights, gatv2's features
   int heads = 1;
   int key_vectors = 0, value_vectors = 0;
-  int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // rows of what is gathered
-  int64_t max_degree = -1;                                // edges of a row, -1: unknown
+  int64_t num_rows = 0, num_edges = 0, num_gathered = 0;  // num_gathered: rows of the gathered side
+  int64_t max_degree = -1;                                // of a row; -1: unknown
 };
 
-// Numbers of a vector and its bytes, and bytes of a number in the arithmetic.
+// Values per vector, bytes per vector, and bytes per value of the opmath dtype.
 constexpr int vector_numbers(Storage storage) { return storage == Storage::f64 ? 2 : is_half(storage) ? 8 : 4; }
 constexpr int bytes_of_vector(Storage storage) { return is_of_four(storage) ? 8 : 16; }
 constexpr int arithmetic_bytes(Storage storage) { return storage == Storage::f64 ? 8 : 4; }
 
-// How rows of such numbers are read. A head of up to four 16-bit numbers would fill half a vector. key_dim: 0 of gat
+// The storage type by which rows are read. Heads of up to four 16-bit values, which would fill half a vector, have
+// types of their own. key_dim: 0 for gat.
 constexpr Storage storage_of_rows(Storage numbers, int64_t key_dim, int64_t value_dim) {
   if (!is_half(numbers) || key_dim > 4 || value_dim > 4) return numbers;
   return numbers == Storage::f16 ? Storage::f16x4 : Storage::bf16x4;
 }
 
-// Numbers of a piece of a hub, of one head.
+// Values per head of a hub's segment in the fix-up workspace.
 inline int carry_size(const Problem& p) {
   const int keys = p.score == Score::gat ? 1 : p.key_vectors * vector_numbers(p.storage);
   const int values = p.value_vectors * vector_numbers(p.storage);
@@ -47,20 +48,21 @@ inline int carry_size(const Problem& p) {
   return keys + (p.pass == Pass::by_src && !values_are_keys(p.score) ? values : 0);
 }
 
-// Numbers of a head in the kernels' att, and in the shares of its gradient.
+// Values per head of the kernels' att and of the partial sums of its gradient.
 inline int64_t att_width(const Problem& p) {
   return p.score == Score::cosine ? 1 : int64_t(p.key_vectors) * vector_numbers(p.storage);
 }
 
-// What pieces of hubs and shares of att's gradient take, and the bytes that each may add up to. Of sizes alone: a
-// gradient must not depend on which others are asked for.
+// Bytes of one segment (carry_bytes) and of one range's partial sum of att's gradient (range_bytes), and how many bytes
+// all of them may take (carry, ranges). Functions of sizes alone: a gradient must not depend on which others are
+// requested.
 struct Budgets {
   int64_t carry_bytes, carry, range_bytes, ranges;
 
   explicit Budgets(const Problem& p) {
-    // Pieces may take half a result where there is memory left of the peak. A forward has nothing but its result, and
-    // the last pass of a backward stands beside all results (one fewer where the values are the keys): there they take
-    // a sixteenth, of float32 at most half a megabyte.
+    // Segments may take half a result where the peak leaves memory for them. A forward has nothing but its result, and
+    // the last pass of a backward runs while all results exist (one fewer where the values are the keys): there
+    // segments take a sixteenth, and for float32 a 512th, at most half a megabyte.
     constexpr int64_t least = 256 << 10;
     const int64_t result = p.num_rows * p.heads * p.value_vectors * bytes_of_vector(p.storage);
     const bool scarce = p.pass == Pass::forward || (p.pass == Pass::by_src && !values_are_keys(p.score));
@@ -80,25 +82,25 @@ struct Device {
   int64_t l2_bytes = 0;
 };
 
-// How a block's lanes are laid over edges and heads.
+// How the lanes of a block map to edges and heads.
 struct Layout {
-  int team_log2 = 2;        // lanes of a team, 1 to 32
-  int heads_per_slice = 1;  // heads walked at once; slices follow each other, so that what they gather stays in L2
+  int team_log2 = 2;        // log2 of the lanes of a sub-warp, which has 1 to 32
+  int heads_per_slice = 1;  // heads per head tile; tiles run one after another, so that what each gathers stays in L2
 };
 
 struct Plan {
   Kernel kernel;
   Layout layout;
   Partition part;
-  bool hubs = false;  // rows may be cut: a carry is needed
-  int64_t slots = 0;  // pieces in each half of the carry
+  bool hubs = false;  // rows may be split: a fix-up workspace is needed
+  int64_t slots = 0;  // segments in each half of the fix-up workspace
 };
 
 inline int vectors_of_row(const Problem& problem) {
   return std::max(problem.score == Score::gat ? 0 : problem.key_vectors, problem.value_vectors);
 }
 
-// One of kernels_of().
+// Returns a kernel of kernels_of(); one with 0 vectors where no kernel holds a row this wide.
 inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const int keys = problem.score == Score::gat ? 0 : problem.key_vectors;
   const int vectors = vectors_of_row(problem);
@@ -107,7 +109,7 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   const bool short_rows = problem.num_edges < kFewEdgesARow * problem.num_rows;
   const bool long_rows = problem.num_edges >= kManyEdgesARow * problem.num_rows;
   const int64_t few = device.multiprocessors * kFewRows * (problem.num_edges >= kLongRows * problem.num_rows ? 2 : 1);
-  const bool few_rows = problem.heads == 1 && vectors <= 1 && problem.num_rows <= few;  // for teams of one lane
+  const bool few_rows = problem.heads == 1 && vectors <= 1 && problem.num_rows <= few;  // too few for one lane per row
   Kernel kernel;
   const auto edges = [&] { return wide_edges(problem.pass, problem.score, problem.storage, kernel.vectors); };
   if (vectors > most_vectors(problem.storage)) return kernel;
@@ -152,41 +154,41 @@ inline Kernel choose_kernel(const Problem& problem, const Device& device) {
   return kernel;
 }
 
-// Lanes of a team: the kernel's own, or as many as a row fills.
+// log2 of the lanes of a sub-warp: those of the kernel or, where it leaves them open, as many as a row fills.
 inline int choose_team_log2(const Kernel& kernel, int vectors) {
   int log2 = kernel.lanes ? 0 : 2;
   while (log2 < 5 && (kernel.lanes ? 1 << log2 < kernel.lanes : kernel.vectors << log2 < vectors)) ++log2;
   return log2;
 }
 
-// Vectors of a head that an edge gathers.
+// Key and value vectors per head that an edge gathers.
 inline int keys_gathered(const Problem& problem) { return problem.score != Score::gat ? problem.key_vectors : 0; }
 inline int values_gathered(const Problem& problem) {
   return !values_are_keys(problem.score) || problem.pass == Pass::by_src ? problem.value_vectors : 0;
 }
-// Bytes of what all edges gather, of one head.
+// Bytes per head of the gathered rows.
 inline int64_t gathered_of_head(const Problem& problem) {
   const int vectors = keys_gathered(problem) + values_gathered(problem);
   return bytes_of_vector(problem.storage) * problem.num_gathered * vectors;
 }
 
-// As many heads as gather no more than L2 holds, where that leaves enough lanes for a row; else 256 bytes of a node, or
-// more where arrays are read by edge.
+// Heads per head tile: as many as gather no more than L2 holds, where that leaves enough lanes for a row; else 256
+// bytes per node, or more where per-edge arrays are read.
 inline void choose_slice(const Problem& problem, const Device& device, bool mma, Layout& layout) {
   const int teams = kBlockThreads >> layout.team_log2;
   const int keys = keys_gathered(problem), values = values_gathered(problem);
   const int vector = bytes_of_vector(problem.storage);
   const int64_t head = gathered_of_head(problem), fits = device.l2_bytes * kAttentionL2Percent / 100;
   const int vectors = std::max({1, keys, values});
-  // Arrays by edge are the slower part, but in a forward of floats where they fit the L2.
+  // Per-edge arrays are the bottleneck, except in a float32 forward where they fit into L2.
   const int64_t array = 4 * problem.num_edges * problem.heads;
   const bool fits_too = problem.pass == Pass::forward && problem.storage == Storage::f32 && array <= device.l2_bytes;
   const int wanted = fits_too ? 0 : vectors_of_slice(problem.edge_arrays);
   int64_t most = std::max(16, wanted) / vectors, least = 1;
   while (least * vectors < std::max(wanted, least_vectors_of_slice(problem.pass, problem.score))) least *= 2;
   if (head * most > fits && head * least <= device.l2_bytes) most = std::max(fits / head, std::min(least, most));
-  most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // a warp has one head
-  // Of those the number that is worth most: few teams without work, and little that a slice reads beside its rows.
+  most = std::clamp<int64_t>(most, 1, std::min(problem.heads, mma ? 4 : teams));  // mma: a warp has one head
+  // The best number of heads up to `most` leaves few sub-warps idle and reads few bytes per tile beside the rows.
   double best = 0;
   for (int heads = 1; heads <= most; heads += mma ? heads : 1) {
     const int slices = (problem.heads + heads - 1) / heads, busy = teams / heads * heads;
@@ -196,7 +198,7 @@ inline void choose_slice(const Problem& problem, const Device& device, bool mma,
   }
 }
 
-// Blocks that a multiprocessor holds.
+// Resident blocks per SM, by the kernel's target occupancy.
 inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
   const bool plain = kernel.mode == kPlain;
   if (kernel.mma) return mma_blocks(problem.pass, problem.score, plain, kernel.lanes, kernel.vectors);
@@ -205,10 +207,10 @@ inline int resident_blocks(const Problem& problem, const Kernel& kernel) {
                     is_narrow(kernel.lanes), has_edge_term(kernel.mode));
 }
 
-// Cuts the graph: a share of 1024 units hides a block's start; smaller graphs take smaller shares to fill the device.
-// Blocks take about equally long, so they are as many as the device holds at once, some whole number of times: a few
-// more would have it to themselves. Once is enough for small graphs of long rows; where many rows end, blocks differ
-// more, and several turns even that out. blocks_at_once: that a multiprocessor holds; one_turn: whether once may do.
+// Partitions the graph. A quota of 1024 units hides a block's start; smaller graphs get smaller quotas, to fill the
+// device. Blocks take about equally long, so the grid is a whole number of waves: a few blocks more would run in a wave
+// of their own. One wave is enough for small graphs of long rows; where many rows end, blocks differ more, and several
+// waves even that out. blocks_at_once: resident blocks per SM; one_turn: whether a single wave is allowed.
 inline void choose_partition(const Problem& problem, const Device& device, int blocks_at_once, bool one_turn,
                              Plan& plan) {
   const int heads = plan.layout.heads_per_slice, slices = (problem.heads + heads - 1) / heads;
@@ -236,8 +238,8 @@ inline void choose_partition(const Problem& problem, const Device& device, int b
   plan.slots = number_of_slots(problem.num_edges, part.piece);
 }
 
-// Whether gatv2's edge term is made in tiles (edge_term.cuh): by narrow teams, each of whose lanes would read W for an
-// edge or two, where several heads walk an edge together.
+// Whether gatv2's edge term is computed in tiles (edge_term.cuh): by narrow sub-warps, each lane of which would read W
+// for an edge or two, where the sub-warps of several heads process an edge together.
 inline bool terms_in_tiles(const Problem& problem, const Plan& plan) {
   const int heads = plan.layout.heads_per_slice, lanes = heads << plan.layout.team_log2;
   const bool sixteen_bits = is_half(problem.storage) || is_of_four(problem.storage);
@@ -252,7 +254,7 @@ inline Plan make_plan(const Problem& problem, const Device& device) {
     plan.layout.team_log2 = choose_team_log2(plan.kernel, vectors_of_row(problem));
     choose_slice(problem, device, plan.kernel.mma, plan.layout);
     if (terms_in_tiles(problem, plan)) plan.kernel.mode = kEdgeTiles;
-    // Where terms are read by edge, one turn was slower (0056).
+    // A single wave was slower where per-edge arrays are read (0056).
     choose_partition(problem, device, resident_blocks(problem, plan.kernel), problem.edge_arrays == 0, plan);
   }
   return plan;

@@ -1,9 +1,10 @@
-// Who does what in a block, the same in every pass.
+// How the work of a block is divided, the same in every pass.
 //
-// A block owns a range of the graph (partition.cuh) for the heads of one slice. Its teams stand on chains: a chain has
-// one team for each head of the slice and walks one equal share of the range. The pieces of a row that several chains
-// share are merged in the order of the chains: every team but the first leaves its piece in shared memory, the team
-// that holds the row's first edges keeps its own in registers, adds the others and writes the row.
+// A block owns a range of the graph (partition.cuh) for one head tile. A worker (`chain`) has one sub-warp (`team`) for
+// each head of the tile; its quota (`share`) is an equal part of the range. The segments (`piece`) of a row that
+// several workers share are merged in the order of the workers: the sub-warp with the row's first edges keeps its
+// segment in registers, every other sub-warp leaves its segment in shared memory, and the first one adds these and
+// writes the row.
 #pragma once
 
 #include "../../common/partition.cuh"
@@ -14,7 +15,7 @@ namespace edgeless::cuda {
 
 constexpr int kMaxTeams = kBlockThreads;
 
-// Keeps the compiler from computing a value again and again in the loop instead of holding it.
+// Makes the compiler hold a value in a register instead of recomputing it in the loop.
 template <class T>
 __device__ __forceinline__ T held(T x) {
   if constexpr (sizeof(T) == 8) {
@@ -25,14 +26,15 @@ __device__ __forceinline__ T held(T x) {
   return x;
 }
 
-// kWidth: lanes of a team where it is known when compiling, else 0. Neighbouring teams take the heads of one edge, or,
-// with kOneHeadAWarp, neighbouring chains of one head. kRowWidth: lanes that hold a row, all of the team's or one.
+// The lane, sub-warp, worker and head of a thread. kWidth: lanes of a sub-warp where known at compile time, else 0.
+// Neighbouring sub-warps take the heads of one edge or, with kOneHeadAWarp, are neighbouring workers of one head.
+// kRowWidth: lanes that hold a row, all lanes of the sub-warp or one.
 template <int kWidth, bool kOneHeadAWarp = false, int kRowWidth = kWidth>
 struct Place {
   int runtime_width;
-  int lane;  // in the team
+  int lane;  // in the sub-warp
   int team, chain, chains;
-  int chain_distance;  // in teams
+  int chain_distance;  // sub-warps from one worker to the next
   int head;
   bool working;
 
@@ -53,15 +55,15 @@ struct Place {
   __device__ __forceinline__ int width() const { return kWidth ? kWidth : runtime_width; }
   __device__ __forceinline__ int row_width() const { return kRowWidth ? kRowWidth : runtime_width; }
   __device__ __forceinline__ int row_lane() const { return kRowWidth == kWidth ? lane : lane % kRowWidth; }
-  // The team's lanes in its warp.
+  // The lane mask of the sub-warp in its warp.
   __device__ unsigned mask() const {
     return width() == 32 ? kFullWarp : ((1u << width()) - 1) << (threadIdx.x & 31 & ~(width() - 1));
   }
 };
 
-// How many lanes a team has (0: known when the kernel runs) and how many edges a batch, whose rows are all asked for
-// before the first is used. A batch of more edges than lanes has several turns. kSpread: each lane has an edge of its
-// own and reads its row, a whole one; else all lanes share all rows of a turn.
+// Lanes of a sub-warp (0: known at run time) and edges per batch; all rows of a batch are loaded before the first is
+// used. A batch of more edges than lanes takes several rounds (kTurns). With kSpread, every lane takes an edge of its
+// own and reads the whole row of it; else every row of a round is spread over all lanes.
 template <int kLanes, int kBatchEdges, bool kSpreadEdges = false>
 struct TeamShape {
   static constexpr int kWidth = kLanes, kBatch = kBatchEdges;
@@ -70,15 +72,15 @@ struct TeamShape {
   static constexpr bool kNarrow = is_narrow(kWidth);
   static constexpr bool kSpread = kSpreadEdges;
   static constexpr int kRowWidth = kSpread ? 1 : kWidth;  // lanes that hold a row
-  static constexpr int kRows = kSpread ? 1 : kEdges;      // of a turn, that a lane reads
+  static constexpr int kRows = kSpread ? 1 : kEdges;      // of a round, that a lane reads
   static_assert(!kSpread || kWidth == kEdges);
 
-  // What the owner of the edge of row u has, in the lanes that read that row.
+  // x of the lane that owns edge u, in the lanes that read the row of that edge.
   template <class T>
   static __device__ __forceinline__ T from_owner(T x, int u) {
     return kSpread ? x : cuda::from_owner<kEdges>(x, u);
   }
-  // A vector that each lane has summed over its own edges, summed over those of all lanes.
+  // Adds up over all lanes a vector that each lane has summed over its own edges.
   template <class T, int kPer>
   static __device__ __forceinline__ void sum_lanes(T (&x)[kPer], unsigned mask) {
     if constexpr (kSpread) {
@@ -91,16 +93,16 @@ struct TeamShape {
 template <class I>
 using BlockShares = RangeShares<I, kMaxTeams>;
 
-// A team's way through its share, row by row. It stands between batches at an edge before row_end, and is done when
-// the two are equal.
+// Position of a sub-warp in its quota, which it processes row by row. Between batches, `edge` is before row_end; the
+// sub-warp is done when the two are equal.
 template <class I>
 struct Walk {
   const I* indptr;
   I row, edge, row_end, next_end;
-  I last_row, last_edge;  // whole rows before last_row, and that row's edges before last_edge
-  bool lead;              // the row began in an earlier share
-  bool joins;             // in one of this block
-  bool pending;           // there is a row to end, perhaps with edges before that
+  I last_row, last_edge;  // end of the quota: row last_row, before its edge last_edge
+  bool lead;              // the row began before this quota
+  bool joins;             // an earlier worker of this block has edges of it
+  bool pending;           // a row has yet to be ended, perhaps after more edges
 
   template <class P>
   __device__ Walk(const CompressedGraph& graph, const P& place, const BlockShares<I>& s)
@@ -119,7 +121,7 @@ struct Walk {
     next_end = row + 1 < last_row ? indptr[row + 2] : last_edge;
   }
 
-  // Whether there is another row, from the place between two rows.
+  // Whether another row follows. Valid between two rows.
   __device__ bool more() const { return row < last_row || (row == last_row && edge < last_edge); }
   __device__ bool row_complete() const { return row < last_row; }
   __device__ int batch(int most) const {
@@ -129,13 +131,13 @@ struct Walk {
   __device__ void next_row() {
     ++row;
     lead = joins = false;
-    row_end = row < last_row ? next_end : last_edge;  // chosen here, since choosing waits for what was loaded
+    row_end = row < last_row ? next_end : last_edge;  // selected here, since the select waits for the loads
     if (row + 1 < last_row) next_end = indptr[row + 2];
   }
 
   __device__ bool at_row_end() const { return edge == row_end && pending; }
 
-  // At the end of a row: ends it and those without edges after it; true if there is another one to begin.
+  // Called at the end of a row: ends it and the empty rows after it. Returns whether there is another row to begin.
   template <class F>
   __device__ bool finish_rows(F&& end_row) {
     do {
@@ -148,7 +150,8 @@ struct Walk {
   }
 };
 
-// Whether a team holds the first edges of a row that the next chain goes on with; lead: not of all of its edges.
+// there: the sub-warp holds the block's first edges of a row that the next worker continues. lead: the row began in an
+// earlier block.
 struct Leader {
   bool there = false, lead = false;
 };
@@ -157,7 +160,7 @@ struct Never {
   __device__ bool operator()() const { return false; }
 };
 
-// Where a piece of a hub is kept.
+// The fix-up workspace entry for the segment of a hub.
 template <class A, class I>
 __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool lead, int head) {
   const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
@@ -165,7 +168,8 @@ __device__ inline A* carry_at(const Args<A>& args, const BlockShares<I>& s, bool
   return args.carry + (slot * args.heads + head) * args.carry_size;
 }
 
-// Hands on what the edges of the row at hand came to, all that are in this share.
+// Disposes of the current row's segment in this quota: leaves it in shared memory, emits it, or keeps it in registers
+// for merge_pieces().
 template <class I, class P, class Close, class Clear, class Leave, class Emit>
 __device__ __forceinline__ void put_row(const Walk<I>& walk, const P& place, BlockShares<I>& shares, Leader& leader,
                                         Close&& close, Clear&& clear, Leave&& leave, Emit&& emit) {
@@ -184,7 +188,7 @@ __device__ __forceinline__ void put_row(const Walk<I>& walk, const P& place, Blo
   clear();
 }
 
-// Merges the pieces of the rows that chains share, when all were left.
+// Merges the segments of rows that several workers share, once all of them are in shared memory.
 template <class I, class P, class Add, class Emit>
 __device__ __forceinline__ void merge_pieces(const Walk<I>& walk, const P& place, const BlockShares<I>& shares,
                                              const Leader& leader, Add&& add, Emit&& emit) {
@@ -199,19 +203,20 @@ __device__ __forceinline__ void merge_pieces(const Walk<I>& walk, const P& place
   emit(walk.last_row, leader.lead, complete);
 }
 
-// Walks a team's share and merges the pieces of the rows that the block's chains share. With kSettle it waits for the
-// first batch's indices ahead of the loop: a warp has six barriers for all its loads, so with an index on its way at
-// the head of the loop every batch would wait there for what its row has just asked for (docs/decisions/0035). What
-// happens at a row:
-//   begin()                    asks for what the row at hand needs
-//   take()                     takes the next batch of its edges, none for a team that is done; whole warp
-//   close()                    all edges of the row that are in this share were taken
-//   clear()                    forgets them
-//   leave()                    what they came to goes to shared memory, for the team that holds the row's first edges
-//   add(team, thread)          adds what that team left; thread: the one of this lane's numbers
-//   emit(row, lead, complete)  writes the row, or its piece where other blocks have others
-//   failed()                   when all shares were walked: whether they have to be walked again, by walk_again()
-// False where they have to be: then nothing was merged.
+// The tile loop: processes a sub-warp's quota, then merges the segments of rows that the block's workers share. With
+// kSettle it waits for the first batch's indices ahead of the loop: a warp has six barriers for all its loads, so with
+// an index in flight at the head of the loop, every batch would wait there for the loads that begin() has just issued
+// (docs/decisions/0035). Callbacks:
+//   begin()                    issues the loads of the current row
+//   take()                     processes the row's next batch of edges, none for a sub-warp that is done; whole warp
+//   close()                    finishes the segment: all edges of the row in this quota have been processed
+//   clear()                    resets the segment
+//   leave()                    stores the segment to shared memory, for the sub-warp that holds the row's first edges
+//   add(team, thread)          adds the segment that sub-warp `team` left; `thread` left the values of this lane
+//   emit(row, lead, complete)  writes the row or, where other blocks hold parts of it, its segment; lead: the row began
+//                              in an earlier block, complete: it ends in this one
+//   failed()                   called when all quotas are processed: whether walk_again() has to repeat them
+// Returns false where it has to: then nothing was merged.
 template <bool kSettle = true, class I, class P, class Window, class Begin, class Take, class Close, class Clear,
           class Leave, class Add, class Emit, class Failed = Never>
 __device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockShares<I>& shares, Window& window,
@@ -234,8 +239,8 @@ __device__ __forceinline__ bool walk_rows(Walk<I>& walk, const P& place, BlockSh
   return true;
 }
 
-// Walks the shares of a block again. make() makes what the edges of the row at hand come to, and what close() and
-// emit() read of the row itself.
+// Processes the quotas of a block again. make() computes the segment of the current row, and what close() and emit()
+// read of the row itself.
 template <class I, class P, class Make, class Close, class Clear, class Leave, class Add, class Emit>
 __device__ __forceinline__ void walk_again(Walk<I>& walk, const P& place, BlockShares<I>& shares, Make&& make,
                                            Close&& close, Clear&& clear, Leave&& leave, Add&& add, Emit&& emit) {
