@@ -229,8 +229,8 @@ constexpr int64_t kScatterL2Percent = 80;
 // Dense products ----------------------------------------------------------------------------------------------------
 
 // Least columns and depth that fill a tile of our GEMM; the depth (kMostDepth) from which the libraries' 16-bit
-// products are faster and, for results of fewer than kLargeProduct values, their float32 ones; rows of a result whose
-// depth is split (0021).
+// products are faster and, for results of fewer than kLargeProduct values, their float32 ones; least rows of a
+// result whose depth is split (0021).
 constexpr int64_t kLeastColumns = 32, kLeastDepth = 16, kMostDepth = 1024, kLargeProduct = 1 << 20, kDividedRows = 64;
 // float32 tiles are 128 by 64, not 64 by 64, from kWideDepth and kWideTiles tiles on, which is six per SM of an H200;
 // where the depth is split (split-K), from a result of kWideResult values and kWideDividedDepth on (0021).

@@ -1,10 +1,10 @@
-// Backward, pass by destination: what a row's own side gets, d q_i or d x_r,i; gathers only, no atomics.
+// Backward, destination pass: gradients of the query side, d q_i or d x_r,i; gathers only, no atomics.
 //
 //   P = 2^(s - logsumexp)   dP = <grad_out_i, v_j>   Delta_i = <out_i, grad_out_i>   ds = P (dP - Delta_i)
 //
-// What a row knows of itself is written for the pass by source (Args::stats). With options: dP carries the edge's
-// dropout and scale, and what is asked for by edge is written by the lane that owns it. With weights_out alone this is
-// the pass that returns attention. See walk.cuh for who owns what.
+// The row's statistics are written for the source pass (Args::stats). With options, dP carries the edge's dropout and
+// scale, and per-edge outputs are written by the lane that owns the edge. With only weights_out, this is the pass that
+// returns the attention weights. See walk.cuh for the division of work.
 #pragma once
 
 #include "edge_term.cuh"
@@ -15,7 +15,8 @@
 
 namespace edgeless::cuda {
 
-// Shared memory: the piece of a row that a chain owes to an earlier one. kVector: whether that is more than a number.
+// Shared memory for the segment of a row that an earlier worker merges. kVector: whether the segment has a vector or
+// only a scalar.
 template <class A, int kPer, bool kVector = true>
 struct BackwardPieces {
   A acc[kVector ? kPer : 1][kVector ? kBlockThreads : 1];
@@ -30,7 +31,7 @@ struct BackwardPieces {
     if (place.lane == 0) scalar[place.team] = sum_scalar;
   }
 
-  // Adds what a team left; thread: the one of this lane's numbers.
+  // Adds the segment that sub-warp `team` left; `thread` left the values of this lane.
   __device__ __forceinline__ void add_to(A (&sum)[kPer], A& sum_scalar, int team, int thread) const {
     sum_scalar += scalar[team];
     if constexpr (kVector) {
@@ -40,8 +41,9 @@ struct BackwardPieces {
   }
 };
 
-// The gradient of the attention vector: every lane keeps its share in shared memory, a place of its own, so that the
-// loop has the registers. In the end the chains of a block are summed in their order: one partial sum a block and head.
+// The gradient of the attention vector. Every lane accumulates its part in its own entries of shared memory, which
+// leaves registers to the loop. At the end the workers of a block are summed in their order: one partial sum per block
+// and head.
 template <class A, int kPer>
 struct AttShares {
   A at[kPer][kBlockThreads];
@@ -51,7 +53,7 @@ struct AttShares {
     for (int k = 0; k < kPer; ++k) at[k][threadIdx.x] = 0;
   }
 
-  // own: minus the row; sum: of the row's ds times the derivative
+  // own: the negated row; sum: the row's sum of ds times the derivative
   template <class Fn>
   __device__ void add(const A (&own)[kPer], const A (&sum)[kPer], A sum_ds, A coefficient) {
 #pragma unroll
@@ -60,7 +62,7 @@ struct AttShares {
     }
   }
 
-  // The same, own as 16-bit words, paired (mma.cuh).
+  // add() with `own` as paired 16-bit words (mma.cuh).
   template <class Fn, class S, int kVecs>
   __device__ void add_words(const uint4 (&own)[kVecs], const A (&sum)[kPer], A sum_ds, A coefficient) {
     uint4 words[kVecs];
@@ -98,8 +100,8 @@ template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pi
 __device__ __noinline__ void by_dst_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
                                           Shares& att_shares);
 
-// kAgain: where walk_rows() has failed. A function of its own, since what lives across the calls in it would take the
-// loop of walk_rows() its registers.
+// kAgain: repeats the block's range after walk_rows() has failed. It is instantiated in a function of its own, since
+// values that live across the calls in it would take registers from the loop of walk_rows().
 template <class Fn, class S, class I, int kVecs, class Team, int kMode, bool kAgain, class Pieces, class Shares>
 __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
                                             Shares& att_shares, bool& large) {
@@ -116,7 +118,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   Walk<I> walk(args.graph, place, shares);
 
   const Offsets<kVecs> key_offsets(place, args.key_vectors, kBytes), value_offsets(place, args.value_vectors, kBytes);
-  // Made anew for every row where they would be kept in memory: GATv2's kernels of four edges have no registers left.
+  // Recomputed for every row where they would be spilled: GATv2's kernels of four edges have no registers left.
   const auto rows_of = [&](const Rows& rows, Offsets<kVecs> offsets) {
     if constexpr (Fn::kAtt && kMakesExact<S> && kVecs == 1 && Team::kBatch == 4) offsets.at[0] = held(offsets.at[0]);
     return RowPointers<kVecs>(rows, place.head, offsets);
@@ -130,9 +132,9 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   const bool has_grad = kMode == kPlain || args.grad_out;
 
   A att[kPer], own[kPer], grad[kPer], acc[kPer];
-  A own_scalar = 0;        // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A acc_scalar = 0;        // gatv2, cosine: sum of ds; gat: the gradient; of the lane until the row ends
-  A shift = 0, delta = 0;  // of the row: P = 2^(sum - shift) with the sum made here; Delta
+  A own_scalar = 0;        // of the row: gat's scalar; gatv2: the lane's part of <att, x>
+  A acc_scalar = 0;        // gatv2, cosine: sum of ds; gat: the gradient; the lane's part until the row ends
+  A shift = 0, delta = 0;  // of the row: P = 2^(s - shift) with the s computed here; Delta
   A own_over = 0;          // of the row: see inverse_norms.cuh
   Raw<S> own_raw[kVecs], grad_raw[kVecs], out_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
@@ -144,7 +146,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
   if constexpr (Fn::kAtt) att_shares.clear();
   if constexpr (Fn::kInverseNorms) att_shares.clear(place);
 
-  bool fresh = false;  // the row's own part was asked for, not yet taken
+  bool fresh = false;  // the destination's rows were prefetched and are not unpacked yet
   auto begin_row = [&] {
     const int64_t at = static_cast<int64_t>(walk.row) * args.heads + place.head;
     const auto own_rows = rows_of(args.dst, key_offsets);
@@ -167,7 +169,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     }
     fresh = true;
   };
-  // Whole warp; teams whose row is not fresh take no part but in the sums.
+  // Whole warp; sub-warps whose row is not fresh take part only in the shuffles.
   auto take_rows = [&] {
     A dot = 0;
     if (fresh) {
@@ -211,7 +213,7 @@ __device__ __forceinline__ void walk_by_dst(const Args<Arithmetic<S>>& args, Blo
     }
   };
 
-  // Writes a row's gradient, or its piece where other blocks have others.
+  // Writes a row's gradient or, where other blocks hold parts of the row, its segment.
   auto emit = [&](I row, bool lead, bool complete) {
     const bool piece = lead || !complete;
     if constexpr (Fn::kInverseNorms) {
@@ -444,7 +446,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::b
   __shared__ BlockShares<I> shares;
   __shared__ BackwardPieces<A, kPer, !Fn::kScalar> pieces;
   __shared__ RowShares<Fn, A, kPer> att_shares;
-  __shared__ bool large;  // logits of some row of the block, see exact.cuh
+  __shared__ bool large;  // some row of the block has large logits, see exact.cuh
   walk_by_dst<Fn, S, I, kVecs, Team, kMode, false>(args, shares, pieces, att_shares, large);
 }
 

@@ -1,16 +1,18 @@
-// Backward, pass by source: d k_j and d v_j, or d x_l,j, over the transpose; gathers only, no atomics.
+// Backward, source pass: gradients of the gathered side, d k_j and d v_j or d x_l,j, over the CSC; gathers only, no
+// atomics.
 //
-// A row is a source. It gathers its destinations' rows of dst and grad_out, and the lanes that own an edge read its
-// logsumexp and Delta:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in by_dst.cuh. Where the
-// values are the keys, the two are summed in the end. See walk.cuh for who owns what.
+// A row is a source. It gathers the rows of dst and grad_out of its destinations, and the lanes that own an edge read
+// the logsumexp and Delta of its destination:  d v_j = sum w grad_out_i,  d k_j = sum ds d s / d k_j  with ds as in
+// by_dst.cuh. Where the values are the keys, the two gradients are added at the end. See walk.cuh for the division of
+// work.
 #pragma once
 
 #include "by_dst.cuh"
 
 namespace edgeless::cuda {
 
-// Shared memory, as BackwardPieces. Where the values are the keys pieces hold one vector, the gradient that their edges
-// amount to.
+// Shared memory for segments, as BackwardPieces. Where the values are the keys, a segment has one vector: the sum of
+// both gradients.
 template <class A, int kPer, bool kTwoVectors>
 struct SourcePieces {
   A key[kTwoVectors ? kPer : 1][kTwoVectors ? kBlockThreads : 1];
@@ -37,9 +39,9 @@ struct SourcePieces {
   }
 };
 
-// Writes a row's gradients, or its piece where other blocks have others: first the key's part, then the value's. Where
-// the values are the keys, there is one gradient, `values`; `sum`: gat's gradient of the row's number, gatv2's sum of
-// ds.
+// Writes a row's gradients or, where other blocks hold parts of the row, its segment: first the part of the key, then
+// that of the value. Where the values are the keys, there is one gradient, `values`. `sum` is gat's gradient of the
+// row's scalar, or gatv2's sum of ds.
 template <class Fn, class S, int kVecs, class A, class I, class P, int kPer>
 __device__ __forceinline__ void emit_source(const Args<A>& args, const BlockShares<I>& shares, const P& place, I row,
                                             bool lead, bool complete, const A (&keys)[kPer], const A (&values)[kPer],
@@ -76,7 +78,7 @@ template <class Fn, class S, class I, int kVecs, class Team, int kMode, class Pi
 __device__ __noinline__ void by_src_again(const Args<float>& args, BlockShares<I>& shares, Pieces& pieces,
                                           Shares& att_shares);
 
-// kAgain: as of walk_by_dst().
+// kAgain: see walk_by_dst().
 template <class Fn, class S, class I, int kVecs, class Team, int kMode, bool kAgain, class Pieces, class Shares>
 __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, BlockShares<I>& shares, Pieces& pieces,
                                             Shares& att_shares, bool& marked) {
@@ -104,8 +106,8 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   const bool has_grad = kMode == kPlain || args.grad_out;
 
   A att[kPer], own[kPer], value[kPer], key_acc[kPer], value_acc[kPer];
-  A own_scalar = 0;  // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; of the lane until the row ends
+  A own_scalar = 0;  // of the row: gat's scalar; gatv2: the lane's part of <att, x>
+  A acc_scalar = 0;  // gatv2: sum of ds; gat: the gradient; the lane's part until the row ends
   A own_over = 0;    // of the row: see inverse_norms.cuh
   Raw<S> own_raw[kVecs], value_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
@@ -117,7 +119,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
   }
   if constexpr (Fn::kAtt) att_shares.clear();
 
-  bool fresh = false;  // the row's own part was asked for, not yet taken
+  bool fresh = false;  // the source's rows were prefetched and are not unpacked yet
   auto begin_row = [&] {
     if constexpr (Fn::kScalar) {
       if (args.src) own_scalar = load_scalar<A>(args.src, walk.row, place.head);
@@ -155,7 +157,7 @@ __device__ __forceinline__ void walk_by_src(const Args<Arithmetic<S>>& args, Blo
     fresh = false;
   };
 
-  // Where the values are the keys, value_acc becomes the gradient of the row that the edges so far amount to.
+  // Where the values are the keys, adds the key's gradient to value_acc.
   auto join = [&] {
     if constexpr (Fn::kAtt) {
 #pragma unroll
@@ -357,7 +359,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::b
   __shared__ BlockShares<I> shares;
   __shared__ SourcePieces<A, kPer, Fn::kOwnValue && !Fn::kScalar> pieces;
   __shared__ std::conditional_t<Fn::kAtt, AttShares<A, kPer>, NoShares> att_shares;
-  __shared__ bool marked;  // some row has a destination of large logits, see exact.cuh; or a NaN of the user's
+  __shared__ bool marked;  // some row has a destination with large logits, see exact.cuh, or a NaN of the user's
   walk_by_src<Fn, S, I, kVecs, Team, kMode, false>(args, shares, pieces, att_shares, marked);
 }
 

@@ -10,7 +10,7 @@
 namespace edgeless::cuda {
 namespace {
 
-// As with_storage, of rows that are read in vectors.
+// with_storage() for rows that are read in vectors, which adds those of four 16-bit values.
 template <class A, class F>
 cudaError_t with_vectors(Storage storage, F&& f) {
   if constexpr (std::is_same_v<A, float>) {

@@ -1,5 +1,5 @@
-// Small kernels around the passes of attention: sums of rows, the products of rows that the backward needs, and norms.
-// Every number is written by one thread that adds in a fixed order.
+// Small kernels around the passes of attention: sums of rows, the dot products of rows that the backward needs, and
+// norms. All sums have a fixed order.
 #pragma once
 
 #include "../../common/threads.cuh"
@@ -8,8 +8,8 @@
 
 namespace edgeless::cuda {
 
-// Block (x, y) sums share y of the rows for 32 columns: eight rows at a time, four sums each. From row `rows_of_in` on
-// they are those of `more`.
+// Block (x, y) sums part y of the rows for 32 columns: kTall rows at a time, with four sums per thread. Rows from
+// `rows_of_in` on are those of `more`.
 template <class A, class S>
 __global__ void sum_rows_kernel(const A* in, int64_t rows_of_in, const A* more, int64_t rows, int64_t cols, S* out) {
   constexpr int kTall = kThreads / 32;
@@ -50,7 +50,8 @@ __device__ __forceinline__ void load_floats(const char* at, float (&x)[kSize]) {
   }
 }
 
-// Four lanes a row and head. kRounds: grad holds floats, and `rounded`, [rows, heads, vectors], receives what is used.
+// Four lanes per row and head. kRounds: grad is float32, and `rounded`, [rows, heads, vectors], receives the rounded
+// values that are used.
 template <class S, bool kRounds>
 __global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, int vectors, Raw<S>* rounded,
                                  float* delta) {
@@ -80,7 +81,7 @@ __global__ void row_delta_kernel(Rows grad, Rows out, int64_t rows, int heads, i
   if (inside && threadIdx.x % 4 == 0) delta[at] = sum;
 }
 
-// Four lanes a row and head. The rows are about to be gathered, so L2 may keep them.
+// Four lanes per row and head. The rows are about to be gathered, so L2 may keep them.
 template <class A, class S>
 __global__ void inverse_norms_kernel(Rows rows, int64_t num_rows, int heads, int vectors, A least, A* over) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 4;
@@ -100,7 +101,7 @@ __global__ void inverse_norms_kernel(Rows rows, int64_t num_rows, int heads, int
   if (inside && threadIdx.x % 4 == 0) over[at] = norm < least ? -1 / least : 1 / norm;
 }
 
-// One block a row and head.
+// One block per row and head.
 template <class A, class I>
 __global__ void row_dot_kernel(CompressedGraph graph, const A* a, const A* b, int heads, A* out) {
   __shared__ A sums[kThreads];

@@ -1,12 +1,13 @@
-// Rows of large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights
-// of its row, which then do not sum to one. Such rows are made again, in double: logits, the softmax's sum and Delta.
-// The passes' loops do next to nothing for it. The pass by destination knows a row's logsumexp; where it is large, it
-// leaves NaN for the pass by source, which shows there in the sums of a row. A block that met such a row walks its
-// range again, by the functions below (walk_again). They are not inlined, so that the loops keep their
-// registers, and slow: one for all widths and options (docs/decisions/0007).
+// Rows with large logits, in the backward. A float32 logsumexp near 4,000 is known to 2e-4, and so would be all weights
+// of its row, which then do not sum to one. Such rows are recomputed in double: logits, the softmax's sum and Delta.
+// The tile loops do next to nothing for it. The destination pass knows a row's logsumexp; where it is large, the pass
+// leaves NaN as the row's statistics, and the NaN shows in the source pass in the sums of every row that gathers them.
+// A block that met such a row processes its range again (walk_again) with the functions below. These are not inlined,
+// so that the loops keep their registers, and slow: one function for all widths and options (docs/decisions/0007).
 //
-// Where the gradients of sources stand over their rows, no share can be walked twice by source. There the pass by
-// destination says whether it met such a row (Args::some_large), and all rows by source are made here then.
+// Where the gradients of sources overwrite their rows, the source pass cannot process a quota twice. There the
+// destination pass records whether it met such a row (Args::some_large); if it did, the source pass computes all its
+// rows here.
 #pragma once
 
 #include "inverse_norms.cuh"
@@ -15,13 +16,14 @@
 
 namespace edgeless::cuda {
 
-// Of a logit in base 2; so from 355 on, where a float is known to 1.5e-5.
+// Whether a base-2 logit is large: from 355 on in base e, where a float is known to 1.5e-5.
 template <class A>
 __device__ __forceinline__ bool is_large(A logit) {
   return fabs(logit) > 512;
 }
 
-// Rows of these storage types are made again. Float64 needs no more; 16-bit logits are known to three digits.
+// Whether rows of a storage type are recomputed. float64 is exact enough, and 16-bit logits are known to three digits
+// only.
 template <class S>
 constexpr bool kMakesExact = std::is_same_v<S, float>;
 
@@ -34,17 +36,17 @@ struct TeamOfHead {
       : head(place.head), lane(place.row_lane()), width(place.row_width()), mask(place.mask()) {}
 };
 
-// A row, and the edges of it that are in the team's share.
+// A row, and the range of its edges in the sub-warp's quota.
 template <class I>
 struct RowOfTeam {
   I row, first, last;
-  bool begins;  // with the row's first edge
-  int size;     // numbers of a lane
+  bool begins;  // the range begins with the row's first edge
+  int size;     // values per lane
 };
 
 template <class Fn, class I>
 struct ExactWalk : TeamOfHead {
-  static constexpr int kMostColumns = 16;  // of a lane
+  static constexpr int kMostColumns = 16;  // per lane
 
   const Args<float>& args;
   bool by_src;  // rows are sources
@@ -56,9 +58,9 @@ struct ExactWalk : TeamOfHead {
   }
 
   struct Edge {
-    int64_t dst, src, at;  // at: of [E, H] arrays
+    int64_t dst, src, at;  // at: index in [E, H] arrays
     double logit, derivative, keep, scale;
-    double dp;  // <grad_out, value>, with what value_term adds
+    double dp;  // <grad_out, value> + value_term
   };
 
   template <class T>
@@ -67,7 +69,7 @@ struct ExactWalk : TeamOfHead {
   }
   __device__ double team_sum_of(double x) const { return team_sum(x, width, mask); }
 
-  // f(column, number of the column among the lane's own)
+  // Calls f(column, index of the column among the lane's own).
   template <class F>
   __device__ void for_columns(int vectors, F&& f) const {
     int own = 0;
@@ -76,7 +78,7 @@ struct ExactWalk : TeamOfHead {
     }
   }
 
-  // The source's number with the edge term.
+  // The source's value in a column, with the edge term.
   __device__ double key(const Edge& edge, int column) const {
     double x = number<float>(args.src, edge.src, head, column);
     if (args.proj) {
@@ -146,7 +148,8 @@ struct ExactWalk : TeamOfHead {
     return e.keep * (e.dp * e.scale + (args.grad_weights ? args.grad_weights[e.at] : 0.0f));
   }
 
-  // What the pass by source reads of a destination. kEdgeTerm: there its sum is the whole logit, see scores.cuh.
+  // Writes the statistics of a destination for the source pass. kEdgeTerm: the source pass computes the whole logit,
+  // see scores.cuh.
   template <bool kEdgeTerm>
   __device__ void leave(I row, double logsumexp, double delta) const {
     const int64_t at = static_cast<int64_t>(row) * args.heads + head;
@@ -173,7 +176,7 @@ struct ExactWalk : TeamOfHead {
     }
   }
 
-  // Adds an edge's part of the own row's gradient: what Fn::grad() of the loops adds.
+  // Adds an edge's part of the row's key gradient, as Fn::grad() does in the loops.
   __device__ void add_key(const Edge& e, double ds, double (&sums)[kMostColumns]) const {
     if constexpr (!Fn::kScalar) {
       for_columns(args.key_vectors, [&](int column, int k) {
@@ -191,13 +194,14 @@ struct ExactWalk : TeamOfHead {
   }
 };
 
-// What the loops would have summed: vectors in keys and values, the number is returned. By a whole team.
+// The two functions below compute what the loops would have summed: vectors in keys and values; the scalar is returned.
+// Called by a whole sub-warp.
 
-// By destination; leaves also what the pass by source reads of the row.
+// Destination pass. Also writes the row's statistics for the source pass.
 template <class Fn, bool kEdgeTerm, class I>
 __device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead team, RowOfTeam<I> row, float* keys) {
   using Walk = ExactWalk<Fn, I>;
-  __syncwarp(team.mask);  // what is written by edge is written again, by other lanes
+  __syncwarp(team.mask);  // per-edge outputs are written again, by other lanes
   const Walk walk(args, team, false);
   double logsumexp = 0, delta = 0;
   if (row.first < row.last) {
@@ -209,7 +213,7 @@ __device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead t
         const double shrink = exp(most - e.logit);
         most = e.logit, sum *= shrink, delta *= shrink;
       }
-      const double p = e.logit == -INFINITY ? 0 : exp(e.logit - most);  // perhaps there is no other yet
+      const double p = e.logit == -INFINITY ? 0 : exp(e.logit - most);  // `most` may still be -infinity
       sum += p, delta = fma(p, walk.of_weight(e), delta);
     }
     logsumexp = most + log(sum), delta /= sum;
@@ -236,7 +240,7 @@ __device__ __noinline__ float exact_by_dst(const Args<float>& args, TeamOfHead t
   return static_cast<float>(scalar);
 }
 
-// By source.
+// Source pass.
 template <class Fn, class I>
 __device__ __noinline__ float exact_by_src(const Args<float>& args, TeamOfHead team, RowOfTeam<I> row, float* keys,
                                            float* values) {
@@ -247,7 +251,7 @@ __device__ __noinline__ float exact_by_src(const Args<float>& args, TeamOfHead t
     const auto e = walk.edge(row.row, position);
     const int64_t at = e.dst * args.heads + team.head;
     double logsumexp = args.logsumexp[at], delta = args.stats ? args.stats[2 * at + 1] : args.delta[at];
-    // A Delta that is NaN may be the user's.
+    // Tests the shift, since a Delta that is NaN may be the user's.
     if (args.stats ? isnan(args.stats[2 * at]) : is_large(logsumexp * kLog2e)) {
       logsumexp += args.exact[2 * at], delta = args.exact[2 * at + 1];
     }

@@ -1,9 +1,9 @@
 // Forward: out_i = sum_j softmax_j(s_ij) v_j, with online softmax.
 //
-// A team owns a row of one head and walks its edges in batches. All rows of a batch are asked for at once; what hides
-// their latency is the number of warps, so that registers are what counts. The logits meet in the lanes that own the
-// edges; one maximum and one rescaling serve the whole batch. Softmax is kept in base 2: maximum m, sum l of 2^(s - m),
-// sum acc of 2^(s - m) v. See walk.cuh for who owns what, scores.cuh for s.
+// A sub-warp owns a row of one head and processes its edges in batches. All rows of a batch are loaded at once; the
+// number of warps hides their latency, so registers are the scarce resource. Logits are reduced to the lanes that own
+// the edges; one maximum and one rescaling serve the whole batch. Softmax is kept in base 2: maximum m, sum l of 2^(s -
+// m), sum acc of 2^(s - m) v. See walk.cuh for the division of work, scores.cuh for s.
 #pragma once
 
 #include <limits>
@@ -15,12 +15,12 @@
 
 namespace edgeless::cuda {
 
-// The maximum before the first logit. It is finite, so that the weights of logits of -infinity, as masks have them, are
-// 0 also while there is no other logit.
+// The initial maximum. It is finite, so that logits of -infinity, which masks give, have weight 0 even before there is
+// another logit.
 template <class A>
 constexpr A kLowest = -std::numeric_limits<A>::max();
 
-// Shared memory: the piece of a row that a chain owes to an earlier one. kNatural: logits are not in base 2.
+// Shared memory for the segment of a row that an earlier worker merges. kNatural: logits are not in base 2.
 template <class A, int kPer, bool kNatural = false>
 struct ForwardPieces {
   A acc[kPer][kBlockThreads];
@@ -33,7 +33,7 @@ struct ForwardPieces {
     if (place.lane == 0) m[place.team] = top, l[place.team] = total;
   }
 
-  // Adds what a team left; thread: the one of this lane's numbers.
+  // Adds the segment that sub-warp `team` left; `thread` left the values of this lane.
   __device__ __forceinline__ void add_to(A (&sum)[kPer], A& top, A& total, int team, int thread) const {
     const A greater = max(top, m[team]);
     const A unit = kNatural ? A(kLog2e) : A(1);
@@ -46,7 +46,7 @@ struct ForwardPieces {
   }
 };
 
-// Writes a row, or its piece where other blocks have others. m, l: as above, of the row
+// Writes a row or, where other blocks hold parts of it, its segment. m, l: maximum and sum, as above.
 template <class S, int kVecs, class A, class I, class P, int kPer>
 __device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockShares<I>& shares, const P& place, I row,
                                              bool lead, bool complete, const A (&acc)[kPer], A m, A l) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockSha
   }
   A out[kPer];
   A inverse = l != 0 ? reciprocal(l) : A(0);
-  if (l == 0) {  // no edges, or logits of -infinity alone, of which PyTorch's softmax makes NaN
+  if (l == 0) {  // no edges, or only logits of -infinity, for which PyTorch's softmax gives NaN
     const I* indptr = static_cast<const I*>(args.graph.indptr);
     if (indptr[row] != indptr[row + 1]) inverse = A(NAN);
   }
@@ -70,7 +70,7 @@ __device__ __forceinline__ void emit_forward(const Args<A>& args, const BlockSha
   }
 }
 
-// Of walk_rows(): a forward that reads nothing of its row but the query has little to wait for, and is a few percent
+// kSettle of walk_rows(): a forward that reads only the query of its row has little to wait for, and is a few percent
 // slower if it settles (docs/decisions/0035).
 template <class Fn>
 constexpr bool settles_forward = Fn::kScore != Score::dot;
@@ -82,7 +82,8 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   constexpr int kV = kVec<S>, kPer = kVecs * kV, kBytes = sizeof(Raw<S>);
   constexpr int kEdges = Team::kEdges, kRows = Team::kRows, kTurns = Team::kTurns;
   constexpr bool kKeys = !Fn::kScalar, kValues = Fn::kOwnValue;
-  // GAT needs the numbers once: in batches of eight, bfloat16 is quicker by the other instructions (0054).
+  // gat unpacks its values once: in batches of eight, bfloat16 is faster with the other instructions of unpack_again()
+  // (0054).
   constexpr bool kOther = Fn::kScalar && kEdges > 4 && std::is_same_v<S, __nv_bfloat16>;
   __shared__ BlockShares<I> shares;
   __shared__ ForwardPieces<A, kPer> pieces;
@@ -101,9 +102,9 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
   const uint64_t seed = kMode >= kOptions && args.has_dropout ? static_cast<uint64_t>(*args.seed) : 0;
 
   A att[kPer], own[kPer], acc[kPer];
-  A m = kLowest<A>, l = 0;         // l: of the lane until the row ends
-  A own_scalar = 0;                // of the row: gat's number; gatv2: the lane's share of <att, x>
-  A own_over = 0, asked_over = 0;  // of the row: see inverse_norms.cuh
+  A m = kLowest<A>, l = 0;         // l: the lane's part until the row ends
+  A own_scalar = 0;                // of the row: gat's scalar; gatv2: the lane's part of <att, x>
+  A own_over = 0, asked_over = 0;  // of this row and of the one in flight: see inverse_norms.cuh
   Raw<S> own_raw[kVecs];
   if constexpr (Fn::kAtt) load_att<S, kVecs>(args, place, att);
 #pragma unroll
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
     if constexpr (Fn::kAtt) att[k] *= A(kLog2e);
   }
 
-  // The own row is asked for one row ahead.
+  // The destination's row is loaded one row ahead.
   I asked_row = walk.row;
   auto ask_row = [&](I row) {
     asked_row = row;
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       asked_over = norms.own(row);
     }
   };
-  bool fresh = false;  // the own row was asked for, not yet taken
+  bool fresh = false;  // the destination's row was prefetched and is not unpacked yet
   auto begin_row = [&] {
     if constexpr (kKeys) {
       if (asked_row != walk.row) ask_row(walk.row);
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
         factor = edge.keep * edge.scale;
         s += edge.logit_term;
         if constexpr (Fn::kScalar) s = GatScore::leaky(s, args.coefficient) * A(kLog2e);
-        // May be the term itself, which other lanes that own the edge have read by then.
+        // logits_out may alias logit_term: the barrier lets the other lanes that own this edge read their term first.
         if (args.logits_out) {
           __syncwarp();
           if (valid) args.logits_out[edge.at] = s * A(kLn2);
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kBlockThreads, min_blocks<Fn, S, Team>(Pass::f
       }
       if (!valid) s = -INFINITY;
 
-      // Softmax. An idle team goes on with an edge of its last row and weight 0.
+      // Softmax. An idle sub-warp continues with an edge of its last row and weight 0.
       if (__any_sync(kFullWarp, s > m)) {
         const A top = max(m, batch_max<kEdges>(s));
         const A shrink = top > m ? power_of_two(m - top) : A(1);

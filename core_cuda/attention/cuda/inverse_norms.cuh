@@ -1,22 +1,22 @@
 // Scores that divide by the norms of both rows (kInverseNorms): s = factor * <own, other> / (norm of own * norm of
-// other), with the factor of a head in Args::att and 1 / norm of every node and head in Args::dst_over_norm,
-// src_over_norm.
+// other), with the head's factor in Args::att and 1 / norm per node and head in Args::dst_over_norm and src_over_norm.
+// own and other: see scores.cuh.
 //
-// What a pass sums by edge is linear in the other rows: G = sum of ds / norm of other * other. The own norm enters when
-// a row ends: with r = 1 / norm of own, its gradient is factor * r (G - <G, r own> r own), and the factor's <G, r own>.
-// A norm below the least one is no function of the row: r comes negative, and the second term is left out. All this is
-// linear in G, so pieces of a row may be closed each for itself.
+// A pass sums over edges what is linear in the gathered rows: G = sum of ds / norm of other * other. The own norm
+// enters when a row ends: with r = 1 / norm of own, the row's gradient is factor * r (G - <G, r own> r own), and the
+// factor's gradient is <G, r own>. A norm below the least one does not depend on the row: r is stored negative then,
+// and the second term is left out. All this is linear in G, so each segment of a row may be closed by itself.
 //
-// From the factor's, a constant of the row times its sum of ds is taken, which is zero but for rounding: what is wrong
-// with all ds of a row, as a Delta that is rounded, would come in times what the row's cosines have in common, nearly
-// one for features that are not negative.
+// From the factor's gradient a constant times the row's sum of ds is subtracted. That sum is zero except for rounding:
+// an error shared by all ds of a row, such as a rounded Delta, would otherwise be multiplied by the mean cosine of the
+// row, which is nearly one for nonnegative features.
 #pragma once
 
 #include "lane.cuh"
 
 namespace edgeless::cuda {
 
-// Scores that divide by no norms: every function hands on what it is given, and the compiler leaves it out.
+// Scores without norms: every function is the identity, which the compiler removes.
 template <class A, bool kThere>
 struct InverseNorms {
   __device__ InverseNorms(const Args<A>&, const A* /*own*/, const A* /*others*/, int /*head*/) {}
@@ -34,11 +34,11 @@ struct InverseNorms {
 
 template <class A>
 struct InverseNorms<A, true> {
-  const A* own_base;     // read once a row: costs no register
-  const char* other_at;  // of the head
+  const A* own_base;     // read once per row: needs no register
+  const char* other_at;  // offset to the head
   uint32_t stride;
   int heads, head;
-  A factor;  // logits are in base 2
+  A factor;  // times log2 e: logits are in base 2
 
   __device__ InverseNorms(const Args<A>& args, const A* own, const A* others, int head)
       : own_base(own),
@@ -48,7 +48,7 @@ struct InverseNorms<A, true> {
         head(head),
         factor(static_cast<const A*>(args.att)[head] * A(kLog2e)) {}
 
-  // 1 / norm, negative where the norm does not count; 0 stands for no row.
+  // 1 / norm of the own row, negative where the least norm replaces it; callers use 0 for no row.
   template <class I>
   __device__ __forceinline__ A own(I row) const {
     return __ldg(own_base + (static_cast<int64_t>(row) * heads + head));
@@ -58,10 +58,11 @@ struct InverseNorms<A, true> {
     return fabs(__ldg(reinterpret_cast<const A*>(row_address(other_at, index, stride))));
   }
   __device__ __forceinline__ A logit(A dot, A own, A other) const { return dot * (factor * fabs(own) * other); }
-  // What the edge adds to G, times other. The norm of a place without an edge may be that of any row, and NaN.
+  // The factor of the gathered row that an edge adds to G. An entry without an edge may have the norm of any row, and
+  // NaN.
   __device__ __forceinline__ A of_edge(A ds, A other, bool valid) const { return valid ? ds * other : A(0); }
 
-  // G becomes the gradient of the row; gives <G, r own>. By all lanes of a team.
+  // Turns G (`sum`) into the gradient of the row and returns <G, r own>. Called by all lanes of a sub-warp.
   template <int kPer, class P>
   __device__ __forceinline__ A close(A (&sum)[kPer], const A (&own)[kPer], A over, const P& place) const {
     A dot = 0;
@@ -76,8 +77,8 @@ struct InverseNorms<A, true> {
     return dot;
   }
 
-  // About the mean of the row's cosines, times its sum of ds. logsumexp: base 2, of the row; the logarithm of the mean
-  // of 2^s, over the factor, is near it. Zero where it is not to be had: the factor is next to nothing.
+  // Approximately the mean cosine of the row, times its sum of ds. logsumexp: of the row, in base 2; the mean cosine is
+  // near log2 of the mean of 2^s, divided by the factor. Returns zero where the factor is too small for that.
   template <class I>
   __device__ __forceinline__ A center(const CompressedGraph& graph, I row, A logsumexp, A sum_ds) const {
     const I* indptr = static_cast<const I*>(graph.indptr);
@@ -86,7 +87,7 @@ struct InverseNorms<A, true> {
     return fabsf(mean) < 1.25f ? A(mean) * sum_ds : A(0);
   }
 
-  // The same as close(), own as 16-bit words, paired (mma.cuh).
+  // close() with `own` as paired 16-bit words (mma.cuh).
   template <class S, int kVecs, int kPer, class P>
   __device__ __forceinline__ A close_words(A (&sum)[kPer], const uint4 (&own)[kVecs], A over, const P& place) const {
     uint4 words[kVecs];
@@ -98,8 +99,8 @@ struct InverseNorms<A, true> {
   }
 };
 
-// The gradient of the factor: every team keeps its share in shared memory. In the end the chains of a block are summed
-// in their order: one partial sum a block and head.
+// The gradient of the factor. Every sub-warp accumulates its part in shared memory. At the end the workers of a block
+// are summed in their order: one partial sum per block and head.
 template <class A>
 struct FactorShares {
   A at[kMaxTeams];

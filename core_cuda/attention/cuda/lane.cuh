@@ -1,4 +1,4 @@
-// What a lane holds of a row, and what it does for the edge of a batch that it owns.
+// A lane's part of a row, and the per-edge work of a lane for the edges of a batch that it owns.
 #pragma once
 
 #include "../../common/dropout.h"
@@ -7,7 +7,7 @@
 
 namespace edgeless::cuda {
 
-// Blocks that must fit on a multiprocessor.
+// Target occupancy of a kernel in blocks per SM.
 template <class Fn, class S, class Team>
 constexpr int min_blocks(Pass pass, int mode, int vectors) {
   constexpr int kNumbers = kVec<S> * static_cast<int>(sizeof(Arithmetic<S>) / 4);
@@ -15,9 +15,9 @@ constexpr int min_blocks(Pass pass, int mode, int vectors) {
                     Team::kNarrow, has_edge_term(mode));
 }
 
-// Vector v of a lane is vector v * width + lane of the row. Lanes that stand beyond the row's end read its last vector,
-// which the same instruction loads for another lane or from the same sector: no bytes more. Whatever they make of it is
-// multiplied by zero or never stored.
+// Byte offsets of a lane's vectors: its vector v is vector v * width + lane of the row. Lanes beyond the row's end read
+// its last vector, which the same instruction loads for another lane or from the same sector, at no extra bytes. What
+// they compute from it is multiplied by zero or never stored.
 template <int kVecs>
 struct Offsets {
   uint32_t at[kVecs];
@@ -42,7 +42,7 @@ __device__ __forceinline__ const char* row_address(const char* base, int64_t ind
 
 __device__ __forceinline__ void ask_l2(const char* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
-// Rows of the own side are walked in order: asked for two rows ahead.
+// L2 prefetch distance, in rows, of the rows that a sub-warp reduces, which it reads in order.
 constexpr int kRowsAhead = 2;
 
 // A lane's pointers into a [rows, heads, dim] tensor.
@@ -56,7 +56,7 @@ struct RowPointers {
     for (int v = 0; v < kVecs; ++v) at[v] = rows.base + head * rows.head + offsets.at[v];
   }
 
-  // For the rows that the loop reads.
+  // Keeps the pointers in registers, for rows that the loop reads.
   __device__ void hold() {
 #pragma unroll
     for (int v = 0; v < kVecs; ++v) at[v] = held(at[v]);
@@ -68,7 +68,7 @@ struct RowPointers {
     return row_address(at[v], index, stride);
   }
 
-  // By one lane of eight: a line of 128 bytes.
+  // Prefetches the row to L2. Called by one lane of eight: a line of 128 bytes.
   template <class I>
   __device__ void ask(I index) const {
 #pragma unroll
@@ -76,7 +76,7 @@ struct RowPointers {
   }
 };
 
-// Vector number `at` of the attention vectors of all heads.
+// Loads vector `at` of the attention vectors of all heads.
 template <class S>
 __device__ __forceinline__ void load_att(const Args<Arithmetic<S>>& args, int at, Arithmetic<S> (&to)[kVec<S>]) {
   if constexpr (!std::is_same_v<S, Arithmetic<S>>) {
@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_att(const Args<Arithmetic<S>>& args, int at
   for (int k = 0; k < kVec<S>; ++k) to[k] = static_cast<const Arithmetic<S>*>(args.att)[at * kVec<S> + k];
 }
 
-// Of the lane's part of the head's, vector v. Numbers beyond the row's end are zero.
+// Loads vector v of the lane's part of the head's attention vector. Values beyond the row's end are zero.
 template <class S, class P>
 __device__ __forceinline__ void load_att_part(const Args<Arithmetic<S>>& args, const P& place, int v,
                                               Arithmetic<S> (&to)[kVec<S>]) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void load_att_part(const Args<Arithmetic<S>>& args, c
   for (int k = 0; k < kVec<S>; ++k) to[k] = 0;
 }
 
-// The whole part. A loop over load_att_part gives kernels a few registers more or fewer, and was not timed.
+// Loads all of the lane's part. A loop over load_att_part changes the kernels' registers by a few, and was not timed.
 template <class S, int kVecs, class P>
 __device__ inline void load_att(const Args<Arithmetic<S>>& args, const P& place, Arithmetic<S> (&to)[kVecs * kVec<S>]) {
   using A = Arithmetic<S>;
@@ -119,7 +119,7 @@ __device__ inline void load_att(const Args<Arithmetic<S>>& args, const P& place,
   }
 }
 
-// The lane's part of a row, times a factor each, as floats.
+// Unpacks the lane's part of a row and applies f to each value; values beyond the row's end are zero.
 template <class S, int kVecs, class P, class F>
 __device__ __forceinline__ void unpack_row(const Raw<S> (&raw)[kVecs], const P& place, int vectors,
                                            Arithmetic<S> (&to)[kVecs * kVec<S>], F&& f) {
@@ -133,7 +133,8 @@ __device__ __forceinline__ void unpack_row(const Raw<S> (&raw)[kVecs], const P& 
   }
 }
 
-// Whether registers are scarce in a backward: a wide team's, and the dot product's, which holds two rows and two sums.
+// Whether registers are scarce in a backward: in sub-warps that are not narrow, and for the dot product, which holds
+// two rows and two sums.
 template <class Fn, class Team>
 constexpr bool kScarce = !Team::kNarrow || (Fn::kOwnValue && !Fn::kScalar);
 
@@ -148,7 +149,7 @@ __device__ __forceinline__ void unpack_all(const Raw<S> (&raw)[kVecs], Arithmeti
   }
 }
 
-// gat's number of a node and head.
+// Loads gat's scalar of a node and head.
 template <class A, class I>
 __device__ __forceinline__ A load_scalar(const Rows& rows, I index, int head) {
   return *reinterpret_cast<const A*>(rows.base + head * rows.head + static_cast<uint64_t>(index) * rows.row);
@@ -160,15 +161,15 @@ __device__ __forceinline__ int64_t edge_id(const CompressedGraph& graph, I posit
   return ids ? static_cast<int64_t>(ids[position]) : static_cast<int64_t>(position);
 }
 
-// The batch of edges at hand: up to kEdges of one row in each of its turns. Their indices are loaded one batch ahead,
-// one by each lane that owns an edge. Places beyond the batch's end repeat an edge of it, so that no row gets to see
-// what belongs to another.
+// The current batch: up to kEdges edges of one row in each of kTurns rounds. Indices are prefetched one batch ahead,
+// one by each lane that owns an edge. Entries beyond the batch's end repeat one of its edges, so that no row reads data
+// of another row's edges.
 template <class I, int kEdges, int kTurns>
 struct EdgeWindow {
   const I* indices;
-  int slot;         // edge of a turn that this lane owns
-  I index[kTurns];  // its other end
-  int count;        // edges of the batch, 0 for an idle team
+  int slot;         // edge of a round that this lane owns
+  I index[kTurns];  // the gathered end of that edge
+  int count;        // edges of the batch, 0 for an idle sub-warp
 
   __device__ EdgeWindow(const CompressedGraph& graph, const Walk<I>& walk)
       : indices(held(static_cast<const I*>(graph.indices))), slot(held(static_cast<int>(threadIdx.x % kEdges))) {
@@ -187,12 +188,12 @@ struct EdgeWindow {
 
   __device__ __forceinline__ void begin(const Walk<I>& walk) { count = walk.batch(kEdges * kTurns); }
 
-  // Edges of a turn.
+  // Edges of a round.
   __device__ __forceinline__ int count_of(int turn) const {
     return kTurns == 1 ? count : min(max(count - turn * kEdges, 0), kEdges);
   }
 
-  // Original ids of the edges that this lane owns, 0 beyond the batch's end.
+  // Loads the original ids of the edges that this lane owns; 0 beyond the batch's end.
   __device__ __forceinline__ void load_ids(const CompressedGraph& graph, const Walk<I>& walk, I (&ids)[kTurns]) const {
 #pragma unroll
     for (int t = 0; t < kTurns; ++t) {
@@ -201,7 +202,7 @@ struct EdgeWindow {
     }
   }
 
-  // Moves on, once the batch's rows are asked for, and asks for the next indices.
+  // Moves to the next batch and prefetches its indices. Called once the loads of this batch's rows are issued.
   __device__ __forceinline__ void advance(Walk<I>& walk) {
     walk.edge += count;
 #pragma unroll
@@ -211,7 +212,7 @@ struct EdgeWindow {
     }
   }
 
-  // All rows of all turns, or that of the edge that this lane owns.
+  // Loads the rows of all edges of all rounds or, for kRows = 1, of the edges that this lane owns.
   template <class R, int kRows, int kVecs>
   __device__ __forceinline__ void load(const RowPointers<kVecs>& rows, R (&raw)[kTurns][kRows][kVecs]) const {
     static_assert(kRows == kEdges || kRows == 1);
@@ -229,8 +230,8 @@ struct EdgeWindow {
   }
 };
 
-// The original id of the edge of a batch that a lane owns, asked for one batch ahead like the indices: what is drawn or
-// read for that edge does not wait for it, and so not for rows that are on their way. Beyond a batch's end: any id.
+// The original id of the edge that a lane owns, prefetched one batch ahead like the indices: dropout draws and per-edge
+// loads do not wait for the id, and so not for rows in flight. Beyond a batch's end it is any id.
 template <class I>
 struct IdAhead {
   I next = 0;
@@ -240,20 +241,20 @@ struct IdAhead {
     if (last >= 0) next = static_cast<I>(edge_id(graph, static_cast<I>(min(walk.edge + int64_t(slot), last))));
   }
 
-  // Behind the batch; walk: where the next one begins.
+  // Called after a batch; walk is at the beginning of the next one.
   __device__ __forceinline__ void advance(const CompressedGraph& graph, const Walk<I>& walk, int slot) {
     if (slot < walk.last_edge - walk.edge) next = static_cast<I>(edge_id(graph, walk.edge + slot));
   }
 };
 
-// Asks L2 for the rows that come after the batch at hand: no register waits for them. One line of 128 bytes a lane.
-// Pays where rows are short and a team is held up at each; elsewhere other warps hide it all.
+// Prefetches the rows of the next batch to L2, which takes no registers: one line of 128 bytes per lane. Profitable
+// where rows of the graph are short and a sub-warp stalls at each; elsewhere other warps hide the latency.
 template <class I, int kLanes, int kVecs, int kEdges>
 struct Ahead {
-  static constexpr int kLines = kLanes * kVecs > 8 ? kLanes * kVecs / 8 : 1;  // of a row
+  static constexpr int kLines = kLanes * kVecs > 8 ? kLanes * kVecs / 8 : 1;  // per row
   const I* indices;
-  int edge, shift;  // which of those rows, -1: none; its line, in bytes from where the lane itself reads
-  I index;          // -1: nothing to ask for
+  int edge, shift;  // edge of the batch, -1: none; line of its row, in bytes from where the lane itself reads
+  I index;          // -1: nothing to prefetch
 
   __device__ Ahead(const CompressedGraph& graph, int lane, int vectors, const Walk<I>& walk)
       : indices(held(static_cast<const I*>(graph.indices))),
@@ -262,7 +263,7 @@ struct Ahead {
     advance(walk);
   }
 
-  // From the place where the next batch begins.
+  // walk is at the beginning of the next batch.
   __device__ __forceinline__ void advance(const Walk<I>& walk) {
     index = edge >= 0 && kEdges + edge < walk.last_edge - walk.edge ? __ldg(indices + (walk.edge + kEdges + edge)) : -1;
   }
@@ -293,7 +294,7 @@ __device__ __forceinline__ void clear_rows(R (&raw)[kTurns][kRows][kVecs]) {
   }
 }
 
-// Stores the lane's part of a row of [rows, heads, dim]; `heads` are those from row to row.
+// Stores the lane's part of a row of [rows, heads, dim]; `heads` is the row stride in heads.
 template <class S, int kVecs, class P>
 __device__ inline void store_row(const OutRows& out, int64_t row, int heads, const P& place,
                                  const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
@@ -312,7 +313,7 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
     }
     return;
   }
-  // With more vectors the forward of dot product attention takes 4 percent longer, whole rows too.
+  // One vector only: with more, the forward of dot product attention takes 4 percent longer, also for whole rows.
   if constexpr (kVecs == 1 && kBytes == 16) {
     if (out.halves) {
       const int at = place.row_lane(), left = out.dim - at * kVec<S>;
@@ -353,7 +354,7 @@ __device__ inline void store_row(const OutRows& out, int64_t row, int heads, con
   }
 }
 
-// A piece of a hub: the lane's part of a vector of numbers.
+// Stores the lane's part of a vector to a segment in the fix-up workspace.
 template <class S, int kVecs, class P>
 __device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vectors,
                                    const Arithmetic<S> (&x)[kVecs * kVec<S>]) {
@@ -366,7 +367,7 @@ __device__ inline void store_piece(Arithmetic<S>* to, const P& place, int vector
   }
 }
 
-// Stat of a destination, see Args::stats. Where they are pairs is known when compiling.
+// Softmax statistics of a destination, see Args::stats. kPairs: stored as pairs.
 template <class Fn, class S>
 struct Stat {
   using A = Arithmetic<S>;
@@ -382,7 +383,7 @@ struct Stat {
   }
 };
 
-// Where a lane finds those of its head.
+// Where a lane reads the statistics of its head.
 template <class Fn, class S>
 struct StatPointer {
   using A = Arithmetic<S>;
@@ -420,7 +421,8 @@ __device__ __forceinline__ A dropout_factor(const Args<A>& args, uint64_t seed, 
   return dropout_keeps(args, seed, edge_id, head) ? args.keep_scale : A(0);
 }
 
-// What arrays by edge say about an edge. The edge's terms are those of gat and of the dot product.
+// Values of the per-edge arrays for one edge. Logit terms exist for gat and the dot product, value terms for the dot
+// product.
 template <class Fn, class A>
 struct EdgeArrays {
   static constexpr bool kLogitTerm = Fn::kOwnValue, kValueTerm = Fn::kOwnValue && !Fn::kScalar;
@@ -436,7 +438,7 @@ struct EdgeArrays {
   }
 };
 
-// What the options say about an edge that a lane owns.
+// All options of an edge that a lane owns.
 template <class Fn, class A>
 struct EdgeFactors : EdgeArrays<Fn, A> {
   int64_t at;  // of [E, H] arrays
@@ -447,28 +449,29 @@ struct EdgeFactors : EdgeArrays<Fn, A> {
       : EdgeArrays<Fn, A>(arrays), at(id * args.heads + head), keep(keep) {}
 };
 
-// The options of the edges of a batch that a lane owns, one in each turn.
+// The options of the edges of a batch that a lane owns, one edge in each round (kTurns).
 //
-// With one turn, ids are asked for a batch ahead, and what is read or drawn by them together with the batch's rows.
+// With one round, ids are prefetched a batch ahead, and what depends on them is loaded or drawn together with the
+// batch's rows.
 //
-// With several turns, ids are asked for with the rows. A draw serves four heads of an edge: so the lanes of
-// neighbouring teams that walk the same edges, those of two heads or four, draw for one edge each and vote, which
-// leaves a bit for each edge. (Votes on edges of later batches as well would be fewer draws yet. But a draw that is not
-// made every time waits for its edge's id, and so for all rows on their way.)
+// With several rounds, ids are loaded with the rows. A Philox draw serves four heads of an edge. So the lanes of
+// neighbouring sub-warps that process the same edges, for two or four heads, draw for one edge each and vote, which
+// leaves a bit for each edge. (Votes that cover later batches as well would need fewer draws yet. But a draw that is
+// not made in every batch waits for its edge's id, and so for all rows in flight.)
 template <class Fn, class S, class Team, class I, bool kForward, bool kEdgeTerms>
 struct EdgeOptions {
   using A = Arithmetic<S>;
   static constexpr int kTurns = Team::kTurns;
-  // Arrays are read before the draw, but where ptxas would then ask for a row behind it (docs/decisions/0043).
+  // Arrays are read before the draw, except where ptxas would then move a row's load behind it (docs/decisions/0043).
   static constexpr bool kEarlyArrays = kTurns == 1 && (!kForward || !Fn::kOwnValue || (Fn::kScalar && sizeof(S) == 2));
-  // With edge terms ids are asked for a batch ahead in any case.
+  // With edge terms, ids are prefetched a batch ahead in any case.
   static constexpr int kAhead = kEdgeTerms ? kTurns : 1;
   I ids[kTurns] = {};
   IdAhead<I> ahead[kAhead];
-  // With one turn:
+  // With one round:
   EdgeArrays<Fn, A> arrays;
   A keep = 1;  // by dropout: 0 or 1 / (1 - p)
-  // With several:
+  // With several rounds:
   int voters = 0;     // lanes that vote together; 0: each draws for its own edges
   I voted = 0;        // id of the edge that this lane votes on
   unsigned kept = 0;  // a bit for each edge of the batch
@@ -482,7 +485,8 @@ struct EdgeOptions {
     if (kTurns > 1 && args.has_dropout && together >= Team::kBatch) voters = together;
   }
 
-  // Asks for all that is known by now of the edges, once the batch's rows are asked for, and moves on.
+  // Issues the loads of the batch's options and moves to the next batch. Called once the loads of the batch's rows are
+  // issued.
   template <class W>
   __device__ __forceinline__ void ask(const Args<A>& args, W& window, Walk<I>& walk, int head) {
     if (kTurns > 1 && voters) {
@@ -512,7 +516,7 @@ struct EdgeOptions {
 
   // Whole warp.
   __device__ __forceinline__ void draw(const Args<A>& args, uint64_t seed, int head, int slot) {
-    if (Fn::kScalar) __syncwarp();  // else ptxas asks for the last row behind the draw, where it is used
+    if (Fn::kScalar) __syncwarp();  // else ptxas moves the last row's load behind the draw, to its use
     if (!args.has_dropout) return;
     if constexpr (kTurns == 1) {
       keep = dropout_factor(args, seed, static_cast<int64_t>(ids[0]), head);
@@ -535,7 +539,7 @@ struct EdgeOptions {
     }
   }
 
-  // Of the lane's edge of a turn.
+  // The options of the edge that this lane owns in a round.
   __device__ __forceinline__ EdgeFactors<Fn, A> of(const Args<A>& args, int turn, int slot, int head,
                                                    bool valid) const {
     const int64_t id = static_cast<int64_t>(ids[turn]);

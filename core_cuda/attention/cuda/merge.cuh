@@ -1,5 +1,5 @@
-// The kernels that merge the pieces of hubs, rows so long that several blocks walk them (common/partition.cuh), in the
-// order of a row's edges: those of a softmax for the forward, sums for the passes of the backward.
+// The kernels that merge the segments of hubs, rows so long that several blocks share them (common/partition.cuh), in
+// the order of the row's edges: softmax segments for the forward, sums for the passes of the backward.
 #pragma once
 
 #include "../../common/merge.cuh"
@@ -7,7 +7,7 @@
 
 namespace edgeless::cuda {
 
-// Piece number `piece` of a hub, of all heads.
+// Segment `piece` of a hub in the fix-up workspace, for all heads.
 template <class A>
 __device__ const A* piece_at(const Args<A>& args, const Hub& hub, int64_t piece) {
   const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   });
 }
 
-// Two vectors a piece: `second` begins at element `split`.
+// A segment has two vectors per head: `second` begins at element `split`.
 template <class S, class I>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_sum_kernel(const __grid_constant__ Args<Arithmetic<S>> args, OutRows first, OutRows second, int split) {

@@ -1,17 +1,17 @@
-// What a score is, on the side of one row ("own") and the rows it gathers ("other"). Dot product and GATv2 do not care
-// which side is the destination: one functor serves the pass by destination and the pass by source. To add a score,
-// add a struct here and an instance in instances/.
+// Score functors. `own` is the row that a sub-warp reduces, `other` a row that it gathers: destination and source in
+// the forward and the destination pass, source and destination in the source pass. Scores do not care which is which,
+// so one functor serves all passes. To add a score, add a struct here and an instance in instances/.
 //
-//   kScalar    the logit is made of one number per node and head, no rows are gathered for it
+//   kScalar    the logit has one scalar per node and head: no rows are gathered for it
 //   kOwnValue  the values are other rows than the keys
-//   kAtt       there is an attention vector, and the gradients are made of the sum of ds as well
-//   kInverseNorms  the score divides by the norms of both rows, see inverse_norms.cuh: it is made of the rows as they
-//              are, and the skeleton does the rest
-//   own(x)     what is kept of an element of the own row; raw(own) gives x back
-//   Partial    what a lane sums of an edge's logit: add() an element, then sum(). It begins with the lane's share of
-//              what depends on the row alone
-//   scaled     the logit, of what all lanes sum. Logits are in base 2: here they are multiplied by log2 e, or att was
-//   grad       adds ds * d logit / d own, up to finish(), which needs the sum of ds as well
+//   kAtt       there is an attention vector, and finish() needs the sum of ds
+//   kInverseNorms  the score divides by the norms of both rows: the functor computes the dot product, and the passes
+//              apply the norms (inverse_norms.cuh)
+//   own(x)     the form in which an element of the own row is kept; raw(own) gives x back
+//   Partial    a lane's part of an edge's logit: add() an element, then sum(). Its initial value is the lane's part of
+//              the row's constant
+//   scaled     the logit from the sum over all lanes. Logits are in base 2: log2 e is multiplied in here or into att
+//   grad       adds ds * d logit / d own, except for the factors that finish() applies at the end of the row
 
 #pragma once
 
@@ -29,8 +29,8 @@ struct DotScore {
   static __device__ A own(A x) {
     return x;
   }
-  // Not the own row is scaled: which of the two that is depends on the pass, and all passes have to come to the same
-  // logit (docs/decisions/0007).
+  // Scales the sum and not the own row: which side is `own` depends on the pass, and all passes have to compute the
+  // same logit (docs/decisions/0007).
   template <class A>
   static __device__ A scaled(A sum, A base_two_coefficient) {
     return sum * base_two_coefficient;
@@ -54,19 +54,20 @@ struct DotScore {
   }
 };
 
-// s = <att, leaky_relu(x + y)>, x the own row, y the other with the edge term (Brody et al. 2022, equation 7)
+// s = <att, leaky_relu(x + y)>, x the own row, y the gathered row with the edge term (Brody et al. 2022, equation 7)
 //
 // With slope c:  leaky_relu(x + y) = c (x + y) + (1 - c) (max(y, -x) + x), for any c. So
 //
 //   s = <att, x> + c <att, y> + (1 - c) <att, max(y, -x)>
 //
-// The first term is a number of the row. In the pass by source, where y is a destination's row, so is the second: it
-// is part of what the pass by destination leaves there (kLinear is false). An element costs a maximum and one or two
-// multiply-adds. Its derivative is 1 where y > -x, else c (at 0 too, as in PyTorch): c is left to finish().
+// The first term is a constant of the row. In the source pass, where y is a destination's row, the second is a constant
+// of the destination and part of the shift that the destination pass writes (kLinear is false). An element costs a
+// maximum and one or two multiply-adds. The derivative is 1 where y > -x, else c (at 0 too, as in PyTorch); finish()
+// applies c.
 //
 // leaky_relu(z) = z * its derivative, and z = x + y. So the gradient of att, a sum over all edges, is the sum over
-// destinations of x_r times what the pass by destination has anyway, plus the same of x_l by source, plus the edge
-// term's: nothing is done for it per edge.
+// destinations of x_r times what the destination pass sums anyway, plus the sum over sources of x_l times what the
+// source pass sums, plus the edge term's part: it needs no work per edge.
 struct Gatv2Score {
   static constexpr Score kScore = Score::gatv2;
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = true, kInverseNorms = false;
@@ -82,7 +83,7 @@ struct Gatv2Score {
 
   template <class A, bool kLinear>
   struct Partial {
-    A bent, linear;  // <att, x> comes in by either way
+    A bent, linear;  // sum() adds the constant <att, x> once for either kLinear
     __device__ explicit Partial(A of_row) : bent(kLinear ? of_row : A(0)), linear(of_row) {}
     __device__ void add(A own, A other, A att) {
       bent = fma(att, max(other, own), bent);
@@ -106,8 +107,8 @@ struct Gatv2Score {
   }
 };
 
-// s = factor <x, y> / (max(|x|, least) max(|y|, least)) (Thekumparampil et al. 2018, equation 4). An edge gathers one
-// row, which is key and value.
+// s = factor <x, y> / (max(|x|, least) max(|y|, least)) (Thekumparampil et al. 2018, equation 4). The gathered row is
+// both key and value.
 struct CosineScore {
   static constexpr Score kScore = Score::cosine;
   static constexpr bool kScalar = false, kOwnValue = false, kAtt = false, kInverseNorms = true;
@@ -144,7 +145,7 @@ struct CosineScore {
   }
 };
 
-// s = leaky_relu(a_l + a_r + t), numbers (Veličković et al. 2018, equation 3)
+// s = leaky_relu(a_l + a_r + t), all scalars (Veličković et al. 2018, equation 3)
 struct GatScore {
   static constexpr Score kScore = Score::gat;
   static constexpr bool kScalar = true, kOwnValue = true, kAtt = false, kInverseNorms = false;

@@ -1,9 +1,8 @@
-// The kernel that makes the attention weights which a call returns sum to one.
+// The kernel that normalizes the attention weights that a call returns.
 //
-// 2^(s - logsumexp) does not give such weights where logits are large: the logsumexp of logits near 4e3 is known to
-// 2e-4, of logits near 3e5 to 0.02. So the pass by destination leaves its weights, [E, H] by original id, without
-// dropout, and here every row of them is divided by its sum, which takes the error out of all of them alike, and
-// dropped.
+// 2^(s - logsumexp) does not sum to one where logits are large: the logsumexp of logits near 4e3 is known to 2e-4, of
+// logits near 3e5 to 0.02. So the destination pass writes weights without dropout, [E, H] by original id. This kernel
+// divides every row of them by its sum, which removes the error that all of them share, and then applies dropout.
 #pragma once
 
 #include "args.h"
@@ -13,9 +12,9 @@ namespace edgeless::cuda {
 
 constexpr int kWarps = 8;
 constexpr int kBlock = 32 * kWarps;
-constexpr int kHub = 4096;  // edges beyond which a row takes a block and not a warp
+constexpr int kHub = 4096;  // a longer row takes a block, not a warp
 
-// A warp takes a row and head, in row order.
+// A warp takes one row and head; a block takes a row of more than kHub edges.
 template <class A, class I>
 __global__ void normalize_weights_kernel(const __grid_constant__ Args<A> args) {
   __shared__ A sums[kWarps];
@@ -52,7 +51,7 @@ __global__ void normalize_weights_kernel(const __grid_constant__ Args<A> args) {
   for (int64_t item = first; item < min(first + kWarps, items); ++item) {
     if (!is_hub(item)) continue;
     const A part = sum(item, threadIdx.x, kBlock);
-    __syncthreads();  // the last hub's sums are read
+    __syncthreads();  // the sums of the last hub have been read
     if (lane == 0) sums[warp] = part;
     __syncthreads();
     A total = 0;
