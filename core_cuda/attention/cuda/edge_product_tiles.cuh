@@ -1,9 +1,10 @@
-// The gradients of gatv2's edge term (EdgeProducts in edge_terms.h) on the tensor cores, in float arithmetic and where
-// two columns lie side by side.
+// The gradients of gatv2's edge term (EdgeProducts in edge_terms.h) on the tensor cores, in float arithmetic and for an
+// even number of channels.
 //
-// A block walks tiles of edges as in edge_products.cuh. A warp has 16 columns and takes eight edges of a tile at a
-// time: W e, their hidden numbers less the rows of both ends, is one product; g, which stays where that leaves it,
-// times the features is the other. The features' gradient is a third one, of g in shared memory.
+// A block processes tiles of edges as in edge_products.cuh. A warp has 16 columns and takes eight edges of a tile at a
+// time. One product is W e, the hidden values without the rows of both ends. The second is g times the features, with g
+// in the registers in which the first product left its result. The features' gradient is a third product, of g from
+// shared memory.
 #pragma once
 
 #include "edge_terms.h"
@@ -12,16 +13,16 @@
 
 namespace edgeless::cuda {
 
-// Edges of a tile, as shared memory holds.
+// Edges per tile, as shared memory allows.
 template <int kDim, bool kAttrGrad>
 constexpr int kEdgesOfTiles = kAttrGrad   ? kEdgesOfUnit
                               : kDim > 16 ? 2 * kEdgesOfUnit
                                           : 4 * kEdgesOfUnit;
-// Blocks that a multiprocessor holds at once, so that kBlocksOfProducts are a whole number of rounds.
+// Target occupancy in blocks per SM; kBlocksOfProducts is a whole number of waves of it.
 template <int kDim>
 constexpr int kBlocksOfTiles = kDim > 16 ? 2 : 4;
 
-// The last of the rows' beginnings that is not beyond an edge. The first is not.
+// Index of the last entry of `begins` that is not beyond `position`; the first entry never is.
 __device__ __forceinline__ int last_not_beyond(const int64_t (&begins)[kThreads], int64_t position) {
   int found = 0;
 #pragma unroll
@@ -31,7 +32,7 @@ __device__ __forceinline__ int last_not_beyond(const int64_t (&begins)[kThreads]
   return found;
 }
 
-// A tile's features as floats, zero beyond its `count` edges and their features. What a thread loads, it asks for at
+// Loads a tile's features as floats, zero beyond its `count` edges and their features. A thread issues all its loads at
 // once.
 template <class S, int kDim, int kTile, int kPitch>
 __device__ __forceinline__ void load_features(const EdgeFeatures& edges, const int64_t (&ids)[kTile], int count,
@@ -64,17 +65,17 @@ __device__ __forceinline__ void load_features(const EdgeFeatures& edges, const i
   }
 }
 
-// Floats from edge to edge of g, and from column to column of `weighted`, without conflicts of banks.
+// Pitches in floats of the edges of g and of the columns of `weighted`, free of bank conflicts.
 __host__ __device__ constexpr int pitch_of_g(int in_block) { return in_block + 8; }
 template <int kDim>
 constexpr int kPitchOfWeighted = kDim + 4;
 
-// The features' gradient of a tile: eight edges a warp, sixteen features at a time.
+// Stores the features' gradient of a tile: eight edges per warp, sixteen features at a time.
 template <class S, int kDim, int kTile>
 __device__ __forceinline__ void store_attr_grad(const EdgeProducts<float>& args, const int64_t (&ids)[kTile], int count,
                                                 const float* tile_of_g, const float* weighted, int in_block) {
   static_assert(kTile == kThreads / 32 * kTileEdges);
-  constexpr int kOnCores = 4;  // chunks of columns that the tensor cores add up
+  constexpr int kOnCores = 4;  // chunks of columns that the tensor cores accumulate
   const int row = tile_group(), pair = tile_pair(), first = threadIdx.x / 32 * kTileEdges, dim = args.edges.dim;
 #pragma unroll
   for (int some = 0; some < kDim; some += kTileColumns) {
@@ -116,12 +117,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
     edge_tiles_kernel(const __grid_constant__ EdgeProducts<float> args, int width) {
   constexpr bool kRest = std::is_same_v<S, float>;
   constexpr int kTile = kEdgesOfTiles<kDim, kAttrGrad>, kChunks = kDim / kTileDepth;
-  constexpr int kPitch = kDim % 16 ? kDim : kDim + 8;  // without conflicts of banks
+  constexpr int kPitch = kDim % 16 ? kDim : kDim + 8;  // free of bank conflicts
   __shared__ __align__(16) float attr[kTile][kPitch];
   __shared__ float sums[kThreads];
-  __shared__ int64_t ids[kTile], place[kTile];      // place: of the heads' numbers in ds
+  __shared__ int64_t ids[kTile], place[kTile];      // place: index in ds of the edge's heads
   __shared__ int64_t of_dst[kTile], of_src[kTile];  // bytes from row 0
-  __shared__ int64_t begins[kThreads], next_low;    // of the rows from `low` on; the row of a tile's last edge
+  __shared__ int64_t begins[kThreads],
+      next_low;  // first edges of the rows from `low` on; the row of the tile's last edge
   extern __shared__ __align__(16) char dynamic[];
   const EdgeFeatures& edges = args.edges;
   const int columns = edges.heads * args.channels, in_block = width * kTileColumns;
@@ -161,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
   }
   for (int64_t first = begin; first < end; first += kTile) {
     const int count = static_cast<int>(min(static_cast<int64_t>(kTile), end - first));
-    __syncthreads();  // the tile before is read
+    __syncthreads();  // the previous tile has been read
     for (int e = threadIdx.x; e < kTile; e += kThreads) {
       const int64_t position = first + min(e, count - 1), id = id_of_edge(edges, position);
       ids[e] = id;
@@ -226,7 +228,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
     }
   }
 
-  // Groups of warps are added up, in their order.
+  // Adds up the groups of warps in their order.
   float* partial = args.partial + (static_cast<int64_t>(blockIdx.x) * columns + some) * edges.dim;
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {

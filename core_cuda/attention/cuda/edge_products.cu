@@ -10,14 +10,14 @@
 namespace edgeless::cuda {
 namespace {
 
-// Threads of a block that have an edge: a power of two, of which there are kUnit in a block at most.
+// Threads per edge: a power of two, such that a block processes at most kUnit edges at once.
 int width_of(int columns, int of_thread) {
   int width = kThreads / kUnit;
   while (width * of_thread < columns && width < kThreads) width *= 2;
   return width;
 }
 
-// bytes: of dynamic shared memory.
+// bytes: dynamic shared memory.
 template <class Kernel, class A>
 cudaError_t start(Kernel kernel, dim3 grid, int width, size_t bytes, const EdgeProducts<A>& args, cudaStream_t stream) {
   if (bytes > 0) {
@@ -76,7 +76,7 @@ cudaError_t launch_mode(const EdgeProducts<Arithmetic<S>>& args, cudaStream_t st
 template <class A>
 bool makes_attr_grad(int heads, int channels) {
   constexpr int kMostBytes = 48 << 10;
-  const int columns = heads * channels, all = width_of(columns, 1);  // as many for any number of them a thread
+  const int columns = heads * channels, all = width_of(columns, 1);  // the same for any columns per thread
   return columns <= all && all * (kUnit + kMostHidden) * sizeof(A) <= kMostBytes;
 }
 

@@ -1,11 +1,11 @@
-// Sums over all edges of what a column has of an edge times the edge's features: the gradients of edge_proj, and of
-// gatv2's edge term.
+// Sums over all edges of g[e, c] attr[e, k] (EdgeProducts in edge_terms.h): the gradients of edge_proj and of gatv2's
+// edge term.
 //
-// A block walks a range of the edges in tiles. Each of its threads has a few columns that lie side by side, whose sums
-// stay in registers, and takes every few edges of a tile; all read the tile's features from shared memory. What gatv2
-// needs of an edge, its hidden numbers, is made anew of the rows of both ends: nothing of the size of edges by columns
-// is written. Blocks' sums are added up by a later launch, in their order. In float arithmetic gatv2's of an even
-// number of channels are those of edge_product_tiles.cuh.
+// A block processes a range of the edges in tiles. Each thread has a few adjacent columns, whose sums stay in
+// registers, and takes every n-th edge of a tile (n: `groups`); all threads read the tile's features from shared
+// memory. gatv2's hidden values are recomputed from the rows of both ends, so nothing of size [edges, columns] is
+// written. A later launch adds up the sums of the blocks in their order. In float arithmetic, gatv2 with an even number
+// of channels uses edge_product_tiles.cuh instead.
 #pragma once
 
 #include "edge_terms.h"
@@ -13,21 +13,23 @@
 
 namespace edgeless::cuda {
 
-constexpr int kAhead = 4;  // edges of a thread whose rows are asked for at once
+constexpr int kAhead = 4;  // edges per thread whose rows are loaded at once
 
-// Blocks have whole units, and a column has at most as many threads of a block. So a thread adds up the same edges in
-// the same order, however long a tile is: sums do not depend on whether the features' gradient is made as well.
+// Blocks have whole units of edges, and at most kUnit threads of a block share a column. So a thread adds up the same
+// edges in the same order, whatever the size of a tile: sums do not depend on whether the features' gradient is
+// computed as well.
 constexpr int kUnit = kEdgesOfUnit;
-// Edges of a tile: many, for the block waits at each for what it loads; as shared memory holds.
+// Edges per tile: as many as shared memory allows, since the block waits for its loads at every tile.
 template <class A, int kDim, bool kAttrGrad>
 constexpr int kEdgesOfTile = kAttrGrad || kDim * sizeof(A) > 128 ? kUnit : 4 * kUnit;
-// Blocks of a multiprocessor, which bounds the registers.
+// Target occupancy in blocks per SM.
 template <class A, int kNumbers>
 constexpr int kBlocks = sizeof(A) == 8  ? 1
                         : kNumbers > 16 ? 2
                                         : 3;
 
-// The features' gradient of a tile, of `features` numbers. tile_of_g: [edges, in_block], weighted: [in_block, kDim].
+// Stores the features' gradient of a tile, `features` values per edge. tile_of_g: [edges, in_block]; weighted:
+// [in_block, kDim].
 template <class S, int kDim, class A>
 __device__ __forceinline__ void make_attr_grad(const EdgeProducts<A>& args, int64_t first, int count,
                                                const A* tile_of_g, const A* weighted, int in_block, int features) {
@@ -48,9 +50,8 @@ __device__ __forceinline__ void make_attr_grad(const EdgeProducts<A>& args, int6
   }
 }
 
-// kDim: room for features, filled up by zeros. kColumns: of a thread, all of one head. kHidden: of gatv2. kAttrGrad:
-// the features' gradient as well. width: threads that have an edge. Dynamic shared memory: where the features' gradient
-// is asked for, g of the tile and `weighted`.
+// kDim: features, padded with zeros. kColumns: columns per thread, all of one head. kHidden: gatv2. kAttrGrad: computes
+// the features' gradient as well, with g of the tile and `weighted` in dynamic shared memory. width: threads per edge.
 template <class S, int kDim, int kColumns, bool kHidden, bool kAttrGrad>
 __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColumns>)
     edge_products_kernel(const __grid_constant__ EdgeProducts<Arithmetic<S>> args, int width) {
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
   constexpr int kTile = kEdgesOfTile<A, kDim, kAttrGrad>;
   __shared__ __align__(16) A attr[kTile][kDim];
   __shared__ A sums[kThreads];
-  __shared__ int64_t place[kTile];                  // of the heads' numbers in ds
+  __shared__ int64_t place[kTile];                  // index in ds of the edge's heads
   __shared__ int64_t of_dst[kTile], of_src[kTile];  // bytes from row 0
   extern __shared__ __align__(16) char dynamic[];
   A* tile_of_g = reinterpret_cast<A*>(dynamic);        // [kTile, width * kColumns]
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
   }
   for (int64_t first = begin; first < end; first += kTile) {
     const int count = static_cast<int>(min(static_cast<int64_t>(kTile), end - first));
-    __syncthreads();  // the tile before is read
+    __syncthreads();  // the previous tile has been read
     for (int at = threadIdx.x; at < kTile * kDim; at += kThreads) {
       const int e = at / kDim, k = at % kDim;
       const bool there = e < count && k < features;
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<Arithmetic<S>, kDim * kColum
     if constexpr (kHidden) low = row_of_edge(edges, first + count - 1, low, high);
   }
 
-  // Threads of one column are added up, in their order.
+  // Adds up the threads of a column in their order.
   A* partial = args.partial + (static_cast<int64_t>(blockIdx.x) * columns + some) * edges.dim + first_feature;
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {

@@ -1,4 +1,4 @@
-// GATv2's edge term W_h e, which joins the rows that a pass gathers.
+// GATv2's edge term W_h e, which is added to the rows that a pass gathers.
 #pragma once
 
 #include <type_traits>
@@ -8,10 +8,11 @@
 
 namespace edgeless::cuda {
 
-// make() is called once the ids of a batch are known, add() in each of its turns, both by whole warps. add() gives the
-// lane's part x of the rows `raw` of a turn of `count` edges with the term; ids: of the edges that the lane owns.
+// make() is called once the ids of a batch are available, add() in each of its rounds, both by whole warps. add()
+// unpacks the lane's part of the rows `raw` of a round of `count` edges to x and adds the term; ids: of the edges that
+// the lane owns.
 //
-// Here a lane makes the term of its own numbers, for all rows of a turn at once.
+// Here a lane computes the term of its own columns, for all rows of a round at once.
 template <class S, class I, class Team, int kVecs>
 struct TermsByLane {
   using A = Arithmetic<S>;
@@ -26,7 +27,8 @@ struct TermsByLane {
 #pragma unroll
     for (int u = 0; u < Team::kRows; ++u) unpack_all<S, kVecs>(raw[u], x[u]);
     if (!args.proj || args.graph.num_edges == 0) return;
-    if (Team::kEdges == 1 && count == 0) return;  // short rows leave many turns empty; no lane waits for another's edge
+    if (Team::kEdges == 1 && count == 0)
+      return;  // short rows leave many rounds empty, and no lane needs another's edge
     const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + static_cast<int64_t>(id) * args.edge_attr.row);
     const int width = args.key_vectors * kVec<S>;
     const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * width;
@@ -54,18 +56,19 @@ struct TermsByLane {
   }
 };
 
-// The warp's teams make the terms of all edges of their batches together, on the tensor cores (edge_tiles.cuh), and
-// pass them on by shared memory: an edge's row there has the numbers of all of the warp's lanes that walk it, four of
-// each lane, then the next four of each. So W is read once for sixteen edges, and nothing is exchanged for each
-// feature. The lanes that walk an edge are a power of two and four at least (terms_in_tiles()): a warp has all of them,
-// or they are all of a warp's. Not of floats, which take three products in place of one: they are as fast without.
+// The sub-warps of a warp compute the terms of all edges of their batches together on the tensor cores (edge_tiles.cuh)
+// and hand them over through shared memory. There an edge's row has the columns of all lanes of the warp that process
+// the edge: four of each lane, then the next four of each. So W is read once for sixteen edges, and lanes exchange
+// nothing per feature. The lanes that process an edge are a power of two and at least four (terms_in_tiles()): either a
+// warp has all of them, or all lanes of the warp process the same edges. Not for float32 rows, which need three
+// products in place of one: tiles are not faster for them.
 template <class S, class I, class Team>
 struct TermsInTiles {
   static constexpr int kV = kVec<S>, kBatch = Team::kBatch;
-  static constexpr int kSides = 2;   // tiles of edges for which W is read once
+  static constexpr int kSides = 2;   // edge tiles per load of W
   static constexpr int kChunks = 2;  // of kTileDepth features, in registers at once
 
-  // Of a warp: lanes that walk one edge, edges, and floats from edge to edge (without conflicts of banks).
+  // Of a warp: lanes that process one edge, edges, and the pitch of an edge in floats (free of bank conflicts).
   struct Shape {
     int lanes_log2, lanes, edges, pitch;
     template <class L>
@@ -81,7 +84,8 @@ struct TermsInTiles {
     return rooms[threadIdx.x / 32];
   }
 
-  // Numbers `at` and at + 1 of `dim` features or weights, zero beyond them. kPairs: dim is even, and pairs may be read.
+  // Elements `at` and at + 1 of `dim` features or weights, zero beyond them. kPairs: dim is even, and pairs are
+  // aligned.
   template <bool kPairs>
   static __device__ __forceinline__ float2 pair(const S* from, int at, int dim) {
     float x[kV] = {};
@@ -108,7 +112,7 @@ struct TermsInTiles {
   }
 
   static __device__ __forceinline__ void make(const Args<float>& args, const I (&ids)[Team::kTurns]) {
-    __syncwarp();  // the terms before are read
+    __syncwarp();  // the previous terms have been read
     if (args.edge_in_pairs) {
       make<true>(args, ids);
     } else {
@@ -124,7 +128,7 @@ struct TermsInTiles {
               of_node = args.layout.heads_per_slice << team_log2;
     const int first_head = blockIdx.y * args.layout.heads_per_slice, heads = args.heads - first_head;
     const float* proj = args.given_proj + first_head * args.dim * dim;
-    const int column = 2 * tile_group();  // of a tile, which has four numbers of four lanes
+    const int column = 2 * tile_group();  // of a tile, which has four columns of each of four lanes
     const int first_lane = (threadIdx.x & (of_node - 1) & ~31) + column / 4;
     for (int first = 0; first < dim; first += kChunks * kTileDepth) {
       for (int some = 0; some < shape.edges; some += kSides * kTileEdges) {

@@ -10,7 +10,7 @@
 namespace edgeless::cuda {
 namespace {
 
-// f(Dim<n>): n features that are read in whole vectors, as these arrays can be; or Dim<0>.
+// Calls f(Dim<n>) for n features where all arrays can be read in whole vectors, else f(Dim<0>).
 template <class F>
 void with_dim_of(const EdgeFeatures& edges, std::initializer_list<const void*> arrays, F&& f) {
   bool whole = true;

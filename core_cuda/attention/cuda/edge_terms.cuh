@@ -1,6 +1,6 @@
-// Products of edge features, [E, dim] by original id, with rows of nodes, sums of such rows for the features' gradient,
-// and what edges have beside them: dropout's factors and both ends. A thread takes an edge: it holds the features, and
-// neighbouring threads, whose edges mostly share a row, read that row together.
+// Products of edge features, [E, dim] by original id, with node rows; sums of such rows for the features' gradient;
+// dropout factors and both ends of edges. A thread takes an edge and holds its features; neighbouring threads, whose
+// edges mostly share a row, read that row together.
 #pragma once
 
 #include "../../common/dropout.h"
@@ -9,7 +9,7 @@
 
 namespace edgeless::cuda {
 
-// kDim: the number of features, if they are whole vectors; 0: any.
+// kDim: the number of features, if they are whole vectors; 0: any number.
 template <class S, int kDim>
 __global__ void __launch_bounds__(kThreads) edge_dots_kernel(const __grid_constant__ EdgeDots<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) edge_sums_kernel(const __grid_consta
   });
 }
 
-// A draw serves four heads.
+// A thread takes one draw, which serves four heads of an edge.
 template <class A>
 __global__ void edge_drops_kernel(const __grid_constant__ EdgeDrops<A> args) {
   const EdgeFeatures& edges = args.edges;

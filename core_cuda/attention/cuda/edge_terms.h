@@ -1,7 +1,7 @@
-// What edge features add to attention, by edge: the entries of the kernels around the passes. No torch.
+// Entry points of the kernels for edge features that run around the passes of attention. No torch.
 //
-// All of them walk the edges in the order of the graph, row by row. The features stand by original id. Other arrays of
-// edges do so too, or in the order of the graph (by_position), which nobody has to look up.
+// All of them process the edges in the order of the graph, row by row. Features are indexed by original edge id. Other
+// per-edge arrays are indexed by id as well or, with by_position, by CSR position, which needs no lookup.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,37 +13,38 @@ namespace edgeless::cuda {
 struct EdgeFeatures {
   CompressedGraph graph;
   bool wide_index = false;
-  bool by_position = false;    // arrays of edges other than the features
-  const void* attr = nullptr;  // [E, dim] of storage
+  bool by_position = false;    // per-edge arrays other than attr are indexed by CSR position
+  const void* attr = nullptr;  // [E, dim] of the storage dtype
   Storage storage = Storage::f32;
   int dim = 0, heads = 0;
 };
 
-// out[e, h] = factor <rows[r, h], attr[e]> for every edge e of row r: one product, or two of the same features.
+// out[e, h] = factor <rows[r, h], attr[e]> for every edge e of row r: one product, or two with the same features.
 template <class A>
 struct EdgeDots {
   EdgeFeatures edges;
   const A* rows[2] = {};  // [rows, heads, dim]
   A factor[2] = {1, 1};
   A* out[2] = {};        // [E, heads]; the second may be null
-  bool one_row = false;  // rows are [heads, dim], the same for all
+  bool one_row = false;  // rows are [heads, dim], the same for all edges
 };
 template <class A>
 cudaError_t edge_dots(const EdgeDots<A>& args, cudaStream_t stream);
 
-// out[e] = sum over the heads of a[e, h] x[r, h] + b[e, h] y[r, h]: a gradient of the features, by id.
+// out[e] = sum over the heads h of weight[0][e, h] rows[0][r, h] + weight[1][e, h] rows[1][r, h] for every edge e of
+// row r: a gradient of the features, by id.
 template <class A>
 struct EdgeSums {
   EdgeFeatures edges;       // without attr
   const A* weight[2] = {};  // [E, heads]; the second may be null
   const A* rows[2] = {};    // [rows, heads, dim]
-  bool one_row = false;     // as above
-  void* out = nullptr;      // [E, dim] of storage
+  bool one_row = false;     // see EdgeDots
+  void* out = nullptr;      // [E, dim] of the storage dtype
 };
 template <class A>
 cudaError_t edge_sums(const EdgeSums<A>& args, cudaStream_t stream);
 
-// out[e, h]: what dropout multiplies an edge by, 0 or keep_scale = 1 / (1 - p). Drawn by original id.
+// out[e, h]: the dropout factor of an edge and head, 0 or keep_scale = 1 / (1 - p). Drawn by original id.
 template <class A>
 struct EdgeDrops {
   EdgeFeatures edges;  // without attr
@@ -55,24 +56,25 @@ struct EdgeDrops {
 template <class A>
 cudaError_t edge_drops(const EdgeDrops<A>& args, cudaStream_t stream);
 
-// sums[c, k] = sum over the edges of g[e, c] attr[e, k]. A column c is a head, and g is ds[e, h]. Or, of gatv2, it is a
-// number of one, and g = ds[e, h] LeakyReLU'(dst + src + <proj[c], attr[e]>), of as many features as kMostHidden; then
-// the features' gradient, sum over c of g[e, c] weighted[c, k], may be made as well where makes_attr_grad() says so.
+// sums[c, k] = sum over the edges e of g[e, c] attr[e, k]. Without `proj` a column c is a head h, and g[e, c] = ds[e,
+// h]. With `proj` (gatv2, at most kMostHidden features) a column is a channel of a head, and g[e, c] = ds[e, h]
+// LeakyReLU'(dst + src + <proj[c], attr[e]>). Then the features' gradient, sum over c of g[e, c] weighted[c, k], may be
+// computed as well where makes_attr_grad() holds.
 constexpr int kMostHidden = 32;
-// A block has a whole number of so many edges. Blocks are so many for a multiprocessor.
+// A block gets a multiple of kEdgesOfUnit edges; the grid has kBlocksOfProducts blocks per SM.
 constexpr int kEdgesOfUnit = 64, kBlocksOfProducts = 4;
 template <class A>
 struct EdgeProducts {
   EdgeFeatures edges;
   const A* ds = nullptr;  // [E, heads]
-  Rows dst, src;          // of gatv2
-  int channels = 1;       // columns of a head
+  Rows dst, src;          // gatv2
+  int channels = 1;       // columns per head
   A slope = 0;
-  const A* proj = nullptr;      // [columns, dim], null: columns are heads
-  const A* weighted = nullptr;  // [columns, dim], null: no gradient of features
-  void* attr_grad = nullptr;    // [E, dim] of storage
+  const A* proj = nullptr;      // [columns, dim]; null: columns are heads
+  const A* weighted = nullptr;  // [columns, dim]; null: no gradient of features
+  void* attr_grad = nullptr;    // [E, dim] of the storage dtype
   int blocks = 0;
-  A* partial = nullptr;  // [blocks, columns, dim], whose sum over the blocks is the result
+  A* partial = nullptr;  // [blocks, columns, dim]; the caller sums over the blocks
 };
 // Whether a block's shared memory holds all columns of a tile.
 template <class A>
@@ -80,10 +82,11 @@ bool makes_attr_grad(int heads, int channels);
 template <class A>
 cudaError_t edge_products(const EdgeProducts<A>& args, cudaStream_t stream);
 
-// Both ends of every edge, by id.
+// Writes the destination and the source of every edge, by id.
 cudaError_t ends_of_edges(const EdgeFeatures& edges, void* dst, void* src, cudaStream_t stream);
 
-// term[e, c], the product <proj[c], attr[e]> of the edges first .. first + count by id, becomes g[e, c], see above.
+// Replaces term[e, c] = <proj[c], attr[e]> by g[e, c] (see EdgeProducts) for the `count` edges from id `first` on.
+// dst_end, src_end: both ends of every edge, by id.
 template <class A>
 cudaError_t hidden_gradients(const EdgeProducts<A>& args, int64_t first, int64_t count, const void* dst_end,
                              const void* src_end, A* term, cudaStream_t stream);

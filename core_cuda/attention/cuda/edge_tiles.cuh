@@ -1,13 +1,14 @@
-// Products of edge features on the tensor cores: a warp's lanes hold tiles of 16 columns by 8 edges. No torch.
+// Products of edge features on the tensor cores: a warp holds tiles of 16 columns by 8 edges. No torch.
 //
-// mma.m16n8k8 multiplies 8 numbers of depth. Which of them a lane holds is up to us, as long as both factors agree: so
-// lane 4 g + t has two neighbours of each kind, and what a product leaves in its registers is what the next one takes.
+// mma.m16n8k8 has a depth of 8. Which columns, edges and depths a lane holds may be permuted, as long as both factors
+// agree: lane 4 g + t holds two neighbours of each, so that the result registers of one product are the input registers
+// of the next.
 //
 //   Left    columns 2 g and 2 g + 1, at depths 2 t and 2 t + 1
 //   Right   depths 2 t and 2 t + 1, of edge (or feature) g
 //   result  columns 2 g and 2 g + 1, of edges (or features) 2 t and 2 t + 1
 //
-// Numbers are those of common/tf32.cuh.
+// Values are split as in common/tf32.cuh.
 #pragma once
 
 #include "../../common/tf32.cuh"
@@ -19,7 +20,7 @@ constexpr int kTileColumns = 16, kTileEdges = 8, kTileDepth = 8;
 __device__ __forceinline__ int tile_group() { return threadIdx.x % 32 / 4; }  // g
 __device__ __forceinline__ int tile_pair() { return threadIdx.x % 4 * 2; }    // 2 t
 
-// kRest: what is left of each number as well.
+// kRest: holds the residual of each value after rounding as well.
 template <int kSize, bool kRest>
 struct TileNumbers {
   uint32_t nearest[kSize], rest[kRest ? kSize : 1];
@@ -35,7 +36,7 @@ struct TileNumbers {
 
 template <bool kRest>
 struct TileLeft : TileNumbers<4, kRest> {
-  // Of the first column and the second, at the lower depth and the higher.
+  // Sets the first and the second column, each at the lower and at the higher depth.
   __device__ __forceinline__ void set(float first_low, float first_high, float second_low, float second_high) {
     const float x[4] = {first_low, second_low, first_high, second_high};
 #pragma unroll
@@ -50,8 +51,8 @@ struct TileRight : TileNumbers<2, kRest> {
   }
 };
 
-// d = left right, to which d is added where it is not `fresh`. Tensor cores cut off what a sum does not hold, so few
-// products go into one d.
+// d = left * right if `fresh`, else d += left * right. Tensor cores truncate when they add, so callers accumulate few
+// products in one d.
 template <bool kLeftRest, bool kRightRest>
 __device__ __forceinline__ void multiply_tile(float (&d)[4], const TileLeft<kLeftRest>& left,
                                               const TileRight<kRightRest>& right, bool fresh) {

@@ -2,8 +2,8 @@
 //
 // A sub-warp owns a row of one head and processes its edges in batches. All rows of a batch are loaded at once; the
 // number of warps hides their latency, so registers are the scarce resource. Logits are reduced to the lanes that own
-// the edges; one maximum and one rescaling serve the whole batch. Softmax is kept in base 2: maximum m, sum l of 2^(s -
-// m), sum acc of 2^(s - m) v. See walk.cuh for the division of work, scores.cuh for s.
+// the edges; one maximum and one rescaling serve the whole batch. Softmax is kept in base 2: the maximum m, the sum l
+// of 2^(s - m) and the sum acc of 2^(s - m) v. See walk.cuh for the division of work, scores.cuh for s.
 #pragma once
 
 #include <limits>

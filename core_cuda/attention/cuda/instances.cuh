@@ -1,4 +1,4 @@
-// Compiles the kernels of one score and one storage type: those of kernel_table.h.
+// Compiles all kernels of kernel_table.h for one score and one storage type.
 #pragma once
 
 #include <type_traits>
@@ -57,7 +57,7 @@ cudaError_t launch(const Args<Arithmetic<S>>& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// All kernels, unless a check that the sources compile asks for every n-th alone.
+// All kernels, or only every n-th for a check that the sources compile.
 #ifdef EDGELESS_EVERY_NTH_KERNEL
 constexpr int kEveryNth = EDGELESS_EVERY_NTH_KERNEL;
 #else

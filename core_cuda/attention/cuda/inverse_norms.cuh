@@ -4,8 +4,8 @@
 //
 // A pass sums over edges what is linear in the gathered rows: G = sum of ds / norm of other * other. The own norm
 // enters when a row ends: with r = 1 / norm of own, the row's gradient is factor * r (G - <G, r own> r own), and the
-// factor's gradient is <G, r own>. A norm below the least one does not depend on the row: r is stored negative then,
-// and the second term is left out. All this is linear in G, so each segment of a row may be closed by itself.
+// factor's gradient is <G, r own>. A norm below the least one is replaced by that constant: r is stored negative
+// then, and the second term is left out. All this is linear in G, so each segment of a row may be closed by itself.
 //
 // From the factor's gradient a constant times the row's sum of ds is subtracted. That sum is zero except for rounding:
 // an error shared by all ds of a row, such as a rounded Delta, would otherwise be multiplied by the mean cosine of the

@@ -1,12 +1,12 @@
-// Rows of 16-bit numbers on the tensor cores: a team is one or two quads of lanes, and the eight quads of a warp
-// multiply their rows together.
+// 16-bit rows on the tensor cores: a sub-warp is one or two quads of lanes, and the eight quads of a warp multiply
+// their rows in one instruction.
 //
 // mma.m16n8k16 takes rows of A from the lanes (quad g holds parts of rows g and g + 8) and columns of B from the same
-// lanes (quad g holds column g), features running over the quad's lanes and their registers. A dot product does not
-// care in which order its features come, as long as both sides agree, so the 16 bytes that a lane has loaded of a row
-// are the four registers of A as they are: words 0 and 2 in row g, words 1 and 3 in row g + 8, nothing unpacked,
-// nothing moved. B holds the words of the other factor that belong to the one or to the other. Products of two 16-bit
-// numbers are exact, sums are float.
+// lanes (quad g holds column g); the depth, here features, runs over the quad's lanes and their registers. A dot
+// product does not depend on the order of its features, as long as both factors agree. So the 16 bytes that a lane has
+// loaded of a row are the four registers of A as they are, with nothing unpacked or moved: words 0 and 2 are in row g,
+// words 1 and 3 in row g + 8. B holds the words of the second factor that match one of these two rows. Products of two
+// 16-bit values are exact, sums are float.
 
 #pragma once
 
@@ -37,11 +37,11 @@ __device__ __forceinline__ void multiply(float (&d)[4], const uint4& row, uint32
   multiply_step<S>(d, row.x, row.y, row.z, row.w, b0, b1);
 }
 
-// The own row's words in the order in which B wants them: 0 and 2, then 1 and 3.
+// Reorders the words of the own row as B needs them: 0 and 2, then 1 and 3.
 __device__ __forceinline__ uint4 paired(const uint4& x) { return {x.x, x.z, x.y, x.w}; }
 
-// <row, own row>, own paired: the columns are the quads' own rows, once for the words in rows g, once for those in
-// g + 8; quad g's products stand in column g.
+// Returns <row, own row>, with `own` paired. The columns of B are the own rows of the quads, first for the words in
+// rows g, then for those in rows g + 8; the products of quad g are in column g.
 template <class S, int kTeam, int kVecs>
 __device__ __forceinline__ float times_own(const uint4 (&row)[kVecs], const uint4 (&own)[kVecs], int quad) {
   float upper[4] = {}, lower[4] = {};
@@ -56,13 +56,14 @@ __device__ __forceinline__ float times_own(const uint4 (&row)[kVecs], const uint
   return sum;
 }
 
-// A vector of floats as eight columns: its 16-bit value (even) and what that leaves (odd); of words 0 and 2 (columns 0,
-// 1, 4, 5) and of words 1 and 3; for the first quad of a team (columns 0 to 3) and for the second.
+// A float vector as the eight columns of B. Even columns hold its rounding to 16 bits, odd columns the residual;
+// columns 0, 1, 4 and 5 are for words 0 and 2, the others for words 1 and 3; columns 0 to 3 are for the first quad of a
+// sub-warp, the others for the second.
 template <class S, int kTeam, int kVecs>
 struct SharedColumns {
   uint2 words[kVecs];
 
-  // load(at, vector): of the row's vectors, number `at`.
+  // load(at, vector) loads vector `at` of the row.
   template <class Load>
   __device__ void load(float factor, int vectors, Load&& load) {
     const int quad = threadIdx.x / kQuad % 8;
@@ -83,7 +84,7 @@ struct SharedColumns {
     }
   }
 
-  // <row, vector>
+  // Returns <row, vector>.
   __device__ __forceinline__ float times(const uint4 (&row)[kVecs]) const {
     float d[4] = {};
 #pragma unroll
@@ -110,7 +111,7 @@ __device__ __forceinline__ uint32_t packed_max(uint32_t a, uint32_t b, __half) {
   return c;
 }
 
-// low += amount where the low half of a is greater than that of b, high likewise.
+// low += amount where the low half of a is greater than the low half of b; likewise for high.
 template <class S>
 __device__ __forceinline__ void add_where_greater(float& low, float& high, uint32_t a, uint32_t b, float amount) {
   if constexpr (std::is_same_v<S, __half>) {
@@ -133,11 +134,10 @@ __device__ __forceinline__ uint4 negated(const uint4& x) {
   return {x.x ^ 0x80008000u, x.y ^ 0x80008000u, x.z ^ 0x80008000u, x.w ^ 0x80008000u};
 }
 
-// Scores as these teams compute them; see scores.cuh for what they are. `own` are the words of the own row, paired,
-// gatv2's negated.
+// The scores of scores.cuh on the tensor cores. `own` holds the paired words of the own row, negated for gatv2.
 //
-//   logits   of kEdges edges in base 2, less gatv2's <att, own row>. kLinear as in scores.cuh
-//   grad     adds ds * d logit / d own up to Fn::finish(), for one vector of one edge
+//   logits   of kEdges edges in base 2, without gatv2's <att, own row>. kLinear: see scores.cuh
+//   grad     adds ds * d logit / d own, up to Fn::finish(), for one vector of one edge
 template <class Fn, class S, int kTeam, int kVecs, int kEdges>
 struct MmaScore;
 
@@ -160,7 +160,7 @@ struct MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
   }
 };
 
-// The dot product alone: InverseNorms::logit() does the rest.
+// The dot product only: InverseNorms::logit() applies norms and factor.
 template <class S, int kTeam, int kVecs, int kEdges>
 struct MmaScore<CosineScore, S, kTeam, kVecs, kEdges> : MmaScore<DotScore, S, kTeam, kVecs, kEdges> {
   template <bool kLinear>
@@ -196,7 +196,7 @@ struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
     }
   }
 
-  // <att, own row>
+  // Returns <att, own row>.
   __device__ __forceinline__ float of_row(const uint4 (&own)[kVecs]) const {
     uint4 row[kVecs];
 #pragma unroll
@@ -212,13 +212,13 @@ struct MmaScore<Gatv2Score, S, kTeam, kVecs, kEdges> {
   }
 };
 
-// The batch of edges at hand, up to kEdges of one row; all lanes of a quad know all of them. Places beyond its end
-// repeat its first edge.
+// The current batch of up to kEdges edges of one row, which every lane of a quad knows. Entries beyond its end repeat
+// its first edge.
 template <class I, int kEdges>
 struct MmaWindow {
   const I* indices;
-  I next[kEdges];   // of the batch to come
-  I index[kEdges];  // of the batch that was taken
+  I next[kEdges];   // of the next batch
+  I index[kEdges];  // of the current batch
   int count;
 
   __device__ MmaWindow(const CompressedGraph& graph, const Walk<I>& walk)
@@ -236,7 +236,7 @@ struct MmaWindow {
     for (int u = 0; u < kEdges; ++u) next[u] = max(next[u], I(0));
   }
 
-  // Takes a batch, of 0 edges for a team that is done, and asks for the indices of the next.
+  // Moves to the next batch, of 0 edges for a sub-warp that is done, and prefetches the indices of the one after it.
   __device__ __forceinline__ void take(Walk<I>& walk) {
     count = walk.batch(kEdges);
     index[0] = next[0];
@@ -257,14 +257,14 @@ struct MmaWindow {
   }
 };
 
-// A lane's pointers into a [rows, heads, dim] tensor: its vectors are a team apart. With kWhole the row has all of
-// them; else those beyond its end repeat its last (see Offsets).
+// A lane's pointers into a [rows, heads, dim] tensor: its vectors are kTeam vectors apart. With kWhole, all of them are
+// inside the row; else those beyond its end repeat its last vector (see Offsets).
 template <int kTeam, int kVecs, bool kWhole>
 struct MmaPointers {
   const char* base;
   uint32_t stride;
-  int inside;  // vectors of the lane that the row has
-  int beyond;  // in place of the others: bytes from the lane's first to the row's last
+  int inside;  // vectors of the lane inside the row
+  int beyond;  // bytes from the lane's first vector to the row's last, read in place of the others
 
   template <class P>
   __device__ MmaPointers(const Rows& rows, const P& place, int vectors)
@@ -285,7 +285,7 @@ struct MmaPointers {
     }
   }
 
-  // By one lane.
+  // Prefetches the row to L2. Called by one lane.
   template <class I>
   __device__ void ask(I index) const {
     const char* at = row_address(base, index, stride);
@@ -293,7 +293,7 @@ struct MmaPointers {
     for (int v = 0; v < kVecs; v += 8 / kTeam) ask_l2(at + (kWhole || v < inside ? v * kTeam * 16 : beyond));
   }
 
-  // The own row: zero beyond its end.
+  // Loads the own row; values beyond its end are zero.
   template <class I>
   __device__ __forceinline__ void load_own(I index, uint4 (&raw)[kVecs]) const {
     const char* at = row_address(base, index, stride);
@@ -304,7 +304,8 @@ struct MmaPointers {
   }
 };
 
-// Options: lane t of a quad works for edge t % kEdges; `mine` picks its number, `all` gives everyone's to everyone.
+// Options: lane t of a quad owns edge t % kEdges. mine() selects the value of that edge, all() broadcasts the values of
+// all edges in the quad.
 template <int kEdges>
 struct MmaShare {
   int edge = threadIdx.x % kEdges;
@@ -334,7 +335,8 @@ struct MmaEdge {
     ahead.begin(graph, walk, threadIdx.x % kEdges);
   }
 
-  // Once the rows of a batch of `count` edges are asked for. walk: where the next batch begins.
+  // Called once the loads of the rows of a batch of `count` edges are issued. walk is at the beginning of the next
+  // batch.
   __device__ __forceinline__ void take(const Args<float>& args, uint64_t seed, const Walk<I>& walk, int head,
                                        int count) {
     const int slot = threadIdx.x % kEdges;

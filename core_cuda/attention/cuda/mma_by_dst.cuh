@@ -1,4 +1,4 @@
-// Backward, pass by destination, for 16-bit rows: by_dst.cuh with both dot products of an edge on the tensor cores
+// Backward, destination pass, for 16-bit rows: by_dst.cuh with both dot products of an edge on the tensor cores
 // (mma.cuh).
 #pragma once
 
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   uint4 own[kVecs], grad[kVecs];
   float own_scalar = 0;             // of the row: gatv2's <att, x>
   float own_over = 0;               // of the row: see inverse_norms.cuh
-  float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s as the score gives it; Delta
+  float shift = 0, delta = 0;       // of the row: P = 2^(s - shift), with s from MmaScore; Delta
   float acc[kPer], acc_scalar = 0;  // gatv2, cosine: sum of ds
 #pragma unroll
   for (int k = 0; k < kPer; ++k) acc[k] = 0;
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
   if constexpr (Fn::kAtt) att_shares.clear();
   if constexpr (Fn::kInverseNorms) att_shares.clear(place);
 
-  bool fresh = false;  // the row's own part was asked for, not yet taken
+  bool fresh = false;  // the destination's rows were prefetched and are not paired yet
   uint4 out_raw[kVecs];
   auto begin_row = [&] {
     shift = args.logsumexp[static_cast<int64_t>(walk.row) * args.heads + place.head];
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     }
     fresh = true;
   };
-  // The lane's share of <out, grad_out>.
+  // The lane's part of <out, grad_out>.
   auto delta_share = [&] {
     float sum = 0;
 #pragma unroll
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_dst, Fn::kS
     }
   };
 
-  // Writes a row's gradient, or its piece where other blocks have others.
+  // Writes a row's gradient or, where other blocks hold parts of the row, its segment.
   auto emit = [&](I row, bool lead, bool complete) {
     const bool piece = lead || !complete;
     if constexpr (Fn::kInverseNorms) {

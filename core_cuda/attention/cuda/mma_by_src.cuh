@@ -1,5 +1,4 @@
-// Backward, pass by source, for 16-bit rows: by_src.cuh with both dot products of an edge on the tensor cores
-// (mma.cuh).
+// Backward, source pass, for 16-bit rows: by_src.cuh with both dot products of an edge on the tensor cores (mma.cuh).
 #pragma once
 
 #include "by_src.cuh"
@@ -45,7 +44,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
   for (int v = 0; v < kVecs; ++v) own[v] = value[v] = uint4{0, 0, 0, 0};
   if constexpr (Fn::kAtt) att_shares.clear();
 
-  bool fresh = false;  // the own row was asked for, not yet taken
+  bool fresh = false;  // the source's rows were prefetched and are not paired yet
   auto begin_row = [&] {
     own_rows.load_own(walk.row, own);
     own_over = norms.own(walk.row);
@@ -67,15 +66,15 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::by_src, Fn::kS
     fresh = false;
   };
 
-  // Where the values are the keys, value_acc becomes the gradient of the row that the edges so far amount to.
+  // Where the values are the keys, adds the key's gradient to value_acc.
   auto join = [&] {
     if constexpr (Fn::kAtt) {
 #pragma unroll
       for (int v = 0; v < kVecs; ++v) {
         float att[8];
-        if constexpr (kVecs == 1) {  // of one vector, the way that spills less
+        if constexpr (kVecs == 1) {  // with one vector this spills less
           load_att<S, 1>(args, place, att);
-        } else {  // all vectors at once would be spilled
+        } else {  // all vectors at once would spill
           load_att_part<S>(args, place, v, att);
         }
 #pragma unroll

@@ -1,7 +1,7 @@
 // Forward for 16-bit rows: forward.cuh with the logits on the tensor cores (mma.cuh).
 //
-// A team walks a row of one head, two or four edges at a time. All its lanes know all logits of a batch, so the softmax
-// needs no exchange between lanes. What is summed is float, as everywhere.
+// A sub-warp processes a row of one head, four edges at a time. All its lanes know all logits of a batch, so the
+// softmax needs no exchange between lanes. Sums are float, as everywhere.
 #pragma once
 
 #include "forward.cuh"
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
 #pragma unroll
   for (int v = 0; v < kVecs; ++v) own[v] = uint4{0, 0, 0, 0};
 
-  bool fresh = false;  // the own row was asked for, not yet taken
+  bool fresh = false;  // the destination's row was prefetched and is not paired yet
   auto begin_row = [&] {
     own_rows.load_own(walk.row, own);
     own_over = norms.own(walk.row);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
       const auto edge = owned.factors(args, place.head);
       float mine = share.mine(s), weight = edge.keep * edge.scale;
       mine += edge.logit_term;
-      // May be the term itself, which other lanes that own the edge have read by then.
+      // logits_out may alias logit_term: the barrier lets the other lanes that own this edge read their term first.
       if (args.logits_out) {
         __syncwarp();
         if (valid) args.logits_out[edge.at] = (mine + (Fn::kAtt ? own_scalar : 0)) * float(kLn2);
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kBlockThreads, mma_blocks(Pass::forward, Fn::k
       if (u >= n) s[u] = -INFINITY;
     }
 
-    // Softmax. An idle team goes on with an edge of its last row and weight 0.
+    // Softmax. An idle sub-warp continues with an edge of its last row and weight 0.
     float top = m;
 #pragma unroll
     for (int u = 0; u < kEdges; ++u) top = max(top, s[u]);
