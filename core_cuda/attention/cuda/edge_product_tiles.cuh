@@ -122,8 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfTiles<kDim>)
   __shared__ float sums[kThreads];
   __shared__ int64_t ids[kTile], place[kTile];      // place: index in ds of the edge's heads
   __shared__ int64_t of_dst[kTile], of_src[kTile];  // bytes from row 0
-  __shared__ int64_t begins[kThreads],
-      next_low;  // first edges of the rows from `low` on; the row of the tile's last edge
+  __shared__ int64_t begins[kThreads], next_low;    // first edges of rows `low` and up; row of the tile's last edge
   extern __shared__ __align__(16) char dynamic[];
   const EdgeFeatures& edges = args.edges;
   const int columns = edges.heads * args.channels, in_block = width * kTileColumns;

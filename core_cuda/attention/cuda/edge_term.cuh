@@ -27,8 +27,7 @@ struct TermsByLane {
 #pragma unroll
     for (int u = 0; u < Team::kRows; ++u) unpack_all<S, kVecs>(raw[u], x[u]);
     if (!args.proj || args.graph.num_edges == 0) return;
-    if (Team::kEdges == 1 && count == 0)
-      return;  // short rows leave many rounds empty, and no lane needs another's edge
+    if (Team::kEdges == 1 && count == 0) return;  // short rows leave rounds empty; no lane needs another's edge
     const S* attr = reinterpret_cast<const S*>(args.edge_attr.base + static_cast<int64_t>(id) * args.edge_attr.row);
     const int width = args.key_vectors * kVec<S>;
     const A* proj = args.proj + static_cast<int64_t>(place.head) * args.edge_dim * width;
