@@ -218,8 +218,8 @@ constexpr bool orders_weights(int64_t weight_bytes, int64_t gathered_bytes, int6
 }
 
 // The gradient of an extremum (0016). From a mean degree of kSortDegree on, 16-bit values are sorted, and float32 rows
-// of kMaskedWidth or more are read masked: below it there is too little to skip (2026-11-22: arxiv, degree 7, 0.44 ms
-// gathered and 0.82 sorted; pokec, degree 19, 17.0 and 10.5).
+// of kMaskedWidth or more are read masked. At lower degrees there is too little to skip (2026-11-22: arxiv, degree 7,
+// 0.44 ms gathered and 0.82 sorted; pokec, degree 19, 17.0 and 10.5).
 constexpr int64_t kSortDegree = 13, kMaskedWidth = 256;
 // Bytes that sorted items may take; as many as the result where that is more.
 constexpr int64_t kSortMemory = int64_t(64) << 20;
@@ -229,8 +229,8 @@ constexpr int64_t kScatterL2Percent = 80;
 // Dense products ----------------------------------------------------------------------------------------------------
 
 // Least columns and depth that fill a tile of our GEMM; the depth (kMostDepth) from which the libraries' 16-bit
-// products are faster and, for results of fewer than kLargeProduct values, their float32 ones; least rows of a
-// result whose depth is split (0021).
+// products are faster and, for results of fewer than kLargeProduct values, their float32 ones; least rows of a result
+// whose depth is split (0021).
 constexpr int64_t kLeastColumns = 32, kLeastDepth = 16, kMostDepth = 1024, kLargeProduct = 1 << 20, kDividedRows = 64;
 // float32 tiles are 128 by 64, not 64 by 64, from kWideDepth and kWideTiles tiles on, which is six per SM of an H200;
 // where the depth is split (split-K), from a result of kWideResult values and kWideDividedDepth on (0021).
@@ -240,8 +240,8 @@ constexpr int64_t kWideDepth = 192, kWideTiles = 792, kWideResult = 128 * 256, k
 
 // Values of the widest row for which one warp reduces sixteen segments by itself.
 constexpr int64_t kMostShortWidth = 64;
-// Whether that is profitable: segments (`pieces`) have few edges, and every SM gets so many tiles that its sixteen
-// warps always have work (0059).
+// Whether sixteen segments (`pieces`) per warp are profitable: where segments have few edges, and every SM gets so many
+// tiles that its sixteen warps always have work (0059).
 constexpr bool short_pieces_pay(int64_t edges, int64_t pieces, int64_t tiles_of_processor, int64_t widest) {
   return widest <= kMostShortWidth && edges <= 8 * pieces && tiles_of_processor >= 48;
 }
@@ -252,16 +252,16 @@ constexpr bool short_rows_pay(int64_t added, int64_t rows, int64_t rows_of_proce
   const bool few = halves ? 2 * added <= 7 * rows : added <= 10 * rows;
   return widest <= kMostShortWidth && widest > 32 && few && rows_of_processor >= 192;
 }
-// Whether that is profitable for the gradients of features and of weights [in, out], whatever the segments: not where
-// the summed gradients are narrow, or both sides are (0060).
+// Whether sixteen segments per warp are profitable for the gradients of features and of weights [in, out], whatever the
+// segments: not where the summed gradients are narrow, or both widths are (0060).
 constexpr bool short_gradients_pay(int64_t in, int64_t out) {
   const int64_t widest = in > out ? in : out;
   return widest <= kMostShortWidth && widest > 32 && out > 16;
 }
 
 // Whether attention over unique (node, relation) rows without gradients holds keys and values one after the other in
-// the same memory. `bytes` is what both take: reuse halves what a layer needs, for two more launches and a second pass
-// over the edges (0062).
+// the same memory. This saves half of `bytes`, the bytes of keys and values together, for two more launches and a
+// second tile loop over the edges (0062).
 constexpr bool turns_pay(int64_t bytes) { return bytes >= int64_t(256) << 20; }
 
 // Blocks ------------------------------------------------------------------------------------------------------------
