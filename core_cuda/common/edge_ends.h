@@ -1,5 +1,5 @@
 // One end (destination or source) of every edge: gathers of its rows and sums by row, differentiable any number of
-// times. Their gradients are each other, and both run as SpMM: each row is summed in a fixed order, without atomics.
+// times. Both are SpMM, as their gradients are: each row is summed in a fixed order, without atomics.
 #pragma once
 
 #include "../spmm/calls.h"
