@@ -1,5 +1,5 @@
 // Plans of segment reductions (`Fold` in the code): sums, minima or maxima over the neighbours' rows of each row. A
-// plan is a pure function of sizes, so the order of summation depends on nothing else. No torch.
+// plan is a pure function of the sizes in FoldProblem, so the order of summation depends on nothing else. No torch.
 //
 // A feature row is read in vectors of up to 16 bytes, one per lane; a sub-warp (`team`) of 4 to 32 lanes reads one
 // feature tile (`slice`) of the row. Feature tiles are processed one after the other (blockIdx.y). A tile is 512 bytes

@@ -1,4 +1,4 @@
-// What every CUDA op does before and after its kernels. The only header that knows both torch and CUDA.
+// The device, stream and device attributes of a CUDA op. Needs both torch and CUDA.
 #pragma once
 
 #include <c10/cuda/CUDAException.h>
