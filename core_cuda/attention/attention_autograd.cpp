@@ -1,5 +1,5 @@
-// The gradients of the attention ops. Kept for the backward are the inputs, the output and the softmax's statistics:
-// nothing of the size of the edge set.
+// Autograd of the attention ops. The forward saves the inputs, the output and the softmax statistics, but no tensor per
+// edge.
 #include "../common/kept_result.h"
 #include "../common/packed.h"
 #include "calls.h"
@@ -22,15 +22,15 @@ std::vector<Tensor> attention_backward(const AttentionCall& c, const AttentionGr
                               [&] { return call_attention_backward(c, g); });
 }
 
-// The inputs among what a node saved, from `first` on; behind them is the seed.
+// The saved call: its inputs are the saved tensors from `first` on, followed by the seed.
 AttentionCall saved_call(const AutogradContext* ctx, const Saved& saved, size_t first) {
   std::array<OptTensor, kAttentionInputs> inputs;
   for (size_t i = 0; i < kAttentionInputs; ++i) inputs[i] = saved.optional(first + i);
   return saved_call(ctx, inputs, saved.graph, saved.optional(first + kAttentionInputs));
 }
 
-// Whether the gradients of the sources' rows can take their place (attention_backward_into): each row is written once,
-// and nobody reads it for another gradient afterwards.
+// True if attention_backward_into can overwrite the rows of src and value with their gradients: each row is written
+// once, and no other gradient reads it afterwards.
 bool can_be_written_over(const AttentionCall& c) {
   if (c.edge_attr || c.edge_scale || (c.score != Score::gatv2 && (c.score != Score::dot || !c.value))) return false;
   const auto apart = [&](const Tensor& t) { return can_be_written(t) && !t.is_alias_of(c.dst); };
@@ -42,7 +42,7 @@ bool can_be_written_over(const AttentionCall& c) {
 }
 
 struct Attention : Function<Attention> {
-  static constexpr size_t kFirst = 2;  // of the inputs, behind the output and the statistics
+  static constexpr size_t kFirst = 2;  // index of the first saved input, behind the output and the statistics
 
   static Tensor forward(AutogradContext* ctx, const Tensor& dst, const Tensor& src, const OptTensor& value,
                         const OptTensor& att, const OptTensor& edge_attr, const OptTensor& edge_proj,
@@ -59,12 +59,12 @@ struct Attention : Function<Attention> {
     return out;
   }
 
-  // The gradients of dst, src, value and att; those of the sources' rows where the rows are.
+  // Computes the gradients of dst, src, value and att; those of src and value overwrite their rows.
   static std::vector<Tensor> over_the_sources(AutogradContext* ctx, const AttentionCall& call,
                                               const AttentionGrads& given) {
     note_written_over(ctx);
     const at::AutoDispatchBelowADInplaceOrView guard;
-    // Without the history of the rows, which is not that of their gradients.
+    // Detached from the history of the rows, which is not that of their gradients.
     variable_list into{at::empty(call.dst.sizes(), call.dst.options()), call.src.variable_data()};
     if (call.value) into.push_back(call.value->variable_data());
     const Tensor of_att = call_attention_backward_into(call, given, into);
@@ -97,7 +97,7 @@ struct Attention : Function<Attention> {
 
 std::tuple<Tensor, Tensor> attention(const AttentionCall& call, Optional<at::ScalarType> out_dtype) {
   if (!at::GradMode::is_enabled()) return call_attention(call, out_dtype);
-  Tensor softmax_stats;  // beside autograd: it has no gradient
+  Tensor softmax_stats;  // bypasses autograd: it has no gradient
   Tensor out = Attention::apply(call.dst, call.src, call.value, call.att, call.edge_attr, call.edge_proj,
                                 call.edge_scale, call, out_dtype, &softmax_stats);
   return {std::move(out), std::move(softmax_stats)};
@@ -119,7 +119,7 @@ struct AttentionWeights : Function<AttentionWeights> {
     AttentionGrads given{{}, grads[0], {}, saved[0]};
     given.dropped_weights = call.dropout > 0;
     Needs need(ctx);
-    need();  // of the statistics
+    need();  // skips the statistics
     for (size_t i = 0; i < kAttentionInputs; ++i) given.needs[i] = need(saved[1 + i].defined());
     const auto found = attention_backward(call, given);
     const auto grad = [&](size_t i) {

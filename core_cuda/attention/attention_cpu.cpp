@@ -1,4 +1,4 @@
-// The attention ops on the CPU: checks, allocation, and the parts of each pass dealt out to threads.
+// The attention ops on the CPU: checks, allocation, and scheduling of the parts of each pass on threads.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -15,7 +15,7 @@
 namespace edgeless::cpu {
 namespace {
 
-// One call of an op: the arguments of its passes and the tensors that keep their memory alive.
+// One call of an op: the arguments of its passes and the tensors that own their memory.
 template <class A>
 class Call {
  public:
@@ -70,7 +70,8 @@ class Call {
     return (args.heads * args.padded_dim + kernels.width - 1) / kernels.width * kernels.width;
   }
 
-  // most_bytes bounds what `bytes_per_part` adds up to; parts depend on shapes alone, so results do too.
+  // Sets the graph and the partition; returns the number of parts. Parts that need `bytes_per_part` each are limited to
+  // most_bytes in total. Parts depend on shapes alone, and so does the order of summation.
   int64_t set_graph(at::TensorList graph, int64_t bytes_per_part = 0) {
     args.graph = compressed(graph);
     args.items_per_part = choose_items_per_part(args.graph);
@@ -129,7 +130,7 @@ class Call {
   std::vector<at::Tensor> kept_;
 };
 
-// Sums [parts, n] over the parts, in their order.
+// Sums `partial` over its first dimension, the parts, in order.
 at::Tensor sum_parts(const at::Tensor& partial) {
   at::Tensor total = partial[0].clone();
   for (int64_t p = 1; p < partial.size(0); ++p) total += partial[p];
@@ -158,7 +159,7 @@ std::tuple<at::Tensor, at::Tensor> attention(AttentionCall in, Optional<at::Scal
   return {out, softmax_stats};
 }
 
-// The logits are features of the edges, each head's its own.
+// Passes the logits as edge features that an identity projection assigns to the heads.
 at::Tensor softmax_sum(const at::Tensor& logits, const at::Tensor& value, at::TensorList csr,
                        at::IntArrayRef max_degrees) {
   const auto options = value.options().dtype(opmath_dtype(value.scalar_type()));
@@ -205,7 +206,8 @@ void backward(const AttentionCall& in, const AttentionGrads& given, std::vector<
   const at::Tensor stats = at::empty({in.num_dst(), kStats, args.heads}, softmax_stats.options());
   stats.narrow(1, 0, 2).copy_(softmax_stats.transpose(0, 1));
   args.stats = stats.data_ptr<A>();
-  // The pass by destination also sharpens Delta where <out, grad_out> is not what the weights give bit by bit.
+  // For rows of one chunk the destination pass recomputes Delta from the weights, which is needed where <out, grad_out>
+  // may differ from that sum by rounding.
   const bool inexact =
       grad_out && (in.edge_scale || in.dropout > 0 || in.edge_attr || out->scalar_type() != in.opmath());
   const bool by_dst =
@@ -267,9 +269,9 @@ std::vector<at::Tensor> attention_backward(AttentionCall in, AttentionGrads g) {
   return grads;
 }
 
-// Of the rows that a pass owns it reads the one at hand, whose gradient it writes in the end, or of a row that parts
-// share when all parts are done. So gradients may stand where these rows do. But not a destination's where the output
-// lies in another way, whose rows are then not all read.
+// A pass reads its query-side row before it writes the row's gradient: at the row's end, or, for a row that parts
+// share, in merge() when all parts are done. So gradients may overwrite these rows. The gradient of dst may not
+// overwrite an output of another layout, some of whose rows are still to be read.
 at::Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g, at::TensorList into) {
   const char* op = "edgeless::attention_backward_into";
   check_call(op, in);
@@ -301,7 +303,7 @@ TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("softmax_sum", WithRoom<softmax_sum>::call);
   m.impl("attention_weights", WithRoom<attention_weights_op<attention_weights>>::call);
   m.impl("attention_backward", WithRoom<attention_backward_op<attention_backward>>::call);
-  m.impl("attention_backward_into", attention_backward_into_op<attention_backward_into>);  // writes over what it reads
+  m.impl("attention_backward_into", attention_backward_into_op<attention_backward_into>);  // overwrites its inputs
 }
 
 }  // namespace edgeless::cpu

@@ -1,5 +1,5 @@
-// The attention ops on CUDA: checks, allocation and the order of the passes. The kernels and what they are given are
-// in cuda/. Nothing here waits for the device.
+// The attention ops on CUDA: checks, allocation and the order of the passes. The kernels and their arguments are in
+// cuda/. Nothing here synchronizes with the device.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -41,7 +41,7 @@ void forward(const AttentionCall& given, Tensor& out, Tensor& softmax_stats) {
   out.copy_(result + from_edge_space(aggregate_edges<A>(in, order, term, {}), *in.edge_proj));
 }
 
-// Dropout and scale must fit in.
+// The attention weights [E, H] with the dropout of `in`, which must have no edge_scale.
 template <class A>
 Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
   Call<A> call(in);
@@ -54,15 +54,16 @@ Tensor weights(const AttentionCall& in, const Tensor& softmax_stats) {
   call.args.logsumexp = call.keep(softmax_stats.contiguous());
   call.args.weights_out = result.template data_ptr<A>();
   if (!result.numel()) return result;
-  const bool drops = std::exchange(call.args.has_dropout, false);  // after the rows were summed
+  const bool drops = std::exchange(call.args.has_dropout, false);  // dropout applies after the softmax
   call.run(Pass::by_dst, in.graph.csr, in.num_src());
   call.args.has_dropout = drops;
   C10_CUDA_CHECK(normalize_weights(call.args, call.problem.wide_index, call.stream()));
   return result;
 }
 
-// Makes gradients parts of one tensor, in the order that the inputs themselves have as parts of one: the linear maps
-// behind them then take one product, not several. `which`: of kDst, kSrc and kValue, those with an input.
+// If the inputs are column ranges of one tensor, allocates their gradients as column ranges of one tensor in the same
+// order: the backward of the linear maps that made the inputs is then one GEMM instead of several. `which`: those of
+// kDst, kSrc and kValue that the call has.
 void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vector<Tensor>& grads) {
   const auto input = [&](int i) -> const Tensor& { return i == kDst ? in.dst : i == kSrc ? in.src : *in.value; };
   const size_t parts = which.size();
@@ -74,7 +75,7 @@ void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vect
   for (const Tensor& t : inputs) {
     if (t.sizes() != in.dst.sizes()) return;
   }
-  // In rows like the inputs', where these have a fourth part: there may be a gradient to stand beside the others.
+  // Keep the inputs' stride if they have a fourth part, which may get a gradient beside these.
   const int64_t columns = width * (given->stride == 4 * width && parts == 3 ? 4 : parts);
   const Packed all(at::empty({in.num_dst(), columns}, in.dst.options()), std::vector<int64_t>(parts, width));
   std::vector<size_t> order(parts);
@@ -83,7 +84,7 @@ void put_side_by_side(const AttentionCall& in, std::vector<int> which, std::vect
   for (size_t k = 0; k < parts; ++k) grads[which[order[k]]] = all.part(k).view(in.dst.sizes());
 }
 
-// in_place: gradients of sources may stand where their rows are.
+// in_place: the gradients of src and value may overwrite their rows.
 template <class A>
 void backward(const AttentionCall& given, const AttentionGrads& found, std::vector<Tensor>& grads, bool in_place) {
   const auto& [grad_out, grad_weights, out, softmax_stats, needs, dropped_weights, may_stand_together] = found;
@@ -99,7 +100,8 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   const bool edge_grads = in.edge_attr && (needs[kEdgeAttr] || needs[kEdgeProj] || (needs[kAtt] && in.edge_attr) ||
                                            (dot_edges && needs[kDst]));
   call.args.logsumexp = call.keep(softmax_stats.contiguous());
-  // Pairs save the pass by source a sector an edge; float rows of the other scores leave no memory for them.
+  // Pairs (Args::stats) save the source pass a memory sector per edge; float rows of other scores leave no memory for
+  // them.
   const bool pairs = !by_blocks && (in.score == Score::gatv2 || in.rows() == at::kHalf || in.rows() == at::kBFloat16);
   const Tensor stats = call.empty({in.num_dst(), heads, pairs ? 2 : 1});
   (pairs ? args.stats : args.delta) = stats.template data_ptr<A>();
@@ -128,7 +130,7 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
     args.delta_given = delta.template data_ptr<A>();
   }
 
-  // by destination
+  // destination pass
   Tensor ds, weights_out, projected_dst, projected_grad;
   if (dot_edges) {
     projected_dst = to_edge_space(in.dst, *in.edge_proj);
@@ -152,7 +154,7 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   std::vector<int> sources{kSrc};
   if (in.value) sources.push_back(kValue);
   side_by_side &= std::all_of(sources.begin(), sources.end(), [&](int i) { return needs[i]; });
-  // Of many rows, those of one pass alone, so that none stands there before its pass.
+  // With many rows, only gradients of the same pass share a tensor, so that none is allocated before its pass.
   const bool few = in.num_dst() < kLaunchBoundRows;
   if (side_by_side && few && needs[kDst]) {
     std::vector<int> all = sources;
@@ -167,12 +169,12 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   call.run(Pass::by_dst, order.csr(), in.num_src(), needs[kAtt]);
   args.ds_out = args.weights_out = args.grad_scale = nullptr;
 
-  // by source; gatv2's attention vector needs it as well, the cosine's factor had all from the first pass
+  // source pass; gatv2's attention vector needs it as well, the gradient of the cosine's factor is already complete
   const bool att_by_src = needs[kAtt] && in.score != Score::cosine;
   if (needs[kSrc] || needs[kValue] || att_by_src) {
     TORCH_CHECK_VALUE(!in.graph.csc.empty(),
                       "edgeless::attention_backward: csc is needed for the gradients of source tensors and of att");
-    // Not before: what the pass by destination kept for itself is free by now.
+    // Allocate them only now, when the temporary memory of the destination pass is free.
     if (side_by_side && !few && sources.size() > 1) put_side_by_side(in, sources, grads);
     const auto make = [&](int which, const Tensor& like) {
       if (!grads[which].numel()) grads[which] = at::empty(like.sizes(), like.options());
@@ -187,7 +189,7 @@ void backward(const AttentionCall& given, const AttentionGrads& found, std::vect
   Tensor att_grad;
   if (needs[kAtt]) {
     const int64_t width = in.att->size(1);
-    const bool alone = !(edge_grads && in.score == Score::gatv2);  // else more is added, before it is rounded
+    const bool alone = !(edge_grads && in.score == Score::gatv2);  // else the edge term is added before rounding
     att_grad = alone && call.att_width() == width ? grads[kAtt] : call.empty({heads, call.att_width()});
     call.sum_att_shares(att_grad);
     att_grad = att_grad.narrow(1, 0, width);
@@ -299,8 +301,9 @@ std::vector<Tensor> attention_backward(AttentionCall in, AttentionGrads g) {
   return grads;
 }
 
-// A row's own parts are read before its gradient is written, by the same lanes or before all of a block meet; pieces of
-// rows that several blocks share are merged by a later launch. So a gradient may stand where these parts do.
+// A pass reads the query-side row before it writes the row's gradient: in the same lanes, or in front of a block-wide
+// barrier; segments of rows that several blocks share are merged by a later launch. So gradients may overwrite these
+// rows.
 Tensor attention_backward_into(const AttentionCall& in, const AttentionGrads& g, at::TensorList into) {
   const char* op = "edgeless::attention_backward_into";
   check_call(op, in);

@@ -1,4 +1,4 @@
-// One call of an attention op on CUDA: from tensors to what the kernels are given, with the memory that they need.
+// One call of an attention op on CUDA: converts tensors to kernel arguments and allocates temporary memory.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -38,7 +38,7 @@ class Call {
   Args<A> args{};
   Problem problem{};
 
-  // by_blocks: the passes run on weighted sparse blocks; only where these do not refuse the call.
+  // by_blocks: the passes run on weighted sparse blocks (`wsb`), which must support the call.
   explicit Call(const AttentionCall& in, bool by_blocks = false)
       : in_(in),
         by_blocks_(by_blocks),
@@ -91,7 +91,7 @@ class Call {
   const at::TensorOptions& numbers() const { return numbers_; }
   Tensor empty(at::IntArrayRef shape) const { return at::empty(shape, numbers_); }
 
-  // Where a pass writes rows.
+  // The view of `t` through which a pass writes rows.
   OutRows out_rows(const Tensor& t) const {
     const int64_t bytes = vector_bytes(t), vector = bytes_of_vector(problem.storage);
     OutRows out;
@@ -105,7 +105,8 @@ class Call {
     return out;
   }
 
-  // Vectors of the rows' type are read as they are, where they can be; the cosine's factor is a number of A.
+  // An att of the rows' dtype is read without conversion where it consists of whole vectors; the cosine's factor is
+  // always converted to A.
   void set_att(const Tensor& att) {
     const bool whole = att.size(1) == att_width() || att_width() * att.element_size() % 16 == 0;
     args.att_stored = att.scalar_type() != in_.opmath() && problem.score != Score::cosine && whole;
@@ -121,7 +122,7 @@ class Call {
 
   void set_grad_out(const Tensor& grad_out, const Tensor& out) {
     const bool wide = out.scalar_type() != in_.rows();
-    // Float gradients of 16-bit rows are rounded by the kernel that reads them for delta.
+    // The Delta kernel also rounds float32 gradients of 16-bit rows, since it reads them anyway.
     const bool rounds = wide && grad_out.scalar_type() == at::kFloat && fits(grad_out);
     const Tensor grad =
         rounds ? at::empty(grad_out.sizes(), in_.dst.options().dtype(in_.rows())) : grad_out.to(in_.rows());
@@ -138,7 +139,7 @@ class Call {
     }
   }
 
-  // Memory that the edges' terms need is kept as well.
+  // Keeps a tensor alive for the call; returns its data, null if it is empty.
   A* keep(const Tensor& t) {
     kept_.push_back(t);
     return t.numel() ? t.data_ptr<A>() : nullptr;
@@ -146,10 +147,10 @@ class Call {
 
   Tensor keep_tensor(const Tensor& t) { return kept_.emplace_back(t); }
 
-  // Numbers of a head in the kernels' att, and in the shares of its gradient.
+  // Values per head in the kernels' att and in the partial sums (`shares`) of its gradient.
   int64_t att_width() const { return cuda::att_width(problem); }
 
-  // Runs a pass over the graph; with `att_grad` it leaves its shares of the gradient of att.
+  // Runs a pass over the graph; with `att_grad` it also keeps its partial sums of the gradient of att.
   void run(Pass pass, at::TensorList graph, int64_t num_gathered, bool att_grad = false) {
     args.graph = compressed_graph(graph);
     if (args.graph.num_rows == 0) return;
@@ -162,7 +163,7 @@ class Call {
     problem.num_gathered = num_gathered;
     problem.max_degree = in_.graph.max_degrees[pass == Pass::by_src ? kInCsc : kInCsr];
     problem.value_vectors = args.value_vectors;
-    // Of inputs alone: the plan, and with it the order of sums, must not depend on which gradients are asked for.
+    // Count inputs only: the plan, and with it the order of summation, must not depend on which gradients are needed.
     problem.edge_arrays = 0;
     for (const void* array : std::initializer_list<const void*>{args.scale, args.logit_term, args.value_term,
                                                                 args.given, args.grad_weights, args.proj}) {
@@ -176,7 +177,7 @@ class Call {
     TORCH_CHECK_VALUE(plan.kernel.vectors > 0, "edgeless: a head of attention may take up to ",
                       most_vectors(problem.storage) * vector_, " features in ", in_.rows(), " on CUDA, got ", in_.dim(),
                       " and ", in_.channels());
-    // The two passes of a gatv2 backward must agree on what Args::stats means.
+    // The destination and source passes of a gatv2 backward must agree on the meaning of Args::stats.
     const bool by_edge = has_edge_term(plan.kernel.mode);
     TORCH_INTERNAL_ASSERT(pass != Pass::by_src || problem.score != Score::gatv2 || by_edge == by_edge_);
     by_edge_ = by_edge;
@@ -196,7 +197,7 @@ class Call {
     args.carry = nullptr, args.grad_att = nullptr;
   }
 
-  // The gradient of att, [heads, att_width()], of all that the passes left: in A or the rows' type.
+  // Sums the partial sums of all passes to `to`: the gradient of att, [heads, att_width()], in A or the rows' dtype.
   void sum_att_shares(const Tensor& to) {
     TORCH_INTERNAL_ASSERT(att_shares_.size() <= 2);
     int64_t rows = 0;
@@ -207,9 +208,9 @@ class Call {
   }
 
  private:
-  static constexpr int64_t kMostShares = 128;  // of each of two passes, summed by one launch
+  static constexpr int64_t kMostShares = 128;  // rows of partial sums per pass that the last launch sums at once
 
-  // What takes more than a little memory is summed to a few before the next pass needs it.
+  // Partial sums of more than 2 MiB are reduced to a few rows, to free their memory before the next pass.
   void keep_att_shares(const Tensor& shares) {
     const bool keep = shares.size(0) <= kMostShares || shares.numel() * int64_t(sizeof(A)) <= 2 << 20;
     att_shares_.push_back(keep ? shares : summed_shares(shares, {}));
@@ -222,7 +223,7 @@ class Call {
     return few;
   }
 
-  // The rows of both, all numbers in `to` being `sums` rows.
+  // Sums the rows of `some` and `more` to `to`, which holds `sums` rows of partial sums.
   void sum(const Tensor& some, const Tensor& more, int sums, const Tensor& to) {
     const auto rows = [](const Tensor& t) { return t.defined() ? t.size(0) : 0; };
     const auto base = [](const Tensor& t) { return t.defined() ? t.template data_ptr<A>() : nullptr; };
@@ -234,8 +235,8 @@ class Call {
     return t.size(2) % vector_ == 0 && vector_bytes(t) >= std::min<int64_t>(16, vector_ * t.element_size());
   }
 
-  // The kernels read whole vectors, and of every tensor as many numbers as of the rows, whatever its own type. Copies
-  // are made when the first kernel is about to run: all by one launch, filled up to 16 bytes.
+  // The kernels read whole vectors, with the same number of values from every tensor, whatever its dtype. Padded copies
+  // are made in one launch, just before the first kernel runs.
   Rows rows(const Tensor& t) {
     const Tensor packed = fits(t) ? t : copies_.add(t, std::max(vector_, 16 / t.element_size()));
     kept_.push_back(packed);
@@ -269,7 +270,8 @@ class Call {
     return r;
   }
 
-  // [n, m, size] contiguous, filled up with zeros, beginning on 16 bytes; `size` is a multiple of them unless t has it.
+  // Pads `t` to [n, m, size] with zeros, contiguous and aligned to 16 bytes. `size` is a multiple of 16 bytes unless t
+  // already has that size.
   Tensor padded(const Tensor& t, int64_t size) {
     if (t.size(2) != size) return copies_.add(t, size);
     const Tensor rows = t.contiguous();
@@ -283,9 +285,9 @@ class Call {
   at::TensorOptions numbers_;
   int64_t vector_ = 1;
   bool by_edge_ = false;
-  Tensor delta_;  // where the pass by destination cannot make it
+  Tensor delta_;  // Delta where the destination pass cannot compute it
   PaddedRows copies_;
-  std::vector<Tensor> att_shares_;  // [shares, heads * att_width()] of each pass
+  std::vector<Tensor> att_shares_;  // per pass: [partial sums, heads * att_width()]
   std::vector<Tensor> kept_;
 };
 

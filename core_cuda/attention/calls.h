@@ -1,5 +1,5 @@
-// The attention ops as functions of a parsed call. Their long signatures stand here and nowhere else: `*_op` parses the
-// arguments for the function of a device or of autograd that is registered by it, and `call_*` hands a call to the op
+// The attention ops as functions of a parsed call. Their long signatures are written only here: `*_op<function>` is
+// registered for a device or for autograd and parses the arguments for `function`; `call_*` passes a call to the op
 // below autograd.
 #pragma once
 
@@ -10,11 +10,11 @@
 
 namespace edgeless {
 
-// The order of the gradients and of `needs`.
+// Order of the inputs in lists of gradients and in AttentionGrads::needs.
 enum AttentionInput : size_t { kDst, kSrc, kValue, kAtt, kEdgeAttr, kEdgeProj, kEdgeScale, kAttentionInputs };
 using AttentionChoice = std::array<bool, kAttentionInputs>;
 
-// What a backward is given beside the call: the gradient of the output, with the output, or that of returned weights.
+// Inputs of a backward besides the call: the output and its gradient, or the gradient of returned weights.
 struct AttentionGrads {
   OptTensor grad_out, grad_weights, out;
   Tensor softmax_stats;
@@ -22,7 +22,7 @@ struct AttentionGrads {
   bool dropped_weights = false, side_by_side = false;
 };
 
-// Raises unless there is one of the two gradients, of the right kind.
+// Raises unless exactly one of the two gradients is given, with the right shape, dtype and device.
 inline void check_grads(const char* op, const AttentionCall& in, const AttentionGrads& g) {
   check_stats(op, in, g.softmax_stats);
   TORCH_CHECK_VALUE(g.grad_out.has_value() != g.grad_weights.has_value(), op, ": give either grad_out or grad_weights");
@@ -139,7 +139,8 @@ inline Tensor call_softmax_sum(const Tensor& logits, const Tensor& value, const 
   return kernels(logits, value, graph.csr, graph.max_degrees);
 }
 
-// softmax_sum as a call of gat, whose nodes all have the one `number`, [1, 1, 1]; the logits are not in it.
+// softmax_sum as a call of gat in which every node has the same `number`, [1, 1, 1]. The call does not include the
+// logits.
 inline AttentionCall softmax_sum_call(const Tensor& logits, const Tensor& value, at::TensorList csr,
                                       at::IntArrayRef max_degrees, const Tensor& number) {
   const char* op = "edgeless::softmax_sum";
@@ -157,11 +158,11 @@ inline AttentionCall softmax_sum_call(const Tensor& logits, const Tensor& value,
   return call;
 }
 
-// The backward takes gat's numbers of nodes with the dimension that the forward does without.
+// gat's values per node may be [N, H] in the forward, while the backward takes [N, H, 1].
 inline Tensor as_rows(const Tensor& t) { return t.dim() == 2 ? t.unsqueeze(2) : t; }
 inline Tensor as_given(const Tensor& grad, const Tensor& given) { return given.dim() == 2 ? grad.squeeze(2) : grad; }
 
-// What of a call is neither a tensor nor the graph, kept for the backward.
+// Saves the options of a call that are neither tensors nor the graph, for the backward.
 inline void save_options(AutogradContext* ctx, const AttentionCall& call) {
   ctx->saved_data["score"] = static_cast<int64_t>(call.score);
   ctx->saved_data["coefficient"] = call.coefficient;
@@ -170,7 +171,7 @@ inline void save_options(AutogradContext* ctx, const AttentionCall& call) {
 
 inline Score saved_score(const AutogradContext* ctx) { return static_cast<Score>(ctx->saved_data.at("score").toInt()); }
 
-// A call of what was saved; of its tensors the seven inputs, in their order, and the seed.
+// Rebuilds the call from saved options, the seven inputs in the order of AttentionInput, the graph and the seed.
 inline AttentionCall saved_call(const AutogradContext* ctx, const std::array<OptTensor, kAttentionInputs>& inputs,
                                 const GraphArrays& graph, const OptTensor& seed) {
   return {*inputs[kDst],

@@ -1,5 +1,5 @@
-// What edge features add to the attention on CUDA, and their gradients: around the passes, in the De features of an
-// edge.
+// The edge term of attention on CUDA and its gradients, computed by kernels before and after the passes, in the space
+// of the De edge features.
 #pragma once
 
 #include <array>
@@ -9,9 +9,9 @@
 
 namespace edgeless::cuda {
 
-// The graph of a call as its passes are to walk it. What they read and write by edge, beside the features, is in the
-// order of the CSR, unless something else is given by ids: scales are. A pass by source then finds an edge by its place
-// in that order.
+// The graph of a call in the edge order of its passes. With by_position, per-edge arrays other than the features are in
+// CSR order, and the source pass finds an edge's values by the CSC-to-CSR permutation. Calls with edge_scale, which is
+// given by edge id, keep that order.
 class EdgeOrder {
  public:
   EdgeOrder(const AttentionCall& in, bool may_be_by_position)
@@ -31,14 +31,14 @@ class EdgeOrder {
   }
 
  private:
-  // Kept with the graph, or made.
+  // The CSC-to-CSR permutation, from the graph if it holds one, else computed; undefined if it is the identity.
   Tensor places() const {
     if (graph_.csc.size() == 4) return graph_.csc[3];
     const Tensor ids = graph_.csc.size() == 3 ? graph_.csc[2] : Tensor();
     if (graph_.csr.size() < 3) return ids;
     const Tensor& in_csr = graph_.csr[2];
     const Tensor found = at::empty_like(in_csr);
-    // The least: what stands beyond the last row may have any edge's id.
+    // Take the minimum: the unused entries beyond the last row may hold the id of any edge.
     found.scatter_reduce_(0, in_csr.to(at::kLong), at::arange(in_csr.size(0), in_csr.options()), "amin", false);
     return ids.defined() ? found.index_select(0, ids) : found;
   }
@@ -47,7 +47,7 @@ class EdgeOrder {
   std::vector<Tensor> csc_;
 };
 
-// A call's edges, with features that are contiguous and outlive what is returned.
+// Describes a call's edges to the edge kernels. `attr` must be contiguous and outlive the result.
 inline EdgeFeatures edge_features(const AttentionCall& in, const Tensor& attr, bool by_position) {
   EdgeFeatures edges;
   edges.graph = compressed_graph(in.graph.csr);
@@ -59,8 +59,8 @@ inline EdgeFeatures edge_features(const AttentionCall& in, const Tensor& attr, b
   return edges;
 }
 
-// The edge term of the score 'dot' stands in key and value: <q, W e> = <W^T q, e> and sum w (W e) = W sum w e, so all
-// that is done by edge is done in the De features of an edge, with the nodes' rows projected before or after.
+// The edge term of the score 'dot' is added to key and value: <q, W e> = <W^T q, e> and sum w (W e) = W sum w e. So all
+// work per edge uses the De edge features, and the nodes' rows are projected before or after it.
 //
 // rows [n, H, D] -> W^T rows, [n, H, De]
 inline Tensor to_edge_space(const Tensor& rows, const Tensor& proj) {
@@ -72,8 +72,8 @@ inline Tensor from_edge_space(const Tensor& sums, const Tensor& proj) {
   return at::bmm(sums.transpose(0, 1), proj.transpose(1, 2)).transpose(0, 1);
 }
 
-// The call as passes in that order take it, where it drops: that is drawn by ids, so before them, and scales the
-// weights.
+// For passes in CSR order with dropout: the draws depend on edge ids, so they are made in advance, and the returned
+// call has them as edge_scale instead of dropout. Empty if the call needs no such change.
 template <class A>
 Optional<AttentionCall> with_drawn(const AttentionCall& in, const EdgeOrder& order) {
   if (!order.by_position || in.dropout == 0) return {};
@@ -90,7 +90,8 @@ Optional<AttentionCall> with_drawn(const AttentionCall& in, const EdgeOrder& ord
   return drawn;
 }
 
-// <rows[r, h], e> for every edge e of row r, [E, H], times `factor`; of two such rows at once, where there is `more`.
+// factor * <rows[r, h], attr[e]> for every edge e of row r, [E, H]. With `more`, a second result for these rows,
+// without a factor.
 template <class A>
 std::array<Tensor, 2> products_of_edges(const Call<A>& call, const AttentionCall& in, bool by_position,
                                         const Tensor& rows, double factor, const Tensor& more = {}) {
@@ -108,7 +109,7 @@ std::array<Tensor, 2> products_of_edges(const Call<A>& call, const AttentionCall
   return out;
 }
 
-// The gradient of the features: the sum over heads of weights [E, H] times rows, [n, H, De] or [H, De].
+// The gradient of the edge features: the sum over heads of weight [E, H] times rows, which are [n, H, De] or [H, De].
 template <class A>
 void features_gradient(const Call<A>& call, const AttentionCall& in, bool by_position, const Tensor& weight,
                        const Tensor& rows, const Tensor& more_weight, const Tensor& more_rows, const Tensor& out) {
@@ -123,7 +124,7 @@ void features_gradient(const Call<A>& call, const AttentionCall& in, bool by_pos
   C10_CUDA_CHECK(edge_sums(args, call.stream()));
 }
 
-// Runs edge_products and adds up its blocks' sums: [columns, De].
+// Runs edge_products and adds up the partial sums of its blocks: [columns, De].
 template <class A>
 Tensor sums_of_edges(const Call<A>& call, const AttentionCall& in, EdgeProducts<A>& args) {
   const int64_t columns = in.heads() * args.channels, units = (in.num_edges() + kEdgesOfUnit - 1) / kEdgesOfUnit;
@@ -138,8 +139,8 @@ Tensor sums_of_edges(const Call<A>& call, const AttentionCall& in, EdgeProducts<
   return sums;
 }
 
-// [Nd, H, De]: the sum over a row's edges of a weight times the edge's features. The weights are the softmax of
-// `logits` with dropout and scale, or `given` as they are. Edges are gathered as if they were sources.
+// The sum over each row's edges of weight times edge features, [Nd, H, De]. The weights are the softmax of `logits`
+// with dropout and scale, or `given` unchanged. Runs as a forward pass that gathers edges as if they were sources.
 template <class A>
 Tensor aggregate_edges(const AttentionCall& in, const EdgeOrder& order, const Tensor& logits, const Tensor& given) {
   const int64_t most = 4 * 32 * 16 / in.edge_attr->element_size();
@@ -165,10 +166,10 @@ Tensor aggregate_edges(const AttentionCall& in, const EdgeOrder& order, const Te
   return parts.size() == 1 ? parts[0] : at::cat(parts, 2);
 }
 
-// The sum over the rows of a[n, h, i] b[n, h, j]: [H, I, J]. A product a head has few tiles of so few numbers, and a
-// block for each would add up all rows: many rows are cut into parts, each with a product of its own.
+// The sum over n of a[n, h, i] b[n, h, j]: [H, I, J]. A GEMM per head has few output tiles, so few thread blocks would
+// sum all rows; many rows are therefore split into parts with a GEMM each.
 inline Tensor products_of_rows(const Tensor& a, const Tensor& b) {
-  constexpr int64_t kParts = 128, kManyRows = 8192;  // fewer take less time than the parts' launches
+  constexpr int64_t kParts = 128, kManyRows = 8192;  // fewer rows take less time than the parts' launches
   const int64_t of_part = a.size(0) < kManyRows ? 0 : a.size(0) / kParts, rows = of_part * kParts;
   const auto rest = [&](const Tensor& t) { return t.slice(0, rows).transpose(0, 1); };  // [H, N, I]
   const Tensor sum = at::bmm(rest(a).transpose(1, 2), rest(b));
@@ -184,7 +185,7 @@ inline Tensor products_of_rows(const Tensor& a, const Tensor& b) {
   return sum + parts.sum(1);
 }
 
-// What is added to the logit by edge, [E, H].
+// The edge term of the logits, [E, H].
 template <class A>
 Tensor logit_term(const Call<A>& call, const AttentionCall& in, bool by_position, const Tensor& projected_dst) {
   if (in.score != Score::gat) return products_of_edges(call, in, by_position, projected_dst, in.coefficient)[0];
@@ -207,18 +208,17 @@ void gat_edge_gradients(const Call<A>& call, const AttentionCall& in, bool by_po
   grads[kEdgeProj].copy_(sums_of_edges(call, in, args).unsqueeze(1));
 }
 
-// Whether edge_products makes all gradients of gatv2's edge term that are asked for: it reads ds in the order of the
-// graph.
+// True if edge_products computes all needed gradients of gatv2's edge term. It reads ds in CSR order.
 template <class A>
 bool makes_all_by_products(const AttentionCall& in, const AttentionChoice& needs) {
   const int heads = static_cast<int>(in.heads()), channels = static_cast<int>(in.dim());
   return in.edge_dim() <= kMostHidden && (!needs[kEdgeAttr] || makes_attr_grad<A>(heads, channels));
 }
 
-// The gradients of gatv2's edge term. With G = ds LeakyReLU'(hidden), a number for an edge and each of the H D columns:
-// d attr = G (att W), d W = att sum of G e^T, and att gets the edge term's share, sum of W G^T e (scores.cuh). Of many
-// features, and for d attr of many columns, G is written, for a chunk of edges at a time. ds: by id, or in the order of
-// the graph where the call's ds_in_order, which is makes_all_by_products().
+// The gradients of gatv2's edge term. With G = ds LeakyReLU'(hidden), [E, H D]: d attr = G (att W), d W = att sum of G
+// e^T, and d att gets the edge term's contribution, sum of W G^T e (scores.cuh). For many features, and for d attr with
+// many columns, G is materialized for a chunk of edges at a time. ds: by edge id, or in CSR order if the call's
+// ds_in_order is set, which is makes_all_by_products().
 template <class A>
 void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Tensor& ds, const AttentionChoice& needs,
                           std::vector<Tensor>& grads, Tensor& att_share) {
@@ -232,7 +232,7 @@ void gatv2_edge_gradients(const Call<A>& call, const AttentionCall& in, const Te
   args.ds = ds.data_ptr<A>(), args.dst = call.args.dst, args.src = call.args.src;
   args.channels = static_cast<int>(in.dim()), args.slope = A(in.coefficient);
   args.proj = proj.data_ptr<A>();
-  // By sizes alone: sums do not depend on which gradients are asked for.
+  // Depends on sizes alone, so that sums do not depend on which gradients are needed.
   const bool few = in.edge_dim() <= kMostHidden;
   const bool of_attr_too = of_attr && few && makes_attr_grad<A>(args.edges.heads, args.channels);
   Tensor sums;

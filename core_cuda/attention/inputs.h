@@ -1,4 +1,4 @@
-// What every attention op receives, checked once for both devices.
+// The inputs of every attention op and their checks, shared by both devices.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -27,25 +27,25 @@ inline Score parse_score(const char* op, std::string_view name) {
   TORCH_CHECK_VALUE(false, op, ": score must be ", names, "', got '", name, "'");
 }
 
-// gat's numbers of nodes may come as [N, H].
+// gat's values per node may be given as [N, H].
 inline at::Tensor with_dim(const at::Tensor& t, Score score) {
   return score == Score::gat && t.dim() == 2 ? t.unsqueeze(2) : t;
 }
 
 // A call of an attention op, parsed once.
 struct AttentionCall {
-  at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]; of gat, numbers of the nodes, in the statistics' dtype
-  OptTensor value;                 // [Ns, H, C], none: src
-  OptTensor att;                   // [H, D]; of the cosine [H, 1], its factor; of the rows' dtype or their arithmetic's
+  at::Tensor dst, src;             // [Nd, H, D], [Ns, H, D]; gat: a value per node, D = 1, in the opmath dtype
+  OptTensor value;                 // [Ns, H, C]; none: src
+  OptTensor att;                   // [H, D]; cosine: its factor, [H, 1]; in the rows' dtype or their opmath dtype
   OptTensor edge_attr, edge_proj;  // [E, De], [H, D, De]
   OptTensor edge_scale;            // [E, H]
   GraphArrays graph;
   OptTensor seed;  // int64 [1]
   Score score;
   double coefficient, dropout;
-  bool donated = false;  // src and value have no other use: a backward that is the last may write over them
+  bool donated = false;  // src and value have no other use: the last backward may overwrite them
 
-  // Without a vector, anything by edge or dropout.
+  // A call without att, edge inputs and dropout.
   static AttentionCall plain(const at::Tensor& dst, const at::Tensor& src, const at::Tensor& value,
                              const GraphArrays& graph, Score score, double coefficient) {
     return {dst, src, value, {}, {}, {}, {}, graph, {}, score, coefficient, 0.0};
@@ -61,7 +61,7 @@ struct AttentionCall {
   at::ScalarType rows() const { return score == Score::gat && value ? value->scalar_type() : dst.scalar_type(); }
   at::ScalarType opmath() const { return opmath_dtype(rows()); }
   at::Device device() const { return dst.device(); }
-  // On the CPU the maximum and the rest apart (cpu/args.h), on CUDA the logsumexp.
+  // CUDA saves the logsumexp; the CPU saves the maximum and 1 / sum separately (cpu/args.h).
   std::array<int64_t, 3> stats_shape() const { return {dst.is_cuda() ? 1 : 2, num_dst(), heads()}; }
 };
 
@@ -84,7 +84,7 @@ inline void check_compressed(const char* op, const char* name, at::TensorList gr
   if (graph.size() == 3) check_shape(op, "edge_ids", graph[2], graph[1].sizes());
 }
 
-// A number for each of the edges, in the order of one direction, which stands behind that direction's edge ids.
+// Checks an array with one value per edge, in the order of one direction, that follows the edge ids in its array list.
 inline void check_behind_ids(const char* op, const char* name, const at::Tensor& t, int64_t edges, at::ScalarType dtype,
                              const at::Device& device) {
   check_shape(op, name, t, {edges});
@@ -145,7 +145,7 @@ inline void check_call(const char* op, const AttentionCall& in) {
   TORCH_CHECK_VALUE(in.edge_attr.has_value() == in.edge_proj.has_value(), op, ": edge_attr and edge_proj go together");
   if (in.edge_attr) {
     check_dim(op, "edge_attr", *in.edge_attr, 2, "[E, De]");
-    // Of gat, what rows() is depends on whether the op has values.
+    // For gat, rows() depends on whether the op has values.
     const auto attr = in.edge_attr->scalar_type();
     const bool of_gat = in.score == Score::gat && opmath_dtype(attr) == in.opmath();
     check("edge_attr", *in.edge_attr, {in.num_edges(), in.edge_dim()}, of_gat ? attr : rows);
@@ -157,14 +157,14 @@ inline void check_call(const char* op, const AttentionCall& in) {
   check_dropout(op, in.dropout, in.seed, device);
 }
 
-// What the forward left of the softmax.
+// Checks the softmax statistics that the forward saved.
 inline void check_stats(const char* op, const AttentionCall& in, const at::Tensor& stats) {
   check_shape(op, "softmax_stats", stats, in.stats_shape());
   check_dtype(op, "softmax_stats", stats, in.opmath());
   check_device(op, "softmax_stats", stats, in.device());
 }
 
-// The output and its gradient, as a backward is given them.
+// Checks the output and its gradient, the inputs of a backward.
 inline void check_output(const char* op, const AttentionCall& in, const at::Tensor& grad_out, const at::Tensor& out) {
   check_shape(op, "grad_out", grad_out, {in.num_dst(), in.heads(), in.channels()});
   check_shape(op, "out", out, grad_out.sizes());
@@ -172,14 +172,15 @@ inline void check_output(const char* op, const AttentionCall& in, const at::Tens
   check_device(op, "out", out, in.device());
 }
 
-// Whether kernels can write rows [N, H, C] where they lie: each for itself, contiguous, and whole heads apart.
+// True if kernels can write rows [N, H, C] to `t` in place: each row is contiguous, the stride of rows is a multiple of
+// a head, and rows do not overlap.
 inline bool can_be_written(const at::Tensor& t) {
   if (t.numel() == 0) return true;
   const int64_t row = t.size(1) * t.size(2);
   return t.select(0, 0).is_contiguous() && t.stride(0) % t.size(2) == 0 && (t.size(0) == 1 || t.stride(0) >= row);
 }
 
-// Where gradients of dst, src and value are to go: rows of the same kind, each in one piece.
+// Checks the tensors that receive the gradients of dst, src and value.
 inline void check_into(const char* op, const AttentionCall& in, at::TensorList into) {
   TORCH_CHECK_VALUE(in.score == Score::gatv2 || (in.score == Score::dot && in.value), op,
                     ": the score must be 'gatv2', or 'dot' with a value");

@@ -7,10 +7,10 @@
 namespace edgeless {
 namespace {
 
-// Rows divided by their norms, or by the least norm where they are shorter.
+// Rows divided by their norms, or by `least` where the norm is smaller.
 Tensor unit_rows(const Tensor& x, double least) {
   const Tensor squares = (x * x).sum(-1, /*keepdim=*/true), is_long = squares.detach().sqrt() > least;
-  // Of a row of zeros no norm is taken, whose derivatives are no numbers.
+  // The norm of a row of zeros has NaN derivatives, so short rows are replaced before the root.
   const Tensor norms = at::where(is_long, squares, at::ones_like(squares)).sqrt();
   return x / at::where(is_long, norms, at::full_like(norms, least));
 }
@@ -19,7 +19,7 @@ Tensor unit_rows(const Tensor& x, double least) {
 
 Tensor dropout_factors(const Tensor& ids, const OptTensor& seed, double p, int64_t num_edges, int64_t heads,
                        const at::TensorOptions& options) {
-  // Attention of rows of one edge each, whose weight is 1 before dropout.
+  // Attention over rows of a single edge, whose weight is 1 before dropout.
   const auto index = ids.defined() ? ids.options() : options.dtype(at::kLong);
   std::vector<Tensor> csr{at::arange(num_edges + 1, index), at::zeros({num_edges}, index)};
   if (ids.defined()) csr.push_back(ids);
@@ -38,7 +38,7 @@ PlainAttention::PlainAttention(const AttentionCall& call)
       dropout_(call.dropout),
       opmath_(call.opmath()) {}
 
-// The softmax of the logits, [E, H], and the values, [E, H, C], of the edges in the order of the CSR.
+// Per-edge tensors in CSR order: the softmax of the logits, [E, H], and the values, [E, H, C].
 struct PlainAttention::Edges {
   EdgeEnds to;
   Tensor ids, softmax, values;
@@ -72,7 +72,7 @@ struct PlainAttention::Edges {
     softmax = to.softmax(logits);
   }
 
-  // Of what comes by the ids of edges.
+  // Conversions between arrays indexed by edge id and arrays in CSR order.
   Tensor by_position(const Tensor& by_id) const { return ids.defined() ? by_id.index_select(0, ids) : by_id; }
   Tensor by_id(const Tensor& by_position) const {
     return ids.defined() ? by_position.index_select(0, at::argsort(ids)) : by_position;

@@ -1,5 +1,4 @@
-// Attention by ops that can be differentiated any number of times, edge tensors and all: its plain form, for second
-// derivatives.
+// The plain form of attention, for second derivatives: differentiable PyTorch ops, which materialize edge tensors.
 #pragma once
 
 #include "../common/second_derivatives.h"
@@ -7,20 +6,20 @@
 
 namespace edgeless {
 
-// Dropout's factor of every edge, 0 or 1 / (1 - p), [E, H], as the kernels draw it. ids: of the edges, undefined
-// where these are their positions.
+// Dropout's factor of every edge and head, 0 or 1 / (1 - p), [E, H], as the kernels draw it. ids: the edges' original
+// ids, undefined if they equal the positions.
 Tensor dropout_factors(const Tensor& ids, const OptTensor& seed, double p, int64_t num_edges, int64_t heads,
                        const at::TensorOptions& options);
 
-// What of a call is no input. Inputs stand in the order of AttentionInput, missing ones undefined.
+// A call without its inputs, which are passed in the order of AttentionInput, undefined where missing.
 class PlainAttention {
  public:
   explicit PlainAttention(const AttentionCall& call);
 
-  // [Nd, H, C], in the dtype of arithmetic.
+  // The output [Nd, H, C], in the opmath dtype.
   Tensor output(const variable_list& inputs) const;
 
-  // [E, H], by the ids of edges, after dropout.
+  // The attention weights [E, H] after dropout, indexed by edge id.
   Tensor weights(const variable_list& inputs) const;
 
  private:

@@ -1,12 +1,12 @@
-// The scores of attention, for every part of the core. No torch.
+// The list of attention scores, shared by all of the core. No torch.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
-// EACH(name, functor): a score as users call it, and the struct that cpu/scores.h and cuda/scores.cuh have of it. The
-// dispatch of both devices, the names in Python and the lists of the tests are made of this one.
+// EACH(name, functor): the user-visible name of a score and the struct that implements it in cpu/scores.h and
+// cuda/scores.cuh. The dispatch of both devices, the Python names and the lists of the tests derive from this list.
 #define EDGELESS_SCORES(EACH) \
   EACH(dot, DotScore)         \
   EACH(gatv2, Gatv2Score)     \
@@ -25,10 +25,10 @@ constexpr std::array kScoreNames{EDGELESS_SCORES(EDGELESS_STRING)};
 
 constexpr const char* name_of(Score score) { return kScoreNames[static_cast<size_t>(score)]; }
 
-// Whether the values are the keys: an edge then gathers one row.
+// True if the values are the keys: an edge then gathers one row.
 constexpr bool values_are_keys(Score score) { return score == Score::gatv2 || score == Score::cosine; }
 
-// The passes of the kernels on a GPU.
+// The passes of the CUDA kernels.
 namespace cuda {
 enum class Pass : uint8_t { forward, by_dst, by_src };
 }

@@ -1,7 +1,7 @@
-// What the autograd of the ops shares. A function of autograd stands between an op and the kernels of a device: it
-// calls the op again, below autograd, and keeps what the backward needs. It looks at no sizes and keeps nothing outside
-// of its context, so torch.compile traces through it. Compiled autograd knows no results without a gradient: a function
-// hands these on beside its output.
+// Shared parts of the ops' autograd. An autograd function stands between an op and the kernels of a device: it calls
+// the op again below autograd and saves what the backward needs. It reads no sizes and keeps no state outside its
+// context, so torch.compile can trace through it. Compiled autograd does not support results without a gradient: a
+// function returns these through a pointer argument.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -27,7 +27,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The kernels of an op, one for each device. They have the signature of the function that autograd registers for it.
+// The kernels of an op, one per device, with the signature of the function that autograd registers for the op.
 template <class Result, class... Args>
 class Kernels {
  public:
@@ -39,16 +39,16 @@ class Kernels {
     return handle_.call(std::forward<Args>(args)...);
   }
 
-  // The op itself: autograd, and what comes before it. For a backward that can be differentiated: the history of a
-  // batch of gradients is kept inside of the batch, so batches have to be taken apart before autograd sees them.
+  // Calls the op with autograd and all dispatch keys above it. For backwards that can be differentiated: the history of
+  // a batched gradient is inside the batch, so the batch must be unpacked before autograd sees it.
   Result op(Args... args) const { return handle_.call(std::forward<Args>(args)...); }
 
  private:
   c10::TypedOperatorHandle<Result(Args...)> handle_;
 };
 
-// A function of an op that gives five gradients in a list, as one that gives them one by one: of an op that writes over
-// what it is given torch's compiler takes no list.
+// Adapts an op function that returns five gradients in a list to one that returns a tuple: torch.compile does not
+// support ops that mutate their inputs and return a list.
 using FiveTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 template <auto function>
@@ -66,8 +66,8 @@ inline std::vector<Tensor> in_a_list(const FiveTensors& of) {
   return std::apply([](const auto&... t) { return std::vector<Tensor>{t...}; }, of);
 }
 
-// What functions of autograd derive from in the place of torch's: T has forward and backward, and its backward runs on
-// the engine that was chosen when its forward ran, wherever and whenever that is.
+// Base of all autograd functions here, instead of torch's. T has forward and backward; its backward runs with the
+// engine that was chosen when its forward ran, in whatever thread and at whatever time.
 template <class T>
 struct Function : torch::autograd::Function<Function<T>> {
   static constexpr bool is_traceable = true;
@@ -87,7 +87,7 @@ struct Function : torch::autograd::Function<Function<T>> {
   }
 };
 
-// Saves tensors, missing ones too, and behind them a graph.
+// Saves tensors, with undefined tensors for missing ones, followed by the arrays of a graph.
 inline void save(AutogradContext* ctx, at::ArrayRef<Optional<Tensor>> tensors, const GraphArrays& graph) {
   variable_list all;
   all.reserve(tensors.size() + graph.csr.size() + graph.csc.size());
@@ -99,7 +99,7 @@ inline void save(AutogradContext* ctx, at::ArrayRef<Optional<Tensor>> tensors, c
   ctx->save_for_backward(std::move(all));
 }
 
-// What save() saved; missing tensors are undefined.
+// Reads what save() saved; missing tensors are undefined. `count`: the tensors in front of the graph.
 class Saved {
  public:
   Saved(const AutogradContext* ctx, size_t count)
@@ -123,12 +123,14 @@ class Saved {
   const GraphArrays graph;
 };
 
-// Whether a tracer follows: what it makes of an op may take every result for a tensor of its own.
+// True under a tracer (Python dispatch or functionalization), which may treat every result of an op as a tensor with
+// memory of its own.
 inline bool is_traced(const Tensor& t) {
   return t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize}));
 }
 
-// Whether an input needs a gradient, asked in the order of the inputs: autograd counts only those that were given.
+// Tells whether an input needs a gradient. To be called once per input, in order: autograd numbers only the inputs that
+// were given.
 class Needs {
  public:
   explicit Needs(const AutogradContext* ctx) : ctx_(ctx) {}
@@ -140,12 +142,12 @@ class Needs {
   size_t next_ = 0;
 };
 
-// Whether a tensor stands for a batch of tensors (batched.cpp) and has no memory of its own.
+// True if a tensor stands for a batch of tensors (batched.cpp) and has no storage.
 inline bool is_batched(const Tensor& t) {
   return t.key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Batched, c10::DispatchKey::FuncTorchBatched}));
 }
 
-// [N, H, C] as [N, H * C], and back: by ops that know batches, which flatten and unflatten do not.
+// [N, H, C] as [N, H * C] and back, by ops with batching rules; flatten and unflatten have none.
 inline Tensor heads_joined(const Tensor& t) { return t.reshape_symint({t.sym_size(0), t.sym_size(1) * t.sym_size(2)}); }
 inline Tensor heads_apart(const Tensor& t, const c10::SymInt& heads, const c10::SymInt& channels) {
   return t.view_symint({t.sym_size(0), heads, channels});

@@ -1,7 +1,7 @@
-// Batched gradients, of torch.autograd.grad(is_grads_batched=True) and torch.autograd.functional.jacobian(
-// vectorize=True). Both run a backward once, on tensors that stand for a batch of gradients. Torch's own fallback calls
-// an op for one after the other but takes no lists of tensors; this one does. It is registered for every op that a
-// backward calls.
+// Batched gradients: torch.autograd.grad(is_grads_batched=True) and torch.autograd.functional.jacobian(vectorize=True).
+// Both run a backward once, on tensors that stand for a batch of gradients. Torch's fallback calls an op once per batch
+// element but does not support lists of tensors; this fallback does. It is registered for every op that a backward
+// calls.
 #include <ATen/ATen.h>
 #include <ATen/LegacyBatchedTensorImpl.h>
 #include <torch/library.h>
@@ -17,7 +17,7 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
-// `value` with f(t) in the place of every tensor t, in lists too.
+// `value` with every tensor t, also within lists, replaced by f(t).
 template <class F>
 IValue map_tensors(const IValue& value, F&& f) {
   if (value.isTensor()) return value.toTensor().defined() ? IValue(f(value.toTensor())) : value;
@@ -39,7 +39,7 @@ IValue map_tensors(const IValue& value, F&& f) {
 }
 
 struct Batch {
-  int64_t level = -1, size = 0;  // the innermost batch of all arguments
+  int64_t level = -1, size = 0;  // of the innermost batch dimension among all arguments
 };
 
 const at::BatchDim* find(const Tensor& t, int64_t level) {
@@ -56,7 +56,7 @@ Batch innermost(at::ArrayRef<IValue> arguments) {
   for (const IValue& argument : arguments) {
     map_tensors(argument, [&](const Tensor& t) {
       if (const auto* impl = at::maybeGetBatchedImpl(t)) {
-        const at::BatchDim& last = impl->bdims().back();  // levels rise
+        const at::BatchDim& last = impl->bdims().back();  // levels ascend
         if (last.level() > batch.level) batch = {last.level(), impl->value().size(last.dim())};
       }
       return t;
@@ -65,7 +65,7 @@ Batch innermost(at::ArrayRef<IValue> arguments) {
   return batch;
 }
 
-// What `t` is at `index` of a batch; it may belong to other batches still.
+// Element `index` of `t` along the batch dimension of `level`; the element keeps its other batch dimensions.
 Tensor at_index(const Tensor& t, int64_t level, int64_t index) {
   const at::BatchDim* own = find(t, level);
   if (!own) return t;
@@ -78,9 +78,9 @@ Tensor at_index(const Tensor& t, int64_t level, int64_t index) {
   return others.empty() ? value : at::makeBatched(value, others);
 }
 
-// A result of the batch, from those of every index.
+// Stacks the results of all batch elements into one batched result.
 IValue together(const std::vector<IValue>& results, int64_t level) {
-  size_t next = 0;  // in the order in which map_tensors() goes through the first one's
+  size_t next = 0;  // index of a tensor in the order of map_tensors()
   std::vector<std::vector<Tensor>> tensors;
   for (const IValue& result : results) {
     tensors.emplace_back();

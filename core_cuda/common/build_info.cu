@@ -1,4 +1,4 @@
-// The architectures that nvcc made code for, in its own words: "800,900".
+// The architectures that nvcc compiled for, in the form of __CUDA_ARCH_LIST__: "800,900".
 #define EDGELESS_TEXT_OF(...) #__VA_ARGS__
 #define EDGELESS_TEXT(...) EDGELESS_TEXT_OF(__VA_ARGS__)
 

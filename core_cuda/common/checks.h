@@ -1,4 +1,4 @@
-// Checks whose message names the argument, what was expected and what came.
+// Argument checks; each message names the argument, the expected and the actual property.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,7 +6,7 @@
 
 namespace edgeless {
 
-// The dtype of statistics, of parameters and of all arithmetic for rows stored in `rows`.
+// The dtype of arithmetic, statistics and parameters for rows stored in `rows`.
 inline at::ScalarType opmath_dtype(at::ScalarType rows) { return rows == at::kDouble ? at::kDouble : at::kFloat; }
 
 inline void check_shape(const char* op, const char* name, const at::Tensor& t, at::IntArrayRef expected) {
@@ -21,7 +21,7 @@ inline void check_device(const char* op, const char* name, const at::Tensor& t, 
   TORCH_CHECK_VALUE(t.device() == expected, op, ": ", name, " must be on ", expected, ", got ", t.device());
 }
 
-// Shape, and dtype and device as of another tensor.
+// Checks the shape, and that dtype and device equal those of `like`.
 inline void check_like(const char* op, const char* name, const at::Tensor& t, at::IntArrayRef expected,
                        const at::Tensor& like) {
   check_shape(op, name, t, expected);

@@ -2,7 +2,7 @@
 //
 // Philox4x32-7 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011: the fewest rounds that pass
 // every test of BigCrush) as a pure function of (seed, original edge id, head): forward and backward, CPU and CUDA draw
-// the same mask and nothing of the size of the edge set is saved. One call serves four neighbouring heads.
+// the same mask, and no tensor of E elements is saved. One call serves four neighbouring heads.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ namespace edgeless {
 struct Philox4 {
   uint32_t lane[4];
 
-  // Of a head: by choices, since an index that is not known when compiling would send all four to memory.
+  // The draw of a head. Selects instead of indexing, since a run-time index would move `lane` from registers to local
+  // memory.
   EDGELESS_HOST_DEVICE uint32_t of(int head) const {
     const uint32_t low = head & 1 ? lane[1] : lane[0], high = head & 1 ? lane[3] : lane[2];
     return head & 2 ? high : low;
@@ -53,7 +54,7 @@ EDGELESS_HOST_DEVICE Philox4 philox(uint64_t seed, uint64_t edge_id, uint32_t he
 // A uniform 32-bit draw below the threshold is dropped; p = 1 drops everything.
 EDGELESS_HOST_DEVICE uint64_t dropout_threshold(double p) { return static_cast<uint64_t>(p * 4294967296.0); }
 
-// What the kernels of every op are told of the rate, beside the seed.
+// Sets the threshold and the scale 1 / (1 - p) in a kernel's arguments.
 template <class Args>
 void set_dropout_rate(Args& args, double p) {
   using A = decltype(args.keep_scale);

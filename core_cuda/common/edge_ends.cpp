@@ -38,7 +38,8 @@ Tensor EdgeEnds::sum(const Tensor& x) const {
 }
 
 Tensor EdgeEnds::softmax(const Tensor& logits) const {
-  // Whatever is subtracted from a row's logits, the softmax is the same.
+  // The maximum is detached: the softmax, and so its gradient, does not depend on what is subtracted from a row's
+  // logits.
   const Tensor lowest = logits.new_full({num_rows_ + 1, logits.size(1)}, -std::numeric_limits<double>::infinity());
   const Tensor top = lowest.scatter_reduce(0, rows_.unsqueeze(1).expand_as(logits), logits.detach(), "amax");
   const Tensor weights = (logits - gather(top.narrow(0, 0, num_rows_))).exp();

@@ -1,26 +1,28 @@
-// Folds the neighbours' rows, edge by edge, into one row for each row of the graph.
+// Segment reduction: reduces the neighbours' rows of each row of the graph, edge by edge.
 //
-// A block owns a range of the graph (partition.cuh) for one slice of the features, each of its teams an equal share of
-// the range: some whole rows, perhaps the end of a row before them and the beginning of one after them. A team walks
-// its edges in batches, whatever rows they belong to, so that short rows leave as many loads in flight as long ones.
-// The pieces of a row that several teams share are merged in their order: each but the first leaves its piece in
-// shared memory, the first adds them up. Pieces that cross blocks (hubs) go to the carry, which a second kernel merges.
+// A block owns a range of the graph (partition.cuh) for one feature tile; each of its sub-warps (`team`) owns an equal
+// quota of the range: some whole rows, perhaps the end of a row before them and the start of a row after them. A
+// sub-warp runs its tile loop over its edges in batches, across row ends, so that short rows keep as many loads in
+// flight as long ones. The segments of a row that several sub-warps share are merged in order: each sub-warp but the
+// first leaves its segment in shared memory, and the first merges them. Segments of hubs, which cross blocks, go to the
+// fix-up workspace (`carry`), which a second kernel merges.
 //
-// Fold is what happens to the rows:
-//   Piece                        what is known of a part of a row, one per lane
-//   begin_walk(position, end)    optional: before all others, of a walk with edges. position: of this lane's edge of
-//                                the first window; end: of the walk
-//   own(index, position)         this lane's edge of the window at hand
-//   load(u, index, position)     asks for the row of edge u of a batch
-//   choose(b)                    the batch is number b and following of the window; whole warp
-//   take(u, offset)              folds edge u in; offset: of the edge from the beginning of the piece
-//   begin(row, offset)           an empty piece; offset: of its first edge from the beginning of the row
-//   piece(first, last)           what the edges [first, last) came to
+// The functor Fold defines the reduction. The window is the sub-warp's current `width` edges, one index per lane:
+//   Piece                        partial result of a segment, per lane
+//   begin_walk(position, end)    optional: called once before the tile loop, if it has edges. position: of this lane's
+//                                edge in the first window; end: end of the quota's edges
+//   own(index, position)         sets this lane's edge of the current window
+//   load(u, index, position)     issues the load of the row of edge u of a batch
+//   choose(b)                    the batch starts at edge b of the window; called by the whole warp
+//   take(u, offset)              reduces edge u; offset: of the edge from the start of the segment
+//   begin(row, offset)           starts a segment; offset: of its first edge from the start of the row
+//   piece(first, last)           returns the partial result of the edges [first, last)
 //   merge(piece, later), store(row, piece), store_empty(row), keep(slot, piece)
-//   kCheapEnd                    the end of a row is little code
-//   together()                   optional: after takes and row ends, whole warp; what a lane of a team wrote before it,
-//                                the others see after it
-// and Fold(args, vector) for the lane of that vector of a row.
+//   kept(slot)                   reads what keep() wrote
+//   kCheapEnd                    row ends are little code, so they are unrolled with the edges of a batch
+//   together()                   optional: called by the whole warp after takes and row ends; makes the earlier writes
+//                                of a lane visible to the other lanes of its sub-warp
+// Fold(args, vector) constructs it for the lane of that vector of a row.
 #pragma once
 
 #include <type_traits>
@@ -31,7 +33,7 @@
 
 namespace edgeless::cuda {
 
-// What most folds know of a part of a row: a sum for each of a lane's numbers.
+// The partial result of most reductions: a sum for each of a lane's values.
 template <class A, int kCount>
 struct Sums {
   A sum[kCount];
@@ -46,13 +48,13 @@ struct Sums {
   }
 };
 
-// Whether the fold has together().
+// True if Fold has together().
 template <class Fold, class = void>
 constexpr bool kTogether = false;
 template <class Fold>
 constexpr bool kTogether<Fold, std::void_t<decltype(&Fold::together)>> = true;
 
-// Whether it has begin_walk().
+// True if Fold has begin_walk().
 template <class Fold, class = void>
 constexpr bool kBeginsWalk = false;
 template <class Fold>
@@ -61,7 +63,7 @@ constexpr bool kBeginsWalk<Fold, std::void_t<decltype(&Fold::begin_walk)>> = tru
 template <class I>
 using FoldShares = RangeShares<I, kMostFoldTeams>;
 
-// kBatch: edges whose rows are asked for at once, no more than a team has lanes.
+// kBatch: edges whose rows are loaded before any is reduced, at most the lanes of a sub-warp.
 template <int kBatch, class I, class Fold>
 __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& plan, Fold& fold) {
   using Piece = typename Fold::Piece;
@@ -76,14 +78,14 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
 
   const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
   const I last = to.edge, last_row = to.row;
-  I row = from.row, at = from.edge, first = at;  // first: of the piece at hand
-  bool lead = at > indptr[row];                  // the row began in an earlier share
-  const bool follows = at > s.cuts[0].edge;      // there are edges before this share's in the block
+  I row = from.row, at = from.edge, first = at;  // first: first edge of the current segment
+  bool lead = at > indptr[row];                  // the row began in an earlier quota
+  const bool follows = at > s.cuts[0].edge;      // earlier quotas of the block have edges
   const I never = -1;
   I row_end = row < last_row ? indptr[row + 1] : never, next_end = row + 1 < last_row ? indptr[row + 2] : never;
   auto next_row = [&] {
     ++row;
-    row_end = row < last_row ? next_end : never;  // chosen here, since choosing waits for what was loaded
+    row_end = row < last_row ? next_end : never;  // selected before the next load, as the select waits for the last one
     if (row + 1 < last_row) next_end = indptr[row + 2];
   };
   auto keep = [&](const Piece& piece) { fold.keep(lead ? plan.slots + s.lead_slot : s.last_slot, piece); };
@@ -137,7 +139,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
         }
         at += kBatch;
       } else if constexpr (kTogether<Fold>) {
-        // From row end to row end, of any of the teams.
+        // Steps from row end to row end, all sub-warps of the warp together.
         const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
         int begin = 0;
         do {
@@ -163,7 +165,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
         }
         at += n;
       } else {
-        // From row end to row end: one copy of the code of a row end, not one for each edge of a batch.
+        // Steps from row end to row end: the code of a row end exists once, not once per edge of a batch.
         const int n = static_cast<int>(min(static_cast<I>(kBatch), static_cast<I>(last - at)));
         for (int begin = 0; begin < n;) {
           const I left = row_end - at;
@@ -182,7 +184,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   }
 
   bool leads = false;
-  if (last > from.edge && last > indptr[last_row]) {  // the beginning of a row, or a part of its middle
+  if (last > from.edge && last > indptr[last_row]) {  // the quota ends inside a row
     if (lead && follows) {
       pieces[threadIdx.x] = fold.piece(first, last);
       s.status[team] = PieceStatus::row_goes_on;
@@ -206,7 +208,7 @@ __device__ inline void fold_rows(const CompressedGraph& graph, const FoldPlan& p
   }
 }
 
-// Pieces are merged in their order: the first is kept at the hub's slot, piece p after it at slots + slot + p - 1.
+// Merges the segments of hubs in order: segment 0 is at the hub's slot, segment p > 0 at slots + slot + p - 1.
 template <class Fold, class I, class Args>
 __global__ void __launch_bounds__(kMergeThreads) merge_fold_kernel(const __grid_constant__ Args args) {
   using Piece = typename Fold::Piece;

@@ -1,12 +1,12 @@
-// Folding the rows of a graph's neighbours into one row each (sums, minima, maxima): how the work is laid out. Pure
-// functions of sizes, so that results depend on nothing else. No torch.
+// Plans of segment reductions (`Fold` in the code): sums, minima or maxima over the neighbours' rows of each row. A
+// plan is a pure function of the sizes in FoldProblem, so the order of summation depends on nothing else. No torch.
 //
-// A row of features is read in vectors of up to 16 bytes, one a lane; a team of 4 to 32 lanes reads one slice of a row.
-// Slices follow each other in time (blockIdx.y). A slice is 512 bytes; it is halved, down to 128, where that brings
-// what is gathered, nodes times slice, under three quarters of the L2 (45 MiB of the H200's 60): from there a gather
-// runs at twice the speed, and reading the indices once more per slice costs about 3 percent. Twice that size still
-// gains from what stays in L2; beyond it, and where a node is read fewer than eight times, slices of 512 bytes are
-// kept.
+// A feature row is read in vectors of up to 16 bytes, one per lane; a sub-warp (`team`) of 4 to 32 lanes reads one
+// feature tile (`slice`) of the row. Feature tiles are processed one after the other (blockIdx.y). A tile is 512 bytes
+// wide. It is halved, down to 128 bytes, where that brings the gathered working set, nodes times tile, under three
+// quarters of the L2 (45 MiB of the H200's 60): from there a gather runs at twice the speed, and reading the indices
+// once more per tile costs about 3 percent. A working set of up to twice that size still gains from narrow tiles, since
+// part of it stays in L2. Beyond that, and where a node is read fewer than eight times, tiles stay 512 bytes wide.
 #pragma once
 
 #include <algorithm>
@@ -19,13 +19,13 @@
 namespace edgeless::cuda {
 
 constexpr int kFoldThreads = 128;
-constexpr int kLeastFoldLog2 = 2;  // lanes of a team, of rows that are no wider: as many as a batch has edges
+constexpr int kLeastFoldLog2 = 2;  // sub-warps of four lanes, for rows of at most four vectors; a batch has four edges
 constexpr int kMostFoldTeams = kFoldThreads >> kLeastFoldLog2;
-constexpr int64_t kMostPiece = 32768;  // edges; with that, a place in a share fits 16 bits
-constexpr int64_t kLeastPiece = 256;   // a block takes no longer for them than a launch that merges
+constexpr int64_t kMostPiece = 32768;  // edges, so that an offset in a segment fits 16 bits
+constexpr int64_t kLeastPiece = 256;   // edges: one block reduces them in the time of a merge launch
 
-// [rows, heads, dim], read in vectors: the innermost dimension is contiguous, every head of every row is made of whole
-// vectors and begins on the size of one.
+// [rows, heads, dim], read in vectors: the innermost dimension is contiguous, and every head of every row consists of
+// whole vectors and is aligned to their size.
 struct FoldRows {
   const char* base = nullptr;
   uint32_t row = 0;  // bytes from row to row
@@ -33,29 +33,29 @@ struct FoldRows {
 };
 
 struct FoldPlan {
-  int team_log2 = 3;      // lanes of a team, 4 to 32
-  int slice_vectors = 0;  // at most the lanes of a team
+  int team_log2 = 3;      // log2 of the lanes per sub-warp, which are 4 to 32
+  int slice_vectors = 0;  // vectors per feature tile, at most the lanes of a sub-warp
   int slices = 0;
   Partition part;
-  bool hubs = false;  // rows may be cut: a carry is needed
-  int64_t slots = 0;  // places in each half of the carry
+  bool hubs = false;  // rows may be split: the kernel needs the fix-up workspace (`carry`)
+  int64_t slots = 0;  // segments in each half of the workspace
 };
 
 struct FoldProblem {
   int64_t num_rows = 0, num_edges = 0;
-  int64_t num_gathered = 0;  // rows of what is gathered
-  int vectors = 0;           // of a row
+  int64_t num_gathered = 0;  // rows of the gathered tensor
+  int vectors = 0;           // vectors per row
   int vector_bytes = 16;
-  int64_t max_degree = -1;    // edges of a row, -1: unknown
-  int64_t carry_bytes = 0;    // of a piece of a hub
-  int64_t carry_budget = 0;   // bytes that all pieces may take
-  bool narrow_teams = false;  // of four lanes, where rows are no wider
+  int64_t max_degree = -1;    // edges of the longest row, -1: unknown
+  int64_t carry_bytes = 0;    // per segment of a hub
+  int64_t carry_budget = 0;   // bytes for the segments of all hubs
+  bool narrow_teams = false;  // allows sub-warps of four lanes, for rows of at most four vectors
   int multiprocessors = 1;
-  int blocks_at_once = 0;  // that a multiprocessor holds, 0: unknown
+  int blocks_at_once = 0;  // occupancy in blocks per SM, 0: unknown
   int64_t l2_bytes = 0;
 };
 
-// The most vectors a slice should have.
+// Upper bound of the vectors per feature tile, by the L2 rule above.
 inline int most_slice_vectors(const FoldProblem& p) {
   if (p.num_edges < kReadsThatPay * p.num_gathered) return 32;
   const int64_t fits = p.l2_bytes * kFoldL2Percent / 100, vector = p.num_gathered * p.vector_bytes;
@@ -66,7 +66,8 @@ inline int most_slice_vectors(const FoldProblem& p) {
   return vector * least <= 2 * fits ? least : 32;
 }
 
-// Of the widths up to that, the one that leaves the fewest lanes idle, with a little for what a slice costs besides.
+// Chooses the sub-warp width up to that bound that leaves the fewest lanes idle; half a lane stands for the fixed cost
+// of a feature tile.
 inline void choose_slices(const FoldProblem& p, FoldPlan& plan) {
   const int most = most_slice_vectors(p);
   double best = 0;
@@ -80,11 +81,12 @@ inline void choose_slices(const FoldProblem& p, FoldPlan& plan) {
   }
 }
 
-// The shares of teams that the plan names already.
+// Sets the partition; the sub-warp width and the feature tiles are already chosen.
 inline void choose_shares(const FoldProblem& p, FoldPlan& plan) {
   const int64_t teams = kFoldThreads >> plan.team_log2;
   const int64_t units = p.num_edges + kRowUnits * p.num_rows;
-  // Many small shares balance best, but one below 128 units costs more to begin; few where the graph is small.
+  // Many small quotas balance best, but a quota below 128 units is dominated by its start-up cost. Small graphs get
+  // smaller ones all the same, to occupy every SM.
   const int64_t blocks_of_one = std::max<int64_t>(1, units * plan.slices / (teams * p.multiprocessors));
   int64_t share = std::clamp<int64_t>(std::max(blocks_of_one / 64, std::min<int64_t>(blocks_of_one / 8, 128)),
                                       kLeastShare, kMostShare);

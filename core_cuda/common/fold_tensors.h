@@ -1,4 +1,4 @@
-// From tensors to what the folds of a graph's neighbours are given (fold.h).
+// Conversions from tensors to the inputs of segment reductions (fold.h).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -29,13 +29,13 @@ inline FoldProblem fold_problem(const CompressedGraph& graph, const at::Tensor& 
   return p;
 }
 
-// Pieces of hubs may take an eighth of the result.
+// Limits the fix-up workspace (`carry`) to an eighth of the result, or 1 MiB if that is more.
 inline void budget_carry(FoldProblem& problem, int64_t carry_bytes, const at::Tensor& result) {
   problem.carry_bytes = carry_bytes;
   problem.carry_budget = std::max<int64_t>(1 << 20, result.nbytes() / 8);
 }
 
-// Memory for the pieces of hubs; undefined where the plan cuts no row.
+// Allocates the fix-up workspace for the segments of hubs; undefined if the plan splits no row.
 template <class Args>
 at::Tensor take_carry(const FoldProblem& problem, const at::Tensor& like, Args& args) {
   if (!args.plan.hubs) return {};

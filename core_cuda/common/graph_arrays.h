@@ -1,4 +1,4 @@
-// A graph as the ops are given it, and as functions of autograd hand it on.
+// The arrays of a graph as ops receive them and as autograd functions pass them on.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,13 +8,14 @@
 
 namespace edgeless {
 
-// Which direction of a graph: its rows are destinations or sources.
+// Direction of a graph: the rows of the CSR are destinations, those of the CSC sources.
 enum Direction : size_t { kInCsr, kInCsc };
 
 struct GraphArrays {
-  at::TensorList csr, csc;  // each indptr, indices and, where an op needs them and they are not positions, edge ids;
-                            // of csc perhaps more, see the op
-  // Edges of the longest row of csr, and of csc; -1 where that is not known.
+  // Each is indptr, indices and, where the op needs edge ids and they differ from the positions, edge ids; for some ops
+  // csc holds more.
+  at::TensorList csr, csc;
+  // Edges of the longest row of csr and of csc; -1 if unknown.
   std::array<int64_t, 2> max_degrees{-1, -1};
 
   GraphArrays(at::TensorList csr, at::TensorList csc, at::IntArrayRef known = {}) : csr(csr), csc(csc) {

@@ -1,16 +1,16 @@
-// A function of autograd whose backward needs the result that it returns. Users write over results every day, with
-// nn.ReLU(inplace=True), `out += x` or `out[0] = 0`, and where the stock layer does not need its result, that trains.
+// For autograd functions whose backward needs the result that the forward returns. Users overwrite results in place
+// (nn.ReLU(inplace=True), `out += x`, `out[0] = 0`), and upstream layers that do not save their result train all the
+// same.
 //
-// So the result is kept optimistically. What is saved is an alias with a version counter of its own, which autograd has
-// nothing against; beside it stands a witness, an empty tensor that shares the version counter of the result, and the
-// version at which it was saved. If the backward finds another version, it computes the result once more from the saved
-// inputs: kernels give the same bits in every run, and the mask of the dropout comes from a saved seed. Only who writes
-// in place pays, with one more forward.
+// So the result is saved optimistically, as an alias with a version counter of its own, which autograd accepts. A
+// witness, an empty tensor that shares the result's version counter, is saved with the version at that time. If the
+// backward finds another version, it recomputes the result from the saved inputs: kernels give the same bits in every
+// run, and the dropout mask follows from a saved seed. Only in-place writes cost that second forward.
 //
-// Hooks of saved tensors, as of checkpoints or offloading, get a copy: they may look at what they were shown when
-// the user has written over the result, and what they give back tells nothing of its version.
+// Saved-tensor hooks, as of checkpointing or offloading, get a copy: a hook may read its tensor after the user has
+// overwritten the result, and the tensor it returns does not carry the result's version.
 //
-// Writes that torch does not count (`out.data`, NumPy, DLPack) are not noticed; see docs/choosing.md.
+// Writes that torch does not count (`out.data`, NumPy, DLPack) are not detected; see docs/choosing.md.
 #pragma once
 
 #include <ATen/EmptyTensor.h>
@@ -19,9 +19,9 @@
 
 namespace edgeless {
 
-// In the forward: what to save in the place of `result`, of which a function can keep one.
+// In the forward: returns the tensor to save instead of `result`. A function can keep one result.
 inline Tensor keep_result(AutogradContext* ctx, const Tensor& result) {
-  if (result.is_inference()) return result;  // has no versions, and nothing that comes of it is saved
+  if (result.is_inference()) return result;  // inference tensors have no version and record no backward
   if (!saves_unseen()) return result.clone();
   const auto& counter = result.unsafeGetTensorImpl()->version_counter();
   const Tensor witness = at::detail::empty_cpu({0}, at::kByte);
@@ -31,8 +31,8 @@ inline Tensor keep_result(AutogradContext* ctx, const Tensor& result) {
   return result.variable_data();
 }
 
-// In the backward: whether what keep_result() gave still is the result. Compiled autograd puts another tensor, whose
-// versions say nothing, in the place of the witness.
+// In the backward: true if the tensor from keep_result() still holds the result. Compiled autograd replaces the witness
+// by a tensor with unrelated versions.
 inline bool result_is_kept(const AutogradContext* ctx) {
   const auto found = ctx->saved_data.find("witness");
   if (found == ctx->saved_data.end()) return true;

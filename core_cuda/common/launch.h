@@ -1,4 +1,4 @@
-// What every CUDA op does before and after its kernels. The only header that knows both torch and CUDA.
+// The device, stream and device attributes of a CUDA op. Needs both torch and CUDA.
 #pragma once
 
 #include <c10/cuda/CUDAException.h>
@@ -8,7 +8,7 @@
 
 namespace edgeless {
 
-// Makes the tensor's device current for the scope, and gives its current stream.
+// Makes a device current for the scope and returns its current stream.
 class OnDevice {
  public:
   explicit OnDevice(const at::Device& device) : guard_(device), stream_(c10::cuda::getCurrentCUDAStream()) {}
@@ -19,7 +19,7 @@ class OnDevice {
   c10::cuda::CUDAStream stream_;
 };
 
-// Constant for a device, and cheap to ask for: the runtime keeps it.
+// Cheap enough to query on every call: the runtime caches attributes.
 inline int device_attribute(cudaDeviceAttr attribute, int device) {
   int value = 0;
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));

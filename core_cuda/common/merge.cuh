@@ -1,5 +1,5 @@
-// Hubs, the rows that a partition cuts (partition.h), found on the device, and how their pieces are merged: in an order
-// that depends on the graph alone.
+// Device functions that find the hubs, the rows that a partition splits (partition.h), and merge their segments
+// (`pieces`) in an order that depends on the graph alone.
 #pragma once
 
 #include "partition.cuh"
@@ -7,18 +7,19 @@
 
 namespace edgeless::cuda {
 
-// The last range cut inside the row, in pieces from its start.
+// The last range cut inside the row, as a number of segment lengths from the row's start.
 __device__ inline int64_t last_cut(int64_t row_begin, int64_t degree, const Partition& part) {
   const int64_t last = (row_begin + kRowUnits + degree - 1) / part.range_units * part.range_units;
   return (last - row_begin - kRowUnits) / part.piece;
 }
 
-// A row that was cut, the first time at the place with this slot; pieces: its cuts and one. 0: there is none.
+// A split row whose first cut has this fix-up slot. pieces: its segments, one more than its cuts; 0: the slot has no
+// hub.
 struct Hub {
   int64_t slot, row, pieces;
 };
 
-// Only the row that holds the slot's first edge can have its first cut there. Whole warp.
+// Only the row that holds the slot's first edge can have its first cut in the slot. To be called by the whole warp.
 template <class I>
 __device__ inline Hub find_hub(const CompressedGraph& graph, const Partition& part, int64_t slot) {
   const I* indptr = static_cast<const I*>(graph.indptr);
@@ -29,8 +30,8 @@ __device__ inline Hub find_hub(const CompressedGraph& graph, const Partition& pa
   return {slot, row, cuts > 0 ? cuts + 1 : 0};
 }
 
-// merge(hub) for every hub whose first cut has one of the block's slots. Most have none: a warp looks at each. Whole
-// block.
+// Calls merge(hub) for every hub whose first cut has one of the block's slots. Each warp checks one slot, as most have
+// no hub. To be called by the whole block, as are the device functions below.
 template <class I, class F>
 __device__ inline void for_each_hub(const CompressedGraph& graph, const Partition& part, F&& merge) {
   __shared__ Hub hubs[kSlotsOfBlock];
@@ -45,18 +46,19 @@ __device__ inline void for_each_hub(const CompressedGraph& graph, const Partitio
   }
 }
 
-// The kernels that merge pieces have a block for each few slots and kMergeThreads numbers of a piece.
+// Grid of the merge kernels: one block per kSlotsOfBlock slots and per kMergeThreads values of a segment.
 inline dim3 merge_grid(int64_t slots, int64_t numbers) {
   return {merge_blocks(slots), static_cast<unsigned>((numbers + kMergeThreads - 1) / kMergeThreads)};
 }
 
-// How the threads of such a block lie over its numbers and the pieces of a hub. Where the numbers are fewer than the
-// threads, several threads share the pieces of one: one after the other, the pieces would take a memory latency each.
+// Assigns the threads of a merge block to values and to the segments of a hub. Where a segment has fewer values than
+// the block has threads, several threads divide the segments of a value among them: read one after the other, the
+// segments would take a memory latency each.
 struct MergeLanes {
-  int number;         // of a piece, that this thread merges
-  bool inside;        // whether there is one
-  int share, shares;  // of the pieces, which are cut in their order; behind the last share there is none
-  int width = 1;      // threads over the numbers
+  int number;         // index of the value that this thread merges
+  bool inside;        // the value exists
+  int share, shares;  // this thread's quota [first, last) of the segments, in order; empty from `shares` on
+  int width = 1;      // threads along the values
   int64_t first, last;
 
   __device__ MergeLanes(int numbers, int64_t pieces) {
@@ -69,7 +71,7 @@ struct MergeLanes {
     last = inside && share < shares ? pieces * (share + 1) / shares : first;
   }
 
-  // What combine() makes of what all shares have, in their order, in the threads of the first. Whole block.
+  // Reduces x over the quotas with combine(), in order; the result is valid in the threads with share 0.
   template <class A, class Combine>
   __device__ A over_shares(A x, Combine&& combine) const {
     __shared__ A parts[kMergeThreads];
@@ -86,7 +88,7 @@ struct MergeLanes {
   }
 };
 
-// store(k, sum over the pieces of piece(p)[k]) for this block's part of the numbers. Whole block.
+// Calls store(k, sum over the segments p of piece(p)[k]) for this block's values k.
 template <class A, class Piece, class Store>
 __device__ inline void sum_pieces(int64_t pieces, int numbers, Piece&& piece, Store&& store) {
   const MergeLanes lanes(numbers, pieces);
@@ -97,9 +99,9 @@ __device__ inline void sum_pieces(int64_t pieces, int numbers, Piece&& piece, St
   if (lanes.inside && lanes.share == 0) store(lanes.number, sum);
 }
 
-// The same of pieces of a softmax, which hold sums of exponentials times values, for `heads` heads each `size` numbers:
-// the last two are the greatest logit and the sum of exponentials. store(k, sum, greatest logit, sum of exponentials)
-// of all pieces. kNatural: logits are not in base 2.
+// The same for segments of an online softmax. Each of `heads` heads has `size` numbers: sums of exponentials times
+// values, then the maximum logit and the sum of exponentials. Calls store(k, sum, maximum logit, sum of exponentials)
+// with the merged state. kNatural: logits are in base e, else in base 2.
 template <class A, bool kNatural, class Piece, class Store>
 __device__ inline void merge_softmax(int64_t pieces, int heads, int size, Piece&& piece, Store&& store) {
   const MergeLanes lanes(heads * size, pieces);

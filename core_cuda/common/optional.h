@@ -1,4 +1,4 @@
-// The optional of op signatures: std::optional, but in torch before 2.4 torch's own.
+// The optional type of op signatures: std::optional, or c10::optional before torch 2.4.
 #pragma once
 
 #include <torch/version.h>

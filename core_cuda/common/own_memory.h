@@ -1,5 +1,5 @@
-// Memory of a function of autograd that its backward may write over, or give back before it ends: of tensors that the
-// function made itself, saved, and showed to nobody. Torch's compiler calls such memory donated.
+// Memory that the backward of an autograd function may overwrite or free early: tensors that the function created,
+// saved, and never exposed. torch.compile calls such buffers donated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,17 +13,18 @@
 
 namespace edgeless {
 
-// In the forward: whether what is saved stays with the function. A hook of saved tensors may keep what it is shown.
+// In the forward: true if no saved-tensor hook is active. A hook may keep a reference to the tensors it receives.
 inline bool saves_unseen() { return !torch::autograd::Engine::get_default_engine().get_default_saved_variable_hooks(); }
 
-// In the backward: whether it is the last one, run once and for what it was given as it is.
+// In the backward: true if no other backward can follow (neither create_graph nor retain_graph) and `grad` is a plain
+// tensor, neither traced nor batched.
 inline bool is_last_backward(const Tensor& grad) {
   return !at::GradMode::is_enabled() && !torch::autograd::get_current_graph_task_keep_graph() && !is_traced(grad) &&
          !is_batched(grad);
 }
 
-// In the backward: whether the gradients it was given go away with it. Some may be columns of one tensor; one that is
-// a view keeps the tensor that it is a view of.
+// In the backward: true if `grads` hold the only references to their memory. Several may be columns of one tensor; a
+// view also holds a reference to its base.
 inline bool are_nobody_elses(const variable_list& grads) {
   std::vector<const at::TensorBase*> holders;
   for (const Tensor& t : grads) {
@@ -38,17 +39,18 @@ inline bool are_nobody_elses(const variable_list& grads) {
   });
 }
 
-// Before a backward writes over what was saved: none can follow it, not even where it does not come to its end.
+// To be called before a backward overwrites saved tensors: from then on no other backward can run, even if this one
+// fails.
 inline void note_written_over(AutogradContext* ctx) { ctx->saved_data["written over"] = true; }
 
-// At the beginning of a backward of an attention or a layer, whichever it is called.
+// To be called first in every backward. `what` names the op in the message: "attention" or "layer".
 inline void check_not_written_over(AutogradContext* ctx, const char* what) {
   TORCH_CHECK(!ctx->saved_data.count("written over"), "edgeless: the last backward of this ", what,
               " did not come to its end and left no other; run the forward again, or that backward with "
               "retain_graph=True");
 }
 
-// Frees a tensor's memory while others still hold the tensor, who do not look at it again.
+// Frees the storage of a tensor that others still reference but do not read again.
 inline void give_back(const Tensor& t) {
   c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(at::DataPtr(nullptr, t.device()));

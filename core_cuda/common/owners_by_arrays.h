@@ -1,5 +1,5 @@
-// From the arrays of a direction of a graph, by their addresses, to who keeps something for them. A keeper holds these
-// arrays, so no other tensor can take their addresses while it can be found.
+// Registry from the addresses of one direction's arrays to the owner of data derived from them. An owner holds the
+// arrays, so no other tensor can have their addresses while the owner is registered.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ inline ArraysPlace place_of(const at::Tensor& indptr, const at::Tensor& indices)
   return {indptr.data_ptr(), indices.data_ptr()};
 }
 
-// How often a tensor was written to, as far as PyTorch counts.
+// Autograd's version counter of a tensor; 0 for inference tensors, which have none.
 inline int64_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<int64_t>(t._version()); }
 
 template <class Owner>
@@ -48,7 +48,7 @@ class OwnersByArrays {
     }
   }
 
-  // Null where nobody keeps anything for them.
+  // Null if these arrays have no live owner.
   std::shared_ptr<Owner> find(const ArraysPlace& place) {
     const std::lock_guard lock(mutex_);
     const auto found = owners_.find(place);
@@ -60,7 +60,8 @@ class OwnersByArrays {
   }
 
  private:
-  // No owner is locked but to be returned, for the last reference to one must not be dropped under the mutex.
+  // Only find() locks `held`, and returns what it locked: the last reference to an owner must not be dropped under the
+  // mutex.
   struct Entry {
     const Owner* address;
     std::weak_ptr<Owner> held;

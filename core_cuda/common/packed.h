@@ -1,8 +1,8 @@
-// Matrices that are columns of one tensor: what the op `project` makes of several maps of one input, and what the
-// attention makes of the gradients of these. One product then takes all of them without a copy.
+// Matrices that are column ranges of one tensor: the results of the op `project` for several linear maps of one input,
+// and their gradients from the attention. One GEMM then reads all of them without a copy.
 //
-// An op returns them as tensors, and autograd hands on tensors, so on the other side Packed::of() says how they lie. No
-// other place compares strides for that.
+// Ops and autograd pass them as separate tensors, so the receiver recovers the layout by Packed::of(). No other code
+// compares strides for that.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,20 +14,20 @@
 namespace edgeless {
 
 struct Packed {
-  at::Tensor leftmost;                 // part, which holds the memory of all
-  int64_t stride = 0;                  // numbers from row to row
-  c10::SmallVector<int64_t, 4> begin;  // of every part, in the order given, its first column behind that of `leftmost`
-  c10::SmallVector<int64_t, 4> width;
+  at::Tensor leftmost;                 // the part with the lowest column; its storage holds all parts
+  int64_t stride = 0;                  // elements from row to row
+  c10::SmallVector<int64_t, 4> begin;  // first column of each part, in the given order, relative to `leftmost`
+  c10::SmallVector<int64_t, 4> width;  // columns of each part
 
-  // The columns of `whole` [N, columns], cut into parts of these widths; more columns may be left.
+  // Splits the first columns of `whole` [N, columns] into parts of these widths.
   Packed(const at::Tensor& whole, at::IntArrayRef widths)
       : leftmost(whole), stride(whole.stride(0)), width(widths.begin(), widths.end()) {
     int64_t column = 0;
     for (const int64_t w : widths) begin.push_back(column), column += w;
   }
 
-  // How tensors [N, F] or [N, H, C] lie, in any order and perhaps with other columns between them; none where they are
-  // no parts of the same rows.
+  // The layout of tensors [N, F] or [N, H, C], which may come in any order and with other columns between them; empty
+  // if they are not parts of the same rows.
   static Optional<Packed> of(at::TensorList parts) {
     Packed packed;
     int64_t first = 0;
@@ -46,11 +46,11 @@ struct Packed {
       packed.begin[k] -= first, numbers += packed.width[k];
       if (packed.begin[k] + packed.width[k] > packed.stride) return {};
     }
-    if (numbers > packed.stride) return {};  // the same columns twice
+    if (numbers > packed.stride) return {};  // some columns overlap
     return packed;
   }
 
-  // Whether each part begins where the one before it ends.
+  // True if each part begins where the previous one ends.
   bool in_order() const {
     for (size_t k = 1; k < begin.size(); ++k) {
       if (begin[k] != begin[k - 1] + width[k - 1]) return false;

@@ -1,5 +1,5 @@
-// The kernel that copies rows of any strides to whole vectors of 16 bytes. A thread writes one vector; the copies of a
-// launch stand side by side in the grid.
+// The kernel that copies rows of any strides to rows of whole 16-byte vectors. A thread writes one vector; blockIdx.y
+// selects the copy.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace edgeless::cuda {
 
-// N: a number of the same size. T: as wide as the vectors can be counted.
+// N: unsigned integer of the values' size. T: unsigned integer that can index all vectors.
 template <class N, class T>
 __device__ void pad_vector(const RowsCopy& copy, T at) {
   constexpr int kNumbers = 16 / sizeof(N);

@@ -1,4 +1,4 @@
-// Copies of rows that begin and end on whole vectors of 16 bytes, filled up with zeros. No torch.
+// Copies of rows, zero-padded to whole 16-byte vectors. No torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,11 +10,11 @@ namespace edgeless::cuda {
 // [rows, heads, dim] of any strides, to [rows, heads, padded] contiguous; padded is a multiple of 16 bytes.
 struct RowsCopy {
   const char* from = nullptr;
-  char* to = nullptr;                                  // on 16 bytes
-  int64_t from_row = 0, from_head = 0, from_step = 0;  // bytes from row to row, head to head, number to number
+  char* to = nullptr;                                  // aligned to 16 bytes
+  int64_t from_row = 0, from_head = 0, from_step = 0;  // strides in bytes of rows, heads and values
   int64_t rows = 0, heads = 0, dim = 0, padded = 0;
-  int size = 4;         // bytes of a number: 2, 4 or 8
-  bool halves = false;  // rows begin on 8 bytes, without steps, and are made of whole 8 bytes
+  int size = 4;         // bytes per value: 2, 4 or 8
+  bool halves = false;  // heads are contiguous, aligned to 8 bytes and a multiple of 8 bytes long
 };
 
 constexpr int kMostCopies = 8;
@@ -23,7 +23,7 @@ struct RowsCopies {
   int count = 0;
 };
 
-// All of them by one launch.
+// Makes all copies in one launch.
 cudaError_t pad_rows(const RowsCopies& copies, cudaStream_t stream);
 
 }  // namespace edgeless::cuda

@@ -1,4 +1,4 @@
-// The cuts of a partition (partition.h), found on the device.
+// Device functions that find the cuts of a partition (partition.h).
 #pragma once
 
 #include "partition.h"
@@ -6,7 +6,7 @@
 
 namespace edgeless::cuda {
 
-// A place between two edges. `edge` is the row's first edge, or one inside the row.
+// A cut in front of `edge`, which is the first edge of `row` or one inside it.
 template <class I>
 struct Cut {
   I row, edge;
@@ -17,9 +17,10 @@ __device__ __forceinline__ int64_t row_position(const I* indptr, int64_t row) {
   return static_cast<int64_t>(indptr[row]) + kRowUnits * row;
 }
 
-// Search by a whole warp, 32 probes at a time: `before` is true from 0 up to some number and false behind it; returns
-// that number, or `last` if it is smaller. Give `before` a copy of all it needs: with references the passes of the
-// attention, which begin with this, get other registers, and the float32 dot product's backward takes 5 % longer.
+// Search by a whole warp, 32 probes per step, for the last number in [0, last] for which `before` holds; `before` must
+// be monotonic and hold at 0. Let it capture by value: with references the compiler allocates the registers of the
+// attention passes, which start with this search, differently, and the backward of the float32 dot product takes 5 %
+// longer.
 template <class Before>
 __device__ __forceinline__ int64_t find_last(int64_t last, int lane, Before&& before) {
   int64_t low = 0, high = last;
@@ -33,19 +34,20 @@ __device__ __forceinline__ int64_t find_last(int64_t last, int lane, Before&& be
   return low;
 }
 
-// The last row in [0, num_rows] that begins at or before `position`. Whole warp.
+// The last row in [0, num_rows] that begins at or before `position`. To be called by the whole warp, as are the two
+// below.
 template <class I>
 __device__ inline int64_t find_row(const I* indptr, int64_t num_rows, int64_t position, int lane) {
   return find_last(num_rows, lane, [=](int64_t row) { return row_position(indptr, row) <= position; });
 }
 
-// The last row in [0, num_rows) that begins at or before an edge. Whole warp.
+// The last row in [0, num_rows) that begins at or before an edge.
 template <class I>
 __device__ inline int64_t row_of_edge(const I* indptr, int64_t num_rows, int64_t edge, int lane) {
   return find_last(num_rows - 1, lane, [=](int64_t row) { return static_cast<int64_t>(indptr[row]) <= edge; });
 }
 
-// The cut before range `range`. Whole warp.
+// The cut in front of range `range`.
 template <class I>
 __device__ inline Cut<I> range_cut(const I* indptr, int64_t num_rows, const Partition& part, int64_t range, int lane) {
   const int64_t position = range * part.range_units;
@@ -60,7 +62,8 @@ __device__ inline Cut<I> range_cut(const I* indptr, int64_t num_rows, const Part
   return {static_cast<I>(row + 1), static_cast<I>(first + degree)};
 }
 
-// Cut number `share` of `shares` equal shares of the range between two cuts. One thread.
+// Divides the range between two cuts into `shares` equal quotas; returns the cut in front of quota `share`. Works
+// within one thread.
 template <class I>
 __device__ inline Cut<I> share_cut(const I* indptr, Cut<I> begin, Cut<I> end, int share, int shares) {
   if (share <= 0) return begin;
@@ -78,7 +81,7 @@ __device__ inline Cut<I> share_cut(const I* indptr, Cut<I> begin, Cut<I> end, in
     }
   }
   const int64_t first = indptr[low], inside = position - first - kRowUnits * low;
-  if (low == end.row) {  // nothing of this row, or the first part of a hub
+  if (low == end.row) {  // the range holds no edge of this row, or only the first edges of a hub
     const int64_t edge =
         min(static_cast<int64_t>(end.edge), max(static_cast<int64_t>(begin.edge), first + inside / 4 * 4));
     return {end.row, static_cast<I>(edge)};
@@ -95,11 +98,12 @@ __device__ inline Cut<I> share_cut(const I* indptr, Cut<I> begin, Cut<I> end, in
 
 enum class PieceStatus : uint8_t { none, row_ends, row_goes_on };
 
-// How a block deals its range to up to kMost teams, and the pieces of rows that they leave each other (shared memory).
+// Shared memory of a block: the quotas of its up to kMost workers, and what each worker has left for the others to
+// merge.
 template <class I, int kMost>
 struct RangeShares {
   Cut<I> cuts[kMost + 1];
-  int64_t lead_slot, last_slot;  // pieces of hubs: the one that an earlier block began, the one that begins here
+  int64_t lead_slot, last_slot;  // fix-up slots: of a hub begun by an earlier block, of a hub that begins here
   PieceStatus status[kMost];
 };
 
@@ -107,8 +111,9 @@ struct Chains {
   int chains;
 };
 
-// place.chains: shares of the range, as in Chains. Read there: with the number in its place the passes of the
-// attention, which begin with this, get other registers and some spill. Whole block.
+// Divides the block's range into place.chains quotas, one per worker; the type of `place` has that member, as Chains
+// has. It is passed as a struct because with a plain number the compiler allocates the registers of the attention
+// passes, which start with this function, differently, and some spill. To be called by the whole block.
 template <class I, int kMost, class P>
 __device__ inline void divide_range(const CompressedGraph& graph, const Partition& part, const P& place,
                                     RangeShares<I, kMost>& s) {

@@ -1,4 +1,4 @@
-// The rows of edges, for kernels whose threads have an edge each, in the order of the graph. No torch.
+// Finds the row of each edge, for kernels with one thread per edge in CSR order. No torch.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ __device__ __forceinline__ int64_t id_of_edge(const CompressedGraph& graph, bool
   return graph.edge_ids ? index_at(graph.edge_ids, position, wide) : position;
 }
 
-// Edges that are in a row: beyond the last row's end there may be room for more.
+// Edges that belong to a row; the arrays may have unused room beyond the last row's end.
 __device__ __forceinline__ int64_t edges_in_rows(const CompressedGraph& graph, bool wide) {
   return min(graph.num_edges, index_at(graph.indptr, graph.num_rows, wide));
 }
 
-// The row of an edge, one of low .. high.
+// The row of an edge, found by binary search in [low, high].
 __device__ inline int64_t row_of_edge(const CompressedGraph& graph, bool wide, int64_t position, int64_t low,
                                       int64_t high) {
   while (low < high) {
@@ -36,7 +36,7 @@ __device__ inline int64_t row_of_edge(const CompressedGraph& graph, bool wide, i
   return low;
 }
 
-// The first and the last row of the edges begin .. end, at least one. Whole block.
+// The first and the last row of the edges [begin, end), which must not be empty. To be called by the whole block.
 struct RowBounds {
   int64_t low, high;
 
@@ -50,14 +50,14 @@ struct RowBounds {
   }
 };
 
-// A block of kThreads takes so many edges: the search for its first and last row is then little of its work.
+// Edges per block of kThreads: enough that the search for its first and last row is a small part of its work.
 constexpr int kEdgesOfBlock = 2048;
 
 inline unsigned blocks_for_edges(const CompressedGraph& graph) {
   return static_cast<unsigned>((graph.num_edges + kEdgesOfBlock - 1) / kEdgesOfBlock);
 }
 
-// f(position, row) for the thread's edges; one_row: nobody asks for the row, it is 0.
+// Calls f(position, row) for the thread's edges. one_row: all edges use row 0, which saves the search.
 template <class F>
 __device__ __forceinline__ void for_each_edge(const CompressedGraph& graph, bool wide, bool one_row, F&& f) {
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kEdgesOfBlock;

@@ -1,11 +1,11 @@
-// Binary search, on the host and on the device. No torch.
+// Binary search for host and device. No torch.
 #pragma once
 
 #include <cstdint>
 
 namespace edgeless {
 
-// The first of [begin, end) that is at or behind something, `end` where none is. is_behind never turns false again.
+// The first number in [begin, end) for which is_behind holds, or `end`. is_behind must be monotonic.
 template <class F>
 constexpr int64_t first_behind(int64_t begin, int64_t end, const F& is_behind) {
   while (begin < end) {

@@ -1,8 +1,7 @@
-// Second derivatives, and all that follow. Kernels make the gradients of an op, whether or not somebody differentiates
-// these. Where a backward runs with create_graph they are the results of a node of autograd, which keeps the op's
-// inputs and the gradients of its results. The backward of that node computes the op again by its plain form, which
-// consists of ops that are differentiable any number of times, edge tensors and all, and lets autograd differentiate it
-// twice.
+// Second and higher derivatives. Kernels always compute the first gradients of an op. Under create_graph these become
+// the results of an autograd node, which saves the op's inputs and the gradients of its results. The backward of that
+// node recomputes the op by its plain form, which consists of differentiable PyTorch ops and materializes edge tensors,
+// and lets autograd differentiate the plain form twice.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,11 +15,11 @@
 
 namespace edgeless {
 
-// The plain form of an op: its results as a function of its inputs, of which missing ones are undefined.
+// The plain form of an op: its results as a function of its inputs; missing inputs are undefined tensors.
 using Plain = std::function<variable_list(const variable_list& inputs)>;
 
-// A node's input `i`, counted among those that are given, from what the node has saved of it: a copy, which forward
-// made for another dtype or other strides, has no history of its own.
+// Restores the autograd history of input `i` of the current node, counted among the given inputs. `saved` may be a copy
+// that the forward made for another dtype or other strides, which has no history.
 inline Tensor with_history(const Tensor& saved, size_t i) {
   if (!at::GradMode::is_enabled() || saved.requires_grad()) return saved;
   const auto edge = torch::autograd::get_current_node()->next_edge(i);
@@ -30,14 +29,14 @@ inline Tensor with_history(const Tensor& saved, size_t i) {
   return copy;
 }
 
-// The same of the inputs from `first` on.
+// The same for consecutive inputs from `first` on.
 inline variable_list with_histories(at::TensorList saved, size_t first) {
   variable_list all;
   for (const Tensor& t : saved) all.push_back(with_history(t, first + all.size()));
   return all;
 }
 
-// `value`, differentiated as `function` is, which is known to have this value, or nearly.
+// Returns `value` with the derivatives of `function`, whose value must equal it up to rounding.
 inline Tensor with_derivatives_of(const Tensor& value, const Tensor& function) {
   return value + (function - function.detach());
 }
@@ -50,8 +49,8 @@ struct KernelGradients : torch::autograd::Function<KernelGradients> {
     Plain function;
   };
 
-  // What goes past autograd. all: inputs, then gradients of results, missing ones too; places: the inputs whose
-  // gradients compute() gives.
+  // Arguments that bypass autograd. all: the inputs, then the gradients of the results, undefined where missing;
+  // places: output, the indices of the inputs whose gradients compute() returned.
   struct Call {
     const variable_list& all;
     size_t inputs;
@@ -79,7 +78,8 @@ struct KernelGradients : torch::autograd::Function<KernelGradients> {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto count = static_cast<size_t>(ctx->saved_data.at("inputs").toInt());
     const std::vector<int64_t> places = ctx->saved_data.at("places").toIntVector();
-    // Every tensor is a node of its own: else what is made of an input would count for that input as well.
+    // Make every tensor a separate node: else the gradient of an input would include paths through other tensors that
+    // are computed from it.
     variable_list all = ctx->get_saved_variables();
     for (Tensor& t : all) {
       if (t.defined() && t.requires_grad()) t = t.view_as(t);
@@ -105,13 +105,13 @@ struct KernelGradients : torch::autograd::Function<KernelGradients> {
       ++next;
     }
     const variable_list second = gradients(first, grads_of, sources, again);
-    variable_list found(next + 1);  // and of the call
+    variable_list found(next + 1);  // one more for the Call argument
     for (size_t i = 0; i < which.size(); ++i) found[which[i]] = second[i];
     return found;
   }
 
  private:
-  // Undefined where `results`, some of which may be undefined, do not depend on a source.
+  // A gradient is undefined if `results`, some of which may be undefined, do not depend on its source.
   static variable_list gradients(const variable_list& results, const variable_list& grads, const variable_list& sources,
                                  bool create_graph) {
     variable_list from, given;
@@ -148,9 +148,9 @@ inline variable_list with_plain_form(const variable_list& inputs, const variable
   return results;
 }
 
-// What compute() gives: the gradients, from the first input on, of a function whose plain form make_plain() is, for
-// `grads`, those of its results. Missing inputs and grads are undefined. The plain form keeps no tensor that somebody
-// else may write to.
+// Returns compute(), the gradients with respect to the inputs, in order, for the gradients `grads` of the results;
+// under create_graph they are differentiable through the plain form that make_plain() returns. Missing inputs and grads
+// are undefined. The plain form must not hold tensors that other code may write to.
 template <class MakePlain, class Compute>
 variable_list differentiable_again(std::initializer_list<Optional<Tensor>> inputs, const variable_list& grads,
                                    const MakePlain& make_plain, const Compute& compute) {

@@ -1,4 +1,4 @@
-// From tensors to what CUDA kernels are told about them (storage.h).
+// Conversions from tensors to the descriptors of storage.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,8 @@ inline Storage storage_of(at::ScalarType t) {
   }
 }
 
-// `arrays`: indptr, indices and, if not the positions, edge ids. num_edges is as many as they have room for.
+// `arrays`: indptr, indices and, unless they equal the positions, edge ids. num_edges is the size of the arrays, which
+// may exceed indptr's last value.
 inline CompressedGraph compressed_graph(at::TensorList arrays) {
   CompressedGraph graph;
   graph.indptr = arrays[0].data_ptr();
@@ -29,7 +30,7 @@ inline CompressedGraph compressed_graph(at::TensorList arrays) {
   return graph;
 }
 
-// f(a zero of the type of all arithmetic): float, for double rows double.
+// Calls f with a zero of the opmath type: double for double rows, float for all others.
 template <class F>
 auto with_arithmetic(at::ScalarType rows, F&& f) {
   return rows == at::kDouble ? std::forward<F>(f)(double{}) : std::forward<F>(f)(float{});

@@ -1,5 +1,6 @@
-// Floats on the tensor cores, as two TF32 numbers each: the nearest one and what is left. Without the product of what
-// is left of both factors that is as exact as float arithmetic. TF32 holds 16-bit numbers as they are. No torch.
+// float32 products on tensor cores: each factor is split into two TF32 values, the nearest one and the remainder. The
+// product of the two remainders may be omitted; the result is still as exact as float32 arithmetic. TF32 holds 16-bit
+// values exactly. No torch.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,10 @@ namespace edgeless::cuda {
 
 __device__ __forceinline__ void split(float x, uint32_t& nearest, uint32_t& rest) {
   nearest = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-  rest = __float_as_uint(x - __uint_as_float(nearest));  // of which the lowest 13 bits are not looked at
+  rest = __float_as_uint(x - __uint_as_float(nearest));  // mma ignores its lowest 13 bits
 }
 
-// c = a b, to which c is added where it is not `fresh`: [16, 8] times [8, 8].
+// c = a b if `fresh`, else c += a b, for tiles a [16, 8] and b [8, 8].
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                                              bool fresh) {
 #if __CUDA_ARCH__ >= 800
@@ -23,8 +24,8 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 #endif
 }
 
-// Whether all are numbers: an infinity leaves none behind when it is split. Four sums, which do not wait for each
-// other.
+// True if no value is infinite or NaN: split() turns an infinity into NaN. The four sums are independent, for
+// instruction-level parallelism.
 template <int kRows, int kColumns>
 __device__ __forceinline__ bool all_finite(const float (&x)[kRows][kColumns]) {
   float zero[4] = {};

@@ -1,11 +1,11 @@
-// Kernels in which every thread has an item of its own. No torch.
+// Launch geometry of kernels with one thread per item. No torch.
 #pragma once
 
 #include <cstdint>
 
 namespace edgeless::cuda {
 
-constexpr int kThreads = 256;  // of a block
+constexpr int kThreads = 256;  // threads per block
 
 inline unsigned blocks_for(int64_t threads) { return static_cast<unsigned>((threads + kThreads - 1) / kThreads); }
 

@@ -1,4 +1,4 @@
-// Vectors of storage, 16 bytes or 8, and what a lane does with them. No torch.
+// Vectors of 16 or 8 bytes: loads, stores, and conversion between storage and opmath types. No torch.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,17 +9,18 @@
 
 namespace edgeless::cuda {
 
-// Arithmetic and statistics are float, for double rows double.
+// The opmath type, also of statistics: double for double rows, float for all others.
 template <class S>
 using Arithmetic = std::conditional_t<std::is_same_v<S, double>, double, float>;
 
-// A 16-bit number N of rows that are read by 8 bytes: of so few numbers that half a vector of 16 would be empty.
+// Tags a 16-bit type N whose rows are loaded as 8-byte vectors: rows of at most four values would leave half of a
+// 16-byte vector empty.
 template <class N>
 struct OfFour {
   N number;
 };
 
-// Numbers of a vector, and the vector as it is loaded.
+// kVec: values per vector. Raw: the vector as it is loaded.
 template <class S>
 constexpr int kVec = 16 / sizeof(S);
 template <class N>
@@ -62,8 +63,9 @@ __device__ __forceinline__ void unpack(const uint4& raw, double (&x)[2], double)
   x[0] = __hiloint2double(raw.y, raw.x), x[1] = __hiloint2double(raw.w, raw.z);
 }
 
-// The same numbers, where kOther by other instructions, so that the compiler does not keep them in registers from the
-// first time: what it does not keep it computes twice, which is worth it only where registers are scarce (0054).
+// Unpacks the same values again. With kOther it uses other instructions, so that the compiler cannot reuse the first
+// result and keep it in registers; the values are then converted twice, which is profitable only where registers are
+// scarce (0054).
 template <class S, bool kOther, int kSize>
 __device__ __forceinline__ void unpack_again(const uint4& raw, Arithmetic<S> (&x)[kSize]) {
   const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -75,7 +77,7 @@ __device__ __forceinline__ void unpack_again(const uint4& raw, Arithmetic<S> (&x
     }
   } else if constexpr (kOther && std::is_same_v<S, __half>) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // minus the negative: both signs are modifiers of instructions
+    for (int i = 0; i < 4; ++i) {  // minus the negative: both signs are free operand modifiers
       const float2 minus = __half22float2(__hneg2(*reinterpret_cast<const __half2*>(&words[i])));
       x[2 * i] = -minus.x, x[2 * i + 1] = -minus.y;
     }
@@ -128,12 +130,13 @@ __device__ __forceinline__ uint4 pack(const double (&x)[2], double) {
           static_cast<uint32_t>(__double2loint(x[1])), static_cast<uint32_t>(__double2hiint(x[1]))};
 }
 
-// Rows that many edges share: kept in L2. Rows that are read or written once: first to be evicted. R: a vector.
+// Cache policy: *_shared_* for rows that many edges gather, which should stay in L2; *_once for rows that are read or
+// written once, which are evicted first. R: the vector type.
 template <class R = uint4>
 __device__ __forceinline__ R load_shared_row(const char* at) {
   return __ldg(reinterpret_cast<const R*>(at));
 }
-// The same, where the rest of the line of 128 bytes is read by the next instructions.
+// The same, where the next instructions read the rest of the 128-byte line, which is prefetched into L2.
 __device__ __forceinline__ uint4 load_shared_line(const char* at) {
   uint4 raw;
   asm("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -166,7 +169,7 @@ __device__ __forceinline__ S to_storage(Arithmetic<S> x) {
   if constexpr (std::is_same_v<S, Arithmetic<S>>) return x;
 }
 
-// Powers of two: softmax is computed in base 2, the factor log2(e) is folded into the logits.
+// The softmax is computed in base 2; the factor log2(e) is folded into the logits.
 constexpr double kLog2e = 1.4426950408889634, kLn2 = 0.6931471805599453;
 
 __device__ __forceinline__ float power_of_two(float x) {
@@ -176,7 +179,7 @@ __device__ __forceinline__ float power_of_two(float x) {
 }
 __device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 
-// Of the sum of a softmax: at least 1 unless it is 0 or NaN.
+// Fast approximations for the sum of a softmax, which is at least 1 unless it is 0 or NaN.
 __device__ __forceinline__ float log_base_two(float x) { return __log2f(x); }
 __device__ __forceinline__ double log_base_two(double x) { return log2(x); }
 __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }

@@ -1,4 +1,4 @@
-// Rows that CUDA kernels read in vectors: as they are where that is possible, else a copy.
+// Rows that CUDA kernels read in vectors: in place where alignment and strides allow it, else from a padded copy.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,7 +10,8 @@
 
 namespace edgeless {
 
-// The largest of 16, 8 and 4 bytes that every head of every row of [N, H, D] is made of and begins on; 0 for none.
+// The widest vector, 16, 8 or 4 bytes, that divides the size and the address of every head of `t` [N, H, D]; 0 if none
+// does.
 inline int64_t vector_bytes(const at::Tensor& t) {
   const int64_t size = t.element_size(), dim = t.size(2);
   const auto base = reinterpret_cast<uintptr_t>(t.data_ptr());
@@ -22,10 +23,10 @@ inline int64_t vector_bytes(const at::Tensor& t) {
   return 0;
 }
 
-// Copies in vectors of 16 bytes, filled up with zeros, made together: add() gives a tensor that run() fills.
+// Zero-padded copies in whole 16-byte vectors, made by one launch: add() returns a tensor that run() fills.
 class PaddedRows {
  public:
-  // A head is filled up to a multiple of `numbers` numbers, which are 16 bytes or a multiple of that.
+  // Pads each head to a multiple of `numbers` values, which take 16 bytes or a multiple of that.
   at::Tensor add(const at::Tensor& t, int64_t numbers) {
     for (size_t i = 0; i < from_.size(); ++i) {
       if (same(from_[i], t) && to_[i].size(2) % numbers == 0) return to_[i];
@@ -43,7 +44,7 @@ class PaddedRows {
     return to;
   }
 
-  // On the current stream.
+  // Launches the copies on the current stream.
   void run() {
     if (copies_.count) C10_CUDA_CHECK(cuda::pad_rows(copies_, c10::cuda::getCurrentCUDAStream()));
     copies_.count = 0;
@@ -57,7 +58,7 @@ class PaddedRows {
   }
 
   cuda::RowsCopies copies_;
-  std::vector<at::Tensor> from_, to_;  // of the copies still to be made
+  std::vector<at::Tensor> from_, to_;  // sources and results of the pending copies
 };
 
 inline at::Tensor padded_rows(const at::Tensor& t) {

@@ -1,9 +1,10 @@
-// Teams: 1 to 32 neighbouring lanes of a warp, a power of two, that walk one row of one head together. No torch.
+// Exchanges within sub-warps (`team` in the code): 1 to 32 neighbouring lanes of a warp, a power of two, that reduce
+// one row of one head together. No torch.
 //
-// A team takes its edges one, two, four or eight at a time, no more than it has lanes. Lane q owns the scalars
-// (logit, weight) of edge q of these, and so do the lanes that are a multiple of their number further on. So four dot
-// products cost three exchanges and a few plain ones, exponentials and dropout are computed once, and a weight reaches
-// all lanes by one shuffle.
+// A sub-warp processes its edges in batches of one, two, four or eight, at most one per lane. Lane q owns the scalars
+// (logit, weight) of edge q of the batch; with B edges per batch, lanes q + B, q + 2 B and so on hold copies. So the
+// four dot products of a batch take three exchanges plus a butterfly sum, exponentials and dropout are computed once
+// per edge, and a weight reaches all lanes by one shuffle.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@ namespace edgeless::cuda {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 
-// Sums v[u] over the lanes of the team; the lanes that own edge u get the sum of v[u]. Whole warp.
+// Sums every v[u] over the lanes of the sub-warp; the lanes that own edge u get the sum of v[u]. To be called by the
+// whole warp.
 template <int kEdges, class A>
 __device__ __forceinline__ A sum_of_own_edge(const A (&v)[kEdges], int lane, int width) {
   A x[kEdges];
@@ -35,7 +37,7 @@ __device__ __forceinline__ A sum_of_own_edge(const A (&v)[kEdges], int lane, int
   return sum;
 }
 
-// Over the lanes that own the edges of a batch.
+// Sum (and below maximum) of x over the edges of a batch: over kEdges neighbouring lanes, which own one edge each.
 template <int kEdges, class A>
 __device__ __forceinline__ A batch_sum(A x, unsigned mask) {
 #pragma unroll
@@ -56,7 +58,7 @@ __device__ __forceinline__ A team_sum(A x, int width, unsigned mask) {
   return x;
 }
 
-// The value that the owner of edge `edge` holds, in every lane. `edge` may differ from team to team.
+// Broadcasts x from the owner of edge `edge` to every lane of its sub-warp. `edge` may differ between sub-warps.
 template <int kEdges, class T>
 __device__ __forceinline__ T from_owner(T x, int edge) {
   if constexpr (kEdges == 1) return x;

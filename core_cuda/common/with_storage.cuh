@@ -1,4 +1,4 @@
-// From a storage to the type that kernels are compiled for. No torch.
+// Dispatch from a Storage to the C++ type that kernels are compiled for. No torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,7 +10,8 @@
 
 namespace edgeless::cuda {
 
-// f(a zero of the storage's type), which launches. A: the type of arithmetic, double for double alone.
+// Calls f, which launches a kernel, with a zero of the storage's type. A: the opmath type, double for double storage
+// only.
 template <class A, class F>
 cudaError_t with_storage(Storage storage, F&& f) {
   if constexpr (std::is_same_v<A, double>) {

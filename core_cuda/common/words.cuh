@@ -1,4 +1,4 @@
-// Vectors of one, two or four words of 4 bytes and the numbers in them. No torch.
+// Vectors of one, two or four 4-byte words, and packing of values into them. No torch.
 #pragma once
 
 #include "vec.cuh"
@@ -10,7 +10,7 @@ struct alignas(4 * kCount) Words {
   uint32_t w[kCount];
 };
 
-// Numbers of storage S in that many words; a double needs two.
+// Values of storage type S in kCount words; a double needs two words.
 template <class S, int kCount>
 constexpr int kNumbers = 4 * kCount / static_cast<int>(sizeof(S));
 
@@ -86,7 +86,8 @@ __device__ __forceinline__ Words<kCount> pack_words(const Arithmetic<S> (&x)[kNu
   return raw;
 }
 
-// A lane's numbers of a contiguous row of `size` numbers, from number `at`; whole: rows are made of whole vectors.
+// Stores a lane's values to a contiguous row of `size` values, from index `at` on. whole: rows consist of whole
+// vectors.
 template <class S, int kCount>
 __device__ __forceinline__ void store_numbers(S* row, int at, int size, bool whole,
                                               const Arithmetic<S> (&x)[kNumbers<S, kCount>]) {
@@ -100,7 +101,7 @@ __device__ __forceinline__ void store_numbers(S* row, int at, int size, bool who
   }
 }
 
-// A lane's address in row `index`, for rows of `stride` bytes.
+// base + index * stride, with the stride in bytes.
 __device__ __forceinline__ const char* row_address(const char* base, int32_t index, uint32_t stride) {
   const char* address;
   asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(address) : "r"(index), "r"(stride), "l"(base));

@@ -1,5 +1,5 @@
-// What a CPU attention kernel is given. A is the type of all arithmetic: float for float, bfloat16 and float16 rows,
-// double for double rows.
+// Arguments of the CPU attention kernels. A is the opmath type: double for double rows, float for float, bfloat16 and
+// float16 rows.
 #pragma once
 
 #include <cstdint>
@@ -9,20 +9,20 @@
 
 namespace edgeless::cpu {
 
-constexpr int64_t kStats = 3;  // numbers that the backward keeps of a destination and head
+constexpr int64_t kStats = 3;  // statistics per destination and head in the backward, see Args::stats
 
 template <class A>
 struct Args {
-  Compressed graph;        // rows are destinations, in the pass by source rows are sources
+  Compressed graph;        // rows are destinations; in the source pass, sources
   int64_t items_per_part;  // see partition.h
   int64_t heads, dim, channels, edge_dim;
   int64_t padded_dim, padded_channels;
 
-  Rows dst, src, value;  // value is null where the values are the keys (gatv2, cosine)
+  Rows dst, src, value;  // value is null if the call has no value tensor: the values are then src
   Rows edge_attr;        // [E, edge_dim]
-  const A* att;          // [H, padded_dim]; the cosine's beta stands in [H, 0]
-  const A* proj;         // [edge_dim, H, padded_dim]: the edge projection, transposed
-  const A* proj_rows;    // [H, dim, edge_dim]: the same as given
+  const A* att;          // [H, padded_dim]; the cosine's beta is in [H, 0]
+  const A* proj;         // [edge_dim, H, padded_dim]: the transposed edge projection
+  const A* proj_rows;    // [H, dim, edge_dim]: the edge projection as given
   const A* edge_scale;   // [E, H] with the strides below
   int64_t scale_edge_stride, scale_head_stride;
   A coefficient;  // scale of the dot product, least norm of the cosine, negative slope of the others
@@ -33,9 +33,9 @@ struct Args {
 
   // forward
   OutRows out;     // [Nd, H, C]
-  A* maximum;      // [Nd, H]: of the row's logits; these two are also read by the weights pass
+  A* maximum;      // [Nd, H]: maximum of the row's logits; the weights pass reads this and inverse_sum
   A* inverse_sum;  // [Nd, H]: 1 / sum of exp(s - maximum)
-  A* weights;      // [E, H]: the weights pass
+  A* weights;      // [E, H]: output of the weights pass
   bool edge_in_value;
 
   // backward
@@ -49,17 +49,18 @@ struct Args {
   OutRows grad_attr;  // [E, edge_dim]
   A* grad_scale;      // [E, H] contiguous
 
-  A* carry;  // [parts, 2, carry_size]: rows that a part does not hold whole
+  A* carry;  // [parts, 2, carry_size]: fix-up workspace for the rows that parts share
 };
 
-// delta: Delta of returned weights, edge by edge; delta_of_out: <out, grad_out>, row by row.
+// Both delta passes compute Delta: `delta` from the gradient of returned weights, edge by edge; `delta_of_out` as <out,
+// grad_out>, row by row.
 enum class Pass : uint8_t { forward, weights, delta, delta_of_out, by_dst, by_src };
 
-// The kernels of one instruction set. `run` does one part of one pass; `merge` finishes the split row that ends in
-// the part; both use `scratch`, `scratch_size` elements.
+// The kernels of one instruction set. `run` executes one part of one pass; `merge` finishes the split row that ends in
+// the part. Both use `scratch_size` elements of `scratch`.
 template <class A>
 struct Kernels {
-  int64_t width;  // elements of a vector
+  int64_t width;  // elements per vector
   int64_t (*carry_size)(Pass, const Args<A>&);
   int64_t (*scratch_size)(const Args<A>&);
   void (*run)(Pass, const Args<A>&, int64_t part, A* scratch);

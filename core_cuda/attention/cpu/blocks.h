@@ -1,8 +1,8 @@
 // The inner loops over a chunk of gathered rows, shared by every score and pass. Included once per instruction set.
 //
-// A chunk is n <= kChunk edges; `rows` points at their padded rows [H, stride] and is filled up to a multiple of four
-// by repeating the last. Numbers per edge and head stand head-major, [H, kChunk]. NV is the number of vectors of a
-// head, 0 where it is known at run time only. `ask` is called about once for every edge, to ask for rows ahead.
+// A chunk is n <= kChunk edges; `rows` points to their padded rows [H, padded] and is filled up to a multiple of four
+// by repeating the last pointer. Values per edge and head are head-major, [H, kChunk]. NV is the number of vectors per
+// head, or 0 if it is known only at run time. `ask` is called about once per edge and prefetches a row of a later edge.
 
 struct AskNothing {
   void operator()() const {}
@@ -36,7 +36,7 @@ static inline void dots(const A* own, const A* const* rows, int64_t n, int64_t h
   }
 }
 
-// s[h, e] = alpha * <a[e]_h, b[e]_h>, rounded as dots() rounds
+// s[h, e] = alpha * <a[e]_h, b[e]_h>, bitwise as dots() computes it
 template <class A, int NV>
 static inline void dots_of_pairs(const A* const* a, const A* const* b, int64_t n, int64_t heads, int64_t padded,
                                  A alpha, A* s) {
@@ -58,7 +58,7 @@ static inline void dots_of_pairs(const A* const* a, const A* const* b, int64_t n
   }
 }
 
-// acc_h += sum over e of alpha * w[h, e] * rows[e]_h, with `vectors` vectors of HB heads in registers.
+// acc_h += sum over e of alpha * w[h, e] * rows[e]_h, with NV vectors of each of HB heads in registers.
 template <class A, int HB, int NV, class Ask>
 static inline void accumulate_block(const A* w, const A* const* rows, int64_t n, int64_t h, int64_t padded,
                                     int64_t first, A alpha, A* acc, Ask ask) {
@@ -133,7 +133,7 @@ inline void four_heads<float>(const float* const* rows, int64_t n, int64_t first
 }
 #endif
 
-// out[h, e] = rows[e][h]: numbers per node as numbers per edge, head-major.
+// out[h, e] = rows[e][h]: gathers values per node to values per edge, head-major.
 template <class A>
 static inline void spread_heads(const A* const* rows, int64_t n, int64_t heads, A* out) {
   int64_t h = 0;

@@ -1,4 +1,4 @@
-// Every instruction set compiles these, in this order (each uses what stands before it).
+// Every instruction set compiles these headers, in this order: each uses those before it.
 // clang-format off
 #include "../../common/cpu/vec.h"
 #include "../../common/cpu/rows.h"

@@ -1,21 +1,21 @@
-// A chunk of edges: gathered rows, the edge term joined to them, dropout and edge scale. Included once per
+// A chunk of edges: its gathered rows, the edge term added to them, dropout and edge scale. Included once per
 // instruction set.
 
 template <class A>
 struct Chunk {
   int64_t n = 0;
-  int64_t node[kChunk + kAhead], edge[kChunk];  // the nodes of the next chunk's edges too
-  Ahead ahead;                                  // lane 0 is the score's loop, lane 1 that of the values
-  const A* key[kChunk];                         // rows that the score reads
-  const A* value[kChunk];  // rows that are averaged (by destination) or whose gradient is (by source)
-  A *keys, *values;        // copies, where the rows cannot be used in place
+  int64_t node[kChunk + kAhead], edge[kChunk];  // node: also of the next kAhead edges, for prefetching
+  Ahead ahead;                                  // stream 0 serves the loop over keys, stream 1 that over values
+  const A* key[kChunk];                         // gathered rows that the score reads
+  const A* value[kChunk];  // gathered rows that w multiplies: values by destination, grad_out by source
+  A *keys, *values;        // copies of rows that cannot be read in place
   A *attr, *term;          // edge features and their projection
-  A* joined;               // rows of the source side with the edge term, pass by source
+  A* joined;               // source pass: the query-side (source) rows plus the edge term
   A *s, *dp, *w;           // [H, kChunk]
-  A *top, *inverse;        // [H, kChunk]: the softmax's maximum and 1 / sum of gathered destinations
-  A* r;                    // [H, kChunk]: 1 / norm of the gathered rows, for a score over norms
-  A* keep;                 // [H, kChunk]: kept / (1 - p), null where that and the edge scale are 1
-  A* factor;               // [H, kChunk]: times the edge scale; the same where there is none
+  A *top, *inverse;        // [H, kChunk]: source pass: the softmax's maximum and 1 / sum of the gathered destinations
+  A* r;                    // [H, kChunk]: 1 / norm of the gathered rows, for scores with kInverseNorms
+  A* keep;                 // [H, kChunk]: kept / (1 - p); null without dropout and edge scale
+  A* factor;               // [H, kChunk]: keep times the edge scale; equals keep without one
 };
 
 template <class A>
@@ -45,12 +45,12 @@ static inline Chunk<A> make_chunk(const Args<A>& args, Arena<A>& arena) {
   return c;
 }
 
-// keep[h, e] = kept / (1 - p); factor = keep * edge scale. To whole draws, with any edge behind the last.
+// keep[h, e] = kept / (1 - p); factor = keep * edge scale. Fills up to a multiple of kDraws, repeating the first edge.
 template <class A>
 static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
   const int64_t filled = round_up(c.n, kDraws);
   for (int64_t e = c.n; e < filled; ++e) c.edge[e] = c.edge[0];
-  // Where all are dropped, the threshold is one more than any draw, and keep_scale 0.
+  // With p = 1 the threshold is 2^32, beyond any draw; it may be clamped since keep_scale is then 0.
   const uint64_t least64 = args.has_dropout ? args.threshold : 0;
   const uint32_t least = static_cast<uint32_t>(least64 < 0xffffffffu ? least64 : 0xffffffffu);
   for (int64_t h = 0; h < args.heads; h += 4) {
@@ -70,9 +70,9 @@ static inline void draw_factors(const Args<A>& args, Chunk<A>& c) {
   }
 }
 
-// Gathers the rows of positions [begin, begin + n): `keys` for the score, `values` (may be null: the keys). Those of
-// the next positions wait in c.ahead; the nodes' `stats` [N, kStats, H], where the pass reads them, are asked for at
-// once.
+// Gathers the rows of positions [begin, begin + n): `keys` for the score, and `values`, which may be null if they are
+// the keys. Sets up c.ahead to prefetch the rows of the next positions; prefetches the next nodes' `stats` [N, kStats,
+// H] at once, if the pass reads them.
 template <class A>
 static inline void gather(const Args<A>& args, const Rows& keys, const Rows& values, int64_t begin, int64_t n,
                           int64_t* prefetched, Chunk<A>& c, const A* stats = nullptr) {
@@ -153,7 +153,8 @@ static inline void add_value_term(const Args<A>& args, Chunk<A>& c, const A* gra
   }
 }
 
-// The rows of a row itself lie one after the other, but too far apart in time for the hardware to fetch them ahead.
+// Prefetches the query-side rows of `row`. They are read in order, but too far apart in time for the hardware
+// prefetcher.
 template <class A>
 static inline void ask_for_own(Pass pass, const Args<A>& args, int64_t row) {
   if (row >= args.graph.num_rows) return;

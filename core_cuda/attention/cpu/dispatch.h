@@ -1,4 +1,4 @@
-// Which kernel table serves a call: the instruction sets of this machine and the head dims decide.
+// Chooses the kernel table of a call by the instruction sets of this machine and the head dims.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace edgeless::cpu {
 
-// A vector over a head that it does not divide costs a padded copy of every gathered row, about as much as the row's
-// arithmetic: count such rows twice, and take the fewest vectors. Of the keys, where there are any: ops without values
-// have to add up logits in the same order.
+// Cost of a row in vectors of `width` elements. A head that is no multiple of the width needs a padded copy of every
+// gathered row, which costs about as much as the row's arithmetic, so it counts twice. The width is chosen by the keys
+// where the score has any, since ops without values must sum logits in the same order.
 inline int64_t row_cost(int64_t elements, int64_t width) {
   return (elements + width - 1) / width * (elements % width ? 2 : 1);
 }

@@ -1,15 +1,16 @@
-// What dropout draws for several edges at once (core_cuda/common/dropout.h). Included once per instruction set.
+// Dropout draws of several edges at once, equal to those of core_cuda/common/dropout.h. Included once per instruction
+// set.
 
-static constexpr int64_t kDraws = 8;  // edges
+static constexpr int64_t kDraws = 8;  // edges per call of draw()
 static_assert(kChunk % kDraws == 0, "a chunk is filled up to whole draws");
 
-// What philox() draws for four heads of each edge.
+// The draws of philox() for four heads of each edge.
 struct Draws {
   alignas(32) uint32_t of[4][kDraws];
 };
 
 #if EDGELESS_X86 && EDGELESS_VECTOR_BYTES >= 32
-// Both halves of the products of eight numbers with one.
+// The low and high halves of the 64-bit products of eight 32-bit values with `factor`.
 static EDGELESS_INLINE void multiply_wide(__m256i x, uint32_t factor, __m256i& low, __m256i& high) {
   const __m256i factors = _mm256_set1_epi64x(factor);
   const __m256i even = _mm256_mul_epu32(x, factors), odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), factors);
@@ -21,12 +22,12 @@ static EDGELESS_INLINE void store_draws(uint32_t (&to)[kDraws], __m256i drawn) {
   _mm256_store_si256(reinterpret_cast<__m256i*>(to), drawn);
 }
 
-// All bits of a number where drawn[e] >= least, else none.
+// A mask per edge: all bits set where drawn[e] >= least, else none.
 static EDGELESS_INLINE __m256i kept_of(const uint32_t (&drawn)[kDraws], uint32_t least) {
   const __m256i x = _mm256_load_si256(reinterpret_cast<const __m256i*>(drawn));
   return _mm256_cmpeq_epi32(_mm256_max_epu32(x, _mm256_set1_epi32(static_cast<int>(least))), x);
 }
-// to[e] = drawn[e] >= least ? scale : 0, without a branch: which it will be cannot be foreseen.
+// to[e] = drawn[e] >= least ? scale : 0, without a branch, which would be unpredictable.
 static EDGELESS_INLINE void keep(const uint32_t (&drawn)[kDraws], uint32_t least, float scale, float* to) {
   _mm256_storeu_ps(to, _mm256_and_ps(_mm256_castsi256_ps(kept_of(drawn, least)), _mm256_set1_ps(scale)));
 }

@@ -1,5 +1,5 @@
-// The edge term t_e = proj @ edge_attr[e] of a chunk and its gradients: small matrix products on rows that are still in
-// the first cache, so that nothing of size [E, H, C] exists. Included once per instruction set.
+// The edge term t_e = proj @ edge_attr[e] of a chunk and its gradients: small matrix products on rows in the L1 cache,
+// so that no [E, H, D] tensor exists. Included once per instruction set.
 
 // attr[e] = the edge features of the chunk as A, [n, edge_dim]
 template <class A>
@@ -10,7 +10,7 @@ static inline void load_edge_attr(const Args<A>& args, const int64_t* edge_ids, 
   }
 }
 
-// term[e, :] = sum over d of attr[e, d] * proj[d, :]; rows of attr and term up to the next multiple of four are used.
+// term[e, :] = sum over d of attr[e, d] * proj[d, :]. Reads attr and writes term up to the next multiple of four rows.
 template <class A>
 static inline void project_edges(const Args<A>& args, const A* attr, int64_t n, A* term) {
   constexpr int64_t W = kWidth<A>;

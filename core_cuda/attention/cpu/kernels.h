@@ -1,4 +1,4 @@
-// The kernel tables of the instruction sets and the choice among them.
+// Declares the kernel tables of the instruction sets.
 #pragma once
 
 #include "../../common/cpu/isa.h"

@@ -1,14 +1,15 @@
-// The passes over a part of the graph: forward, attention weights, backward by destination and by source.
+// The passes over a part of the graph: forward, attention weights, and the destination and source passes of the
+// backward.
 //
 // With s the logits, m their maximum over a row, Z = sum exp(s - m), k = keep / (1 - p) and f = k * edge scale:
 //   P = exp(s - m) / Z   w = P f   out = sum w (v + t)
 //   dP = f <dO, v + t>  (or k * dA for the gradient of returned weights)   Delta = sum P dP = <out, dO>
 //   ds = P (dP - Delta)
-// m and Z are kept apart: the logsumexp m + log Z of large logits is rounded as coarsely as they are. For the same
-// reason every pass must make the same bits of an edge's logit.
-// Every pass only gathers: the pass by destination walks the CSR and owns what belongs to destinations and edges, the
-// pass by source walks the CSC and owns what belongs to sources. A row that a part does not hold whole leaves its
-// state in `carry`; merge() adds the states up in the order of the parts. Included once per instruction set.
+// m and Z are saved separately: the logsumexp m + log Z of large logits would be rounded as coarsely as they are. For
+// the same reason every pass must compute an edge's logit to the same bits. Passes only gather, so they need no
+// atomics: the destination pass reads the CSR and writes what belongs to destinations and edges, the source pass reads
+// the CSC and writes what belongs to sources. The segment of a row that parts share leaves its state in the fix-up
+// workspace (`carry`); merge() adds up the states in the order of the parts. Included once per instruction set.
 
 template <class A, template <class, int> class ScoreOf, int NV>
 struct Passes {
@@ -19,17 +20,17 @@ struct Passes {
     return rows + 8 * (keys_size(a) + values_size(a)) + 4 * heads_size(a) + a.edge_dim + 1024;
   }
 
-  // Chunks of one row ------------------------------------------------------------------------------------------
+  // Chunks of one row ------------------------------------------------------------------------------------------------
 
   static void destination_logits(const Args<A>& a, const A* own, int64_t begin, int64_t n, int64_t* prefetched,
                                  Chunk<A>& c) {
     gather(a, a.src, a.value, begin, n, prefetched, c);
     if (a.edge_in_value) join_term(a, c, c.value, c.values);
-    score_logits(a, own, c, a.value ? c.keys : c.values);  // without a value tensor the values are the bare keys
+    score_logits(a, own, c, a.value ? c.keys : c.values);  // without a value tensor, values are keys without the term
   }
 
-  // Of c.key; then the edge term is joined to it, in `copies`. Where it joins either side, the logit is made of the
-  // bare rows and the term, so that it has the same bits whichever side is gathered.
+  // Computes the logits of c.key and adds the edge term to the keys, in `copies`. With kTermJoinsRows the logit is
+  // computed from the rows and the term separately, so that it has the same bits whichever side is gathered.
   static void score_logits(const Args<A>& a, const A* own, Chunk<A>& c, A* copies) {
     const AskLane<0> ask{&c.ahead};
     if constexpr (Score::kInverseNorms) {
@@ -52,7 +53,7 @@ struct Passes {
     Score::grad(a, own, c.key, c.n, c.dp, grad_own, grad_att, term);
   }
 
-  // delta = <out, dO>. By dots(), as dP is: the row of a single edge then has ds = P (dP - Delta) = 0 exactly, as it
+  // delta = <out, dO>, by dots() as dP is, so that a row of a single edge has ds = P (dP - Delta) = 0 exactly, as it
   // should.
   static void delta_of_row(const Args<A>& a, int64_t row, const A* grad, A* out_buffer, A* s, A* delta) {
     const A* out = row_of(a.saved_out, row, a.heads, a.channels, a.padded_channels, out_buffer);
@@ -61,7 +62,7 @@ struct Passes {
     for (int64_t h = 0; h < a.heads; ++h) delta[h] = s[h * kChunk];
   }
 
-  // `whole`: the chunk is the row.
+  // whole: the chunk holds all edges of the row.
   static void by_dst_chunk(const Args<A>& a, Chunk<A>& c, int64_t row, const A* own, const A* grad_row, const A* stats,
                            A* delta, bool whole, A* grad_att, A* grad_proj, A* attr_row, A* state) {
     if (a.grad_out) {
@@ -88,7 +89,7 @@ struct Passes {
     const bool term_joins_own = a.edge_dim && !Score::kTermJoinsRows;
     if (!a.grad_out) load_weight_grads(a, c);
     if (term_joins_own) {
-      // The same sums in the same order as by destination, see delta_of_row.
+      // The same sums in the same order as in the destination pass, for the reason given at delta_of_row.
       const A *keys[kChunk], *values[kChunk];
       if (a.grad_out) {
         join_own(a, c, own_value, values, c.joined);
@@ -103,7 +104,8 @@ struct Passes {
       }
     }
     softmax_backward_by_src(a, c);
-    // Without a value tensor both gradients are the key's, whose norm only one of them goes through.
+    // Without a value tensor both gradients belong to the key. With kInverseNorms they are summed apart, since only the
+    // score's goes through the norm.
     A* values = a.value || Score::kInverseNorms ? state + keys_size(a) : state;
     if (a.grad_out && (a.grad_value || !a.value)) {
       accumulate<A, NV>(c.w, c.value, n, a.heads, a.padded_channels, A(1), values);
@@ -111,9 +113,9 @@ struct Passes {
     if (a.grad_src) score_grad(a, own_key, c, state, nullptr, nullptr);
   }
 
-  // Rows ---------------------------------------------------------------------------------------------------------
+  // Rows -------------------------------------------------------------------------------------------------------------
 
-  // `buffer` has room for a row of keys; grad_att is the part's.
+  // Finishes a complete row. buffer: room for a row of keys; grad_att: the partial sums of the part.
   static void finish(Pass pass, const Args<A>& a, int64_t row, A* state, A* buffer, A* grad_att) {
     if constexpr (Score::kInverseNorms) {
       if (pass == Pass::by_dst) {
@@ -216,7 +218,8 @@ struct Passes {
 
 template <class A, template <class, int> class ScoreOf>
 static Kernels<A> kernels_for_width(int64_t vectors) {
-  // On x86 a head is two or four 16-byte vectors only where there is no AVX2: not worth the time of compiling more.
+  // On x86, kernels for heads of two or four 16-byte vectors would run only without AVX2, which does not justify their
+  // compile time.
   constexpr bool several = !EDGELESS_X86 || sizeof(A) * kWidth<A> > 16;
   if constexpr (sizeof(A) == 4) {
     if (vectors == 1) return Passes<A, ScoreOf, 1>::table();
@@ -228,7 +231,7 @@ static Kernels<A> kernels_for_width(int64_t vectors) {
   return Passes<A, ScoreOf, 0>::table();
 }
 
-// `vectors`: of a head, when it is the same for keys and values; anything else is 0.
+// vectors: vectors per head if keys and values have the same number, else 0.
 template <class A>
 Kernels<A> kernels(edgeless::Score score, int64_t vectors) {
 #define EDGELESS_CASE(name, functor) \

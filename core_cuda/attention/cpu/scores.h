@@ -1,21 +1,23 @@
-// What a score is: its logit and its gradient, for one row ("own") against the gathered rows of a chunk. The functions
-// do not care which side is the destination, so one functor serves the pass by destination and the pass by source.
-// Included once per instruction set. To add a score, add a struct with these two functions and its line in ../score.h.
+// Score functors: the logit and its gradient, for one query-side row (`own`) and the gathered rows of a chunk. The
+// functions are symmetric in the two sides, so one functor serves the destination pass and the source pass. Included
+// once per instruction set. To add a score, add a struct with these two functions and its line in ../score.h.
 //
-//   logits(args, own, rows, n, s, ask)               s[h, e] = score of own and rows[e], the same bits if own and
-//       rows[e] change places; ask() about once an edge
+//   logits(args, own, rows, n, s, ask)
+//       s[h, e] = score of own and rows[e], with the same bits if own and rows[e] are exchanged; calls ask() about once
+//       per edge
 //   grad(args, own, rows, n, ds, grad_own, grad_att, term)
 //       grad_own += sum over e of ds[h, e] * d score / d own
-//       grad_att += the same for the attention vector (null: not wanted)
-//       term[e]   = ds[h, e] * d score / d rows[e], [n, term_stride] (null: not wanted)
-//   kTermJoinsRows: the edge term may simply be added to the gathered rows, whichever side they are. Then logits() is
-//       given bare rows and term[e], [n, term_stride] (null: none), between rows and n.
-//   kInverseNorms: the score divides by the norms of both rows. Then logits() also gives r[h, e] = 1 / norm of rows[e],
-//       the passes multiply ds by it before grad(), and what grad() adds up is the gradient of own's unit row
+//       grad_att += the same for the attention vector (null: not needed)
+//       term[e]   = ds[h, e] * d score / d rows[e], [n, term_stride] (null: not needed)
+//   kTermJoinsRows: the edge term may be added to the gathered rows, whichever side they are. logits() then takes the
+//       rows without it and, between rows and n, the argument term, [n, term_stride] (null: no edge term).
+//   kInverseNorms: the score divides by the norms of both rows. logits() then also returns r[h, e] = 1 / norm of
+//       rows[e], the passes multiply ds by it before grad(), and grad() sums the gradient of own's unit row
 //   through_norm(args, own, grad, grad_att)
-//       makes of that the gradients of the row and of the attention vector (null: not wanted)
+//       converts that to the gradient of own, in place, and adds to that of the attention vector (null: not needed)
 //   center(args, row, stats, ds, n, grad_att)
-//       takes a constant of the row times the sum of ds, zero but for rounding, from that of the attention vector
+//       reduces rounding errors: subtracts a constant of the row times the sum of ds, which is zero in exact
+//       arithmetic, from the gradient of the attention vector
 
 template <class A>
 static inline int64_t term_stride(const Args<A>& args) {
@@ -166,7 +168,7 @@ struct Gatv2Score {
   }
 };
 
-// s = leaky_relu(a_l + a_r), one number per node and head (Veličković et al. 2018, equation 3)
+// s = leaky_relu(a_l + a_r), with one value per node and head (Veličković et al. 2018, equation 3)
 template <class A, int NV>
 struct GatScore {
   static constexpr bool kTermJoinsRows = true, kInverseNorms = false;
@@ -211,7 +213,7 @@ struct GatScore {
 };
 
 // s = beta <own, row> / (max(|own|, least) max(|row|, least)), with beta_h in att[h, 0] (Thekumparampil et al. 2018,
-// equation 4). An edge gathers one row, which is key and value.
+// equation 4). The gathered row is both key and value.
 template <class A, int NV>
 struct CosineScore {
   static constexpr bool kTermJoinsRows = true, kInverseNorms = true;
@@ -245,7 +247,7 @@ struct CosineScore {
       for (int64_t e = h * kChunk; e < h * kChunk + n; e += W) {
         const Vec<A> other = over(args, sqrt_vec<A>(load(r + e)));
         store(r + e, other);
-        store(s + e, load(s + e) * (mine * other) * args.att[h * padded]);  // the same bits from either side
+        store(s + e, load(s + e) * (mine * other) * args.att[h * padded]);  // same bits if the sides are exchanged
       }
     }
   }
@@ -255,9 +257,10 @@ struct CosineScore {
     if (grad_own) accumulate<A, NV>(ds, rows, n, args.heads, args.padded_dim, A(1), grad_own);
   }
 
-  // The gradient of beta is a sum of ds cos. What is wrong with all ds of a row, as a Delta that is rounded, would come
-  // in times what the row's cosines have in common, nearly one for features that are not negative. The logarithm of the
-  // mean of exp(s), over beta, is near their mean; zero where it is not to be had, since beta is next to nothing.
+  // The gradient of beta is a sum of ds cos. An error common to all ds of a row, such as the rounding of Delta, enters
+  // it times the mean cosine of the row, which is nearly 1 for nonnegative features. So the cosines are centered:
+  // log(mean of exp(s)) / beta approximates their mean. Where beta is almost 0 that quotient is unusable and nothing is
+  // subtracted.
   static void center(const Args<A>& args, int64_t row, const A* stats, const A* ds, int64_t n, A* grad_att) {
     const auto degree = static_cast<float>(args.graph.row_begin(row + 1) - args.graph.row_begin(row));
     for (int64_t h = 0; h < args.heads; ++h) {
@@ -292,7 +295,7 @@ struct CosineScore {
     return splat<A>(A(1)) / (norms < least ? least : norms);
   }
 
-  // Summed in the order of sum4(), for the same bits as in logits().
+  // Sums in the order of sum4(), for the same bits as in logits().
   static A norm(const Args<A>& args, const A* own, int64_t h) {
     Vec<A> square[4] = {};
     for (int64_t at = h * args.padded_dim; at < (h + 1) * args.padded_dim; at += W) {

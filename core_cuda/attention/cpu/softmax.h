@@ -1,11 +1,11 @@
-// From logits to weights and back: what the passes do with the numbers of an edge and a head. Nothing here depends on
-// the score or on how wide a head is, so all kernels of an arithmetic type share it. Included once per instruction set.
+// The softmax and its backward: the work of the passes per edge and head. Nothing here depends on the score or on the
+// width of a head, so all kernels of an opmath type share it. Included once per instruction set.
 
 template <int N>
 struct Fixed {};
 
-// Numbers of an edge and a head, for G <= 4 heads at a time: one after the other, each would wait for the sums and
-// maxima across the lanes of the one before. NE: vectors of the chunk, 0 where it has more than one.
+// Calls work(h, Fixed<G>, Fixed<NE>) for G heads at a time, 4 or 1: heads processed one after the other would each wait
+// for the cross-lane sums and maxima of the last. NE: 1 only if the n edges fit one vector, else 0.
 template <class A, class F>
 static EDGELESS_INLINE void by_heads(const Args<A>& a, int64_t n, F&& work) {
   int64_t h = 0;
@@ -28,8 +28,8 @@ static inline void across_lanes(const Vec<A>* v, A* sums) {
   }
 }
 
-// Joins the logits of a chunk, in s, to the maxima and sums of the row, and shrinks what it has added up where a
-// maximum grew. s becomes exp(s - maximum) times the factors.
+// Online softmax: merges the logits of a chunk, in s, into the maxima and sums of the row, and rescales the row's
+// accumulators where a maximum grew. s becomes exp(s - maximum) times the factors.
 template <class A, int G, int NE>
 static inline void join_softmax(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, A* state) {
   constexpr int64_t W = kWidth<A>;
@@ -80,7 +80,7 @@ static inline void join_softmax(const Args<A>& a, Chunk<A>& c, A* state) {
   by_heads(a, c.n, [&](int64_t h, auto heads, auto vectors) { join_softmax(a, c, h, heads, vectors, state); });
 }
 
-// s becomes P, where the maximum and 1 / sum [H] belong to the row itself.
+// s becomes P; maximum and inverse_sum [H] are those of the query-side row.
 template <class A>
 static inline void softmax_of_row(const Args<A>& a, Chunk<A>& c, const A* maximum, const A* inverse_sum) {
   for (int64_t h = 0; h < a.heads; ++h) {
@@ -125,14 +125,14 @@ static inline void write_scale_grads(const Args<A>& a, const Chunk<A>& c) {
   for (int64_t e = 0; e < c.n; ++e) {
     for (int64_t h = 0; h < a.heads; ++h) {
       const int64_t at = h * kChunk + e;
-      a.grad_scale[c.edge[e] * a.heads + h] = c.s[at] * c.keep[at] * c.top[at];  // softmax_backward() left dp there
+      a.grad_scale[c.edge[e] * a.heads + h] = c.s[at] * c.keep[at] * c.top[at];  // top: <dO, v>, see softmax_backward()
     }
   }
 }
 
-// From the logits (in s) and <dO, v> (in dp): P in s, w = P f, ds = P (f dp - Delta) in dp. `whole`: the chunk is the
-// row, whose Delta is then summed here, so that what cancels does so exactly: over the sum of P, which is 1 but for
-// rounding. `stats` are the row's, of head h.
+// Inputs: the logits in s and <dO, v> in dp. Results: P in s, w = P f, and ds = P (f dp - Delta) in dp. whole: the
+// chunk holds all edges of the row, and Delta is computed here, as sum P dP over sum P, which is 1 up to rounding, so
+// that the ds of the row cancel as they should. stats: those of the row, from head h on.
 template <class A, int G, int NE>
 static inline void softmax_backward(const Args<A>& a, Chunk<A>& c, int64_t h, Fixed<G>, Fixed<NE>, const A* stats,
                                     bool whole, A* delta) {
@@ -184,7 +184,7 @@ static inline void softmax_backward(const Args<A>& a, Chunk<A>& c, const A* stat
   });
 }
 
-// The same by source: P in w, times the factors, and ds in dp, with the statistics of each destination.
+// The same for the source pass, with the statistics of each gathered destination: w = P f, and ds in dp.
 template <class A>
 static inline void softmax_backward_by_src(const Args<A>& a, Chunk<A>& c) {
   const int64_t n = c.n;

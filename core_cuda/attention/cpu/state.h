@@ -1,7 +1,7 @@
-// The state of a row: what a pass has added up of its edges. A row that a part does not hold whole leaves its state in
-// `carry`. Nothing here depends on the score. Included once per instruction set.
+// The state of a row: the accumulators of a pass over its edges. A segment of a row that parts share leaves its state
+// in the fix-up workspace (`carry`). Nothing here depends on the score. Included once per instruction set.
 //
-// forward [H max][H sum][H * padded_channels]; by_dst [keys]; by_src [keys][values]; delta [H]
+// Layout: forward [H max][H sum][H * padded_channels]; by_dst [keys]; by_src [keys][values]; delta [H]
 
 template <class A>
 static inline int64_t keys_size(const Args<A>& a) {
@@ -38,7 +38,7 @@ static inline void clear_state(Pass pass, const Args<A>& a, A* state) {
   }
 }
 
-// state += other, of two pieces of one row
+// Merges `other` into `state`, the states of two segments of one row.
 template <class A>
 static inline void combine_states(Pass pass, const Args<A>& a, A* state, const A* other) {
   const int64_t size = carry_size(pass, a);
@@ -48,7 +48,7 @@ static inline void combine_states(Pass pass, const Args<A>& a, A* state, const A
   }
   const int64_t heads = heads_size(a);
   for (int64_t h = 0; h < a.heads; ++h) {
-    if (other[heads + h] == A(0)) continue;  // no edges in that piece
+    if (other[heads + h] == A(0)) continue;  // the segment has no edges
     const A now = other[h] > state[h] ? other[h] : state[h];
     const A mine = state[heads + h] == A(0) ? A(0) : exp_vec<A>(splat<A>(state[h] - now))[0];
     const A theirs = exp_vec<A>(splat<A>(other[h] - now))[0];
@@ -61,7 +61,8 @@ static inline void combine_states(Pass pass, const Args<A>& a, A* state, const A
   }
 }
 
-// Where a part keeps its first row (0), begun by another part, and its last (1), which another part goes on with.
+// The workspace of a part for the segment of its first row (which = 0), begun by an earlier part, and of its last row
+// (which = 1), continued by a later part.
 template <class A>
 static inline A* carried(Pass pass, const Args<A>& a, int64_t part, int which) {
   return a.carry + (part * 2 + which) * carry_size(pass, a);
@@ -72,13 +73,13 @@ static inline A* delta_of(const Args<A>& a, int64_t row) {
   return a.stats + (row * kStats + kStats - 1) * a.heads;
 }
 
-// Partial sums of the gradient of the attention vector.
+// The part's partial sums of the gradient of the attention vector; null if it is not needed.
 template <class A>
 static inline A* part_of_att(const Args<A>& a, int64_t part) {
   return a.grad_att ? a.grad_att + part * a.heads * a.padded_dim : nullptr;
 }
 
-// The results of a whole row.
+// Writes the results of a complete row.
 template <class A>
 static inline void write_state(Pass pass, const Args<A>& a, int64_t row, A* state) {
   if (pass == Pass::forward) {
@@ -95,7 +96,7 @@ static inline void write_state(Pass pass, const Args<A>& a, int64_t row, A* stat
     for (int64_t h = 0; h < a.heads; ++h) delta_of(a, row)[h] = state[h];
   } else if (pass == Pass::by_dst) {
     if (a.grad_dst) write_row(a.grad_dst, row, a.heads, a.dim, a.padded_dim, state);
-  } else if (pass == Pass::by_src) {  // and of weights a row keeps nothing
+  } else if (pass == Pass::by_src) {  // the weights pass has no state
     if (a.grad_src) write_row(a.grad_src, row, a.heads, a.dim, a.padded_dim, state);
     if (a.grad_value) write_row(a.grad_value, row, a.heads, a.channels, a.padded_channels, state + keys_size(a));
   }

@@ -1,4 +1,4 @@
-// Which instruction sets this machine has, and which of them kernels are chosen of.
+// Detects the instruction sets of this machine and holds the widest one that kernels may use.
 #pragma once
 
 #include <cstdlib>
@@ -10,7 +10,7 @@ namespace edgeless::cpu {
 
 enum class Capability { baseline, avx2, avx512 };
 
-// `most`: baseline, avx2 or avx512; anything else is no limit.
+// The widest instruction set of this machine up to `most`: baseline, avx2 or avx512; any other value sets no limit.
 inline Capability detect_capability([[maybe_unused]] std::string_view most) {
 #if EDGELESS_X86
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
@@ -22,7 +22,7 @@ inline Capability detect_capability([[maybe_unused]] std::string_view most) {
   return Capability::baseline;
 }
 
-// What kernels are chosen of: all that there is, but for a limit by the environment variable EDGELESS_CPU_CAPABILITY.
+// The widest instruction set that kernels may use; the environment variable EDGELESS_CPU_CAPABILITY limits it.
 inline Capability& chosen_capability() {
   static Capability chosen = [] {
     const char* most = std::getenv("EDGELESS_CPU_CAPABILITY");
@@ -33,7 +33,7 @@ inline Capability& chosen_capability() {
 
 inline Capability capability() { return chosen_capability(); }
 
-// Of calls from now on, while none runs: for tests and comparisons.
+// Applies to later calls; no op may be running. For tests and comparisons.
 inline void limit_capability(std::string_view most) { chosen_capability() = detect_capability(most); }
 
 }  // namespace edgeless::cpu

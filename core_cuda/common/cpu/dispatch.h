@@ -1,7 +1,8 @@
-// The kernels of each instruction set and the choice among them.
+// Declares the kernel tables of each instruction set and chooses among them.
 //
 // EDGELESS_KERNELS(Table, name) declares, in the namespace of every instruction set, `Table<A> name<A>()` for the
-// arithmetic type A, and defines choose_name<A>(), which gives the table of the widest that this process may use.
+// opmath type A, and defines choose_name<A>(), which returns the table of the widest instruction set that this process
+// may use.
 #pragma once
 
 #include "capability.h"

@@ -1,10 +1,10 @@
-// Gathering the rows of a chunk of edges, and asking early for those that come next. Included once per instruction set.
+// Gathers the rows of a chunk of edges and prefetches those of the next edges. Included once per instruction set.
 
 static constexpr int64_t kChunk = 32;
 
 static inline int64_t round_up(int64_t n, int64_t m) { return (n + m - 1) / m * m; }
 
-// Hands out pieces of the scratch memory of a thread.
+// Bump allocator over the scratch memory of a thread; allocations are multiples of 64 bytes.
 template <class A>
 class Arena {
  public:
@@ -24,7 +24,7 @@ static inline void fill_up(const A** rows, int64_t n) {
   for (int64_t e = n; e < round_up(n, 4); ++e) rows[e] = rows[n - 1];
 }
 
-// How many edges ahead rows are asked for.
+// Prefetch distance, in edges.
 static constexpr int64_t kAhead = 24;
 
 template <class Index>
@@ -41,7 +41,7 @@ static inline void load_nodes(const Compressed& g, int64_t begin, int64_t n, int
   }
 }
 
-// The nodes of positions [begin, begin + n) and of up to kAhead more; returns how many.
+// Loads the nodes of positions [begin, begin + n) and of up to kAhead more; returns the number of nodes.
 static inline int64_t load_nodes_ahead(const Compressed& g, int64_t begin, int64_t n, int64_t* nodes) {
   const int64_t known = begin + n + kAhead < g.num_edges ? n + kAhead : g.num_edges - begin;
   load_nodes(g, begin, known, nodes);
@@ -53,7 +53,7 @@ static constexpr int64_t size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 :
 static EDGELESS_INLINE void prefetch_range(const void* from, int64_t bytes) {
   const char* p = static_cast<const char*>(from);
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
-  // GCC 12 takes a function that only prefetches for one without effects, and leaves its calls out.
+  // GCC 12 treats a function that only prefetches as one without side effects and removes its calls.
   __asm__ volatile("" : : "r"(p));
 }
 
@@ -63,14 +63,14 @@ static inline void prefetch_rows(const Rows& rows, const int64_t* nodes, int64_t
   for (int64_t e = 0; e < n; ++e) prefetch_range(base + nodes[e] * step, bytes);
 }
 
-// Rows that are needed soon, to be asked for one at a time from the loops over the present ones. Asked for all at once,
-// they would stop those loops until the memory had taken the last: it can keep only so many lines in flight. Two lanes
-// for two loops, each with a tensor of its own or with half of each row.
+// The rows of the next edges, prefetched one at a time from the loops over the current chunk. Prefetched all at once,
+// they would exceed the cache lines that a core can have in flight and stall those loops. Two streams (`Lane`) serve
+// two loops; each prefetches a tensor of its own or half of each row.
 struct Ahead {
   struct Lane {
     const char* base = nullptr;
     int64_t step = 0, bytes = 0;
-    int64_t next = 0;  // node to ask for
+    int64_t next = 0;  // index into `nodes` of the next row to prefetch
   };
   Lane lanes[2];
   const int64_t* nodes = nullptr;
@@ -96,14 +96,14 @@ struct Ahead {
   }
 };
 
-// What the loops of a lane call, once an edge.
+// Functor that a loop calls once per edge to prefetch the next row of stream kLane.
 template <int kLane>
 struct AskLane {
   Ahead* ahead;
   EDGELESS_INLINE void operator()() const { ahead->ask(kLane); }
 };
 
-// out[e] = a copy of the row of nodes[e] as padded A, in whole vectors.
+// out[e] = a copy of the row of nodes[e], converted to A and padded to whole vectors per head.
 template <class A, class S>
 static inline void copy_rows(const S* base, int64_t stride, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
                              int64_t padded, A* copies, int64_t copy_stride, const A** out) {
@@ -121,8 +121,8 @@ static inline void copy_rows(const S* base, int64_t stride, const int64_t* nodes
   }
 }
 
-// out[e] = the row of nodes[e] as padded A: in place where it already is that, else a copy of `copy_stride` numbers,
-// which are whole vectors.
+// out[e] = the row of nodes[e] as padded A: in place if it is stored as that, else a copy. Copies are `copy_stride`
+// elements apart, a multiple of the vector width.
 template <class A>
 static EDGELESS_INLINE void gather_rows(const Rows& rows, const int64_t* nodes, int64_t n, int64_t heads, int64_t dim,
                                         int64_t padded, A* copies, int64_t copy_stride, const A** out) {

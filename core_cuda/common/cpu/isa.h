@@ -1,12 +1,11 @@
-// How one source becomes the kernels of several instruction sets. A translation unit includes every header from
-// elsewhere first, then
+// Compiles one source for several instruction sets. A translation unit includes all other headers first, then
 //     EDGELESS_PUSH_TARGET(EDGELESS_AVX512_FEATURES)
 //     #define EDGELESS_VECTOR_BYTES 64
 //     ...code of the kernels, in a namespace of its own...
 //     EDGELESS_POP_TARGET
 // and all functions in between are compiled for that instruction set. No compiler flag is needed, so one build serves
-// every machine; and no inline function of a foreign header is compiled for the newer set and then chosen by the linker
-// for all.
+// every machine. Nor is an inline function of another header compiled for the newer instruction set, which the linker
+// could then pick for all callers.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -19,7 +18,7 @@
 #define EDGELESS_AVX2_FEATURES "avx2,fma,f16c"
 #define EDGELESS_AVX512_FEATURES "avx2,fma,f16c,avx512f,avx512vl,avx512bw,avx512dq"
 
-// For the small functions of an inner loop: a call would have every vector register saved around it.
+// For small functions in inner loops: a call would save and restore every vector register.
 #if defined(__GNUC__)
 #define EDGELESS_INLINE inline __attribute__((always_inline))
 #else

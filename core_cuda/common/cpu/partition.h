@@ -1,8 +1,8 @@
-// Equal work without preprocessing: the merge-path partition.
+// The merge-path partition: equal work without preprocessing.
 //
-// A row of n edges is n + 1 items, its edges and its end, so that many edges and many empty rows both count. Part p
+// A row of n edges is n + 1 items, its edges and its end, so that long rows and many empty rows both count. Part p
 // holds the items [p K, (p + 1) K) of the rows laid end to end, whatever rows they belong to: a hub is shared by many
-// parts. K depends on the graph alone, never on the number of threads, so results do not either.
+// parts. K depends on the graph alone, never on the number of threads, so neither do results.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace edgeless::cpu {
 struct Piece {
   int64_t row;
   int64_t begin, end;  // positions of edges
-  bool fresh;          // holds the first edge of the row
-  bool finished;       // holds the end of the row
+  bool fresh;          // the segment starts at the start of the row
+  bool finished;       // the segment includes the end of the row
 };
 
 inline int64_t total_items(const Compressed& g) { return g.num_rows + g.num_edges; }
@@ -30,7 +30,7 @@ inline int64_t num_parts(const Compressed& g, int64_t items_per_part) {
   return (total_items(g) + items_per_part - 1) / items_per_part;
 }
 
-// Calls visit(piece) for every row of the part, in order.
+// Iterates over the segments (`Piece`) of a part, one per row, in order.
 class Walk {
  public:
   Walk(const Compressed& g, int64_t items_per_part, int64_t part) : g_(g) {
@@ -69,7 +69,7 @@ class Walk {
   bool fresh_;
 };
 
-// The parts that hold pieces of the row which ends, unfresh, in `part`: [first, part].
+// The first part that holds a segment of `row`; one that ends in `part` has its segments in the parts [first, part].
 inline int64_t first_part_of_row(const Compressed& g, int64_t row, int64_t items_per_part) {
   return (g.row_begin(row) + row) / items_per_part;
 }

@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
 
 #ifdef __linux__
-// A block that waits for its next use, and the take() after which it began to.
+// A block that waits for its next use, and the count of take() calls when it was freed.
 struct Idle {
   Block block;
   std::uint64_t since;
@@ -36,15 +36,15 @@ Block map(std::size_t bytes) {
   const std::size_t after = room - (begin - first) - bytes;
   if (after > 0) munmap(data + bytes, after);
 #ifdef MADV_HUGEPAGE
-  madvise(data, bytes, MADV_HUGEPAGE);  // advice: a refusal changes nothing
+  madvise(data, bytes, MADV_HUGEPAGE);  // only advice: failure is harmless
 #endif
   return {data, bytes};
 }
 
 class Pool {
  public:
-  // The thread that forks holds the lock meanwhile: else a child could inherit it from a thread that it does not have,
-  // and wait for ever.
+  // The forking thread holds the lock during fork(): else the child could inherit a lock held by a thread that does not
+  // exist there, and deadlock.
   void hold() { mutex_.lock(); }
   void let_go() { mutex_.unlock(); }
 
@@ -53,7 +53,7 @@ class Pool {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++takes_;
     drop_old();
-    // The smallest that fits; one that is over an eighth too large is left for its own kind.
+    // Best fit; a block more than an eighth too large is left for larger results.
     auto best = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {
       const std::size_t capacity = it->block.capacity;
@@ -65,7 +65,8 @@ class Pool {
       idle_.erase(best);
       return block;
     }
-    // As much as is taken anew is given back first, so that all blocks together stay what was once in use at a time.
+    // Before mapping new memory, unmap as much idle memory, so that used and idle blocks together stay within the peak
+    // of the memory in use.
     for (std::size_t given = 0; given < size && !idle_.empty();) {
       given += idle_.front().block.capacity;
       unmap(idle_.front().block);
@@ -96,7 +97,7 @@ class Pool {
   }
 
  private:
-  static constexpr std::uint64_t kPatience = 256;  // takes: several steps of a deep model
+  static constexpr std::uint64_t kPatience = 256;  // take() calls: several training steps of a deep model
 
   void drop_old() {
     while (!idle_.empty() && takes_ - idle_.front().since > kPatience) {
@@ -110,13 +111,13 @@ class Pool {
   std::uint64_t takes_ = 0;
 };
 
-// Never destroyed: a tensor may outlive every static object. Made when the library is loaded, not at the first use,
+// Never destroyed: a tensor may outlive every static object. Created when the library is loaded, not at the first use,
 // during which another thread could fork.
 Pool& pool = *new Pool;
 
 [[maybe_unused]] const int at_fork = pthread_atfork([] { pool.hold(); }, [] { pool.let_go(); }, [] { pool.let_go(); });
 
-// Asked every time: a static variable's first use is a lock of its own.
+// Read on every call: caching the choice in a static variable would add a lock that a fork could leave held.
 bool wanted() {
   const char* choice = std::getenv("EDGELESS_POOL");
   return !(choice && std::strcmp(choice, "0") == 0);

@@ -1,5 +1,5 @@
-// Memory that the pool keeps must not be missing elsewhere. The system takes it back by itself, except where it counts
-// addresses and not pages: under `ulimit -v`, and where it never promises more memory than it has.
+// Idle memory of the pool must not make other allocations fail. The system reclaims its pages by itself, except where
+// it limits address space instead of pages: under `ulimit -v` and without overcommit.
 #pragma once
 
 #include <cstring>
@@ -14,8 +14,8 @@ inline bool is_out_of_memory(const std::exception& error) {
   return dynamic_cast<const std::bad_alloc*>(&error) || std::strstr(error.what(), "DefaultCPUAllocator");
 }
 
-// The kernel of an op: run again with an empty pool where it ran out of memory while the pool held some. The op must
-// not have written to its inputs by then.
+// Wraps the kernel of an op: if it runs out of memory while the pool holds idle blocks, the pool is emptied and the
+// kernel runs again. The op must not have written to its inputs by then.
 template <auto kernel>
 struct WithRoom;
 

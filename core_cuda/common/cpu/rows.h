@@ -1,6 +1,6 @@
-// Reading and writing rows of any storage type as padded rows of A. Included once per instruction set.
+// Reads and writes rows of any storage type as padded rows of A. Included once per instruction set.
 
-// Round to nearest even, NaN stays NaN.
+// Rounds to nearest even; NaN stays NaN.
 static inline uint16_t bf16_from_float(float x) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);
@@ -54,7 +54,7 @@ static inline uint16_t half_from_float(float x) {
 #endif
 }
 
-// Rows as they are stored, one vector at a time: storage types, and what reads them.
+// Tags of the 16-bit storage types.
 struct Bf16 {
   uint16_t bits;
 };
@@ -62,7 +62,7 @@ struct F16 {
   uint16_t bits;
 };
 
-// As many elements of the type T as a vector of A has.
+// A vector of elements of type T with as many lanes as a vector of A.
 template <class A, class T>
 struct LanesOf {
   typedef T type __attribute__((vector_size(kWidth<A> * sizeof(T))));
@@ -70,7 +70,7 @@ struct LanesOf {
 template <class A, class T>
 using Lanes = typename LanesOf<A, T>::type;
 
-// The bits of kWidth<float> elements of 16 bits, and of the first n of them, zeros behind.
+// The bits of kWidth<float> 16-bit elements; load_first_bits() loads the first n of them and zeros behind.
 typedef Lanes<float, uint16_t> Bits16;
 
 static EDGELESS_INLINE Bits16 load_bits(const void* p) {
@@ -83,7 +83,7 @@ static EDGELESS_INLINE Bits16 load_first_bits(const void* p, int64_t n) {
 #if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
   return (Bits16)_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
 #elif EDGELESS_VECTOR_BYTES == 32 && EDGELESS_X86
-  // Pairs by a mask, and then the last one.
+  // The mask has 32-bit lanes, so load pairs by it and insert the last element.
   const int pairs = static_cast<int>(n / 2);
   const __m128i whole = _mm_maskload_epi32(static_cast<const int*>(p),
                                            _mm_cmpgt_epi32(_mm_set1_epi32(pairs), _mm_setr_epi32(0, 1, 2, 3)));
@@ -98,7 +98,7 @@ static EDGELESS_INLINE Bits16 load_first_bits(const void* p, int64_t n) {
 #endif
 }
 
-// kWidth<A> elements in storage type S as a vector of A, or the first n of them and zeros behind.
+// Loads kWidth<A> elements of storage type S as a vector of A, or the first n of them and zeros behind.
 template <class A, class S>
 struct Stored;
 
@@ -111,7 +111,7 @@ struct Stored<A, A> {
 template <>
 struct Stored<float, Bf16> {
   static EDGELESS_INLINE Vec<float> of(Bits16 bits) {
-#if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86  // GCC 12 makes four instructions of __builtin_convertvector
+#if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86  // GCC 12 compiles __builtin_convertvector to four instructions
     const auto wide = (Lanes<float, uint32_t>)_mm512_maskz_cvtepu16_epi32(0xFFFF, (__m256i)bits);
 #elif EDGELESS_VECTOR_BYTES == 32 && EDGELESS_X86
     const auto wide = (Lanes<float, uint32_t>)_mm256_cvtepu16_epi32((__m128i)bits);
@@ -151,7 +151,7 @@ static inline void with_storage(Dtype dtype, F&& f) {
   f(static_cast<const A*>(nullptr));
 }
 
-// n elements from `source` (16-bit or of type A) to A.
+// Converts the elements [first, first + n) of `source` (16-bit or of type A) to A.
 template <class A>
 static inline void widen(A* out, const void* source, Dtype dtype, int64_t first, int64_t n) {
   if (dtype == Dtype::bf16) {
@@ -187,7 +187,7 @@ static inline void narrow(void* target, Dtype dtype, int64_t first, const A* in,
   }
 }
 
-// A copy that does not read the lines it writes, nor keep them in the caches.
+// Copies by non-temporal stores, which neither read the target's cache lines nor keep them in the caches.
 static inline void copy_around_caches(void* target, const void* source, int64_t bytes) {
 #if EDGELESS_VECTOR_BYTES == 64 && EDGELESS_X86
   if (reinterpret_cast<uintptr_t>(target) % 64 == 0 && bytes % 64 == 0) {
@@ -209,7 +209,7 @@ static inline void copy_around_caches(void* target, const void* source, int64_t 
   __builtin_memcpy(target, source, bytes);
 }
 
-// What was written around the caches is seen by other threads after this.
+// Orders the non-temporal stores before later stores, so that other threads see them.
 static inline void fence_streams() {
 #if EDGELESS_X86
   _mm_sfence();
@@ -221,7 +221,7 @@ static constexpr bool is_native(Dtype dtype) {
   return dtype == (sizeof(A) == 4 ? Dtype::f32 : Dtype::f64);
 }
 
-// The row of a node as padded A: in place where it already is that, else a copy in `buffer` [H, padded].
+// The row of a node as padded A: in place if it is stored as that, else a copy in `buffer` [H, padded].
 template <class A>
 static inline const A* row_of(const Rows& rows, int64_t node, int64_t heads, int64_t dim, int64_t padded, A* buffer) {
   const int64_t first = node * rows.stride;
@@ -237,7 +237,7 @@ static inline const A* row_of(const Rows& rows, int64_t node, int64_t heads, int
   return buffer;
 }
 
-// The inverse of row_of for an output [N, H, dim] without gaps.
+// The inverse of row_of() for an output [N, H, dim] with contiguous rows.
 template <class A>
 static inline void write_row(const OutRows& rows, int64_t node, int64_t heads, int64_t dim, int64_t padded,
                              const A* row) {

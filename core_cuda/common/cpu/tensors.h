@@ -1,4 +1,4 @@
-// From tensors to what the CPU kernels take, and parts of work to threads.
+// Conversions from tensors to the views of the CPU kernels, and scheduling of parts on threads.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -24,7 +24,8 @@ inline Dtype dtype_of(at::ScalarType t) {
   }
 }
 
-// Rows must be contiguous inside; nodes may stand at any distance, so slices of a wider tensor are read in place.
+// Returns `t`, or a contiguous copy if its rows are not contiguous. Rows may have any stride, so column ranges of a
+// wider tensor are read in place.
 inline at::Tensor packed_rows(const at::Tensor& t) {
   int64_t expected = 1;
   for (int64_t d = t.dim() - 1; d >= 1; --d) {
@@ -41,22 +42,22 @@ inline Compressed compressed(at::TensorList graph) {
   g.edge_ids = graph.size() == 3 ? graph[2].data_ptr() : nullptr;
   g.wide = graph[0].scalar_type() == at::kLong;
   g.num_rows = graph[0].size(0) - 1;
-  g.num_edges = g.row_begin(g.num_rows);  // the arrays may have room for more
+  g.num_edges = g.row_begin(g.num_rows);  // the arrays may have unused room behind it
   return g;
 }
 
-// `t` must be packed.
+// `t` must come from packed_rows().
 inline Rows rows_of(const at::Tensor& t) {
   return {t.data_ptr(), t.size(0) > 1 ? t.stride(0) : 0, dtype_of(t.scalar_type())};
 }
 
-// `t` must be packed.
+// The rows of `t` must be contiguous.
 inline OutRows out_rows(const at::Tensor& t) {
   constexpr size_t cache = size_t{32} << 20;
   return {t.data_ptr(), t.size(0) > 1 ? t.stride(0) : 0, dtype_of(t.scalar_type()), t.nbytes() > cache};
 }
 
-// at::empty for what is as large as the rows: from the pool where it is large.
+// at::empty for tensors of the size of the rows: large ones come from the pool.
 inline at::Tensor empty_rows(at::IntArrayRef shape, const at::TensorOptions& options) {
   const caffe2::TypeMeta type = options.dtype();
   const size_t bytes = c10::multiply_integers(shape) * type.itemsize();
@@ -82,14 +83,14 @@ inline at::Tensor empty_rows(at::IntArrayRef shape, const at::TensorOptions& opt
   return t;
 }
 
-// Calls f with a zero of the type that rows of this dtype are computed in.
+// Calls f with a zero of the opmath type of rows of this dtype.
 template <class F>
 auto with_arithmetic(at::ScalarType rows, F&& f) {
   return rows == at::kDouble ? f(double{}) : f(float{});
 }
 
-// Calls work(part, scratch) for every part, with `scratch` zeroed elements per thread. Threads take the next part when
-// they are done with one; who does a part must not change what it writes.
+// Calls work(part, memory) for every part, with `scratch` elements of memory per thread, zeroed once. Threads take the
+// next part when they finish one, so what a part writes must not depend on the thread.
 template <class A, class F>
 void for_each_part(int64_t parts, int64_t scratch, F&& work) {
   std::atomic<int64_t> next{0};

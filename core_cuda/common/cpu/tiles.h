@@ -1,17 +1,17 @@
 // Products of a few rows with a matrix: a tile of kTileRows x kTileVectors vectors of the result stays in registers
-// over the whole inner dimension, so that four loads of the matrix serve six rows. The matrix is packed into panels as
-// wide as a tile, or is read as it lies where its rows are whole vectors. Included once per instruction set.
+// over the whole inner dimension, so that kTileVectors loads of the matrix serve six rows. The matrix is packed into
+// panels of a tile's width, or read in place if its rows are whole vectors. Included once per instruction set.
 
 template <class A>
 struct Tiles {
   static constexpr int64_t W = kWidth<A>;
   static constexpr int kTileRows = 6;
-  static constexpr int kTileVectors = EDGELESS_VECTOR_BYTES == 64 ? 4 : 2;  // 24 of 32 registers, 12 of 16
+  static constexpr int kTileVectors = EDGELESS_VECTOR_BYTES == 64 ? 4 : 2;  // sums: 24 of 32 registers, 12 of 16
   static constexpr int64_t kPanel = kTileVectors * W;
 
   static int64_t packed_size(int64_t k, int64_t n) { return k * round_up(n, W); }
 
-  // Panels one after the other, each [k, its width]; the last is as many vectors wide as it needs.
+  // Packs b into consecutive panels [k, width]; the last is only as many vectors wide as needed.
   static void pack(const A* b, int64_t k_stride, int64_t n_stride, int64_t k, int64_t n, A* packed) {
     for (int64_t first = 0; first < n; first += kPanel) {
       const int64_t width = panel_width(n, first);
@@ -28,10 +28,10 @@ struct Tiles {
     return left < kPanel ? left : kPanel;
   }
 
-  // What becomes of a tile: stored with a bias, or added to what is there.
+  // Destination of a tile, which is stored plus a bias, or added to the destination.
   struct Store {
     A* out;
-    int64_t stride, columns;  // columns that are left from `out` on: the last vector may hold fewer
+    int64_t stride, columns;  // columns: how many remain from `out` on; the last vector may be partial
     const A* bias;
     bool bypass;
   };
@@ -100,7 +100,7 @@ struct Tiles {
     }
   }
 
-  // One panel for n rows of a.
+  // Multiplies n rows of a with one panel.
   template <bool Add>
   static void panel(int64_t n, int64_t width, const A* a, int64_t a_row, int64_t a_step, const A* b, int64_t b_step,
                     int64_t k, Store to) {
@@ -116,8 +116,8 @@ struct Tiles {
     }
   }
 
-  // out = a b + bias for n rows. b: as pack() leaves it, or, where b_step is given, whole vectors in rows that lie so
-  // far apart.
+  // out = a b + bias for n rows. b: packed by pack(), or, if b_step is given, rows of whole vectors, b_step elements
+  // apart.
   static void product(int64_t n, const A* a, int64_t a_row, const A* b, int64_t k, Store to, int64_t b_step = 0) {
     const int64_t columns = to.columns;
     for (int64_t first = 0; first < columns; first += kPanel) {
@@ -128,7 +128,7 @@ struct Tiles {
     }
   }
 
-  // out += a^T b of n rows: a [n, k], b [n, columns], both filled up to whole vectors, as is out.
+  // out += a^T b over n rows: a [n, k], b [n, columns]; the rows of b and out are padded to whole vectors.
   static void add_outer(int64_t n, const A* a, int64_t a_row, int64_t k, const A* b, int64_t b_row, A* out,
                         int64_t stride, int64_t columns) {
     for (int64_t first = 0; first < columns; first += kPanel) {

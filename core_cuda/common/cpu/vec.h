@@ -1,5 +1,5 @@
-// Vectors of one instruction set. Included once per instruction set, inside its namespace and target pragma:
-// EDGELESS_ISA names the namespace and EDGELESS_VECTOR_BYTES is the width. No include guard on purpose.
+// Vectors of one instruction set. Included once per instruction set, inside its namespace and target pragma;
+// EDGELESS_VECTOR_BYTES is the width. No include guard on purpose.
 
 template <class A>
 struct VectorOf {
@@ -30,7 +30,7 @@ static EDGELESS_INLINE Vec<A> splat(A x) {
 
 template <class A>
 static EDGELESS_INLINE Vec<A> abs_vec(Vec<A> x) {
-  return x > Vec<A>{} ? x : -x;  // one and-not, or one max
+  return x > Vec<A>{} ? x : -x;  // compiles to one and-not or one max
 }
 
 template <class A>
@@ -46,7 +46,7 @@ static EDGELESS_INLINE A sum(Vec<A> v) {
   return total;
 }
 
-// The largest element; any where one is NaN.
+// The largest element; unspecified if one is NaN.
 template <class A>
 static EDGELESS_INLINE A largest(Vec<A> v) {
   A most = v[0];
@@ -54,7 +54,7 @@ static EDGELESS_INLINE A largest(Vec<A> v) {
   return most;
 }
 
-// Written out because the compiler keeps a call for errno in the loop.
+// Intrinsics, because for the loop above the compiler keeps a library call that sets errno.
 #if EDGELESS_VECTOR_BYTES == 64
 template <>
 EDGELESS_INLINE Vec<float> sqrt_vec<float>(Vec<float> x) {
@@ -94,7 +94,7 @@ static EDGELESS_INLINE Vec<A> first_lanes(Vec<A> x, int64_t n, A other = A(0)) {
   return lane < splat<A>(A(n)) ? x : splat<A>(other);
 }
 
-// The first n numbers at p, 0 < n < kWidth, and zeros behind them. Nothing else is read.
+// Loads the first n elements at p, 0 < n < kWidth, and zeros behind them. Reads nothing else.
 template <class A>
 static EDGELESS_INLINE Vec<A> load_first(const A* p, int64_t n) {
   Vec<A> v = {};
@@ -102,7 +102,7 @@ static EDGELESS_INLINE Vec<A> load_first(const A* p, int64_t n) {
   return v;
 }
 
-// Writes the first n numbers of v, and nothing else.
+// Writes the first n elements of v, and nothing else.
 template <class A>
 static EDGELESS_INLINE void store_first(A* p, Vec<A> v, int64_t n) {
   __builtin_memcpy(p, &v, n * sizeof(A));
@@ -126,7 +126,7 @@ EDGELESS_INLINE void store_first<double>(double* p, Vec<double> v, int64_t n) {
   _mm512_mask_storeu_pd(p, static_cast<__mmask8>((1u << n) - 1), (__m512d)v);
 }
 #elif EDGELESS_VECTOR_BYTES == 32
-// Masks of the first n lanes of 4 bytes, and of 8.
+// Masks of the first n 4-byte lanes, and of the first n 8-byte lanes.
 static EDGELESS_INLINE __m256i first_of_4_bytes(int64_t n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -151,7 +151,8 @@ EDGELESS_INLINE void store_first<double>(double* p, Vec<double> v, int64_t n) {
 }
 #endif
 
-// load() of what was stored by fours: a load that spans several stores has to wait until they have left the core.
+// load() of elements that were stored four at a time: a load that spans several stores cannot be forwarded from them
+// and waits until they reach the cache.
 template <class A>
 static EDGELESS_INLINE Vec<A> load_fours(const A* p) {
   return load(p);
@@ -197,7 +198,7 @@ EDGELESS_INLINE void sum4<float>(const Vec<float>* v, float* out) {
 }
 #endif
 
-// out[i] = the largest element of v[i], i < 4; any where one is NaN.
+// out[i] = the largest element of v[i], i < 4; unspecified if one is NaN.
 template <class A>
 static EDGELESS_INLINE void largest4(const Vec<A>* v, A* out) {
   for (int i = 0; i < 4; ++i) out[i] = largest<A>(v[i]);
@@ -250,7 +251,7 @@ struct ExpTraits<double> {
   static constexpr double log2e = 1.4426950408889634;
 };
 
-// e^x by 2^n e^r with |r| <= ln(2) / 2 and the Taylor series of e^r; 0 below the smallest normal number, NaN stays NaN.
+// e^x as 2^n e^r with |r| <= ln(2) / 2 and the Taylor series of e^r. 0 if the result would be subnormal; NaN stays NaN.
 // Relative error below 2e-7 in float and 3e-16 in double.
 template <class A>
 static EDGELESS_INLINE Vec<A> exp_vec(Vec<A> x) {
