@@ -68,8 +68,8 @@ void define_choices(py::module_& m) {
       .def_property_readonly("name", [](const Choice& of) { return of.names().at(of.chosen()); })
       .def("begin", &Choice::begin, py::arg("chosen"))
       .def("end", &Choice::end, py::arg("block"));
-  choice.attr("__slots__") =
-      py::tuple();  // lets old versions of torch.compile read attributes from the object and guard their values
+  // With empty __slots__, old versions of torch.compile read attributes from the object and guard their values.
+  choice.attr("__slots__") = py::tuple();
 }
 
 }  // namespace edgeless

@@ -118,8 +118,8 @@ class Values {
   bool are_in(PyObject* of) const {
     return compare(of, [](size_t, PyObject* before, PyObject* now) { return before == now; });
   }
-  // Returns whether the values compare equal, except the one at index `apart`, which is skipped. Raises an error of a
-  // comparison.
+  // Returns whether the values compare equal, except the one at index `apart`, which is skipped. Throws the
+  // error of a comparison that fails.
   bool equal_those_of(PyObject* of, size_t apart = static_cast<size_t>(-1)) const {
     return compare(of, [&](size_t at, PyObject* before, PyObject* now) {
       if (at == apart) return true;

@@ -6,7 +6,7 @@
 namespace edgeless::jit {
 
 struct KernelName {
-  std::string header;      // that defines the kernel, relative to core_cuda
+  std::string header;      // the header that defines the kernel, relative to core_cuda
   std::string expression;  // the kernel with its namespace and template arguments
 };
 

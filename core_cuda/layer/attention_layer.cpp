@@ -101,8 +101,7 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (layer.adds_map(count)) {
     const Tensor& last = r.mapped.back();
-    const bool apart =
-        joined == static_cast<int64_t>(count) - 1;  // the layer owns this tensor, and it holds no other map
+    const bool apart = joined == static_cast<int64_t>(count) - 1;  // the map has a tensor of its own
     r.result = apart && last.scalar_type() == r.out.scalar_type() ? last.add_(r.out.flatten(1))
                                                                   : at::add(r.out.flatten(1), last);
   } else {

@@ -123,8 +123,8 @@ PairOutputs pair_attention(const PairCall& call, bool keep_sums) {
   if (!at::GradMode::is_enabled()) return call_pair_attention(call, keep_sums);
   PairOutputs results;
   std::get<0>(results) = PairAttention::apply(call.x, call.weight, call.query, call.key, call.bias, call, &results);
-  std::get<1>(results) =
-      at::empty({0}, call.x.options());  // the autograd node owns the values, and its backward may overwrite them
+  // The autograd node owns the values, and its backward may overwrite them.
+  std::get<1>(results) = at::empty({0}, call.x.options());
   return results;
 }
 

@@ -99,7 +99,7 @@ std::vector<Tensor> layer_backward_of_parts(const Tensor& grad, const Tensor& x,
   const Tensor first_rows = onto_x ? results[0].narrow(0, 0, grad.size(0)) : Tensor();
   const bool with_maps = onto_x && !x.is_cuda();
   if (onto_x && !with_maps) call_project_onto(first_rows, rows, *root, {});
-  const bool with_root = of_bias && as_rows && of_root;  // else the bias would get sums of rounded values
+  const bool with_root = of_bias && as_rows && of_root;  // sums of a rounded gradient would be less exact
   if (of_own || of_root || with_maps) {
     OptTensors grads;
     grads.push_back(rows);
@@ -181,8 +181,7 @@ struct RelationalLayer : Function<RelationalLayer> {
                      saved.graph.max_degrees);
     };
     OptTensor bias;
-    if (at::GradMode::is_enabled() &&
-        ctx->saved_data.at("has_bias").toBool()) {  // only added, so zeros stand for its values
+    if (at::GradMode::is_enabled() && ctx->saved_data.at("has_bias").toBool()) {  // only added: zeros stand for it
       bias = with_history(at::zeros({grads[0].size(1)}, saved[0].options()), 2 + own.has_value() + root.has_value());
     }
     const auto make_plain = [&]() -> Plain {
