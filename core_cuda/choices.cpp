@@ -12,13 +12,13 @@ namespace {
 
 namespace py = pybind11;
 
-using BlocksOfThread = std::vector<std::shared_ptr<Choice::Block>>;  // of one thread, in the order of their beginning
+using BlocksOfThread = std::vector<std::shared_ptr<Choice::Block>>;  // the blocks of one thread, oldest first
 
 bool is_open(const std::shared_ptr<Choice::Block>& block) { return block->open.load(std::memory_order_relaxed); }
 
-// Torch hands these pointers from the thread that calls backward() to its own, and looks at none. The lists are not
-// changed, since several threads may hold one. They are no Python objects: their end needs no interpreter's lock, which
-// a thread that ends cannot take.
+// Torch copies these pointers from the thread that calls backward() to its autograd threads and does not look at them.
+// Several threads may hold one list, so a list is never changed. The lists are not Python objects, because freeing one
+// must not need the GIL, which a thread that ends cannot take.
 const BlocksOfThread* blocks_of_thread(const std::string& key) {
   using at::impl::ThreadLocalPythonObjects;
   if (!ThreadLocalPythonObjects::contains(key)) return nullptr;
@@ -68,7 +68,8 @@ void define_choices(py::module_& m) {
       .def_property_readonly("name", [](const Choice& of) { return of.names().at(of.chosen()); })
       .def("begin", &Choice::begin, py::arg("chosen"))
       .def("end", &Choice::end, py::arg("block"));
-  choice.attr("__slots__") = py::tuple();  // old versions of torch.compile then ask the object, and guard what it says
+  // With empty __slots__, old versions of torch.compile read attributes from the object and guard their values.
+  choice.attr("__slots__") = py::tuple();
 }
 
 }  // namespace edgeless

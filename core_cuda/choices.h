@@ -1,5 +1,5 @@
-// What a user chooses for a block of code, for the thread that is in it and for what works for that thread: threads of
-// autograd take it over from the thread that called backward(), as they take over torch's own settings.
+// A user's choices for `with` blocks (shared/choices.py). A choice belongs to the calling thread; threads of autograd
+// inherit it from the thread that called backward(), as they inherit torch's own settings.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,10 +11,10 @@
 
 namespace edgeless {
 
-// Of several names, the first of which holds outside of all blocks.
+// A choice among several names. The first name is the default, which holds outside of all blocks.
 class Choice {
  public:
-  // A block of code, from its beginning to its end.
+  // One `with` block, open from begin() to end().
   struct Block {
     explicit Block(int chosen) : chosen(chosen) {}
     const int chosen;
@@ -24,10 +24,10 @@ class Choice {
   Choice(std::string key, std::vector<std::string> names) : key_(std::move(key)), names_(std::move(names)) {}
 
   const std::vector<std::string>& names() const { return names_; }
-  int chosen() const;  // of the names, by the newest block that this thread is in
+  int chosen() const;  // index into names(): what the calling thread's most recent open block chose
 
-  // Blocks of several tasks or generators of one thread end in any order, and perhaps in another thread than that of
-  // their beginning: each takes away itself and nothing else.
+  // Blocks of several tasks or generators of one thread may end in any order, and in another thread than the one that
+  // began them. end() closes the given block and no other.
   std::shared_ptr<Block> begin(int chosen) const;
   void end(Block& block) const;
 
@@ -36,7 +36,7 @@ class Choice {
   std::vector<std::string> names_;
 };
 
-// Adds what shared/choices.py has to the module.
+// Adds Choice and ChoiceBlock to the module, for shared/choices.py.
 void define_choices(pybind11::module_& m);
 
 }  // namespace edgeless

@@ -1,5 +1,5 @@
-// Engines that were measured to be the fastest for an op on a direction of a graph (shared/tuning.py). Owned by the
-// graph and found again, below autograd, by the arrays that an op is given.
+// Engines that were measured to be the fastest for an op on one direction of a graph (shared/tuning.py). The graph owns
+// its decisions. Below autograd, an op finds them by the addresses of its index arrays.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,11 +17,11 @@
 
 namespace edgeless {
 
-// What an op reads for an edge.
+// An op and what it reads per edge.
 struct OpShape {
-  std::string op;  // "spmm"; "dot_D64", "dot_backward_D64": attention by heads of so many features
+  std::string op;  // "spmm", or "dot_D64" and "dot_backward_D64" for attention with heads of 64 features
   at::ScalarType dtype;
-  int64_t width;  // numbers of a row, all heads
+  int64_t width;  // values per row, over all heads
   bool weighted;
 
   bool operator==(const OpShape& other) const {
@@ -31,7 +31,7 @@ struct OpShape {
 
 struct Decision {
   Engine engine;
-  std::string origin;  // in words: where it is from
+  std::string origin;  // where the decision comes from, in words
 };
 
 class Decisions : public std::enable_shared_from_this<Decisions> {
@@ -39,7 +39,7 @@ class Decisions : public std::enable_shared_from_this<Decisions> {
   static std::shared_ptr<Decisions> make() { return std::shared_ptr<Decisions>(new Decisions()); }
   ~Decisions();
 
-  // The first decision for a shape stands, so that bits do not change between calls.
+  // Keeps the first decision for a shape, so that results stay bitwise equal between calls.
   void decide(const at::Tensor& indptr, const at::Tensor& indices, OpShape shape, Decision decision);
   std::optional<Decision> of(at::TensorList csr, const OpShape& shape) const;
   int64_t num_entries() const;
@@ -48,7 +48,7 @@ class Decisions : public std::enable_shared_from_this<Decisions> {
   Decisions() = default;
 
   struct Entry {
-    at::Tensor indptr, indices;  // held, so that no other tensor can take their addresses
+    at::Tensor indptr, indices;  // kept alive, so that no other tensor can get their addresses
     OpShape shape;
     Decision decision;
   };
@@ -57,15 +57,16 @@ class Decisions : public std::enable_shared_from_this<Decisions> {
   std::vector<Entry> entries_;
 };
 
-// None where nothing was decided.
+// Returns nullopt if nothing was decided for these arrays and this shape.
 std::optional<Decision> decision_for(at::TensorList csr, const OpShape& shape);
 
-// `chosen` or, where that is automatic, what was decided for these arrays. Costs next to nothing while no graph of the
-// process has decisions. `head_dim` stands behind the names of ops that are decided by it: "dot_D" and 64.
+// Returns `chosen` or, if that is Engine::automatic, the engine that was decided for these arrays. Costs one atomic
+// load while no graph of the process has decisions. `head_dim` is appended to the names of ops that are decided by it:
+// "dot_D" and 64 give "dot_D64".
 Engine decided_engine(Engine chosen, at::TensorList csr, const char* op, at::ScalarType dtype, int64_t width,
                       bool weighted, int64_t head_dim = 0);
 
-// Adds what shared/tuning.py tells and asks.
+// Adds Decisions and decision() to the module, for shared/tuning.py.
 void define_decisions(pybind11::module_& m);
 
 }  // namespace edgeless

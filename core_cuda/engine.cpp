@@ -41,7 +41,8 @@ OnEngine::~OnEngine() {
 
 void define_engines(py::module_& m) {
   m.attr("engine_choice") = py::cast(&engine_choice(), py::return_value_policy::reference);
-  // Without the interpreter's lock: a product holds a plan's mutex where it may have to wait for that lock.
+  // These functions release the GIL: they wait for a plan's mutex, and an op that holds that mutex may wait for the
+  // GIL.
   using Released = py::call_guard<py::gil_scoped_release>;
   using Arrays = std::vector<at::Tensor>;
   m.def(

@@ -1,4 +1,4 @@
-// Which engine computes sums and sampled products: what a user chose for a block of code (shared/engines.py).
+// The engine that a user chose for a block of code (shared/engines.py).
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,13 +9,13 @@
 
 namespace edgeless {
 
-// In the order of their names in engine.cpp.
+// In the order of the names in engine.cpp.
 enum class Engine : int { automatic, rowsplit, cusparse, cusparse_alg2, wsb };
 
-// The choice of the block that this thread is in.
+// Returns the calling thread's choice.
 Engine chosen_engine();
 
-// Lets `engine` be the choice of this thread while the object is there, as a block of code does.
+// Makes `engine` the calling thread's choice for the lifetime of the object, as a `with` block does.
 class OnEngine {
  public:
   explicit OnEngine(Engine engine);
@@ -24,12 +24,12 @@ class OnEngine {
   OnEngine& operator=(const OnEngine&) = delete;
 
  private:
-  std::shared_ptr<Choice::Block> block_;  // none where it is the choice anyway
+  std::shared_ptr<Choice::Block> block_;  // null if `engine` was the choice already
 };
 
 inline bool is_cusparse(Engine engine) { return engine == Engine::cusparse || engine == Engine::cusparse_alg2; }
 
-// Adds what shared/engines.py tells and asks.
+// Adds to the module what shared/engines.py uses.
 void define_engines(pybind11::module_& m);
 
 }  // namespace edgeless

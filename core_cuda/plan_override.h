@@ -1,11 +1,11 @@
-// What a test asks for in place of a plan's choice.
+// Lets a test override the planner.
 #pragma once
 
 #include <string>
 
 namespace edgeless {
 
-// The name of the engine that gradients of extrema on CUDA are to take; empty: the plan chooses.
+// Name of the engine that computes gradients of extrema on CUDA; empty: the planner chooses.
 std::string overridden_gradient_engine();
 
 }  // namespace edgeless

@@ -1,5 +1,5 @@
-// The plans of the CUDA kernels for Python, with or without a GPU: what would run for given sizes on a given device,
-// and why is in the headers that decide it.
+// The planner of the CUDA kernels for Python: which kernel would run for given sizes on a given device. It needs no
+// GPU. The headers that decide state the reasons.
 #include "plans.h"
 
 #include <pybind11/stl.h>
@@ -79,7 +79,7 @@ py::dict attention_plan(const std::string& pass, const std::string& score, const
   return found;
 }
 
-// number_bytes: of a number of what is summed, 0: it is no sum.
+// number_bytes: bytes per value of a sum; 0 for other segment reductions.
 py::dict fold_plan(int64_t vectors, int64_t vector_bytes, int64_t num_rows, int64_t num_edges, int64_t num_gathered,
                    int64_t max_degree, int64_t carry_bytes, int64_t carry_budget, bool narrow_teams, int number_bytes,
                    bool weighed, bool wide_index, int multiprocessors, int64_t l2_bytes) {
@@ -108,7 +108,7 @@ std::string gradient_plan(const std::string& dtype, int arg_bytes, bool wide_ind
   return reduction::name_of(reduction::plan_gradient(p, {multiprocessors, shared_bytes, clusters}));
 }
 
-// capability: 80 for 8.0; shared_bytes: of a block
+// capability: 80 means 8.0. shared_bytes: the most that a thread block can request.
 int most_fused_width(const std::string& dtype, bool wide_index, int capability, int64_t shared_bytes) {
   return cuda::relational::most_fused_width(storage_named(dtype), wide_index, {capability, shared_bytes});
 }

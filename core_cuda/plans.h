@@ -6,11 +6,11 @@
 
 namespace edgeless {
 
-// Adds attention_plan, fold_plan and gradient_plan to the module: what edgeless.plan prints.
+// Adds the planner's functions to the module, for edgeless.plan (shared/plan.py).
 void define_plans(pybind11::module_& m);
 
 #ifdef EDGELESS_WITH_CUDA
-// Of shared memory that a block may ask for.
+// Most bytes of shared memory that a thread block can request on the device.
 int64_t shared_bytes_of_block(int device);
 #endif
 

@@ -1,4 +1,4 @@
-// What the plans depend on, of the device at hand, that older versions of PyTorch do not tell Python.
+// Device attributes that plans depend on and that older versions of PyTorch do not expose to Python.
 #include "common/launch.h"
 #include "plans.h"
 

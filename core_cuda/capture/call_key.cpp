@@ -1,6 +1,6 @@
-// What makes two calls of a captured model equal, for the calls that come again and again: their arguments are plain,
-// and nothing of the model has changed. shared/capture_keys.py says what has to be equal and why; here is what of it is
-// asked at every call, since in Python that takes longer than the replay.
+// Decides whether two calls of a captured model are equal, in the common case that their arguments are plain and
+// nothing of the model has changed. shared/capture_keys.py says what has to be equal and why. The checks of every call
+// are here, because in Python they take longer than the replay.
 #include "call_key.h"
 
 #include <ATen/ATen.h>
@@ -21,8 +21,8 @@ namespace py = pybind11;
 
 // Arguments -----------------------------------------------------------------------------------------------------------
 
-// Whether a tensor may have other values in every call. Of all other dtypes, as floats of 8 bits, a recording holds the
-// tensor.
+// Returns whether a tensor may have other values in every call. Tensors of all other dtypes, including 8-bit floats,
+// are constants of a recording.
 bool is_moving(const at::Tensor& t) {
   switch (t.scalar_type()) {
     case at::kFloat:
@@ -42,7 +42,7 @@ class CallKey {
  public:
   explicit CallKey(int64_t device) : device_(device) {}
 
-  // False where only shared/capture_keys.py can say what to do about it.
+  // Returns false if the value is not plain, so that shared/capture_keys.py must decide.
   bool add(PyObject* value) {
     if (THPVariable_CheckExact(value)) return add_tensor(value);
     if (PyTuple_CheckExact(value) || PyList_CheckExact(value)) {
@@ -64,7 +64,7 @@ class CallKey {
       return true;
     }
     if (!is_plain(value)) return false;
-    put('p', Py_TYPE(value));  // True is 1, and 1.0
+    put('p', Py_TYPE(value));  // its type too, because True == 1 == 1.0
     compared_.append(py::handle(value));
     leaves_.append(py::handle(value));
     return true;
@@ -105,8 +105,8 @@ py::object call_key(const py::tuple& args, const py::dict& kwargs, int64_t devic
 
 // The model -----------------------------------------------------------------------------------------------------------
 
-// The values of a dictionary at one moment, in their order. The Python object that asks holds both: references from
-// here would be unknown to Python's collector of cycles.
+// A snapshot of a dictionary's values, in their order. The references are borrowed: the Python object that calls owns
+// the dictionary and the values, because Python's garbage collector cannot see references from here.
 class Values {
  public:
   explicit Values(PyObject* of) {
@@ -114,11 +114,12 @@ class Values {
     for (Py_ssize_t at = 0; PyDict_Next(of, &at, &name, &value);) now_.push_back(value);
   }
 
-  // Whether those of the dictionary are the same objects.
+  // Returns whether the dictionary still holds the same objects.
   bool are_in(PyObject* of) const {
     return compare(of, [](size_t, PyObject* before, PyObject* now) { return before == now; });
   }
-  // Whether they compare as equal; the one at `apart` is not looked at. An error in a comparison is raised.
+  // Returns whether the values compare equal, except the one at index `apart`, which is skipped. Throws the
+  // error of a comparison that fails.
   bool equal_those_of(PyObject* of, size_t apart = static_cast<size_t>(-1)) const {
     return compare(of, [&](size_t at, PyObject* before, PyObject* now) {
       if (at == apart) return true;
@@ -143,12 +144,13 @@ class Values {
   std::vector<PyObject*> now_;
 };
 
-// What shared/capture_keys.py's State asks for at every call. It lives as long as that and what that holds.
+// The checks that State of shared/capture_keys.py makes in every call. The State owns this object and all that it
+// points to.
 class ModelState {
  public:
-  // tables: of parameters, buffers and modules; hooks: none of which may be filled; inner: the modules within; own: the
-  // attributes of the model itself, of which the one at place `apart` is not looked at; tensors: parameters and
-  // buffers; matrices: those whose strides count; integers: those whose versions count.
+  // tables: the dictionaries of parameters, buffers and modules. hooks: the dictionaries that must be empty. inner: the
+  // submodules. own: the model's own attributes, of which the one at index `apart` is skipped. tensors: parameters and
+  // buffers. matrices: tensors whose sizes and strides count. integers: tensors whose versions count.
   ModelState(const std::vector<py::handle>& tables, const std::vector<py::handle>& hooks,
              const std::vector<py::handle>& inner, py::handle own, size_t apart, const std::vector<py::handle>& tensors,
              const std::vector<py::handle>& matrices, const std::vector<py::handle>& integers)
@@ -191,7 +193,7 @@ class ModelState {
         if (!inner.attributes.equal_those_of(dict_of(inner.module).ptr())) return false;
       }
       return own_.equal_those_of(own.ptr(), apart_);
-    } catch (py::error_already_set&) {  // as of two arrays: not the same objects at any rate
+    } catch (py::error_already_set&) {  // as in comparing two arrays, which then are different objects
       return false;
     }
   }

@@ -1,6 +1,6 @@
-// A call of a captured model as one node of autograd. Python records forward and backward in CUDA graphs
-// (shared/capture_recording.py); a replay then is what is left of a step for the host, so it takes no detour through a
-// function of autograd in Python.
+// A call of a captured model as one autograd node. Python records forward and backward as CUDA graphs
+// (shared/capture_recording.py). The replay is nearly all that the host does in a step, so it avoids an autograd
+// function in Python.
 #include "recorded_call.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +22,8 @@ namespace py = pybind11;
 using Pattern = std::vector<bool>;
 using MaybeTensors = std::vector<Optional<Tensor>>;
 
-// What gives the gradients if those of the outputs of `used` come. replay() reads grad_outputs and writes grads.
+// The recorded backward for calls in which exactly the outputs in `used` have gradients. replay() reads grad_outputs
+// and writes grads.
 struct RecordedBackward {
   Pattern used;
   py::object replay;
@@ -30,14 +31,14 @@ struct RecordedBackward {
 };
 
 struct Recorded : torch::CustomClassHolder {
-  variable_list inputs, outputs;  // what the graphs read and write
-  Pattern differentiable;         // of the outputs
+  variable_list inputs, outputs;  // the memory that the graphs read and write
+  Pattern differentiable;         // per output
   py::object forward, held;
   std::vector<RecordedBackward> backwards;
   int64_t calls = 0;
-  std::weak_ptr<void> pending;  // there as long as the backward of the last call may come
+  std::weak_ptr<void> pending;  // alive while the backward of the last call may still run
 
-  // Perhaps by a thread of autograd.
+  // An autograd thread may run this.
   ~Recorded() override {
     if (!Py_IsInitialized()) {
       forward.release(), held.release();
@@ -49,7 +50,7 @@ struct Recorded : torch::CustomClassHolder {
     backwards.clear();
   }
 
-  // By a thread that has the GIL.
+  // The caller holds the GIL.
   variable_list run_forward(at::TensorList given) const {
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < inputs.size(); ++i) inputs[i].copy_(given[i]);
@@ -60,7 +61,7 @@ struct Recorded : torch::CustomClassHolder {
     return copies;
   }
 
-  // Gradients of what needs one, in memory of their own.
+  // Returns the recorded gradients in memory of their own.
   variable_list run_backward(const variable_list& given) const {
     const RecordedBackward& backward = backward_of(given);
     size_t next = 0;
@@ -75,7 +76,7 @@ struct Recorded : torch::CustomClassHolder {
     for (const Tensor& grad : backward.grads) {
       if (grad.defined()) there.push_back(grad);
     }
-    if (!there.empty()) there = at::_foreach_mul(there, 1.0);  // copies, by as few launches as it takes
+    if (!there.empty()) there = at::_foreach_mul(there, 1.0);  // copies all with few launches
     variable_list found(backward.grads.size());
     next = 0;
     for (size_t i = 0; i < found.size(); ++i) {
@@ -102,7 +103,7 @@ std::vector<int64_t> versions(const c10::List<Tensor>& tensors) {
   return found;
 }
 
-// Gradients whose own gradient is an error, as those of a function that PyTorch calls once_differentiable.
+// Gradients whose differentiation raises an error, as that of PyTorch's once_differentiable.
 variable_list with_delayed_errors(const variable_list& grads) {
   const py::gil_scoped_acquire gil;
   const py::module_ functions = py::module_::import("torch").attr("_C").attr("_functions");
@@ -133,7 +134,7 @@ struct Replay : torch::autograd::Function<Replay> {
     ctx->saved_data["parameters"] = parameters;
     ctx->saved_data["versions"] = versions(parameters);
     ctx->saved_data["tensors"] = static_cast<int64_t>(tensors.size());
-    ctx->set_materialize_grads(false);  // an output that no loss uses gives no gradient, not one of zeros
+    ctx->set_materialize_grads(false);  // an output that no loss uses has no gradient, instead of zeros
     variable_list others;
     for (size_t i = 0; i < outs.size(); ++i) {
       if (!recorded->differentiable[i]) others.push_back(outs[i]);

@@ -1,4 +1,4 @@
-// gather_dots on the CPU, which has one way to load a row.
+// gather_dots on the CPU, where by_neighbor and vectors make no difference.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-// gather_dots, which the bench alone calls: checks and one launch.
+// gather_dots, which only the benchmark calls: checks and one launch.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 

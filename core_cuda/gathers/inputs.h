@@ -1,4 +1,4 @@
-// What gather_dots is given.
+// Checks of gather_dots' arguments.
 #pragma once
 
 #include "../common/checks.h"

@@ -49,7 +49,7 @@ void* opened() {
 }  // namespace
 
 const Driver& Driver::get() {
-  static const Driver driver;  // one that could not be opened is tried again
+  static const Driver driver;  // if the constructor throws, the next call tries again
   return driver;
 }
 

@@ -1,6 +1,5 @@
-// The CUDA driver, opened when the first kernel is loaded: the extension links to nothing of CUDA, and where there is
-// no GPU nothing is opened. No torch and no header of CUDA; what is declared here is part of the driver's stable
-// interface.
+// The CUDA driver, opened when the first kernel is loaded. The extension does not link to CUDA, and without a GPU
+// nothing is opened. No torch and no CUDA header: all declarations here are part of the driver's stable interface.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@ struct Launch {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t block = 1;  // threads
   uint32_t dynamic_shared_bytes = 0;
-  uint32_t cluster = 1;      // blocks of a cluster, along x
+  uint32_t cluster = 1;      // thread blocks per cluster, along x
   bool cooperative = false;  // all blocks are resident at once
   Stream stream = nullptr;
 };
@@ -28,14 +27,14 @@ enum class Attribute : int {
   capability_major = 75,
   capability_minor = 76,
   cooperative_launch = 95,
-  shared_bytes_of_block = 97,  // that a kernel may ask for
+  shared_bytes_of_block = 97,  // most that a thread block can request
   clusters = 120,
 };
 
-// Every call throws std::runtime_error with the driver's own words where it fails.
+// A call that fails throws std::runtime_error with the driver's message.
 class Driver {
  public:
-  // Throws where there is no driver.
+  // Throws if there is no driver.
   static const Driver& get();
 
   int current_device() const;  // of the calling thread's context
@@ -45,9 +44,9 @@ class Driver {
   // Loads code into the current context. name: the kernel's mangled name.
   Module load(const void* code, const std::string& what) const;
   Function function(Module module, const std::string& name) const;
-  // Lets a kernel have more dynamic shared memory than the 48 KiB that every kernel may.
+  // Raises a kernel's limit of dynamic shared memory above the default of 48 KiB.
   void allow_shared_bytes(Function function, int bytes) const;
-  // Blocks of a kernel that a multiprocessor holds at once.
+  // Returns the occupancy of a kernel in blocks per SM.
   int resident_blocks(Function function, int block, int64_t dynamic_shared_bytes) const;
 
   // arguments: pointers to the values of the kernel's parameters.

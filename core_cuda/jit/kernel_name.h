@@ -1,4 +1,4 @@
-// How C++ names a kernel. No CUDA and no torch.
+// The C++ name of a kernel. No CUDA and no torch.
 #pragma once
 
 #include <string>
@@ -6,8 +6,8 @@
 namespace edgeless::jit {
 
 struct KernelName {
-  std::string header;      // that has it, relative to core_cuda
-  std::string expression;  // with its namespace and template arguments
+  std::string header;      // the header that defines the kernel, relative to core_cuda
+  std::string expression;  // the kernel with its namespace and template arguments
 };
 
 }  // namespace edgeless::jit

@@ -1,5 +1,5 @@
 // Kernels by name, loaded at their first launch. The code of a kernel comes from Python (shared/kernels), which
-// compiles it or has kept it. No torch.
+// compiles it or has it cached. No torch.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,17 @@ namespace edgeless::jit {
 
 struct Code {
   std::string image;  // cubin or PTX
-  std::string name;   // of the kernel in it, mangled
+  std::string name;   // mangled name of the kernel in the image
 };
 
-// Gives the code of a kernel for an architecture, 90 for sm_90. It is called by the thread that launches.
+// Returns the code of a kernel for an architecture, where 90 means sm_90. The thread that launches calls it.
 using Provider = std::function<Code(const KernelName&, int architecture)>;
 void set_provider(Provider provider);
 
-// The kernel on the calling thread's device. key: what the name is made of in a number, unique in the room, a string
-// that lives for ever; name() is called where the kernel is not loaded yet. During the capture of a graph nothing can
-// be loaded: what is missing is an error that says how to prepare. Threads may call it at the same time.
+// Returns the kernel on the calling thread's device. key: the kernel's name as a number that is unique in `room`, a
+// string that lives forever. name() is called if the kernel is not loaded yet. Nothing can be loaded while a CUDA graph
+// is captured: then a kernel that is not loaded raises an error that says how to prepare. Safe to call from several
+// threads.
 Function function_of(const char* room, uint64_t key, Stream stream, const std::function<KernelName()>& name);
 
 }  // namespace edgeless::jit

@@ -27,7 +27,7 @@ void set_python_provider(py::function provide) {
 }
 
 uint64_t key_of(const KernelName& name) {
-  static auto* const numbers = new std::vector<std::string>;  // under the interpreter's lock
+  static auto* const numbers = new std::vector<std::string>;  // guarded by the GIL
   const std::string both = name.header + ": " + name.expression;
   for (size_t at = 0; at < numbers->size(); ++at) {
     if ((*numbers)[at] == both) return at;

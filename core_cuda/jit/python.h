@@ -1,4 +1,4 @@
-// What Python has of the kernels that are compiled where they run.
+// Python bindings of the kernels that are compiled at run time.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,7 +1,7 @@
-// A whole layer of attention as one node of autograd: the maps of its rows, the logits of nodes, the attention and what
-// is added behind it. On small graphs a node takes the host as long as a kernel. On large ones it saves memory: what
-// the maps gave is the layer's own, and where no other backward follows, the gradients take its place. What runs are
-// the kernels of the parts.
+// A whole attention layer as one autograd node: the maps of its rows, the node logits, the attention, and what is added
+// after it. On small graphs an autograd node costs the host as much time as a kernel costs the GPU. On large ones, one
+// node saves memory: the layer owns the mapped rows, and if no other backward follows, their gradients overwrite them.
+// It runs the kernels of its parts.
 #include "../attention/plain.h"
 #include "../common/kept_result.h"
 #include "../common/packed.h"
@@ -11,11 +11,11 @@
 namespace edgeless {
 namespace {
 
-// What the score makes of the maps of the rows, in the order of the weights:
+// The attention's operands by score. In the order of the weights, the maps of the rows are:
 //
 //   gat    the values; the vectors give the logits of sources and of destinations
 //   gatv2  sources, destinations (one map: both); the vector is att
-//   dot    queries, keys, values, and, of four, what is added to the result (one map: all three)
+//   dot    queries, keys, values and, if there are four, what is added to the result (one map: the first three)
 struct Operands {
   Tensor dst, src;
   OptTensor value, att;
@@ -65,10 +65,11 @@ struct Layer {
   Score score;
   double coefficient, dropout;
   int64_t heads;
-  bool by_head;  // whether the result is [N, H, C], not [N, H * C]
+  bool by_head;  // the result is [N, H, C] instead of [N, H * C]
   Optional<at::ScalarType> dtype, out_dtype;
 
-  // How many of the maps are parts of one tensor. Of many rows, a map that is added becomes the result.
+  // Number of maps that are column ranges of one tensor. If there are many rows, a map that is added has a tensor of
+  // its own, which becomes the result.
   int64_t joined(const Tensor& x, size_t maps) const {
     if (is_traced(x)) return 0;
     return static_cast<int64_t>(adds_map(maps) && x.size(0) >= cuda::kLaunchBoundRows ? maps - 1 : maps);
@@ -87,7 +88,7 @@ struct Layer {
 struct Results {
   std::vector<Tensor> mapped;
   Operands operands;
-  Tensor out, softmax_stats;  // of the attention, [N, H, C]
+  Tensor out, softmax_stats;  // of the attention; out is [N, H, C]
   Tensor result;              // [N, H * C] or [N, H, C]
 };
 
@@ -100,7 +101,7 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
   const at::AutoDispatchBelowADInplaceOrView guard;
   if (layer.adds_map(count)) {
     const Tensor& last = r.mapped.back();
-    const bool apart = joined == static_cast<int64_t>(count) - 1;  // the layer's own, and whole
+    const bool apart = joined == static_cast<int64_t>(count) - 1;  // the map has a tensor of its own
     r.result = apart && last.scalar_type() == r.out.scalar_type() ? last.add_(r.out.flatten(1))
                                                                   : at::add(r.out.flatten(1), last);
   } else {
@@ -114,8 +115,9 @@ Results compute(const Maps& maps, at::TensorList vectors, at::TensorList row, co
   return r;
 }
 
-// What came for the map that is added, [N, H * C], in the dtype of the others; beside the gradients of queries, keys
-// and values where these are parts of a tensor that has room for it: then all are one product's.
+// Returns the gradient of the map that is added, [N, H * C], in the dtype of the other maps' gradients. If the
+// gradients of queries, keys and values are column ranges of a tensor that has room for it, it is copied beside them,
+// so that one GEMM takes all four.
 Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::ScalarType dtype) {
   const int64_t width = grad.size(1);
   const auto packed = is_traced(grad) || is_batched(grad) ? Optional<Packed>() : Packed::of(three);
@@ -123,8 +125,8 @@ Tensor in_fourth_part(const variable_list& three, const Tensor& grad, at::Scalar
   return packed->columns(3 * width, width).copy_(grad);
 }
 
-// The backward of the attention where the gradients of rows take the place of what was saved: of sources that of their
-// own rows, of destinations, which come first, that of the attention's output, if that is the layer's own.
+// The attention backward that overwrites saved tensors. The gradients of sources overwrite the sources' rows. The
+// gradients of destinations, which are computed first, overwrite the attention's output if the layer owns it.
 std::vector<Tensor> gradients_in_place(const AttentionCall& call, const AttentionGrads& given, bool own_out) {
   const Tensor &dst = call.dst, &src = call.src, &out = *given.out;
   Tensor of_dst;
@@ -138,7 +140,8 @@ std::vector<Tensor> gradients_in_place(const AttentionCall& call, const Attentio
   variable_list into{of_dst, src};
   if (call.value) into.push_back(*call.value);
   const Tensor of_att = call_attention_backward_into(call, given, into);
-  // Beside the others where the rows were: the maps behind them then take one product, not several.
+  // Moves this gradient to the columns of the destinations' rows, beside the others, so that the backward of the maps
+  // takes one GEMM instead of several.
   if (Packed::of({dst, src})) {
     dst.copy_(of_dst);
     of_dst = dst;
@@ -147,17 +150,17 @@ std::vector<Tensor> gradients_in_place(const AttentionCall& call, const Attentio
   return {of_dst, src, call.value.value_or(Tensor()), of_att};
 }
 
-// The layer by its maps, attention and what is added, for second derivatives.
+// Plain form of the layer, for second derivatives.
 struct PlainLayer {
   PlainAttention attention;
   Score score;
-  c10::List<bool> has_bias;  // of the maps
-  std::vector<Tensor> rows;  // what the maps gave, without one that is added: no bias is known
+  c10::List<bool> has_bias;  // per map
+  std::vector<Tensor> rows;  // saved results of the maps except one that is added, since biases are not saved
   size_t vectors;
   int64_t heads;
   bool by_head;
 
-  // x, weights, biases, vectors and row.
+  // Inputs: x, weights, biases, vectors and row.
   variable_list operator()(const variable_list& inputs) const {
     const auto wide = [](const Tensor& t) { return t.to(opmath_dtype(t.scalar_type())); };
     const auto apart = [&](const Tensor& t) { return t.view({t.size(0), heads, t.size(1) / heads}); };
@@ -188,7 +191,7 @@ struct PlainLayer {
 };
 
 struct AttentionLayer : Function<AttentionLayer> {
-  // What is saved: these, then the weights, the vectors, csr and csc.
+  // The saved tensors: these, followed by the weights, the vectors, csr and csc.
   enum Saved : size_t { kX, kDstRows, kSrcRows, kValueRows, kAttRow, kOut, kSoftmaxStats, kSeed, kFixed };
 
   static Tensor forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
@@ -197,7 +200,7 @@ struct AttentionLayer : Function<AttentionLayer> {
     const int64_t joined = layer.joined(x, weights.size());
     const Maps maps = MapInputs::take(ctx, x, weights, biases, has_bias, joined, layer.dtype);
     const Results r = compute(maps, vectors, row, layer, joined);
-    // Without a row the result is the attention's own output.
+    // If nothing is added, the result is the attention's output itself.
     const bool same = !layer.adds_map(weights.size()) && row.empty();
     variable_list saved{maps.x,
                         r.operands.dst,
@@ -247,7 +250,7 @@ struct AttentionLayer : Function<AttentionLayer> {
     return results;
   }
 
-  // graph: where csr begins among what is saved.
+  // graph: index of csr's first array in `saved`.
   static AttentionCall call_of(AutogradContext* ctx, const variable_list& saved, size_t graph) {
     const auto csr = static_cast<size_t>(ctx->saved_data.at("csr").toInt());
     const at::TensorList arrays = at::TensorList(saved).slice(graph);
@@ -271,11 +274,11 @@ struct AttentionLayer : Function<AttentionLayer> {
     if (score == Score::gat) of_maps = {kValueRows};
     if (score == Score::gatv2) of_maps = {kSrcRows, kDstRows};
     of_maps.resize(std::min(of_maps.size(), weights));
-    for (const Saved i : of_maps) plain.rows.push_back(saved[i].clone());  // a last backward may write over them
+    for (const Saved i : of_maps) plain.rows.push_back(saved[i].clone());  // the last backward may overwrite them
     return plain;
   }
 
-  // The inputs with their history. Of biases and the row, which are added, no value is needed.
+  // The inputs with their autograd history. Biases and the row are only added, so zeros stand for their values.
   static variable_list inputs_again(AutogradContext* ctx, const variable_list& saved, size_t weights, size_t vectors,
                                     bool has_row) {
     variable_list all{with_history(saved[kX], 0)};
@@ -303,7 +306,7 @@ struct AttentionLayer : Function<AttentionLayer> {
       }
       return false;
     };
-    const size_t maps = 1 + weights + biases;  // inputs of the maps
+    const size_t maps = 1 + weights + biases;  // number of inputs of the maps
     const bool of_rows = needs(0, maps), of_vectors = needs(maps, vectors);
     const auto part = [&](size_t first, size_t size) { return at::TensorList(saved.data() + first, size); };
     const at::TensorList of_maps = part(kFixed, weights), given_vectors = part(kFixed + weights, vectors);
@@ -322,7 +325,8 @@ struct AttentionLayer : Function<AttentionLayer> {
       const bool as_left = result_is_kept(ctx);
       const Tensor out = as_left ? saved[kOut] : std::get<0>(call_attention(call, saved[kOut].scalar_type()));
       AttentionGrads given{by_head(grad), {}, by_head(out), saved[kSoftmaxStats], choice};
-      // Shared rows are read to the end, and so are gat's, for the gradients of its vectors.
+      // Rows are not overwritten if they are shared by one map, nor those of gat, which the gradients of its vectors
+      // read.
       if (of_rows && weights > 1 && ctx->saved_data.at("own_rows").toBool() && is_last_backward(grad)) {
         note_written_over(ctx);
         return gradients_in_place(call, given, !as_left || ctx->saved_data.at("own_out").toBool());
@@ -387,7 +391,7 @@ Tensor attention_layer(const Tensor& x, at::TensorList weights, const OptTensors
 
 }  // namespace
 
-// Of its parts, whatever the device: it has no kernels of its own.
+// The layer is composed of other ops on every device and has no kernels of its own.
 TORCH_LIBRARY_IMPL(edgeless, CompositeImplicitAutograd, m) { m.impl("attention_layer", attention_layer); }
 
 }  // namespace edgeless

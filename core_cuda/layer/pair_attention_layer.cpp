@@ -1,5 +1,5 @@
-// Attention over pairs as one node of autograd. Kept are the inputs, the products of pairs, a number for every piece
-// and every row, and the result without its bias: nothing of the size of the edge set.
+// Attention over unique (source, type) ("pairs") as one autograd node. It saves the inputs, the products of the pairs,
+// one value per segment and per row, and the result without its bias: no rows per edge.
 #include <ATen/ATen.h>
 
 #include "../attention/plain.h"
@@ -12,7 +12,7 @@
 namespace edgeless {
 namespace {
 
-// Edges and their types one by one, for second derivatives; of x, weight, query, key and bias.
+// Plain form, edge by edge, for second derivatives. Inputs: x, weight, query, key and bias.
 class PlainPairAttention {
  public:
   explicit PlainPairAttention(const PairCall& call)
@@ -49,13 +49,14 @@ class PlainPairAttention {
 struct PairAttention : Function<PairAttention> {
   enum Kept : size_t { kOut, kValues, kVectors, kQueries, kShift, kX, kWeight, kQuery, kKey, kBias, kSeed, kWalks };
 
-  // call: the same tensors, and what has no gradient.
+  // call holds the same tensors and the arguments without a gradient.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& query,
                         const Tensor& key, const OptTensor& bias, const PairCall& call, PairOutputs* results) {
     *results = call_pair_attention(call, true);
     const auto& [out, values, vectors, queries, shift, sums] = *results;
-    // Delta is made of the sums: rounded with a bias to 16 bits they would lose what is left where a softmax has few
-    // edges and the gradients of logits cancel.
+    // The softmax gradient's delta comes from the sums without bias. Rounded to 16 bits together with a bias, they
+    // would lose the small differences that matter where a softmax has few edges and the gradients of its logits
+    // cancel.
     variable_list all{bias ? sums : keep_result(ctx, out),
                       values,
                       vectors,
@@ -113,7 +114,7 @@ struct PairAttention : Function<PairAttention> {
     for (size_t i = 0; i < kPairInputs; ++i) {
       if (!needs[i]) found[i] = Tensor();
     }
-    found.resize(kPairInputs + 2);  // of the call and of what goes past autograd
+    found.resize(kPairInputs + 2);  // call and results have no gradient
     return found;
   }
 };
@@ -122,7 +123,8 @@ PairOutputs pair_attention(const PairCall& call, bool keep_sums) {
   if (!at::GradMode::is_enabled()) return call_pair_attention(call, keep_sums);
   PairOutputs results;
   std::get<0>(results) = PairAttention::apply(call.x, call.weight, call.query, call.key, call.bias, call, &results);
-  std::get<1>(results) = at::empty({0}, call.x.options());  // the node's own, whose backward may write over them
+  // The autograd node owns the values, and its backward may overwrite them.
+  std::get<1>(results) = at::empty({0}, call.x.options());
   return results;
 }
 

@@ -1,7 +1,7 @@
-// A layer over relations as one node of autograd: the sum over relations, to which the rows' own map and the bias are
-// added in place, in one pass. In the backward the gradient is brought to the dtype of the rows once, and what the own
-// map gives to x is added to what the relations give. What runs are the kernels of the parts, whatever the device; on
-// CUDA relational_layer_cuda.cpp comes before them.
+// A relational layer as one autograd node: the sum over relations, to which the rows' own map and the bias are added in
+// place, in one pass. The backward casts the gradient to the dtype of the rows once, and adds the own map's gradient of
+// x to that of the relations. It runs the kernels of its parts on every device; on CUDA relational_layer_cuda.cpp takes
+// the calls that it supports.
 #include <algorithm>
 
 #include "../projection/calls.h"
@@ -82,7 +82,7 @@ std::vector<Tensor> layer_backward_of_parts(const Tensor& grad, const Tensor& x,
   if (!as_rows && (x.is_cuda() || wants_rows)) rows = rows_dtype(grad);
   std::vector<Tensor> results(5);
   if (of_x || needs[1]) {
-    const Tensor& given = x.is_cuda() ? rows : grad;  // the CPU reads rows of any dtype
+    const Tensor& given = x.is_cuda() ? rows : grad;  // the CPU kernels read any dtype
     const c10::List<bool> of_sum({of_x, needs[1], false});
     std::vector<Tensor> found;
     if (graph.multiplies_first()) {
@@ -94,12 +94,12 @@ std::vector<Tensor> layer_backward_of_parts(const Tensor& grad, const Tensor& x,
     if (of_x) results[0] = found[0];
     if (needs[1]) results[1] = found[1];
   }
-  // What the own map gives to x. On the CPU the rows are read once for all gradients of a map.
+  // Adds the own map's gradient of x. On the CPU, one op reads the rows once for all gradients of the map.
   const bool onto_x = of_x && root && !own;
   const Tensor first_rows = onto_x ? results[0].narrow(0, 0, grad.size(0)) : Tensor();
   const bool with_maps = onto_x && !x.is_cuda();
   if (onto_x && !with_maps) call_project_onto(first_rows, rows, *root, {});
-  const bool with_root = of_bias && as_rows && of_root;  // sums of a gradient that was rounded would be less exact
+  const bool with_root = of_bias && as_rows && of_root;  // sums of a rounded gradient would be less exact
   if (of_own || of_root || with_maps) {
     OptTensors grads;
     grads.push_back(rows);
@@ -125,10 +125,10 @@ using LayerSignature = Tensor(const Tensor& x, const Tensor& weight, const OptTe
                               at::TensorList by_src, at::TensorList csr, at::TensorList csc, c10::SymInt num_dst,
                               at::ScalarType out_dtype, at::IntArrayRef max_degrees);
 
-// x, weight, own, root, bias and edge_weight.
+// Plain form of the layer. Inputs: x, weight, own, root, bias and edge_weight.
 struct PlainRelationalLayer {
   PlainRelationalSum sum;
-  std::vector<Tensor> csr, csc;  // of the pairs, where these are multiplied first
+  std::vector<Tensor> csr, csc;  // edges from unique (source, type); empty: neighbours are summed first
   int64_t num_dst;
 
   variable_list operator()(const variable_list& inputs) const {
@@ -151,7 +151,7 @@ struct RelationalLayer : Function<RelationalLayer> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const OptTensor& own,
                         const OptTensor& root, const OptTensor& bias, const OptTensor* edge_weight,
                         const TypedEdges& graph, const std::function<Tensor()>& compute) {
-    // The pieces and the edges of a direction, one behind the other.
+    // For each direction, the result of typed_edges followed by the edges.
     variable_list in_edges(graph.by_dst.begin(), graph.by_dst.end()),
         out_edges(graph.by_src.begin(), graph.by_src.end());
     in_edges.insert(in_edges.end(), graph.edges.csr.begin(), graph.edges.csr.end());
@@ -181,7 +181,7 @@ struct RelationalLayer : Function<RelationalLayer> {
                      saved.graph.max_degrees);
     };
     OptTensor bias;
-    if (at::GradMode::is_enabled() && ctx->saved_data.at("has_bias").toBool()) {  // which number it is does not matter
+    if (at::GradMode::is_enabled() && ctx->saved_data.at("has_bias").toBool()) {  // only added: zeros stand for it
       bias = with_history(at::zeros({grads[0].size(1)}, saved[0].options()), 2 + own.has_value() + root.has_value());
     }
     const auto make_plain = [&]() -> Plain {
@@ -196,7 +196,7 @@ struct RelationalLayer : Function<RelationalLayer> {
     for (size_t i = 0; i < found.size(); ++i) {
       if (!needs[i]) found[i] = Tensor();
     }
-    found.resize(8);  // of edge_weight, the graph and compute
+    found.resize(8);  // edge_weight, the graph and compute have no gradient
     return found;
   }
 };

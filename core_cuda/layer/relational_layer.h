@@ -1,4 +1,4 @@
-// A layer over relations, made of the ops that it stands for.
+// A relational layer composed of other ops.
 #pragma once
 
 #include "../common/autograd.h"
@@ -6,7 +6,7 @@
 
 namespace edgeless {
 
-// The graph as the schema says it: `edges` are those of pairs of sources, or empty.
+// The graph in the form of the op's schema. `edges`: from unique (source, type) to destinations, or empty.
 struct TypedEdges {
   at::TensorList by_dst, by_src;
   GraphArrays edges;

@@ -1,6 +1,7 @@
-// A layer over relations on CUDA. Where the fused kernels take its sums and its own map, the forward is two launches:
-// the rows' own map and the bias are added while the rows of pieces are summed. The backward is four: one pass over the
-// gradient for its cast and for what root and bias get, pieces, rows, and the sums of blocks. Else the parts.
+// A relational layer on CUDA. If the fused kernels support its sums and its own map, the forward is two launches: the
+// rows' own map and the bias are added while the segments of each row are summed. The backward is four: one pass over
+// the gradient for its cast and for the gradients of root and bias, then the segments, the rows, and the sums of
+// partial gradients. Otherwise the layer is composed of other ops.
 #include <utility>
 
 #include "../projection/calls.h"
@@ -11,7 +12,7 @@
 namespace edgeless::cuda {
 namespace {
 
-// The rows' own map, if there is one: root, and the rows it is for.
+// The rows' own map, if there is one: its input rows and its weight.
 struct OwnMap {
   Tensor rows, root;
 

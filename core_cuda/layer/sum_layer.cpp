@@ -1,4 +1,4 @@
-// A layer that adds up neighbours as one node of autograd: two maps, of the sums and of the rows themselves. See
+// A layer that sums neighbours, as one autograd node with two maps: of the sums and of the rows themselves. See
 // attention_layer.cpp.
 #include "../projection/calls.h"
 #include "../spmm/calls.h"
@@ -33,7 +33,7 @@ struct SumLayer : Function<SumLayer> {
     c10::List<bool> needs;
     for (const size_t i : {0, 0, 1, 2}) needs.push_back(ctx->needs_input_grad(i));
     needs.push_back(inputs.has_bias && ctx->needs_input_grad(3));
-    // To be differentiated once more, the sums have to know what they are made of.
+    // For second derivatives, the saved sums get the history of the SpMM that made them.
     Tensor sums = saved[0], x = saved[1];
     if (again) {
       x = with_history(x, 0);
@@ -48,7 +48,7 @@ struct SumLayer : Function<SumLayer> {
       grads[1] = call_spmm(grads[0], weight, dst_scale, src_scale, saved.graph.reversed()).add_(grads[1]);
     }
     grads.erase(grads.begin());
-    grads.emplace_back();  // of what has no gradient
+    grads.emplace_back();  // `sum` has no gradient
     return grads;
   }
 };
@@ -68,7 +68,7 @@ Tensor sum_layer(const Tensor& x, at::TensorList weights, const OptTensor& bias,
 
 }  // namespace
 
-// Of its parts, whatever the device: it has no kernels of its own.
+// The layer is composed of other ops on every device and has no kernels of its own.
 TORCH_LIBRARY_IMPL(edgeless, CompositeImplicitAutograd, m) { m.impl("sum_layer", sum_layer); }
 
 }  // namespace edgeless

@@ -1,4 +1,4 @@
-// The typed products below autograd, for the functions of autograd that are made of them.
+// The typed ops below autograd, for autograd functions that are composed of them.
 #pragma once
 
 #include "../common/autograd.h"

@@ -1,6 +1,6 @@
-// Sums over relations on CUDA in two launches, and their gradients in three: pieces are summed and multiplied at once,
-// and what they give is added up row by row, together with the rows' own map. Checks are the callers'; nothing here
-// waits for the device.
+// Sums over relations on CUDA in two launches, and their gradients in three: one kernel sums and multiplies segments,
+// the next sums the products row by row, together with the rows' own map. Hubs add a launch. Callers check the
+// arguments; nothing here waits for the device.
 #include "fused_cuda.h"
 
 #include <algorithm>
@@ -22,25 +22,25 @@ const T* data(const Tensor& t) {
 
 int64_t processors(const Tensor& t) { return device_attribute(cudaDevAttrMultiProcessorCount, t.get_device()); }
 
-// So many that what a block begins with is used for several, where there is work for all.
+// Tiles per block: several, to amortize the prologue of a block, if there is work for all SMs.
 int tiles_of_block(int64_t tiles, const Tensor& t) {
   return static_cast<int>(std::clamp<int64_t>(tiles / (16 * processors(t)), 1, 16));
 }
 
-// Whether a warp sums and multiplies pieces by itself (cuda/short_pieces.cuh).
+// Returns whether every warp sums and multiplies segments by itself (cuda/short_pieces.cuh).
 bool takes_short_pieces(const PieceProductsArgs& args, const Pieces& pieces, const Tensor& x) {
-  const bool in_order = args.neighbors.weights && !args.neighbors.ids;  // for which there is no such kernel
+  const bool in_order = args.neighbors.weights && !args.neighbors.ids;  // such a kernel is not compiled
   return x.scalar_type() == at::kFloat && !in_order &&
          short_pieces_pay(pieces.indices.size(0), pieces.rows.size(0), args.pieces.count / processors(x),
                           std::max(args.in_width, args.out_width));
 }
 
-// That its blocks take at a time.
+// Tiles that a block of that kernel takes at a time.
 int tiles_of_chunk(int64_t tiles, const Tensor& t) {
   return static_cast<int>(std::clamp<int64_t>(tiles / processors(t) / 100, 2, 8));
 }
 
-// Whether so many blocks leave multiprocessors room for blocks of twice as many warps.
+// Returns whether so few blocks leave room on the SMs for twice as many warps per block.
 bool few_blocks(int64_t blocks, const Tensor& t) { return blocks <= 2 * processors(t); }
 
 FusedDevice fused_device(const Tensor& t) {
@@ -63,11 +63,11 @@ void set_rows(Neighbors& neighbors, const Tensor& rows) {
   neighbors.rows = static_cast<const char*>(rows.const_data_ptr());
   neighbors.row_bytes = static_cast<uint32_t>(rows.stride(0) * rows.element_size());
   neighbors.vectors = static_cast<int>(rows.size(1) * rows.element_size() / 16);
-  neighbors.team_log2 = 2;  // edges of a batch are in as many lanes
+  neighbors.team_log2 = 2;  // at least 4 lanes, one per edge of a batch
   while (1 << neighbors.team_log2 < neighbors.vectors) ++neighbors.team_log2;
 }
 
-// edge_weight: contiguous
+// edge_weight must be contiguous.
 Neighbors neighbors_of(const Pieces& pieces, const Tensor& rows, const OptTensor& edge_weight) {
   Neighbors neighbors;
   neighbors.indices = data<int32_t>(pieces.indices);
@@ -82,7 +82,7 @@ Neighbors neighbors_of(const Pieces& pieces, const Tensor& rows, const OptTensor
   return neighbors;
 }
 
-// [types, K, M] in the dtype of the rows, numbers of a row side by side
+// Weights as [types, K, M] in the dtype of the rows, row-major, with rows of whole aligned 16-byte vectors.
 Tensor typed_matrix(const Tensor& weight, at::ScalarType dtype) {
   const Tensor w = matrices(weight, dtype).squeeze(1);
   const int64_t vector = 16 / w.element_size();
@@ -91,12 +91,12 @@ Tensor typed_matrix(const Tensor& weight, at::ScalarType dtype) {
   return fits ? w : w.clone(at::MemoryFormat::Contiguous);
 }
 
-// Room for the products of all pieces, and behind them for the sums of hubs' parts.
+// Workspace for the products of all segments, followed by the sums of the hubs' parts.
 Tensor products_of(const Pieces& pieces, int64_t width, const at::TensorOptions& options) {
   return at::empty({pieces.rows.size(0) + pieces.parts->size(1), width}, options);
 }
 
-// What the pieces of every row came to, and `added`.
+// Sums the products of every row's segments, plus `added`.
 Tensor row_sums(const Tensor& of_pieces, const Pieces& pieces, int64_t num_rows, at::ScalarType dtype,
                 const Added& added) {
   const bool wide = dtype != of_pieces.scalar_type();
@@ -202,7 +202,7 @@ OwnGradients own_gradients(const Tensor& grad, const Tensor& own, at::ScalarType
   }
   if (of_root) args.own = rows_of(own), args.own_width = static_cast<int>(own.size(1));
   const int64_t tiles = (grad.size(0) + kTilePieces - 1) / kTilePieces;
-  // As many blocks as are on the device at once, and not some more, for which all would wait.
+  // At most one wave of blocks: a few more would cost a second one.
   const int64_t most = (dtype == at::kFloat ? 3 : 4) * processors(grad);
   args.share = static_cast<int>(std::max<int64_t>(1, (tiles + most - 1) / most));
   if (of_root || of_bias) {
@@ -231,8 +231,8 @@ FusedGradients fused_gradients(const Tensor& grad, const Tensor& x, const Tensor
     args.weight = {w.const_data_ptr(), w.stride(1)}, args.weight_type = w.stride(0), args.x = rows_of(x);
     args.in_width = static_cast<int>(w.size(1)), args.out_width = static_cast<int>(w.size(2));
     const bool by_warps = x.scalar_type() == at::kFloat && short_gradients_pay(args.in_width, args.out_width);
-    // So many blocks that all multiprocessors have something to do, but their sums take no more than an eighth of the
-    // memory of the pieces' rows, or a megabyte; a quarter where a block has half as many warps.
+    // Enough blocks for all SMs, but their partial sums take at most an eighth of the memory of the segments' rows, a
+    // quarter if a block has half as many warps, or 1 MiB.
     const int64_t of_rows = pieces.rows.size(0) * (w.size(1) + w.size(2)) / (by_warps ? 4 : 8);
     const int64_t most = std::max<int64_t>(of_rows, 1 << 18) / size;
     const int64_t wanted = std::clamp(args.pieces.count / 24, 8 * processors(x), 16 * processors(x));

@@ -1,5 +1,5 @@
-// Sums over relations whose products are made while the sums of pieces are at hand (cuda/piece_products.cuh), and the
-// gradients of such sums. Only with torch and CUDA.
+// Sums over relations that multiply the sums of segments while these are on chip (cuda/piece_products.cuh), and the
+// gradients of such sums. Needs torch and CUDA.
 #pragma once
 
 #include "../common/launch.h"
@@ -10,33 +10,34 @@ namespace edgeless::cuda::relational {
 using OptTensor = Optional<at::Tensor>;
 
 bool on_tensor_cores(const at::Tensor& t);
-// Whether a matrix' rows are whole vectors of 16 bytes, in blocks of `width` numbers too.
+// Returns whether a matrix' rows, and blocks of `width` values in them, are whole aligned 16-byte vectors.
 bool has_vectors(const at::Tensor& t, int64_t width);
 
-// [types, blocks, K, M] in the dtype of the rows
+// Weights as [types, blocks, K, M] in the dtype of the rows.
 inline at::Tensor matrices(const at::Tensor& weight, at::ScalarType dtype) {
   return (weight.dim() == 3 ? weight.unsqueeze(1) : weight).to(dtype);
 }
 
-// Whether the fused kernels take rows such as x, these weights and these pieces.
+// Returns whether the fused kernels support these rows, weights and segments.
 bool fuses(const at::Tensor& x, const at::Tensor& weight, const Pieces& pieces);
-// Whether they take a map of the rows' own.
+// Returns whether they support this map of the rows' own features.
 bool fuses_map(const at::Tensor& own, const at::Tensor& root);
 
-// What is added to the sums of rows: own root, for the first rows of the result, and bias. Undefined: nothing.
+// Terms that are added to the rows' sums: own root, for the first rows of the result, and bias. Undefined: no such
+// term.
 struct Added {
   at::Tensor own, root, bias;
 };
 
-// Of what fuses() takes: relational_sum, and `added` to it.
+// relational_sum plus `added`, for arguments that fuses() accepts.
 at::Tensor fused_sum(const at::Tensor& x, const at::Tensor& weight, const OptTensor& edge_weight, const Pieces& by_dst,
                      int64_t num_dst, at::ScalarType dtype, const Added& added);
 
-// The gradient of an output in the dtype of the rows, and what the own map and the bias get: sums of blocks, which
-// fused_gradients adds.
+// The gradient of an output in the dtype of the rows, and the blocks' partial gradients of root and bias, which
+// fused_gradients sums.
 struct OwnGradients {
   at::Tensor rows;
-  at::Tensor partial;  // [chunks, K' * M + M], undefined: not wanted
+  at::Tensor partial;  // [chunks, K' * M + M]; undefined: not needed
   int64_t own_width = 0;
   bool of_root = false, of_bias = false;
 };
@@ -47,9 +48,9 @@ struct FusedNeeds {
   bool rows, weight;
 };
 struct FusedGradients {
-  at::Tensor rows, weight, root, bias;  // undefined: not asked for
+  at::Tensor rows, weight, root, bias;  // undefined: not needed
 };
-// grad: of the dtype of x. root: of the map of the first rows of x, whose part of their gradient is added.
+// grad has x's dtype. root: weight of the own map of x's first rows, whose gradient of x is added.
 FusedGradients fused_gradients(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight,
                                const OptTensor& edge_weight, const Pieces& by_src, const FusedNeeds& needs,
                                const at::Tensor& root = {}, const OwnGradients& own = {});

@@ -1,4 +1,4 @@
-// What the typed products are given, checked alike on every device.
+// Checks of the typed ops' arguments, the same on every device.
 #pragma once
 
 #include <utility>
@@ -10,7 +10,7 @@ namespace edgeless {
 
 inline OptTensor contiguous(const OptTensor& t) { return t ? OptTensor(t->contiguous()) : t; }
 
-// offsets and rows, of one dtype
+// offsets and rows must have one dtype.
 inline void check_entries(const char* op, const at::Tensor& x, const at::Tensor& offsets, const OptTensor& rows,
                           int64_t types) {
   TORCH_CHECK_VALUE(offsets.scalar_type() == at::kInt || offsets.scalar_type() == at::kLong, op,
@@ -136,7 +136,7 @@ inline void check_piece_tiles(const char* op, const at::Tensor& type_ptr, const 
   }
 }
 
-// Of contiguous tensors.
+// The tensors must be contiguous.
 template <class I>
 Tiling<I> tiling_of(const at::Tensor& type_ptr, const at::Tensor& rows, const at::Tensor& ptr, const at::Tensor& by_row,
                     int64_t num_edges) {
@@ -148,10 +148,10 @@ Tiling<I> tiling_of(const at::Tensor& type_ptr, const at::Tensor& rows, const at
   return args;
 }
 
-// One direction of a graph as typed_edges gives it. On CUDA there may follow its pieces cut into tiles of one type
-// each, first tiles of types [types + 1] and first pieces of tiles [tiles + 1]; its rows cut into tiles, first rows of
-// tiles [tiles + 1], what rows add up, and parts of hubs [2, parts] (pieces.h); then the weights of the edges in its
-// order, or those of the pieces [pieces, 1].
+// Lengths of the list of tensors that describes one direction of a graph: the 6 tensors of typed_edges. On CUDA the 5
+// of piece_tiles may follow: the first tile of every type [types + 1], the first segment of every tile [tiles + 1], the
+// first row of every tile of rows [tiles + 1], what each row sums, and parts of hubs [2, parts] (pieces.h). After these
+// may follow the weights of the edges in the list's order, or of the segments [segments, 1].
 constexpr size_t kPlainPieces = 6, kTiledPieces = 11, kWeighedPieces = 12;
 
 inline bool holds_pieces(at::TensorList pieces) {
@@ -177,7 +177,7 @@ inline void check_pieces(const char* op, const char* name, at::TensorList pieces
   }
 }
 
-// The number of features on both sides of weights [types, K, M] or [types, blocks, K / blocks, M / blocks].
+// Feature counts of weights [types, K, M] or [types, blocks, K / blocks, M / blocks].
 struct WeightSizes {
   int64_t types, blocks, in, out;
 

@@ -1,4 +1,4 @@
-// Where the entries of every type begin, on the host, and their division into runs.
+// The types' offsets on the host, and the division of entries into runs.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -11,7 +11,7 @@
 
 namespace edgeless::cpu {
 
-// All runs of at most `size` entries; offsets [types + 1].
+// Returns all runs of at most `size` entries. offsets: [types + 1].
 inline std::vector<TypedRun> runs_of(const std::vector<int64_t>& offsets, int64_t size) {
   std::vector<TypedRun> runs;
   for (size_t type = 0; type + 1 < offsets.size(); ++type) {

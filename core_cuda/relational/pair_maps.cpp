@@ -1,4 +1,4 @@
-// Keys and values of pairs as one node of autograd. Kept are the inputs.
+// Keys and values per unique (source, type) as one autograd node, which saves only its inputs.
 #include "pair_maps.h"
 
 #include <ATen/ATen.h>
@@ -50,7 +50,7 @@ void check_pair_dot_attention(const char* op, const PairDotCall& in) {
 
 namespace {
 
-// One number for each matrix, in the dtype of statistics.
+// One scale per matrix, in the opmath dtype.
 Tensor scale_of(const PairMapsCall& in) {
   return in.k_scale.to(opmath_dtype(in.k.scalar_type())).unsqueeze(2).unsqueeze(3);
 }
@@ -75,7 +75,7 @@ std::vector<Tensor> pair_maps_backward_of_parts(const Tensor& grad_keys, const T
   std::vector<Tensor> results(kPairMapInputs);
   const bool of_keys = needs[kKeyWeight] || needs[kKeyScale];
   if (needs[kPairKeys] || of_keys) {
-    // Of matrices in the dtype of statistics, or the gradients of scales were sums of rounded numbers.
+    // The matrices have the opmath dtype; otherwise the gradients of scales would be sums of rounded values.
     const Tensor scale = scale_of(in), matrices = in.k_weight * scale;
     const auto found = call_relational_sum_backward(grad_keys, in.k, matrices, {}, in.by_dst, in.by_src,
                                                     c10::List<bool>({needs[kPairKeys], of_keys, false}));
@@ -110,7 +110,7 @@ namespace {
 std::tuple<Tensor, Tensor> apart(const PairMapsCall& in, bool /*joined*/) { return pair_maps_of_parts(in); }
 
 struct PairMaps : Function<PairMaps> {
-  // call: the same tensors, and the pairs.
+  // call holds the same tensors and the graph.
   static variable_list forward(AutogradContext* ctx, const Tensor& k, const Tensor& v, const Tensor& k_weight,
                                const Tensor& v_weight, const Tensor& k_scale, const PairMapsCall& call, bool joined) {
     save(ctx, {k, v, k_weight, v_weight, k_scale}, {call.by_dst, call.by_src});
@@ -141,7 +141,7 @@ struct PairMaps : Function<PairMaps> {
     for (size_t i = 0; i < kPairMapInputs; ++i) {
       if (!needs[i]) found[i] = Tensor();
     }
-    found.resize(kPairMapInputs + 2);  // of the call and of joined
+    found.resize(kPairMapInputs + 2);  // call and joined have no gradient
     return found;
   }
 };

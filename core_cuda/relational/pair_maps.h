@@ -1,6 +1,6 @@
-// Keys and values of the pairs of a source and a type, of which an HGT layer's attention makes its own: the source's
-// row of k times the type's matrix and number, and its row of v times the type's other matrix. Made of sums over
-// relations, of graphs whose edges are the pairs; on CUDA pair_maps_cuda.cpp comes before these parts.
+// Keys and values per unique (source, type) ("pair"), from which the attention of an HGT layer gathers: the source's
+// row of k times the type's matrix and scale, and its row of v times the type's other matrix. They are composed of sums
+// over relations, on graphs whose edges are the pairs; on CUDA pair_maps_cuda.cpp takes the calls that it supports.
 #pragma once
 
 #include <array>
@@ -33,8 +33,8 @@ std::vector<Tensor> pair_maps_backward_of_parts(const Tensor& grad_keys, const T
 struct PairDotCall {
   const Tensor& q;
   PairMapsCall maps;
-  at::TensorList csr;  // of the edges from pairs to destinations, without ids
-  double coefficient;  // of the logits
+  at::TensorList csr;  // edges from pairs to destinations, without ids
+  double coefficient;  // factor of the logits
   at::IntArrayRef max_degrees;
 
   int64_t heads() const { return maps.k_weight.size(1); }
@@ -45,7 +45,7 @@ void check_pair_dot_attention(const char* op, const PairDotCall& in);
 
 Tensor pair_dot_attention_of_parts(const PairDotCall& in);
 
-// From the signatures of the ops to functions of a call, and back.
+// Adapters between the ops' signatures and functions of a call.
 template <auto function>
 std::tuple<Tensor, Tensor> pair_maps_op(const Tensor& k, const Tensor& v, const Tensor& k_weight,
                                         const Tensor& v_weight, const Tensor& k_scale, at::TensorList by_dst,
@@ -72,7 +72,7 @@ inline std::vector<Tensor> call_pair_maps_backward(const Tensor& grad_keys, cons
   return kernels(grad_keys, grad_values, in.k, in.v, in.k_weight, in.v_weight, in.k_scale, in.by_dst, in.by_src, needs);
 }
 
-// The same where gradients of pairs may be written over.
+// The same op, but it may overwrite grad_keys and grad_values.
 inline std::vector<Tensor> call_pair_maps_backward_over(const Tensor& grad_keys, const Tensor& grad_values,
                                                         const PairMapsCall& in, const PairMapChoice& needs) {
   static const Kernels kernels("edgeless::pair_maps_backward_over",

@@ -1,6 +1,7 @@
-// Keys and values of pairs on CUDA, where k and v are columns of one tensor and so are the gradients of what is made of
-// them: one product makes both side by side, and one makes their gradients, where the pairs' gradients are if it may.
-// Their matrices are put together before, in the dtype of the rows. Else the parts.
+// Keys and values per unique (source, type) ("pair") on CUDA. If k and v are columns of one tensor, and the gradients
+// of keys and values are too, one GEMM makes both side by side, and one makes their gradients, in place of the pairs'
+// gradients if it may. The matrices are joined first, in the dtype of the rows. Otherwise the ops are composed of
+// others.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -17,7 +18,8 @@
 namespace edgeless::cuda::relational {
 namespace {
 
-// Two tensors of equal widths as the halves of one's rows, `width` numbers a block, if the kernels take them so.
+// Two tensors of equal width as halves of the rows of one tensor, with blocks of `width` values, if the kernels can
+// read them so.
 Optional<Gathered> halves(const Tensor& first, const Tensor& second, int64_t width) {
   if (first.size(1) != second.size(1) || first.numel() == 0) return {};
   const auto packed = Packed::of({first, second});
@@ -26,14 +28,14 @@ Optional<Gathered> halves(const Tensor& first, const Tensor& second, int64_t wid
   return are_whole(rows, width) ? Optional<Gathered>(rows) : Optional<Gathered>();
 }
 
-// Matrices without gaps inside, which begin on vectors of four numbers; others are copied.
+// Matrices that are dense inside and begin on vectors of four values; others are copied.
 Tensor matrices_of_fours(const Tensor& t) {
   const bool dense = t.stride(3) == 1 && t.stride(2) == t.size(3) && t.stride(0) % 4 == 0 && t.stride(1) % 4 == 0 &&
                      t.size(2) * t.size(3) % 4 == 0;
   return dense && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % (4 * t.element_size()) == 0 ? t : t.contiguous();
 }
 
-// The matrices of a call, for as long as kernels want them.
+// The matrices of a call, kept alive while kernels use them.
 struct PairWeights {
   Tensor keys, values, scale;
   PairWeightsArgs args;
@@ -49,7 +51,7 @@ struct PairWeights {
   static TypedMatrices<const void> read(const Tensor& t) { return {t.const_data_ptr(), t.stride(0), t.stride(1)}; }
   static TypedMatrices<void> written(const Tensor& t) { return {t.mutable_data_ptr(), t.stride(0), t.stride(1)}; }
 
-  // [types, 2 heads, K, M], of the dtype of the rows.
+  // The joined matrices [types, 2 * heads, K, M], in the dtype of the rows.
   Tensor together(const Tensor& rows, cudaStream_t stream) {
     Tensor out = at::empty({keys.size(0), 2 * keys.size(1), keys.size(2), keys.size(3)}, rows.options());
     args.out = out.mutable_data_ptr();
@@ -58,7 +60,7 @@ struct PairWeights {
   }
 };
 
-// Whether one product takes both, if their rows are halves().
+// Returns whether one GEMM can make both keys and values, provided that their rows are halves().
 bool are_alike(const PairMapsCall& in) {
   return in.k_weight.sizes() == in.v_weight.sizes() && in.k_weight.numel() > 0 && in.k.scalar_type() != at::kDouble &&
          in.pairs() > 0 && in.k_weight.size(3) * in.k.element_size() % 16 == 0 && Pieces(in.by_dst).of_one_edge() &&
@@ -79,7 +81,7 @@ std::tuple<Tensor, Tensor> pair_maps(const PairMapsCall& in, bool joined) {
   return {out.narrow(1, 0, width), out.narrow(1, width, width)};
 }
 
-// Keys, and of them the logits; then values, which take the keys' place. Both have the matrices made together.
+// Computes the keys and from them the logits, then the values, which overwrite the keys. Both use the joined matrices.
 Tensor pair_dot_attention(const PairDotCall& in) {
   check_pair_dot_attention("edgeless::pair_dot_attention", in);
   const PairMapsCall& maps = in.maps;
@@ -100,10 +102,10 @@ Tensor pair_dot_attention(const PairDotCall& in) {
   return call_softmax_sum(logits, rows, {in.csr, {}, in.max_degrees}).flatten(1);
 }
 
-// Whether pieces by source are the pairs in their order: then they have the same ids as by destination, where they are.
+// Returns whether the segments by source are the pairs in order. Then by_src shares the array of pair ids with by_dst.
 bool are_in_order(const PairMapsCall& in) { return in.by_src[3].const_data_ptr() == in.by_dst[1].const_data_ptr(); }
 
-// kOver: gradients of pairs may be written over.
+// kOver: grad_keys and grad_values may be overwritten.
 template <bool kOver>
 std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& grad_values, const PairMapsCall& in,
                                        const PairMapChoice& needs) {
@@ -144,7 +146,7 @@ std::vector<Tensor> pair_maps_backward(const Tensor& grad_keys, const Tensor& gr
     const Tensor of_keys = in_place ? grad_keys : apart.narrow(1, 0, width);
     const Tensor of_values = in_place ? grad_values : apart.narrow(1, width, width);
     const std::vector<Tensor> csr{pairs.by_row.narrow(0, 0, nodes + 1), pairs.by_row.narrow(0, nodes + 1, in.pairs())};
-    // Each for itself: torch puts gradients of columns together faster where they have no gaps.
+    // Two calls: torch concatenates the gradients of column ranges faster if these are contiguous.
     if (needs[kPairKeys]) results[kPairKeys] = call_spmm(of_keys, {}, {}, {}, {csr, {}});
     if (needs[kPairValues]) results[kPairValues] = call_spmm(of_values, {}, {}, {}, {csr, {}});
   }

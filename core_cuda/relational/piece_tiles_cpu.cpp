@@ -1,4 +1,4 @@
-// piece_tiles on the CPU, whose kernels have no use for tiles: the truth of what a GPU makes of the same arithmetic.
+// piece_tiles on the CPU, whose kernels use no tiles: the reference for the GPU, which does the same arithmetic.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>

@@ -1,5 +1,5 @@
-// piece_tiles on CUDA: checks and allocation; the algorithm is in cuda/tiling.cu. How many parts hubs have is read back
-// once, where there are so many pieces that a row may be one.
+// piece_tiles on CUDA: checks and allocation; the algorithm is in cuda/tiling.cu. The host reads back the number of hub
+// parts once, if there are enough segments for a row to be a hub.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>

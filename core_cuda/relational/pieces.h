@@ -1,4 +1,4 @@
-// One direction of a typed graph as the CUDA kernels are given it.
+// One direction of a typed graph, for the CUDA kernels.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -8,15 +8,15 @@
 
 namespace edgeless::cuda::relational {
 
-// What typed_edges gives, [pieces and rows cut into tiles], [the weights of the edges]. ptr may have no elements where
-// every piece is one edge, and by_row none where piece i is row i.
+// Names for the tensors of typed_edges and the tiles and weights that may follow them (inputs.h). ptr may be empty if
+// every segment is one edge, and by_row if segment i is row i.
 struct Pieces {
   const at::Tensor &type_ptr, &rows, &ptr, &indices, &edge_ids, &by_row;
-  const at::Tensor *type_tiles = nullptr, *tiles = nullptr;  // null: not cut into tiles
-  // Then rows are too, and what they add up lies as by_row does. The pieces of hubs are parts [2, parts], of by_row's
-  // from the first to the second, and their sums stand for them, numbered behind the pieces.
+  const at::Tensor *type_tiles = nullptr, *tiles = nullptr;  // null: no tiles
+  // The tiles of rows, and what each row sums, laid out as by_row. The segments of hubs are summed in parts [2, parts],
+  // each from a first to a second index of by_row; in of_rows these sums are numbered after the segments.
   const at::Tensor *row_tiles = nullptr, *of_rows = nullptr, *parts = nullptr;
-  const at::Tensor* weights = nullptr;  // [E] in the order of `indices`, or of whole pieces [pieces, 1]; null: none
+  const at::Tensor* weights = nullptr;  // [E] in the order of `indices`, or one per segment [pieces, 1]; null: none
 
   explicit Pieces(at::TensorList of)
       : type_ptr(of[0]), rows(of[1]), ptr(of[2]), indices(of[3]), edge_ids(of[4]), by_row(of[5]) {
@@ -26,7 +26,7 @@ struct Pieces {
     if (of.size() == kWeighedPieces) weights = &of[11];
   }
 
-  // Whether a piece has one weight for all its edges.
+  // Returns whether a segment has one weight for all its edges.
   bool weighs_pieces() const { return weights && weights->dim() == 2; }
   bool of_one_edge() const { return ptr.numel() == 0; }
 

@@ -5,7 +5,7 @@
 namespace edgeless {
 namespace {
 
-// Blocks on diagonals [types, B, K / B, M / B] as whole matrices [types, K, M].
+// Expands block-diagonal weights [types, B, K / B, M / B] to whole matrices [types, K, M].
 Tensor whole_matrices(const Tensor& weight) {
   if (weight.dim() == 3) return weight;
   const Tensor whole = at::diag_embed(weight.permute({0, 2, 3, 1})).permute({0, 3, 1, 4, 2});
@@ -24,8 +24,9 @@ Tensor PlainRelationalSum::operator()(const Tensor& given, const Tensor& weight,
   const Tensor x = given.to(dtype), type_ptr = by_dst_[0].to(at::kLong), &rows = by_dst_[1], &ptr = by_dst_[2],
                &indices = by_dst_[3], &ids = by_dst_[4];
   const int64_t edges = indices.size(0);
-  const bool of_one_edge = ptr.numel() == 0;  // every piece, which then is its edge
-  // A program's arrays have room for more pieces than there are, whose edges would begin behind the last one.
+  const bool of_one_edge = ptr.numel() == 0;  // each segment, which then is its edge
+  // The arrays of a compiled program may have room for more segments than there are. The extra ones are made to begin
+  // after the last edge.
   const auto begins_of_pieces = [&] {
     const Tensor places = at::arange(ptr.size(0), type_ptr.options());
     return at::where(places < type_ptr[-1], ptr.to(at::kLong), at::full({}, edges, type_ptr.options()));

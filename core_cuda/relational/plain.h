@@ -1,5 +1,5 @@
-// Sums over relations by ops that can be differentiated any number of times, an edge's product and all: their plain
-// form, for second derivatives.
+// Plain form of sums over relations, for second derivatives: ops that can be differentiated any number of times, with
+// one product per edge.
 #pragma once
 
 #include "../common/edge_ends.h"
@@ -8,19 +8,19 @@
 
 namespace edgeless {
 
-// typed_mm with its autograd. offsets: int64.
+// typed_mm with autograd. offsets: int64.
 Tensor typed_mm_op(const Tensor& x, const Tensor& weight, const Tensor& offsets, const OptTensor& rows);
 
-// relational_sum, in the dtype of arithmetic; of its options what is no tensor with a gradient is kept.
+// relational_sum in the opmath dtype. The object holds the arguments that have no gradient.
 class PlainRelationalSum {
  public:
   PlainRelationalSum(at::TensorList by_dst, int64_t num_dst) : by_dst_(by_dst.vec()), num_dst_(num_dst) {}
 
-  // edge_weight: by the ids of edges, undefined where there is none.
+  // edge_weight: indexed by edge id, or undefined.
   Tensor operator()(const Tensor& x, const Tensor& weight, const Tensor& edge_weight) const;
 
  private:
-  std::vector<Tensor> by_dst_;  // what typed_edges gives, and what may stand behind that (inputs.h)
+  std::vector<Tensor> by_dst_;  // the result of typed_edges and what may follow it (inputs.h)
   int64_t num_dst_;
 };
 

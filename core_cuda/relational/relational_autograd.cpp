@@ -1,5 +1,5 @@
-// The gradients of the typed products. Those of typed_mm and typed_outer are each other, and those of typed_linear and
-// typed_sums are made of them, so all of these can be differentiated as often as one likes.
+// The gradients of the typed GEMM ops. Those of typed_mm and typed_outer are each other, and those of typed_linear and
+// typed_sums are composed of these, so all can be differentiated any number of times.
 #include <ATen/ATen.h>
 
 #include "plain.h"
@@ -66,7 +66,7 @@ struct TypedSums : Function<TypedSums> {
     return call_typed_sums(x, offsets);
   }
 
-  // A type's row for each of its rows.
+  // Every row gets the gradient of its type's sum.
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor ones = at::ones_symint({saved[0].sym_size(0), 1}, saved[0].options());
@@ -105,7 +105,7 @@ Tensor typed_linear(const Tensor& x, const Tensor& weight, const OptTensor& bias
                                     : call_typed_linear(x, weight, bias, offsets);
 }
 
-// y, x and alpha; entries as of the op.
+// Plain form of typed_blend. Inputs: y, x and alpha.
 struct PlainBlend {
   Tensor offsets;
   OptTensor rows;
@@ -119,7 +119,7 @@ struct PlainBlend {
   }
 };
 
-// The middle of two rows by type; offsets and rows have no gradient.
+// Blends two rows with the weight of their type. offsets and rows have no gradient.
 struct TypedBlend : Function<TypedBlend> {
   static Tensor forward(AutogradContext* ctx, const Tensor& y, const Tensor& x, const Tensor& alpha,
                         const Tensor& offsets, const OptTensor& rows) {
@@ -151,7 +151,7 @@ Tensor typed_blend(const Tensor& y, const Tensor& x, const Tensor& alpha, const 
                                     : call_typed_blend(y, x, alpha, offsets, rows);
 }
 
-// Both directions, which have no gradient.
+// Both directions of the graph, which have no gradient.
 struct Directions {
   at::TensorList by_dst, by_src;
 };
@@ -181,7 +181,7 @@ struct RelationalSum : Function<RelationalSum> {
     for (size_t i = 0; i < found.size(); ++i) {
       if (!needs[i]) found[i] = Tensor();
     }
-    found.resize(5);  // of the directions and of compute
+    found.resize(5);  // the directions and compute have no gradient
     return found;
   }
 };

@@ -1,9 +1,10 @@
-// Typed products on the CPU: checks, allocation, weights made ready, and the work dealt out to threads.
+// Typed GEMM on the CPU: checks, allocation, packing of weights, and distribution of the work to threads.
 //
-// A sum over relations is two walks. Products belong to nodes: a part owns some rows of the result and adds to them the
-// products of their pieces, type by type, so that neither a row for a piece nor a second pass over such rows is needed.
-// Gradients of weights belong to types: a run of pieces of one type adds up in the caches. Both make the sums over the
-// edges of their pieces themselves, which is cheaper than keeping them. No sum depends on the number of threads.
+// A sum over relations takes one of two loops. Its results are per node: a part owns some rows of the result and adds
+// to them the products of their segments, type by type, so that it needs neither one row per segment nor a second pass
+// over such rows. Gradients of weights are per type: a run of segments of one type adds up in the caches. Both loops
+// compute the sums over the edges of their segments, which is cheaper than saving them. No sum depends on the number of
+// threads.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -22,12 +23,12 @@ namespace {
 
 using at::Tensor;
 
-// Numbers of a weight from which on torch's products block better.
+// Largest weight, in values, that these kernels multiply: torch's GEMM blocks larger ones better.
 constexpr int64_t kMostOwn = int64_t(1) << 19;
-// Entries of a run: enough for its type's weight to be read once for many, few enough for many threads.
+// Entries per run: enough to amortize reading the type's weight, few enough for many threads.
 constexpr int64_t kProductRun = 16 * kTypedRows, kOuterRun = 32 * kTypedRows;
 
-// What the kernels are given, and what its pointers point into.
+// The kernels' arguments and the tensors that they point into.
 template <class A>
 class TypedCall {
  public:
@@ -42,8 +43,8 @@ class TypedCall {
 
   Rows rows(const Tensor& t) { return rows_of(keep(packed_rows(t))); }
 
-  // weight [types, (blocks,) K, M], or its transpose where `transposed`. What is not read as it lies is packed, for
-  // those types that have entries.
+  // weight [types, (blocks,) K, M], or its transpose if `transposed`. A weight that the kernels cannot read in place is
+  // packed, for the types that have entries.
   void set_weight(const Tensor& weight, bool transposed, const std::vector<int64_t>& offsets) {
     Tensor w = weight.dim() == 3 ? weight.unsqueeze(1) : weight;
     if (transposed) w = w.transpose(2, 3);
@@ -80,7 +81,7 @@ class TypedCall {
     if (bias) args.bias = keep(bias->to(dtype).contiguous()).template const_data_ptr<A>();
   }
 
-  // Pieces of a direction, whose edges' other ends are rows of x.
+  // The segments of one direction, whose edges gather rows of x.
   void set_pieces(at::TensorList pieces, const OptTensor& edge_weight, const Tensor& x) {
     set_rows(pieces[1]);
     SpmmArgs<A>& sum = args.sum;
@@ -99,14 +100,14 @@ class TypedCall {
     args.parts = keep(pieces[5]).template const_data_ptr<int64_t>();
   }
 
-  // f(run, scratch) for all runs
+  // Calls f(run, index of the run, scratch) for all runs.
   template <class F>
   void each(const std::vector<TypedRun>& runs, F&& f) {
     for_each_part<A>(static_cast<int64_t>(runs.size()), kernels.scratch_size(args),
                      [&](int64_t i, A* scratch) { f(runs[i], i, scratch); });
   }
 
-  // [types, blocks, in / blocks, out / blocks]: sums of outer products of every type, in the order of its runs.
+  // Sums of outer products per type, [types, blocks, in / blocks, out / blocks]. The runs of a type are added in order.
   Tensor outer(const std::vector<int64_t>& offsets, const at::TensorOptions& options) {
     const auto types = static_cast<int64_t>(offsets.size()) - 1;
     const int64_t longest = std::max<int64_t>(kOuterRun, (offsets.back() + 127) / 128);
@@ -139,7 +140,7 @@ class TypedCall {
   std::deque<Tensor> kept_;
 };
 
-// f(rows of a type, type) where torch multiplies
+// Calls f(type, begin, count, rows) for every type that has entries, if torch multiplies.
 template <class F>
 void each_type(const std::vector<int64_t>& offsets, const OptTensor& rows, F&& f) {
   for (size_t t = 0; t + 1 < offsets.size(); ++t) {
@@ -218,7 +219,7 @@ Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, cons
   });
 }
 
-// Rows whose pieces are in several parts: the sums of these parts, one after the other.
+// Merges rows whose segments are in several parts: adds the parts' partial sums in order.
 template <class A>
 void merge_cut_rows(const TypedArgs<A>& args, int64_t parts) {
   const int64_t step = 2 + args.types, width = args.out;
@@ -236,7 +237,8 @@ void merge_cut_rows(const TypedArgs<A>& args, int64_t parts) {
   }
 }
 
-// sum over types of (sum over edges) weight, or its transpose where `transposed`; pieces: of the side of the result.
+// Sum over types of (sum over edges) weight, or its transpose if `transposed`. pieces: the segments by rows of the
+// result.
 template <class A>
 Tensor summed_products(const Tensor& x, const Tensor& weight, bool transposed, const OptTensor& edge_weight,
                        at::TensorList pieces, int64_t num_rows) {
@@ -276,7 +278,7 @@ Tensor relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& ed
   });
 }
 
-// The gradients of x and of the weights walk the pieces by source, that of the edges' weights those by destination.
+// The gradients of x and weight loop over the segments by source, that of edge_weight over those by destination.
 std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
                                             const OptTensor& edge_weight, at::TensorList by_dst, at::TensorList by_src,
                                             c10::List<bool> needs) {

@@ -1,9 +1,10 @@
-// Typed products on CUDA: checks, allocation, and sums over relations made of them and of SpMM. Nothing here waits for
+// Typed GEMM on CUDA: checks, allocation, and sums over relations composed of it and of SpMM. Nothing here waits for
 // the device.
 //
-// A sum over relations is made piece by piece: SpMM sums the edges of a piece, a typed product multiplies the sums, and
-// SpMM adds the pieces of every row. So gradients of nodes are such a sum too, transposed round, and gradients of
-// weights are outer products over pieces. Rows that are a node's as they are get gathered by the product itself.
+// A sum over relations takes three steps: SpMM sums the edges of every segment, a typed GEMM multiplies the sums, and
+// SpMM sums the segments of every row. Gradients of nodes are such a sum too, on the transposed graph and weights;
+// gradients of weights are outer products over segments. If an operand is a node's unmodified row, the GEMM gathers it
+// itself.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -39,7 +40,7 @@ Entries entries_of(const Tensor& offsets, int64_t count, bool given) {
 
 Tensor unit_rows(const Tensor& t) { return t.stride(1) == 1 || t.size(1) == 1 ? t : t.contiguous(); }
 
-// width, or as many more numbers as make whole vectors of 16 bytes.
+// width, rounded up to whole 16-byte vectors.
 int64_t whole(int64_t width, const Tensor& t) {
   const int64_t vector = 16 / t.element_size();
   return (width + vector - 1) / vector * vector;
@@ -47,7 +48,7 @@ int64_t whole(int64_t width, const Tensor& t) {
 
 bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0; }
 
-// Rows of `blocks` times `width` numbers as rows of `blocks` times whole(width), zeros behind every block.
+// Pads every block of rows [blocks * width] with zeros: [blocks * whole(width)].
 Gathered with_whole_rows(const Gathered& x, int64_t blocks, int64_t width) {
   if (has_vectors(x.rows, width)) return x;
   const Tensor longer = at::zeros({x.rows.size(0), blocks, whole(width, x.rows)}, x.rows.options());
@@ -55,7 +56,7 @@ Gathered with_whole_rows(const Gathered& x, int64_t blocks, int64_t width) {
   return {longer.flatten(1), x.ids};
 }
 
-// multiply() of what the kernels take as it is: matrices lie by rows or by columns.
+// multiply() of operands that the kernels read without a copy. Matrices are row-major or column-major.
 void multiply_as_given(const Gathered& x, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given,
                        const Tensor& bias, bool tensor_cores) {
   ProductArgs args;
@@ -67,14 +68,14 @@ void multiply_as_given(const Gathered& x, const Tensor& weight, const Tensor& of
   if (bias.defined()) args.bias = bias.const_data_ptr();
   args.weight = weight.const_data_ptr(), args.weight_row = weight.stride(args.transposed ? 3 : 2);
   args.weight_type = weight.stride(0), args.weight_block = weight.stride(1);
-  // So many that the weight which a block brings to its shared memory is used often, where there is work for all.
+  // Entries per block: enough to amortize loading the weight to shared memory, if there is work for all SMs.
   const int64_t blocks = 6 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, x.rows.get_device())};
   args.share = static_cast<int>(std::clamp<int64_t>(x.count() / blocks / 64 * 64, 128, 1024));
   const auto run = tensor_cores ? run_product : run_any_product;
   C10_CUDA_CHECK(run(storage_of(weight.scalar_type()), args, c10::cuda::getCurrentCUDAStream()));
 }
 
-// Whether the matrices' rows, or columns where these lie side by side, are whole vectors of 16 bytes.
+// Returns whether the rows of row-major matrices, or the columns of column-major ones, are whole 16-byte vectors.
 bool has_whole_matrices(const Tensor& w) {
   const int64_t vector = 16 / w.element_size();
   return w.stride(w.stride(3) == 1 ? 2 : 3) % vector == 0 && w.stride(0) % vector == 0 && w.stride(1) % vector == 0 &&
@@ -92,7 +93,7 @@ bool multiplies_in_place(const Tensor& rows, const Tensor& weight) {
   return on_tensor_cores(rows) && weight.size(2) == weight.size(3) && weight.size(3) <= kMostColumnsInPlace;
 }
 
-// Those that tensor cores do not take are copied for them, zeros behind their rows.
+// Operands that the tensor-core kernels cannot read are copied and padded with zeros.
 void multiply(const Gathered& of, const Tensor& weight, const Tensor& offsets, const Gathered& to, bool given,
               const Tensor& bias) {
   const Gathered x{unit_rows(of.rows), of.ids, of.gap};
@@ -129,8 +130,7 @@ Tensor outer_sums(const Gathered& of, const Gathered& with, const Tensor& offset
   args.x = entry_rows(x), args.y = entry_rows(y);
   args.blocks = static_cast<int>(blocks), args.rows = static_cast<int>(in), args.columns = static_cast<int>(out);
   args.wide = wide;
-  // So many chunks that all multiprocessors have something to do, but they take no more than an eighth of the rows'
-  // memory, or a megabyte.
+  // Enough chunks for all SMs, but their partial sums take at most an eighth of the rows' memory, or 1 MiB.
   const int64_t count = x.count(), size = blocks * in * out;
   const int64_t side = tensor_cores ? 64 : 32, of_processor = tensor_cores ? 6 : 2;
   const int64_t tiles = (in + side - 1) / side * ((out + side - 1) / side);
@@ -168,7 +168,7 @@ Tensor typed_linear(const Tensor& x, const Tensor& weight, const OptTensor& bias
   Tensor out = at::empty({x.size(0), weight.size(1)}, x.options());
   if (out.numel() == 0) return out;
   if (weight.size(0) == 0) return out.zero_();
-  // a product of no depth is 0, for which any type's bias is there to be added
+  // A product of depth 0 is 0. It runs with a depth of 1 and zeros, so that the bias is added.
   const Tensor rows = x.size(1) ? x : at::zeros({x.size(0), 1}, x.options());
   const Tensor w = x.size(1) ? weight : at::zeros({weight.size(0), weight.size(1), 1}, x.options());
   multiply({rows, Tensor()}, w.transpose(1, 2).unsqueeze(1), offsets.contiguous(), {out, Tensor()}, true,
@@ -183,18 +183,18 @@ Tensor typed_outer(const Tensor& x, const Tensor& y, const Tensor& offsets, cons
   return outer_sums({x, ids}, {y, ids}, offsets.contiguous(), 1, false, true).squeeze(1);
 }
 
-// Pieces as the products walk them.
+// Segments, with the steps of a sum over relations.
 struct WalkedPieces : Pieces {
   using Pieces::Pieces;
 
-  // The edges of every piece, as the rows of a graph.
+  // A CSR whose rows are the segments.
   std::vector<Tensor> edges(bool with_ids) const {
     std::vector<Tensor> csr{of_one_edge() ? at::arange(rows.size(0) + 1, rows.options()) : ptr, indices};
     if (with_ids) csr.push_back(edge_ids);
     return csr;
   }
 
-  // What every piece's product is of: the sum of its edges' rows.
+  // The GEMM's operand: for every segment the sum of its edges' rows.
   Gathered sums(const Tensor& x, const OptTensor& edge_weight) const {
     if (of_one_edge() && !edge_weight && !weights) return {x, indices};
     if (weighs_pieces()) return {call_spmm(x, {}, {}, weights->squeeze(1), {edges(false), {}}), Tensor()};
@@ -204,14 +204,14 @@ struct WalkedPieces : Pieces {
     return {call_spmm(x, weight, {}, {}, {edges(edge_weight.has_value() && !weights), {}}), Tensor()};
   }
 
-  // The products of every piece with the matrix of its type.
+  // The products of every segment with the matrix of its type.
   Tensor products(const Gathered& of, const Tensor& weight) const {
     Tensor out = at::empty({rows.size(0), weight.size(1) * weight.size(3)}, of.rows.options());
     multiply(of, weight, type_ptr, {out, Tensor()});
     return out;
   }
 
-  // The rows of every row's pieces, added up.
+  // Sums the products of every row's segments.
   Tensor summed(const Tensor& products, int64_t num_rows, at::ScalarType dtype) const {
     if (by_row.numel() == 0) return products.to(dtype);
     const std::vector<Tensor> csr{by_row.narrow(0, 0, num_rows + 1), by_row.narrow(0, num_rows + 1, rows.size(0))};
@@ -237,7 +237,7 @@ Tensor relational_sum(const Tensor& x, const Tensor& weight, const OptTensor& ed
   return pieces.summed(products, num_dst, dtype);
 }
 
-// The gradients of x and of the weights walk the pieces by source, that of the edges' weights those by destination.
+// The gradients of x and weight loop over the segments by source, that of edge_weight over those by destination.
 std::vector<Tensor> relational_sum_backward(const Tensor& grad, const Tensor& x, const Tensor& weight,
                                             const OptTensor& edge_weight, at::TensorList by_dst, at::TensorList by_src,
                                             c10::List<bool> needs) {

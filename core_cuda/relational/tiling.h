@@ -1,10 +1,11 @@
-// Pieces, and the rows that add them up, cut into tiles of bounded work: what a thread of the CUDA kernels does and a
-// turn of the loops on the CPU. No torch.
+// Splits segments ("pieces"), and the rows that sum them, into tiles of bounded work. These functions are the work of
+// one thread of the CUDA kernels, and of one iteration of the CPU's loops. No torch.
 //
-// Pieces of one type are a tile where their edges and kOfPiece for each of them come to no more than kOfTile: then 64
-// pieces are the most (cuda/piece_tiles.h), and tiles take equally long whatever the degrees. The same of rows and what
-// they add up, kOfRow for each row and kOfRowTile in all. A row adds up at most kHubPart pieces itself; one of more is
-// a hub, whose pieces are added up in parts of so many first, and the hub adds up its parts.
+// The cost of a segment is its edges plus kOfPiece. A tile holds the segments of one type that begin within kOfTile of
+// cost, so at most 64 (cuda/piece_tiles.h), and tiles take equally long whatever the degrees. The cost of a row is what
+// it sums plus kOfRow, and a tile of rows holds those that begin within kOfRowTile. A row sums at most kHubPart
+// segments itself. A row with more is a hub: its segments are summed in parts of kHubPart first, and the hub sums its
+// parts.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +18,27 @@ constexpr int64_t kOfTile = 576, kOfPiece = 8;
 constexpr int64_t kOfRowTile = 1024, kOfRow = 16;
 constexpr int64_t kHubPart = 512;
 
-// In: pieces as typed_edges gives them. I: int32_t or int64_t.
+// Input: segments as typed_edges returns them. I: int32_t or int64_t.
 template <class I>
 struct Tiling {
-  const I* type_ptr = nullptr;  // [types + 1] first piece of a type
-  const I* rows = nullptr;      // [pieces] row of a piece
-  const I* ptr = nullptr;       // [pieces + 1] first edge of a piece
-  const I* by_row = nullptr;    // [num_rows + 1] first place of a row, and behind it the pieces in the order of rows
+  const I* type_ptr = nullptr;  // [types + 1] first segment of every type
+  const I* rows = nullptr;      // [pieces] row of every segment
+  const I* ptr = nullptr;       // [pieces + 1] first edge of every segment
+  const I* by_row = nullptr;    // [num_rows + 1] row pointers into the segments in the order of rows, which follow
   int64_t types = 0, pieces = 0, num_rows = 0, edges = 0;
 
-  I* type_tiles = nullptr;  // [types + 1] first tile of a type
-  I* tiles = nullptr;       // [num_tiles()] first piece of a tile; behind the last tile the number of pieces
-  I* row_tiles = nullptr;   // [num_row_tiles(added)] first row of a tile; behind the last tile the number of rows
+  I* type_tiles = nullptr;  // [types + 1] first tile of every type
+  I* tiles = nullptr;       // [num_tiles()] first segment of every tile; after the last tile the number of segments
+  I* row_tiles = nullptr;   // [num_row_tiles(added)] first row of every tile; after the last tile the number of rows
 
-  // Where there are hubs:
-  I* hub_parts = nullptr;  // [num_rows + 1] first part of a row
-  I* of_rows = nullptr;    // as by_row: what a row adds up, the parts being numbered behind the pieces
-  I* parts = nullptr;      // [2, num_parts] from which place of by_row's to which
+  // If there are hubs:
+  I* hub_parts = nullptr;  // [num_rows + 1] first part of every row
+  I* of_rows = nullptr;    // laid out as by_row: what every row sums, with parts numbered after the segments
+  I* parts = nullptr;      // [2, num_parts] begin and end of every part in by_row
   int64_t num_parts = 0;
 
   constexpr int64_t num_tiles() const { return (edges + kOfPiece * pieces) / kOfTile + types + 1; }
-  // added: what the rows add up, all together
+  // added: the number of segments and parts that all rows sum.
   constexpr int64_t num_row_tiles(int64_t added) const {
     return (added + kOfRow * num_rows + kOfRowTile - 1) / kOfRowTile + 1;
   }
@@ -50,7 +51,7 @@ constexpr int64_t tiles_of_type(const Tiling<I>& of, int64_t type) {
   return (of.place(of.type_ptr[type + 1]) - of.place(of.type_ptr[type]) + kOfTile - 1) / kOfTile;
 }
 
-// type_tiles is there.
+// Requires type_tiles.
 template <class I>
 constexpr int64_t first_piece_of_tile(const Tiling<I>& of, int64_t tile) {
   if (of.types == 0) return 0;
@@ -61,7 +62,7 @@ constexpr int64_t first_piece_of_tile(const Tiling<I>& of, int64_t tile) {
   return first_behind(begin, end, [&of, place](int64_t piece) { return of.place(piece) >= place; });
 }
 
-// ptr [num_rows + 1]: the begin of by_row, or of of_rows where there are hubs.
+// ptr [num_rows + 1]: the row pointers of by_row or, if there are hubs, of of_rows.
 template <class I>
 constexpr int64_t first_row_of_tile(const I* ptr, int64_t num_rows, int64_t tile) {
   const int64_t place = kOfRowTile * tile;
@@ -71,8 +72,8 @@ constexpr int64_t first_row_of_tile(const I* ptr, int64_t num_rows, int64_t tile
 constexpr bool is_hub(int64_t pieces) { return pieces > kHubPart; }
 constexpr int64_t parts_of_hub(int64_t pieces) { return (pieces + kHubPart - 1) / kHubPart; }
 
-// Of the piece at `place` of by_row's: where its row adds it up, or the part that begins with it. hub_parts and the
-// begin of of_rows are there.
+// Writes the segment at index `place` of by_row to its row's list in of_rows; in a hub, writes the part that begins
+// with the segment, if one does. Requires hub_parts and the row pointers of of_rows.
 template <class I>
 constexpr void place_piece(const Tiling<I>& of, int64_t place) {
   const I piece = of.by_row[of.num_rows + 1 + place], row = of.rows[piece];

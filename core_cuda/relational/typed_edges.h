@@ -1,12 +1,12 @@
-// Edges that are sorted by row, sorted by (type, row) and cut into pieces: from a direction of a graph and the types of
-// its edges to what typed products walk.
+// Sorts edges by (type, row) and splits them into segments ("pieces") for the typed ops. Input: one direction of a
+// graph, whose edges are sorted by row, and the types of its edges.
 //
-// One stable pass of the radix sort of graph/edge_sort.h over the types. A piece is a run of edges of one type and one
-// row, at most `cut` long. Blocks of consecutive edges count the pieces that begin in them, and write them from the sum
-// of the counts before. Then the parts: the pieces are also laid end to end in the order of rows, and of types within a
-// row, and cut where equal numbers of edges and rows lie between. A boundary is at the beginning of a row unless the
-// row alone is a good part of a part. Nothing is of the size of types times rows; parts times types are few beside
-// pieces.
+// One stable radix sort pass (graph/edge_sort.h) sorts by type. A segment is a run of edges of one type and one row, at
+// most `cut` long. Blocks of consecutive edges count the segments that begin in them; a scan of the counts gives each
+// block the index of its first segment. Then the parts: they divide the segments, in the order of rows and of types
+// within a row, such that all parts have equally many edges plus rows. A boundary is inside a row only if the row has
+// at least an eighth of a part. No array has types * rows elements; parts * types is small beside the number of
+// segments.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@
 
 namespace edgeless {
 
-// Edges by row, to be sorted by their types. `visit` hands on the position in place of the id.
+// Edges by row, the input of the sort by type. `visit` passes an edge's index in the CSR in place of its id.
 template <typename Type, typename Index>
 struct EdgesOfTypes {
   const Index* indptr;    // [rows + 1]
-  const Index* edge_ids;  // [E] or null: the position is the id
-  const Type* types;      // [E] by id
+  const Index* edge_ids;  // [E]; null: the index in the CSR is the id
+  const Type* types;      // [E], indexed by edge id
   int64_t rows;
 
   int64_t key(int64_t position) const { return types[edge_ids ? edge_ids[position] : position]; }
@@ -39,23 +39,23 @@ struct EdgesOfTypes {
 
 template <typename Index>
 struct TypedArrays {
-  Index* type_ptr;  // [types + 1] pieces of a type
-  Index* rows;      // [E] row of a piece; what is behind the last piece is not written
-  Index* ptr;       // [E + 1] edges of a piece
+  Index* type_ptr;  // [types + 1] first segment of every type
+  Index* rows;      // [E] row of every segment; not written beyond the last one
+  Index* ptr;       // [E + 1] first edge of every segment
   Index* indices;   // [E]
   Index* edge_ids;  // [E]
   int64_t* parts;   // [num_parts + 1, 2 + types]: see TypedArgs in cpu/args.h
 };
 
-// From sizes alone, so that who allocates knows it: enough pieces of one type in a part for the type's weight to be
-// read once for many, and enough parts for many threads.
+// The number of parts, from sizes alone, so that it is known at allocation: parts have enough segments of one type to
+// amortize reading the type's weight, and there are enough parts for many threads.
 inline int64_t num_typed_parts(int64_t rows, int64_t edges, int64_t types) {
   const int64_t fewest = 8 * types <= edges ? 8 : 1;
   const int64_t wanted = std::clamp<int64_t>(edges / (64 * std::max<int64_t>(types, 1)), fewest, 1024);
   return std::clamp<int64_t>((rows + edges) / 2048, 1, wanted);
 }
 
-// First piece of [begin, end), whose rows do not fall, with a row of at least `row`.
+// First segment of [begin, end) with a row of at least `row`. The rows of these segments must not decrease.
 template <typename Index>
 int64_t first_of_row(const TypedArrays<Index>& to, int64_t begin, int64_t end, int64_t row) {
   return std::lower_bound(to.rows + begin, to.rows + end, row) - to.rows;
@@ -66,11 +66,12 @@ void cut_into_pieces(const std::vector<int64_t>& starts, const Index* rows, int6
                      const TypedArrays<Index>& to, const Parallel& parallel) {
   const Blocks<Parallel> blocks(edges, kMinEdgesPerBlock, parallel);
   std::vector<int64_t> firsts(blocks.count + 1, 0);
-  // f(position, type) for every edge of a block that begins a piece, g(type, position) before, for every type's first
+  // Calls piece(p) for every edge p of the block that begins a segment and, before that, type_begins(type) for every
+  // type that begins at p.
   const auto walk = [&](int64_t begin, int64_t end, const auto& piece, const auto& type_begins) {
-    int64_t type = std::lower_bound(starts.begin(), starts.end() - 1, begin) - starts.begin();  // the next to begin
+    int64_t type = std::lower_bound(starts.begin(), starts.end() - 1, begin) - starts.begin();  // the next type
     int64_t run = begin;
-    if (begin < end && (type == types || starts[type] > begin)) {  // may be inside of a run
+    if (begin < end && (type == types || starts[type] > begin)) {  // the block may begin inside a run
       run = std::lower_bound(rows + starts[type - 1], rows + begin, rows[begin]) - rows;
     }
     for (int64_t p = begin; p < end; ++p) {
@@ -117,7 +118,7 @@ void cut_into_parts(const Index* indptr, int64_t num_rows, int64_t types, int64_
       const int64_t middle = row + (above - row) / 2;
       (indptr[middle] + middle <= item) ? row = middle : above = middle;
     }
-    int64_t inside = item - indptr[row] - row;  // edges of the row that come before
+    int64_t inside = item - indptr[row] - row;  // edges of the row before the boundary
     const int64_t degree = num_rows ? indptr[row + 1] - indptr[row] : 0;
     if (inside >= degree) {
       row = std::min(row + (part > 0), num_rows), inside = 0;

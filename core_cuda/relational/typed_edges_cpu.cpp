@@ -56,7 +56,7 @@ Arrays typed_edges_cpu(const Tensor& indptr, const Tensor& indices, const Option
   return result;
 }
 
-// A pair may be several pieces, one behind the other.
+// A unique (node, relation) may have several consecutive segments.
 template <typename Index, typename T>
 void means_of_type(const Index* rows, const Index* ptr, const Index* edge_ids, int64_t piece, int64_t last, T* means) {
   while (piece < last) {

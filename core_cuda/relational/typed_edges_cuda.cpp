@@ -1,6 +1,6 @@
 // typed_edges, typed_means and pairs_of_edges on CUDA: checks and allocation; the algorithms are in cuda/pieces.cu and
-// graph/edge_sort.cu, for few edges in cuda/few_pieces.cu. What follows from types is read back once: whether one is
-// out of range, and how many pieces there are.
+// graph/edge_sort.cu, for few edges in cuda/few_pieces.cu. The host reads back once what depends on the types: whether
+// one is out of range, and the number of segments.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
@@ -34,7 +34,7 @@ I* at_of(const Tensor& t) {
                     ", expected 0 <= id < num_types = ", num_types);
 }
 
-// The stable order of keys below num_keys, as `order`; returned: the keys in it.
+// Writes the stable sort order of keys below num_keys to `order`, and returns the sorted keys.
 template <class I>
 Tensor sorted(const Tensor& keys, int64_t num_keys, I* order, cudaStream_t stream) {
   Tensor in_order = at::empty_like(keys);
@@ -66,8 +66,8 @@ void cut_few(const Tensor& indptr, const Tensor& indices, const Tensor& ids, con
   });
 }
 
-// As on the CPU, but for parts: [rows + 1 + E], where the pieces of every row begin and behind it the pieces in the
-// order of their rows, then zeros.
+// As on the CPU, except that parts is by_row [rows + 1 + E]: row pointers into the segments in the order of their rows,
+// then these segments, then zeros.
 Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor& edge_ids, const Tensor& types,
                    int64_t num_types, int64_t cut) {
   constexpr const char* op = "typed_edges";
@@ -82,7 +82,8 @@ Arrays typed_edges(const Tensor& indptr, const Tensor& indices, const OptTensor&
                 empty(rows + 1 + edges), Tensor());
   auto& [type_ptr, piece_rows, ptr, out_indices, out_ids, by_row, count] = result;
   const bool few = pointers.scalar_type() == at::kInt && sorts_by_one_launch(edges, std::max(rows, num_types));
-  // Whether a type is out of range, and the number of pieces. No kernel leaves its arrays whatever the types are.
+  // `facts` holds whether a type is out of range, and the number of segments. Kernels stay in bounds whatever the types
+  // are, so the check can wait for them.
   const Tensor facts = at::empty({2}, pointers.options().dtype(at::kLong));
   const auto read_back = [&, &count = count] {
     const Tensor found = facts.cpu();

@@ -1,5 +1,5 @@
-// What is done with rows by type beside products, on the CPU: their sums, and a blend of two rows. A thread takes whole
-// runs of entries of one type; sums of runs are added in their order, whatever the number of threads.
+// Ops on rows by type beside products, on the CPU: sums, and a blend of two rows. A thread takes whole runs of entries
+// of one type. The sums of runs are added in order, whatever the number of threads.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -19,9 +19,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kRun = 1024;  // entries
+constexpr int64_t kRun = 1024;  // entries per run
 
-// The row of every entry; entry i is row i where there is none.
+// The row of every entry; entry i is row i if there are no ids.
 class Ids {
  public:
   explicit Ids(const OptTensor& rows) {
@@ -42,7 +42,7 @@ void for_each_run(const std::vector<TypedRun>& runs, F&& f) {
   });
 }
 
-// The sums of what add(run, sums) adds up for a run's entries, [types, width]: of many rows, so in double.
+// Sums by type, [types, width], of what add(run, sums) adds for each run; in double, since types have many rows.
 template <class F>
 Tensor sums_by_type(const std::vector<int64_t>& offsets, int64_t width, F&& add) {
   const auto options = at::TensorOptions().dtype(at::kDouble);

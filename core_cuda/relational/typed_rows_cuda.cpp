@@ -1,5 +1,4 @@
-// What is done with rows by type beside products, on CUDA: their sums, and a blend of two rows. Nothing waits for the
-// device.
+// Ops on rows by type beside products, on CUDA: sums, and a blend of two rows. Nothing waits for the device.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -17,9 +16,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kLeast = 64;  // entries of a chunk
+constexpr int64_t kLeast = 64;  // least entries per chunk
 
-// Chunks that give every multiprocessor several blocks.
+// Entries per chunk, such that every SM gets several blocks.
 int chunk_of(int64_t entries, int device) {
   const int64_t wanted = 8 * device_attribute(cudaDevAttrMultiProcessorCount, device);
   return static_cast<int>(std::clamp<int64_t>((entries + wanted - 1) / wanted, kLeast, INT_MAX / 2));
@@ -36,7 +35,7 @@ TypedRowsArgs args_of(const Tensor& rows, const Tensor& offsets, const OptTensor
   return args;
 }
 
-// Room for the sums of every chunk.
+// Workspace for the sums of every chunk.
 Tensor partial_of(const TypedRowsArgs& args, const Tensor& like) {
   return at::empty({num_tiles(args.entries.count, args.entries.types, args.chunk), args.width},
                    like.options().dtype(opmath_dtype(like.scalar_type())));

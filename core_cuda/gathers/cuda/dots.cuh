@@ -1,6 +1,5 @@
-// The kernel that only gathers rows: out[i] = passes * sum over neighbours j of <x[i], x[j]>. A warp owns row i
-// whatever its length, and the arithmetic is the same in all variants, so that they differ in the pattern of their
-// loads alone.
+// The kernel that only gathers rows: out[i] = passes * sum over neighbours j of <x[i], x[j]>. One warp owns one row of
+// any length. All variants do the same arithmetic, so they differ only in their access pattern.
 #pragma once
 
 #include "../../common/threads.cuh"

@@ -1,4 +1,5 @@
-// A kernel that does little but gather rows, to tell what a graph's order is worth to ways of gathering. No torch.
+// A kernel that does little but gather rows, to measure what a graph's node order is worth to each access pattern. No
+// torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,15 +10,14 @@ namespace edgeless::cuda::gathers {
 
 struct DotsArgs {
   CompressedGraph graph;
-  const float* x = nullptr;  // [N, dim] without gaps
+  const float* x = nullptr;  // [N, dim], contiguous
   int dim = 0;
-  int passes = 1;        // over each row's neighbours: what is read again may come from a cache
+  int passes = 1;        // times that each row's neighbours are read; later passes may hit a cache
   float* out = nullptr;  // [rows]
 };
 
-// by_neighbor: each lane of a warp has neighbours of its own and reads their rows from end to end; else all lanes read
-// one neighbour's row together, and neighbours come one after the other. vectors: 16 bytes at a time, for which dim
-// must be a multiple of 4 and x aligned.
+// by_neighbor: each lane of a warp reads whole rows of its own neighbours; otherwise all lanes read one neighbour's row
+// together, one neighbour after the other. vectors: 16-byte loads, for which dim must be a multiple of 4 and x aligned.
 cudaError_t run_dots(bool wide_index, bool by_neighbor, bool vectors, const DotsArgs& args, cudaStream_t stream);
 
 }  // namespace edgeless::cuda::gathers

@@ -1,12 +1,12 @@
-// The part of <cooperative_groups.h> that kernels use: a barrier for all blocks of a cooperative launch, as CUDA's own
-// header makes it. That header includes others that PyTorch does not bring along.
+// The part of <cooperative_groups.h> that kernels use: a barrier for all blocks of a cooperative launch, implemented as
+// in CUDA's own header, which includes headers that PyTorch does not ship.
 #pragma once
 
 namespace cooperative_groups {
 
 struct grid_group {
-  // The driver's for this launch; 0: the launch is not cooperative. Its second word is the barrier: a count of the
-  // blocks that arrive, whose highest bit changes with the last of them.
+  // Address of the driver's workspace for this launch; 0: the launch is not cooperative. Its second word is the
+  // barrier, a count of arrived blocks, whose highest bit flips when the last block arrives.
   unsigned long long workspace;
 
   __device__ __forceinline__ void sync() const {

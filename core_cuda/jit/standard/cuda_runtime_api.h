@@ -1,4 +1,4 @@
-// What the kernels' headers name of the CUDA runtime beside what NVRTC declares itself.
+// The names of the CUDA runtime that kernel headers use and NVRTC does not declare.
 #pragma once
 
 typedef struct CUstream_st* cudaStream_t;

@@ -1,4 +1,4 @@
-// What the CPU kernels of typed products are given. A is the type of all arithmetic.
+// Arguments of the CPU kernels for typed GEMM. A is the type of all arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace edgeless::cpu {
 
-// Rows that are multiplied at a time: they stay in the L2, and are whole tiles of 6.
+// Rows that are multiplied at a time: they fit in L2, and are whole tiles of 6.
 constexpr int64_t kTypedRows = 96;
 
 // Consecutive entries of one type.
@@ -16,30 +16,30 @@ struct TypedRun {
   int64_t type, begin, end;
 };
 
-// Entries are sorted by type. Entry i has the row rows[i] of a node, or is that row itself where `rows` is null. It may
-// also be a piece, some edges of one node and one type: row i of sums.graph.
+// Entries are sorted by type. Entry i belongs to node rows[i], or to node i if `rows` is null. An entry may also be a
+// segment ("piece"), some edges of one node and one type: row i of sum.graph.
 template <class A>
 struct TypedArgs {
   const void* rows;  // [entries] int32, or int64 where `wide`
   bool wide;
 
-  Rows x;      // [nodes, in]: what is multiplied, unless that is the sum over a piece's edges
-  Rows other;  // [nodes, out], outer: the right operand, unless that is the sum over a piece's edges
-  bool sums;   // the operand is the sum over a piece's edges, of rows of sums.x
+  Rows x;      // [nodes, in]: the left operand, unless it is the sum over a segment's edges
+  Rows other;  // [nodes, out], outer: the right operand, unless it is the sum over a segment's edges
+  bool sums;   // an operand is the sum over a segment's edges, of rows of sum.x
   SpmmArgs<A> sum;
 
   // The weight of a type is block-diagonal: `blocks` matrices of [in / blocks, out / blocks].
   int64_t in, out, blocks;
   const A* weight;                    // matrix b of type t lies at t * weight_type + b * weight_block,
   int64_t weight_type, weight_block;  // as Tiles::pack() leaves it or,
-  int64_t weight_step;                // where this is not 0, in rows so far apart, of whole vectors
+  int64_t weight_step;                // if this is not 0, unpacked rows of whole vectors, so far apart
 
   const A* bias;   // product: [types, out], null: none
   OutRows result;  // product: [nodes, out], row rows[i] is entry i's
   A* totals;       // sum of products: [nodes, out]
-  A* carry;        // [parts, 2, out], zero: of nodes whose entries are in several parts
+  A* carry;        // [parts, 2, out], zeroed: fix-up workspace for nodes whose entries are in several parts
   const int64_t*
-      parts;  // [parts + 1, 2 + types]: first row, whether its entries began before, first entry of each type
+      parts;  // [parts + 1, 2 + types]: first row, whether it began in an earlier part, first entry of each type
   int64_t types;
   A* products;  // sampled: [E]
 };
@@ -48,16 +48,17 @@ template <class A>
 struct TypedKernels {
   int64_t (*packed_size)(int64_t k, int64_t n);
   void (*pack)(const A* b, int64_t k_stride, int64_t n_stride, int64_t k, int64_t n, A* packed);
-  int64_t vector;  // numbers of one
-  // Elements of the scratch of a thread, zeroed before its first use.
+  int64_t vector;  // values per vector
+  // Elements of a thread's scratch, which is zeroed before its first use.
   int64_t (*scratch_size)(const TypedArgs<A>&);
   // result[rows[i]] = x[rows[i]] W + bias
   void (*product)(const TypedArgs<A>&, const TypedRun&, A* scratch);
-  // totals[rows[i]] += (sum over piece i) W for the pieces of a part; rows of nodes of the part are zeroed before.
+  // totals[rows[i]] += (sum over segment i) W for the segments of a part. The rows of the part's nodes are zeroed
+  // first.
   void (*sum_products)(const TypedArgs<A>&, int64_t part, A* scratch);
   // target [blocks, in / blocks, out / blocks] = sum over the run of x[rows[i]]^T other
   void (*outer)(const TypedArgs<A>&, const TypedRun&, A* target, A* scratch);
-  // products[e] = <x[rows[i]] W, sum.x[u]> for the edges e from u of piece i
+  // products[e] = <x[rows[i]] W, sum.x[u]> for the edges e of segment i, where u is the source of e
   void (*sampled)(const TypedArgs<A>&, const TypedRun&, A* scratch);
 };
 

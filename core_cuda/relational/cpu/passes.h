@@ -1,7 +1,6 @@
-// Products of rows with the weights of their types, and what is made of them: see TypedKernels in args.h. Entries of
-// one type go through a block of kTypedRows rows, in which each is a copy of a node's row or the sum over the edges of
-// a piece, and the block is multiplied by the type's weight while it is in the cache. Included once per instruction
-// set.
+// Typed GEMM and what is composed of it: see TypedKernels in args.h. Entries of one type go through a block of
+// kTypedRows rows. Each row of a block is a copy of a node's row or the sum over a segment's edges, and the block is
+// multiplied by the type's weight while it is in the cache. Included once per instruction set.
 
 template <class A>
 struct TypedPasses {
@@ -15,13 +14,14 @@ struct TypedPasses {
     return a.wide ? static_cast<const int64_t*>(a.rows)[entry] : static_cast<const int32_t*>(a.rows)[entry];
   }
 
-  // Room for a tile beyond the last column, in an odd number of cache lines: rows spread over all sets of a cache.
+  // Row stride of a block. It leaves room for a tile beyond the last column, and is an odd number of cache lines, so
+  // that rows spread over all sets of a cache.
   static int64_t block_stride(int64_t width) {
     constexpr int64_t line = 64 / sizeof(A);
     return ((width + Tile::kTileRows + W + line - 1) / line | 1) * line;
   }
 
-  // Whole tiles: rows beyond the last cost less than as many single ones.
+  // Rounds up to whole tiles: surplus rows cost less than the last rows would one by one.
   static int64_t whole_tiles(int64_t n) { return n < 2 ? n : round_up(n, Tile::kTileRows); }
 
   static int64_t scratch_size(const TypedArgs<A>& a) {
@@ -36,7 +36,7 @@ struct TypedPasses {
 
   struct Room {
     A *left, *right, *matrix;
-    A* row;  // of the graph's columns, where it is not of type A
+    A* row;  // a gathered row as type A, if its dtype is another
 
     Room(const TypedArgs<A>& a, A* scratch) {
       Arena<A> arena(scratch);
@@ -56,7 +56,7 @@ struct TypedPasses {
     }
   }
 
-  // The sums over the edges of n pieces.
+  // Fills a block with the sums over the edges of n segments.
   static void fill_sums(const TypedArgs<A>& a, int64_t begin, int64_t n, A* block, int64_t stride) {
     const Compressed& g = a.sum.graph;
     int64_t first = g.row_begin(begin);
@@ -69,7 +69,7 @@ struct TypedPasses {
 
   static int64_t at_once(int64_t left) { return left < kRows ? left : kRows; }
 
-  // Whether the nodes of n entries follow one another.
+  // Returns whether the nodes of n entries are consecutive.
   static bool in_order(const TypedArgs<A>& a, int64_t begin, int64_t n) {
     if (!a.rows) return true;
     const int64_t first = node(a, begin);
@@ -79,13 +79,13 @@ struct TypedPasses {
     return true;
   }
 
-  // A row where it lies, and those behind it with it, if they are numbers of type A, else null.
+  // Returns a pointer to a row, and so to those after it, if they can be read in place as type A; else null.
   static const A* row_in_place(const Rows& from, int64_t row) {
     return is_native<A>(from.dtype) ? static_cast<const A*>(from.data) + row * from.stride : nullptr;
   }
 
-  // The first of the sums of n pieces where these lie one after the other: each has one edge, without a weight. Or
-  // null.
+  // Returns a pointer to the sums of n segments if these are consecutive rows of sum.x, since each segment has one edge
+  // without a weight; else null.
   static const A* sums_in_place(const TypedArgs<A>& a, int64_t begin, int64_t n) {
     const Compressed& g = a.sum.graph;
     if (a.sum.weight) return nullptr;
@@ -97,13 +97,14 @@ struct TypedPasses {
     return row_in_place(a.sum.x, first);
   }
 
-  // Rows to multiply and where their products go; null: by way of a block, which has room for whole tiles.
+  // Where rows are read in place, and where their products are written in place. null: they pass through a block, which
+  // has room for whole tiles.
   struct Places {
     const A* from;
     A* to;
     int64_t n;
 
-    // A tile that is not whole would read and write beyond the rows.
+    // In place, a partial tile would read and write beyond the rows.
     Places(const A* rows, A* products, int64_t most) : from(rows), to(products), n(most) {
       if (!from && !to) return;
       if (n < Tile::kTileRows) {
@@ -149,8 +150,8 @@ struct TypedPasses {
     if (i < n) store_first(to + i, load_first(to + i, n - i) + load_first(row + i, n - i), n - i);
   }
 
-  // Whether every row of a part has one piece, and the pieces stand in the order of the rows: as where the rows of the
-  // result are pairs of a type and a node.
+  // Returns whether every row of a part has one segment, and these are in the order of the rows, as they are if every
+  // row of the result is a unique (node, relation).
   static bool one_piece_each(const TypedArgs<A>& a, const int64_t* begins, const int64_t* ends) {
     if (begins[1] || ends[1]) return false;
     int64_t row = begins[0];
@@ -195,7 +196,7 @@ struct TypedPasses {
     Room room(a, scratch);
     const int64_t left = block_stride(a.in), right = block_stride(a.out);
     const int64_t in = a.in / a.blocks, out = a.out / a.blocks, step = round_up(out, W), size = outer_size(a);
-    const bool whole = out % W == 0;  // or vectors would read beyond a row
+    const bool whole = out % W == 0;  // else vectors would read beyond a row
     __builtin_memset(room.matrix, 0, a.blocks * size * sizeof(A));
     for (int64_t i = run.begin; i < run.end; i += kRows) {
       const int64_t n = at_once(run.end - i);
