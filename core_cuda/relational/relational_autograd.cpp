@@ -2,6 +2,8 @@
 // typed_sums are composed of these, so all can be differentiated any number of times.
 #include <ATen/ATen.h>
 
+#include <functional>
+
 #include "plain.h"
 
 namespace edgeless {

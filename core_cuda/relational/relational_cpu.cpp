@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <deque>
 #include <vector>
 
 #include "../common/cpu/room.h"
