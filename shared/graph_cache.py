@@ -289,9 +289,7 @@ class GraphCache:
             del self._anchors[anchor_id]
 
     def _charge(self, entry: _Entry) -> None:
-        entry.formats = (
-            entry.graph.num_formats()
-        )  # read before the bytes: a format built in between is charged next time
+        entry.formats = entry.graph.num_formats()  # read before the bytes: a format built meanwhile is charged later
         charge = entry.bytes_at_most()
         self._charged += charge - entry.charge
         entry.charge = charge
