@@ -86,7 +86,7 @@ class _Seen:
     def __init__(self, leaves: list[Any]):
         self.count = 0
         self.state: Optional[State] = None
-        self.failed = False  # if so, no capture is tried again
+        self.failed = False  # if True, a capture has failed and is not tried again
         self._constants = [weakref.ref(leaf) for leaf in leaves if _is_object(leaf)]
 
     def are(self, leaves: list[Any]) -> bool:

@@ -232,10 +232,8 @@ class Recording:
         self.state = state
         constants = [leaf for leaf in leaves if not is_moving(leaf)]
         self._versions = [(leaf, leaf._version) for leaf in constants if isinstance(leaf, Tensor)]
-        self._held: list[Any] = [
-            constants,
-            [parts_of(leaf) for leaf in constants],
-        ]  # so that no other object gets their ids
+        # References, so that no other object gets their ids.
+        self._held: list[Any] = [constants, [parts_of(leaf) for leaf in constants]]
         moving = [leaf for leaf in leaves if is_moving(leaf)]
         self._inputs = [leaf.detach().clone() for leaf in moving]
         self._training = torch.is_grad_enabled()

@@ -139,7 +139,7 @@ def _shape_of(op: str, args: dict[str, Any]) -> Optional[Shape]:
 
 
 def origin(op: str, args: dict[str, Any], name: str) -> str:
-    """Says in words where the choice of :func:`pick` comes from; "" where there is none to make."""
+    """Says in words what decided the engine of :func:`pick`; "" if ``"auto"`` has no alternative to rowsplit."""
     if name != "auto":
         return f'edgeless.engine("{name}")'
     if (decided := _decision(op, args)) is not None:
@@ -320,6 +320,6 @@ _FORMATS = {_CUSPARSE: CusparseFormat, _WSB: WsbFormat}
 
 
 def cusparse_info(graph: Graph) -> Optional[dict[str, int]]:
-    """Returns :meth:`CusparseFormat.info` of ``graph``; None if it keeps nothing for cuSPARSE."""
+    """Returns :meth:`CusparseFormat.info` of ``graph``, or None if the graph keeps nothing for cuSPARSE."""
     kept = graph._formats.get(_CUSPARSE)
     return None if kept is None else kept.info()

@@ -31,7 +31,7 @@ OF_ROW_TILE, OF_ROW = 1024, 16
 
 
 def _wanted(tensors, needs):
-    """Returns an empty tensor of each one's shape if its gradient is needed, else of no elements."""
+    """Returns for each tensor a gradient of its shape if that is needed, else one without elements."""
     return [t.new_empty(t.shape if need else (0,)) for t, need in zip(tensors, needs)]
 
 
