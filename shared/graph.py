@@ -350,8 +350,8 @@ class Graph(Keeper):
         """Returns :attr:`csc` with edge ids and, for a reused graph, the position of every edge within its CSR row.
 
         The positions are ``[E]`` int32. Without them, each gradient of an extremum has to find them
-        (docs/decisions/0016). They are not made for a graph that is used once, nor while a CUDA graph is captured,
-        since they would have values only after its first replay.
+        (docs/decisions/0016). A graph counts as reused once its largest degree is known, which on a GPU takes several
+        calls. Nothing is made while a CUDA graph is captured, since it would have values only after the first replay.
         """
         csc = self.csc_arrays(True)
         if len(csc) < 3 or csc[0].dtype != torch.int32 or not self._keeps(POSITIONS):
