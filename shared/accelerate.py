@@ -1,4 +1,4 @@
-"""Turns the stock layers of an existing model into fused ones, in place."""
+"""Replaces the upstream layers of an existing model by fused ones, in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .backends import FAMILIES, LAYERS
 from .capture import Capture
 from .capture import capture as capture_calls
 
-# Framework -> the adapter that registers its layers. Only frameworks that the user's program has imported are asked.
+# Framework -> the module that registers its fused layers, imported only if the program has imported the framework.
 ADAPTERS = {"torch_geometric": "edgeless.pyg.nn", "dgl": "edgeless.dgl.nn"}
 
 
@@ -22,7 +22,7 @@ class AccelerateReport:
 
     Attributes:
         swapped: (name in the model, old class, new class) of every layer that was swapped.
-        kept: (name in the model, class, why) of every graph layer that was not.
+        kept: (name in the model, class, reason) of every graph layer that was not swapped.
         captured: the handle of the captured model, None without ``capture``.
     """
 
@@ -40,10 +40,10 @@ class AccelerateReport:
 
 
 def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateReport:
-    """Swaps every stock layer that edgeless has a fused version of, anywhere inside ``model``.
+    """Swaps every upstream layer inside ``model``, at any depth, that edgeless has a fused version of.
 
     The modules stay the same objects: parameters, the optimizer's references to them, hooks, buffers and training mode
-    are kept; only the class changes. Calling it again changes nothing.
+    are kept; only the class changes. A second call changes nothing.
 
     Args:
         model: any module, or a single layer.
@@ -52,7 +52,7 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
 
     Raises:
         TypeError: if ``model`` is not a module.
-        ValueError: ``capture``, and the model is captured already.
+        ValueError: ``capture`` is set, and the model is captured already.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"accelerate: model must be a torch.nn.Module, got {type(model).__name__}")
@@ -73,7 +73,7 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
 
 
 def _why_kept(module: torch.nn.Module) -> str | None:
-    """Why a graph layer is left alone; None for a fused layer and for what is no graph layer at all."""
+    """Returns the reason why a graph layer is not swapped; None for fused layers and for other modules."""
     cls = type(module)
     if hasattr(module, "_fusion_refusals"):
         return None

@@ -1,4 +1,4 @@
-"""The one place where a drop-in layer chooses between its own path and the stock layer's."""
+"""The base class of drop-in layers: it alone chooses between the fused and the upstream forward of a call."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .graph_checks import PLAIN, STAND_INS, compiling
 
 
 def is_plain(module: torch.nn.Module, kinds: Container[type] = (torch.nn.Linear,)) -> bool:
-    """Whether calling ``module`` runs the forward of its class, which is one of ``kinds``, and nothing else.
+    """Returns whether a call of ``module`` runs the forward of its class, one of ``kinds``, and nothing else.
 
-    A layer may take over what such a submodule does and has to call every other: one that has hooks, its own or those
-    of all modules, or whose ``forward`` was replaced, as libraries for offloading and for adapters do.
+    A fused layer may compute such a submodule itself. It has to call any other submodule: one with hooks, be they its
+    own or global ones, or with a replaced ``forward``, as libraries for offloading and for adapters install it.
     """
     return type(module) in kinds and not (
         module._forward_hooks
@@ -33,8 +33,9 @@ def is_plain(module: torch.nn.Module, kinds: Container[type] = (torch.nn.Linear,
 
 
 def inference_refusal(x: torch.Tensor) -> Optional[str]:
-    """Why ``x`` cannot be saved for a backward, whose kernels read their inputs again where stock ones read copies; or
-    why it cannot be read at all.
+    """Returns why the kernels cannot read ``x`` or cannot save it for the backward, or None if they can.
+
+    A fused backward reads its inputs again, where upstream layers read copies of them.
     """
     if compiling():
         return None
@@ -48,9 +49,14 @@ def inference_refusal(x: torch.Tensor) -> Optional[str]:
 def typed_rows_refusals(
     x: Any, types: Any, width: int, weight: torch.Tensor, follows_autocast: bool = False
 ) -> list[str]:
-    """Why rows and their types are nothing for the kernels; the stock layer knows the right error for them.
+    """Returns the unsupported reasons of typed rows. Invalid input is unsupported too: the upstream layer reports it.
 
-    ``follows_autocast``: the caller rounds rows and weights as autocast asks.
+    Args:
+        x: rows ``[N, width]``.
+        types: ``[N]``, the type of each row.
+        width: the number of features that the layer expects.
+        weight: the layer's parameters, whose dtype and device the rows must have.
+        follows_autocast: the caller casts rows and weights to the autocast dtype itself.
     """
     if type(x) not in PLAIN or x.layout is not torch.strided or not x.is_floating_point():
         return ["x is not a plain floating tensor"]
@@ -70,9 +76,9 @@ def typed_rows_refusals(
 
 
 class FusedLayer:
-    """Mixin of every drop-in layer; stands before the stock class among the bases and holds no state of its own.
+    """Mixin of every drop-in layer; it precedes the upstream class among the bases and has no state of its own.
 
-    A layer of an adapter looks like this, with the stock forward's own signature three times::
+    A layer of an adapter looks like this, with the upstream forward's signature three times::
 
         class GATConv(FusedLayer, stock.GATConv):
             def forward(self, graph, feat, edge_weight=None, get_attention=False):
@@ -84,33 +90,33 @@ class FusedLayer:
             def _fused_forward(self, graph, feat, edge_weight, get_attention):
                 ...
 
-    ``_fusion_refusals`` computes nothing, raises nothing on any input that the stock forward accepts and stays cheap:
-    it runs on every call. Input that the stock forward rejects is refused too, so that the stock layer's own error is
-    what the user sees. The class must not define ``__init__`` state: ``edgeless.accelerate`` turns a stock instance
-    into a fused one by assigning ``__class__``.
+    ``_fusion_refusals`` returns the unsupported reasons of a call. It runs on every call, so it must be cheap; it
+    computes nothing and raises nothing on input that the upstream forward accepts. It also returns a reason for input
+    that the upstream forward rejects, so that the user sees the upstream error. The class must not define ``__init__``
+    state: ``edgeless.accelerate`` turns an upstream instance into a fused one by assigning ``__class__``.
     """
 
     def _fusion_refusals(self, *inputs: Any) -> list[str]:
-        """Why a call with these inputs cannot run on the kernels; empty when it can."""
+        """Returns why a call with these inputs cannot run on the kernels; empty when it can."""
         raise NotImplementedError
 
     def _fused_forward(self, *inputs: Any) -> Any:
-        """The stock forward's result by way of ``edgeless.functional``."""
+        """Computes the upstream forward's result by ``edgeless.functional``."""
         raise NotImplementedError
 
     def _stock_forward(self, *inputs: Any) -> Any:
-        """The stock layer's own forward. Overridden where an input of ours has to be translated for it first."""
+        """Runs the upstream forward. Layers override it to convert inputs that only edgeless accepts."""
         return super().forward(*inputs)
 
     def _refuse_parts(self, *inputs: Any) -> NoReturn:
-        """What takes the place of the stock forward where the graph is a part of one."""
+        """Replaces the upstream forward where the graph is one partition of a distributed graph."""
         raise NotFusedError(f"{explain(self, *inputs)} The stock layer knows no edgeless.distributed.DistGraph.")
 
     def _choose(self, *inputs: Any) -> Any:
-        """Runs the fused or the stock forward, as ``edgeless.backend`` says.
+        """Runs the fused or the upstream forward, as ``edgeless.backend`` says.
 
         Raises:
-            NotFusedError: under ``backend("fused")``, or on a part of a graph, if the kernels do not cover this call.
+            NotFusedError: under ``backend("fused")`` or on a partition, if the kernels do not cover this call.
         """
         choice = current_backend()
         if choice != "reference":

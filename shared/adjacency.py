@@ -1,4 +1,4 @@
-"""One direction of a graph's adjacency as arrays, and what makes it, turns it round and takes it apart."""
+"""One direction of a graph's adjacency as arrays: how it is checked, transposed and converted to an edge list."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .ops.graph import csr_transpose, index_dtype
 
 
 class Compressed(NamedTuple):
-    """One direction of the adjacency: row ``r`` owns the positions ``indptr[r]`` to ``indptr[r + 1]``.
+    """One direction of the adjacency: row ``r`` owns the entries ``indptr[r]`` to ``indptr[r + 1]``.
 
-    Shapes: indptr ``[num_rows + 1]``, indices ``[E]`` (column of a position), edge_ids ``[E]`` (original id of the edge
-    at a position, or None where position and id are the same). All of the graph's index dtype.
+    Shapes: indptr ``[num_rows + 1]``, indices ``[E]`` (the column of an entry), edge_ids ``[E]`` (the original id of an
+    entry's edge; None where it is the index of the entry). All have the graph's index dtype.
     """
 
     indptr: Tensor
@@ -24,7 +24,7 @@ class Compressed(NamedTuple):
 
 
 def compress(call, indptr, indices, edge_ids, num_cols, limit_name, validate) -> Compressed:
-    """Check compressed arrays and bring them to one dtype and contiguous memory. ``num_cols`` None means square."""
+    """Checks compressed arrays and makes them contiguous and of one dtype. ``num_cols`` None means a square graph."""
     if num_cols is not None:
         check_num_nodes(call, limit_name, num_cols)
     check_compressed(call, indptr, indices, edge_ids, num_cols, limit_name, validate and not compiling())
@@ -35,25 +35,25 @@ def compress(call, indptr, indices, edge_ids, num_cols, limit_name, validate) ->
 
 
 def _own(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """``tensor`` as ``dtype`` in contiguous memory, fit to be saved for backward."""
+    """Makes ``tensor`` contiguous and of ``dtype``, and clones an inference tensor, which autograd could not save."""
     tensor = tensor.to(dtype).contiguous()
     return tensor.clone() if not compiling() and tensor.is_inference() else tensor
 
 
 def transpose(compressed: Compressed, num_cols: int) -> Compressed:
-    """The other direction. Its edge ids are the original ones."""
+    """Returns the other direction, with the original edge ids."""
     with normal_tensors():
         return Compressed(*csr_transpose(*compressed, num_cols))
 
 
 def arrays_of(compressed: Compressed, by_edge: bool) -> list[Tensor]:
-    """The arrays as the ops take them: with edge ids where something is by edge and an id is not a position."""
+    """Returns the arrays as ops take them: with edge ids if the op has per-edge data and ids differ from indices."""
     indptr, indices, edge_ids = compressed
     return [indptr, indices] if edge_ids is None or not by_edge else [indptr, indices, edge_ids]
 
 
 def uncompress(compressed: Compressed):
-    """(row, column) of every edge in original order."""
+    """Returns the row ``[E]`` and the column ``[E]`` of every edge, in the order of edge ids."""
     indptr, indices, edge_ids = compressed
     rows = torch.arange(indptr.numel() - 1, dtype=indptr.dtype, device=indptr.device)
     rows = rows.repeat_interleave(indptr.diff(), output_size=indices.numel())
@@ -64,16 +64,16 @@ def uncompress(compressed: Compressed):
 
 
 def check_reverses(call: str, compressed: Compressed, num_nodes: int) -> None:
-    """Raise unless every edge of a square graph has its reverse, and as often."""
+    """Raises ValueError unless every edge of a square graph has its reverse, with the same multiplicity."""
     if compiling():
         return
     turned = transpose(compressed._replace(edge_ids=None), num_nodes)._replace(edge_ids=None)
-    again = transpose(turned, num_nodes)._replace(edge_ids=None)  # the rows of both are sorted
+    again = transpose(turned, num_nodes)._replace(edge_ids=None)  # transposing sorts the columns within rows
     both = tuple(torch.stack(uncompress(one)) for one in (again, turned))
     differs = (both[0] != both[1]).any(0)
     if bool(differs.any()):
         here, there = (ends[:, int(differs.to(torch.uint8).argmax())].tolist() for ends in both)
-        one, other = min(here, there)  # what comes first is missing on the other side
+        one, other = min(here, there)  # of two sorted lists, the lesser edge is the unmatched one
         one, other = (other, one) if here < there else (one, other)
         raise ValueError(
             f"{call}: is_symmetric needs the reverse of every edge, as often as the edge, but {one} to {other} has none"
@@ -81,7 +81,12 @@ def check_reverses(call: str, compressed: Compressed, num_nodes: int) -> None:
 
 
 def replace_self_loops(src: Tensor, dst: Tensor, num_loops: int):
-    """Both ends of the edges that are no loops and of the new loops; ids of the former, None when these are all."""
+    """Replaces all self loops by one at each of the first ``num_loops`` nodes.
+
+    Returns:
+        The sources and the destinations of the kept edges followed by the loops, and the ids of the kept edges, None
+        if the graph had no self loops.
+    """
     loops = torch.arange(num_loops, dtype=src.dtype, device=src.device)
     keep, kept = src != dst, None
     if compiling() or not bool(keep.all()):  # a traced program cannot branch on values
@@ -91,7 +96,7 @@ def replace_self_loops(src: Tensor, dst: Tensor, num_loops: int):
 
 
 def move(compressed: Optional[Compressed], device) -> Optional[Compressed]:
-    """The same arrays on ``device``."""
+    """Returns the same arrays on ``device``."""
     if compressed is None:
         return None
     return Compressed(*(None if t is None else t.to(device) for t in compressed))

@@ -1,4 +1,4 @@
-"""Sums, sampled products and extrema over in-neighbours. Called as ``edgeless.functional``'s."""
+"""Sums and extrema over in-neighbours, and sampled products. The public names are in ``edgeless.functional``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .graph_checks import check_choice, check_number, compiling, opmath_dtype, s
 from .ops import reduction as _reduction  # noqa: F401  registers the fake kernels of the ops
 from .ops import spmm as _spmm_op  # noqa: F401
 
-# An overload takes half of the time of a call by name, of which a small graph's sum is no more.
+# Calling the overload takes half the time of resolving it by name, which is as long as the sum over a small graph.
 _SPMM, _NEIGHBOR_REDUCE = torch.ops.edgeless.spmm.default, torch.ops.edgeless.neighbor_reduce.default
 
 NORMS = ("none", "left", "right", "both")
@@ -30,7 +30,7 @@ def _check_device(call: str, graph, **tensors) -> None:
 
 
 def scales(graph, norm: str, reduce: str, dtype: torch.dtype):
-    """(of sources, of destinations) of a norm and a reduction; None is 1."""
+    """Returns the source scale ``[Ns]`` and the destination scale ``[Nd]`` of a norm and a reduction; None means 1."""
     src = dst = None
     if norm == "left":
         src = graph.degree_scale("src", -1.0, dtype)
@@ -58,7 +58,7 @@ def _constant(scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _as_rows(x: Tensor) -> Tensor:
-    """``[N, ..., F]`` as the ops take it: ``[N, F]`` or ``[N, H, F]``."""
+    """Reshapes ``[N, ..., F]`` to what the ops take: ``[N, F]`` or ``[N, H, F]``."""
     return x if x.dim() <= 3 else x.reshape(x.size(0), x.shape[1:].numel())
 
 
@@ -81,19 +81,19 @@ def spmm(
 
     Args:
         graph (edgeless.Graph): messages flow from sources to destinations.
-        x (Tensor): ``[Ns, ..., F]``, float32, float64, bfloat16 or float16 (computed in float32).
+        x (Tensor): ``[Ns, ..., F]``, float32, float64, bfloat16 or float16. 16-bit types are summed in float32.
         weight (Tensor, optional): ``[E]`` in the graph's original edge order, or ``[E, H]`` for x ``[Ns, H, F]``.
         norm: ``"none"``; ``"left"``: :math:`s_j` is 1 / out-degree; ``"right"``: :math:`d_i` is 1 / in-degree;
             ``"both"``: both are 1 / square root of the degree (Kipf, Welling: "Semi-Supervised Classification with
             Graph Convolutional Networks", ICLR 2017, equation 2). A degree of 0 counts as 1.
         reduce: ``"sum"`` or ``"mean"``, which divides by the in-degree.
-        src_scale, dst_scale (Tensor, optional): :math:`s` ``[Ns]`` and :math:`d` ``[Nd]`` themselves, taken as
-            constants. Not together with a norm.
+        src_scale, dst_scale (Tensor, optional): :math:`s` ``[Ns]`` and :math:`d` ``[Nd]`` given directly, without
+            gradients. They exclude a norm.
         out_dtype (torch.dtype, optional): default is the promoted dtype of x and weight.
     Returns:
-        Tensor ``[Nd, ..., F]``. Rows without in-edges give 0.
+        Tensor ``[Nd, ..., F]``. Rows without in-edges are 0.
     Raises:
-        TypeError: a graph, number or dtype that is no such thing.
+        TypeError: a graph, number or dtype of another type.
         ValueError: a shape, dtype, device or option that does not fit.
     """
     call = "spmm"
@@ -141,8 +141,9 @@ def spmm(
 
 
 def sum_of_neighbors(graph, x: Tensor, weight: Optional[Tensor] = None, reduce: str = "sum") -> Tensor:
-    """:func:`spmm` for a layer, whose predicates have looked at ``x`` ``[Ns, F]``: without weights nothing is left to
-    be checked but its number of rows, and of a small graph the checks take longer than the sum.
+    """:func:`spmm` for layers, which have checked ``x`` ``[Ns, F]`` already except for its number of rows.
+
+    On a small graph the checks take longer than the sum, so without weights they are not repeated.
     """
     if weight is not None or type(graph) is not Graph or x.size(0) != graph.num_src:
         return spmm(graph, x, weight, reduce=reduce)
@@ -158,7 +159,7 @@ def sum_of_neighbors(graph, x: Tensor, weight: Optional[Tensor] = None, reduce: 
 
 
 def _sum_of_parts(graph: DistGraph, x: Tensor, weight, src_scale, dst_scale, out_dtype: torch.dtype) -> Tensor:
-    """:func:`spmm` over a part of a graph; the sums over own neighbours hide the exchange of the others' rows."""
+    """:func:`spmm` over a partition; the sum over its own sources overlaps with the exchange of halo rows."""
     if graph.size == 1 or weight is not None:
         src_scale = None if src_scale is None else graph.sources(src_scale)[0]
         (x,) = graph.sources(x)
@@ -187,7 +188,7 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, *, out_dtype: Optional[torch.
     Returns:
         Tensor ``[E]`` or ``[E, H]`` in the graph's original edge order.
     Raises:
-        TypeError: a graph or dtype that is no such thing.
+        TypeError: a graph or dtype of another type.
         ValueError: a shape, dtype or device that does not fit.
     """
     call = "sddmm_dot"
@@ -215,9 +216,10 @@ def sddmm_dot(graph, x_dst: Tensor, x_src: Tensor, *, out_dtype: Optional[torch.
 
 
 def _arg_dtype(graph, ties: str) -> torch.dtype:
-    """The narrowest type that holds every position within a row; int32 where looking would cost more than it saves.
+    """Returns the narrowest dtype that holds an edge's position within its row, for the argument of an extremum.
 
-    On CUDA one bit more says that the extremum is shared, by at most the degree and one.
+    It is int32 while the largest degree is not known without a wait for the GPU. On CUDA the top bit of an argument
+    marks an extremum that several edges share; the other bits then count them, and may count the zero of ``scatter``.
     """
     degree = None if compiling() else graph.max_in_degree_at_hand()
     if degree is None:
@@ -228,11 +230,11 @@ def _arg_dtype(graph, ties: str) -> torch.dtype:
 
 
 def gathered_degree(cuda: bool, num_src: int, element_bytes: int, arg_bytes: int, shares: bool) -> int:
-    """The mean degree up to which the backward of an extremum reads the transpose, and all edges of it, instead of
-    sending one number for each element of the output.
+    """Returns the mean degree up to which the backward of an extremum gathers over the CSC instead of scattering.
 
-    A gather on CUDA reads the gradient and the argument of every edge; on the CPU what is sent stays in the caches
-    where sources are few. The limits are where both take equally long (docs/decisions/0016 for CUDA, 0018 for the CPU).
+    The gather reads the gradient and the argument of every edge; the scatter writes one number per output element,
+    which on the CPU stays in the caches if sources are few. At the limit both take equally long (docs/decisions/0016
+    for CUDA, 0018 for the CPU).
     """
     if cuda:
         return (240 if shares else 288) // (element_bytes + arg_bytes)
@@ -243,7 +245,7 @@ def _gathers_gradient(graph, x: Tensor, arg_dtype: torch.dtype, ties: str) -> bo
     if not (torch.is_grad_enabled() and x.requires_grad):
         return False
     degree = gathered_degree(x.is_cuda, graph.num_src, x.element_size(), arg_dtype.itemsize, ties != "first")
-    return surely(graph.num_edges <= degree * graph.num_dst)  # rows may be pairs, which are counted when a program runs
+    return surely(graph.num_edges <= degree * graph.num_dst)  # sizes may be unknown until a compiled program runs
 
 
 def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill: float = 0.0) -> Tensor:
@@ -253,15 +255,15 @@ def neighbor_reduce(graph, x: Tensor, reduce: str, *, ties: str = "shared", fill
         graph (edgeless.Graph): messages flow from sources to destinations.
         x (Tensor): ``[Ns, F]``, float32, float64, bfloat16 or float16.
         reduce: ``"min"`` or ``"max"``.
-        ties: what equal extrema get of the gradient: ``"shared"`` equal parts, as of ``torch.amax``; ``"first"`` all
-            to the first edge in the row of ``graph.csr``, as DGL gives all to one; ``"scatter"`` as of
-            ``torch.scatter_reduce`` into zeros, which PyG uses: equal parts, but where the extremum is 0 the zeros
-            themselves keep one part.
+        ties: how equal extrema divide the gradient. ``"shared"``: in equal parts, as ``torch.amax`` does. ``"first"``:
+            the first edge in the row of ``graph.csr`` gets all, as in DGL one edge does. ``"scatter"``: as
+            ``torch.scatter_reduce`` into zeros, which PyG uses: in equal parts, of which the zeros themselves keep one
+            if the extremum is 0.
         fill: the value of rows without in-edges.
     Returns:
         Tensor ``[Nd, F]`` of x's dtype, differentiable any number of times.
     Raises:
-        TypeError: a graph, number or dtype that is no such thing.
+        TypeError: a graph, number or dtype of another type.
         ValueError: a shape, dtype, device or option that does not fit.
     """
     call = "neighbor_reduce"
@@ -286,7 +288,7 @@ def extremum_of_neighbors(graph, x: Tensor, reduce: str, ties: str) -> Tensor:
 
 def _extremum(graph, x: Tensor, reduce: str, ties: str, fill: float) -> Tensor:
     arg_dtype = _arg_dtype(graph, ties)
-    gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # an edge of the one direction is looked up in the other
+    gathers = _gathers_gradient(graph, x, arg_dtype, ties)  # a gather looks up CSC edges by their position in the CSR
     csr, csc = graph.csr_arrays(gathers), graph.csc_with_positions() if gathers else []
     degrees = [] if x.is_cpu else graph.max_degrees_at_hand()
     return _NEIGHBOR_REDUCE(x, csr, csc, reduce, fill, arg_dtype, ties, degrees)[0]

@@ -1,8 +1,8 @@
-"""Which path a layer takes, and the words that explain it.
+"""The choice between the fused and the upstream forward of layers, and its explanation.
 
 ``backend("auto" | "fused" | "reference")`` chooses for everything inside a ``with`` block; ``explain(layer, *inputs)``
-says whether one call would run fused and, if not, why not. Layers ask :func:`current_backend`; adapters tell which
-stock class they replace with :func:`register_layer`.
+says whether one call would run fused and, if not, why not. Layers read :func:`current_backend`; adapters call
+:func:`register_layer` to say which upstream class they replace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Optional
 import torch
 from torch.autograd import forward_ad
 
-from . import _C  # which registers the ops, too
+from . import _C  # also registers the ops
 from .choices import block
 from .graph_checks import compiling, exporting_to_onnx, transforming
 from .plan import Step, table
@@ -28,7 +28,7 @@ ONNX_REFUSAL = "the model is being exported to ONNX, which has no ops of edgeles
 
 
 class _Traced(threading.local):
-    """The choice of a block inside of the function that torch.compile traces, or traced up to a graph break in it."""
+    """The choice of a ``backend`` block in a function that torch.compile traces; it holds after a graph break, too."""
 
     def __init__(self):
         self.name: Optional[str] = None
@@ -38,11 +38,11 @@ _choice, _traced = _C.Choice("edgeless.backend", BACKENDS), _Traced()
 
 
 class NotFusedError(RuntimeError):
-    """Raised under ``backend("fused")`` by a call that the kernels do not cover, in the words of :func:`explain`."""
+    """Raised under ``backend("fused")`` by a call that the kernels do not cover; :func:`explain` gives the message."""
 
 
 def current_backend() -> str:
-    """The backend in force: ``"auto"``, ``"fused"`` or ``"reference"``."""
+    """Returns the backend in force: ``"auto"``, ``"fused"`` or ``"reference"``."""
     return _traced.name or _choice.name
 
 
@@ -50,14 +50,14 @@ def current_backend() -> str:
 def backend(name: str) -> Iterator[None]:
     """Chooses how everything inside the ``with`` block runs.
 
-    The choice is the thread's own, as that of ``torch.no_grad()`` is, and holds for what the threads of autograd do for
-    a ``backward()`` that this thread calls inside the block: checkpoints run their forward again there. Threads that a
-    program starts choose for themselves, and so do those of ``nn.DataParallel``: open the block in the ``forward`` of
-    the module that it replicates.
+    The choice belongs to the calling thread, as that of ``torch.no_grad()`` does. It also holds in the autograd threads
+    that run a ``backward()`` called inside the block, where checkpoints run their forward again. Threads that a program
+    starts have choices of their own, and so have those of ``nn.DataParallel``: open the block in the ``forward`` of the
+    module that it replicates.
 
     Args:
-        name: ``"auto"``: the kernels where they cover a call, otherwise the stock forward (layers) or plain PyTorch
-            (functional). ``"fused"``: the kernels or an error. ``"reference"``: the stock forward or plain PyTorch.
+        name: ``"auto"``: the kernels where they cover a call, otherwise the upstream forward (layers) or plain PyTorch
+            (functional). ``"fused"``: the kernels or an error. ``"reference"``: the upstream forward or plain PyTorch.
 
     Raises:
         ValueError: for any other name.
@@ -78,7 +78,7 @@ def backend(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` found. True in a boolean context when the call runs fused."""
+    """The result of :func:`explain`. It is true in a boolean context when the call runs fused."""
 
     layer: str
     fused: bool
@@ -96,16 +96,16 @@ class Explanation:
 
 
 def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Explanation:
-    """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and why not; nothing is computed.
+    """Says in words whether ``layer(*inputs, **kwargs)`` runs fused and, if not, why; nothing is computed.
 
-    It speaks of the result and of its gradients. Derivatives of these gradients, where attention, minima, maxima or
-    sums over relations made them, are PyTorch's own, with tensors of the edges.
+    The answer covers the forward and the gradients. Second derivatives of attention, minima, maxima and sums over
+    relations always run in PyTorch ops, with edge tensors.
 
     Args:
         layer: a layer, of edgeless or not, or a function of ``edgeless.dgl.ops``.
-        *inputs, **kwargs: what the layer would be called with.
-        plan: whether to say as well what runs for it, engine, kernel, tile, slices, bytes and time at the roof. This
-            runs the call once, and its backward where a parameter or an input needs a gradient; no ``.grad`` changes.
+        *inputs, **kwargs: the arguments of the call.
+        plan: whether to list for each op its engine, kernel, tile, feature or head tiles, bytes and roofline time.
+            This runs the call once, and its backward if a parameter or an input needs a gradient; no ``.grad`` changes.
 
     Raises:
         TypeError: layer cannot be called, or not with these arguments.
@@ -145,7 +145,7 @@ def _look_for_kernels(kind: str, op: str) -> Optional[str]:
     return f"this build of edgeless has no {key} kernels" + ("" if op == "attention" else f" for {op}")
 
 
-# Looked up at import, because torch.compile cannot trace the look-up.
+# Filled at import, because torch.compile cannot trace the look-up.
 _KERNELS = {
     (kind, op): _look_for_kernels(kind, op)
     for kind in ("cpu", "cuda")
@@ -154,7 +154,7 @@ _KERNELS = {
 
 
 def kernel_refusal(device: torch.device, op: str = "attention") -> Optional[str]:
-    """Why the kernels of the compiled op ``op`` cannot run on ``device`` now, or None where they can."""
+    """Returns why the kernels of the compiled op ``op`` cannot run on ``device`` now, or None if they can."""
     if compiling() and exporting_to_onnx():
         return ONNX_REFUSAL
     key = (device.type, op)
@@ -162,22 +162,29 @@ def kernel_refusal(device: torch.device, op: str = "attention") -> Optional[str]
 
 
 def transform_refusal() -> Optional[str]:
-    """Why no kernel can run at this place of a program: they have gradients, and rules for no other transform."""
+    """Returns the transform that is active and rules out all kernels, in words, or None.
+
+    The ops have backward formulas, but no rules for torch.func transforms or forward-mode differentiation.
+    """
     if transforming() or (forward_ad._current_level >= 0 and not compiling()):
         return "a transform of torch.func or forward-mode differentiation is active"
     return None
 
 
-# Stock layer class -> the class of edgeless that replaces it; and, per framework, what counts as one of its layers.
+# Upstream layer class -> the class of edgeless that replaces it; framework -> the predicate of its graph layers.
 LAYERS: dict[type, type] = {}
 FAMILIES: dict[str, Callable[[torch.nn.Module], bool]] = {}
 
 
 def register_layer(stock: type, fused: type) -> None:
-    """Lets ``edgeless.accelerate`` turn instances of exactly ``stock`` into ``fused`` (a subclass without own state).
+    """Lets ``edgeless.accelerate`` turn instances of exactly the upstream class ``stock`` into ``fused``.
+
+    Args:
+        stock: the upstream class.
+        fused: a subclass of it without state of its own.
 
     Raises:
-        TypeError: if ``fused`` does not subclass ``stock``: swapping the class of an instance would break it.
+        TypeError: ``fused`` does not subclass ``stock``, so a swap would break the instance.
     """
     if not issubclass(fused, stock):
         raise TypeError(f"register_layer: fused must be a subclass of {stock.__name__}, got {fused.__name__}")
@@ -185,5 +192,5 @@ def register_layer(stock: type, fused: type) -> None:
 
 
 def register_family(framework: str, is_layer: Callable[[torch.nn.Module], bool]) -> None:
-    """Lets ``edgeless.accelerate`` report the layers of a framework that it has no fused version of."""
+    """Lets ``edgeless.accelerate`` report the layers of a framework for which edgeless has no fused version."""
     FAMILIES[framework] = is_layer

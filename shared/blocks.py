@@ -1,8 +1,8 @@
-"""The weighted sparse blocks of a graph (:mod:`edgeless.wsb`) in a file, and what they take before they are made.
+"""Files of a graph's weighted sparse blocks (:mod:`edgeless.wsb`), and an estimate of their size before they are built.
 
-Blocks need no GPU to be made and are the same wherever they were. One file of safetensors holds those of both
+Blocks can be built without a GPU and are the same on every device. One safetensors file holds those of both
 directions: ``by_dst.first``, ``.order``, ``.columns`` and ``.bits`` of :class:`edgeless.wsb.Blocks`, and the same of
-``by_src`` unless the graph has one array of neighbours for both. Its metadata say the format and its version, the
+``by_src`` unless one array of neighbours serves both directions. The metadata hold the format and its version, the
 graph's sizes and fingerprint, and a fingerprint of the tensors.
 """
 
@@ -24,11 +24,11 @@ __all__ = ["load", "num_bytes", "save"]
 
 FORMAT, VERSION = "edgeless-blocks", "1"
 _SIDES = ("by_dst", "by_src")
-_BLOCK_BYTES = 4 * COLUMNS + 4 * COLUMNS * HEIGHT // 32  # a number and HEIGHT bits for every column
-_SAMPLE = 256  # windows that are looked at for an estimate
+_BLOCK_BYTES = 4 * COLUMNS + 4 * COLUMNS * HEIGHT // 32  # an int32 index and HEIGHT bits per column
+_SAMPLE = 256  # windows that an estimate counts, per direction
 _AT_ONCE = 1024  # windows whose edges are sorted at a time
 
-Side = tuple[str, list[Tensor], int]  # its name, [indptr, indices], and the number that its columns are below
+Side = tuple[str, list[Tensor], int]  # name, [indptr, indices], number of columns
 
 
 def _expect_graph(call: str, graph: Any) -> None:
@@ -37,17 +37,18 @@ def _expect_graph(call: str, graph: Any) -> None:
 
 
 def _sides(graph: Graph) -> list[Side]:
-    """The directions of a graph, one where both have the same arrays. Builds the transpose."""
+    """Returns the directions of a graph, only one if both have the same arrays. Builds the transpose."""
     arrays = [graph.csr_arrays(False), graph.csc_arrays(False)]
     sides = list(zip(_SIDES, arrays, (graph.num_src, graph.num_dst)))
     return sides[:1] if arrays[0][1] is arrays[1][1] else sides
 
 
 def num_bytes(graph: Graph, *, exact: bool = False) -> int:
-    """Bytes of the blocks of both directions of a graph, without making them. Builds the transpose.
+    """Returns the bytes of the blocks of both directions without building them. Builds the transpose.
 
     Args:
-        exact: look at all windows. Else at 256 of each direction, spread over all, which gives an estimate.
+        graph: on any device.
+        exact: count all windows of 32 rows. Else the result is an estimate from 256 evenly spaced ones per direction.
     Raises:
         TypeError: graph is no Graph.
     """
@@ -67,13 +68,13 @@ def num_bytes(graph: Graph, *, exact: bool = False) -> int:
 
 
 def save(graph: Graph, file: Union[str, os.PathLike]) -> None:
-    """Writes the blocks of a graph to one file; makes them, and the transpose, where the graph has none yet.
+    """Writes the blocks of a graph to one file. Builds the blocks, and the transpose if the graph has none yet.
 
-    Works without a GPU. The file is complete or not there at all, also where several threads or processes save to it.
+    Works without a GPU. Nobody sees an incomplete file, even if several threads or processes save to it.
 
     Args:
         graph: on any device.
-        file: is written over.
+        file: is replaced if it exists.
     Raises:
         TypeError: graph is no Graph.
         ImportError: safetensors is missing; ``pip install 'edgeless[blocks]'``.
@@ -97,18 +98,18 @@ def save(graph: Graph, file: Union[str, os.PathLike]) -> None:
 
 
 def load(graph: Graph, file: Union[str, os.PathLike]) -> None:
-    """Lets a graph keep the blocks of a file that :func:`save` wrote of the same graph, so that none are made.
+    """Gives a graph the blocks that :func:`save` wrote for the same graph, so that they are not built again.
 
-    ``edgeless.engine`` chooses the engine as before. What the kernels rely on is checked, so no file can lead them
-    astray.
+    ``edgeless.engine`` still chooses the engine. All that the kernels rely on is checked, so that no file can make them
+    read out of bounds.
 
     Args:
-        graph: on the device where the blocks are to be.
-        file: of a graph with the same sizes and edges, whatever their order.
+        graph: on the device where the blocks will be used.
+        file: written for a graph with the same sizes and edges, in any order of the edges.
     Raises:
         TypeError: graph is no Graph.
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or cut off, of another kind, version or graph, or holds what no blocks hold.
+        ValueError: the file is damaged or truncated, of another kind, version or graph, or its blocks are invalid.
         ImportError: safetensors is missing.
     """
     call = "blocks.load"
@@ -127,7 +128,7 @@ def load(graph: Graph, file: Union[str, os.PathLike]) -> None:
 
 
 def _about(graph: Graph) -> dict[str, str]:
-    """What a file says of its graph and of itself."""
+    """Returns the metadata that identify the format and the graph of a file."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -157,7 +158,7 @@ _MEANINGS = {
 
 
 def _read(call: str, file: Path, graph: Graph, names: list[str]) -> dict[str, Tensor]:
-    """The tensors of a file, on the graph's device, if it is of this graph and as it was written."""
+    """Reads a file's tensors to the graph's device; raises ValueError if it is of another graph or was altered."""
     with opened(call, safetensors(call, "blocks"), file, str(graph.device)) as held:
         about: dict[str, Any] = held.metadata() or {}
         for key, expected in _about(graph).items():
@@ -179,7 +180,7 @@ def _read(call: str, file: Path, graph: Graph, names: list[str]) -> dict[str, Te
 
 
 def _check(where: str, blocks: Blocks, num_rows: int, num_columns: int, num_edges: int) -> None:
-    """Raises ValueError unless the kernels can walk these blocks of a direction with so many rows and edges."""
+    """Raises ValueError unless the kernels can read these blocks of a direction with these sizes."""
     first, order, columns, bits = blocks
     num_windows, num_blocks = -(-num_rows // HEIGHT), columns.shape[0] if columns.dim() else 0
     words = (4, HEIGHT // 16, COLUMNS // 8)
@@ -202,7 +203,7 @@ def _check(where: str, blocks: Blocks, num_rows: int, num_columns: int, num_edge
 
 
 def _num_bits(bits: Tensor) -> int:
-    """How many bits are set."""
+    """Returns the number of set bits."""
     table = torch.tensor([bin(byte).count("1") for byte in range(256)], dtype=torch.uint8, device=bits.device)
     as_bytes = bits.reshape(-1).view(torch.uint8)
     return sum(int(table[part.int()].sum()) for part in as_bytes.split(1 << 24))

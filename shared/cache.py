@@ -1,4 +1,4 @@
-"""From a user's object to its :class:`Graph`, kept as :mod:`edgeless.graph_cache` says: what layers ask."""
+"""The functions by which layers get the cached :class:`Graph` of a user's object (:mod:`edgeless.graph_cache`)."""
 
 from __future__ import annotations
 
@@ -43,16 +43,17 @@ def graph_from_edge_index(
     self_loops: bool = False,
     by_edge: bool = True,
 ) -> Graph:
-    """The cached graph of an ``edge_index`` ``[2, E]``, a plain tensor or PyG's EdgeIndex.
+    """Returns the cached graph of an ``edge_index`` ``[2, E]``, a plain tensor or PyG's EdgeIndex.
 
     Args:
-        num_src, num_dst: how many nodes send and receive; as in :meth:`Graph.from_edge_index` when None.
-        flow: ``"source_to_target"``: row 0 sends to row 1. ``"target_to_source"``: row 1 sends to row 0.
+        edge_index: integers of any dtype.
+        num_src, num_dst: numbers of source and destination nodes; None as in :meth:`Graph.from_edge_index`.
+        flow: ``"source_to_target"``: row 0 has the sources. ``"target_to_source"``: row 1 has the sources.
         self_loops: whether to replace self loops as :meth:`Graph.with_self_loops` does.
-        by_edge: whether the caller gives or takes tensors with a row for every edge. Without them torch.compile needs
-            not know how many self loops were replaced, which is known at run time only and breaks its program in two.
+        by_edge: whether the caller has tensors with a row for every edge, whose size depends on the number of replaced
+            self loops. That number is known at run time only, so it makes torch.compile break the graph.
     Raises:
-        ValueError: for another flow.
+        ValueError: flow is something else.
         TypeError, ValueError, IndexError: as :meth:`Graph.from_edge_index`.
     """
     if flow not in _FLOWS:
@@ -68,8 +69,8 @@ def graph_from_edge_index(
 def graph_from_object(
     anchor: Any, extra_key: Hashable, build: Callable[[], Graph], *, tensors: tuple[Tensor, ...] = ()
 ) -> Graph:
-    """The cached graph of any object that allows weak references: a DGL graph index, a sparse matrix or its storage.
+    """Returns the cached graph of an object that allows weak references: a DGL graph index, a sparse matrix, a storage.
 
-    Args as in :func:`graph_for`. Without ``tensors`` the anchor must be immutable.
+    The arguments are those of :func:`graph_for`. Without ``tensors`` the anchor must be immutable.
     """
     return graph_for(anchor, ("object", extra_key), build, tensors=tensors)

@@ -1,4 +1,4 @@
-"""Where the user's caches are."""
+"""The location of the user's caches."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["default_folder"]
 
 
 def default_folder() -> Optional[Path]:
-    """``edgeless`` in the user's folder of caches; it need not exist.
+    """Returns the folder ``edgeless`` in the user's cache folder; it need not exist.
 
-    None where the user has no home, as a container's whose user id the system does not know.
+    None if the user has no home directory, as in a container that runs under a user id unknown to the system.
     """
     if sys.platform == "win32":
         folder = os.environ.get("LOCALAPPDATA") or _at_home("AppData", "Local")

@@ -1,4 +1,4 @@
-"""Replays a model's forward and backward from CUDA graphs: small graphs are bound by launches, not by the GPU."""
+"""Replays a model's forward and backward from CUDA graphs, since models on small graphs are launch-bound."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from .graph_checks import compiling
 
 __all__ = ["Capture", "capture"]
 
-_MISSES = 4  # times ``most``: so many calls in a row that nothing was kept for, and it gives up
-_MOST_SEEN = 256  # kinds of calls that are counted
+_MISSES = 4  # after this many times ``most`` calls in a row without a capture to replay, a handle gives up
+_MOST_SEEN = 256  # distinct calls that a handle counts
 _CUDA = CudaGraphs()
-_recording = threading.Lock()  # one recording at a time in a process; calls of other captured models run as they are
+_recording = threading.Lock()  # a process records one capture at a time; meanwhile other models run uncaptured
 
 
 def capture(model: torch.nn.Module, *, warmup: int = 3, most: int = 8) -> Capture:
     """Lets ``model`` replay its forward and backward from CUDA graphs once calls repeat.
 
-    The model is called as before and stays the same object: parameters, optimizer, ``state_dict`` and its own hooks are
-    the user's. After ``warmup`` equal calls, forward and backward are captured and from then on replayed. Calls are
-    equal if they have the same graph, shapes, dtypes, parameters, training modes, attributes of modules, autocast and
-    choices of backend and engine. Another graph or shape is captured in its turn, up to ``most``; what is beyond that,
-    or cannot be captured, runs as before, and :meth:`Capture.report` says why. Results are those of the model itself,
-    bit by bit; dropout draws anew in every replay. Outputs and gradients are copies, so the next call does not change
-    them.
+    The model is called as before and stays the same object, with its parameters, optimizer, ``state_dict`` and hooks.
+    After ``warmup`` equal calls, forward and backward are captured; later equal calls replay the capture. Calls are
+    equal if they have the same graph, shapes, dtypes, parameters, training modes, module attributes, autocast and
+    choices of backend and engine. Each other graph or shape gets a capture of its own, up to ``most``; calls beyond
+    that, or that cannot be captured, run as before, and :meth:`Capture.report` says why. Results equal the model's own
+    bit by bit; dropout draws a new mask in every replay. Outputs and gradients are copies, so that the next call does
+    not change them.
 
-    Integer tensors in arguments and buffers, as ``edge_index``, are constants of a capture: one that was written to in
-    place, as PyTorch counts it, is another one. Floating-point tensors in arguments are copied in. What the model's
-    Python code does beside calling PyTorch is not done in a replay: a model that sets attributes, writes to its
-    arguments or draws from Python's generator is not captured. What it reads from elsewhere, global variables or lists
-    that are edited in place, must stay as it is; call :meth:`Capture.release` before it changes.
+    Integer tensors in arguments and buffers, such as ``edge_index``, are constants of a capture: after an in-place
+    write that PyTorch's version counter sees, the tensor needs another capture. Floating-point arguments are copied in.
+    A replay does not run the model's Python code: a model that sets attributes, writes to its arguments or draws from
+    Python's generator is not captured. Other state that it reads, such as global variables or lists edited in place,
+    must not change; call :meth:`Capture.release` before it does.
 
-    After many calls in a row without a replay, as on sampled graphs, the handle gives up and the model is free of it. A
+    After many calls in a row without a replay, as on sampled graphs, the handle gives up and releases the model. A
     copy of the model, deep or pickled, is not captured.
 
     Args:
         model: any module whose parameters are on one GPU.
         warmup: equal calls before a capture, at least 1.
-        most: captures that are kept. Each keeps the memory of a forward and a backward.
+        most: the most captures that are kept. Each holds the memory of a forward and a backward.
     Returns:
-        The handle to look into it and to undo it.
+        The handle that reports on the captures and releases the model.
     Raises:
         TypeError: ``model`` is no module.
         ValueError: ``warmup`` or ``most`` is less than 1, or the model is captured already.
@@ -60,14 +60,14 @@ def capture(model: torch.nn.Module, *, warmup: int = 3, most: int = 8) -> Captur
             raise ValueError(f"capture: {name} must be an int of at least 1, got {value!r}")
     if isinstance(model.__dict__.get("forward"), _Forward):
         raise ValueError("capture: model is captured already; release() its handle first")
-    own = model.__dict__.get("forward", model.forward)  # that of a copy is its class', bound to it
+    own = model.__dict__.get("forward", model.forward)  # a copied model has its bound class forward here
     if getattr(own, "__func__", None) is not type(model).forward:
         raise ValueError("capture: model must have the forward of its class, got one of its own")
     return Capture(model, warmup, most)
 
 
 class _Forward:
-    """The model's forward in its stead."""
+    """Replaces the forward of a captured model."""
 
     def __init__(self, owner: Capture):
         self.owner = owner
@@ -76,21 +76,21 @@ class _Forward:
         return self.owner._call(args, kwargs)
 
     def __reduce_ex__(self, protocol):
-        """A copy of the model, or what is read from its pickle, has the forward of its class."""
-        return getattr, (self.owner._model(), "forward")  # asked for before the copy has attributes of its own
+        """Gives a copy of the model, or one read from a pickle, the forward of its class."""
+        return getattr, (self.owner._model(), "forward")  # evaluated before the copy has instance attributes
 
 
 class _Seen:
-    """Equal calls that were not captured: how many, with which constants, and on which state of the model."""
+    """Equal calls that were not captured: their number, their constants and the state of the model."""
 
     def __init__(self, leaves: list[Any]):
         self.count = 0
         self.state: Optional[State] = None
-        self.failed = False  # not to be tried again
+        self.failed = False  # if True, a capture has failed and is not tried again
         self._constants = [weakref.ref(leaf) for leaf in leaves if _is_object(leaf)]
 
     def are(self, leaves: list[Any]) -> bool:
-        """Whether these are the same constants, and not others with the ids of some that are gone."""
+        """Returns whether these are the same constants, and not new objects with the ids of dead ones."""
         return all(ref() is leaf for ref, leaf in zip(self._constants, filter(_is_object, leaves)))
 
 
@@ -104,7 +104,7 @@ class Capture:
     def __init__(self, model: torch.nn.Module, warmup: int, most: int, graphs: Any = _CUDA):
         self._model = weakref.ref(model)
         self._warmup, self._most, self._graphs = warmup, most, graphs
-        self._kept: dict[Hashable, list[Recording]] = {}  # by the key of a call; those of one key by their states
+        self._kept: dict[Hashable, list[Recording]] = {}  # by the key of a call; one per state of the model
         self._seen: dict[Hashable, list[_Seen]] = {}
         self._refused: dict[str, int] = {}
         self._misses = self._replays = 0
@@ -112,7 +112,7 @@ class Capture:
         model.forward = _Forward(self)
 
     def release(self) -> None:
-        """The model runs as it did before, and what was kept for it is dropped."""
+        """Restores the model's own forward and drops all captures."""
         model = self._model()
         if model is not None and getattr(model.__dict__.get("forward"), "owner", None) is self:
             del model.forward
@@ -120,7 +120,7 @@ class Capture:
         self._seen.clear()
 
     def report(self) -> str:
-        """How many captures there are, how often they were replayed, and why other calls ran as they are."""
+        """Says how many captures there are, how often they were replayed, and why other calls were not captured."""
         kept = f"{self.num_captured} captured"
         state = f"gave up after {self._misses} calls in a row without a replay" if self._gave_up else kept
         lines = [f"{state}, {self._replays} replayed"]
@@ -128,12 +128,12 @@ class Capture:
 
     @property
     def num_captured(self) -> int:
-        """How many captures are kept."""
+        """The number of captures that are kept."""
         return sum(map(len, self._kept.values()))
 
     @property
     def num_replays(self) -> int:
-        """How many calls were replayed."""
+        """The number of calls that were replayed."""
         return self._replays
 
     def _call(self, args: tuple, kwargs: dict[str, Any]):
@@ -162,9 +162,10 @@ class Capture:
         self._refused[why] = self._refused.get(why, 0) + 1
 
     def _find(self, model, args: tuple, leaves: list[Any], kwargs: dict[str, Any]) -> Optional[Recording]:
-        """The recording for these arguments, whose ``leaves`` it appends; None if there is none yet.
+        """Appends the arguments' leaves to ``leaves`` and returns their recording; None if there is none yet.
 
-        What is cheap to compare and differs from one sampled graph to the next comes first.
+        It first looks up the arguments, which are cheap to compare and differ between sampled graphs, then compares
+        the state of the model.
         """
         device = self._graphs.device()
         plain = None if device is None else call_key(args, kwargs, device)
@@ -187,7 +188,7 @@ class Capture:
         return self._count(key, model, leaves, flatten((args, kwargs), []), device)
 
     def _count(self, key, model, leaves: list[Any], tree, device: int) -> Optional[Recording]:
-        """Records a call that was there often enough."""
+        """Counts a call and records it once it has repeated more than ``warmup`` times."""
         if (why := call_refusal()) is not None:
             raise Unfit(why)
         if len(self._seen) >= _MOST_SEEN:

@@ -1,4 +1,4 @@
-"""What makes two calls of a captured model equal: arguments, settings, and what the model itself is made of."""
+"""The keys by which calls of a captured model are equal: arguments, settings and the state of the model."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _GRAPHS = (Graph, TypedGraph)
 
 
 class Unfit(Exception):
-    """Why something cannot be captured, in words."""
+    """Says in words why a call cannot be captured."""
 
 
 # Arguments -----------------------------------------------------------------------------------------------------------
 
 
 def flatten(value: Any, leaves: list[Any]) -> Hashable:
-    """Appends what tuples, lists and dictionaries hold to ``leaves`` and returns how they are nested."""
+    """Appends the contents of nested tuples, lists and dictionaries to ``leaves`` and returns the nesting as a tree."""
     kind = type(value)
     if kind is tuple or kind is list:
         return kind, tuple([flatten(part, leaves) for part in value])
@@ -56,18 +56,17 @@ def unflatten(tree: Any, leaves: Iterator[Any]) -> Any:
 
 
 def is_moving(leaf: Any) -> bool:
-    """Whether an argument may have other values in every call; the rest are constants of a capture."""
+    """Returns whether an argument's values may differ between equal calls; all others are constants of a capture."""
     return isinstance(leaf, Tensor) and _C.is_moving(leaf)
 
 
 def leaf_key(leaf: Any, device: Optional[int]) -> Hashable:
-    """What has to be equal for an argument to be the same one to a capture on ``device``.
+    """Returns the key of an argument for a capture on ``device``: equal keys may share the capture.
 
-    A constant is told by its identity, not by its address alone: a new tensor may lie where another one did, with the
-    same version.
+    The key of a constant has its identity, since a new tensor may get the address and the version of a freed one.
 
     Raises:
-        Unfit: a capture cannot take it.
+        Unfit: the argument cannot be captured.
     """
     kind = type(leaf)
     if kind in _TENSORS:
@@ -79,7 +78,7 @@ def leaf_key(leaf: Any, device: Optional[int]) -> Hashable:
             if leaf.is_inference() and torch.is_grad_enabled():
                 raise Unfit("a tensor was made in inference mode")
             return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad
-        if leaf.is_inference():  # its edits are not counted
+        if leaf.is_inference():  # PyTorch counts no versions of it
             raise Unfit("a tensor of integers was made in inference mode")
         return id(leaf), leaf._version, leaf.data_ptr()
     if kind in _PLAIN:
@@ -90,7 +89,7 @@ def leaf_key(leaf: Any, device: Optional[int]) -> Hashable:
 
 
 def parts_of(leaf: Any) -> list[Any]:
-    """Of a DGLGraph what is replaced when its edges or its data are: the immutable index, the columns of its frames."""
+    """Returns the objects that DGL replaces when a DGLGraph's edges or data change: its index and frame columns."""
     frames = (*getattr(leaf, "_node_frames", ()), *getattr(leaf, "_edge_frames", ()))
     columns = [column for frame in frames for column in frame._columns.values()]
     found = [getattr(leaf, "_graph", None)]
@@ -103,7 +102,7 @@ def parts_of(leaf: Any) -> list[Any]:
 
 
 def settings() -> Hashable:
-    """The choices that decide what runs, and the thread, since a capture's memory is not shared by two."""
+    """Returns the settings that decide what runs, and the thread, since threads must not share a capture's memory."""
     return (
         threading.get_ident(),
         torch.is_grad_enabled(),
@@ -118,7 +117,7 @@ def settings() -> Hashable:
 
 
 def call_refusal() -> Optional[str]:
-    """Why no call is captured or replayed at this place of a program."""
+    """Returns why a call can be neither captured nor replayed now, or None if it can."""
     if reason := transform_refusal():
         return reason
     if torch._C._get_tracing_state() is not None:
@@ -145,14 +144,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class State:
-    """What a model is made of at one moment: modules, attributes, parameters, buffers, and where these are in memory.
+    """The state of a model on which a capture relies: modules, attributes, parameters, buffers and their addresses.
 
-    Everything that a capture takes for granted. Holds the parts of the model but not the model, which may go away.
+    It holds references to the parts of the model but not to the model, which may be freed.
 
     Args:
-        model: as it is now.
-        device: where all its tensors have to be.
-        apart: an attribute of its own that is not looked at.
+        model: its current state is taken.
+        device: the index of the GPU where all its tensors have to be.
+        apart: the name of an attribute of the model that is ignored.
     Raises:
         Unfit: a model in this state cannot be captured.
     """
@@ -173,11 +172,11 @@ class State:
         given = [t for t in chain(tensors, *self._attributes) if isinstance(t, Tensor)]
         if any(t.get_device() != device for t in given):
             raise Unfit("a parameter, buffer or attribute is a tensor that is not on the current GPU")
-        # Another view may transpose matrices where they lie. Integers with a shape are ids of some kind, from which
-        # graphs are made; a number alone is a count.
+        # Strides of matrices are compared, since .data may become a transposed view of the same memory. Integer tensors
+        # with dimensions may be ids from which graphs are built; scalars are counters, which may change.
         matrices = [t for t in tensors if t.dim() > 1]
         integers = [t for t in given if t.dim() and not _C.is_moving(t)]
-        # All that the state below looks at is held here: no other object gets the id or the address of a part.
+        # References to all that the state compares, so that no other object gets the id or the address of a part.
         self._entries = [dict(table) for table in self._tables]
         self._held = [tensors, [t.detach() for t in tensors], integers]
         self._state = _C.ModelState(
@@ -192,15 +191,15 @@ class State:
         )
 
     def holds(self, model: torch.nn.Module) -> bool:
-        """Whether all is as it was."""
+        """Returns whether the model is still in this state."""
         return self._state.holds(model.__dict__)
 
     def has_memory(self) -> bool:
-        """Whether modules, parameters and buffers are the same objects at the same addresses."""
+        """Returns whether modules, parameters and buffers are the same objects at the same addresses."""
         return self._state.has_memory()
 
     def change(self, model: torch.nn.Module) -> str:
-        """What is not as it was, in words."""
+        """Says in words what differs from this state."""
         if not self.has_memory():
             return "parameters, buffers or modules are replaced"
         for module, before, after in zip((model, *self._inner), self._attributes, self._attributes_of(model)):
@@ -210,7 +209,7 @@ class State:
         return "the model changes"
 
     def restore(self, model: torch.nn.Module) -> None:
-        """Gives the model its attributes, parameters and buffers of then."""
+        """Sets the model's attributes, parameters and buffers back to this state."""
         for table, entries in zip(self._tables, self._entries):
             table.clear()
             table.update(entries)

@@ -1,4 +1,4 @@
-"""Forward and backward of one kind of call, recorded in CUDA graphs and replayed as one node of autograd."""
+"""Forward and backward of equal calls, recorded in CUDA graphs and replayed as one autograd node."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .graph_cache import held_graphs
 
 __all__ = ["CudaGraphs", "Recording"]
 
-_WAITS = "called a synchronizing CUDA operation"  # as PyTorch says
-_MOST_DIFFERENTIABLE = 3  # outputs: a backward is recorded for every set of them that a loss may use
+_WAITS = "called a synchronizing CUDA operation"  # part of PyTorch's warning
+_MOST_DIFFERENTIABLE = 3  # outputs, since a backward is recorded for each non-empty subset that a loss may use
 
 
 # CUDA ----------------------------------------------------------------------------------------------------------------
 
 
 class CudaGraphs:
-    """All that is particular to CUDA, so that tests can put something else in its place."""
+    """All that is specific to CUDA; tests replace it."""
 
     kind = "cuda"
 
@@ -41,23 +41,23 @@ class CudaGraphs:
         self._streams: dict[tuple[int, int], torch.cuda.Stream] = {}
 
     def device(self) -> Optional[int]:
-        """The index of the current device, None where no tensor can be on one yet."""
+        """Returns the index of the current device, or None before CUDA is initialised."""
         return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
     def stream(self, device: int) -> int:
-        """The current stream: work on two of them must not share a capture's memory."""
+        """Returns the handle of the current stream; work on two streams must not share a capture's memory."""
         return torch._C._cuda_getCurrentRawStream(device)
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is being captured."""
+        """Returns whether the current stream is being captured."""
         return torch.cuda.is_current_stream_capturing()
 
     def generator(self) -> torch.Generator:
-        """What dropout on the device draws from."""
+        """Returns the device's generator, from which dropout draws."""
         return torch.cuda.default_generators[torch.cuda.current_device()]
 
     def host_states(self) -> list[tuple[Any, Callable[[Any], None]]]:
-        """The states of the generators whose draws a replay would repeat, and how to set them."""
+        """Returns the states and setters of the host's generators, whose draws a replay would repeat."""
         found = [(random.getstate(), random.setstate), (torch.get_rng_state().tolist(), _set_cpu_state)]
         if (numpy := sys.modules.get("numpy")) is not None:
             name, keys, *rest = numpy.random.get_state()
@@ -65,7 +65,7 @@ class CudaGraphs:
         return found
 
     def recorder(self) -> _CudaRecorder:
-        """For the graphs of one recording."""
+        """Returns a new recorder for the CUDA graphs of one recording."""
         device = torch.cuda.current_device()
         key = device, self.stream(device)
         if key not in self._streams:
@@ -74,10 +74,10 @@ class CudaGraphs:
 
 
 class _CudaRecorder:
-    """Records graphs that share memory and are replayed in the order in which they were made.
+    """Records CUDA graphs that share a memory pool and are replayed in the order of their recording.
 
-    All recordings for one stream of a user are made on one stream: a workspace of cuBLAS belongs to it, so two graphs
-    that share one never run at a time.
+    All recordings for one of the user's streams are made on one stream, because a cuBLAS workspace belongs to a stream:
+    graphs that share a workspace are then replayed on one stream, never concurrently.
     """
 
     def __init__(self, generator: torch.Generator, stream: torch.cuda.Stream):
@@ -86,7 +86,7 @@ class _CudaRecorder:
 
     @contextlib.contextmanager
     def warming(self) -> Iterator[None]:
-        """For runs ahead of the first recording."""
+        """Runs the block on the recording stream, ordered with the current one: for the runs before a recording."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         try:
@@ -97,10 +97,11 @@ class _CudaRecorder:
 
     @contextlib.contextmanager
     def not_waiting(self) -> Iterator[None]:
-        """Raises ``Unfit`` at the end where this thread has waited for the GPU meanwhile.
+        """Raises ``Unfit`` at the end of the block if this thread waited for the GPU in it.
 
-        A capture would fail there, but PyTorch's allocator and generators do not recover from one that does. What
-        reports a wait is a mode of the process, so it must not be an error: other threads may wait.
+        A capture would fail at the wait, and PyTorch's allocator and generators do not recover from a failed capture.
+        The mode that reports waits applies to the whole process, and other threads may wait, so it warns instead of
+        raising an error.
         """
         waited, before = [], torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
@@ -124,15 +125,15 @@ class _CudaRecorder:
             raise Unfit("the model waits for the GPU, as .item() does and a mask that selects rows")
 
     def record(self, function: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """What ``function()`` returns, and what runs on the GPU again what it ran."""
+        """Returns the result of ``function()``, and a function that replays its work on the GPU."""
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         drawn = self._generator.clone_state() if hasattr(self._generator, "clone_state") else None  # torch < 2.4
         try:
-            # Other threads, as those of data loaders, may do meanwhile what a capture may not.
+            # thread_local: calls that a capture forbids stay allowed in other threads, such as those of data loaders.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 result = function()
         except Exception:
-            # A capture that cannot be ended leaves both as they were within it.
+            # A capture that cannot end leaves the generator and the current stream in the state of the capture.
             if drawn is not None:
                 self._generator.graphsafe_set_state(drawn)
             torch.cuda.set_stream(current)
@@ -144,7 +145,11 @@ class _CudaRecorder:
 
 
 class _Watch(TorchDispatchMode):
-    """Collects the tensors that ops read and that no op within made; refuses writes to others than ``writable``."""
+    """Collects the tensors that ops read but that no op in the block made.
+
+    Raises:
+        Unfit: an op writes to one that is not in ``writable`` (storages, see :func:`_place`).
+    """
 
     def __init__(self, kind: str, writable: set[int]):
         super().__init__()
@@ -161,7 +166,7 @@ class _Watch(TorchDispatchMode):
             self._check_writes(func, args, kwargs)
         out = func(*args, **kwargs)
         places = (_place(leaf) for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
-        self._made.update(place for place in places if place not in self.read)  # views of what was read are not made
+        self._made.update(place for place in places if place not in self.read)  # views of read tensors are not new
         return out
 
     def _check_writes(self, func, args, kwargs) -> None:
@@ -178,7 +183,7 @@ def _place(t: Tensor) -> int:
 
 
 def _reaches_others(outputs: list[Tensor], wanted: list[Tensor]) -> bool:
-    """Whether a backward through ``outputs`` gives gradients to other leaves of autograd as well."""
+    """Returns whether a backward through ``outputs`` reaches autograd leaves that are not in ``wanted``."""
     known, seen = {id(t) for t in wanted}, set()
     nodes = [out.grad_fn for out in outputs]
     while nodes:
@@ -200,7 +205,7 @@ def _set_cpu_state(state: list[int]) -> None:
 
 
 class _Plain(torch.nn.Module):
-    """A model with the forward of its class."""
+    """Calls the model's class forward instead of the one that :class:`~edgeless.Capture` has put in its place."""
 
     def __init__(self, model: torch.nn.Module, forward):
         super().__init__()
@@ -211,23 +216,24 @@ class _Plain(torch.nn.Module):
 
 
 class Recording:
-    """Forward and backward of one kind of call.
+    """Forward and backward of equal calls.
 
     Args:
-        graphs: how to record, :class:`CudaGraphs`.
-        model: what is called.
-        forward: of its class.
-        leaves, tree: of the arguments, see :func:`~edgeless.capture_keys.flatten`.
-        state: what the model is made of now.
+        graphs: the device interface, :class:`CudaGraphs`.
+        model: the captured model.
+        forward: the forward of its class.
+        leaves, tree: the flattened arguments, see :func:`~edgeless.capture_keys.flatten`.
+        state: the current state of the model.
     Raises:
-        Unfit: they cannot be recorded.
+        Unfit: the call cannot be recorded.
     """
 
     def __init__(self, graphs, model: torch.nn.Module, forward, leaves: list[Any], tree, state: State):
         self.state = state
         constants = [leaf for leaf in leaves if not is_moving(leaf)]
         self._versions = [(leaf, leaf._version) for leaf in constants if isinstance(leaf, Tensor)]
-        self._held: list[Any] = [constants, [parts_of(leaf) for leaf in constants]]  # so their ids stay theirs
+        # References, so that no other object gets their ids.
+        self._held: list[Any] = [constants, [parts_of(leaf) for leaf in constants]]
         moving = [leaf for leaf in leaves if is_moving(leaf)]
         self._inputs = [leaf.detach().clone() for leaf in moving]
         self._training = torch.is_grad_enabled()
@@ -236,10 +242,10 @@ class Recording:
         dtype, enabled = autocast_dtype("cuda"), autocasts("cuda")
 
         def run() -> tuple[list[Any], list[Tensor]]:
-            """Outputs, and the leaves of autograd whose gradients are wanted.
+            """Returns the outputs, and the autograd leaves whose gradients are wanted.
 
-            They share memory with inputs and parameters but are leaves of their own: autograd's node of a parameter
-            belongs to the stream on which it was first used, and what a user still holds keeps it there.
+            The leaves share memory with inputs and parameters but are new tensors: a parameter's AccumulateGrad node is
+            bound to the stream of its first use for as long as the user holds something that refers to it.
             """
             pairs = zip(self._inputs, moving, strict=True)
             inputs = [static.detach().requires_grad_(leaf.requires_grad) for static, leaf in pairs]
@@ -258,14 +264,14 @@ class Recording:
         self._record(recorder, run)
 
     def _warm_up(self, graphs, recorder, model: torch.nn.Module, run) -> None:
-        """Three runs, the first and the last of them watched, that leave no trace in buffers and generators."""
+        """Runs the call three times, watches the first and last run, and restores buffers and generators."""
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         generator, host = graphs.generator(), graphs.host_states()
         drawn = generator.get_state()
         writable = {_place(buffer) for buffer, _ in buffers}
         watch = _Watch(graphs.kind, writable)
         try:
-            with recorder.warming(), tuner.resting():  # a measurement would be a wait for the GPU
+            with recorder.warming(), tuner.resting():  # a measurement would wait for the GPU
                 with _Watch(graphs.kind, writable):
                     self._run_once(graphs, run)
                 self._run_once(graphs, run)
@@ -273,12 +279,12 @@ class Recording:
                     self._run_once(graphs, run)
         except Unfit:
             raise
-        except Exception as error:  # the model's own, which its call will raise again, or one of memory
+        except Exception as error:  # of the model, whose uncaptured call will raise it again, or out of memory
             raise Unfit(_in_words(error)) from error
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:
-                    if not torch.equal(buffer, before):  # a write to the ids of a graph would make it another one
+                    if not torch.equal(buffer, before):  # a write raises the version, which makes cached graphs stale
                         buffer.copy_(before)
             generator.set_state(drawn)
             pairs = zip(host, graphs.host_states(), strict=True)
@@ -290,7 +296,8 @@ class Recording:
             raise Unfit(changed)
         if moved:
             raise Unfit("the model draws random numbers on the CPU")
-        # What the graphs read and do not make: a cache may drop it otherwise, and a graph its blocks.
+        # The CUDA graphs read these tensors but did not make them: they are held, since the graph cache may drop them,
+        # and so are their graphs, which keep blocks.
         self._held += watch.read.values()
         self._held += held_graphs(list(watch.read.values()))
 
@@ -336,27 +343,27 @@ class Recording:
             raise Unfit("gradients go to a tensor that is neither an argument nor a parameter")
 
     def is_stale(self) -> bool:
-        """Whether no call can be this one again: a constant was written to, or a parameter replaced."""
+        """Returns whether no call can equal this one again, as a constant was written to or a parameter replaced."""
         return any(t._version != version for t, version in self._versions) or not self.state.has_memory()
 
     def is_free(self) -> bool:
-        """Whether no backward is to come for which a replay would overwrite what it needs."""
+        """Returns whether no backward is pending whose saved tensors a replay would overwrite."""
         return self._call.is_free()
 
     def replay(self, leaves: list[Any]):
-        """The result of a call with these arguments."""
+        """Returns the result of a call with these arguments."""
         return unflatten(self._tree, iter(self._call([leaf for leaf in leaves if is_moving(leaf)], self.parameters)))
 
 
 def _choices(outputs: list[Tensor], wanted: list[Tensor]) -> list[tuple[int, ...]]:
-    """Every set of outputs, by their places, through which gradients may come."""
+    """Returns every non-empty subset of the differentiable outputs, by their indices."""
     differentiable = [i for i, out in enumerate(outputs) if out.requires_grad] if wanted else []
     sizes = range(1, len(differentiable) + 1)
     return [chosen for size in sizes for chosen in itertools.combinations(differentiable, size)]
 
 
 def _gradients(outputs: list[Tensor], wanted: list[Tensor], grads: list[Tensor]) -> list[Optional[Tensor]]:
-    # The graph is retained, or the second of two backward passes would read what the first one wrote over.
+    # retain_graph: otherwise kernels overwrite saved tensors, which the backward of the next subset reads.
     return list(torch.autograd.grad(outputs, wanted, grads, allow_unused=True, retain_graph=True))
 
 

@@ -1,9 +1,9 @@
-"""What users choose for a block of code.
+"""Choices that users make for a block of code, such as the backend and the engine.
 
-A :class:`edgeless._C.Choice` is the thread's own, as ``torch.no_grad()`` is, and is kept where torch keeps what follows
-a call of ``backward()`` into the threads of autograd: so a checkpoint that runs again there finds the choice of whoever
-called ``backward()``. ``choice.name`` says what holds. A function that torch.compile traces may read it: the program is
-guarded by the answer.
+A :class:`edgeless._C.Choice` belongs to the calling thread, as ``torch.no_grad()`` does, and is stored in torch's
+thread-local state, which ``backward()`` hands to autograd's threads: a checkpoint that runs its forward again there
+finds the choice of the thread that called ``backward()``. ``choice.name`` is the choice in force. A function that
+torch.compile traces may read it; the program is then guarded by its value.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import _C
 
 @contextlib.contextmanager
 def block(choice: _C.Choice, name: str) -> Iterator[None]:
-    """Lets ``name``, one of ``choice.names``, be the choice of this thread inside the ``with`` block."""
+    """Makes ``name``, one of ``choice.names``, the choice of this thread inside the ``with`` block."""
     begun = choice.begin(choice.names.index(name))
     try:
         yield

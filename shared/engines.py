@@ -1,8 +1,8 @@
-"""Which engine computes sums of neighbours, attention and sampled products.
+"""The choice of the engine that computes sums over neighbours, attention and sampled products.
 
-``engine(name)`` chooses one of :data:`ENGINES` for everything inside a ``with`` block. An engine is picked where an op
+``engine(name)`` chooses one of :data:`ENGINES` for everything inside a ``with`` block. The engine is picked where an op
 picks its kernel (``core_cuda/spmm/spmm_cuda.cpp``, ``core_cuda/wsb/dot_cuda.cpp``), below autograd and every layer.
-What it does not compute it refuses in words, and rowsplit, which computes everything, runs instead.
+For a call that it does not support it gives the reason in words, and rowsplit, which supports all calls, runs instead.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["ENGINES", "ROWSPLIT", "Engine", "current_engine", "engine", "keep_plans", "pick", "waits_for_gpu"]
 
 _choice = _C.engine_choice
-ENGINES = _choice.names  # "auto" is rowsplit but where blocks pay
-_CUSPARSE, _WSB = "cusparse", "wsb"  # the keys of what a graph keeps for them
+ENGINES = _choice.names  # "auto" is rowsplit unless blocks are profitable
+_CUSPARSE, _WSB = "cusparse", "wsb"  # the keys of their formats in a graph's store
 _ATTENTION = ("attention", "attention_backward", "attention_backward_into")
 
 
@@ -39,14 +39,14 @@ _ATTENTION = ("attention", "attention_backward", "attention_backward_into")
 
 @dataclass(frozen=True)
 class Engine:
-    """What runs an op on a graph.
+    """An implementation of ops on a graph.
 
     Attributes:
-        name: as :func:`engine` takes it.
-        refusal: (op, its arguments by name) -> why it does not compute this, or None.
-        pays: (op, its arguments by name) -> whether it is to compute this unasked.
-        kernel: how a plan calls what runs; None where the plan itself finds out.
-        reads_values: whether it reads a number for every edge even where all are 1.
+        name: the name that :func:`engine` takes.
+        refusal: (op, its arguments by name) -> the unsupported reason, or None.
+        pays: (op, its arguments by name) -> whether ``"auto"`` takes it, because it is profitable.
+        kernel: the name of its kernel in plans; None if the plan finds it out itself.
+        reads_values: whether it reads a weight for every edge even if all are 1.
         num_rows: arrays of a direction -> how many rows of x it reads for them; None: one for every edge.
     """
 
@@ -67,7 +67,7 @@ def _cusparse_refusal(name: str, op: str, args: dict[str, Any]) -> Optional[str]
 
 
 def waits_for_gpu(name: str, dtype: torch.dtype) -> bool:
-    """Whether sums of ``dtype`` on the engine ``name`` may wait for the GPU: rowsplit is captured in their place."""
+    """Returns whether sums of ``dtype`` on the engine ``name`` may wait for the GPU; captures then use rowsplit."""
     return name in ENGINES and _C.cusparse_waits(ENGINES.index(name), dtype.itemsize)
 
 
@@ -76,7 +76,7 @@ def _cusparse(name: str, kernel: str) -> Engine:
 
 
 def _wsb_view(op: str, args: dict[str, Any]) -> tuple[Optional[str], bool]:
-    """(refusal, whether blocks are taken unasked)"""
+    """Returns the unsupported reason or None, and whether ``"auto"`` takes blocks."""
     if op == "spmm":
         return _C.wsb_sum(args["x"], args.get("weight"), args["csr"])
     if op not in _ATTENTION:
@@ -106,12 +106,12 @@ _ENGINES = {
 
 
 def pick(op: str, args: dict[str, Any], name: str) -> tuple[Engine, str]:
-    """The engine that runs an op with these arguments, and why not the one that was chosen, "" if it is that one.
+    """Returns the engine that runs an op, and why the chosen engine does not ("" if it does).
 
     Args:
-        op: of ``torch.ops.edgeless``.
-        args: its arguments by name.
-        name: one of :data:`ENGINES`.
+        op: a name in ``torch.ops.edgeless``.
+        args: the op's arguments by name.
+        name: the choice, one of :data:`ENGINES`.
     """
     if name == "auto" and (decided := _decision(op, args)) is not None:
         name = ENGINES[decided[0]]
@@ -123,13 +123,13 @@ def pick(op: str, args: dict[str, Any], name: str) -> tuple[Engine, str]:
 
 
 def _decision(op: str, args: dict[str, Any]) -> Optional[tuple[int, str]]:
-    """What "auto" takes for an op because it was measured, and where that is from; None where nothing is decided."""
+    """Returns the index of the engine that tuning decided on, and where the decision is from; None without one."""
     shape = _shape_of(op, args)
     return None if shape is None else _C.decision(args["csr"], *shape)
 
 
 def _shape_of(op: str, args: dict[str, Any]) -> Optional[Shape]:
-    """What decisions on an op are found by; None where none are made."""
+    """Returns the key by which tuning decides on an op; None for ops that are not tuned."""
     if op == "spmm":
         return shape_of_sum(args["x"], args.get("weight"))
     if op not in _ATTENTION or args["score"] != "dot":
@@ -139,7 +139,7 @@ def _shape_of(op: str, args: dict[str, Any]) -> Optional[Shape]:
 
 
 def origin(op: str, args: dict[str, Any], name: str) -> str:
-    """Why the engine of :func:`pick` is asked, in words; "" where there is no choice."""
+    """Says in words what decided the engine of :func:`pick`; "" if ``"auto"`` has no alternative to rowsplit."""
     if name != "auto":
         return f'edgeless.engine("{name}")'
     if (decided := _decision(op, args)) is not None:
@@ -150,7 +150,7 @@ def origin(op: str, args: dict[str, Any], name: str) -> str:
 
 
 def named(name: str) -> Engine:
-    """The engine that ``name``, one of :data:`ENGINES`, stands for."""
+    """Returns the engine that ``name``, one of :data:`ENGINES`, stands for."""
     return _ENGINES[name]
 
 
@@ -158,26 +158,26 @@ def named(name: str) -> Engine:
 
 
 def current_engine() -> str:
-    """The choice in force, one of :data:`ENGINES`."""
+    """Returns the choice in force, one of :data:`ENGINES`."""
     return _choice.name
 
 
 @contextlib.contextmanager
 def engine(name: str) -> Iterator[None]:
-    """Chooses who computes sums of neighbours, attention and sampled products inside the ``with`` block.
+    """Chooses the engine for sums over neighbours, attention and sampled products inside the ``with`` block.
 
-    The choice is the thread's own, as that of :func:`edgeless.backend` is. Gradients are computed by the engine that
-    was chosen for their forward, wherever and whenever ``backward()`` is called. Compiled programs follow the choice
-    without being compiled again, their forward and their backward each that of the block in which they are called.
+    The choice belongs to the calling thread, as that of :func:`edgeless.backend` does. Gradients are computed by the
+    engine that was chosen for their forward, wherever and whenever ``backward()`` is called. Compiled programs follow
+    the choice without recompilation: their forward and their backward each take that of the block in which they run.
 
     Args:
-        name: ``"auto"``: rowsplit, but wsb for large graphs in whose order it is clearly faster. ``"rowsplit"``: the
-            kernels of edgeless. ``"cusparse"``: cuSPARSE with the algorithm that gives the same bits in every run, for
-            what it computes; the rest runs on rowsplit, and :func:`edgeless.explain` with ``plan=True`` says why.
+        name: ``"auto"``: rowsplit, or wsb for large graphs whose node order makes it clearly faster. ``"rowsplit"``:
+            edgeless' own kernels. ``"cusparse"``: cuSPARSE with its deterministic algorithm, for the calls that it
+            supports; others run on rowsplit, and :func:`edgeless.explain` with ``plan=True`` says why.
             ``"cusparse-alg2"``: the same with CUSPARSE_SPMM_CSR_ALG2, whose sums may be rounded differently in
             every run. ``"wsb"``: tensor cores on weighted sparse blocks (:mod:`edgeless.wsb`), for sums and dot product
-            attention of bfloat16 and float16 without numbers of edges; the graph keeps the blocks, which take time to
-            make.
+            attention of bfloat16 and float16 without per-edge data; the graph keeps the blocks, which take time to
+            build.
     Raises:
         ValueError: for any other name.
         RuntimeError: inside a function that torch.compile traces; open the block around the call.
@@ -194,9 +194,9 @@ def engine(name: str) -> Iterator[None]:
 
 
 class CusparseFormat(HeldByCore):
-    """What a graph keeps for cuSPARSE: values and plans with their workspaces, in ``core_cuda/spmm/cusparse_plans.h``.
+    """A graph's values and plans with workspaces for cuSPARSE, held by ``core_cuda/spmm/cusparse_plans.h``.
 
-    They are made when an op first needs them, so this entry grows: see :meth:`edgeless.formats.Keeper.num_formats`.
+    Each is made when an op first needs it, so this entry grows: see :meth:`edgeless.formats.Keeper.num_formats`.
     """
 
     def __init__(self):
@@ -204,11 +204,11 @@ class CusparseFormat(HeldByCore):
         self.seen: tuple = ()
 
     def knows(self, graph: Graph) -> bool:
-        """Whether :meth:`learn` has nothing to tell."""
+        """Returns whether :meth:`learn` has already passed on all of the graph's formats."""
         return self.seen == tuple(graph._formats)
 
     def learn(self, graph: Graph) -> None:
-        """Tells which arrays and scales are the graph's. Waits for the GPU once for every direction."""
+        """Passes the graph's arrays and scales to the core. Waits for the GPU once for every direction."""
         formats = graph._formats
         sides = [tuple(formats[key][:2]) for key in (CSR, CSC, CSC_ROWS) if key in formats]
         scales = [value for key, value in formats.items() if type(key) is tuple and key[0] == "scale"]
@@ -216,14 +216,14 @@ class CusparseFormat(HeldByCore):
         self.seen = tuple(formats)
 
     def info(self) -> dict[str, int]:
-        """How many plans and values are kept, and how often a plan was there (hits) or something had to be made."""
+        """Returns how many plans and values are kept, and how often a plan was cached (hits) or had to be made."""
         return self.held.info()
 
 
 def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, sampled: bool = False) -> None:
-    """Lets ``graph`` keep what the engine in force needs for a sum of rows of ``x``, or for ``sampled`` products.
+    """Prepares ``graph`` for the engine in force, for a sum of rows of ``x`` or for ``sampled`` products.
 
-    To be called when the graph's arrays for the op are at hand.
+    Call it when the graph's arrays for the op are built.
     """
     if compiling():
         return
@@ -243,9 +243,15 @@ def keep_plans(graph: Graph, x: Tensor, weight: Optional[Tensor] = None, *, samp
 
 
 def keep_blocks(graph: Graph, x: Tensor, dtype: torch.dtype, heads: int, head_dim: int) -> None:
-    """Lets ``graph`` keep the blocks that dot product attention of rows of ``dtype`` needs, made of ``x``.
+    """Builds and keeps the blocks of ``graph`` for dot product attention if the choice in force wants them.
 
-    To be called when the graph's arrays for the op are at hand, where nothing is by edge.
+    Call it when the graph's arrays for the op are built, and only if the op has no per-edge data.
+
+    Args:
+        graph: keeps the blocks.
+        x: the layer's input, for its device.
+        dtype: the dtype of queries, keys and values, which are computed from x.
+        heads, head_dim: the shape of their rows.
     """
     if compiling():
         return
@@ -278,24 +284,24 @@ def _keep(graph: Graph, key: str, *how: float) -> None:
 
 
 def _decides(graph: Graph, x: Tensor, weight: Optional[Tensor]) -> bool:
-    """Whether it is decided by measurement who computes this sum and its gradient."""
+    """Returns whether tuning has decided which engine computes this sum and its gradient."""
     if not tuner.may_decide(graph) or (weight is not None and weight.numel() > graph.num_edges):
         return False
     return tuner.decide(graph, shape_of_sum(x, weight))
 
 
 def _decides_dot(graph: Graph, dtype: torch.dtype, heads: int, head_dim: int) -> bool:
-    """The same for dot product attention and, where the graph has both directions, its backward."""
+    """Does the same for dot product attention and, if the graph has both directions, its backward."""
     if not tuner.may_decide(graph):
         return False
     passes = (False, True) if len(sides_of(graph)) > 1 else (False,)
     shapes = [shape_of_dot(dtype, heads, head_dim, backward=backward) for backward in passes]
-    decided = [tuner.decide(graph, shape) for shape in shapes]  # every one of them counts its uses
+    decided = [tuner.decide(graph, shape) for shape in shapes]  # a list, since every call counts a use
     return all(decided)
 
 
 def _measure(*args):
-    from .tuning_measure import measure  # which needs the engines of this module
+    from .tuning_measure import measure  # imported here, as it imports this module
 
     return measure(*args)
 
@@ -314,6 +320,6 @@ _FORMATS = {_CUSPARSE: CusparseFormat, _WSB: WsbFormat}
 
 
 def cusparse_info(graph: Graph) -> Optional[dict[str, int]]:
-    """What ``graph`` keeps for cuSPARSE, see :meth:`CusparseFormat.info`; None if nothing."""
+    """Returns :meth:`CusparseFormat.info` of ``graph``, or None if the graph keeps nothing for cuSPARSE."""
     kept = graph._formats.get(_CUSPARSE)
     return None if kept is None else kept.info()

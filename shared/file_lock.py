@@ -1,4 +1,4 @@
-"""One writer at a time for a file that is read, added to and replaced."""
+"""A lock that lets one writer at a time read a file, add to it and replace it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _PAUSE = 0.005
 
 @contextlib.contextmanager
 def locked(file: Path, patience: Optional[float] = None) -> Iterator[None]:
-    """Inside the block no other thread or process is in a block of the same file.
+    """Keeps all other threads and processes out of blocks of the same file.
 
-    The lock is the system's and ends with the process that holds it. It is on the file itself, which is made, empty,
-    where there is none. Where the file system has no locks, or the others take longer than ``patience`` seconds,
-    :data:`PATIENCE` by default, the block runs without one: no program hangs for it.
+    The operating system holds the lock and releases it when the process ends. The lock is on the file itself, which is
+    created empty if it is missing. If the file system has no locks, or others hold the lock for longer than
+    ``patience`` seconds (:data:`PATIENCE` by default), the block runs without it, so that no program hangs.
 
     Raises:
         OSError: the file cannot be opened for writing.
@@ -37,14 +37,14 @@ def locked(file: Path, patience: Optional[float] = None) -> Iterator[None]:
     finally:
         if held is not None:
             with held:
-                fcntl.flock(held, fcntl.LOCK_UN)  # said, since a child that was forked in between shares what is open
+                fcntl.flock(held, fcntl.LOCK_UN)  # a forked child shares the open file: closing ours keeps the lock
 
 
 def _acquire(file: Path, patience: float) -> Optional[IO[bytes]]:
-    """The open file that has the lock; None where there is no lock to be had."""
+    """Returns the open, locked file; None if the lock cannot be had."""
     end = time.monotonic() + patience
     while time.monotonic() < end:
-        held = open(file, "ab")  # noqa: SIM115  it is closed when the lock is given back
+        held = open(file, "ab")  # noqa: SIM115  closed when the lock is released
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(held.fileno()), os.stat(file)):
@@ -56,5 +56,5 @@ def _acquire(file: Path, patience: float) -> Optional[IO[bytes]]:
         except OSError:
             held.close()
             return None
-        held.close()  # of others, or no longer the file in this place: the one before has replaced it
+        held.close()  # it is locked by others, or the previous holder has replaced the file at this path
     return None

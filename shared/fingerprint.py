@@ -1,8 +1,7 @@
-"""Numbers that tell graphs apart by their contents: the same on every device, in every process and for either id dtype.
+"""64-bit hashes of the contents of graphs and tensors: equal on every device, in every process and for both id dtypes.
 
-Every row of a table of integers is hashed by itself and the hashes are added up, so a fingerprint is found in one pass
-over the data, on the GPU where the data is there. It recognises what was seen before; it does not protect from somebody
-who looks for two graphs with the same one.
+Every row of an integer table is hashed by itself and the hashes are added up, so a fingerprint takes one pass over the
+data, on the device that holds it. It recognises known contents; it is no cryptographic hash.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _CHUNK = 1 << 20  # rows hashed at a time: temporary tensors stay small, and on 
 
 
 class Fingerprint:
-    """A fingerprint that tables of integers are added to.
+    """The fingerprint of a sequence of integer tables.
 
     Args:
-        *sizes: numbers that belong to it as well.
+        *sizes: integers that are hashed before the tables.
     """
 
     def __init__(self, *sizes: int):
@@ -42,7 +41,7 @@ class Fingerprint:
 
         Args:
             *columns: ``[n]`` integers each, on one device.
-            ordered: whether the position of a row counts; without it a table is a multiset of rows.
+            ordered: whether the index of a row is hashed with it; without it a table is a multiset of rows.
         """
         total = torch.zeros((), dtype=torch.int64, device=columns[0].device)
         for first in range(0, columns[0].numel(), _CHUNK):
@@ -51,7 +50,7 @@ class Fingerprint:
         return self
 
     def __int__(self) -> int:
-        """64 bits."""
+        """Returns the fingerprint, an integer in [0, 2**64)."""
         return self._total
 
     def __str__(self) -> str:
@@ -64,7 +63,7 @@ def _mixed(total: int, value: int) -> int:
 
 
 def _sum_of_hashes(columns: list[Tensor], first: Optional[int]) -> Union[int, Tensor]:
-    """The sum over rows of what :func:`_mixed` makes of a row's numbers; ``first``: its position, where these count."""
+    """Returns the sum of the rows' hashes (:func:`_mixed`); ``first`` is the first row's index, None if unordered."""
     columns = [column.to(torch.int64) for column in columns]
     if columns[0].device.type == "cpu":
         return _C.sum_of_row_hashes([column.contiguous() for column in columns], first)
@@ -75,13 +74,13 @@ def _sum_by_torch(columns: list[Tensor], first: Optional[int]) -> Tensor:
     hashes = torch.zeros_like(columns[0])
     places = [] if first is None else [torch.arange(first, first + hashes.numel(), device=hashes.device)]
     for value in (*places, *columns, 1, 2):
-        hashes = hashes.bitwise_xor_(value).mul_(_GOLDEN - 2**64)  # products wrap around
+        hashes = hashes.bitwise_xor_(value).mul_(_GOLDEN - 2**64)  # int64 products wrap around
         hashes ^= (hashes >> 32) & 0xFFFFFFFF
     return hashes.sum()
 
 
 def of_graph(graph: Graph) -> int:
-    """The fingerprint of a graph's sizes and edges, without their order. Waits for the GPU."""
+    """Returns the fingerprint of a graph's sizes and edges, regardless of the edge order. Waits for the GPU."""
     by_dst = graph.has_csr
     indptr, indices = graph.csr_arrays(False) if by_dst else graph.csc_arrays(False)
     total = torch.zeros((), dtype=torch.int64, device=indices.device)
@@ -91,7 +90,7 @@ def of_graph(graph: Graph) -> int:
 
 
 def _edges(indptr: Tensor, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Row and column of every edge of a CSR, a chunk at a time."""
+    """Yields the rows and columns of a CSR's edges, a chunk of edges at a time."""
     num_edges, device = indices.numel(), indices.device
     firsts = torch.arange(0, num_edges, _CHUNK, device=device)
     lasts = (firsts + _CHUNK - 1).clamp(max=num_edges - 1)
@@ -104,7 +103,7 @@ def _edges(indptr: Tensor, indices: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """The fingerprint of tensors on the CPU by their names: of dtypes, shapes and every bit."""
+    """Returns the fingerprint of named CPU tensors: of their names, dtypes, shapes and bits."""
     found = Fingerprint()
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -115,7 +114,7 @@ def of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def of_text(text: str) -> str:
-    """The fingerprint of a text."""
+    """Returns the fingerprint of a text."""
     found = Fingerprint()
     _add_bytes(found, _bytes_of(text))
     return str(found)
@@ -126,7 +125,7 @@ def _bytes_of(text: str) -> Tensor:
 
 
 def _add_bytes(found: Fingerprint, values: Tensor) -> None:
-    """Adds bytes, eight as one number; zeros fill up the last, and the number of bytes counts."""
+    """Adds bytes as int64 words, the last padded with zeros, and then the number of bytes."""
     if values.storage_offset() % 8:
         values = values.clone()
     whole = values.numel() // 8 * 8

@@ -1,11 +1,11 @@
-"""The store of what is derived from a graph and kept with it: adjacencies, scales, other graphs, facts.
+"""The store of a graph's formats, which are derived from it and kept with it: adjacencies, scales, other graphs, facts.
 
-A graph has one such store, a dictionary. A key says what an entry is, a name or a tuple that begins with one, and
-:meth:`edgeless.Graph.format` is given the function that builds what is missing from the graph. A value holds tensors: a
-Tensor, a Graph, or a tuple, list or dictionary of these; numbers and None take no memory. What grows while it is kept
-has a class of its own, with ``kept_tensors`` and ``num_formats``. Everything else follows from that: what an entry
-weighs, when the cache has to weigh a graph anew, and what goes along when a graph is moved, copied or pickled. Entries
-die with the graph.
+A graph has one such store, a dictionary. A key is a name or a tuple that begins with one, and
+:meth:`edgeless.Graph.format` takes the function that builds a missing entry from the graph. A value is a Tensor, a
+Graph, or a tuple, list or dictionary of these; numbers and None count as 0 bytes. An entry that grows while it is kept
+has a class with ``kept_tensors`` and ``num_formats``. From these follow the bytes of an entry, when the cache has to
+count a graph's bytes again, and which entries go along when a graph is moved, copied or pickled. Entries live as long
+as the graph.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ Formats = dict[Hashable, Any]
 
 CSR = "csr"  # Compressed: rows are destinations
 CSC = "csc"  # Compressed: rows are sources
-POSITIONS = "positions"  # of every edge of the CSC, in its destination's row
-PLACES = "places"  # of every edge of the CSC, in the CSR
-CSC_ROWS = "csc rows"  # [indptr, indices] of the CSC, which keeps no edge ids until somebody needs them
+POSITIONS = "positions"  # for every edge of the CSC, its index within its CSR row
+PLACES = "places"  # the CSC-to-CSR permutation: for every edge of the CSC, its index in the CSR
+CSC_ROWS = "csc rows"  # [indptr, indices] of the CSC, kept without edge ids until an op needs them
 
-_NUMBERS = frozenset((int, bool, float, str, type(None)))  # and what else takes no memory
+_NUMBERS = frozenset((int, bool, float, str, type(None)))  # types of values that hold no tensors
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """All tensors that an entry holds, those of a graph within it included."""
+    """Returns all tensors that an entry holds, including those of a graph in it."""
     found: list[Tensor] = []
     _collect(value, found)
     return found
 
 
 def _collect(value: Any, found: list[Tensor]) -> None:
-    kind = type(value)  # hot: every new graph is weighed
+    kind = type(value)  # hot: runs for every new graph
     if kind in _NUMBERS:
         return
     if kind is Tensor or isinstance(value, Tensor):
@@ -70,75 +70,75 @@ def _collect(value: Any, found: list[Tensor]) -> None:
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes of the tensors of an entry or of a whole store; a tensor that is held twice counts once."""
+    """Returns the bytes of the tensors of an entry or a whole store; a tensor that is held twice counts once."""
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors_of(value)}.values())
 
 
 def _has_stand_ins(value: Any) -> bool:
-    """Whether a tensor of an entry or a graph is one that torch.export computes with."""
+    """Returns whether a tensor of an entry or a graph is a stand-in that torch.export traces with."""
     return any(type(t) in STAND_INS for t in tensors_of(value))
 
 
 def graphs_of(value: Any) -> list[Any]:
-    """The graphs, and what else grows, that an entry holds; not those that these hold."""
+    """Returns the graphs and other growing objects that an entry holds directly, not those inside them."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, (tuple, list)):
         return [graph for part in value for graph in graphs_of(part)]
-    if isinstance(value, int):  # torch.compile cannot ask one of its own for attributes
+    if isinstance(value, int):  # torch.compile cannot trace hasattr of a symbolic size
         return []
     return [value] if hasattr(value, "num_formats") else []
 
 
 class Keeper:
-    """What has such a store: a graph, with or without types."""
+    """Base class of the graphs, typed or not: it has a store of formats."""
 
     _formats: Formats
-    _graphs: list[Any]  # those among the formats
+    _graphs: list[Any]  # the graphs and other growing objects among the formats
 
     def format(self, key: Hashable, build: Callable[[Any], Any]) -> Any:
-        """What is kept under ``key``, from ``build(self)`` the first time."""
+        """Returns the entry of ``key``, which ``build(self)`` makes the first time."""
         if key in self._formats:
             return self._formats[key]
         with normal_tensors():
             value = build(self)
-        runs_python = compiling() and not torch.compiler.is_dynamo_compiling()  # as torch.export does by default
+        runs_python = compiling() and not torch.compiler.is_dynamo_compiling()  # torch.export's default mode
         if transforming() or (runs_python and _has_stand_ins(value) and not _has_stand_ins(self)):
-            return value  # of the transform or the trace, which the graph outlives
+            return value  # its tensors belong to the transform or the trace, which the graph outlives
         self._formats[key] = value
         self._graphs += graphs_of(value)
         return value
 
     def num_formats(self) -> int:
-        """How many things are kept, here and with the graphs among them. Never falls but by transposes."""
+        """Returns the number of entries of this store and the graphs in it. Only a CSC that gets edge ids lowers it."""
         num = len(self._formats)
         for graph in self._graphs:
             num += graph.num_formats()
         return num
 
     def record_stream(self, stream) -> None:
-        """As :meth:`torch.Tensor.record_stream`, of all that is kept by now."""
+        """Calls :meth:`torch.Tensor.record_stream` of all CUDA tensors that are kept so far."""
         for tensor in tensors_of(self):
             if tensor.is_cuda:
                 tensor.record_stream(stream)
 
 
 class HeldByCore:
-    """An entry that grows while it is kept: an object of the extension holds what is in it.
+    """An entry that grows while it is kept and whose contents an object of the C++ extension holds.
 
     Args:
-        held: has ``kept_tensors()`` and ``num_entries()``.
+        held: the object, with ``kept_tensors()`` and ``num_entries()``.
     """
 
     def __init__(self, held: Any):
         self.held = held
 
     def kept_tensors(self) -> list[Tensor]:
-        """The tensors within."""
+        """Returns the tensors in it."""
         return self.held.kept_tensors()
 
     def num_formats(self) -> int:
-        """How many things were made so far."""
+        """Returns how many entries were made so far."""
         return self.held.num_entries()
 
     def _missing_bytes(self) -> int:
@@ -146,10 +146,10 @@ class HeldByCore:
 
 
 def facts(formats: Formats) -> Formats:
-    """What holds of the graph on every device: numbers."""
+    """Returns the numbers among the formats, which are the same on every device."""
     return {key: value for key, value in formats.items() if isinstance(value, (bool, int, float))}
 
 
 def travelling(formats: Formats) -> Formats:
-    """What goes along in a copy or a pickle: the adjacency and facts. The rest is derived anew when it is asked for."""
+    """Returns what a copy or a pickle contains: the adjacency and the facts. Other formats are recomputed on demand."""
     return {**{key: formats[key] for key in (CSR, CSC) if key in formats}, **facts(formats)}

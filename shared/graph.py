@@ -2,7 +2,7 @@
 
 Messages flow from sources to destinations. CSR has destinations as rows (a row lists the sources of a node's
 in-edges), CSC has sources as rows. Within a CSR row the edges keep their original order. Every edge has an id, its
-position in the list that the graph was built from; edge tensors (features, weights) are indexed by it.
+index in the list that the graph was built from; edge tensors (features, weights) are indexed by it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Graph(Keeper):
 
     Build one with :meth:`from_edge_index`, :meth:`from_csr`, :meth:`from_csc`, :meth:`from_dgl`, :meth:`from_pyg`,
     :meth:`from_sparse_tensor` or :meth:`from_torch_sparse`. Multi-edges and self loops are edges like any others.
-    The direction that was not given is built when it is first asked for, and kept. Index tensors are int32 where the
-    numbers of nodes and edges are below 2**31 - 1, else int64. Pickles, copies and moves between devices.
+    The direction that was not given is built at its first use, and kept. Index tensors are int32 if the numbers of
+    nodes and edges are below 2**31 - 1, else int64. Graphs can be pickled, copied and moved between devices.
     """
 
-    _num_receiving: Optional[int] = None  # destinations that have in-edges, where they were counted
+    _num_receiving: Optional[int] = None  # the number of destinations with in-edges, None if not counted
 
     def __init__(
         self,
@@ -59,16 +59,16 @@ class Graph(Keeper):
         is_symmetric: Optional[bool] = None,
         kept: Optional[Tensor] = None,
     ):
-        # Takes arrays as they are: the class methods check and convert.
+        # The arrays are not checked here: the class methods check and convert them.
         self._formats: Formats = {} if csr is None else {CSR: csr}
         if csc is not None:
             self._formats[CSC] = csc
-        self._graphs: list[Graph] = []  # those among the formats
+        self._graphs: list[Graph] = []
         self._num_src = num_src
         self._num_dst = num_dst
         self._is_symmetric = is_symmetric
-        self._kept = kept  # set by with_self_loops
-        self._has_loops = False  # known to have one at every node and no others, behind all other edges
+        self._kept = kept  # ids of the edges that with_self_loops kept
+        self._has_loops = False  # if True, the only loops are those of with_self_loops, and they are the last edges
         self._max_degrees = MaxDegrees()
 
     # Constructors ----------------------------------------------------------------------------------------------------
@@ -87,15 +87,15 @@ class Graph(Keeper):
         """A graph from ``edge_index`` ``[2, E]`` of any integer dtype: sources in row 0, destinations in row 1.
 
         Args:
-            num_src, num_dst: numbers of nodes. When both are None the graph is square, with as many nodes as the
-                largest id asks for; when one is None it is that side's largest id plus one.
-            is_symmetric: True when every edge has its reverse, and as often, if the caller knows. One array of
-                neighbours then serves both directions wherever nothing is asked for by edge.
-            validate: check that ids are in range and that a symmetric graph is one, which takes as long as building
-                both directions. Without it wrong ids are undefined behaviour, and so are gradients of what is not
-                symmetric.
-            self_loops: replace self loops as :meth:`with_self_loops` does, which then is this graph's and takes no
-                time: of a new graph at every step, edges are sorted once.
+            num_src, num_dst: numbers of nodes. When both are None the graph is square, with the largest id plus one
+                nodes; when one is None it is that side's largest id plus one.
+            is_symmetric: True if the caller knows that every edge has its reverse, with the same multiplicity. One
+                array of neighbours then serves both directions in ops without per-edge data.
+            validate: check that ids are in range and that a graph declared symmetric is, which takes as long as
+                building both directions. Without it, wrong ids and gradients over a graph that is not symmetric are
+                undefined behaviour.
+            self_loops: replace self loops as :meth:`with_self_loops` does. A later call of that method then sorts
+                nothing, so that a new graph at every step is sorted once.
         Raises:
             TypeError: edge_index is not a Tensor.
             ValueError: wrong shape, layout or dtype; a negative number of nodes; is_symmetric of a graph that is not.
@@ -111,7 +111,7 @@ class Graph(Keeper):
     def _from_ends(
         cls, call, names, src, dst, num_src, num_dst, *, is_symmetric=None, validate=True, self_loops=False
     ) -> Graph:
-        """From the two ends of every edge. ``call`` and ``names`` (of src, dst) are for error messages."""
+        """Builds a graph from the ends of every edge. ``call`` and ``names`` (of src, dst) are for error messages."""
         with normal_tensors():
             src, dst = as_index(src), as_index(dst)
             num_src, num_dst = num_nodes_of(call, names, src, dst, num_src, num_dst)
@@ -127,7 +127,7 @@ class Graph(Keeper):
                 *ends, kept = replace_self_loops(src, dst, min(num_src, num_dst))
             try:
                 csr = Compressed(*coo_to_csr(ends[1], ends[0], num_dst, num_src, validate))
-            except IndexError:  # say it in the caller's words
+            except IndexError:  # repeat the check, whose message has the caller's names
                 check_ids(f"{call}: {names[0]}", src, "num_src", num_src)
                 check_ids(f"{call}: {names[1]}", dst, "num_dst", num_dst)
                 raise
@@ -139,8 +139,10 @@ class Graph(Keeper):
 
     @classmethod
     def _of_few_edges(cls, src, dst, num_src: int, num_dst: int, self_loops: bool) -> Optional[Graph]:
-        """As :meth:`_from_ends`, of int32 or int64 ids and without ops; None where ``graph_of_few_edges``
-        (``core_cuda/graph/few_edges_cpu.h``) leaves the graph to these, an id out of range included.
+        """:meth:`_from_ends` for a small graph of int32 or int64 ids, without the dispatch of ops.
+
+        Returns None if ``graph_of_few_edges`` (``core_cuda/graph/few_edges_cpu.h``) does not support the graph; an id
+        out of range is such a case, which the ops report.
         """
         found = _C.graph_of_few_edges(src, dst, num_src, num_dst, self_loops)
         if found is None:
@@ -162,13 +164,13 @@ class Graph(Keeper):
         is_symmetric: Optional[bool] = None,
         validate: bool = True,
     ) -> Graph:
-        """A graph from compressed rows of destinations; shares the tensors where their dtype is the graph's.
+        """A graph from compressed rows of destinations; shares the tensors if they have the graph's index dtype.
 
         Args:
             indptr: ``[num_dst + 1]``, from 0 to E, never falling.
             indices: ``[E]``, the source of every edge.
             num_src: number of source nodes, ``num_dst`` when None.
-            edge_ids: ``[E]``, a permutation: the id of the edge at every position. None: its position.
+            edge_ids: ``[E]``, a permutation: the id of the edge at every index. None: the index itself.
             is_symmetric, validate: as in :meth:`from_edge_index`.
         Raises:
             TypeError, ValueError: a wrong shape, dtype or device, or an indptr or edge_ids that is not as above.
@@ -206,15 +208,15 @@ class Graph(Keeper):
     def from_dgl(cls, g, etype=None) -> Graph:
         """The edges of type ``etype`` of a DGLGraph or block (may be None when there is one type only).
 
-        Reads the adjacency that DGL keeps, and shares its memory where the index dtypes agree.
+        Reads the adjacency that DGL keeps, and shares its memory if the index dtypes agree.
         """
         check_has("Graph.from_dgl", "g", g, "canonical_etypes", "a DGLGraph")
         if etype is None and len(g.canonical_etypes) != 1:
             raise ValueError(f"Graph.from_dgl: etype must be one of {g.canonical_etypes}, got None")
         etype = g.canonical_etypes[g.get_etype_id(etype)]
         num_src, num_dst = g.num_src_nodes(etype[0]), g.num_dst_nodes(etype[2])
-        # What DGL has already, in the order of its worth to us: asking for more would make DGL build and keep it. Its
-        # arrays are checked like any, for users may have made them; to sort a small block anew is faster than that.
+        # Takes a format that DGL has already, the most useful first: a request for another would make DGL build and
+        # keep it. Users may have made these arrays, so they are checked. For a block, a new sort is faster than that.
         have = g.formats()["created"]
         if "csc" in have and not (g.is_block and "coo" in have):
             indptr, indices, ids = g.adj_tensors("csc", etype)
@@ -236,7 +238,7 @@ class Graph(Keeper):
     def from_torch_sparse(cls, adj_t: Tensor) -> Graph:
         """From a ``torch.sparse`` COO or CSR matrix ``[num_dst, num_src]``. Edge ids follow its stored order.
 
-        The duplicates of an uncoalesced matrix become multi-edges. Values are not looked at.
+        The duplicates of an uncoalesced matrix become multi-edges. Values are ignored.
 
         Raises:
             TypeError: adj_t is not a Tensor.
@@ -252,15 +254,15 @@ class Graph(Keeper):
         num_dst, num_src = adj_t.shape[:2]
         if adj_t.layout == torch.sparse_csr:
             return cls.from_csr(adj_t.crow_indices(), adj_t.col_indices(), num_src)
-        dst, src = adj_t._indices()  # indices() refuses what is not coalesced
+        dst, src = adj_t._indices()  # indices() raises for uncoalesced matrices
         return cls._from_ends("Graph.from_torch_sparse", ("column", "row"), src, dst, num_src, num_dst)
 
     @classmethod
     def from_pyg(cls, edge_index) -> Graph:
         """From a ``torch_geometric.EdgeIndex``: row 0 has the sources, row 1 the destinations.
 
-        The row pointers that an EdgeIndex caches are not used: they outlive in-place edits, and sorting takes no longer
-        than checking them.
+        The row pointers that an EdgeIndex caches are not used: they go stale after in-place edits, and checking them
+        takes as long as sorting.
         """
         check_has("Graph.from_pyg", "edge_index", edge_index, "sparse_size", "a torch_geometric.EdgeIndex")
         num_src, num_dst = edge_index.sparse_size()
@@ -285,7 +287,7 @@ class Graph(Keeper):
 
     @property
     def device(self) -> torch.device:
-        """Where the index tensors are."""
+        """The device of the index tensors."""
         return self._any.indices.device
 
     @property
@@ -295,12 +297,12 @@ class Graph(Keeper):
 
     @property
     def is_symmetric(self) -> Optional[bool]:
-        """Whether every edge has its reverse, and as often, as the caller declared; None when unknown."""
+        """True if the caller declared that every edge has its reverse, with equal multiplicity; None when unknown."""
         return self._is_symmetric
 
     @property
     def fingerprint(self) -> str:
-        """Tells graphs of other sizes or edges apart, whatever their order and device. Kept; waits for the GPU once."""
+        """A hash of the sizes and the edges, regardless of edge order and device. Kept; waits for the GPU once."""
         return f"{self.format('fingerprint', of_graph):016x}"
 
     @property
@@ -316,7 +318,7 @@ class Graph(Keeper):
 
     @property
     def csc(self) -> Compressed:
-        """Out-edges: rows are sources, indices are destinations. Built when a gradient first needs it."""
+        """Out-edges: rows are sources, indices are destinations. Built at its first use, as by a gradient."""
         csc = self._formats.get(CSC)
         if csc is None:
             csc = self.format(CSC, lambda graph: transpose(graph.csr, graph.num_src))
@@ -324,19 +326,19 @@ class Graph(Keeper):
         return csc
 
     def csr_arrays(self, by_edge: bool) -> list[Tensor]:
-        """:attr:`csr` as the ops take it.
+        """Returns :attr:`csr` as the ops take it.
 
         Args:
-            by_edge: whether the op reads or writes something for every edge, and so needs the ids; dropout does.
+            by_edge: whether the op has per-edge data and so needs the edge ids. Dropout does, for its mask.
         """
         if self._is_symmetric and not by_edge and CSR not in self._formats:
             return arrays_of(self.csc, False)
         return arrays_of(self.csr, by_edge)
 
     def csc_arrays(self, by_edge: bool) -> list[Tensor]:
-        """:attr:`csc` as the ops take it. Its edge ids are kept from when somebody first needs them.
+        """Returns :attr:`csc` as the ops take it. Its edge ids are kept from their first use on.
 
-        Without them, that of a symmetric graph is its CSR: the same neighbours, in another order.
+        Without edge ids, a symmetric graph returns its CSR: the same neighbours, in another order.
         """
         if by_edge or CSC in self._formats:
             return arrays_of(self.csc, by_edge)
@@ -345,11 +347,11 @@ class Graph(Keeper):
         return self.format(CSC_ROWS, lambda graph: arrays_of(transpose(graph.csr, graph.num_src), False))
 
     def csc_with_positions(self) -> list[Tensor]:
-        """:attr:`csc` with edge ids and, of a graph in use, the position of each of its edges in its destination's row,
-        ``[E]`` int32: every gradient of an extremum would have to find them (docs/decisions/0016).
+        """Returns :attr:`csc` with edge ids and, for a reused graph, the position of every edge within its CSR row.
 
-        A graph that is used once does without. While a CUDA graph is captured they are not made: they would be there
-        only once that has run.
+        The positions are ``[E]`` int32. Without them, each gradient of an extremum has to find them
+        (docs/decisions/0016). A graph counts as reused once its largest degree is known, which on a GPU takes several
+        calls. Nothing is made while a CUDA graph is captured, since it would have values only after the first replay.
         """
         csc = self.csc_arrays(True)
         if len(csc) < 3 or csc[0].dtype != torch.int32 or not self._keeps(POSITIONS):
@@ -357,9 +359,10 @@ class Graph(Keeper):
         return [*csc, self.format(POSITIONS, _positions)]
 
     def csc_with_places(self) -> list[Tensor]:
-        """:attr:`csc` with edge ids and, of a graph in use, the place of each of its edges in :attr:`csr`, ``[E]`` of
-        the index dtype: gradients of attention with edge features would have to find them. See
-        :meth:`csc_with_positions`.
+        """Returns :attr:`csc` with edge ids and, for a reused graph, the CSC-to-CSR permutation ``[E]`` (index dtype).
+
+        Without it, each gradient of attention with edge features has to find the indices in :attr:`csr`. It is made
+        under the conditions of :meth:`csc_with_positions`.
         """
         csc = self.csc_arrays(True)
         if len(csc) < 3 or not self._keeps(PLACES):
@@ -367,7 +370,7 @@ class Graph(Keeper):
         return [*csc, self.format(PLACES, _places)]
 
     def _keeps(self, key: str) -> bool:
-        """Whether that format is there, or is to be."""
+        """Returns whether that format is kept already or should be built now."""
         if compiling():
             return False
         captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -375,16 +378,16 @@ class Graph(Keeper):
 
     @property
     def has_csr(self) -> bool:
-        """Whether :attr:`csr` is already there."""
+        """Whether :attr:`csr` is already built."""
         return CSR in self._formats
 
     @property
     def has_csc(self) -> bool:
-        """Whether :attr:`csc` is already there, be it without edge ids."""
+        """Whether :attr:`csc` is already built, with or without edge ids."""
         return CSC in self._formats or CSC_ROWS in self._formats or bool(self._is_symmetric)
 
     def _ends(self):
-        """(src, dst) in original order and index dtype."""
+        """Returns the sources and destinations of the edges in original order and the index dtype."""
         if CSR in self._formats:
             dst, src = uncompress(self.csr)
         else:
@@ -419,22 +422,30 @@ class Graph(Keeper):
         return self._max_degrees.of_csr(self)
 
     def max_in_degree_at_hand(self) -> Optional[int]:
-        """:attr:`max_in_degree` if it can be had without waiting for a GPU, else None.
+        """Returns :attr:`max_in_degree` if it is available without waiting for a GPU, else None.
 
-        A GPU is asked the second time, so that a graph used once costs nothing, and a later call finds the answer.
+        On a GPU the second call starts an asynchronous copy, which a later call finds complete, so that a graph used
+        once costs nothing.
         """
         return self._max_degrees.of_csr_at_hand(self)
 
     def max_degrees_at_hand(self) -> list[int]:
-        """The most edges of a row of :attr:`csr`, and of :attr:`csc`, as far as known without waiting for a GPU.
+        """Returns the largest degree of :attr:`csr` and of :attr:`csc`, as far as available without waiting for a GPU.
 
-        Known, they save a layer its search for rows that were cut. A GPU is asked the fourth time: sampled graphs are
-        rarely used as often.
+        With them, a layer need not search for rows that are split. On a GPU the fourth call starts the asynchronous
+        copy, because sampled graphs are rarely used that often.
         """
         return self._max_degrees.at_hand(self)
 
     def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
-        """``degree ** power`` of every node (of 0: ``isolated``), kept; in-degrees for ``"dst"``, else out-degrees."""
+        """Returns ``degree ** power`` of every node, ``isolated`` for degree 0, and keeps it.
+
+        Args:
+            side: ``"dst"`` for in-degrees of destinations, ``"src"`` for out-degrees of sources.
+            power: the exponent.
+            dtype: of the result ``[num_dst]`` or ``[num_src]``.
+            isolated: the value of nodes without edges.
+        """
         key = ("scale", side, power, dtype, isolated)
         scale = self._formats.get(key)
         if scale is None:
@@ -446,7 +457,7 @@ class Graph(Keeper):
     # Other graphs ----------------------------------------------------------------------------------------------------
 
     def reverse(self) -> Graph:
-        """The graph with every edge turned round. Shares the index tensors and keeps the edge ids."""
+        """The graph with every edge reversed. Shares the index tensors and keeps the edge ids."""
         csr, csc = self._formats.get(CSR), self._formats.get(CSC)
         return Graph(csc, csr, self._num_dst, self._num_src, self._is_symmetric)
 
@@ -465,15 +476,16 @@ class Graph(Keeper):
         if moved._any.indices is self._any.indices:
             return self
         moved._formats.update(facts(self._formats))
-        if self._num_receiving is None:  # else its degree was counted when it was made, which says of no use
+        if self._num_receiving is None:  # else the degree was known from the start, which does not show reuse
             moved._max_degrees = self._max_degrees.moved()
         return moved
 
     def with_self_loops(self) -> Graph:
         """The graph with its self loops replaced by exactly one at each of the first min(num_src, num_dst) nodes.
 
-        Edges of the new graph: the kept edges in their original order, then the loops of node 0, 1, ... The result
-        lives as long as this graph. Its ``_kept`` holds the ids ``[K]`` (int64) of the kept edges, None for all.
+        The edges of the new graph are the kept edges in their original order, then the loops of node 0, 1, ... The
+        result is kept as long as this graph. Its ``_kept`` holds the ids ``[K]`` (int64) of the kept edges, None if
+        all were kept.
         """
         return self.format("self loops", _with_self_loops)
 
@@ -485,24 +497,24 @@ class Graph(Keeper):
         seed: int = 0,
         bipartite: Optional[bool] = None,
     ):
-        """This graph with other numbers for its nodes, so that near nodes are near in memory, and the permutation.
+        """Renumbers the nodes so that neighbours are near in memory, and returns the new graph and the permutation.
 
-        ``permutation[i]`` is the original number of the node that now has number ``i``: ``x[permutation]`` are its
-        features, and ``edgeless.reordering.restore(out, permutation)`` takes outputs back to the original order. Edges
-        keep their ids, so edge tensors stay as they are, and so do the edges' dropout masks.
+        ``permutation[i]`` is the original id of the node that now has id ``i``: ``x[permutation]`` are the features of
+        the new graph, and ``edgeless.reordering.restore(out, permutation)`` takes outputs back to the original order.
+        Edges keep their ids, so edge tensors and dropout masks stay valid.
 
         Args:
             method: ``"community"`` (needs scikit-network), ``"metis"`` (pymetis), ``"rcm"`` (SciPy) or ``"degree"``;
                 docs/choosing.md compares them. Or a permutation ``[N]`` of any integer dtype.
-            num_parts: of METIS; by default one for 512 nodes.
-            seed: of METIS. The others draw nothing; all give the same order every time.
-            bipartite: whether sources and destinations are two sets of nodes. They then get a permutation each, found
-                together, and method may be a pair. None: if their numbers differ.
+            num_parts: the number of METIS partitions; by default one per 512 nodes.
+            seed: for METIS; the other methods draw nothing. Every method gives the same order every time.
+            bipartite: whether sources and destinations are two sets of nodes. Each set then gets a permutation, found
+                together, and method may be a pair. None: they are if num_src and num_dst differ.
         Returns:
-            (Graph, permutation): int64 ``[N]`` on the graph's device; of a bipartite graph the pair of those of the
-            sources and of the destinations.
+            (Graph, permutation): int64 ``[N]`` on the graph's device; for a bipartite graph the pair of permutations
+            of the sources and of the destinations.
         Raises:
-            TypeError, ValueError, IndexError: an argument that is not as above.
+            TypeError, ValueError, IndexError: an argument is not as above.
             ImportError: the method's library is missing; ``pip install 'edgeless[reorder]'``.
             RuntimeError: METIS fails, as it does on some graphs of millions of nodes.
         """
@@ -511,23 +523,23 @@ class Graph(Keeper):
     # Housekeeping ----------------------------------------------------------------------------------------------------
 
     def memory_bytes(self) -> int:
-        """Bytes in the index tensors of this graph and in all that is kept with it; shared tensors count once."""
+        """Returns the bytes of this graph's index tensors and of its formats; shared tensors count once."""
         return num_bytes(self)
 
     def memory_bytes_at_most(self) -> int:
-        """Bytes that :meth:`memory_bytes` can grow to by building the transposes."""
-        if self._kept is None and self._formats.keys() <= _ADJACENCY:  # of a new graph, which is weighed in any case
+        """Returns the bytes to which :meth:`memory_bytes` can grow by building the transposes."""
+        if self._kept is None and self._formats.keys() <= _ADJACENCY:  # the fast path of new graphs
             return self._bytes_of_both()
         return self.memory_bytes() + self._missing_bytes()
 
     def _bytes_of_both(self) -> int:
-        """Of the arrays of both directions."""
+        """Returns the bytes of the arrays of both directions."""
         indices = self._any.indices
         entries = self._num_src + self._num_dst + 2 + 4 * indices.numel()  # indptr of both, indices and ids of both
         return entries * indices.element_size()
 
     def _missing_bytes(self) -> int:
-        """Of the arrays of both directions that have not been built, of this graph and of those kept with it."""
+        """Returns the bytes of the adjacency arrays that are not built yet, of this graph and of those in its store."""
         present = num_bytes([self._formats.get(key) for key in _ADJACENCY])
         return self._bytes_of_both() - present + sum(graph._missing_bytes() for graph in self._graphs)
 
@@ -549,7 +561,7 @@ class Graph(Keeper):
 
 
 def power_of_degrees(graph, side: str, power: float, dtype: torch.dtype, isolated: float) -> Tensor:
-    """See :meth:`Graph.degree_scale`; of any graph that knows its degrees."""
+    """Computes :meth:`Graph.degree_scale` for any graph that has ``in_degrees()`` and ``out_degrees()``."""
     if type(graph) is Graph and dtype in (torch.float32, torch.float64) and not compiling():
         kept = [graph._formats.get(key) for key in ((CSR,) if side == "dst" else (CSC, CSC_ROWS))]
         for rows in filter(None, kept):
@@ -574,7 +586,7 @@ def _places(graph: Graph) -> Tensor:
     if in_csr is None:
         return in_csc
     places, numbers = torch.empty_like(in_csr), torch.arange(graph.num_edges, dtype=in_csr.dtype, device=graph.device)
-    # The least: what stands beyond the last row may have any edge's id.
+    # "amin" finds the true index: padding behind the last row repeats the id of some edge, always at a larger index.
     places.scatter_reduce_(0, in_csr.long(), numbers, "amin", include_self=False)
     return places.index_select(0, in_csc)
 
@@ -593,5 +605,5 @@ def _with_self_loops(graph: Graph) -> Graph:
 
 
 def _dgl_ids(ids: Tensor, indices: Tensor) -> Optional[Tensor]:
-    """DGL writes the identity as an empty tensor."""
+    """Returns None for an empty tensor, by which DGL denotes the identity."""
     return None if ids.numel() == 0 and indices.numel() > 0 else ids

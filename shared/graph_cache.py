@@ -1,20 +1,20 @@
-"""Weak caches from a user's graph object to a :class:`Graph`: a graph is built once, however often it is used.
+"""The weak cache from a user's graph object to a :class:`Graph`, which builds a graph once for many uses.
 
-A graph hangs weakly on the object that it was built from, its anchor (an edge_index tensor, a DGL graph index, a sparse
-matrix), and dies with it. It counts as valid while the tensors behind the anchor are the same memory in the same
-version: an in-place edit, through whatever view, raises PyTorch's version counter. Tensors without a counter to rely on
-(made under ``torch.inference_mode``, or wrapped like PyG's EdgeIndex) are copied, and compared at every use.
+A graph is tied by a weak reference to the object that it was built from, its anchor (an edge_index tensor, a DGL graph
+index, a sparse matrix), and is freed with it. It is valid while the anchor's tensors have the same address and version:
+an in-place edit through any view raises PyTorch's version counter. Tensors without a reliable counter (made under
+``torch.inference_mode``, or wrapped like PyG's EdgeIndex) are copied, and compared at every use.
 
 Some writers raise no counter: collectives of torch.distributed, other processes, ``tensor.data``, numpy, DLPack. On
-the CPU every use therefore also reads the contents (``core_cuda/graph/stamp.h``): all of them up to 4,096 numbers, in
-shared memory, and while torch.distributed runs with several processes; otherwise a sample, which a new graph does not
-pass and an edit of a few ids may. On CUDA nothing is read, since that would wait for the GPU. Under
-``EDGELESS_CACHE=verify`` the cache compares all contents on every device; ``EDGELESS_CACHE=0`` builds anew every time.
-Programs of torch.compile ask the cache for the graph of an edge_index when they run (:mod:`edgeless.program_cache`) and
-build all others by ops of their own.
+the CPU every use therefore also hashes the contents (``core_cuda/graph/stamp.h``): all of them up to 4,096 elements, in
+shared memory, and while torch.distributed runs with several processes; otherwise a sample, which detects a new graph
+but may miss an edit of a few ids. On CUDA nothing is read, since that would wait for the GPU. Under
+``EDGELESS_CACHE=verify`` the cache compares all contents on every device; ``EDGELESS_CACHE=0`` rebuilds every time.
+Programs of torch.compile look up the graph of an edge_index when they run (:mod:`edgeless.program_cache`); all other
+graphs are built by ops of the program.
 
-The cache holds at most :func:`set_cache_limit` bytes; what was not used for longest goes first. The graph used last
-stays even when it alone is larger, for building it anew in every layer would help nobody; a limit of 0 keeps nothing.
+The cache holds at most :func:`set_cache_limit` bytes and evicts the least recently used graph first. The graph used
+last stays even if it alone exceeds the limit, since otherwise every layer would rebuild it; a limit of 0 keeps nothing.
 """
 
 from __future__ import annotations
@@ -51,10 +51,16 @@ _MODES = {"": "on", "1": "on", "0": "off", "verify": "verify"}
 
 
 class CacheInfo(NamedTuple):
-    """Lookups that found a graph and lookups that built one, graphs held, bytes they hold now, and the byte limit.
+    """Statistics of the cache.
 
-    ``pooled`` are the bytes of large CPU results that were freed and wait for the next result of their size; the system
-    may take them when memory is short. ``EDGELESS_POOL=0`` keeps none.
+    Attributes:
+        hits: lookups that found a graph.
+        misses: lookups that built one.
+        graphs: cached graphs.
+        bytes: the bytes that they hold now.
+        limit: the most bytes that they may hold.
+        pooled: bytes of large CPU results that were freed and are kept for later results of their size; the system may
+            reclaim them when memory is short. ``EDGELESS_POOL=0`` keeps none.
     """
 
     hits: int
@@ -66,7 +72,7 @@ class CacheInfo(NamedTuple):
 
 
 class _AnchorRef(weakref.ref):
-    """A weak reference that still knows the id of its object when that is gone."""
+    """A weak reference that keeps the id of its object after the object is freed."""
 
     __slots__ = ("anchor_id",)
 
@@ -76,24 +82,24 @@ class _AnchorRef(weakref.ref):
 
 
 class _Entry:
-    """A cached graph with what it was built from."""
+    """A cached graph with the stamps or copies of the tensors that it was built from."""
 
     __slots__ = ("charge", "copies", "formats", "graph", "place", "stamps")
 
     def __init__(self, graph: Graph, stamps: bytes, copies: Optional[tuple[Tensor, ...]]):
         self.graph = graph
         self.stamps = stamps
-        self.copies = copies  # None where the stamps are proof enough
-        self.charge = 0
+        self.copies = copies  # None if equal stamps prove that the tensors are unchanged
+        self.charge = 0  # bytes that count against the limit
         self.formats = -1  # num_formats() of the graph when it was charged
-        self.place: Any = None  # its key among the entries: found again without comparing long keys
+        self.place: Any = None  # its key in the cache's entries; the same object, so lookups compare no long keys
 
     def bytes_at_most(self) -> int:
         return self.graph.memory_bytes_at_most() + num_bytes(self.copies or ())
 
 
 class _Section:
-    """What runs under the lock of a cache; anchors that died meanwhile are swept behind it."""
+    """A section under the lock of a cache; it sweeps anchors that died meanwhile after releasing the lock."""
 
     __slots__ = ("_lock", "_sweep")
 
@@ -109,44 +115,45 @@ class _Section:
 
 
 class GraphCache:
-    """A least recently used cache of graphs on weakly held anchors, safe to use from many threads.
+    """A thread-safe LRU cache of graphs by weakly held anchors.
 
-    Anchors are told apart by identity; they are neither hashed nor compared. A graph is charged with the bytes it can
-    grow to, so its transpose, built later, never breaks the limit.
+    Anchors are identified by their ids; they are neither hashed nor compared. A graph is charged with the bytes to
+    which it can grow, so that its transpose, built later, stays within the limit.
     """
 
     def __init__(self, limit: int = DEFAULT_LIMIT):
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[int, Hashable], _Entry] = OrderedDict()  # by (anchor's id, key), oldest first
         self._anchors: dict[int, tuple[_AnchorRef, set]] = {}  # id of the anchor -> its reference, its keys
-        self._dead: deque[_AnchorRef] = deque()  # of anchors that died and wait for the lock
+        self._dead: deque[_AnchorRef] = deque()  # references of dead anchors whose entries are to be dropped
         self._charged = 0
         self._limit = limit
         self._hits = self._misses = 0
 
     def graphs(self) -> list[Graph]:
-        """All that are kept."""
+        """Returns all cached graphs."""
         with self._lock:
             return [entry.graph for entry in self._entries.values()]
 
     def after_fork(self) -> None:
-        """To be called in a forked child, which inherits the lock, but not the thread that may have held it."""
+        """Call this in a forked child, which inherits the lock but not the thread that may hold it."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
             return
-        # What that thread was changing is not to be relied on.
+        # That thread may have left the entries half changed.
         self._lock = threading.Lock()
         self._dead.clear()
         self._reset()
 
     def get(self, anchor: Any, key: Hashable, build: Callable[[], Graph], tensors=(), compare: bool = False) -> Graph:
-        """The graph of ``anchor`` under ``key``, from ``build()`` when there is none that is valid.
+        """Returns the graph of ``anchor`` under ``key``, or the result of ``build()`` if no valid one is cached.
 
         Args:
-            anchor: what the graph hangs on; must support weak references.
-            key: tells the graphs of one anchor apart.
+            anchor: the object with which the graph is freed; it must support weak references.
+            key: distinguishes the graphs of one anchor.
+            build: makes the graph.
             tensors: dense tensors that the graph is built from; a graph is valid while they are unchanged.
-            compare: whether to prove this by their contents, not by their version counters.
+            compare: whether to compare their contents, not only their version counters.
         """
         stamps = _C.stamps(tensors, several_processes()) if tensors else b""
         entry = self._find(anchor, key, stamps)
@@ -155,7 +162,7 @@ class GraphCache:
                 return entry.graph
             with self._locked():
                 self._hits -= 1
-        # Stamps and copies are taken before building: an edit meanwhile makes the entry stale, never wrong.
+        # Stamps and copies are taken before the build, so an edit meanwhile makes the entry stale, never wrong.
         copies = tuple(t.clone() for t in tensors) if compare else None
         with normal_tensors():
             graph = build()
@@ -170,7 +177,7 @@ class GraphCache:
         with self._locked():
             entries = list(self._entries.values())
             hits, misses, limit = self._hits, self._misses, self._limit
-        graphs = {id(e.graph): e.graph.memory_bytes() for e in entries}  # one graph may hang on two anchors
+        graphs = {id(e.graph): e.graph.memory_bytes() for e in entries}  # one graph may have two anchors
         copies = sum(num_bytes(e.copies or ()) for e in entries)
         return CacheInfo(hits, misses, len(entries), sum(graphs.values()) + copies, limit, _C.pooled_bytes())
 
@@ -189,8 +196,8 @@ class GraphCache:
         return _Section(self._lock, self._sweep)
 
     def _anchor_died(self, reference: _AnchorRef) -> None:
-        # Runs wherever the last reference to the anchor goes away, maybe inside one of our own locked sections: never
-        # wait for the lock here. Who holds it sweeps after releasing it.
+        # Runs wherever the last reference to the anchor is dropped, maybe in a locked section of this thread, so it
+        # must not wait for the lock. The holder of the lock sweeps after releasing it.
         self._dead.append(reference)
         self._sweep()
 
@@ -205,7 +212,7 @@ class GraphCache:
             finally:
                 self._lock.release()
 
-    # The rest runs under the lock, or takes it.
+    # The methods below run under the lock, except _find and _store, which take it.
 
     def _reset(self) -> None:
         self._entries.clear()
@@ -261,7 +268,7 @@ class GraphCache:
                 self._sweep()
 
     def _check_identity(self, anchor) -> None:
-        """Forget a dead anchor whose id was given to a new object before its death was noticed."""
+        """Drops the entries of a dead anchor whose id a new object got before the sweep."""
         record = self._anchors.get(id(anchor))
         if record is not None and record[0]() is not anchor:
             self._forget(id(anchor))
@@ -282,7 +289,7 @@ class GraphCache:
             del self._anchors[anchor_id]
 
     def _charge(self, entry: _Entry) -> None:
-        entry.formats = entry.graph.num_formats()  # before the bytes: what comes between is charged next time
+        entry.formats = entry.graph.num_formats()  # read before the bytes: a format built meanwhile is charged later
         charge = entry.bytes_at_most()
         self._charged += charge - entry.charge
         entry.charge = charge
@@ -294,12 +301,12 @@ class GraphCache:
 
 
 def several_processes() -> bool:
-    """Whether collectives may write into any tensor of this process; they raise no version counter."""
+    """Returns whether collectives may write into tensors of this process, which raises no version counter."""
     return _DISTRIBUTED and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
 
 def held_graphs(tensors: list[Tensor]) -> list[Graph]:
-    """The cached graphs that hold the memory of one of ``tensors``, for who needs what else these keep."""
+    """Returns the cached graphs that hold the memory of one of ``tensors``, so that a caller can keep them alive."""
     places = {t.untyped_storage()._cdata for t in tensors}
     return [g for g in _cache.graphs() if any(t.untyped_storage()._cdata in places for t in tensors_of(g))]
 
@@ -321,24 +328,24 @@ def _mode() -> str:
 
 
 def trusts_versions() -> bool:
-    """Whether a tensor on a GPU counts as unchanged as long as its version is."""
+    """Returns whether a GPU tensor counts as unchanged as long as its version is."""
     return _mode() == "on"
 
 
 def graph_for(
     anchor: Any, key: Hashable, build: Callable[[], Graph], *, tensors: tuple[Tensor, ...] = (), compare: bool = False
 ) -> Graph:
-    """The cached graph of ``anchor`` under ``key``, or ``build()``.
+    """Returns the cached graph of ``anchor`` under ``key``, or the result of ``build()``.
 
     Args:
-        anchor: the user's object; the graph hangs weakly on it, so it must allow weak references.
-        key: hashable; tells apart the graphs that can be built from one anchor.
-        build: makes the graph. It must not keep the anchor alive through the graph, or neither ever dies.
-        tensors: the dense tensors that ``build`` reads, when the anchor can change; edited, they make the graph stale.
-        compare: whether their version counters cannot be relied on, so that contents have to be compared.
+        anchor: the user's object, to which the graph is tied by a weak reference.
+        key: hashable; distinguishes the graphs that can be built from one anchor.
+        build: makes the graph. The graph must not refer to the anchor, or neither is ever freed.
+        tensors: the dense tensors that ``build`` reads, if the anchor can change; an edit makes the graph stale.
+        compare: whether to compare the contents of tensors, because their version counters are not reliable.
 
     Raises:
-        TypeError: one of these is no such thing.
+        TypeError: an argument has another type.
     """
     if not callable(build):
         raise TypeError(f"graph_for: build must be a function, got {type(build).__name__}")
@@ -351,7 +358,7 @@ def graph_for(
         return build()
     compare = compare or mode == "verify"
     concrete, inference = _C.are_concrete(tensors)
-    if not concrete:  # a stand-in without contents, while a tracer runs
+    if not concrete:  # a tracer's tensors have no contents
         for t in tensors:
             if not isinstance(t, Tensor):
                 raise TypeError(f"graph_for: tensors must be Tensors, got {type(t).__name__} among them")
@@ -361,9 +368,10 @@ def graph_for(
 
 
 def _quickly(edge_index: Tensor, key: tuple) -> Optional[Graph]:
-    """What :func:`graph_for` would give for a plain tensor of which a version is proof enough: a graph that is known,
-    or one of few edges. None for all else. A model asks in every layer, and of a small graph the way there takes longer
-    than what it leads to.
+    """The fast path of :func:`graph_for` for a plain tensor with a reliable version counter; None if it does not apply.
+
+    It returns a cached graph or builds one of few edges. Every layer looks up its graph, and on a small graph the
+    general path takes longer than the layer's op.
     """
     if compiling() or _C.cache_setting() not in ("", "1") or _C.are_concrete((edge_index,)) != (True, False):
         return None
@@ -384,9 +392,9 @@ def _quickly(edge_index: Tensor, key: tuple) -> Optional[Graph]:
 def graph_of_edge_index(
     edge_index: Tensor, plain: Tensor, num_src: Optional[int], num_dst: Optional[int], flow: str, self_loops: bool
 ) -> Graph:
-    """The cached graph of an ``edge_index`` outside of programs; ``plain`` is the tensor within it.
+    """Returns the cached graph of an ``edge_index`` outside of compiled programs; ``plain`` is the tensor in it.
 
-    Args and errors as of :func:`edgeless.cache.graph_from_edge_index`, which has checked them.
+    The arguments and errors are those of :func:`edgeless.cache.graph_from_edge_index`, which has checked them.
     """
 
     def build():
@@ -399,29 +407,29 @@ def graph_of_edge_index(
     try:
         if (found := _quickly(edge_index, key)) is not None:
             return found
-        # A wrapper's operations reach the inner tensor below its version counter.
+        # Operations of a wrapper, such as EdgeIndex, change the inner tensor without raising its version counter.
         return graph_for(edge_index, key, build, tensors=(plain,), compare=plain is not edge_index)
     except TypeError:
-        check_sizes("graph_from_edge_index", num_src, num_dst)  # what cannot be hashed never comes to build()
+        check_sizes("graph_from_edge_index", num_src, num_dst)  # with sizes that cannot be hashed, build() does not run
         raise
 
 
 def cache_info() -> CacheInfo:
-    """Statistics of the cache since the last :func:`clear_cache`."""
+    """Returns statistics of the cache since the last :func:`clear_cache`."""
     return _cache.info()
 
 
 def clear_cache() -> None:
-    """Forget every cached graph, set the statistics to zero and give pooled memory back to the system.
+    """Drops every cached graph, sets the statistics to zero and gives pooled memory back to the system.
 
-    Nothing weakly refers to tensors of a user afterwards, as ``torch.utils.swap_tensors`` asks of those it swaps.
+    Afterwards the cache has no weak references to user tensors, which ``torch.utils.swap_tensors`` does not allow.
     """
     _cache.clear()
     _C.release_pool()
 
 
 def set_cache_limit(bytes: int) -> None:
-    """Let cached graphs hold at most ``bytes``; 0 caches nothing. The default is 4 GiB.
+    """Limits the bytes that cached graphs may hold; 0 caches nothing. The default is 4 GiB.
 
     Raises:
         TypeError: bytes is no number.

@@ -1,6 +1,7 @@
-"""Sampled graphs are mostly destinations that nobody sends to: the last hop's nodes have been drawn, not expanded.
+"""Subgraphs of the destinations that have in-edges.
 
-What a layer does to the sums of its neighbours need not be done to rows that are empty.
+In a sampled graph most destinations have none, since the nodes of the last hop are drawn but not expanded. A layer can
+skip the maps of their empty sums.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from torch import Tensor
 from .graph import Compressed, Graph
 from .graph_checks import compiling
 
-MOST = 0.5  # share of the rows from which on leaving the others out does not pay
+MOST = 0.5  # fraction of non-empty rows above which skipping the empty ones is not profitable
 
 
 def receiving(graph: Graph) -> tuple[Optional[Graph], Optional[Tensor]]:
-    """The graph with those destinations only that have in-edges, and their ids ``[K]`` (int64) in rising order.
+    """Returns the graph with only the destinations that have in-edges, and their ids ``[K]`` (int64), rising.
 
-    Edges, their ids and the sources stay the same. (None, None) where most destinations have some, and where to look
-    would cost more than it saves: on CUDA, and while torch.compile traces. Nor of a part of a graph: all
-    processes have to do the same. The result is kept with ``graph``.
+    Edges, their ids and the sources stay the same. The result is kept with ``graph``. It is (None, None) if most
+    destinations have in-edges; on CUDA and while torch.compile traces, where counting them costs more than it saves;
+    and for a partition, since all processes have to take the same path.
     """
     if type(graph) is not Graph:
         return None, None
@@ -39,6 +40,6 @@ def _receiving(graph: Graph) -> tuple[Optional[Graph], Optional[Tensor]]:
     if int(has_edges.sum()) > MOST * graph.num_dst:
         return None, None
     rows = has_edges.nonzero().squeeze(1)
-    # An empty row begins where it ends, so leaving it out moves nothing.
+    # An empty row begins where it ends, so dropping its indptr entry moves no edge.
     compressed = Compressed(torch.cat((indptr[:1], end.index_select(0, rows))), indices, edge_ids)
     return Graph(compressed, None, graph.num_src, rows.numel()), rows

@@ -1,4 +1,7 @@
-"""Layers over the relations of a heterogeneous graph that are sums or means of neighbours, added up: as one sum."""
+"""Computes the sum of a heterogeneous graph's layers, one per relation, as one relational sum.
+
+Each layer sums or averages neighbours and applies a linear map.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ from .projection import add_row, product
 from .relational import relational_sum
 from .typed_graph import TypedGraph
 
-# With fewer relations, calls take no longer than one sum (docs/decisions/0029-heteroconv-as-one-relational-sum.md).
+# With fewer relations, one call per layer takes no longer (docs/decisions/0029-heteroconv-as-one-relational-sum.md).
 FEW_RELATIONS = 4
 
 
 class Relation(NamedTuple):
-    """The edges from one type of nodes to another, and the number of their relation."""
+    """The edges of one relation, the types of their sources and destinations, and the index of the relation."""
 
     graph: Graph
     source: Any
@@ -32,11 +35,12 @@ class Relation(NamedTuple):
 def join_relations(
     relations: Iterable[Relation], src_sizes: Mapping[Any, int], dst_sizes: Mapping[Any, int], num_types: int
 ) -> TypedGraph:
-    """All edges between all nodes, types of nodes one behind the other.
+    """Joins relations into one typed graph, whose nodes are those of all types, concatenated.
 
     Args:
-        src_sizes, dst_sizes: numbers of nodes of every type, in the order in which the types stand.
-        num_types: how many numbers of relations there are.
+        relations: each with the graph between the nodes of its types.
+        src_sizes, dst_sizes: the number of nodes of every type, in the order of concatenation.
+        num_types: the number of relation indices.
     """
     first_src, first_dst = _first_nodes(src_sizes), _first_nodes(dst_sizes)
     ends, edge_types = [], []
@@ -57,17 +61,18 @@ def join_edges(
     dst_sizes: Mapping[Any, int],
     num_types: int,
 ) -> TypedGraph:
-    """As :func:`join_relations`, of tensors ``[2, E]`` by (source type, ..., destination type).
+    """Joins edge tensors ``[2, E]`` by (source type, ..., destination type), as :func:`join_relations` joins graphs.
 
-    No relation has a graph of its own: as many operations as of one, whatever the number of relations, and one look at
-    the ids.
+    No relation gets a graph of its own, so the number of operations does not grow with that of relations, and the ids
+    are checked at once.
 
     Args:
-        call: for errors.
+        call: the name of the calling function, for error messages.
         edges: int32 or int64, all on one device; not empty.
-        numbers: the number of the relation of every key.
+        numbers: the relation index of every key.
+        src_sizes, dst_sizes, num_types: as in :func:`join_relations`.
     Raises:
-        IndexError: an id is not that of a node of its type.
+        IndexError: an id is out of range for its node type.
     """
     first_src, first_dst = _first_nodes(src_sizes), _first_nodes(dst_sizes)
     facts = [
@@ -88,7 +93,7 @@ def join_edges(
                 check_ids(f"{call}: the destinations of {key!r}", e[1], "num_dst", dst_sizes[key[-1]])
         num_src, num_dst = sum(src_sizes.values()), sum(dst_sizes.values())
         if index_dtype(num_src, num_dst) is torch.int64:
-            ends = ends.long()  # ids of one type may be int32 where those of all types are not
+            ends = ends.long()  # int32 may hold the ids within a type but not the joint ones
         ends += by_edge(first)
         graph = Graph.from_edge_index(ends, num_src, num_dst, validate=False)
         return TypedGraph(graph, by_edge(number), num_types)
@@ -99,9 +104,13 @@ def _first_nodes(sizes: Mapping[Any, int]) -> dict[Any, int]:
 
 
 class Target(NamedTuple):
-    """A type of nodes that relations lead to: how many there are, and what each relation's layer adds to its sum.
+    """A destination node type, with what its relations' layers add to their sums.
 
-    ``roots`` are ``[C, F]`` matrices of the nodes' own features ``x`` ``[size, F]``; ``biases`` are ``[C]`` or None.
+    Attributes:
+        size: the number of nodes.
+        x: their features ``[size, F]``.
+        roots: for each relation the weight ``[C, F]`` of the destination's features, or None.
+        biases: for each relation the bias ``[C]``, or None.
     """
 
     size: int
@@ -118,16 +127,17 @@ def sum_of_layers(
     edge_weight: Optional[Tensor] = None,
     reduce: str = "sum",
 ) -> list[Tensor]:
-    """The results ``[size, C]`` of the layers that lead to each target, added up.
+    """Returns for each target the sum ``[size, C]`` of the results of all layers that lead to it.
 
     Args:
-        graph: of :func:`join_relations` or :func:`join_edges`; targets in the order of its destinations.
-        x: ``[Ns, F]``.
-        weights: ``[R, F, C]``.
-        edge_weight, reduce: as of :func:`edgeless.functional.relational_sum`.
+        graph: from :func:`join_relations` or :func:`join_edges`.
+        x: ``[Ns, F]``, the features of all sources.
+        weights: ``[R, F, C]``, one matrix per relation.
+        targets: in the order of the graph's destinations.
+        edge_weight, reduce: as in :func:`edgeless.functional.relational_sum`.
     """
     sums = relational_sum(graph, x, weights, edge_weight, reduce=reduce)
-    # Nothing else sees what is split, so its parts may be changed in place like the layers' own results.
+    # Nothing else refers to `sums`, so the user may change its unsafe splits in place like any layer's result.
     outs = torch.unsafe_split_with_sizes(sums, [target.size for target in targets])
     return [_with_own(out, target) for out, target in zip(outs, targets)]
 
@@ -143,5 +153,6 @@ def _added(tensors: list[Optional[Tensor]]) -> Optional[Tensor]:
     given = [tensor for tensor in tensors if tensor is not None]
     if len(given) < 2:
         return given[0] if given else None
-    # The gradient of a sum is one row that all parameters would share as their .grad; a product makes a row for each.
+    # The backward of sum(0) is one expanded row, so all parameters would share the memory of their .grad; that of mul
+    # makes a row for each.
     return torch.stack(given).mul(1).sum(0)

@@ -1,4 +1,4 @@
-"""JSON that somebody else may have written."""
+"""Reading JSON files that may come from elsewhere and be invalid."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["read_json", "shown"]
 
 
 def read_json(file: Path) -> Any:
-    """What a file of JSON holds; None where it is empty.
+    """Returns the value in a JSON file, or None if the file is empty.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: "must be JSON, but ..."; the caller says which file.
+        OSError: the file cannot be read.
+        ValueError: "must be JSON, but ..."; the caller adds the name of the file.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -26,7 +26,7 @@ def read_json(file: Path) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value for a message, in few words however much it holds and however deep it is."""
+    """Returns a value as at most 80 characters for a message, however large or deep it is."""
     try:
         text = repr(value)
     except RecursionError:

@@ -1,5 +1,7 @@
-"""Layers as one op each on CUDA, and so as one node of autograd: of small graphs, where the host takes longer to begin
-what a layer runs than the GPU takes to run it, and of large ones where that saves memory.
+"""Layers as one op and one autograd node each on CUDA.
+
+That saves host time on launch-bound graphs, and memory on large graphs if the backward overwrites what the forward
+saved.
 """
 
 from __future__ import annotations
@@ -23,24 +25,25 @@ from .graph_checks import compiling, opmath_dtype
 from .projection import fits, rounds
 
 _PARTS = (DistGraph, LocalGraph)
-_FEW_NODES = 1 << 15  # below, as in the core, a product takes less time than its launch
+_FEW_NODES = 1 << 15  # kLaunchBoundRows of core_cuda/thresholds.h: below it, a GEMM takes less time than its launch
 
 
 def _is_one_op(graph: Graph, x: Tensor, writes_over: bool = False) -> bool:
-    """Whether a layer is to be one op, for ``x`` ``[N, F]`` of a graph among N nodes.
+    """Returns whether a layer should run as one op, for ``x`` ``[N, F]`` of a graph among N nodes.
 
-    Of a large graph only where its backward writes over what the forward saved, so not under hooks of saved tensors, as
-    checkpoints are: else parts, each of which frees what it saved before the next one runs, take less memory.
+    On a large graph it should only if its backward overwrites what the forward saved, hence not under saved-tensor
+    hooks, such as checkpoints use. Otherwise separate ops take less memory, since each frees its saved tensors before
+    the next one runs.
     """
     if not x.is_cuda or compiling() or not x.size(0) == graph.num_src == graph.num_dst:
         return False
-    if type(graph) in _PARTS:  # whose halo rows, seeds and ids are not the layer's own
+    if type(graph) in _PARTS:  # whose halo rows, dropout seeds and edge ids the op does not know
         return False
     return x.size(0) < _FEW_NODES or (writes_over and _C.saves_unseen())
 
 
 def _maps(x: Tensor, linears: Sequence[nn.Module], kinds: tuple[type, ...], *others: Optional[Tensor]):
-    """(weights, biases, autocast's dtype or None) of maps that the op takes with these other parameters, or None."""
+    """Returns weights, biases and autocast's dtype or None, or None if the op does not support these parameters."""
     if not all(is_plain(linear, kinds) for linear in linears):
         return None
     weights, biases = [linear.weight for linear in linears], [linear.bias for linear in linears]
@@ -68,26 +71,30 @@ def attention_layer(
     by_head: bool = False,
     keeps_dtype: bool = False,
 ) -> Optional[Tensor]:
-    """Attention among the nodes of a graph, from their features to the layer's result.
+    """Computes an attention layer among the nodes of a graph, from their features to the layer's result, as one op.
 
     Args:
-        graph: as many sources as destinations, N.
-        score: ``"gat"``, ``"gatv2"`` or ``"dot"``; with the functions of :mod:`edgeless.functional`, what follows is
+        graph: with as many sources as destinations, N.
+        score: ``"gat"``, ``"gatv2"`` or ``"dot"``. It decides what linears and vectors are, in the terms of
+            :mod:`edgeless.functional`:
 
             - gat: linears ``[lin]``, vectors (of sources, of destinations), ``x = lin(x)``;
             - gatv2: linears ``[lin_l, lin_r]`` or one for both, vectors (att,);
             - dot: linears ``[query, key, value]`` and perhaps a fourth, whose result is added, or one for all three.
         x: ``[N, F]``.
+        linears: the linear maps.
         kinds: the classes whose forward is ``x @ weight.T + bias``.
         vectors: ``[1, H, C]`` each.
         row: ``[H * C]``, added to the result; not with a fourth map.
-        coefficient: the negative slope, or the scale.
+        heads: ``H``.
+        coefficient: the negative slope of gat and gatv2, or the scale of dot.
+        dropout: the probability to drop an attention weight.
         by_head: whether the result is ``[N, H, C]``.
-        keeps_dtype: whether the attention has the dtype of the mapped rows, so that only the row may promote it.
+        keeps_dtype: whether the attention has the dtype of the mapped rows, so that only ``row`` may promote it.
 
     Returns:
-        ``[N, H * C]``, of the dtype that the maps, the vectors and the row promote to; None where the parts have to be
-        called one by one.
+        ``[N, H * C]``, of the dtype to which the maps, the vectors and ``row`` promote; None if the caller has to run
+        separate ops.
     """
     if not _is_one_op(graph, x, writes_over=len(linears) > 1):
         return None
@@ -96,17 +103,17 @@ def attention_layer(
     weights, biases, dtype = maps
     rows = x.dtype if dtype is None else dtype
     with_vectors = torch.promote_types(rows, vectors[0].dtype) if vectors else rows
-    if score == "gat" and with_vectors != opmath_dtype(rows):  # of the logits
+    if score == "gat" and with_vectors != opmath_dtype(rows):  # the op computes logits in the opmath dtype
         return None
     if keeps_dtype:
         out_dtype = rows if row is None else torch.promote_types(rows, row.dtype)
-    elif score == "dot" and dtype is not None:  # the stock softmax runs in float32
+    elif score == "dot" and dtype is not None:  # the upstream softmax runs in float32
         out_dtype = torch.promote_types(rows, torch.float32)
     else:
         out_dtype = with_vectors
     if any(t.dtype != vectors[0].dtype for t in vectors) or (row is not None and row.dtype != out_dtype):
         return None
-    by_edge = dropout > 0  # what is dropped depends on the ids of edges
+    by_edge = dropout > 0  # the dropout mask depends on edge ids
     csc = graph.csc_arrays(by_edge) if _needs_gradient(x, *weights, *biases, *vectors) else []
     csr = graph.csr_arrays(by_edge)
     if score == "dot" and not by_edge:
@@ -128,18 +135,19 @@ def sum_layer(
     weight: Optional[Tensor] = None,
     reduce: str = "sum",
 ) -> Optional[Tensor]:
-    """``linear(spmm(graph, x, weight, reduce=reduce)) + own(x)``.
+    """Computes ``linear(spmm(graph, x, weight, reduce=reduce)) + own(x)`` as one op.
 
     Args:
-        graph: as many sources as destinations, N.
+        graph: with as many sources as destinations, N.
         x: ``[N, F]``.
-        linear, own: maps, of which one may have a bias.
+        linear: the map of the sum over neighbours.
+        own: the map of the destination's own row. At most one of both maps may have a bias.
         kinds: the classes whose forward is ``x @ weight.T + bias``.
         weight: ``[E]``, in the order of the graph's edges.
         reduce: ``"sum"`` or ``"mean"``.
 
     Returns:
-        ``[N, C]``; None where the parts have to be called one by one.
+        ``[N, C]``; None if the caller has to run separate ops.
     """
     if not _is_one_op(graph, x) or (maps := _maps(x, (linear, own), kinds)) is None:
         return None

@@ -1,4 +1,4 @@
-"""The largest degrees of a graph, learnt without waiting for a GPU."""
+"""The largest degrees of a graph, read back without waiting for a GPU."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 class MaxDegrees:
-    """The most edges of a row of a graph's CSR, and of its CSC, as far as known.
+    """The largest degree of a graph's CSR, and of its CSC, as far as known.
 
-    On the CPU looking is cheap. A GPU is asked once the answer is likely to be of use, the answer comes into pinned
-    memory behind whatever the stream is doing, and a later call finds it there.
+    The CPU computes them at once. On a GPU, after enough calls to make a reuse likely, an asynchronous copy to pinned
+    memory is queued on the current stream, and a later call finds the values there.
     """
 
     def __init__(self, known: Optional[list[int]] = None):
-        self.known: list[int] = known or []  # of the CSR, then of the CSC
+        self.known: list[int] = known or []  # the largest degree of the CSR, then that of the CSC
         self.times_asked = 0
-        self.coming: Optional[tuple[Tensor, torch.cuda.Event]] = None  # an answer and when it is there
+        self.coming: Optional[tuple[Tensor, torch.cuda.Event]] = None  # degrees in flight, and when they arrive
 
     def moved(self) -> MaxDegrees:
-        """What is known, for the same graph on another device."""
+        """Returns a copy of the known degrees, for the same graph on another device."""
         return MaxDegrees(list(self.known))
 
     def of_csr(self, graph: Graph) -> int:
@@ -45,7 +45,7 @@ class MaxDegrees:
 
     def at_hand(self, graph: Graph) -> list[int]:
         """See :meth:`Graph.max_degrees_at_hand`."""
-        if compiling():  # a program would be compiled again once they are known
+        if compiling():  # degrees that become known would recompile the program
             return []
         if len(self.known) < 1 + graph.has_csc:
             self._ask(graph, 3)
@@ -67,7 +67,11 @@ class MaxDegrees:
 
 
 def _on_its_way(degrees: list[Tensor]) -> tuple[Tensor, torch.cuda.Event]:
-    """The largest numbers of some on the GPU, 0 of none, in the host's memory, and the event after which they are."""
+    """Starts the copy of the maxima of GPU tensors to pinned memory.
+
+    Returns:
+        The maxima ``[len(degrees)]``, 0 for an empty tensor, and the event after which they are valid.
+    """
     answer = torch.zeros(len(degrees), dtype=torch.int64, device="cpu", pin_memory=True)
     for place, numbers in zip(answer, degrees):
         if numbers.numel():

@@ -1,8 +1,8 @@
-"""CUDA kernels that are compiled where they run: by NVRTC, from the sources that the package carries.
+"""CUDA kernels that NVRTC compiles at run time from the sources in the package.
 
-A :class:`Kernel` is a header of ``core_cuda`` and a name expression with its template arguments. :func:`compiled` gives
-its machine code for an architecture, from memory, from a pack, from the user's cache or from the compiler. Neither
-``nvcc`` nor a C++ compiler nor a GPU is needed.
+A :class:`Kernel` is a header of ``core_cuda`` and a name expression with its template arguments. :func:`compiled`
+returns its machine code for an architecture, from memory, from a pack, from the user's cache or from the compiler. It
+needs neither ``nvcc`` nor a C++ compiler nor a GPU.
 
 >>> from edgeless.kernels import Kernel
 >>> kernel = Kernel("attention/cuda/merge.cuh", "edgeless::cuda::merge_softmax_kernel<float, int32_t>")

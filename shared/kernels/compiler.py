@@ -1,4 +1,4 @@
-"""From a kernel to its code: memory, packs, the user's disk, the compiler."""
+"""Finds a kernel's machine code in memory, in packs or on disk, or compiles it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .store import Store, default_store
 __all__ = ["Kernel", "compiled", "compiled_together", "identity_of"]
 
 OPTIONS = ("--std=c++20", "-default-device")
-SECONDS_TO_SAY = 2.0  # compiling for longer is told on stderr
+SECONDS_TO_SAY = 2.0  # longer compilations are reported on stderr
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel of the sources that the package carries.
+    """A kernel in the sources that the package contains.
 
     Attributes:
-        header: which declares it, relative to ``core_cuda``.
+        header: the header that declares it, relative to ``core_cuda``.
         expression: its name with template arguments: ``"edgeless::cuda::merge_softmax_kernel<float, int32_t>"``.
     """
 
@@ -37,41 +37,42 @@ class Kernel:
 
     @property
     def source(self) -> str:
-        """What is compiled."""
+        """The translation unit that is compiled."""
         return f'#include <cmath>\n#include "{self.header}"\n'
 
 
 def identity_of(kernel: Kernel, architecture: int) -> str:
-    """What the code of a kernel is known by in memory and in a pack, whichever compiler made it."""
+    """Returns the key of a kernel's code in memory and in packs. It does not depend on the compiler."""
     parts = (headers.digest_of_sources(), kernel.header, kernel.expression, str(architecture), *OPTIONS)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def _key_of(identity: str) -> str:
-    """What it is known by on the disk: there, another compiler or other headers of CUDA make other code."""
+    """Returns the key on disk, which also depends on the compiler's version and the contents of CUDA's headers."""
     version = "{}.{}".format(*installed_nvrtc().version)
     return hashlib.sha256("\0".join((identity, version, headers.digest_of_cuda())).encode()).hexdigest()
 
 
 _images: dict[str, Image] = {}  # by identity
-_locks: dict[str, threading.Lock] = {}  # by identity, for threads that want the same kernel at once
-if hasattr(os, "register_at_fork"):  # a child has none of the threads that hold them
+_locks: dict[str, threading.Lock] = {}  # by identity, so that one thread compiles a kernel that several need
+if hasattr(os, "register_at_fork"):  # a forked child lacks the threads that hold the locks
     os.register_at_fork(after_in_child=lambda: _locks.clear())
 
 
 def compiled(
     kernel: Kernel, architecture: int, *, store: Optional[Store] = None, packs: Optional[Sequence[Pack]] = None
 ) -> Image:
-    """The code of a kernel for an architecture.
+    """Returns the code of a kernel for an architecture.
 
-    Threads and processes that ask for one kernel at the same time compile it once.
+    Threads and processes that need one kernel at the same time compile it once.
 
     Args:
-        architecture: 90 for sm_90.
-        store: the user's by default.
-        packs: looked at before the store; :func:`edgeless.kernels.default_packs` by default.
+        kernel: to be found or compiled.
+        architecture: the compute capability, 90 for sm_90.
+        store: the disk cache; by default the user's, :func:`edgeless.kernels.default_store`.
+        packs: searched before the store; by default :func:`edgeless.kernels.default_packs`.
     Raises:
-        NvrtcError: the kernel is in no pack, and there is no compiler for it; or it is not on the disk either, and
+        NvrtcError: the kernel is in no pack and there is no compiler for it; or it is not on disk either, and
             ``EDGELESS_JIT=cached`` forbids compiling.
         CompileError: the sources do not compile.
         ValueError: EDGELESS_JIT has another value.
@@ -102,7 +103,7 @@ def _stored_or_made(kernel: Kernel, architecture: int, identity: str, store: Sto
             f"{kernel.expression} is not compiled for {target} yet, and EDGELESS_JIT=cached forbids compiling it here."
         )
     with store.writing(key):
-        image = store.get(key)  # which another process may have made meanwhile
+        image = store.get(key)  # another process may have compiled it meanwhile
         if image is None:
             options = [*OPTIONS, *(f"-I{folder}" for folder in headers.include_folders())]
             image = installed_nvrtc().compile(kernel.source, kernel.expression, target, options)
@@ -118,10 +119,11 @@ def compiled_together(
     packs: Optional[Sequence[Pack]] = None,
     threads: Optional[int] = None,
 ) -> list[Image]:
-    """The code of several kernels, compiled side by side; one line on stderr where that takes more than two seconds.
+    """Returns the code of several kernels, compiled in parallel; reports on stderr if that takes over two seconds.
 
     Args:
-        threads: the machine's cores by default.
+        kernels, architecture, store, packs: as in :func:`compiled`.
+        threads: their number; by default that of the machine's cores.
     Returns:
         The images in the order of ``kernels``.
     """

@@ -1,4 +1,4 @@
-"""The sources of the kernels, and the headers of CUDA that they include."""
+"""Locates the sources of the kernels and the CUDA headers that they include."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FROM_CUDA = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
 
 
 def _is_header(file: str) -> bool:
-    """Whether the package carries a file of ``core_cuda``; setup.py has the same rule."""
+    """Returns whether the package contains a file of ``core_cuda``; setup.py has the same rule."""
     if file.startswith(f"{STANDARD}/"):
         return True
     return file.endswith(SUFFIXES) and "/cpu/" not in file
@@ -26,10 +26,10 @@ def _is_header(file: str) -> bool:
 
 @cache
 def sources() -> Path:
-    """The folder of the kernels' headers: beside this file in an installed package, ``core_cuda`` in a checkout.
+    """Returns the folder of the kernels' headers: beside this file if installed, ``core_cuda`` in a checkout.
 
     Raises:
-        NvrtcError: it is in neither place.
+        NvrtcError: both folders are missing.
     """
     here = Path(__file__).resolve().parent
     for folder in (here / "sources", here.parents[1] / "core_cuda"):
@@ -40,7 +40,7 @@ def sources() -> Path:
 
 @cache
 def cuda_headers() -> Path:
-    """The folder of the headers for 16-bit numbers.
+    """Returns the folder of CUDA's headers for the 16-bit types.
 
     Raises:
         NvrtcError: no folder has them.
@@ -59,13 +59,13 @@ def cuda_headers() -> Path:
 
 
 def include_folders() -> list[Path]:
-    """Where the compiler looks for headers, the first first."""
+    """Returns the compiler's include folders in search order."""
     return [sources() / STANDARD, sources(), cuda_headers()]
 
 
 @cache
 def digest_of_sources() -> str:
-    """A fingerprint of every header of this project that a kernel may include."""
+    """Returns a digest of all headers of this project that a kernel may include."""
     root = sources()
     files = (file.relative_to(root).as_posix() for file in root.rglob("*"))
     return _digest(root, sorted(file for file in files if _is_header(file)))
@@ -73,7 +73,7 @@ def digest_of_sources() -> str:
 
 @cache
 def digest_of_cuda() -> str:
-    """A fingerprint of CUDA's headers."""
+    """Returns a digest of the CUDA headers that kernels include."""
     return _digest(cuda_headers(), FROM_CUDA)
 
 

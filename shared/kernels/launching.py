@@ -1,4 +1,4 @@
-"""Launches of single kernels from Python; ops launch theirs in C++."""
+"""Launches single kernels from Python; ops launch theirs in C++."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def launch(
     """Launches a kernel on the current CUDA device, which compiles and loads it at its first launch.
 
     Args:
-        grid: blocks along x, y and z.
-        block: threads of a block.
-        arguments: a tensor for a pointer to its data, a value of :mod:`ctypes` for any other parameter, whose size it
-            must have.
-        stream: a ``cudaStream_t``, as ``torch.cuda.current_stream().cuda_stream`` is.
-        dynamic_shared_bytes: of a block.
-        cluster: blocks of a cluster along x; more than one needs sm_90.
-        cooperative: whether all blocks are resident at once.
+        kernel: the kernel to launch.
+        grid: the number of blocks along x, y and z; one to three values.
+        block: threads per block.
+        arguments: a tensor for a pointer to its data; for any other parameter a :mod:`ctypes` value of the same size.
+        stream: a ``cudaStream_t``, such as ``torch.cuda.current_stream().cuda_stream``.
+        dynamic_shared_bytes: dynamic shared memory per block.
+        cluster: blocks per cluster along x; more than one needs sm_90.
+        cooperative: whether this is a cooperative launch, with all blocks resident at once.
     Raises:
-        TypeError, ValueError: an argument is of another type, or grid of another length.
-        RuntimeError: there is no driver, or it refuses the kernel or the launch; its own words are in the message. Or
-            the kernel is not loaded while a CUDA graph is captured.
+        TypeError, ValueError: an argument has another type, or grid another length.
+        RuntimeError: there is no driver, or it rejects the kernel or the launch, with its reason in the message; or a
+            CUDA graph is being captured and the kernel is not loaded yet.
         CompileError, NvrtcError: as in :func:`edgeless.kernels.compiled`.
     """
     if not 1 <= len(grid) <= 3:

@@ -1,7 +1,7 @@
-"""NVIDIA's runtime compiler for CUDA C++, by its C interface, opened when the first kernel is compiled.
+"""NVIDIA's runtime compiler for CUDA C++ (NVRTC), through its C interface; opened when the first kernel is compiled.
 
-Every PyTorch with CUDA brings the library along. It is called by :mod:`ctypes`, so nothing of CUDA is linked to, and
-threads compile side by side while a call runs.
+Every PyTorch with CUDA brings the library along. Calls go through :mod:`ctypes`, so edgeless links to no CUDA library,
+and release the GIL, so threads compile in parallel.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch
 
 __all__ = ["CompileError", "Image", "Nvrtc", "NvrtcError", "installed_nvrtc"]
 
-VERSIONS = (13, 12)  # major versions whose interface this is
+VERSIONS = (13, 12)  # supported major versions, the preferred one first
 
 
 class NvrtcError(RuntimeError):
-    """There is no NVRTC that can compile for a device."""
+    """Raised where no NVRTC can compile for a device."""
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a kernel; the message has the kernel, the architecture and the compiler's log."""
+    """Raised where a kernel does not compile; the message has the kernel, the target and the compiler's log."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Image:
     """The code of one kernel.
 
     Attributes:
-        kind: ``"cubin"``, machine code of one architecture, or ``"ptx"``, which the driver translates.
-        name: the kernel's mangled name in it.
+        kind: ``"cubin"``, machine code for one architecture, or ``"ptx"``, which the driver compiles.
+        name: the kernel's mangled name in the code.
         code: the bytes that the driver loads.
     """
 
@@ -49,9 +49,9 @@ class Nvrtc:
     """One NVRTC library.
 
     Args:
-        path: a file, or a name for the system's search.
+        path: a file, or a library name that the dynamic loader searches for.
     Raises:
-        OSError: it cannot be opened.
+        OSError: the library cannot be opened.
     """
 
     def __init__(self, path: str):
@@ -63,7 +63,7 @@ class Nvrtc:
 
     @cache  # noqa: B019  one object in a process
     def architectures(self) -> tuple[int, ...]:
-        """The architectures that it compiles for, rising: 80 for sm_80."""
+        """Returns the architectures that it compiles for, rising: 80 for sm_80."""
         count = ctypes.c_int()
         self._check("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         found = (ctypes.c_int * count.value)()
@@ -71,10 +71,12 @@ class Nvrtc:
         return tuple(sorted(found))
 
     def target(self, architecture: int) -> str:
-        """What a device of an architecture runs: ``"sm_90"``, or ``"compute_90"`` where it is newer than the compiler.
+        """Returns the compilation target for an architecture.
+
+        It is ``"sm_90"``, or ``"compute_90"`` (PTX of the newest known one) if the device is newer than the compiler.
 
         Raises:
-            NvrtcError: the architecture is older than all that the compiler knows.
+            NvrtcError: the compiler supports newer architectures only.
         """
         known = self.architectures()
         if architecture in known:
@@ -88,12 +90,13 @@ class Nvrtc:
         return f"compute_{older[-1]}"
 
     def compile(self, source: str, expression: str, target: str, options: Sequence[str]) -> Image:
-        """The code of one kernel.
+        """Compiles one kernel.
 
         Args:
-            source: CUDA C++ that declares it.
-            expression: its name with template arguments, as C++ writes it.
-            target: from :meth:`target`.
+            source: the CUDA C++ translation unit that contains it.
+            expression: its name with template arguments, in C++ syntax.
+            target: a result of :meth:`target`.
+            options: further compiler options.
         Raises:
             CompileError: the source does not compile.
         """
@@ -135,7 +138,7 @@ class Nvrtc:
 
 @cache
 def installed_nvrtc() -> Nvrtc:
-    """The NVRTC of this process: that of PyTorch's CUDA version or, where PyTorch has no CUDA, the newest installed.
+    """Returns the NVRTC of PyTorch's CUDA version or, if PyTorch has no CUDA, the newest that is installed.
 
     Raises:
         NvrtcError: none is installed.
@@ -144,7 +147,7 @@ def installed_nvrtc() -> Nvrtc:
     for path in _candidates():
         try:
             return Nvrtc(path)
-        except (OSError, AttributeError):  # it is not there, or lacks a function
+        except (OSError, AttributeError):  # the library is missing or lacks a function
             tried.append(path)
     raise NvrtcError(
         "no NVRTC was found, which compiles the CUDA kernels: install nvidia-cuda-nvrtc, which comes along with "
@@ -157,7 +160,7 @@ def _candidates() -> Iterator[str]:
     majors = [int(cuda.split(".")[0])] if cuda else VERSIONS
     for major in majors:
         soname = f"libnvrtc.so.{major}"
-        yield soname  # one that PyTorch has loaded, or one on the system's path
+        yield soname  # the one that PyTorch has loaded, or one on the loader's path
         for folder in sys.path:
             for inner in (f"nvidia/cu{major}/lib", "nvidia/cuda_nvrtc/lib"):
                 yield from sorted(glob.glob(os.path.join(glob.escape(folder), inner, soname)))
@@ -166,6 +169,6 @@ def _candidates() -> Iterator[str]:
 
 
 def toolkits() -> list[Path]:
-    """Folders of CUDA toolkits that this machine may have."""
+    """Returns folders where a CUDA toolkit may be installed."""
     named = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     return [Path(home) for home in (*named, "/usr/local/cuda") if home]

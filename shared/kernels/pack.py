@@ -1,4 +1,4 @@
-"""Compiled kernels in one file, which a machine without a GPU or a compiler may have been given.
+"""Packs: files of kernels that were compiled elsewhere, so that a machine needs no compiler.
 
 A pack is a ZIP archive with a member for each key, so that a kernel is read without reading the others.
 """
@@ -19,24 +19,24 @@ from .store import packed, unpacked
 
 __all__ = ["Pack", "default_packs", "write_pack"]
 
-# What zipfile raises where an archive is damaged or has what it does not know.
+# The exceptions of zipfile for archives that are damaged or use features that it does not support.
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, RuntimeError)
 
 
 def write_pack(file: Union[str, Path], images: Mapping[str, Image]) -> None:
-    """Writes a pack of images by key, to a new file that replaces ``file`` once it is complete.
+    """Writes a pack of images by key to a new file, which replaces ``file`` once it is complete.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with whole_file(Path(file)) as half:
         pack_into(half, images)
 
 
 def pack_into(file: Path, images: Mapping[str, Image]) -> None:
-    """:func:`write_pack`, into the file itself."""
+    """Does what :func:`write_pack` does, but writes to ``file`` itself."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for key in sorted(images):  # with one date for all: equal images give equal files
+        for key in sorted(images):  # ZipInfo has a fixed date: equal images give equal files
             archive.writestr(zipfile.ZipInfo(key), packed(images[key]), zipfile.ZIP_DEFLATED)
 
 
@@ -46,8 +46,8 @@ class Pack:
     Args:
         file: the pack.
     Raises:
-        ValueError: it is no such file.
-        OSError: it cannot be read.
+        ValueError: the file is not a pack.
+        OSError: the file cannot be read.
     """
 
     def __init__(self, file: Union[str, Path]):
@@ -62,10 +62,10 @@ class Pack:
         return len(self._keys)
 
     def get(self, key: str) -> Optional[Image]:
-        """The image of a key; None where the pack has none, or has one that is damaged."""
+        """Returns the image of a key; None if the pack does not contain it or it is damaged."""
         if key not in self._keys:
             return None
-        try:  # opened anew: threads and forked children would share the place in an open file
+        try:  # opened for each read, since threads and forked children would share the position of an open file
             with zipfile.ZipFile(self.file) as archive:
                 return unpacked(archive.read(key))
         except (*_DAMAGED, OSError):
@@ -74,10 +74,10 @@ class Pack:
 
 @cache
 def default_packs() -> tuple[Pack, ...]:
-    """Those that ``EDGELESS_KERNEL_PACKS`` names, separated as in PATH, and the one that the package carries, if any.
+    """Returns the packs listed in ``EDGELESS_KERNEL_PACKS``, separated as in PATH, then the package's own, if any.
 
     Raises:
-        ValueError, OSError: a file that the environment names is no pack, or cannot be read.
+        ValueError, OSError: a listed file is no pack or cannot be read.
     """
     named = [Path(name) for name in os.environ.get("EDGELESS_KERNEL_PACKS", "").split(os.pathsep) if name]
     carried = Path(__file__).with_name("kernels.pack")

@@ -1,7 +1,8 @@
-"""Compiled kernels on the user's disk.
+"""The disk cache of compiled kernels.
 
-A file holds one image behind a checksum. It is written beside its place and renamed, so nobody reads half of one, and
-what is cut off or altered is removed and compiled again. The folder belongs to the user alone: code from it is run.
+A file holds one image after a checksum. It is written under a temporary name and renamed, so that nobody reads an
+incomplete one; a truncated or altered file is removed and its kernel compiled again. Only the user may write to the
+folder, since code from it is run.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ MOST_BYTES = 512 << 20
 
 
 def packed(image: Image) -> bytes:
-    """An image as a file holds it: magic, checksum, a line of JSON, code."""
+    """Serialises an image: magic, checksum, a line of JSON, code."""
     body = json.dumps({"kind": image.kind, "name": image.name}).encode() + b"\n" + image.code
     return MAGIC + hashlib.sha256(body).digest() + body
 
 
 def unpacked(data: bytes) -> Optional[Image]:
-    """The image that :func:`packed` made these bytes of; None if they are not what it made."""
+    """Returns the image that :func:`packed` serialised; None if the bytes are invalid."""
     checksum, body = data[len(MAGIC) : len(MAGIC) + 32], data[len(MAGIC) + 32 :]
     if not data.startswith(MAGIC) or hashlib.sha256(body).digest() != checksum:
         return None
@@ -44,18 +45,18 @@ def unpacked(data: bytes) -> Optional[Image]:
     try:
         fields = json.loads(line)
         return Image(str(fields["kind"]), str(fields["name"]), code)
-    except (ValueError, TypeError, KeyError):  # of another program that has the same magic
+    except (ValueError, TypeError, KeyError):  # another program's file with the same magic
         return None
 
 
 class Store:
     """A folder of images by key.
 
-    A folder that cannot be made, read or written costs a compilation, never an error.
+    If the folder cannot be created, read or written, kernels are compiled again; no error is raised.
 
     Args:
-        folder: need not exist. None: there is no place for one, and nothing is kept.
-        most_bytes: of all files; beyond it, those whose last use is the longest ago are removed.
+        folder: need not exist. None: nothing is kept.
+        most_bytes: the limit of all files together; beyond it, the least recently used ones are removed.
     """
 
     def __init__(self, folder: Union[str, Path, None], most_bytes: int = MOST_BYTES):
@@ -64,7 +65,7 @@ class Store:
         self._usable: Optional[bool] = None
 
     def get(self, key: str) -> Optional[Image]:
-        """The image of a key, None where there is none."""
+        """Returns the image of a key, or None if there is none."""
         if not self._is_usable():
             return None
         file = self._file(key)
@@ -73,13 +74,13 @@ class Store:
             if image is None:
                 file.unlink()
             else:
-                os.utime(file)  # its last use
+                os.utime(file)  # the time of its last use, for _trim
             return image
         except OSError:
             return None
 
     def put(self, key: str, image: Image) -> None:
-        """Keeps an image."""
+        """Writes an image to the folder and trims the folder to its limit."""
         if not self._is_usable():
             return
         with contextlib.suppress(OSError):
@@ -89,7 +90,7 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self, key: str) -> Iterator[None]:
-        """A block in which no other process compiles the same kernel, as far as the file system has locks."""
+        """Keeps other processes from compiling the same kernel in the block, if the file system has locks."""
         with contextlib.ExitStack() as stack:
             if self._is_usable():
                 with contextlib.suppress(OSError):
@@ -105,7 +106,7 @@ class Store:
         return self._usable
 
     def _is_private(self) -> bool:
-        """Whether the folder is there and nobody else can put code into it."""
+        """Creates the folder if necessary and returns whether it exists and only the user can write to it."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             found = self.folder.stat()
@@ -139,7 +140,7 @@ class Store:
 
 @cache
 def default_store() -> Store:
-    """The user's: ``EDGELESS_KERNEL_CACHE``, or ``edgeless/kernels`` in the user's folder of caches."""
+    """Returns the user's store: ``EDGELESS_KERNEL_CACHE``, or ``edgeless/kernels`` in the user's cache folder."""
     given = os.environ.get("EDGELESS_KERNEL_CACHE")
     folder = default_folder()
     return Store(Path(given) if given else folder and folder / "kernels")

@@ -1,4 +1,4 @@
-"""What torch.library offers under different names in torch 2.2 to today."""
+"""Helpers that register fake kernels, for torch 2.2 and later, whose names in torch.library differ."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ else:  # torch < 2.4
 
 @constant
 def is_exporting() -> bool:
-    """Whether torch.export is tracing. Run while Dynamo traces and not traced: that of torch 2.11 takes the function
-    below for True.
+    """Returns whether torch.export is tracing.
+
+    Dynamo calls this instead of tracing it, since Dynamo of torch 2.11 takes ``torch.compiler.is_exporting()`` to be
+    True.
     """
     return hasattr(torch.compiler, "is_exporting") and torch.compiler.is_exporting()
 
 
 def if_known(compute: Callable[[], _T]) -> Optional[_T]:
-    """What ``compute`` returns, or None where it depends on a size that a compiled program learns when it runs."""
+    """Returns the result of ``compute``, or None if it depends on a size that is known only when a program runs."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     try:

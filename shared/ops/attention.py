@@ -1,5 +1,6 @@
-"""Fake kernels of the attention ops, which give shapes and dtypes to tracers. The schemas stand in
-``core_cuda/library.cpp``, the gradients in ``core_cuda/attention/attention_autograd.cpp``.
+"""Fake kernels of the attention ops, which give shapes and dtypes to tracers.
+
+The schemas are in ``core_cuda/library.cpp``, the gradients in ``core_cuda/attention/attention_autograd.cpp``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def _attention_fake(
 
 @register_fake("edgeless::attention_backward")
 def _attention_backward_fake(grad_out, grad_weights, out, softmax_stats, *rest):
-    # Seven arguments without gradients, from csr on, stand between the inputs and the flags of who needs a gradient.
+    # Seven arguments without gradients, csr the first, come between the inputs and the flags of needed gradients.
     inputs, needs = rest[:_NUM_INPUTS], rest[_NUM_INPUTS + 7]
     some = inputs[0]
     return [t.new_empty(t.shape) if need and t is not None else some.new_empty((0,)) for t, need in zip(inputs, needs)]

@@ -1,8 +1,8 @@
-"""The graph ops, from a list of edges to CSR and from CSR to its transpose. Schemas: ``core_cuda/library.cpp``.
+"""The ops that convert an edge list to CSR and transpose a CSR. Their schemas are in ``core_cuda/library.cpp``.
 
-``coo_to_csr(row, col, num_rows, num_cols, validate)`` sorts edges (int32 or int64) by row, those of one row in their
-original order. ``csr_transpose(indptr, indices, edge_ids, num_cols)`` sorts by column, those of one column by row.
-Both return (indptr, indices, edge_ids); edge_ids are the original ids of the edges.
+``coo_to_csr(row, col, num_rows, num_cols, validate)`` sorts edges (int32 or int64) by row and keeps the original order
+within a row. ``csr_transpose(indptr, indices, edge_ids, num_cols)`` sorts edges by column, those of a column by row.
+Both return (indptr, indices, edge_ids), where edge_ids are the original ids of the edges.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _INT32_LIMIT = 2**31 - 1
 
 
 def index_dtype(*sizes: int) -> torch.dtype:
-    """int32 where every one of ``sizes`` (numbers of nodes and edges) is below 2**31 - 1, else int64."""
+    """Returns int32 if all ``sizes`` (numbers of nodes and edges) are below 2**31 - 1, else int64."""
     return torch.int32 if all(_below_limit(size) for size in sizes) else torch.int64
 
 
 def _below_limit(size) -> bool:
-    # Of a size that is known at run time only: no graph of two billion edges is compiled with one.
+    # A size that is known only at run time counts as below: nobody compiles a graph of two billion edges with one.
     if isinstance(size, int):
         return size < _INT32_LIMIT
-    if is_exporting():  # whose users declare the sizes, and would be told that they may not be as large as that
+    if is_exporting():  # a comparison would become a bound, which torch.export reports against the declared sizes
         return True
     return if_known(lambda: bool(size < _INT32_LIMIT)) is not False
 

@@ -1,4 +1,6 @@
-"""Fake kernels of the linear maps of one input and what goes with them; autograd is core_cuda/projection's."""
+"""Fake kernels of the linear maps and their helpers. The schemas are in ``core_cuda/library.cpp``, the gradients in
+``core_cuda/projection``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Min and max over in-neighbours: fake kernels. Schemas: ``core_cuda/library.cpp``, gradients:
-``reduction_autograd.cpp``.
+"""Fake kernels of minimum and maximum over in-neighbours. The schemas are in ``core_cuda/library.cpp``, the gradients
+in ``core_cuda/reduction/reduction_autograd.cpp``.
 """
 
 from __future__ import annotations

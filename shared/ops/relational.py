@@ -1,4 +1,8 @@
-"""Typed products: fake kernels. Schemas: ``core_cuda/library.cpp``, gradients: ``relational_autograd.cpp``."""
+"""Fake kernels of the relational ops. The schemas are in ``core_cuda/library.cpp``, the gradients in
+``core_cuda/relational/relational_autograd.cpp``.
+
+A piece in the code is a segment: the edges of one relation at one row.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from ._registration import if_known, register_fake
 
 
 def widths(weight: Tensor) -> tuple[int, int]:
-    """Of a row that is multiplied, and of the product, for whole and for block-diagonal matrices."""
+    """Returns the width of an input row and of the product, for dense and for block-diagonal matrices."""
     blocks = weight.size(1) if weight.dim() == 4 else 1
     return blocks * weight.size(-2), blocks * weight.size(-1)
 
@@ -20,13 +24,14 @@ piece_tiles = torch.ops.edgeless.piece_tiles
 pairs_of_edges = torch.ops.edgeless.pairs_of_edges
 pair_walks = torch.ops.edgeless.pair_walks
 
-# Of ``core_cuda/relational/tiling.h``: how much a tile is, and what a piece, or a row, counts besides what is its own.
+# Constants of ``core_cuda/relational/tiling.h``: the work of a tile, in edges of segments (OF_TILE) or in segments of
+# rows (OF_ROW_TILE), and the fixed work that each segment (OF_PIECE) or row (OF_ROW) adds.
 OF_TILE, OF_PIECE = 576, 8
 OF_ROW_TILE, OF_ROW = 1024, 16
 
 
 def _wanted(tensors, needs):
-    """Like those that are asked for; empty for the others."""
+    """Returns for each tensor a gradient of its shape if that is needed, else one without elements."""
     return [t.new_empty(t.shape if need else (0,)) for t, need in zip(tensors, needs)]
 
 
@@ -68,7 +73,7 @@ def _typed_edges_fake(indptr, indices, edge_ids, types, num_types, cut):
         parts = indptr.new_empty((indptr.size(0) + num_edges,))
     else:
         num_ends = if_known(lambda: _num_parts(indptr.size(0) - 1, num_edges, num_types) + 1)
-        if num_ends is None:  # of pairs, which are counted when the program runs
+        if num_ends is None:  # edges are unique (node, relation) pairs, counted at run time
             num_ends = torch.library.get_ctx().new_dynamic_size()
         parts = types.new_empty((num_ends, 2 + num_types), dtype=torch.int64)
     count = indptr.new_empty((1,), dtype=torch.int64, device="cpu")
@@ -91,14 +96,14 @@ def _piece_tiles_fake(type_ptr, rows, ptr, by_row, num_edges, split_hubs):
     num_rows = by_row.size(0) - 1 - pieces
     tiles = (num_edges + OF_PIECE * pieces) // OF_TILE + num_types + 1
     row_tiles, of_rows, parts = (pieces + OF_ROW * num_rows + OF_ROW_TILE - 1) // OF_ROW_TILE + 1, 0, 0
-    if split_hubs:  # which are found when the program runs
+    if split_hubs:  # the number of hubs is known at run time only
         row_tiles, of_rows, parts = (torch.library.get_ctx().new_dynamic_size() for _ in range(3))
     sizes = ((num_types + 1,), (tiles,), (row_tiles,), (of_rows,), (2, parts))
     return tuple(map(type_ptr.new_empty, sizes))
 
 
 def _num_parts(rows, edges, types):
-    """``num_typed_parts`` of ``core_cuda/relational/typed_edges.h``."""
+    """Computes ``num_typed_parts`` of ``core_cuda/relational/typed_edges.h``."""
     fewest = 8 if 8 * types <= edges else 1
     wanted = min(max(edges // (64 * max(types, 1)), fewest), 1024)
     return min(max((rows + edges) // 2048, 1), wanted)

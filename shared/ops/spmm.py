@@ -1,4 +1,6 @@
-"""SpMM and SDDMM: fake kernels. Schemas: ``core_cuda/library.cpp``, gradients: ``spmm_autograd.cpp``."""
+"""Fake kernels of SpMM and SDDMM. The schemas are in ``core_cuda/library.cpp``, the gradients in
+``core_cuda/spmm/spmm_autograd.cpp``.
+"""
 
 from __future__ import annotations
 
