@@ -219,7 +219,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         """Applies ``mod`` to the sum ``[N, H, C]``; its changes are the same for all edges of a destination."""
         if self.mod == "additive":
             return out + self.w * spmm(edges, values)
-        if self.mod == "f-additive":  # counts weights > 0: all, also those that upstream rounds to 0
+        if self.mod == "f-additive":  # adds 1 to weights > 0: to all, also those that upstream rounds to 0
             return out + spmm(edges, values)
         if self.mod is None:
             return out
