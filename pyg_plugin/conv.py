@@ -196,8 +196,8 @@ class FusedConv(Scriptable, FusedLayer):
         return reasons + tracing_refusals()
 
     def _has_own_drivers(self) -> bool:
-        """Whether the instance has a ``propagate`` or ``edge_updater`` of the user's. In explain mode, and after it,
-        PyG sets those of the class on the instance, which do not count.
+        """True if the instance has a ``propagate`` or ``edge_updater`` that the user set. In explain mode, and after
+        it, PyG sets those of the class on the instance, which do not count.
         """
         own = (getattr(self.__dict__[step], "__func__", None) for step in _DRIVERS if step in self.__dict__)
         known = [getattr(type(self), f"_{kind}_{step}", None) for kind in ("orig", "jinja") for step in _DRIVERS]
@@ -347,7 +347,7 @@ def pair(x: Any) -> tuple:
 
 
 def is_plain_float(tensor: Any) -> bool:
-    """Whether the kernels can read ``tensor``: dense, floating and of no subclass."""
+    """True if the kernels can read ``tensor``: dense, floating and of no subclass."""
     return type(tensor) in PLAIN and tensor.dtype in FLOATS and tensor.layout is torch.strided
 
 
@@ -379,7 +379,7 @@ def num_dst_of(x_src: Tensor, x_dst: Any, edge_index: Any, size: Any) -> int:
 
 
 def _multiplies(features: Tensor, weight: Tensor) -> bool:
-    """Whether torch multiplies the two: their dtypes are equal, or autocast is on and neither is float64."""
+    """True if torch multiplies the two: their dtypes are equal, or autocast is on and neither is float64."""
     if features.dtype == weight.dtype:
         return True
     return autocasts(features.device.type) and torch.float64 not in (features.dtype, weight.dtype)

@@ -122,7 +122,7 @@ class NeighborReduction:
     # Steps of a forward ----------------------------------------------------------------------------------------------
 
     def _multiplies_by(self, edge_index: Any) -> bool:
-        """Whether the upstream layer computes a sparse matrix product with this EdgeIndex in place of messages."""
+        """True if the upstream layer computes a sparse matrix product with this EdgeIndex instead of messages."""
         fusible = self.SUPPORTS_FUSED_EDGE_INDEX and self.fuse and type(edge_index) is EdgeIndex
         return fusible and edge_index.is_sorted_by_col
 
@@ -189,7 +189,7 @@ class NeighborReduction:
 
     @staticmethod
     def _maps_first(graph: Graph, x: tuple, weight: Optional[Tensor], linear) -> bool:
-        """Whether to map rows before they are summed or, in a DistGraph, sent to other processes."""
+        """True if rows are mapped before they are summed or, in a DistGraph, sent to other processes."""
         x_src, x_dst = x
         if type(graph) is DistGraph:
             return graph.size > 1 and linear.weight.size(0) < x_src.size(1) and not graph.keeps(x_src)
@@ -220,6 +220,6 @@ class NeighborReduction:
 
 
 def _both_plain(linear: Module, own: Module) -> bool:
-    """Whether both maps are plain and of the same dtype, and only the first may have a bias."""
+    """True if both maps are plain and of the same dtype, and only the first may have a bias."""
     plain = is_plain(linear, LINEAR) and is_plain(own, LINEAR)
     return plain and own.bias is None and linear.weight.dtype == own.weight.dtype

@@ -21,7 +21,7 @@ _INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def is_ids(x: Any) -> bool:
-    """Whether ``x`` is a plain tensor of ids, ``[N]``."""
+    """True if ``x`` is a plain tensor of ids, ``[N]``."""
     return type(x) in PLAIN and x.dim() == 1 and x.dtype in _INDEX_DTYPES and x.layout is torch.strided
 
 

@@ -163,14 +163,14 @@ def _edges(store) -> list[tuple[Tensor, Tensor]]:
 
 
 def _is_matrix(key: str, value: Any) -> bool:
-    """Whether both dimensions of ``value`` are nodes."""
+    """True if both dimensions of ``value`` are nodes."""
     if is_sparse(value):
         return "adj" in key or "edge_index" in key  # PyG's own rule
     return key in ("adj", "adj_t") and isinstance(value, Tensor) and value.dim() >= 2
 
 
 def _holds_ids(data, store, key: str, value: Any, sizes: list[int]) -> bool:
-    """Whether ``value`` holds node ids: PyG increments these when it batches graphs."""
+    """True if ``value`` holds node ids: PyG increments these when it batches graphs."""
     if not isinstance(store, EdgeStorage) or not isinstance(value, Tensor) or "batch" in key:
         return False
     if value.dtype is torch.bool or value.is_floating_point() or value.is_complex() or not value.numel():
@@ -218,7 +218,7 @@ def _permuted(matrix, rows: Tensor, cols: Tensor, row_numbers: Tensor, col_numbe
 
 
 def _is_of_nodes(store, key: str, value: Any, size: int) -> bool:
-    """Whether ``value`` has a row for every node: a node attribute by PyG's own rule, or sparse features."""
+    """True if ``value`` has a row for every node: a node attribute by PyG's own rule, or sparse features."""
     if key == "num_nodes":
         return False
     return value.size(0) == size if isinstance(value, SparseTensor) else store.is_node_attr(key)

@@ -35,13 +35,13 @@ class DGLLayer(FusedLayer):
     _steps: tuple[Callable, ...] = ()
     # The compiled ops that the layer may run.
     _ops: tuple[str, ...] = ("attention",)
-    # Whether feat may have more dimensions than [N, F].
+    # True if feat may have more dimensions than [N, F].
     _batch_dims = False
-    # Whether source features suffice, in one Tensor, if the destinations are other nodes.
+    # True if one Tensor of source features suffices when the destinations are other nodes.
     _sources_suffice = False
-    # Whether the layer begins with linear maps of feat, which torch supports for sparse tensors too.
+    # True if the layer begins with linear maps of feat, which torch supports for sparse tensors too.
     _maps_first = False
-    # Whether a DGL kernel combines rows of sources and destinations, which then must have one dtype.
+    # True if a DGL kernel combines rows of sources and destinations, which then must have one dtype.
     _one_dtype = False
     # Upstream layers that require in-edges set this option on the instance.
     _allow_zero_in_degree = True
@@ -140,7 +140,7 @@ class DGLLayer(FusedLayer):
 
 
 def _rounds(device: torch.device, dtypes: set) -> bool:
-    """Whether autocast is on and converts these dtypes to one."""
+    """True if autocast is on and converts these dtypes to one."""
     return autocasts(device.type) and torch.float64 not in dtypes
 
 

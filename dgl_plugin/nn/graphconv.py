@@ -105,6 +105,6 @@ def _promoted(dtype: torch.dtype, other: Optional[torch.dtype]) -> torch.dtype:
 
 
 def _adds_for_free(bias: Tensor, x: Tensor, weight: Tensor, norm_dtype: Optional[torch.dtype]) -> bool:
-    """Whether a product that adds the bias has the same dtypes as the upstream layer's separate steps."""
+    """True if a product that adds the bias has the same dtypes as the upstream layer's separate steps."""
     one_dtype = bias.dtype == x.dtype == weight.dtype == _promoted(x.dtype, norm_dtype)
     return one_dtype and x.dim() == 2 and not autocasts(x.device.type)

@@ -122,7 +122,7 @@ class HeteroGraphConv(stock_hetero.HeteroGraphConv):
 
 
 def _is_one_sum(g, calls: list[_Call]) -> bool:
-    """Whether one sum over relations gives the same results as the calls of the layers."""
+    """True if one sum over relations gives the same results as the calls of the layers."""
     if len(calls) < FEW_RELATIONS or {type(call.layer) for call in calls} not in ({GraphConv}, {SAGEConv}):
         return False
     operands, norms = set(), set()

@@ -91,7 +91,7 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         return out if self.norm is None else self.norm(out)
 
     def _maps_neighbors(self, handle, x, x_dst, edge_weight) -> bool:
-        """Whether fc_neigh is applied to the neighbours' rows, not to their sum or maximum."""
+        """True if fc_neigh is applied to the neighbours' rows, not to their sum or maximum."""
         if self._aggre_type == "pool" or self._in_src_feats <= self._out_feats:
             return False
         linear = self.fc_neigh

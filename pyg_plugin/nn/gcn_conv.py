@@ -124,7 +124,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         return self._kept_norm(edge_index)
 
     def _is_degree_norm(self, weight: Tensor) -> bool:
-        """Whether the edge weights are products of per-node factors, as computed here and not written to since."""
+        """True if the edge weights are products of per-node factors, as computed here and not written to since."""
         known, version = self._degree_norm
         return weight is known and weight._version == version
 

@@ -72,7 +72,7 @@ class HeteroConv(hetero_conv.HeteroConv):
     # One sum ---------------------------------------------------------------------------------------------------------
 
     def _is_one_sum(self, calls: dict, x_dict: Any) -> bool:
-        """Whether one sum over relations gives the same results as the calls of the layers."""
+        """True if one sum over relations gives the same results as the calls of the layers."""
         if len(calls) < FEW_RELATIONS or not isinstance(x_dict, dict):
             return False
         reductions, operands = set(), set()

@@ -7,7 +7,7 @@ import torch
 
 
 def run_in_fork(work, seconds: float = 20.0) -> bool:
-    """Whether ``work()`` is true in a forked child. Raises TimeoutError if the child does not end."""
+    """Runs ``work()`` in a forked child and returns its truth. Raises TimeoutError if the child does not end."""
     child = os.fork()
     if child == 0:
         status = 1

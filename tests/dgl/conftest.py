@@ -1,4 +1,4 @@
-"""What the DGL tests need: a DGL that can be imported, and a known state before every test."""
+"""Setup of the DGL tests: makes DGL importable, and resets the state before every test."""
 
 import importlib.util
 

@@ -56,7 +56,7 @@ def _sampled_block():
     torch.set_num_threads(1)
     dgl.seed(4)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of DGL, about CPU affinity
+        warnings.simplefilter("ignore")  # DGL warns about CPU affinity
         loader = dgl.dataloading.DataLoader(graph, torch.arange(12), sampler, batch_size=12, shuffle=False)
         _, _, (block,) = next(iter(loader))
     torch.set_num_threads(threads)

@@ -50,7 +50,7 @@ def sources() -> list[str]:
 
 
 def parses(change: Change, source: str) -> bool:
-    """Whether a changed Python file still parses; C++ is left to its compiler."""
+    """True if a changed Python file still parses; C++ is left to its compiler."""
     if not change.file.endswith(".py"):
         return True
     try:
@@ -128,7 +128,7 @@ class Copy:
         return self.site / PACKAGES[room] / rest if room in PACKAGES else self.folder / file
 
     def passes(self, patterns: list[str], seconds: float) -> bool:
-        """Whether these tests pass, in a forked process in which torch and the frameworks are imported already."""
+        """True if these tests pass, in a forked process in which torch and the frameworks are imported already."""
         files = sorted({f for p in patterns for f in glob.glob(p, root_dir=self.folder / "tests")})
         child = os.fork()
         if child == 0:

@@ -39,7 +39,7 @@ def stock_modules(stock: str) -> list[str]:
 
 
 def stands_for(ours, stock, functions=()) -> bool:
-    """Whether ``ours`` is what a swapped import should give for ``stock``, an object of the framework.
+    """True if ``ours`` is what a swapped import should give for ``stock``, an object of the framework.
 
     Args:
         functions: pairs of an upstream function and its replacement.

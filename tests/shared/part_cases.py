@@ -210,7 +210,7 @@ def run_parts(layer, call, dg, looped, given, gradient, seed, dtype):
 
 
 def differences(have, want, dtype):
-    """What differs by more than the dtype's tolerance, relative by norm; what cancels, relative to the largest."""
+    """Yields what differs by more than the tolerance, relative by norm or, if they cancel, to the largest."""
     largest = max(float(t.norm()) for t in want.values() if t is not None)
     for name, right in want.items():
         if right is None:

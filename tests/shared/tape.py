@@ -44,7 +44,7 @@ class Tape(TorchDispatchMode):
 
 
 def shares_memory(a, b):
-    """Whether two tensors are views of one memory."""
+    """True if two tensors are views of one memory."""
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
