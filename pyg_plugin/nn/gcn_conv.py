@@ -228,7 +228,7 @@ def _equal_to(last: Tensor, values: Tensor) -> Tensor:
 
 
 def _degree_norm(graph: Graph, dtype: torch.dtype, has_loops: bool = False) -> Tensor:
-    """The in-degree to the power -1/2, ``[N]``; 0 for a node without in-edges."""
+    """The in-degree to the power -1/2, ``[N]``; 0 for nodes without in-edges, of which ``has_loops`` leaves none."""
     return graph.degree_scale("dst", -0.5, dtype, isolated=1.0 if has_loops else 0.0)
 
 

@@ -167,7 +167,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         return keys, own, {"edge_attr": term, "edge_proj": identity}
 
     def _as_one_op(self, graph, x, weights, edge_attr, return_attention_weights, dtype) -> Optional[Tensor]:
-        """The layer as one op: for one head, across relations, without edge features and returned attention; else
+        """The layer as one op: for one head, across relations, without edge features or returned attention; else
         None."""
         if self.heads != 1 or self._within or self._multiplies or self.mod in ("additive", "f-additive"):
             return None

@@ -141,7 +141,7 @@ class _Relational:
         if isinstance(edge_index, TypedGraph):
             edge_index, edge_type = edge_index.graph, edge_index.edge_type
         if isinstance(edge_type, Tensor) and edge_type.dtype == torch.int32:
-            edge_type = edge_type.long()  # int32 indices of torch.gather: see for_stock
+            edge_type = edge_type.long()  # torch.gather needs int64 indices, see for_stock
         return super()._stock_forward(x, edge_index, edge_type)
 
 
