@@ -1,9 +1,10 @@
 """Drop-in layers for DGL: replace ``from dgl.nn import GATv2Conv`` by ``from edgeless.dgl.nn import GATv2Conv``.
 
-``edgeless.dgl.nn`` has the layers, ``edgeless.dgl.ops`` functions of ``dgl.ops``, ``edgeless.dgl.transforms`` a
-transform that reorders nodes, and all three have what else DGL has there. :func:`to_graph` is the cached handle of a
-DGLGraph for :mod:`edgeless.functional`, ``edgeless.dgl.graphbolt`` a way to import a DGL whose graphbolt was not built
-for the installed torch. DGL itself is imported by the first four only.
+``edgeless.dgl.nn`` has the layers, ``edgeless.dgl.ops`` fused functions of ``dgl.ops``, and
+``edgeless.dgl.transforms`` a transform that reorders nodes; every other name in these modules is DGL's own.
+:func:`to_graph` converts a DGLGraph to a cached :class:`edgeless.Graph` for :mod:`edgeless.functional`. These four
+import DGL; ``edgeless.dgl.graphbolt`` does not: it makes a DGL importable whose graphbolt was not built for the
+installed torch.
 """
 
 import importlib
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 if sys.modules.get("dgl") is None:
     _spec = importlib.util.find_spec("dgl")
-    if _spec is None or _spec.origin is None:  # no origin: just a folder of this name, say of someone's tests
+    if _spec is None or _spec.origin is None:  # no origin: a namespace package, such as a test folder named dgl
         raise ImportError("edgeless.dgl needs DGL, which is not installed: run `pip install 'edgeless[dgl]'`.")
 
 __all__ = ["nn", "ops", "to_graph", "transforms"]

@@ -1,4 +1,4 @@
-"""Imports DGL, or says in one sentence what to do."""
+"""Imports DGL, or raises an ImportError that says in one sentence what to do."""
 
 try:
     import dgl

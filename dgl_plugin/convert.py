@@ -1,12 +1,13 @@
-"""From a DGLGraph, a block or one relation of a heterograph to the cached :class:`edgeless.Graph`.
+"""Converts a DGLGraph, a block or one relation of a heterograph to a cached :class:`edgeless.Graph`, the handle.
 
 DGL never changes the structure of a graph in place: ``add_edges``, ``remove_nodes``, ``formats``, ``int``, ``to`` and
-the like all put a new index object into ``graph._graph``, and ``local_scope`` keeps the old one. So a handle that
-hangs weakly on that object is never stale and dies with it.
+the like all put a new index object into ``graph._graph``, and ``local_scope`` keeps the old one. So a handle that is
+cached under a weak reference to the index object is never stale and is freed with that object.
 
-A relation sliced from a heterograph, ``hg['follows']``, has a new index object at every slicing. What it shares with
-the parent is the frame of edge features and the memory of DGL's CSC arrays. So a handle found by a frame is right as
-long as the arrays are the same memory, which is held until then, so that no other graph's arrays can be there.
+A relation sliced from a heterograph, ``hg['follows']``, gets a new index object at every slicing. It shares with its
+parent the frame of edge features and the memory of DGL's CSC arrays, so handles are cached by frame too. Such a handle
+is valid while the relation's CSC arrays are the same memory as when it was built. The cache holds these arrays, so no
+other graph's arrays can take their memory.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ _HOMOGENEOUS = "_E"  # the edge type that DGL gives to a graph without types
 
 
 def to_graph(graph, etype=None) -> Graph:
-    """The handle of one relation of ``graph``, built at the first call and found again at the next.
+    """The cached handle of one relation of ``graph``; the first call builds it.
 
-    What is written through ``graph.adj_tensors`` into the memory of DGL is not noticed.
+    Writing to DGL's arrays through ``graph.adj_tensors`` does not invalidate the handle.
 
     Args:
         graph (DGLGraph): homogeneous, bipartite, a heterograph or a block, with int32 or int64 ids.
-        etype (str or (str, str, str), optional): the edge type; may be left out when there is one only.
+        etype (str or (str, str, str), optional): the edge type; optional if there is only one.
 
     Returns:
         edgeless.Graph: its edge ids are those of DGL; its nodes are the relation's source and destination nodes.
@@ -49,12 +50,12 @@ def to_graph(graph, etype=None) -> Graph:
 
 
 class Relation(NamedTuple):
-    """What a layer was called with, looked up once.
+    """The graph argument of a layer call and its handle, looked up once.
 
-    Of a graph that no layer of edgeless can take, ``handle`` is None and ``refusal`` says why.
+    If edgeless' layers do not support the graph, ``handle`` is None and ``refusal`` is the unsupported reason.
     """
 
-    graph: Any  # the caller's
+    graph: Any  # as the caller passed it
     handle: Union[Graph, DistGraph, None]
     refusal: Optional[str] = None
     is_block: bool = False  # the destination nodes are the first of the source nodes
@@ -62,7 +63,7 @@ class Relation(NamedTuple):
 
 
 def relation_of(graph) -> Relation:
-    """The one relation of a DGLGraph, of a handle, or of what is a Relation already."""
+    """The :class:`Relation` of a DGLGraph with one edge type or of a handle; a Relation is returned as it is."""
     if isinstance(graph, Relation):
         return graph
     if isinstance(graph, (Graph, DistGraph)):
@@ -104,7 +105,7 @@ def _cached(graph, relation: int) -> Graph:
 
 
 def _build_and_remember(graph, etype, frame, arrays) -> Graph:
-    """Builds a handle that will be found again by the frame as well."""
+    """Builds a handle and caches it by frame too, if DGL gives the CSC arrays."""
     arrays = arrays or _csc_arrays(graph, etype)
     handle = Graph.from_dgl(graph, etype)
     if arrays is not None:
@@ -114,10 +115,10 @@ def _build_and_remember(graph, etype, frame, arrays) -> Graph:
 
 
 class _Arrays:
-    """The index arrays of a relation; equal to others that are the same memory."""
+    """The CSC arrays of a relation. Two of these objects are equal if their arrays are the same memory."""
 
     def __init__(self, tensors):
-        self._tensors = tuple(tensors)  # holds the memory
+        self._tensors = tuple(tensors)  # keeps the memory allocated
         self._identity = tuple((t.data_ptr(), t.numel(), t.dtype, t.device) for t in self._tensors)
 
     def __eq__(self, other):
@@ -131,7 +132,7 @@ _relations = WeakIdKeyDictionary()
 
 
 def _csc_arrays(graph, etype) -> Optional[_Arrays]:
-    """DGL's own CSC, which it makes and keeps when first asked; None where ``graph.formats()`` forbids it."""
+    """DGL's own CSC arrays, which DGL builds on first use and keeps; None if ``graph.formats()`` forbids them."""
     try:
         return _Arrays(graph.adj_tensors("csc", etype))
     except DGLError:

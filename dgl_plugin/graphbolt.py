@@ -1,4 +1,4 @@
-"""For a DGL whose graphbolt library was not built for the installed torch.
+"""Makes a DGL importable whose graphbolt library was not built for the installed torch.
 
 DGL 2.x ships graphbolt, its data loading library, compiled for a handful of torch versions, and refuses to be
 imported under any other. Nothing else in DGL needs it: with an empty module in its place graphs, layers, samplers and
@@ -19,10 +19,10 @@ import torch
 
 
 def stub() -> bool:
-    """Puts an empty module in the place of ``dgl.graphbolt`` if that cannot be loaded under this torch.
+    """Replaces ``dgl.graphbolt`` by an empty module if it cannot be loaded with this torch.
 
     Returns:
-        bool: whether it did. Not where DGL is imported already, has no graphbolt, or has one for this torch.
+        bool: True if it was replaced; False if DGL is imported already, has no graphbolt, or has one for this torch.
     """
     if "dgl" in sys.modules or _loads():
         return False
@@ -31,7 +31,7 @@ def stub() -> bool:
 
 
 def _loads() -> bool:
-    """Whether importing DGL will not fail for want of a graphbolt library."""
+    """True if DGL has no graphbolt, or a graphbolt library for this torch."""
     folder = Path(importlib.util.find_spec("dgl").origin).parent / "graphbolt"
     version = torch.__version__.split("+")[0]
     return not folder.is_dir() or any(folder.glob(f"*graphbolt_pytorch_{version}.*"))

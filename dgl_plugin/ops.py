@@ -5,11 +5,12 @@
 stand for ``from dgl import ops``.
 
 Each but the last two takes a DGLGraph, a block, one relation of a heterograph, or an :class:`edgeless.Graph`. A call
-that the kernels do not cover runs DGL's function; ``edgeless.explain(ops.u_dot_v, g, x, y)`` says whether and why, and
-under ``edgeless.backend("fused")`` it raises :class:`edgeless.NotFusedError`. What DGL rejects raises DGL's own error.
+that the kernels do not support runs DGL's function; ``edgeless.explain(ops.u_dot_v, g, x, y)`` says whether and why,
+and under ``edgeless.backend("fused")`` the call raises :class:`edgeless.NotFusedError`. Inputs that DGL rejects raise
+DGL's own error.
 
-Three results differ from DGL's. Of a node without in-edges ``copy_u_min`` and ``copy_u_max`` pass no gradient on, where
-DGL adds it to source node 0. NaN is never skipped. 16-bit features are summed in float32, and float16 works on the CPU.
+Three results differ from DGL's. ``copy_u_min`` and ``copy_u_max`` drop the gradient of a node without in-edges, which
+DGL adds to source node 0. NaN is never skipped. 16-bit features are summed in float32, and float16 works on the CPU.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ __all__ = [
 
 _MOST_SOFTMAX_HEADS = 8  # the kernel's work per edge grows with their square
 
-# What a call comes to: why the kernels do not cover it, or what computes it.
+# The unsupported reason of a call, or the function that computes its result.
 Plan = Union[str, Callable[[], Tensor]]
 
 
@@ -79,14 +80,14 @@ def copy_u_mean(g, x):
 def copy_u_min(g, x):
     """Minimum of the features of in-neighbours, element by element: shapes and dtypes of :func:`copy_u_sum`.
 
-    Nodes without in-edges give infinity, or 0 where the whole graph has no edge, as in DGL. Of equal minima one gets
-    the gradient.
+    Nodes without in-edges give infinity, or 0 if the whole graph has no edge, as in DGL. Among equal minima, one
+    gets the gradient.
     """
     return _run("copy_u_min", g, x)
 
 
 def copy_u_max(g, x):
-    """Maximum of the features of in-neighbours: as :func:`copy_u_min`, with minus infinity."""
+    """Maximum of the features of in-neighbours: as :func:`copy_u_min`, with minus infinity in place of infinity."""
     return _run("copy_u_max", g, x)
 
 
@@ -96,8 +97,8 @@ def u_mul_e_sum(g, x, y):
     Args:
         g (DGLGraph): messages flow from sources to destinations.
         x (Tensor): ``[Ns, *]``, such as ``[Ns, H, C]``.
-        y (Tensor): ``[E, *]`` of the same dtype, in the order of the graph's edge ids. The kernels cover one number an
-            edge, ``[E]`` or ``[E, 1, ...]``, and one number a head, ``[E, H, 1]``.
+        y (Tensor): ``[E, *]`` of the same dtype, in the order of the graph's edge ids. The kernels support one weight
+            per edge, ``[E]`` or ``[E, 1, ...]``, and one per edge and head, ``[E, H, 1]``.
 
     Returns:
         Tensor ``[Nd, *]`` of the broadcast shape; 0 for nodes without in-edges.
@@ -109,9 +110,9 @@ def u_dot_v(g, x, y):
     """Dot product, over the last dimension, of the features of both ends of every edge.
 
     Args:
-        g (DGLGraph): its edges are sampled.
-        x (Tensor): of the sources, ``[Ns, *, F]``.
-        y (Tensor): of the destinations, ``[Nd, *, F]``, of the same dtype.
+        g (DGLGraph): the graph.
+        x (Tensor): source features ``[Ns, *, F]``.
+        y (Tensor): destination features ``[Nd, *, F]``, of the same dtype.
 
     Returns:
         Tensor ``[E, *, 1]`` in the order of the graph's edge ids.
@@ -122,12 +123,12 @@ def u_dot_v(g, x, y):
 def edge_softmax(graph, logits, eids=ALL, norm_by="dst"):
     """Softmax of the edges' logits over the in-edges of every destination, or the out-edges of every source.
 
-    On the CPU the kernels take the 16-bit dtypes, which DGL sums in 16 bits; the others are left to DGL's own kernel.
+    On the CPU the kernels take the 16-bit dtypes, which DGL sums in 16 bits; float32 and float64 run DGL's kernel.
 
     Args:
         graph (DGLGraph): the graph.
         logits (Tensor): ``[E, *]``, such as ``[E, H, 1]``, in the order of the graph's edge ids.
-        eids (Tensor, optional): the edges that ``logits`` is of; all of them by default, which the kernels need.
+        eids (Tensor, optional): the edges of ``logits``; default: all edges, the only choice that is fused.
         norm_by (str): ``"dst"`` or ``"src"``.
 
     Returns:
@@ -161,7 +162,7 @@ def _plan(name: str, graph, *inputs) -> Plan:
 
 
 def _explained(name: str):
-    """What :func:`edgeless.explain` asks of the function ``name``."""
+    """Gives the function ``name`` the predicate that :func:`edgeless.explain` calls."""
     function = globals()[name]
 
     def refusals(*inputs, **kwargs) -> list[str]:
@@ -173,7 +174,7 @@ def _explained(name: str):
     function._fusion_refusals = refusals
 
 
-# What each comes to ----------------------------------------------------------------------------------------------
+# The plan of each function ---------------------------------------------------------------------------------------
 
 
 def _copy_u_sum(handle: Graph, x, reduce: str = "sum") -> Plan:
@@ -270,7 +271,7 @@ def _edge_softmax(handle: Graph, logits, eids, norm_by) -> Plan:
     def compute():
         graph = _reversed(handle) if norm_by == "src" else handle
         rows = as_dgl_reads(logits).reshape(handle.num_edges, heads)
-        # Attention with LeakyReLU the identity and nothing in its logits but the edges' own.
+        # GAT attention with an identity LeakyReLU and zero node logits, so that only the edge logits are left.
         nodes = rows.new_zeros(graph.num_src, heads)
         identity = torch.eye(heads, dtype=rows.dtype, device=rows.device)
         _, weights = functional.gat_attention(
@@ -306,7 +307,7 @@ for _name in _PLANS:
 
 
 def _tensor_refusal(handle: Graph, name: str, x, rows: int) -> Optional[str]:
-    """What is wrong with a tensor of ``rows`` rows; DGL knows the right error for it."""
+    """Why the kernels do not support ``x`` as a tensor of ``rows`` rows, or None. DGL raises its own error for it."""
     if not isinstance(x, Tensor):
         return f"{name} is a {type(x).__name__}, not a Tensor"
     if x.dim() == 0 or x.size(0) != rows:
@@ -332,7 +333,7 @@ def _padded(sizes, length: int) -> tuple[int, ...]:
 
 
 def _reversed(handle: Graph) -> Graph:
-    """``handle`` with its edges turned round, and with its transpose kept."""
+    """The reverse of ``handle``, which shares the CSC that ``handle`` builds and keeps here."""
     _ = handle.csc
     return handle.reverse()
 

@@ -1,4 +1,4 @@
-"""``dgl.transforms``, with a transform more: :class:`Reorder`, and :func:`restore`, the way back."""
+"""``dgl.transforms`` with :class:`Reorder`, and :func:`restore`, which returns results to the original node order."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 __all__ = ["ORIGINAL", "Reorder", "restore"]
 
-ORIGINAL = "original_node"  # the node data that keep the permutation
+ORIGINAL = "original_node"  # name of the node data that hold the permutation
 
 
 class Reorder(transforms.BaseTransform):
-    """Gives the nodes of a graph new numbers, so that near nodes are near in memory, and returns the new graph.
+    """Renumbers the nodes of a graph, so that near nodes are near in memory, and returns the new graph.
 
-    Node data (features, labels, masks) are carried along. Edges keep their order and ids, and so their data. Each node
-    type of a heterograph gets a permutation of its own, found on all types together. The permutation is kept as
-    ``g.ndata["original_node"]``, for every node its original id; use :func:`restore` to take results back. A second
-    Reorder carries it along, so that it still leads back to the first graph.
+    Node data (features, labels, masks) are permuted with the nodes. Edges keep their order and ids, and so their data.
+    Each node type of a heterograph gets a permutation of its own, computed from all types together.
+    ``g.ndata["original_node"]`` holds the original id of every node; :func:`restore` uses it to return results to the
+    original order. A second Reorder permutes these ids too, so they still refer to the first graph.
 
     Args:
         method: ``"community"``, ``"metis"``, ``"rcm"`` or ``"degree"``, see :meth:`edgeless.Graph.reorder`. Or a
             permutation ``[N]``; for a heterograph a dictionary of them by node type, in which types
             may be left out.
-        num_parts, seed: as there.
+        num_parts, seed: as in :meth:`edgeless.Graph.reorder`.
     Raises:
-        TypeError: from the call, for what is no DGLGraph.
-        dgl.DGLError: for blocks and batches, whose nodes have their places.
-        TypeError, ValueError, IndexError: for a method or permutation that does not fit.
+        TypeError: on call, if g is not a DGLGraph.
+        dgl.DGLError: on call, for blocks and batches, whose node order has a meaning.
+        TypeError, ValueError, IndexError: on call, for a method or permutation that does not fit.
         ImportError: the method's library is missing.
     """
 
@@ -58,7 +58,7 @@ class Reorder(transforms.BaseTransform):
         self.seed = seed
 
     def __call__(self, g: DGLGraph) -> DGLGraph:
-        """The graph in its new order; ``g`` stays as it is."""
+        """The graph in its new order; ``g`` is not changed."""
         if not isinstance(g, DGLGraph):
             raise TypeError(f"Reorder: g must be a DGLGraph, got {type(g).__name__}")
         if g.is_block:
@@ -94,14 +94,14 @@ class Reorder(transforms.BaseTransform):
 
 
 def restore(out: Tensor, g: DGLGraph, ntype: Optional[str] = None) -> Tensor:
-    """Rows ``[N, ...]`` of the nodes of a reordered graph, back in the order before :class:`Reorder`; differentiable.
+    """Returns rows ``[N, ...]`` of a reordered graph's nodes to the order before :class:`Reorder`; differentiable.
 
     Args:
-        ntype: whose nodes the rows belong to; may be left out where there is one node type.
+        ntype: the node type of the rows; optional if the graph has only one.
     Raises:
         KeyError: the graph was not reordered.
         dgl.DGLError: ntype is not one of its node types, or is needed and missing.
-        TypeError, ValueError, IndexError: another number of rows, or the graph has only some of the nodes any more.
+        TypeError, ValueError, IndexError: the number of rows is wrong, or the graph has lost some of the nodes.
     """
     if ntype is None and len(g.ntypes) != 1:
         raise DGLError(f"restore: ntype must be one of {g.ntypes}, got None")

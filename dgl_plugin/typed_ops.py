@@ -1,4 +1,4 @@
-"""Drop-ins for the products of ``dgl.ops`` with the matrices of types. Called as ``edgeless.dgl.ops``'s."""
+"""Drop-ins for ``segment_mm`` and ``gather_mm`` of ``dgl.ops``, which ``edgeless.dgl.ops`` exports."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ._framework import stock_ops
 
 
 def segment_mm(a, b, seglen_a):
-    """Products of consecutive rows with the matrices of their types.
+    """Multiplies each row by the matrix of its type; rows are sorted by type.
 
     Args:
         a (Tensor): ``[N, F]``, sorted by type: float32, float64, bfloat16 or float16.
         b (Tensor): ``[R, F, C]`` of the same dtype.
-        seglen_a (Tensor): ``[R]`` integers on any device, how many rows are of every type.
+        seglen_a (Tensor): ``[R]`` integers on any device, the number of rows of each type.
 
     Returns:
-        Tensor ``[N, C]`` of the same dtype, under autocast of its dtype.
+        Tensor ``[N, C]`` of the same dtype; under autocast, of the autocast dtype.
 
     Raises:
-        ValueError: the lengths do not add up to N, of which DGL's function on the CPU takes no notice.
+        ValueError: the lengths do not add up to N; DGL's CPU function does not check this.
     """
     if _runs_fused(segment_mm, a, b, seglen_a):
         return functional.segment_mm(*as_products_read(a, b), seglen_a.to(a.device))
@@ -34,7 +34,7 @@ def segment_mm(a, b, seglen_a):
 
 
 def gather_mm(a, b, *, idx_b):
-    """Products of rows with the matrices of their types: row i of the result is ``a[i] @ b[idx_b[i]]``.
+    """Multiplies each row by the matrix of its type: row i of the result is ``a[i] @ b[idx_b[i]]``.
 
     Args:
         a (Tensor): ``[N, F]``: float32, float64, bfloat16 or float16.
@@ -42,7 +42,7 @@ def gather_mm(a, b, *, idx_b):
         idx_b (Tensor): ``[N]`` integers, the type of every row.
 
     Returns:
-        Tensor ``[N, C]`` of the same dtype, under autocast of its dtype.
+        Tensor ``[N, C]`` of the same dtype; under autocast, of the autocast dtype.
 
     Raises:
         IndexError: a type is negative or not below R.

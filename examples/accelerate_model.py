@@ -19,7 +19,7 @@ def main() -> None:
 
     print(edgeless.accelerate(model))  # what was swapped, and what was kept and why
 
-    with torch.no_grad(), edgeless.backend("fused"):  # an error, in place of a slow answer, if something cannot fuse
+    with torch.no_grad(), edgeless.backend("fused"):  # raises, instead of falling back, if a call cannot be fused
         after = model(x, edge_index)
     print(f"largest difference from the model before: {(after - before).abs().max():.1e}")
     print(edgeless.explain(model.convs[0], x, edge_index))

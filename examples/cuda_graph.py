@@ -71,7 +71,7 @@ def main() -> None:
     with edgeless.backend("fused"):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # the first steps allocate and look things up, which a capture may not
+        with torch.cuda.stream(side):  # warm-up: the first steps allocate and fill caches, which a capture may not
             for _ in range(5):
                 step()
         torch.cuda.current_stream().wait_stream(side)

@@ -46,7 +46,7 @@ def train(rank: int, world: int, device: torch.device) -> None:
     torch.manual_seed(0)  # the same graph and the same parameters in every process
     graph, x, y = make_data()
     model = Net().to(device)
-    # As many seeds for every process: with fewer batches one would leave the others waiting for its gradients.
+    # Equal numbers of seeds: a process with fewer batches would leave the others waiting for its gradients.
     own = torch.randperm(NODES)[: NODES // world * world].view(world, -1)[rank]
     sampler = dgl.dataloading.NeighborSampler([5, 10])  # from the input to the output
     loader = dgl.dataloading.DataLoader(graph, own, sampler, batch_size=256, shuffle=True)

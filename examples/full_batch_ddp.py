@@ -23,7 +23,7 @@ NODES, EDGES, CLASSES, FEATURES, PARTS = 4_000, 60_000, 4, 16, 2
 
 
 class Net(torch.nn.Module):
-    """GATv2 with attention dropout -> batch norm -> ReLU -> SAGE: the model knows nothing of parts."""
+    """GATv2 with attention dropout -> batch norm -> ReLU -> SAGE: the model does not depend on the partition."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def train(device: torch.device) -> None:
             model = DistributedDataParallel(model, static_graph=True, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         for epoch in range(1, 21):
-            torch.manual_seed(epoch)  # of the dropout's masks; the first process' seed counts
+            torch.manual_seed(epoch)  # for dropout masks; the first process' seed counts
             optimizer.zero_grad()
             out = model(dg.ndata["x"], dg)
             loss = ed.mean(F.cross_entropy(out, dg.ndata["y"], reduction="none"), dg.ndata["train"], dg)

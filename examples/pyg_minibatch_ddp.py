@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/pyg_minibatch_ddp.py
 
-Sampling is PyG's and the averaging of gradients is torch's: nothing of edgeless.distributed is needed. static_graph and
-gradient_as_bucket_view are worth most of what DDP costs on small batches. edgeless.prefetch makes the next batch's
-graph on a stream of its own: else the host would wait for the GPU at every new graph, and so for the other processes'
+PyG samples and torch averages the gradients: edgeless.distributed is not needed. static_graph and
+gradient_as_bucket_view save most of DDP's cost on small batches. edgeless.prefetch builds the next batch's graph on a
+stream of its own; otherwise the host would wait for the GPU at every new graph, and so for the other processes'
 gradients. The loader needs pyg-lib or torch_sparse.
 """
 
@@ -51,16 +51,16 @@ class Net(torch.nn.Module):
 
 def train(rank: int, world: int, device: torch.device) -> None:
     data = make_data()
-    # As many seeds for every process: with fewer batches one would leave the others waiting for its gradients.
+    # Equal numbers of seeds: a process with fewer batches would leave the others waiting for its gradients.
     seeds = torch.randperm(NODES)[: NODES // world * world].view(world, -1)[rank]
-    on_gpu = device.type == "cuda"  # where copies from pinned memory do not hold up the host
+    on_gpu = device.type == "cuda"  # copies from pinned memory do not block the host
     loader = NeighborLoader(data, [10, 5], batch_size=256, input_nodes=seeds, shuffle=True, pin_memory=on_gpu)
 
     def prepare(batch: Data) -> tuple[Tensor, Graph, Tensor]:
-        # The graph first: the host waits for it, and would for the features if these were on their way before it.
+        # The graph first: the host waits for it, and would wait for the features too if their copies were in flight.
         edge_index = batch.edge_index.to(device, non_blocking=True)
         size = (batch.num_nodes, batch.num_nodes)
-        graph = Graph.from_edge_index(edge_index, *size, self_loops=True)  # which GATv2Conv would add
+        graph = Graph.from_edge_index(edge_index, *size, self_loops=True)  # GATv2Conv would add these loops
         x, y = (t.to(device, non_blocking=True) for t in (batch.x, batch.y[: batch.batch_size]))
         return x, graph, y
 

@@ -19,7 +19,7 @@ else:
 
     def __getattr__(
         name,
-    ):  # not at the import: threads that import a package and a module of it would lock each other out
+    ):  # lazy: threads that import a package and one of its modules at a time can deadlock
         if name in __all__:
             return importlib.import_module(f"edgeless.pyg.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What the drop-in layers of PyG share: the predicates, the edge features and the ending of a call."""
+"""Base of PyG's drop-in layers: predicates, edge features, and the last steps of a forward."""
 
 from __future__ import annotations
 
@@ -52,26 +52,26 @@ class Scriptable:
     stock: ClassVar[type]
 
     def __prepare_scriptable__(self):
-        """What TorchScript gets: the stock layer with this layer's state."""
+        """The module that TorchScript compiles: the upstream layer with this layer's state."""
         stock = self.stock
         if stock is not type(self).__bases__[-1]:
-            return self  # a user's subclass: to drop its own methods would be wrong
+            return self  # a user's subclass, whose own methods must not be dropped
         scriptable = stock.__new__(stock)
         scriptable.__dict__ = self.__dict__
         return scriptable
 
 
 class FusedConv(Scriptable, FusedLayer):
-    """Base of the drop-in layers, between :class:`edgeless.FusedLayer` and the stock layer.
+    """Base of the drop-in layers, between :class:`edgeless.FusedLayer` and the upstream layer.
 
     Class attributes of a layer:
-        stock: the stock class, the last of its bases.
-        wants_attention: whether the stock forward returns the attention for a value of ``return_attention_weights``.
-        edge_dims: numbers of dimensions that the stock layer takes ``edge_attr`` with.
+        stock: the upstream class, the last of its bases.
+        wants_attention: whether the upstream forward returns the attention, given ``return_attention_weights``.
+        edge_dims: numbers of dimensions that ``edge_attr`` may have upstream.
         node_dims: values of ``node_dim`` that mean the first dimension of a message.
-        aggregations: the kernels' name of the aggregations that they know.
-        numbers: options that go to the kernels, and have to be int or float for that.
-        layouts: those of node features that the fused forward takes: sparse ones where it begins with linear maps.
+        aggregations: supported aggregation classes and the kernels' names for them.
+        numbers: options that go to the kernels and therefore must be int or float.
+        layouts: supported layouts of node features; sparse ones if the forward begins with linear maps.
     """
 
     stock: ClassVar[type]
@@ -91,17 +91,17 @@ class FusedConv(Scriptable, FusedLayer):
             cls.stock = cls.__bases__[-1]
             cls.wants_attention = staticmethod(_attention_rule(cls.stock))
             cls._stock_steps = _steps_of(cls.stock)
-        elif any(step in vars(cls) for step in _DRIVERS):  # later PyG writes its own into the class
+        elif any(step in vars(cls) for step in _DRIVERS):  # PyG writes its own later
             cls._own_propagation = True
 
     # Predicates ------------------------------------------------------------------------------------------------------
 
     def _refusals(self, x_src, x_dst, num_dst: Optional[int], edge_index, edge_attr, loops: bool) -> list[str]:
-        """Why the kernels cannot run this call: what is common to all layers.
+        """The unsupported reasons of a call that all layers have in common.
 
         Args:
-            x_src, x_dst: node features, as they came.
-            num_dst: number of destinations where the layer can do without x_dst, else None.
+            x_src, x_dst: node features, as the user passed them.
+            num_dst: number of destinations if the layer does not need x_dst, else None.
             loops: whether the layer adds self loops.
         """
         reasons = self._module_refusals()
@@ -146,8 +146,8 @@ class FusedConv(Scriptable, FusedLayer):
         return reasons
 
     def _are_plain(self, x_src, x_dst, num_dst: Optional[int], edge_index, edge_attr) -> bool:
-        """Whether the inputs are known to give no reason: plain tensors without edge features, as they nearly always
-        are. What follows in :meth:`_refusals` finds the words otherwise.
+        """A fast check for the usual supported inputs: plain tensors without edge features. If it fails,
+        :meth:`_refusals` checks in detail and words the reasons.
         """
         if edge_attr is not None or type(edge_index) is not Tensor or (x_dst is None and num_dst is None):
             return False
@@ -156,7 +156,7 @@ class FusedConv(Scriptable, FusedLayer):
         return _C.are_rows_and_edges(x_src, x_dst, edge_index)
 
     def _module_refusals(self) -> list[str]:
-        """What about this layer, whatever its input, the kernels do not know."""
+        """The unsupported reasons that the layer's own state gives, whatever its input."""
         steps, state, aggr = _steps_of(type(self)), self.__dict__, self.aggr_module
         if (
             not compiling()
@@ -168,7 +168,7 @@ class FusedConv(Scriptable, FusedLayer):
             and is_plain(aggr, self.aggregations)
             and all(isinstance(getattr(self, name), (int, float)) for name in self.numbers)
         ):
-            return tracing_refusals()  # as nearly always; what follows finds the words otherwise
+            return tracing_refusals()  # the usual case; otherwise the checks below word the reasons
         reasons = [
             f"{name}() is overridden"
             for name, step, stock in zip(_STEPS, steps, self._stock_steps)
@@ -196,15 +196,15 @@ class FusedConv(Scriptable, FusedLayer):
         return reasons + tracing_refusals()
 
     def _has_own_drivers(self) -> bool:
-        """Whether the instance has another ``propagate`` or ``edge_updater`` than PyG puts there in, and after, explain
-        mode: the class' own.
+        """True if the instance has a ``propagate`` or ``edge_updater`` that the user set. In explain mode, and after
+        it, PyG sets those of the class on the instance, which do not count.
         """
         own = (getattr(self.__dict__[step], "__func__", None) for step in _DRIVERS if step in self.__dict__)
         known = [getattr(type(self), f"_{kind}_{step}", None) for kind in ("orig", "jinja") for step in _DRIVERS]
         return any(function is None or function not in known for function in own)
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
-        """Why ``edge_attr`` (None when there is none) cannot go to the kernels."""
+        """Why the kernels do not support ``edge_attr``; None if they do or there is no ``edge_attr``."""
         lin = self.lin_edge
         if edge_attr is None:
             return None
@@ -221,10 +221,10 @@ class FusedConv(Scriptable, FusedLayer):
             return f"edge_attr does not have the shape [E, edge_dim] = [{num_edges}, {lin.weight.size(1)}]"
         return None
 
-    # Pieces of a forward ---------------------------------------------------------------------------------------------
+    # Steps of a forward ----------------------------------------------------------------------------------------------
 
     def _edge_features(self, kind, edge_index, edge_attr: Optional[Tensor], graph: Graph, loops: bool):
-        """Edge features ``[E, De]`` in the order of the graph's edges, or None where the layer uses none."""
+        """Edge features ``[E, De]`` in the order of the graph's edges, or None if the layer uses none."""
         if self.lin_edge is None:
             return None
         if edge_attr is None:
@@ -236,24 +236,24 @@ class FusedConv(Scriptable, FusedLayer):
         return edge_attr.view(-1, 1) if edge_attr.dim() == 1 else edge_attr
 
     def _promoted(self, edge_attr: Optional[Tensor], *operands: Optional[Tensor]) -> torch.dtype:
-        """The dtype to which logits and messages promote: of these operands and, where there are edge features, of what
-        ``lin_edge`` makes of them.
+        """The promoted dtype of logits and messages: that of these operands and, given edge features, of the result of
+        ``lin_edge``.
         """
         dtype = promoted(operands)
         if edge_attr is None:
             return dtype
         mapped = self.lin_edge.weight.dtype
-        if mapped != torch.float64:  # which autocast leaves alone
+        if mapped != torch.float64:  # autocast does not convert float64
             mapped = rounds_to(edge_attr.device.type) or mapped
         return torch.promote_types(dtype, mapped)
 
     @staticmethod
     def _project(x: Tensor, *linears: torch.nn.Module, joined: int = 0, heads: Sequence[int] = ()) -> list[Tensor]:
-        """The maps' results for one input, see :func:`edgeless.projection.project`."""
+        """The results of linear maps of one input, see :func:`edgeless.projection.project`."""
         return project(x, *linears, kinds=LINEAR, joined=joined, heads=heads)
 
     def _layer(self, graph: Graph, score: str, x: Tensor, linears, vectors, row, coefficient) -> Optional[Tensor]:
-        """The whole layer, heads side by side, see :func:`edgeless.layer.attention_layer`."""
+        """The whole layer with heads concatenated, or None, see :func:`edgeless.layer.attention_layer`."""
         return attention_layer(
             graph,
             score,
@@ -272,7 +272,7 @@ class FusedConv(Scriptable, FusedLayer):
         return out.flatten(1) if self.concat else out.mean(dim=1)
 
     def _finish(self, out: Tensor, res: Optional[Tensor]) -> Tensor:
-        """The ending of GAT and GATv2: heads merged, then residual and bias."""
+        """The last steps of GAT and GATv2: merge the heads, then add residual and bias."""
         if res is None and self.concat and self.bias is not None:
             return add_row_to_heads(out, self.bias)
         out = self._merge_heads(out)
@@ -280,7 +280,7 @@ class FusedConv(Scriptable, FusedLayer):
             out = out + res
         return out if self.bias is None else add_row(out, self.bias)
 
-    # What users do to a layer ----------------------------------------------------------------------------------------
+    # Fallback, explain mode and TorchScript --------------------------------------------------------------------------
 
     def _stock_forward(self, x, edge_index, *rest):
         if type(edge_index) is Graph:
@@ -295,12 +295,12 @@ class FusedConv(Scriptable, FusedLayer):
         if returned is given:
             return out, (edge_index, alpha)
         if getattr(self, "add_self_loops", False):
-            return result  # the loops that PyG appends are int64, and so is all that it returns
+            return result  # PyG appends int64 loops, so it returns int64 ids
         return out, kind_of(edge_index).with_attention(edge_index, alpha, False, None)
 
     def _set_jittable_templates(self, *args, **kwargs):
-        # PyG keeps a class' propagate() before it writes an optimized one, and returns to it in explain mode. What a
-        # subclass inherits may already be the optimized one, which explains nothing: go back to the base's original.
+        # Before PyG writes an optimized propagate() into a class, it keeps the original for explain mode. A subclass
+        # may inherit the optimized one as its original, which explains nothing: take the base's original instead.
         super()._set_jittable_templates(*args, **kwargs)
         cls = type(self)
         for step in ("propagate", "edge_updater"):
@@ -319,26 +319,26 @@ class FusedConv(Scriptable, FusedLayer):
 
 
 def _steps_of(cls: type) -> tuple:
-    """The methods of :data:`_STEPS`."""
+    """The methods of a class that :data:`_STEPS` names, in that order."""
     return cls.message, cls.edge_update, cls.aggregate, cls.message_and_aggregate, cls.update
 
 
 def _attention_rule(stock: type) -> Callable[[Any], bool]:
-    """A stock forward asks either for any bool, False too, or for a true value; which one changed between versions."""
+    """When an upstream forward returns the attention: for any bool, False too, or for a true value, by PyG version."""
     if "isinstance(return_attention_weights, bool)" in inspect.getsource(stock.forward):
         return lambda value: isinstance(value, bool)
     return bool
 
 
 def tracing_refusals() -> list[str]:
-    """That torch.jit is tracing, which the kernels do not know."""
+    """The unsupported reason while torch.jit traces, which the kernels do not support."""
     if not torch.jit.is_tracing():
         return []
     return [ONNX_REFUSAL if exporting_to_onnx() else "the call is being traced by torch.jit"]
 
 
 def pair(x: Any) -> tuple:
-    """Source and destination features of what a user passes as ``x``; (None, None) for what is neither kind."""
+    """Source and destination features of ``x``, a tensor or a pair; (None, None) for anything else."""
     if isinstance(x, Tensor):
         return x, x
     if isinstance(x, (tuple, list)) and len(x) == 2:
@@ -347,12 +347,12 @@ def pair(x: Any) -> tuple:
 
 
 def is_plain_float(tensor: Any) -> bool:
-    """Whether the kernels can read it: a dense tensor of no subclass."""
+    """True if the kernels can read ``tensor``: dense, floating and of no subclass."""
     return type(tensor) in PLAIN and tensor.dtype in FLOATS and tensor.layout is torch.strided
 
 
 def sizes_of(size: Any) -> Optional[tuple]:
-    """A layer's ``size`` as two of int or None; None for what is no such pair. NumPy integers and the like are ints."""
+    """A layer's ``size`` as a tuple of two, each int or None; None if it is no such pair. Accepts NumPy integers."""
     if not isinstance(size, (tuple, list)) or len(size) != 2:
         return None
     try:
@@ -362,7 +362,7 @@ def sizes_of(size: Any) -> Optional[tuple]:
 
 
 def num_dst_of(x_src: Tensor, x_dst: Any, edge_index: Any, size: Any) -> int:
-    """Number of destinations, also where they have no features of their own: a graph that knows it ignores ``size``."""
+    """Number of destinations: the rows of x_dst, else what the graph says, else ``size``, else the rows of x_src."""
     if isinstance(x_dst, Tensor) and x_dst.dim() > 0:
         return x_dst.size(0)
     kind = kind_of(edge_index)
@@ -379,7 +379,7 @@ def num_dst_of(x_src: Tensor, x_dst: Any, edge_index: Any, size: Any) -> int:
 
 
 def _multiplies(features: Tensor, weight: Tensor) -> bool:
-    """Whether torch would multiply the two: equal dtypes, or autocast, which leaves float64 alone."""
+    """True if torch multiplies the two: their dtypes are equal, or autocast is on and neither is float64."""
     if features.dtype == weight.dtype:
         return True
     return autocasts(features.device.type) and torch.float64 not in (features.dtype, weight.dtype)

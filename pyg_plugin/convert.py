@@ -1,8 +1,8 @@
-"""From what a PyG user passes as ``edge_index`` to an :class:`edgeless.Graph`, and back for returned attention.
+"""Converts a PyG user's ``edge_index`` to an :class:`edgeless.Graph`, and returned attention back.
 
 PyG accepts several kinds of graph. Each is one class here, with the same static methods, chosen by
-:func:`kind_of`; the rules about what a kind means (which row holds destinations, where added self loops stand, whose
-values are edge features) are PyG's own.
+:func:`kind_of`. The rules of each kind (which row holds destinations, where added self loops stand, whose values are
+edge features) are PyG's own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EdgeList:
 
     @staticmethod
     def refusal(edge_index: Tensor, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
-        """Why this graph has to take the stock path, or None. Also refuses what the stock layer rejects."""
+        """Why the kernels do not support this graph, or None. A graph that upstream rejects is unsupported too."""
         if edge_index.dtype not in _INDEX_DTYPES or edge_index.dim() != 2 or edge_index.size(0) != 2:
             return "edge_index is not an int64 or int32 tensor of shape [2, E]"
         if layer.flow != "source_to_target" and num_src != num_dst:
@@ -47,7 +47,7 @@ class EdgeList:
 
     @staticmethod
     def device(edge_index: Tensor) -> torch.device:
-        """Where the graph is."""
+        """The graph's device."""
         return edge_index.device
 
     @staticmethod
@@ -62,16 +62,16 @@ class EdgeList:
 
     @staticmethod
     def weights(edge_index: Tensor) -> Optional[Tensor]:
-        """The values of a sparse matrix, whatever their dimensions; None where there are none."""
+        """The values of a sparse matrix, whatever their dimensions; None if there are none."""
         return None
 
     @staticmethod
     def graph(edge_index: Tensor, num_src: int, num_dst: int, flow: str, loops: bool, by_edge: bool = True) -> Graph:
-        """The (cached) graph; with ``loops``, self loops are replaced by one at every node.
+        """The cached graph; with ``loops``, self loops are replaced by one at every node.
 
         ``by_edge``: whether the call has tensors of the size of the edge set, see :func:`cache.graph_from_edge_index`.
         """
-        if type(edge_index) is Tensor and not compiling():  # which refusal() has looked at
+        if type(edge_index) is Tensor and not compiling():  # refusal() has checked it
             return graph_of_edge_index(edge_index, edge_index, num_src, num_dst, flow, loops)
         return cache.graph_from_edge_index(edge_index, num_src, num_dst, flow=flow, self_loops=loops, by_edge=by_edge)
 
@@ -82,11 +82,11 @@ class EdgeList:
 
     @staticmethod
     def with_attention(edge_index: Tensor, weights: Tensor, loops: bool, graph: Graph) -> Any:
-        """What the stock layer returns beside its output; ``weights`` ``[E, H]`` in the order of ``graph``'s edges."""
+        """The upstream layer's second result, given ``weights`` ``[E, H]`` in the order of ``graph``'s edges."""
         if loops:
             if type(edge_index) not in _EDGE_LISTS:
                 edge_index, _ = remove_self_loops(edge_index)
-            elif graph._kept is not None:  # to look for them again would wait for the GPU
+            elif graph._kept is not None:  # to search for loops again would wait for the GPU
                 edge_index = edge_index.index_select(1, graph._kept)
             edge_index, _ = add_self_loops(edge_index, num_nodes=min(graph.num_src, graph.num_dst))
         return edge_index, weights
@@ -139,7 +139,7 @@ class SparseMatrix(EdgeList):
 
     @staticmethod
     def _looped(adj_t: Tensor) -> Tensor:
-        adj_t = adj_t.detach().clone()  # PyG writes the flag of coalescence into what it is given
+        adj_t = adj_t.detach().clone()  # PyG sets the coalesced flag of its argument
         return add_self_loops(remove_self_loops(adj_t)[0])[0]
 
     @staticmethod
@@ -204,7 +204,7 @@ class SparseStorage(EdgeList):
 
 
 class Handle(EdgeList):
-    """An :class:`edgeless.Graph`, which the stock layers do not know: nothing is cached, nothing looked up."""
+    """An :class:`edgeless.Graph`, which upstream layers do not accept: nothing is cached or looked up."""
 
     @staticmethod
     def refusal(graph: Graph, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
@@ -229,7 +229,7 @@ class Handle(EdgeList):
 
 
 class Part(Handle):
-    """An :class:`edgeless.distributed.DistGraph`, with the rows of this process' nodes for sources and destinations."""
+    """An :class:`edgeless.distributed.DistGraph`. Source and destination rows are those of this process' nodes."""
 
     @staticmethod
     def refusal(graph: DistGraph, num_src: int, num_dst: int, layer, loops: bool) -> Optional[str]:
@@ -243,7 +243,7 @@ class Part(Handle):
 
 
 def check_flow(flow: str) -> None:
-    """Raise ValueError if a layer of this flow was given an edgeless.Graph, which says itself what flows where."""
+    """Raises ValueError unless ``flow`` is source_to_target: an edgeless.Graph has its own direction."""
     if flow != "source_to_target":
         raise ValueError(
             f"edge_index: an edgeless.Graph needs a layer with flow 'source_to_target', got {flow!r}; "
@@ -270,9 +270,9 @@ def kind_of(edge_index: Any):
 
 
 def for_stock(edge_index: Any) -> Any:
-    """``edge_index`` as code of PyG may have it: with int64 ids.
+    """``edge_index`` with int64 ids, as PyG's code needs it.
 
-    torch takes int32 ids in ``gather`` and ``scatter``, with which PyG aggregates, and computes other gradients.
+    PyG aggregates by torch's ``gather`` and ``scatter``, which accept int32 ids but compute wrong gradients.
     """
     if type(edge_index) is Graph:
         return edge_index.edge_index()
@@ -288,7 +288,7 @@ def for_stock(edge_index: Any) -> Any:
 
 
 def _ends(graph: Graph, targets: Tensor) -> Graph:
-    """The user's edges that ``graph`` kept as sources, their destinations ``targets`` as destinations. Kept with it."""
+    """A graph from each of the user's edges that ``graph`` kept to its destination in ``targets``; cached with it."""
 
     def build(_):
         edges = torch.arange(targets.numel(), dtype=targets.dtype, device=targets.device)
@@ -300,7 +300,7 @@ def _ends(graph: Graph, targets: Tensor) -> Graph:
 
 
 def _chosen(graph: Graph, num_edges: int) -> Graph:
-    """The user's edges as sources, those that ``graph`` kept as destinations, kept with it."""
+    """A graph that gathers, from rows of the user's edges, those of the edges that ``graph`` kept; cached with it."""
 
     def build(_):
         return Graph.from_csr(torch.arange(graph._kept.numel() + 1, device=graph.device), graph._kept, num_edges)
@@ -312,18 +312,18 @@ def with_loop_features(kind, edge_index, graph: Graph, edge_attr: Tensor, fill_v
     """Edge features for a graph with added self loops: those of the kept edges, then one row per loop.
 
     Args:
-        graph: what ``kind.graph(..., loops=True)`` made of ``edge_index``.
+        graph: the result of ``kind.graph(..., loops=True)`` for ``edge_index``.
         edge_attr: features ``[E]`` or ``[E, De]`` of the user's edges.
-        fill_value: as in the stock layers; a name reduces the features of a node's kept in-edges.
+        fill_value: as upstream; a name reduces the features of a node's kept in-edges.
     """
     targets, kept = kind.targets(edge_index), graph._kept
-    num_loops = min(graph.num_src, graph.num_dst)  # the stock layer raises where others have features to be reduced
+    num_loops = min(graph.num_src, graph.num_dst)  # upstream raises if other nodes have features to reduce
     sums = isinstance(fill_value, str) and fill_value in ("mean", "add", "sum")
     if sums and edge_attr.is_cuda and type(graph) is Graph and graph.num_dst == num_loops:
-        # PyG's sums add with atomics there: no two calls would give the same bits.
+        # PyG sums with atomics on CUDA, so its results differ from run to run.
         rows = edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr
         loops = spmm(_ends(graph, targets), rows, reduce="mean" if fill_value == "mean" else "sum")
-        if kept is not None:  # torch's own indexing takes a block of threads for rows of whole vectors of 16 bytes
+        if kept is not None:  # torch's indexing launches a thread block per row of whole 16-byte vectors
             rows = spmm(_chosen(graph, targets.numel()), rows)
         rows = torch.cat((rows, loops))
         return rows.squeeze(1) if edge_attr.dim() == 1 else rows

@@ -1,4 +1,4 @@
-"""From dictionaries of a heterogeneous graph to one typed graph of all its edges."""
+"""Converts the dictionaries of a heterogeneous graph to one typed graph of all its edges."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from edgeless.typed_graph import TypedGraph
 def joined_graph(
     call: str, edge_index_dict: dict, src_sizes: dict, dst_sizes: dict, types: Mapping[Any, int], num_types: int
 ) -> TypedGraph:
-    """The (cached) graph of all edges between all nodes, types of nodes one behind the other.
+    """The cached typed graph of all edges between all nodes, which are ordered by node type.
 
     Args:
         call: the layer, for errors.
         edge_index_dict: (source type, name, destination type) -> ``[2, E]`` or a SparseTensor; not empty.
-        src_sizes, dst_sizes: numbers of nodes, in the order in which they stand.
+        src_sizes, dst_sizes: node type -> number of nodes, in the order of the joined nodes.
         types: the relation of each key of ``edge_index_dict``.
     Raises:
-        IndexError: an id is not that of a node.
+        IndexError: a node id is out of range.
     """
 
     def build():
         given = list(edge_index_dict.values())
         if not compiling() and type(given[0]) in PLAIN and _C.are_edge_lists(given, given[0].device):
             return join_edges(call, edge_index_dict, types, src_sizes, dst_sizes, num_types)
-        relations = (  # their graphs look at the ids
+        relations = (  # building their graphs checks the ids
             Relation(_relation(call, key, e, src_sizes[key[0]], dst_sizes[key[-1]]), key[0], key[-1], types[key])
             for key, e in edge_index_dict.items()
         )
         return join_relations(relations, src_sizes, dst_sizes, num_types)
 
-    if compiling():  # a tracer sees no identity of tensors
+    if compiling():  # a tracer does not see the identity of tensors
         return build()
     keys, values = (*edge_index_dict,), (*edge_index_dict.values(),)
     own = tensors = values
-    if not _C.are_concrete(values)[0]:  # with hundreds of them every loop in Python takes its time
+    if not _C.are_concrete(values)[0]:  # checked in C++: loops in Python over hundreds of relations are slow
         own = tuple(e.storage if isinstance(e, SparseTensor) else e for e in values)
         parts = (e.coo()[:2] if isinstance(e, SparseTensor) else (e,) for e in values)
         tensors = tuple(chain.from_iterable(parts))
-    alike = keys == (*types,)  # compared by identity, nearly always, and not one is hashed
+    alike = keys == (*types,)  # compares mostly by identity and hashes no key
     numbers = (*types.values(),) if alike else (*map(types.__getitem__, keys),)
     key = _Objects(own, (keys, numbers, (*src_sizes.items(),), (*dst_sizes.items(),), num_types))
 
@@ -64,10 +64,10 @@ def joined_graph(
 
 
 class _Objects:
-    """A key of many objects, told apart by identity, and of what else is to be equal. It keeps none of them alive.
+    """A cache key of objects, compared by identity, and of facts, compared by equality. It keeps no object alive.
 
-    Ids are given anew when an object dies. Who looks a key up holds its objects meanwhile; a key that is kept has to
-    :meth:`watch` them, and from the death of one on equals no other.
+    The id of a dead object may be reused. The caller of a look-up holds the objects of its key; a key in the cache has
+    to :meth:`watch` its own, and equals no other key once one of them is dead.
     """
 
     __slots__ = ("_facts", "_hash", "_ids", "_references")
@@ -79,7 +79,7 @@ class _Objects:
         self._hash = hash(self._ids)
 
     def watch(self, objects: tuple) -> None:
-        """Notices from now on when one of its objects, which these are, dies."""
+        """Holds weak references to ``objects``, those of this key, to notice their death."""
         self._references = list(map(weakref.ref, objects))
 
     def __hash__(self) -> int:
@@ -97,7 +97,7 @@ class _Objects:
 
 
 def type_offsets(graph: TypedGraph, sizes: Iterable[int]) -> Tensor:
-    """Where the nodes of every type begin, and where the last end, on the graph's device: kept with a joined graph."""
+    """The first node of each type, then the number of nodes: ``[T + 1]`` on the graph's device, cached with it."""
 
     def build(_):
         return torch.tensor([0, *accumulate(sizes)], device=graph.device)

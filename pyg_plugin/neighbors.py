@@ -1,4 +1,4 @@
-"""What the layers share whose messages are their neighbours' features, multiplied by an edge's weight or not."""
+"""Base of the layers whose messages are neighbours' features, multiplied by an edge weight or not."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _NAMES = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"
 
 
 class NeighborReduction:
-    """Mixin, before :class:`FusedConv` among the bases of a layer.
+    """Mixin of sums, means and extrema; a layer lists it before :class:`FusedConv`.
 
     Class attributes of a layer:
-        takes_size: whether the stock forward's last argument is ``size``.
-        drops_values: whether the stock layer ignores the values of a SparseTensor.
+        takes_size: whether the upstream forward's last argument is ``size``.
+        drops_values: whether the upstream layer ignores the values of a SparseTensor.
     """
 
     node_dims = (0, -2)
@@ -54,10 +54,10 @@ class NeighborReduction:
     # Predicates ------------------------------------------------------------------------------------------------------
 
     def _reduction_refusals(self, x: Any, edge_index: Any, edge_weight: Any = None, size: Any = None) -> list[str]:
-        """Why the kernels cannot run this call; the arguments are those of the stock forward."""
+        """The unsupported reasons of a call; the arguments are those of the upstream forward."""
         x_src, x_dst = pair(x)
         if size is edge_weight is None and x_src is x_dst and kind_of(edge_index) is EdgeList:
-            return self._refusals(x_src, x_dst, None, edge_index, None, False)  # what follows is about other inputs
+            return self._refusals(x_src, x_dst, None, edge_index, None, False)  # the checks below concern other inputs
         num_dst = None
         if isinstance(x_src, Tensor) and x_src.dim() == 2:
             num_dst = num_dst_of(x_src, x_dst, edge_index, size)
@@ -81,7 +81,7 @@ class NeighborReduction:
 
     @staticmethod
     def _size_refusal(x_src: Tensor, num_dst: int, edge_index: Any, size: Any) -> Optional[str]:
-        if size is None or kind_of(edge_index) not in (EdgeList, Handle):  # the others know their own sizes
+        if size is None or kind_of(edge_index) not in (EdgeList, Handle):  # the other kinds have their own sizes
             return None
         have, sizes = (x_src.size(0), num_dst), sizes_of(size)
         if sizes is None or any(n not in (None, m) for n, m in zip(sizes, have)):
@@ -89,10 +89,10 @@ class NeighborReduction:
         return None
 
     def _edge_refusal(self, edge_attr: Any, num_edges: int) -> Optional[str]:
-        return None  # weights are looked at below, with the features that they multiply
+        return None  # _weight_refusal checks weights with their features
 
     def _weight_refusal(self, kind, x: Tensor, edge_index: Any, edge_weight: Any) -> Optional[str]:
-        """Why the weights of the edges cannot go to the kernels."""
+        """Why the kernels do not support the weights of the edges, or None."""
         weight, name = self._given_weight(kind, edge_index, edge_weight), "edge_weight"
         if kind in SPARSE:
             name = "the values of edge_index"
@@ -119,16 +119,16 @@ class NeighborReduction:
             return f"edge_weight is {weight.dtype} and the features are {x.dtype}"
         return None
 
-    # Pieces of a forward ---------------------------------------------------------------------------------------------
+    # Steps of a forward ----------------------------------------------------------------------------------------------
 
     def _multiplies_by(self, edge_index: Any) -> bool:
-        """Whether the stock layer takes this EdgeIndex for a matrix, and the messages for a product with it."""
+        """True if the upstream layer computes a sparse matrix product with this EdgeIndex instead of messages."""
         fusible = self.SUPPORTS_FUSED_EDGE_INDEX and self.fuse and type(edge_index) is EdgeIndex
         return fusible and edge_index.is_sorted_by_col
 
     @property
     def _reduce(self) -> Optional[str]:
-        """The kernels' name of the aggregation; None for one that they do not know."""
+        """The kernels' name of the aggregation; None if they do not support it."""
         return self.aggregations.get(type(self._modules.get("aggr_module")))
 
     @property
@@ -136,7 +136,7 @@ class NeighborReduction:
         return "neighbor_reduce" if self._reduce in ("min", "max") else "spmm"
 
     def _given_weight(self, kind, edge_index: Any, edge_weight: Optional[Tensor]) -> Optional[Tensor]:
-        """Weights as they came: a sparse matrix' own values win over ``edge_weight``."""
+        """The weights as the user passed them; the values of a sparse matrix take precedence over ``edge_weight``."""
         if kind in SPARSE:
             return None if kind is SparseStorage and self.drops_values else kind.weights(edge_index)
         return edge_weight
@@ -149,7 +149,7 @@ class NeighborReduction:
     def _map_neighbors(self, x: tuple, edge_index: Any, edge_weight, size, linear, own: Optional[Module]) -> Tensor:
         """``linear(propagate(x)) + own(x_dst)``; ``own`` may be None, and only ``linear`` may have a bias.
 
-        Where most destinations have no in-edges, ``linear`` gives its bias there, and is applied to the others only.
+        If most destinations have no in-edges, these get the bias alone and ``linear`` is applied to the others only.
         """
         x_src, x_dst = x
         graph = self._graph(x, edge_index, size)
@@ -175,7 +175,7 @@ class NeighborReduction:
         return project_sum((neighbors, x_dst), (linear, own), kinds=LINEAR)
 
     def _sum_mapped(self, graph: Graph, x: tuple, weight: Optional[Tensor], linear, own: Optional[Module]) -> Tensor:
-        """``linear(sum of x_src) + own(x_dst)`` as the sum of what ``linear`` makes of x_src."""
+        """``linear(sum of x_src) + own(x_dst)``, computed as a sum of rows of x_src that are mapped first."""
         x_src, x_dst = x
         if own is None or x_dst is None:
             out = spmm(graph, product(x_src, linear.weight.t()), weight, reduce=self._reduce)
@@ -189,7 +189,7 @@ class NeighborReduction:
 
     @staticmethod
     def _maps_first(graph: Graph, x: tuple, weight: Optional[Tensor], linear) -> bool:
-        """Whether rows are to be mapped before they are summed, or travel to another part of the graph."""
+        """True if rows are mapped before they are summed or, in a DistGraph, sent to other processes."""
         x_src, x_dst = x
         if type(graph) is DistGraph:
             return graph.size > 1 and linear.weight.size(0) < x_src.size(1) and not graph.keeps(x_src)
@@ -205,7 +205,7 @@ class NeighborReduction:
         return sum_of_neighbors(graph, x_src, None if weight is None else weight.flatten(), reduce)
 
     def _ties(self, kind, x: Tensor, edge_index: Any) -> str:
-        """Who gets the gradient of equal extrema: one edge in sparse products and torch_scatter, else as in torch."""
+        """Which of equal extrema get the gradient: one edge in sparse products and torch_scatter, else as in torch."""
         if kind in SPARSE:
             return "first"
         package = x.is_cuda and torch_geometric.typing.WITH_TORCH_SCATTER
@@ -215,11 +215,11 @@ class NeighborReduction:
 
     def _stock_forward(self, x, edge_index, *rest):
         if type(edge_index) is Graph and self.takes_size and rest[-1] is None:
-            rest = (*rest[:-1], (edge_index.num_src, edge_index.num_dst))  # else it would take x's number for both
+            rest = (*rest[:-1], (edge_index.num_src, edge_index.num_dst))  # else upstream uses x's rows for both sizes
         return super()._stock_forward(x, edge_index, *rest)
 
 
 def _both_plain(linear: Module, own: Module) -> bool:
-    """Whether both maps are their weights alone, but for the first one's bias, and give the same dtype."""
+    """True if both maps are plain and of the same dtype, and only the first may have a bias."""
     plain = is_plain(linear, LINEAR) and is_plain(own, LINEAR)
     return plain and own.bias is None and linear.weight.dtype == own.weight.dtype

@@ -1,4 +1,4 @@
-"""From what a PyG user passes as ``edge_index`` and ``edge_type`` to an :class:`edgeless.TypedGraph`."""
+"""Converts a PyG user's ``edge_index`` and ``edge_type`` to an :class:`edgeless.TypedGraph`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _INDEX_DTYPES = (torch.int64, torch.int32)
 
 
 def is_ids(x: Any) -> bool:
-    """Whether ``x`` is a plain tensor of ids, ``[N]``."""
+    """True if ``x`` is a plain tensor of ids, ``[N]``."""
     return type(x) in PLAIN and x.dim() == 1 and x.dtype in _INDEX_DTYPES and x.layout is torch.strided
 
 
 def types_of(edge_index: Any, edge_type: Any) -> Any:
-    """The types of the edges, which may be the values of a SparseTensor."""
+    """The types of the edges: the values of a SparseTensor, else ``edge_type``."""
     return edge_index.storage.value() if kind_of(edge_index) is SparseStorage else edge_type
 
 
 def typed_refusal(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: int, device) -> Optional[str]:
-    """Why these edges of a layer with ``num_relations`` and ``flow`` cannot go to the kernels, or None."""
+    """Why the kernels do not support these edges of a layer with ``num_relations`` and ``flow``, or None."""
     if isinstance(edge_index, TypedGraph):
         if edge_type is not None:
             return "edge_index is an edgeless.TypedGraph and edge_type is given as well"
@@ -59,8 +59,8 @@ def typed_refusal(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst:
 
 
 def typed_graph(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: int) -> TypedGraph:
-    """The (cached) typed graph of edges that :func:`typed_refusal` let pass. Of a part of a graph its sources are own
-    and halo nodes: :func:`source_rows` has their rows.
+    """The cached typed graph of edges that :func:`typed_refusal` found supported. For a DistGraph its sources are local
+    and halo nodes, whose rows :func:`source_rows` gives.
 
     Raises:
         IndexError: an id of edge_index or a type is out of range.
@@ -89,15 +89,15 @@ def typed_graph(layer, edge_index: Any, edge_type: Any, num_src: int, num_dst: i
 
 
 def source_rows(edge_index: Any, x: Tensor) -> Tensor:
-    """The rows of the sources that :func:`typed_graph` has: of a part of a graph those of halo nodes are fetched."""
+    """The rows of the sources of :func:`typed_graph`; for a DistGraph the rows of halo nodes are fetched."""
     return edge_index.sources(x)[0] if type(edge_index) is DistGraph else x
 
 
 def embedding_graph(graph: TypedGraph, ids: Optional[Tensor], num_ids: int) -> Graph:
-    """Edges from (type, id of the source) to the destination: of ``num_types * num_ids`` sources.
+    """A graph of the same edges whose sources are ``num_types * num_ids`` pairs (type, id of the source).
 
     Args:
-        ids: of every source, negative ones count from the end; None: its number.
+        ids: the id of every source, negative ones count from the end; None: the source's index is its id.
     Raises:
         IndexError: an id is out of range.
     """

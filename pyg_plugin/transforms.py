@@ -1,4 +1,4 @@
-"""``torch_geometric.transforms``, with a transform more: :class:`Reorder`, and :func:`restore`, the way back."""
+"""``torch_geometric.transforms`` with :class:`Reorder`, and :func:`restore`, which returns results to the old order."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
 
 __all__ = ["ORIGINAL", "Reorder", "restore"]
 
-ORIGINAL = "original_node"  # by "node" in its name PyG knows how many nodes there are
+ORIGINAL = "original_node"  # PyG infers the number of nodes from attributes with "node" in their names
 
 
 class Reorder(BaseTransform):
-    """Gives the nodes of a ``Data`` or ``HeteroData`` new numbers, so that near nodes are near in memory.
+    """Renumbers the nodes of a ``Data`` or ``HeteroData``, so that near nodes are near in memory.
 
-    Features, labels, masks and whatever else PyG takes for an attribute of nodes are carried along. Tensors of node
-    ids (``edge_index``, ``edge_label_index``, ``face``, ...) get the new ids, the edges of an ``edge_index`` keep their
-    order, and so edge attributes stay as they are. A ``SparseTensor`` or ``torch.sparse`` matrix is permuted with its
-    values. Attributes of the whole graph are left alone. In a HeteroData each node type gets a permutation of its own,
-    found on all types together.
+    Features, labels, masks and all other node attributes, by PyG's rule, are permuted with the nodes. Tensors of node
+    ids (``edge_index``, ``edge_label_index``, ``face``, ...) get the new ids. The edges of an ``edge_index`` keep their
+    order, so edge attributes do not change. A ``SparseTensor`` or ``torch.sparse`` matrix is permuted with its values.
+    Attributes of the whole graph do not change. In a HeteroData each node type gets a permutation of its own, computed
+    from all types together.
 
-    The permutation is kept as ``data.original_node``, for every node its original id; use :func:`restore` to take
-    results back. A second Reorder carries it along, so that it still leads back to the first data.
+    ``data.original_node`` holds the original id of every node; :func:`restore` uses it to return results to the
+    original order. A second Reorder permutes these ids too, so they still refer to the first data.
 
     Args:
         method: ``"community"``, ``"metis"``, ``"rcm"`` or ``"degree"``, see :meth:`edgeless.Graph.reorder`. Or a
             permutation ``[N]``; for a HeteroData a dictionary of them by node type, in which types
             may be left out.
-        num_parts, seed: as there.
+        num_parts, seed: as in :meth:`edgeless.Graph.reorder`.
     Raises:
-        TypeError, ValueError, IndexError: from the call, for what is no data object, for a Batch (reorder its graphs
-            before they are batched) and for a permutation that does not fit.
+        TypeError, ValueError, IndexError: on call, if data is no data object or is a Batch (reorder its graphs before
+            they are batched), or for a permutation that does not fit.
         ImportError: the method's library is missing.
     """
 
@@ -67,19 +67,19 @@ class Reorder(BaseTransform):
         self.seed = seed
 
     def forward(self, data: Union[Data, HeteroData]) -> Union[Data, HeteroData]:
-        """The data in its new order; a shallow copy was made by the caller."""
+        """Reorders ``data`` in place; the caller, PyG's BaseTransform, has made a shallow copy."""
         if not isinstance(data, (Data, HeteroData)):
             raise TypeError(f"Reorder: data must be a Data or a HeteroData, got {type(data).__name__}")
         if isinstance(data, Batch):
             raise ValueError("Reorder: data is a Batch, whose graphs must stay apart: reorder them before batching")
-        sizes = {store._key: store.num_nodes for store in data.node_stores}  # that of a Data has no key
+        sizes = {store._key: store.num_nodes for store in data.node_stores}  # the store of a Data has the key None
         for kind, size in sizes.items():
             if size is None:
                 raise ValueError(f"Reorder: data must say how many nodes{_of(kind)} it has: set num_nodes")
         relations = [(*_ends_of(store), *edges) for store in data.edge_stores for edges in _edges(store)]
         found = permutations("Reorder", sizes, relations, self.method, self.num_parts, self.seed)
         numbers = {kind: inverse(permutation) for kind, permutation in found.items()}
-        # Nothing is written before all is read: PyG may tell the number of nodes by the largest id.
+        # Write only after everything is read: PyG may infer the number of nodes from the largest id.
         stores = {id(store): store for store in (*data.node_stores, *data.edge_stores)}.values()
         changes = [(store, _reordered(data, store, found, numbers)) for store in stores]
         for store, changed in changes:
@@ -96,13 +96,13 @@ class Reorder(BaseTransform):
 
 
 def restore(out: Tensor, data: Union[Data, HeteroData], node_type: Optional[str] = None) -> Tensor:
-    """Rows ``[N, ...]`` of the nodes of reordered ``data``, back in the order before :class:`Reorder`; differentiable.
+    """Returns rows ``[N, ...]`` of reordered ``data``'s nodes to the order before :class:`Reorder`; differentiable.
 
     Args:
-        node_type: of a HeteroData, whose nodes the rows belong to.
+        node_type: the node type of the rows, for a HeteroData.
     Raises:
         KeyError: data was not reordered, or has no such node type.
-        TypeError, ValueError, IndexError: another number of rows, or the data holds only some of the nodes any more.
+        TypeError, ValueError, IndexError: the number of rows is wrong, or the data has lost some of the nodes.
     """
     if isinstance(data, HeteroData):
         if node_type not in data.node_types:
@@ -125,7 +125,7 @@ def _ends_of(store) -> tuple[Optional[str], Optional[str]]:
 
 
 def _reordered(data, store, found: dict, numbers: dict) -> dict[str, Any]:
-    """What changes in a store: tensors of nodes, ids of nodes, and matrices of nodes by nodes."""
+    """The changed entries of a store: node attributes, node ids, and matrices of nodes by nodes."""
     changed = {}
     for key, value in store.items():
         if isinstance(store, EdgeStorage):
@@ -148,7 +148,7 @@ def _device(data) -> torch.device:
 
 
 def _edges(store) -> list[tuple[Tensor, Tensor]]:
-    """Sources and destinations of the store's edges, in as far as it has edges."""
+    """Sources and destinations of the store's edges, as a list of one; empty if it has no edges."""
     if "edge_index" in store and not is_sparse(store.edge_index):
         src, dst = plain_tensor(store.edge_index)
         return [(src, dst)]
@@ -163,14 +163,14 @@ def _edges(store) -> list[tuple[Tensor, Tensor]]:
 
 
 def _is_matrix(key: str, value: Any) -> bool:
-    """Whether both dimensions of ``value`` are nodes."""
+    """True if both dimensions of ``value`` are nodes."""
     if is_sparse(value):
         return "adj" in key or "edge_index" in key  # PyG's own rule
     return key in ("adj", "adj_t") and isinstance(value, Tensor) and value.dim() >= 2
 
 
 def _holds_ids(data, store, key: str, value: Any, sizes: list[int]) -> bool:
-    """Whether PyG would raise the numbers in ``value`` when it batches graphs: then they are ids of nodes."""
+    """True if ``value`` holds node ids: PyG increments these when it batches graphs."""
     if not isinstance(store, EdgeStorage) or not isinstance(value, Tensor) or "batch" in key:
         return False
     if value.dtype is torch.bool or value.is_floating_point() or value.is_complex() or not value.numel():
@@ -184,7 +184,7 @@ def _holds_ids(data, store, key: str, value: Any, sizes: list[int]) -> bool:
 
 
 def _renumbered(name: str, ids: Tensor, numbers: list[Tensor]) -> Tensor:
-    """New ids for old ones; those of a relation between two node types stand in two rows."""
+    """Maps old ids to new ones; for a relation between two node types, ids have one row per end."""
     plain = plain_tensor(ids)
     if numbers[0] is numbers[1]:
         rows = (plain,)
@@ -197,7 +197,7 @@ def _renumbered(name: str, ids: Tensor, numbers: list[Tensor]) -> Tensor:
         check_ids(f"Reorder: {name}", row.flatten(), "N", number.numel())
         mapped.append(number.to(row.device, row.dtype)[row.long()])
     out = torch.stack(mapped) if len(rows) == 2 else mapped[0]
-    if isinstance(ids, EdgeIndex):  # which is no longer sorted
+    if isinstance(ids, EdgeIndex):  # no longer sorted
         return EdgeIndex(out, sparse_size=ids.sparse_size(), is_undirected=ids.is_undirected)
     return out
 
@@ -218,7 +218,7 @@ def _permuted(matrix, rows: Tensor, cols: Tensor, row_numbers: Tensor, col_numbe
 
 
 def _is_of_nodes(store, key: str, value: Any, size: int) -> bool:
-    """Whether ``value`` has something for every node: PyG's own rule, and sparse features."""
+    """True if ``value`` has a row for every node: a node attribute by PyG's own rule, or sparse features."""
     if key == "num_nodes":
         return False
     return value.size(0) == size if isinstance(value, SparseTensor) else store.is_node_attr(key)

@@ -1,4 +1,4 @@
-"""Fixtures of all tests: real graphs where they are at hand, and no CUDA test without a GPU."""
+"""Fixtures of all tests: real data sets if available, and skipped CUDA tests without a GPU."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def fresh_dynamo():
-    """torch.compile without what earlier tests compiled, and nothing left for later ones."""
+    """Resets torch.compile's state before and after the test."""
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
@@ -30,7 +30,7 @@ def fresh_dynamo():
 
 @pytest.fixture(params=["avx512", "avx2", "baseline"])
 def every_capability(request):
-    """The test, once for each instruction set that the CPU's kernels are compiled for."""
+    """Runs the test once for each instruction set that the CPU kernels are compiled for."""
     from devices import narrowed
 
     with narrowed(request.param):
@@ -39,7 +39,7 @@ def every_capability(request):
 
 @pytest.fixture
 def short_turns(monkeypatch):
-    """On the CPU a bench runs each peer once a turn, where else it fills a third of a second; no test reads times."""
+    """Makes a bench on the CPU run each peer once per turn, not for a third of a second; no test reads the times."""
     from edgeless import timing
 
     monkeypatch.setattr(timing, "LEAST_SECONDS", 0.0)
@@ -47,7 +47,7 @@ def short_turns(monkeypatch):
 
 @pytest.fixture
 def changed(monkeypatch):
-    """The answers to whether the order of a layer's map and sum changes, which it does for small graphs on CUDA too."""
+    """Records whether layers change the order of their map and sum, which is allowed for small graphs on CUDA too."""
     from edgeless import map_order
 
     answers, pays = [], map_order._pays
@@ -78,8 +78,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What is there before the first test stays, and the collector of garbage, which many tests call, need not look at
-    it: with torch, a framework and thousands of tests that takes a quarter of a second each time.
+    """Freezes the objects that exist before the first test. Many tests collect garbage, and scanning torch, a framework
+    and thousands of tests takes a quarter of a second each time.
     """
     gc.collect()
     gc.freeze()

@@ -1,12 +1,12 @@
-"""``dgl.nn`` with layers that run on edgeless' kernels in the place of its own.
+"""``dgl.nn`` with layers that run on edgeless' kernels in place of DGL's.
 
-Every other name is DGL's own object, here and in the modules below, as ``edgeless.dgl.nn.pytorch``.
+Every other name is DGL's own object, here and in submodules such as ``edgeless.dgl.nn.pytorch``.
 """
 
 from edgeless.backends import register_family, register_layer
 from edgeless.stand_in import stand_in
 
-from .. import ops as _ops  # noqa: F401  says which functions of dgl.ops, which dgl.nn has too, are replaced
+from .. import ops as _ops  # noqa: F401  registers the replaced functions of dgl.ops, which dgl.nn exports too
 from .._framework import stock, stock_hetero, stock_linear
 from .agnnconv import AGNNConv
 from .dotgatconv import DotGatConv

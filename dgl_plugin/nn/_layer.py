@@ -1,4 +1,4 @@
-"""What the fused layers of DGL share: when they refuse a call, and the steps around the attention."""
+"""Base of the fused DGL layers: the unsupported reasons of a call, and the steps around the attention."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _NUMBERS = {nn.Dropout: "p", nn.LeakyReLU: "negative_slope"}
 
 
 class DGLLayer(FusedLayer):
-    """Mixin before the stock class: the stock layer's parameters and options, one fused call in place of its edges.
+    """Mixin before the upstream class: keeps its parameters and options, and fuses its message passing.
 
-    The stock layer raises DGLError for a graph with zero-in-degree nodes unless ``allow_zero_in_degree``. Such a call
-    is refused here, so that the stock layer raises. Whether there are such nodes is remembered with the graph.
+    The upstream layer raises DGLError for a graph with zero-in-degree nodes unless ``allow_zero_in_degree``. Such a
+    call counts as unsupported here, so that the upstream layer raises. The graph caches whether it has such nodes.
     """
 
-    # Submodules that the kernel takes over, and what they have to be for that.
+    # Submodules that the kernel replaces, and the class that each must have for that.
     _taken_over: tuple[tuple[str, type], ...] = ()
-    # Methods of the stock layer that its forward calls and the kernel takes over.
+    # Methods of the upstream layer that its forward calls and the kernel replaces.
     _steps: tuple[Callable, ...] = ()
     # The compiled ops that the layer may run.
     _ops: tuple[str, ...] = ("attention",)
-    # Whether feat may have more dimensions than [N, F].
+    # True if feat may have more dimensions than [N, F].
     _batch_dims = False
-    # Whether one Tensor of the sources' features is enough where the destinations are other nodes.
+    # True if one Tensor of source features suffices when the destinations are other nodes.
     _sources_suffice = False
-    # Whether the layer begins with linear maps of feat, which torch knows for sparse tensors as well.
+    # True if the layer begins with linear maps of feat, which torch supports for sparse tensors too.
     _maps_first = False
-    # Whether sources and destinations meet in a kernel of DGL, which takes one dtype.
+    # True if a DGL kernel combines rows of sources and destinations, which then must have one dtype.
     _one_dtype = False
-    # Stock layers that ask for in-edges have this option as an attribute of the instance.
+    # Upstream layers that require in-edges set this option on the instance.
     _allow_zero_in_degree = True
 
     def _call(self, graph, *inputs):
-        """What ``forward`` does: the graph is looked up once, and not at all where the stock layer was asked for."""
+        """Implements ``forward``. The graph is looked up once, and not at all under ``backend("reference")``."""
         if current_backend() != "reference":
             graph = relation_of(graph)
         return self._choose(graph, *inputs)
@@ -70,7 +70,7 @@ class DGLLayer(FusedLayer):
         return reasons
 
     def _input_refusal(self, relation: Relation, feat) -> Optional[str]:
-        """What is wrong with ``feat``, a Tensor or a pair of them; the stock layer knows the right error for it."""
+        """Why the kernels do not support ``feat``, a Tensor or a pair, or None. The upstream layer raises the error."""
         handle = relation.handle
         sizes = (handle.num_src, handle.num_dst)
         if isinstance(feat, tuple):
@@ -104,7 +104,7 @@ class DGLLayer(FusedLayer):
         return next(filter(None, (kernel_refusal(handle.device, op) for op in self._ops)), None)
 
     def _for_stock(self, graph, *inputs):
-        """The graph as the stock layer takes it; ``inputs`` are for the error where it takes no such graph."""
+        """The graph as the upstream layer takes it; ``inputs`` serve the error for a DistGraph, which it cannot."""
         if isinstance(graph, Relation):
             graph = graph.graph
         if isinstance(graph, DistGraph):
@@ -115,14 +115,14 @@ class DGLLayer(FusedLayer):
         return super()._stock_forward(self._for_stock(graph, *inputs), *inputs)
 
     def _attention_dropout(self) -> float:
-        """The probability to drop an attention weight in this call. The stock layer asks the submodule as well."""
+        """The dropout probability of attention weights in this call; as upstream, the submodule's mode decides."""
         return self.attn_drop.p if self.attn_drop.training else 0.0
 
     def _whole(
         self, graph: Graph, score: str, x: Tensor, linears, vectors, row: Optional[Tensor], coefficient, dropout=0.0
     ) -> Optional[Tensor]:
-        """The layer up to its activation, ``[N, H, C]``, of features ``x`` ``[N, F]`` of sources and destinations at
-        once; None where the parts have to be called one by one. See :func:`edgeless.layer.attention_layer`.
+        """The layer up to its activation in one op: ``[N, H, C]`` for ``x`` ``[N, F]``, the features of both sources
+        and destinations. None if its steps have to run one by one. See :func:`edgeless.layer.attention_layer`.
         """
         return attention_layer(
             graph,
@@ -140,7 +140,7 @@ class DGLLayer(FusedLayer):
 
 
 def _rounds(device: torch.device, dtypes: set) -> bool:
-    """Whether autocast makes one dtype of these."""
+    """True if autocast is on and converts these dtypes to one."""
     return autocasts(device.type) and torch.float64 not in dtypes
 
 
@@ -155,7 +155,7 @@ def with_residual(layer, out: Tensor, h_dst: Tensor) -> Tensor:
 
 
 def destinations(relation: Relation, x: Tensor) -> Tensor:
-    """The rows of the destination nodes in the sources' ``x``; all of them unless the graph is a block."""
+    """The destinations' rows among the sources' rows ``x``: the first of them in a block, else all."""
     return x[: relation.handle.num_dst] if relation.is_block else x
 
 

@@ -1,4 +1,4 @@
-"""Nodes sorted by their types, kept with the user's own tensor of types."""
+"""Nodes sorted by type, cached with the user's own tensor of types."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class NodeTypes(NamedTuple):
     nodes: Tensor
 
     def product(self, x: Tensor, w: Tensor, dtype: Optional[torch.dtype] = None) -> Tensor:
-        """Every node's row of x ``[N, K]`` times the matrix of its type, of w ``[T, K, M]``, in their promoted dtype or
-        rounded to another."""
+        """Multiplies each row of x ``[N, K]`` by the matrix of its node's type in w ``[T, K, M]``, in ``dtype`` or else
+        in the promoted dtype of x and w."""
         dtype = promoted((x, w)) if dtype is None else dtype
         return torch.ops.edgeless.typed_mm(x.to(dtype), w.to(dtype), *self)
 
     def blend(self, y: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
-        """``alpha y + (1 - alpha) x`` for alpha ``[T]``, in their promoted dtype."""
+        """``alpha y + (1 - alpha) x`` with each type's alpha, ``[T]``, in their promoted dtype."""
         dtype = promoted((y, x, alpha))
         return torch.ops.edgeless.typed_blend(y.to(dtype), x.to(dtype), alpha.to(dtype), *self)
 
 
 def nodes_by_type(call: str, types: Tensor, num_types: int, count: int) -> NodeTypes:
-    """Of the first ``count`` nodes, from the cache or sorted now.
+    """The first ``count`` nodes sorted by type, from the cache if possible.
 
     Raises:
         IndexError: a type is negative or not below num_types, on the CPU; on a GPU an assertion fails on the device.

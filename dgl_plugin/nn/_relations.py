@@ -1,4 +1,4 @@
-"""From a DGLGraph and the types of its edges to an :class:`edgeless.TypedGraph`."""
+"""Converts a DGLGraph's handle and the types of its edges to an :class:`edgeless.TypedGraph`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Handle = Union[Graph, DistGraph]
 
 
 def etypes_refusal(handle: Handle, etypes: Any) -> Optional[str]:
-    """Why ``etypes`` is nothing for the kernels; the stock layer knows the right error for it."""
+    """Why the kernels do not support ``etypes``, or None. The upstream layer raises its own error for it."""
     if type(etypes) not in (Tensor, Parameter):
         return f"etypes is a {type(etypes).__name__}, not a Tensor"
     if tuple(etypes.shape) != (handle.num_edges,) or etypes.dtype not in (torch.int32, torch.int64):
@@ -25,13 +25,13 @@ def etypes_refusal(handle: Handle, etypes: Any) -> Optional[str]:
 
 
 def typed_graph(handle: Handle, etypes: Tensor, num_types: int) -> TypedGraph:
-    """The (cached) typed graph of a handle and the user's own ``etypes``; of a part of a graph its sources are own and
-    halo nodes, whose rows :func:`source_rows` has.
+    """The cached typed graph of a handle and the user's own ``etypes``. For a DistGraph its sources are local and halo
+    nodes, whose rows :func:`source_rows` gives.
     """
     graph = handle.local if type(handle) is DistGraph else handle
     return typed_graph_for(etypes, handle, num_types, lambda: TypedGraph(graph, etypes, num_types))
 
 
 def source_rows(handle: Handle, *rows: Tensor) -> tuple[Tensor, ...]:
-    """The rows of the sources that :func:`typed_graph` has: of a part of a graph those of halo nodes are fetched."""
+    """The rows of the sources of :func:`typed_graph`; for a DistGraph the rows of halo nodes are fetched."""
     return handle.sources(*rows) if type(handle) is DistGraph else rows

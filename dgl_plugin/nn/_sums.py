@@ -1,4 +1,4 @@
-"""What the layers that add, average or compare their neighbours' features share."""
+"""Helpers of the layers that sum, average or take extrema of their neighbours' features."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..convert import Relation
 
 
 def edge_weight_refusal(relation: Relation, feat, edge_weight) -> Optional[str]:
-    """Why ``edge_weight`` is nothing for the kernels, which take one number an edge; the stock layer knows more.
+    """Why the kernels, which take one weight per edge, do not support ``edge_weight``, or None.
 
-    Its dtype must be that of the features. Autocast changes that of the features, and here of the weight as well.
+    Its dtype must be that of the features, unless autocast is on, which here converts both.
     """
     num_edges, x = relation.handle.num_edges, feat[0] if isinstance(feat, tuple) else feat
     if not isinstance(edge_weight, Tensor) or tuple(edge_weight.shape) not in ((num_edges,), (num_edges, 1)):

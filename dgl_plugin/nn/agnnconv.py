@@ -24,8 +24,8 @@ class AGNNConv(DGLLayer, stock.AGNNConv):
 
     .. math:: o_i = \sum_j \mathrm{softmax}_j(\beta \cos(x_i, x_j))\, x_j
 
-    Like the stock layer, it takes the cosines of a pair of features on a graph with one node type between rows of the
-    second, and averages the first. float32, float64, bfloat16, float16.
+    As upstream, given a pair of features on a graph with one node type, the cosines are between rows of the second
+    tensor and the average is over rows of the first. float32, float64, bfloat16, float16.
     """
 
     _batch_dims = True
@@ -42,7 +42,7 @@ class AGNNConv(DGLLayer, stock.AGNNConv):
             Tensor ``[Nd, *, F]``.
 
         Raises:
-            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            dgl.DGLError: what the upstream layer raises, such as for zero-in-degree nodes when they are not allowed.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
         return self._call(graph, feat)
@@ -57,7 +57,7 @@ class AGNNConv(DGLLayer, stock.AGNNConv):
         if x.shape[1:] != x_dst.shape[1:] or x.dtype != x_dst.dtype:
             shapes = f"{list(x.shape)} {x.dtype} and {list(x_dst.shape)} {x_dst.dtype}"
             return [f"feat is a pair of {shapes}, which differ in more than the number of rows"]
-        rounds = x.is_cuda and autocasts("cuda")  # DGL's kernels then round what they read
+        rounds = x.is_cuda and autocasts("cuda")  # DGL's kernels then round their inputs
         if torch.promote_types(x.dtype, self.beta.dtype) != x.dtype and not rounds:
             return [f"beta is {self.beta.dtype} and feat is {x.dtype}"]
         return []
@@ -66,11 +66,11 @@ class AGNNConv(DGLLayer, stock.AGNNConv):
         x, x_dst = feat if isinstance(feat, tuple) else (feat, destinations(relation, feat))
         x, x_dst = as_dgl_reads(x), as_dgl_reads(x_dst)
         shape = (x_dst.size(0), *x.shape[1:])
-        # The kernel knows one dimension of heads: batch dimensions are more of them.
+        # The kernel has one head dimension, so batch dimensions become further heads.
         x, x_dst = (t.flatten(1, -2) if t.dim() > 2 else t.unsqueeze(1) for t in (x, x_dst))
         if isinstance(feat, tuple) and relation.one_node_type:
-            # The stock layer stores the unit rows of both under one name. Where sources and destinations are the same
-            # nodes, the second's take the place of the first's.
+            # The upstream layer stores the unit rows of both tensors under one name. If sources and destinations are
+            # the same nodes, the unit rows of the second tensor overwrite those of the first.
             unit = F.normalize(x_dst, dim=-1)
             out = dot_attention(relation.handle, self.beta * unit, unit, x, scale=1.0, out_dtype=x.dtype)
         else:
@@ -79,6 +79,6 @@ class AGNNConv(DGLLayer, stock.AGNNConv):
 
     def _stock_forward(self, relation, feat):
         graph = relation.graph if isinstance(relation, Relation) else relation
-        if isinstance(graph, Graph) and isinstance(feat, Tensor):  # which becomes a graph of two types of nodes
+        if isinstance(graph, Graph) and isinstance(feat, Tensor):  # to_dgl gives the graph two node types
             feat = (feat, feat)
         return super()._stock_forward(relation, feat)

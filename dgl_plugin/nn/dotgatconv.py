@@ -19,8 +19,8 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
 
     .. math:: o_i = \sum_j \mathrm{softmax}_j((W_r x_i)^\top (W_l x_j) / \sqrt{C})\, W_l x_j
 
-    Like the stock layer, it takes a pair of features on a graph with one node type as if both were the second; only
-    there ``fc_src`` gets no gradient. float32, float64, bfloat16, float16.
+    As upstream, given a pair of features on a graph with one node type, the second tensor is used for both sides, and
+    ``fc_src`` gets no gradient. float32, float64, bfloat16, float16.
     """
 
     _maps_first = True
@@ -39,15 +39,15 @@ class DotGatConv(DGLLayer, stock.DotGatConv):
             Tensor ``[Nd, H, C]``, or that and the weights ``[E, H, 1]`` in the order of the graph's edge ids.
 
         Raises:
-            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            dgl.DGLError: what the upstream layer raises, such as for zero-in-degree nodes when they are not allowed.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
         return self._call(graph, feat, get_attention)
 
     def _fused_forward(self, relation, feat, get_attention=False):
         heads = (self._num_heads,)
-        # The stock layer stores both projections of a pair under one name. Where sources and destinations are the same
-        # nodes, the second takes the place of the first.
+        # The upstream layer stores both projections of a pair under one name. If sources and destinations are the same
+        # nodes, the second projection overwrites the first.
         if isinstance(feat, tuple) and not relation.one_node_type:
             (x_l,), (x_r,) = (project(h, fc, heads=heads) for h, fc in zip(feat, (self.fc_src, self.fc_dst)))
         else:

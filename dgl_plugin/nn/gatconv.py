@@ -23,8 +23,8 @@ class GATConv(DGLLayer, stock.GATConv):
 
     .. math:: o_i = \sum_j \mathrm{softmax}_j(\mathrm{LeakyReLU}(a_l^\top W x_j + a_r^\top W x_i))\, w_{ij} W x_j
 
-    All options of the stock constructor are covered. The mask of ``attn_drop`` comes from edgeless's generator, seeded
-    by torch's: the same rate and scale as the stock layer's, other edges. float32, float64, bfloat16, float16.
+    All options of the upstream constructor are covered. The mask of ``attn_drop`` comes from edgeless's generator,
+    seeded by torch's: rate and scale are as upstream, the dropped edges differ. float32, float64, bfloat16, float16.
     """
 
     _maps_first = True
@@ -46,7 +46,7 @@ class GATConv(DGLLayer, stock.GATConv):
             Tensor ``[Nd, *, H, C]``, or that and the weights ``[E, *, H, 1]`` in the order of the graph's edge ids.
 
         Raises:
-            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            dgl.DGLError: what the upstream layer raises, such as for zero-in-degree nodes when they are not allowed.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
         return self._call(graph, feat, edge_weight, get_attention)
@@ -85,7 +85,7 @@ class GATConv(DGLLayer, stock.GATConv):
         batch = x.shape[1:-2]
         if edge_weight is not None:
             edge_weight = edge_weight.to(x.dtype)
-        # The kernel knows one dimension of heads: batch dimensions are more heads.
+        # The kernel has one head dimension, so batch dimensions become further heads.
         out = gat_attention(
             graph,
             x.flatten(1, -2),
@@ -112,7 +112,7 @@ class GATConv(DGLLayer, stock.GATConv):
         return out, weights.view(weights.size(0), *batch, self._num_heads, 1)
 
     def _with_logits(self, h: Tensor, fc: nn.Module, *vectors: Tensor) -> tuple[Tensor, ...]:
-        """The projection ``[N, *, H, C]`` of ``h`` and what it brings to the logits, for each of the vectors."""
+        """The projection ``[N, *, H, C]`` of ``h``, and its terms of the logits for each attention vector."""
         if h.dim() == 2 and (found := project_with_logits(h, fc, *vectors)) is not None:
             return heads_of(found[0], self), *found[1:]
         x = heads_of(fc(h), self)
@@ -120,9 +120,9 @@ class GATConv(DGLLayer, stock.GATConv):
 
 
 def _logits(x: Tensor, *vectors: Tensor):
-    """What nodes ``x`` ``[N, *, H, C]`` bring to the logits, ``[N, B * H]`` for each of the vectors ``[1, H, C]``.
+    """The nodes' terms of the logits, ``[N, B * H]`` for each vector ``[1, H, C]``, from ``x`` ``[N, *, H, C]``.
 
-    One matrix product a head: it reads ``x`` once and leaves nothing of its size behind, as ``(x * a).sum(-1)`` would.
+    One matrix product per head reads ``x`` once and, unlike ``(x * a).sum(-1)``, saves no tensor of the size of ``x``.
     """
     if (found := node_logits(x, *(a.to(x.dtype) for a in vectors))) is not None:
         return found

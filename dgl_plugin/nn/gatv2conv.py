@@ -17,12 +17,12 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
     r"""``dgl.nn.GATv2Conv`` without an edge tensor: same signature, parameters, initialisation and results.
 
     Brody, Alon, Yahav: "How Attentive are Graph Attention Networks?", ICLR 2022, equation 7, for H heads of C
-    channels, with :math:`W_l`, :math:`W_r` the stock layer's ``fc_src``, ``fc_dst`` and :math:`a` its ``attn``:
+    channels, with :math:`W_l`, :math:`W_r` the upstream layer's ``fc_src``, ``fc_dst`` and :math:`a` its ``attn``:
 
     .. math:: o_i = \sum_j \mathrm{softmax}_j(a^\top \mathrm{LeakyReLU}(W_l x_j + W_r x_i))\, W_l x_j
 
-    All options of the stock constructor are covered. The mask of ``attn_drop`` comes from edgeless's generator, seeded
-    by torch's: the same rate and scale as the stock layer's, other edges. float32, float64, bfloat16, float16.
+    All options of the upstream constructor are covered. The mask of ``attn_drop`` comes from edgeless's generator,
+    seeded by torch's: rate and scale are as upstream, the dropped edges differ. float32, float64, bfloat16, float16.
     """
 
     _maps_first = True
@@ -42,7 +42,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
             Tensor ``[Nd, H, C]``, or that and the weights ``[E, H, 1]`` in the order of the graph's edge ids.
 
         Raises:
-            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            dgl.DGLError: what the upstream layer raises, such as for zero-in-degree nodes when they are not allowed.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
         return self._call(graph, feat, get_attention)
@@ -74,7 +74,7 @@ class GATv2Conv(DGLLayer, stock.GATv2Conv):
                 lambda h: project(h, fc_src, heads=heads),
                 lambda h: project(h, fc_dst, heads=heads),
             )
-            graph, own_rows = graph.local, is_plain(fc_src)  # a hook may keep what a map gives
+            graph, own_rows = graph.local, is_plain(fc_src)  # a hook may keep a map's result
         elif h_src is h_dst:
             x_l, x_r = project(h_src, fc_src, fc_dst, joined=2, heads=heads * 2)
         else:

@@ -24,8 +24,8 @@ class GINConv(DGLLayer, stock.GINConv):
 
     .. math:: o_i = f\bigl((1 + \epsilon)\, x_i + \operatorname{aggregate}(\{x_j\})\bigr)
 
-    A maximum with ``edge_weight`` runs the stock layer. Where f begins with a linear map to fewer numbers, these are
-    what gets added (:mod:`edgeless.map_order`). float32, float64, bfloat16, float16.
+    A maximum with ``edge_weight`` runs the upstream layer. If f begins with a linear map to fewer columns, rows are
+    mapped before they are summed (:mod:`edgeless.map_order`). float32, float64, bfloat16, float16.
     """
 
     _ops = ("spmm", "sddmm", "neighbor_reduce")
@@ -40,10 +40,10 @@ class GINConv(DGLLayer, stock.GINConv):
             edge_weight (Tensor, optional): ``[E]`` or ``[E, 1]``, of feat's dtype, multiplies the messages.
 
         Returns:
-            Tensor ``[Nd, F]``, or what ``apply_func`` makes of it.
+            Tensor ``[Nd, F]``, or the result of ``apply_func`` for it.
 
         Raises:
-            dgl.DGLError: what the stock layer raises.
+            dgl.DGLError: what the upstream layer raises.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
         return self._call(graph, feat, edge_weight)
@@ -79,7 +79,7 @@ class GINConv(DGLLayer, stock.GINConv):
         return out if self.activation is None else self.activation(out)
 
     def _mapped_first(self, handle, x, edge_weight) -> Optional[tuple]:
-        """The linear map that apply_func begins with, and the rest of it, where it pays to map before the sum."""
+        """The first linear map of apply_func and the rest of it, if mapping before the sum is profitable, else None."""
         if self.apply_func is None or self.eps.dtype != x.dtype or (parts := first_map(self.apply_func)) is None:
             return None
         return parts if maps_first(handle, x, parts[0].weight, edge_weight, None) else None

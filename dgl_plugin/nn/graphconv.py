@@ -27,8 +27,8 @@ class GraphConv(DGLLayer, stock.GraphConv):
 
     .. math:: o_i = \sigma\bigl(b + d_i \sum_{e = (j, i)} w_e\, s_j\, W^\top x_j\bigr)
 
-    All options of the stock constructor are covered. As there, the narrower side of :math:`W` is what gets summed, but
-    for features without gradient and blocks of few destinations, where it pays to sum first
+    All options of the upstream constructor are covered. As upstream, rows are summed on the narrower side of :math:`W`,
+    except for features without gradient and blocks of few destinations, where summing first is profitable
     (:mod:`edgeless.map_order`). float32, float64, bfloat16, float16.
     """
 
@@ -51,7 +51,7 @@ class GraphConv(DGLLayer, stock.GraphConv):
             Tensor ``[Nd, *, C]``.
 
         Raises:
-            dgl.DGLError: what the stock layer raises, such as for zero-in-degree nodes when they are not allowed.
+            dgl.DGLError: what the upstream layer raises, such as for zero-in-degree nodes when they are not allowed.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
         return self._call(graph, feat, weight, edge_weight)
@@ -85,7 +85,7 @@ class GraphConv(DGLLayer, stock.GraphConv):
         if before:
             x = product(x, weight)
         x = as_dgl_reads(x)
-        # The stock layer multiplies by the in-degrees' part at the end, in the dtype of the destinations' features.
+        # The upstream layer applies the in-degrees' norm last, in the dtype of the destinations' features.
         norm_dtype = x_dst.dtype if self._norm in ("right", "both") else None
         out_dtype = x.dtype if after else _promoted(x.dtype, norm_dtype)
         out = spmm(relation.handle, x, edge_weight, norm=self._norm, out_dtype=out_dtype)
@@ -105,6 +105,6 @@ def _promoted(dtype: torch.dtype, other: Optional[torch.dtype]) -> torch.dtype:
 
 
 def _adds_for_free(bias: Tensor, x: Tensor, weight: Tensor, norm_dtype: Optional[torch.dtype]) -> bool:
-    """Whether one call that multiplies and adds comes to the same dtypes as the stock layer's steps."""
+    """True if a product that adds the bias has the same dtypes as the upstream layer's separate steps."""
     one_dtype = bias.dtype == x.dtype == weight.dtype == _promoted(x.dtype, norm_dtype)
     return one_dtype and x.dim() == 2 and not autocasts(x.device.type)

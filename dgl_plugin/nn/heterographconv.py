@@ -1,4 +1,4 @@
-"""HeteroGraphConv of DGL: sums over all relations at once, where its layers are such sums."""
+"""HeteroGraphConv of DGL: one sum over all relations, if its layers are such sums."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOTHING = torch.empty(0, device="cpu")
 
 
 class _Call(NamedTuple):
-    """What the stock forward calls a layer with."""
+    """One layer call of the upstream forward."""
 
     relation: tuple[str, str, str]
     layer: nn.Module
@@ -41,14 +41,14 @@ class HeteroGraphConv(stock_hetero.HeteroGraphConv):
     r"""``dgl.nn.HeteroGraphConv``, which calls a layer for each relation and joins what they return for a
     type of nodes.
 
-    Constructor, parameters and results are those of the stock layer. Where ``aggregate`` is ``"sum"`` or ``"mean"`` and
-    all layers that are called, at least four, are GraphConv with the same norm, or all are SAGEConv with the aggregator
-    mean, of edgeless and with matrices of one shape, there is one sum over relations in place of a call for each.
-    Otherwise every layer is called, and runs fused or not for itself.
+    Constructor, parameters and results are those of the upstream layer. Where ``aggregate`` is ``"sum"`` or ``"mean"``
+    and all layers that are called, at least four, are GraphConv with the same norm, or all are SAGEConv with the
+    aggregator mean, of edgeless and with matrices of one shape, one sum over all relations replaces the calls.
+    Otherwise every layer is called, and each call is fused or falls back on its own.
     """
 
     def forward(self, g, inputs, mod_args=None, mod_kwargs=None):
-        """The output of every node type that a relation leads to; as of the stock layer."""
+        """The output of every node type that is the destination of a relation, as upstream."""
         if self._aggregate is not None and current_backend() != "reference" and not compiling():
             calls = self._calls(g, inputs, mod_args, mod_kwargs)
             if calls is not None and _is_one_sum(g, calls):
@@ -56,7 +56,7 @@ class HeteroGraphConv(stock_hetero.HeteroGraphConv):
         return super().forward(g, inputs, mod_args, mod_kwargs)
 
     def _fusion_refusals(self, g, inputs, mod_args=None, mod_kwargs=None) -> list[str]:
-        """Those of the layers that are called."""
+        """The unsupported reasons of the layers that are called."""
         reasons = []
 
         def ask(etype):
@@ -73,13 +73,13 @@ class HeteroGraphConv(stock_hetero.HeteroGraphConv):
 
     @property
     def _aggregate(self) -> Optional[str]:
-        """How the results of relations are joined, where a sum over all of them can be what is joined."""
+        """``"sum"`` or ``"mean"`` if the results of relations are joined so, else None."""
         aggregate = self.agg_fn
         return _AGGREGATES.get(aggregate.keywords.get("fn")) if type(aggregate) is partial else None
 
     def _calls(self, g, inputs, mod_args, mod_kwargs) -> Optional[list[_Call]]:
-        """None where relations are few, or where the stock forward knows the right error. That one slices the graph for
-        each call, which takes longer.
+        """The layer calls of the upstream forward, without slicing the graph for each, which takes longer. None if
+        relations are few, or if the upstream forward has to raise an error.
         """
         if not isinstance(g, DGLGraph) or len(g.canonical_etypes) < FEW_RELATIONS:
             return None
@@ -122,7 +122,7 @@ class HeteroGraphConv(stock_hetero.HeteroGraphConv):
 
 
 def _is_one_sum(g, calls: list[_Call]) -> bool:
-    """Whether one sum over relations gives what the layers do."""
+    """True if one sum over relations gives the same results as the calls of the layers."""
     if len(calls) < FEW_RELATIONS or {type(call.layer) for call in calls} not in ({GraphConv}, {SAGEConv}):
         return False
     operands, norms = set(), set()
@@ -159,26 +159,26 @@ def _is_sum(layer: nn.Module, given: Optional[Tensor]) -> bool:
 
 
 def _weight(layer: nn.Module, given: Optional[Tensor]) -> Tensor:
-    """``[F, C]``."""
+    """The matrix ``[F, C]`` for the neighbours of one relation."""
     if type(layer) is SAGEConv:
         return layer.fc_neigh.weight.t()
     return layer.weight if given is None else given
 
 
 def _weights(calls: list[_Call]) -> Tensor:
-    """``[R, F, C]``."""
+    """The matrices ``[R, F, C]`` for the neighbours of all relations."""
     if type(calls[0].layer) is SAGEConv:
         return torch.stack([call.layer.fc_neigh.weight for call in calls]).transpose(1, 2)
     return torch.stack([_weight(call.layer, call.kwargs.get("weight")) for call in calls])
 
 
 def _root_and_bias(layer: nn.Module) -> tuple[Optional[Tensor], Optional[Tensor]]:
-    """The map of a node's own features ``[C, F]``, and what is added to every row."""
+    """The matrix ``[C, F]`` for a node's own features and the bias ``[C]``; either may be None."""
     return (layer.fc_self.weight, layer.fc_self.bias) if type(layer) is SAGEConv else (None, layer.bias)
 
 
 def _normalization(graph: TypedGraph, layer: nn.Module, dtype: torch.dtype) -> tuple[Optional[Tensor], str]:
-    """The weights of edges, and whether the neighbours of a relation are added up or averaged."""
+    """The weights of the edges, or None, and ``"sum"`` or ``"mean"``, the reduction over a relation's neighbours."""
     norm = layer._norm if type(layer) is GraphConv else "right"
     if norm in ("none", "right"):
         return None, "mean" if norm == "right" else "sum"
@@ -192,7 +192,7 @@ def _normalization(graph: TypedGraph, layer: nn.Module, dtype: torch.dtype) -> t
 
 
 def _joined(g, relations: list[tuple], src_sizes: dict, dst_sizes: dict) -> TypedGraph:
-    """The (cached) graph of these relations of a heterograph, numbered as they stand."""
+    """The cached typed graph of these relations of a heterograph; its types are numbered in their order."""
 
     def build() -> TypedGraph:
         edges = {key: torch.stack(g.edges(order="eid", etype=key)) for key in relations}

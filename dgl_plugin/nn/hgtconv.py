@@ -20,10 +20,10 @@ from .typedlinear import TYPED_LINEARS, weights_of
 
 
 class HGTConv(DGLLayer, stock.HGTConv):
-    r"""``dgl.nn.HGTConv`` without a row for an edge: same signature, parameters and results.
+    r"""``dgl.nn.HGTConv`` without per-edge rows: same signature, parameters and results.
 
     Hu et al.: "Heterogeneous Graph Transformer", WWW 2020. Keys and values are multiplied by the matrices of edge types
-    once for a source and an edge type, and not for every edge. All options of the stock constructor are covered.
+    once per unique (source, edge type), not once per edge. All options of the upstream constructor are covered.
     float32, float64, bfloat16, float16.
     """
 
@@ -35,7 +35,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
 
         Args:
             g (DGLGraph): homogeneous, or a block; or an :class:`edgeless.Graph`.
-            x (Tensor): ``[N, F]``; of a block the first are the destinations.
+            x (Tensor): ``[N, F]``; in a block the first ``Nd`` rows are the destinations.
             ntype (Tensor): ``[N]`` integers, the types of nodes.
             etype (Tensor): ``[E]`` integers, the types of edges.
             presorted (bool): whether nodes and edges are sorted by type, which makes no difference here.
@@ -66,7 +66,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
         return reasons
 
     def _fused_forward(self, relation, x, ntype, etype, presorted):
-        self.presorted = presorted  # as the stock layer
+        self.presorted = presorted  # as the upstream layer does
         x_dst = destinations(relation, x)
         width, rounded = self.num_heads * self.head_size, rounds_to(x.device.type)
         maps = [weights_of(linear) for linear in (self.linear_k, self.linear_v, self.linear_q)]
@@ -84,7 +84,7 @@ class HGTConv(DGLLayer, stock.HGTConv):
         priors = _by_head(list(self.relation_pri)).view(num_etypes, self.num_heads)
         matrices = _blocks(self.relation_att), _blocks(self.relation_msg)
         h = pair_dot_attention(compact, q, k, v, *matrices, priors, 1 / self.sqrt_d)
-        del q, k, v  # before what is as large is made
+        del q, k, v  # freed before tensors of the same size are allocated
         h = self.drop(targets.product(h, weights_of(self.linear_a), rounded))
         residual = x_dst if x_dst.shape == h.shape else x_dst @ self.residual_w
         out = targets.blend(h, residual, torch.sigmoid(self.skip))
@@ -96,10 +96,10 @@ class HGTConv(DGLLayer, stock.HGTConv):
 
 
 def _blocks(linears: nn.ModuleList) -> Tensor:
-    """The matrices of every head ``[R, D, D]`` as the blocks of one, ``[R, H, D, D]``."""
+    """The heads' matrices, ``[R, D, D]`` each, stacked as ``[R, H, D, D]``."""
     return _by_head([weights_of(linear) for linear in linears])
 
 
 def _by_head(tensors: Sequence[Tensor]) -> Tensor:
-    """One tensor of each head, ``[R, *]``, as ``[R, H, *]``."""
+    """The heads' tensors, ``[R, *]`` each, stacked as ``[R, H, *]``."""
     return torch.stack(tensors, dim=1) if len(tensors) > 1 else tensors[0].unsqueeze(1)

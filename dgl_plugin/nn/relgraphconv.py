@@ -23,13 +23,13 @@ from .typedlinear import TYPED_LINEARS, weights_of
 
 
 class RelGraphConv(DGLLayer, stock.RelGraphConv):
-    r"""``dgl.nn.RelGraphConv`` without a row or a weight for an edge: same signature, parameters and results.
+    r"""``dgl.nn.RelGraphConv`` without per-edge rows or weight matrices: same signature, parameters and results.
 
     Schlichtkrull et al.: "Modeling Relational Data with Graph Convolutional Networks", ESWC 2018:
 
     .. math:: o_i = \sigma\Bigl(W_0 x_i + b + \sum_r \bigl(\sum_{e = (j, i) \in E_r} n_e\, x_j\bigr) W_r\Bigr)
 
-    All options of the stock constructor are covered. float32, float64, bfloat16, float16.
+    All options of the upstream constructor are covered. float32, float64, bfloat16, float16.
     """
 
     _ops = ("relational_sum", "typed_mm")
@@ -42,9 +42,9 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
 
         Args:
             g (DGLGraph): homogeneous, one relation of a heterograph, or a block; or an :class:`edgeless.Graph`.
-            feat (Tensor): of the sources, ``[Ns, F]``; with ``self_loop`` the first ``Nd`` are the destinations.
+            feat (Tensor): source features ``[Ns, F]``; with ``self_loop`` the first ``Nd`` rows are the destinations.
             etypes (Tensor): ``[E]`` integers, the relations of the edges.
-            norm (Tensor, optional): ``[E, 1]`` or ``[E]``; default is ``g.edata["norm"]`` where there is one.
+            norm (Tensor, optional): ``[E, 1]`` or ``[E]``; default is ``g.edata["norm"]`` if there is one.
             presorted (bool): whether the edges are sorted by relation, which makes no difference here.
 
         Returns:
@@ -77,7 +77,7 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
         return reasons
 
     def _fused_forward(self, relation, feat, etypes, norm, presorted):
-        self.presorted = presorted  # as the stock layer
+        self.presorted = presorted  # as the upstream layer does
         handle, norm = relation.handle, _norm_of(relation, norm)
         graph = typed_graph(handle, etypes, self.linear_r.num_types)
         norm = None if norm is None else norm.reshape(-1)
@@ -85,7 +85,7 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
         x = feat
         if rounded is not None:
             x, weight = feat.to(rounded), weight.to(rounded)
-            # The stock layer multiplies rounded products by norm, and on CUDA rounds what it sums.
+            # The upstream layer multiplies rounded products by norm, and on CUDA rounds the messages before their sum.
             dtype = rounded if feat.is_cuda else promoted((x, norm))
         (x,) = source_rows(handle, x)
         root = self.loop_weight if self.self_loop else None
@@ -106,7 +106,7 @@ class RelGraphConv(DGLLayer, stock.RelGraphConv):
 
 
 def _norm_of(relation: Relation, norm: Any) -> Any:
-    """The stock layer multiplies by ``g.edata["norm"]``, which ``norm`` replaces."""
+    """The factor of the messages: ``norm``, or else ``g.edata["norm"]``, as upstream."""
     if norm is not None or isinstance(relation.graph, Graph):
         return norm
     return relation.graph.edata.get("norm")
@@ -122,7 +122,7 @@ def _norm_refusal(handle: Graph, norm: Any, weight: Tensor) -> Optional[str]:
 
 
 def _unlike(name: str, x: Tensor, weight: Tensor) -> Optional[str]:
-    """Why x does not go with the weights; autocast makes one dtype of all but float64."""
+    """Why the dtype or device of ``x`` does not fit the weights, or None. Autocast converts all dtypes but float64."""
     if x.dtype == weight.dtype != torch.float64 and x.device == weight.device:
         return None
     rounds = autocasts(x.device.type)

@@ -28,10 +28,10 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
     .. math:: o_i = W_{self} x_i + W_{neigh} \operatorname{aggregate}(\{x_j\})
 
     with the aggregators mean, gcn (the mean over the node and its neighbours, without the first term) and pool (the
-    maximum of :math:`\mathrm{ReLU}(W_{pool} x_j + b)`). ``lstm`` and ``pool`` with ``edge_weight`` run the stock
-    layer. Sums are of the narrower side of :math:`W_{neigh}` as in the stock layer, but for features without gradient
-    and blocks of few destinations, where it pays to sum first (:mod:`edgeless.map_order`). float32, float64, bfloat16,
-    float16.
+    maximum of :math:`\mathrm{ReLU}(W_{pool} x_j + b)`). ``lstm`` and ``pool`` with ``edge_weight`` run the
+    upstream layer. As upstream, rows are summed on the narrower side of :math:`W_{neigh}`, except for features without
+    gradient and blocks of few destinations, where summing first is profitable (:mod:`edgeless.map_order`). float32,
+    float64, bfloat16, float16.
     """
 
     _ops = ("spmm", "sddmm", "neighbor_reduce")
@@ -49,7 +49,7 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
             Tensor ``[Nd, C]``.
 
         Raises:
-            dgl.DGLError: what the stock layer raises.
+            dgl.DGLError: what the upstream layer raises.
             edgeless.NotFusedError: under ``edgeless.backend("fused")``, where :func:`edgeless.explain` says why.
         """
         return self._call(graph, feat, edge_weight)
@@ -91,7 +91,7 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         return out if self.norm is None else self.norm(out)
 
     def _maps_neighbors(self, handle, x, x_dst, edge_weight) -> bool:
-        """Whether to apply fc_neigh to the neighbours, and not to their sum or maximum."""
+        """True if fc_neigh is applied to the neighbours' rows, not to their sum or maximum."""
         if self._aggre_type == "pool" or self._in_src_feats <= self._out_feats:
             return False
         linear = self.fc_neigh
@@ -100,11 +100,11 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         return not (may_sum and sums_first(handle, x, linear.weight, edge_weight, None))
 
     def _in_parts(self, relation, x, x_dst, edge_weight, pair, mapped):
-        """The layer up to its activation.
+        """The layer up to its activation, step by step.
 
         Args:
-            pair: whether x and x_dst came as one.
-            mapped: what :meth:`_maps_neighbors` says.
+            pair: whether feat was a pair.
+            mapped: the result of :meth:`_maps_neighbors`.
         """
         if self._aggre_type == "pool":
             h = as_dgl_reads(_relu(project(x, self.fc_pool)[0], own=is_plain(self.fc_pool)))
@@ -112,8 +112,8 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
         else:
             aggregate = self._mean if self._aggre_type == "mean" else self._mean_with_self
             pair = pair and self._aggre_type == "gcn"
-            # The stock layer stores both of a pair under one name for this aggregator. Where sources and destinations
-            # are the same nodes, the second takes the place of the first.
+            # For this aggregator the upstream layer stores both tensors of a pair under one name. If sources and
+            # destinations are the same nodes, the second overwrites the first.
             x = x_dst if pair and relation.one_node_type else x
             h = project(x, self.fc_neigh)[0] if mapped else x
             if pair and not relation.one_node_type:
@@ -135,7 +135,7 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
 
     @staticmethod
     def _mean_with_self(handle, h, h_dst, dtype, edge_weight):
-        """The mean over a node and its neighbours. ``dtype`` is that of the degrees in the stock layer."""
+        """The mean over a node and its neighbours. ``dtype`` is the dtype of the degrees upstream."""
         h = as_dgl_reads(h)
         dtype = torch.promote_types(promoted((h, h_dst)), dtype)
         scale = 1 / (handle.in_degrees() + 1).to(opmath_dtype(dtype))
@@ -144,7 +144,7 @@ class SAGEConv(DGLLayer, stock.SAGEConv):
 
 
 class _ReluInPlace(torch.autograd.Function):
-    """ReLU of a tensor that nobody else has, and whose gradient nobody else has either."""
+    """ReLU in place, for a tensor that nobody else holds; the gradient of its result is overwritten in the backward."""
 
     @staticmethod
     def forward(ctx, h):
@@ -155,14 +155,14 @@ class _ReluInPlace(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (h,) = ctx.saved_tensors
-        batched = "Batched" in str(torch._C._dispatch_keys(grad))  # is_grads_batched: no memory of its own
+        batched = "Batched" in str(torch._C._dispatch_keys(grad))  # under is_grads_batched grad cannot be overwritten
         into = {} if torch.is_grad_enabled() or batched else {"grad_input": grad}
         return torch.ops.aten.threshold_backward(grad, h, 0, **into)
 
 
 def _relu(h: torch.Tensor, own: bool) -> torch.Tensor:
-    """ReLU, without new memory for a large result and its gradient, whose first touches are most of its time.
+    """ReLU, in place for a large result: first touches of new memory for it and its gradient take most of its time.
 
-    ``own``: h is a linear map's, so that no other reads it, and goes to one op, whose gradient no other reads.
+    ``own``: h comes from a plain linear map and the result goes to one op, so nobody else reads h or the gradient.
     """
     return _ReluInPlace.apply(h) if own and h.dim() == 2 and pays(h, h.size(1)) else h.relu()

@@ -15,8 +15,8 @@ from .._framework import stock_linear
 class TypedLinear(FusedLayer, stock_linear.TypedLinear):
     r"""``dgl.nn.TypedLinear`` on :func:`edgeless.functional.gather_mm`: same signature, parameters and results.
 
-    Every row of x is multiplied by the matrix of its type, read where it is: no weight is copied for a row, and whether
-    rows are sorted by type makes no difference. float32, float64, bfloat16, float16.
+    Every row of x is multiplied by the matrix of its type, which is not copied per row; rows need not be sorted by
+    type. float32, float64, bfloat16, float16.
     """
 
     def forward(self, x, x_type, sorted_by_type=False):
@@ -39,7 +39,7 @@ TYPED_LINEARS = (stock_linear.TypedLinear, TypedLinear)
 
 
 def weights_of(linear: stock_linear.TypedLinear) -> Tensor:
-    """``[types, in, out]``, or ``[types, blocks, in / blocks, out / blocks]``."""
+    """The matrices ``[types, in, out]``, or their blocks ``[types, blocks, in / blocks, out / blocks]``."""
     weight = linear.get_weight()
     if linear.regularizer != "bdd":
         return weight

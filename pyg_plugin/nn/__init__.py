@@ -1,8 +1,8 @@
-"""``torch_geometric.nn`` with layers that run on edgeless' kernels in the place of its own.
+"""``torch_geometric.nn`` with layers that run on edgeless' kernels in place of PyG's.
 
-Every other name is PyG's own object, here and in the modules below, as ``edgeless.pyg.nn.conv``. Each of our layers
-subclasses its stock layer: constructor, state_dict, seeded initialisation, repr and results are the stock ones.
-Calls that the kernels do not cover run the stock forward; ``edgeless.explain(layer, *inputs)`` says why.
+Every other name is PyG's own object, here and in submodules such as ``edgeless.pyg.nn.conv``. Each of our layers
+subclasses its upstream layer: constructor, state_dict, seeded initialisation, repr and results are the upstream ones.
+Calls that the kernels do not support run the upstream forward; ``edgeless.explain(layer, *inputs)`` says why.
 """
 
 from torch_geometric.nn.conv import MessagePassing

@@ -1,4 +1,4 @@
-"""What HGTConv does with nodes by their types, for all types at once where its submodules are plain."""
+"""HGTConv's maps of nodes by type, stacked for one op over all types if its submodules are plain."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _DICTS = (linear.HeteroDictLinear, HeteroDictLinear)
 
 
 def stacked_maps(maps: torch.nn.Module, keys: Sequence[str], like: Tensor, rounded: Optional[torch.dtype] = None):
-    """Weights ``[T, C, F]`` and biases ``[T, C]`` or None of the maps of these types, for features like these; None
-    where the submodule has to be called. ``rounded`` as of :func:`stacked`.
+    """Weights ``[T, C, F]`` and biases ``[T, C]`` (or None) of the maps of these types, for features like ``like``;
+    None if the submodule has to be called. ``rounded`` is as in :func:`stacked`.
     """
     if not is_plain(maps, _DICTS) or hasattr(maps, "_hook"):
         return None
@@ -42,9 +42,9 @@ def stacked_maps(maps: torch.nn.Module, keys: Sequence[str], like: Tensor, round
 def stacked(
     tensors: Sequence[Optional[Tensor]], like: Tensor, rounded: Optional[torch.dtype] = None
 ) -> Optional[Tensor]:
-    """All of them in one launch, where they are plain tensors of one shape and of the dtype and device of ``like``.
+    """Stacks ``tensors`` in one launch; None unless they are plain, of one shape and of ``like``'s dtype and device.
 
-    With ``rounded``, which autocast asks for, they may be of any one dtype and are converted to that.
+    With ``rounded``, the autocast dtype, they may have any one dtype and are converted to ``rounded``.
     """
     first = tensors[0]
     if first is None:
@@ -58,12 +58,12 @@ def stacked(
 
 
 def parameters_of(parameters: torch.nn.Module, keys: Iterable[Union[str, tuple]]) -> list[Tensor]:
-    """Those of node types, or of edge types, in PyG's ParameterDict, whose own look-up takes microseconds for each."""
+    """The parameters of node or edge types in PyG's ParameterDict, whose own look-up takes microseconds for each."""
     keys = tuple(keys)
     if type(parameters) is ParameterDict:
         names = tuple(map(_name_of, keys)) if compiling() else _names_of(keys)  # a tracer warns of the cache
         found = list(map(parameters._parameters.get, names))
-        if not [t for t in found if t is None]:  # a parametrized one is no parameter of the dictionary's
+        if not [t for t in found if t is None]:  # parametrized ones are not in _parameters
             return found
     return [parameters[_joined(key)] for key in keys]
 

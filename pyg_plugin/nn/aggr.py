@@ -1,5 +1,5 @@
-"""``torch_geometric.nn.aggr`` with its MaxAggregation and MinAggregation on the kernel for extrema, where the rows are
-sorted by group. Every other name is PyG's own object.
+"""``torch_geometric.nn.aggr`` whose MaxAggregation and MinAggregation run on the kernel for extrema if rows are sorted
+by group. Every other name is PyG's own object.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = ["MaxAggregation", "MinAggregation"]
 
 
 class _Extremum(Scriptable, FusedLayer):
-    """What the two share; ``stock`` and ``reduce`` are the layer's own."""
+    """Base of both layers, which define ``stock`` and ``reduction``."""
 
     def forward(self, x, index=None, ptr=None, dim_size=None, dim=-2):
         """The extremum of every group, 0 for an empty one.
 
         Args:
             x: ``[E, F]``, sorted by group.
-            ptr: ``[G + 1]`` int64, from 0 to E: the rows of group g are ``ptr[g]`` to ``ptr[g + 1]``.
-            index, dim_size, dim: as in the stock layer; a call with index takes the stock path.
+            ptr: ``[G + 1]`` int64, from 0 to E: the rows of group g are ``ptr[g]`` to ``ptr[g + 1] - 1``.
+            index, dim_size, dim: as upstream; a call with index takes the upstream path.
         Returns:
             Tensor ``[G, F]``.
         Raises:
@@ -80,7 +80,7 @@ class _Extremum(Scriptable, FusedLayer):
 
 
 def _graph_of(ptr: Tensor, num_rows: int) -> Graph:
-    """Every row an edge of its own, from itself to its group."""
+    """A graph with one edge per row, from the row to its group."""
 
     def build():
         rows = torch.arange(num_rows, dtype=ptr.dtype, device=ptr.device)
@@ -90,15 +90,15 @@ def _graph_of(ptr: Tensor, num_rows: int) -> Graph:
 
 
 class MaxAggregation(_Extremum, _stock.MaxAggregation):
-    """:class:`torch_geometric.nn.MaxAggregation`, whose gradient goes to one of equal rows where torch_scatter is
-    installed, as in the stock layer, and else to all of them in equal parts."""
+    """:class:`torch_geometric.nn.MaxAggregation`, whose gradient goes to one of equal rows if torch_scatter is
+    installed, else to all of them in equal parts, as upstream."""
 
     stock = _stock.MaxAggregation
     reduction = "max"
 
 
 class MinAggregation(_Extremum, _stock.MinAggregation):
-    """:class:`torch_geometric.nn.MinAggregation`; of equal rows as in :class:`MaxAggregation`."""
+    """:class:`torch_geometric.nn.MinAggregation`. Equal rows get the gradient as in :class:`MaxAggregation`."""
 
     stock = _stock.MinAggregation
     reduction = "min"

@@ -27,12 +27,12 @@ class AGNNConv(FusedConv, agnn_conv.AGNNConv):
         whose values are ignored, or :class:`edgeless.Graph`; output: ``[N, F]``.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (x: Tensor, x_norm: Tensor)
 
     node_dims = (0, -2)
     layouts = (torch.strided,)
-    edge_dim = fill_value = lin_edge = None  # options of other layers, which a kind of graph may ask for
+    edge_dim = fill_value = lin_edge = None  # options of other layers that kinds of graph read
 
     def forward(self, x, edge_index):
         """The layer's output.
@@ -51,7 +51,7 @@ class AGNNConv(FusedConv, agnn_conv.AGNNConv):
         return self._refusals(x, x, None, edge_index, None, self.add_self_loops)
 
     def _edge_refusal(self, edge_attr, num_edges: int) -> Optional[str]:
-        return None  # the stock layer ignores the values of a sparse matrix
+        return None  # the upstream layer ignores the values of a sparse matrix
 
     def _fused_forward(self, x, edge_index):
         num_nodes = x.size(0)
@@ -63,6 +63,6 @@ class AGNNConv(FusedConv, agnn_conv.AGNNConv):
         return out.squeeze(1)
 
     def _out_dtype(self, x: Tensor) -> torch.dtype:
-        """The stock layer's: under CUDA autocast its norms and its softmax are float32."""
+        """The upstream layer's output dtype: under CUDA autocast its norms and softmax are float32."""
         dtype = torch.promote_types(x.dtype, self.beta.dtype)
         return torch.promote_types(dtype, torch.float32) if x.is_cuda and autocasts("cuda") else dtype

@@ -23,7 +23,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.GATConv`; nothing of the size
     ``[E, H, C]`` is allocated. The mask of attention dropout comes from a counter-based generator that is seeded from
-    torch's: reproducible under ``torch.manual_seed``, but not the stock layer's mask.
+    torch's: reproducible under ``torch.manual_seed``, but not the upstream layer's mask.
 
     Shapes:
         x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'] or None)``; edge_index: ``[2, E]`` tensor or EdgeIndex,
@@ -31,7 +31,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
         ``[E, edge_dim]``; size: ``(Ns, Nd)``; output: ``[Nd, H * C]``, or ``[Nd, C]`` without ``concat``.
     """
 
-    # Read by PyG when it writes propagate() and edge_updater(), which the stock path uses:
+    # Read by PyG when it writes propagate() and edge_updater(), which the upstream path uses:
     # edge_updater_type: (alpha: OptPairTensor, edge_attr: OptTensor)
     # propagate_type: (x: OptPairTensor, alpha: Tensor)
 
@@ -67,7 +67,7 @@ class GATConv(FusedConv, gat_conv.GATConv):
         if edge_attr is None or self.lin_edge is not None:
             return super()._edge_refusal(edge_attr, num_edges)
         if isinstance(edge_attr, Tensor) and edge_attr.dim() > 0 and edge_attr.size(0) == num_edges:
-            return None  # without edge_dim the stock layer ignores edge_attr
+            return None  # without edge_dim the upstream layer ignores edge_attr
         return "edge_attr does not have one row per edge"
 
     def _fused_forward(self, x, edge_index, edge_attr, size, return_attention_weights):
@@ -132,6 +132,6 @@ class GATConv(FusedConv, gat_conv.GATConv):
         return x, *([(x * att).sum(dim=-1) for att in atts] if logits is None else logits)
 
     def _stock_forward(self, x, edge_index, edge_attr, size, return_attention_weights):
-        if type(edge_index) is Graph and size is None:  # the stock layer would take the sources' number for both
+        if type(edge_index) is Graph and size is None:  # upstream uses the sources' number for both
             size = (edge_index.num_src, edge_index.num_dst)
         return super()._stock_forward(x, edge_index, edge_attr, size, return_attention_weights)

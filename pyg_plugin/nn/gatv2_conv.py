@@ -18,7 +18,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.GATv2Conv`; nothing of the size
     ``[E, H, C]`` is allocated. The mask of attention dropout comes from a counter-based generator that is seeded from
-    torch's: reproducible under ``torch.manual_seed``, but not the stock layer's mask.
+    torch's: reproducible under ``torch.manual_seed``, but not the upstream layer's mask.
 
     Shapes:
         x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'])``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor or
@@ -26,7 +26,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         output: ``[Nd, H * C]``, or ``[Nd, C]`` without ``concat``.
     """
 
-    # Read by PyG when it writes propagate() and edge_updater(), which the stock path uses:
+    # Read by PyG when it writes propagate() and edge_updater(), which the upstream path uses:
     # edge_updater_type: (x: PairTensor, edge_attr: OptTensor)
     # propagate_type: (x: PairTensor, alpha: Tensor)
 
@@ -61,7 +61,7 @@ class GATv2Conv(FusedConv, gatv2_conv.GATv2Conv):
         if shared:
             x_l = x_r = self._project(x_l, self.lin_l, heads=(heads,))[0]
         elif type(graph) is DistGraph:
-            on, own_rows = graph.local, is_plain(self.lin_l, LINEAR)  # a hook may keep what a map gives
+            on, own_rows = graph.local, is_plain(self.lin_l, LINEAR)  # a hook may keep a map's result
             (x_l,), (x_r,) = graph.project_sources(
                 x,
                 heads * channels,

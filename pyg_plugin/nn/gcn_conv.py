@@ -29,14 +29,14 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.GCNConv`; nothing of the size
     ``[E, C]`` is allocated. Without edge weights nothing of the size ``[E]`` is either: the normalisation is one factor
-    for every node, which stays with the graph.
+    per node, cached with the graph.
 
     Shapes:
         x: ``[N, F]``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor or ``torch.sparse`` COO/CSR ``[N, N]``,
         whose values are the weights, or :class:`edgeless.Graph`; edge_weight: ``[E]``; output: ``[N, C]``.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (x: Tensor, edge_weight: OptTensor)
 
     aggregations = {SumAggregation: "sum", MeanAggregation: "mean"}
@@ -69,7 +69,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
     def _fused_forward(self, x, edge_index, edge_weight):
         dtype, num_nodes = x.dtype, x.size(0)
         kept = self._kept_norm(edge_index)
-        on_parts = type(edge_index) is DistGraph  # which keeps its degrees itself
+        on_parts = type(edge_index) is DistGraph  # a DistGraph caches its degrees itself
         if kept is None and self.normalize and self.cached and not on_parts:
             kept = self._keep_norm(x, edge_index, edge_weight)
         if kept is not None:
@@ -97,10 +97,10 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
             (out,) = self._project(out, self.lin)
         return out if self.bias is None else add_row(out, self.bias)
 
-    # The normalisation that a layer with cached=True keeps: the stock layer's own, in the stock layer's attributes ----
+    # The normalisation that a layer with cached=True keeps, as upstream and in the same attributes -------------------
 
     def _kept_norm(self, edge_index: Any) -> Optional[tuple]:
-        """(edge_index, edge_weight) of an earlier call, which the stock layer uses whatever graph comes now."""
+        """(edge_index, edge_weight) of an earlier call, which the upstream layer uses for any later graph."""
         if not self.normalize:
             return None
         if isinstance(edge_index, SparseTensor):
@@ -124,12 +124,12 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         return self._kept_norm(edge_index)
 
     def _is_degree_norm(self, weight: Tensor) -> bool:
-        """Whether the weights of edges are known to be products of two factors of nodes, and nobody wrote to them."""
+        """True if the edge weights are products of per-node factors, as computed here and not written to since."""
         known, version = self._degree_norm
         return weight is known and weight._version == version
 
     def _stock_forward(self, x, edge_index, edge_weight):
-        if self._cached_edge_index is not None:  # perhaps by the stock layer, before it was swapped
+        if self._cached_edge_index is not None:  # perhaps by the upstream layer, before it was swapped
             ids, norm = self._cached_edge_index
             self._cached_edge_index = (for_stock(ids), norm)
         return super()._stock_forward(x, edge_index, edge_weight)
@@ -137,7 +137,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
     # The normalisation of one call -----------------------------------------------------------------------------------
 
     def _norm(self, edge_index: Any, edge_weight: Optional[Tensor], num_nodes: int, dtype: torch.dtype) -> _Norm:
-        """The graph with the self loops that the layer adds, and what its messages are multiplied by."""
+        """The graph with the self loops that the layer adds, and the factors of its messages."""
         kind = kind_of(edge_index)
         loops, statistics = self.add_self_loops, opmath_dtype(dtype)
         by_edge = edge_weight is not None
@@ -150,7 +150,7 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         weight = self._given_weight(kind, edge_index, edge_weight)
         if weight is None and kind is SparseStorage and loops and self.improved:
             weight = torch.ones(base.num_edges, dtype=statistics, device=base.device)
-        if weight is None:  # as in the stock layer, improved changes nothing without weights
+        if weight is None:  # as upstream, improved changes nothing without weights
             return _Norm(graph, None, _degree_norm(graph, statistics, has_loops=loops))
         weight = weight.flatten().to(statistics)
         if loops:
@@ -164,10 +164,10 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
         return _Norm(graph, weight * sddmm_dot(graph, ends, ends), None)
 
     def _with_loops(self, kind, edge_index: Any, base: Graph, graph: Graph, weight: Tensor) -> Tensor:
-        """Weights of ``graph``'s edges: those of kept edges, then of a loop at every node.
+        """Weights of ``graph``'s edges: those of kept edges, then one per self loop.
 
-        A node that has a loop keeps its weight in an edge list, adds to it in a torch.sparse matrix and loses it in a
-        SparseTensor.
+        As upstream, the weight of a user's self loop replaces that of the added loop in an edge list, is added to it
+        in a torch.sparse matrix, and is dropped in a SparseTensor.
         """
         loops = weight.new_full((graph.num_dst,), 2.0 if self.improved else 1.0)
         if graph._kept is None:
@@ -184,10 +184,10 @@ class GCNConv(NeighborReduction, FusedConv, gcn_conv.GCNConv):
 
 
 def _replaced(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The user's self loops that ``graph`` has others for: their ids, their nodes, and the place among them of the last
-    loop of the same node, the one that counts on every device. All ``[L]`` int64.
+    """The user's self loops, which ``graph`` replaces by its own: their edge ids, their nodes, and for each the index
+    among them of its node's last loop, whose weight counts on every device. All are ``[L]`` int64.
 
-    Kept with the graph: to look for them in every call would wait for the GPU.
+    Cached with the graph: to search for loops in every call would wait for the GPU.
 
     Args:
         targets: destinations of all of the user's edges, ``[E]``.
@@ -204,15 +204,15 @@ def _replaced(graph: Graph, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _last_of_each(nodes: Tensor, num_nodes: int) -> Tensor:
-    """The place of the last entry that is the same node, for every entry of ``nodes``."""
+    """For every entry of ``nodes``, the index of the last entry with the same node."""
     order = torch.arange(nodes.numel(), device=nodes.device)
     return order.new_zeros(num_nodes).scatter_reduce(0, nodes, order, "amax")[nodes]
 
 
 def _equal_loops(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
-    """``weight`` with that of a node's last self loop for all of its loops.
+    """``weight`` where all self loops of a node have the weight of its last one.
 
-    PyG writes the weights of all of them to one place, on CUDA in any order.
+    PyG writes the weights of all of them to one element, on CUDA in any order.
     """
     if edge_index.layout is not torch.strided:
         return weight
@@ -223,17 +223,17 @@ def _equal_loops(edge_index: Tensor, weight: Tensor, num_nodes: int) -> Tensor:
 
 
 def _equal_to(last: Tensor, values: Tensor) -> Tensor:
-    """``values[last]``, whose gradient goes to all ``values`` as the stock layer's does, whichever counts."""
+    """``values[last]``, but the gradient of element i goes to ``values[i]``, as in the upstream layer."""
     return values - values.detach() + values.detach()[last]
 
 
 def _degree_norm(graph: Graph, dtype: torch.dtype, has_loops: bool = False) -> Tensor:
-    """One over the square root of the in-degree, 0 where that is 0; ``[N]``."""
+    """The in-degree to the power -1/2, ``[N]``; 0 for nodes without in-edges, of which ``has_loops`` leaves none."""
     return graph.degree_scale("dst", -0.5, dtype, isolated=1.0 if has_loops else 0.0)
 
 
 class _Norm(NamedTuple):
-    """The factor of edge e from j to i is ``scale[i] * weight[e] * scale[j]``; None is 1."""
+    """A normalisation: the factor of edge e from j to i is ``scale[i] * weight[e] * scale[j]``; None stands for 1."""
 
     graph: Graph
     weight: Optional[Tensor]  # [E]

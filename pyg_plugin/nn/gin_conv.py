@@ -33,7 +33,7 @@ class GINConv(NeighborReduction, FusedConv, gin_conv.GINConv):
         output: that of ``nn`` on ``[Nd, F]``.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (x: OptPairTensor)
 
     drops_values = True
@@ -62,19 +62,19 @@ class GINConv(NeighborReduction, FusedConv, gin_conv.GINConv):
         return self.nn(out if x_r is None else out + (1 + self.eps) * x_r)
 
     def _parts(self, edge_index) -> Optional[tuple[Module, Callable[[Tensor], Tensor]]]:
-        """The linear map that ``nn`` begins with, and the rest of it, if a sum of neighbours may stand between them."""
+        """The first linear map of ``nn`` and the rest of it, if neighbours may be summed between the two, else None."""
         if self._reduce not in ("sum", "mean") or kind_of(edge_index) in SPARSE:
             return None
         nn = self.nn
         if type(nn) is Sequential and nn._modules and not narrows(next(iter(nn._modules.values()))):
-            return None  # which is seen in less time than whether it is what it looks like
+            return None  # a cheap check, before the exact one of first_map
         if is_plain(nn, (MLP,)) and not compiling() and len(nn.lins) and is_plain(nn.lins[0], LINEAR):
             return nn.lins[0], lambda x: _without_first_map(nn)(x)
         return first_map(nn, LINEAR)
 
 
 def _without_first_map(mlp: MLP) -> MLP:
-    """``mlp`` for what its first linear map made. All parameters and the statistics of norms are those of ``mlp``."""
+    """``mlp`` without its first linear map; it shares the parameters and the norms' statistics of ``mlp``."""
     rest = copy.copy(mlp)
     rest._modules = {**mlp._modules, "lins": ModuleList([Identity(), *list(mlp.lins)[1:]])}
     return rest

@@ -21,7 +21,7 @@ class GraphConv(NeighborReduction, FusedConv, graph_conv.GraphConv):
         :class:`edgeless.Graph`; edge_weight: ``[E]``; size: ``(Ns, Nd)``; output: ``[Nd, C]``.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (x: OptPairTensor, edge_weight: OptTensor)
 
     def forward(self, x, edge_index, edge_weight=None, size=None):

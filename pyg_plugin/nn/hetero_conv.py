@@ -1,4 +1,4 @@
-"""HeteroConv of PyG: sums over all relations at once, where its layers are such sums."""
+"""HeteroConv of PyG: one sum over all relations, if its layers are such sums."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class HeteroConv(hetero_conv.HeteroConv):
     r"""``torch_geometric.nn.HeteroConv``, which calls a layer for each relation and adds, or otherwise joins, what they
     return for a type of nodes.
 
-    Constructor, parameters and results are those of the stock layer. Where ``aggr`` is ``"sum"`` and all layers that
+    Constructor, parameters and results are those of the upstream layer. Where ``aggr`` is ``"sum"`` and all layers that
     are called, at least four, are SAGEConv, or all are GraphConv, of edgeless with the same sum or mean and matrices of
-    one shape, there is one sum over relations in place of a call for each. Otherwise every layer is called, and runs
-    fused or not for itself.
+    one shape, one sum over all relations replaces the calls. Otherwise every layer is called, and each call is fused or
+    falls back on its own.
     """
 
     stock: ClassVar[type] = hetero_conv.HeteroConv
 
     def forward(self, *args_dict, **kwargs_dict):
-        """The output of every node type that a relation leads to; as of the stock layer."""
+        """The output of every node type that is the destination of a relation, as upstream."""
         sums = self.aggr == "sum" and {type(conv) for conv in self.convs.values()} in ({SAGEConv}, {GraphConv})
         sums = sums and len(args_dict) == 2 and not kwargs_dict and not compiling()
         if sums and current_backend() != "reference":
@@ -47,7 +47,7 @@ class HeteroConv(hetero_conv.HeteroConv):
         return super().forward(*args_dict, **kwargs_dict)
 
     def _fusion_refusals(self, *args_dict, **kwargs_dict) -> list[str]:
-        """Those of the layers that are called."""
+        """The unsupported reasons of the layers that are called."""
         reasons = []
         for key, (args, kwargs) in self._calls(args_dict, kwargs_dict).items():
             found = explain(self.convs[key], *args, **kwargs)
@@ -55,7 +55,7 @@ class HeteroConv(hetero_conv.HeteroConv):
         return reasons
 
     def _calls(self, args_dict: tuple, kwargs_dict: dict) -> dict[tuple, tuple[tuple, dict]]:
-        """Relation -> what the stock forward calls its layer with; no layer is called."""
+        """Relation -> the arguments that the upstream forward gives its layer; no layer is called here."""
         calls: dict[tuple, tuple[tuple, dict]] = {}
 
         def recorder(key: tuple):
@@ -72,7 +72,7 @@ class HeteroConv(hetero_conv.HeteroConv):
     # One sum ---------------------------------------------------------------------------------------------------------
 
     def _is_one_sum(self, calls: dict, x_dict: Any) -> bool:
-        """Whether one sum over relations gives what the layers do."""
+        """True if one sum over relations gives the same results as the calls of the layers."""
         if len(calls) < FEW_RELATIONS or not isinstance(x_dict, dict):
             return False
         reductions, operands = set(), set()
@@ -85,7 +85,7 @@ class HeteroConv(hetero_conv.HeteroConv):
                 return False
             weight, root = _neighbors(conv).weight, _root(conv)
             if sides[0].size(1) != weight.size(1) or (root is not None and sides[1].size(1) != root.weight.size(1)):
-                return False  # the layer knows the right error
+                return False  # the layer raises the error
             reductions.add(conv._reduce)
             operands.update((x.dtype, x.device) for x in (*sides, weight))
             operands.add(tuple(weight.shape))

@@ -1,4 +1,4 @@
-"""HeteroLinear and HeteroDictLinear of PyG on products with the matrices of types."""
+"""HeteroLinear and HeteroDictLinear of PyG on typed products: rows times the matrix of their type."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ..conv import LINEAR, Scriptable, is_plain_float, tracing_refusals
 class HeteroLinear(Scriptable, FusedLayer, linear.HeteroLinear):
     r"""``torch_geometric.nn.HeteroLinear`` on :func:`edgeless.functional.gather_mm`.
 
-    Constructor, parameters and results are those of the stock layer. Every row is multiplied by the matrix of its type,
-    read where it is: whether rows are sorted makes no difference.
+    Constructor, parameters and results are those of the upstream layer. Every row is multiplied by the matrix of its
+    type, which is not copied per row; rows need not be sorted by type.
     """
 
     stock: ClassVar[type] = linear.HeteroLinear
@@ -43,17 +43,17 @@ class HeteroLinear(Scriptable, FusedLayer, linear.HeteroLinear):
         device = x.device.type
         if (rounded := rounds_to(device)) is None:
             return gather_mm(x, self.weight, type_vec, self.bias)
-        # The stock layer multiplies as autocast asks, and writes to a tensor of x's dtype.
+        # The upstream layer multiplies in the autocast dtype, and writes to a tensor of x's dtype.
         with torch.autocast(device, enabled=False):
             out = gather_mm(x.to(rounded), self.weight.to(rounded), type_vec).to(x.dtype)
             return out if self.bias is None else (out + self.bias[type_vec]).to(x.dtype)
 
 
 class HeteroDictLinear(Scriptable, FusedLayer, linear.HeteroDictLinear):
-    r"""``torch_geometric.nn.HeteroDictLinear``: same signature, parameters and results, a map at a time.
+    r"""``torch_geometric.nn.HeteroDictLinear``: same signature, parameters and results, one map at a time.
 
-    The order of the types in the input makes no difference, also where pyg-lib is installed, with which the stock layer
-    gives one type's result to another.
+    The order of the types in the input makes no difference. With pyg-lib installed, the upstream layer gives one type's
+    result to another if the orders differ.
     """
 
     stock: ClassVar[type] = linear.HeteroDictLinear

@@ -1,4 +1,4 @@
-"""HGTConv of PyG on products with the matrices of relations and dot-product attention."""
+"""HGTConv of PyG on typed products and dot-product attention."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
     r"""The heterogeneous graph transformer (Hu et al.: "Heterogeneous Graph Transformer", WWW 2020).
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.HGTConv`, given edge types in the order
-    of the metadata: with another order the stock layer takes the matrices of other relations, and this one does not.
-    Keys and values are made for the sources that an edge type has, not for all nodes of their type, and there is no row
-    for an edge.
+    of the metadata: with another order the upstream layer takes the matrices of other relations, and this one does not.
+    Keys and values are computed once per unique (source, edge type), not for all nodes of a type, and there are no
+    per-edge rows.
 
     Shapes:
         x_dict: ``[N_t, F_t]`` each; edge_index_dict: ``[2, E_r]`` tensors or SparseTensors; output: ``[N_t, C]`` each.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (k: Tensor, q: Tensor, v: Tensor, edge_attr: Tensor)
 
     def forward(self, x_dict, edge_index_dict):
@@ -100,12 +100,12 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
             return "edge_index_dict is no dictionary of edges"
         device, types = self.k_rel.weight.device, self.edge_types_map
         if not compiling():
-            # A tuple does not keep its hash, and there may be hundreds: types in order are not looked for one by one.
+            # Tuples rehash at every look-up and there may be hundreds, so types in the usual order are compared first.
             known = (*edge_index_dict,) == (*types,) and len(x_dict) == len(self.kqv_lin.lins)
             if not known and edge_index_dict.keys() <= types.keys():
                 known = all(key[0] in x_dict and key[-1] in x_dict for key in edge_index_dict)
             if known and _C.are_edge_lists((*edge_index_dict.values(),), device):
-                return None  # as they nearly always are; what follows finds the words otherwise
+                return None  # the usual case; otherwise the checks below word the reasons
         for key, edge_index in edge_index_dict.items():
             if key not in types or key[0] not in x_dict or key[-1] not in x_dict:
                 return f"edge_index_dict has {key!r}, which the metadata or x_dict has not"
@@ -125,7 +125,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
 
     def _fused_forward(self, x_dict, edge_index_dict):
         width = self.out_channels
-        # Types that edges lead to stand first, so what is made for their nodes alone is made of the first rows.
+        # Destination types come first, so that tensors of destination nodes alone are the first rows.
         keys = [key for key in self.kqv_lin.lins if key in x_dict]
         keys.sort(key=lambda key: key not in self.dst_node_types)
         sizes = {key: x_dict[key].size(0) for key in keys}
@@ -139,12 +139,12 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         q = q if len(targets) == len(sizes) else q[: compact.edges.num_dst]
         matrices, scale = (self._matrices(self.k_rel), self._matrices(self.v_rel)), 1 / math.sqrt(width // self.heads)
         out = pair_dot_attention(compact, q, k, v, *matrices, priors, scale)
-        del kqv, q, k, v  # before what is as large is made
+        del kqv, q, k, v  # freed before tensors of the same size are allocated
         outs = self._finish_nodes(F.gelu(out), x, x_dict, targets, offsets[: len(targets) + 1], rounded)
         return {key: outs[key] for key in self.kqv_lin.lins if key in targets}
 
     def _map_nodes(self, x_dict: dict, keys: list, offsets: Tensor, rounded) -> tuple[Optional[Tensor], Tensor]:
-        """The features of all nodes, where they are of one width and were joined, and their keys, queries, values."""
+        """The features of all nodes, or None if they could not be joined, and the nodes' keys, queries and values."""
         xs = [x_dict[key] for key in keys]
         first = xs[0]
         alike = all(x.size(1) == first.size(1) and x.dtype == first.dtype for x in xs)
@@ -169,7 +169,7 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
                     x = x if x.size(0) == out.size(0) else x[: out.size(0)]
                     out = torch.ops.edgeless.typed_blend(out, x, alpha, offsets, None)
                     blended = True
-        # Nothing else sees what is split, so its parts may be changed in place like the stock layer's results.
+        # Nobody else holds the split tensor, so users may change its parts in place, as upstream results.
         parts = torch.unsafe_split_with_sizes(out, list(targets.values())) if len(keys) > 1 else (out,)
         outs = dict(zip(keys, parts))
         if not maps:
@@ -181,11 +181,11 @@ class HGTConv(FusedConv, hgt_conv.HGTConv):
         return linear.weight.unflatten(0, (self.heads, len(self.edge_types))).transpose(0, 1)
 
     def _priors(self, edge_index_dict: dict) -> Tensor:
-        """What the logits of an edge type are multiplied by, ``[R, H]``; types without edges get no gradient."""
+        """The factors of each edge type's logits, ``[R, H]``; types without edges get no gradient."""
         priors = parameters_of(self.p_rel, self.edge_types)
         if len(edge_index_dict) < len(priors):
             priors = [p if key in edge_index_dict else p.detach() for p, key in zip(priors, self.edge_types)]
-        return torch.stack(priors).view(-1, self.heads)  # whose gradient is taken apart faster than that of cat
+        return torch.stack(priors).view(-1, self.heads)  # its backward is faster than that of cat
 
     def _stock_forward(self, x_dict, edge_index_dict):
         if isinstance(edge_index_dict, dict):

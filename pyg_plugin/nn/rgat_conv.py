@@ -1,4 +1,4 @@
-"""RGATConv of PyG on products with the matrices of relations and the attention of GAT."""
+"""RGATConv of PyG on typed products and the attention of GAT."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
     or multiplicative attention, within a relation or across them.
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.RGATConv`. Features are multiplied by
-    the matrices of relations once for a source and a relation; of an edge there is a logit of each head at most.
+    the matrices of relations once per unique (source, relation); per edge there is at most one logit per head.
 
     Shapes:
         x: ``[N, F]``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor whose values are the relations,
@@ -44,7 +44,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         multiplicative attention ``[N, H * dim * C]`` and ``[N, dim * C]``.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (x: Tensor, edge_type: OptTensor, edge_attr: OptTensor)
 
     numbers = ("negative_slope", "dropout")
@@ -103,18 +103,18 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         rows = rounds_to(device)
         if rows is None:
             return self._attend(x, *rest, dtype=x.dtype)
-        # There the stock layer rounds what it multiplies, and on CUDA its softmax is in float32.
+        # Under autocast the upstream layer rounds the operands of products, and on CUDA its softmax is in float32.
         with torch.autocast(device, enabled=False):
             return self._attend(x.to(rows), *rest, dtype=torch.float32 if device == "cuda" else rows)
 
     def _attend(self, x, edge_index, edge_type, edge_attr, return_attention_weights, dtype):
-        """The layer with rows of x's dtype; ``dtype`` is that of the attention and of its sums."""
+        """The layer with rows of x's dtype; ``dtype`` is the dtype of the attention and of its sums."""
         graph = typed_graph(self, edge_index, edge_type, x.size(0), x.size(0))
         x = source_rows(edge_index, x)
         heads, weights = self.heads, self._weights()
         if (out := self._as_one_op(graph, x, weights, edge_attr, return_attention_weights, dtype)) is not None:
             return out
-        turned = graph.reversed  # first what keeps transposes, from which other things are sorted too
+        turned = graph.reversed  # built first: it keeps the transposes that other formats are sorted from
         over_pairs = turned.compact.pairs.reversed.graph if self._within else None
         pairs, edges = graph.compact
         values = relational_sum(pairs, x, cast(weights, x.dtype), order="aggregate").view(-1, heads, self.out_channels)
@@ -122,11 +122,11 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         if edge_attr is not None:
             edge_attr = (edge_attr.unsqueeze(1) if edge_attr.dim() == 1 else edge_attr.flatten(1)).to(x.dtype)
         keys, own, terms = self._logits(graph, *ends, edge_attr)
-        if self.dim > 1:  # all of a head weigh the same values
+        if self.dim > 1:  # all weights of a head apply to the same values
             values = values.unsqueeze(2).expand(-1, -1, self.dim, -1).flatten(1, 2)
         within, all_heads = self._within, heads * self.dim
         returned, dropout = isinstance(return_attention_weights, bool), self._attention_dropout
-        if dropout and type(edge_index) is DistGraph:  # by the ids of edges in the whole graph
+        if dropout and type(edge_index) is DistGraph:  # the mask depends on edge ids in the whole graph
             terms["edge_scale"] = edge_index.local.dropout_scale(dropout, all_heads, opmath_dtype(dtype))
             dropout = 0.0
         out = gat_attention(
@@ -148,13 +148,13 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         return (out, (edge_index, alpha)) if returned else out
 
     def _logits(self, graph, queries, keys, edge_attr) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """What a logit is made of: numbers of the sources' pairs and of the rows that the attention is over, and of the
-        edges."""
+        """The terms of the logits: those of unique (source, relation), those of the rows that the attention is over,
+        and the options of :func:`gat_attention` for the edges' terms."""
         proj = None if edge_attr is None else (self.e.t() @ self.lin_edge.weight).to(edge_attr.dtype)
         if self._within and not self._multiplies:
             return keys, queries, {} if edge_attr is None else {"edge_attr": edge_attr, "edge_proj": proj}
-        # The query of an edge is that of its destination and relation; of 16-bit rows in float32, as the kernels' own
-        # logits are.
+        # The query of an edge is that of its destination and relation. For 16-bit rows it is float32, as the kernels'
+        # own logits are.
         term = to_edges(graph.reversed, queries)
         if self._multiplies:
             term = term * to_edges(graph, keys)
@@ -167,13 +167,13 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         return keys, own, {"edge_attr": term, "edge_proj": identity}
 
     def _as_one_op(self, graph, x, weights, edge_attr, return_attention_weights, dtype) -> Optional[Tensor]:
-        """The layer of one head, across relations, where nothing is asked for or given by edge; None where it is not
-        one op."""
+        """The layer as one op: for one head, across relations, without edge features or returned attention; else
+        None."""
         if self.heads != 1 or self._within or self._multiplies or self.mod in ("additive", "f-additive"):
             return None
         if edge_attr is not None or isinstance(return_attention_weights, bool):
             return None
-        bias = self.bias if self.mod is None else None  # heads joined and their mean are the same here
+        bias = self.bias if self.mod is None else None  # with one head, concatenation and mean are the same
         if dtype is not x.dtype or not fits(graph, x, weights, (self.q, self.k, bias)):
             return None
         dropout = self._attention_dropout
@@ -196,14 +196,15 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         return self.dropout if self.training and self.mod is None else 0.0
 
     def _weights(self) -> Tensor:
-        """``[R, in, H * C]``, or ``[R, blocks, in / blocks, H * C / blocks]``."""
+        """The relations' matrices ``[R, in, H * C]``, or ``[R, blocks, in / blocks, H * C / blocks]``."""
         if self.num_bases is None:
             return self.weight
         weight = self.att @ self.basis.view(self.num_bases, -1)
         return weight.view(self.num_relations, self.in_channels, self.heads * self.out_channels)
 
     def _vectors(self, weights: Tensor) -> Tensor:
-        """``W_r q``, behind them ``W_r k``, ``[2 * R, H, in]``: a node's query and key are products with them."""
+        """``W_r q`` of all relations, then ``W_r k``: ``[2 * R, H, in]``. Their products with a node's features are its
+        queries and keys."""
         folds, heads, sizes = torch.cat((self.q, self.k), 1), self.q.size(1), (self.num_relations, self.in_channels)
         if weights.dim() == 4:
             blocks, width = weights.shape[1], weights.shape[3]
@@ -215,15 +216,15 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
         return vectors.reshape(-1, heads, sizes[1])
 
     def _modified(self, out: Tensor, edges, values: Optional[Tensor] = None) -> Tensor:
-        """What ``mod`` makes of the sum ``[N, H, C]``: all of it is the same for the edges of a destination."""
+        """Applies ``mod`` to the sum ``[N, H, C]``; its changes are the same for all edges of a destination."""
         if self.mod == "additive":
             return out + self.w * spmm(edges, values)
-        if self.mod == "f-additive":  # each weight is more than 0, also one that the stock layer's softmax rounds to 0
+        if self.mod == "f-additive":  # adds 1 to weights > 0: to all, also those that upstream rounds to 0
             return out + spmm(edges, values)
         if self.mod is None:
             return out
         dtype = out.dtype if self.mod == "f-scaled" else self.l1.dtype
-        degree = edges.degree_scale("dst", 1.0, dtype).view(-1, 1)  # what it says of isolated nodes is times 0
+        degree = edges.degree_scale("dst", 1.0, dtype).view(-1, 1)  # for isolated nodes it multiplies 0
         if self.mod == "f-scaled":
             return out * degree.unsqueeze(-1)
         degree = self.activation(degree @ self.l1 + self.b1) @ self.l2 + self.b2
@@ -238,7 +239,7 @@ class RGATConv(FusedConv, rgat_conv.RGATConv):
 
 
 def _constants(graph: Graph, heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The identity ``[H, H]``, with which an edge's term is its logits, and logits of destinations that are 0."""
+    """The identity ``[H, H]``, an ``edge_proj`` that makes edge terms logits, and zero logits of the destinations."""
 
     def build(_):
         options = {"dtype": dtype, "device": graph.device}

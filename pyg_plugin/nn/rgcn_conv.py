@@ -26,11 +26,11 @@ _NAMES = {"add": "sum", "sum": "sum", "mean": "mean", "min": "min", "max": "max"
 
 
 class _Relational:
-    """What both layers share; before :class:`FusedConv` among their bases."""
+    """Mixin of both layers, which list it before :class:`FusedConv`."""
 
     node_dims = (0,)
     aggregations = NeighborReduction.aggregations
-    _extrema = True  # whether the stock layer knows them
+    _extrema = True  # whether the upstream layer supports them
 
     def forward(self, x, edge_index, edge_type=None):
         """The layer's output.
@@ -49,7 +49,7 @@ class _Relational:
             reasons.append(f"aggr is {self.aggr!r} and aggr_module is {self.aggr_module}")
         if not reasons and reduce in ("min", "max") and not self._extrema:
             reasons.append(f"aggr is {self.aggr!r}, which the stock layer rejects")
-        if reason := kernel_refusal(device, "relational_sum"):  # which come with those of the other ops
+        if reason := kernel_refusal(device, "relational_sum"):  # stands for the other ops too
             reasons.append(reason)
         if kind_of(edge_index) is Part and (not is_plain_float(x) or x.dim() != 2):
             reasons.append("edge_index is a DistGraph, with nodes of one kind, and x no plain floating tensor [N, F]")
@@ -115,22 +115,23 @@ class _Relational:
         )
 
     def _weights(self) -> Tensor:
-        """``[R, in, out]``, or ``[R, blocks, in / blocks, out / blocks]``."""
+        """The relations' matrices ``[R, in, out]``, or ``[R, blocks, in / blocks, out / blocks]``."""
         if self.num_bases is None:
             return self.weight
         weight = self.comp @ self.weight.view(self.num_bases, -1)
         return weight.view(self.num_relations, self.in_channels_l, self.out_channels)
 
     def _sum_of_embeddings(self, graph: TypedGraph, ids: Optional[Tensor], dtype: torch.dtype) -> Tensor:
-        """Features that are ids choose rows of the weights, as if (relation, id) were the source."""
+        """The layer's sum for features that are ids: (relation, id) is the source, and its row of the weights is
+        gathered."""
         table = self._weights().reshape(-1, self.out_channels)
         weight = graph.mean_weight(opmath_dtype(table.dtype)) if self._reduce == "mean" else None
         return spmm(embedding_graph(graph, ids, self.in_channels_l), table, weight, out_dtype=dtype)
 
     def _sum_of_extrema(self, graph: TypedGraph, x: Tensor, edge_index: Any) -> Tensor:
-        """The extremum of the neighbours of each relation, multiplied by its weight, and the sum of these."""
+        """The sum over relations of the neighbours' extremum times the relation's matrix."""
         pairs = graph.pairs
-        sparse = kind_of(edge_index) is SparseStorage and self.fuse  # then its gradient goes to one edge
+        sparse = kind_of(edge_index) is SparseStorage and self.fuse  # then one of equal rows gets the gradient
         best = neighbor_reduce(pairs.neighbors, x, self._reduce, ties="first" if sparse else "scatter")
         types = torch.arange(graph.num_types, device=x.device)
         types = types.repeat_interleave(pairs.offsets.diff(), output_size=best.size(0))
@@ -140,7 +141,7 @@ class _Relational:
         if isinstance(edge_index, TypedGraph):
             edge_index, edge_type = edge_index.graph, edge_index.edge_type
         if isinstance(edge_type, Tensor) and edge_type.dtype == torch.int32:
-            edge_type = edge_type.long()  # indices of torch.gather, see for_stock
+            edge_type = edge_type.long()  # torch.gather needs int64 indices, see for_stock
         return super()._stock_forward(x, edge_index, edge_type)
 
 
@@ -149,8 +150,8 @@ class RGCNConv(_Relational, FusedConv, rgcn_conv.RGCNConv):
     Networks", ESWC 2018).
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.RGCNConv`, as its loop over relations
-    computes them: a mean is one of a relation, also where pyg-lib is installed, with which the stock layer divides
-    by the number of all in-edges. Nothing of the size ``[E, F]`` or of relations times nodes is allocated.
+    computes them: a mean is over the in-edges of one relation. With pyg-lib installed, the upstream layer divides by
+    the number of all in-edges instead. Nothing of the size ``[E, F]`` or of relations times nodes is allocated.
 
     Shapes:
         x: ``[N, F]``, ids ``[N]``, None, or a pair of sources' and destinations'; edge_index: ``[2, E]`` tensor or
@@ -159,7 +160,7 @@ class RGCNConv(_Relational, FusedConv, rgcn_conv.RGCNConv):
         :class:`edgeless.TypedGraph` in place of edge_index and edge_type; edge_type: ``[E]``; output: ``[Nd, C]``.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (x: Tensor, edge_type_ptr: OptTensor)
 
     def _result_dtype(self, of_ids: bool) -> torch.dtype:
@@ -171,18 +172,18 @@ class FastRGCNConv(_Relational, FusedConv, rgcn_conv.FastRGCNConv):
     r"""The same layer as :class:`RGCNConv`, with sums and means, in the dtype of the features.
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.FastRGCNConv`, which gathers a weight
-    for every edge. Features that are ids are ids here, where the stock layer takes a node's number for its id.
+    for every edge. Features may be ids, in whose place the upstream layer uses the indices of the nodes.
 
     Shapes: as of :class:`RGCNConv`.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (x: Tensor, edge_type: OptTensor)
 
     _extrema = False
 
     def _result_dtype(self, of_ids: bool) -> torch.dtype:
-        """Autocast rounds products with weights, which ids only choose, and not the bias."""
+        """The upstream result's dtype. Autocast rounds products with weights, but not gathered rows and the bias."""
         device = self.weight.device.type
         rounded = None if of_ids and self.num_bases is None else rounds_to(device)
         if rounded is None:

@@ -22,7 +22,7 @@ class SAGEConv(NeighborReduction, FusedConv, sage_conv.SAGEConv):
         output: ``[Nd, C]``.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (x: OptPairTensor)
 
     drops_values = True

@@ -23,7 +23,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
 
     Constructor, parameters and results are those of :class:`torch_geometric.nn.TransformerConv`; nothing of the size
     ``[E, H, C]`` is allocated. The mask of attention dropout comes from a counter-based generator that is seeded from
-    torch's: reproducible under ``torch.manual_seed``, but not the stock layer's mask.
+    torch's: reproducible under ``torch.manual_seed``, but not the upstream layer's mask.
 
     Shapes:
         x: ``[N, F]`` or a pair ``([Ns, F], [Nd, F'])``; edge_index: ``[2, E]`` tensor or EdgeIndex, SparseTensor or
@@ -31,7 +31,7 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
         output: ``[Nd, H * C]``, or ``[Nd, C]`` without ``concat``.
     """
 
-    # Read by PyG when it writes propagate(), which the stock path uses:
+    # Read by PyG when it writes propagate(), which the upstream path uses:
     # propagate_type: (query: Tensor, key: Tensor, value: Tensor, edge_attr: OptTensor)
 
     edge_dims = (2,)
@@ -110,12 +110,12 @@ class TransformerConv(FusedConv, transformer_conv.TransformerConv):
                 out = beta * skip + (1 - beta) * out
         if not wants_attention:
             return out
-        if kind is SparseMatrix:  # unlike GAT, the stock layer does not write the weights into the matrix
+        if kind is SparseMatrix:  # unlike GAT, the upstream layer does not write the weights into the matrix
             return out, (edge_index, alpha)
         return out, kind.with_attention(edge_index, alpha, False, graph)
 
     def _out_dtype(self, edge_attr: Optional[Tensor], *operands: Tensor) -> torch.dtype:
-        """The stock layer's: under CUDA autocast its softmax runs in float32."""
+        """The upstream layer's output dtype: under CUDA autocast its softmax runs in float32."""
         dtype = self._promoted(edge_attr, *operands)
         if operands[0].is_cuda and torch.is_autocast_enabled():
             return torch.promote_types(dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Graphs, inputs, scores and options of attention, and how results are compared: what many tests of the core share."""
+"""Graphs, inputs, scores and options of the attention tests, and the comparison of their results."""
 
 import torch
 from devices import leaves_on, poison
@@ -6,7 +6,7 @@ from devices import leaves_on, poison
 from edgeless import _C, Graph, functional, reference
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 0.02, torch.float16: 0.003}
-SCORES = _C.SCORES  # of core_cuda/attention/score.h: a score without a kernel, or without a reference, fails
+SCORES = _C.SCORES  # from core_cuda/attention/score.h: a score without kernel or reference fails
 OPTIONS = {
     "plain": (),
     "edges": ("edges",),
@@ -24,13 +24,13 @@ def graph_of(kind: str, index_dtype=torch.int64) -> Graph:
         return torch.randint(0, high, (n,), generator=gen)
 
     src_nodes, dst_nodes = 50, 40
-    if kind == "bipartite":  # multi-edges and isolated nodes among them
+    if kind == "bipartite":  # with multi-edges and isolated nodes
         src, dst = draw(50, 400), draw(30, 400)
     elif kind == "square":  # with self loops
         src_nodes = dst_nodes = 40
         src, dst = draw(40, 300), draw(40, 300)
         dst[:20] = src[:20]
-    elif kind == "hub":  # one row over many parts
+    elif kind == "hub":  # one row in many segments
         src, dst = draw(50, 9000), draw(40, 9000)
         dst[torch.rand(9000, generator=gen) < 0.8] = 7
     elif kind == "no edges":
@@ -64,7 +64,7 @@ def inputs_of(score, graph, heads, channels, options, dtype):
     else:
         args = [leaf(nd, heads, channels), leaf(ns, heads, channels), leaf(ns, heads, channels)]
     tensors, rest = {}, {}
-    if "edges" in options and score != "cosine":  # which has no edge features
+    if "edges" in options and score != "cosine":  # cosine has no edge features
         tensors["edge_attr"] = leaf(e, 5)
         tensors["edge_proj"] = leaf(heads, 5, scale=0.5) if score == "gat" else leaf(heads, channels, 5, scale=0.5)
     if "scale" in options:
@@ -87,7 +87,7 @@ def function_of(score, module=functional):
 
 
 def run(module, score, graph, args, tensors, rest, *, device="cpu"):
-    """Outputs and the gradients of all leaves for gradients drawn here, as one list; computed on the device."""
+    """Outputs, and gradients of all leaves for random output gradients: computed on ``device``, one list on the CPU."""
     moved, named = leaves_on(device, args), dict(zip(tensors, leaves_on(device, tensors.values()), strict=True))
     outs = function_of(score, module)(graph.to(device), *moved, **named, **rest)
     outs = outs if isinstance(outs, tuple) else (outs,)
@@ -104,7 +104,7 @@ def raised(tensors, dtype=torch.float64):
 
 
 def exact(score, graph, args, tensors, rest, **options):
-    """As :func:`run`, by plain PyTorch in float64."""
+    """The results of :func:`run` by plain PyTorch in float64."""
     named = dict(zip(tensors, raised(tensors.values()), strict=True))
     return run(reference, score, graph, raised(args), named, rest, **options)
 
@@ -126,8 +126,8 @@ def compare(device, score, graph, heads, channels, options, dtype):
     poison(device)
     found, expected = run(functional, score, graph, *given, device=device), exact(score, graph, *given)
     if score == "cosine":
-        # The gradient of beta, a number a head, is what is left of sums over rows that cancel, perhaps to nothing: its
-        # error is seen against them.
+        # The gradient of beta, one number per head, is a sum over rows whose terms may cancel, even to zero: its error
+        # is relative to the sum of the terms' magnitudes.
         at, size = len(found) - len(given[1]) - 1, size_of_beta_gradient(graph, *given)
         found[at], expected[at] = (torch.cat([t[at].double(), size]) for t in (found, expected))
     assert all(torch.isfinite(t).all() for t in found)
@@ -135,7 +135,7 @@ def compare(device, score, graph, heads, channels, options, dtype):
 
 
 def size_of_beta_gradient(graph, args, tensors, rest):
-    """[H]: the sum of what the rows give to the gradient of the cosine's beta, less their signs."""
+    """``[H]``: the sum over rows of the magnitudes of their terms in the gradient of the cosine's beta."""
     x, x_dst, beta = raised(args)
     keys, query = (torch.nn.functional.normalize(t.detach(), dim=-1) for t in (x, x_dst))
     leaves = [query * beta.detach().unsqueeze(-1), keys, x]
@@ -145,5 +145,5 @@ def size_of_beta_gradient(graph, args, tensors, rest):
 
 
 def in_its_own_precision(nodes, options):
-    """In the place of reference._prepare: PyTorch's arithmetic in the dtype of the inputs."""
+    """Replaces reference._prepare, so that the reference computes in the dtype of its inputs."""
     return nodes, options._replace(out_dtype=options.out_dtype or nodes[0].dtype)

@@ -1,16 +1,16 @@
-"""First and second derivatives, as penalties on gradients and forces take them."""
+"""First and second derivatives, as gradient penalties and forces need them."""
 
 import torch
 
 
 def drawn(tensors, seed):
-    """A weight for every number, whatever the device."""
+    """Random weights of the tensors' shapes, the same on every device."""
     gen = torch.Generator().manual_seed(seed)
     return [torch.randn(t.shape, dtype=torch.float64, generator=gen).to(t.device) for t in tensors]
 
 
 def gradients(tensors, leaves, seed, **options):
-    """Of a number that depends on the tensors and on their squares, zeros where it does not depend on a leaf."""
+    """Gradients of a loss of the tensors and their squares; zeros for leaves that it does not depend on."""
     pairs = [(t, w) for t, w in zip(tensors, drawn(tensors, seed), strict=True) if t.requires_grad]
     if not pairs:
         return [torch.zeros_like(leaf) for leaf in leaves]
@@ -20,7 +20,7 @@ def gradients(tensors, leaves, seed, **options):
 
 
 def derivatives(outs, leaves, order=2):
-    """The gradients of the leaves, those of a function of these gradients, and so on up to an order."""
+    """The gradients of the leaves, then the gradients of a loss of these gradients, and so on up to ``order``."""
     outs, found = list(outs) if isinstance(outs, (tuple, list)) else [outs], []
     for k in range(order):
         outs = gradients(outs, leaves, 5 + k, create_graph=k + 1 < order)
@@ -29,7 +29,7 @@ def derivatives(outs, leaves, order=2):
 
 
 def assert_same_derivatives(found, want, tolerance=1e-9):
-    """Relative by norm, and where a derivative is what is left of sums that cancel, to the largest of its order."""
+    """Compares relative to each derivative's norm or, where its terms cancel, to a thousandth of the largest norm."""
     for i, (a, b) in enumerate(zip(found, want, strict=True)):
         assert a.shape == b.shape and a.dtype == b.dtype, (i, a.shape, b.shape, a.dtype, b.dtype)
         a, b = a.double().cpu(), b.double().cpu()

@@ -1,5 +1,5 @@
-"""The devices that a test runs on, and what is asked of every op on CUDA: not to wait, to stay on its stream, to be
-captured.
+"""The devices that a test runs on, and checks that an op on CUDA does not synchronize the host, stays on the current
+stream, and can be captured.
 """
 
 import os
@@ -20,7 +20,7 @@ MEMORY_FOR_2_TO_THE_31 = pytest.mark.skipif(
 
 @contextmanager
 def narrowed(capability):
-    """Within it, CPU kernels are of ``"baseline"``, ``"avx2"`` or ``"avx512"``, or of the most that the machine has."""
+    """A context in which CPU kernels use no more than ``"baseline"``, ``"avx2"`` or ``"avx512"``."""
     _C.limit_cpu_capability(capability)
     try:
         yield
@@ -29,12 +29,12 @@ def narrowed(capability):
 
 
 def leaves_on(device, tensors):
-    """Leaves of their own on the device, which want a gradient where the given ones do."""
+    """New leaves on the device, which require a gradient if the given tensors do."""
     return [None if t is None else t.detach().to(device).requires_grad_(t.requires_grad) for t in tensors]
 
 
 def moved(value, device):
-    """The tensors of ``value``, which may be tuples of others, on a device."""
+    """``value``, a tensor or a nested tuple or list of tensors, on a device."""
     if isinstance(value, (tuple, list)):
         return type(value)(moved(v, device) for v in value)
     return value.to(device) if isinstance(value, Tensor) else value
@@ -45,7 +45,7 @@ def moved_options(options, device):
 
 
 class OnGPU:
-    """A layer on the GPU that takes and gives tensors on the CPU, as the helpers that draw gradients expect."""
+    """A layer on the GPU that takes and returns tensors on the CPU, as the helpers that draw gradients expect."""
 
     device = "cuda"
 
@@ -60,7 +60,7 @@ class OnGPU:
 
 
 def arrays_of(graph):
-    """Both directions as ops take them."""
+    """The arrays of CSR and CSC as ops take them."""
     return tuple([t for t in direction if t is not None] for direction in (graph.csr, graph.csc))
 
 
@@ -71,7 +71,7 @@ def with_wide_indices(graph):
 
 
 def star(edges=300_000, leaves=5000):
-    """One row of most edges, and a hub among the sources: both fall to many blocks."""
+    """A graph with a hub among the destinations and one among the sources: several thread blocks share each."""
     gen = torch.Generator().manual_seed(1)
     src = torch.randint(0, leaves, (edges,), generator=gen)
     dst = torch.where(torch.rand(edges, generator=gen) < 0.7, 3, torch.randint(0, leaves, (edges,), generator=gen))
@@ -87,7 +87,7 @@ def poison(device):
 
 
 def without_waiting(step):
-    """``step()``, which fails where the host waits for the GPU."""
+    """``step()``, which raises if the host waits for the GPU."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         return step()
@@ -96,12 +96,12 @@ def without_waiting(step):
 
 
 def on_a_late_stream(call, *tensors):
-    """``call(*late)`` on another stream, for copies of tensors that need gradients and are written there late."""
+    """Runs ``call`` on a side stream, with copies of the tensors that require gradients and are written there late."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         late = [torch.full_like(t, float("nan")) for t in tensors]
-        torch.cuda._sleep(20_000_000)  # whoever does not wait for this stream reads NaN
+        torch.cuda._sleep(20_000_000)  # work on any other stream reads NaN
         for t, value in zip(late, tensors, strict=True):
             t.copy_(value.detach())
         found = call(*(t.requires_grad_() for t in late))
@@ -110,9 +110,9 @@ def on_a_late_stream(call, *tensors):
 
 
 def captured(step):
-    """The results of ``step`` within a CUDA graph, and what replays that.
+    """Captures ``step`` in a CUDA graph and returns its results and the function that replays it.
 
-    The results are to be detached: nodes of autograd that outlive their call tie the capture to that call's stream.
+    ``step`` must detach its results: autograd nodes that outlive their call tie the capture to that call's stream.
     """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -126,7 +126,7 @@ def captured(step):
 
 
 def replayed(step):
-    """What the replay of a CUDA graph of ``step`` leaves in its results."""
+    """The results that a replay of ``step``'s CUDA graph writes over NaN."""
     found, replay = captured(step)
     for t in found:
         t.detach().fill_(float("nan"))
@@ -144,8 +144,8 @@ EVERY_WAY = pytest.mark.parametrize("way", _WAYS)
 
 
 def assert_same_bits(way, step, args):
-    """That ``step(*args)``, a list of tensors, is the same in one of these ways. The first call, which may build what a
-    graph keeps, is the plain one.
+    """Asserts that ``step(*args)``, a list of tensors, has the same bits in one of these ways as in a plain call, which
+    comes first and may build formats.
     """
     expected = step(*args)
     assert all(torch.equal(a, b) for a, b in zip(_WAYS[way](step, args), expected, strict=True))

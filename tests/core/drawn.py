@@ -1,7 +1,7 @@
-"""Random calls of layers, one or many over time: drawn by hypothesis, and ours held against the stock layers.
+"""Random calls of layers, one or many over time: hypothesis draws them, and ours are compared with upstream's.
 
-What is drawn for a call is everything at once: options, inputs, graph, dtypes, autocast, which tensors need gradients.
-EDGELESS_DRAWN_TIMES is how many times as many calls are drawn as by default, and then other ones at every run.
+Everything is drawn for each call: options, inputs, graph, dtypes, autocast, and which tensors need gradients.
+EDGELESS_DRAWN_TIMES multiplies the number of calls; if it is not 1, every run draws other calls.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 import edgeless
 
 TIMES = int(os.environ.get("EDGELESS_DRAWN_TIMES", "1"))
-_PHASES = (Phase.explicit, Phase.generate)  # a smaller seed is no simpler call
+_PHASES = (Phase.explicit, Phase.generate)  # no shrinking: a smaller seed is no simpler call
 
 
 def drawn(calls: int) -> Callable:
     """A decorator: the function is called with ``calls`` generators of random numbers, whose seeds hypothesis draws.
 
-    Were every choice hypothesis' own, many of so few calls would be near the simplest one and near each other.
+    If hypothesis drew every choice, many of so few calls would be close to the simplest one and to each other.
     """
     profile = settings(
         max_examples=calls * TIMES,
@@ -40,7 +40,7 @@ def drawn(calls: int) -> Callable:
 
 
 class Drawn:
-    """What a generator of random numbers draws, or one that is made of a seed."""
+    """Random choices and tensors from a generator of random numbers or a seed."""
 
     def __init__(self, source: int | random.Random):
         self.rng = random.Random(source) if isinstance(source, int) else source
@@ -67,7 +67,7 @@ FORMS = (*DENSE * 3, "coo", "csr")
 
 
 def laid_out(x: Tensor, form: str) -> Tensor:
-    """The matrix ``x``, in memory or by its layout in one of :data:`FORMS`."""
+    """The matrix ``x`` in one of :data:`FORMS`, its layouts and strides."""
     if form == "transposed":
         return x.t().contiguous().t()
     if form == "expanded":
@@ -81,18 +81,18 @@ class DrawnCall(Drawn):
     """One layer and one call of it. Subclasses draw the rest, and make layers and call them.
 
     Attributes:
-        name: of the layer.
-        tensors: the floating tensors that the call is given, by name, in float64.
-        forms: how they lie in memory, see :data:`FORMS`.
+        name: the layer's name.
+        tensors: the floating inputs of the call, by name, in float64.
+        forms: the layouts of these inputs, by name, see :data:`FORMS`.
         frozen: the names of tensors and parameters that need no gradient; none of ``wanted``.
-        dtype: of the layer and of what it is given.
+        dtype: the dtype of the layer and its inputs.
         autocast: the dtype of autocast, or None.
-        others: names of tensors and submodules that have another dtype, and which.
-        default_dtype: torch's, while layers are called.
-        device: where the layer that is called is.
+        others: name -> dtype of tensors and submodules that have another dtype.
+        default_dtype: torch's default dtype while layers are called.
+        device: the device of the layer that is called.
     """
 
-    sparse_gradients: ClassVar[bool] = False  # whether sparse features get one of the stock layers
+    sparse_gradients: ClassVar[bool] = False  # whether upstream layers give sparse features a gradient
     dtypes: ClassVar[tuple] = (torch.float64,) * 3 + (torch.float32,) * 3 + (torch.bfloat16,)
 
     def __init__(self, name: str, source: int | random.Random):
@@ -104,7 +104,7 @@ class DrawnCall(Drawn):
         self.autocast = self.one_of((torch.bfloat16, None)) if self.dtype == torch.float32 else None
         if self.dtype != torch.float32 and self.seldom() and self.seldom():
             self.autocast = torch.bfloat16
-        # Where numbers are rounded, those that fall on the other side of a kink have another gradient.
+        # Rounding may move a number across a kink, where its gradient changes.
         self.is_smooth = self.dtype in (torch.bfloat16, torch.float16) or self.autocast is not None
         self.backend = self.one_of(("auto", "auto", "auto", "reference"))
         self.trains = self.often()
@@ -131,7 +131,7 @@ class DrawnCall(Drawn):
         raise NotImplementedError
 
     def dropout(self) -> float:
-        """A probability to drop that drops nothing: 0 while the layer trains."""
+        """A dropout probability without effect: 0 while the layer trains."""
         return 0.0 if self.trains else self.one_of((0.0, 0.6))
 
     def layer(self, package: str) -> nn.Module:
@@ -150,10 +150,10 @@ class DrawnCall(Drawn):
         return layer
 
     def outcome(self, package: str, exact: bool = False, device: str = "cpu") -> Any:
-        """What the call gives, or its error.
+        """The outputs and gradients of the call, or its error.
 
         Args:
-            exact: in float64, of the same numbers.
+            exact: compute in float64, from the same numbers.
         """
         self.device = device
         default = torch.get_default_dtype()
@@ -180,10 +180,10 @@ class DrawnCall(Drawn):
             torch.set_default_dtype(default)
 
     def check(self, device: str = "cpu", stands_for_any: Callable[[Any], bool] = lambda error: False) -> None:
-        """Fails unless ours on a device gives what the stock layer gives on the CPU, or the same error.
+        """Fails unless our layer on a device gives the upstream layer's results on the CPU, or the same error.
 
-        On CUDA, where ids out of range end the process, what the stock layer refuses is not called; nor is autocast
-        on, which has other rules there; nor are rows of 16 bits taken, which stock layers add up by atomics there.
+        Three things are left out on CUDA: calls that the upstream layer rejects, since ids out of range end the
+        process; autocast, which has other rules there; and 16-bit rows, which upstream layers sum with atomics.
         """
         if device != "cpu":
             assume(self.dtype not in (torch.bfloat16, torch.float16))
@@ -199,7 +199,7 @@ class DrawnCall(Drawn):
 
     @property
     def limit(self) -> float:
-        """The error that any result may have, relative by norm: that of the coarsest dtype there is."""
+        """The error that any result may have, relative by norm: that of the call's coarsest dtype."""
         return max(LIMITS[dtype] for dtype in (self.dtype, self.autocast, *self.others.values()) if dtype)
 
     def __str__(self):
@@ -212,7 +212,7 @@ class DrawnCall(Drawn):
 
 
 def parts_of(value: Any) -> list[Tensor]:
-    """The tensors of a result in order: of a sparse matrix its values, of a dictionary those of its values."""
+    """The tensors of a result in order; sparse matrices and dictionaries stand for their values."""
     if isinstance(value, Tensor):
         return [value if value.layout is torch.strided else value.values().detach()]
     if hasattr(value, "storage"):  # torch_sparse.SparseTensor
@@ -222,8 +222,8 @@ def parts_of(value: Any) -> list[Tensor]:
 
 
 def derivatives(result: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | None]:
-    """What a call gave, and the gradients of those leaves that want one, of a loss that weighs every number of the
-    result differently.
+    """The outputs of a call, and the gradients of the leaves that require one, for a loss that weights every number of
+    the result differently.
     """
     found, loss = {}, 0.0
     generator = torch.Generator().manual_seed(23)
@@ -241,22 +241,22 @@ def derivatives(result: Any, leaves: dict[str, Tensor]) -> dict[str, Tensor | No
     return {**found, **{f"grad of {name}": grad for name, grad in zip(wanted, grads, strict=True)}}
 
 
-# Errors that any result may have, relative by norm: of float32 and float64 as everywhere, of 16 bits four roundings,
-# for layers have as many steps. That their errors are at most twice the stock layer's other tests see, over several
-# problems at once.
+# Errors that any result may have, relative by norm: the usual ones for float32 and float64, and four roundings for
+# 16-bit dtypes, since layers have as many steps. Other tests check over several problems at once that 16-bit errors are
+# at most twice the upstream layer's.
 LIMITS = {torch.float32: 1e-5, torch.float64: 1e-10, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 
 def assert_as_exact(have: dict, want: dict, truth: dict, limit: float) -> None:
-    """That ours has the shapes and dtypes of the stock layer, and is at most twice as far from the truth, or within
-    ``limit``. Where a number is not finite, ours is the same.
+    """Asserts that our results have upstream's shapes and dtypes, and errors of at most twice upstream's or ``limit``.
+    Numbers that are not finite must be the same.
 
-    A gradient that cancels is rounding noise in both, and is held against the largest tensor of its call.
+    A gradient whose terms cancel is rounding noise in both; its error is relative to the largest tensor of its call.
 
     Args:
-        have, want: ours and the stock layer's, in the drawn dtypes.
-        truth: the stock layer's in float64.
-        limit: relative by norm.
+        have, want: our results and the upstream layer's, in the drawn dtypes.
+        truth: the upstream layer's results in float64.
+        limit: an error relative by norm.
     """
     assert have.keys() == want.keys()
     largest = max((_size(t[t.isfinite()]) for t in truth.values() if t is not None), default=0.0)
@@ -287,7 +287,7 @@ def _size(tensor: Tensor) -> float:
 
 
 class DrawnUse(Drawn):
-    """What is done in turn with layers and graphs that are kept. Subclasses make a graph, call, edit and replace."""
+    """Random actions in turn on layers and graphs that stay alive. Subclasses define graph, call, edit and replace."""
 
     graph: Callable
     call: Callable
@@ -298,7 +298,7 @@ class DrawnUse(Drawn):
         super().__init__(seed)
         self.log: list[str] = []
         self.graphs = [self.graph() for _ in range(3)]
-        self.layers: dict[str, tuple] = {}  # the stock layer and ours
+        self.layers: dict[str, tuple] = {}  # the upstream layer and ours
 
     def run(self, steps: int = 40) -> None:
         limit = edgeless.cache_info().limit
@@ -310,7 +310,7 @@ class DrawnUse(Drawn):
             edgeless.set_cache_limit(limit)
 
     def layers_of(self, name: str, make: Callable, stock: Any, fused: Any) -> tuple:
-        """Made at their first call, in float64."""
+        """The upstream layer and ours of this name, made in float64 on first use."""
         if name not in self.layers:
             default = torch.get_default_dtype()
             torch.set_default_dtype(torch.float64)
@@ -323,7 +323,7 @@ class DrawnUse(Drawn):
         return self.layers[name]
 
     def train(self) -> None:
-        """A step of an optimizer, which writes over the parameters."""
+        """Changes the parameters in place, as an optimizer's step does."""
         if not self.layers:
             return
         name = self.one_of(self.layers)
@@ -345,13 +345,13 @@ class DrawnUse(Drawn):
 def assert_alike(
     case: Any, have: Any, want: Any, close: Callable, stands_for_any: Callable[[Any], bool] = lambda error: False
 ) -> None:
-    """Two results, or the errors in their place, are alike.
+    """Asserts that two results, or the errors in their place, agree.
 
     Args:
-        case: printed where they are not.
-        have, want: ours and the stock layer's.
+        case: printed if they differ.
+        have, want: our result and the upstream layer's.
         close: compares results.
-        stands_for_any: whether an error of ours may stand in the place of any error of the stock layer.
+        stands_for_any: whether an error of ours is accepted for any error of the upstream layer.
     """
     if isinstance(want, Exception) or isinstance(have, Exception):
         same = type(have) is type(want) or (isinstance(want, Exception) and stands_for_any(have))

@@ -1,4 +1,4 @@
-"""A forked child for tests: what it finds out, with a limit of time, since a child that hangs is what is looked for."""
+"""Runs work in a forked child with a time limit, so that a test finds children that hang."""
 
 import os
 import time
@@ -7,11 +7,11 @@ import torch
 
 
 def run_in_fork(work, seconds: float = 20.0) -> bool:
-    """Whether ``work()`` is true in a forked child; TimeoutError where the child does not come to an end."""
+    """Runs ``work()`` in a forked child and returns its truth. Raises TimeoutError if the child does not end."""
     child = os.fork()
     if child == 0:
         status = 1
-        torch.set_num_threads(1)  # those of OpenMP stay with the parent, and torch too would wait for them
+        torch.set_num_threads(1)  # OpenMP's threads stay with the parent, and torch would wait for them
         try:
             status = 0 if work() else 1
         finally:

@@ -1,4 +1,4 @@
-"""One instance of every kernel of linear maps and of those that multiply the sums of pieces and rows."""
+"""One instance of every kernel of linear maps, and of products with the sums of segments (``pieces``) and rows."""
 
 from edgeless.kernels import Kernel
 

@@ -1,4 +1,4 @@
-"""One instance of every kernel around the passes of attention, of SpMM, reductions, pairs, blocks, and of sorting."""
+"""One instance of every kernel beside the attention passes, of SpMM, reductions, pair attention, wsb and sorting."""
 
 from edgeless.kernels import Kernel
 

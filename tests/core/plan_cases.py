@@ -1,6 +1,6 @@
-"""A call so small that what it moves is counted by hand: what the tests of reports share.
+"""A call so small that its memory traffic is counted by hand, for the tests of reports.
 
-Five sources, three destinations, seven edges, ids of 4 bytes: no two counts are the same, so none stands for another.
+Five sources, three destinations, seven edges, ids of 4 bytes: no two counts are equal, so none can pass for another.
 """
 
 import torch
@@ -37,5 +37,5 @@ def on_meta(*shape, dtype=torch.float32):
 
 
 def said_to_be_on(monkeypatch, device):
-    """Every tensor is on this device, as far as a report asks."""
+    """Makes reports take every tensor to be on this device."""
     monkeypatch.setattr(plan.Device, "of", lambda _: device)

@@ -1,4 +1,4 @@
-"""What a call keeps for its backward."""
+"""The tensors that a call saves for its backward."""
 
 import torch
 

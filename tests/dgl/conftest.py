@@ -1,11 +1,11 @@
-"""What the DGL tests need: a DGL that can be imported, and a known state before every test."""
+"""Setup of the DGL tests: makes DGL importable, and resets the state before every test."""
 
 import importlib.util
 
 import pytest
 
 _spec = importlib.util.find_spec("dgl")
-_missing = _spec is None or _spec.origin is None  # this very folder passes for a package without origin
+_missing = _spec is None or _spec.origin is None  # this folder is found as a package without origin
 
 if _missing:
     collect_ignore_glob = ["*"]

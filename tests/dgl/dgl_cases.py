@@ -46,8 +46,8 @@ def hetero():
 
 
 def _sampled_block():
-    """What DGL's loader makes, of edges that are drawn here: DGL draws others with another number of threads, and with
-    several the order of nodes and edges is another each time.
+    """A block from DGL's loader, of edges that are drawn here: DGL's own draw depends on the number of threads, and
+    with several threads the order of nodes and edges differs from run to run.
     """
     graph = random_graph()
     graph.edata["drawn"] = torch.rand(graph.num_edges(), generator=torch.Generator().manual_seed(3)) < 0.5
@@ -56,7 +56,7 @@ def _sampled_block():
     torch.set_num_threads(1)
     dgl.seed(4)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of DGL, about CPU affinity
+        warnings.simplefilter("ignore")  # DGL warns about CPU affinity
         loader = dgl.dataloading.DataLoader(graph, torch.arange(12), sampler, batch_size=12, shuffle=False)
         _, _, (block,) = next(iter(loader))
     torch.set_num_threads(threads)
@@ -99,7 +99,7 @@ def graph_named(name, idtype=torch.int64):
 
 
 def features(graph, dtype=torch.float32, pair=None, sizes=(IN, IN), batch=(), seed=11):
-    """Leaf features for ``graph``: one Tensor where its nodes are of one kind or it is a block, else a pair."""
+    """Leaf features for ``graph``: one Tensor for a block or equal numbers of sources and destinations, else a pair."""
     generator = torch.Generator().manual_seed(seed)
     num_src, num_dst = graph.num_src_nodes(), graph.num_dst_nodes()
     if pair is None:
@@ -115,12 +115,12 @@ def features(graph, dtype=torch.float32, pair=None, sizes=(IN, IN), batch=(), se
 
 
 def options_for(layer, **options):
-    """What of ``options`` the layer's constructor takes; DotGatConv has only allow_zero_in_degree."""
+    """The ``options`` that the layer's constructor takes; DotGatConv has only allow_zero_in_degree."""
     return {k: v for k, v in options.items() if layer != "DotGatConv" or k == "allow_zero_in_degree"}
 
 
 def layer_pair(layer, in_feats=IN, out_feats=OUT, heads=HEADS, dtype=torch.float32, seed=5, **options):
-    """(stock layer, fused layer) with equal parameters, none of them zero."""
+    """(upstream layer, fused layer) with equal parameters, none of them zero."""
     options = {"allow_zero_in_degree": True, **options}
     theirs, ours = (getattr(module, layer)(in_feats, out_feats, heads, **options) for module in (stock, fused))
     return _with_equal_parameters(theirs, ours, dtype, seed)
@@ -147,12 +147,12 @@ def _with_equal_parameters(theirs, ours, dtype, seed=5):
 
 
 def in_feats_for(feat):
-    """What the constructor has to be told for ``feat``. GAT and GATv2 take pairs with a single number as well."""
+    """The constructor's ``in_feats`` for ``feat``. GAT and GATv2 also accept a single number for pairs."""
     return tuple(f.size(-1) for f in feat) if isinstance(feat, tuple) else feat.size(-1)
 
 
 def run(layer, graph, feat, feat_grads=True, **inputs):
-    """Outputs, and the gradients of all features and parameters of a loss that weighs every output differently.
+    """Outputs, and the gradients of all features and parameters for a loss that weights every output differently.
 
     Features need no gradient without ``feat_grads``, as those of a model's first layer do not.
     """
@@ -177,7 +177,7 @@ def run(layer, graph, feat, feat_grads=True, **inputs):
 
 
 def run_fused(layer, graph, feat, **inputs):
-    """:func:`run` that fails if any part of the call would not run on the kernels."""
+    """:func:`run`, which fails if any part of the call does not run on the kernels."""
     with edgeless.backend("fused"):
         return run(layer, graph, feat, **inputs)
 

@@ -1,4 +1,4 @@
-"""Layers of DGL on parts of a graph; spawned processes import this module by name."""
+"""DGL's layers on a DistGraph; spawned processes import this module by name."""
 
 from edgeless.dgl import graphbolt
 
@@ -17,7 +17,7 @@ RELATIONS = 3
 
 
 def taken(graph):
-    """What DGL's layers take: this process' part, or the whole graph."""
+    """The graph argument of DGL's layers: this process' part, or the whole graph."""
     return graph if isinstance(graph, ed.DistGraph) else dgl.graph((graph[0], graph[1]), num_nodes=NODES)
 
 
@@ -78,7 +78,7 @@ class Batched(torch.nn.Module):
 
 
 class Op(torch.nn.Module):
-    """A function of ``edgeless.dgl.ops`` of the features, which a parameter multiplies."""
+    """Applies a function of ``edgeless.dgl.ops`` to the features times a parameter."""
 
     def __init__(self, name):
         super().__init__()

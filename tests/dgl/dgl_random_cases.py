@@ -1,4 +1,4 @@
-"""What random calls of layers of DGL have in common."""
+"""The common part of the random calls of DGL's layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DGLCall(DrawnCall):
     kind = ""
 
     def as_given(self, package, graph, is_pair=False):
-        """The graph as a layer is given it. For one tensor of features the nodes of a handle are of one kind."""
+        """The graph argument of a layer. A handle with one tensor of features is a graph of one node type upstream."""
         if self.kind != "handle":
             return graph
         if package == "fused":
@@ -33,7 +33,7 @@ class DGLCall(DrawnCall):
         if not (narrow and isinstance(want, Exception)):
             super().check()
             return
-        # Ours may know what DGL does not. Where it does, it is right.
+        # Our layer may support a call that DGL's does not; then its result must be right.
         truth = self.outcome("stock", exact=True)
         with edgeless.backend(self.backend):
             have = self.outcome("fused")

@@ -4,9 +4,9 @@
     python tests/mutants --only 'shared/plan*.py'    those of some files
     python tests/mutants --list                      what would be tried; nothing runs
 
-Each change is made in a copy of the project. The tests that watch its file run first (watchers.py); a change that these
-let live meets all tests (--quick leaves that out). What was looked at and found to change nothing that a caller can see
-stands in equal.txt, with its reason, and is not tried.
+Each change is made in a copy of the project. The tests that watch its file run first (watchers.py); if these pass, all
+tests run (--quick omits them). Changes that no caller can observe are listed in equal.txt, with the reason, and are not
+tried.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from watchers import watchers_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"shared": "edgeless", "dgl_plugin": "edgeless/dgl", "pyg_plugin": "edgeless/pyg"}
-TOOLS = ("shared/tools/*", "shared/__main__.py")  # which compute nothing for a user
+TOOLS = ("shared/tools/*", "shared/__main__.py")  # these compute nothing for a user
 # Sources for the CPU; kernels for CUDA need a GPU.
 CPP = ("core_cuda/*_cpu.cpp", "core_cuda/*_autograd.cpp", "core_cuda/*/cpu/*.h", "core_cuda/graph/*.h")
 WATCHED = ("core", "pyg", "dgl", "shared")  # folders of tests
-SECONDS = 900  # for the tests that watch a file; all of them have as much for every folder
+SECONDS = 900  # time limit of the tests that watch a file; all tests have this much per folder
 
 
 def sources() -> list[str]:
-    """The files that are changed, relative to the root."""
+    """The files that may be changed, relative to the root."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     python = [f for f in tracked if f.endswith(".py") and f.startswith(tuple(PACKAGES))]
     python = [f for f in python if not any(fnmatch(f, tool) for tool in TOOLS)]
@@ -50,7 +50,7 @@ def sources() -> list[str]:
 
 
 def parses(change: Change, source: str) -> bool:
-    """Whether the changed file is Python at all, and another program than before; C++ is left to its compiler."""
+    """True if a changed Python file still parses; C++ is left to its compiler."""
     if not change.file.endswith(".py"):
         return True
     try:
@@ -61,18 +61,18 @@ def parses(change: Change, source: str) -> bool:
 
 
 def equal_ones() -> set[str]:
-    """Changes that were judged to change nothing: lines of equal.txt before their reason."""
+    """The identities of unobservable changes: the lines of equal.txt without their reasons."""
     lines = (Path(__file__).parent / "equal.txt").read_text().splitlines()
     return {line.rpartition(" # ")[0] for line in lines if line and not line.startswith("#")}
 
 
 def identity(change: Change) -> str:
-    """What equal.txt knows a change by: no number of a line, which every edit moves."""
+    """The name of a change in equal.txt. It has no line number, since every edit moves these."""
     return f"{change.file}: {change.kind}: {change.before} -> {' '.join(change.text.split())}"
 
 
 def drawn(only: list[str], count: int | None, seed: int) -> list[Change]:
-    """A sample of all changes: first a file by its share of the lines, then one of its changes."""
+    """A uniform sample of all changes to the selected files; all of them if there are no more than ``count``."""
     generator, equal, pools = random.Random(seed), equal_ones(), {}
     for file in sources():
         if not only or any(fnmatch(file, pattern) for pattern in only):
@@ -93,8 +93,8 @@ class Copy:
     """The project in a folder of its own, laid out as it is installed.
 
     Args:
-        folder: empty.
-        compiles: whether C++ is changed, and so compiled here. Else the extension is that of the installed edgeless.
+        folder: an empty folder.
+        compiles: whether C++ may change and is compiled here; else the installed edgeless' extension is copied.
     """
 
     def __init__(self, folder: Path, compiles: bool):
@@ -114,7 +114,7 @@ class Copy:
             raise SystemExit("mutants: the sources do not compile as they are")
 
     def build(self) -> bool:
-        """Compiles what changed; False where that fails."""
+        """Compiles what changed; False if that fails."""
         command = [sys.executable, "setup.py", "build_ext", "--inplace"]
         if subprocess.run(command, cwd=self.folder, capture_output=True).returncode:
             return False
@@ -123,12 +123,12 @@ class Copy:
         return True
 
     def place(self, file: str) -> Path:
-        """Where a source is read from."""
+        """The path from which the tests read a source."""
         room, _, rest = file.partition("/")
         return self.site / PACKAGES[room] / rest if room in PACKAGES else self.folder / file
 
     def passes(self, patterns: list[str], seconds: float) -> bool:
-        """Whether these tests pass, in a process of their own that finds torch and the frameworks imported."""
+        """True if these tests pass, in a forked process in which torch and the frameworks are imported already."""
         files = sorted({f for p in patterns for f in glob.glob(p, root_dir=self.folder / "tests")})
         child = os.fork()
         if child == 0:
@@ -140,7 +140,7 @@ class Copy:
             if done:
                 return os.waitstatus_to_exitcode(status) in (0, 5)  # 5: none of them can run here
             time.sleep(0.2)
-        os.killpg(child, signal.SIGKILL)  # a change that hangs is noticed
+        os.killpg(child, signal.SIGKILL)  # a change that hangs counts as detected
         os.waitpid(child, 0)
         return False
 
@@ -163,7 +163,7 @@ _copy: Copy | None = None
 
 
 def begin(parent: str, compiles: bool) -> None:
-    """In every worker: what all tests import, and a copy of the project."""
+    """Initializes a worker: imports what all tests import, and copies the project."""
     global _copy
     for module in ("torch._dynamo", "torch_geometric.nn", "dgl", "hypothesis", "pytest"):
         try:

@@ -12,7 +12,7 @@ _COMPARISONS = {
     ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
 }  # fmt: skip
 _ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Mod: "+"}
-# Calls that hand back their first argument, or the object that they are asked of, in another dtype, layout or history.
+# Calls that return their first argument, or the object of the method, with another dtype, layout or autograd history.
 _CONVERSIONS = {"as_index", "cast", "clone", "contiguous", "coalesce", "detach", "float", "long", "to", "type_as"}
 _TWINS = {"max": "min", "min": "max", "any": "all", "all": "any"}
 

@@ -1,6 +1,6 @@
-"""Which tests look at a source first.
+"""The tests that run first after a change to a source.
 
-The first pattern that fits decides. A change that these tests let live meets all others.
+The first pattern that matches the source decides. If these tests pass, all others run.
 """
 
 from __future__ import annotations
@@ -88,5 +88,5 @@ WATCHERS = [
 
 
 def watchers_of(file: str) -> list[str]:
-    """Patterns, below ``tests``, of the tests that look at a source first."""
+    """Patterns, below ``tests``, of the tests that run first after a change to a source."""
     return next(tests.split() for pattern, tests in WATCHERS if fnmatch(file, pattern))

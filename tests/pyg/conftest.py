@@ -1,4 +1,4 @@
-"""What the PyG tests need: a torch_geometric that can be imported, and a known state before every test."""
+"""Setup of the PyG tests: leaves them out without torch_geometric, and resets the state before every test."""
 
 import importlib.util
 

@@ -68,7 +68,7 @@ def train(package, data, seed, *, layer="gatv2", epochs=200, dropout=0.6, rate=0
 
 
 def compare(data, seeds, **options):
-    """Test accuracies over ``range(seeds)``: (of the stock layers, of the fused layers, which may not fall back)."""
+    """Test accuracies over ``range(seeds)``: (of the upstream layers, of the fused layers, which may not fall back)."""
     accuracies = []
     for package in (stock, fused):
         with edgeless.backend("fused") if package is fused else contextlib.nullcontext():

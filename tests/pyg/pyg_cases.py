@@ -71,7 +71,7 @@ def edge_features(graph, width=EDGE_DIM, dtype=torch.float32):
 
 
 def layer_pair(name, in_channels=IN, out_channels=OUT, heads=HEADS, dtype=torch.float32, seed=5, **options):
-    """(stock layer, fused layer) with equal parameters, none of them zero."""
+    """(upstream layer, fused layer) with equal parameters, none of them zero."""
     theirs = getattr(stock, name)(in_channels, out_channels, heads, **options)
     ours = getattr(fused, name)(in_channels, out_channels, heads, **options)
     generator = torch.Generator().manual_seed(seed)
@@ -106,7 +106,7 @@ def tensors_of(value):
 
 
 def run(call, layer, *inputs, **kwargs):
-    """Outputs, and the gradients of all inputs and parameters of a loss that weighs every output differently."""
+    """Outputs, and the gradients of all inputs and parameters for a loss that weights every output differently."""
     leaves: dict[str, Tensor] = {}
     inputs = _leaves(inputs, "input", leaves)
     kwargs = {name: _leaves(value, name, leaves) for name, value in kwargs.items()}
@@ -122,9 +122,9 @@ def run(call, layer, *inputs, **kwargs):
 
 
 def run_exact(layer, *inputs, **kwargs):
-    """:func:`run` of a stock layer with float32 parameters and inputs in float64, rounded at the end.
+    """:func:`run` of an upstream layer with float32 parameters and inputs in float64, rounded at the end.
 
-    Where sums cancel, float32 itself is off by more than 1e-5: this is what the stock layer means.
+    Where sums cancel, a float32 result is off by more than 1e-5; this is the exact result to compare with.
     """
 
     def double(value):
@@ -139,7 +139,7 @@ def run_exact(layer, *inputs, **kwargs):
 
 
 def run_fused(layer, *inputs, **kwargs):
-    """:func:`run` on the kernels, or an error."""
+    """:func:`run` on the kernels, which raises if the call is not fused."""
     with edgeless.backend("fused"):
         return run(layer, layer, *inputs, **kwargs)
 
@@ -151,10 +151,10 @@ def run_over_reference(layer, *inputs):
 
 
 class OnGPU(devices.OnGPU):
-    """One of PyG's."""
+    """A layer of PyG on the GPU."""
 
     def run_fused(self, *inputs, **kwargs):
-        """:func:`run_fused`, everything on the CPU."""
+        """:func:`run_fused`, with inputs and results on the CPU."""
         found = run_fused(self, *inputs, **kwargs)
         return {key: None if t is None else t.cpu() for key, t in found.items()}
 
@@ -165,8 +165,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 def assert_close(ours, theirs, tolerance=None):
     """Equal tensor by tensor: same shape and dtype, and ``|ours - theirs| <= tolerance * |theirs|`` in the 2-norm.
 
-    A gradient that cancels to nothing (softmax over one edge) is rounding noise in both; it is held against the
-    largest gradient of the run instead.
+    A gradient whose terms cancel to zero (softmax over one edge) is rounding noise in both; its error is relative to
+    the largest gradient of the run instead.
     """
     assert ours.keys() == theirs.keys()
     largest = max((float(t.double().norm()) for t in theirs.values() if t is not None), default=0.0)
@@ -185,7 +185,7 @@ def assert_close(ours, theirs, tolerance=None):
 
 
 def assert_parity(name, graph, *, dtype=torch.float32, edge_dim=None, pair=None, index=None, attention=None, **options):
-    """The fused layer gives the stock layer's outputs and gradients on a graph (in float32 or float64)."""
+    """Asserts that the fused layer gives the upstream layer's outputs and gradients (in float32 or float64)."""
     x = node_features(graph, dtype, pair)
     in_channels = options.pop("in_channels", IN)
     theirs, ours = layer_pair(name, in_channels, dtype=dtype, edge_dim=edge_dim, **options)

@@ -1,4 +1,4 @@
-"""Layers of PyG on parts of a graph; spawned processes import this module by name."""
+"""PyG's layers on a DistGraph; spawned processes import this module by name."""
 
 import copy
 
@@ -155,7 +155,7 @@ def relational_cases():
 
 
 def kept_twice(dg):
-    """Layers that keep own rows of features that stay, beside the user's own."""
+    """Yields layers that cache more than the halo's rows of constant features: the other rows are the user's."""
     for name in ("GATv2Conv", "GATConv", "TransformerConv"):
         x = dg.ndata["x"].clone()
         getattr(nn, name)(FEATURES, 4, heads=2).to(x)(x, dg)
@@ -164,8 +164,8 @@ def kept_twice(dg):
             yield f"{name} keeps {heights} rows where the halo has {dg.num_halo}"
 
 
-# Layers by how many numbers they make of 6 features: whether they add loops, and whether the halo's features are kept
-# by default, by an all-to-all and by symmetric memory.
+# Layers by their output width for 6 features; whether they add loops; and whether the halo's features are kept by
+# default with an all-to-all, and with symmetric memory.
 MADE_OF_A_ROW = (
     ("GATv2Conv to 8", lambda: nn.GATv2Conv(FEATURES, 4, heads=2), True, True, True),
     ("GATv2Conv to 6", lambda: nn.GATv2Conv(FEATURES, 3, heads=2), True, False, True),
@@ -180,7 +180,8 @@ MADE_OF_A_ROW = (
 
 
 def features_that_stay(rank, world, folder):
-    """What is kept of them under every ``keep_features``; results are those of one process, and the same bits again."""
+    """Checks which layers keep halo features under every ``keep_features``, that results are those of one process, and
+    that a second run gives the same bits."""
     edge_index, x = edges("loops"), node_data()["x"]
     for keep in (None, True, False):
         dg = ed.load(folder / "random", keep_features=keep)

@@ -1,4 +1,4 @@
-"""The layers that sum their neighbours, or take extrema of them: pairs of stock and fused layer, and their inputs."""
+"""Layers that take sums or extrema of neighbours: pairs of upstream and fused layer, and their inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def construct(package, name, in_channels=IN, out_channels=OUT, **options):
 
 
 def sum_pair(name, in_channels=IN, out_channels=OUT, dtype=torch.float32, seed=5, **options):
-    """(stock layer, fused layer) with equal parameters, none of them zero."""
+    """(upstream layer, fused layer) with equal parameters, none of them zero."""
     theirs = construct(stock, name, in_channels, out_channels, **options)
     ours = construct(fused, name, in_channels, out_channels, **options)
     generator = torch.Generator().manual_seed(seed)
@@ -72,7 +72,7 @@ def as_sparse(kind, graph, values=None, dtype=torch.float32):
 
 
 def assert_same(theirs, ours, *inputs, tolerance=None, **kwargs):
-    """Fused outputs and gradients are the stock layer's."""
+    """Asserts that the fused layer's outputs and gradients are the upstream layer's."""
     assert_close(run_fused(ours, *inputs, **kwargs), run(theirs, theirs, *inputs, **kwargs), tolerance)
 
 

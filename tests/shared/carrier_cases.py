@@ -1,8 +1,8 @@
-"""What carries halo rows, in the tests; spawned processes import this module by name.
+"""Tests of the carriers of halo rows, and fakes of symmetric memory; spawned processes import this module by name.
 
-The symmetric memory of CPU processes is a file that all of them map. In place of a stream there is a queue: one that
-runs what it was given when somebody waits for it and no earlier, or a thread that runs it at once, after naps of random
-length. What is read or given away too early is found by the former, what is too late or out of order by the latter.
+The symmetric memory of CPU processes is a file that all of them map. A queue replaces the side stream: one that runs
+its work only when somebody waits for it, or a thread that runs it at once, after naps of random length. The former
+finds buffers that are read or reused too early, the latter work that is too late or out of order.
 """
 
 import functools
@@ -25,13 +25,13 @@ FAKES = ("late", "thread")
 
 
 class SharedFiles:
-    """In place of ``symmetric._Memory``."""
+    """Replaces ``symmetric._Memory``."""
 
     timeout_ms = 60_000
 
     def __init__(self, folder):
         self.folder, self.made = folder, 0
-        self.group = dist.new_group(backend="gloo")  # of the barriers, which come between other collectives anywhere
+        self.group = dist.new_group(backend="gloo")  # for barriers, which may come between any collectives
 
     def take(self, nbytes):
         self.made += 1
@@ -61,7 +61,7 @@ class Handle:
 
 
 class Late:
-    """In place of ``symmetric._Side``: everything as late as it may be."""
+    """Replaces ``symmetric._Side``: runs all work as late as possible."""
 
     def __init__(self):
         self.waiting, self.begun = [], 0
@@ -80,11 +80,11 @@ class Late:
         return range(first, first + len(works))
 
     def settle(self, seconds=0):
-        pass  # what is left stays as it is: it would wait for other ranks, which may not be about to
+        pass  # work that is left does not run: it would wait for ranks that may not run theirs
 
 
 class Thread:
-    """In place of ``symmetric._Side``: at any time."""
+    """Replaces ``symmetric._Side``: runs work at any time."""
 
     def __init__(self):
         self.waiting, self.naps = queue.SimpleQueue(), random.Random(dist.get_rank())
@@ -94,7 +94,7 @@ class Thread:
         while True:
             work, done = self.waiting.get()
             time.sleep(self.naps.choice((0, 0, 1e-3, 3e-3)))
-            with torch.inference_mode():  # whatever mode the tensors were made in
+            with torch.inference_mode():  # allows tensors of either mode
                 work()
             done.set()
 
@@ -116,14 +116,14 @@ class Thread:
 
 
 def fake(folder, kind):
-    """Makes processes without GPUs find symmetric memory."""
+    """Gives processes without GPUs a fake of symmetric memory."""
     side = {"late": Late, "thread": Thread}[kind]
     symmetric.refusal = lambda ranks, device: ""
     symmetric.connect = lambda ranks, sent, device: symmetric.Symmetric(ranks, sent, SharedFiles(folder), side())
 
 
 def carried(rank, world, folder, carrier, work):
-    """``work`` with this carrier wherever it loads a part: one of ``load``, or a fake of symmetric memory."""
+    """Runs ``work`` so that it loads parts with this carrier: one of ``load``'s, or a fake of symmetric memory."""
     if carrier in FAKES:
         fake(folder, carrier)
         carrier = "symmetric"
@@ -157,7 +157,7 @@ def layers():
 
 
 def functions(rank, world, folder):
-    """Against one process, over all partitions."""
+    """Compares layers with one process, over all partitions."""
     for name, (kind, *_) in partitions(world).items():
         dg = ed.load(folder / name)
         if dg.carrier != "symmetric":
@@ -167,9 +167,9 @@ def functions(rank, world, folder):
 
 
 def same_as_all_to_all(rank, world, folder):
-    """Every bit of what an all-to-all brings, there and back, twice; and of several exchanges at once.
+    """Checks for the bits of an all-to-all: forward and backward, twice, and with several exchanges in flight.
 
-    Bytes are carried, so the random partition sees all dtypes and each of the others one.
+    Carriers move bytes, so all dtypes are tested on the random partition, and one on each of the others.
     """
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     for number, name in enumerate(partitions(world)):
@@ -194,7 +194,7 @@ def _there_and_back(dg, dtype):
         rows.backward(weights, retain_graph=True)
         rows.backward(weights * 2)  # no exchange comes between the two
         found += [rows.detach(), x.grad]
-    # Three under way at once, waited for in another order, while features that stay are fetched.
+    # Three exchanges in flight, waited for in another order, while constant features are fetched.
     xs = [torch.randn(dg.num_own, w, generator=draw).to(dg.device, dtype).requires_grad_() for w in (3, 8, 4)]
     flights = [dg.start(x) for x in xs]
     (stay,) = dg.sources(xs[0].detach())
@@ -208,7 +208,7 @@ def _there_and_back(dg, dtype):
 
 
 def slots(rank, world, folder):
-    """How many buffers there are, and what of exchanges that do not end."""
+    """Checks the number of buffers (slots), also after exchanges that do not end."""
     dg = ed.load(folder / "random")
     carrier, x = dg.halo.carrier, torch.randn(dg.num_own, 4, dtype=torch.float64, device=dg.device)
     most = max(map(sum, dg.halo.ranks.all_say(dg.halo.num_sent)))
@@ -232,7 +232,7 @@ def slots(rank, world, folder):
             flight.wait()
     if sizes() != [6, 6]:
         yield f"two at once have buffers of widths {sizes()}"
-    # Dropped before it ends: on one rank alone at first, so that it is not given away.
+    # Exchanges are dropped before they end, one of them at first on one rank only, so that its buffer stays taken.
     dropped = [dg.start(x.new_ones(dg.num_own, 6).requires_grad_()) for _ in range(2)]
     kept = dropped.pop() if rank == 0 else dropped.clear()
     exchange(6)
@@ -245,7 +245,7 @@ def slots(rank, world, folder):
         yield f"when all ranks have dropped them there are buffers of widths {sizes()}"
     for flight in taken:
         flight.wait()
-    # A gradient that nobody asks for: it is sent, and not waited for.
+    # A gradient that nobody needs is sent and not waited for.
     a = x.clone().requires_grad_()
     flight = dg.halo.start(a, True)
     coming = flight.coming
@@ -276,7 +276,7 @@ def everything(rank, world, folder):
 
 
 def refuse(rank, world, folder):
-    """What cannot be had: by a name that is none, on the CPU, and unless all ranks ask for the same."""
+    """Checks the errors for unknown carriers, for symmetric memory on the CPU, and for ranks that disagree."""
     why = "it needs parts on GPUs, and they are on cpu"
     dg = ed.load(folder / "random")
     if (dg.carrier, dg.carrier_refusal) != ("all_to_all", why) or "carrier='all_to_all'" not in repr(dg):

@@ -1,4 +1,4 @@
-"""What the processes of test_cache_distributed.py do: a spawned one imports this module by name, a test's it cannot."""
+"""The work of test_cache_distributed.py's processes: a spawned process can import this module, but no test module."""
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ def gather(buffer, rank):
 
 
 def one_id(buffer, rank):
-    """What a sample would hardly see: one id of a large graph."""
+    """Changes one id of a large graph, which a sample of the ids would probably miss."""
     ids = buffer.clone()
     ids[1, 7_777] = (ids[1, 7_777] + 1) % NODES
     dist.broadcast(buffer if rank else ids, 0)

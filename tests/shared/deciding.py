@@ -1,4 +1,4 @@
-"""A writer of decisions, in a module that other processes can import."""
+"""A writer of tuning decisions, in a module that other processes can import."""
 
 from pathlib import Path
 

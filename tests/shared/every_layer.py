@@ -1,6 +1,4 @@
-"""What is true of every layer, whatever it computes: it trains as the stock layer does, and what is changed about a
-module inside of it is seen.
-"""
+"""Checks that hold for every layer: it trains as the upstream layer does, and changes to its submodules take effect."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 class Case(NamedTuple):
-    """A layer, made of what a package calls so, and what it is called with: on the CPU, in float64."""
+    """A function that makes the layer from a package, and the inputs of its call, on the CPU in float64."""
 
     layer: Callable[[Any], nn.Module]
     inputs: tuple
 
 
 def pair_of(case, stock, fused):
-    """(stock layer, fused layer) with equal parameters, none of them zero, in float64."""
+    """(upstream layer, fused layer) with equal parameters, none of them zero, in float64."""
     torch.manual_seed(0)
     theirs, ours = (case.layer(package).double() for package in (stock, fused))
     with torch.no_grad():
@@ -37,12 +35,12 @@ def pair_of(case, stock, fused):
 
 
 def layers_of(case, package):
-    """The classes of all layers that a case has of a package."""
+    """The classes of all modules in a case's layer of a package."""
     return {type(module) for module in case.layer(package).modules()}
 
 
 def tensors_of(result, name="out"):
-    """name -> floating tensor of all that a layer returns, or a hook is shown."""
+    """name -> floating tensor, for all tensors that a layer returns or a hook gets."""
     if isinstance(result, dict):
         found = [tensors_of(value, f"{name}[{key!r}]") for key, value in sorted(result.items(), key=str)]
     elif isinstance(result, (tuple, list)):
@@ -54,7 +52,7 @@ def tensors_of(result, name="out"):
 
 
 def loss_of(outs):
-    """A number that weighs all elements of all results differently."""
+    """A loss that weights all elements of all results differently."""
     generator, total = torch.Generator().manual_seed(23), 0.0
     for out in outs.values():
         weight = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.device)
@@ -72,7 +70,7 @@ class Call:
 
     def __call__(self):
         default = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)  # of which some stock layers make what they add to
+        torch.set_default_dtype(self.dtype)  # some upstream layers allocate sums in it
         try:
             return tensors_of(self.layer(*self.inputs))
         finally:
@@ -83,7 +81,7 @@ class Call:
 
 
 def assert_same(found, want, dtype=torch.float64):
-    """Equal by name, relative by norm; what cancels, relative to the largest. None and zeros are one."""
+    """Compares tensors by name, relative by norm; those that cancel, relative to the largest. None counts as zeros."""
     assert not [name for name, t in found.items() if name not in want and t.any()]
     largest = max((float(t.norm()) for t in want.values()), default=0.0)
     for name, right in want.items():
@@ -98,7 +96,7 @@ def assert_same(found, want, dtype=torch.float64):
 
 
 def addresses(t):
-    """Of all elements."""
+    """The addresses of all elements."""
     found = torch.tensor([t.data_ptr()])
     for size, stride in zip(t.shape, t.stride(), strict=True):
         found = (found.unsqueeze(1) + torch.arange(size) * stride * t.element_size()).flatten()
@@ -106,7 +104,7 @@ def addresses(t):
 
 
 def sharing(tensors):
-    """The pairs of names whose tensors have an element in common; (name, name) where two of its own are one."""
+    """The pairs of names whose tensors have an element in common; (name, name) if a tensor overlaps itself."""
     places = {name: addresses(t) for name, t in tensors.items()}
     found = {(name, name) for name, of in places.items() if len(set(of)) < len(of)}
     pairs = itertools.combinations(places, 2)
@@ -121,7 +119,7 @@ def assert_gradients_have_memory_of_their_own(case, stock, fused, device, dtype)
     assert not sharing({**outs, **call.leaves})
     loss_of(outs).backward()
     assert not sharing({**call.gradients(), **call.leaves})
-    # What torch.autograd.grad returns is nobody's .grad, and no optimizer copies it.
+    # Results of torch.autograd.grad are no .grad that an optimizer updates: they may share memory where upstream's do.
     found = []
     for other in (Call(theirs, case.inputs), call):
         grads = torch.autograd.grad(loss_of(other()), list(other.leaves.values()), allow_unused=True)
@@ -130,7 +128,7 @@ def assert_gradients_have_memory_of_their_own(case, stock, fused, device, dtype)
 
 
 def trained(call, steps=3):
-    """All that is learnt, and its gradients, after every step, of which each is of two backwards and clipped."""
+    """All leaves and their gradients after every step, which clips the gradients of two backwards."""
     found, leaves = {}, list(call.leaves.values())
     optimizer = torch.optim.SGD(leaves, lr=0.1, momentum=0.5)
     for step in range(steps):
@@ -169,7 +167,7 @@ WRITES = {"relu": _relu, "add": _add, "set a row": _set_a_row}
 
 
 def written_over(call, name, write):
-    """What a step gives with a write to one of the results; the error where there is one."""
+    """The results and gradients of a step that writes to one of the results, or its error."""
     for leaf in call.leaves.values():
         leaf.grad = None
     try:
@@ -206,7 +204,7 @@ def _doubled(value):
 
 
 class Change:
-    """Doubles what a module is given or gives, and keeps what was seen."""
+    """Doubles a module's inputs, outputs or gradients, and records the tensors that it saw."""
 
     def __init__(self, module):
         self.module, self.seen = module, []
@@ -251,7 +249,7 @@ def _replace_forward(change):
     change.module.forward = change.forward
 
 
-# Name -> what makes the change and returns a handle of what has to be taken back.
+# Name -> a function that makes the change and returns a handle to remove it, or None.
 CHANGES = {
     "another forward": _replace_forward,
     "a forward hook": lambda change: change.module.register_forward_hook(change.after),
@@ -268,7 +266,7 @@ CHANGES = {
 
 
 def changed(call, path, way):
-    """(results and gradients or the error, what the changed module was seen with)."""
+    """(results and gradients or the error, the tensors that the change recorded)."""
     change = Change(call.layer.get_submodule(path))
     handle = CHANGES[way](change)
     try:
@@ -287,9 +285,10 @@ def numbered(seen):
 
 
 def assert_changes_are_seen(case, stock, fused, way, device, dtype):
-    """The layers give the same, and their modules are shown the same, with each submodule changed, one after the other.
+    """Asserts that both layers give the same results and their submodules see the same tensors, with each submodule
+    changed in turn.
 
-    Returns how many of them the stock layer called.
+    Returns how many of the submodules the upstream layer called.
     """
     called = 0
     for path in [path for path, _ in case.layer(stock).named_modules() if path]:

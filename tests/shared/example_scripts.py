@@ -14,21 +14,21 @@ import psutil
 from processes import forking
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SECONDS = 240  # alone none of them takes twenty
+SECONDS = 240  # run alone, each takes less than 20 s
 
 
 def run(name: str, folder: Path, processes: int = 1) -> str:
-    """What the script prints, run in ``folder``, under torchrun if by several.
+    """Runs the script in ``folder``, under torchrun for several processes, and returns what it prints.
 
-    AssertionError with its errors, and with the stacks of all processes where it does not end.
+    Raises AssertionError with its errors and, if it does not end, with the stacks of all processes.
     """
     pid, wait = _start(name, folder) if processes == 1 else _start_several(name, folder, processes)
     code = wait(SECONDS)
     if code is None:
         code = f"none after {SECONDS} s"
         for process in (*psutil.Process(pid).children(recursive=True), psutil.Process(pid)):
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # ended with another
-                process.send_signal(signal.SIGABRT)  # it says where it stands
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # it ended with another process
+                process.send_signal(signal.SIGABRT)  # faulthandler prints its stacks
                 process.wait(SECONDS)
     assert code == 0, f"{name}: exit code {code}\n{(folder / 'errors').read_text()}"
     printed = (folder / "out").read_text()
@@ -37,7 +37,7 @@ def run(name: str, folder: Path, processes: int = 1) -> str:
 
 
 def _start(name, folder):
-    """A new process in which what the script imports is there already."""
+    """Starts a process in which the script's imports are loaded already."""
     process = multiprocessing.get_context(forking()).Process(target=_script, args=(name, folder))
     process.start()
 

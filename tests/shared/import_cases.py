@@ -1,4 +1,4 @@
-"""What an import gives before and after its framework's name is swapped for that of edgeless."""
+"""The results of an import before and after its framework's name is swapped for edgeless'."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SWAPS = {
 
 
 def swapped(module: str) -> str:
-    """The name that a user writes in the place of that of a stock module."""
+    """The name that a user writes in place of an upstream module's."""
     stock = max((name for name in SWAPS if module == name or module.startswith(name + ".")), key=len)
     return SWAPS[stock] + module[len(stock) :]
 
@@ -39,10 +39,10 @@ def stock_modules(stock: str) -> list[str]:
 
 
 def stands_for(ours, stock, functions=()) -> bool:
-    """Whether this is what a swapped import should give for an object of the framework.
+    """True if ``ours`` is what a swapped import should give for ``stock``, an object of the framework.
 
     Args:
-        functions: pairs of a stock function and what replaces it.
+        functions: pairs of an upstream function and its replacement.
     """
     if isinstance(stock, type) and stock in LAYERS:
         return ours is LAYERS[stock]
@@ -54,7 +54,7 @@ def stands_for(ours, stock, functions=()) -> bool:
 
 
 def differences(stock_name: str, functions=()) -> list[str]:
-    """The names of a stock module that the swapped one has not, or as another object than it should."""
+    """The names of an upstream module that the swapped module lacks or binds to a wrong object."""
     stock, ours = sys.modules[stock_name], importlib.import_module(swapped(stock_name))
     names = [name for name in dir(stock) if not (name.startswith("__") and name.endswith("__"))]
     missing = object()

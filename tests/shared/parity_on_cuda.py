@@ -1,4 +1,4 @@
-"""Layers on CUDA against the stock ones, in float64 on the CPU and in their own dtype beside them."""
+"""Compares layers on CUDA with the upstream ones, in float64 on the CPU and in the same dtype on CUDA."""
 
 import copy
 
@@ -31,9 +31,9 @@ def _flat(result):
 
 
 def _kinds(layer):
-    """Its parameters in lists that are measured as one. Of a ParameterDict, such as HGTConv's priors of relations, each
-    may be a single number whose gradient is a sum of terms hundreds of times as large that cancel: only beside the
-    others of its kind does an error in it say something.
+    """The layer's parameters in lists whose errors are measured together. A parameter of a ParameterDict, such as
+    HGTConv's priors of relations, may be a single number whose gradient sums terms that are hundreds of times as large
+    and cancel: its error is meaningful only relative to the whole dictionary.
     """
     kinds = []
     for module in layer.modules():
@@ -55,7 +55,7 @@ def _joined(grads):
 def results(layer, inputs, device, dtype):
     """Outputs and the gradients of inputs and parameters, on the CPU; None where there is none."""
     default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)  # of which some stock layers make what they add to
+    torch.set_default_dtype(dtype)  # some upstream layers allocate sums in it
     try:
         layer, leaves = copy.deepcopy(layer).to(device, dtype), []
         outs = _flat(layer(*moved(inputs, device, dtype, leaves)))
@@ -72,7 +72,7 @@ def results(layer, inputs, device, dtype):
 
 
 def _errors(theirs, ours, inputs, dtype):
-    """Of every result: ours and the stock layer's, relative by norm. Ours are bitwise the same when made again."""
+    """Our and upstream's error of every result, relative by norm. A second run of ours must have the same bits."""
     exact = results(theirs, inputs, "cpu", torch.float64)
     with edgeless.backend("fused"):
         found = results(ours, inputs, "cuda", dtype)
@@ -91,11 +91,11 @@ def _errors(theirs, ours, inputs, dtype):
 
 
 def assert_parity_on_cuda(theirs, ours, inputs, dtype, draws=5):
-    """In 16 bits an error of twice the stock layer's is let pass, in float32 that or 1e-5.
+    """Allows errors of twice the upstream layer's, or of 1e-10 in float64, 1e-5 in float32, the dtype's eps in 16 bits.
 
-    Errors are the medians over draws of the parameters: in one draw the terms of a gradient of few numbers may cancel,
-    or a logit is rounded to another sign, which makes much of an error on either side. In 16 bits those of the
-    parameters' gradients are taken together, by their mean.
+    Errors are medians over draws of the parameters: in one draw the terms of a gradient of few numbers may cancel, or
+    rounding may flip the sign of a logit, which inflates the error of either layer. In 16 bits the errors of the
+    parameters' gradients are averaged.
     """
     errors = [_errors(theirs, ours, inputs, dtype)]
     if dtype != torch.float64:
@@ -116,7 +116,7 @@ def assert_parity_on_cuda(theirs, ours, inputs, dtype, draws=5):
 
 
 def assert_compiles_on_cuda(layer, inputs, backend="aot_eager"):
-    """A whole program of torch.compile gives what the fused layer does, in float32: outputs and all gradients."""
+    """Asserts that torch.compile, without graph breaks, gives the fused layer's outputs and gradients in float32."""
     layer, found = copy.deepcopy(layer).cuda(), []
     for call in (torch.compile(layer, fullgraph=True, backend=backend), layer):
         leaves = []

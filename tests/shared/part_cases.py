@@ -1,4 +1,4 @@
-"""Graphs, partitions and processes of the tests on parts of a graph; spawned processes import this module by name."""
+"""Graphs, partitions and processes of the tests of DistGraph; spawned processes import this module by name."""
 
 import copy
 import gc
@@ -88,7 +88,7 @@ def spawn(work, world, folder, *inputs, backend="gloo"):
 
     With ``backend="nccl"`` each has a GPU, where :func:`edgeless.distributed.load` puts its part.
 
-    Returns what they found wrong, all together.
+    Returns what all processes found wrong.
     """
     method = forking()
     errors = mp.get_context(method).SimpleQueue()
@@ -106,7 +106,7 @@ def spawn(work, world, folder, *inputs, backend="gloo"):
 
 
 def _enter(rank, work, world, folder, store, errors, backend, inputs):
-    gc.freeze()  # what was imported: the collector of garbage, which exchanges call, need not look at it
+    gc.freeze()  # garbage collections, which exchanges run, then skip what was imported
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)
@@ -114,7 +114,7 @@ def _enter(rank, work, world, folder, store, errors, backend, inputs):
     try:
         for wrong in work(rank, world, Path(folder), *inputs):
             errors.put(f"rank {rank} of {world}: {wrong}")
-    except Exception:  # the others fail for want of this one: what they raise must not hide why
+    except Exception:  # the other ranks fail as well: their errors must not hide the cause
         errors.put(f"rank {rank} of {world}: {traceback.format_exc()}")
     finally:
         dist.destroy_process_group()
@@ -133,11 +133,11 @@ def join(rank, world, store, seconds=60, backend="gloo"):
 
 
 def whole_edges(values, size):
-    """Values of the edges of all processes, in the order of the whole graph, by name: one exchange for all of them.
+    """Values of the edges of all processes, in the order of the whole graph, by name; one exchange serves all names.
 
     Args:
-        values: name -> numbers of edges, and values, of this process.
-        size: processes.
+        values: name -> (edge ids, values) of this process.
+        size: the number of processes.
     """
     mine = {name: (ids.cpu(), of.cpu()) for name, (ids, of) in values.items()}
     found = [mine] * size
@@ -148,7 +148,7 @@ def whole_edges(values, size):
 
 
 def weights_of(out):
-    """What a loss multiplies an output by: a function of the row's number alone."""
+    """The weights of an output in a loss: functions of the element's index alone."""
     flat = torch.arange(out.numel(), dtype=torch.float64, device=out.device).view(out.shape)
     return torch.cos(flat * 0.37)
 
@@ -177,7 +177,7 @@ def run_whole(layer, call, x, given, gradient, seed):
 
 
 def run_parts(layer, call, dg, looped, given, gradient, seed, dtype):
-    """The same of the parts of all processes, put together."""
+    """The results of :func:`run_whole`, computed on the parts of all processes and put together."""
     x = dg.ndata["x"].to(dtype).clone().requires_grad_(gradient)
     given = {name: dg.edata[name].to(dtype).clone().requires_grad_() for name in given}
     torch.manual_seed(seed + dg.rank)  # only the first rank's generator counts
@@ -210,7 +210,7 @@ def run_parts(layer, call, dg, looped, given, gradient, seed, dtype):
 
 
 def differences(have, want, dtype):
-    """What differs by more than the dtype's tolerance, relative by norm; what cancels, relative to the largest."""
+    """Yields what differs by more than the tolerance, relative by norm or, if they cancel, to the largest."""
     largest = max(float(t.norm()) for t in want.values() if t is not None)
     for name, right in want.items():
         if right is None:
@@ -229,8 +229,8 @@ def differences(have, want, dtype):
 def ways(number, partition, dg, shared):
     """The dtypes that a case runs in on a partition, and whether its features have a gradient there.
 
-    On "random" it runs in all four ways, on every other partition in one. ``shared``: two processes do one half of that
-    and three the other, case by case. GPUs, of which no test has three, do all of it.
+    On "random" a case runs in all four ways, on every other partition in one. ``shared``: the groups of two and of
+    three processes divide these between them, case by case. On GPUs, of which no test has three, all of them run.
     """
     shared = shared and dg.device.type != "cuda"
     names = list(partitions(dg.size))

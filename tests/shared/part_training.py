@@ -1,4 +1,4 @@
-"""What the processes of test_parts.py do; spawned processes import this module by name."""
+"""The work of test_parts.py's processes; spawned processes import this module by name."""
 
 import copy
 import functools
@@ -61,7 +61,7 @@ def loss_of(net, dg):
 
 
 def steps(net, optimizer, loss, seed):
-    """Losses of some steps of training."""
+    """The losses of STEPS steps of training."""
     found = []
     for step in range(STEPS):
         torch.manual_seed(seed(step))
@@ -86,9 +86,9 @@ def train_whole():
 
 
 def train(rank, world, folder):
-    """DDP over parts against one process; then the same state again and again, and there and back by checkpoints."""
+    """Compares DDP over parts with one process; then checks repeated runs, and checkpoints in both directions."""
     losses, whole = train_whole()
-    for name in ("empty", "random"):  # of the former, only the first rank has labels, and the last one no node
+    for name in ("empty", "random"):  # in "empty" only the first rank has labels, and the last has no node
         dg, net = ed.load(folder / name), ed.convert_batchnorm(new_net())
         model = DistributedDataParallel(net, static_graph=True, gradient_as_bucket_view=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -105,7 +105,7 @@ def train(rank, world, folder):
     yield from _checkpointed(dg)
     yield from _compiled(dg)
     yield from _rounded(dg)
-    net.load_state_dict(torch.load(folder / "of-1.pt"))  # of one process, into this model
+    net.load_state_dict(torch.load(folder / "of-1.pt"))  # saved by one process
     net.eval()
     with torch.no_grad():
         out = ed.gather(model(dg.ndata["x"], dg), dg)
@@ -114,7 +114,7 @@ def train(rank, world, folder):
 
 
 def same_bits(rank, world, folder):
-    """Twenty steps from one state."""
+    """Checks that twenty steps from one state give the same bits."""
     yield from _same_bits(ed.load(folder / "random"))
 
 
@@ -135,7 +135,7 @@ def _same_bits(dg):
 
 
 def _checkpointed(dg):
-    """What torch.utils.checkpoint runs again draws the same mask."""
+    """Checks that a recomputation by torch.utils.checkpoint draws the same mask."""
     found = []
     for use in (False, True):
         net, x = new_net().attention, dg.ndata["x"].clone().requires_grad_()
@@ -151,7 +151,7 @@ def _checkpointed(dg):
 
 
 def _compiled(dg):
-    """A program of torch.compile breaks at exchanges, and gives the same."""
+    """Checks that torch.compile, whose graph breaks at exchanges, gives the same results."""
     found = []
     for compiled in (False, True):
         net, x = new_net().eval(), dg.ndata["x"].clone().requires_grad_()
@@ -164,7 +164,7 @@ def _compiled(dg):
 
 
 def _rounded(dg):
-    """bfloat16: an error of at most twice that of one process, against float64."""
+    """Checks that bfloat16 has at most twice the error of one process, against float64."""
 
     def gradients(graph, x, dtype):
         net = new_net().eval().to(dtype)
@@ -186,7 +186,7 @@ def _rounded(dg):
 
 
 class Partly(torch.nn.Module):
-    """Two dtypes; a parameter that nothing needs, one that only the first process does, and one without a gradient."""
+    """Two dtypes; a parameter that no process uses, one that only the first uses, and one that requires no gradient."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +200,7 @@ class Partly(torch.nn.Module):
 
 
 def averages(rank, world, folder, device="cpu"):
-    """``average_gradients`` gives what the mean over the processes is, however often, and DDP's steps."""
+    """Checks that ``average_gradients`` gives the mean over the processes, also repeatedly, and the steps of DDP."""
     torch.manual_seed(3)
     net = Partly().to(device)
     xs = torch.randn(world, 5, 3, dtype=torch.float64).to(device)
@@ -256,7 +256,7 @@ def raising(kind, words, call):
 
 
 def fail(rank, world, folder):
-    """Every failure that all ranks have to see before anything is exchanged; the group is whole afterwards."""
+    """Checks every failure that all ranks must raise before anything is exchanged; the group works afterwards."""
     random = folder / "random"
     dg, x = ed.load(random), torch.ones(1)
     rows = torch.ones(dg.num_own, 5)
@@ -307,7 +307,7 @@ def write_damaged(folder, world):
 
 
 def lose_one(rank, folder, store, words):
-    """Trains until rank 1 is killed; the other writes what it was told."""
+    """Trains until rank 1 is killed; the other rank puts its error into ``words``."""
     torch.set_num_threads(1)
     join(rank, 2, store, seconds=30)
     dg, net = ed.load(Path(folder) / "random"), new_net()
@@ -318,5 +318,5 @@ def lose_one(rank, folder, store, words):
             loss_of(copy.deepcopy(net), dg).backward()
     except RuntimeError as error:
         words.put(str(error))
-        # Without its end: gloo's threads, which have lost their peer, now and then abort a process that clears them up.
+        # Exit without cleanup: gloo's threads, having lost their peer, sometimes abort a process that destroys them.
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Processes of tests that need not import torch, which takes seconds."""
+"""How tests start processes without importing torch in each, which takes seconds."""
 
 import multiprocessing
 import sys
@@ -7,11 +7,11 @@ import torch
 
 
 def forking() -> str:
-    """The start method of multiprocessing that forks a process which has imported what these tests use, and has run
-    nothing: no threads, no autograd. It starts with the first of them. Autograd functions of one's own, optimizers and
-    DDP import torch._dynamo when they are first called.
+    """The start method of multiprocessing for these tests: ``"forkserver"``, which forks a server that has imported
+    what they use and has run nothing: no threads, no autograd. The first process starts the server. torch._dynamo is
+    among the imports, since custom autograd functions, optimizers and DDP import it when they are first called.
 
-    Where there is a GPU, of new processes: what is imported looks for it, and CUDA does not survive a fork.
+    With a GPU it is ``"spawn"``: the imports look for the GPU, and CUDA does not survive a fork.
     """
     if torch.cuda.is_available():
         return "spawn"

@@ -1,5 +1,5 @@
-"""CUDA graphs on the CPU, for tests: what a recording runs is noted op by op, and a replay runs the ops again into the
-memory of their first results.
+"""Fakes of CUDA graphs on the CPU: a recording notes every op that runs, and a replay runs the ops again and writes to
+the memory of their first results.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from edgeless import Capture
 
 
 class Tape(TorchDispatchMode):
-    """The ops that ran under it, in their order."""
+    """Records the ops that run under it, in their order."""
 
     def __init__(self):
         super().__init__()
@@ -29,13 +29,13 @@ class Tape(TorchDispatchMode):
         return out
 
     def undo(self):
-        """Takes back what was written: nothing runs while a CUDA graph is recorded."""
+        """Restores the tensors that were written: recording a CUDA graph runs nothing."""
         for t, before in self.before.values():
             if not torch.equal(t, before):
                 t.copy_(before)
 
     def replay(self):
-        """Runs them again."""
+        """Runs the recorded ops again."""
         for func, args, kwargs, out in self.ops:
             given = {id(t) for t in tree_leaves((args, kwargs))}
             for first, again in zip(tree_leaves(out), tree_leaves(func(*args, **kwargs)), strict=True):
@@ -44,12 +44,12 @@ class Tape(TorchDispatchMode):
 
 
 def shares_memory(a, b):
-    """Whether two tensors are views of one memory."""
+    """True if two tensors are views of one memory."""
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
 class TapeGraphs:
-    """In the place of ``CudaGraphs``."""
+    """Replaces ``CudaGraphs``."""
 
     kind = "cpu"
 
@@ -121,5 +121,5 @@ def captured(model=None, **options):
 
 
 def eager(model, *args):
-    """What the model gives without its handle."""
+    """The model's result without its handle."""
     return type(model).forward(model, *args)
