@@ -9,8 +9,8 @@
 
 namespace edgeless::cuda {
 
-// Whether a graph with int32 arrays is sorted in one launch, where launches dominate. most_rows: the maximum of rows,
-// columns and, for typed graphs, edge types, which the kernels count in int32.
+// Returns whether a graph with int32 arrays is sorted in one launch, where launches dominate. most_rows: the maximum of
+// rows, columns and, for typed graphs, edge types, which the kernels count in int32.
 constexpr bool sorts_by_one_launch(int64_t edges, int64_t most_rows) {
   return edges <= kSmallGraphEdges && most_rows <= int64_t{1} << 30;
 }

@@ -20,7 +20,8 @@ using at::Tensor;
 
 constexpr int64_t kFewRows = int64_t{1} << kDigitBits;
 
-// Whether no mode, tracer or transform intercepts ops, so that tensors may be read and created without dispatching one.
+// Returns whether no mode, tracer or transform intercepts ops, so that tensors may be read and created without
+// dispatching one.
 bool is_unwatched() {
   // A torch.func transform wraps all tensors created inside it.
   const bool transforms = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);

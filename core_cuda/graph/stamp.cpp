@@ -16,8 +16,8 @@ constexpr int64_t kFew = 4096;     // elements that take about a microsecond to 
 constexpr int64_t kSamples = 256;  // samples of all rows together
 constexpr int64_t kPart = 1 << 15;
 
-// Whether the memory may be a mapped file or shared with other processes: it comes neither from torch's allocator nor
-// from NumPy, DLPack or a C++ program.
+// Returns whether the memory may be a mapped file or shared with other processes: it comes neither from torch's
+// allocator nor from NumPy, DLPack or a C++ program.
 bool is_mapped(const c10::DataPtr& data) {
   static const c10::DeleterFnPtr lent =
       c10::InefficientStdFunctionContext::makeDataPtr(nullptr, [](void*) {}, c10::Device(c10::kCPU)).get_deleter();

@@ -20,7 +20,7 @@ namespace edgeless::cuda::projection {
 
 inline bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
-// Whether rows are contiguous, 16-byte aligned and whole vectors of 16 bytes.
+// Returns whether rows are contiguous, 16-byte aligned and whole vectors of 16 bytes.
 inline bool fits(const at::Tensor& t) {
   const auto dtype = t.scalar_type();
   const int64_t vector = 16 / t.element_size();
@@ -39,15 +39,15 @@ struct RightSide {
   }
 };
 
-// Whether edgeless' kernels support a product [rows, columns] and can fill their tiles.
+// Returns whether edgeless' kernels support a product [rows, columns] and can fill their tiles.
 inline bool suits(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
   const int64_t vector = 16 / a.element_size();
   return fits(a) && fits(b) && columns >= kLeastColumns && columns % vector == 0 && columns < INT_MAX &&
          depth >= kLeastDepth && rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8;
 }
 
-// Whether edgeless' kernels compute a product [rows, columns]. 16-bit elements: only for few nodes. float32: not where
-// TF32 is allowed, because cuBLAS is faster then. divided: split-K, so that few tiles occupy all SMs.
+// Returns whether edgeless' kernels compute a product [rows, columns]. 16-bit elements: only for few nodes. float32:
+// not where TF32 is allowed, because cuBLAS is faster then. divided: split-K, so that few tiles occupy all SMs.
 inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth,
                   bool divided = false) {
   if (!suits(a, b, rows, columns, depth)) return false;
@@ -128,7 +128,7 @@ inline const Optional<FloatProduct>& float_product() {
   return op;
 }
 
-// Whether products of rows such as x can have float32 results.
+// Returns whether products of rows such as x can have float32 results.
 inline bool writes_floats(const at::Tensor& x) { return is_half(x.scalar_type()) && float_product(); }
 
 // a b, in `dtype`.

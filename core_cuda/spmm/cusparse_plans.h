@@ -101,9 +101,9 @@ class CusparsePlans : public std::enable_shared_from_this<CusparsePlans> {
   // indptr[-1] of new arrays, which synchronizes with the GPU that holds them.
   void learn(const std::vector<std::pair<at::Tensor, at::Tensor>>& sides, const std::vector<at::Tensor>& scales);
 
-  // Whether indptr[-1] equals the length of indices: cuSPARSE takes no arrays with spare capacity.
+  // Returns whether indptr[-1] equals the length of indices: cuSPARSE takes no arrays with spare capacity.
   bool is_whole(at::TensorList arrays) const;
-  // Whether the graph caches this scale, so that values computed from it are worth caching.
+  // Returns whether the graph caches this scale, so that values computed from it are worth caching.
   bool keeps(const at::Tensor& scale) const;
 
   std::map<std::string, int64_t> info() const;

@@ -31,7 +31,7 @@ struct Scales {
   }
 };
 
-// Whether all heads are contiguous and share one weight, so that they can be processed as one wide head.
+// Returns whether all heads are contiguous and share one weight, so that they can be processed as one wide head.
 bool joins_heads(const Tensor& x, const OptTensor& weight) {
   const bool same = !weight || weight->size(1) == 1 || weight->stride(1) == 0;
   return same && (x.size(1) == 1 || x.stride(1) == x.size(2) * x.stride(2));

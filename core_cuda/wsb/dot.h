@@ -6,7 +6,8 @@
 
 namespace edgeless::cuda {
 
-// Whether a call runs on blocks: the engine in force selects them, and the device has compute capability 8.0 or higher.
+// Returns whether a call runs on blocks: the engine in force selects them, and the device has compute capability 8.0 or
+// higher.
 bool runs_on_blocks(const AttentionCall& in, bool backward);
 
 // Runs one pass with the arguments of the rowsplit kernels. by_dst writes args.delta, which by_src reads.

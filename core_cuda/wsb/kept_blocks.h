@@ -47,11 +47,11 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
 // The blocks of one direction's arrays; null where no graph has built blocks for them.
 std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr);
 
-// Why an SpMM of x [columns, F] or [columns, H, F] cannot run on blocks, worded to follow "wsb: ". Null: it can. The
-// arguments must have passed the checks of the op.
+// Returns why an SpMM of x [columns, F] or [columns, H, F] cannot run on blocks, worded to follow "wsb: ". Null: it
+// can. The arguments must have passed the checks of the op.
 const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 
-// Whether an SpMM on blocks is supported and profitable: engine `automatic` then uses them.
+// Returns whether an SpMM on blocks is supported and profitable: engine `automatic` then uses them.
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 
 // The same for dot product attention. backward: for all passes of the backward.

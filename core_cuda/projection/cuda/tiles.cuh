@@ -170,7 +170,7 @@ struct TilePlace : WarpPlace<Tiling> {
     begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
   }
 
-  // Whether the thread sums a row of `a`. Of the blocks that read the same rows, only one does.
+  // Returns whether the thread sums a row of `a`. Of the blocks that read the same rows, only one does.
   __device__ __forceinline__ bool makes_sums() const {
     return first_column == 0 && blockIdx.z == 0 && threadIdx.x < Tiling::kRows;
   }

@@ -128,7 +128,7 @@ struct Best {
     }
   }
 
-  // Whether several sources tie for element k.
+  // Returns whether several sources tie for element k.
   __device__ __forceinline__ bool several(int k) const { return static_cast<uint32_t>(count[k]) >= kOther; }
 
   __device__ __forceinline__ void unpack(A (&to)[kPer], int (&to_at)[kPer], int (&to_count)[kPer]) const {
