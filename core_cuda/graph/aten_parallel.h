@@ -1,4 +1,4 @@
-// Blocks of work (edge_sort.h) on the threads of torch.
+// Runs blocks of work (edge_sort.h) on torch's threads.
 #pragma once
 
 #include <ATen/Parallel.h>

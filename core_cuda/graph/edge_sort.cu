@@ -1,6 +1,5 @@
-// Least significant digit radix sort of (key, position) by CUB, over the bits that the number of keys needs, and the
-// small kernels around it (edge_sort.cuh). Positions start in order and the sort is stable, so edges of one row keep
-// their order.
+// LSD radix sort of (key, position) pairs by CUB, over only as many bits as the number of keys needs, and launches of
+// the small kernels around it (edge_sort.cuh). The sort is stable, so edges of one row keep their order.
 #include <cub/device/device_radix_sort.cuh>
 
 #include "edge_sort.cuh"

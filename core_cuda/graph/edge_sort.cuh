@@ -1,5 +1,5 @@
-// The small kernels around the radix sort of COO edges (edge_sort.cu). A thread has an edge or, where rows' ends are
-// searched in sorted keys, a row.
+// The small kernels around the radix sort of COO edges (edge_sort.cu). One thread per edge; pointers_kernel, which
+// searches the sorted keys for row pointers, has one thread per row.
 #pragma once
 
 #include <cstdint>

@@ -1,15 +1,16 @@
-// Stable sort of edges by one end point, with row pointers: the way from an edge list to CSR and from CSR to CSC.
+// Stable sort of edges by one end point, with row pointers: builds CSR from an edge list, and CSC from CSR.
 //
-// A radix sort, least significant digit first, of records (key, other, id). One pass over one digit:
-//   1. every block of consecutive edges counts its digits:             counts[block][digit]
-//   2. a scan in the order (digit, block) turns counts into positions: the first one that (block, digit) writes to
+// An LSD radix sort of records (key, other, id). One pass over one digit:
+//   1. every block of consecutive edges counts its digits:                        counts[block][digit]
+//   2. an exclusive scan in the order (digit, block) turns counts into offsets:   where (block, digit) writes first
 //   3. every block moves its edges there in order.
-//          Where edges are fewer than a block holds and keys are one digit, rows are counted in place.
-// Work:    blocks are equal slices of the edges, so a hub costs what any other edges cost.
+// Fewer than kMinEdgesPerBlock edges with keys of one digit use a serial counting sort instead.
+//
+// Work:    blocks have equal numbers of edges, so hubs cost no more than other rows.
 // Result:  depends on the edges alone, not on the number of blocks; edges of one key keep their order.
-// Memory:  nothing but counters for up to 2^kDigitBits keys; above that one or two buffers of E records, and E keys.
+// Memory:  only counters for up to 2^kDigitBits keys; above that one or two buffers of E records, and E keys.
 //          A block has at most 2^kDigitBits counters, however many keys there are.
-// Numbers of nodes and edges must fit Index (int32_t or int64_t).
+// Node and edge counts must fit Index (int32_t or int64_t).
 #pragma once
 
 #include <algorithm>
@@ -23,18 +24,18 @@
 
 namespace edgeless {
 
-constexpr int kDigitBits = 14;  // measured best from 10 to 20: one pass for up to 16 thousand nodes
+constexpr int kDigitBits = 14;  // the fastest of 10 to 20; one pass sorts up to 16384 nodes
 constexpr int64_t kMinEdgesPerBlock = int64_t{1} << 14;
 
 template <typename Index>
 struct EdgeRecord {
-  Index key;    // what is sorted by: the row of the result
+  Index key;    // the end point to sort by: the row of the result
   Index other;  // the other end point: the column of the result
   Index id;     // the edge's original id
 };
 
-// The three places edges are read from. Each offers key(position), and visit(begin, end, f), which calls
-// f(key, other, id) in order of position.
+// The three sources of edges. Each offers key(position), and visit(begin, end, f), which calls f(key, other, id) in
+// order of position.
 
 template <typename In, typename Index>
 struct CooEdges {
@@ -51,12 +52,12 @@ struct CooEdges {
   }
 };
 
-// Sorted by column.
+// The edges of a CSR, to be sorted by column.
 template <typename Index>
 struct CsrEdges {
-  const Index* indptr;    // [num_rows + 1], from 0 to E, never falling
+  const Index* indptr;    // [num_rows + 1], from 0 to E, non-decreasing
   const Index* indices;   // [E]
-  const Index* edge_ids;  // [E] or null: the position is the id
+  const Index* edge_ids;  // [E]; null: edge ids are positions
   int64_t num_rows;
 
   int64_t key(int64_t position) const { return indices[position]; }
@@ -87,12 +88,12 @@ struct RecordEdges {
   }
 };
 
-// Work in blocks. `parallel(count, f)` calls f(0) ... f(count - 1), in any order and on any thread, and returns when
-// all are done; `parallel.threads()` says how many calls can run at a time.
+// Divides work into blocks. `parallel(count, f)` calls f(0) ... f(count - 1), in any order and on any thread, and
+// returns when all are done; `parallel.threads()` is the number of calls that can run concurrently.
 template <typename Parallel>
 struct Blocks {
-  int64_t size;   // of what is split: edges, or rows + edges
-  int64_t count;  // of blocks
+  int64_t size;   // items to divide: edges, or rows + edges
+  int64_t count;  // number of blocks
   const Parallel& parallel;
 
   Blocks(int64_t size, int64_t min_size, const Parallel& parallel)
@@ -107,7 +108,8 @@ struct Blocks {
   }
 };
 
-// counts [num_blocks, bins]: in, how often a digit occurs in a block; out, where the block writes the first of them.
+// counts [num_blocks, bins]. In: how often a digit occurs in a block. Out: where the block writes its first edge with
+// that digit.
 template <typename Index>
 void scan_counts(std::vector<Index>& counts, int64_t num_blocks, int64_t bins) {
   Index sum = 0;
@@ -118,8 +120,8 @@ void scan_counts(std::vector<Index>& counts, int64_t num_blocks, int64_t bins) {
   }
 }
 
-// One pass over the digit (key >> shift) & (bins - 1); write(position, key, other, id) puts an edge to its place.
-// Returns where every digit starts, [num_blocks, bins] as scan_counts leaves it.
+// One pass over the digit (key >> shift) & (bins - 1); write(position, key, other, id) stores an edge at its new
+// position. Returns the offsets [num_blocks, bins] of scan_counts.
 template <typename Index, typename Source, typename Parallel, typename Write>
 std::vector<Index> radix_pass(const Source& source, const Blocks<Parallel>& blocks, int shift, int64_t bins,
                               const Write& write) {
@@ -140,8 +142,8 @@ std::vector<Index> radix_pass(const Source& source, const Blocks<Parallel>& bloc
   return counts;
 }
 
-// indptr[r] = number of sorted keys below r. Rows and keys are merged in blocks of equal rows + keys, so that neither
-// a long run of empty rows nor a hub falls to one block.
+// indptr[r] = number of sorted keys below r. Blocks divide the merge of rows and keys equally (merge path), so that
+// neither a long run of empty rows nor a hub lands in one block.
 template <typename Index, typename Parallel>
 void row_pointers(const Index* keys, int64_t num_edges, int64_t num_keys, Index* indptr, const Parallel& parallel) {
   const int64_t rows = num_keys + 1;
@@ -158,7 +160,7 @@ void row_pointers(const Index* keys, int64_t num_edges, int64_t num_keys, Index*
   steps.run([&](int64_t, int64_t begin, int64_t end) {
     const int64_t last = rows_before(end);
     int64_t row = rows_before(begin), position = begin - row;
-    while (row < last) {  // no branch on the keys: with short rows none could be predicted
+    while (row < last) {  // branch-free, because with short rows branches on the keys would be mispredicted
       const bool key_first = keys[position] < row;
       indptr[row] = static_cast<Index>(position);
       position += key_first;
@@ -175,7 +177,7 @@ inline int bits_for(int64_t num_keys) {
   return bits;
 }
 
-// Remembers whether an edge with an end point out of range went by. Any thread may call it.
+// Records whether any edge had an end point out of range. Thread-safe.
 struct RangeCheck {
   int64_t num_keys, num_others;
   std::atomic<bool> passed{true};
@@ -189,7 +191,7 @@ struct RangeCheck {
   }
 };
 
-// Where the sorted edges go.
+// The output arrays.
 template <typename Index>
 struct SortedEdges {
   Index* indptr;  // [num_keys + 1]
@@ -197,7 +199,7 @@ struct SortedEdges {
   Index* ids;     // [E]
 };
 
-// The keys as one digit: its counters are the row pointers.
+// Keys of one digit: the offsets of the pass are the row pointers.
 template <typename Index, typename Source, typename Parallel>
 bool sort_in_one_pass(const Source& source, const Blocks<Parallel>& blocks, int64_t bins, RangeCheck& check,
                       const SortedEdges<Index>& to) {
@@ -247,7 +249,7 @@ bool sort_in_passes(const Source& source, const Blocks<Parallel>& blocks, int pa
   return true;
 }
 
-// Few edges, by one thread: the row pointers count, and then say where the next edge of a row goes.
+// Counting sort of few edges by one thread. indptr holds first the counts, then the write position of each row.
 template <typename Index, typename Source>
 bool sort_by_counting(const Source& source, int64_t num_edges, RangeCheck& check, const SortedEdges<Index>& to) {
   std::fill_n(to.indptr, check.num_keys + 1, Index{0});
@@ -261,15 +263,15 @@ bool sort_by_counting(const Source& source, int64_t num_edges, RangeCheck& check
   bool passed = true;
   source.visit(0, num_edges, [&](int64_t key, int64_t other, Index id) {
     passed &= static_cast<uint64_t>(other) < static_cast<uint64_t>(check.num_others);
-    const Index at = to.indptr[key + 1]++;  // in the end where the next row begins
+    const Index at = to.indptr[key + 1]++;  // ends as the beginning of row key + 1
     to.others[at] = static_cast<Index>(other);
     to.ids[at] = id;
   });
   return passed;
 }
 
-// Sort the edges of `source` by key. Returns false, with unspecified results, when a key is outside [0, num_keys) or
-// another end point outside [0, num_others).
+// Sorts the edges of `source` by key. Returns false, with unspecified results, where a key is outside [0, num_keys) or
+// the other end point outside [0, num_others).
 template <typename Index, typename Source, typename Parallel>
 bool sort_edges(const Source& source, int64_t num_edges, int64_t num_keys, int64_t num_others,
                 const SortedEdges<Index>& to, const Parallel& parallel) {
@@ -279,7 +281,7 @@ bool sort_edges(const Source& source, int64_t num_edges, int64_t num_keys, int64
   if (passes == 1 && num_edges < kMinEdgesPerBlock) return sort_by_counting(source, num_edges, check, to);
   const int digit_bits = (bits + passes - 1) / passes;
   const int64_t bins = int64_t{1} << digit_bits;
-  // The scan over all counters is serial: keep it short beside the edges.
+  // The scan over all counters is serial, so blocks have at least four edges per counter.
   const Blocks<Parallel> blocks(num_edges, std::max(kMinEdgesPerBlock, 4 * bins), parallel);
   return passes == 1 ? sort_in_one_pass(source, blocks, bins, check, to)
                      : sort_in_passes(source, blocks, passes, digit_bits, check, to);

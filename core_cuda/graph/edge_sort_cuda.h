@@ -1,4 +1,4 @@
-// Edges sorted by a key on the GPU: what coo_to_csr and csr_transpose have in common. No torch, no host sync.
+// Sorting edges by a key on the GPU: the steps that coo_to_csr and csr_transpose share. No torch, no host sync.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,13 +8,13 @@
 
 namespace edgeless::cuda {
 
-// In: type of the ids given, I: of the arrays made (int32_t or int64_t). Keys are kept as I.
+// In: type of the input ids; I: type of the output arrays and keys (int32_t or int64_t).
 
-// *bad becomes 1 if an id lies outside [0, limit).
+// Sets *bad to 1 if an id is outside [0, limit); otherwise leaves it.
 template <class In>
 cudaError_t check_ids(const In* ids, int64_t count, int64_t limit, int32_t* bad, cudaStream_t stream);
 
-// Row of every position, [num_edges].
+// rows [num_edges]: the row of every edge.
 template <class I>
 cudaError_t expand_rows(const I* indptr, int64_t num_rows, int64_t num_edges, I* rows, cudaStream_t stream);
 

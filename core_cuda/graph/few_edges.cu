@@ -4,7 +4,7 @@
 namespace edgeless::cuda {
 namespace {
 
-// Of a result `order`; scratch has what else there is.
+// The sort writes its permutation to `order`; all other buffers are in scratch.
 GridSortArgs sort_args(int64_t items, int32_t* order, int32_t* scratch) {
   return {{scratch, scratch + items}, {order, scratch + 2 * items}, scratch + 3 * items};
 }

@@ -1,5 +1,5 @@
-// The kernels that sort the edges of a small graph, each by one cooperative launch (grid_sort.cuh): COO to CSR, and a
-// CSR to that of its transpose. 32-bit results.
+// Kernels that sort the edges of a small graph, each in one cooperative launch (grid_sort.cuh): COO to CSR, and CSR to
+// the CSR of the transpose. 32-bit results.
 #pragma once
 
 #include "few_edges.h"

@@ -20,9 +20,10 @@ using at::Tensor;
 
 constexpr int64_t kFewRows = int64_t{1} << kDigitBits;
 
-// Whether nobody but the caller follows what is done, so that memory may be read and made without an op.
+// Returns whether no mode, tracer or transform intercepts ops, so that tensors may be read and created without
+// dispatching one.
 bool is_unwatched() {
-  // A transform of torch.func wraps whatever is made meanwhile.
+  // A torch.func transform wraps all tensors created inside it.
   const bool transforms = c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
   return !transforms && !c10::impl::TorchDispatchModeTLS::any_modes_set() && !at::tracer::impl::is_dispatch_enabled();
 }
@@ -34,7 +35,7 @@ bool is_plain(const Tensor& t) {
   return t.is_cpu() && t.layout() == at::kStrided && t.dim() == 1 && !t.key_set().has_any(others);
 }
 
-// The two ends of every edge, at any distance from one another in memory.
+// Edges in strided arrays.
 template <typename In>
 struct StridedEdges {
   const In *keys, *others;
@@ -49,7 +50,7 @@ struct StridedEdges {
   }
 };
 
-// Edges without the loops among them, then a loop at every node.
+// The given edges without self loops, followed by one self loop at each of the first num_loops nodes.
 template <typename In>
 struct LoopedEdges {
   std::vector<In> keys, others;
@@ -97,7 +98,8 @@ std::optional<FewEdges> sorted(const StridedEdges<In>& edges, int64_t num_edges,
 
 std::optional<FewEdges> graph_of_few_edges(const Tensor& src, const Tensor& dst, int64_t num_src, int64_t num_dst,
                                            bool self_loops) {
-  if (!is_plain(src) || !is_plain(dst) || !is_unwatched()) return {};  // first, for sizes of others may be symbols
+  if (!is_plain(src) || !is_plain(dst) || !is_unwatched())
+    return {};  // checked first: sizes of other tensors may be symbolic
   const int64_t num_edges = src.numel();
   if (std::min(num_src, num_dst) < 0 || std::max(num_src, num_dst) > kFewRows || num_edges >= kMinEdgesPerBlock ||
       dst.numel() != num_edges || src.scalar_type() != dst.scalar_type() ||

@@ -1,4 +1,4 @@
-// A number that tells the contents of an array of ids from others: of all of them, or of a sample.
+// Hashes of arrays of ids, over all elements or a sample, to detect changed contents.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ inline std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
   return hash ^ (hash >> 32);
 }
 
-// `count` numbers, `stride` apart. One changed number always changes the result: mix() is a bijection of either
-// argument. Several lanes, since each step of one has to wait for the step before.
+// Hashes `count` elements, `stride` apart. A single changed element always changes the hash, because mix() is a
+// bijection in either argument. Eight independent lanes hide the latency of the dependent mix() steps.
 template <typename T>
 std::uint64_t hash_all(const T* data, std::int64_t count, std::int64_t stride) {
   constexpr int kLanes = 8;
@@ -28,8 +28,8 @@ std::uint64_t hash_all(const T* data, std::int64_t count, std::int64_t stride) {
   return hash;
 }
 
-// The first, the last and `samples` numbers between them. Multiples of the golden ratio, taken modulo 1, are spread
-// evenly but not periodically, so a regular pattern of edits does not fall between them. `count` > 0.
+// Hashes the last element and `samples` others, the first among them. Multiples of the golden ratio modulo 1 are spread
+// evenly but not periodically, so a regular pattern of edits cannot avoid all samples. `count` > 0.
 template <typename T>
 std::uint64_t hash_sample(const T* data, std::int64_t count, std::int64_t stride, int samples) {
   std::uint64_t hash = static_cast<std::uint64_t>(data[(count - 1) * stride]), place = 0;

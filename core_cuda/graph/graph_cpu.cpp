@@ -42,7 +42,7 @@ bool sort_into(const CompressedArrays& to, const Source& source, int64_t num_key
 }
 
 // row, col [E] int32 or int64 -> indptr [num_rows + 1], indices [E], edge_ids [E]. Ids are always checked: on the CPU
-// it costs nothing beside the sort.
+// the check costs little beside the sort.
 CompressedArrays coo_to_csr_cpu(const Tensor& row, const Tensor& col, int64_t num_rows, int64_t num_cols,
                                 bool /*validate*/) {
   constexpr const char* op = "coo_to_csr";
@@ -63,7 +63,7 @@ CompressedArrays coo_to_csr_cpu(const Tensor& row, const Tensor& col, int64_t nu
   return result;
 }
 
-// Malformed row pointers would send the sort outside its arrays.
+// Malformed row pointers would make the sort read out of bounds.
 template <typename Index>
 void check_indptr(const char* op, const Index* indptr, int64_t num_rows, int64_t num_edges) {
   TORCH_CHECK_VALUE(indptr[0] == 0 && indptr[num_rows] == num_edges, op, ": indptr must run from 0 to the ", num_edges,

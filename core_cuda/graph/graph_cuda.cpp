@@ -1,9 +1,9 @@
 // coo_to_csr and csr_transpose on CUDA: checks and allocation; the algorithm is in edge_sort.cu, for few edges in
 // few_edges.cu.
 //
-// Nothing waits for the device unless ids are to be validated: then one flag is read back, before the sort's result is
-// used by anyone, so that a wrong id is an error here and not a wild read later. Without validation wrong ids give a
-// wrong graph, but touch no memory outside these arrays.
+// Only validation synchronizes with the device: it reads two flags back before the result is returned, so that a wrong
+// id raises here and causes no out-of-bounds read later. Without validation, wrong ids give a wrong graph, but the sort
+// stays within its arrays.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>
@@ -29,7 +29,7 @@ using at::Tensor;
                     ", expected 0 <= id < ", limit_name, " = ", limit);
 }
 
-// bad [2]: whether a row, a column is out of range. Waits for the device.
+// bad [2]: whether a row id, a column id is out of range. Synchronizes with the device.
 void raise_if_bad(const char* op, const Tensor& bad, const Tensor& rows, const Tensor& cols, int64_t num_rows,
                   int64_t num_cols) {
   const Tensor found = bad.cpu();
@@ -48,7 +48,7 @@ void validate_ids(const char* op, const Tensor& rows, const Tensor& cols, int64_
   raise_if_bad(op, bad, rows, cols, num_rows, num_cols);
 }
 
-// Sorts `keys` (of the result's type); returns indptr and the order of the positions.
+// Sorts `keys`, which have the index dtype of the result. Returns indptr and the sorting permutation.
 template <class I>
 std::pair<Tensor, Tensor> sort_by(const Tensor& keys, int64_t num_keys, cudaStream_t stream) {
   const int64_t count = keys.numel();
@@ -138,7 +138,7 @@ CompressedArrays coo_to_csr_cuda(const Tensor& row, const Tensor& col, int64_t n
 }
 
 // indptr [R + 1], indices [E], edge_ids [E] or none -> the same of the transpose, whose rows are the columns. The
-// arrays are taken for what a graph holds: ids were checked when it was built.
+// arrays are not validated: their ids were checked when the graph was built.
 CompressedArrays csr_transpose_cuda(const Tensor& indptr, const Tensor& indices, const Optional<Tensor>& edge_ids,
                                     int64_t num_cols) {
   constexpr const char* op = "csr_transpose";

@@ -1,8 +1,8 @@
-// A stable radix sort inside of a kernel: all blocks of a cooperative launch take part and wait for each other between
-// its steps. It pays for few keys: with a kernel for every step it is launches that take the time there. No torch.
+// A stable LSD radix sort inside a kernel: all blocks of a cooperative launch take part, with a grid barrier between
+// steps. It is profitable for few keys, where one launch per step would dominate. No torch.
 //
-// A warp has some consecutive keys. It counts their digits, a block adds up its warps, and all blocks those before
-// them; then every warp knows where the keys of each digit go, and takes its own once more in their order.
+// Each warp owns consecutive keys. It counts their digits; a scan over the warps of the block and over all blocks gives
+// the offset of each digit for each warp, which then scatters its keys in order.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -18,7 +18,7 @@ namespace edgeless::cuda {
 
 constexpr int kGridThreads = 512, kGridWarps = kGridThreads / 32, kDigitBits = 8, kDigits = 1 << kDigitBits;
 
-// Blocks of such a launch, which a device holds all at once.
+// Thread blocks of the cooperative launch: at most one per SM, so all are resident.
 inline int grid_blocks(int64_t items, int multiprocessors) {
   return static_cast<int>(std::clamp<int64_t>(items / (2 * kGridThreads), 1, multiprocessors));
 }
@@ -30,14 +30,14 @@ cudaError_t launch_grid(void (*kernel)(Args), Args args, int blocks, cudaStream_
                                      stream);
 }
 
-// Keys and where they were, [count] each, and room for as many; the result is in the first of both. of_blocks:
-// [blocks, kDigits].
+// Double buffers of the keys and of the permutation (`places`: original indices), [count] each; the result is in
+// keys[0] and places[0]. of_blocks: [blocks, kDigits] digit counts.
 struct GridSortArgs {
   int32_t *keys[2], *places[2];
   int32_t* of_blocks;
 };
 
-// In shared memory.
+// Shared memory of the sort.
 struct GridSortRoom {
   int32_t of_warps[kGridWarps][kDigits];
   int32_t sums[kDigits / 32];
@@ -45,14 +45,15 @@ struct GridSortRoom {
 
 __device__ __forceinline__ void sync_grid() { cooperative_groups::this_grid().sync(); }
 
-// f(i) for some of `count` items by every thread of the grid.
+// A grid-stride loop over `count` items.
 template <class F>
 __device__ __forceinline__ void for_items(int32_t count, F&& f) {
   const int32_t step = gridDim.x * kGridThreads;
   for (int32_t i = blockIdx.x * kGridThreads + threadIdx.x; i < count; i += step) f(i);
 }
 
-// The consecutive items of this warp: whole groups of 32 lanes, but at the end of all. f(i, inside) by whole warps.
+// Calls f(i, inside) with whole warps for the consecutive items of this warp, 32 at a time; inside is false for lanes
+// behind the end.
 template <class F>
 __device__ __forceinline__ void for_own_items(int32_t count, F&& f) {
   const int32_t warps = gridDim.x * kGridWarps, warp = blockIdx.x * kGridWarps + threadIdx.x / 32;
@@ -74,7 +75,7 @@ __device__ __forceinline__ int32_t warp_scan(int32_t x) {  // inclusive
   return x;
 }
 
-// One digit: put(to, i) for item i, which goes to place `to`.
+// Sorts by one digit: calls put(to, i) for item i, whose new index is `to`.
 template <class KeyOf, class Put>
 __device__ void radix_pass(int32_t count, int shift, int bits, int32_t* of_blocks, GridSortRoom& room, KeyOf&& key_of,
                            Put&& put) {
@@ -131,7 +132,8 @@ __device__ void radix_pass(int32_t count, int shift, int bits, int32_t* of_block
   sync_grid();
 }
 
-// Sorts key_of(i), 0 <= i < count, by the bits that num_keys need. Whatever the keys are, nothing is written elsewhere.
+// Sorts key_of(i), 0 <= i < count, by as many bits as num_keys needs. Keys out of range never cause writes out of
+// bounds.
 template <class KeyOf>
 __device__ void grid_sort(int32_t count, int32_t num_keys, const GridSortArgs& args, GridSortRoom& room,
                           KeyOf&& key_of) {
@@ -157,14 +159,14 @@ __device__ void grid_sort(int32_t count, int32_t num_keys, const GridSortArgs& a
   }
 }
 
-// Where the rows of sorted keys begin, [num_rows + 1].
+// indptr [num_rows + 1] of sorted keys.
 __device__ __forceinline__ void find_rows(const int32_t* sorted, int32_t count, int32_t num_rows, int32_t* indptr) {
   for_items(num_rows + 1, [&](int32_t row) {
     indptr[row] = static_cast<int32_t>(first_behind(0, count, [&](int64_t p) { return sorted[p] >= row; }));
   });
 }
 
-// The row that has the edge at a place.
+// The row of the edge at this CSR index.
 __device__ __forceinline__ int32_t row_of_position(const int32_t* indptr, int32_t num_rows, int32_t edge) {
   return static_cast<int32_t>(first_behind(1, num_rows, [&](int64_t row) { return indptr[row] > edge; })) - 1;
 }

@@ -1,4 +1,4 @@
-// What the ops that build graphs take, checked alike on every device.
+// Argument checks of the ops that build graphs, shared by all devices.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -50,7 +50,7 @@ inline void check_csr(const char* op, const at::Tensor& indptr, const at::Tensor
   check_count(op, "num_cols", num_cols);
 }
 
-// The rule of edgeless.Graph (index_dtype in shared/ops/graph.py).
+// The index dtype that edgeless.Graph chooses (index_dtype in shared/ops/graph.py).
 inline at::ScalarType index_type(int64_t num_rows, int64_t num_cols, int64_t num_edges) {
   const int64_t limit = std::numeric_limits<int32_t>::max();
   return num_rows < limit && num_cols < limit && num_edges < limit ? at::kInt : at::kLong;

@@ -1,4 +1,4 @@
-// What shared/fingerprint.py adds up for tables of integers.
+// Row hashes of integer tables, for shared/fingerprint.py.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,8 @@
 
 namespace edgeless {
 
-// The sum, modulo 2^64, of one hash for every row of columns [n], which are int64, contiguous and on the CPU. `first`:
-// the position of the first row, where positions count.
+// The sum, modulo 2^64, of one hash per row. Columns are [n], int64, contiguous and on the CPU. `first`: the position
+// of the first row; if given, hashes include the position, and the order of rows matters.
 int64_t sum_of_row_hashes(const std::vector<at::Tensor>& columns, std::optional<int64_t> first);
 
 }  // namespace edgeless

@@ -12,12 +12,12 @@
 namespace edgeless {
 namespace {
 
-constexpr int64_t kFew = 4096;     // numbers that take about a microsecond to read
-constexpr int64_t kSamples = 256;  // of all rows together
+constexpr int64_t kFew = 4096;     // elements that take about a microsecond to hash
+constexpr int64_t kSamples = 256;  // samples of all rows together
 constexpr int64_t kPart = 1 << 15;
 
-// Memory of torch's allocator, or lent by NumPy, DLPack or a C++ program, belongs to this process. What is left are
-// mapped files, and with them memory that is shared between processes.
+// Returns whether the memory may be a mapped file or shared with other processes: it comes neither from torch's
+// allocator nor from NumPy, DLPack or a C++ program.
 bool is_mapped(const c10::DataPtr& data) {
   static const c10::DeleterFnPtr lent =
       c10::InefficientStdFunctionContext::makeDataPtr(nullptr, [](void*) {}, c10::Device(c10::kCPU)).get_deleter();
@@ -51,12 +51,12 @@ uint64_t fingerprint(const at::Tensor& t, bool whole) {
   const void* data = t.const_data_ptr();
   if (!t.is_cpu() || t.numel() == 0 || data == nullptr) return 0;
   const bool matrix = t.dim() == 2;
-  if (!matrix && !t.is_contiguous()) return 0;  // nothing that a graph is built from
+  if (!matrix && !t.is_contiguous()) return 0;  // no graph is built from such a tensor
   const int64_t rows = matrix ? t.size(0) : 1, row_stride = matrix ? t.stride(0) : 0;
   const int64_t cols = matrix ? t.size(1) : t.numel(), stride = matrix ? t.stride(1) : 1;
   const c10::Storage& storage = t.storage();
   const auto end = t.storage_offset() + (rows - 1) * row_stride + (cols - 1) * stride + 1;
-  if (static_cast<size_t>(end) * t.itemsize() > storage.nbytes()) return 0;  // given back by its owner
+  if (static_cast<size_t>(end) * t.itemsize() > storage.nbytes()) return 0;  // the owner has freed the storage
   whole = whole || t.numel() <= kFew || is_mapped(storage.data_ptr());
   const auto of = [&](auto type) {
     return fingerprint(static_cast<const decltype(type)*>(data), rows, row_stride, cols, stride, whole);
@@ -85,7 +85,7 @@ void add_stamp(std::string& all, const at::Tensor& tensor, bool whole) {
   for (const int64_t extent : tensor.sizes()) add(extent);
   for (const int64_t stride : tensor.strides()) add(stride);
   add(static_cast<int64_t>(fingerprint(tensor, whole)));
-  all += static_cast<char>(size);  // told apart from the next, whatever they hold
+  all += static_cast<char>(size);  // a length prefix, so that concatenated stamps are unambiguous
   all.append(reinterpret_cast<const char*>(fields), size * sizeof(fields[0]));
 }
 

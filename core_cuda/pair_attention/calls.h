@@ -1,4 +1,5 @@
-// The ops of attention over pairs as functions of a parsed call, as attention/calls.h has those of attention.
+// The ops of attention over unique (source, relation) pairs as functions of a parsed call; the counterpart of
+// attention/calls.h.
 #pragma once
 
 #include <array>
@@ -11,7 +12,7 @@
 namespace edgeless {
 
 using PairChoice = std::array<bool, kPairInputs>;
-using PairOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;  // as PairResults, and the sums
+using PairOutputs = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;  // PairResults' fields, then the sums
 
 template <auto function>
 PairOutputs pair_attention_op(const Tensor& x, const Tensor& weight, const Tensor& query, const Tensor& key,
@@ -42,7 +43,7 @@ std::vector<Tensor> pair_attention_backward_op(const Tensor& grad, const Tensor&
                   {out, values, vectors, queries, shift}, grad, needs);
 }
 
-// A gradient that is not asked for is an empty tensor.
+// Returns an empty tensor for a gradient that is not needed.
 inline std::vector<Tensor> call_pair_attention_backward(const PairCall& c, const PairResults& of, const Tensor& grad,
                                                         const PairChoice& needs) {
   static const Kernels kernels("edgeless::pair_attention_backward",
@@ -51,7 +52,7 @@ inline std::vector<Tensor> call_pair_attention_backward(const PairCall& c, const
                  c.walks.all, c.dropout.edge_ids, c.negative_slope, needs, c.max_degrees, c.dropout.seed, c.dropout.p);
 }
 
-// The same where the values may be written over.
+// The same, but may overwrite the values.
 inline std::vector<Tensor> call_pair_attention_backward_over(const PairCall& c, const PairResults& of,
                                                              const Tensor& grad, const PairChoice& needs) {
   static const Kernels kernels("edgeless::pair_attention_backward_over",

@@ -1,4 +1,6 @@
-// What attention over pairs is given.
+// Arguments of attention over pairs. A pair is a unique (source, relation); relations are `types` in the code. A
+// segment
+// (`piece` in the code) has a few edges of one destination and relation.
 #pragma once
 
 #include "../attention/inputs.h"
@@ -6,7 +8,7 @@
 
 namespace edgeless {
 
-// The arrays of shared/pair_attention.py, by their order there.
+// The index arrays of shared/pair_attention.py, in the order given there.
 struct PairWalks {
   static constexpr size_t kSize = 18;
   at::TensorList all;
@@ -15,8 +17,8 @@ struct PairWalks {
     TORCH_CHECK_VALUE(all.size() == kSize, op, ": walks must hold ", kSize, " tensors, got ", all.size());
   }
 
-  const at::Tensor& offsets() const { return all[0]; }     // [R + 1] pairs of a type
-  const at::Tensor& pair_nodes() const { return all[1]; }  // [P] source of a pair
+  const at::Tensor& offsets() const { return all[0]; }     // [R + 1] first pair of every relation
+  const at::Tensor& pair_nodes() const { return all[1]; }  // [P] source of every pair
   at::TensorList by_dst() const { return all.slice(2, 3); }
   at::TensorList by_pair() const { return all.slice(5, 3); }
   at::TensorList types_of_nodes() const { return all.slice(8, 2); }
@@ -31,8 +33,8 @@ struct PairWalks {
   int64_t nodes() const { return all[2].size(0) - 1; }
 };
 
-// Dropout of attention weights. edge_ids: of the edges by destination and by pair, the original ones, by which is
-// drawn; read where there is dropout.
+// Dropout of attention weights. edge_ids: the original ids, which seed each edge's draw, of the edges by destination
+// and of the edges by pair. Read only with dropout.
 struct PairDropout {
   double p = 0;
   OptTensor seed;  // int64 [1]
@@ -47,7 +49,7 @@ struct PairCall {
   OptTensor bias;                    // [M]
   PairWalks walks;
   double negative_slope;
-  at::IntArrayRef max_degrees;  // of the edges by destination, by pair, and of the sums, as far as they are known
+  at::IntArrayRef max_degrees;  // longest row of edges by destination, edges by pair, sums; may be shorter: unknown
   PairDropout dropout;
 
   int64_t depth() const { return x.size(1); }
@@ -55,9 +57,9 @@ struct PairCall {
   int64_t max_degree(size_t of) const { return of < max_degrees.size() ? max_degrees[of] : -1; }
 };
 
-// What a forward leaves for the backward on the same device. out: the sums, without the bias; shift [2, N]: the
-// greatest logit of a row, and of the softmax's sum on CUDA the logarithm to the base of 2, on the CPU the inverse.
-// In one number both would be known no better than a large logit is.
+// What the forward saves for the backward on the same device. out: the sums without the bias; shift [2, N]: the maximal
+// logit of a row and, of the softmax's sum, the base 2 logarithm on CUDA, the inverse on the CPU. One number for both,
+// a logsumexp, would have the absolute precision of a large logit.
 struct PairResults {
   at::Tensor out, values, vectors, queries, shift;
 };

@@ -1,6 +1,6 @@
-// Attention over pairs on the CPU, made of other ops: products of pairs, logits of pieces, the additive attention of
-// one head whose edges have a term, their piece's number, and sums of the gradients of these terms. It is there for
-// tests where there is no GPU: layers on the CPU call ops that are faster apart (shared/pair_attention.py).
+// Attention over pairs on the CPU, composed of other ops: products per pair, query terms per segment, single-head
+// additive attention whose edges add the term of their segment, and sums of the gradients of these terms. It exists for
+// tests without a GPU: layers on the CPU call separate ops, which are faster there (shared/pair_attention.py).
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -15,13 +15,13 @@
 namespace edgeless::cpu {
 namespace {
 
-// Of rows [..., M] and a vector [M, 1] the products [rows, 1], in the arithmetic's dtype.
+// The products [rows, 1] of rows [..., M] and a vector [M, 1], in the opmath dtype.
 Tensor products(const Tensor& rows, const Tensor& vector) {
   const auto dtype = opmath_dtype(rows.scalar_type());
   return at::mm(rows.reshape({-1, rows.size(-1)}).to(dtype), vector.to(dtype));
 }
 
-// Of `grad`, that of these products, the gradient of the rows, and of the vector.
+// The gradients of products() for the rows, added to `more`, and for the vector. grad: gradient of the products.
 Tensor gradient_of_rows(const Tensor& grad, const Tensor& vector, const Tensor& more) {
   const Tensor rows = more.reshape({-1, more.size(-1)}).to(grad.scalar_type());
   return at::addmm(rows, grad, vector.t().to(grad.scalar_type())).to(more.scalar_type()).view(more.sizes());
@@ -30,11 +30,11 @@ Tensor gradient_of_vector(const Tensor& grad, const Tensor& rows) {
   return at::mm(rows.reshape({-1, rows.size(-1)}).to(grad.scalar_type()).t(), grad).to(rows.scalar_type());
 }
 
-// The edges as ops of attention take them, by destination and, for a backward, by pair. Their ids are places by
-// destination; with dropout their own, by which it is drawn.
+// CSR by destination and, for a backward, CSC by pair, as attention ops take them. Edge ids are CSR indices or, with
+// dropout, the original ids, which seed the draws.
 struct PairEdges {
   std::vector<Tensor> csr, csc;
-  Tensor ids;  // [E] by destination, undefined: places
+  Tensor ids;  // [E] original ids in CSR order; undefined: ids are CSR indices
 
   PairEdges(const PairCall& in, bool backward) : csr(in.walks.by_dst().slice(0, 2).vec()) {
     if (backward) csc = in.walks.by_pair().slice(0, 2).vec();
@@ -55,7 +55,7 @@ struct PairEdges {
   Tensor to_places(const Tensor& rows) const { return ids.defined() ? rows.index_select(0, ids) : rows; }
 };
 
-// The attention of the pairs' rows.
+// The additive attention over the rows of the pairs.
 AttentionCall attention_of(const PairCall& in, const Tensor& values, const Tensor& queries, const PairEdges& edges) {
   const Tensor keys = products(values, in.key).unsqueeze(1);
   return {at::zeros({in.walks.nodes(), 1, 1}, keys.options()),
@@ -104,7 +104,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   if (of_bias) results[kPairBias] = call_column_sums(grad);
   if (!of_terms && !of_key) return results;
 
-  // The edges.
+  // The backward of the attention over edges.
   const PairEdges both(in, true);
   const AttentionCall call = attention_of(in, values, queries, both);
   AttentionGrads given{grad.unsqueeze(1), {}, out.unsqueeze(1), shift.unsqueeze(2)};
@@ -117,7 +117,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   Tensor of_rows;
   if (of_values) of_rows = gradient_of_rows(of_keys, key, found[kValue].squeeze(1));
 
-  // Pieces: the sums of their edges' terms.
+  // Gradients of the query terms: sums over the edges of every segment.
   const Tensor edges[] = {walks.edges_of_pieces()[0], PairEdges::places(walks)};
   const Tensor of_pieces = call_spmm(both.to_places(found[kEdgeAttr]), {}, {}, {}, {edges, {}});
   if (of_x) {

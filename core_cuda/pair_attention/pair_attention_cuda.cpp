@@ -1,10 +1,11 @@
-// Attention over pairs on CUDA: allocation and the order of the kernels, which are in cuda/. Nothing here waits for the
-// device.
+// Attention over pairs on CUDA: allocation and the sequence of kernels, which are in cuda/. Nothing here synchronizes
+// with the device.
 //
-// Forward: vectors = W_r query, values = x_u W_r of every pair, queries <x_i, vectors_r> of every piece, and one pass
-// over the edges of destinations. Backward: what a row knows of itself, one pass over the edges of pairs, which leaves
-// a number for each edge, and sums of these. To the gradient of x a pair gives a row, dv W_r^T, and a piece its number
-// times the row of its type, W_r query: all are summed at once, the types' rows lying behind those of the pairs.
+// Forward: vectors = W_r query per relation, values = x_u W_r per pair, queries <x_i, vectors_r> per segment, and one
+// pass over the edges by destination. Backward: statistics per destination, one pass over the edges by pair, which
+// writes ds per edge, and sums of ds per segment. The gradient of x sums the row dv W_r^T of every pair of a node and
+// (sum ds) W_r query of every segment of it. One SpMM does both; the rows W_r query are stored behind those of the
+// pairs.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -24,7 +25,7 @@ namespace {
 
 using at::Tensor;
 
-// Contiguous, from 16 bytes on.
+// Contiguous and 16-byte aligned.
 Tensor whole(const Tensor& t) {
   const Tensor rows = t.contiguous();
   return reinterpret_cast<uintptr_t>(rows.const_data_ptr()) % 16 == 0 ? rows : rows.clone();
@@ -32,7 +33,7 @@ Tensor whole(const Tensor& t) {
 
 const void* at_of(const Tensor& t) { return t.defined() ? t.const_data_ptr() : nullptr; }
 
-// [n, width] without gaps.
+// t is [n, width], contiguous.
 Rows rows_of(const Tensor& t) {
   Rows rows;
   rows.base = static_cast<const char*>(t.const_data_ptr());
@@ -48,7 +49,7 @@ OutRows out_rows_of(const Tensor& t) {
   return out;
 }
 
-// What is to be done by one of the two passes, and its memory.
+// One of the two passes: its plan, arguments and fix-up workspace.
 class PairPass {
  public:
   PairArgs args;
@@ -86,18 +87,18 @@ class PairPass {
   Tensor carry_;
 };
 
-// Blocks for a pass over rows: some iterations each, and enough for all multiprocessors.
+// Blocks of a row-wise pass: at least 32 rows each, and at most 8 blocks per SM.
 int row_blocks(int64_t rows, const Tensor& on) {
   const int64_t most = 8 * int64_t{device_attribute(cudaDevAttrMultiProcessorCount, on.get_device())};
   return static_cast<int>(std::clamp<int64_t>(rows / 32, 1, most));
 }
 
-// Sums of shares, made together.
+// Collects reductions of partial sums and runs them in one launch.
 class ShareSums {
  public:
   explicit ShareSums(const Tensor& like) : like_(like) {}
 
-  // [width, ...] of the dtype of `to`, which is written by run().
+  // shares [count, width] of float; run() writes their sum to `to`, [width, ...].
   void add(const Tensor& shares, const Tensor& to) {
     SharesArgs::Sum& sum = args_.of[args_.sums++];
     sum.shares = shares.const_data_ptr<float>(), sum.count = shares.size(0), sum.out = to.mutable_data_ptr();
@@ -117,7 +118,7 @@ class ShareSums {
   std::vector<Tensor> kept_;
 };
 
-// What the kernels take, of what the op does.
+// Checks the limits of the kernels, which are narrower than those of the op.
 void check_rows(const char* op, const PairCall& in) {
   const int64_t size = in.x.element_size(), bytes = in.width() * size;
   TORCH_CHECK_VALUE(in.x.scalar_type() != at::kDouble, op,
@@ -138,7 +139,7 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   const int64_t depth = in.depth(), width = in.width();
   const Tensor matrices = weight.contiguous();
   const Tensor vectors = at::mv(matrices.view({-1, width}), query.reshape(-1)).view({walks.types(), depth});
-  // With room for the types' rows behind those of the pairs: a backward may need no other memory for both.
+  // Has space for the relations' rows behind those of the pairs, so that the backward can reuse the memory for both.
   const Tensor values = at::empty({walks.pairs() + walks.types(), width}, x.options()).narrow(0, 0, walks.pairs());
   relational::multiply({x, walks.pair_nodes()}, matrices.unsqueeze(1), walks.offsets(), {values});
   const Tensor queries = call_sddmm(x.unsqueeze(1), vectors.unsqueeze(1), {walks.types_of_nodes(), {}}).view(-1);
@@ -157,15 +158,15 @@ PairOutputs pair_attention(const PairCall& in, bool keep_sums) {
   return {out, values, vectors, queries, shift, sums};
 }
 
-// The memory of the forward's [pairs, width] values as [pairs + types, width]; undefined where it is no such memory.
+// The forward's [pairs, width] values extended to [pairs + types, width]; undefined if their memory has another size.
 Tensor with_types(const Tensor& values, int64_t types) {
   const int64_t rows = values.size(0) + types, width = values.size(1);
   const bool fits = values.storage_offset() == 0 && values.storage().nbytes() == rows * width * values.element_size();
   return fits ? values.as_strided({rows, width}, {width, 1}) : Tensor();
 }
 
-// kOver: the gradients of values may stand where these do, for a row's is written when all lanes have read the row (as
-// attention_backward_into), and what they give to x where they stood.
+// kOver: the gradients of values may overwrite the values, because a row is written after all lanes have read it (as in
+// attention_backward_into). The rows of the gradient of x then overwrite these in turn, where shapes allow it.
 template <bool kOver>
 std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResults& of, const Tensor& given_grad,
                                             const PairChoice& needs) {
@@ -189,7 +190,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
   if (!of_edges && !of_bias) return results;
   ShareSums sums(x);
 
-  // What a row knows of itself; on the way the gradient of the bias.
+  // Statistics per destination and, in the same pass, the gradient of the bias.
   RowSumsArgs deltas;
   deltas.a = at_of(grad), deltas.b = at_of(result);
   deltas.shift = shift.const_data_ptr<float>();
@@ -209,7 +210,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
     return results;
   }
 
-  // The edges.
+  // The pass over edges.
   const bool of_values = of_x || of_weight, of_vectors = of_weight || of_query;
   Tensor ds = at::empty({walks.edges()}, numbers), grad_values;
   PairPass pass(Pass::by_src, values, walks.by_pair(), nodes, in.max_degree(1), dropout);
@@ -236,7 +237,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
     outer = relational::outer_sums({x, walks.pair_nodes()}, {grad_values}, walks.offsets(), 1, true).squeeze(1);
   }
 
-  // Nodes: rows of pairs, behind them those of types, and what these weigh.
+  // The gradient of x: rows of the pairs, followed by those of the relations, and their weights.
   const Tensor matrices = weight.contiguous();
   Tensor rows, weights = at::empty({(of_x ? pairs : 0) + pieces}, numbers);
   PrepareArgs prepare;
@@ -266,7 +267,7 @@ std::vector<Tensor> pair_attention_backward(const PairCall& in, const PairResult
       call_spmm(x, of_pieces, {}, {}, {walks.nodes_of_types(), {}}, at::kFloat).contiguous();  // [R, K]
   if (!of_weight) outer = at::zeros({types, depth, width}, numbers);
 
-  // vectors = W_r query
+  // Backward of vectors = W_r query.
   const Tensor queries_of_types = whole(query), read = whole(matrices);
   const Tensor grad_weight = at::empty(weight.sizes(), x.options());
   if (of_weight) results[kPairWeight] = grad_weight;

@@ -1,5 +1,6 @@
-// What attention over pairs walks, from edges by pair and pieces by type (shared/pair_attention.py): what a thread of
-// the CUDA kernels does and a turn of the loops on the CPU. No torch.
+// Builds the index arrays of attention over pairs from the edges by pair and the segments by relation
+// (shared/pair_attention.py). Each function is the work of one thread of a CUDA kernel, or of one iteration on the CPU.
+// No torch.
 #pragma once
 
 #include <cstdint>
@@ -8,45 +9,45 @@
 
 namespace edgeless {
 
-// I: int32_t or int64_t. A node's pairs are those that it is the source of, its pieces those that it is the destination
-// of.
+// I: int32_t or int64_t. A pair is a unique (source, relation); a segment (`piece`) has edges of one destination and
+// relation (`type`). A node's pairs are those whose source it is, its segments those whose destination it is.
 template <class I>
 struct WalksArgs {
-  const I* indptr = nullptr;        // [nodes + 1] edges by node
-  const I* pair_ptr = nullptr;      // [pairs + 1] edges by pair
-  const I* pair_edges = nullptr;    // [edges] their ids
-  const I* pair_of_edge = nullptr;  // [edges] by id
-  const I* pair_nodes = nullptr;    // [pairs]
-  const I* node_ptr = nullptr;      // [nodes + 1] pairs by node
-  const I* node_pairs = nullptr;    // [pairs]
-  const I* type_ptr = nullptr;      // [types + 1] pieces by type
-  const I* rows = nullptr;          // [pieces] their nodes
-  const I* ptr = nullptr;           // [pieces + 1] their edges
-  const I* edge_ids = nullptr;      // [edges] these edges' ids
-  const I* piece_ptr = nullptr;     // [nodes + 1] pieces by node
-  const I* order = nullptr;         // [pieces]
+  const I* indptr = nullptr;        // [nodes + 1] offsets of edges by node
+  const I* pair_ptr = nullptr;      // [pairs + 1] offsets of edges by pair
+  const I* pair_edges = nullptr;    // [edges] edge ids by pair
+  const I* pair_of_edge = nullptr;  // [edges] pair of each edge id
+  const I* pair_nodes = nullptr;    // [pairs] source of each pair
+  const I* node_ptr = nullptr;      // [nodes + 1] offsets of pairs by node
+  const I* node_pairs = nullptr;    // [pairs] pairs by node
+  const I* type_ptr = nullptr;      // [types + 1] offsets of segments by relation
+  const I* rows = nullptr;          // [pieces] destination of each segment, by relation
+  const I* ptr = nullptr;           // [pieces + 1] offsets of the edges of segments, by relation
+  const I* edge_ids = nullptr;      // [edges] edge ids by segment
+  const I* piece_ptr = nullptr;     // [nodes + 1] offsets of segments by node
+  const I* order = nullptr;         // [pieces] for each segment by node, its index by relation
   int64_t edges = 0, pairs = 0, pieces = 0, nodes = 0, types = 0;
 
-  I* place_of_edge = nullptr;  // [edges] by id: where it is by pair
-  // By node, a piece's number being its place there:
-  I* edge_pairs = nullptr;   // [edges] the pairs of the edges
-  I* edge_pieces = nullptr;  // [edges] and their pieces
-  I* begins = nullptr;       // [pieces + 1] the first edge of a piece
-  I* places = nullptr;       // [edges] where the edges are by pair
-  I* piece_types = nullptr;  // [pieces]
-  // By pair:
-  I* pair_pieces = nullptr;  // [edges] the pieces of the edges
-  // By type:
-  I* numbers = nullptr;  // [pieces] the numbers of pieces
-  // What a node sums:
+  I* place_of_edge = nullptr;  // [edges] for each edge id, its index in the edges by pair
+  // By node. The number of a segment is its index in this order.
+  I* edge_pairs = nullptr;   // [edges] pair of each edge
+  I* edge_pieces = nullptr;  // [edges] segment number of each edge
+  I* begins = nullptr;       // [pieces + 1] offsets of the edges of segments
+  I* places = nullptr;       // [edges] for each edge, its index in the edges by pair
+  I* piece_types = nullptr;  // [pieces] relation of each segment
+  // By pair.
+  I* pair_pieces = nullptr;  // [edges] segment number of each edge
+  // By relation.
+  I* numbers = nullptr;  // [pieces] number of each segment
+  // The CSR of the sums of each node.
   I* sums_ptr = nullptr;       // [nodes + 1]
-  I* columns = nullptr;        // [pairs + pieces] a pair; or a type, counted from behind the pairs
-  I* weights = nullptr;        // [pairs + pieces] a pair; or a piece's number, counted from behind the pairs
-  int64_t* longest = nullptr;  // [3] the most edges of a node and of a pair, and the most that a node sums
+  I* columns = nullptr;        // [pairs + pieces] a pair, or pairs + relation
+  I* weights = nullptr;        // [pairs + pieces] a pair, or pairs + segment number
+  int64_t* longest = nullptr;  // [3] longest row of edges by node, of edges by pair, of the sums
 };
 
-// What does not need to know where pieces begin, for i up to the number of edges and up to that of nodes; and the edges
-// of the piece of number i, for their sum to become where it begins.
+// Writes, for index i in [0, max(edges, nodes)], the arrays that do not depend on the offsets of segments, and in
+// begins[i] the edge count of segment number i. An exclusive scan must then turn begins into offsets.
 template <class I>
 constexpr void prepare_walks(const WalksArgs<I>& of, int64_t i) {
   if (i < of.edges) of.place_of_edge[of.pair_edges[i]] = static_cast<I>(i);
@@ -60,7 +61,7 @@ constexpr void prepare_walks(const WalksArgs<I>& of, int64_t i) {
   }
 }
 
-// The piece of number `number`. What prepare_walks leaves is there.
+// Writes the arrays of segment `number`. Needs the results of prepare_walks and the scanned begins.
 template <class I>
 constexpr void walk_piece(const WalksArgs<I>& of, int64_t number) {
   const int64_t piece = of.order[number], first = of.ptr[piece], count = of.ptr[piece + 1] - first;
@@ -76,7 +77,7 @@ constexpr void walk_piece(const WalksArgs<I>& of, int64_t number) {
   }
 }
 
-// What `i` comes to of longest[which].
+// The row length that index i contributes to longest[which].
 template <class I>
 constexpr int64_t walk_length(const WalksArgs<I>& of, int which, int64_t i) {
   const I* ptr = which == 0 ? of.indptr : which == 1 ? of.pair_ptr : of.sums_ptr;

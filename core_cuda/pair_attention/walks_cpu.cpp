@@ -1,4 +1,5 @@
-// pair_walks on the CPU, where no kernel walks them: the truth of what a GPU makes of the same arithmetic.
+// pair_walks on the CPU, where no fused kernel reads its arrays: the reference for the GPU, which runs the same
+// functions.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>

@@ -1,4 +1,4 @@
-// pair_walks on CUDA: the algorithm is in cuda/walks.cu. Nothing here waits for the device.
+// pair_walks on CUDA; the algorithm is in cuda/walks.cu. Nothing here synchronizes with the device.
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <torch/library.h>

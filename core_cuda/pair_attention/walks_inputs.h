@@ -1,4 +1,4 @@
-// The arrays of walks over pairs, checked and allocated alike on every device.
+// Checks and allocation of the index arrays of attention over pairs, shared by all devices.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,7 @@ namespace edgeless {
 using WalkTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                                at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// What pair_walks is given, made contiguous.
+// The checked arguments of pair_walks, made contiguous.
 class WalkInputs {
  public:
   WalkInputs(const char* op, const at::Tensor& indptr, at::TensorList by_pair, const at::Tensor& pair_nodes,
@@ -51,7 +51,7 @@ class WalkInputs {
   at::ScalarType dtype() const { return given_[0].scalar_type(); }
   at::Device device() const { return given_[0].device(); }
 
-  // The arguments, with room for what is made, which `to` becomes; `kept` holds what is for the kernels alone.
+  // The kernel arguments. Allocates the results in `to`, and in `kept` the scratch array place_of_edge.
   template <class I>
   WalksArgs<I> args(WalkTensors& to, at::Tensor& kept) const {
     const auto in = [this](int i) { return given_[i].const_data_ptr<I>(); };

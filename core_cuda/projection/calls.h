@@ -1,4 +1,4 @@
-// The projection ops below autograd, for the functions of autograd that are made of them.
+// The projection ops below autograd, for autograd functions that are composed of them.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -73,7 +73,7 @@ inline OptTensors optional(const variable_list& tensors) {
   return given;
 }
 
-// Biases that are there, and which maps have one.
+// The biases that exist, and which maps have one.
 struct Biases {
   variable_list present;
   std::vector<bool> has;
@@ -87,7 +87,7 @@ struct Biases {
   }
 };
 
-// What autocast would do to the gradients: copies of those of another dtype, one launch for all of a dtype.
+// Casts gradients to the dtypes of their inputs, as autocast would, with one launch per dtype.
 inline void cast_back(variable_list& tensors, const c10::List<int64_t>& dtypes) {
   const auto cast = [](variable_list group, at::ScalarType dtype) {
     if (!at::GradMode::is_enabled()) return call_cast_all(group, dtype, false);
@@ -97,7 +97,7 @@ inline void cast_back(variable_list& tensors, const c10::List<int64_t>& dtypes) 
   cast_each(tensors, cast, [&](size_t i) { return static_cast<at::ScalarType>(dtypes.get(i)); });
 }
 
-// The gradients of maps, to be differentiated once more: by torch's own products, in `dtype`.
+// The gradients of maps by differentiable torch ops, in `dtype`.
 inline variable_list differentiable_gradients(const variable_list& given, const Tensor& x, const variable_list& weights,
                                               at::ScalarType dtype) {
   Tensor grad_x = at::zeros_like(x, x.options().dtype(dtype));
@@ -115,10 +115,10 @@ inline variable_list differentiable_gradients(const variable_list& given, const 
   return all;
 }
 
-// x, weights and biases of maps, the first inputs of a function of autograd. biases: those that are there; has_bias:
-// which maps they belong to.
+// x, weights and biases of maps, the first inputs of an autograd function. `biases` holds the biases that exist;
+// has_bias says which maps have one.
 struct MapInputs {
-  // Forward: what the op is to be called with.
+  // Forward: the arguments for the op, cast where needed.
   static Maps take(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
                    const std::vector<bool>& has_bias, int64_t joined, Optional<at::ScalarType> dtype) {
     OptTensors all;
@@ -137,7 +137,7 @@ struct MapInputs {
             dtype, [&](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, !traced); }};
   }
 
-  // Backward: the inputs' gradients, undefined where none is needed. given: of the results, [N, F] each.
+  // Backward: the gradients of the inputs, undefined where not needed. given: gradients of the outputs, [N, F] each.
   static variable_list gradients(AutogradContext* ctx, const variable_list& given, const Tensor& x,
                                  at::TensorList weights) {
     const size_t maps = weights.size();
@@ -163,11 +163,11 @@ struct MapInputs {
   }
 };
 
-// The same for the sum of maps of several inputs: xs, weights and the bias.
+// The counterpart of MapInputs for a sum of maps of several inputs: xs, weights and the bias.
 struct SumInputs {
   bool has_bias;
 
-  // Forward: what the op is to be called with.
+  // Forward: the arguments for the op, cast where needed.
   static Summands take(AutogradContext* ctx, at::TensorList xs, at::TensorList weights, const OptTensor& bias,
                        Optional<at::ScalarType> dtype) {
     c10::List<int64_t> dtypes;
@@ -181,14 +181,14 @@ struct SumInputs {
             [&](const auto& tensors, at::ScalarType to) { return call_cast_all(tensors, to, !traced); }};
   }
 
-  // Backward, of `count` maps.
+  // Backward of `count` maps.
   SumInputs(const AutogradContext* ctx, size_t count)
       : dtypes_(ctx->saved_data.at("dtypes").toIntList()), count_(count) {
     has_bias = dtypes_.size() > 2 * count;
   }
 
-  // The inputs' gradients, undefined where none is needed. needs: every x, every weight, the bias. xs and weights have
-  // their history where gradients are to be differentiated.
+  // The gradients of the inputs, undefined where not needed. needs: every x, every weight, the bias. With grad mode
+  // enabled, xs and weights must carry their autograd history.
   variable_list gradients(const Tensor& grad, at::TensorList xs, at::TensorList weights,
                           const c10::List<bool>& needs) const {
     const auto compute = [&] { return call_project_sum_backward(grad, xs, weights, needs, widest(0), widest(count_)); };
@@ -211,7 +211,7 @@ struct SumInputs {
     return widest;
   }
 
-  // To be differentiated once more.
+  // The gradients by differentiable torch ops.
   variable_list differentiable(const Tensor& given, at::TensorList xs, at::TensorList weights) const {
     const auto dtype = at::promote_types(widest(0), widest(count_));
     const Tensor grad = given.to(dtype);

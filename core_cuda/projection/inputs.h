@@ -1,4 +1,4 @@
-// What the projection ops are given, checked alike on every device.
+// Argument checks of the projection ops, shared by all devices.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -15,7 +15,8 @@ namespace edgeless {
 
 using OptTensor = Optional<at::Tensor>;
 
-// For torch's ops within a kernel: of tensors whose dtypes are settled, and whose gradients are the op's own.
+// A guard for torch ops inside a kernel, without autograd and autocast: dtypes are settled, and the op has its own
+// gradient.
 struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView no_autograd;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
@@ -50,14 +51,14 @@ inline void check_maps(const char* op, const at::Tensor& x, at::TensorList weigh
   }
 }
 
-// Results of maps as heads [N, heads, C], where `heads` says so.
+// Views the outputs of maps as [N, heads, C] where heads[k] > 0.
 inline void split_heads(std::vector<at::Tensor>& outs, at::IntArrayRef heads) {
   for (size_t k = 0; k < heads.size(); ++k) {
     if (heads[k] > 0) outs[k] = outs[k].unflatten(1, {heads[k], outs[k].size(1) / heads[k]});
   }
 }
 
-// Replaces the tensors that `chooses` says by copies that cast(tensors, dtype) makes of all of them at once.
+// Replaces the tensors i with chooses(i) by copies, made by one call of cast(tensors, dtype).
 template <class Cast, class Chooses>
 void cast_chosen(std::vector<at::Tensor>& tensors, at::ScalarType dtype, Cast&& cast, Chooses&& chooses) {
   std::vector<at::Tensor> chosen;
@@ -69,7 +70,7 @@ void cast_chosen(std::vector<at::Tensor>& tensors, at::ScalarType dtype, Cast&& 
   for (size_t i = 0; i < which.size(); ++i) tensors[which[i]] = chosen[i];
 }
 
-// Gives every tensor that is defined the dtype wanted(i): one cast for all of a dtype.
+// Casts every defined tensor i to the dtype wanted(i), with one call of cast() per dtype.
 template <class Cast, class Wanted>
 void cast_each(std::vector<at::Tensor>& tensors, Cast&& cast, Wanted&& wanted) {
   for (size_t first = 0; first < tensors.size(); ++first) {
@@ -80,11 +81,11 @@ void cast_each(std::vector<at::Tensor>& tensors, Cast&& cast, Wanted&& wanted) {
   }
 }
 
-// Bytes of parameters that are copied so as to be joined. Copies live until the backward.
+// Limit, in bytes, of parameters that are copied to be joined. The copies live until the backward.
 constexpr int64_t kMostCopied = 4 << 20;
 
-// What project() is given; where a dtype is asked for, what is of another one is copied by cast(tensors, dtype), and on
-// CUDA all parameters of maps that are joined: copies lie side by side, so that one product takes them as they are.
+// The arguments of project(), cast to `dtype` where one is given, by cast(tensors, dtype). On CUDA all parameters are
+// copied where maps are joined: the copies are adjacent in memory, so that one product reads them as one matrix.
 struct Maps {
   at::Tensor x;
   std::vector<at::Tensor> weights;
@@ -117,7 +118,7 @@ struct Maps {
   }
 };
 
-// What project_sum() is given, each in `dtype` where one is asked for.
+// The arguments of project_sum(), cast to `dtype` where one is given.
 struct Summands {
   std::vector<at::Tensor> xs, weights;
   OptTensor bias;
@@ -148,7 +149,7 @@ inline void check_summands(const char* op, at::TensorList xs, at::TensorList wei
   check_like(op, "bias", *bias, {weights[0].size(0)}, xs[0]);
 }
 
-// Tensors one below the other: as they are where they follow each other in memory, else copied.
+// Tensors concatenated along dimension 0: a view where they are adjacent in memory, else a copy.
 inline at::Tensor joined_rows(at::TensorList parts) {
   int64_t rows = 0, end = parts[0].storage_offset();
   bool follow = true;
@@ -162,7 +163,7 @@ inline at::Tensor joined_rows(at::TensorList parts) {
   return parts[0].as_strided(sizes, parts[0].strides());
 }
 
-// All biases side by side, zeros where a map has none; nothing where none has one.
+// All biases concatenated, with zeros for maps without a bias; nothing where no map has one.
 inline OptTensor joined_biases(const at::Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   std::vector<at::Tensor> parts;
   bool any = false;
@@ -216,7 +217,7 @@ inline at::Tensor check_row(const char* op, const at::Tensor& given, const at::T
   return x;
 }
 
-// Vectors of every head, [H, C], which layers keep as [1, H, C].
+// One vector per head, [H, C], from parameters that layers store as [1, H, C].
 inline std::vector<at::Tensor> vectors_of_heads(at::TensorList given) {
   std::vector<at::Tensor> vectors;
   for (const at::Tensor& vector : given) {
@@ -225,7 +226,8 @@ inline std::vector<at::Tensor> vectors_of_heads(at::TensorList given) {
   return vectors;
 }
 
-// Vectors and logits are of the rows' dtype or of the arithmetic's; the logits of the wider one.
+// Checks the arguments. Vectors have the dtype of the rows or the opmath dtype; returns the dtype of the logits, which
+// is that of the vectors.
 inline at::ScalarType check_node_logits(const char* op, const at::Tensor& x, at::TensorList vectors) {
   check_dim(op, "x", x, 3, "[N, H, C]");
   TORCH_CHECK_VALUE(!vectors.empty(), op, ": vectors must hold at least one tensor, got none");

@@ -1,5 +1,5 @@
-// The three products of a linear map, by our kernels where they take them (cuda/product.cuh, cuda/half_gemm.cuh),
-// else by the libraries.
+// The three products of a linear map: by edgeless' kernels (cuda/product.cuh, cuda/half_gemm.cuh) where takes() says
+// so, else by cuBLAS.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -20,7 +20,7 @@ namespace edgeless::cuda::projection {
 
 inline bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
-// Rows of whole vectors of 16 bytes.
+// Returns whether rows are contiguous, 16-byte aligned and whole vectors of 16 bytes.
 inline bool fits(const at::Tensor& t) {
   const auto dtype = t.scalar_type();
   const int64_t vector = 16 / t.element_size();
@@ -28,27 +28,26 @@ inline bool fits(const at::Tensor& t) {
          t.stride(0) % vector == 0 && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 == 0;
 }
 
-// The right-hand side of a product a b^T as the kernels read it: the numbers of a row lie side by side. A weight that
-// was given transposed, as torch.matmul(x, w) and DGL's GraphConv hold theirs, is read transposed in place of being
-// copied.
+// The operand b of a product a b^T with contiguous rows, as the kernels read it. A weight that is stored transposed, as
+// for torch.matmul(x, w) and in DGL's GraphConv, is read transposed instead of copied.
 struct RightSide {
   at::Tensor matrix;
-  bool transposed;  // the depth runs down its rows
+  bool transposed;  // rows are indexed by the depth
 
   RightSide(const at::Tensor& b, bool depth_is_rows) : matrix(b), transposed(depth_is_rows) {
     if (b.stride(1) != 1 && b.stride(0) == 1) matrix = b.t(), transposed = !transposed;
   }
 };
 
-// Whether our kernels can make [rows, columns], and are of use for it.
+// Returns whether edgeless' kernels support a product [rows, columns] and can fill their tiles.
 inline bool suits(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth) {
   const int64_t vector = 16 / a.element_size();
   return fits(a) && fits(b) && columns >= kLeastColumns && columns % vector == 0 && columns < INT_MAX &&
          depth >= kLeastDepth && rows > 0 && device_attribute(cudaDevAttrComputeCapabilityMajor, a.get_device()) >= 8;
 }
 
-// Whether [rows, columns] is made by our kernels. Of floats: where TF32 is allowed as it is, the libraries are faster.
-// divided: the depth is, so that few tiles keep all multiprocessors busy. 16-bit numbers: of few nodes.
+// Returns whether edgeless' kernels compute a product [rows, columns]. 16-bit elements: only for few nodes. float32:
+// not where TF32 is allowed, because cuBLAS is faster then. divided: split-K, so that few tiles occupy all SMs.
 inline bool takes(const at::Tensor& a, const at::Tensor& b, int64_t rows, int64_t columns, int64_t depth,
                   bool divided = false) {
   if (!suits(a, b, rows, columns, depth)) return false;
@@ -76,7 +75,7 @@ inline void run(at::ScalarType dtype, bool transposed_a, bool transposed_b, cons
                                 : run_product(transposed_a, transposed_b, args, on_device.stream()));
 }
 
-// The sum of all x weight^T, + bias.
+// The sum of all xs[k] weights[k]^T, plus the bias.
 inline at::Tensor map_rows(at::TensorList xs, at::TensorList weights, const Optional<at::Tensor>& bias) {
   const at::Tensor& x = xs[0];
   const at::Tensor& weight = weights[0];
@@ -118,7 +117,7 @@ inline at::Tensor map_rows(at::TensorList xs, at::TensorList weights, const Opti
   return out;
 }
 
-// The libraries' product of 16-bit numbers that writes floats; none where torch is older than it.
+// torch's product of 16-bit matrices with a float32 result; nothing in torch versions without it.
 using FloatProduct = c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, const at::Tensor&, at::ScalarType)>;
 inline const Optional<FloatProduct>& float_product() {
   static const Optional<FloatProduct> op = []() -> Optional<FloatProduct> {
@@ -129,16 +128,16 @@ inline const Optional<FloatProduct>& float_product() {
   return op;
 }
 
-// Whether products of rows such as x can have float results.
+// Returns whether products of rows such as x can have float32 results.
 inline bool writes_floats(const at::Tensor& x) { return is_half(x.scalar_type()) && float_product(); }
 
-// a b in `dtype`
+// a b, in `dtype`.
 inline at::Tensor library_product(const at::Tensor& a, const at::Tensor& b, at::ScalarType dtype) {
   return dtype == a.scalar_type() ? at::mm(a, b) : float_product()->call(a, b, dtype);
 }
 
-// to += x weight^T + bias. `to` may hold floats where x holds 16-bit numbers. Of those our kernel is taken for any
-// number of rows: it reads and writes the sum once, where the libraries' product would be written, read and added.
+// to += x weight^T + bias. `to` may be float32 where x is 16-bit. 16-bit products use edgeless' kernel for any number
+// of rows: it reads and writes `to` once, while a cuBLAS product would be written, read back and added.
 inline void add_mapped_rows(const at::Tensor& to, const at::Tensor& x, const at::Tensor& weight,
                             const Optional<at::Tensor>& bias) {
   const RightSide b(weight, false);
@@ -163,7 +162,7 @@ inline void add_mapped_rows(const at::Tensor& to, const at::Tensor& x, const at:
   if (bias) to.add_(bias->to(to.scalar_type()));
 }
 
-// grad weight, in `dtype`; added to `to`, of the dtype of grad, where that is defined
+// grad weight, in `dtype`; added to `to`, which has the dtype of grad, where that is defined.
 inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight, at::Tensor to, at::ScalarType dtype) {
   const RightSide b(weight, true);
   if (!takes(grad, b.matrix, grad.size(0), weight.size(1), weight.size(0))) {
@@ -178,7 +177,7 @@ inline at::Tensor map_rows_back(const at::Tensor& grad, const at::Tensor& weight
   return to;
 }
 
-// grad weight for each of the weights, in `dtype`
+// grad weight for each of the weights, in `dtype`.
 inline std::vector<at::Tensor> all_rows_back(const at::Tensor& grad, at::TensorList weights, at::ScalarType dtype) {
   std::vector<at::Tensor> outs;
   const auto joins = [&](const at::Tensor& w) {
@@ -198,9 +197,9 @@ inline std::vector<at::Tensor> all_rows_back(const at::Tensor& grad, at::TensorL
   return outs;
 }
 
-// grad^T x for each of the xs, in `dtype`: the rows are divided, and what each part gives is added in their order.
-// sums: where our kernel takes it, receives the sums over the rows of grad, the gradient of a bias, as well. of: for
-// how many xs the rows are divided, whether all are given or not.
+// grad^T x for each of the xs, in `dtype`, by split-K over the rows; the parts are added in order. sums: if not null
+// and edgeless' kernel is used, receives the column sums of grad, the gradient of a bias. of: the number of xs to
+// choose the split for, which may exceed xs.size().
 inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::TensorList xs, size_t of,
                                                 at::ScalarType dtype, at::Tensor* sums) {
   const int64_t rows = grad.size(1), columns = xs[0].size(1), depth = grad.size(0);
@@ -218,7 +217,7 @@ inline std::vector<at::Tensor> weight_gradients(const at::Tensor& grad, at::Tens
   for (const at::Tensor& x : xs) outs.push_back(at::empty({rows, x.size(1)}, grad.options().dtype(dtype)));
   ProductArgs args = product_args(grad, xs[0], outs[0], depth);
   for (size_t k = 1; k < xs.size(); ++k) add_product(args, xs[k], outs[k]);
-  // The parts take a sixteenth of the rows' memory, or a megabyte.
+  // The partial products have at most a sixteenth of the elements of grad and all xs, or 2^18.
   const int64_t size = rows * columns, count = static_cast<int64_t>(of), width = count * columns;
   const int64_t most_shares =
       std::max<int64_t>({depth * (rows + width) / (16 * count * size), (1 << 18) / (count * size), 1});

@@ -1,10 +1,10 @@
-// Gradients of the projection ops. In C++, because on a GPU a layer on a small graph takes as long as what starts it.
+// Autograd of the projection ops. In C++, because on a GPU a layer on a small graph takes as long as its launches.
 #include "calls.h"
 
 namespace edgeless {
 namespace {
 
-// biases: those that are there; has_bias: which maps they belong to.
+// `biases` holds the biases that exist; has_bias says which maps have one.
 struct Project : Function<Project> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, at::TensorList weights, at::TensorList biases,
                                const std::vector<bool>& has_bias, int64_t joined, Optional<at::ScalarType> dtype,
@@ -24,7 +24,7 @@ struct Project : Function<Project> {
     const variable_list saved = ctx->get_saved_variables();
     const at::TensorList weights(saved.data() + 1, saved.size() - 1);
     variable_list grads = MapInputs::gradients(ctx, given, saved[0], weights);
-    grads.resize(grads.size() + 4);  // of has_bias, joined, dtype, heads
+    grads.resize(grads.size() + 4);  // for has_bias, joined, dtype, heads
     return grads;
   }
 };
@@ -56,7 +56,7 @@ struct ProjectSum : Function<ProjectSum> {
     needs.push_back(inputs.has_bias && ctx->needs_input_grad(2 * count));
     variable_list grads = inputs.gradients(given[0], at::TensorList(saved.data(), count),
                                            at::TensorList(saved.data() + count, count), needs);
-    grads.emplace_back();  // of dtype, or of a bias that is missing
+    grads.emplace_back();  // for dtype, or for a missing bias
     if (!inputs.has_bias) grads.emplace_back();
     return grads;
   }
@@ -115,7 +115,7 @@ struct CastAll : Function<CastAll> {
       if (!ctx->needs_input_grad(i)) grads[i] = Tensor();
     }
     cast_back(grads, ctx->saved_data["dtypes"].toIntList());
-    grads.emplace_back();  // of dtype
+    grads.emplace_back();  // for dtype
     return grads;
   }
 };
@@ -143,7 +143,7 @@ struct NodeLogits : Function<NodeLogits> {
     return grads;
   }
 
-  // To be differentiated once more.
+  // The gradients by differentiable torch ops.
   static variable_list differentiable(const variable_list& given, const Tensor& x, at::TensorList vectors) {
     variable_list grads{at::zeros_like(x)};
     for (size_t k = 0; k < vectors.size(); ++k) {

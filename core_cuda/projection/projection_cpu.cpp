@@ -1,10 +1,9 @@
-// The linear maps in front of the attention, several of one input at once, and the row that is added behind it, on the
-// CPU.
+// The linear maps before an attention, several of one input at once, and the row added after it, on the CPU.
 //
-// Float32 rows and weights that stay in a core's caches go through kernels of our own (cpu/passes.h): they read a row
-// once for all maps of an input, and a gradient once for the gradients of input, weights and biases. Everything else
-// goes through torch.mm, in blocks of rows whose results stay in the cache until they are copied out: a product of all
-// rows at once spends as long on the first touch of its result's pages as on the arithmetic.
+// Float32 rows with weights that fit in a core's caches use edgeless' kernels (cpu/passes.h), which read a row once for
+// all maps of an input, and a gradient once for the gradients of input, weights and biases. Everything else uses
+// torch.mm in blocks of rows, whose results stay in the cache until they are copied out: a product of all rows at once
+// spends as long on page faults of its result as on the arithmetic.
 // docs/decisions/0004-cpu-gemm-vs-libraries.md compares both with MKL and oneDNN.
 #include <ATen/ATen.h>
 #include <torch/library.h>
@@ -23,7 +22,7 @@ namespace {
 
 using at::Tensor;
 
-// Numbers of a block: 4 MB of float32, at most twice an L2.
+// Elements of a block: 4 MB of float32, at most twice an L2.
 constexpr int64_t kBlock = int64_t(1) << 20;
 
 struct RowBlocks {
@@ -49,12 +48,12 @@ int64_t total_width(at::TensorList weights) {
   return width;
 }
 
-// The kernels of cpu/ and what they are given.
+// Runs the kernels of cpu/ and owns the tensors behind their arguments.
 class OwnKernels {
  public:
-  // Numbers of the packed weights, and of their gradient: 2 MB of float32. Above, torch.mm blocks better.
+  // Most elements of the weights: 2 MB of float32. For larger ones, torch.mm has better cache blocking.
   static constexpr int64_t kMost = int64_t(1) << 19;
-  // Numbers of the weights' gradients that parts of the rows have on their own: 64 MB.
+  // Most elements of the partial weight gradients of all parts of the rows: 64 MB.
   static constexpr int64_t kMostSums = int64_t(1) << 24;
 
   OwnKernels(const Tensor& x, int64_t columns) : x_(cpu::packed_rows(x)), features_(x.size(1)), columns_(columns) {
@@ -88,8 +87,8 @@ class OwnKernels {
     });
   }
 
-  // `grads` of the maps that have one, `weights` these maps' on top of each other. grad_x is written where it is
-  // given; grad_weight [F, columns] and grad_bias [columns] are returned, undefined where not wanted.
+  // `grads` are the gradients of the maps that have one, `weights` the stacked weights of these maps. Writes grad_x if
+  // it is not null, grad_weight [F, columns] if want_weight, and grad_bias [columns] if want_bias.
   void backward(const std::vector<Tensor>& grads, const Tensor& weights, const Tensor* grad_x, bool want_weight,
                 bool want_bias, Tensor* grad_weight, Tensor* grad_bias) {
     for (const Tensor& grad : grads) {
@@ -108,7 +107,7 @@ class OwnKernels {
       args_.grad_x = static_cast<float*>(out.data);
       args_.bypass = out.bypass;
     }
-    // The parts, and with them the order of the sums, depend on the shapes alone.
+    // The parts, and so the order of summation, depend on the shapes alone.
     constexpr int64_t step = cpu::kProjectionRows;
     const int64_t most_parts = std::min<int64_t>(32, kMostSums / (features_ * args_.block_stride));
     const int64_t all = x_.size(0), blocks = (all + step - 1) / step;
@@ -143,7 +142,7 @@ class OwnKernels {
   }
 
   void finish_args(int64_t block_width) {
-    // An odd number of cache lines: rows spread over all sets of a cache.
+    // An odd number of cache lines spreads rows over all sets of a cache.
     args_.block_stride = ((block_width + 15) / 16 | 1) * 16;
     args_.maps = maps_.data();
     args_.num_maps = static_cast<int64_t>(maps_.size());
@@ -155,7 +154,7 @@ class OwnKernels {
   cpu::ProjectionKernels kernels_{};
   cpu::ProjectionArgs args_{};
   std::vector<cpu::ProjectionMap> maps_;
-  std::deque<Tensor> kept_;  // what the pointers above point into
+  std::deque<Tensor> kept_;  // owners of the memory that the pointers above refer to
 };
 
 std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool side_by_side);
@@ -205,8 +204,8 @@ Tensor project_sum(at::TensorList xs, at::TensorList weights, const OptTensor& b
   return out;
 }
 
-// Gradients of x, of every weight, of every bias; an empty tensor for what `needs` does not ask for. A gradient that
-// is missing is zero.
+// Returns the gradients of x, of every weight, of every bias; an empty tensor where `needs` is false. A missing entry
+// of `grads` means zero.
 std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Tensor& x, at::TensorList weights,
                                      c10::List<bool> needs, Optional<at::ScalarType> x_dtype,
                                      Optional<at::ScalarType> map_dtype) {
@@ -281,7 +280,7 @@ std::vector<Tensor> project_sum_backward(const Tensor& grad, at::TensorList xs, 
   return results;
 }
 
-// In blocks that are still in the cache when the bias joins them.
+// Works in blocks of rows that are still in the cache when the bias is added.
 void project_onto(const Tensor& to, const Tensor& x, const Tensor& weight, const OptTensor& bias) {
   const BelowAutograd below;
   check_onto("edgeless::project_onto", to, x, weight, bias);
@@ -320,8 +319,8 @@ std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool 
   return cast;
 }
 
-// One product with the vectors on a block diagonal, [K H, H C], reads x once for all of them, and so does the gradient
-// of the vectors; the products of zero that it adds cost less than strided products by head would.
+// The vectors as a block-diagonal matrix [K H, H C]. One product with it reads x once for all vectors, and so does the
+// gradient of the vectors; the multiplications by zero cost less than strided products per head.
 Tensor block_diagonal(const std::vector<Tensor>& vectors) {
   const auto num = static_cast<int64_t>(vectors.size()), heads = vectors[0].size(0), channels = vectors[0].size(1);
   const Tensor blocks = at::zeros({num, heads, heads, channels}, vectors[0].options());
@@ -385,7 +384,7 @@ TORCH_LIBRARY_IMPL(edgeless, CPU, m) {
   m.impl("project_backward", cpu::WithRoom<project_backward>::call);
   m.impl("project_sum", cpu::WithRoom<project_sum>::call);
   m.impl("project_sum_backward", cpu::WithRoom<project_sum_backward>::call);
-  m.impl("project_onto", project_onto);  // its result is an input, so it must not begin again
+  m.impl("project_onto", project_onto);  // no WithRoom: it writes to an input in place, so it must not be retried
   m.impl("add_row", cpu::WithRoom<add_row>::call);
   m.impl("column_sums", cpu::WithRoom<column_sums>::call);
   m.impl("cast_all", cpu::WithRoom<cast_all>::call);

@@ -1,9 +1,8 @@
-// The linear maps in front of the attention, several of one input at once, and the row that is added behind it, on
-// CUDA.
+// The linear maps before an attention, several of one input at once, and the row added after it, on CUDA.
 //
-// The products are the libraries', or ours where those take longer (product_cuda.h). What is around them is ours: the
-// input's gradient is added up inside the products, the biases' gradients take one launch or two for all maps, and a
-// cast of all that autocast rounds takes one.
+// Products use cuBLAS, or edgeless' kernels where these are faster (product_cuda.h). The products accumulate the
+// input's gradient in place, one or two launches compute the bias gradients of all maps, and one launch does all casts
+// of autocast.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -28,7 +27,7 @@ Storage storage_of(const char* op, const char* name, at::ScalarType t) {
   return cuda::storage_of(t);
 }
 
-// The results of several maps side by side, as parts of one tensor.
+// Computes several maps by one product; the outputs are column ranges of one tensor.
 std::vector<Tensor> project_joined(const Tensor& x, at::TensorList weights, const c10::List<OptTensor>& biases) {
   at::DimVector widths;
   for (const Tensor& map : weights) widths.push_back(map.size(0));
@@ -75,7 +74,7 @@ void project_onto(const Tensor& to, const Tensor& x, const Tensor& weight, const
   add_mapped_rows(to, x, weight, bias);
 }
 
-// sums[t][c] = sum over the rows of matrices[t][:, c]; in `dtype`, which is the matrices' or that of their arithmetic
+// sums[t][c] = sum over the rows of matrices[t][:, c]. `dtype` is that of the matrices or their opmath dtype.
 std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& matrices, at::ScalarType dtype) {
   std::vector<Tensor> sums, kept;
   if (matrices.empty()) return sums;
@@ -112,13 +111,14 @@ std::vector<Tensor> sums_of_columns(const char* op, const std::vector<Tensor>& m
   return sums;
 }
 
-// Gradients of maps that are one matrix: copied into one, or parts of one already.
+// Consecutive gradients of maps as one matrix.
 struct SideBySide {
-  size_t first, count;  // of the gradients
-  Tensor grad;          // [N, all their columns]
+  size_t first, count;  // index of the first gradient, number of gradients
+  Tensor grad;          // [N, total columns]
 };
 
-// The parts of one tensor, as the attention leaves them, are taken together; others too where `copy` says so.
+// Groups gradients that are adjacent columns of one tensor, as attention returns them, without a copy. With `copy`, the
+// other gradients are concatenated too.
 std::vector<SideBySide> side_by_side(const std::vector<Tensor>& grads, bool copy) {
   std::vector<SideBySide> groups;
   for (const Tensor& next : grads) {
@@ -137,12 +137,13 @@ std::vector<SideBySide> side_by_side(const std::vector<Tensor>& grads, bool copy
   return groups;
 }
 
-// What the products write for gradients wanted in a dtype: floats of 16-bit rows as well; others are copies.
+// The dtype in which products write gradients: float32 if wanted and supported for 16-bit rows, else that of x. Other
+// wanted dtypes take a cast afterwards.
 at::ScalarType written_dtype(const Tensor& x, at::ScalarType wanted) {
   return wanted == at::kFloat && writes_floats(x) ? wanted : x.scalar_type();
 }
 
-// Gives gradients the dtypes that are wanted, and those that nobody asked for no numbers.
+// Casts gradients to the wanted dtypes, and replaces undefined ones by empty tensors.
 template <class Wanted>
 void finish_gradients(std::vector<Tensor>& results, const Tensor& x, Wanted&& wanted) {
   cast_each(results, [](auto& t, auto to) { return cast_all(t, to, false); }, wanted);
@@ -172,9 +173,9 @@ std::vector<Tensor> project_backward(const c10::List<OptTensor>& grads, const Te
     }
   }
   const std::vector<SideBySide> groups = side_by_side(given, x.size(0) < kLaunchBoundRows);
-  // A second product that adds to floats reads and writes more than a copy at the end.
+  // Accumulating several products in float32 moves more bytes than one cast at the end.
   const at::ScalarType to_x = groups.size() > 1 ? rows_dtype : written_dtype(x, wanted_x);
-  // The maps first: what their sums take beside the rows is free when the rows' own gradient needs memory.
+  // Weight gradients come first: their workspace is free again when grad_x is allocated.
   for (const SideBySide& group : groups) {
     const size_t end = group.first + group.count;
     bool any_weight = false, any_bias = false;
@@ -268,7 +269,7 @@ std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool 
   const int64_t vector = 16 / static_cast<int64_t>(c10::elementSize(dtype));
   const auto numbers = [&](const Tensor& t) { return (t.numel() + vector - 1) / vector * vector; };
   Tensor all;
-  int64_t end = 0;  // of what is taken of it
+  int64_t end = 0;  // end of the used part of `all`
   if (side_by_side) {
     for (const Tensor& t : tensors) end += numbers(t);
     all = at::empty({end}, tensors[0].options().dtype(dtype));
@@ -296,7 +297,7 @@ std::vector<Tensor> cast_all(at::TensorList tensors, at::ScalarType dtype, bool 
   return cast;
 }
 
-// Of [N, H, C]: a row's numbers of a head lie side by side.
+// x is [N, H, C] with contiguous heads.
 LogitsArgs logits_args(const Tensor& x, size_t vectors) {
   LogitsArgs args;
   args.rows = x.const_data_ptr();
@@ -376,7 +377,7 @@ std::vector<Tensor> node_logits_backward(const c10::List<OptTensor>& grads, cons
       columns.width = width, columns.first = static_cast<int>(k) * width,
       columns.out = results[1 + first + k].data_ptr();
     }
-    if (needs[0]) {  // a second pair of vectors adds to what the first gave the rows
+    if (needs[0]) {  // later pairs of vectors add to the gradient of the first
       args.grad_rows = results[0].data_ptr();
       args.more = first > 0 ? args.grad_rows : given.defined() ? given.const_data_ptr() : nullptr;
     }

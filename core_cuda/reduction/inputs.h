@@ -1,4 +1,4 @@
-// What the ops of neighbor_reduce receive, checked once for both devices.
+// Argument checks of the neighbor_reduce ops, shared by both devices.
 #pragma once
 
 #include <c10/util/string_view.h>
@@ -18,8 +18,8 @@ inline void check_reduce(const char* op, const at::Tensor& x, at::TensorList csr
   check_spmm(op, x.unsqueeze(1), {}, {}, {}, csr);
 }
 
-// The direction over which gradients are gathered. Behind its edge ids may stand what edge_positions gives, in the
-// order of this direction's edges: else every backward finds it again.
+// The CSC over which gradients are gathered. Its list may have a fourth tensor, the result of edge_positions in CSC
+// order; without it, every backward recomputes the positions.
 struct GatheredOver {
   at::TensorList graph;
   Optional<at::Tensor> positions;

@@ -1,5 +1,5 @@
-// The gradient of min and max over in-neighbours. It goes to the saved arguments; the features and the extrema are
-// read only by rules that divide it among the edges that have the extremum.
+// Autograd of min and max over in-neighbors. The gradient goes to the saved arguments; features and extrema are read
+// only by tie rules that divide it among all edges with the extremum.
 #include <ATen/ATen.h>
 
 #include "../common/edge_ends.h"
@@ -10,7 +10,7 @@
 namespace edgeless {
 namespace {
 
-// The arguments of the op that have no gradient.
+// The arguments that get no gradient.
 struct Options {
   GraphArrays graph;
   c10::string_view reduce, ties;
@@ -35,7 +35,8 @@ const auto& backward_kernels() {
   return found;
 }
 
-// The extrema as sums: of every edge's row times what its elements get of the gradient, which is constant.
+// The extrema in plain form: a sum over edges of the edge's row times the share of the gradient that its elements get,
+// which is a constant.
 struct PlainReduce {
   std::vector<Tensor> csr;
   Tensor arg, tied;
@@ -49,9 +50,10 @@ struct PlainReduce {
     return {to.sum(rows * parts(x.detach(), rows.detach()))};
   }
 
-  // As the kernels say it where every edge comes from a source of its own.
+  // The share of every edge, [E, width]: the backward of a gradient of ones on a graph where every edge has its own
+  // source.
   Tensor parts(const Tensor& x, const Tensor& rows) const {
-    // The extrema themselves may have been written over.
+    // The extrema are recomputed, because the result may have been overwritten in place.
     const Tensor out = ties == "first" ? at::empty(arg.sizes(), x.options())
                                        : std::get<0>(kernels()(x, csr, {}, reduce, 0.0, at::kInt, ties, {}));
     const std::vector<Tensor> apart{csr[0], at::arange(rows.size(0), csr[0].options())};
@@ -77,7 +79,8 @@ struct NeighborReduce : Function<NeighborReduce> {
                         Tensor* arg, Tensor* tied) {
     Tensor out;
     std::tie(out, *arg, *tied) = compute();
-    // Of what is not read the backward needs the sizes: an alias that may be written over, of x, gives them.
+    // With ties "first", the backward needs only the sizes of x: the alias from variable_data() may be written in
+    // place.
     const bool shares = options.ties != "first";
     save(ctx, {shares ? x : x.variable_data(), shares ? keep_result(ctx, out) : Tensor(), *arg, *tied}, options.graph);
     ctx->saved_data["reduce"] = std::string(options.reduce.data(), options.reduce.size());
@@ -114,7 +117,7 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
     return kernels()(x, csr, csc, reduce, fill, arg_dtype, ties, max_degrees);
   };
   if (!at::GradMode::is_enabled()) return compute();
-  Tensor arg, tied;  // beside autograd: they have no gradient
+  Tensor arg, tied;  // returned outside of autograd, since they have no gradient
   Tensor out = NeighborReduce::apply(x, Options{{csr, csc, max_degrees}, reduce, ties, fill}, compute, &arg, &tied);
   return {std::move(out), std::move(arg), std::move(tied)};
 }

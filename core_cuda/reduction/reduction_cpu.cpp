@@ -1,6 +1,6 @@
-// Min/max over in-neighbours on the CPU: checks, allocation, and parts and columns dealt out to threads.
+// Min and max over in-neighbors on the CPU: checks, allocation, and the distribution of parts and columns to threads.
 //
-// The gradient is gathered over the CSC where the caller gives it, else scattered (cpu/gradient.h).
+// The gradient is gathered over the CSC if the caller passes it, else scattered (cpu/gradient.h).
 #include <torch/library.h>
 
 #include "../common/cpu/partition.h"
@@ -100,7 +100,7 @@ void gather_gradient(ReduceArgs& args, const Optional<at::Tensor>& known, const 
   args.items_per_part = choose_items_per_part(args.transposed);
   const int64_t parts = num_parts(args.transposed, args.items_per_part), scratch = kernels.scratch_size(args);
   at::Tensor positions, carry;
-  if (known) {  // by place, not by id
+  if (known) {  // positions are in CSC order, not by edge id
     args.positions = known->const_data_ptr<int32_t>();
     args.transposed.edge_ids = nullptr;
   } else if (args.graph.edge_ids) {
@@ -117,7 +117,7 @@ void gather_gradient(ReduceArgs& args, const Optional<at::Tensor>& known, const 
   }
 }
 
-// Calls work(first, last, scratch) for slices of `columns` columns.
+// Calls work(first, last, scratch) for feature tiles of `columns` columns.
 template <class A, class F>
 void for_each_slice(const ReduceArgs& args, int64_t columns, int64_t scratch, F&& work) {
   for_each_part<A>((args.width + columns - 1) / columns, scratch, [&](int64_t slice, A* memory) {
@@ -131,7 +131,7 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
                                     at::IntArrayRef /*max_degrees*/) {
   const char* op = "edgeless::neighbor_reduce_backward";
   check_reduce(op, x, csr);
-  const bool may_share = ties != "first";  // else x and out are not read
+  const bool may_share = ties != "first";  // if not, x and out are not read
   const at::Tensor packed = may_share ? packed_rows(x) : x, grad = packed_rows(grad_out);
   const at::Tensor saved = may_share ? packed_rows(out) : grad;
   ReduceArgs args = reduce_args(op, packed, csr, reduce, ties);
@@ -147,7 +147,7 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
   over.check(op, x.size(0), csr);
   const at::Tensor where = arg.contiguous(), flags = tied.contiguous();
   const bool shares = may_share && any_nonzero(flags.data_ptr<uint8_t>(), rows), gathers = !csc.empty();
-  // What share() adds to must not be rounded before.
+  // share() adds to grad_x, which must not be rounded before.
   const auto dtype = shares && gathers ? opmath_dtype(x.scalar_type()) : x.scalar_type();
   at::Tensor grad_x = empty_rows(x.sizes(), x.options().dtype(dtype));
   if (grad_x.numel() == 0 || args.graph.num_edges == 0) return grad_x.zero_().to(x.scalar_type());
@@ -160,7 +160,7 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
   with_arithmetic(x.scalar_type(), [&](auto zero) {
     using A = decltype(zero);
     const auto kernels = choose_reduce_kernels<A>();
-    constexpr int64_t line = 64 / sizeof(A);  // no two threads write the same cache line
+    constexpr int64_t line = 64 / sizeof(A);  // feature tiles are whole cache lines, to avoid false sharing
     const int64_t lines = (args.width + line - 1) / line;
     int64_t per_slice = (lines + at::get_num_threads() - 1) / at::get_num_threads();
     if (gathers) {
@@ -170,7 +170,7 @@ at::Tensor neighbor_reduce_backward(const at::Tensor& grad_out, const at::Tensor
       for_each_slice<A>(args, per_slice * line, kernels.scratch_size(args),
                         [&](int64_t first, int64_t last, A* memory) { kernels.share(args, first, last, memory); });
     } else {
-      constexpr int64_t cache = int64_t{4} << 20;  // for each thread
+      constexpr int64_t cache = int64_t{4} << 20;  // bytes per thread
       per_slice = std::max<int64_t>(1, std::min(per_slice, cache / (args.graph_columns * 64)));
       args.slice = per_slice * line;
       for_each_slice<A>(args, args.slice, kernels.scratch_size(args),

@@ -1,5 +1,5 @@
-// Min and max on CUDA: checks, allocation, slices. The kernels and what they are given are in cuda/. Nothing here waits
-// for the device.
+// Min and max on CUDA: checks, allocation, choice of the backward and its feature tiles. The kernels and their argument
+// structs are in cuda/. Nothing here synchronizes with the device.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -54,7 +54,8 @@ std::tuple<Tensor, Tensor, Tensor> neighbor_reduce(const Tensor& x, at::TensorLi
   return {out, arg, tied};
 }
 
-// The features of a slice: as many, 8 to 128, as keep the sums in L2 and to half of what the result takes.
+// log2 of the features of a feature tile, 8 to 128: the most with which the sums stay in L2 and within half of the
+// result's memory.
 int slice_log2(const ScatterArgs& args, int64_t sum_bytes, int64_t l2_bytes, int64_t result_bytes) {
   const int64_t fits = std::min(l2_bytes * kScatterL2Percent / 100, std::max<int64_t>(result_bytes / 2, 1 << 20));
   int log2 = 3;
@@ -71,17 +72,17 @@ int bits_for(int64_t count) {
   return bits;
 }
 
-// What a backward is given, checked.
+// The checked arguments of a backward.
 struct Backward {
   const Tensor &grad_out, &x, &out, &arg, &tied;
   GraphArrays graph;
-  OptTensor positions;  // of the edges of graph.csc
+  OptTensor positions;  // positions of edges within their CSR rows, in the order of graph.csc
   bool shares;
   Storage storage;
   int64_t rows, width;
   cudaStream_t stream;
 
-  // x or out for the kernels, which read them only where edges share.
+  // x or out as the kernels read them, which they do only where ties share the gradient.
   Tensor rows_where_shared(const Tensor& t) const { return shares ? rows_of_16_bytes(t.unsqueeze(1)) : t.unsqueeze(1); }
 };
 
@@ -118,7 +119,7 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   const Tensor positions = b.positions ? *b.positions : find_positions(b.graph.csr, b.stream);
   GatherArgs args;
   args.graph = compressed_graph(b.graph.csc);
-  if (b.positions) args.graph.edge_ids = nullptr;  // by place, not by id
+  if (b.positions) args.graph.edge_ids = nullptr;  // positions are in CSC order, not by edge id
   args.width = static_cast<int>(b.width);
   args.vectors = static_cast<int>(masked ? (b.width - 1) / kMaskedPer + 1 : b.width * grad.element_size() / 16);
   args.grad = fold_rows(grad), args.x = fold_rows(x), args.out = fold_rows(out);
@@ -136,15 +137,15 @@ void gather_gradient(const Backward& b, const Tensor& grad_x, bool masked) {
   problem.vector_bytes = static_cast<int>(numbers * (grad.element_size() + bytes.element_size()));
   problem.narrow_teams = true;
   choose_slices(problem, args.plan);
-  if (masked) args.vectors = args.plan.slices * args.plan.slice_vectors;  // a last slice has all its lanes
+  if (masked) args.vectors = args.plan.slices * args.plan.slice_vectors;  // the last feature tile has all its lanes
   budget_carry(problem, args.vectors * numbers * int64_t(sizeof(float)), grad_x);
   choose_shares(problem, args.plan);
   const Tensor carry = take_carry(problem, grad_x, args);
   C10_CUDA_CHECK(masked ? masked_gather_grad(args, b.stream) : gather_grad(b.storage, b.shares, args, b.stream));
 }
 
-// The fewest slices whose items fit, as those of 128 columns always do, in the smallest of the kernels for 128, 256 and
-// 512 columns, and of equal width.
+// Chooses the fewest feature tiles, of equal width, whose items fit in memory (tiles of 128 columns always do), and the
+// smallest of the kernels for 128, 256 and 512 columns that covers them.
 void sort_columns(const Backward& b, int64_t result_bytes, SortArgs& args) {
   int64_t fewest = 0;
   for (int log2 = 3; log2 <= 5; ++log2) {
@@ -180,7 +181,7 @@ void sort_gradient(const Backward& b, const Tensor& grad_x) {
   }
 }
 
-// What is sent, and tensors that live as long.
+// The arguments of the scattered backward, and the tensors they point into.
 struct Sent {
   ScatterArgs args;
   Tensor packed, where, values, flags, largest;
@@ -240,7 +241,7 @@ void own_gradient(const Backward& b, bool zero_shares, const BlockSums& sums, co
   C10_CUDA_CHECK(shared_scatter_grad(b.storage, b.graph.csr[0].scalar_type() == at::kLong, shared, b.stream));
 }
 
-// None where a test asks for an engine that the inputs do not allow.
+// The plan of the backward; nothing if an override names an engine that the inputs do not allow.
 std::optional<GradientPlan> choose_engine(const Backward& b) {
   const GradientProblem problem = problem_of(b);
   const GradientDevice device = gradient_device(b.x);

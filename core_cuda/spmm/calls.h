@@ -1,4 +1,4 @@
-// SpMM below autograd, for the functions of autograd that are made of it.
+// SpMM and SDDMM below autograd, for autograd functions that are composed of them.
 #pragma once
 
 #include "../common/autograd.h"
@@ -28,7 +28,7 @@ inline Tensor call_sddmm(const Tensor& dst, const Tensor& src, const GraphArrays
   return kernels(dst, src, {}, {}, graph.csr, graph.csc);
 }
 
-// The op itself, autograd included.
+// The op with autograd.
 inline Tensor spmm_op(const Tensor& x, const OptTensor& weight, const OptTensor& src_scale, const OptTensor& dst_scale,
                       const GraphArrays& graph) {
   return spmm_kernels().op(x, weight, src_scale, dst_scale, graph.csr, graph.csc, {}, graph.max_degrees);

@@ -1,11 +1,10 @@
-// Sums and sampled products by cuSPARSE, for what cusparse_refusal.h does not refuse.
+// SpMM and SDDMM by cuSPARSE, for calls without an unsupported reason (cusparse_refusal.h).
 //
-// The matrix is the graph's own CSR, in either direction, so nothing is ever transposed. What stays the same from call
-// to call is kept with the graph (cusparse_plans.h): the values, unless they come from edge weights, and for every
-// shape descriptors and a workspace, of which the library is told beforehand for sampled products alone. Edge weights
-// are read anew in every call, for they can change without anybody's notice. A call that is captured into a CUDA graph
-// keeps nothing and uses nothing that is kept: what it needs is made within the capture, in the capture's own memory,
-// and so at every replay. What waits for the GPU is refused there (cusparse_capture_refusal).
+// The sparse matrix is the graph's CSR or CSC, so no call transposes it. The graph caches what calls share
+// (cusparse_plans.h): the matrix values, unless they come from edge weights, and descriptors and a workspace per shape.
+// Only SDDMM plans are preprocessed. Edge weights are read in every call, because they can change unnoticed. A call
+// that is captured into a CUDA graph neither reads nor fills the cache: it makes values and plans inside the capture,
+// in the capture's memory pool. Calls that may wait for the GPU are unsupported there (cusparse_capture_refusal).
 #pragma once
 
 #include "../engine.h"
@@ -13,12 +12,13 @@
 
 namespace edgeless::cuda {
 
-// out [rows, ...] contiguous = the sum of x [columns, H, F]; scales as of the op. On the current stream. False where
-// the library has no kernel for it, and nothing has been done.
+// out [rows, ...] contiguous = the sum of x [columns, H, F], on the current stream; scales are those of the op. Returns
+// false, with `out` untouched, where the library has no kernel for the call.
 bool cusparse_spmm(Engine engine, const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
                    const OptTensor& dst_scale, at::TensorList csr, const at::Tensor& out);
 
-// products [E, 1] by original edge id = <dst[i], src[j]>, scaled; dst [rows, 1, F], src [columns, 1, F].
+// products [E, 1], in the order of original edge ids, = <dst[i], src[j]> times the scales; dst [rows, 1, F],
+// src [columns, 1, F]. Returns false where the library has no kernel for the call.
 bool cusparse_sddmm(const at::Tensor& dst, const at::Tensor& src, const OptTensor& src_scale,
                     const OptTensor& dst_scale, at::TensorList csr, const at::Tensor& products);
 

@@ -12,8 +12,8 @@
 #include "../common/storage_of.h"
 #include "cuda/edge_values.h"
 
-// The library is torch's: it comes with libtorch_cuda, which this extension is linked to, and need not be there for the
-// linker. Were it missing at run time, these would be null and the extension could be imported all the same.
+// libtorch_cuda, which this extension is linked to, loads cuSPARSE; the linker need not find it. Weak symbols are null
+// where it is missing at run time, and the extension can still be imported.
 #pragma weak cusparseCreateCsr
 #pragma weak cusparseCreateDnMat
 #pragma weak cusparseDestroyDnMat
@@ -27,7 +27,7 @@
 #pragma weak cusparseSpMM
 #pragma weak cusparseSpMM_bufferSize
 
-// ATen/cuda/CUDAContext.h declares it too, and asks for the headers of cuBLAS and cuSOLVER.
+// Declared here because ATen/cuda/CUDAContext.h includes the headers of cuBLAS and cuSOLVER.
 namespace at::cuda {
 cusparseHandle_t getCurrentCUDASparseHandle();
 }
@@ -74,8 +74,8 @@ cudaDataType data_type(at::ScalarType t) {
 
 struct CsrPlan : CusparsePlan {
   cusparseSpMatDescr_t matrix = nullptr;
-  cusparseDnMatDescr_t gathered = nullptr, rows = nullptr;  // by the matrix's columns and rows
-  bool known = true;                                        // the library has a kernel for it
+  cusparseDnMatDescr_t gathered = nullptr, rows = nullptr;  // one row per column and per row of the matrix
+  bool known = true;                                        // whether the library has a kernel for the call
 
   ~CsrPlan() override {
     if (matrix) cusparseDestroySpMat(matrix);
@@ -84,10 +84,10 @@ struct CsrPlan : CusparsePlan {
   }
 };
 
-// A call that the library is told about.
+// The operands of one SpMM or SDDMM.
 struct Call {
   at::TensorList csr;
-  Tensor values;          // of the matrix; of sampled products what they are written to
+  Tensor values;          // the matrix values; for SDDMM the output
   Tensor gathered, rows;  // [columns, F], [rows, F]
   bool sampled;
   cusparseSpMMAlg_t algorithm;
@@ -104,7 +104,7 @@ cusparseDnMatDescr_t dense(const Tensor& t) {
   return found;
 }
 
-// The two factors in front, which the library reads on the host.
+// alpha and beta, which the library reads from host memory.
 struct Factors {
   float one = 1, zero = 0;
   double wide_one = 1, wide_zero = 0;
@@ -116,8 +116,8 @@ struct Factors {
 constexpr auto kAsIs = CUSPARSE_OPERATION_NON_TRANSPOSE, kTransposed = CUSPARSE_OPERATION_TRANSPOSE;
 constexpr auto kSampled = CUSPARSE_SDDMM_ALG_DEFAULT;
 
-// Descriptors, a workspace and, with `prepared`, what the library finds out about the matrix beforehand: of sampled
-// products alone, for after cusparseSpMM_preprocess CUSPARSE_SPMM_CSR_ALG3 of CUDA 13.0 gives wrong sums.
+// Makes descriptors and a workspace and, with `prepared`, preprocesses the matrix. Only SDDMM is preprocessed: after
+// cusparseSpMM_preprocess, CUSPARSE_SPMM_CSR_ALG3 of CUDA 13.0 gives wrong sums.
 std::shared_ptr<CsrPlan> make_plan(cusparseHandle_t handle, const Call& call, bool prepared) {
   auto plan = std::make_shared<CsrPlan>();
   const Tensor &indptr = call.csr[0], &indices = call.csr[1];
@@ -163,7 +163,7 @@ void run_plan(cusparseHandle_t handle, const CsrPlan& plan, const Call& call) {
   }
 }
 
-// Whoever computes: the graph's plans, locked, the stream, and whether it is being captured.
+// The context of one call: the graph's locked cache, the stream, and whether the cache may be used.
 class Session {
  public:
   explicit Session(at::TensorList csr)
@@ -175,7 +175,7 @@ class Session {
 
   cudaStream_t stream() const { return on_device_.stream(); }
 
-  // The matrix's values as `dtype`.
+  // The matrix values as `dtype`, cached where they do not depend on edge weights.
   template <class A>
   Tensor values(at::ScalarType dtype, const OptTensor& weight, const OptTensor& row_scale,
                 const OptTensor& column_scale) {
@@ -215,7 +215,7 @@ class Session {
     return plan.known;
   }
 
-  // Edges and scales as the kernels beside the library take them; contiguous copies of scales live in `hold`.
+  // The arguments of the kernels in cuda/edge_values.h; `hold` owns contiguous copies of the scales.
   template <class A>
   spmm::EdgeValues<A> edges(const OptTensor& weight, const OptTensor& row_scale, const OptTensor& column_scale,
                             std::vector<Tensor>& hold) const {
@@ -247,14 +247,15 @@ class Session {
 
   OnDevice on_device_;
   std::shared_ptr<CusparsePlans> plans_;
-  std::unique_lock<std::mutex> lock_;  // behind the plans: let go of before them
+  std::unique_lock<std::mutex> lock_;  // declared after plans_, so that it is released before them
   at::TensorList csr_;
   cusparseHandle_t handle_;
   bool keeps_;
   SideKey side_;
 };
 
-// [N, H, F] as [N, H * F] as the library takes it: rows that are contiguous and do not overlap, from 16 bytes on.
+// [N, H, F] as [N, H * F] with the layout that the library takes: contiguous rows that do not overlap, the first one
+// 16-byte aligned.
 Tensor dense_rows(const Tensor& t) {
   const Tensor rows = t.dim() == 3 ? t.reshape({t.size(0), t.size(1) * t.size(2)}) : t;
   const bool aligned = reinterpret_cast<uintptr_t>(rows.data_ptr()) % 16 == 0;
@@ -267,7 +268,7 @@ Tensor dense_rows(const Tensor& t) {
 bool cusparse_spmm(Engine engine, const Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
                    const OptTensor& dst_scale, at::TensorList csr, const Tensor& out) {
   const Tensor gathered = dense_rows(x);
-  // The library documents that of its algorithms for CSR the third gives the same bits in every run, and no other.
+  // ALG3 is the only CSR algorithm that the library documents as bitwise reproducible.
   const auto algorithm = engine == Engine::cusparse_alg2 ? CUSPARSE_SPMM_CSR_ALG2 : CUSPARSE_SPMM_CSR_ALG3;
   return with_arithmetic(x.scalar_type(), [&](auto zero) {
     Session session(csr);
@@ -280,7 +281,7 @@ bool cusparse_sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_s
                     at::TensorList csr, const Tensor& products) {
   const Tensor rows = dense_rows(dst), gathered = dense_rows(src);
   const bool in_place = csr.size() == 2 && !src_scale && !dst_scale;
-  // Zeros: the library may multiply what is there by zero.
+  // The output starts as zeros: the library may multiply old contents by beta = 0, and 0 * NaN is NaN.
   const Tensor by_position = in_place ? products.zero_().view(-1) : at::zeros({csr[1].size(0)}, products.options());
   return with_arithmetic(src.scalar_type(), [&](auto zero) {
     using A = decltype(zero);

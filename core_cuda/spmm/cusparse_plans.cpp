@@ -26,7 +26,7 @@ void CusparsePlans::learn(const std::vector<std::pair<at::Tensor, at::Tensor>>& 
     found.push_back({given.first, given.second, whole});
   }
   OwnersByArrays<CusparsePlans>::get().remove(places(), this);
-  auto kept = scales;  // what is replaced is dropped without the mutex
+  auto kept = scales;  // takes the replaced tensors, so that they are freed without the mutex
   {
     const std::lock_guard lock(mutex);
     sides_.swap(found);
@@ -70,7 +70,8 @@ std::vector<at::Tensor> CusparsePlans::kept_tensors() const {
   return all;
 }
 
-// Never falls, so that whoever weighs the graph notices what came in the place of something else.
+// The number of misses never decreases, so that code that measures the graph's memory also notices an entry that
+// replaced another.
 int64_t CusparsePlans::num_entries() const {
   const std::lock_guard lock(mutex);
   return misses;

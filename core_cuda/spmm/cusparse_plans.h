@@ -1,6 +1,5 @@
-// What cuSPARSE needs for a graph and is kept with it: which arrays are the graph's, values of the matrix, and plans:
-// descriptors with a workspace. Owned by the graph (shared/engines.py) and found again, below autograd, by the arrays
-// that an op is given.
+// What a graph caches for cuSPARSE: its index arrays, matrix values, and plans (descriptors with a workspace). The
+// graph owns the cache (shared/engines.py); ops find it, below autograd, by the arrays they are given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,13 +17,13 @@
 
 namespace edgeless {
 
-// The entries that were used last, at most `capacity`.
+// An LRU cache of at most `capacity` entries.
 template <class Key, class Value>
 class RecentlyUsed {
  public:
   explicit RecentlyUsed(size_t capacity) : capacity_(capacity) {}
 
-  // What is kept under the key, null if nothing is.
+  // The value cached under the key, or null.
   Value* find(const Key& key) {
     for (size_t i = 0; i < entries_.size(); ++i) {
       if (!(entries_[i].first == key)) continue;
@@ -49,14 +48,15 @@ class RecentlyUsed {
   std::vector<std::pair<Key, Value>> entries_;
 };
 
-// Rows of a direction of the graph. Its arrays may be edited past the graph, so their versions belong to it.
+// Identifies the index arrays of one direction of the graph. Callers may write to them in place, so the key includes
+// their tensor versions.
 struct SideKey {
   const void *indptr, *indices;
   int64_t version;
   bool operator==(const SideKey& o) const { return indptr == o.indptr && indices == o.indices && version == o.version; }
 };
 
-// Streams have entries of their own: what is written on one is not there yet for another, and two products at a time
+// Keys include the stream: a write on one stream is not ordered before reads on another, and two concurrent products
 // cannot share a workspace.
 struct ValuesKey {
   SideKey side;
@@ -84,7 +84,7 @@ struct PlanKey {
   }
 };
 
-// Descriptors are the library's: see cusparse_engine_cuda.cpp.
+// CsrPlan in cusparse_engine_cuda.cpp adds the library's descriptors.
 struct CusparsePlan {
   at::Tensor workspace;
   virtual ~CusparsePlan() = default;
@@ -97,20 +97,20 @@ class CusparsePlans : public std::enable_shared_from_this<CusparsePlans> {
   static std::shared_ptr<CusparsePlans> make() { return std::shared_ptr<CusparsePlans>(new CusparsePlans()); }
   ~CusparsePlans();
 
-  // Takes the arrays of the graph, (indptr, indices) of each direction, and the scales that it keeps, in place of those
-  // of before. Reads the end of the last row of new ones, for which it waits where that is on a GPU.
+  // Replaces the graph's arrays, (indptr, indices) of each direction, and the scales that the graph caches. Reads
+  // indptr[-1] of new arrays, which synchronizes with the GPU that holds them.
   void learn(const std::vector<std::pair<at::Tensor, at::Tensor>>& sides, const std::vector<at::Tensor>& scales);
 
-  // Whether the direction has as many edges as its arrays hold: cuSPARSE takes no others.
+  // Returns whether indptr[-1] equals the length of indices: cuSPARSE takes no arrays with spare capacity.
   bool is_whole(at::TensorList arrays) const;
-  // Whether a scale is one that the graph keeps, so that values made from it are worth keeping.
+  // Returns whether the graph caches this scale, so that values computed from it are worth caching.
   bool keeps(const at::Tensor& scale) const;
 
   std::map<std::string, int64_t> info() const;
   std::vector<at::Tensor> kept_tensors() const;
   int64_t num_entries() const;
 
-  // For who holds the mutex, as a product does from its look-up until it is launched: descriptors are written to.
+  // Guards the fields below. A product holds it from its look-up to its launch, because it writes to the descriptors.
   mutable std::mutex mutex;
   RecentlyUsed<ValuesKey, at::Tensor> values{kMostValues};
   RecentlyUsed<PlanKey, std::shared_ptr<CusparsePlan>> plans{kMostPlans};
@@ -129,7 +129,7 @@ class CusparsePlans : public std::enable_shared_from_this<CusparsePlans> {
   std::vector<at::Tensor> scales_;
 };
 
-// Of the graph that a direction's arrays belong to; null where no graph has made them known.
+// The cache of the graph that owns these arrays; null where no graph has registered them.
 std::shared_ptr<CusparsePlans> plans_of(at::TensorList arrays);
 
 }  // namespace edgeless

@@ -1,4 +1,4 @@
-// What cuSPARSE does not compute for us, in words that go behind "cusparse: ".
+// Unsupported reasons of the cuSPARSE engine, worded to follow "cusparse: ". Null: supported.
 #pragma once
 
 #include "../engine.h"
@@ -6,20 +6,20 @@
 
 namespace edgeless {
 
-// Why the library cannot be used at all, null if it can.
+// Returns why the library cannot be used at all.
 const char* cusparse_library_refusal();
 
-// Whether the library may wait for the GPU within a product of numbers of this size: seen with CUDA 13.0 in float32,
-// for all but one of eight graphs. float64 is not taken for better.
+// Returns whether the library may synchronize with the GPU in a product of this element size. CUDA 13.0 does so in
+// float32 on seven of eight graphs; float64 is assumed to do the same.
 inline bool cusparse_waits(Engine engine, int64_t element_size) {
   return engine == Engine::cusparse && element_size >= 4;
 }
 
-// Why a product with x cannot be captured; null if it can, or if the current stream is not being captured.
+// Returns why a product with x cannot be captured; null too if the current stream is not being captured.
 const char* cusparse_capture_refusal(Engine engine, const at::Tensor& x);
 
-// Of a product of x [columns, F] or [columns, H, F] and of sampled products of rows, for arguments that their ops
-// accept. Null: cuSPARSE computes it.
+// Returns why cuSPARSE does not compute a product of x [columns, F] or [columns, H, F], or sampled products of dst and
+// src. The arguments must have passed the checks of their ops.
 const char* cusparse_spmm_refusal(Engine engine, const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 const char* cusparse_sddmm_refusal(const at::Tensor& dst, const at::Tensor& src, at::TensorList csr);
 

@@ -1,4 +1,4 @@
-// What the SpMM ops receive, checked once for both devices.
+// Argument checks of the SpMM ops, shared by both devices.
 #pragma once
 
 #include "../attention/inputs.h"
@@ -36,14 +36,14 @@ inline void check_spmm(const char* op, const at::Tensor& x, const OptTensor& wei
   check_scale(op, "dst_scale", dst_scale, rows, x);
 }
 
-// The dtype of sums of rows of x, that of x or of its statistics.
+// Sums of rows of x have the dtype of x or its opmath dtype.
 inline void check_sum_dtype(const char* op, const char* name, at::ScalarType kind, const at::Tensor& x) {
   const auto statistics = opmath_dtype(x.scalar_type());
   TORCH_CHECK_VALUE(kind == x.scalar_type() || kind == statistics, op, ": ", name, " must be ", x.scalar_type(), " or ",
                     statistics, ", got ", kind);
 }
 
-// out [rows, F] or [rows, H, F], as x has it.
+// out is [rows, F] or [rows, H, F], with as many dimensions as x.
 inline void check_spmm_out(const char* op, const at::Tensor& out, const at::Tensor& x, at::TensorList csr) {
   at::DimVector sizes(x.sizes());
   sizes[0] = csr[0].size(0) - 1;

@@ -1,20 +1,21 @@
-// How sums are laid out: the plan of a fold (common/fold.h) for the kernel that a sum takes. Pure functions of sizes;
-// no CUDA and no torch.
+// The plan of a segment reduction (common/fold.h) for the kernel that an SpMM call uses. Pure functions of sizes; no
+// CUDA and no torch.
 #pragma once
 
 #include "../common/fold.h"
 
 namespace edgeless::cuda::spmm {
 
-// in_order: the weights are there by position. Walks of wide teams are few windows long, too short to ask ahead.
+// in_order: an array of weights in CSR order exists. The tile loop of a 32-lane sub-warp has too few windows to profit
+// from prefetching weights.
 inline Weighing weighing_of(bool weighed, bool by_head, bool in_order, int team_log2) {
   if (by_head) return Weighing::by_head;
   if (!weighed) return Weighing::none;
   return in_order || team_log2 > 4 ? Weighing::by_edge : Weighing::by_edge_ahead;
 }
 
-// number_bytes: of a number of x. Sums by heads' own weights are not laid out for one turn of blocks: nobody has timed
-// it.
+// number_bytes: bytes of one element of x. Plans with per-head weights do not aim for a single wave of blocks: that has
+// not been measured.
 inline FoldPlan make_sum_plan(FoldProblem problem, bool weighed, bool by_head, int number_bytes, bool wide_index) {
   FoldPlan plan;
   choose_slices(problem, plan);

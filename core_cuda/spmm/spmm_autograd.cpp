@@ -1,4 +1,4 @@
-// The gradients of SpMM and SDDMM: each is the other's, so both can be differentiated as often as one likes.
+// Autograd of SpMM and SDDMM. Each backward consists of the two ops themselves, so derivatives of any order exist.
 #include "calls.h"
 
 namespace edgeless {
@@ -7,7 +7,7 @@ namespace {
 Tensor sddmm(const Tensor& dst, const Tensor& src, const OptTensor& src_scale, const OptTensor& dst_scale,
              at::TensorList csr, at::TensorList csc);
 
-// The arguments of an op that have no gradient.
+// The arguments that get no gradient.
 struct SpmmOptions {
   const OptTensor &src_scale, &dst_scale;
   GraphArrays graph;

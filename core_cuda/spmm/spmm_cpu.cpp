@@ -1,4 +1,4 @@
-// SpMM and SDDMM on the CPU: checks, allocation, and the parts dealt out to threads.
+// SpMM and SDDMM on the CPU: checks, allocation, and the distribution of merge-path parts to threads.
 #include <torch/library.h>
 
 #include "../common/cpu/partition.h"
@@ -37,7 +37,7 @@ void run_spmm(SpmmPass pass, SpmmArgs<A>& args, const at::TensorOptions& options
   for_each_part<A>(parts, scratch, [&](int64_t part, A* memory) { kernels.merge(args, part, memory); });
 }
 
-// The sum of rows x [columns, H, F] into `out`.
+// out = the SpMM of x [columns, H, F].
 void sum_into(const at::Tensor& out, const at::Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
               const OptTensor& dst_scale, at::TensorList csr) {
   if (out.numel() == 0) return;
@@ -48,7 +48,7 @@ void sum_into(const at::Tensor& out, const at::Tensor& x, const OptTensor& weigh
     const at::Tensor packed = packed_rows(x);
     ScaleMemory<A> scales;
     args.graph = compressed(csr);
-    args.heads = weight && weight->stride(1) != 0 ? x.size(1) : 1;  // heads of equal weight are one wide head
+    args.heads = weight && weight->stride(1) != 0 ? x.size(1) : 1;  // heads with one weight are one wide head
     args.width = x.size(1) * x.size(2) / args.heads;
     args.x = rows_of(packed);
     if (weight) {

@@ -1,5 +1,5 @@
-// SpMM and SDDMM on CUDA: checks, allocation, layout. The kernels and what they are given are in cuda/. Nothing here
-// waits for the device.
+// SpMM and SDDMM on CUDA: checks, allocation, choice of engine and plan. The kernels and their argument structs are in
+// cuda/. Nothing here synchronizes with the device.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-// The two scales as the kernels read them.
+// Contiguous copies of the two scales, kept alive for the launch.
 template <class A>
 struct Scales {
   Tensor row, column;
@@ -31,13 +31,13 @@ struct Scales {
   }
 };
 
-// Heads that lie side by side and weigh the same are one wide head.
+// Returns whether all heads are contiguous and share one weight, so that they can be processed as one wide head.
 bool joins_heads(const Tensor& x, const OptTensor& weight) {
   const bool same = !weight || weight->size(1) == 1 || weight->stride(1) == 0;
   return same && (x.size(1) == 1 || x.stride(1) == x.size(2) * x.stride(2));
 }
 
-// The sum of rows x [columns, H, F] into `out`, which has at least one number.
+// out = the SpMM of x [columns, H, F]; out must not be empty.
 void sum_into(const Tensor& out, const Tensor& x, const OptTensor& weight, const OptTensor& src_scale,
               const OptTensor& dst_scale, at::TensorList csr, at::TensorList csc, at::IntArrayRef max_degrees) {
   const auto statistics = opmath_dtype(x.scalar_type());

@@ -1,12 +1,12 @@
-// What the edges of a sum weigh, and so which kernel it takes. No CUDA and no torch.
+// How the edges of an SpMM are weighted, which selects the kernel. No CUDA and no torch.
 #pragma once
 
 #include <cstdint>
 
 namespace edgeless::cuda::spmm {
 
-// An edge weighs 1; one number for all heads, which the lane that owns the edge fetches, with its window or one ahead
-// of it; any number per head.
+// none: all weights are 1. by_edge: one weight for all heads, loaded by the lane that owns the edge together with its
+// window; by_edge_ahead: the same, prefetched one window ahead. by_head: one weight per edge and head.
 enum class Weighing : uint8_t { none, by_edge, by_edge_ahead, by_head };
 
 }  // namespace edgeless::cuda::spmm

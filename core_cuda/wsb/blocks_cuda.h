@@ -1,4 +1,4 @@
-// The blocks of a graph as the kernels read them.
+// Conversion of a graph's blocks from tensors to kernel arguments.
 #pragma once
 
 #include "cuda/blocks.h"

@@ -1,4 +1,4 @@
-// Attention over weighted sparse blocks, for what wsb_refusal does not refuse.
+// Attention over weighted sparse blocks, for calls without an unsupported reason (wsb_refusal).
 #pragma once
 
 #include "../attention/cuda/args.h"
@@ -6,11 +6,11 @@
 
 namespace edgeless::cuda {
 
-// Whether a call runs on blocks: the engine in force says so, and the device has tensor cores for it.
+// Returns whether a call runs on blocks: the engine in force selects them, and the device has compute capability 8.0 or
+// higher.
 bool runs_on_blocks(const AttentionCall& in, bool backward);
 
-// A pass over the graph, for arguments as our own kernels take them. The pass by destination leaves args.delta for the
-// one by source.
+// Runs one pass with the arguments of the rowsplit kernels. by_dst writes args.delta, which by_src reads.
 void run_on_blocks(Pass pass, const AttentionCall& in, const Args<float>& args, cudaStream_t stream);
 
 }  // namespace edgeless::cuda

@@ -54,7 +54,7 @@ std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr) {
 
 namespace {
 
-// Why blocks of these arrays cannot be used now.
+// Returns why the blocks of these arrays cannot be used; null if they can.
 const char* refusal_of_blocks(at::TensorList csr) {
   const auto blocks = blocks_of(csr);
   if (!blocks) return "no blocks are kept for these arrays: they belong to no Graph, or to one first used in a capture";
@@ -62,7 +62,8 @@ const char* refusal_of_blocks(at::TensorList csr) {
   return nullptr;
 }
 
-// Whether sums (head_dim 0) or attention over one direction's blocks are quicker, of which `gathered` are the rows.
+// Returns whether SpMM (head_dim 0) or attention on the blocks of one direction is profitable. gathered: the rows they
+// gather.
 bool pay(at::TensorList side, int64_t head_dim, const at::Tensor& gathered) {
   const auto blocks = blocks_of(side);
   const int64_t bytes = gathered.numel() * gathered.element_size();

@@ -1,5 +1,5 @@
-// The weighted sparse blocks (WSB) of a graph, which shared/wsb.py makes. Owned by the graph and found again, below
-// autograd, by the arrays that an op is given.
+// The weighted sparse blocks (WSB) of a graph, built by shared/wsb.py and owned by the graph. Ops find them, below
+// autograd, by the index arrays they are given.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,12 +17,12 @@
 
 namespace edgeless {
 
-// Of one direction: see cuda/blocks.h. Shared by whoever computes with it.
+// The blocks of one direction; cuda/blocks.h describes the arrays.
 struct BlocksOfSide {
   at::Tensor indptr, indices;
-  int64_t version;  // of both when the blocks were made
+  int64_t version;  // sum of the tensor versions of both when the blocks were built
   at::Tensor first, order, columns, bits;
-  double reuse;  // edges that share a gathered row
+  double reuse;  // mean number of edges that share one read of a gathered row
 };
 
 class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
@@ -32,7 +32,7 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
 
   // blocks: first, order, columns, bits.
   void add(const at::Tensor& indptr, const at::Tensor& indices, const std::vector<at::Tensor>& blocks, double reuse);
-  // Null where there are none.
+  // The blocks of these arrays, or null.
   std::shared_ptr<const BlocksOfSide> of(const at::Tensor& indptr, const at::Tensor& indices) const;
   std::vector<at::Tensor> kept_tensors() const;
   int64_t num_entries() const;
@@ -44,17 +44,17 @@ class KeptBlocks : public std::enable_shared_from_this<KeptBlocks> {
   std::vector<std::shared_ptr<const BlocksOfSide>> sides_;
 };
 
-// Of a direction's arrays; null where no graph has made blocks of them.
+// The blocks of one direction's arrays; null where no graph has built blocks for them.
 std::shared_ptr<const BlocksOfSide> blocks_of(at::TensorList csr);
 
-// Why a sum of x [columns, F] or [columns, H, F] cannot be computed with blocks, in words that go behind "wsb: ". Null:
-// it can. For arguments that the op accepts.
+// Returns why an SpMM of x [columns, F] or [columns, H, F] cannot run on blocks, worded to follow "wsb: ". Null: it
+// can. The arguments must have passed the checks of the op.
 const char* wsb_refusal(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 
-// Whether a sum is to be computed with blocks though nobody asked for them.
+// Returns whether an SpMM on blocks is supported and profitable: engine `automatic` then uses them.
 bool blocks_pay(const at::Tensor& x, const OptTensor& weight, at::TensorList csr);
 
-// The same for dot product attention; backward: of out, all passes of it.
+// The same for dot product attention. backward: for all passes of the backward.
 const char* wsb_refusal(const AttentionCall& in, bool backward);
 bool blocks_pay(const AttentionCall& in, bool backward);
 

@@ -13,12 +13,12 @@ namespace {
 
 using at::Tensor;
 
-// [N, H, F] as [N, H * F] in vectors of 16 bytes.
+// [N, H, F] as [N, H * F] with 16-byte aligned rows.
 Tensor rows_of(const Tensor& x) {
   return rows_of_16_bytes(x.reshape({x.size(0), 1, x.size(1) * x.size(2)})).squeeze(1);
 }
 
-// Rows times their scale, rounded to 16 bits once more, as PyTorch's are.
+// Rows times their scale, rounded to 16 bits as PyTorch rounds the product.
 Tensor scaled_rows(const Tensor& x, const Tensor& scale, cudaStream_t stream) {
   Tensor out = at::empty(x.sizes(), x.options());
   wsb::ScaleArgs args;
@@ -48,10 +48,12 @@ bool wsb_spmm(const Tensor& x, const OptTensor& src_scale, const OptTensor& dst_
   if (row_scale.defined()) args.row_scale = row_scale.const_data_ptr<float>();
   args.out = out.data_ptr(), args.wide = out.scalar_type() == at::kFloat;
   const int device = x.get_device();
-  // A multiprocessor has room for sixteen warps; each is to get sixteen windows and more, so that all end together.
+  // An SM holds sixteen warps. Warps share windows where each would otherwise get fewer than sixteen, since the last
+  // wave would leave SMs idle.
   const int64_t warps = args.blocks.windows * ((args.vectors + 7) / 8);
   args.shared_windows = warps < 16 * 16 * device_attribute(cudaDevAttrMultiProcessorCount, device);
-  // 64 columns of x at a time stay in the cache, or all columns of near windows' rows do.
+  // Feature tiles of 64 elements come first where such a tile of all of x fits in L2; else windows come first, so that
+  // L2 holds whole rows of neighboring windows.
   args.by_window = rows.nbytes() / args.vectors * 8 > device_attribute(cudaDevAttrL2CacheSize, device);
   C10_CUDA_CHECK(wsb::run_sum(storage_of(x.scalar_type()), args, on_device.stream()));
   return true;

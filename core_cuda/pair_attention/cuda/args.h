@@ -1,9 +1,9 @@
-// What the CUDA kernels of attention over pairs are given. No torch. All arithmetic is float.
+// Arguments of the CUDA kernels of attention over pairs. No torch. All arithmetic is float.
 //
-// Of Args are used: graph, whose sources are pairs and whose edge ids are the pieces of destinations; part, layout,
-// value and value_vectors; coefficient, the slope; logit_term, the queries [pieces]; out; in the backward grad_out,
-// stats, grad_value, ds_out [E] by the position of edges by source, and grad_att, the shares of the key's gradient; and
-// what is known of dropout.
+// The kernels use these fields of Args: graph, whose sources are pairs and whose edge ids are segments (`pieces`, see
+// ../inputs.h); part, layout, value and value_vectors; coefficient, the slope; logit_term, the queries [pieces]; out;
+// in the backward grad_out, stats, grad_value, ds_out [E] in the order of edges by pair, and grad_att, the partial sums
+// of the key's gradient; and the fields of dropout.
 #pragma once
 
 #include "../../attention/cuda/args.h"
@@ -11,29 +11,29 @@
 namespace edgeless::cuda {
 
 struct PairArgs : Args<float> {
-  const void* key = nullptr;          // [width], of storage, from 16 bytes on
-  const void* bias = nullptr;         // the same, null: none
-  OutRows sums;                       // the result without the bias; null: not wanted
-  float* shift = nullptr;             // [2, Nd]: what inputs.h says of it
-  const int32_t* drawn_by = nullptr;  // [E] original ids by the position of edges; null: no dropout
+  const void* key = nullptr;          // [width] of the storage type, 16-byte aligned
+  const void* bias = nullptr;         // the same; null: none
+  OutRows sums;                       // the result without the bias; null: not needed
+  float* shift = nullptr;             // [2, Nd], see PairResults in ../inputs.h
+  const int32_t* drawn_by = nullptr;  // [E] original edge ids in the order of the pass; null: no dropout
 };
 
-// A pass over many rows of numbers that ends in one sum for each column: `blocks` shares of it, [blocks, width] each.
-// Rows are whole vectors, contiguous.
+// A row-wise pass that also computes column sums: each block writes one row of the partial sums `shares`, [blocks,
+// width]. Rows are contiguous and whole vectors.
 struct RowSumsArgs {
-  const void *a = nullptr, *b = nullptr;  // rows, see the kernels
-  const void* row = nullptr;              // [width] of storage, null: zero
+  const void *a = nullptr, *b = nullptr;  // rows, see kernels.h
+  const void* row = nullptr;              // [width] of the storage type, null: zero
   const float* shift = nullptr;           // [2, rows]
   const float* factor = nullptr;          // [rows]
   float4* stats = nullptr;                // [rows]
   void* out = nullptr;                    // [rows, width]
-  float* shares = nullptr;                // null: nobody asks for the sums
+  float* shares = nullptr;                // null: sums not needed
   int64_t rows = 0;
-  int vectors = 0;  // of a row, 1 to 32
+  int vectors = 0;  // vectors per row, 1 to 32
   int blocks = 0;
 };
 
-// Sums of shares, each to a vector of storage.
+// Reductions of partial sums, each to a [width] result of the storage type.
 constexpr int kMostSums = 2;
 struct SharesArgs {
   struct Sum {
@@ -44,11 +44,11 @@ struct SharesArgs {
   int sums = 0, width = 0;
 };
 
-// What is summed for nodes, see run_prepare().
+// See run_prepare().
 struct PrepareArgs {
   const float* ds = nullptr;      // [E]
-  const int32_t* ptr = nullptr;   // [pieces + 1]
-  const int32_t* at = nullptr;    // [E]
+  const int32_t* ptr = nullptr;   // [pieces + 1] offsets of the segments in `at`
+  const int32_t* at = nullptr;    // [E] indices into ds
   float* weights = nullptr;       // [pairs + pieces]
   const void* vectors = nullptr;  // [vector_words] words of 4 bytes
   void* rows = nullptr;

@@ -1,11 +1,11 @@
-// Backward over pairs, the one pass over edges. A row is a pair of a source and a type, with the row v of values:
+// Backward over pairs, by_src: the only pass over edges. A row is a unique (source, relation) with the row v of values:
 //
 //   P = e^(s - max_i) / sum_i   ds = P (<grad_i, v> - Delta_i) LeakyReLU'(s)
 //   dv = sum P grad_i + (sum ds) key   d key = the sum over all pairs of (sum ds) v
 //
-// for its edges, to destinations i; with dropout <grad_i, v>, and the P of dv, times 0 or 1 / (1 - p). ds is written by
-// the edge's position, for what the side of destinations sums. See attention/cuda/walk.cuh for who owns what; nothing
-// is added by atomics.
+// summed over its edges to destinations i. With dropout, <grad_i, v> and the P in dv are multiplied by 0 or 1 / (1 -
+// p). ds is stored per edge for the sums on the query side. attention/cuda/walk.cuh describes how work is divided;
+// there are no atomics.
 #pragma once
 
 #include "../../attention/cuda/by_dst.cuh"
@@ -13,7 +13,7 @@
 
 namespace edgeless::cuda {
 
-// Shared memory: the piece of a row that a chain owes to an earlier one.
+// Shared memory: the partial sum of a row segment that a worker leaves to the earlier one which owns the row.
 template <int kPer>
 struct PairPieces {
   float at[kPer][kBlockThreads];
@@ -49,21 +49,22 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
 
   const uint64_t seed = kDropout ? static_cast<uint64_t>(*args.seed) : 0;
   float key[kV], value[kV], acc[kV];
-  float own = 0;     // of the row: <key, v>
-  float sum_ds = 0;  // of the lane until the row ends
+  float own = 0;     // <key, v> of the row
+  float sum_ds = 0;  // the lane's part, reduced when the row ends
   uint4 value_raw[1] = {};
   load_parameters<S>(args.key, place, args.value_vectors, key);
 #pragma unroll
   for (int k = 0; k < kV; ++k) value[k] = 0, acc[k] = 0;
   key_shares.clear();
 
-  bool fresh = false;  // the row's values were asked for, not yet taken
+  bool fresh = false;  // the row's values are in flight and not yet unpacked
   auto begin_row = [&] {
     value_raw[0] = load_once(value_rows.row(0, walk.row));
     fresh = true;
     if (place.lane % 8 == 0 && walk.row + kRowsAhead < walk.last_row) value_rows.ask(walk.row + kRowsAhead);
   };
-  // Whole warp; teams whose row is not fresh take no part but in the sums. These meet in the order of the forward's.
+  // Called by whole warps; sub-warps whose row is not fresh only take part in the shuffles. The dot product is summed
+  // in the same order as in the forward.
   auto take_rows = [&] {
     if (fresh) unpack_row<S, 1>(value_raw, place, args.value_vectors, value, [](float x) { return x; });
     const float sum = team_sum(dot<S>(key, value), place.width(), kFullWarp);
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::by_src, kVec<
   };
 
   PairWindow<kEdges, kDropout> window(args, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
     uint4 raw[1][kEdges][1];
     window.load(grads, raw);

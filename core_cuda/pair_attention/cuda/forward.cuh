@@ -1,10 +1,10 @@
-// Forward over pairs: out_i = sum_e softmax(LeakyReLU(q_p + <key, v_e>)) v_e + bias, for the edges e of a destination
+// Forward over pairs: out_i = sum_e softmax(LeakyReLU(q_p + <key, v_e>)) v_e + bias, over the edges e of a destination
 // i.
 //
-// v_e is the row of the edge's pair of a source and a type, q_p the number of the piece of its destination and type.
-// With dropout the weight of v_e is zero or 1 / (1 - p) times as much. The key's part of a logit is made of the row
-// that is gathered anyway. Logits are as large as they are, not in base 2: float32 has their differences without a
-// rounding. See attention/cuda/forward.cuh for the softmax and attention/cuda/walk.cuh for who owns what.
+// v_e is the row of the edge's unique (source, relation), q_p the query term of the segment p of its destination and
+// relation. With dropout, the weight of v_e is multiplied by 0 or 1 / (1 - p). <key, v_e> is computed from the gathered
+// row. Logits are not scaled to base 2, so that the difference of nearby logits is exact in float32.
+// attention/cuda/forward.cuh describes the softmax, attention/cuda/walk.cuh how work is divided.
 #pragma once
 
 #include "../../attention/cuda/forward.cuh"
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
   values.hold();
   const uint64_t seed = kDropout ? static_cast<uint64_t>(*args.seed) : 0;
   float key[kV], acc[kV];
-  float m = -INFINITY, l = 0;  // l: of the lane until the row ends
+  float m = -INFINITY, l = 0;  // running maximum; the lane's part of the sum, reduced when the row ends
   load_parameters<S>(args.key, place, args.value_vectors, key);
 #pragma unroll
   for (int k = 0; k < kV; ++k) acc[k] = 0;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
   };
 
   PairWindow<kEdges, kDropout> window(args, walk);
-  auto take = [&] {  // whole warp
+  auto take = [&] {  // called by whole warps
     window.begin(walk);
     uint4 raw[1][kEdges][1];
     window.load(values, raw);
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kBlockThreads, pair_blocks(Pass::forward, kVec
     float s = query + sum_of_own_edge<kEdges>(partial, place.lane, place.width());
     s = valid ? GatScore::leaky(s, args.coefficient) : -INFINITY;
 
-    // An idle team goes on with an edge of its last row and weight 0.
+    // An idle sub-warp repeats an edge of its last row with weight 0.
     if (__any_sync(kFullWarp, s > m)) {
       const float top = max(m, batch_max<kEdges>(s));
       const float shrink = top > m ? power_of_two((m - top) * float(kLog2e)) : 1.0f;

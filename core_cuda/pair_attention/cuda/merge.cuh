@@ -1,5 +1,5 @@
-// The kernels that merge the pieces of hubs, rows so long that several blocks walk them (common/partition.cuh), in the
-// order of a row's edges, after a pass over pairs. Storage: float, half, bfloat16; sums in float.
+// Kernels that merge the partial results of hubs, rows that several blocks share (common/partition.cuh), in the order
+// of the row's edges, after a pass over pairs. Storage: float, half, bfloat16; sums in float.
 #pragma once
 
 #include "../../common/merge.cuh"
@@ -7,7 +7,7 @@
 
 namespace edgeless::cuda {
 
-// Piece number `piece` of a hub.
+// The partial result of a hub's row segment number `piece` in the fix-up workspace.
 __device__ inline const float* piece_at(const PairArgs& args, const Hub& hub, int64_t piece) {
   const int64_t slots = number_of_slots(args.graph.num_edges, args.part.piece);
   return args.carry + (piece == 0 ? hub.slot : slots + hub.slot + piece - 1) * args.carry_size;

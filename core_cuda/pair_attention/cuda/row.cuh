@@ -1,4 +1,4 @@
-// What both passes over pairs know of a row and of a batch of edges.
+// Rows and batches of edges in both passes over pairs.
 #pragma once
 
 #include "../../attention/cuda/lane.cuh"
@@ -7,7 +7,7 @@
 
 namespace edgeless::cuda {
 
-// The lane's part of a vector of parameters, beyond whose end are zeros.
+// Loads the lane's part of a parameter vector, padded with zeros.
 template <class S, class P>
 __device__ __forceinline__ void load_parameters(const void* vector, const P& place, int vectors, float (&to)[kVec<S>]) {
   const uint4 raw[1] = {__ldg(static_cast<const uint4*>(vector) + min(place.lane, vectors - 1))};
@@ -22,7 +22,7 @@ __device__ __forceinline__ float dot(const float (&x)[kVec<S>], const float (&y)
   return sum;
 }
 
-// EdgeWindow that brings along the pieces of its edges' destinations and, with dropout, the edges' ids.
+// An EdgeWindow that also loads the edges' segments and, with dropout, their original ids.
 template <int kEdges, bool kDropout>
 struct PairWindow : EdgeWindow<int32_t, kEdges, 1> {
   using Base = EdgeWindow<int32_t, kEdges, 1>;

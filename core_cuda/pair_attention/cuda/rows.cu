@@ -8,7 +8,7 @@
 namespace edgeless::cuda {
 namespace {
 
-// f(the width of a team, as a type)
+// Calls f with the lanes of a sub-warp as an integral_constant.
 template <class F>
 cudaError_t with_width(int vectors, F&& f) {
   if (vectors <= 8) return f(std::integral_constant<int, 8>{});
@@ -16,7 +16,7 @@ cudaError_t with_width(int vectors, F&& f) {
   return f(std::integral_constant<int, 32>{});
 }
 
-// f(a number of storage)
+// Calls f with a value of the storage type.
 template <class F>
 cudaError_t with_storage(Storage storage, F&& f) {
   switch (storage) {

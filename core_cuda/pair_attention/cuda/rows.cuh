@@ -1,5 +1,5 @@
-// What is done row by row beside the passes over pairs. A team of lanes has a row, a vector of 16 bytes a lane; a block
-// has some consecutive rows and leaves one share of the sums over its rows, in an order that depends on sizes alone.
+// The row-wise kernels around the passes over pairs. A sub-warp holds a row, one vector of 16 bytes per lane. A block
+// processes consecutive rows and writes one partial sum per column, in an order that depends on sizes alone.
 #pragma once
 
 #include "../../common/vec.cuh"
@@ -10,12 +10,12 @@ namespace edgeless::cuda {
 
 constexpr int kRowThreads = 128, kRowsAtOnce = 4;
 
-// Where a lane stands.
+// The lane's place in its sub-warp and block, and the block's rows [begin, end).
 template <int kWidth>
 struct Lane {
   static constexpr int kTeams = kRowThreads / kWidth;
   int lane = threadIdx.x % kWidth, team = threadIdx.x / kWidth;
-  bool inside;  // of the row
+  bool inside;  // whether the row has a vector for this lane
   int64_t begin, end;
 
   __device__ explicit Lane(const RowSumsArgs& args)
@@ -23,7 +23,7 @@ struct Lane {
         begin(args.rows * blockIdx.x / args.blocks),
         end(args.rows * (blockIdx.x + 1) / args.blocks) {}
 
-  // The vector of this lane in a row.
+  // Index of this lane's vector of a row.
   __device__ int64_t at(const RowSumsArgs& args, int64_t row) const { return row * args.vectors + lane; }
 };
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_row(const RowSumsArgs& args, const Lane<kWi
   unpack(there ? __ldg(static_cast<const uint4*>(args.row) + place.lane) : uint4{0, 0, 0, 0}, row, S{});
 }
 
-// The teams' sums, added up in their order.
+// Adds the sums of the sub-warps in their order and writes the block's partial sums.
 template <int kWidth, int kV>
 __device__ void store_share(const RowSumsArgs& args, const Lane<kWidth>& place, const float (&sum)[kV]) {
   __shared__ float all[kV][kRowThreads];

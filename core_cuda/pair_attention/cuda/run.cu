@@ -1,4 +1,4 @@
-// The passes over pairs by storage type, and what merges the pieces of hubs (merge.cuh).
+// Dispatch of the passes over pairs by storage type, and launches of the merge of hubs (merge.cuh).
 #include "merge.cuh"
 
 #include "kernels.h"

@@ -1,4 +1,4 @@
-// Walks over pairs: the kernels of walks.cuh, and between them a scan of the pieces' edges.
+// Launches the kernels of walks.cuh and, between them, a scan of the segments' edge counts.
 #include "walks.h"
 
 #include <algorithm>

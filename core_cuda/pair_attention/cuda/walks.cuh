@@ -1,5 +1,5 @@
-// The kernels that make the arrays of walks over pairs (../walks.h): a thread for every edge, and then, with the places
-// where pieces begin, a thread for every piece.
+// The kernels that build the index arrays of attention over pairs (../walks.h): one thread per edge and then, when the
+// offsets of segments are known, one thread per segment.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ __global__ void walk_pieces_kernel(WalksArgs<I> args) {
       const int64_t other = __shfl_xor_sync(~0u, static_cast<long long>(most), lanes);
       most = most < other ? other : most;
     }
-    // It never falls, so that one who reads too early asks in vain at worst.
+    // *longest never decreases, so a stale read causes a redundant atomic at worst.
     auto* longest = reinterpret_cast<long long*>(args.longest + which);
     if (threadIdx.x % kWarp == 0 && most > *static_cast<volatile long long*>(longest)) {
       atomicMax(longest, static_cast<long long>(most));

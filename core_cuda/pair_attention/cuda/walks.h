@@ -1,4 +1,4 @@
-// The arrays of walks over pairs (../walks.h) on the GPU. No torch, no host sync.
+// Builds the index arrays of attention over pairs (../walks.h) on the GPU. No torch, no host sync.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,7 +11,7 @@ namespace edgeless::cuda {
 
 template <class I>
 size_t walks_scratch(int64_t pieces);
-// longest holds zeros. `scratch` holds walks_scratch<I>(pieces) bytes.
+// args.longest must be zeroed. `scratch` has walks_scratch<I>(pieces) bytes.
 template <class I>
 cudaError_t make_walks(const WalksArgs<I>& args, void* scratch, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Every instruction set compiles these, in this order (each uses what stands before it).
+// Compiled once per instruction set. The order matters: each file uses the ones above it.
 // clang-format off
 #include "../../common/cpu/vec.h"
 #include "../../common/cpu/rows.h"

@@ -1,4 +1,4 @@
-// The projection kernels of each instruction set and the choice among them.
+// The projection kernels of each instruction set, and the selection of one.
 #pragma once
 
 #include "../../common/cpu/capability.h"
@@ -17,7 +17,7 @@ ProjectionKernels projection_kernels();
 }
 #endif
 
-// No table where the libraries' products are to be used: with narrower vectors theirs are no slower.
+// Returns false below AVX2, where torch.mm is no slower than these kernels.
 inline bool choose_projection_kernels(ProjectionKernels* kernels) {
 #if EDGELESS_X86
   if (capability() == Capability::avx512) return *kernels = avx512::projection_kernels(), true;

@@ -1,11 +1,12 @@
-// Matrix products of many rows with a small matrix (tiles.h): rows go through a block that stays in the caches.
+// Matrix products of many rows with a small matrix (tiles.h). Rows are copied through a block that stays in the caches.
 // Included once per instruction set.
 
 struct Projection {
   using Tile = Tiles<float>;
   static constexpr int64_t W = Tile::W;
 
-  // Rows go into a block first: six rows at a time are no stream that the hardware would fetch ahead.
+  // Rows are first copied into a block: the product reads six rows at a time, a pattern that hardware does not
+  // prefetch.
   static void copy_rows(const float* in, int64_t stride, int64_t n, int64_t width, float* out, int64_t out_stride) {
     for (int64_t r = 0; r < n; ++r) __builtin_memcpy(out + r * out_stride, in + r * stride, width * sizeof(float));
   }
@@ -23,7 +24,7 @@ struct Projection {
     fence_streams();
   }
 
-  // The gradients of all maps side by side in rows of block_stride; what pads a row stays zero.
+  // Concatenates the gradients of all maps in rows of block_stride. The padding stays zero.
   static void fill_block(const ProjectionArgs& args, int64_t row, int64_t n, float* block) {
     int64_t column = 0;
     for (int64_t m = 0; m < args.num_maps; ++m) {
@@ -33,7 +34,7 @@ struct Projection {
     }
   }
 
-  // A block's sums first, then the part's: shorter sums are rounded less.
+  // Sums a block before adding it to the part's sums: shorter sums have smaller rounding errors.
   static void add_columns(const ProjectionArgs& args, int64_t n, const float* block, float* sums) {
     for (int64_t j = 0; j < args.columns; j += W) {
       Vec<float> t = {};

@@ -1,6 +1,5 @@
-// The kernel that copies several tensors into another dtype in one launch, which is what autocast does to an input and
-// to the maps of a layer. Row y of the grid has one tensor; a thread copies four numbers at once where the tensor
-// begins on so many bytes.
+// The kernel that casts several tensors in one launch, as autocast casts an input and the maps of a layer. blockIdx.y
+// selects the tensor. A thread converts four elements at a time where the source is aligned to four elements.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +23,7 @@ template <class From, class To>
 __device__ __forceinline__ void copy(const From* from, To* to, int64_t numbers) {
   const int64_t step = int64_t(gridDim.x) * kCastThreads, fours = numbers / kCastPer;
   const int64_t thread = int64_t(blockIdx.x) * kCastThreads + threadIdx.x;
-  const bool aligned = reinterpret_cast<uintptr_t>(from) % sizeof(Four<From>) == 0;  // the copy always is
+  const bool aligned = reinterpret_cast<uintptr_t>(from) % sizeof(Four<From>) == 0;  // the destination always is
   int64_t rest = 0;
   if (aligned) {
     for (int64_t i = thread; i < fours; i += step) {

@@ -1,10 +1,10 @@
-// The kernels that sum the columns of several matrices which have the same number of rows, in an order that depends on
-// the shapes alone.
+// Kernels that sum the columns of several matrices with equal numbers of rows, in an order that depends on the shapes
+// alone.
 //
-// Of many rows, a thread block sums 128 columns over a chunk of the rows of one matrix (columns.cuh), and a second
-// kernel adds up the sums of all chunks. Next to nothing is written, so the kernels run at the speed of memory; torch's
-// own sum of a tall matrix of 128 columns reached 0.5 TB/s on an H200. Of few rows, a thread block sums 32 columns over
-// all rows, which takes one launch in place of two.
+// For many rows, a thread block sums 128 columns over a chunk of the rows of one matrix (columns.cuh), and a second
+// kernel adds the chunks. Almost nothing is written, so the kernels run at memory bandwidth; torch's sum of a tall
+// matrix of 128 columns reaches 0.5 TB/s on an H200. For few rows, a thread block sums 32 columns over all rows, which
+// takes one launch instead of two.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Sums over rows, column by column: a block has 32 lanes side by side, each with four columns 32 apart, and 8 rows
-// under way.
+// Column sums in a thread block of 32 x 8 threads: threadIdx.x has four columns, 32 apart, and threadIdx.y (`side`) one
+// of eight rows at a time.
 #pragma once
 
 #include "../../common/vec.cuh"
@@ -8,7 +8,7 @@ namespace edgeless::cuda::projection {
 
 constexpr int kLanes = 32, kSides = 8, kPer = 4;
 
-// The sums over a block's sides, pair by pair; valid on side 0.
+// Tree reduction over the sides of a block; the result is valid on side 0.
 template <class A, int kAll>
 __device__ __forceinline__ A over_sides(A x, A (&shared)[kAll][kLanes]) {
   shared[threadIdx.y][threadIdx.x] = x;

@@ -1,8 +1,8 @@
-// Products of float32 tiles on tensor cores, about as exact as on the other units and up to a third faster.
+// Products of float32 tiles on tensor cores (3xTF32), about as exact as on CUDA cores and up to a third faster.
 //
-// Tensor cores multiply numbers of 11 significant bits (TF32). A float is the nearest of those and what is left, of
-// which they take the first 11 bits: three products of the parts leave out less than a rounding of the float32 product.
-// What a tensor core adds it rounds towards zero, so sums of 32 products are taken out and added as floats. (Ootomo,
+// Tensor cores multiply TF32 numbers, which have 11 significant bits. A float is split into the nearest TF32 number and
+// the TF32 part of the remainder; three of the four products of the parts lose less than one rounding of the float32
+// product. Tensor cores round sums towards zero, so sums of 32 products are moved out and added as floats. (Ootomo,
 // Yokota: "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak
 // performance", 2022, sections 3 and 4.)
 #pragma once
@@ -25,8 +25,8 @@ struct Operand : Tiles<float, kSize, kTransposed, kTransposed ? 8 : 4, kThreads>
     return tile[kTransposed ? depth * kStride + at : at * kStride + depth];
   }
 
-  // A lane's numbers of four blocks of 8 rows by 4 of the depth: rows `first` and the eight after them, depths `inner`
-  // and the four after them. depth_first: which of both the second block is further in.
+  // The lane's elements of four 8 x 4 matrices: rows from `first` and from first + 8, depths from `inner` and from
+  // inner + 4. depth_first: the second matrix is the next one in depth, not in rows.
   static __device__ __forceinline__ void get(const float* tile, int first, int inner, bool depth_first,
                                              uint32_t (&to)[4]) {
     const int lane = threadIdx.x % 32;
@@ -44,13 +44,13 @@ struct Operand : Tiles<float, kSize, kTransposed, kTransposed ? 8 : 4, kThreads>
   }
 };
 
-// sum += A B^T for a stage of both operands. part: room for what the tensor cores add up.
+// sum += A B^T for a stage of both operands. part: accumulators of the tensor cores.
 template <class A, class B, class Place, int kDown, int kSide>
 __device__ __forceinline__ void multiply_tiles(const float* tile_a, const float* tile_b, const Place& place,
                                                float (&sum)[kDown][kSide][4], float (&part)[kDown][kSide][4]) {
 #pragma unroll
   for (int inner = 0; inner < kTileDepth; inner += kInner) {
-    uint32_t b_parts[2][kSide][2], a_parts[2][kDown][4];  // the nearest numbers, and what is left
+    uint32_t b_parts[2][kSide][2], a_parts[2][kDown][4];  // TF32 parts: nearest, remainder
 #pragma unroll
     for (int j = 0; j < kSide; j += 2) {
       uint32_t x[4];
@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply_tiles(const float* tile_a, const float*
 #pragma unroll
       for (int h = 0; h < 4; ++h) split(__uint_as_float(x[h]), a_parts[0][i][h], a_parts[1][i][h]);
     }
-    // The small products first; those that follow each other do not wait for each other.
+    // The small products come first. Consecutive mma have different accumulators, so they do not depend on each other.
 #pragma unroll
     for (int product = 0; product < 3; ++product) {
 #pragma unroll

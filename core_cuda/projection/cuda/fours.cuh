@@ -1,4 +1,4 @@
-// One number or four side by side, loaded and stored at once.
+// Vectorized loads and stores of one element or four consecutive ones.
 #pragma once
 
 #include "../../common/vec.cuh"

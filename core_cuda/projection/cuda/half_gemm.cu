@@ -1,4 +1,4 @@
-// Launches of the kernel that multiplies 16-bit matrices of few rows (half_gemm.cuh).
+// Launches of the GEMM kernel for 16-bit matrices of few rows (half_gemm.cuh).
 #include "half_gemm.cuh"
 
 namespace edgeless::cuda::projection {

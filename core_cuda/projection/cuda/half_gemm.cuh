@@ -1,9 +1,8 @@
-// The kernel that multiplies 16-bit matrices of few rows on tensor cores, C = A B^T with sums in floats. The libraries'
-// kernels are as fast on the device, but take three to eight times as long to launch, which is what counts where rows
-// are few.
+// A GEMM kernel for 16-bit matrices of few rows on tensor cores, C = A B^T with float32 accumulation. cuBLAS kernels
+// are as fast on the device but take three to eight times as long to launch, which dominates where rows are few.
 //
-// A thread block makes 128 by 64 numbers of C and a warp 32 by 32 of them, from a pipeline of three stages in shared
-// memory; a stage is a tile of 32 columns of A and of B.
+// A thread block computes a 128 x 64 tile of C and a warp a 32 x 32 tile of it, with a pipeline of three stages in
+// shared memory. A stage holds tiles of A and B of depth 32.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +14,13 @@
 
 namespace edgeless::cuda::projection {
 
-// Two numbers of C side by side, in its own type.
+// Stores two consecutive elements of C.
 template <class T>
 __device__ __forceinline__ void store_pair(T* to, float x, float y) {
   *reinterpret_cast<NumberPair<T>*>(to) = {to_storage<T>(x), to_storage<T>(y)};
 }
 
-// C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
+// C = A B^T with elements A(i, k) and B(j, k). kTransposed: k is the row index in memory.
 template <class S, bool kTransposedA, bool kTransposedB, bool kTwo>
 __global__ void __launch_bounds__(HalfTiling::kThreads, HalfTiling::kBlocks)
     half_gemm_kernel(const __grid_constant__ ProductArgs args) {
@@ -36,7 +35,7 @@ __global__ void __launch_bounds__(HalfTiling::kThreads, HalfTiling::kBlocks)
 
   HalfTiling::Sum sum = {};
   const int64_t share = blockIdx.y * args.c_share;
-  // Before the products, so that it is on its way together with the first tiles.
+  // C is loaded before the products, so that its loads are in flight together with the first tiles.
   if (args.add && args.wide) add_numbers(static_cast<const float*>(side.c) + share, side.c_row, place, args, sum);
   if (args.add && !args.wide) add_numbers(static_cast<const S*>(side.c) + share, side.c_row, place, args, sum);
   const bool sums = kTransposedA && args.sums && place.makes_sums();
@@ -48,7 +47,7 @@ __global__ void __launch_bounds__(HalfTiling::kThreads, HalfTiling::kBlocks)
       float tile_sum = 0;
 #pragma unroll 8
       for (int k = 0; k < kTileDepth; ++k) tile_sum += to_arithmetic(column[k * A::kStride]);
-      row_sum += tile_sum;  // sums of sums round less
+      row_sum += tile_sum;  // two-level sums have smaller rounding errors
     }
     half::multiply_tiles<S, A, B>(tile_a, tile_b, place, sum);
   });

@@ -1,4 +1,4 @@
-// Products of tiles of 16-bit numbers on tensor cores, summed in floats.
+// Products of tiles of 16-bit elements on tensor cores with float32 accumulation.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,8 +19,8 @@ struct Operand : Tiles<uint16_t, kSize, kTransposed, 8, kThreads> {
   using Base::Base, Base::kStride;
   using Tile = uint16_t[Base::kNumbers];
 
-  // Four blocks of 8 by 8 numbers, as an mma wants them: rows `first` and the eight after them, depths `inner` and the
-  // eight after them. depth_first: which of both the second block is further in.
+  // Four 8 x 8 matrices as mma operands: rows from `first` and from first + 8, depths from `inner` and from inner + 8.
+  // depth_first: the second matrix is the next one in depth, not in rows.
   static __device__ __forceinline__ void get(const uint16_t* tile, int first, int inner, bool depth_first,
                                              uint32_t (&to)[4]) {
     const int lane = threadIdx.x % 32, second = lane / 8 % 2 * 8, third = lane / 16 * 8;
@@ -45,7 +45,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
 #endif
 }
 
-// sum += A B^T for a stage of both operands, of numbers S.
+// sum += A B^T for a stage of both operands, whose elements are S.
 template <class S, class A, class B, class Place, int kDown, int kSide>
 __device__ __forceinline__ void multiply_tiles(const uint16_t* tile_a, const uint16_t* tile_b, const Place& place,
                                                float (&sum)[kDown][kSide][4]) {

@@ -1,4 +1,4 @@
-// Launches of the kernels that make the logits of nodes, and their gradients (node_logits.cuh).
+// Launches of the kernels for node logits and their gradients (node_logits.cuh).
 #include "node_logits.cuh"
 
 namespace edgeless::cuda::projection {

@@ -1,10 +1,9 @@
-// The kernels that make the logits of nodes, and their gradients. A logit is the dot product of one head of a node's
-// row, of `channels` numbers, with a vector of that head; there are one or two vectors for every head.
+// The kernels for node logits and their gradients. A logit is the dot product of one head of a node's row, [channels],
+// with a vector of that head; there are one or two vectors per head.
 //
-// In the forward kernel, a team of lanes has one head of one row. In the backward kernel, a thread block has 128
-// columns of a chunk of rows (columns.cuh): it writes the gradient of these rows and sums the part of the vectors'
-// gradients that comes from them; the sums of all chunks are added up afterwards (column_sums.cuh). Both kernels read a
-// row once for all vectors.
+// In the forward kernel, a sub-warp computes one head of one row. In the backward kernel, a thread block processes 128
+// columns of a chunk of rows (columns.cuh): it writes the gradient of these rows and sums their contribution to the
+// vectors' gradients; column_sums.cuh then adds the chunks. Both kernels read a row once for all vectors.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +16,14 @@ namespace edgeless::cuda::projection {
 
 constexpr int kLogitsThreads = 256;
 
-// kFours: heads are made of fours of numbers that are loaded at once.
+// kFours: heads are read four elements at a time.
 template <class S, bool kFours>
 __global__ void __launch_bounds__(kLogitsThreads) logits_kernel(const __grid_constant__ LogitsArgs args) {
   using A = Arithmetic<S>;
   constexpr int kStep = kFours ? 4 : 1;
   const int width = 1 << args.team_log2, lane = threadIdx.x & (width - 1);
   const int64_t place = (int64_t(blockIdx.x) * kLogitsThreads + threadIdx.x) >> args.team_log2;
-  const bool small = args.num_rows * args.heads < (int64_t(1) << 31);  // a division of 64 bits takes long
+  const bool small = args.num_rows * args.heads < (int64_t(1) << 31);  // 64-bit division is slow
   const int64_t row = small ? static_cast<uint32_t>(place) / static_cast<uint32_t>(args.heads) : place / args.heads;
   const int head = static_cast<int>(place - row * args.heads);
   const bool inside = row < args.num_rows;
@@ -54,7 +53,7 @@ __global__ void __launch_bounds__(kLogitsThreads) logits_kernel(const __grid_con
 template <class S, bool kFours>
 __global__ void __launch_bounds__(kLanes* kSides) gradients_kernel(const __grid_constant__ LogitsArgs args) {
   using A = Arithmetic<S>;
-  constexpr int kStep = kFours ? 4 : 1, kGroups = kPer / kStep;  // columns of a group lie side by side, in one head
+  constexpr int kStep = kFours ? 4 : 1, kGroups = kPer / kStep;  // a group: consecutive columns of one head
   __shared__ A shared[kSides][kLanes];
   const int width = args.heads * args.channels;
   int first[kGroups], head[kGroups];

@@ -1,5 +1,4 @@
-// Launches of the kernel that multiplies float32 matrices on tensor cores (product.cuh), and the choice of its tiling
-// and of how the depth is divided.
+// Launches of the float32 GEMM kernel (product.cuh), and the choice of its tiling and its split-K.
 #include "product.cuh"
 
 #include <algorithm>
@@ -30,7 +29,7 @@ cudaError_t launch_tiling(bool transposed_a, bool transposed_b, const ProductArg
   return transposed_b ? launch<Tiling, false, true>(args, stream) : launch<Tiling, false, false>(args, stream);
 }
 
-// divided: the depth is.
+// divided: split-K.
 bool is_wide(int64_t rows, int64_t columns, int64_t depth, bool divided) {
   if (divided) return rows * columns >= kWideResult && depth >= kWideDividedDepth;
   return depth >= kWideDepth && WideTiling::blocks(rows, columns) >= kWideTiles;

@@ -1,9 +1,9 @@
-// The kernel that multiplies float32 matrices on tensor cores, C = A B^T, with each number as two numbers of TF32
+// A GEMM kernel for float32 matrices on tensor cores, C = A B^T, with each element split into two TF32 numbers
 // (float_tiles.cuh).
 //
-// A thread block makes one tile of C, of the size that its Tiling says (tiles.cuh), from a pipeline of tiles of A and B
-// in shared memory. Row y of the grid has a part of the depth, whose product is stored apart, and z is the number of
-// the product, of those that share A. thresholds.h says which tiling serves which shapes.
+// A thread block computes one tile of C, whose size is set by its Tiling (tiles.cuh), with a pipeline of tiles of A and
+// B in shared memory. blockIdx.y selects a split-K part, whose product is stored separately; blockIdx.z selects one of
+// the products that share A. thresholds.h has the limits that choose the tiling.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace edgeless::cuda::projection {
 
-// An infinity leaves no number behind when it is split: a result that is none is made once more, like this.
+// Recomputes one element of C without tensor cores. Needed where the result is not finite: the remainder of a split
+// infinity is NaN.
 template <bool kTransposedA, bool kTransposedB>
 __device__ __noinline__ float in_floats(const ProductArgs::Pair& pair, int64_t row, int64_t column, int64_t begin,
                                         int64_t end) {
@@ -35,7 +36,7 @@ struct ProductShared {
   static constexpr int kBytes = Tiling::kStages * kStage * static_cast<int>(sizeof(float));
 };
 
-// C = A B^T: A(i, k) and B(j, k), of which either may lie with k as its rows.
+// C = A B^T with elements A(i, k) and B(j, k). kTransposed: k is the row index in memory.
 template <class Tiling, bool kTransposedA, bool kTransposedB, bool kTwo>
 __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
     product_kernel(const __grid_constant__ ProductArgs args) {
@@ -60,7 +61,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, Tiling::kBlocks)
       float tile_sum = 0;
 #pragma unroll 8
       for (int k = 0; k < kTileDepth; ++k) tile_sum += A::get(tile_a, threadIdx.x, k);
-      row_sum += tile_sum;  // sums of sums round less
+      row_sum += tile_sum;  // two-level sums have smaller rounding errors
     }
     floats::multiply_tiles<A, B>(tile_a, tile_b, place, sum, part);
   });

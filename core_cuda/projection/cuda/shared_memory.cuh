@@ -1,4 +1,4 @@
-// More shared memory for a kernel than it gets unasked.
+// Opt-in to more dynamic shared memory than the default limit.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,8 +8,8 @@
 
 namespace edgeless::cuda::projection {
 
-// Lets a kernel take its shared memory on the current device. `done` remembers the first devices for which it was said:
-// to say it takes a third of a launch.
+// Raises the kernel's limit of dynamic shared memory on the current device. `done` has a bit for each of the first 64
+// devices where this is done, because the call takes a third as long as a launch.
 template <class Kernel>
 cudaError_t allow_shared_memory(Kernel kernel, int bytes, std::atomic<uint64_t>& done) {
   int device = 0;

@@ -1,4 +1,4 @@
-// How the two operands of a product come to shared memory, in tiles of 32 of its depth, a few of them ahead.
+// The pipeline that copies both operands of a product to shared memory in tiles of depth 32, several stages ahead.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +10,23 @@ namespace edgeless::cuda::projection {
 
 constexpr int kTileDepth = 32;
 
-// A block makes kRows by kColumns numbers of C, a warp kDown by kSide mma of 16 by 8 numbers each, from kStages tiles
-// of the depth in shared memory. kBlocks share a multiprocessor.
+// A block computes a kRows x kColumns tile of C; a warp kDown x kSide mma tiles of 16 x 8. Shared memory holds kStages
+// stages. kBlocks: target occupancy in blocks per SM.
 template <int kRows_, int kColumns_, int kDown_, int kSide_, int kStages_, int kBlocks_>
 struct Tiling {
   static constexpr int kRows = kRows_, kColumns = kColumns_, kDown = kDown_, kSide = kSide_;
   static constexpr int kStages = kStages_, kBlocks = kBlocks_;
-  static constexpr int kAcross = kColumns / (8 * kSide);  // warps
+  static constexpr int kAcross = kColumns / (8 * kSide);  // warps across the columns
   static constexpr int kThreads = 32 * kAcross * kRows / (16 * kDown);
-  using Sum = float[kDown][kSide][4];  // a lane's numbers
+  using Sum = float[kDown][kSide][4];  // a lane's accumulators
 
   static constexpr int64_t blocks(int64_t rows, int64_t columns) {
     return (rows + kRows - 1) / kRows * ((columns + kColumns - 1) / kColumns);
   }
 };
 
-// Of 16-bit numbers; of floats, whose sums and parts take many registers: SquareTiling, and, where there are many tiles
-// that are deep, WideTiling, whose warps read a number from shared memory less often.
+// HalfTiling is for 16-bit elements. float32 products need more registers: SquareTiling and, for many deep tiles,
+// WideTiling, whose warps read each element from shared memory less often.
 using HalfTiling = Tiling<128, 64, 2, 4, 3, 2>;
 using SquareTiling = Tiling<64, 64, 2, 4, 3, 4>;
 using WideTiling = Tiling<128, 64, 4, 4, 2, 3>;
@@ -35,7 +35,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* at) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(at));
 }
 
-// 16 bytes on their way to shared memory, zeros where they are not `there`.
+// Starts an asynchronous copy of 16 bytes to shared memory; zeros where not `there`.
 __device__ __forceinline__ void copy_vector(void* to, const void* from, bool there) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
@@ -43,8 +43,8 @@ __device__ __forceinline__ void copy_vector(void* to, const void* from, bool the
 #endif
 }
 
-// Four blocks of 8 by 8 numbers of 16 bits, or of 8 by 4 of 32, of which each lane gives one row's address in shared
-// memory; transposed on the way into registers where it says so.
+// ldmatrix: loads four matrices of 8 x 8 16-bit (or 8 x 4 32-bit) elements; each lane passes the shared memory address
+// of one row. kTransposed: transposes them on the way.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices(const void* at, uint32_t (&to)[4]) {
 #if __CUDA_ARCH__ >= 800
@@ -61,18 +61,18 @@ __device__ __forceinline__ void load_matrices(const void* at, uint32_t (&to)[4])
 #endif
 }
 
-// One of the operands, of numbers T, which goes to shared memory as it lies in memory: kTransposed, numbers of one
-// depth side by side, else numbers of one row. What is outside is zero there. kPad: numbers between the rows of a tile,
-// so that fragments come from all banks. kThreads: of the block that loads it.
+// One operand with elements T, whose tiles have the same layout in shared memory as in global memory: rows of one depth
+// if kTransposed, else rows of the operand. Elements outside the matrix are zero. kPad: elements of padding per row,
+// which avoids bank conflicts of fragment loads. kThreads: threads of the block.
 template <class T, int kSize, bool kTransposed, int kPad, int kThreads>
 struct Tiles {
   static constexpr int kVector = 16 / sizeof(T), kWidth = kTransposed ? kSize : kTileDepth;
   static constexpr int kStride = kWidth + kPad, kNumbers = (kTransposed ? kTileDepth : kSize) * kStride;
   static constexpr int kInLine = kWidth / kVector, kLines = kThreads / kInLine;
   static constexpr int kCopies = kSize * kTileDepth / kVector / kThreads;
-  const T* from;  // of the thread's first copy
-  int64_t row;
-  int64_t left_rows, left_depth;  // from the tile's first
+  const T* from;                  // source of the thread's first copy
+  int64_t row;                    // elements from row to row
+  int64_t left_rows, left_depth;  // remaining from the tile's first row and depth
   int line, in_line;
 
   __device__ __forceinline__ Tiles(const void* base, int64_t row, int64_t first, int64_t rows, int64_t depth,
@@ -94,16 +94,16 @@ struct Tiles {
   }
 };
 
-// What was loaded up to here is one stage.
+// Commits the copies issued since the last call as one stage.
 __device__ __forceinline__ void commit_stage() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;");
 #endif
 }
 
-enum class StagesOf { block, warp };  // who loads them, and so has to meet before they are read
+enum class StagesOf { block, warp };  // who loads a stage, and so synchronizes before it is read
 
-// Waits until the oldest of so many stages is there.
+// Waits until the oldest of kStages stages has arrived.
 template <int kStages, StagesOf kOf>
 __device__ __forceinline__ void await_stage() {
 #if __CUDA_ARCH__ >= 800
@@ -112,7 +112,7 @@ __device__ __forceinline__ void await_stage() {
   kOf == StagesOf::block ? __syncthreads() : __syncwarp();
 }
 
-// load(stage) asks for the first tiles: all stages but one.
+// Prologue of the pipeline: load(stage) starts the copies of all stages but one.
 template <int kStages, class Load>
 __device__ __forceinline__ void begin_depth(int steps, Load&& load) {
 #pragma unroll
@@ -122,7 +122,8 @@ __device__ __forceinline__ void begin_depth(int steps, Load&& load) {
   }
 }
 
-// After begin_depth: load(stage) asks for the next tiles, use(stage) takes them when they are there.
+// Main loop of the pipeline, after begin_depth: load(stage) starts the copies of a stage, use(stage) consumes one that
+// has arrived.
 template <int kStages, StagesOf kOf, class Load, class Use>
 __device__ __forceinline__ void finish_depth(int steps, Load&& load, Use&& use) {
   for (int step = 0; step < steps; ++step) {
@@ -143,8 +144,8 @@ inline __host__ __device__ int tile_steps(int64_t depth) {
   return static_cast<int>((depth + kTileDepth - 1) / kTileDepth);
 }
 
-// A thread's place in the tile of its block: mma (i, j) has its rows down + 16 i + group, and those eight further, and
-// its columns side + 8 j + 2 in_group, and those one further.
+// A thread's elements in the tile of its block: in mma (i, j), rows down + 16 i + group and 8 rows below, columns
+// side + 8 j + 2 in_group and the next one.
 template <class Tiling>
 struct WarpPlace {
   int down, side, group, in_group;
@@ -156,10 +157,10 @@ struct WarpPlace {
   }
 };
 
-// What a block makes.
+// The tile of C and the range of the depth of a block.
 template <class Tiling>
 struct TilePlace : WarpPlace<Tiling> {
-  int64_t first_row, begin, end;  // begin, end: of the depth
+  int64_t first_row, begin, end;  // begin, end: range of the depth
   int first_column;
 
   __device__ __forceinline__ explicit TilePlace(const ProductArgs& args) {
@@ -169,7 +170,7 @@ struct TilePlace : WarpPlace<Tiling> {
     begin = blockIdx.y * args.share, end = min(args.depth, begin + args.share);
   }
 
-  // Whether the thread sums a row of a: one block of those that share a does.
+  // Returns whether the thread sums a row of `a`. Of the blocks that read the same rows, only one does.
   __device__ __forceinline__ bool makes_sums() const {
     return first_column == 0 && blockIdx.z == 0 && threadIdx.x < Tiling::kRows;
   }
@@ -177,14 +178,14 @@ struct TilePlace : WarpPlace<Tiling> {
   __device__ __forceinline__ int steps() const { return tile_steps(end - begin); }
 };
 
-// The two operands of a block, one after the other of each pair with kTwo.
+// The two operands of a block. kTwo: the tiles of the first pair of operands, then those of the second pair.
 template <class A, class B, bool kTwo, class Place>
 struct Operands {
   const ProductArgs& args;
   const Place& place;
   A a;
   B b;
-  int left;  // tiles of the first pair
+  int left;  // remaining tiles of the first pair
 
   __device__ __forceinline__ Operands(const ProductArgs& args, const Place& place)
       : args(args),
@@ -206,8 +207,8 @@ struct Operands {
   }
 };
 
-// use(row, column, x, y) for every pair of numbers side by side that a thread has of the tile at (first_row,
-// first_column) of a matrix [rows, columns]; `sum` is indexed by mma.
+// Calls use(row, column, x, y) for every pair of adjacent accumulators of the thread, for the tile at (first_row,
+// first_column) of a matrix [rows, columns]. `sum` is indexed by mma.
 template <class Place, int kDown, int kSide, class Use>
 __device__ __forceinline__ void for_each_pair(const Place& place, int64_t first_row, int64_t rows, int first_column,
                                               int columns, float (&sum)[kDown][kSide][4], Use&& use) {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void for_each_pair(const Place& place, int64_t first_
 #pragma unroll
       for (int j = 0; j < kSide; ++j) {
         const int column = first_column + place.side + j * 8 + place.in_group * 2;
-        if (column < columns) use(row, column, sum[i][j][2 * h], sum[i][j][2 * h + 1]);  // an even number of them
+        if (column < columns) use(row, column, sum[i][j][2 * h], sum[i][j][2 * h + 1]);  // columns is even
       }
     }
   }
@@ -231,8 +232,8 @@ struct alignas(2 * sizeof(T)) NumberPair {
   T x, y;
 };
 
-// Adds to `sum` what c, a matrix with rows of c_row numbers, holds there. A pass of its own: were a pair read, added
-// and written before the next one, every load would wait for the store before it.
+// Adds the tile of c, whose rows are c_row elements apart, to `sum`. This is a separate loop from the stores: if each
+// pair were loaded, added and stored in turn, every load would wait for the store before it.
 template <class T, class Place, class Sum>
 __device__ __forceinline__ void add_numbers(const T* c, int64_t c_row, const Place& place, const ProductArgs& args,
                                             Sum& sum) {
@@ -243,7 +244,7 @@ __device__ __forceinline__ void add_numbers(const T* c, int64_t c_row, const Pla
                 });
 }
 
-// Blocks of a product, parts of its depth, products.
+// Grid: tiles of a product, split-K parts, products.
 template <class Tiling>
 dim3 product_grid(const ProductArgs& args) {
   const int64_t blocks = Tiling::blocks(args.rows, args.columns);

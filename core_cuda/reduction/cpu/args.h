@@ -1,4 +1,4 @@
-// What a CPU min/max kernel is given.
+// Arguments of the CPU kernels of min and max over in-neighbors.
 #pragma once
 
 #include <cstdint>
@@ -11,24 +11,24 @@ struct ReduceArgs {
   Compressed graph;
   int64_t items_per_part;
   int64_t width;
-  int64_t graph_columns;  // sources
+  int64_t graph_columns;  // number of source nodes
   bool is_min;
-  double fill;  // of rows without edges
+  double fill;  // result of rows without edges
 
   Rows x;            // [columns, width]
   OutRows out;       // [rows, width]
-  void* arg;         // [rows, width] position within the row, of arg_size bytes
+  void* arg;         // [rows, width] position of the extremum within its row, in arg_size bytes
   int64_t arg_size;  // 1, 2 or 4
-  uint8_t* tied;     // [rows]: some element of the row may have its extremum twice; null: the first takes all
-  bool zero_shares;  // where the extremum is 0, the zero that a scatter starts from counts as one more
-  void* carry;       // forward: [parts, 2, padded width] of A and of positions, and a number; backward: of A, unpadded
+  uint8_t* tied;     // [rows]: whether an element of the row may have a tied extremum; null: the first edge takes all
+  bool zero_shares;  // an extremum of 0 counts one more tie: the initial zero of torch's scatter_reduce
+  void* carry;       // fix-up workspace. Forward: [parts, 2] states (see slot()); backward: [parts, 2, width] of A
 
   // backward
   Rows grad_out, saved_out;  // [rows, width]
   OutRows grad_x;            // [columns, width]
-  Compressed transposed;     // the CSC: its edge ids are those of `graph`
-  int64_t slice;             // columns that scatter() does at a time, whole cache lines of A; 0: gather()
-  const int32_t* positions;  // [edges] within the row, by edge id; null: edge ids are positions in `graph`
+  Compressed transposed;     // the CSC, with the same edge ids as `graph`
+  int64_t slice;             // columns of a feature tile of scatter(), whole cache lines of A; 0: gather()
+  const int32_t* positions;  // [edges] position within the row, by edge id; null: edge ids are CSR indices
 };
 
 template <class A>
@@ -36,7 +36,7 @@ struct ReduceKernels {
   int64_t (*scratch_size)(const ReduceArgs&);
   void (*run)(const ReduceArgs&, int64_t part, A* scratch);
   void (*merge)(const ReduceArgs&, int64_t part, A* scratch);
-  // The gradient: gather, merge_gather and share, or scatter; see gradient.h.
+  // The gradient: gather, merge_gather and share; or scatter. See gradient.h.
   void (*gather)(const ReduceArgs&, int64_t part, A* scratch);
   void (*merge_gather)(const ReduceArgs&, int64_t part, A* scratch);
   void (*share)(const ReduceArgs&, int64_t first, int64_t last, A* scratch);

@@ -1,13 +1,13 @@
-// The gradient of a minimum or maximum: each element of a row's gradient belongs to the neighbour at its argument.
+// The gradient of a minimum or maximum: each element of a row's gradient belongs to the neighbor at its argument.
 //
-// gather(): a source reads, for every edge that it has, the destination's gradient and argument and keeps what the
-// argument gives to this edge. It walks merge-path parts of the CSC like any sum, writes every row once and needs no
-// zeros before; it reads all rows of all edges. scatter(): each element is sent to where it belongs, in a buffer of a
-// few columns of every source, so that what is hit at random stays in the caches; then the buffer is written out. It
-// reads every gradient once whatever the number of edges. Threads own columns.
-// In rows with `tied` set the gradient is divided among equal values, for which the row's neighbours are read again:
-// scatter() does these along with the others, after gather() they are added by share(). All three add in one order
-// whatever the number of threads. Included once per instruction set.
+// gather(): for each of its edges, a source reads the destination's gradient and argument and adds the elements whose
+// argument is this edge. It runs over merge-path parts of the CSC, writes every row once and needs no zeroed output,
+// but reads a gradient row per edge. scatter(): each element is added to its source, in a buffer with a feature tile of
+// every source, so that random writes hit the caches; then the buffer is written out. It reads every gradient once,
+// whatever the number of edges. Threads own columns.
+// In rows with `tied` set the gradient is divided among equal values, which takes a second read of the row's neighbors.
+// scatter() handles these rows in the same pass; after gather(), share() adds them. The order of summation does not
+// depend on the number of threads. Included once per instruction set.
 
 template <class A>
 struct ReduceGradient {
@@ -17,7 +17,7 @@ struct ReduceGradient {
   typedef ReducePasses<A> Passes;
 
   struct Edges : Upcoming {
-    int64_t position[kSize + kAhead];  // within the destination's row; -1: nothing to take there
+    int64_t position[kSize + kAhead];  // position of the edge within the destination's row; -1: a tied row, skip
   };
 
   static void locate(const ReduceArgs& a, int64_t begin, int64_t n, Edges& next) {
@@ -31,7 +31,7 @@ struct ReduceGradient {
     });
   }
 
-  // out += the gradient at NV vectors from column `at` on, over n edges.
+  // Adds (Add) or assigns to `out` the gradient of NV vectors over n edges, beginning with edge `from` of `next`.
   template <int NV, bool Add, class S, class P>
   static void block(const S* grad, int64_t stride, const P* arg, int64_t width, const Edges& next, int64_t from,
                     int64_t n, A* out) {
@@ -158,7 +158,8 @@ struct ReduceGradient {
     return {arena.take(n), arena.take(n), arena.take(n), arena.take(n)};
   }
 
-  // A row with equal extrema, columns [first, last); that of a node is at target + node * stride + column.
+  // Divides the gradient of a tied row among its extrema, for columns [first, last). The gradient of a node is at
+  // target + node * stride + column.
   static void share_row(const ReduceArgs& a, int64_t row, int64_t first, int64_t last, const Buffers& b, A* target,
                         int64_t stride) {
     const int64_t begin = a.graph.row_begin(row), end = a.graph.row_begin(row + 1);
@@ -170,7 +171,8 @@ struct ReduceGradient {
       const A* x = row_of(a.x, a.graph.index(p), 1, a.width, a.width, b.row);
       for (int64_t i = first; i < last; ++i) share[i] += x[i] == out[i] ? A(1) : A(0);
     }
-    for (int64_t i = first; i < last; ++i) share[i] = grad[i] / share[i];  // NaN: no value equals it
+    for (int64_t i = first; i < last; ++i)
+      share[i] = grad[i] / share[i];  // a NaN extremum divides by 0, but no value equals it below
     for (int64_t p = begin; p < end; ++p) {
       const int64_t node = a.graph.index(p);
       const A* x = row_of(a.x, node, 1, a.width, a.width, b.row);
@@ -179,7 +181,7 @@ struct ReduceGradient {
     }
   }
 
-  // After gather(): the rows that it left out.
+  // Adds the tied rows, which gather() skips.
   static void share(const ReduceArgs& a, int64_t first, int64_t last, A* scratch) {
     Arena<A> arena(scratch);
     const Buffers b = buffers(a, arena);
@@ -189,10 +191,10 @@ struct ReduceGradient {
     }
   }
 
-  // What scatter() reads of a row a little later.
+  // Prefetches what scatter() reads of a row.
   template <class Index, class P>
   static void prefetch_row(const ReduceArgs& a, int64_t row, int64_t first, int64_t columns) {
-    constexpr int64_t most = 1024;  // bytes of indices: of a hub few are read
+    constexpr int64_t most = 1024;  // bytes of indices: scatter() reads only few indices of a hub
     const Index* indptr = static_cast<const Index*>(a.graph.indptr);
     const char* indices = reinterpret_cast<const char*>(static_cast<const Index*>(a.graph.indices) + indptr[row]);
     const int64_t size = (indptr[row + 1] - indptr[row]) * int64_t(sizeof(Index));
@@ -229,7 +231,8 @@ struct ReduceGradient {
     }
   }
 
-  // Columns [first, last), at most a.slice, of every row and every source. The sums are zero before, and again after.
+  // Processes columns [first, last), at most a.slice, of every row and source. The buffer of sums must be zero on entry
+  // and is zero on return.
   static void scatter(const ReduceArgs& a, int64_t first, int64_t last, A* scratch) {
     Arena<A> arena(scratch);
     const Buffers b = buffers(a, arena);

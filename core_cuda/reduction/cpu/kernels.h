@@ -1,4 +1,4 @@
-// The kernels of minima and maxima, as common/cpu/dispatch.h chooses them.
+// The kernels of min and max; common/cpu/dispatch.h selects the instruction set.
 #pragma once
 
 #include "../../common/cpu/dispatch.h"

@@ -1,20 +1,21 @@
-// Minimum or maximum over the in-neighbours, element by element, with the position of the extremum within its row.
+// Elementwise minimum or maximum over the in-neighbors, with the position of the extremum within its row.
 //
-// Forward walks merge-path parts (partition.h). Columns outside, edges inside: the best values of up to eight vectors
-// and their positions stay in registers for a whole row, or 256 edges of a longer one. A row that a part does not hold
-// whole leaves its state in `carry`, and merge() combines these in the order of the parts, so the first of equal values
-// wins, as in one sweep. NaN wins over every number and stays: a piece that may hold one is walked again with the
-// comparisons that this takes. The gradient is in gradient.h. Included once per instruction set.
+// The forward runs over merge-path parts (partition.h). The outer loop is over columns, the inner one over edges: the
+// best values of up to eight vectors and their positions stay in registers for a whole row, or for 256 edges of a
+// longer one. Where parts share a row, each writes its state to the fix-up workspace `carry`, and merge() combines the
+// states in the order of the parts, so the first of equal values wins, as in a serial loop. NaN beats every number: a
+// segment that may contain one is processed again with NaN-aware comparisons. The gradient is in gradient.h. Included
+// once per instruction set.
 
 template <class A>
 struct ReducePasses {
   static constexpr int64_t W = kWidth<A>;
-  static constexpr int kMost = EDGELESS_VECTOR_BYTES == 64 ? 8 : 4;  // vectors at a time: what the registers hold
+  static constexpr int kMost = EDGELESS_VECTOR_BYTES == 64 ? 8 : 4;  // vectors at a time, limited by registers
   typedef typename ExpTraits<A>::Int Int;
   typedef IntVec<A> IVec;
 
-  // Of the columns. Those after the last whole vector are in one more vector that ends with the row, and settle()
-  // puts them where they belong.
+  // The extremum of every column. Columns after the last whole vector are computed in one more vector that ends with
+  // the row, overlapping the one before; settle() moves them to their columns.
   struct State {
     A* best;   // [padded]
     Int* arg;  // [padded]
@@ -22,8 +23,8 @@ struct ReducePasses {
   };
 
   struct Seen {
-    Vec<A> nan = {};  // NaN, or an infinity, was met: NaN
-    IVec tie = {};    // maybe of a value that is beaten later: says "look again", no more
+    Vec<A> nan = {};  // NaN once a NaN or an infinity was seen
+    IVec tie = {};    // nonzero if a tie was seen, perhaps of a value that is beaten later
   };
 
   static int64_t padded(const ReduceArgs& a) { return round_up(a.width, W); }
@@ -35,8 +36,8 @@ struct ReducePasses {
     return (a.is_min ? x < best : x > best) || x != x;
   }
 
-  // NV vectors from column `at` on over n edges, kept at `slot` of the state; `position` is that of the first edge
-  // within its row. Fresh: the first edge is the first best.
+  // Reduces NV vectors over n edges into best_out and arg_out. `position` is the position of the first edge within its
+  // row; `known` is the number of valid offsets, for prefetches. Fresh: the first edge initializes the state.
   template <int NV, bool Min, bool Ties, bool Careful, bool Fresh, class S>
   static void block(const S* columns, const int64_t* offset, int64_t n, int64_t known, Int position, A* best_out,
                     Int* arg_out, Seen& seen) {
@@ -102,7 +103,7 @@ struct ReducePasses {
     const S* x = static_cast<const S*>(a.x.data);
     const int64_t whole = a.width / W * W;
     int64_t at = 0;
-    if (!Careful) {  // rows with NaN are rare: no more code than they need
+    if (!Careful) {  // rows with NaN are rare, so Careful has a single-vector loop only, to save code size
       for (; at + kMost * W <= whole; at += kMost * W) {
         block<kMost, Min, Ties, Careful, Fresh>(x + at, offset, n, known, position, s.best + at, s.arg + at, seen);
       }
@@ -140,7 +141,7 @@ struct ReducePasses {
   static void clear(const ReduceArgs& a, State& s) {
     for (int64_t i = 0; i < a.width; ++i) {
       s.best[i] = a.is_min ? __builtin_inf() : -__builtin_inf();
-      s.arg[i] = 0;  // right for a row of nothing but that infinity, too
+      s.arg[i] = 0;  // also correct for a row whose values all equal this infinity
     }
     s.ties = 0;
   }
@@ -169,7 +170,7 @@ struct ReducePasses {
     }
   }
 
-  // Rows of less than one vector.
+  // Segments of rows narrower than one vector.
   static void narrow_piece(const ReduceArgs& a, const Piece& piece, State& s, A* buffer) {
     const int64_t row_begin = a.graph.row_begin(piece.row);
     for (int64_t p = piece.begin; p < piece.end; ++p) {
@@ -225,7 +226,7 @@ struct ReducePasses {
     });
   }
 
-  // `buffer` holds one row.
+  // `buffer` has space for one row.
   static void finish(const ReduceArgs& a, int64_t row, State& s, A* buffer) {
     const bool empty = a.graph.row_begin(row) == a.graph.row_begin(row + 1);
     if (empty) {
@@ -251,7 +252,7 @@ struct ReducePasses {
     a.tied[row] = s.ties != 0 && !empty;
   }
 
-  // A piece's state in `carry`: width of A, width of Int and one Int, [part, which].
+  // A segment's state in `carry`, [part, which]: padded width of A, padded width of Int and one Int for the ties.
   static State slot(const ReduceArgs& a, int64_t part, int which) {
     const int64_t bytes = padded(a) * (sizeof(A) + sizeof(Int)) + 64;
     char* p = static_cast<char*>(a.carry) + (part * 2 + which) * bytes;

@@ -1,9 +1,9 @@
-// Positions beside vectors, and questions to all lanes. Included once per instruction set.
+// Integer vectors for positions, and reductions over lanes. Included once per instruction set.
 
 template <class A>
 using IntVec = typename VectorOf<typename ExpTraits<A>::Int>::type;
 
-// Calls f with a null pointer to the type of positions of `size` bytes.
+// Calls f with a null pointer to the type of positions that have `size` bytes.
 template <class F>
 static inline void with_positions(int64_t size, F&& f) {
   if (size == 1) return f(static_cast<const uint8_t*>(nullptr));
@@ -25,13 +25,13 @@ static inline bool any_bit(V v) {
 #endif
 }
 
-// Where the rows of the next edges stand, some ahead so that they can be asked for early.
+// Offsets of the rows of the next edges, kAhead more than are processed, for prefetches.
 struct Upcoming {
   static constexpr int64_t kSize = 256;
-  int64_t first = 0, end = 0;  // positions of edges
+  int64_t first = 0, end = 0;  // range of edges
   int64_t offset[kSize + kAhead];
 
-  // Afterwards [begin, begin + n) is known, and up to kAhead more. n is at most kSize.
+  // Makes the edges [begin, begin + n), and up to kAhead more, available. n is at most kSize.
   template <class Fill>
   void reach(const Compressed& g, int64_t begin, int64_t n, Fill&& fill) {
     const int64_t wanted = begin + n + kAhead < g.num_edges ? begin + n + kAhead : g.num_edges;

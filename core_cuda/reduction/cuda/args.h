@@ -1,8 +1,8 @@
-// What the CUDA kernels of neighbor_reduce are given: plain pointers and sizes, no torch.
+// Arguments of the CUDA kernels of neighbor_reduce: plain pointers and sizes, no torch.
 //
-// `arg` [rows, width] says where the gradient of an element goes: the position of the extremum within its row, or, in
-// its highest bit and the others, that several edges share it, and their number less one. Only rules that share set
-// that bit; `tied` [rows] says whether a row has such elements.
+// `arg` [rows, width] says which edges get the gradient of an element: the position of the extremum within its row or,
+// for tied elements, the highest bit and, in the other bits, the number of tied edges less one. Only the tie rules
+// "shared" and "scatter" set that bit; `tied` [rows] says whether a row has such elements.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,96 +16,95 @@ namespace edgeless::cuda::reduction {
 struct ReduceArgs {
   CompressedGraph graph;
   FoldPlan plan;
-  int vectors = 0;     // of a row of x
-  int width = 0;       // numbers of a row
-  bool whole = false;  // width is a number of whole vectors
+  int vectors = 0;     // vectors per row of x
+  int width = 0;       // elements per row
+  bool whole = false;  // width is a whole number of vectors
   bool is_max = false;
-  bool zero_shares = false;  // an extremum of 0 is shared with one more, who takes nothing (torch's scatter_reduce)
-  double fill = 0;           // of rows without edges
+  bool zero_shares = false;  // an extremum of 0 counts one more tie, which gets no gradient (torch's scatter_reduce)
+  double fill = 0;           // result of rows without edges
   FoldRows x;
   void* out = nullptr;  // [rows, width]
   void* arg = nullptr;  // [rows, width] of arg_size bytes
   int arg_size = 4;
-  uint8_t* tied = nullptr;  // [rows], zero before
-  char* carry = nullptr;    // pieces of hubs: [2, slots, vectors]
-  int zero = 0, one = 1;    // see best.cuh
+  uint8_t* tied = nullptr;  // [rows], zeroed by the caller
+  char* carry = nullptr;    // fix-up workspace for hubs: [2, slots, vectors] of BestFold::Piece
+  int zero = 0, one = 1;    // constants hidden from the compiler, see best.cuh
 };
 
-// The gradient adds up in whole numbers: a column's values are multiplied by a power of two such that their sum fits
-// 63 bits. Adding those is exact, so its order does not matter. See scatter_grad.cuh.
+// The gradient is summed in fixed point: a column's values are scaled by a power of two such that their sum fits in 63
+// bits. Integer sums are exact, so their order does not matter. See scatter_grad.cuh.
 struct ScatterArgs {
   CompressedGraph graph;
-  FoldPlan plan;  // of the edge walk
+  FoldPlan plan;  // plan of share_kernel
   int width = 0;
-  int64_t num_columns = 0;                // of the graph: rows of grad_x
-  int first = 0, columns = 0;             // features of this slice
-  int columns_log2 = 0;                   // a row of sums has 2^columns_log2 places
+  int64_t num_columns = 0;                // columns of the graph: rows of grad_x
+  int first = 0, columns = 0;             // features of this feature tile
+  int columns_log2 = 0;                   // a row of sums has 2^columns_log2 columns
   const void* grad = nullptr;             // [rows, width]
-  int64_t grad_row = 0, grad_column = 0;  // strides in numbers
+  int64_t grad_row = 0, grad_column = 0;  // strides in elements
   const void* arg = nullptr;
   int arg_size = 4;
-  bool shares = false;  // arg may say "shared"
+  bool shares = false;  // arg may have the bit of ties
   bool zero_shares = false;
   const uint8_t* tied = nullptr;  // [rows]
   FoldRows x;
-  const void* out = nullptr;  // [rows, width] of the forward
-  void* largest = nullptr;    // [width + 2] of unsigned words of the arithmetic type: bits of the largest finite
-                              // magnitude of each feature, whether something is not finite, and whether rows are tied
+  const void* out = nullptr;  // [rows, width], result of the forward
+  void* largest = nullptr;    // [width + 2] unsigned words as wide as the opmath type: bits of the largest finite
+                              // magnitude of each feature, whether any gradient is not finite, whether any row is tied
   long long* sums = nullptr;  // [num_columns, 2^columns_log2, words of a sum]
   void* grad_x = nullptr;     // [num_columns, width]
-  int headroom = 0;           // bits that a sum may take beyond its largest term
+  int headroom = 0;           // bits by which a sum may exceed its largest term
 };
 
-// The sums of ScatterArgs in shared memory, see shared_scatter_grad.cuh. `first` is 0, `columns` the width; plan and
-// sums are not used.
+// The sums of ScatterArgs in shared memory, see shared_scatter_grad.cuh. In `scatter`, `first` is 0 and `columns` the
+// width; plan and sums are not used.
 struct SharedScatterArgs {
-  ScatterArgs scatter;  // columns_log2: the columns of a group
-  int owners_log2 = 0;  // one block, or a cluster of two, for a group of columns: block r has the nodes n % owners == r
-  int nodes = 0;        // of a block
-  unsigned groups = 0;  // of columns
+  ScatterArgs scatter;  // columns_log2: columns of a group
+  int owners_log2 = 0;  // blocks per group of columns, one or a cluster of two: block r owns the nodes n % owners == r
+  int nodes = 0;        // nodes per block
+  unsigned groups = 0;  // groups of columns
 };
 
-// The gradient gathered over the other direction of the graph, see gather_grad.cuh. FoldRows are whole vectors.
+// The gradient gathered over the CSC, see gather_grad.cuh. Rows are whole vectors.
 struct GatherArgs {
   CompressedGraph graph;  // rows are the nodes of x
   FoldPlan plan;
-  int vectors = 0;  // of a row
+  int vectors = 0;  // vectors per row; in masked_gather_grad.cuh, lanes per row
   int width = 0;
   FoldRows grad;
   const void* arg = nullptr;
   int arg_size = 4;
-  const int32_t* positions = nullptr;  // [E] of every edge within its destination's row, by original id
-  FoldRows x, out;                     // where edges share
+  const int32_t* positions = nullptr;  // [E] position of every edge within its destination's row, by original edge id
+  FoldRows x, out;                     // read where ties share the gradient
   void* grad_x = nullptr;              // [rows, width]
-  char* carry = nullptr;               // pieces of hubs: [2, slots, vectors]
-  const uint8_t* bytes =
-      nullptr;  // [rows of grad, width] arguments for masked_gather_grad.cuh, whose vectors are lanes of a row
+  char* carry = nullptr;               // fix-up workspace for hubs: [2, slots, vectors]
+  const uint8_t* bytes = nullptr;      // [rows of grad, width] arguments as bytes, for masked_gather_grad.cuh
 };
 
-constexpr int kMaskedPer = 16;  // numbers of a lane in masked_gather_grad.cuh
+constexpr int kMaskedPer = 16;  // elements per lane in masked_gather_grad.cuh
 
-// The gradient sorted by the edges that take it and then gathered, one slice of the columns after the other, see
-// sorted_grad.cuh. plan.team_log2 lanes of a team have kSortPer columns each.
+// The gradient sorted by receiving edge and then gathered, one feature tile after the other, see sorted_grad.cuh. A
+// sub-warp has 2^plan.team_log2 lanes of kSortPer columns each.
 struct SortArgs {
-  CompressedGraph csr;    // of the forward: rows are destinations
-  CompressedGraph graph;  // its other direction: rows are the nodes of x
-  FoldPlan plan;          // of graph
-  int vectors = 0;        // lanes of a team
+  CompressedGraph csr;    // CSR of the forward: rows are destinations
+  CompressedGraph graph;  // CSC: rows are the nodes of x
+  FoldPlan plan;          // plan for `graph`
+  int vectors = 0;        // lanes of a sub-warp
   int width = 0;
-  int first = 0, columns = 0;  // of this slice
+  int first = 0, columns = 0;  // columns of this feature tile
   FoldRows grad;
   const void* arg = nullptr;
   int arg_size = 4;
-  int item_row = 0;            // items from row to row: at least columns, a multiple of eight
+  int item_row = 0;            // items from row to row: at least `columns`, a multiple of eight
   void* items = nullptr;       // [csr.num_rows, item_row]
-  uint32_t* places = nullptr;  // [E] by original id: where an edge's items begin in the row, and in the upper half how
-                               // many there are
+  uint32_t* places = nullptr;  // [E] by original edge id: index of the edge's first item in its row and, in the upper
+                               // 16 bits, the number of its items
   void* grad_x = nullptr;      // [graph.num_rows, width]
-  char* carry = nullptr;       // pieces of hubs: [2, slots, vectors]
+  char* carry = nullptr;       // fix-up workspace for hubs: [2, slots, vectors]
 };
 
 constexpr int kSortPer = 16;
 constexpr int64_t kSortItemBytes = 4;
-constexpr int64_t kSortPieceBytes = kSortPer * sizeof(float);  // of a lane, in the carry
+constexpr int64_t kSortPieceBytes = kSortPer * sizeof(float);  // bytes per lane in the fix-up workspace
 
 }  // namespace edgeless::cuda::reduction

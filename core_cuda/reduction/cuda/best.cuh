@@ -1,10 +1,10 @@
-// The best of a lane's numbers so far, the smallest or, with kMax, the largest. Each state has init(), take(raw,
-// offset, source) and unpack().
+// The running minimum or, with kMax, maximum of each of a lane's elements. Each state has init(), take(raw, offset,
+// source) and unpack().
 //
-// NaN wins and stays, but leaves the argument behind: whoever finds one at the end looks for its place again. Equal
-// numbers keep the first argument. Where edges share, they are counted. Parallel edges share with each other alone:
-// what they get goes to one source, as if there were no others. Single numbers tell that apart from what several
-// sources share, so that most multi-graphs take no second look at a row.
+// NaN beats every number but does not update the argument: a caller that finds one at the end searches its position.
+// Equal values keep the first argument. With kShares, ties are counted. Ties among parallel edges need no division,
+// because all shares go to one source. `Best` distinguishes them from ties of several sources (PackedBest does not), so
+// that most multigraphs need no second pass over a row.
 #pragma once
 
 #include "../../common/fold.h"
@@ -32,13 +32,15 @@ __device__ __forceinline__ double better_or_nan(double a, double b) {
   return a != a || a == b || is_better<kMax>(a, b) ? a : b;
 }
 
-// Edges that have the extremum are counted in the lower half, those from other sources than the first in the upper one.
+// A count has the number of edges with the extremum in its lower half, and of those from other sources than the first
+// edge's in its upper half.
 constexpr int kOther = 1 << 16;
 static_assert(kMostPiece < kOther, "a row, or the piece of one, is shorter");
 
-// One more number. In PTX, because these instructions bound the kernel: comparisons and selections go to a unit of half
-// the rate. So what is kept with the best number, x, is written as x * 0 + its new value, by the other unit; the
-// compiler must not know these numbers, or it selects.
+// Takes one more element. Written in PTX, because these instructions bound the kernel: comparisons and selections run
+// on a pipe of half the rate. Therefore the values kept beside the extremum are updated as old * 0 + new by predicated
+// multiply-adds on the other pipe. `zero` and `one` are kernel arguments, because with constants the compiler would
+// emit selections.
 struct Unknown {
   int zero, one;
 };
@@ -100,10 +102,10 @@ template <class S, class I, bool kShares, bool kMax>
 struct Best {
   using A = Arithmetic<S>;
   static constexpr int kPer = kNumbers<S, 4>;
-  static constexpr bool kSources = kShares;  // whether it tells them apart
+  static constexpr bool kSources = kShares;  // distinguishes the sources of ties
   A best[kPer];
   int at[kPer], count[kShares ? kPer : 1];
-  I source[kShares ? kPer : 1];  // of the argument
+  I source[kShares ? kPer : 1];  // source of the first edge with the extremum
 
   __device__ __forceinline__ void init() {
 #pragma unroll
@@ -126,7 +128,7 @@ struct Best {
     }
   }
 
-  // Whether other sources share number k.
+  // Returns whether several sources tie for element k.
   __device__ __forceinline__ bool several(int k) const { return static_cast<uint32_t>(count[k]) >= kOther; }
 
   __device__ __forceinline__ void unpack(A (&to)[kPer], int (&to_at)[kPer], int (&to_count)[kPer]) const {
@@ -138,7 +140,7 @@ struct Best {
   }
 };
 
-// Two numbers a word, and two arguments and counts of 16 bits: half the instructions.
+// Two 16-bit elements per word, with 16-bit arguments and counts: half the instructions.
 template <class S, class S2, bool kShares, bool kMax>
 struct PackedBest {
   static constexpr int kPer = 8;

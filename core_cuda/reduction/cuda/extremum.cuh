@@ -1,5 +1,5 @@
-// Minimum or maximum over the in-neighbours, element by element, with its argument (args.h). See common/fold.cuh for
-// who owns what. Storage: float, half, bfloat16, double, each compared as it is.
+// Elementwise minimum or maximum over the in-neighbors, with its argument (args.h). common/fold.cuh describes how work
+// is divided. Storage: float, half, bfloat16, double, each compared without conversion.
 #pragma once
 
 #include "../../common/fold.cuh"
@@ -12,15 +12,15 @@ template <class S, class I, bool kShares, bool kMax>
 struct BestFold {
   using A = Arithmetic<S>;
   static constexpr int kPer = kNumbers<S, 4>;
-  static constexpr int kBatch = 4;  // eight would need more registers than their loads gain
+  static constexpr int kBatch = 4;  // eight would cost more occupancy than the additional loads in flight gain
   static constexpr bool kCheapEnd = false;
   static constexpr bool kSources = Best<S, I, kShares, kMax>::kSources;
   struct Piece {
     A best[kPer];
-    int at[kPer];  // within the row
+    int at[kPer];  // positions within the row
     int count[kShares ? kPer : 1];
     I source[kSources ? kPer : 1];
-    bool several[kSources ? kPer : 1];  // other sources share
+    bool several[kSources ? kPer : 1];  // several sources tie
   };
 
   const ReduceArgs& args;
@@ -30,7 +30,7 @@ struct BestFold {
   Words<4> raw[kBatch];
   I source[kSources ? kBatch : 1];
   Best<S, I, kShares, kMax> state;
-  I offset;  // of the piece within its row
+  I offset;  // offset of the segment within its row
 
   __device__ BestFold(const ReduceArgs& args, int vector) : args(args), vector(vector) {
     inside = vector < args.vectors;
@@ -74,7 +74,7 @@ struct BestFold {
     return p;
   }
 
-  // The first NaN of every number that is one.
+  // Finds the position of the first NaN of every element whose extremum is NaN.
   __device__ void find_nans(I first, I last, const A (&best)[kPer], int (&at)[kPer]) const {
     const I* indices = static_cast<const I*>(args.graph.indices);
     for (I edge = last; edge-- > first;) {
@@ -106,7 +106,7 @@ struct BestFold {
   __device__ __forceinline__ void write_arg(int64_t first, const int (&codes)[kPer]) const {
     T* to = static_cast<T*>(args.arg) + first;
     constexpr int kBytes = kPer * static_cast<int>(sizeof(T));
-    if (kBytes >= 4 && args.whole) {  // vectors of arguments, as many as a vector of numbers
+    if (kBytes >= 4 && args.whole) {  // vectorized stores of the arguments of one vector of x
       constexpr int kStep = kBytes >= 16 ? 16 : kBytes >= 4 ? kBytes : 4;
 #pragma unroll
       for (int part = 0; part < kBytes / kStep; ++part) {

@@ -1,9 +1,10 @@
-// The gradient of a minimum or maximum, gathered: grad_x[j] is a sum over the out-edges (j, i) of what i's elements
-// give to that edge. The graph's other direction is walked as in common/fold.cuh, its rows are the nodes j.
+// The gradient of a minimum or maximum, gathered: grad_x[j] is the sum over the out-edges (j, i) of the elements of i's
+// gradient that belong to that edge. This is a segment reduction over the CSC (common/fold.cuh), whose rows are nodes
+// j.
 //
-// An edge reads i's gradient and i's arguments, and takes the elements whose argument is its own position in i's row.
-// Reading the gradient only where an argument fits was tried: the second wait costs more than the bytes. Elements that
-// are shared name nobody: there j's own value is compared with the extremum. Storage: float, half, bfloat16, sums in
+// An edge reads i's gradient and arguments, and takes the elements whose argument is its position in i's row. Reading
+// the gradient only where an argument matches was slower: the latency of the dependent load costs more than the bytes.
+// Tied elements name no edge, so there x[j] is compared with the extremum. Storage: float, half, bfloat16, with sums in
 // float.
 #pragma once
 
@@ -27,8 +28,8 @@ struct GatherGradFold {
   Words<4> grad[kBatch];
   uint32_t code_words[kBatch][kArgWords], position[kBatch];
   I index[kShares ? kBatch : 1];
-  Words<4> best[kShares ? kBatch : 1];  // i's extrema, where elements are shared
-  float mine[kShares ? kPer : 1];       // j's own values
+  Words<4> best[kShares ? kBatch : 1];  // the extrema of i, for tied elements
+  float mine[kShares ? kPer : 1];       // x[j]
   I own_position;
   Piece total;
 
@@ -72,7 +73,7 @@ struct GatherGradFold {
     for (int u = 0; u < kBatch; ++u) {
       position[u] = static_cast<uint32_t>(__shfl_sync(0xffffffffu, own_position, b + u, 1 << args.plan.team_log2));
     }
-    if constexpr (kShares) {  // all edges' extrema are on their way before one is waited for
+    if constexpr (kShares) {  // the extrema of all edges are in flight before the first is used
 #pragma unroll
       for (int u = 0; u < kBatch; ++u) {
         if (shares_some(u)) best[u] = load_shared_words(words_of(args.out, index[u]));
@@ -100,7 +101,7 @@ struct GatherGradFold {
       unpack_words<S, 4>(best[u], extremum);
 #pragma unroll
       for (int k = 0; k < kPer; ++k) {
-        // Without a branch: a warp would take it for one lane's sake. Two units in the last place at most.
+        // No branch, because a warp would take it if one lane does. __fdividef has an error of at most 2 ulp.
         const float share = __fdividef(x[k], static_cast<float>((code(u, k) & ~kShared) + 1));
         total.sum[k] += code(u, k) & kShared && mine[k] == extremum[k] ? share : 0.0f;
       }
@@ -133,7 +134,7 @@ struct GatherGradFold {
   __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
 };
 
-// Blocks that must fit on a multiprocessor: what bounds the registers.
+// Target occupancy in blocks per SM, for __launch_bounds__.
 template <class S, class Arg>
 constexpr int gather_grad_blocks(bool shares) {
   if (shares) return sizeof(S) == 2 ? 4 : 5;

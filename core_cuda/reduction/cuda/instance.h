@@ -14,15 +14,15 @@ struct Instance {
   static cudaError_t rest(bool wide_index, const ScatterArgs& args, cudaStream_t stream);
 };
 
-// Of the gathered backward, in instances/gather_*.cu.
+// The gathered backward; compiled in instances/gather_grad_*.cu.
 template <class S, bool kShares>
 cudaError_t gather_grad_instance(const GatherArgs& args, cudaStream_t stream);
 
-// Of the sorted backward, in instances/sorted_*.cu.
+// The sorted backward; compiled in instances/sorted_grad_*.cu.
 template <class S>
 cudaError_t sorted_grad_instance(const SortArgs& args, cudaStream_t stream);
 
-// Of the sums in shared memory, in instances/own_*.cu.
+// The backward with sums in shared memory; compiled in instances/shared_scatter_grad_*.cu.
 template <class S>
 cudaError_t shared_scatter_grad_instance(bool wide_index, const SharedScatterArgs& args, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// Generates the kernels of one storage type.
+// Compiles the kernels of one storage type.
 #pragma once
 
 #include "extremum.cuh"

@@ -1,4 +1,4 @@
-// The entries of masked_gather_grad.cuh.
+// Launches the kernels of masked_gather_grad.cuh.
 #include "masked_gather_grad.cuh"
 
 namespace edgeless::cuda::reduction {

@@ -1,9 +1,10 @@
-// The gradient of a minimum or maximum, each element of which goes to one edge, gathered as in gather_grad.cuh, but
-// with fewer bytes: an edge reads its destination's arguments as bytes, and the gradient only where one fits.
+// The gradient of a minimum or maximum whose elements belong to one edge each (ties "first"), gathered as in
+// gather_grad.cuh but with fewer bytes: an edge reads its destination's arguments as bytes, and the gradient only where
+// one matches its position.
 //
-// A byte is the argument where that is below 255. An edge that stands later in its row reads the arguments themselves.
-// A lane has several vectors of a row and asks for those of all edges of a batch at once: one more wait a batch.
-// Storage: float.
+// A byte is the argument, clamped to 255. An edge at position 255 or later in its row reads the arguments themselves. A
+// lane has several vectors of a row and issues the gradient loads of all edges of a batch together, so that the
+// dependent loads add one latency per batch. Storage: float.
 #pragma once
 
 #include "../../common/fold.cuh"
@@ -11,7 +12,7 @@
 
 namespace edgeless::cuda::reduction {
 
-constexpr uint32_t kBeyond = 255;  // a byte of this and later places
+constexpr uint32_t kBeyond = 255;  // the byte for this position and all later ones
 
 template <class Arg, int kBatch>
 struct MaskedGatherGradFold {
@@ -22,9 +23,9 @@ struct MaskedGatherGradFold {
   using Piece = Sums<float, kMaskedPer>;
 
   const GatherArgs& args;
-  int unit, first;  // which lane of a row, and its first vector: the others are as many further on as a slice has lanes
+  int unit, first;  // lane of a row, and its first vector; its further vectors are slice_vectors apart
   bool inside[kVectors];
-  uint32_t fits[kBatch][kVectors];  // bytes; then 0xff where one fits
+  uint32_t fits[kBatch][kVectors];  // argument bytes; after choose(), 0xff where one matches
   Words<4> grad[kBatch][kVectors];
   I index[kBatch];
   I own_position;
@@ -138,7 +139,7 @@ struct MaskedGatherGradFold {
   __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
 };
 
-constexpr int kPickBatch = 4, kPickBlocks = 3;  // the latter bounds the registers
+constexpr int kPickBatch = 4, kPickBlocks = 3;  // kPickBlocks: target occupancy in blocks per SM
 
 template <class Arg>
 __global__ void __launch_bounds__(kFoldThreads, kPickBlocks)
@@ -159,7 +160,7 @@ cudaError_t launch_masked_gather_grad(const GatherArgs& args, cudaStream_t strea
 
 constexpr int kByteThreads = 256;
 
-// Four arguments a thread.
+// One thread per four arguments.
 template <class Arg>
 __global__ void __launch_bounds__(kByteThreads) bytes_kernel(const Arg* arg, int64_t fours, uint32_t* bytes) {
   using Four = Words<static_cast<int>(sizeof(Arg))>;

@@ -1,5 +1,5 @@
-// How the gradient of an extremum goes back on CUDA (docs/design.md tells the five ways). Pure functions of sizes. No
-// CUDA and no torch.
+// The choice among the five backward kernels of an extremum on CUDA (docs/design.md describes them). Pure functions of
+// sizes; no CUDA and no torch.
 #pragma once
 
 #include <cstdint>
@@ -10,27 +10,27 @@
 
 namespace edgeless::cuda::reduction {
 
-// gather: read by every edge of the transpose. masked_gather: the same, the gradient only where an argument fits.
-// sorted: sorted by the edge that takes it, then gathered. shared_scatter: sent to sums in the shared memory of a
-// block, or of a cluster of two. scatter: sent to sums in L2.
+// gather: every edge of the transpose reads the gradient. masked_gather: the same, but only where an argument matches.
+// sorted: the gradient is sorted by receiving edge, then gathered. shared_scatter: atomics into the shared memory of a
+// block or of a cluster of two. scatter: atomics into L2.
 enum class GradientEngine : uint8_t { gather, masked_gather, sorted, shared_scatter, scatter };
 
 struct GradientProblem {
   Storage storage = Storage::f32;
   int arg_bytes = 4;
   bool wide_index = false;
-  bool shares = false;  // equal extrema share the gradient
+  bool shares = false;  // ties share the gradient
   bool has_transpose = false;
   int64_t num_rows = 0, num_columns = 0, num_edges = 0, width = 0;
 };
 
 struct GradientDevice {
   int multiprocessors = 1;
-  int64_t shared_bytes = 0;  // that a block may ask for
+  int64_t shared_bytes = 0;  // opt-in limit of shared memory per block
   bool clusters = false;
 };
 
-// Over the other direction of the graph, where that is at hand and rows are whole vectors.
+// Gathering needs the CSC and rows of whole vectors.
 constexpr bool can_gather(const GradientProblem& p) {
   return p.has_transpose && p.width % 8 == 0 && p.storage != Storage::f64 && !p.wide_index;
 }
@@ -39,22 +39,22 @@ constexpr bool can_sort(const GradientProblem& p) {
   return can_gather(p) && !p.shares && (p.storage == Storage::f16 || p.storage == Storage::bf16);
 }
 
-// The sums of `columns` columns of all nodes in shared memory, by one block or a cluster of two.
+// The layout of sums in shared memory: a block, or a cluster of two, has a group of columns of all nodes.
 struct BlockSums {
-  int blocks_log2 = 0;  // of a cluster
-  int columns_log2 = 0;
-  int64_t nodes = 0;   // of a block
-  int64_t groups = 0;  // of columns
+  int blocks_log2 = 0;   // log2 of the blocks of a cluster
+  int columns_log2 = 0;  // log2 of the columns of a group
+  int64_t nodes = 0;     // nodes per block
+  int64_t groups = 0;    // groups of columns
 };
 
 inline std::optional<BlockSums> plan_block_sums(const GradientProblem& p, const GradientDevice& device,
                                                 int blocks_log2) {
-  const int64_t room = device.shared_bytes / 8;  // sums
+  const int64_t room = device.shared_bytes / 8;  // in sums
   BlockSums sums;
   sums.blocks_log2 = blocks_log2;
   sums.nodes = ((p.num_columns - 1) >> blocks_log2) + 1;
   if (p.storage == Storage::f64 || sums.nodes > room || (blocks_log2 > 0 && !device.clusters)) return {};
-  // As many columns as there is room for, while every multiprocessor has a block.
+  // As many columns as fit in shared memory while every SM has a block.
   const auto groups = [&](int log2) { return ((p.width - 1) >> log2) + 1; };
   while (sums.columns_log2 < 5 && sums.nodes << (sums.columns_log2 + 1) <= room &&
          groups(sums.columns_log2 + 1) << blocks_log2 >= device.multiprocessors) {
@@ -66,16 +66,16 @@ inline std::optional<BlockSums> plan_block_sums(const GradientProblem& p, const 
 
 struct GradientPlan {
   GradientEngine engine;
-  BlockSums sums;  // of GradientEngine::shared_scatter
+  BlockSums sums;  // for GradientEngine::shared_scatter
 };
 
 inline GradientPlan plan_gradient(const GradientProblem& p, const GradientDevice& device) {
-  const bool few_fit = p.num_edges >= kSortDegree * p.num_rows;  // of what an edge looks at
-  // One warp sorts a row: an argument of 32 bits is that of a graph whose rows may have more than 65,536 edges.
+  const bool few_fit = p.num_edges >= kSortDegree * p.num_rows;  // few elements match an edge
+  // One warp sorts a row, which is too slow for hubs: 32-bit arguments mean that rows may exceed 65,536 edges.
   if (few_fit && p.arg_bytes <= 2 && can_sort(p)) return {GradientEngine::sorted, {}};
   if (few_fit && p.width >= kMaskedWidth && can_mask(p)) return {GradientEngine::masked_gather, {}};
   if (can_gather(p)) return {GradientEngine::gather, {}};
-  // A cluster's atomics are slower than a block's own: worth it where edges share, which L2 takes worse.
+  // Atomics across a cluster are slower than within a block: profitable only where ties share, which is slower in L2.
   for (int blocks_log2 = 0; blocks_log2 <= (p.shares ? 1 : 0); ++blocks_log2) {
     const auto sums = plan_block_sums(p, device, blocks_log2);
     if (sums && sums->groups << blocks_log2 >= device.multiprocessors / 2)
@@ -84,7 +84,7 @@ inline GradientPlan plan_gradient(const GradientProblem& p, const GradientDevice
   return {GradientEngine::scatter, {}};
 }
 
-// The engine of that name, if the inputs allow it.
+// The plan of the engine with that name, if the inputs allow it.
 inline std::optional<GradientPlan> plan_gradient_by(std::string_view name, const GradientProblem& p,
                                                     const GradientDevice& device) {
   if (name == "gather" && can_gather(p)) return GradientPlan{GradientEngine::gather, {}};
@@ -98,7 +98,7 @@ inline std::optional<GradientPlan> plan_gradient_by(std::string_view name, const
   return {};
 }
 
-// As tests and people call it.
+// The name for plan_gradient_by() and explanations.
 inline const char* name_of(const GradientPlan& plan) {
   switch (plan.engine) {
     case GradientEngine::gather: return "gather";

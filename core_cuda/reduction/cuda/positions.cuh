@@ -1,5 +1,5 @@
-// The kernel that writes the position of every edge within its row, [E] by original id; 32-bit indices. Teams of eight
-// lanes own equal shares of the CSR.
+// The kernel that writes the position of every edge within its row, [E] by original edge id, for 32-bit indices.
+// Sub-warps of eight lanes have equal quotas of the CSR.
 #pragma once
 
 #include "../../common/fold.cuh"

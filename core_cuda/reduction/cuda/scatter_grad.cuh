@@ -1,10 +1,12 @@
-// The gradient of a minimum or maximum: what each element of the output sends back to the node it came from.
+// The gradient of a minimum or maximum, scattered: each element of the output adds its gradient to the node it came
+// from.
 //
-// There is one such number for every element of the output and many fewer than edges times features, so it is sent,
-// not gathered. To be the same whatever the order, sums are of whole numbers: a feature's gradients are multiplied by
-// the power of two that lets the sum of all of them just fit 63 bits (with 2^20 rows, 42 bits below the largest one),
-// rounded, added by integer atomics into a slice of the features that stays in L2, and turned back. A double takes two
-// such numbers. What is not finite is left out and added at the end as it is: that gives infinity or NaN in any order.
+// There is one such element per output element, many fewer than edges times features, so the gradient is scattered and
+// not gathered. Sums are in fixed point, so that the order of atomics does not matter: a feature's gradients are scaled
+// by the power of two with which the sum of all of them just fits 63 bits (with 2^20 rows, 42 bits below the largest
+// one), rounded, added by integer atomics into a feature tile that stays in L2, and converted back. A double takes two
+// such integers. Gradients that are not finite are skipped and added at the end in floating point: the result is
+// infinity or NaN in any order.
 #pragma once
 
 #include "../../common/fold.cuh"
@@ -14,7 +16,7 @@ namespace edgeless::cuda::reduction {
 
 constexpr int kScatterThreads = 256;
 
-// A feature's power of two.
+// The fixed-point scale of a feature. kSums: 64-bit words per sum.
 template <class A>
 struct Scale;
 
@@ -98,7 +100,7 @@ __global__ void measure_kernel(const __grid_constant__ ScatterArgs args) {
   if (largest > 0) atomicMax(to + column, largest);
 }
 
-// Sends one number on. kRest: only those that are not finite, into the result itself.
+// Adds one gradient to the sums of a node. kRest: instead adds gradients that are not finite to grad_x.
 template <class S, bool kRest>
 __device__ __forceinline__ void send(const ScatterArgs& args, const Scale<Arithmetic<S>>& scale, int64_t node,
                                      int column, Arithmetic<S> x) {
@@ -134,7 +136,7 @@ __device__ __forceinline__ uint32_t load_arg(const ScatterArgs& args, int64_t at
   return __ldcs(static_cast<const uint32_t*>(args.arg) + at);
 }
 
-// One thread for each place of the slice: elements whose gradient one edge takes.
+// Scatters elements without ties. One thread per element of the feature tile.
 template <class S, class I, bool kRest>
 __global__ void __launch_bounds__(kScatterThreads) send_kernel(const __grid_constant__ ScatterArgs args) {
   using A = Arithmetic<S>;
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(kScatterThreads) send_kernel(const __grid_cons
   }
 }
 
-// Elements that several edges share: their rows are read once more. Teams walk equal shares of the edges.
+// Scatters tied elements, whose rows are read again. Sub-warps have equal quotas of the edges.
 template <class S, class I, bool kRest>
 __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_constant__ ScatterArgs args) {
   using A = Arithmetic<S>;
@@ -172,7 +174,8 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
   const unsigned mask = width == 32 ? 0xffffffffu : ((1u << width) - 1) << (threadIdx.x & 31 & ~(width - 1));
   divide_range(args.graph, args.plan.part, Chains{kFoldThreads >> args.plan.team_log2}, s);
   const Cut<I> from = s.cuts[team], to = s.cuts[team + 1];
-  const int column = (static_cast<int>(blockIdx.y) * width + lane) * kPer;  // the lane's first of the slice
+  const int column =
+      (static_cast<int>(blockIdx.y) * width + lane) * kPer;  // the lane's first column of the feature tile
   const bool inside = column < args.columns;
   const char* base = args.x.base + (inside ? args.first + column : 0) * static_cast<int64_t>(sizeof(S));
   const uint32_t shared = 1u << (8 * args.arg_size - 1);
@@ -225,7 +228,7 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
           if (u < row_end - edge && x[k] == best[k]) found |= 1u << (u * kPer + k);
         }
       }
-      for (; found; found &= found - 1) {  // few, and of all lanes at once
+      for (; found; found &= found - 1) {  // few iterations, in which all lanes take part
         const int bit = __ffs(found) - 1, k = bit % kPer;
         send<S, kRest>(args, scale_of<S>(args, column + k), __ldg(indices + edge + bit / kPer), column + k,
                        parts[k][threadIdx.x]);
@@ -234,8 +237,8 @@ __global__ void __launch_bounds__(kFoldThreads) share_kernel(const __grid_consta
   }
 }
 
-// Turns the sums of a slice into the gradient and leaves zeros, where a slice follows. A thread has four columns (a
-// slice has eight or more) and all their loads in flight.
+// Converts the sums of a feature tile into the gradient, and zeroes them where another tile follows. A thread has four
+// columns (a tile has eight or more), with all loads in flight together.
 constexpr int kFinished = 4;
 
 template <class S>

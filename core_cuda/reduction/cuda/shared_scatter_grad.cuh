@@ -1,11 +1,11 @@
-// The gradient of a minimum or maximum sent as in scatter_grad.cuh, with the sums in shared memory: atomics there run
-// at several times the rate of those in L2.
+// The gradient of a minimum or maximum, scattered as in scatter_grad.cuh but with the sums in shared memory, where
+// atomics run at several times the rate of L2.
 //
-// A group of columns belongs to one block, or to a cluster of two that divide the rows among them and send to each
-// other's shared memory: block r has the nodes n with n % owners == r. A sum is a whole number of 64 bits, added as two
-// words (64 bits at once would be a loop): the carry of the lower one, which the atomic gives back with the old value,
-// goes with the upper one. So the sums are those of scatter_grad.cuh bit for bit. Shared memory: lower words [nodes,
-// columns], upper words [nodes, columns]. Storage: float, half, bfloat16.
+// A group of columns belongs to one block, or to a cluster of two that divide the rows and add to each other's shared
+// memory: block r owns the sums of nodes n with n % owners == r. A sum is a 64-bit integer, added as two 32-bit words,
+// because a 64-bit atomic in shared memory is a loop. The arithmetic carry of the lower word follows from the old value
+// that its atomic returns, and is added with the upper word. So the sums equal those of scatter_grad.cuh bit for bit.
+// Shared memory: lower words [nodes, columns], upper words [nodes, columns]. Storage: float, half, bfloat16.
 #pragma once
 
 #include "instance.h"
@@ -14,7 +14,7 @@
 namespace edgeless::cuda::reduction {
 
 constexpr int kSharedScatterThreads = 1024;
-constexpr int kSharedScatterBatch = 4;  // elements of a thread in flight
+constexpr int kSharedScatterBatch = 4;  // elements per thread in flight
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #define EDGELESS_CLUSTERS 1
@@ -22,7 +22,8 @@ constexpr int kSharedScatterBatch = 4;  // elements of a thread in flight
 #define EDGELESS_CLUSTERS 0
 #endif
 
-// Adds to a word of the shared memory of the block `rank` of the cluster; the address is this block's own.
+// Adds to a word in the shared memory of block `rank` of the cluster and returns the old value. `address` is the word's
+// address in this block's shared memory.
 __device__ __forceinline__ uint32_t add_to_cluster(uint32_t address, uint32_t rank, uint32_t x) {
   uint32_t old = 0;
 #if EDGELESS_CLUSTERS
@@ -52,7 +53,7 @@ struct Owner {
   const SharedScatterArgs& own;
   const ScatterArgs& args;
   uint32_t* sums;
-  int rank, column, feature;  // of the thread; the number of threads is a multiple of the columns
+  int rank, column, feature;  // block in the cluster; the thread's only column, since columns divide the threads
   Scale<float> scale;
 
   __device__ __forceinline__ Owner(const SharedScatterArgs& own, uint32_t* sums, int rank, int column, int feature)
@@ -89,7 +90,7 @@ struct Owner {
     }
   }
 
-  // What edges share, row by row: the warp walks the row once more and compares.
+  // Scatters tied elements, one after the other: the whole warp reads the row again and compares it with the extremum.
   template <bool kRest>
   __device__ __forceinline__ void send_shared(unsigned lanes, int64_t row, uint32_t parts, float x) const {
     const I* indptr = static_cast<const I*>(args.graph.indptr);
@@ -160,7 +161,7 @@ struct Owner {
     }
   }
 
-  // Unlike load_arg, may stay in the caches: the columns beside these come soon.
+  // Unlike load_arg, caches the line: other groups of columns read the rest of it soon.
   __device__ __forceinline__ uint32_t keep_arg(int64_t at) const {
     if (args.arg_size == 1) return __ldg(static_cast<const uint8_t*>(args.arg) + at);
     if (args.arg_size == 2) return __ldg(static_cast<const uint16_t*>(args.arg) + at);
@@ -170,7 +171,8 @@ struct Owner {
   __device__ __forceinline__ void finish() const {
     const int words = own.nodes << args.columns_log2;
     if (feature >= args.width) return;
-    for (int at = threadIdx.x; at < words; at += kSharedScatterThreads) {  // the column is the thread's
+    for (int at = threadIdx.x; at < words;
+         at += kSharedScatterThreads) {  // strides by a multiple of the columns, so the column is the thread's
       const int64_t node = (static_cast<int64_t>(at >> args.columns_log2) << own.owners_log2) + rank;
       if (node >= args.num_columns) break;
       const long long sum = static_cast<long long>(static_cast<uint64_t>(sums[words + at]) << 32 | sums[at]);

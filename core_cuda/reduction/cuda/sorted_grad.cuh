@@ -1,12 +1,12 @@
-// The gradient of a minimum or maximum, each element of which goes to one edge: sorted by that edge, then gathered.
+// The gradient of a minimum or maximum whose elements belong to one edge each (ties "first"): sorted by that edge, then
+// gathered.
 //
-// First, row by row, sort_kernel brings the elements of a slice of the columns into the order of the edges that take
-// them, as items (value, column), and notes for every edge where its items are. Then grad_x[j] is a sum over the
-// out-edges (j, i): sorted_grad_kernel walks the graph's other direction as in common/fold.cuh and reads, of every
-// edge, its own items alone. So what moves is a few times the elements of the output, not edges times features, and
-// sums are added edge by edge, without atomics. The order of an edge's items varies from run to run, but each has a
-// column of its own. Storage: half, bfloat16, sums in float: items of float numbers would be twice the size, more than
-// other kernels keep.
+// First, sort_kernel sorts the elements of a feature tile of each row by receiving edge, as items (value, column), and
+// records for every edge where its items are. Then grad_x[j] is a sum over the out-edges (j, i): sorted_grad_kernel is
+// a segment reduction over the CSC (common/fold.cuh) that reads only the items of each edge. So the traffic is a few
+// times the elements of the output, not edges times features, and sums are added edge by edge, without atomics. The
+// order of an edge's items varies from run to run, but their columns differ, so results do not. Storage: half,
+// bfloat16, with sums in float; float items would be twice as large, more memory than other kernels need.
 #pragma once
 
 #include "../../common/fold.cuh"
@@ -16,9 +16,9 @@
 namespace edgeless::cuda::reduction {
 
 constexpr int kSortThreads = 128, kBins = 1024;
-constexpr int kChunk = 128;  // bins that a warp scans at once, four a lane
+constexpr int kChunk = 128;  // bins that a warp scans at once, four per lane
 
-// The bits of a number, and above them its column, one of the slice.
+// The bits of a value in the lower half, its column in the feature tile in the upper half.
 using Item = Words<1>;
 static_assert(sizeof(Item) == kSortItemBytes);
 
@@ -30,7 +30,8 @@ __device__ __forceinline__ float item_value(const Item& item) {
 
 __device__ __forceinline__ uint32_t item_column(const Item& item) { return item.w[0] >> 16; }
 
-// A lane's elements of a row's slice, in vectors of up to 16 bytes: number k of vector v is column first_of(v) + k.
+// A lane's elements of a row's feature tile, in vectors of up to 16 bytes: element k of vector v is column
+// first_of(v) + k.
 template <class S, class Arg, int kColumns>
 struct SortedElements {
   static constexpr int kLane = kColumns / 32, kPer = kLane < kNumbers<S, 4> ? kLane : kNumbers<S, 4>;
@@ -72,7 +73,7 @@ struct SortedElements {
   }
 };
 
-// Turns counts into where each begins, after `total` others. Whole warp.
+// Exclusive scan of one chunk of counts, starting at `total`; returns the new total. Called by whole warps.
 __device__ __forceinline__ uint32_t scan_chunk(uint4* bins, uint32_t total, int lane) {
   const uint4 count = bins[lane];
   const uint32_t sum = count.x + count.y + count.z + count.w;
@@ -87,24 +88,25 @@ __device__ __forceinline__ uint32_t scan_chunk(uint4* bins, uint32_t total, int 
   return total + __shfl_sync(kFullWarp, through, 31);
 }
 
-// A warp's shared memory: bins, afterwards items; and a bin for every lane to count what is not to be counted.
+// A warp's shared memory: bins, later overwritten by items, and a dummy bin per lane for elements outside.
 struct SortRoom {
   uint4 fours[kBins / 4];
   uint32_t spare[32];
 };
 
-// Counts the elements by edge: at: where each is in the row, sorted; returns how many there are. Notes the places of
-// all edges. Lanes that count the same edge at once wait for each other, so short rows have several bins for an edge:
-// bin (edge << copies) + copy. kLong: the row has more edges than there are bins and is gone through in windows.
+// Counting sort of a row's elements by edge. Sets `at` to the sorted index of each element, writes args.places of all
+// edges, and returns the number of elements. Atomics of several lanes on one bin serialize, so short rows have several
+// bins per edge: bin (edge << copies) + copy. kLong: the row has more edges than there are bins and is processed in
+// windows.
 template <bool kLong, class Elements>
 __device__ __forceinline__ uint32_t sort_row(const SortArgs& args, const Elements& elements, SortRoom& room,
                                              int32_t begin, int degree, int lane,
                                              uint32_t (&at)[Elements::kVectors][Elements::kPer]) {
   const int32_t* ids = static_cast<const int32_t*>(args.csr.edge_ids);
   const auto id_of = [&](int edge) { return ids ? __ldg(ids + begin + edge) : begin + edge; };
-  const int32_t early = !kLong && lane < degree ? id_of(lane) : 0;  // on its way while elements are counted
+  const int32_t early = !kLong && lane < degree ? id_of(lane) : 0;  // in flight during the count
   const uint32_t* bins = reinterpret_cast<uint32_t*>(room.fours);
-  const int copies = kLong ? 0 : max(0, min(5, 7 - (32 - __clz(degree - 1))));  // while a chunk has room
+  const int copies = kLong ? 0 : max(0, min(5, 7 - (32 - __clz(degree - 1))));  // as many as fit in one chunk
   const uint32_t spare = sizeof(room.fours) + lane * 4;
   uint32_t total = 0;
 #pragma unroll 1
@@ -169,7 +171,7 @@ __device__ __forceinline__ uint32_t sort_row(const SortArgs& args, const Element
   return total;
 }
 
-// Blocks that must fit on a multiprocessor: what bounds the registers.
+// Target occupancy in blocks per SM, for __launch_bounds__.
 template <class Arg>
 constexpr int sort_blocks(int columns) {
   if (columns == 512) return sizeof(Arg) == 4 ? 5 : 6;
@@ -177,7 +179,7 @@ constexpr int sort_blocks(int columns) {
 }
 constexpr int sorted_grad_blocks(int ahead) { return ahead == 1 ? 8 : 7; }
 
-// One warp for each row.
+// One warp per row.
 template <class S, class Arg, int kColumns>
 __global__ void __launch_bounds__(kSortThreads, sort_blocks<Arg>(kColumns))
     sort_kernel(const __grid_constant__ SortArgs args) {
@@ -216,8 +218,9 @@ __global__ void __launch_bounds__(kSortThreads, sort_blocks<Arg>(kColumns))
   }
 }
 
-// The sums of a slice of a row, in the registers of a team of kLanes lanes: a lane has the fours of columns lane, lane
-// + kLanes and so on, so that shared memory and memory are read and written without conflicts, in whole lines.
+// The sums of a row's feature tile, in the registers of a sub-warp of kLanes lanes. A lane has groups of four columns,
+// number lane, lane + kLanes and so on, so that accesses have no bank conflicts in shared memory and are coalesced in
+// global memory.
 template <class S, int kLanes>
 struct TakenSums {
   using I = int32_t;
@@ -261,8 +264,8 @@ struct TakenSums {
   __device__ __forceinline__ Piece kept(int64_t slot) const { return *place(slot); }
 };
 
-// The same with the sums of the row at hand in shared memory, where a lane adds the items that it read, of any column.
-// kAhead: items of an edge that a lane asks for at once.
+// TakenSums with the sums of the current row in shared memory, because a lane reads items of any column. kAhead: items
+// of an edge that a lane has in flight.
 template <class S, int kLanes, int kAhead>
 struct SortedGradFold : TakenSums<S, kLanes> {
   using Base = TakenSums<S, kLanes>;
@@ -274,9 +277,9 @@ struct SortedGradFold : TakenSums<S, kLanes> {
   static constexpr int kBatch = 4;
   static constexpr bool kCheapEnd = false;
 
-  float* sums;                     // of the team
-  uint32_t own_place, next_place;  // of this lane's edge of the window, and of the next window
-  I next_id;                       // of the lane's edge of the window after that
+  float* sums;                     // sums of the sub-warp
+  uint32_t own_place, next_place;  // `places` entries of the lane's edge in this window and in the next one
+  I next_id;                       // id of the lane's edge in the window after that
   bool begun = false;
   int batch = 0;
   uint32_t edge_place[kBatch];
@@ -292,8 +295,8 @@ struct SortedGradFold : TakenSums<S, kLanes> {
     return ids ? __ldcs(ids + position) : position;
   }
 
-  // An id, the place it leads to and the items there are three waits, one after the other: the first two are begun one
-  // and two windows before.
+  // The edge id, the `places` entry and the items are three dependent loads. The first is prefetched two windows ahead,
+  // the second one window ahead.
   __device__ __forceinline__ void own(I, I position) {
     if (!begun) next_place = __ldg(args.places + id_of(position, 0)), next_id = id_of(position, kLanes);
     begun = true;
@@ -309,7 +312,7 @@ struct SortedGradFold : TakenSums<S, kLanes> {
     fetch(u, lane);
   }
 
-  // load() does not know the batch: this is called after each.
+  // load() is not told the batch. This is called after the loads of each batch, so it sets the next one.
   __device__ __forceinline__ void choose(int b) { batch = b + kBatch; }
 
   __device__ __forceinline__ int count(int u) const { return static_cast<int>(edge_place[u] >> 16); }
@@ -325,7 +328,7 @@ struct SortedGradFold : TakenSums<S, kLanes> {
   }
 
   __device__ __forceinline__ void add(int u, int from) {
-    float sum[kAhead];  // the columns of an edge differ
+    float sum[kAhead];  // no two items of an edge have the same column, so all loads may precede the stores
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (from + j * kLanes < count(u)) sum[j] = sums[item_column(item[u][j])] + item_value<S>(item[u][j]);
@@ -344,7 +347,7 @@ struct SortedGradFold : TakenSums<S, kLanes> {
     }
   }
 
-  // The next edge may add to the same columns from other lanes.
+  // The next edge may add to the same columns in other lanes.
   __device__ __forceinline__ void together() const { __syncwarp(); }
 
   __device__ __forceinline__ float4* own_sums(int k) const {
@@ -378,7 +381,7 @@ cudaError_t launch_sorted(const SortArgs& args, cudaStream_t stream) {
   constexpr int kRows = kSortThreads / 32;
   const unsigned blocks = static_cast<unsigned>((args.csr.num_rows + kRows - 1) / kRows);
   sort_kernel<S, Arg, kLanes * kSortPer><<<blocks, kSortThreads, 0, stream>>>(args);
-  // An edge has columns / degree items: two for a lane where that is half a team or more.
+  // An edge has columns / degree items on average; lanes load two at a time where that fills half a sub-warp or more.
   const bool many = args.graph.num_edges <= 2 * kSortPer * args.csr.num_rows;
   const auto take = many ? sorted_grad_kernel<S, kLanes, 2> : sorted_grad_kernel<S, kLanes, 1>;
   take<<<static_cast<unsigned>(args.plan.part.num_ranges), kFoldThreads, 0, stream>>>(args);

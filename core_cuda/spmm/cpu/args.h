@@ -1,4 +1,4 @@
-// What a CPU SpMM or SDDMM kernel is given. A is the type of all arithmetic.
+// Arguments of the CPU kernels of SpMM and SDDMM. A is the opmath type.
 #pragma once
 
 #include <cstdint>
@@ -13,15 +13,15 @@ struct SpmmArgs {
   int64_t items_per_part;
   int64_t heads, width;  // a row is [heads, width]
 
-  Rows x;           // rows of the graph's columns
+  Rows x;           // [columns, heads, width]
   const A* weight;  // [E, heads] with the strides below, null: 1
   int64_t weight_edge_stride, weight_head_stride;
   const A* column_scale;  // [columns], null: 1
   const A* row_scale;     // [rows], null: 1
   OutRows out;            // [rows, heads, width]
-  A* carry;               // [parts, 2, heads * width]: rows that a part does not hold whole
+  A* carry;               // fix-up workspace, [parts, 2, heads * width]: sums of rows that parts share
 
-  Rows own;     // SDDMM: rows of the graph's rows
+  Rows own;     // SDDMM: destination rows, [rows, heads, width]
   A* products;  // SDDMM: [E, heads]
 };
 

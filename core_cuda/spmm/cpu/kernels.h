@@ -1,4 +1,4 @@
-// The kernels of SpMM and SDDMM, as common/cpu/dispatch.h chooses them.
+// The kernels of SpMM and SDDMM; common/cpu/dispatch.h selects the instruction set.
 #pragma once
 
 #include "../../common/cpu/dispatch.h"

@@ -1,8 +1,8 @@
 // SpMM: out[r] = row_scale[r] * sum over the edges of r of weight[e] column_scale[c] x[c], and SDDMM:
 // products[e] = <own[r], x[c]> row_scale[r] column_scale[c], each over a merge-path part of the graph (partition.h).
-// The transposed product is the same pass over the other direction of the graph with the scales exchanged. A row that
-// a part does not hold whole leaves its sum in `carry`, and merge() adds these up in the order of the parts.
-// Included once per instruction set.
+// The transposed product is the same pass over the other direction of the graph with the scales exchanged. Where parts
+// share a row, each writes its partial sum to the fix-up workspace `carry`, and merge() adds them in the order of the
+// parts. Included once per instruction set.
 
 template <class A>
 struct SpmmPasses {
@@ -12,24 +12,25 @@ struct SpmmPasses {
 
   static int64_t scratch_size(const SpmmArgs<A>& a) { return 3 * row_size(a) + 256; }
 
-  // Asks for the row of an edge that comes soon.
+  // Prefetches the source row of the edge kAhead positions later.
   static EDGELESS_INLINE void ask_row(const SpmmArgs<A>& a, int64_t edge) {
     if (edge + kAhead >= a.graph.num_edges) return;
     const int64_t size = size_of(a.x.dtype), first = a.graph.index(edge + kAhead) * a.x.stride * size;
     prefetch_range(static_cast<const char*>(a.x.data) + first, row_size(a) * size);
   }
 
-  // What an edge is multiplied by, for head h.
+  // The factor of an edge for head h: weight * column_scale.
   static EDGELESS_INLINE A factor(const SpmmArgs<A>& a, int64_t edge, int64_t node, int64_t h) {
     const A scale = a.column_scale ? a.column_scale[node] : A(1);
     return a.weight ? scale * a.weight[a.graph.edge_id(edge) * a.weight_edge_stride + h * a.weight_head_stride] : scale;
   }
 
-  // A sum over edges of a piece, whose rows are asked for in the loop over the ones before: a burst would hold up the
-  // loads until the memory had taken its last line. `at` is the first number of head h that is summed.
+  // Sums the edges of a segment. Rows are prefetched kAhead edges early, one per iteration: a burst of prefetches would
+  // stall the loads until memory had accepted its last line. `at` is the first element of head h to sum.
   template <class I, class S, bool kScaled>
   struct Stream {
-    static constexpr int64_t kFlush = 64;  // edges whose sum is added to the rest: long sums would lose digits
+    static constexpr int64_t kFlush =
+        64;  // edges summed before they are added to the total: long sums would lose digits
 
     const SpmmArgs<A>& a;
     const I* nodes = static_cast<const I*>(a.graph.indices);
@@ -43,7 +44,7 @@ struct SpmmPasses {
       }
     }
 
-    // out = alpha * sum, of NV vectors and, where kRest, of the `rest` numbers behind them, fewer than a vector.
+    // out = alpha * sum over NV vectors and, with kRest, over the `rest` elements behind them, fewer than a vector.
     template <int NV, bool kRest>
     void vectors(int64_t begin, int64_t end, int64_t at, int64_t h, A alpha, A* out, int64_t rest) const {
       constexpr int kSums = NV + (kRest ? 1 : 0);
@@ -78,7 +79,7 @@ struct SpmmPasses {
     void head(int64_t begin, int64_t end, int64_t h, A alpha, A* out) const {
       int64_t at = h * a.width, left = a.width / W;
       const int64_t rest = a.width % W;
-      // What is left after whole vectors goes with the last of them: a walk of its own would look up the edges again.
+      // The elements after the whole vectors join the last loop: a loop of their own would look up the edges again.
       const auto walk = [&](auto number) {
         constexpr int NV = decltype(number)::value;
         left -= NV;
@@ -113,7 +114,7 @@ struct SpmmPasses {
     });
   }
 
-  // out [heads * width] = alpha * sum over the edges [begin, end)
+  // out [heads * width] = alpha * sum over the edges [begin, end).
   static void sum_edges(const SpmmArgs<A>& a, int64_t begin, int64_t end, A alpha, A* out) {
     if (begin == end) {
       for (int64_t i = 0; i < row_size(a); ++i) out[i] = A(0);
@@ -147,7 +148,7 @@ struct SpmmPasses {
     }
   }
 
-  // `buffer` holds two rows.
+  // `buffer` has space for two rows.
   static void sampled_piece(const SpmmArgs<A>& a, const Piece& piece, A* buffer) {
     if (piece.begin == piece.end) return;
     const A* own = row_of(a.own, piece.row, 1, row_size(a), row_size(a), buffer);

@@ -1,6 +1,6 @@
-// The kernels that make the values cuSPARSE reads, one an edge in the order of the CSR, and that bring its products
-// back to original ids. A thread has an edge. Its row is looked up in indptr where there is a scale of rows: values are
-// mostly kept.
+// Kernels around cuSPARSE: fill_kernel writes the matrix values in CSR order, place_kernel scatters SDDMM products to
+// original edge ids. One thread per edge. Where rows have a scale, a thread finds its row by binary search in indptr,
+// which is affordable because values are mostly cached.
 #pragma once
 
 #include "../../common/row_of_edge.cuh"

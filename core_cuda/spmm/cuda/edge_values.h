@@ -1,4 +1,4 @@
-// What cuSPARSE reads and writes by position, made from and taken to the graph's own order of edges. No torch.
+// Conversion between arrays in original edge order and the CSR order that cuSPARSE reads and writes. No torch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,18 +10,18 @@ namespace edgeless::cuda::spmm {
 template <class A>
 struct EdgeValues {
   CompressedGraph graph;
-  const A* weight = nullptr;  // by original id with the stride below, null: 1
+  const A* weight = nullptr;  // [E] by original edge id with the stride below, null: 1
   int64_t weight_edge = 0;
   const A* column_scale = nullptr;  // null: 1
   const A* row_scale = nullptr;     // null: 1
 };
 
-// values[position] = weight column_scale row_scale, as `storage`.
+// values[position] = weight * column_scale * row_scale, rounded to `storage`.
 template <class A>
 cudaError_t fill_edge_values(const EdgeValues<A>& args, Storage storage, bool wide_index, void* values,
                              cudaStream_t stream);
 
-// products[id] = by_position[position] column_scale row_scale.
+// products[id] = by_position[position] * column_scale * row_scale.
 template <class A>
 cudaError_t place_products(const EdgeValues<A>& args, bool wide_index, const A* by_position, A* products,
                            cudaStream_t stream);

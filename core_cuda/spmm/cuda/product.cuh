@@ -1,6 +1,6 @@
-// SpMM: out[r] = row_scale[r] * sum over the edges of r of weight[e] column_scale[c] x[c]. See common/fold.cuh for who
-// owns what. The transposed product is the same over the other direction of the graph with the scales exchanged.
-// Storage: float, half, bfloat16 with sums in float; double.
+// SpMM: out[r] = row_scale[r] * sum over the edges of r of weight[e] column_scale[c] x[c]. common/fold.cuh describes
+// how work is divided. The transposed product is the same kernel on the other direction of the graph with the scales
+// exchanged. Storage: float, half and bfloat16 with sums in float; double.
 #pragma once
 
 #include "../../common/fold.cuh"
@@ -18,7 +18,7 @@ struct SumFold {
 
   const SpmmArgs<A>& args;
   const char* base;
-  int vector, head, at;  // at: of the lane's first number in its head
+  int vector, head, at;  // at: index of the lane's first element in its head
   bool inside;
   Words<kWords> raw[kBatch];
   static constexpr bool kByEdge = kWeighing == Weighing::by_edge || kWeighing == Weighing::by_edge_ahead;
@@ -164,7 +164,7 @@ cudaError_t launch_weighing(bool wide_index, const SpmmArgs<Arithmetic<S>>& args
   return launch_spmm<S, int32_t, kWords, Weighing::by_head>(args, stream);
 }
 
-// The table of kernels: 32-bit indices have more of them, most with vectors of 16 bytes.
+// Selects the kernel. 32-bit indices have more specialized kernels, most of them for vectors of 16 bytes.
 template <class S>
 cudaError_t spmm_instance(bool wide_index, int words, const SpmmArgs<Arithmetic<S>>& args, cudaStream_t stream) {
   if (words == 4) return launch_weighing<S, 4>(wide_index, args, stream);

@@ -1,10 +1,9 @@
 // SDDMM: products[e] = <own[r], x[c]> row_scale[r] column_scale[c] for every edge e = (c, r), by original edge id.
 //
-// A warp takes 32 edges that follow each other, whatever rows they are of: a lane finds the ends of one of them, and in
-// the end has its product. Teams of as many lanes as a row has vectors take these edges four at a time; the dot
-// products meet in the lanes that own the edges (common/warp.cuh). A row's own numbers are read anew for each of its
-// edges: they come from L1, and no edge waits for the row of another (0063). Heads of one vector take a thread for an
-// edge.
+// A warp processes 32 consecutive edges, whatever rows they belong to. Each lane owns one edge: it finds the edge's end
+// points and finally holds its product. Sub-warps of one lane per vector of a head process four edges at a time, and
+// the dot products are reduced into the lanes that own the edges (common/warp.cuh). The destination row is reloaded for
+// each edge: it hits L1, and no edge waits for another edge's row (0063). Heads of one vector use one thread per edge.
 #pragma once
 
 #include "../../common/row_of_edge.cuh"
@@ -14,7 +13,7 @@
 
 namespace edgeless::cuda::spmm {
 
-// kOne: a row has no more vectors than a team has lanes.
+// kOne: a head has no more vectors than a sub-warp has lanes.
 template <class S, class I, bool kOne>
 __global__ void __launch_bounds__(kThreads, 4) sddmm_kernel(const __grid_constant__ SddmmArgs<Arithmetic<S>> args) {
   using A = Arithmetic<S>;
@@ -34,10 +33,10 @@ __global__ void __launch_bounds__(kThreads, 4) sddmm_kernel(const __grid_constan
     const I index = __ldg(static_cast<const I*>(args.graph.indices) + position);
     const I row = static_cast<I>(row_of_edge(args.graph, kWide, position, rows.low, rows.high));
     A product = 0;
-    for (int batch = 0; batch < width; batch += kEdges) {  // the edges of its lanes are the team's
-      const int owner = lane - in_team + batch;            // of the first
+    for (int batch = 0; batch < width; batch += kEdges) {  // a sub-warp processes the edges its lanes own
+      const int owner = lane - in_team + batch;            // lane that owns the first edge of the batch
       A partial[kEdges] = {};
-      // Adds the products of one vector a lane, `offset` bytes behind the lane's first. Whole warp.
+      // Adds the products of one vector per lane, `offset` bytes behind the lane's first. Called by whole warps.
       const auto add = [&](int offset, bool inside) {
         Vector other[kEdges], own[kEdges];
 #pragma unroll

@@ -1,4 +1,4 @@
-// The kernel that writes the weight of every edge in the order of the CSR, [E]; 32-bit indices. A thread has an edge.
+// The kernel that writes every edge's weight in CSR order, [E], for 32-bit indices. One thread per edge.
 #pragma once
 
 #include "../../common/threads.cuh"

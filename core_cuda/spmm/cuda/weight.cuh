@@ -1,4 +1,4 @@
-// What an edge weighs in a product.
+// Edge weights of an SpMM.
 #pragma once
 
 #include "args.h"
@@ -16,19 +16,19 @@ __device__ __forceinline__ A edge_weight(const SpmmArgs<A>& args, I index, I pos
   return w;
 }
 
-// What the edges of a lane weigh, window by window of a team's walk. A window's weights are asked for one window ahead,
-// and the ids that say where they are two ahead: so no window waits for one after the other.
+// The weights of a lane's edges, window by window of the sub-warp's tile loop. Weights are prefetched one window ahead
+// and the edge ids that index them two windows ahead, so that no window waits for the two dependent loads.
 template <class A, class I>
 struct WeightsAhead {
   const SpmmArgs<A>& args;
-  I last = 0;      // edge of the walk: behind it nothing is asked for
-  I position = 0;  // of the lane's edge in this window
-  A next = 1;      // its weight, without the scale of columns, which needs an index
-  I id = 0;        // of its edge in the next window
+  I last = 0;      // last edge of the tile loop; prefetches are clamped to it
+  I position = 0;  // CSR position of the lane's edge in this window
+  A next = 1;      // weight[id] of the next edge to take, without column_scale, which needs the edge's source
+  I id = 0;        // edge id of the weight to prefetch next
 
   __device__ explicit WeightsAhead(const SpmmArgs<A>& args) : args(args) {}
 
-  // first: the lane's edge in the first window; end: of the walk, behind at least one edge.
+  // first: the lane's edge in the first window; end: end of the tile loop, which has at least one edge.
   __device__ __forceinline__ void begin(I first, I end) {
     last = end - 1;
     id = id_of(min(first, last));
@@ -42,7 +42,8 @@ struct WeightsAhead {
     return args.column_scale ? next * __ldg(args.column_scale + index) : next;
   }
 
-  // Once the window's first rows are asked for: the ids are there by then.
+  // Prefetches the next window's weights. Called after the window's first rows are requested: the ids have arrived by
+  // then.
   __device__ __forceinline__ void advance() {
     load();
     id = id_of(further(position, 2 * width()));

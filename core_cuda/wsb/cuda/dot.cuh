@@ -1,13 +1,13 @@
 // Dot product attention over blocks on tensor cores, forward and backward.
 //
-// Two warps have a window of 32 rows and a head, 16 rows each, and share the columns' vectors that they read: two
-// blocks of sixteen columns at a time, while the next ones come. Most columns belong to rows of one warp alone. These
-// stand in blocks of their own, one warp's beside the other's, and each warp passes over what is not its own. The
-// products of rows and columns come out of an mma as the next one, of weights and values, wants them. Weights that a
-// row does not have are zero, exactly.
+// Two warps process one head of a window of 32 rows, 16 rows each. They share the gathered vectors in shared memory:
+// two blocks of sixteen columns per step, with the next steps in flight. Most columns have edges to rows of one warp
+// only. Such columns are grouped into blocks per warp, and the other warp skips these blocks. The accumulator layout of
+// the first mma (logits) is the operand layout of the second (weights times values). Weights of absent edges are
+// exactly 0.
 //
-// The three passes differ in what is multiplied by what, see DotPass: the backward recomputes weights from the
-// logsumexp and has no softmax to keep.
+// The three passes differ in the operands (DotPass). The backward recomputes weights from the logsumexp, so the forward
+// does not save them.
 #pragma once
 
 #include <cmath>
@@ -19,28 +19,29 @@
 
 namespace edgeless::cuda::wsb {
 
-constexpr float kBinary = kLog2e;  // from natural logarithms to those of base 2
+constexpr float kBinary = kLog2e;  // converts natural logarithms to base 2
 constexpr int kDotWarps = kHeight / 16, kDotThreads = 32 * kDotWarps;
-constexpr int kDotBlocks = 2;                                       // of a step
-constexpr int kBits = kBlockColumns * (kHeight / 16) / 2 * 4 / 16;  // vectors of 16 bytes of a block's bits
-constexpr int kStats = 2 * kBlockColumns * 4 / 16;                  // of its columns' logsumexp and delta
+constexpr int kDotBlocks = 2;                                       // blocks of columns per step
+constexpr int kBits = kBlockColumns * (kHeight / 16) / 2 * 4 / 16;  // 16-byte vectors of a block's bits
+constexpr int kStats = 2 * kBlockColumns * 4 / 16;                  // 16-byte vectors of its columns' logsumexp, delta
 
-// Of a head of kDim numbers in vectors of 16 bytes.
+// Shared memory layout for heads of kDim elements. All sizes but kBytes count vectors of 16 bytes.
 template <DotPass kPass, int kDim>
 struct DotShape {
   static constexpr int kVectors = kDim / 8, kGroups = kDotThreads / kVectors, kColumns = kBlockColumns / kGroups;
-  static constexpr int kTile = kBlockColumns * kVectors;  // of one of the columns' two vectors
+  static constexpr int kTile = kBlockColumns * kVectors;  // one of the columns' two tiles, logit or value
   static constexpr int kBlock = 2 * kTile + kBits + (kPass == DotPass::by_src ? kStats : 0);
   static constexpr int kStages = kDim == 128 && kPass != DotPass::by_src ? 2 : 3;  // steps in shared memory
   static constexpr int kBytes = kStages * kDotBlocks * kBlock * 16;
 
-  // Rows that an ldmatrix reads together meet different banks.
+  // A swizzle: the eight rows that an ldmatrix reads together lie in different banks.
   static __device__ __forceinline__ int place(int row, int vector) {
     return row * kVectors + (vector ^ (kVectors >= 8 ? row / 4 * 2 + row % 2 : row / 4));
   }
 };
 
-// The column of a block that an mma has at `index`: a lane's four are side by side, and so are their bits.
+// The column of a block at `index` of an mma. The permutation makes the four columns of a lane, and their bits,
+// adjacent.
 __device__ __forceinline__ int column_of(int index) { return index % 8 / 2 * 4 + index % 2 + index / 8 * 2; }
 
 __device__ __forceinline__ void copy_number(void* to, const float* from) {
@@ -78,7 +79,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// One product of 32 bits.
+// The address of a row by one 32-bit multiplication.
 __device__ __forceinline__ const char* row_of(const char* base, const HeadRows& rows, int row) {
   return base + uint64_t{static_cast<uint32_t>(row)} * rows.row;
 }
@@ -98,15 +99,16 @@ __device__ __forceinline__ void load_columns(const int32_t* from, int (&to)[kCou
   }
 }
 
-// A window's blocks on their way to shared memory: [logit tile, value tile, bits, stats]. Whole block of threads.
+// A ring of shared memory stages, filled by cp.async. Each stage has kDotBlocks blocks of a window as [logit tile,
+// value tile, bits, stats]. All threads of the block take part.
 template <DotPass kPass, int kDim>
 struct DotRing {
   using Of = DotShape<kPass, kDim>;
   const DotArgs& args;
   uint4* shared;
-  const char *logit, *value;  // of the thread's vector
+  const char *logit, *value;  // bases of the thread's vector of a column
   int next, end, head, group, vector;
-  int columns[kDotBlocks][Of::kColumns];  // of the blocks that are asked for next
+  int columns[kDotBlocks][Of::kColumns];  // columns of the blocks to load next
   int stats_column;
 
   __device__ __forceinline__ DotRing(const DotArgs& args, uint4* shared, int begin, int end, int head)
@@ -119,7 +121,7 @@ struct DotRing {
 
   __device__ __forceinline__ void find_columns() {
     if (next >= end) return;
-    const auto of_block = [&](int b) {  // the last block again where there is none
+    const auto of_block = [&](int b) {  // clamped to the last block
       return args.blocks.columns + int64_t{min(next + b, end - 1)} * kBlockColumns;
     };
 #pragma unroll
@@ -146,7 +148,7 @@ struct DotRing {
       projection::copy_vector(to + bits_block * Of::kBlock + 2 * Of::kTile + bits_vector,
                               reinterpret_cast<const uint4*>(args.blocks.bits) + from, true);
     }
-    if constexpr (kPass == DotPass::by_src) {  // each thread one number: 2 blocks, 2 arrays, 16 columns
+    if constexpr (kPass == DotPass::by_src) {  // one float per thread: 2 blocks, 2 arrays, 16 columns
       static_assert(kDotThreads == kDotBlocks * 2 * kBlockColumns);
       const int b = threadIdx.x / kBlockColumns % kDotBlocks, array = threadIdx.x / kBlockColumns / kDotBlocks;
       float* const stats = reinterpret_cast<float*>(to + b * Of::kBlock + 2 * Of::kTile + kBits);
@@ -160,7 +162,7 @@ struct DotRing {
 
 // A warp's sixteen rows -----------------------------------------------------------------------------------------------
 
-// A lane (g, q) = (lane / 4, lane % 4) has numbers of rows g and g + 8.
+// Lane (g, q) = (lane / 4, lane % 4) reads elements of rows g and g + 8: the A operand of an mma.
 template <class S, int kDim>
 __device__ __forceinline__ void read_rows(const HeadRows& from, int64_t first_row, int64_t num_rows, int head,
                                           uint32_t (&to)[kDim / 16][4]) {
@@ -188,9 +190,9 @@ struct DotRows {
   uint32_t value[kForward ? 1 : kDim / 16][4];
   float value_sum[kSumsValues ? kTiles : 1][4] = {};
   float logit_sum[kSumsLogits ? kTiles : 1][4] = {};
-  // Of both rows. All logarithms are of base 2; total is that of the lane's columns alone.
+  // Softmax state of the lane's two rows, in base 2 logarithms. `total` covers the lane's own columns only.
   float top[2] = {-INFINITY, -INFINITY}, total[2] = {};  // forward
-  float shift[2] = {}, delta[2] = {};                    // by destination
+  float shift[2] = {}, delta[2] = {};                    // by_dst
 
   __device__ __forceinline__ void read(const DotArgs& args, int64_t first_row, int head) {
     read_rows<S, kDim>(args.row_logit, first_row, args.graph.num_rows, head, logit);
@@ -223,7 +225,7 @@ struct DotRows {
     }
   }
 
-  // products[t][c]: of row g + c / 2 * 8 and column 4 q + 2 t + c % 2.
+  // products[t][c] belongs to row g + c / 2 * 8 and column 4 q + 2 t + c % 2.
   static __device__ __forceinline__ void multiply(const uint32_t (&rows)[kDim / 16][4], const uint4* tile,
                                                   float (&products)[2][4]) {
     const int lane = threadIdx.x % 32, row = column_of(lane % 8 + lane / 16 * 8);
@@ -236,7 +238,7 @@ struct DotRows {
     }
   }
 
-  // Adds the columns' vectors, times numbers that lie as products do.
+  // Adds the columns' vectors times `factors`, which have the layout of `products` above.
   static __device__ __forceinline__ void add(const float (&factors)[2][4], const uint4* tile, float (&sum)[kTiles][4]) {
     const int lane = threadIdx.x % 32, row = column_of(lane % 16);
     const uint32_t packed[4] = {pack_pair<S>(factors[0][0], factors[0][1]), pack_pair<S>(factors[0][2], factors[0][3]),
@@ -250,7 +252,7 @@ struct DotRows {
     }
   }
 
-  // The weights of a softmax whose end is not known yet: relative to the largest logit so far.
+  // Online softmax: turns logits into weights relative to the maximum so far and rescales earlier sums.
   __device__ __forceinline__ void weigh(float (&logits)[2][4]) {
     float best[2] = {-INFINITY, -INFINITY}, factor[2], base[2];
 #pragma unroll
@@ -278,7 +280,7 @@ struct DotRows {
     }
   }
 
-  // words: bits of columns 4 q, 4 q + 1 and of 4 q + 2, 4 q + 3, of the warp's rows.
+  // words: the bits of the warp's rows for columns 4 q and 4 q + 1 (x), 4 q + 2 and 4 q + 3 (y).
   __device__ __forceinline__ void add_block(const uint4* stage, const uint2& words, float scale) {
     if (!__any_sync(0xffffffff, (words.x | words.y) != 0)) return;
     const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -323,8 +325,9 @@ __device__ __forceinline__ void write_pair(const HeadSums& to, int64_t row, int 
   }
 }
 
-// One row by its edges, by a warp: what is zero times a number that is not finite is not zero in an mma.
-// shift, delta: as of DotRows, but of the whole softmax.
+// Recomputes one row from its CSR edges, by a whole warp. Needed where an mma result is not finite: an mma multiplies
+// absent edges by zero, and zero times infinity or NaN is NaN. shift, delta: those of DotRows, for the finished
+// softmax.
 template <DotPass kPass, class S, int kDim>
 __device__ __noinline__ void write_by_edges(const DotArgs& args, int64_t row, int head, float shift, float delta) {
   using Of = DotRows<kPass, S, kDim>;
@@ -378,7 +381,7 @@ __device__ __noinline__ void write_by_edges(const DotArgs& args, int64_t row, in
   }
 }
 
-// The results may stand where the rows do, so what is to be made by edges is not written before.
+// Results may overwrite the operand rows in place, so rows that write_by_edges() recomputes are not written before it.
 template <DotPass kPass, class S, int kDim>
 __device__ __forceinline__ void write(const DotArgs& args, const DotRows<kPass, S, kDim>& of, int64_t first_row,
                                       int head) {
@@ -426,7 +429,7 @@ __device__ __forceinline__ void write(const DotArgs& args, const DotRows<kPass, 
 
 // Kernels -------------------------------------------------------------------------------------------------------------
 
-// Blocks of threads that share a multiprocessor: as many as their registers allow.
+// Target occupancy in thread blocks per SM, which registers limit.
 constexpr int blocks_at_a_time(DotPass pass, int dim) {
   if (dim < 64) return 8;
   if (dim == 64) return pass == DotPass::by_src ? 6 : 8;

@@ -1,5 +1,5 @@
-// The kernel that multiplies rows of 16-bit numbers by a number each, rounded to 16 bits. A thread has a vector of 16
-// bytes: memory decides.
+// The kernel that multiplies each row of 16-bit elements by its scale, rounded to 16 bits. One thread per vector of 16
+// bytes; the kernel is bound by memory bandwidth.
 #pragma once
 
 #include "../../common/threads.cuh"

@@ -1,13 +1,13 @@
-// Sums over blocks on tensor cores.
+// SpMM over blocks on tensor cores.
 //
-// What a sum costs is reading rows of x. Here a row is read once for all rows of a window that have it, and the mma
-// that adds it to them costs less than the reading. Four warps share a window and 64 columns of x: each takes every
-// fourth block, and their sums are added in the order of the warps, so every run gives the same bits.
+// SpMM is bound by reading rows of x. Here each row of x is read once for all rows of a window that gather it, and the
+// mma that adds it costs less than the read. Four warps share a window and a feature tile of 64 elements: each takes
+// every fourth block, and their sums are added in the order of the warps, so every run gives the same bits.
 //
-// Eight lanes bring 128 bytes of a row to shared memory, so that they ask for one line together. From there ldmatrix
-// gives an mma its depth: with columns 4q to 4q + 3 of the block where the mma has 2q, 2q + 1, 2q + 8 and 2q + 9, so
-// that a lane (g, q) = (lane / 4, lane % 4) finds their bits side by side. A bit is the number 2, which is one bit
-// itself.
+// Eight lanes copy 128 bytes of a row to shared memory, one cache line. ldmatrix then reads the B operand with columns
+// 4q to 4q + 3 of the block in place of the mma's depth indices 2q, 2q + 1, 2q + 8 and 2q + 9, so that the bits of lane
+// (g, q) = (lane / 4, lane % 4) are adjacent. A set bit becomes the number 2, whose representation has a single bit
+// set.
 #pragma once
 
 #include <algorithm>
@@ -19,40 +19,39 @@
 namespace edgeless::cuda::wsb {
 
 constexpr int kSumWarps = 4, kSumStages = 4;
-constexpr int kVectors = 8;       // of 16 bytes that a warp reads of a row
-constexpr int kRowsOfLane = 4;    // of x that a lane brings of a block
-constexpr int kNumbersOfMma = 4;  // of the sum that a lane has
-constexpr float kOne = 0.5;       // times the number that is one bit
+constexpr int kVectors = 8;       // 16-byte vectors of a row in a warp's feature tile
+constexpr int kRowsOfLane = 4;    // rows of x per block that a lane copies one vector of
+constexpr int kNumbersOfMma = 4;  // accumulators of one mma per lane
+constexpr float kOne = 0.5;       // undoes the factor 2 of a set bit
 
-constexpr int kTiles = kHeight / 16;                                       // of rows, each of an mma
-constexpr int kSums = kTiles * kVectors * kNumbersOfMma;                   // of a lane
+constexpr int kTiles = kHeight / 16;                                       // row tiles of a window, one mma high
+constexpr int kSums = kTiles * kVectors * kNumbersOfMma;                   // accumulators of a lane
 constexpr int kStageRows = kBlockColumns * kVectors;                       // vectors of 16 bytes
 constexpr int kStageBits = kBlockColumns * kTiles / 2 * 4 / 16;            // vectors of 16 bytes
 constexpr int kRing = kSumWarps * kSumStages * (kStageRows + kStageBits);  // vectors of 16 bytes
 constexpr int kSharedBytes = 16 * std::max(kRing, kSumWarps * kSums * 32 / 4);
 
-// So many blocks of threads take all columns of x for a window.
+// Thread blocks that cover all feature tiles of a window.
 __host__ __device__ inline int num_parts(const SumArgs& args, int split) {
   const int vectors = kVectors * (kSumWarps / split);
   return (args.vectors + vectors - 1) / vectors;
 }
 
-// Where a vector of one of a block's rows of x is: eight lanes that write a row and the eight rows of an ldmatrix meet
-// different banks.
+// A swizzle: neither eight lanes that write one row nor the eight rows of an ldmatrix have bank conflicts.
 __device__ __forceinline__ int place_of(int row, int vector) {
   return row * kVectors + (vector ^ (row / 4 * 2 + row % 2));
 }
 
-// The blocks of a window that a warp takes, every kSplit-th, on their way to shared memory.
+// A warp's ring of shared memory stages, filled by cp.async with every kSplit-th block of its window.
 template <int kSplit>
 struct SumRing {
   const SumArgs& args;
-  const char* x;  // of the lane's vector
+  const char* x;  // base of the lane's vector of a row
   uint4* rows;    // [stage][place_of(row, vector)]
   uint4* bits;    // [stage][q]
   int next, end, lane;
   bool inside;
-  int4 columns;  // of the block that is asked for next, four of which the lane brings
+  int4 columns;  // the four columns of the next block that the lane copies
 
   __device__ __forceinline__ SumRing(const SumArgs& args, uint4* shared, int begin, int end, int first_vector)
       : args(args), next(begin), end(end), lane(threadIdx.x % 32) {
@@ -85,14 +84,14 @@ struct SumRing {
     find_columns();
   }
 
-  // Of vectors 2 pair and 2 pair + 1: what an mma of the first and one of the second multiply.
+  // B operands of the two mma for vectors 2 pair and 2 pair + 1.
   __device__ __forceinline__ void get(int stage, int pair, uint32_t (&to)[4]) const {
     const int depth = lane % 8, row = depth / 2 * 4 + depth % 2 + lane / 8 % 2 * 2;
     projection::load_matrices<true>(rows + stage * kStageRows + place_of(row, 2 * pair + lane / 16), to);
   }
 };
 
-// sum[m][v]: of the window's rows 16 m to 16 m + 15 and vector v.
+// sum[m][v] accumulates vector v of the window's rows 16 m to 16 m + 15.
 template <class S, class SumRing>
 __device__ __forceinline__ void add_block(const SumRing& ring, int stage,
                                           float (&sum)[kTiles][kVectors][kNumbersOfMma]) {
@@ -120,10 +119,11 @@ __device__ __forceinline__ void add_block(const SumRing& ring, int stage,
   }
 }
 
-// Of a lane's i-th sum. Lanes that read different vectors of a row meet different banks.
+// Where a lane's i-th accumulator is in shared memory. Lanes that read different vectors of a row use different banks.
 __device__ __forceinline__ int sum_place(int i, int lane) { return i * 32 + (lane ^ i / 4 % 4); }
 
-// Bits multiply what a row does not have by zero, and zero times what is not finite is not zero.
+// Recomputes one element from the CSR edges. Needed where the mma result is not finite: absent edges multiply x by
+// zero, and zero times infinity or NaN is NaN.
 template <class S>
 __device__ float sum_of_edges(const SumArgs& args, int64_t row, int place) {
   float sum = 0;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kSumWarps * 32, 4) sum_kernel(const __grid_con
     shared_sums[sum_place(warp * kSums + i, lane)] = sum[i / 32][i / 4 % 8][i % 4];
   }
   __syncthreads();
-  // Eight rows at a time, of which a lane takes two vectors.
+  // A warp writes eight rows at a time; each lane writes two vectors of one row.
   const float* const sums = shared_sums + warp / kSplit * kSplit * kSums * 32;
   for (int eight = warp % kSplit; eight < kHeight / 8; eight += kSplit) {
     const int64_t row = int64_t{window} * kHeight + eight * 8 + lane / 4;
