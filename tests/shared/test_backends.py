@@ -310,7 +310,7 @@ def test_functional_follows_the_backend(monkeypatch):
     graph = edgeless.Graph.from_edge_index(torch.tensor([[0, 1], [1, 1]]), 2, 2)
     x, a = torch.randn(2, 1, 3), torch.randn(2, 1)
     calls = []
-    monkeypatch.setattr(edgeless.reference, "gat_attention", lambda *args, **kwargs: calls.append(1))
+    monkeypatch.setattr(edgeless.reference, "attend_gat", lambda *args, **kwargs: calls.append(1))
     with edgeless.backend("fused"):
         edgeless.functional.gat_attention(graph, x, a, a)
     assert not calls
