@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn, Optional
 
-# Imported only when chosen: `info` must answer even where the libraries of the others are missing.
+# A command's module is imported only when chosen: `info` must work where libraries of other commands are missing.
 COMMANDS = {
     "demo": (
         "edgeless.tools.demo.command",
@@ -31,16 +31,16 @@ COMMANDS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line; the options are in --help."""
+    """Reports a wrong argument in one line, without the usage text, which is in --help."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Runs one command and returns the exit status: 2 for what cannot be done, 1 for what went wrong."""
-    # Here and not above: processes that a command spawns import this module again, and no module of the runtime may
-    # import the tools.
+    """Runs one command and returns the exit status: 2 for a request that cannot be met, 1 for a failure."""
+    # Imported here, since processes that a command spawns import this module again, and since no module of the runtime
+    # may import the tools.
     from edgeless.tools.cli.child import ChildError
     from edgeless.tools.cli.devices import UsageError
     from edgeless.tools.cli.files import OutputError
@@ -55,7 +55,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             try:
                 return _run(argv)
             finally:
-                sys.stdout.flush()  # here, where a pipe that is closed or a disk that is full can be told
+                sys.stdout.flush()  # here, where a closed pipe or a full disk can still be reported
     except UsageError as error:
         return _complain(prog, error, 2)
     except (ChildError, OutputError) as error:

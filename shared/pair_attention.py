@@ -1,5 +1,5 @@
-"""The attention of one head over pairs of a source and a type, from the features of nodes to the layer's result: as one
-op, and so as one node of autograd.
+"""Single-head attention over unique (source, relation) rows, from node features to the layer's result: one op, and so
+one node of autograd.
 """
 
 from __future__ import annotations
@@ -19,23 +19,30 @@ from .projection import PLAIN
 from .typed_graph import TypedGraph
 from .whole_rows import lacking, longer, longer_matrices, shorter
 
-# Edges of a piece, which one thread adds up.
+# Most edges of a segment; one thread reduces it.
 CUT = 16
-# Rows that a team of 32 lanes holds, 16 bytes a lane.
+# Bytes of the widest row that a sub-warp holds: 32 lanes of 16 bytes.
 _MOST_BYTES = 512
 
 
 class Walks(NamedTuple):
-    """What the op walks, of a typed graph whose destinations are its sources.
+    """The index arrays of the op's kernels, for a typed graph whose sources and destinations are the same nodes.
 
-    A *pair* is one of a source and a type, as in :attr:`TypedGraph.compact`. A *piece* is at most ``CUT`` edges of one
-    destination and type; pieces are numbered by destination, and by type within one.
+    A *pair* is a unique (source, type), as in :attr:`TypedGraph.compact`. A *piece* (segment) is at most ``CUT`` edges
+    of one destination and type; segments are numbered by destination, and by type within a destination.
 
-    ``arrays``: offsets of the types' pairs, and their sources; the edges by destination: indptr, pairs, pieces; by
-    pair: indptr, destinations, pieces; the pieces by destination: indptr, types; by type: indptr, destinations, pieces;
-    the edges of pieces: indptr, their positions by pair; and by node what its gradient sums, the rows of its pairs and,
-    counted from behind the pairs, those of the types of its pieces: indptr, rows, their weights' places.
-    ``max_degrees``: of the edges by destination, by pair, and of the sums.
+    ``arrays``, each group a CSR unless stated otherwise:
+
+    - pairs by type: offsets, sources;
+    - edges by destination: indptr, pairs, segments;
+    - edges by pair: indptr, destinations, segments;
+    - segments by destination: indptr, types;
+    - segments by type: indptr, destinations, segment numbers;
+    - edges by segment: indptr, their positions in the order by pair;
+    - the rows that the gradient of a node sums: indptr, rows, indices of their weights. A row is that of a pair of the
+      node or, numbered after all pairs, that of the type of one of its segments.
+
+    ``max_degrees``: the largest row of the edges by destination, of the edges by pair, and of the gradient's sums.
     """
 
     arrays: list[Tensor]
@@ -43,7 +50,7 @@ class Walks(NamedTuple):
 
 
 def walks(graph: TypedGraph) -> Walks:
-    """Those of ``graph``, kept with it."""
+    """The index arrays of ``graph``, built once and kept with it."""
     return graph.format("walks over pairs", _build)
 
 
@@ -74,7 +81,7 @@ def _build(graph: TypedGraph) -> Walks:
 
 
 def edge_ids(graph: TypedGraph) -> list[Tensor]:
-    """``[E]`` twice: the ids of the edges by destination and by pair as :func:`walks` has them, kept with the graph."""
+    """Ids of the edges in :func:`walks`' orders by destination and by pair, ``[E]`` each, kept with the graph."""
 
     def build(graph):
         by_pair, places = graph.compact.edges.csc.edge_ids.contiguous(), walks(graph).arrays[14]
@@ -94,19 +101,19 @@ def pair_attention(
     dropout: float = 0.0,
     seed: Optional[Tensor] = None,
 ) -> Tensor:
-    r"""Additive attention over the edges, whose values are products with the matrices of types.
+    r"""Additive attention over edges whose values are source rows times the matrix of the edge's type.
 
     .. math:: o_i = \sum_{e = (j, i)} \mathrm{softmax}_e(\mathrm{LeakyReLU}(q^\top W_r^\top x_i + k^\top W_r^\top x_j))
         \, W_r^\top x_j + b
 
     Args:
-        graph: the destinations are the sources; see :func:`fits`.
+        graph: sources and destinations are the same nodes; see :func:`fits`.
         x: ``[N, K]``.
         weight: ``[R, K, M]``.
         query, key: ``[M, 1]``.
         bias: ``[M]`` or None.
-        dropout: of the softmax's weights, with this probability.
-        seed: int64 ``[1]``, of the dropout mask, which is drawn by the edges' ids.
+        dropout: probability of dropping a softmax weight.
+        seed: int64 ``[1]``, seeds the dropout mask, which is drawn per edge id.
 
     Returns:
         ``[N, M]`` of x's dtype, differentiable any number of times.
@@ -124,10 +131,8 @@ def pair_attention(
 
 
 def fits(graph: TypedGraph, x: Tensor, weight: Tensor, others: tuple) -> bool:
-    """Whether :func:`pair_attention` is to be called, ``others`` being its other tensors or None.
-
-    On CUDA, where the op takes them. On the CPU it takes all, but there what it is made of is faster apart (fb15k,
-    forward, 85 ms and 127).
+    """Whether to call :func:`pair_attention`: on CUDA, where it supports these tensors. ``others``: its other tensors,
+    each or None. On the CPU the op works too, but its separate ops are faster (fb15k forward, 85 ms against 127 ms).
     """
     if not x.is_cuda or compiling() or runs_reference("pair_attention", x.device, "pair_attention"):
         return False

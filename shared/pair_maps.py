@@ -1,4 +1,4 @@
-"""Attention over the pairs of a source and a type, whose keys and values are made from those of the sources."""
+"""Dot-product attention over unique (source, relation) rows, whose keys and values are maps of the sources' rows."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def pair_dot_attention(
     k_scale: Tensor,
     scale: float,
 ) -> Tensor:
-    """:func:`edgeless.functional.dot_attention` over what :func:`pair_maps` makes of k and v.
+    """:func:`edgeless.functional.dot_attention` over the keys and values that :func:`pair_maps` computes from k and v.
 
     Args:
         compact: :attr:`TypedGraph.compact`.
-        q: ``[Nd, H * M]`` of the destinations.
-        k, v, k_weight, v_weight, k_scale: as of :func:`pair_maps`.
-        scale: of the logits.
+        q: queries of the destinations, ``[Nd, H * M]``.
+        k, v, k_weight, v_weight, k_scale: as in :func:`pair_maps`.
+        scale: factor of the logits.
 
     Returns:
         ``[Nd, H * M]`` of the promoted dtype of q and k.
@@ -51,10 +51,12 @@ def pair_dot_attention(
 
 
 def _takes_turns(compact: Compact, k: Tensor, v: Tensor, k_weight: Tensor, v_weight: Tensor, k_scale: Tensor) -> bool:
-    """Whether keys and values are made one after the other: large ones on CUDA, where nothing is differentiated."""
+    """Whether to compute keys and values one after the other in the same memory: on CUDA, without gradients, where
+    both together are large (:func:`turns_pay` in ``core_cuda/thresholds.h``).
+    """
     if not k.is_cuda or torch.is_grad_enabled() or compiling() or type(compact.edges) is not Graph:
         return False
-    if current_engine() not in ("auto", "rowsplit"):  # another is asked to compute attention
+    if current_engine() not in ("auto", "rowsplit"):  # the user chose another engine for attention
         return False
     width = k_weight.size(1) * k_weight.size(3)
     if not _C.turns_pay(2 * compact.edges.num_src * width * k.element_size()):
@@ -68,20 +70,20 @@ def _takes_turns(compact: Compact, k: Tensor, v: Tensor, k_weight: Tensor, v_wei
 def pair_maps(
     pairs: TypedGraph, k: Tensor, v: Tensor, k_weight: Tensor, v_weight: Tensor, k_scale: Tensor
 ) -> tuple[Tensor, Tensor]:
-    r"""What a source is to the edges of a type, where a type has a matrix for keys and one for values in every head.
+    r"""Keys and values of unique (source, type) pairs, where a type has one key and one value matrix per head.
 
     .. math:: k_{(j, t)} = p_t\, k_j W^k_t, \quad v_{(j, t)} = v_j W^v_t
 
     Hu et al.: "Heterogeneous Graph Transformer", WWW 2020, equations 3 and 4.
 
     Args:
-        pairs: the first of :attr:`TypedGraph.compact`.
-        k, v: ``[N, H * K]``, of one dtype. On CUDA columns of one tensor, k before v, are multiplied together.
+        pairs: ``pairs`` of :attr:`TypedGraph.compact`.
+        k, v: ``[N, H * K]``, of one dtype. On CUDA, columns of one tensor, k before v, take one product.
         k_weight, v_weight: ``[R, H, K, M]``, of one dtype.
-        k_scale: ``[R, H]``, the numbers p.
+        k_scale: ``[R, H]``, the factors p.
 
     Returns:
-        Keys and values of the pairs, ``[P, H * M]`` each, of k's dtype, which may be columns of one tensor.
+        Keys and values of the pairs, ``[P, H * M]`` each, of k's dtype. Both may be columns of one tensor.
     """
     wide = opmath_dtype(k.dtype)
     if not _is_one_op(k, v, k_weight, v_weight, k_scale):

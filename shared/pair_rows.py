@@ -1,5 +1,5 @@
-"""Numbers of the pairs of a node and a type: dot products of the nodes with vectors of the types, and the rows of pairs
-handed to their edges.
+"""Ops on unique (node, relation) pairs: dot products of nodes with vectors of relations, and copies of the pairs' rows
+to their edges.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from .graph_checks import opmath_dtype
 from .relational import relational_sum
 from .typed_graph import TypedGraph
 
-# Sampled products read a pair's row once for each head. Typed products read it once for all of them, but their gradient
-# writes a row for every pair: limits are measured. On CUDA typed products of 16-bit rows round what they make, which
-# sampled ones give in float32, and those of doubles have no tensor cores.
+# Most heads for sampled products (SDDMM), by measurement. They read a pair's row once per head. Typed products read it
+# once for all heads, but their gradient writes a row per pair. On CUDA, typed products of 16-bit rows round their
+# results, where sampled ones return float32; typed products of float64 have no tensor cores.
 _MOST_SAMPLED = {"cpu": 2, "cuda": 7}
 _MOST_SAMPLED_OF_FLOATS_ON_CUDA = 2
 
 
 def samples(x: Tensor, heads: int) -> bool:
-    """Whether dot products with ``heads`` vectors of a type are sampled one by one rather than made as a matrix."""
+    """Whether dot products with ``heads`` vectors of a type run as sampled products rather than as a typed product."""
     if x.is_cuda and x.dtype == torch.float32:
         return heads <= _MOST_SAMPLED_OF_FLOATS_ON_CUDA
     return heads <= _MOST_SAMPLED.get(x.device.type, 0)
 
 
 def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Dot products of the nodes at both ends of the edges with vectors of the edges' types, of each pair once.
+    """Dot products of both ends of the edges with vectors of the edges' types, computed once per unique (node, type).
 
     Args:
         graph: the destinations are the first of its sources, or all of them.
         x: ``[Ns, K]``.
-        vectors: ``[2 * R, H, K]``, of x's dtype: those for destinations, then those for sources.
+        vectors: ``[2 * R, H, K]``, of x's dtype: vectors for destinations, then vectors for sources.
     Returns:
-        ``[pairs of graph.reversed.compact, H]`` and ``[pairs of graph.compact, H]``, 16-bit ones in float32.
+        ``[pairs of graph.reversed.compact, H]`` and ``[pairs of graph.compact, H]``; float32 for 16-bit rows.
         Differentiable in x and vectors.
     """
     dtype, heads = opmath_dtype(x.dtype), vectors.size(1)
@@ -49,7 +49,7 @@ def end_products(graph: TypedGraph, x: Tensor, vectors: Tensor) -> tuple[Tensor,
 
 
 def to_edges(graph: TypedGraph, rows: Tensor) -> Tensor:
-    """``[E, F]``: of every edge the row of its source's pair, from ``rows`` ``[pairs of graph.compact, F]``."""
+    """``rows`` ``[pairs of graph.compact, F]`` gathered to edges, ``[E, F]``: the row of the edge's (source, type)."""
     pair_of_edge = graph.format("pair of edge", TypedGraph.pair_of_edge)
     if runs_reference("to_edges", rows.device, "spmm"):
         return rows.index_select(0, pair_of_edge)

@@ -1,8 +1,8 @@
-"""What runs behind a call, and what it costs: engine, kernel, tile, slices, bytes, time at the roof.
+"""The plan of a call and its cost: engine, kernel, tile, feature tiles, bytes, time at the roofline.
 
-The decisions themselves are made in the core (``core_cuda/attention/cuda/plan.h``, ``core_cuda/common/fold.h``,
-``core_cuda/reduction/cuda/plan.h``, ``core_cuda/relational/plan.h``), by pure functions of sizes; this module asks them
-and counts bytes. No GPU is needed: the device is described by a :class:`Device`, the one at hand or a named one.
+The core decides (``core_cuda/attention/cuda/plan.h``, ``core_cuda/common/fold.h``, ``core_cuda/reduction/cuda/plan.h``,
+``core_cuda/relational/plan.h``), by pure functions of sizes; this module calls them and counts bytes. It needs no GPU:
+a :class:`Device` describes the device, the present one or a named one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Device:
-    """What the plans and the roofs depend on.
+    """The properties of a device that plans and rooflines depend on.
 
     Attributes:
-        multiprocessors, l2_bytes, shared_bytes, clusters: as CUDA reports them; ``shared_bytes`` is what a block may
-            ask for. Zero for a CPU, whose kernels choose by the row alone.
+        multiprocessors, l2_bytes, shared_bytes, clusters: as CUDA reports them; ``shared_bytes`` is the opt-in limit of
+            shared memory per block. Zero for a CPU, whose kernels choose by the row alone.
         capability: the compute capability, 80 for 8.0; zero for a CPU.
-        l2_roof, hbm_roof: bytes per second of a bare gather of random rows whose set fits the L2 (up to
-            ``l2_fits`` bytes), and of others; 0 where nobody has measured them.
+        l2_roof, hbm_roof: measured bandwidth in bytes per second of a bare gather of random rows, from a set that fits
+            the L2 (up to ``l2_fits`` bytes) and from a larger one; 0 where it was not measured.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Device:
         """The device of a tensor."""
         if device.type != "cuda":
             return cls(f"CPU ({_C.cpu_capability()})")
-        if not torch.cuda.is_available():  # a program is traced for a GPU elsewhere, whose ops decide again
+        if not torch.cuda.is_available():  # tracing for a GPU of another machine, where the ops decide again
             return DEVICES["h200"]
         found = torch.cuda.get_device_properties(device)
         known = next((d for d in DEVICES.values() if d.name in found.name), cls(found.name))
@@ -75,20 +75,22 @@ class Device:
         )
 
     def most_fused_width(self, dtype: torch.dtype, wide_index: bool) -> int:
-        """:func:`most_fused_width` of this device."""
+        """:func:`most_fused_width` on this device."""
         return _C.most_fused_width(
             dtype=_dtype_name(dtype), wide_index=wide_index, capability=self.capability, shared_bytes=self.shared_bytes
         )
 
 
 def _shared_bytes(device: torch.device, found, known: Device) -> int:
-    """What a block may ask for. Older versions of torch do not say, and a build without CUDA can ask nobody else."""
+    """The opt-in limit of shared memory per block. Older versions of torch do not report it, and a build without CUDA
+    cannot query it; then the limit of the ``known`` device of that name.
+    """
     if _C.with_cuda:
         return _C.shared_bytes_of_block(torch.cuda.current_device() if device.index is None else device.index)
     return getattr(found, "shared_memory_per_block_optin", known.shared_bytes)
 
 
-# The roofs were measured on an H200 with random rows of 128 bytes and more, 2026-11-21.
+# The gather bandwidths were measured on an H200 with random rows of 128 bytes and more, 2026-11-21.
 DEVICES = {
     "h200": Device("H200", 132, 60 * 2**20, 232448, True, 9.3e12, 4.7e12, 45 * 2**20, 90),
     "a100": Device("A100", 108, 40 * 2**20, 166912, False, capability=80),
@@ -102,17 +104,17 @@ class Step:
     Attributes:
         op: "attention (gatv2)", "spmm", ...
         step: "forward", "by destination", "by source", "gradient", ...
-        engine: whose kernels: "rowsplit" for rows that are divided by edges; "pieces" for edges of one type and row;
-            "library" for torch's own products; "cusparse".
-        kernel: which of them, and its tile.
-        slices: how many parts of a row are walked one after the other, each of which may fit the L2.
-        bytes: what has to be read and written when every neighbour's row is read once for every edge.
-        seconds: those bytes at the roof of the device, None where it is not known.
-        refused: why another engine, which :func:`edgeless.engine` or a measurement chose, does not run it.
-        origin: where the choice of the engine is from, where there was one: :func:`edgeless.engine`, a measurement and
-            when it was taken, or statistics of the graph.
+        engine: "rowsplit" for edge-balanced CSR kernels; "pieces" for kernels over segments of one type and row;
+            "product" for matrix products; "cusparse" and others, see :mod:`edgeless.engines`.
+        kernel: the kernel and its tile.
+        slices: number of feature or head tiles, processed one after the other so that the rows of each may fit the L2.
+        bytes: bytes read and written if every edge reads its neighbour's row once.
+        seconds: those bytes at the device's roofline, None where it is not known.
+        refused: the unsupported reason of another engine that :func:`edgeless.engine` or a measurement chose.
+        origin: what chose the engine, if anything did: :func:`edgeless.engine`, a measurement and its date, or
+            statistics of the graph.
         header: the file of ``core_cuda`` that has the kernel, where the plan names one.
-        expression: the kernel as C++ names it, with its template arguments.
+        expression: the kernel's C++ name with its template arguments.
     """
 
     op: str
@@ -129,7 +131,7 @@ class Step:
 
 
 def seconds_at_roof(device: Device, num_bytes: int, gathered: int) -> Optional[float]:
-    """``num_bytes`` at the roof of a gather from ``gathered`` bytes, those of a slice."""
+    """The time of ``num_bytes`` at the roofline of a gather from ``gathered`` bytes, those of one feature tile."""
     roof = device.l2_roof if gathered <= device.l2_fits else device.hbm_roof
     return num_bytes / roof if roof else None
 
@@ -144,9 +146,8 @@ _PASSES = {"forward": "forward", "by_dst": "by destination", "by_src": "by sourc
 
 
 def _attention_bytes(which: str, score: str, sizes: dict, key: int, value: int, statistics: int) -> tuple[int, int]:
-    """(bytes of a pass, bytes that an edge gathers of features); ``key``, ``value``: bytes of a row, all heads.
-
-    Of gat, ``key`` are the numbers of a node.
+    """(bytes of a pass, feature bytes gathered per edge). ``key``, ``value``: bytes of a row, all heads; for gat
+    ``key`` is a node's score terms, one per head.
     """
     n_dst, n_src, edges, index = sizes["num_dst"], sizes["num_src"], sizes["num_edges"], sizes["index_bytes"]
     shared = score in ("gatv2", "cosine")  # the values are the keys
@@ -180,21 +181,21 @@ def attention_steps(
     engine: Engine = ROWSPLIT,
     num_gathered: Sequence[int] = (),
 ) -> list[Step]:
-    """The passes of attention.
+    """The passes of attention as steps.
 
     Args:
         score: ``"dot"``, ``"gatv2"``, ``"gat"`` or ``"cosine"``.
-        dtype: of the rows.
-        key_dim, value_dim: of a head; of gat key_dim is 1.
-        passes: of ``"forward"``, ``"by_dst"`` and ``"by_src"``, the two passes of the backward.
-        max_degrees: the most edges of a row of the CSR, and of the CSC, where that is known.
+        dtype: dtype of the rows.
+        key_dim, value_dim: columns of a head; key_dim is 1 for gat.
+        passes: any of ``"forward"`` and the backward's ``"by_dst"`` and ``"by_src"``.
+        max_degrees: the largest degrees of the CSR and of the CSC, as far as known.
         options: whether there are dropout, edge features or weights, or returned attention.
-        edge_dim: edge features in the score of gatv2, 0 for none.
-        edge_arrays: by pass, how many arrays a kernel reads by edge: edge weights, terms of the logits or the values,
-            features in the score of gatv2, gradients of returned weights.
-        num_gathered: rows that are read for the edges, by destination and by source, where it is not one for each.
+        edge_dim: columns of the edge features in gatv2's score, 0 for none.
+        edge_arrays: by pass, how many per-edge arrays a kernel reads: edge weights, terms of the logits or the values,
+            features in gatv2's score, gradients of returned weights.
+        num_gathered: rows read by destination and by source, for an engine that does not read one per edge.
     Raises:
-        ValueError: a score, pass or dtype that the kernels do not know.
+        ValueError: the kernels do not support the score, pass or dtype.
     """
     size = dtype.itemsize
     statistic = heads * opmath_dtype(dtype).itemsize
@@ -247,7 +248,9 @@ def _fold(
     device: Device, row_bytes: int, rows: int, edges: int, gathered: int, max_degree: int, piece: int, result: int,
     narrow_teams: bool, number_bytes: int = 0, weighed: bool = False, wide_index: bool = False,
 ):  # fmt: skip
-    """(description, slices) of a fold of rows of ``row_bytes``; of a sum with ``number_bytes``, those of a number."""
+    """(description, number of feature tiles) of a segment reduction over rows of ``row_bytes``. ``piece``: bytes of a
+    partial result; ``result``: bytes of all results; ``number_bytes``: bytes of an element, given for sums.
+    """
     if not device.multiprocessors:
         return _C.cpu_capability(), 1
     plan = _C.fold_plan(
@@ -275,11 +278,11 @@ def spmm_step(
     engine: Engine = ROWSPLIT,
     num_rows: Optional[int] = None,
 ) -> Step:
-    """A sum of neighbours' rows of ``width`` numbers.
+    """The step of a sum of neighbours' rows of ``width`` columns.
 
     Args:
-        weight_bytes: of what is read for every edge beside its row.
-        num_rows: that are read, where it is not one for every edge.
+        weight_bytes: bytes read per edge beside its row and index.
+        num_rows: rows read, where an engine does not read one per edge.
     """
     row = width * dtype.itemsize
     piece = width * opmath_dtype(dtype).itemsize
@@ -316,12 +319,12 @@ def extremum_steps(
     max_degrees: Sequence[int] = (),
     index_bytes: int = 4,
 ) -> list[Step]:
-    """A minimum or maximum of neighbours' rows and how its gradient goes back.
+    """The steps of a minimum or maximum of neighbours' rows and of its gradient.
 
     Args:
-        arg_bytes: of an argument, 1, 2 or 4.
+        arg_bytes: bytes of an argmin or argmax, 1, 2 or 4.
         shares: whether equal extrema share the gradient.
-        has_transpose: whether the backward is given the CSC.
+        has_transpose: whether the backward has the CSC.
     """
     row = width * dtype.itemsize
     kernel, slices = _fold(
@@ -352,22 +355,22 @@ def _known_width(device: torch.device, dtype: torch.dtype, wide_index: bool) -> 
 
 @constant
 def most_fused_width(device: torch.device, dtype: torch.dtype, wide_index: bool = False) -> int:
-    """The widest rows of ``dtype`` whose sums are multiplied while they are at hand (``core_cuda/relational/plan.h``).
+    """The widest rows of ``dtype`` that the fused sum-and-multiply kernels support (``core_cuda/relational/plan.h``).
 
-    Layers over relations ask at every call, so the answer is kept. In a program of torch.compile it is a constant.
+    Layers over relations need it in every call, so it is cached. In a torch.compile program it is a constant.
 
     Args:
-        device: of the tensors.
-        wide_index: whether the graph's ids are of 64 bits.
+        device: device of the tensors.
+        wide_index: whether the graph's ids are int64.
     Returns:
-        How many numbers; 0 where the device has no such kernels.
+        Number of columns; 0 where the device has no such kernels.
     """
     return _known_width(device, dtype, wide_index)
 
 
 def takes_widths(most: int, dtype: torch.dtype, in_and_out: tuple[int, int]) -> bool:
-    """Whether rows and matrices of these widths are taken, which are whole vectors of 16 bytes, ``most`` being what
-    :func:`most_fused_width` says. Widths may be sizes that a program learns when it runs.
+    """Whether the fused kernels support these widths: at most ``most`` (:func:`most_fused_width`) and whole vectors of
+    16 bytes. Widths may be symbolic sizes of a torch.compile program.
     """
     return all(0 < width <= most and width * dtype.itemsize % 16 == 0 for width in in_and_out)
 
@@ -376,7 +379,7 @@ def takes_widths(most: int, dtype: torch.dtype, in_and_out: tuple[int, int]) -> 
 
 
 def table(steps: Sequence[Step]) -> str:
-    """The steps as lines of text, one each, and the sum of their times."""
+    """The steps as lines of text, and the sum of their times."""
     if not steps:
         return "no op of edgeless runs"
     lines = []

@@ -1,4 +1,4 @@
-"""What runs behind a call: its ops are recorded, and each is told as the steps of :mod:`edgeless.plan`."""
+"""Records the ops that run in a call and describes each as steps of :mod:`edgeless.plan`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["record"]
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the ops of edgeless that run, with their arguments by name and the engine in force."""
+    """Records edgeless ops as they run: name, arguments by name, and the current engine."""
 
     def __init__(self):
         super().__init__()
@@ -39,9 +39,9 @@ def record(call, inputs: Sequence[Any]) -> list[Step]:
     """Runs ``call()`` and, where gradients are on, its backward, and returns the steps of the ops that ran.
 
     Args:
-        call: gives a tensor, a dictionary of them, or a tuple that begins with either.
-        inputs: tensors, and dictionaries, tuples and lists of them (others are ignored), whose gradients the backward
-            makes.
+        call: returns a tensor, a dictionary of tensors, or a tuple that begins with either.
+        inputs: the backward computes gradients of the tensors herein, also of those in dictionaries, tuples and lists;
+            other objects are ignored.
     """
     recorder = _Recorder()
     with recorder, engines.tuner.resting():
@@ -54,7 +54,7 @@ def record(call, inputs: Sequence[Any]) -> list[Step]:
 
 
 def _steps_by_engine(name: str, args: dict[str, Any], chosen: str) -> list[Step]:
-    """The steps of an op as the chosen engine runs them or, where it refuses, with its words."""
+    """The steps of an op on the chosen engine or, if it does not support the op, on another, with the reason."""
     engine, refused = pick(name, args, chosen)
     if name == "spmm":
         return [replace(_spmm_of(args, engine), refused=refused, origin=origin(name, args, chosen))]
@@ -77,7 +77,7 @@ def _spmm_of(args: dict[str, Any], engine: Engine) -> Step:
     if args.get("src_scale") is not None:
         weight_bytes += args["src_scale"].element_size()
     if engine.num_rows is not None:
-        weight_bytes = 4  # the bits
+        weight_bytes = 4  # the bits of a block's column
     return _sum_of(args, x.dtype, x[0].numel() if len(x) else 0, x.size(0), weight_bytes, engine)
 
 
@@ -176,7 +176,9 @@ def _sum_of(
 
 
 def _layer_steps(args: dict[str, Any]) -> list[Step]:
-    """A layer over relations is its sum, or one for each pair and the sum of these, and the product of its own rows."""
+    """The steps of a layer over relations: its relational sum, or the products of its (source, type) pairs and their
+    sum; then the product of the destinations' rows and root.
+    """
     x, root = args["x"], args.get("root")
     if not args["csr"]:
         steps = _relational_steps("relational_sum", args)
@@ -204,14 +206,14 @@ def _edge_bytes(args: dict[str, Any]) -> int:
 
 
 def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
-    """A sum over relations, or the gradients of its features and weights; each sums the edges of its pieces, but that
-    on CUDA both gradients are made of one sum.
+    """The steps of a sum over relations, or of the gradients of its features and weights. Each reduces the edges of its
+    segments; on CUDA both gradients share one reduction.
     """
     x, weight, backward = args["x"], args["weight"], name.endswith("backward")
     device, size = Device.of(x.device), x.element_size()
     gathered, on_cpu = args["grad"] if backward else x, x.device.type == "cpu"
     depth = gathered.size(1)
-    row = depth * (gathered.element_size() if on_cpu else size)  # CUDA casts gradients to the dtype of x before
+    row = depth * (gathered.element_size() if on_cpu else size)  # on CUDA gradients are first cast to the dtype of x
     needs = args.get("needs") or [True]
     steps = []
     for step, needed in zip(("of features", "of weights") if backward else ("forward",), needs):
@@ -223,7 +225,7 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         width = widths(weight)[step == "forward"]
         fused = bool(tiles) and _fuses(device, x, widths(weight), index == 8)
         weighed = args.get("edge_weight") is not None or len(tiles) > 5
-        # Rows of sums that are in memory: of pieces of several edges, or of weighed ones, where none is at hand.
+        # Bytes of the segments' sums in memory. Unweighted segments of one edge each need no sum: the row is read.
         sums = pieces * depth * size * bool(ptr.numel() or weighed)
         again = not on_cpu and step == "of weights" and needs[0] and (fused or sums > 0)
         num_bytes = rows * width * size + weight.numel() * weight.element_size()
@@ -235,7 +237,7 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
         kernel = f"{pieces} pieces of {type_ptr.numel() - 1} types"
         if on_cpu:
             kernel = f"{_C.cpu_capability()}, {kernel}, {by_row.size(0) - 1} parts"
-        elif fused:  # only products are written and read again
+        elif fused:  # sums stay in shared memory; only products are written and read again
             num_bytes += 2 * pieces * width * size * (step != "of weights")
             kernel += ", multiplied while their sums are at hand: less to move than products of sources or sums"
             kernel += _warps_alone(args, device, step, width, rows, (edges, pieces, tiles[1].numel() - 1))
@@ -248,8 +250,9 @@ def _relational_steps(name: str, args: dict[str, Any]) -> list[Step]:
 
 
 def _edge_weights_step(args: dict[str, Any]) -> Step:
-    """The gradient of edges' weights: products of the gradient's rows for pieces by destination, and of each with the
-    rows of its edges' sources. On CUDA the former are written and read again.
+    """The step of the gradient of edge weights: for each segment by destination, the gradient's row times the type's
+    matrix, and the dot products of that row with the rows of its edges' sources. On CUDA the rows of segments are
+    written and read again.
     """
     x, weight, grad = args["x"], args["weight"], args["grad"]
     type_ptr, piece_rows, _, indices, *_ = args["by_dst"]
@@ -268,7 +271,7 @@ def _edge_weights_step(args: dict[str, Any]) -> Step:
 def _warps_alone(
     args: dict[str, Any], device: Device, step: str, width: int, rows: int, counts: tuple[int, int, int]
 ) -> str:
-    """What single warps do by themselves; ``counts`` of edges, pieces and tiles."""
+    """The parts of a fused step that single warps do, as text; ``counts``: edges, segments, tiles."""
     x, in_and_out, backward = args["x"], widths(args["weight"]), step != "forward"
     edges, pieces, tiles = counts
     if x.dtype != torch.float32:
@@ -278,7 +281,7 @@ def _warps_alone(
     else:
         by_warps = _C.short_pieces_pay(edges, pieces, tiles // device.multiprocessors, max(in_and_out))
     said = "; sixteen pieces a warp" if by_warps else ""
-    # What a node's own row is multiplied by, where that is added to these sums.
+    # The product of a destination's own row and root, where the fused kernel adds it to the sums.
     root, own = args.get("root"), args.get("own")
     adds = root is not None and not (backward and own is not None)
     adds = adds and _fuses(device, x if own is None else own, tuple(root.shape), False)
@@ -290,15 +293,15 @@ def _warps_alone(
 
 
 def _fuses(device: Device, x: Tensor, in_and_out: tuple[int, int], wide_index: bool) -> bool:
-    """Whether the kernels that sum and multiply at once take these rows: what ``core_cuda/relational/fused_cuda.cpp``
-    asks of tiled pieces, the device and the widths, and that the rows lie as whole vectors of 16 bytes.
+    """Whether the fused kernels support these rows: the conditions of ``core_cuda/relational/fused_cuda.cpp`` on tiled
+    segments, device and widths, and rows that are aligned, whole vectors of 16 bytes.
     """
     as_vectors = x.stride(1) == 1 and x.stride(0) * x.element_size() % 16 == 0 and x.data_ptr() % 16 == 0
     return as_vectors and takes_widths(device.most_fused_width(x.dtype, wide_index), x.dtype, in_and_out)
 
 
 def _pair_map_steps(name: str, args: dict[str, Any]) -> list[Step]:
-    """Keys and values of pairs are a sum over relations each, of graphs whose edges are the pairs."""
+    """The steps of keys and values of pairs: one relational sum each, over a graph whose edges are the pairs."""
     backward = name != "pair_maps"
     needs = args.get("needs", [True] * 5)
     steps = []
@@ -315,29 +318,31 @@ def _pair_map_steps(name: str, args: dict[str, Any]) -> list[Step]:
 
 
 def _pair_dot_steps(args: dict[str, Any]) -> list[Step]:
-    """Keys, logits, values, and the sum of these by the softmax of those."""
+    """The steps of keys, logits, values, and the sum of values weighted by the softmax of the logits."""
     keys, values = _pair_map_steps("pair_maps", {**args, "by_src": []})
     pairs, (_, heads, _, width) = args["by_dst"][3].numel(), args["v_weight"].shape
     rows = args["v"].new_empty((pairs, heads, width), device="meta")
     logits = rows.new_empty((args["csr"][1].numel(), heads))
     products = _sddmm_of({"dst": args["q"].unflatten(1, (heads, -1)), "src": rows, "csr": args["csr"]}, ROWSPLIT)
-    # softmax_sum is the forward of gat, whose nodes have no numbers here, over the logits as features of edges.
+    # softmax_sum is gat's forward with the logits as edge terms of the score and no score terms of nodes.
     given = {**args, "dst": logits, "src": rows, "value": rows, "score": "gat", "edge_attr": logits}
     sums = _attention_of(given, ["forward"], ROWSPLIT)
     return [replace(step, op="pair_dot_attention") for step in (keys, products, values, *sums)]
 
 
 def _pair_steps(name: str, args: dict[str, Any]) -> list[Step]:
-    """Attention over pairs: what is made for pairs and for pieces of destinations, and the pass over the edges."""
+    """The steps of attention over pairs: the products of pairs, the queries of segments by destination, and the passes
+    over the edges.
+    """
     x, weight, walks = args["x"], args["weight"], args["walks"]
     device, index = Device.of(x.device), walks[0].element_size()
     types, depth, width = weight.shape
     nodes, pairs, edges, pieces = x.size(0), walks[1].numel(), walks[3].numel(), walks[9].numel()
     size = x.element_size()
     products = pairs * ((depth + width) * size + index) + weight.numel() * size
-    numbers = pieces * (depth * size + 4 + index)  # of a piece, made of its node's row or added to that
+    numbers = pieces * (depth * size + 4 + index)  # per segment, its node's row, read or added to, and one float
     ids = index if args.get("dropout") else 0
-    edge = width * size + 2 * index + 4 + ids  # a row, where it is, and the piece's number
+    edge = width * size + 2 * index + 4 + ids  # per edge, a row, two indices and the segment's float
     if name == "pair_attention":
         steps = {
             "products of pairs": products,
@@ -380,7 +385,9 @@ _TYPED_STEPS = {
 
 
 def _typed_step(name: str, args: dict[str, Any]) -> Step:
-    """Rows with the matrices, or the numbers, of their types: what is given is read once, and the result written."""
+    """The step of an op on rows and the matrices, or the scalars, of their types: all inputs are read once, the result
+    is written once.
+    """
     rows, types = args["x"].size(0), args["offsets"].numel() - 1
     if name in ("typed_mm", "typed_linear"):
         depth, columns = args["x"].size(1), args["weight"].size(2 if name == "typed_mm" else 1)

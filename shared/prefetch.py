@@ -1,8 +1,8 @@
-"""The next batch while the current one is trained on.
+"""Prefetches the next batch while the current one trains.
 
-A new graph is checked and built on the GPU, and the host waits for that: behind everything that it has begun there,
-which under DistributedDataParallel includes the other processes' gradients. On a stream of its own the wait is for the
-next batch alone.
+Building a graph checks it on the GPU, and the host waits for the check. On the training stream that wait includes all
+work queued before it, under DistributedDataParallel also the other processes' gradients. On a side stream the host
+waits for the next batch alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 def prefetch(batches: Iterable[Any], prepare: Callable[[Any], T], device) -> Iterator[T]:
-    """``map(prepare, batches)``, one batch ahead and on a stream of its own where ``device`` is a GPU.
+    """``map(prepare, batches)``, one batch ahead on a side stream where ``device`` is a GPU.
 
-    ``prepare`` makes a batch's :class:`edgeless.Graph` on the device, then copies the rest: the host waits for the
-    graph, and so for what this stream was given before it::
+    ``prepare`` should build the batch's :class:`edgeless.Graph` first and copy the rest after it: the host waits for
+    the graph, and with it for all work queued earlier on the side stream::
 
         def prepare(batch):
             edge_index = batch.edge_index.to(device, non_blocking=True)
@@ -36,14 +36,14 @@ def prefetch(batches: Iterable[Any], prepare: Callable[[Any], T], device) -> Ite
     For layers that add self loops: ``Graph.from_edge_index(..., self_loops=True)``, which sorts the edges once.
 
     Args:
-        batches: a loader; it runs on that stream, too. Whatever it and ``prepare`` read on the GPU is to be written
-            before the loop, or they wait for it themselves.
-        prepare: from what the loader gives to tensors, graphs, and batches of PyG and DGL, alone or in tuples, lists
-            and dictionaries. Nothing else that it returns may hold memory of the GPU, and what shares memory that torch
-            did not allocate needs its owner beside it: a block of DGL beside the Graph that was made of it.
-        device: where training runs. On a CPU nothing is done ahead.
+        batches: a loader; it runs on the side stream, too. GPU data that the loader and ``prepare`` read must be
+            written before the loop, or they must synchronise with its writer themselves.
+        prepare: turns a batch of the loader into tensors, graphs, and batches of PyG and DGL, alone or in tuples, lists
+            and dictionaries. Nothing else that it returns may hold GPU memory. An object that shares memory which torch
+            did not allocate must come with the memory's owner: a Graph made of a DGL block, with the block.
+        device: where training runs. On a CPU there is no prefetching.
     Raises:
-        TypeError, ValueError: prepare is no function, device no device.
+        TypeError, ValueError: prepare is not a function, or device not a device.
     """
     device = as_device("prefetch", device)
     if not callable(prepare):
@@ -52,9 +52,9 @@ def prefetch(batches: Iterable[Any], prepare: Callable[[Any], T], device) -> Ite
 
 
 def _ahead(batches: Iterable[Any], prepare: Callable[[Any], T], device: torch.device) -> Iterator[T]:
-    # Of high priority: its few small kernels are what the host waits for.
+    # High priority, since the host waits for this stream's few small kernels.
     side = torch.cuda.Stream(device, priority=-1)
-    side.wait_stream(torch.cuda.current_stream(device))  # for what is there before the loop
+    side.wait_stream(torch.cuda.current_stream(device))  # for data written before the loop
     with torch.cuda.stream(side):
         source, end = iter(batches), object()
 
@@ -71,12 +71,12 @@ def _ahead(batches: Iterable[Any], prepare: Callable[[Any], T], device: torch.de
         record_stream(batch, current)
         handed = [batch]
         del batch
-        yield handed.pop()  # its memory is the caller's to free
+        yield handed.pop()  # the caller holds the only reference, and so frees the memory
 
 
 def record_stream(value: Any, stream) -> None:
-    """Tells the allocator that ``stream`` uses what a batch consists of, which another stream has made: its memory is
-    used again when that stream has come to the place where it was freed.
+    """Tells the allocator that ``stream`` uses the tensors of a batch, which another stream allocated: freed memory is
+    then reused only after ``stream`` has passed the point where it was freed.
     """
     if isinstance(value, (tuple, list)):
         for part in value:
@@ -84,6 +84,6 @@ def record_stream(value: Any, stream) -> None:
     elif isinstance(value, dict):
         record_stream(list(value.values()), stream)
     elif hasattr(value, "record_stream"):
-        device = getattr(value, "device", None)  # batches of PyG have none
+        device = getattr(value, "device", None)  # PyG batches have no device
         if device is None or device.type == "cuda":
             value.record_stream(stream)

@@ -1,9 +1,9 @@
-"""The cache of graphs in the programs of torch.compile.
+"""The graph cache inside torch.compile programs.
 
-A tracer sees no identity of tensors and no versions, so a compiled program asks the cache when it runs, by ops of its
-own that do. What they return are copies: a compiler may write over any
-tensor of its program. The ops are kept out of CUDA graphs, whose memory must not be kept and whose replays would not
-see an edit. torch without a tag that says so, and programs that are exported, build the graph anew on every run.
+A tracer sees neither the identity nor the version of a tensor, so the compiled program looks the graph up at run time,
+through the ops below. They return copies, since a compiler may overwrite any tensor of its program. They stay out of
+CUDA graphs, whose memory must not be kept and whose replays would miss an edit of the edges. Without a torch tag for
+that (``cudagraph_unsafe``), and in exported programs, every run builds the graph again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _FLOWS = ("source_to_target", "target_to_source")
 
 
 def caches() -> bool:
-    """Whether the program that is being traced can ask the cache."""
+    """Whether the program being traced can look graphs up in the cache."""
     return _TAG is not None and not is_exporting()
 
 
 def graph_in_program(
     edge_index: Tensor, num_src: int, num_dst: int, flow: str, self_loops: bool, by_edge: bool
 ) -> Graph:
-    """The graph of a plain ``edge_index`` as tensors of the program that is being traced.
+    """The graph of a plain ``edge_index`` as tensors of the program being traced.
 
-    With ``self_loops`` and not ``by_edge``, its indices and edge ids have room for all edges and all loops, so that
-    their size is known without looking at the edges. Kernels read what the rows hold.
+    With ``self_loops`` and without ``by_edge``, indices and edge ids are sized for all edges and all loops, a size that
+    does not depend on the edges' values. Kernels read only up to ``indptr[-1]``.
     """
     ops = torch.ops.edgeless
     key = (edge_index, num_src, num_dst, flow == _FLOWS[1], self_loops)
@@ -44,7 +44,7 @@ def graph_in_program(
         indptr, indices = ops.cached_rows(*key, num_edges, transposed).split((rows + 1, num_edges))
         return Compressed(indptr, indices, ops.cached_edge_ids(*key, num_edges, transposed))
 
-    # What a program does not use is removed from it.
+    # The compiler removes the arrays that the program does not use.
     return Graph(compressed(False), compressed(True), num_src, num_dst, kept=kept)
 
 
@@ -57,13 +57,13 @@ def _arrays(graph: Graph, transposed: bool, by_edge: bool) -> list[Tensor]:
 
 
 def _joined(parts: list[Tensor], missing: int, dtype: torch.dtype) -> Tensor:
-    """A copy of the parts, one behind the other, and zeros, an id like any; on a GPU by one launch."""
+    """A concatenated copy of the parts, padded with ``missing`` zeros, which are valid ids; on a GPU in one launch."""
     if missing:
         parts = [*parts, parts[0].new_zeros(missing)]
     return torch.cat(parts).to(dtype)
 
 
-@untraced  # what a program runs is not traced again
+@untraced  # a running program must not trace the lookup
 def _cached_rows(edge_index, num_src, num_dst, reverse, self_loops, num_edges, transposed):
     graph = _look_up(edge_index, num_src, num_dst, reverse, self_loops)
     dtype = index_dtype(num_dst, num_src, num_edges)
@@ -100,10 +100,10 @@ if _TAG is not None:
     _library = torch.library.Library("edgeless", "FRAGMENT")
     _KEY = "Tensor edge_index, SymInt num_src, SymInt num_dst, bool reverse, bool self_loops"
     for _name, _more, _run, _fake in (
-        # indptr, then indices
+        # returns indptr and indices, concatenated
         ("cached_rows", ", SymInt num_edges, bool transposed", _cached_rows, _cached_rows_fake),
         ("cached_edge_ids", ", SymInt num_edges, bool transposed", _cached_edge_ids, _cached_edge_ids_fake),
-        # of those that self loops did not replace
+        # returns the ids of the edges that self loops did not replace
         ("cached_kept_edges", "", _cached_kept_edges, _cached_kept_edges_fake),
     ):
         _library.define(f"{_name}({_KEY}{_more}) -> Tensor", tags=(_TAG,))

@@ -1,8 +1,7 @@
-"""The linear maps in front of a layer's kernel and the bias behind it: on large CPU graphs most of a layer's time, on
-CUDA most of its launches.
+"""The linear maps before a layer's kernel and the bias after it: most of a layer's time on large CPU graphs, most of
+its launches on CUDA.
 
-A layer calls its submodules unless that is known to be the same as the compiled op: see
-:func:`edgeless.adapter.is_plain`.
+A layer calls its submodules unless the compiled op is known to be equivalent: see :func:`edgeless.adapter.is_plain`.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from .autocast import autocasts, cuda_autocast_dtype
 from .graph_checks import COMPUTED_IN_FLOAT32, FLOATS, PLAIN, compiling
 from .ops import projection as _projection_op  # noqa: F401  registers the fake kernels of the ops
 
-# Numbers of the results from which on the op is faster on the CPU: below 4 MB, first touches of memory cost little.
+# Least number of result elements for which the op is profitable on the CPU: below 4 MB, page faults cost little.
 _LEAST = 1 << 20
-_WIDE = 2048  # numbers of a row: more than the maps of one input nearly ever have
+_WIDE = 2048  # columns of a row: the maps of one input hardly ever have more in all
 
 
 def are_own_rows(rows: Tensor, linears: Iterable[nn.Module], kinds: tuple[type, ...] = (nn.Linear,)) -> bool:
-    """Whether what ``linears`` gave has no use but the attention, whose backward may write over it then: no hook has
-    seen it. On CUDA layers of one node of autograd see to that.
+    """Whether only the attention uses the outputs of ``linears``, since no hook has seen them: its backward may then
+    overwrite them. CPU only; on CUDA, layers that are one node of autograd handle this themselves.
     """
     return rows.device.type == "cpu" and all(is_plain(linear, kinds) for linear in linears)
 
 
 def pays(x: Tensor, width: int) -> bool:
-    """Whether maps of ``x`` ``[N, F]`` to ``width`` numbers a row should be one op: on CUDA, and on the CPU where they
-    are float32 and large.
+    """Whether one op for the maps of ``x`` ``[N, F]`` to ``width`` columns is profitable: on CUDA, and on the CPU for
+    large float32 results.
     """
     if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2 or x.dtype not in FLOATS or compiling():
         return False
@@ -42,13 +41,13 @@ def pays(x: Tensor, width: int) -> bool:
 
 
 def _calls_modules(x: Tensor, linears: Sequence[nn.Module] = (), joined: bool = True) -> bool:
-    """Whether ``x`` has so few rows on the CPU that its maps need not be looked at: of a small graph that takes longer
-    than the maps do.
+    """Whether to call the modules of the maps without further checks: ``x`` is on the CPU and has so few rows that the
+    checks take longer than the maps.
 
     Args:
-        joined: whether the maps would be one op, or one each.
+        joined: whether the maps would be one op together, or one op each.
     """
-    if not x.is_cpu or compiling():  # a compiler would make a guard of the size
+    if not x.is_cpu or compiling():  # a compiler would guard on the size
         return False
     rows = x.size(0)
     if rows * _WIDE < _LEAST:
@@ -61,7 +60,7 @@ def _calls_modules(x: Tensor, linears: Sequence[nn.Module] = (), joined: bool = 
 
 
 def _pays_in_program(x: Tensor) -> bool:
-    """Whether a program of torch.compile should hold the op: for float32 on CUDA, where its products are faster."""
+    """Whether the op is profitable in a torch.compile program: for float32 on CUDA, where its products are faster."""
     if type(x) not in PLAIN or x.layout is not torch.strided or x.dim() != 2:
         return False
     if x.dtype != torch.float32 or not x.is_cuda:
@@ -76,12 +75,12 @@ def project(
     joined: int = 0,
     heads: Sequence[int] = (),
 ) -> list[Tensor]:
-    """``[linear(x) for linear in linears]`` for ``x`` ``[N, F]``, in one op where that is the same and faster.
+    """``[linear(x) for linear in linears]`` for ``x`` ``[N, F]``, in one op where that is equivalent and profitable.
 
     Args:
         kinds: the classes whose forward is ``x @ weight.T + bias``.
-        joined: how many of the first results may be parts of one tensor, whose memory lives as long as any of them.
-        heads: for every map 0, or the number of heads that its result is returned in, ``[N, heads, C]``.
+        joined: how many of the first results may be views of one tensor, whose memory lives as long as any of them.
+        heads: for every map, the number of heads of its result ``[N, heads, C]``, or 0 for ``[N, C]``.
     """
     called = _calls_modules(x, linears) or x.device.type not in ("cpu", "cuda")
     if not called and all(is_plain(linear, kinds) for linear in linears):
@@ -95,7 +94,7 @@ def project(
 
 
 def project_sum(xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds=(nn.Linear,)) -> Tensor:
-    """``linears[0](xs[0]) + linears[1](xs[1]) + ...``, in one op where that is the same and faster."""
+    """``linears[0](xs[0]) + linears[1](xs[1]) + ...``, in one op where that is equivalent and profitable."""
     if _calls_modules(xs[0], linears, joined=False):
         out = linears[0](xs[0])
         for x, linear in zip(xs[1:], linears[1:]):
@@ -116,8 +115,8 @@ def project_sum(xs: Sequence[Tensor], linears: Sequence[nn.Module], kinds=(nn.Li
 def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(nn.Linear,)) -> Optional[list[Tensor]]:
     """``y = linear(x)`` ``[N, H * C]`` and ``(y * a).sum(-1)`` ``[N, H]`` for every ``a`` ``[1, H, C]``, in one op.
 
-    The logits are linear in x, so the vectors are applied to the weight and not to y. None where the submodule has to
-    be called, or where that is as fast.
+    The logits are linear in x, so the op applies the vectors to the weight and not to y. Returns None where the
+    submodule must be called, or where calling it is as fast.
     """
     if x.device.type != "cpu" or _calls_modules(x, (linear,)) or not is_plain(linear, kinds) or linear.bias is not None:
         return None
@@ -131,8 +130,8 @@ def project_with_logits(x: Tensor, linear: nn.Module, *vectors: Tensor, kinds=(n
 
 
 def node_logits(x: Tensor, *vectors: Tensor) -> Optional[list[Tensor]]:
-    """``(x * a).sum(-1)`` ``[N, H]`` for ``x`` ``[N, H, C]`` and every ``a`` ``[1, H, C]``, without the product, in the
-    dtype that it would have; None for dtypes and tensors that the op does not take.
+    """``(x * a).sum(-1)`` ``[N, H]`` for ``x`` ``[N, H, C]`` and every ``a`` ``[1, H, C]``, in the dtype of ``x * a``
+    but without that tensor; None for dtypes and tensors that the op does not support.
     """
     dtype = vectors[0].dtype
     if x.device.type not in ("cpu", "cuda") or type(x) not in PLAIN or x.dim() != 3 or x.dtype not in FLOATS:
@@ -152,21 +151,21 @@ def product(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
 
 
 def products(x: Tensor, weights: Sequence[Tensor], biases: Sequence[Optional[Tensor]]) -> list[Tensor]:
-    """``[F.linear(x, weight, bias), ...]`` for ``x`` ``[N, F]``, in one op where that is faster."""
+    """``[F.linear(x, weight, bias), ...]`` for ``x`` ``[N, F]``, in one op where that is profitable."""
     if not _calls_modules(x) and (outs := _project(x, list(weights), list(biases))) is not None:
         return outs
     return [nn.functional.linear(x, weight, bias) for weight, bias in zip(weights, biases)]
 
 
 def add(x: Tensor, y: Tensor, own: bool) -> Tensor:
-    """``x + y``; in place of x where nobody else has it and its gradient does not need it (``own``)."""
+    """``x + y``. ``own``: nobody else holds x and no gradient needs it, so the sum may overwrite it."""
     if own and pays(x, x.size(-1)) and type(y) in PLAIN and y.shape == x.shape and y.dtype == x.dtype:
         return x.add_(y)
     return x + y
 
 
 def add_row(x: Tensor, row: Tensor) -> Tensor:
-    """``x + row`` for ``x`` ``[N, F]`` and ``row`` ``[F]``; another row torch broadcasts, or knows the error."""
+    """``x + row`` for ``x`` ``[N, F]`` and ``row`` ``[F]``; torch broadcasts any other row, or raises its own error."""
     alike = type(row) in PLAIN and row.dtype == x.dtype and row.device == x.device and row.shape == x.shape[1:]
     return torch.ops.edgeless.add_row(x, row) if alike and pays(x, x.size(-1)) else x + row
 
@@ -174,7 +173,7 @@ def add_row(x: Tensor, row: Tensor) -> Tensor:
 def add_map(out: Tensor, x: Optional[Tensor], weight: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
     """``out + x @ weight + bias`` for ``out`` ``[N, C]``, ``x`` ``[N, F]`` and ``weight`` ``[F, C]``."""
     if weight is not None:
-        # Autocast would round a bias within the product, and its gradient, to 16 bits.
+        # Under autocast, a bias inside the product and its gradient would be rounded to 16 bits.
         if bias is not None and bias.dtype == x.dtype == out.dtype and not autocasts(x.device.type):
             return out + product(x, weight, bias)
         out = out + product(x, weight)
@@ -192,22 +191,22 @@ def add_row_to_heads(x: Tensor, row: Tensor) -> Tensor:
 def _project(
     x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]], joined: int = 0, heads: Sequence[int] = ()
 ) -> Optional[list[Tensor]]:
-    """By the op; None where it does not fit, or where torch knows the error."""
+    """:func:`project` by the op; None where the op does not support the tensors or torch is to raise the error."""
     if not fits(x, weights, biases):
         return None
-    if compiling():  # a compiler takes every result for a tensor of its own
+    if compiling():  # a compiler assumes that results share no memory
         joined = 0
     dtype = cuda_autocast_dtype() if rounds([x]) else None
     return torch.ops.edgeless.project(x, weights, biases, joined, dtype, heads)
 
 
 def rounds(xs: Sequence[Tensor]) -> bool:
-    """Whether autocast rounds these inputs of maps: it leaves float64 alone."""
+    """Whether autocast rounds these inputs of maps; it never rounds float64."""
     return all(x.is_cuda and x.dtype in COMPUTED_IN_FLOAT32 for x in xs) and autocasts("cuda")
 
 
 def fits(x: Tensor, weights: list[Tensor], biases: list[Optional[Tensor]]) -> bool:
-    """Whether the ops take maps of ``x`` by these weights, and parameters beside them, as they are."""
+    """Whether the ops support maps of ``x`` by these weights and biases without a conversion."""
     width = sum(weight.size(0) for weight in weights if type(weight) in PLAIN)
     if not (pays(x, width) or _pays_in_program(x)):
         return False

@@ -1,4 +1,4 @@
-"""Products with the weights of types, and sums over relations. Called as ``edgeless.functional``'s."""
+"""Products with per-type weights and sums over relations; public through ``edgeless.functional``."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ def _check_index(call: str, name: str, index, shape: str, size: Optional[int], x
 def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offsets: Optional[Tensor] = None) -> Tensor:
     r"""Products of consecutive rows with the matrices of their types: rows of type r are multiplied by ``w[r]``.
 
-    Differentiable, any number of times, in x and w. No weight is copied for a row, no row is added to a type. On CUDA,
-    operands whose rows are no whole vectors of 16 bytes are copied to longer ones.
+    Differentiable, any number of times, in x and w. No weight is copied per row, and no type is padded with rows. On
+    CUDA, operands whose rows are not whole vectors of 16 bytes are copied to longer rows.
 
     Args:
         x (Tensor): ``[N, K]``, sorted by type; float32, float64, bfloat16 or float16 (computed in float32).
         w (Tensor): ``[R, K, M]``.
-        lengths (Tensor): ``[R]`` integers, how many rows are of every type; they add up to N.
+        lengths (Tensor): ``[R]`` integers, the number of rows of every type; they add up to N.
         offsets (Tensor): ``[R + 1]`` integers, in place of lengths: type r has the rows ``offsets[r]`` to
             ``offsets[r + 1]``.
     Returns:
         Tensor ``[N, M]`` of the promoted dtype of x and w.
     Raises:
-        TypeError: lengths or offsets is no Tensor, or both or neither is given.
-        ValueError: a shape, dtype or device that does not fit, or a value on the CPU. Nobody waits for values on a GPU:
-            where they do not fit, an assertion fails on the device, as it does for an index of torch's.
+        TypeError: lengths or offsets is not a Tensor, or both or neither is given.
+        ValueError: a shape, dtype or device does not fit, or, on the CPU, a value of lengths or offsets. The host does
+            not wait to check values on a GPU: wrong ones fail an assertion on the device, as in torch's indexing.
     """
     call = "segment_mm"
     _check_operands(call, x, w)
@@ -62,7 +62,7 @@ def segment_mm(x: Tensor, w: Tensor, lengths: Optional[Tensor] = None, *, offset
         )
     if offsets is None:
         _check_index(call, "lengths", lengths, "[R]", w.size(0), x)
-        lengths = lengths.long()  # of unsigned ones torch adds up none
+        lengths = lengths.long()  # torch has no cumsum of wide unsigned integers
         offsets = torch.cat((lengths.new_zeros(1), lengths.cumsum(0)))
         if not compiling() and offsets.device.type == "cpu":
             if w.size(0) and int(lengths.min()) < 0:
@@ -87,15 +87,15 @@ def _check_bias(call: str, bias: Optional[Tensor], num_types: int, width: int, x
 
 
 def _gather_blocks(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor]) -> Tensor:
-    """Of block-diagonal matrices ``[R, B, K / B, M / B]``: a row is B rows, each of a type of its own."""
+    """:func:`gather_mm` for block-diagonal ``w`` ``[R, B, K / B, M / B]``: a row becomes B rows of B types."""
     num_types, blocks, width, out_width = w.shape
-    # In int64, since ids of a narrow type have no room for products.
+    # In int64, since ids times B may overflow a narrow dtype.
     of_blocks = index.long().unsqueeze(1) * blocks + torch.arange(blocks, device=index.device)
     bias = None if bias is None else bias.reshape(-1, out_width)
     try:
         out = gather_mm(x.reshape(-1, width), w.reshape(-1, width, out_width), of_blocks.flatten(), bias)
     except IndexError:
-        check_ids("gather_mm: index", index.long(), "R", num_types)  # says it of the types that were given
+        check_ids("gather_mm: index", index.long(), "R", num_types)  # names the caller's types and not the blocks'
         raise
     return out.view(x.size(0), blocks * out_width)
 
@@ -103,18 +103,19 @@ def _gather_blocks(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor]) 
 def gather_mm(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     r"""Products of rows with the matrices of their types: ``out[i] = x[i] @ w[index[i]] + bias[index[i]]``.
 
-    Differentiable, any number of times, in x, w and bias. Rows are read where they are, in the order of their types.
+    Differentiable, any number of times, in x, w and bias. Rows are read in the order of their types, without a sorted
+    copy.
 
     Args:
         x (Tensor): ``[N, K]``, float32, float64, bfloat16 or float16 (computed in float32).
-        w (Tensor): ``[R, K, M]``, or ``[R, B, K / B, M / B]``: matrices of B blocks on their diagonals.
+        w (Tensor): ``[R, K, M]``, or ``[R, B, K / B, M / B]`` for block-diagonal matrices of B blocks.
         index (Tensor): ``[N]`` integers, the type of every row.
         bias (Tensor, optional): ``[R, M]``.
     Returns:
         Tensor ``[N, M]`` of the promoted dtype of x, w and bias.
     Raises:
-        TypeError: index is no Tensor.
-        ValueError: a shape, dtype or device that does not fit.
+        TypeError: index is not a Tensor.
+        ValueError: a shape, dtype or device does not fit.
         IndexError: a type is negative or not below R, on the CPU; on a GPU an assertion fails on the device.
     """
     call = "gather_mm"
@@ -137,22 +138,22 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor, bias: Optional[Tensor] = None
 
 
 def rows_by_type(call: str, name: str, types: Tensor, num_types: int, bound: str) -> Compressed:
-    """Rows sorted by type: indptr ``[num_types + 1]`` has where a type's begin, and edge_ids are the rows ``[N]``.
+    """Rows sorted by type: indptr ``[num_types + 1]`` has the offsets of the types, edge_ids the rows ``[N]``.
 
     Args:
-        call, name, bound: of the call, of its argument ``types`` and of its bound ``num_types``, for errors.
-        types: ``[N]``, ids as the kernels take them.
+        call, name, bound: names of the call, of its argument ``types`` and of ``num_types``, for error messages.
+        types: ``[N]``, int32 or int64.
     Raises:
         IndexError: a type is negative or not below num_types, on the CPU; on a GPU an assertion fails on the device.
     """
     on_gpu = types.device.type == "cuda"
-    if on_gpu:  # nobody waits for it
+    if on_gpu:  # asserted on the device, so that the host does not wait
         inside = ((types >= 0) & (types < num_types)).all()
         torch._assert_async(inside, f"{call}: {name} has ids outside of [0, {bound})")
     try:
         return Compressed(*coo_to_csr(types, types, num_types, num_types, not on_gpu))
     except IndexError:
-        check_ids(f"{call}: {name}", types, bound, num_types)  # says it in the caller's words
+        check_ids(f"{call}: {name}", types, bound, num_types)  # names the caller's argument
         raise
 
 
@@ -167,13 +168,13 @@ def choose_order(
 ) -> str:
     """Whether to sum before multiplying, ``"aggregate"``, or to multiply before summing, ``"transform"``.
 
-    Counts the numbers that are read and written, and products as a sixteenth of one each. Summed first, an edge gathers
-    ``in_width`` numbers, and the product of a pair of a destination is added to a row that is in the cache; where that
-    is not done in one pass, sums and products are written and read again. Multiplied first, the product of a pair of a
-    source is written, and an edge gathers ``out_width`` numbers.
+    The cost is the number of values read and written, plus a sixteenth per multiply-add. A pair is a unique (node,
+    type). Aggregating, an edge gathers ``in_width`` values, and the product of a destination's pair is added to a row
+    in cache; without ``one_pass``, the sums and products of pairs are also written and read again. Transforming, the
+    product of a source's pair is written, and an edge gathers ``out_width`` values.
 
-    ``fused``: sums are multiplied while they are at hand, so only products are written and read again. Counted with the
-    backward, where that saves the sums of gradients of pairs, which the other order writes and reads twice.
+    ``fused``: the kernel multiplies a sum while it is in shared memory, so only products are written and read again.
+    This cost includes the backward, where transforming writes and reads the summed gradients of pairs twice.
     """
     products = in_width * out_width / 16
     if fused:
@@ -189,13 +190,13 @@ def choose_order(
     return "transform" if transform < aggregate else "aggregate"
 
 
-# Edges from which on blocks of weights are made whole matrices first (docs/decisions/0046).
+# Least edges for which block-diagonal weights are expanded to whole matrices first (docs/decisions/0046).
 _MANY_EDGES = 1 << 18
 
 
 def fuses(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> bool:
-    """Whether sums are multiplied while they are at hand, if neighbours are summed first: on CUDA, for whole matrices,
-    as the op itself decides (``core_cuda/relational/plan.h``).
+    """Whether the order ``"aggregate"`` runs fused, so that each sum is multiplied while it is in shared memory: on
+    CUDA, for whole matrices. The op decides by the same rule (``core_cuda/relational/plan.h``).
     """
     return weight.dim() == 3 and fuses_widths(graph, widths(weight), rows)
 
@@ -209,34 +210,36 @@ def fuses_widths(graph: TypedGraph, in_and_out: tuple[int, int], rows: torch.dty
 
 
 def whole_matrices(graph: TypedGraph, weight: Tensor, rows: torch.dtype) -> Tensor:
-    """Blocks on diagonals ``[R, B, K / B, M / B]`` as ``[R, K, M]``, where sums are multiplied while they are at hand
-    and edges are many (docs/decisions/0046). An infinite feature then makes more of its row NaN than its own block.
+    """Expands block-diagonal matrices ``[R, B, K / B, M / B]`` to ``[R, K, M]`` where the fused kernels take these and
+    the graph has many edges (docs/decisions/0046). An infinite feature then turns its whole row NaN, not one block.
     """
     if weight.dim() != 4 or not surely(graph.num_edges >= _MANY_EDGES):
         return weight
     if not fuses_widths(graph, widths(weight), rows):
         return weight
-    if not graph.by_dst[2].numel():  # its edges are its pairs, and no sum is multiplied
+    if not graph.by_dst[2].numel():  # every edge is a pair, so no sum is multiplied
         return weight
     return torch.diag_embed(weight.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2).reshape(weight.size(0), *widths(weight))
 
 
 def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
-    """Whether rows are multiplied before they are summed, as :func:`choose_order` says; kept with the graph."""
+    """Whether rows are multiplied before they are summed, by :func:`choose_order`; kept with the graph."""
     if compiling():
         return False
     in_width, out_width = widths(weight)
     one_pass = graph.device.type == "cpu"
-    if one_pass and in_width <= 2 * out_width:  # whatever the pairs: sources need not be sorted for it
+    # For these widths the answer is "aggregate" whatever the pairs, so that sources need not be sorted to count them.
+    if one_pass and in_width <= 2 * out_width:
         return False
-    if fused and in_width <= out_width:  # nor for this
+    if fused and in_width <= out_width:
         return False
 
     def choose(graph: TypedGraph) -> bool:
         _, rows, ptr, *_ = graph.by_dst
-        if not ptr.numel():  # whose edges are its pairs
+        if not ptr.numel():  # every edge is a pair
             return False
-        # Not of compact, which one order alone needs: pieces of sources are its pairs, except where one has very many.
+        # Counts the segments of sources in place of compact's pairs, since only "transform" needs compact. Both numbers
+        # agree unless a pair has so many edges that it is cut into several segments.
         sizes = graph.num_edges, rows.numel(), graph.by_src[1].numel(), in_width, out_width
         return choose_order(*sizes, one_pass, fused) == "transform"
 
@@ -246,11 +249,11 @@ def transforms(graph: TypedGraph, weight: Tensor, fused: bool = False) -> bool:
 def pieces_of(
     graph: TypedGraph, fused: bool, reduce: str, edge_weight: Optional[Tensor], needs_src: bool, rows: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], Optional[Tensor]]:
-    """Both directions as the ops take them, the second empty where no gradient is needed, and the weights by edge that
-    are left: where sums are ``fused`` means without other weights have theirs beside the pieces.
+    """The ops' arguments by_dst, by_src (empty where no gradient needs it) and edge_weight. A ``fused`` mean without
+    ``edge_weight`` keeps its weights beside the segments, in by_dst and by_src, and returns None for edge_weight.
     """
     opmath = opmath_dtype(rows)
-    if not fused or not graph.by_dst[2].numel():  # of pieces of one edge each there is no sum
+    if not fused or not graph.by_dst[2].numel():  # segments of one edge each have no sum to fuse
         return graph.by_dst, graph.by_src if needs_src else [], edge_weights(graph, edge_weight, reduce, rows)
     mean = opmath if reduce == "mean" and edge_weight is None else None
     left = None if mean is not None else edge_weights(graph, edge_weight, reduce, rows)
@@ -258,7 +261,9 @@ def pieces_of(
 
 
 def edge_weights(graph: TypedGraph, given: Optional[Tensor], reduce: str, rows: torch.dtype) -> Optional[Tensor]:
-    """What the sum multiplies edges by, ``[E]`` or None: ``given``, and for a mean one over the number of edges."""
+    """The weights of the edges in the sum, ``[E]`` or None: ``given``, divided for a mean by the number of edges of the
+    same relation and destination.
+    """
     if reduce != "mean":
         return given
     mean = graph.mean_weight(opmath_dtype(rows))
@@ -275,27 +280,28 @@ def relational_sum(
     out_dtype: Optional[torch.dtype] = None,
     order: Optional[str] = None,
 ) -> Tensor:
-    r"""Sum over relations of the summed features of in-neighbours times the relation's matrix.
+    r"""Sums the features of in-neighbours per relation, multiplies each sum by the relation's matrix, and adds them up.
 
     .. math:: o_i = \sum_r \Big(\sum_{e = (j, i) \in E_r} w_e\, x_j\Big) W_r
 
-    Neither a row nor a matrix for every edge exists at any time. Differentiable, any
-    number of times, in x, weight and edge_weight; see :mod:`edgeless.functional` for what a second time costs.
+    No tensor has a row or a matrix per edge. Differentiable, any number of times, in x, weight and edge_weight; see
+    :mod:`edgeless.functional` for the cost of second derivatives.
 
     Args:
         graph (edgeless.TypedGraph): messages flow from sources to destinations.
         x (Tensor): ``[Ns, K]``, float32, float64, bfloat16 or float16 (computed in float32).
-        weight (Tensor): ``[R, K, M]``, or ``[R, B, K / B, M / B]``: matrices of B blocks on their diagonals.
+        weight (Tensor): ``[R, K, M]``, or ``[R, B, K / B, M / B]`` for block-diagonal matrices of B blocks.
         edge_weight (Tensor, optional): ``[E]`` in the graph's original edge order.
         reduce: ``"sum"``, or ``"mean"``, which divides by the number of in-edges of the same relation.
         out_dtype (torch.dtype, optional): default is the promoted dtype of x and weight.
         order (str, optional): ``"aggregate"``: neighbours are summed, then multiplied; ``"transform"``: a source is
-            multiplied once for each of its relations, and the products are summed. By default what moves less.
+            multiplied once for each of its relations, and the products are summed. By default the order that moves
+            less memory.
     Returns:
         Tensor ``[Nd, M]``. Rows without in-edges give 0.
     Raises:
-        TypeError: a graph or dtype that is no such thing.
-        ValueError: a shape, dtype, device or option that does not fit.
+        TypeError: graph is not a TypedGraph, or a dtype is not supported.
+        ValueError: a shape, dtype, device or option does not fit.
         IndexError: the graph has a type that is negative or not below R.
     """
     call = "relational_sum"
@@ -321,7 +327,7 @@ def relational_sum(
     if runs_reference(call, x.device, "relational_sum"):
         return reference.relational_sum(graph, x, weight, edge_weight, reduce).to(out_dtype)
     rows = promoted((x, weight))
-    if weight.dtype == opmath_dtype(x.dtype):  # then no row has to be widened
+    if weight.dtype == opmath_dtype(x.dtype):  # the kernels take 16-bit rows with float32 weights: no row is widened
         rows = x.dtype
     short_in, short_out = lacking(x.device, rows, weight)
     if short_in or short_out:

@@ -1,4 +1,4 @@
-"""A layer over relations, from the features of its nodes to its result: as one op, and so as one node of autograd."""
+"""A layer over relations, from node features to its result: one op, and so one node of autograd."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def relational_layer(
     """``relational_sum(graph, x, weight, edge_weight, reduce=reduce) + own @ root + bias``.
 
     Args:
-        own: ``[Nd, K']``, the rows of the destinations; missing: those of x, whose first rows are the destinations.
+        own: ``[Nd, K']``, the rows of the destinations; by default the first Nd rows of x, where they lie.
         root: ``[K', M]``.
         bias: ``[M]``.
-        out_dtype: that of the result, in which its summands are added.
+        out_dtype: dtype of the result, in which its summands are added.
 
     Returns:
         ``[Nd, M]``.

@@ -1,4 +1,4 @@
-"""Products with the weights of types, and sums over relations, in plain PyTorch. Called as ``edgeless.reference``'s."""
+"""Products with per-type weights and sums over relations, in plain PyTorch; public through ``edgeless.reference``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def segment_mm(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
     integers; returns ``[N, M]``.
 
     Raises:
-        ValueError: offsets do not run from 0 to N, or fall.
+        ValueError: offsets do not run from 0 to N, or decrease.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ def gather_mm(x: Tensor, w: Tensor, index: Tensor) -> Tensor:
     below R; returns ``[N, M]``.
 
     Raises:
-        IndexError: index has a number that is no row of w.
+        IndexError: index has a value outside ``[0, R)``.
 
     Example:
         >>> import torch

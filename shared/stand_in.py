@@ -1,8 +1,8 @@
-"""Modules that stand for a framework's: an import that was swapped finds every name that it found before.
+"""Modules that stand in for a framework's: after a swapped import, every name of the upstream module is still found.
 
-The modules of the adapters that stand for one call :func:`stand_in` at the end of their bodies. What such a module does
-not define is then the stock module's own object, but for what edgeless replaces, which is ours under whatever name the
-framework has it. The inner modules of the stock package are there too: as a file of the adapter, or else made when
+An adapter module that stands in for an upstream one calls :func:`stand_in` at the end of its body. A name that it does
+not define then gives the upstream object or, where edgeless replaces that object, the replacement, under any name that
+the framework has for it. Submodules of the upstream package exist too: as a file of the adapter, or else created when
 they are first imported.
 """
 
@@ -19,24 +19,24 @@ from .backends import LAYERS
 
 __all__ = ["StandIn", "stand_in"]
 
-_STOCK: dict[str, str] = {}  # name of a module that stands for another -> name of that one
-_ROOTS = {  # name of a stock module -> name of the adapter's module that stands for it
+_STOCK: dict[str, str] = {}  # name of a stand-in module -> name of its upstream module
+_ROOTS = {  # name of an upstream module -> name of the adapter's stand-in
     "dgl.nn": "edgeless.dgl.nn",
     "dgl.ops": "edgeless.dgl.ops",
     "dgl.transforms": "edgeless.dgl.transforms",
     "torch_geometric.nn": "edgeless.pyg.nn",
     "torch_geometric.transforms": "edgeless.pyg.transforms",
 }
-_FUNCTIONS: dict[FunctionType, Any] = {}  # stock function -> what replaces it; for layers there is LAYERS
+_FUNCTIONS: dict[FunctionType, Any] = {}  # upstream function -> its replacement; LAYERS has those of layers
 
 
 class StandIn(ModuleType):
-    """A module that has, beside its own names, those of the stock module that it stands for."""
+    """A module that has, beside its own names, those of its upstream module."""
 
     def __getattr__(self, name: str) -> Any:
         stock = _STOCK[self.__name__]
         try:
-            if _is_special(name):  # of the import system and of tools: they mean this module
+            if _is_special(name):  # the import system and tools ask for this module's own attribute
                 raise AttributeError
             _import_root_of(self.__name__)
             value = getattr(sys.modules[stock], name)
@@ -46,8 +46,8 @@ class StandIn(ModuleType):
         return _ours(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # The import system binds an inner module to its package. torch_geometric.nn has a function ``summary`` out of
-        # a module of that name: there the function is to stay.
+        # The import system binds a submodule to its package. torch_geometric.nn has a function ``summary`` from a
+        # submodule of that name: the name must keep the function.
         if isinstance(value, StandIn) and not isinstance(getattr(_stock_of(self), name, value), ModuleType):
             return
         super().__setattr__(name, value)
@@ -55,19 +55,19 @@ class StandIn(ModuleType):
     def __dir__(self) -> list[str]:
         return sorted({*vars(self), *(name for name in dir(_stock_of(self)) if not _is_special(name))})
 
-    def __reduce__(self):  # pickles of functions have the modules that these read, by cloudpickle for example
+    def __reduce__(self):  # cloudpickle, for example, pickles the modules that a function reads
         return importlib.import_module, (self.__name__,)
 
 
 def stand_in(name: str, stock: str, functions: Optional[Mapping[FunctionType, Any]] = None) -> None:
-    """Lets the module ``name``, at the end of its body, stand for the module ``stock``.
+    """Makes the module ``name`` stand in for the upstream module ``stock``; called at the end of its body.
 
-    Its ``__all__`` gets the names that a star import of the stock module gives.
+    Its ``__all__`` gets the names of a star import of the upstream module.
 
     Args:
-        name: of a module that is being imported.
-        stock: of a module that can be imported.
-        functions: stock functions with what replaces them, here and in all other modules that stand for one.
+        name: name of a module that is being imported.
+        stock: name of a module that can be imported.
+        functions: upstream function -> replacement, for this and all other stand-in modules.
     """
     _FUNCTIONS.update(functions or {})
     _become(sys.modules[name], importlib.import_module(stock), stock)
@@ -80,16 +80,16 @@ def _become(module: ModuleType, stock: ModuleType, stock_name: str) -> None:
     own = vars(module).get("__all__", ())
     module.__dict__["__all__"] = [*own, *(name for name in names if name not in own)]
     if hasattr(stock, "__path__"):
-        module.__dict__.setdefault("__path__", [])  # nowhere: the inner modules are found below
+        module.__dict__.setdefault("__path__", [])  # no folder: _Finder finds the submodules
     _STOCK[module.__name__] = stock_name
     module.__class__ = StandIn
-    for name, value in list(vars(module).items()):  # inner modules that another thread imported meanwhile
+    for name, value in list(vars(module).items()):  # submodules that another thread imported meanwhile
         if isinstance(value, StandIn) and not isinstance(getattr(stock, name, value), ModuleType):
             del module.__dict__[name]
 
 
 def _ours(value: Any) -> Any:
-    """What stands for an object of a framework, or the object itself."""
+    """The replacement of a framework's object, or the object itself."""
     if isinstance(value, type):
         return LAYERS.get(value, value)
     if isinstance(value, FunctionType):
@@ -100,7 +100,7 @@ def _ours(value: Any) -> Any:
 
 
 def _root_of(stock: str) -> Optional[str]:
-    """The package that an adapter's module stands for, of a stock module of this name within it."""
+    """The key of ``_ROOTS`` that an upstream module of this name is, or lies within."""
     return next((root for root in _ROOTS if stock == root or stock.startswith(root + ".")), None)
 
 
@@ -113,27 +113,29 @@ def _is_special(name: str) -> bool:
 
 
 class _Finder:
-    """Finds the inner modules of stock packages under the names of the modules that stand for these."""
+    """Finds submodules of upstream packages under the names of their stand-ins."""
 
     @staticmethod
     def find_spec(name: str, path=None, target=None) -> Optional[ModuleSpec]:
-        """Imports nothing: Python 3.11 holds the lock of all imports meanwhile, and whoever is waited for needs it."""
+        """Must import nothing: Python 3.11 holds the global import lock here, and a thread that this one would wait for
+        needs that lock.
+        """
         package, _, inner = name.rpartition(".")
         if _own_root(package) is None:
             return None
         stock = sys.modules.get(_STOCK.get(package, ""))
-        # Another thread may be importing the package, whose inner modules are not known then. The loader knows.
+        # While another thread imports the package, its submodules are unknown here; the loader checks them.
         if stock is not None and _inner_name(stock, inner) is None:
             return None
         return ModuleSpec(name, _Loader, is_package=True)
 
 
 class _Loader:
-    """Makes a module that stands for a stock module."""
+    """Creates a stand-in for an upstream submodule."""
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
-        """None: the import system makes it."""
+        """Returns None, so that the import system creates the module."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
@@ -146,10 +148,10 @@ class _Loader:
 
 
 def _stock_name(name: str) -> str:
-    """The name of the stock module that an adapter's module stands for.
+    """The name of the upstream module of the stand-in ``name``.
 
-    The adapter is not imported for it: the thread holds the import system's lock of ``name``, and the thread that
-    imports the adapter may come to need that one.
+    Does not import the adapter: this thread holds the import lock of ``name``, which the thread that imports the
+    adapter may need.
     """
     for stock, own in _ROOTS.items():
         if name == own:
@@ -162,7 +164,7 @@ def _stock_name(name: str) -> str:
 
 
 def _inner_name(package: ModuleType, inner: str) -> Optional[str]:
-    """The name of a module within a stock package, None where it has none of this name."""
+    """The full name of the submodule ``inner`` of an upstream package; None if the package has no such submodule."""
     bound = vars(package).get(inner)
     if isinstance(bound, ModuleType) and _root_of(bound.__name__) is not None:
         return bound.__name__  # dgl.nn.conv is dgl.nn.pytorch.conv
@@ -173,21 +175,20 @@ def _inner_name(package: ModuleType, inner: str) -> Optional[str]:
 
 
 def _own_root(name: str) -> Optional[str]:
-    """The adapter's module of ``_ROOTS`` that a module of this name is, or is within."""
+    """The adapter's module in ``_ROOTS`` that a module of this name is, or lies within."""
     return next((own for own in _ROOTS.values() if f"{name}.".startswith(f"{own}.")), None)
 
 
 def _import_root_of(name: str) -> None:
-    """Waits for the adapter's module around a module ``name``: only then is known what edgeless replaces.
-
-    Another thread may have begun that import. None of the import system's locks on inner modules is held here.
+    """Imports the adapter module around the module ``name``, which registers the replacements; waits for it if another
+    thread has begun that import. This thread holds no import lock of a submodule here.
     """
     root = _own_root(name)
     if root is not None and root not in _STOCK:
         importlib.import_module(root)
 
 
-# Not when an adapter is imported: a thread does not wait for a package that another one is importing before it imports
-# an inner module of that package. The last place is for what no file is found for.
+# Registered here and not by an adapter: a thread may import a submodule while another thread is still importing its
+# package. The finder comes last, so that a file of the adapter takes precedence.
 if _Finder not in sys.meta_path:
     sys.meta_path.append(_Finder)

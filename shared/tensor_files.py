@@ -1,4 +1,4 @@
-"""Tensors in files of safetensors, whose errors are said in Python's and in words."""
+"""Reads and writes tensors as safetensors files, and turns the library's errors into OSError and ValueError."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["keeps", "opened", "safetensors", "write"]
 
 
 def safetensors(call: str, extra: str):
-    """The module; ImportError says what to install.
+    """The safetensors module; an ImportError says what to install.
 
     Args:
-        call: who needs it, for the message.
-        extra: of edgeless, that brings it.
+        call: the caller's name, for the message.
+        extra: the extra of the edgeless package that installs safetensors.
     """
     try:
         import safetensors.torch
@@ -35,16 +35,16 @@ def keeps(library, dtype: torch.dtype) -> bool:
     """Whether files of the library may hold tensors of ``dtype``."""
     try:
         library.torch.save({"tensor": torch.empty(0, dtype=dtype, device="cpu")})
-    except KeyError:  # of its table of names
+    except KeyError:  # the library's table of dtypes lacks it
         return False
     return True
 
 
 def write(call: str, library, file: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
-    """Writes tensors, and what is said of them, to a file that is complete or not there at all.
+    """Writes tensors and the metadata ``about`` to a file that appears only when it is complete.
 
     Args:
-        library: of :func:`safetensors`.
+        library: the module from :func:`safetensors`.
     Raises:
         OSError: the file cannot be written.
     """
@@ -57,7 +57,7 @@ def write(call: str, library, file: Path, tensors: dict[str, Tensor], about: dic
 
 @contextlib.contextmanager
 def opened(call: str, library, file: Path, device: str = "cpu") -> Iterator[Any]:
-    """A file of tensors, as ``safetensors.safe_open`` gives it. What it finds damaged is a ValueError."""
+    """An open tensor file, as from ``safetensors.safe_open``; a damaged file raises ValueError."""
     try:
         with library.safe_open(file, framework="pt", device=device) as held:
             yield held

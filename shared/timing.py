@@ -1,6 +1,6 @@
 """Medians of interleaved runs, so that noise of the machine hits every peer alike.
 
-Peers are the functions that are compared: engines for the tuner, layers and ops for the bench.
+Peers are the functions under comparison: engines for the tuner, layers and ops for the benchmarks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Optional
 
 import torch
 
-LEAST_SECONDS = 0.3  # a peer's turn in a round on the CPU: one run, or as many as fit
-SHORT_SECONDS = 0.02  # a peer's turn in a round on CUDA at least: what the host disturbs is measured the more often
-LONG_SECONDS = 3.0  # of a turn on CUDA at most; of warm-up or, on the CPU, of a first run, after which no other begins
-L2_BYTES = 256 << 20  # written between runs to leave nothing of ours in the L2 of any GPU of today
+LEAST_SECONDS = 0.3  # least length of a peer's turn in a round on the CPU, of at least one run
+SHORT_SECONDS = 0.02  # least length of a turn on CUDA: short runs, which the host disturbs most, repeat more often
+LONG_SECONDS = 3.0  # most seconds of a turn on CUDA; of the warm-up or a CPU turn's first run, before no more begin
+L2_BYTES = 256 << 20  # bytes written between runs to flush the L2, larger than the L2 of any current GPU
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Timing:
 
     @property
     def spread(self) -> float:
-        """Half the distance from the 10th to the 90th percentile, as a share of the median."""
+        """Half the distance from the 10th to the 90th percentile, relative to the median."""
         if len(self.runs) < 2:
             return 0.0
         deciles = statistics.quantiles(self.runs, n=10, method="inclusive")
@@ -44,7 +44,7 @@ class Failed(Exception):
 
 
 def in_a_line(error: Exception) -> str:
-    """What went wrong, for a table."""
+    """The error in one line of at most 100 characters, for a table."""
     first_line = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first_line}"[:100]
 
@@ -55,11 +55,11 @@ class Timer:
 
     Attributes:
         device: CUDA runs are timed by events, CPU runs by the clock.
-        rounds: every peer has one turn in a round.
-        runs: CUDA runs per turn, more where they fit :data:`SHORT_SECONDS` (on the CPU as many as fit
-            :data:`LEAST_SECONDS`).
+        rounds: number of rounds; every peer has one turn per round.
+        runs: CUDA runs per turn; more where they take less than :data:`SHORT_SECONDS`, fewer above
+            :data:`LONG_SECONDS`. A turn on the CPU runs for :data:`LEAST_SECONDS`.
         warmup: runs before the first round.
-        cold: empties the L2 before every CUDA run.
+        cold: flushes the L2 before every CUDA run.
     """
 
     device: torch.device
@@ -69,7 +69,7 @@ class Timer:
     cold: bool = False
 
     def compare(self, peers: dict) -> dict:
-        """Times every function of ``peers`` (key -> function without arguments); Failed where one cannot run."""
+        """A :class:`Timing` or :class:`Failed` for every function of ``peers`` (key -> function without arguments)."""
         timings = {key: Timing() for key in peers}
         failed = {}
         for key, run in peers.items():
@@ -95,16 +95,16 @@ class Timer:
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             raise Failed("out of memory") from None
-        except Exception as error:  # one peer's trouble must not end an hour of measuring the others
+        except Exception as error:  # a failing peer must not end an hour of measuring the others
             raise Failed(in_a_line(error)) from error
 
     def _turn(self, run: Callable[[], object]) -> list[float]:
         if self.device.type == "cuda":
             return self._turn_of_events(run)
         begin = time.perf_counter()
-        run()  # another peer ran last: its rows are in the caches, and the memory that it gave back has to be got anew
+        run()  # not counted: the previous peer's rows are in the caches, and freed memory must be allocated again
         first = time.perf_counter() - begin
-        if first > LONG_SECONDS:  # beside which neither counts
+        if first > LONG_SECONDS:  # so long that neither effect matters
             return [1e3 * first]
         runs, begin = [], time.perf_counter()
         while not runs or time.perf_counter() - begin < LEAST_SECONDS:
@@ -115,13 +115,13 @@ class Timer:
 
     def _turn_of_events(self, run: Callable[[], object]) -> list[float]:
         flush = torch.empty(L2_BYTES, dtype=torch.uint8, device=self.device) if self.cold else None
-        run()  # another peer ran last: its rows are in the caches
+        run()  # not counted: the previous peer's rows are in the caches
         (once,) = self._events(run, 1, flush)
         return self._events(run, self._runs_of_turn(once), flush)
 
     def _runs_of_turn(self, once: float) -> int:
-        """How many runs of ``once`` milliseconds are a turn. The host begins them all, and does not know how long they
-        take: it has to be told how many there are.
+        """The number of runs of a turn, from one run's milliseconds. The host queues all runs without waiting, so it
+        needs their number in advance.
         """
         once = max(once, 1e-3)
         fit = round(1e3 * LONG_SECONDS / once)

@@ -1,8 +1,8 @@
-"""Which engine ``"auto"`` takes where it was measured: by this process, or before, as a file of the user says.
+"""Chooses the engine of ``"auto"`` by measurement: from the user's tuning file or by measuring in this process.
 
-``EDGELESS_TUNING`` is one of :data:`MODES`. What is decided is kept with the graph and told to the core, where an op
-finds it by the arrays that it is given (``core_cuda/decisions.h``), in the backward too. A decision comes before the
-first call that it is for or, where it is measured, once; so calls give the same bits but for that one change.
+``EDGELESS_TUNING`` is one of :data:`MODES`. A decision is kept with the graph and registered in the core, where ops,
+backward included, find it by their index arrays (``core_cuda/decisions.h``). A decision from the file takes effect
+before the first call, a measured one once, after some calls; so results change their bits at most that one time.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 __all__ = ["MODES", "Measured", "Shape", "Tuner", "break_even", "choose", "shape_of_dot", "shape_of_sum"]
 
 MODES = ("off", "cached", "on")
-USES = 50  # of an op on a graph, after which measuring engines takes less time than what was spent anyway
-EXPECTED_USES = 100  # within which blocks must have saved the time that they took to make
+USES = 50  # calls of an op on a graph, after which measuring takes less time than those calls took
+EXPECTED_USES = 100  # calls within which blocks must save the time of building them
 _DOT, _DOT_BACKWARD = "dot_D", "dot_backward_D"
 _MEASURING = _C.Choice("edgeless.measuring", ("measuring", "resting"))
-LEAST_GAIN = 0.03  # of rowsplit's time: less is the noise of a measurement
+LEAST_GAIN = 0.03  # share of rowsplit's time that another engine must save: less is noise
 
 
 class Shape(NamedTuple):
-    """What an op reads for an edge: the key of a decision, together with a graph and a direction.
+    """The data that an op reads per edge. With a graph and a direction it is the key of a decision.
 
     Attributes:
-        op: "spmm"; "dot_D64" and "dot_backward_D64", attention by heads of so many features.
-        width: numbers of a row, all heads.
-        weighted: whether a number for every edge is read as well.
+        op: "spmm"; or "dot_D64" and "dot_backward_D64", attention with 64 features per head.
+        width: columns of a row, all heads.
+        weighted: whether the op also reads a weight per edge.
     """
 
     op: str
@@ -54,27 +54,27 @@ class Shape(NamedTuple):
 
 
 def shape_of_sum(x: Tensor, weight: Optional[Tensor]) -> Shape:
-    """Of a sum of rows of ``x``."""
+    """The shape of a sum of rows of ``x``."""
     return Shape("spmm", x.dtype, x.numel() // max(x.size(0), 1), weight is not None)
 
 
 def shape_of_dot(dtype: torch.dtype, heads: int, head_dim: int, *, backward: bool) -> Shape:
-    """Of dot product attention, whose backward walks both directions and is decided as one."""
+    """The shape of dot product attention; one decision covers both passes of the backward."""
     return Shape(f"{_DOT_BACKWARD if backward else _DOT}{head_dim}", dtype, heads * head_dim, False)
 
 
 def parse_dot(op: str) -> tuple[bool, int]:
-    """(whether it is the backward, features of a head) of such an op."""
+    """(whether it is the backward, features per head) of the ``op`` of a :func:`shape_of_dot`."""
     return op.startswith(_DOT_BACKWARD), int(op.rpartition("D")[2])
 
 
 @dataclass
 class Measured:
-    """Engines on one direction of a graph.
+    """Measured engines on one direction of a graph.
 
     Attributes:
-        ms: milliseconds by engine; those that could not run are missing.
-        build_ms: what making the blocks took, where that was measured.
+        ms: milliseconds by engine, without engines that could not run.
+        build_ms: milliseconds to build the blocks of wsb, where measured.
     """
 
     ms: dict[str, float]
@@ -82,7 +82,7 @@ class Measured:
 
 
 def break_even(found: Measured, engine: str) -> Optional[float]:
-    """After how many uses ``engine`` has saved what it takes to prepare, against rowsplit; None: never."""
+    """The number of uses after which ``engine`` has saved its preparation time against rowsplit; None: never."""
     saved = found.ms["rowsplit"] - found.ms[engine]
     if saved <= 0:
         return None
@@ -90,7 +90,7 @@ def break_even(found: Measured, engine: str) -> Optional[float]:
 
 
 def choose(found: Measured) -> str:
-    """The fastest engine, if it is faster than rowsplit by more than noise and pays soon enough."""
+    """The fastest engine that beats rowsplit by more than noise and breaks even within ``EXPECTED_USES``."""
     bound = (1 - LEAST_GAIN) * found.ms["rowsplit"]
     paying = [
         name
@@ -102,17 +102,17 @@ def choose(found: Measured) -> str:
 
 @dataclass
 class _State:
-    """What is known of one shape on one graph."""
+    """The tuner's state for one shape on one graph."""
 
-    formats: tuple = ()  # of the graph, when the file was last asked
-    engines: dict[str, str] = field(default_factory=dict)  # by the sides that are decided
-    complete: bool = False  # whether these are all that the graph has
+    formats: tuple = ()  # the graph's formats at the last look-up
+    engines: dict[str, str] = field(default_factory=dict)  # decided side -> engine
+    complete: bool = False  # whether every side that the graph has is decided
     uses: int = 0
     given_up: bool = False
 
 
 class DecisionsFormat(HeldByCore):
-    """The decisions that a graph keeps."""
+    """The decisions kept with a graph."""
 
     def __init__(self):
         super().__init__(_C.Decisions())
@@ -120,7 +120,7 @@ class DecisionsFormat(HeldByCore):
 
 
 def sides_of(graph: Graph, shape: Optional[Shape] = None) -> dict[str, tuple[Tensor, Tensor]]:
-    """The arrays of the directions that a graph has by now, those alone by which decisions on ``shape`` are found."""
+    """Side -> arrays of the directions that the graph has built, limited to those that key decisions on ``shape``."""
     sides = {}
     for key, side in ((CSR, "by_dst"), (CSC, "by_src"), (CSC_ROWS, "by_src")):
         if key in graph._formats:
@@ -132,17 +132,17 @@ def sides_of(graph: Graph, shape: Optional[Shape] = None) -> dict[str, tuple[Ten
 
 
 class Tuner:
-    """Decides for graphs, from a file and, where the mode is ``"on"``, by measuring.
+    """Decides engines for graphs, from a file and, in mode ``"on"``, by measuring.
 
     Args:
-        engines: all names, in the order that the core knows.
-        measure: (graph, shape, sides) -> (:class:`Measured` by side, what was made for engines, by their names).
-        prepare: (graph, engine) makes what an engine needs and lets the graph keep it.
-        mode: one of :data:`MODES`; ``EDGELESS_TUNING`` when None.
-        file: ``EDGELESS_TUNING_FILE`` or the default when None.
-        may_wait: whether the current moment allows to wait for the GPU.
+        engines: all engine names, in the core's order.
+        measure: (graph, shape, sides) -> (:class:`Measured` by side, formats built for engines by engine name).
+        prepare: (graph, engine) builds the format that an engine needs and keeps it with the graph.
+        mode: one of :data:`MODES`; by default ``EDGELESS_TUNING``.
+        file: by default ``EDGELESS_TUNING_FILE``, or else :func:`default_file`.
+        may_wait: returns whether the host may wait for the GPU now.
     Raises:
-        ValueError: for any other mode.
+        ValueError: mode is not one of :data:`MODES`.
     """
 
     def __init__(
@@ -163,34 +163,34 @@ class Tuner:
             self.file = file
         self._engines, self._measure, self._prepare, self._may_wait = engines, measure, prepare, may_wait
         self._lock = threading.RLock()
-        self._sizes: Optional[set[tuple[int, int, int]]] = None  # of the graphs in the file
+        self._sizes: Optional[set[tuple[int, int, int]]] = None  # (num_src, num_dst, num_edges) in the file
 
     @functools.cached_property
     def file(self) -> TuningFile:
-        """The user's file. Who imports edgeless has asked nothing of it yet, and may have no home where it could be."""
+        """The user's file. Located at first use: importing edgeless must not require a home folder."""
         return TuningFile(default_file(), self._engines)
 
     @functools.cached_property
     def active(self) -> bool:
-        """Whether it may ever decide anything. Found out once, at the first sum on a GPU.
+        """Whether the tuner may ever decide anything; determined once, at the first sum on a GPU.
 
-        A file that the user names is read, even if only to say that it cannot be.
+        A file that the user names counts even if it does not exist, so that reading it can warn.
         """
         return self.mode == "on" or (self.mode == "cached" and (self.file.exists() or named_file() is not None))
 
     @staticmethod
     def resting() -> contextlib.AbstractContextManager:
-        """Measures nothing inside the ``with`` block: where the ops that run are being watched."""
+        """Disables measuring inside the ``with`` block, for callers that record the ops that run."""
         return block(_MEASURING, "resting")
 
     def may_decide(self, graph: Graph) -> bool:
-        """Whether :meth:`decide` has anything to do for a graph; asked before every sum over a large one."""
+        """Whether :meth:`decide` has anything to do for a graph; called before every sum over a large graph."""
         return self.active and (self.mode == "on" or "tuned" in graph._formats or self._knows_sizes(graph))
 
     def decide(self, graph: Graph, shape: Shape) -> bool:
-        """Lets ``graph`` keep what is decided for an op that is about to run; whether all its directions are decided.
+        """Keeps with ``graph`` the decisions for an op that is about to run; returns whether all sides are decided.
 
-        To be called where :meth:`may_decide` says so, when the graph's arrays for the op are at hand, in no traced
+        Call it where :meth:`may_decide` is true, after the graph's arrays for the op are built, and not in a traced
         function.
         """
         kept = graph._formats.get("tuned")
@@ -210,7 +210,7 @@ class Tuner:
         return state.complete
 
     def _knows_sizes(self, graph: Graph) -> bool:
-        """Whether the file has a graph of these sizes: only then is a fingerprint worth its time."""
+        """Whether the file has a graph of these sizes; only then is it worth computing the fingerprint."""
         if self._sizes is None:
             entries = self.file.entries().values()
             self._sizes = {(entry["num_src"], entry["num_dst"], entry["num_edges"]) for entry in entries}
@@ -224,7 +224,7 @@ class Tuner:
                 if entry is not None:
                     self._keep(graph, kept, shape, side, entry, f"measured on {entry['date']}, {self.file}")
         self._update(graph, shape, state)
-        for engine in set(state.engines.values()):  # the graph may have arrays that are new to it
+        for engine in set(state.engines.values()):  # the graph may have new arrays that the engine must prepare
             self._is_prepared(graph, engine)
         state.formats = tuple(graph._formats)
 
@@ -241,7 +241,7 @@ class Tuner:
         kept.held.decide(*sides_of(graph)[side], *shape, self._engines.index(entry["engine"]), origin)
 
     def _is_prepared(self, graph: Graph, engine: str) -> bool:
-        """Lets the graph keep what an engine needs; False where there is no memory for it."""
+        """Builds the format of an engine and keeps it with the graph; False where memory is short."""
         try:
             if engine != "rowsplit":
                 self._prepare(graph, engine)
@@ -250,7 +250,7 @@ class Tuner:
         return True
 
     def _measure_now(self, graph: Graph, kept: DecisionsFormat, shape: Shape, state: _State) -> None:
-        if state.complete or state.given_up:  # another thread was here
+        if state.complete or state.given_up:  # another thread measured in the meantime
             return
         wanted = sorted(set(sides_of(graph, shape)) - set(state.engines))
         found, made = self._measure(graph, shape, wanted)
@@ -268,7 +268,7 @@ class Tuner:
             self._sizes = None
 
     def store(self, entries: list[Entry]) -> None:
-        """Writes decisions to the file; a warning where that fails."""
+        """Writes decisions to the file; warns where that fails."""
         try:
             self.file.add(entries)
         except (OSError, ValueError) as error:
@@ -276,7 +276,7 @@ class Tuner:
 
 
 def key(graph: Graph, shape: Shape, side: str) -> Entry:
-    """What a decision is for, in the order of :data:`edgeless.tuning_file.KEY`."""
+    """The key of a decision, in the order of :data:`edgeless.tuning_file.KEY`."""
     from . import __version__
 
     device = torch.cuda.get_device_name(graph.device) if graph.device.type == "cuda" else str(graph.device)
@@ -298,7 +298,7 @@ def key(graph: Graph, shape: Shape, side: str) -> Entry:
 
 
 def entry_of(graph: Graph, shape: Shape, side: str, measured: Measured) -> Entry:
-    """A decision as it stands in the file."""
+    """A decision as an entry of the file."""
     return {
         **key(graph, shape, side),
         "engine": choose(measured),

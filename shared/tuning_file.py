@@ -1,7 +1,7 @@
-"""The user's file of decisions: which engine was measured to be the fastest, for which op on which graph and device.
+"""The user's tuning file: the engine measured to be fastest, by op, graph and device.
 
-It is JSON with one decision in a line, for people to read and to edit. Whatever is wrong with it costs its decisions
-and one warning, never an answer. Nothing is read before a decision is asked for.
+It is JSON with one decision per line, so that people can read and edit it. A broken file costs its decisions and one
+warning, but no call fails. The file is first read when a decision is looked up.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .whole_files import whole_file
 __all__ = ["FORMAT", "KEY", "VERSION", "TuningFile", "default_file"]
 
 FORMAT, VERSION = "edgeless-tuning", 1
-MOST = 1000  # decisions that are kept, the newest
-# What a decision is for, and what was found.
+MOST = 1000  # decisions kept; the oldest are dropped
+# The fields of a decision: its key, and the measurement.
 KEY = {
     "fingerprint": str, "num_src": int, "num_dst": int, "num_edges": int,
     "device": str, "edgeless": str, "torch": str, "cuda": str,
@@ -47,16 +47,16 @@ def named_file() -> Optional[Path]:
 
 
 def key_of(entry: Entry) -> tuple:
-    """What a decision is for."""
+    """The key of a decision."""
     return tuple(entry[name] for name in KEY)
 
 
 class TuningFile:
-    """Decisions by what they are for. Read once, so that no other process changes the mind of this one.
+    """Decisions by key. Read once, so that another process cannot change this one's choices.
 
     Args:
-        path: need not exist. None: there is no place for a file, so no decision either.
-        engines: the names that a decision may have.
+        path: need not exist. None: there is no place for a file, and so no decision.
+        engines: the engine names that are valid in a decision.
     """
 
     def __init__(self, path: Optional[Path], engines: tuple[str, ...]):
@@ -65,15 +65,15 @@ class TuningFile:
         self._entries: Optional[dict[tuple, Entry]] = None
 
     def __str__(self) -> str:
-        """Where it is, for messages."""
+        """The path, for messages."""
         return "a file of decisions" if self.path is None else str(self.path)
 
     def exists(self) -> bool:
-        """Whether there is a file to be seen by this user."""
+        """Whether the file exists and is visible to this user."""
         return self.path is not None and os.path.exists(self.path)
 
     def entries(self) -> dict[tuple, Entry]:
-        """All decisions, oldest first; none, after a warning, of a file that cannot be used."""
+        """All decisions, oldest first; empty, after a warning, if the file is unusable."""
         if self._entries is None:
             try:
                 self._entries = self.read()
@@ -83,11 +83,11 @@ class TuningFile:
         return self._entries
 
     def read(self) -> dict[tuple, Entry]:
-        """What the file holds now, nothing where there is none.
+        """The decisions now in the file; empty where there is no file.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is damaged, or of a newer edgeless.
+            OSError: the file cannot be read.
+            ValueError: the file is damaged, or from a newer edgeless.
         """
         try:
             held = None if self.path is None else read_json(self.path)
@@ -122,12 +122,12 @@ class TuningFile:
             )
 
     def add(self, entries: list[Entry]) -> None:
-        """Adds decisions to what the file holds by now, in one step. A file that cannot be used is left as it is.
+        """Adds decisions to the file's current ones, atomically. An unusable file is left as it is.
 
-        Processes that add at the same time come one after the other, so that each one's decisions are kept.
+        A file lock serialises processes that add at the same time, so that no decisions are lost.
 
         Raises:
-            OSError, ValueError: as :meth:`read`, or it cannot be written.
+            OSError, ValueError: as :meth:`read`, or the file cannot be written.
         """
         if self.path is None:
             raise FileNotFoundError("this user has no home for it; EDGELESS_TUNING_FILE may name a file")

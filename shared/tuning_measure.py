@@ -1,4 +1,4 @@
-"""Measures engines on a graph, for :mod:`edgeless.tuning`: on rows of its own, not of the user's."""
+"""Measures engines on a graph for :mod:`edgeless.tuning`, with random rows in place of the user's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENGINES", "measure"]
 
-# Engines whose sums are the same bits in every run. Rowsplit needs nothing to be made.
+# Engines whose sums are bitwise reproducible from run to run. Rowsplit needs no format of its own.
 ENGINES = ("rowsplit", "wsb", "cusparse")
 ROUNDS, RUNS, WARMUP = 3, 3, 2
 
@@ -29,11 +29,11 @@ ROUNDS, RUNS, WARMUP = 3, 3, 2
 def measure(
     graph: Graph, shape: Shape, sides: list[str], rounds: int = ROUNDS, runs: int = RUNS
 ) -> tuple[dict[str, Measured], dict[str, Any]]:
-    """Times every engine that runs an op of a shape over directions of a graph. Waits for the GPU.
+    """Times every engine that supports an op of this shape on the given directions of a graph. Waits for the GPU.
 
     Returns:
-        What was found, by side; nothing where there is no memory for it. And what the engines made, which is not kept
-        with the graph.
+        The measurements by side, and the formats built for engines, which are not kept with the graph; both empty
+        where memory is short.
     """
     try:
         return _measured(graph, shape, sides, rounds, runs)
@@ -51,7 +51,7 @@ def _measured(graph: Graph, shape: Shape, sides: list[str], rounds: int, runs: i
         made["cusparse"] = CusparseFormat()
         made["cusparse"].learn(graph)
     arrays = sides_of(graph)
-    # Blocks of both directions are made at once; each is charged with its share.
+    # The blocks of all directions are built together; each direction is charged an equal share.
     share = None if build_ms is None else build_ms / len(arrays)
     found = {}
     for side in sides:
@@ -65,7 +65,7 @@ def _measured(graph: Graph, shape: Shape, sides: list[str], rounds: int, runs: i
 def _timed(
     graph: Graph, call: Callable[[], Any], op: str, args: dict[str, Any], rounds: int, runs: int
 ) -> dict[str, float]:
-    """Milliseconds of ``call`` by engine, of those that do not refuse the op."""
+    """Milliseconds of ``call`` by engine, for the engines that support the op."""
 
     def run(name: str) -> None:
         with engine(name):
@@ -78,7 +78,7 @@ def _timed(
 
 
 def _most(csr: list[Tensor]) -> int:
-    """The largest degree, which graphs in use know."""
+    """The largest degree, which calls on a graph pass to the op as well."""
     return int(csr[0].diff().max()) if csr[0].numel() > 1 else 0
 
 
@@ -110,7 +110,7 @@ def _attention(graph: Graph, shape: Shape, side: str, rounds: int, runs: int) ->
 def _sum(graph: Graph, shape: Shape, side: str, rounds: int, runs: int) -> dict[str, float]:
     csr = graph.csr_arrays(shape.weighted) if side == "by_dst" else graph.csc_arrays(shape.weighted)
     num_rows = graph.num_src if side == "by_dst" else graph.num_dst
-    draw = torch.Generator(graph.device).manual_seed(0)  # the user's draws stay as they are
+    draw = torch.Generator(graph.device).manual_seed(0)  # leaves the user's generator untouched
     options = {"device": graph.device, "generator": draw}
     statistics = opmath_dtype(shape.dtype)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def _sum(graph: Graph, shape: Shape, side: str, rounds: int, runs: int) -> dict[
 
 
 def _milliseconds(device: torch.device, call) -> float:
-    """What one call takes, by the clock: making blocks waits for the GPU."""
+    """Milliseconds of one call by the wall clock, since building blocks makes the host wait for the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()

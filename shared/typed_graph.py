@@ -1,8 +1,8 @@
 """Graphs whose edges have types: a :class:`Graph` and the relation of every edge, sorted for typed products.
 
-The edges of one type at one row, of a destination or of a source, are a pair. What a layer over relations computes for
-them is linear in their sum, so it multiplies one row for each pair and not for each edge. The kernels take pairs cut
-into pieces of a bounded number of edges. Nothing here is of the size of relations times nodes.
+The edges of one type at one node, a destination or a source, form a *pair*: a unique (node, relation). A layer over
+relations is linear in their sum, so it multiplies one row per pair and not one per edge. Kernels take pairs cut into
+segments (*pieces*) of bounded length. No array here has relations times nodes elements.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from .plan import most_fused_width
 
 __all__ = ["Compact", "Ends", "Pairs", "TypedGraph", "typed_graph_for"]
 
-# Edges of a piece: so many that cutting costs nothing beside their sum, and so few that a hub falls to many threads.
+# Most edges of a segment: enough that cutting costs little beside the sum, few enough that many threads share a hub.
 CUT = 512
-# Where a tile of pieces is one block's, which sums and multiplies them at once: so few that tiles take equally long.
+# The same for the fused kernels, where a thread block takes tiles of segments: few, so that tiles take equally long.
 _TILED_CUT = 64
 _UNCUT = 2**62
-# Room for so many pieces more than there are is not worth copying those that there are.
+# Unused elements behind the segments that do not justify a copy to free them.
 _SPARE = 1 << 18
 
 
 class Pairs(NamedTuple):
-    """The pairs of a destination and a type, sorted by type.
+    """The unique (destination, type) pairs, sorted by type.
 
-    offsets ``[R + 1]`` are those of the types; ``neighbors`` has a row for every pair and the sources as columns, with
-    the graph's edge ids; ``sums`` has the destinations as rows and their pairs as columns.
+    ``offsets`` ``[R + 1]`` has the first pair of every type; ``neighbors`` has a row for every pair and the sources as
+    columns, with the graph's edge ids; ``sums`` has the destinations as rows and their pairs as columns.
     """
 
     offsets: Tensor
@@ -47,11 +47,11 @@ class Pairs(NamedTuple):
 
 
 class Compact(NamedTuple):
-    """The pairs of a source and a type, in the place of the sources: what a source is to edges of a type is computed
-    once for all of them.
+    """Compact materialization: the unique (source, type) pairs take the place of the sources, so that the product of a
+    source and a type's matrix is computed once for all the source's edges of that type.
 
-    ``pairs`` is a typed graph from the sources to their pairs, of one edge each; ``edges`` has the edges of the typed
-    graph, with their ids, from the pairs to the destinations.
+    ``pairs`` is a typed graph from the sources to their pairs, with one edge per pair; ``edges`` has the edges of the
+    typed graph, with their ids, from the pairs to the destinations.
     """
 
     pairs: TypedGraph
@@ -59,11 +59,12 @@ class Compact(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The pairs at both ends of the edges, as edges from nodes to types: what a layer computes for a node and a type is
-    then a number of such an edge.
+    """The (node, type) pairs at both ends of the edges, as edges from nodes to types: a scalar that a layer computes
+    for a node and a type is then an edge value.
 
-    ``graph`` has the nodes for sources. Its destinations are the types at the destinations, then those at the sources,
-    ``2 * R`` in all. Its edges are the pairs of ``reversed.compact``, then those of ``compact``: ``counts`` of each.
+    ``graph`` has the nodes as sources. Its ``2 * R`` destinations are the types of the destinations' pairs, then those
+    of the sources' pairs. Its edges are the pairs of ``reversed.compact``, then those of ``compact``; ``counts`` has
+    the number of each.
     """
 
     graph: Graph
@@ -78,14 +79,15 @@ class TypedGraph(Keeper):
         edge_type (Tensor): ``[E]``, int32 or int64, in the order of the edges, from 0 to ``num_types - 1``.
         num_types (int): R.
 
-    What is derived from it, in both directions, is built when it is first asked for, and kept.
+    Its formats, in both directions, are built at their first use and kept.
     """
 
     def __init__(self, graph: Graph, edge_type: Tensor, num_types: int):
-        """Takes what it is given as it is; types are checked when they are sorted.
+        """Keeps the arguments; the values of edge_type are checked when the edges are sorted.
 
         Raises:
-            TypeError, ValueError: edge_type is no tensor ``[E]`` of integers on the graph's device, num_types no int.
+            TypeError, ValueError: edge_type is not an integer tensor ``[E]`` on the graph's device, or num_types not an
+                int.
         """
         check_integers("TypedGraph", "edge_type", edge_type, "[E]")
         check_num_nodes("TypedGraph", "num_types", num_types)
@@ -113,7 +115,7 @@ class TypedGraph(Keeper):
         """From ``edge_index`` ``[2, E]`` and ``edge_type`` ``[E]``; sizes as in :meth:`Graph.from_edge_index`.
 
         Raises:
-            TypeError, ValueError, IndexError: as :meth:`Graph.from_edge_index`; edge_type does not fit.
+            TypeError, ValueError, IndexError: as :meth:`Graph.from_edge_index`, or edge_type does not fit.
         """
         return cls(Graph.from_edge_index(edge_index, num_src, num_dst), edge_type, num_types)
 
@@ -143,24 +145,25 @@ class TypedGraph(Keeper):
 
     @property
     def by_dst(self) -> list[Tensor]:
-        """In-edges by (type, destination), as ``typed_edges`` gives them (``core_cuda/library.cpp``)."""
+        """In-edges sorted by (type, destination), as ``typed_edges`` returns them (``core_cuda/library.cpp``)."""
         return self.format("by dst", lambda of: of._sorted(of.graph.csr))
 
     @property
     def by_src(self) -> list[Tensor]:
-        """Out-edges by (type, source)."""
+        """Out-edges sorted by (type, source)."""
         return self.format("by src", TypedGraph._by_src)
 
     def tiled(self, by_dst: bool, mean: Optional[torch.dtype] = None) -> list[Tensor]:
-        """:attr:`by_dst` or :attr:`by_src`, on CUDA, and behind it what the kernels want that sum and multiply at once.
+        """:attr:`by_dst` or :attr:`by_src` on CUDA, followed by the arrays of the fused sum-and-multiply kernels.
 
         Args:
-            mean: the dtype of weights that make sums means; None: there are none.
+            mean: the dtype of weights that turn sums into means; None for plain sums.
         Returns:
-            The pieces' six tensors; int ``[R + 1]``, the first tile of every type; int ``[tiles + 1]``, the first piece
-            of every tile; int ``[tiles + 1]``, the first row of every tile of rows; what rows add up; the parts of hubs
-            ``[2, parts]`` (``piece_tiles`` in ``core_cuda/library.cpp``); and the weights: by destination those of the
-            pieces ``[pieces, 1]``, whose edges all have the same one, by source ``[E]`` in the order of their edges.
+            The six tensors of the segments; int ``[R + 1]``, the first tile of every type; int ``[tiles + 1]``, the
+            first segment of every tile; int ``[tiles + 1]``, the first row of every tile of rows; the segments and hub
+            parts that rows add up; the parts of hubs ``[2, parts]`` (``piece_tiles`` in ``core_cuda/library.cpp``); and
+            the weights of a mean: by destination one per segment ``[segments, 1]``, whose edges all share it, by source
+            ``[E]`` in the order of by_src's edges.
         """
         side = "by dst" if by_dst else "by src"
         pieces = self.by_dst if by_dst else self.by_src
@@ -174,7 +177,7 @@ class TypedGraph(Keeper):
         def weights(graph: TypedGraph) -> Tensor:
             if by_dst:
                 return torch.ops.edgeless.typed_means(type_ptr, rows, ptr, None, mean).unsqueeze(1)
-            of_edges = graph._formats.get(("mean", mean))  # which nobody else may ever ask for
+            of_edges = graph._formats.get(("mean", mean))  # not built and kept for this alone
             return (graph._means(mean) if of_edges is None else of_edges).index_select(0, edge_ids)
 
         found = [*pieces, *self.format(("tiles", side), cut)]
@@ -183,41 +186,43 @@ class TypedGraph(Keeper):
         return found
 
     def mean_weight(self, dtype: torch.dtype) -> Tensor:
-        """One over the number of edges of the same type to the same destination, for every edge, ``[E]``."""
+        """``[E]``: for every edge, one over the number of edges of its type into its destination."""
         return self.format(("mean", dtype), lambda of: of._means(dtype))
 
     @property
     def pairs(self) -> Pairs:
-        """The pairs themselves, of whatever number of edges."""
+        """The (destination, type) pairs, not cut into segments."""
         return self.format("pairs", TypedGraph._pairs)
 
     @property
     def compact(self) -> Compact:
-        """Sources split by the types of their edges."""
+        """The sources split into (source, type) pairs."""
         return self.format("compact", TypedGraph._compact)
 
     def pair_of_edge(self) -> Tensor:
-        """The pair of :attr:`compact` that an edge begins at, by its id, ``[E]``; made anew where edges have ids."""
+        """``[E]``: by edge id, the :attr:`compact` pair of the edge's source; recomputed by each call if the CSR has
+        edge ids.
+        """
         csr, csc = self.compact.edges.csr, self.compact.edges.csc
         return csr.indices if csr.edge_ids is None else pairs_of_edges(csc.indptr, csc.edge_ids)
 
     @property
     def ends(self) -> Ends:
-        """The pairs at both ends, of a graph whose destinations are the first of its sources, or all of them."""
+        """The pairs at both ends of the edges, for a graph whose destinations are the first of its sources, or all."""
         return self.format("ends", TypedGraph._ends)
 
     @property
     def reversed(self) -> TypedGraph:
-        """Every edge turned round, with its id and type; its ``compact`` splits the destinations by type."""
+        """Every edge reversed, with its id and type; ``reversed.compact`` splits the destinations by type."""
         _ = self.graph.csc  # built once for both
         return self.format("reversed", lambda of: TypedGraph(of.graph.reverse(), of.edge_type, of.num_types))
 
     @property
     def split(self) -> Graph:
-        """From the pairs of sources (``compact``) to those of destinations (``reversed.compact``), with edge ids."""
+        """Edges from sources' pairs (``compact``) to destinations' pairs (``reversed.compact``), with edge ids."""
 
         def build(_):
-            turned = self.reversed  # first, for it keeps the graph's other direction, which both sort
+            turned = self.reversed  # first: it builds and keeps the graph's CSC, which both sort
             sides = self.compact, turned.compact
             ends = torch.stack([self.pair_of_edge(), turned.pair_of_edge()])
             return Graph.from_edge_index(ends, *(side.edges.num_src for side in sides), validate=False)
@@ -225,9 +230,9 @@ class TypedGraph(Keeper):
         return self.format("split", build)
 
     def _sorted(self, direction: Compressed, cut: Optional[int] = None) -> list[Tensor]:
-        """What :func:`typed_edges` makes of a direction, as long as it is: it has room for as many pieces as edges."""
+        """The result of :func:`typed_edges` for a direction, trimmed: the op allocates as many segments as edges."""
         if cut is None:
-            # Layers of all dtypes share the pieces. Numbers of 16 bits are taken wherever any are.
+            # Layers of all dtypes share the segments. A device that fuses any dtype also fuses 16-bit ones.
             tiled = self.device.type == "cuda" and most_fused_width(self.device, torch.float16) > 0
             cut = _TILED_CUT if tiled else CUT
         type_ptr, rows, ptr, indices, edge_ids, by_row, count = typed_edges(
@@ -235,28 +240,28 @@ class TypedGraph(Keeper):
         )
         if not compiling():
             pieces = int(count)
-            copies = self.num_edges - pieces > min(pieces, _SPARE)  # for a slice keeps all of the memory
+            copies = self.num_edges - pieces > min(pieces, _SPARE)  # a view would keep all of the memory
 
             def first(t: Tensor, length: int) -> Tensor:
                 return t[:length].clone() if copies else t[:length]
 
             rows, ptr = first(rows, pieces), first(ptr, pieces + 1)
-            if by_row.dim() == 1:  # on CUDA: the pieces of every row
+            if by_row.dim() == 1:  # on CUDA: the CSR from rows to their segments
                 by_row = first(by_row, direction.indptr.numel() + pieces)
-        elif cut == _UNCUT:  # their number is a size of other tensors, which a program learns when it runs
+        elif cut == _UNCUT:  # the number of pairs sizes other tensors: in a program it is an unbacked size
             pieces = (torch.arange(self.num_edges, device=rows.device) < type_ptr[-1]).nonzero().squeeze(1)
             rows, ptr = rows.index_select(0, pieces), torch.cat((ptr[:1], ptr[1:].index_select(0, pieces)))
         return [type_ptr, rows, ptr, indices, edge_ids, by_row]
 
     def _out_edges(self) -> Compressed:
-        """The graph's CSC. One that nobody else has asked for is not kept: what is sorted from it takes its place."""
+        """The graph's CSC. If it is not cached yet, it is built but not kept: the sorted edges replace it."""
         return self.graph._formats.get(CSC) or transpose(self.graph.csr, self.num_src)
 
     def _by_src(self) -> list[Tensor]:
         offsets = self._formats.get("offsets")
         if offsets is None or self.device.type != "cuda":
             return self._sorted(self._out_edges())
-        pairs, none = self.graph.csr, offsets.new_empty(0)  # of a compact graph, where every edge is a pair
+        pairs, none = self.graph.csr, offsets.new_empty(0)  # the graph of Compact.pairs, where every edge is a pair
         by_row = self._formats.get("by row")
         by_row = torch.cat(self.graph.csc[:2]) if by_row is None else by_row
         return [offsets, pairs.indices, none, pairs.indptr[:-1], pairs.indptr[:-1], by_row]
@@ -278,7 +283,7 @@ class TypedGraph(Keeper):
         offsets, rows, ptr, indices, edge_ids, by_row = self._sorted(self._out_edges(), _UNCUT)
         ids = torch.arange(rows.numel() + 1, dtype=rows.dtype, device=rows.device)
         by_node = None
-        if by_row.dim() == 1 and not compiling():  # on CUDA, where the sort has found it
+        if by_row.dim() == 1 and not compiling():  # on CUDA, where the sort has built it
             numbers = by_row[self.num_src + 1 :]
             by_node = Compressed(by_row[: self.num_src + 1], numbers, numbers)
         pairs = Graph(Compressed(ids, rows, None), by_node, self.num_src, rows.numel())
@@ -295,7 +300,7 @@ class TypedGraph(Keeper):
         split.format("offsets", lambda _: offsets)
         if by_node is not None:
             split.format("by row", lambda _: by_row)
-        if self.device.type == "cuda":  # nothing is left to sort, and the kernels need not look for what is known
+        if self.device.type == "cuda":  # already sorted; empty arrays say that segment i is one edge, and row i
             none, ids = rows.new_empty(0), ids[:-1]
             split.format("by dst", lambda _: [offsets, ids, none, rows, ids, none])
         return Compact(split, edges)
@@ -312,7 +317,7 @@ class TypedGraph(Keeper):
     # Housekeeping ----------------------------------------------------------------------------------------------------
 
     def memory_bytes(self) -> int:
-        """Bytes in the tensors of this graph and of what was derived from it."""
+        """Bytes in the tensors of this graph and of its formats."""
         return num_bytes((self.graph, self.edge_type, self._formats))
 
     def memory_bytes_at_most(self) -> int:
@@ -320,14 +325,14 @@ class TypedGraph(Keeper):
         missing = sum(key not in self._formats for key in ("by dst", "by src"))
         grown = self.graph.memory_bytes_at_most() + num_bytes((self.edge_type, self._formats))
         numbers = 4 * self.num_edges
-        if self.device.type == "cuda":  # which keeps the pieces of every row, tiles, and a mean's weights
+        if self.device.type == "cuda":  # the segments of every row, tiles, and the weights of a mean
             numbers += 2 * self.num_edges + max(self.num_src, self.num_dst) + 1
             numbers += (OF_PIECE + 1) * self.num_edges // OF_TILE + 2 * self.num_types + 2
-            numbers += 2 * self.num_edges + 2 * max(self.num_src, self.num_dst) + 2  # what rows add up, where hubs are
+            numbers += 2 * self.num_edges + 2 * max(self.num_src, self.num_dst) + 2  # rows' summands, if there are hubs
         return grown + missing * numbers * self.graph.index_dtype.itemsize
 
     def num_formats(self) -> int:
-        """As of a graph; what is kept with :attr:`graph` counts too."""
+        """The number of formats kept, including those of :attr:`graph`."""
         return super().num_formats() + self.graph.num_formats()
 
     def __getstate__(self):
@@ -346,13 +351,13 @@ def typed_graph_for(
     tensors: tuple[Tensor, ...] = (),
     compare: bool = False,
 ) -> TypedGraph:
-    """The cached typed graph of the user's own ``edge_type`` and another object of the user's, or ``build()``.
+    """The cached typed graph of the user's ``edge_type`` tensor and the user's source of edges, or ``build()``.
 
     Args:
-        edge_type: ``[E]``; the graph lives as long as this tensor does.
-        other: what the edges are from, an edge_index or a graph; told apart by identity.
-        key: what else tells two such graphs apart.
-        tensors, compare: as of :func:`edgeless.cache.graph_for`; tensors without edge_type.
+        edge_type: ``[E]``; the cached graph lives as long as this tensor.
+        other: the user's source of edges, an edge_index or a graph; compared by identity.
+        key: further parts of the cache key.
+        tensors, compare: as in :func:`edgeless.cache.graph_for`; tensors without edge_type.
     """
     if compiling():
         return build()

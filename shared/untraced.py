@@ -1,9 +1,8 @@
-"""What torch.compile runs as it is, without an import of Dynamo, which takes as long as that of the rest of torch."""
+"""Decorators that keep functions out of torch.compile's traces without importing Dynamo, which doubles import time."""
 
 import torch
 
-# torch's own decorator in place of torch.compiler.disable, which imports Dynamo where it stands. This one does at the
-# first call.
+# torch's internal decorator imports Dynamo at the first call; torch.compiler.disable imports it when it decorates.
 untraced = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 
 

@@ -1,4 +1,4 @@
-"""Files that are complete or not there at all: written beside their place, and moved there in one step."""
+"""Atomic file writes: a file is written beside its place and moved there when it is complete."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["whole_file"]
 
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """A path to write to inside the block, whose end puts what was written in the place of ``file``.
+    """Gives a temporary path to write to inside the block; the end of the block moves it to ``file``.
 
-    Nobody sees a half-written file, also where several processes or threads write the same one: the last one's stays.
-    After an exception ``file`` is as it was, and nothing is left beside it.
+    Nobody sees a half-written file. If several processes or threads write the same file, the last to finish wins.
+    After an exception ``file`` is unchanged and the temporary file is gone.
 
     Args:
-        file: in a folder that exists. The path inside is an empty file with its suffix and a name that is drawn at
-            random: process ids repeat on a volume that several containers share.
+        file: path in an existing folder. The temporary path is an empty file of the same suffix with a random name,
+            since process ids repeat on a volume that several containers share.
     Raises:
-        OSError: the file cannot be put there; a full disk may say so only here, when the data are asked to be on it.
+        OSError: the file cannot be written; a full disk may report so only at the fsync that ends the block.
     """
     half = file.with_name(f".edgeless-{secrets.token_hex(8)}.new{file.suffix}")
     try:
@@ -32,7 +32,7 @@ def whole_file(file: Path) -> Iterator[Path]:
         yield half
         with open(half, "r+b") as written:
             os.fsync(written.fileno())
-        os.chmod(half, mode)  # that of any new file; safetensors' are closed to everybody else
+        os.chmod(half, mode)  # the mode of any new file; safetensors makes files private to the user
         os.replace(half, file)
     finally:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""Rows of whole vectors of 16 bytes, which tensor cores take on CUDA: others are given zeros at their ends.
+"""Pads rows with zeros to whole vectors of 16 bytes, which the tensor-core kernels on CUDA need.
 
-The classes of a last layer are seldom a multiple of four. Products with zeros cost far less than rows that cannot be
-read and multiplied as vectors.
+The number of classes of a last layer is seldom a multiple of four. Products with zeros cost far less than rows that
+cannot be read and multiplied as vectors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 
 
 def lacking(device: torch.device, rows: torch.dtype, weight: Tensor) -> tuple[int, int]:
-    """How many numbers rows of ``weight``'s inputs and outputs lack to be whole vectors; those of a block, if any."""
+    """Columns that the input and output rows of ``weight`` (of each block, if any) lack to be whole vectors."""
     if device.type != "cuda" or rows.itemsize > 4:
         return 0, 0
     whole = 16 // rows.itemsize
@@ -22,24 +22,24 @@ def lacking(device: torch.device, rows: torch.dtype, weight: Tensor) -> tuple[in
 
 
 def blocks_of(weight: Tensor) -> int:
-    """1 for ``[R, K, M]``, B for ``[R, B, K / B, M / B]``."""
+    """The number of diagonal blocks: 1 for ``[R, K, M]``, B for ``[R, B, K / B, M / B]``."""
     return weight.size(1) if weight.dim() == 4 else 1
 
 
 def longer(rows: Optional[Tensor], by: int, blocks: int = 1) -> Optional[Tensor]:
-    """``[..., B * K]`` as ``[..., B * (K + by)]``: zeros behind every block."""
+    """Pads ``[..., B * K]`` to ``[..., B * (K + by)]``, with zeros behind every block."""
     if rows is None or not by:
         return rows
     return pad(rows.unflatten(-1, (blocks, -1)), (0, by)).flatten(-2)
 
 
 def longer_matrices(weight: Tensor, rows: int, columns: int) -> Tensor:
-    """``[..., K, M]`` as ``[..., K + rows, M + columns]``: zeros below and to the right."""
+    """Pads ``[..., K, M]`` to ``[..., K + rows, M + columns]``, with zeros below and to the right."""
     return pad(weight, (0, columns, 0, rows))
 
 
 def shorter(rows: Tensor, by: int, blocks: int = 1) -> Tensor:
-    """``[..., B * (M + by)]`` as ``[..., B * M]``, contiguous: without what stands behind every block."""
+    """Cuts ``[..., B * (M + by)]`` to a contiguous ``[..., B * M]``, without the padding behind every block."""
     if not by:
         return rows
     return rows.unflatten(-1, (blocks, -1))[..., :-by].flatten(-2).contiguous()

@@ -1,9 +1,9 @@
-"""Weighted sparse blocks (WSB): a graph's rows in windows, and the columns of a window in blocks of 16.
+"""Weighted sparse blocks (WSB): windows of 32 rows, and the distinct columns of a window in blocks of 16.
 
-A sum over neighbours costs the reading of their rows. In the rows of a window many edges have a source in common; its
-row is then read once for all of them, and tensor cores add it to those that have it. The format follows "block" formats
-of sparse matrices for tensor cores; its windows are of 32 rows, because what is saved grows with them. One radix
-sort of the edges and a few scans make it, on either device.
+A sum over neighbours is bound by reading their rows. Many edges of a window share a source, whose row is then read once
+for all of them; tensor cores add it to the rows that have it. The format follows blocked sparse formats for tensor
+cores; windows have 32 rows, since the saving grows with the window. One radix sort of the edges and a few scans build
+it, on CPU and GPU.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "DOT_HEADS", "HEIGHT", "LEAST_EDGES", "Blocks", "WsbFormat", "blocks_of", "edges_a_row"]
 
-COLUMNS = 16  # of a block
-HEIGHT = 32  # rows of a window; 64 make more work for tensor cores than they save in reading (decision 0033)
-_ROWS = 16  # of which a word holds the bits, of two columns
-DOT_HEADS = (32, 64, 128)  # features of a head for which there are kernels of dot product attention
-LEAST_EDGES = 1 << 20  # of a graph for which they are taken unasked
-_SAMPLE = 256  # windows that are looked at
-_LARGE = 4  # times the mean of a window's blocks
+COLUMNS = 16  # columns of a block
+HEIGHT = 32  # rows of a window; 64 cost tensor cores more work than they save in reading (decision 0033)
+_ROWS = 16  # a 32-bit word has the bits of 16 rows and two columns
+DOT_HEADS = (32, 64, 128)  # features per head for which there are kernels of dot product attention
+LEAST_EDGES = 1 << 20  # edges of a graph from which "auto" may choose blocks
+_SAMPLE = 256  # windows that edges_a_row samples
+_LARGE = 4  # a window is large if it has more than this many times the mean number of blocks
 
 
 class Blocks(NamedTuple):
-    """The edges of one direction. All are int32.
+    """The blocks of one direction's edges, as int32 tensors.
 
     Attributes:
-        first: ``[windows + 1]``, a window's first block.
-        order: ``[windows]``, in which they are begun: those of very many blocks first, so that they do not end last.
-        columns: ``[blocks, 16]``. What a window's last block has too many repeats a column and has no bits.
+        first: ``[windows + 1]``, the first block of every window.
+        order: ``[windows]``, the order in which kernels start windows: those with very many blocks first, so that they
+            do not end last.
+        columns: ``[blocks, 16]``. Unused entries repeat a column of their block and have no bits.
         bits: ``[blocks, 4, 2, 2]``. Bit ``16 c + r`` of ``[:, q, m, p]``: row ``16 m + r`` of the window has
             column ``4 q + 2 p + c`` of the block.
     """
@@ -48,17 +49,17 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(indptr: Tensor, indices: Tensor, num_columns: int) -> Blocks:
-    """Blocks of a CSR.
+    """The blocks of a CSR.
 
     Args:
         indptr: ``[N + 1]``, int32 or int64.
-        indices: ``[E]`` of the same dtype; all of it belongs to rows. A row may have a column several times: it stands
-            in the list of its window as often.
-        num_columns: ids are below it.
+        indices: ``[E]`` of the same dtype, with ``E == indptr[-1]``. A row may have a column several times; the window
+            then lists the column as often.
+        num_columns: exclusive upper bound of the column ids.
     """
     device, num_rows = indices.device, indptr.numel() - 1
     num_windows = -(-num_rows // HEIGHT)
-    # Window, column and row in the window are one number, by which the edges are sorted.
+    # Window, column and row within the window form one sort key per edge.
     keys = torch.repeat_interleave(torch.arange(num_rows, device=device), indptr.diff())
     row = keys % HEIGHT
     keys = keys.div_(HEIGHT, rounding_mode="floor").mul_(num_columns).add_(indices).mul_(HEIGHT).add_(row)
@@ -84,7 +85,7 @@ def blocks_of(indptr: Tensor, indices: Tensor, num_columns: int) -> Blocks:
     place = first[windows] * COLUMNS + _places(windows, _from_zero(counts), *has.unbind(1))
     listed = columns.new_zeros(total * COLUMNS)
     listed[place] = columns
-    # In gaps a column that the window has: it is read from the cache.
+    # Unused entries repeat the first column of their block, so that reading its row hits the cache.
     gap = torch.ones(total * COLUMNS, dtype=torch.bool, device=device)
     gap[place] = False
     gap = gap.nonzero().squeeze(1)
@@ -103,15 +104,15 @@ def blocks_of(indptr: Tensor, indices: Tensor, num_columns: int) -> Blocks:
 
 
 def _places(windows: Tensor, first: Tensor, has_upper: Tensor, has_lower: Tensor) -> Tensor:
-    """Where each of a window's columns stands in its list.
+    """The position of every column in the list of its window.
 
-    Columns that only the upper sixteen rows have come in blocks of their own, each beside one of columns that only the
-    lower rows have, so that two warps with sixteen rows each have work at the same time and none for nothing. What
-    fills no block, and what both have, follows.
+    Columns that only the upper sixteen rows use fill blocks of their own, each next to a block of columns that only the
+    lower rows use. The two warps of a window, sixteen rows each, then have work at the same time and neither multiplies
+    an empty half. Columns that do not fill such a block, and columns of both halves, follow.
 
     Args:
-        windows: of every column, sorted.
-        first: of each window, its first column's position in ``windows``.
+        windows: the window of every column, sorted.
+        first: the position in ``windows`` of each window's first column.
     """
 
     def rank(chosen):
@@ -135,14 +136,14 @@ def _places(windows: Tensor, first: Tensor, has_upper: Tensor, has_lower: Tensor
 
 
 def _order(num_blocks: Tensor) -> Tensor:
-    """Large windows first, by size. The others as they lie: near windows share sources, which the cache then has."""
-    # Without a division, which a GPU may round in another way.
+    """Large windows first, by size; the others in their order, since nearby windows share sources in the cache."""
+    # Compares without a division, which a GPU may round differently.
     large = num_blocks * num_blocks.numel() > _LARGE * num_blocks.sum()
     return torch.where(large, num_blocks, 0).sort(descending=True, stable=True).indices
 
 
 def _copies_before(keys: Tensor) -> Tensor | None:
-    """How many equal ones stand before each in a sorted list; None if all differ."""
+    """For each key of a sorted list, the number of equal keys before it; None if all differ."""
     same = keys[1:] == keys[:-1]
     if not bool(same.any()):
         return None
@@ -157,7 +158,7 @@ def _from_zero(counts: Tensor) -> Tensor:
 
 
 def _edges_of(indptr: Tensor, windows: Tensor) -> tuple[Tensor, Tensor]:
-    """The edges of some windows: whose they are, as a place in ``windows``, and where they are in the CSR."""
+    """For every edge of some windows, the index of its window in ``windows`` and its index in the CSR."""
     ends = torch.stack([windows, windows + 1]).mul_(HEIGHT).clamp_(max=indptr.numel() - 1)
     first, last = indptr[ends].long()
     counts = last - first
@@ -166,11 +167,11 @@ def _edges_of(indptr: Tensor, windows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def num_listed(indptr: Tensor, indices: Tensor, num_columns: int, windows: Tensor) -> Tensor:
-    """How many columns :func:`blocks_of` lists for some windows, ``[len(windows)]``. Waits for the GPU."""
+    """The number of columns that :func:`blocks_of` lists for some windows, ``[len(windows)]``. Waits for the GPU."""
     of_edge, at = _edges_of(indptr, windows)
     row = torch.searchsorted(indptr, at.to(indptr.dtype), right=True) - 1
     keys = (of_edge * num_columns + indices[at]) * HEIGHT + row % HEIGHT
-    edges, copies = torch.unique(keys, return_counts=True)  # multi-edges list their column as often
+    edges, copies = torch.unique(keys, return_counts=True)  # a multi-edge lists its column once per copy
     columns, of_pair = torch.unique_consecutive(edges // HEIGHT, return_inverse=True)
     listed = torch.zeros_like(columns).scatter_reduce_(0, of_pair, copies, "amax")
     counts = torch.zeros(len(windows), dtype=torch.long, device=indptr.device)
@@ -178,7 +179,7 @@ def num_listed(indptr: Tensor, indices: Tensor, num_columns: int, windows: Tenso
 
 
 def edges_a_row(indptr: Tensor, indices: Tensor, num_columns: int) -> float:
-    """How many edges share a row of x that is read, counted in some windows alone. Waits for the GPU."""
+    """Edges per row of x that windows read, estimated from up to 256 windows. Waits for the GPU."""
     num_rows = indptr.numel() - 1
     num_windows = -(-num_rows // HEIGHT)
     num_sampled = min(num_windows, _SAMPLE)
@@ -189,17 +190,17 @@ def edges_a_row(indptr: Tensor, indices: Tensor, num_columns: int) -> float:
 
 
 class WsbFormat(HeldByCore):
-    """The blocks that a graph keeps: of each direction, from the first time that an op asks for it."""
+    """The blocks kept with a graph, built per direction when an op first needs them."""
 
     def __init__(self):
         super().__init__(_C.KeptBlocks())
-        self._seen: dict[float, tuple] = {}  # by the least reuse that was wanted
+        self._seen: dict[float, tuple] = {}  # least reuse -> the graph's formats that were examined for it
         self._reuse: dict[tuple[int, int], float] = {}
         self._made: set[tuple[int, int]] = set()
         self._given: dict[tuple[int, int], Blocks] = {}
 
     def take(self, graph: Graph, given: dict[tuple[int, int], Blocks]) -> None:
-        """Keeps blocks that are there already, by the addresses of the arrays that they are of."""
+        """Keeps existing blocks, keyed by the addresses of the CSR arrays that they were built from."""
         self._given = given
         try:
             self.make(graph)
@@ -207,20 +208,20 @@ class WsbFormat(HeldByCore):
             self._given = {}
 
     def make(self, graph: Graph) -> None:
-        """Makes the blocks of every direction whose arrays the graph has by now, whether or not they pay."""
+        """Builds the blocks of every direction whose arrays the graph has, whether or not they are profitable."""
         self.learn(graph, 0.0)
 
     def knows(self, graph: Graph, least: float) -> bool:
-        """Whether :meth:`learn` has nothing to do."""
+        """Whether :meth:`learn` has already examined all formats of the graph."""
         return self._seen.get(least) == tuple(graph._formats)
 
     def learn(self, graph: Graph, least: float) -> None:
-        """Makes the blocks of every direction whose arrays the graph has by now. Waits for the GPU.
+        """Builds the blocks of every direction whose arrays the graph has. Waits for the GPU.
 
         Args:
-            graph: whose store this is in.
-            least: edges a gathered row from which blocks are wanted, where memory allows. 0: they were asked for, so
-                they are made in any case.
+            graph: the graph that keeps this format.
+            least: least edges per gathered row for which to build blocks, where memory allows. 0: the user chose
+                blocks, so they are built in any case, and out of memory is an error.
         """
         formats = graph._formats
         for key in (CSR, CSC, CSC_ROWS):
@@ -229,7 +230,7 @@ class WsbFormat(HeldByCore):
         self._seen[least] = tuple(formats)
 
     def _learn_side(self, indptr: Tensor, indices: Tensor, num_columns: int, least: float) -> None:
-        place = indptr.data_ptr(), indices.data_ptr()  # of tensors that the graph keeps, so nobody else's
+        place = indptr.data_ptr(), indices.data_ptr()  # unique, since the graph keeps these tensors alive
         if place in self._made:
             return
         if place not in self._reuse:

@@ -1,4 +1,4 @@
-"""One graph over several processes, on torch.distributed: see docs/scale-out.md."""
+"""Training on one graph that is partitioned over several processes of torch.distributed: see docs/scale-out.md."""
 
 from .graph import DistGraph
 from .load import load

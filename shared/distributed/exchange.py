@@ -1,9 +1,9 @@
-"""Halo rows: what a process reads of nodes that others own, and the gradients that go back.
+"""The exchange of halo rows, which a process reads from their owners, and of their gradients, which it returns.
 
 Every rank packs the rows that others need, ordered by receiver, and a carrier delivers them. Packing is a sum over a
-graph with one edge a row; its transpose adds up the gradients that come back, in a fixed order. An exchange is two
-nodes of autograd, a start and a wait, and what is computed between them hides it: in the backward the gradients of halo
-rows leave when the wait's turn comes, and are needed when the start's does.
+graph with one edge per row sent; its transpose sums the returned gradients in a fixed order. An exchange is two nodes
+of autograd, a start and a wait, and computation between them hides it. In the backward, the wait's node sends the
+gradients of halo rows and the start's node receives them.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from .process import Ranks
 
 
 class Halo:
-    """Who sends which of its rows to whom.
+    """The send and receive lists of this rank, and its cache of halo rows.
 
     Args:
         num_own: n, rows of this rank.
-        sent: rows ``[S]`` (int64) that this rank sends, ordered by receiver.
-        num_sent, num_received: how many go to and come from every rank.
-
-        keep_features: whether rows of features that need no gradient are kept; None: as the carrier does best.
+        sent: ids ``[S]`` (int64) of the own rows that this rank sends, ordered by receiver.
+        num_sent, num_received: numbers of rows sent to and received from every rank.
+        keep_features: whether halo rows of features that need no gradient are cached; None: the carrier decides.
 
     Attributes:
-        carrier: what brings the rows, see :mod:`edgeless.distributed.carriers`.
+        carrier: transports the rows, see :mod:`edgeless.distributed.carriers`.
     """
 
     def __init__(
@@ -52,11 +51,11 @@ class Halo:
         self.sent = sent
         self.carrier = AllToAll(ranks)
         self._pack: Optional[Graph] = None
-        self._kept: dict = {}  # id of a tensor -> (weak reference, version, what was received for it)
+        self._kept: dict = {}  # (id of a tensor, join) -> (weak reference, version, received rows)
 
     @property
     def pack(self) -> Graph:
-        """From own rows to rows to send; its transpose sums what comes back."""
+        """The graph from own rows to rows sent; its transpose sums the returned gradients."""
         if self._pack is None:
             with normal_tensors():
                 indptr = torch.arange(self.sent.numel() + 1, device=self.sent.device)
@@ -65,21 +64,21 @@ class Halo:
         return self._pack
 
     def to(self, device) -> Halo:
-        """The same on ``device``, with nothing kept, carried by all-to-all."""
+        """The same halo on ``device``, with an empty cache and an all-to-all carrier."""
         sent = self.sent.to(device)
         return Halo(self.ranks, self.num_own, sent, self.num_sent, self.num_received, self.keep_features)
 
     # Exchanges -------------------------------------------------------------------------------------------------------
 
-    @untraced  # what is under way is no tensor: a program of torch.compile breaks here and at the wait
+    @untraced  # an exchange in flight is not a tensor: torch.compile breaks the graph here and at the wait
     def start(self, rows: Tensor, join: bool) -> Flight:
-        """Begins to receive halo rows for own ``rows`` ``[n, ...]``.
+        """Starts the exchange of own ``rows`` ``[n, ...]`` for halo rows.
 
         Args:
-            join: whether :meth:`Flight.wait` is to give own and halo rows together, ``[n + h, ...]``.
+            join: whether :meth:`Flight.wait` returns own and halo rows together, ``[n + h, ...]``.
         Raises:
-            ValueError: rows has another number of rows.
-            RuntimeError: on every rank, where they are not about to do the same.
+            ValueError: rows does not have n rows.
+            RuntimeError: on every rank, if the ranks are about to exchange different shapes, dtypes or gradients.
         """
         if rows.size(0) != self.num_own:
             raise ValueError(
@@ -103,11 +102,11 @@ class Halo:
         return flight
 
     def knows(self, rows: Tensor) -> bool:
-        """Whether the halo's rows are kept for these, alone or with own rows."""
+        """Whether the halo's rows are cached for the tensor ``rows``, alone or joined with own rows."""
         return any(self._find(rows, join) is not None for join in (False, True))
 
     def _find(self, rows: Tensor, join: bool) -> Optional[Tensor]:
-        """What was received for these very rows before, which need no gradient: features that stay the same."""
+        """The cached result of an earlier exchange of the same, unmodified tensor, which needs no gradient; or None."""
         found = None if rows.requires_grad or rows.is_inference() else self._kept.get((id(rows), join))
         if found is None:
             return None
@@ -115,7 +114,7 @@ class Halo:
         return received if reference() is rows and rows._version == version else None
 
     def remember(self, rows: Tensor, join: bool, received: Tensor) -> None:
-        """Keeps what was received for as long as ``rows`` lives."""
+        """Caches the received rows for as long as ``rows`` lives."""
         key, kept = (id(rows), join), self._kept
 
         def forget(reference, key=key, kept=kept):
@@ -125,14 +124,12 @@ class Halo:
         kept[key] = (weakref.ref(rows, forget), rows._version, received)
 
     def forget(self) -> None:
-        """Drops all rows that are kept of features that stay, and the carrier's memory. All ranks call it, at the same
-        place of their program.
-        """
+        """Drops all cached halo rows and the carrier's memory. All ranks call it at the same place of their program."""
         self._kept.clear()
         self.carrier.forget()
 
     def packed(self, rows: Tensor, out: Optional[Tensor] = None) -> Tensor:
-        """The rows to send, ``[S, ...]``; written to ``out``, contiguous, where it is given."""
+        """The rows to send, ``[S, ...]``; written to ``out``, contiguous, if given."""
         if rows.dtype not in FLOATS:
             return torch.index_select(rows, 0, self.sent, out=out)
         flat, csr = _flat(rows), self.pack.csr_arrays(False)
@@ -143,7 +140,7 @@ class Halo:
         return out.view(out.size(0), *rows.shape[1:])
 
     def summed(self, returned: Tensor) -> Tensor:
-        """What came back for the rows that were sent, summed for every own row, ``[n, ...]``."""
+        """The returned gradients of the rows sent, ``[S, ...]``, summed per own row, ``[n, ...]``."""
         flat = _flat(returned)
         out = torch.ops.edgeless.spmm(flat, None, None, None, self.pack.csc_arrays(False), [], returned.dtype, [])
         return out.view(out.size(0), *returned.shape[1:])
@@ -157,18 +154,18 @@ class Halo:
 
 
 class Flight:
-    """One exchange under way, and its return in the backward."""
+    """One exchange in flight, and its return in the backward."""
 
     def __init__(self, halo: Halo, join: bool):
         self.halo, self.join = halo, join
-        self.here: Optional[Tensor] = None  # where nothing has to be waited for
+        self.here: Optional[Tensor] = None  # the result, where it is available without an exchange
         self.coming: Optional[Tensor] = None
-        self.keep: Optional[Tensor] = None  # own rows whose exchange is worth remembering
-        self._way = None  # what the carrier has begun
+        self.keep: Optional[Tensor] = None  # own rows under which to cache the received rows
+        self._way = None  # the carrier's handle of the exchange
 
     @untraced
     def wait(self) -> Tensor:
-        """The halo's rows ``[h, ...]``, or own and halo rows ``[n + h, ...]``. Some are kept: do not write to them."""
+        """Halo rows ``[h, ...]``, or own and halo rows ``[n + h, ...]``. They may be cached: do not modify them."""
         if self.here is not None:
             return self.here
         received, self.coming = _Wait.apply(self.coming, self), None
@@ -214,7 +211,7 @@ class Coming:
         self._flights = [halo.start(t, join) for t in rows]
 
     def wait(self) -> tuple[Tensor, ...]:
-        """What ``Flight.wait`` gives, of every tensor."""
+        """The result of ``Flight.wait`` for every tensor."""
         arrived = tuple(flight.wait() for flight in self._flights)
         if self._joined is None:
             return arrived
@@ -222,9 +219,9 @@ class Coming:
 
 
 def stacked(own: Sequence[Tensor], halo: Sequence[Tensor]) -> list[Tensor]:
-    """Own over halo rows, ``[n, ...]`` and ``[h, ...]`` to ``[n + h, ...]``, of several tensors.
+    """Concatenates own rows ``[n, ...]`` and halo rows ``[h, ...]`` to ``[n + h, ...]``, for several tensors.
 
-    Those of one shape, as keys and values are, become parts of one tensor, side by side.
+    If all have one dtype and row shape, as keys and values do, the results are columns of one tensor.
     """
     if len({(t.dtype, t.shape[1:]) for t in own}) > 1:
         return [torch.cat(pair) for pair in zip(own, halo)]
@@ -232,7 +229,7 @@ def stacked(own: Sequence[Tensor], halo: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Stack(torch.autograd.Function):
-    """In one pass, where ``torch.cat`` of rows and then of columns takes two and as much memory again."""
+    """Writes all parts in one pass; ``torch.cat`` of rows and then of columns takes two, and twice the memory."""
 
     @staticmethod
     def forward(ctx, count, *rows):
@@ -279,7 +276,7 @@ class _Wait(torch.autograd.Function):
 
 
 def stays(rows: Tensor) -> bool:
-    """Whether these are features that a training does not change: every epoch needs the same halo rows of them."""
+    """Whether these are features that training does not change, so that every epoch needs the same halo rows."""
     return torch.is_grad_enabled() and not rows.requires_grad and not rows.is_inference()
 
 
@@ -288,13 +285,15 @@ def _flat(rows: Tensor) -> Tensor:
 
 
 def _columns(rows: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """The parts ``[N, *shape]`` of rows that stand side by side, as :func:`_flat` has them."""
+    """Splits concatenated columns, each flattened by :func:`_flat`, back into tensors ``[N, *shape]``."""
     columns = rows.split([shape.numel() for shape in shapes], dim=1)
     return [t.unflatten(1, shape) if len(shape) != 1 else t for t, shape in zip(columns, shapes)]
 
 
 def part_of(graph: Graph, keep: Tensor, first: int, num_src: int) -> Graph:
-    """The edges of ``graph`` that ``keep`` marks by their positions in its CSR, from sources ``first`` on; no ids."""
+    """The subgraph of the edges that ``keep``, a bool per CSR index, marks. Source ids count from ``first``; it has no
+    edge ids.
+    """
     indptr, indices, _ = graph.csr
     before = torch.zeros(indices.numel() + 1, dtype=indptr.dtype, device=indptr.device)
     torch.cumsum(keep, 0, out=before[1:])

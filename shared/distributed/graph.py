@@ -1,4 +1,4 @@
-"""The part of a graph that one process has: its own nodes, their in-edges, and the halo nodes that those come from."""
+"""One process' part of a graph: its own nodes, their in-edges, and the halo nodes that these edges come from."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Maps = Callable[[Tensor], Sequence[Tensor]]
 
 
 class LocalGraph(Graph):
-    """The bipartite graph from [own | halo] nodes to own nodes, that the kernels run on.
+    """The bipartite graph from [own | halo] nodes to own nodes, which the kernels run on.
 
-    Edges have local ids, by which edge tensors are indexed; ``numbers`` ``[E_p]`` (int64) are their ids in the whole
-    graph, by which dropout draws, so that the mask does not depend on the partition.
+    Local edge ids index edge tensors; ``numbers`` ``[E_p]`` (int64) are the edges' ids in the whole graph. Dropout
+    draws by the latter, so that its mask does not depend on the partition.
     """
 
     def __init__(self, csr: Compressed, num_src: int, num_dst: int, numbers: Tensor, ranks: Ranks, kept=None):
@@ -33,25 +33,25 @@ class LocalGraph(Graph):
 
     @property
     def numbered(self) -> Graph:
-        """The same edges under their ids in the whole graph, for ops that draw and have no edge tensor."""
+        """The same edges with their ids in the whole graph, for ops that draw dropout and take no edge tensor."""
         return self.format("numbered", _numbered)
 
     @property
     def sides(self) -> tuple[Graph, Graph]:
-        """The edges from own nodes, and those from halo nodes; without ids."""
+        """The subgraphs of edges from own nodes and of edges from halo nodes, without edge ids."""
         return self.format("sides", _sides)
 
     def draw(self, device) -> Tensor:
-        """A seed ``[1]`` for dropout, drawn from torch's generator by rank 0, for all ranks."""
+        """A dropout seed ``[1]`` for all ranks, from rank 0's torch generator; every rank's generator advances."""
         seed = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
         self.ranks.agree("draws a seed")
         return self.ranks.of_first(seed)
 
     def dropout_scale(self, rate: float, heads: int, dtype: torch.dtype, seed: Optional[Tensor] = None) -> Tensor:
-        """What dropout multiplies the attention of every edge by, ``[E_p, heads]``: 0 or ``1 / (1 - rate)``.
+        """Dropout's factors of the attention weights, ``[E_p, heads]``: 0 or ``1 / (1 - rate)``.
 
         Args:
-            seed: int64 ``[1]``, the same on all ranks; None: drawn, as the mask of one process would be.
+            seed: int64 ``[1]``, the same on all ranks; by default drawn by :meth:`draw`.
         """
         seed = self.draw(self.device) if seed is None else seed
         kept = dropout_mask(seed, self.num_edges, heads, rate, self.device, self.numbers)
@@ -72,7 +72,7 @@ def _sides(graph: LocalGraph) -> tuple[Graph, Graph]:
 
 
 class DistGraph:
-    """This process' part of a graph. Stands where a layer takes ``edge_index``, a DGLGraph or an ``edgeless.Graph``.
+    """This process' part of a graph. Layers take it in place of ``edge_index``, a DGLGraph or an ``edgeless.Graph``.
 
     All processes call the same layers in the same order, with the rows of their own nodes; the rows of halo nodes are
     fetched from their owners. Node tensors have ``num_own`` rows, edge tensors ``num_edges``, in the order of ``nodes``
@@ -80,17 +80,17 @@ class DistGraph:
 
     Attributes:
         nodes: ids of the own nodes in the whole graph, ``[n]`` int64.
-        edge_ids: ids of their in-edges in the whole graph, ``[E_p]`` int64, rising.
-        ndata, edata: what was given to ``partition``, of own nodes and edges.
-        rank, size: this process and the number of processes.
-        total_nodes, total_edges: of the whole graph.
-        fingerprint: of the partition.
-        carrier: what brings rows of other processes, ``"all_to_all"`` or ``"symmetric"``; see :func:`load`.
-        carrier_refusal: why it is not the latter, in words, where ``load(carrier="auto")`` would have taken it.
+        edge_ids: ids of their in-edges in the whole graph, ``[E_p]`` int64, ascending.
+        ndata, edata: the node and edge data given to ``partition``, for own nodes and their in-edges.
+        rank, size: this process' rank and the number of processes.
+        total_nodes, total_edges: counts of the whole graph.
+        fingerprint: fingerprint of the partition.
+        carrier: the transport of halo rows, ``"all_to_all"`` or ``"symmetric"``; see :func:`load`.
+        carrier_refusal: why ``load(carrier="auto")`` could not choose ``"symmetric"``; empty otherwise.
     """
 
     def __init__(self, local: LocalGraph, halo: Halo, about: dict, edge_ids: Tensor, kept_ids: Optional[Tensor]):
-        """Of tensors on one device; ``about`` has nodes, halo_nodes, out_degrees, sizes and facts about the whole."""
+        """Takes tensors on one device. ``about``: nodes, halo_nodes, out_degrees, sizes and whole-graph facts."""
         self.local, self.halo, self._about = local, halo, about
         self.edge_ids, self._kept_ids = edge_ids, kept_ids
         self.nodes = about["nodes"]
@@ -104,10 +104,10 @@ class DistGraph:
 
     @classmethod
     def build(cls, src: Tensor, dst: Tensor, edge_ids: Tensor, kept_ids: Optional[Tensor], halo: Halo, about: dict):
-        """From local ends of edges in rising order of their ids: own nodes count from 0, halo nodes go on."""
+        """From the edges' local ends, in ascending order of edge ids; own nodes come first, halo nodes after them."""
         num_own = halo.num_own
         num_src = num_own + halo.num_halo
-        # Ids in the whole graph go through the kernels as well, added loops counted.
+        # The index dtype must also hold edge ids of the whole graph, with added self loops, which kernels take too.
         wide = index_dtype(about["total_nodes"] + about["total_edges"]) == torch.int64
         with normal_tensors():
             arrays = coo_to_csr(dst, src, num_own, num_src, False)
@@ -134,19 +134,19 @@ class DistGraph:
 
     @property
     def num_own(self) -> int:
-        """n, nodes of this process."""
+        """n, the number of nodes that this process owns."""
         return self.halo.num_own
 
-    num_src = num_dst = num_nodes = num_own  # a layer is given own rows for sources and destinations
+    num_src = num_dst = num_nodes = num_own  # layers take own rows as sources and as destinations
 
     @property
     def num_halo(self) -> int:
-        """h, nodes of others that edges to own nodes come from."""
+        """h, the number of other ranks' nodes that have edges to own nodes."""
         return self.halo.num_halo
 
     @property
     def num_edges(self) -> int:
-        """E_p, in-edges of own nodes."""
+        """E_p, the number of in-edges of own nodes."""
         return self.local.num_edges
 
     @property
@@ -155,19 +155,19 @@ class DistGraph:
 
     @property
     def has_zero_in_degree(self) -> bool:
-        """Whether some node of the whole graph has no in-edge: all ranks run the same path."""
+        """Whether some node of the whole graph has no in-edge, so that all ranks take the same path."""
         return self._about["zero_in_degree"]
 
     def in_degrees(self) -> Tensor:
-        """Of own nodes ``[n]`` int64; all their in-edges are here."""
+        """In-degrees of own nodes, ``[n]`` int64; all their in-edges are local."""
         return self.local.in_degrees()
 
     def out_degrees(self) -> Tensor:
-        """Of own nodes in the whole graph, ``[n]`` int64."""
+        """Out-degrees of own nodes in the whole graph, ``[n]`` int64."""
         return self._about["out_degrees"]
 
     def degree_scale(self, side: str, power: float, dtype: torch.dtype, isolated: float = 1.0) -> Tensor:
-        """As :meth:`edgeless.Graph.degree_scale`, of own nodes."""
+        """As :meth:`edgeless.Graph.degree_scale`, for own nodes."""
         key = (side, power, dtype, isolated)
         if key not in self._scales:
             check_choice("DistGraph.degree_scale", "side", side, ("src", "dst"))
@@ -183,33 +183,34 @@ class DistGraph:
     # Rows of others --------------------------------------------------------------------------------------------------
 
     def start(self, *rows: Tensor, join: bool = True) -> Coming:
-        """Begins to fetch the halo's rows of own ``rows`` ``[n, ...]``; several of one dtype travel as one.
+        """Starts exchanging own ``rows`` ``[n, ...]`` for halo rows; tensors of one dtype share one exchange.
 
-        What is computed before ``wait()`` of the result hides the exchange, and that of its gradient on the way back.
+        Computation between this call and ``wait()`` on the result hides the exchange; its backward hides that of the
+        gradients.
 
         Args:
-            join: whether ``wait()`` gives own and halo rows ``[n + h, ...]``, or the halo's ``[h, ...]``.
+            join: whether ``wait()`` returns own and halo rows ``[n + h, ...]``, or only halo rows ``[h, ...]``.
         """
         return Coming(self.halo, rows, join)
 
     def sources(self, *rows: Tensor) -> tuple[Tensor, ...]:
-        """Own and halo rows ``[n + h, ...]`` of own ``rows``; not to be written to, as they may be kept."""
+        """Own and halo rows ``[n + h, ...]`` for own ``rows``. They may be cached: do not modify them."""
         return self.start(*rows).wait()
 
     def keeps(self, x: Tensor) -> bool:
-        """Whether the halo's rows of ``x`` are fetched once and kept while ``x`` lives: it needs no gradient.
+        """Whether the halo rows of ``x`` are fetched once and cached while ``x`` lives, since it needs no gradient.
 
-        Where no gradient is asked for at all every tensor is such, and only what is there already counts.
+        With gradients disabled no tensor needs one, so that only rows that are already cached count.
         """
         if self.size == 1 or x.layout is not torch.strided:
             return False
         return self.halo.keep_features is not False if stays(x) else self.halo.knows(x)
 
     def sends_input(self, x: Tensor, width: int, summed: bool = False) -> bool:
-        """Whether a layer had better fetch rows of its input ``x`` ``[n, F]`` than ``width`` numbers made of each.
+        """Whether a layer should exchange its input ``x`` ``[n, F]`` rather than mapped rows of ``width`` columns.
 
         Args:
-            summed: whether foreign rows are summed as they come. Else they are mapped, and the map's gradient needs
+            summed: whether halo rows are summed without a map. Otherwise they are mapped, and the map's gradient needs
                 them until the backward.
         """
         if self.size == 1 or x.layout is not torch.strided:
@@ -217,17 +218,17 @@ class DistGraph:
         narrower, keep = x.size(-1) < width, self.halo.keep_features
         if summed or not stays(x):
             return narrower or self.keeps(x)
-        # Kept they cost F numbers of memory for a foreign row, and what is made of them stands beside them until the
-        # backward. What travels in their place costs two exchanges in every epoch, and memory only then.
+        # Cached input rows take F columns of memory per halo row, beside the mapped rows that live until the backward.
+        # Exchanging mapped rows costs two exchanges per epoch, and memory for them only from forward to backward.
         return (narrower or self.halo.carrier.keeps_features) if keep is None else keep
 
     def project_sources(self, x: Tensor, width: int, maps: Maps, others: Maps) -> tuple[Sequence, Sequence]:
-        """``maps`` of own and halo nodes, and ``others`` of own nodes, which hide the exchange.
+        """``maps`` of own and halo rows, and ``others`` of own rows, whose computation hides the exchange.
 
         Args:
             x: input of the layer ``[n, F]``.
-            width: how many numbers ``maps`` makes of a row; :meth:`sends_input` says whether these travel or x does.
-            maps, others: from a tensor of rows to several such tensors.
+            width: columns of ``maps``' results; :meth:`sends_input` decides whether to exchange these or x.
+            maps, others: functions from a tensor of rows to several tensors of rows.
         """
         if self.sends_input(x, width):
             mapped = self._start_input(x, maps)
@@ -238,12 +239,12 @@ class DistGraph:
         return coming.wait(), found
 
     def map_sources(self, x: Tensor, maps: Maps) -> Sequence[Tensor]:
-        """``maps`` of own and halo nodes, whose rows of ``x`` ``[n, F]`` travel."""
+        """``maps`` of own and halo rows, where the rows of ``x`` ``[n, F]`` are exchanged."""
         return self._start_input(x, maps)()
 
     def _start_input(self, x: Tensor, maps: Maps) -> Callable[[], Sequence[Tensor]]:
-        """Begins to fetch rows of ``x``; what it returns waits for them. Of features that stay only the halo's rows are
-        kept: the caller has the own ones.
+        """Starts the exchange of ``x`` and returns a function that waits for it and maps own and halo rows. Of constant
+        features, only halo rows are cached, since the caller holds the own ones.
         """
         if not self.keeps(x):
             coming = self.start(x)
@@ -252,7 +253,7 @@ class DistGraph:
         return lambda: stacked(maps(x), maps(*coming.wait()))
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Own ``rows`` of all processes, ``[N, ...]`` in the order of the whole graph, on every process, detached."""
+        """All processes' own ``rows``, ``[N, ...]`` in the order of the whole graph, on every process; detached."""
         ranks, sizes = self.halo.ranks, self._about["sizes"]
         if self._order is None:
             order = torch.empty(self.total_nodes, dtype=torch.int64, device=self.device)
@@ -264,7 +265,7 @@ class DistGraph:
     # Other graphs ----------------------------------------------------------------------------------------------------
 
     def with_self_loops(self) -> DistGraph:
-        """As :meth:`edgeless.Graph.with_self_loops`: the loops of own nodes are replaced by one each."""
+        """As :meth:`edgeless.Graph.with_self_loops`: replaces the self loops of each own node by a single one."""
         if self._looped is None:
             looped, about = self.local.with_self_loops(), dict(self._about)
             kept, loops = looped._kept, self.total_edges - about["total_loops"] + self.nodes
@@ -288,7 +289,7 @@ class DistGraph:
         return self.local._kept
 
     def to(self, device) -> DistGraph:
-        """This part on ``device``: itself when it is there already, else one whose carrier is ``"all_to_all"``."""
+        """This part on ``device``: itself if it is already there, else a copy whose carrier is ``"all_to_all"``."""
         device = as_device("DistGraph.to", device)
         if self.device == device:
             return self

@@ -1,4 +1,4 @@
-"""From the files of :func:`edgeless.distributed.partition` to this process' part of the graph."""
+"""Loads this process' part of a graph from the files of :func:`edgeless.distributed.partition`."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def load(
 ) -> DistGraph:
     """This process' part of a partitioned graph. All processes of the job call it.
 
-    The number of processes P must divide the number of parts: each takes as many consecutive ones. Without a process
-    group P is 1, and the graph is whole.
+    The number of processes P must divide the number of parts; every process takes the same number of consecutive parts.
+    Without a process group P is 1, and the part is the whole graph.
 
     Args:
-        directory: what ``partition`` wrote; every process needs the manifest and its own parts.
+        directory: the folder that ``partition`` wrote; every process needs the manifest and the files of its parts.
         device: where to put the part; by default the current GPU under NCCL, else the CPU.
-        checked: how many first exchanges compare beforehand what every rank is about to send; None: all.
-        carrier: what brings rows of other processes: ``"all_to_all"``, NCCL's or gloo's; ``"symmetric"``, the copy
-            engine over symmetric memory, for GPUs of one host on NVLink, under NCCL; ``"auto"``, the latter where it
-            can be had. ``DistGraph.carrier`` says which it is.
-        keep_features: whether foreign rows of features that need no gradient are fetched once and kept while the
-            features live. Without them a rank needs less memory, and every epoch fetches them again: as they are where
-            they are summed, and as what a layer makes of them where they are mapped, with an exchange of gradients in
-            the backward. None: yes, unless rows travel by all-to-all and what is made of them is no wider.
+        checked: how many of the first collectives compare beforehand what every rank is about to do; None: all.
+        carrier: the transport of halo rows: ``"all_to_all"`` by NCCL or gloo; ``"symmetric"`` by the copy engine over
+            symmetric memory, for GPUs of one host on NVLink under NCCL; ``"auto"`` for the latter where supported.
+            ``DistGraph.carrier`` is the choice.
+        keep_features: whether halo rows of features that need no gradient are fetched once and cached while the
+            features live. Without the cache a rank needs less memory, but every epoch exchanges rows again: the
+            features where a layer sums them, and mapped rows where it maps them, then with an exchange of gradients in
+            the backward. None: cache, unless the carrier is all-to-all and the mapped rows are no wider.
     Raises:
         FileNotFoundError: there is no manifest, or the file of a part is missing.
-        ValueError: a file is damaged, altered or newer, in which case the message names it and the field; a number of
-            processes that does not fit, or no such carrier.
-        TypeError: keep_features is neither of the three.
-        RuntimeError: on the other ranks, with the reasons of those that failed; where folders, carriers or
-            keep_features differ; or on every rank, where ``carrier="symmetric"`` cannot be had.
+        ValueError: a file is damaged, altered or newer, in which case the message names it and the field; or the number
+            of processes does not fit, or carrier is unknown.
+        TypeError: keep_features is not True, False or None.
+        RuntimeError: on the other ranks, with the reasons of the ranks that failed; if folders, carriers or
+            keep_features differ between ranks; or on every rank, if ``carrier="symmetric"`` is unsupported.
     """
     ranks, folder = Ranks(checked), Path(directory)
     if device is None:
@@ -62,7 +62,7 @@ def load(
         device = as_device("load", device)
         manifest = read_manifest(folder)
         parts = _own_parts(folder, manifest, ranks)
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+    except Exception as error:  # any error: the other ranks must not hang waiting for this one
         failure = error
     reason = None if failure is None else str(failure)
     said = ranks.all_say((reason, manifest and manifest["fingerprint"], carrier, keep_features))
@@ -86,7 +86,7 @@ def _by_nccl(ranks: Ranks) -> bool:
 
 
 def _own_parts(folder: Path, manifest: dict, ranks: Ranks) -> dict[str, Tensor]:
-    """The tensors of this rank's parts, put together; edges in rising order of their ids."""
+    """The tensors of this rank's parts, concatenated; edges in ascending order of their ids."""
     num_parts = manifest["num_parts"]
     if num_parts % ranks.size:
         raise ValueError(
@@ -110,7 +110,7 @@ def _connect(
     carrier: str,
     keep_features: Optional[bool],
 ) -> DistGraph:
-    """Finds the halo and tells its owners what to send."""
+    """Finds the halo, exchanges the send lists with its owners, and builds the DistGraph."""
     each = manifest["num_parts"] // ranks.size
     sizes = torch.tensor(manifest["sizes"], dtype=torch.int64, device="cpu").view(ranks.size, each).sum(1)
     bounds = torch.cat((sizes.new_zeros(1), sizes.cumsum(0)))
@@ -118,13 +118,13 @@ def _connect(
     num_own = end - first
     src, dst = parts["src"].to(device), parts["dst"].to(device) - first
     foreign = (src < first) | (src >= end)
-    places, inverse = src[foreign].unique(return_inverse=True)  # rising, and so by owner
+    places, inverse = src[foreign].unique(return_inverse=True)  # ascending, and so grouped by owner
     src = src - first
     src[foreign] = num_own + inverse
     received = torch.searchsorted(places, bounds.to(device)).diff().tolist()
     isolated = bool((torch.bincount(dst, minlength=num_own) == 0).any())
     said = ranks.all_say((received, isolated))
-    sent_by = [[requests[rank] for requests, _ in said] for rank in range(ranks.size)]  # by a rank, to every other
+    sent_by = [[requests[rank] for requests, _ in said] for rank in range(ranks.size)]  # [sender][receiver] -> rows
     sent = sent_by[ranks.rank]
     wanted = torch.empty(sum(sent), dtype=torch.int64, device=device)
     if ranks.size > 1:
@@ -142,7 +142,7 @@ def _connect(
         "total_loops": manifest["num_loops"],
         "fingerprint": manifest["fingerprint"],
     }
-    halo.carrier = choose(carrier, ranks, sent_by, src.device)  # whose device has an index
+    halo.carrier = choose(carrier, ranks, sent_by, src.device)  # src.device has an index, which device may lack
     kept_ids = parts["kept_ids"].to(device) if "kept_ids" in parts else None
     dg = DistGraph.build(src, dst, parts["edge_ids"].to(device), kept_ids, halo, about)
     for kind, data in (("node", dg.ndata), ("edge", dg.edata)):

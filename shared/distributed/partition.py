@@ -1,4 +1,4 @@
-"""Divides a graph and what its nodes and edges carry into parts, and writes them."""
+"""Partitions a graph with its node and edge data, and writes the parts to files."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ def partition(
     edge_data: Optional[Mapping[str, Tensor]] = None,
     seed: int = 0,
 ) -> dict:
-    """Divides a graph into parts and writes them to a folder for :func:`edgeless.distributed.load`.
+    """Partitions a graph and writes the parts to a folder for :func:`edgeless.distributed.load`.
 
-    A part gets the in-edges of its nodes. Runs in one process. As many processes as divide num_parts can load them.
+    A part has the in-edges of its nodes. Runs in one process. Any number of processes that divides num_parts can load
+    the parts.
 
     Args:
         edge_index: ``[2, E]`` integers, sources in row 0 and destinations in row 1; or a square Graph.
         num_nodes: N.
-        num_parts: how many parts, at least 1.
-        directory: a folder that is empty or not there yet.
+        num_parts: number of parts, at least 1.
+        directory: a folder that is empty or does not exist yet.
         method: ``"metis"`` cuts few edges (needs pymetis), ``"random"``, ``"contiguous"`` ranges of ids, or a Tensor
             ``[N]`` of integers with the part of every node. Parts may be empty.
-        node_data: tensors ``[N, ...]`` of features, labels and masks by name, which are divided along.
-        edge_data: tensors ``[E, ...]`` by name, likewise.
-        seed: of ``"random"`` and of METIS.
+        node_data: tensors ``[N, ...]`` of features, labels and masks by name, split with the nodes.
+        edge_data: tensors ``[E, ...]`` by name, split with the edges.
+        seed: seed of ``"random"`` and of METIS.
     Returns:
-        What the manifest says: sizes, cut edges, halo rows, fingerprint.
+        The manifest: sizes, cut edges, halo rows, fingerprint.
     Raises:
-        TypeError, ValueError, IndexError: an argument that is not as above.
-        FileExistsError: the folder holds something. Nothing is ever written over.
-        OSError: the parts cannot be written, on a full disk say. What was written is removed again.
+        TypeError, ValueError, IndexError: an argument is not as above.
+        FileExistsError: the folder is not empty. No file is ever overwritten.
+        OSError: the parts cannot be written, for example on a full disk. The files written so far are removed.
         ImportError: safetensors or pymetis is missing.
     """
     call = "partition"
@@ -87,7 +88,7 @@ def _what_is_in(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _complete(folder: Path, num_parts: int) -> Iterator[None]:
-    """A folder for the parts inside the block. After an exception it is as before, so that the call may be repeated."""
+    """Creates the folder for the block. After an exception removes the block's files and folders, for another try."""
     made = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The processes that share a graph: torch.distributed as it is, and what makes its failures readable."""
+"""The processes that share a graph: torch.distributed's collectives, with readable errors when one fails."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["Ranks", "init"]
 
 
 def init(device: str = "auto", *, backend: Optional[str] = None, timeout: float = 300.0) -> torch.device:
-    """Joins the processes that torchrun started, and chooses this one's device.
+    """Joins the process group of torchrun's processes, and chooses this process' device.
 
-    Without torchrun's variables there is one process and no process group: everything works the same. A process group
-    that exists already is used as it is.
+    Without torchrun's environment variables there is one process and no process group, and the same program works. An
+    existing process group is used as it is.
 
     Args:
         device: ``"auto"`` (the GPU of this local rank where there are GPUs), ``"cpu"``, ``"cuda"``.
-        backend: ``"nccl"`` or ``"gloo"``; by default what suits the device. NCCL runs on a stream of high priority,
-            without which exchanges wait behind kernels that fill the GPU.
-        timeout: seconds after which a collective that some rank does not join is an error.
+        backend: ``"nccl"`` or ``"gloo"``; by default NCCL for a GPU and gloo for the CPU. NCCL gets a high-priority
+            stream, since exchanges would otherwise wait behind kernels that fill the GPU.
+        timeout: seconds after which a collective that some rank does not join fails.
     Returns:
         The device of this process.
     Raises:
@@ -55,8 +55,8 @@ def init(device: str = "auto", *, backend: Optional[str] = None, timeout: float 
 class Ranks:
     """The processes of one graph, and their collectives.
 
-    The first ``checked`` collectives (None: all) compare beforehand what every rank is about to do: unequal sizes would
-    hang until the timeout, or be taken for one another's rows.
+    Before each of the first ``checked`` collectives (None: all), the ranks compare what they are about to do. Unequal
+    sizes would otherwise hang until the timeout, or mix up rows.
     """
 
     def __init__(self, checked: Optional[int] = 64):
@@ -67,11 +67,11 @@ class Ranks:
 
     @property
     def checks(self) -> bool:
-        """Whether the next collective is compared beforehand."""
+        """Whether the ranks compare the next collective beforehand."""
         return self._left != 0 and self.size > 1
 
     def agree(self, *doing: Any) -> None:
-        """Raises RuntimeError on every rank unless all of them say the same."""
+        """Raises RuntimeError on every rank unless ``doing`` is the same on all of them."""
         if not self.checks:
             return
         if self._left is not None:
@@ -82,7 +82,7 @@ class Ranks:
             raise RuntimeError(f"edgeless.distributed: all ranks must do the same, in the same order, but {listed}")
 
     def all_say(self, value: Any) -> list:
-        """``value`` of every rank."""
+        """The ``value`` of every rank, in the order of ranks."""
         if self.size == 1:
             return [value]
         said: list = [None] * self.size
@@ -91,31 +91,31 @@ class Ranks:
         return said
 
     def all_to_all(self, out: Tensor, rows: Tensor, received: list[int], sent: list[int]):
-        """Begins to send ``sent[r]`` of ``rows`` to every rank r, and to receive ``received[r]`` of each in ``out``."""
+        """Starts sending ``sent[r]`` of ``rows`` to every rank r, and receiving ``received[r]`` from it in ``out``."""
         with self.failing("sending halo rows"):
             return dist.all_to_all_single(out, rows, received, sent, async_op=True)
 
     def finish(self, work) -> None:
-        """Waits for :meth:`all_to_all`; on a GPU the current stream does."""
+        """Waits for :meth:`all_to_all`; on a GPU only the current stream waits."""
         with self.failing("receiving halo rows"):
             work.wait()
 
     def sum(self, values: Tensor) -> Tensor:
-        """``values`` summed over the ranks, in place."""
+        """Sums ``values`` over the ranks, in place."""
         if self.size > 1:
             with self.failing("summing over the ranks"):
                 dist.all_reduce(values)
         return values
 
     def of_first(self, values: Tensor) -> Tensor:
-        """``values`` of rank 0, in place."""
+        """Broadcasts ``values`` from rank 0, in place."""
         if self.size > 1:
             with self.failing("taking the values of rank 0"):
                 dist.broadcast(values, 0)
         return values
 
     def gather(self, rows: Tensor, sizes: list[int]) -> Tensor:
-        """The rows of all ranks, ``sizes[r]`` of rank r, one after the other."""
+        """The rows of all ranks, ``sizes[r]`` of rank r, concatenated."""
         if self.size == 1:
             return rows
         padded = rows.new_zeros(max(sizes), *rows.shape[1:])
@@ -127,7 +127,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def failing(self, doing: str) -> Iterator[None]:
-        """What torch raises in here, in words."""
+        """Adds to a RuntimeError of torch inside the block which collective failed, and why that happens."""
         try:
             yield
         except RuntimeError as error:

@@ -1,18 +1,18 @@
-"""A partitioned graph on disk: one file of safetensors a part, and a manifest that is written last.
+"""A partitioned graph on disk: one safetensors file per part, and a manifest that is written last.
 
-Nodes are renumbered so that part p owns the rows ``offsets[p]`` to ``offsets[p + 1]``: a node's place. A part holds the
-in-edges of its own nodes, in rising order of their ids, and of its nodes everything that was given along.
+Nodes are renumbered so that part p owns the new ids ``offsets[p]`` to ``offsets[p + 1]``. A part holds the in-edges of
+its own nodes, in ascending order of their ids, and the data of its nodes and edges.
 
-    nodes [n]          ids of the part's nodes, rising
-    src, dst [E_p]     places of the ends of its edges
+    nodes [n]          original ids of the part's nodes, ascending
+    src, dst [E_p]     new ids of the ends of its edges
     edge_ids [E_p]     ids of its edges
-    kept_ids [E_p]     the same counted without self loops (of a loop: 0); only where the graph has some
-    out_degrees [n]    of its nodes, in the whole graph
+    kept_ids [E_p]     ids of its edges counted without self loops (0 for a loop); only if the graph has self loops
+    out_degrees [n]    out-degrees of its nodes in the whole graph
     node.NAME, edge.NAME
 
-The manifest has the sizes of all of them, a fingerprint of every part's tensors and one of itself. What is read is held
-against it here (:mod:`edgeless.distributed.store_checks`), so that nothing behind it meets what partition() does not
-write.
+The manifest has the sizes of all parts, a fingerprint of every part's tensors and one of itself. Files are checked
+against it when they are read (:mod:`edgeless.distributed.store_checks`), so that later code meets only data that
+partition() can have written.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ MANIFEST = "manifest.json"
 
 
 def library():
-    """The module that keeps parts in files; ImportError says what to install."""
+    """The safetensors module, which stores parts; an ImportError says what to install."""
     return safetensors("edgeless.distributed", "distributed")
 
 
 def write_part(folder: Path, part: int, tensors: dict[str, Tensor], fingerprint: str) -> dict:
-    """Writes one part and returns what the manifest says of it; OSError where that fails."""
+    """Writes one part and returns its entry of the manifest; raises OSError where that fails."""
     file = folder / part_name(part)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
     write("partition", library(), file, tensors, {"fingerprint": fingerprint, "part": str(part)})
@@ -49,7 +49,7 @@ def write_part(folder: Path, part: int, tensors: dict[str, Tensor], fingerprint:
 
 
 def write_manifest(folder: Path, manifest: dict) -> None:
-    """Writes the manifest in one step, after the parts: a folder with a manifest is complete."""
+    """Writes the manifest atomically, after the parts, so that a folder with a manifest is complete."""
     from edgeless import __version__
 
     versions = {"edgeless": __version__, "torch": str(torch.__version__)}
@@ -63,8 +63,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a folder.
 
     Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is not one, or altered, or of a newer version.
+        FileNotFoundError: the folder has no manifest.
+        ValueError: the file is not a manifest, was altered, or is of a newer version.
     """
     file = folder / MANIFEST
     if not file.is_file():
@@ -77,7 +77,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"load: {file} {error}") from None
     try:
         check_manifest(f"load: {file}", manifest)
-    except RecursionError:  # JSON is read to a greater depth than it is written and printed
+    except RecursionError:  # JSON can be read at a greater depth than it can be written and printed
         raise ValueError(f"load: {file} must be the manifest of a partition, but it is nested too deeply") from None
     return manifest
 
@@ -87,7 +87,7 @@ def read_part(folder: Path, manifest: dict, part: int) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: its file is missing.
-        ValueError: the file is cut off, damaged, altered or of another partition.
+        ValueError: the file is truncated, damaged, altered or of another partition.
     """
     known = manifest["files"][part]
     file = folder / known["name"]

@@ -1,4 +1,4 @@
-"""What must hold of a partition's files: of the manifest by itself, and of a part beside what the manifest says."""
+"""Checks of a partition's files: of the manifest by itself, and of a part against the manifest."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _FINGERPRINT = re.compile("[0-9a-f]{16}")
 
 
 def part_name(part: int) -> str:
-    """The file of a part."""
+    """The name of a part's file."""
     return f"part-{part:05d}.safetensors"
 
 
 def contents_of(manifest: dict[str, Any]) -> str:
-    """The fingerprint of a manifest: of all but the list of files, each of which has its own."""
+    """The fingerprint of a manifest without its list of files, each of which has its own fingerprint."""
     said = {name: value for name, value in manifest.items() if name not in ("files", "contents")}
     return of_text(json.dumps(said, sort_keys=True))
 
@@ -126,7 +126,7 @@ def check_part(where: str, manifest: dict[str, Any], part: int, tensors: dict[st
 
 
 def _tensors_of(manifest: dict[str, Any], num_own: int, num_edges: int) -> dict[str, tuple[str, list[int]]]:
-    """dtype and shape of the tensors of a part, by name."""
+    """Name -> (dtype, shape) of the tensors of a part."""
     ids = str(torch.int64)
     expected = {"nodes": (ids, [num_own]), "out_degrees": (ids, [num_own])}
     by_edge = ("src", "dst", "edge_ids") + ("kept_ids",) * (manifest["num_loops"] > 0)

@@ -1,26 +1,26 @@
-"""Halo rows by symmetric memory: the GPU's copy engine carries them, and its multiprocessors go on computing.
+"""Exchanges halo rows over symmetric memory: the GPU's copy engine moves them while its SMs go on computing.
 
-Every rank has a buffer of the same size, which all others can read and write. A stream beside the caller's does this:
+Every rank has a buffer of the same size, which all others can read and write. On a side stream:
 
-    send       after the caller has packed its rows into its own buffer
+    send       after the caller has packed its rows into its own buffer:
                barrier: all have packed
-               copy the own halo's rows out of their owners' buffers
+               copy this rank's halo rows out of their owners' buffers
                barrier: all have copied, the buffers are free
     send_back  barrier: all buffers are free
-               copy the gradients of the own halo's rows into their owners' buffers
+               copy the gradients of this rank's halo rows into their owners' buffers
                barrier: all have copied
-               then the caller sums what stands in its own buffer
+               then the caller sums the gradients in its own buffer
 
 In both directions a buffer holds the rows that its owner sends, ordered by receiver.
 
-Nothing can wait in a circle. Kernels of barriers and of NCCL wait on the GPU for other ranks. But all ranks enqueue the
-same exchanges and collectives in the same order, that of the program, and whatever is enqueued waits only for what was
-before it: on its own rank by streams and events, on the others by a barrier or a collective, which is the same there.
-So the first that is not done can always run: a barrier is one warp, a collective some blocks, and what spins leaves the
-rest of the GPU to them. Where hooks begin DDP's reductions at another place between two exchanges than on other ranks,
-those are on a stream of their own, and no exchange waits for them.
+There is no deadlock. Kernels of barriers and of NCCL spin on the GPU for other ranks. But all ranks enqueue the same
+exchanges and collectives in program order, and each waits only for earlier ones: on its own rank through streams and
+events, on other ranks through the same barrier or collective. So the earliest unfinished one can always run: a barrier
+takes one warp, a collective a few thread blocks, and spinning kernels leave the rest of the GPU free. DDP's hooks may
+start its reductions at different points between two exchanges on different ranks; these reductions have a stream of
+their own, and no exchange waits for them.
 
-This file alone knows torch's symmetric memory, which is private to torch. Multicast is neither needed nor used.
+Only this file uses torch's symmetric memory, which is a private API. Multicast is neither needed nor used.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ PRIVATE = "torch.distributed._symmetric_memory"
 
 
 def refusal(ranks: Ranks, device: torch.device) -> str:
-    """Why a part on ``device`` cannot be carried so, in words and the same on every rank; empty where it can."""
+    """Why symmetric memory is unsupported for a part on ``device``, the same text on every rank; empty if supported."""
     own, where = _own_refusal(device)
     said = ranks.all_say((own, where))
     if not any(reason for reason, _ in said):
         try:
             own = _peer_refusal([where for _, where in said], ranks.rank, device)
-        except Exception as error:  # whatever it is, the other ranks must not wait for this one
+        except Exception as error:  # any error: the other ranks must not hang waiting for this one
             own = f"its GPU cannot say what it has access to ({error!r})"
         said = ranks.all_say((own, where))
     reasons = [(rank, reason) for rank, (reason, _) in enumerate(said) if reason]
@@ -63,7 +63,7 @@ def refusal(ranks: Ranks, device: torch.device) -> str:
 
 
 def _own_refusal(device: torch.device) -> tuple[str, tuple[str, str]]:
-    """Why this rank cannot, and where it is: host and GPU."""
+    """(why this rank does not support it, or an empty text; (host, GPU) of this rank)."""
     nowhere = ("", "")
     if device.type != "cuda":
         return f"it needs parts on GPUs, and they are on {device.type}", nowhere
@@ -84,7 +84,7 @@ def _own_refusal(device: torch.device) -> tuple[str, tuple[str, str]]:
 
 
 def _peer_refusal(where: list[tuple[str, str]], rank: int, device: torch.device) -> str:
-    """Why the memory of some other rank is out of reach."""
+    """Why this rank cannot access the memory of some other rank; empty if it can."""
     host, gpu = where[rank]
     visible = {str(torch.cuda.get_device_properties(i).uuid): i for i in range(torch.cuda.device_count())}
     for other, (its_host, its_gpu) in enumerate(where):
@@ -104,24 +104,24 @@ def _peer_refusal(where: list[tuple[str, str]], rank: int, device: torch.device)
 
 
 def _has_atomics(device: int, peer: int) -> bool:
-    """Whether a GPU has atomics in another's memory, which barriers are made of: over NVLink, not over PCIe."""
-    native_atomics, found = 3, ctypes.c_int(0)  # of CUdevice_P2PAttribute in cuda.h, which torch does not tell
+    """Whether a GPU has native atomics in a peer's memory, which barriers need: over NVLink, not over PCIe."""
+    native_atomics, found = 3, ctypes.c_int(0)  # a CUdevice_P2PAttribute of cuda.h, which torch does not expose
     driver = ctypes.CDLL("libcuda.so.1")
     return driver.cuDeviceGetP2PAttribute(ctypes.byref(found), native_atomics, device, peer) == 0 and found.value == 1
 
 
 def connect(ranks: Ranks, sent: list[list[int]], device: torch.device) -> Symmetric:
-    """The carrier between GPUs. All ranks call it; RuntimeError on all of them where it fails on one."""
+    """The carrier between GPUs. All ranks call it; if it fails on one, it raises RuntimeError on all."""
     memory = _together(ranks, "symmetric memory", lambda: _Memory(device))
     return Symmetric(ranks, sent, memory, _Side(device))
 
 
 def _together(ranks: Ranks, what: str, work: Callable[[], Any]):
-    """What ``work`` returns, or RuntimeError on every rank where it raises on one of them."""
+    """The result of ``work``; if it fails on one rank, raises RuntimeError on all."""
     result = failure = None
     try:
         result = work()
-    except Exception as error:  # whatever it is, the other ranks must not wait for this one
+    except Exception as error:  # any error: the other ranks must not hang waiting for this one
         failure = f"{type(error).__name__}: {error}"
     said = ranks.all_say(failure)
     if failed := [f"rank {rank}: {reason}" for rank, reason in enumerate(said) if reason is not None]:
@@ -130,64 +130,64 @@ def _together(ranks: Ranks, what: str, work: Callable[[], Any]):
 
 
 class _Memory:
-    """Torch's symmetric memory on one GPU, of the group of all ranks."""
+    """Torch's symmetric memory on one GPU, for the group of all ranks."""
 
     def __init__(self, device: torch.device):
         self._private: Any = importlib.import_module(PRIVATE)
         self._device, self._group = device, dist.group.WORLD
-        # Barriers end with an error where NCCL's collectives would: after the group's timeout.
+        # Barriers fail after the process group's timeout, as NCCL's collectives do.
         self.timeout_ms = int(1000 * self._group._get_backend(device).options._timeout.total_seconds())
 
     def take(self, nbytes: int) -> Tensor:
-        """Bytes that :meth:`share` can share, outside of torch's caching allocator."""
+        """Allocates bytes that :meth:`share` can share, outside torch's caching allocator."""
         make = self._private._SymmetricMemory.empty_strided_p2p
         try:
             return make((nbytes,), (1,), torch.uint8, self._device)
         except RuntimeError:
-            torch.cuda.empty_cache()  # what torch keeps unused counts as taken
+            torch.cuda.empty_cache()  # frees torch's unused cached blocks for a second try
             return make((nbytes,), (1,), torch.uint8, self._device)
 
     def share(self, tensor: Tensor):
-        """The handle by which all ranks reach one another's tensor of :meth:`take`. All ranks call it."""
+        """The handle through which ranks access one another's tensor from :meth:`take`. All ranks call it."""
         return self._private.rendezvous(tensor, self._group)
 
 
 class _Side:
-    """A stream beside the caller's; of high priority, as barriers would else wait behind kernels that fill the GPU."""
+    """A high-priority side stream: barriers would otherwise wait behind kernels that fill the GPU."""
 
     def __init__(self, device: torch.device):
         self._device, self._stream = device, torch.cuda.Stream(device, priority=-1)
 
     def mark(self) -> torch.cuda.Event:
-        """The end of what the current stream was given so far."""
+        """An event after all work queued so far on the current stream."""
         return torch.cuda.current_stream(self._device).record_event()
 
     def wait(self, mark: torch.cuda.Event) -> None:
-        """Makes the current stream wait for a mark."""
+        """Makes the current stream wait for an event."""
         torch.cuda.current_stream(self._device).wait_event(mark)
 
     def run(self, after: torch.cuda.Event, *works: Callable[[], None]) -> list[torch.cuda.Event]:
-        """Enqueues, after a mark, what each of ``works`` does, and returns the mark of the end of each."""
+        """Enqueues ``works`` on the side stream, after an event, and returns an event at the end of each."""
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(after)
             return [(work(), self._stream.record_event())[1] for work in works]
 
     def settle(self, seconds: float = math.inf) -> None:
-        """Waits on the host until nothing is left to do, but not longer than this."""
+        """The host waits until the side stream is idle, but at most this many seconds."""
         end = time.monotonic() + seconds
         while not self._stream.query() and time.monotonic() < end:
             time.sleep(1e-4)
 
 
 class _Slot:
-    """A buffer of every rank, and what uses it.
+    """One symmetric buffer, with an instance on every rank, and its state.
 
     Attributes:
-        way: weak reference to the :class:`_Way` that has it; None while it is free.
-        idle: the mark after which it may be written again.
-        held: memory that the stream beside reads or writes. It is kept here: the allocator, which knows only the
-            stream that it was taken on, would give it away when the caller drops it. Not the tensor, of which autograd
-            leads to the exchange: that could then never be dropped.
+        way: weak reference to the :class:`_Way` that uses the buffer; None while it is free.
+        idle: the event after which the buffer may be overwritten.
+        held: the storage that the side stream reads or writes. The slot keeps it alive: the allocator knows only the
+            stream of the allocation, and would reuse the memory as soon as the caller drops it. It is the storage and
+            not the tensor, since the tensor's autograd graph refers to the exchange, which would then never be freed.
     """
 
     def __init__(self, memory: Tensor, handle, timeout_ms: int, idle):
@@ -198,11 +198,11 @@ class _Slot:
         self.held: Optional[torch.UntypedStorage] = None
 
     def rows(self, rank: int, shape: tuple[int, ...], dtype: torch.dtype, first: int = 0) -> Tensor:
-        """Rows of ``shape`` in the buffer of ``rank``, from row ``first`` on."""
+        """A tensor of ``shape`` in the buffer of ``rank``, from row ``first`` on."""
         return self._handle.get_buffer(rank, shape, dtype, first * torch.Size(shape[1:]).numel())
 
     def barrier(self) -> None:
-        """On the current stream: what comes after it runs when all ranks have come to it."""
+        """A barrier on the current stream: later work runs when all ranks have reached it."""
         self._handle.barrier(0, self._timeout_ms)
 
     def free(self) -> None:
@@ -210,7 +210,7 @@ class _Slot:
 
 
 class _Way:
-    """One direction of an exchange under way; whoever drops it before its end leaves its slot to :meth:`_reclaim`."""
+    """One direction of an exchange in flight. If it is dropped before its end, ``_reclaim`` frees its slot."""
 
     def __init__(self, slot: _Slot):
         self.slot, self.done, self.returned = slot, None, None
@@ -218,30 +218,30 @@ class _Way:
 
 
 class Symmetric:
-    """The carrier; methods as those of :class:`edgeless.distributed.carriers.AllToAll`.
+    """The carrier over symmetric memory; methods as in :class:`edgeless.distributed.carriers.AllToAll`.
 
-    Slots are made as they are needed: one, and more where several exchanges are under way at once. Which slot an
-    exchange takes must be the same on all ranks, so it depends only on the program: on the bytes of a row, the largest
-    number of rows that a rank sends, and which exchanges have ended. Whether a tensor was collected does not count.
+    Slots are allocated as needed: one, or more where several exchanges are in flight at once. All ranks must choose the
+    same slot for an exchange, so the choice depends only on the program: on the bytes of a row, the largest number of
+    rows that a rank sends, and which exchanges have ended, but not on garbage collection.
     """
 
     name, why, keeps_features = "symmetric", "", True
 
     def __init__(self, ranks: Ranks, sent: list[list[int]], memory, side):
-        """Of ``sent[r][q]`` rows from rank r to rank q; ``memory`` and ``side`` as :class:`_Memory`, :class:`_Side`."""
+        """``sent[r][q]``: rows from rank r to rank q; ``memory``, ``side``: like :class:`_Memory`, :class:`_Side`."""
         self._ranks, self._memory, self._side = ranks, memory, side
-        self._begins = [sum(to[: ranks.rank]) for to in sent]  # of this rank's rows in the buffer of every other
+        self._begins = [sum(to[: ranks.rank]) for to in sent]  # first row for this rank in every rank's buffer
         self._most = max(map(sum, sent))
-        self._others = [(ranks.rank + step) % ranks.size for step in range(1, ranks.size)]  # not all to one at a time
+        self._others = [(ranks.rank + step) % ranks.size for step in range(1, ranks.size)]  # staggered over the ranks
         self._slots: list[_Slot] = []
         self._check(self._new(1))
-        # A process that ends while its last barrier runs would leave the others in it. It does not wait for long: where
-        # another rank has failed, nobody comes.
+        # A process that exits during its last barrier would leave the others waiting in it. The wait is short, since
+        # after a failure of another rank the barrier never completes.
         weakref.finalize(self, side.settle, 5.0)
 
     @property
     def bytes(self) -> int:
-        """Memory of the buffers on this rank."""
+        """Bytes of the buffers on this rank."""
         return sum(slot.bytes for slot in self._slots)
 
     def send(self, halo, rows: Tensor, out: Tensor) -> _Way:
@@ -254,7 +254,7 @@ class Symmetric:
             for mine, theirs in self._pairs(slot, out, halo.num_received):
                 mine.copy_(theirs)
 
-        # The last barrier: all have fetched, for which only the slot's next use has to wait.
+        # After the last barrier all have fetched; only the slot's next use has to wait for it.
         way.done, slot.idle = self._side.run(self._side.mark(), fetch, slot.barrier)
         return way
 
@@ -267,7 +267,7 @@ class Symmetric:
         slot = way.slot
 
         def put() -> None:
-            slot.barrier()  # all have summed what came before
+            slot.barrier()  # all have summed the buffer's previous gradients
             for mine, theirs in self._pairs(slot, grad, halo.num_received):
                 theirs.copy_(mine)
             slot.barrier()  # all have put
@@ -288,7 +288,7 @@ class Symmetric:
         self._drop_free()
 
     def _pairs(self, slot: _Slot, rows: Tensor, counts: list[int]):
-        """The halo's ``rows`` of every other rank, and their place in its buffer."""
+        """For every other rank, its part of the halo's ``rows`` and the matching rows of its buffer."""
         parts = rows.split(counts)
         for rank in self._others:
             if parts[rank].numel():
@@ -297,7 +297,9 @@ class Symmetric:
     # Slots -----------------------------------------------------------------------------------------------------------
 
     def _take(self, rows: Tensor) -> _Way:
-        """A slot for rows like these, which the current stream may write and the one beside may read ``rows`` for."""
+        """Takes a slot that fits exchanges of rows like these. The current stream waits until the slot is idle, and the
+        slot keeps the storage of ``rows`` alive for the side stream.
+        """
         need = max(1, self._most * rows.element_size() * rows.shape[1:].numel())
         slot = self._fitting(need)
         if slot is None and self._slots:
@@ -314,9 +316,10 @@ class Symmetric:
         return min(free, key=lambda slot: slot.bytes, default=None)
 
     def _reclaim(self) -> None:
-        """Frees slots whose exchange was dropped before its end, by an error or a gradient that nobody asked for.
+        """Frees slots whose exchange was dropped before its end, after an error or without a backward.
 
-        Python collects on every rank in its own time, so the ranks agree; only before memory is taken, which is rare.
+        Garbage collection runs at different times on every rank, so the ranks agree on the slots. This collective runs
+        only before a new allocation, which is rare.
         """
         taken = [number for number, slot in enumerate(self._slots) if slot.way is not None]
         if not taken:
@@ -328,7 +331,7 @@ class Symmetric:
             self._slots[number].free()
 
     def _drop_free(self) -> None:
-        """Gives free slots back, on all ranks before any goes on: memory is free when nobody has it mapped."""
+        """Releases free slots on all ranks before any goes on: memory is only freed when no rank has it mapped."""
         kept = [slot for slot in self._slots if slot.way is not None]
         if len(kept) < len(self._slots):
             self._side.settle()
@@ -336,7 +339,7 @@ class Symmetric:
             self._ranks.all_say("gave memory back")
 
     def _new(self, nbytes: int) -> _Slot:
-        """A new slot, in place of those that are free, which are too small."""
+        """Allocates a slot in place of the free ones, which are too small."""
         self._drop_free()
         what = f"symmetric memory of {nbytes:,} bytes"
         with normal_tensors():
@@ -347,7 +350,7 @@ class Symmetric:
         return slot
 
     def _check(self, slot: _Slot) -> None:
-        """Fetches the number of every other rank, so that memory which does not work is known before rows are lost."""
+        """Reads every other rank's number through the slot, so that broken memory is detected before it loses rows."""
         slot.rows(self._ranks.rank, (1,), torch.uint8).fill_(self._ranks.rank)
         found: list[Tensor] = []
 

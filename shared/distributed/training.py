@@ -1,4 +1,4 @@
-"""What a model needs around its layers, where the nodes of one graph are on several processes."""
+"""Losses, gradient averaging and batch norm for models whose graph is partitioned over several processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["BatchNorm1d", "average_gradients", "convert_batchnorm", "gather", "m
 
 
 def mean(loss: Tensor, mask: Optional[Tensor], dg: DistGraph) -> Tensor:
-    """The mean of the nodes' ``loss`` over the nodes of all processes where ``mask`` is set.
+    """The mean of the per-node ``loss`` over the nodes of all processes where ``mask`` is set.
 
-    DDP averages the gradients of processes; this one's share is scaled so that the average is the gradient of the mean.
-    Every process has part in the backward, also one without a node in the mask.
+    DDP averages gradients over processes. The share of this process is scaled so that the average is the gradient of
+    the mean. Every process takes part in the backward, even without a node in the mask.
 
     Args:
         loss: ``[n]``, one value for every own node.
         mask: ``[n]`` bool; None: all nodes.
     Returns:
-        Tensor without dimensions, of the same value on every process: NaN where no node is in the mask.
+        Tensor without dimensions, with the same value on every process; NaN if no node is in the mask.
     """
     if not isinstance(loss, Tensor) or tuple(loss.shape) != (dg.num_own,):
         came = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -44,11 +44,12 @@ def mean(loss: Tensor, mask: Optional[Tensor], dg: DistGraph) -> Tensor:
 
 
 def average_gradients(model: nn.Module) -> None:
-    """Averages the gradients of ``model`` over all processes, in one all-reduce: after ``backward()``, in place of DDP.
+    """Averages the gradients of ``model`` over all processes, in one all-reduce per dtype and device. Call it after
+    ``backward()``, in place of DDP.
 
-    For models of up to some megabytes under small batches. DDP hides its all-reduce behind the backward, which pays for
-    larger models; here there is little to hide, and its hooks take time of the host. Processes have to begin with the
-    same parameters, as they do under one seed. A gradient that a process lacks counts as zero.
+    For models of up to a few megabytes and small batches. DDP hides its all-reduce behind the backward, which is
+    profitable for larger models; for small ones there is little to hide, and DDP's hooks cost host time. Processes must
+    start with the same parameters, as they do with the same seed. A missing gradient counts as zero.
     """
     ranks, alike = Ranks(0), {}
     if ranks.size == 1:
@@ -58,19 +59,19 @@ def average_gradients(model: nn.Module) -> None:
             alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
     for parameters in alike.values():
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        # Two ops of ATen's, whose loops are in C++: of small batches the host is what takes the time.
+        # ATen's flatten and unflatten loop in C++: with small batches, host time dominates.
         average = ranks.sum(torch.ops.aten.flatten_dense_tensors(grads)).div_(ranks.size)
         for parameter, part in zip(parameters, torch.ops.aten.unflatten_dense_tensors(average, grads)):
             parameter.grad = part
 
 
 def gather(rows: Tensor, dg: DistGraph) -> Tensor:
-    """Own ``rows`` ``[n, ...]`` of all processes as ``[N, ...]``, in the order of the whole graph, on every process."""
+    """Gathers all processes' own ``rows`` ``[n, ...]`` to ``[N, ...]`` on each, in the order of the whole graph."""
     return dg.gather(rows)
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over the ranks; the gradient of each is the sum of all."""
+    """All-reduces values over the ranks; the backward all-reduces the gradients."""
 
     @staticmethod
     def forward(ctx, values):
@@ -87,7 +88,7 @@ class _Sum(torch.autograd.Function):
 
 
 class BatchNorm1d(nn.BatchNorm1d):
-    """``torch.nn.BatchNorm1d`` over the nodes of all processes, on any device: SyncBatchNorm refuses the CPU."""
+    """``torch.nn.BatchNorm1d`` over the nodes of all processes, on any device; SyncBatchNorm lacks CPU support."""
 
     def forward(self, x: Tensor) -> Tensor:
         """The normalised rows; ``x`` is ``[n, F]``, and n may differ between processes and be 0."""
@@ -119,7 +120,7 @@ class BatchNorm1d(nn.BatchNorm1d):
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
 
 
-# Modules of the frameworks that look at all nodes at once and see only this process' ones.
+# Framework modules that reduce over all nodes, and would see only those of this process.
 _OVER_ALL_NODES = {
     "norm": ("GraphNorm", "PairNorm", "MeanSubtractionNorm", "InstanceNorm", "GraphSizeNorm", "DiffGroupNorm"),
     "pool": ("TopKPooling", "SAGPooling", "ASAPooling", "EdgePooling", "MemPooling", "PANPooling", "ClusterPooling"),
@@ -129,7 +130,7 @@ _FRAMEWORKS = ("torch_geometric", "dgl")
 
 
 def refusals(model: nn.Module) -> list[str]:
-    """Why modules of ``model`` cannot run on the parts of a graph, one sentence each; empty where all can."""
+    """The reasons why modules of ``model`` cannot run on a partitioned graph, one sentence each; empty if all can."""
     found = []
     for name, module in model.named_modules():
         cls, place = type(module), f"{name or 'the model'} is a {type(module).__name__}"
@@ -147,12 +148,12 @@ def refusals(model: nn.Module) -> list[str]:
 
 
 def convert_batchnorm(model: nn.Module) -> nn.Module:
-    """Lets every ``torch.nn.BatchNorm1d`` of ``model`` normalise over the nodes of all processes; changes it in place.
+    """Makes every ``torch.nn.BatchNorm1d`` of ``model`` normalise over the nodes of all processes, in place.
 
-    Parameters, buffers and ``state_dict`` stay the same objects and keys. Call it before DDP.
+    Parameters and buffers stay the same objects, and ``state_dict`` keeps its keys. Call it before wrapping in DDP.
 
     Raises:
-        ValueError: the model has modules that cannot run on the parts of a graph, in the words of :func:`refusals`.
+        ValueError: the model has modules that cannot run on a partitioned graph; the message lists :func:`refusals`.
     """
     if reasons := refusals(model):
         raise ValueError(f"convert_batchnorm: {'; '.join(reasons)}")

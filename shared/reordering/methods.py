@@ -1,4 +1,4 @@
-"""How an order is found: each method takes :class:`Neighbors` and returns the nodes ``[N]`` in their new order."""
+"""The reordering methods: each takes :class:`Neighbors` and returns the nodes ``[N]`` in their new order."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..graph_checks import check_choice
 from .neighbors import Neighbors
 
 _EXTRA = "pip install 'edgeless[reorder]'"
-NODES_OF_A_PART = 512  # of METIS, where the caller does not say how many parts
+NODES_OF_A_PART = 512  # nodes per part of METIS, unless the caller gives the number of parts
 
 
 def check_options(call: str, method, num_parts: Optional[int], seed: int) -> None:
-    """Raise unless a method that is given by name is one, and the options fit it."""
+    """Raises unless a method given by name exists and the options fit it."""
     if isinstance(method, str):
         check_choice(call, "method", method, tuple(METHODS))
     if num_parts is not None:
@@ -42,7 +42,7 @@ def _library(call: str, method: str, module: str, package: str):
 
 
 def _adjacency(call: str, method: str, neighbors: Neighbors):
-    """As a matrix of SciPy."""
+    """The adjacency as a SciPy CSR matrix of ones."""
     sparse = _library(call, method, "scipy.sparse", "scipy")
     ones = torch.ones(neighbors.indices.numel(), dtype=torch.float32, device="cpu").numpy()
     arrays = (ones, neighbors.indices.numpy(), neighbors.indptr.numpy())
@@ -50,26 +50,26 @@ def _adjacency(call: str, method: str, neighbors: Neighbors):
 
 
 def degree(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: int) -> Tensor:
-    """Most neighbours first."""
+    """Orders nodes by falling number of neighbours."""
     return neighbors.degrees.argsort(descending=True, stable=True)
 
 
 def rcm(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: int) -> Tensor:
-    """Breadth first from the rim, by SciPy: a small bandwidth where there is one, as in meshes and road networks."""
+    """SciPy's reverse Cuthill-McKee: small bandwidth where the graph allows it, as in meshes and road networks."""
     csgraph = _library(call, "rcm", "scipy.sparse.csgraph", "scipy")
     order = csgraph.reverse_cuthill_mckee(_adjacency(call, "rcm", neighbors), symmetric_mode=True)
-    return torch.from_numpy(order.copy()).long()  # which SciPy returns as a view that runs backwards
+    return torch.from_numpy(order.copy()).long()  # SciPy returns a view with a negative stride
 
 
 def metis(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: int) -> Tensor:
-    """Part by part of a partition that cuts few edges, by METIS."""
+    """Orders nodes part by part, from a METIS partition that cuts few edges."""
     if num_parts is None:
         num_parts = -(-neighbors.num_nodes // NODES_OF_A_PART)
     return metis_parts(call, neighbors, min(num_parts, neighbors.num_nodes), seed, _EXTRA).argsort(stable=True)
 
 
 def metis_parts(call: str, neighbors: Neighbors, num_parts: int, seed: int, remedy: str) -> Tensor:
-    """The part of every node, ``[N]`` int64; ``remedy`` is what to do where pymetis is missing."""
+    """The METIS part of every node, ``[N]`` int64; ``remedy`` ends the message if pymetis is missing."""
     try:
         import pymetis
     except ImportError as error:
@@ -86,10 +86,10 @@ def metis_parts(call: str, neighbors: Neighbors, num_parts: int, seed: int, reme
 
 
 def community(call: str, neighbors: Neighbors, num_parts: Optional[int], seed: int) -> Tensor:
-    """Community by community, and within each by those that it grew from, by scikit-network's Louvain method.
+    """Orders nodes by community and, within one, by the communities merged into it, with scikit-network's Louvain.
 
-    Louvain's method merges nodes to communities, these to larger ones, and so on. Each round is asked for by itself,
-    since a window of rows shares more where its nodes are of one small community and not just of one large one.
+    Louvain merges nodes into communities, these into larger ones, and so on. Each round runs separately to get all
+    levels: a window of rows shares more neighbours if its nodes are of one small community, not just of a large one.
     """
     clustering = _library(call, "community", "sknetwork.clustering", "scikit-network")
     merged, of_node = _adjacency(call, "community", neighbors), None

@@ -1,4 +1,4 @@
-"""The undirected graph that the orderings look at: every neighbour once, and no loops."""
+"""The undirected graph that the reordering methods work on, without multi-edges and self loops."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Neighbors(NamedTuple):
 
     @property
     def degrees(self) -> Tensor:
-        """Number of neighbours of every node ``[N]``."""
+        """The number of neighbours of every node, ``[N]``."""
         return self.indptr.diff()
 
 
 def neighbors_of(src: Tensor, dst: Tensor, num_nodes: int) -> Neighbors:
-    """Of a graph with these edges, both ends in ``0 <= id < num_nodes``; multi-edges and loops may be among them."""
+    """The neighbours in a graph of these edges, with ids below ``num_nodes``; may have multi-edges and self loops."""
     src, dst = src.cpu(), dst.cpu()
     ends = torch.cat((src, dst)), torch.cat((dst, src))
     # Two counting sorts, by column and then by row, leave every row sorted.

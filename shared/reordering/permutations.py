@@ -1,4 +1,4 @@
-"""Permutations of nodes: found by a method or given, applied to a graph, and taken back."""
+"""Permutations of nodes: computed by a method or given by the user, applied to a graph, and undone."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def permutations(
     num_parts: Optional[int] = None,
     seed: int = 0,
 ) -> dict[Hashable, Tensor]:
-    """A permutation for every set of nodes of a graph, int64 ``[size]``: which node gets number 0, 1, ...
+    """A permutation for every node set of a graph, int64 ``[size]``: the node that gets new id 0, 1, ...
 
     Args:
-        call: who asks, for error messages.
-        sizes: numbers of nodes of the sets.
-        relations: all edges of the graph. A method looks at all sets together.
-        method: a name of :data:`METHODS`; or a permutation, if there is one set; or permutations by set, where sets
-            that are left out stay as they are.
+        call: the caller's name, for error messages.
+        sizes: number of nodes of every set.
+        relations: all edges of the graph. A method orders all sets together.
+        method: a name in :data:`METHODS`; or a permutation, if there is one set; or permutations by set, where missing
+            sets keep their order.
         num_parts, seed: as in :meth:`edgeless.Graph.reorder`.
     """
     check_options(call, method, num_parts, seed)
@@ -55,7 +55,7 @@ def _found(call, sizes, relations, method, num_parts, seed) -> dict[Hashable, Te
     neighbors = neighbors_of(torch.cat(src), torch.cat(dst), total)
     if neighbors.indices.numel():
         order = METHODS[method](call, neighbors, num_parts, seed)
-    else:  # which the libraries do not take
+    else:  # the libraries do not support graphs without edges
         order = torch.arange(total, device="cpu")
     if len(sizes) == 1:
         return dict.fromkeys(sizes, order)
@@ -83,7 +83,7 @@ def _given(call: str, sizes: Mapping[Hashable, int], method) -> dict[Hashable, T
 
 
 def _checked(call: str, name: str, permutation, size: int) -> Tensor:
-    """``permutation`` as int64, after a check that it is one of ``size`` nodes."""
+    """Checks that ``permutation`` is a permutation of ``size`` nodes, and returns it as int64."""
     check_integers(call, name, permutation, "[N]")
     if tuple(permutation.shape) != (size,):
         raise ValueError(f"{call}: {name} must have shape [N] = [{size}], got {list(permutation.shape)}")
@@ -92,10 +92,10 @@ def _checked(call: str, name: str, permutation, size: int) -> Tensor:
 
 
 def inverse(permutation: Tensor) -> Tensor:
-    """The permutation that undoes ``permutation``, ``[N]`` int64: the new number of every original node.
+    """The inverse permutation, ``[N]`` int64: the new id of every original node.
 
     Raises:
-        TypeError, ValueError, IndexError: permutation is no Tensor of the numbers from 0 to N - 1.
+        TypeError, ValueError, IndexError: permutation is not a Tensor with the ids 0 to N - 1.
     """
     check_integers("inverse", "permutation", permutation, "[N]")
     permutation = _checked("inverse", "permutation", permutation, permutation.numel())
@@ -104,11 +104,11 @@ def inverse(permutation: Tensor) -> Tensor:
 
 
 def restore(out: Tensor, permutation: Tensor) -> Tensor:
-    """Rows ``[N, ...]`` of nodes in the order of a reordered graph, back in the original order; differentiable.
+    """Returns rows ``[N, ...]`` from the order of a reordered graph to the original order; differentiable.
 
     Raises:
-        TypeError, ValueError, IndexError: permutation is not what :meth:`edgeless.Graph.reorder` returns, or out has
-            another number of rows.
+        TypeError, ValueError, IndexError: permutation is not one from :meth:`edgeless.Graph.reorder`, or out has a
+            different number of rows.
     """
     if not isinstance(out, Tensor):
         raise TypeError(f"restore: out must be a Tensor, got {type(out).__name__}")

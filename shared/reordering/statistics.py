@@ -1,4 +1,4 @@
-"""What an order of nodes is like, by counting: what windows of rows share, and how far apart neighbours are."""
+"""Statistics of a node order: the reuse of rows within windows, and the distance between neighbours' ids."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..graph_checks import check_num_nodes
 
 
 def reuse(graph, height: int) -> float:
-    """Edges for every row that windows of ``height`` destinations gather, if a window gathers each source once.
+    """Edges per gathered row, if a window of ``height`` destinations gathers each of its sources once.
 
-    1 where no two edges of a window share their source, at most ``height`` without multi-edges. Of the backward, which
-    gathers by source, it is the reuse of ``graph.reverse()``.
+    It is 1 if no two edges of a window share their source, and at most ``height`` without multi-edges. The reuse of the
+    backward, which gathers the rows of destinations, is that of ``graph.reverse()``.
 
     Raises:
-        TypeError, ValueError: height is no int of at least 1.
+        TypeError, ValueError: height is not an int of at least 1.
     """
     check_num_nodes("reuse", "height", height)
     if height < 1:
@@ -33,12 +33,12 @@ def reuse(graph, height: int) -> float:
 
 
 def bandwidth(graph) -> int:
-    """The largest distance between the numbers of an edge's ends, 0 without edges."""
+    """The largest difference between the ids of an edge's ends; 0 without edges."""
     return int(_distances(graph).max()) if graph.num_edges else 0
 
 
 def mean_distance(graph) -> float:
-    """The mean distance between the numbers of an edge's ends, 0 without edges."""
+    """The mean difference between the ids of an edge's ends; 0 without edges."""
     return float(_distances(graph).double().mean()) if graph.num_edges else 0.0
 
 

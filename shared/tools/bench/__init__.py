@@ -1,1 +1,1 @@
-"""``python -m edgeless bench``: layers and bare aggregation, timed side by side with what a user could use instead."""
+"""``python -m edgeless bench``: times layers and bare aggregation side by side with the alternatives of a user."""

@@ -1,4 +1,4 @@
-"""Figures of the best peers of another machine or day, and our ratio to them."""
+"""Published figures of the best peers, from another machine or day, and our ratio to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ H200_RELATIONS = Path(__file__).parent / "h200_relations_peers.json"  # of layer
 
 @dataclass(frozen=True)
 class Figure:
-    """What the best peer took: milliseconds, and the least memory in MB where it is known."""
+    """The best peer's time in milliseconds, and the least peak memory in MB where it is known."""
 
     peer: str
     ms: float
@@ -44,7 +44,7 @@ class Baseline:
             raise UsageError(f"--baseline {file}: not a file of peer figures ({error!r})") from error
 
     def figure(self, graph: str, case: Case, mode: str) -> Optional[Figure]:
-        """The best peer of one cell, or None where none was measured: with dropout none was."""
+        """The best peer of one cell; None where no peer was measured, as for all cells with dropout."""
         if case.dropout:
             return None
         name = LAYERS[case.name].baseline if case.kind == "layer" else case.name
@@ -76,5 +76,5 @@ def geometric_means(results: list[Result], baseline: Baseline) -> list[list[str]
 
 
 def describe(figure: Optional[Figure], ms: float) -> str:
-    """A cell of the table: the ratio and what it is a ratio to."""
+    """A cell of the table: the best peer's time over ours, and the best peer's time."""
     return "" if figure is None else f"{figure.ms / ms:.2f} of {milliseconds(figure.ms)}"

@@ -1,10 +1,10 @@
-"""What DDP costs in training on mini-batches: a step with it, and the same step of the same process without it.
+"""The overhead of DDP in mini-batch training: a step with it, and the same step of the same process without it.
 
-Batches come as they are, so that the first layer builds the graph, or one ahead by :func:`edgeless.prefetch`; gradients
-are averaged by DDP or by :func:`edgeless.distributed.average_gradients`. The step without takes the same batches in the
-same way.
+Batches are plain, so that the first layer builds the graph, or prefetched by :func:`edgeless.prefetch`. Gradients are
+averaged by DDP or by :func:`edgeless.distributed.average_gradients`. The step without averaging takes the same batches
+in the same way.
 
-Each process has sampled its batches beforehand, by uniform draws in plain torch: sampling is the frameworks' own.
+Each process samples its batches in advance, by uniform draws in plain torch, since sampling is the frameworks' job.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class DDPStep:
     """Medians in milliseconds; ``efficiency`` is ``alone_ms / ddp_ms``.
 
     Attributes:
-        average: what averages gradients, "ddp" or "average_gradients".
-        prefetched: whether batches and their graphs are made one ahead, with and without processes to average over.
+        average: how gradients are averaged, "ddp" or "average_gradients".
+        prefetched: whether batches and their graphs are prefetched, in both steps.
     """
 
     graph: str
@@ -57,7 +57,7 @@ class DDPStep:
 
 
 class Net(nn.Module):
-    """Two layers, as NeighborLoader's batches want them."""
+    """Two layers on one graph, as for NeighborLoader's batches."""
 
     def __init__(self, model: str):
         super().__init__()
@@ -69,7 +69,7 @@ class Net(nn.Module):
 
 
 def sample(graph: Graph, seeds: Tensor, fanout) -> tuple[Tensor, Tensor]:
-    """(ids of the nodes, seeds first; edges ``[2, E]`` among them) of uniform draws with replacement."""
+    """Samples neighbours uniformly with replacement; returns (node ids, seeds first; local edges ``[2, E]``)."""
     indptr, indices, _ = graph.csr
     nodes, edges, frontier = seeds, [], seeds
     for count in fanout:
@@ -88,7 +88,7 @@ def sample(graph: Graph, seeds: Tensor, fanout) -> tuple[Tensor, Tensor]:
 
 
 def measure(config: dict) -> list[DDPStep]:
-    """Config as of :func:`edgeless.tools.bench.scaleout.measure`, with batch_size and fanout."""
+    """Takes the config of :func:`edgeless.tools.bench.scaleout.measure` with batch_size and fanout."""
     return processes.run(_work, config["parts"], config)
 
 
@@ -112,7 +112,9 @@ def _work(rank, size, device, config):
 
 
 def _compare(model: str, batches: _Batches, size: int, device: torch.device, config: dict):
-    """The step alone and by every way, in turns: what the host does beside it changes more slowly than a pass takes."""
+    """Times the step alone and with every way of averaging, in turns, so that slow changes of the host's load affect
+    all of them alike.
+    """
     ways = WAYS if size > 1 else WAYS[:1]
     trainings = {way: _Training(model, way, size > 1, device) for way in (ALONE, *ways)}
     for number in range(WARMUP_PASSES + config["rounds"]):
@@ -139,7 +141,7 @@ def _compare(model: str, batches: _Batches, size: int, device: torch.device, con
 
 
 class _Batches:
-    """Passes through the batches. Every one is new to the layers, as its edges are."""
+    """Iterates over the batches. Every pass clones their edges, so that layers see new graphs."""
 
     def __init__(self, batches, prefetched: bool, model: str, device: torch.device):
         self._batches, self.prefetched, self._device = batches, prefetched, device
@@ -172,8 +174,8 @@ class _Training:
         self._passes: list[float] = []
 
     def go_through(self, batches: _Batches, timed: bool) -> None:
-        """One pass. All processes begin it together, and steps follow one another as they do in training: the host
-        waits for the device at its end.
+        """One pass over the batches. All processes start it together; the host waits for the device only at its end, as
+        in training.
         """
         if dist.is_initialized():
             dist.barrier()
@@ -192,7 +194,7 @@ class _Training:
             self._passes.append(time.perf_counter() - begun)
 
     def step_ms(self, steps: int) -> float:
-        """The time of a step, the median over passes of so many."""
+        """Milliseconds per step, the median over passes of ``steps`` steps."""
         return 1e3 * statistics.median(self._passes) / steps
 
 

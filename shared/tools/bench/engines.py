@@ -1,4 +1,4 @@
-"""Every engine beside the one that is chosen by itself: how far that is from the fastest, and what its blocks cost."""
+"""Compares the engine that ``"auto"`` chooses with every other: distance from the fastest, and the cost of blocks."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Choice(NamedTuple):
     """One cell: a graph, an aggregation, a mode.
 
     Attributes:
-        times: peer -> ms, of the engines that compute it.
-        chosen_ms: of ``CHOSEN``.
-        engine: what that was.
-        uses: calls after which blocks have paid for their making; None where they never do, or are not known.
+        times: engine -> ms, for the engines that support the case.
+        chosen_ms: the time of ``CHOSEN``.
+        engine: the engine that ``CHOSEN`` ran.
+        uses: calls after which blocks have saved their build time; None if never, or if not measured.
     """
 
     graph: str
@@ -42,17 +42,17 @@ class Choice(NamedTuple):
 
     @property
     def fastest(self) -> str:
-        """The engine of the least time."""
+        """The fastest engine."""
         return min(self.times, key=self.times.get)
 
     @property
     def slowdown(self) -> float:
-        """The chosen engine's time over the least of all times, that of the chosen one among them."""
+        """The chosen engine's time over the least time, its own included."""
         return self.chosen_ms / min(self.chosen_ms, *self.times.values())
 
 
 def blocks_of(graph: BenchGraph, device: torch.device) -> dict[str, Any]:
-    """What blocks cost: edges that share a row that is read, ms to make those of one direction, their bytes."""
+    """The cost of blocks for one direction: edges per row read, milliseconds to build them, their bytes."""
     indptr, indices, _ = graph_of(graph).csr
 
     def make() -> wsb.Blocks:
@@ -61,7 +61,7 @@ def blocks_of(graph: BenchGraph, device: torch.device) -> dict[str, Any]:
             torch.cuda.synchronize(device)
         return made
 
-    made = make()  # what a first call loads is not timed
+    made = make()  # not timed: the first call loads kernels
     begin = time.perf_counter()
     made = make()
     spent = time.perf_counter() - begin
@@ -70,12 +70,12 @@ def blocks_of(graph: BenchGraph, device: torch.device) -> dict[str, Any]:
 
 
 def of_row(result: Result, blocks: dict[str, Any]) -> dict[str, Any]:
-    """What a row of the JSON file says beside the time, of blocks."""
+    """Fields on blocks to add to a result's row of the JSON file; empty for other engines."""
     return blocks if result.peer == BLOCKS else {}
 
 
 def choices(rows: Iterable[dict]) -> list[Choice]:
-    """The cells of a run in which an engine was timed beside the chosen one."""
+    """The cells of a run in which both the chosen engine and another were timed."""
     cells: dict[tuple, dict[str, dict]] = {}
     for row in rows:
         if row.get("peer") in (*PEERS, CHOSEN) and row.get("failed") is None:
@@ -99,7 +99,7 @@ def _uses(mode: str, peers: dict[str, dict]) -> Optional[float]:
 
 
 def print_chosen(rows: list[dict]) -> None:
-    """Prints every cell, the worst first; nothing where no engine was timed beside the chosen one."""
+    """Prints every cell, the worst first; nothing if no engine was timed beside the chosen one."""
     found = sorted(choices(rows), key=lambda choice: -choice.slowdown)
     if not found:
         return

@@ -1,9 +1,9 @@
-"""What an order of nodes is worth to ways of gathering rows: the same sum of dot products by four patterns of loads.
+"""Measures how a node order speeds up four load patterns of a gather: the same sum of dot products by each.
 
-A warp has a destination. By feature its lanes read one neighbour's row together; by neighbour each lane reads the row
-of a neighbour of its own. They read a number or 16 bytes at a time. Every row's neighbours are walked twice, so that
-the second time shows what the caches kept. The gap of an order is what it makes gathers by neighbour faster by, less
-the same by feature.
+A warp processes one destination. By feature, its lanes read one neighbour's row together; by neighbour, each lane reads
+another neighbour's row. A lane loads one float or 16 bytes at a time. Every row's neighbours are processed twice, so
+that the second pass shows the effect of the caches. The gap of an order is its speedup of gathers by neighbour minus
+its speedup of gathers by feature.
 """
 
 from __future__ import annotations

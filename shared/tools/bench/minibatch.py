@@ -1,8 +1,8 @@
-"""A training step on sampled neighbours: every step brings a graph that nobody has seen before.
+"""Training steps on sampled neighbours, where every step has a new graph.
 
-Two layers, ReLU between them, cross entropy on the batch's own nodes, Adam. What the framework's loader does (drawing
-neighbours, gathering their features) is timed apart from the step (forward, backward, optimiser). Each batch is then
-stepped on once more, when whatever a layer keeps for a graph is there: what that saves is the price of a new graph.
+Two layers, ReLU between them, cross entropy on the batch's seeds, Adam. The framework's loader (drawing neighbours,
+gathering their features) is timed apart from the step (forward, backward, optimiser). A second step on each batch then
+finds everything that layers cache per graph; the time it saves is the cost of a new graph.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .work import Case
 
 PEERS = ("pyg", "edgeless-pyg", "dgl", "edgeless-dgl")
 CLASSES = 40
-TURN = 6  # batches of a peer's turn, after one that is not timed
+TURN = 6  # timed batches of a peer's turn, after one that is not timed
 
-Batch = tuple[Any, Tensor, Tensor]  # (what the layers take as graphs, features, labels of the seeds)
+Batch = tuple[Any, Tensor, Tensor]  # (the layers' graph arguments, features, labels of the seeds)
 
 
 @dataclass
 class Sampling:
-    """How batches are drawn: seeds per batch, and neighbours per node, from the seeds outwards."""
+    """Parameters of the sampler: seeds per batch, and neighbours per node, from the seeds outwards."""
 
     batch_size: int = 1024
     fanout: Sequence[int] = (15, 10)
@@ -49,8 +49,8 @@ class Step:
 
     Attributes:
         sampling_ms: drawing a batch and gathering its features.
-        step_ms: forward, backward and optimiser on a batch that is new.
-        again_ms: the same on a batch that was stepped on before.
+        step_ms: forward, backward and optimiser on a new batch.
+        again_ms: a second step on the same batch.
         new_graph_ms: the difference of the two, batch by batch.
     """
 
@@ -77,7 +77,7 @@ def why_not(peer: str) -> Optional[str]:
 
 
 def peers_of(wanted: Optional[Sequence[str]]) -> list[str]:
-    """The peers that were asked for, all of them when none were named."""
+    """The wanted peers that this benchmark has, or all of its peers if none are named."""
     chosen = [peer for peer in wanted or PEERS if peer in PEERS]
     if not chosen:
         raise UsageError(f"--peers {' '.join(wanted)}: for --minibatch there are {', '.join(PEERS)}")
@@ -113,7 +113,7 @@ def _pyg_batches(
 def _pyg_typed_batches(
     graph: BenchGraph, x: Tensor, y: Tensor, sampling: Sampling, relations: Relations
 ) -> Callable[[], Iterator[Batch]]:
-    """Of nodes of several types. Seeds are of the one with the most nodes, which stands before the others."""
+    """Batches with several node types. The seeds are of the most frequent type, whose nodes come first."""
     from torch_geometric.data import HeteroData
     from torch_geometric.loader import NeighborLoader
 
@@ -151,7 +151,7 @@ def _dgl_batches(
     loader = dgl.dataloading.DataLoader(
         whole,
         torch.arange(graph.num_nodes),
-        dgl.dataloading.NeighborSampler(list(reversed(sampling.fanout))),  # which counts from the input
+        dgl.dataloading.NeighborSampler(list(reversed(sampling.fanout))),  # DGL orders fanouts from the input
         batch_size=sampling.batch_size,
         shuffle=True,
     )
@@ -186,7 +186,7 @@ class Net(torch.nn.Module):
         self.first, self.second = layers
 
     def forward(self, graphs: Sequence[Any], x: Tensor) -> Tensor:
-        """Scores of the classes, of every node that the second graph sends to."""
+        """Class scores of every destination of the second graph."""
         x = call_layer(self.framework, self.first, x, graphs[0]).relu()
         return call_layer(self.framework, self.second, x, graphs[1])
 
@@ -204,7 +204,7 @@ class Peer:
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=1e-3)
 
     def step(self, batch: Batch) -> Tensor:
-        """One step of training; the loss. edgeless may not fall back: a stock layer's time never stands in its row."""
+        """One training step; returns the loss. The fused backend raises where edgeless would run an upstream layer."""
         graphs, x, y = batch
         with edgeless.backend("fused" if self.fused else "auto"):
             self.optimizer.zero_grad()
@@ -238,7 +238,7 @@ def build(case: Case, peer: str, graph: BenchGraph, sampling: Sampling) -> Peer:
 def measure(
     graph: BenchGraph, case: Case, wanted: Optional[Sequence[str]], rounds: int, sampling: Sampling
 ) -> list[Step]:
-    """Times all peers in turns. A peer that cannot run has a reason in place of figures."""
+    """Times all peers in interleaved turns. A peer that cannot run gets a reason in place of figures."""
     failed, peers = {}, {}
     for name in peers_of(wanted):
         reason = why_not(name)
@@ -253,10 +253,10 @@ def measure(
         for name, peer in peers.items():
             if name in failed:
                 continue
-            torch.manual_seed(turn)  # every peer of a framework draws in the same order
+            torch.manual_seed(turn)  # all peers of a framework draw the same batches
             try:
                 _turn(peer, graph.edge_index.device, *found[name])
-            except Exception as error:  # one peer's trouble must not end the measuring of the others
+            except Exception as error:  # a failing peer must not end the measuring of the others
                 failed[name] = in_a_line(error)
     return [
         Step(graph.name, case, name, failed=failed[name])
@@ -277,7 +277,7 @@ def _turn(peer: Peer, device: torch.device, sampled: Timing, fresh: Timing, agai
                 break
             drawn = clock()
             peer.step(batch)
-            if count > 0:  # another peer ran last: the memory that it gave back has to be got anew
+            if count > 0:  # the first batch must allocate again the memory that the previous peer freed
                 sampled.runs.append(drawn - start)
                 fresh.runs.append(clock() - drawn)
                 kept.append(batch)
@@ -293,7 +293,7 @@ def _turn(peer: Peer, device: torch.device, sampled: Timing, fresh: Timing, agai
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Milliseconds when all work so far is done."""
+    """A clock in milliseconds that first waits for all work queued on the device."""
 
     def now() -> float:
         if device.type == "cuda":

@@ -1,7 +1,7 @@
 """``python -m edgeless.tools.bench.page [docs]`` writes docs/performance.md, docs/engines.md and pictures.
 
-They are made from docs/runs. Every figure is the median of one run, taken from the file that the command beside it
-wrote. A section whose run is missing names the command that makes it.
+They are generated from docs/runs. Every figure is the median of one run, from the file that the command shown with it
+wrote. A section without a run names the command that measures it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .runs import DEMO, Suite, geometric_mean, read
 from .work import MODES
 
 MISSING = "—"
-WIDTH = 150  # of a line of text
+WIDTH = 150  # characters of a line of text
 BACKWARD = "forward_backward"
 
 WRITTEN = (
@@ -51,9 +51,9 @@ class Section:
     """One table of the page.
 
     Attributes:
-        suite: of the bench command, or :data:`DEMO`.
-        heading, text: what stands above the table.
-        table: makes its columns and rows.
+        suite: a suite of the bench command, or :data:`DEMO`.
+        heading, text: heading and text above the table.
+        table: returns the table's columns and rows.
     """
 
     suite: str
@@ -63,20 +63,20 @@ class Section:
 
     @property
     def command(self) -> str:
-        """What makes the run."""
+        """The command that measures the run."""
         if self.suite == DEMO:
             return f"python -m edgeless demo --threads 2 --json docs/runs/{DEMO}.json"
         return f"python -m edgeless bench --suite {self.suite} --data DIR --json docs/runs/{self.suite}.json"
 
 
 def page(suites: dict[str, Suite]) -> str:
-    """The whole page. A section is left out where there is neither a run nor a command that makes one."""
+    """The whole page, without sections that have neither a run nor a command that measures one."""
     shown = [section for section in SECTIONS if section.suite in {*suites, *SUITES, DEMO}]
     return "\n".join([HEAD, *("\n".join(_section(section, suites.get(section.suite))) for section in shown)])
 
 
 def engines_page(suites: dict[str, Suite]) -> str:
-    """The table that docs/choosing.md points at."""
+    """The page with the table of engines, to which docs/choosing.md refers."""
     body = "\n".join(_section(ENGINES, suites.get(ENGINES.suite))).removeprefix(f"## {ENGINES.heading}\n")
     return f"# {ENGINES.heading}\n\n{WRITTEN}\n\n{body}"
 
@@ -94,7 +94,7 @@ def _section(section: Section, suite: Optional[Suite]) -> list[str]:
 
 
 def describe(setting: dict) -> str:
-    """One line: when, on what, with what, and the command."""
+    """One line on a run: date, machine, versions and command."""
     if setting["gpus"]:
         machine = f"one {setting['device']}, CUDA {setting['cuda']}"
     else:
@@ -117,7 +117,7 @@ def _memory(row: Optional[dict]) -> str:
 
 
 def ratio(value: Optional[float]) -> str:
-    """Three digits below ten, two above."""
+    """A ratio as text: two decimals below 10, one below 100, none above."""
     if value is None:
         return MISSING
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
@@ -460,7 +460,7 @@ def write(docs: Path) -> None:
 
 
 def files(runs: Path) -> dict[str, str]:
-    """Name below docs/ -> what the file has to hold."""
+    """Name below docs/ -> contents of the file."""
     suites = read(runs)
     return {"performance.md": page(suites), "engines.md": engines_page(suites), **picture.files(suites)}
 

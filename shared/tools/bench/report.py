@@ -1,4 +1,4 @@
-"""The table of one graph and case."""
+"""Prints the table of one graph and case."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def print_case(
 
 
 def useful_rate(graph: BenchGraph, result: Result) -> Optional[float]:
-    """Useful bytes per second of a bare aggregation; None where there is no time."""
+    """Useful bytes per second of a bare aggregation; None for layers and failed results."""
     if result.case.kind != "op" or result.failed:
         return None
     useful = roof.useful_bytes(result.case, result.mode, graph.num_nodes, graph.num_edges)
@@ -88,7 +88,7 @@ def _scaling(result: Result, results: list[Result]) -> str:
 
 
 def _faster(result: Result, results: list[Result]) -> str:
-    """How many times this peer's time is that of edgeless in the same framework."""
+    """This peer's time over that of edgeless in the same framework, as text; empty for edgeless itself."""
     if result.failed or peers.ours(result.peer):
         return ""
     mate = "edgeless" if result.case.kind == "op" else f"edgeless-{peers.LAYER_PEERS[result.peer][0]}"

@@ -1,7 +1,7 @@
-"""Useful bytes of a bare aggregation and the roof that a gather of rows has on an H200.
+"""The useful bytes of a bare aggregation, and the roofline of a gather of rows on an H200.
 
-Useful: every neighbour's row read once per edge, every row of the other side read and every output row written once.
-With R = H * D * b the bytes of one row over all heads, N nodes, M edges and 4-byte indices.
+Useful bytes: every gathered row is read once per edge, every row of the query side is read once and every output row is
+written once. R = H * D * b is the bytes of one row over all heads; N nodes, M edges, 4-byte indices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from edgeless.plan import DEVICES
 
 from .work import DTYPES, Case
 
-# The L2 serves a set of rows that fits, HBM the others.
+# Gathers from a set of rows that fits the L2 run at L2 bandwidth, others at HBM bandwidth.
 _H200 = DEVICES["h200"]
 L2_ROOF, HBM_ROOF, L2_FITS = _H200.l2_roof, _H200.hbm_roof, _H200.l2_fits
 
@@ -18,16 +18,16 @@ FAMILY = {"spmm_none": "spmm", "spmm_both": "spmm", "max": "min"}
 
 
 def row_bytes(case: Case) -> int:
-    """R."""
+    """R, the bytes of one row over all heads."""
     return case.heads * case.channels * DTYPES[case.dtype].itemsize
 
 
 def useful_bytes(case: Case, mode: str, nodes: int, edges: int) -> int:
-    """Bytes that one run has to move under the rule above."""
+    """The useful bytes of one run, as defined above."""
     r, h, size = row_bytes(case), case.heads, DTYPES[case.dtype].itemsize
-    stat = 8 * h  # (logsumexp, Delta) of a destination, read per edge by the pass over sources
-    scalar = h * size  # a GAT logit's share of one node
-    arg = 4 * case.channels  # which edge won
+    stat = 8 * h  # (logsumexp, Delta) of a destination, read per edge by the source pass
+    scalar = h * size  # one node's terms of GAT logits
+    arg = 4 * case.channels  # argmin or argmax of an output row
     forward, backward = {
         "gatv2": (
             edges * (r + 4) + 2 * nodes * r + 4 * nodes * h,
@@ -48,6 +48,8 @@ def useful_bytes(case: Case, mode: str, nodes: int, edges: int) -> int:
 
 
 def gather_roof(case: Case, nodes: int) -> float:
-    """Bytes per second of the roof for whole rows; a kernel that walks slices that fit L2 may pass the lower one."""
+    """The roofline of gathering whole rows, in bytes per second. Kernels with feature tiles that fit the L2 may exceed
+    the HBM one.
+    """
     gathered = nodes * row_bytes(case) * (2 if case.op == "gt" else 1)
     return L2_ROOF if gathered <= L2_FITS else HBM_ROOF

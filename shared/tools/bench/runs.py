@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
-DEMO = "demo"  # what stands for the suite in the runs of `python -m edgeless demo`
+DEMO = "demo"  # the suite name of runs of `python -m edgeless demo`
 
 
 @dataclass
@@ -16,7 +16,7 @@ class Suite:
     """Every run of one suite; a suite may be measured in parts.
 
     Attributes:
-        settings: of each run, what :func:`edgeless.tools.cli.setting.setting_of` gave.
+        settings: the :func:`edgeless.tools.cli.setting.setting_of` of each run.
         rows: every measured cell of all runs.
     """
 
@@ -32,12 +32,12 @@ class Suite:
         return list(dict.fromkeys((row["case"]["name"], row["case"]["dtype"]) for row in self.rows))
 
     def find(self, graph: str, case: tuple[str, str], peer: str, **wanted) -> Optional[dict]:
-        """The row of one cell, or None where it was not measured or failed."""
+        """The row of one cell; None if it was not measured or failed."""
         row = self._row(graph, case, peer, wanted)
         return None if row is None or row["failed"] else row
 
     def why_not(self, graph: str, case: tuple[str, str], peer: str, **wanted) -> Optional[str]:
-        """Why the figure of one cell is missing, where the run says it."""
+        """The reason why the figure of one cell is missing, if the run recorded one."""
         row = self._row(graph, case, peer, wanted)
         return None if row is None else row["failed"]
 
@@ -53,7 +53,7 @@ def read(folder: Path) -> dict[str, Suite]:
     """Suite -> its runs, from every JSON file of ``folder``.
 
     Raises:
-        ValueError: two files hold the same cell; one figure is of one run.
+        ValueError: two files hold the same cell; every figure must come from one run.
     """
     suites: dict[str, Suite] = {}
     seen: dict[tuple, str] = {}
@@ -79,5 +79,5 @@ def _cell(row: dict) -> tuple:
 
 
 def geometric_mean(ratios: list[float]) -> float:
-    """NaN of none."""
+    """The geometric mean; NaN for an empty list."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
