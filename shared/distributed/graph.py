@@ -244,7 +244,7 @@ class DistGraph:
 
     def _start_input(self, x: Tensor, maps: Maps) -> Callable[[], Sequence[Tensor]]:
         """Starts the exchange of ``x`` and returns a function that waits for it and maps own and halo rows. Of constant
-        features, only halo rows are cached, since the caller holds the own ones.
+        features, only halo rows are cached, since the caller holds its own rows.
         """
         if not self.keeps(x):
             coming = self.start(x)

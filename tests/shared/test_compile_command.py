@@ -9,7 +9,7 @@ from edgeless.tools.cli import compile_command
 
 @pytest.fixture
 def asked(monkeypatch):
-    """What the compiler is asked for; it makes images that say so."""
+    """The kernels and architectures that the command compiles; the images repeat them."""
     found = []
 
     def compiled_together(kernels, architecture, packs):

@@ -12,7 +12,7 @@
 namespace edgeless::cuda::relational {
 
 template <class S>
-constexpr int kHubBatch = 64 / kVec<S>;  // rows of a team that are on their way
+constexpr int kHubBatch = 64 / kVec<S>;  // rows that a sub-warp has in flight
 
 template <class S>
 __global__ void __launch_bounds__(kFusedThreads) hub_sums_kernel(const __grid_constant__ HubSumsArgs args) {

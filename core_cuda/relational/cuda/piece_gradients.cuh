@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
   WarpSum<kDown, kOuterSides> outer;
   sums.start();
   uint4* const fragments = reinterpret_cast<uint4*>(weight);
-  if constexpr (Of::kFragments) {  // while the first rows are on their way
+  if constexpr (Of::kFragments) {  // while the first rows are in flight
     if (args.out) put_fragments<kWidth, true, false, kThreads>(fragments, weight_at, args.weight.row_numbers, out, in);
   }
   while (true) {

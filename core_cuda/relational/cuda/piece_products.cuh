@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
   TileSums<S, kWidth, kColumns> sums(args.neighbors, walk, tile, weight + Of::kWeight);
   sums.start();
   uint4* const fragments = reinterpret_cast<uint4*>(weight);
-  if constexpr (Of::kFragments) {  // while the first rows are on their way
+  if constexpr (Of::kFragments) {  // while the first rows are in flight
     put_fragments<kWidth, false, false, kThreads>(fragments, weight_at, args.weight.row_numbers, args.in_width,
                                                   args.out_width);
   }

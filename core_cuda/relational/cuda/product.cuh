@@ -181,8 +181,8 @@ __device__ __forceinline__ void multiply_step(const Vector (&rows)[2][kGroups], 
   }
 }
 
-// The rows of a warp's entries on their way to shared memory, tile by tile and in steps of their depth. On their way to
-// registers they would take 64 of these, and the scoreboards that other loads would then wait for too.
+// Prefetches the rows of a warp's entries into shared memory, tile by tile and in steps of the depth. Rows in flight to
+// registers would take 64 registers and the scoreboards that other loads need.
 template <class S>
 class RowSteps {
  public:
@@ -257,7 +257,7 @@ class RowSteps {
   const S* x_;
   uint32_t room_;
   int slot_ = 0;
-  int row_, step_;    // of the block's entries the warp's first, and of the depth, that is asked for next
+  int row_, step_;    // the warp's first entry in the block, and the step of the depth, to prefetch next
   const S* from_[2];  // there; of rows that are not, one of an earlier tile, or the first
   IdInFlight id_;     // of row `lane` of 16 of the tile after that
 };

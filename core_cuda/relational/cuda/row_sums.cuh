@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(TileSums<S, kWidth, kColumns>::kThreads,
     }
   };
   sums.start();
-  if constexpr (Of::kFragments) {  // while the first rows are on their way
+  if constexpr (Of::kFragments) {  // while the first rows are in flight
     if (args.own.numbers) {
       put_fragments<kWidth, kTransposed, kTwice, kThreads>(fragments, static_cast<const T*>(args.root.numbers),
                                                            args.root.row_numbers, args.own_width, width);

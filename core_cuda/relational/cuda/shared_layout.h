@@ -36,7 +36,7 @@ template <int kWidth, int kColumns>
 struct FloatSumsLayout {
   static constexpr int kThreads = 128 * kWidth / kColumns;  // of a block
   static constexpr int kPer = kWidth / 32;                  // numbers of a lane
-  static constexpr int kAhead = kWidth > 64 ? 8 : 16;       // rows of a team that are on their way
+  static constexpr int kAhead = kWidth > 64 ? 8 : 16;       // rows that a sub-warp has in flight
   static constexpr int kLeads = kThreads * kPer * 4;        // bytes
   // A lane has its part of kAhead rows, and three numbers of two edges.
   static constexpr int kBytes = kLeads + kThreads * (kAhead * kPer * 4 + 24);

@@ -19,7 +19,7 @@ namespace edgeless::cuda::relational {
 
 constexpr int kWarpPieces = 16;
 constexpr int kFewEdges = 8;   // that four lanes sum
-constexpr int kLongBatch = 8;  // vectors that a lane has on their way from the rows of a long piece
+constexpr int kLongBatch = 8;  // vectors of a long segment's rows that a lane has in flight
 
 // What edges, or the sums of whole pieces, are weighed by.
 enum class Weights { none, in_order, by_id, of_pieces };

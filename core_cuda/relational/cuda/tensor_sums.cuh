@@ -48,7 +48,7 @@ struct TileSums {
   uint16_t* tile;
   uint16_t* rows;     // of this chunk and of the next
   uint32_t* weights;  // cut in two
-  int at, end;        // edges that are to be asked for next, and the end of their tile's
+  int at, end;        // the edges to prefetch next, and the end of their tile's edges
   int ids[kCopies];   // their neighbours
   float weight = 0;   // of the thread's
   int buffer = 0;     // that the next chunk is to go to

@@ -152,13 +152,13 @@ struct TileSums<float, kWidth, kColumns, kToStride> {
   }
 
   // The sums of a tile as rows of `tile`, zeros behind the last and, where kEmpty, where a piece has no edges. When it
-  // returns all are there, and rows of the next tile are on their way. Columns that no row has are zero or not written.
+  // returns all are there, and rows of the next tile are in flight. Columns that no row has are zero or not written.
   // ask_others() asks for other rows, which are there too. Whole block.
   template <bool kEmpty, class AskOthers>
   __device__ __forceinline__ void to_tile(AskOthers&& ask_others) {
     const int count = walk.count();
     const int* now = walk.now();
-    ask_others();  // behind the rows on their way, which are waited for first
+    ask_others();  // after the rows in flight, which are waited for first
     walk.ask_ahead();
     const Edge next = first_edge(walk.next(), walk.next_count());
     constexpr int kInLine = kWidth / 4, kLines = kThreads / kInLine;
