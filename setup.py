@@ -167,6 +167,7 @@ setup(
         *(package for name, folder in FOLDERS.items() for package in packages(name, folder)),
         "edgeless.kernels.sources",  # no Python
     ],
+    include_package_data=False,  # else what MANIFEST.in lists of core_cuda for the sdist is installed too
     package_data={
         "edgeless": ["py.typed"],
         "edgeless.tools.bench": ["*.json"],

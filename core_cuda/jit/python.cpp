@@ -4,6 +4,7 @@
 
 #include <array>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -27,13 +28,8 @@ void set_python_provider(py::function provide) {
 }
 
 uint64_t key_of(const KernelName& name) {
-  static auto* const numbers = new std::vector<std::string>;  // guarded by the GIL
-  const std::string both = name.header + ": " + name.expression;
-  for (size_t at = 0; at < numbers->size(); ++at) {
-    if ((*numbers)[at] == both) return at;
-  }
-  numbers->push_back(both);
-  return numbers->size() - 1;
+  static auto* const numbers = new std::unordered_map<std::string, uint64_t>;  // guarded by the GIL
+  return numbers->try_emplace(name.header + ": " + name.expression, numbers->size()).first->second;
 }
 
 // arguments: the bytes of each of the kernel's parameters.

@@ -17,7 +17,7 @@ STANDARD = "jit/standard"  # the part of the C++ standard library that kernels u
 FROM_CUDA = ("cuda_fp16.h", "cuda_fp16.hpp", "cuda_bf16.h", "cuda_bf16.hpp")
 
 
-def _is_header(file: str) -> bool:
+def is_header(file: str) -> bool:
     """Returns whether the package contains a file of ``core_cuda``; setup.py has the same rule."""
     if file.startswith(f"{STANDARD}/"):
         return True
@@ -68,7 +68,7 @@ def digest_of_sources() -> str:
     """Returns a digest of all headers of this project that a kernel may include."""
     root = sources()
     files = (file.relative_to(root).as_posix() for file in root.rglob("*"))
-    return _digest(root, sorted(file for file in files if _is_header(file)))
+    return _digest(root, sorted(file for file in files if is_header(file)))
 
 
 @cache

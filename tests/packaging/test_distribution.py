@@ -57,6 +57,16 @@ def test_the_wheel_has_every_module_and_no_other_top_level(root, built):
     assert {name.split("/")[0] for name in files} == {"edgeless"}
 
 
+def test_the_wheel_has_the_headers_that_kernels_are_known_by(root, built):
+    """setup.py and the digest of a kernel's sources choose files by the same rule, so packs fit both."""
+    from edgeless.kernels.headers import is_header
+
+    core, carried = root / "core_cuda", built / "lib" / "edgeless" / "kernels" / "sources"
+    found = {path.relative_to(carried).as_posix() for path in carried.rglob("*") if path.is_file()}
+    known = {path.relative_to(core).as_posix() for path in core.rglob("*") if path.is_file()}
+    assert found == {name for name in known if is_header(name)}
+
+
 def test_the_metadata_say_what_pyproject_says(root, built):
     import edgeless
 

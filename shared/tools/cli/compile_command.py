@@ -81,7 +81,7 @@ def _kernels(args: argparse.Namespace) -> list[Kernel]:
     suite = suite_of(args.suite)
     ops = ops_of("compile", args, suite)
     found = {
-        Kernel(step.header, step.expression): None
+        Kernel(step.header, step.expression)
         for _, sizes in graphs_of(args, suite)
         for op in ops
         for dtype in args.dtype or suite.get("dtype") or ["fp32"]
