@@ -1,0 +1,1 @@
+"""Programs: any message function without an edge tensor (see docs/design.md)."""

@@ -1,0 +1,336 @@
+"""Runs a schedule by blocks of whole rows, with ops of ATen: nothing of the size of the edges is allocated but results
+by edge.
+
+Each walk becomes a small Python function over one block, so that a block costs little more than its ops. A block has
+whole rows, some :data:`BLOCK_EDGES` edges and at least one row. Rows are summed in the order of the graph and blocks one
+after the other, so two runs give the same bits.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..graph import Graph
+from . import ops
+from .rules import is_pointwise, name_of, shape_of, space_of
+from .schedule import Nodes, Schedule, Walk, is_fold, is_total
+from .spaces import EDGE, Refused, Sizes
+
+BLOCK_EDGES = 4096
+
+
+class Block:
+    """A few rows of a graph: ``count`` rows from ``start``, with their edges.
+
+    Attributes:
+        near: the other end of each edge ``[e]``.
+        own: the row of each edge, counted from ``start``, ``[e]`` int64.
+    """
+
+    __slots__ = ("start", "count", "edges", "near", "own", "_ids", "_slice")
+
+    def __init__(self, arrays, start: int, stop: int):
+        indptr, indices, ids = arrays
+        self.start, self.count = start, stop - start
+        first, last = int(indptr[start]), int(indptr[stop])
+        self.edges = last - first
+        self.near = indices[first:last]
+        degrees = indptr[start + 1 : stop + 1] - indptr[start:stop]
+        rows = torch.arange(self.count, device=indices.device)
+        self.own = torch.repeat_interleave(rows, degrees, output_size=self.edges)
+        self._ids = None if ids is None else ids[first:last]
+        self._slice = slice(first, last)
+
+    @property
+    def ids(self) -> Tensor:
+        """The edges' numbers ``[e]`` int64."""
+        if self._ids is None:
+            return torch.arange(self._slice.start, self._slice.stop, device=self.near.device)
+        return self._ids.long()
+
+    def by_edge(self, x: Tensor, dim: int) -> Tensor:
+        """The rows of these edges in a tensor by edge."""
+        if self._ids is None:
+            return x.narrow(dim, self._slice.start, self.edges)
+        return x.index_select(dim, self._ids)
+
+    def rows(self, x: Tensor, dim: int, joined: int = 1) -> Tensor:
+        """The rows of this block in a tensor by node; a view may have joined rows with another dimension."""
+        return x.narrow(dim, self.start * joined, self.count * joined)
+
+
+def blocks_of(graph: Graph, receiving: bool, edges: int):
+    """The arrays of a direction of a graph and the rows where its blocks begin and end. Kept with the graph."""
+
+    def build(_):
+        indptr = (graph.csr if receiving else graph.csc).indptr.long()
+        limits = torch.arange(edges, max(graph.num_edges, 1), edges, device=indptr.device)
+        cuts = torch.unique(torch.searchsorted(indptr, limits, right=True) - 1)
+        inner = [int(cut) for cut in cuts if 0 < cut < indptr.numel() - 1]
+        return [0, *inner, indptr.numel() - 1]
+
+    arrays = graph.csr if receiving else graph.csc
+    return arrays, graph.format(("blocks", receiving, edges), build)
+
+
+@dataclass
+class Compiled:
+    """A walk as a function of (block, values, numbers) to the sinks' parts, with its text."""
+
+    walk: Walk
+    run: Callable
+    text: str
+    reads: list[Node]
+
+
+class Interpreter:
+    """Runs a schedule.
+
+    Args:
+        plan: the schedule.
+        receiving: the row of ``edge_index`` whose nodes receive.
+    """
+
+    def __init__(self, plan: Schedule, receiving: int):
+        self.plan, self.receiving = plan, receiving
+        needed = {a for step in plan.steps for node in step.ops for a in node.all_input_nodes} | set(plan.outputs)
+        self.steps = [
+            _compile(step, plan.sizes, needed) if isinstance(step, Walk) else step for step in plan.steps
+        ]
+        self.placeholders = [node for node in plan.module.graph.nodes if node.op == "placeholder"]
+        self.constants = {n: getattr(plan.module, n.target) for n in plan.module.graph.nodes if n.op == "get_attr"}
+
+    def __call__(self, tensors: list[Tensor], graph: Graph, given: Optional[dict] = None, block: int = BLOCK_EDGES):
+        """Computes the results from the arguments.
+
+        Args:
+            tensors: in the order of the traced function's arguments; ``ends`` and ``ids`` are not read.
+            graph: has the edges of ``ends``.
+            given: values of ``plan.given``.
+            block: how many edges a block has.
+        """
+        values: dict[Node, Any] = dict(zip(self.placeholders, tensors))
+        values.update(self.constants)
+        values.update(given or {})
+        sources, destinations = graph.num_src, graph.num_dst
+        if self.receiving == 0:
+            sources, destinations = destinations, sources
+        sizes = Sizes(sources, destinations, graph.num_edges)
+        for step in self.steps:
+            if isinstance(step, Nodes):
+                for node in step.ops:
+                    values[node] = call_whole(node, values, self.plan.sizes, sizes)
+            else:
+                self._walk(step, values, graph, sizes, block)
+        return [values[node] for node in self.plan.outputs]
+
+    def _walk(self, compiled: Compiled, values: dict, graph: Graph, sizes: Sizes, block: int) -> None:
+        walk = compiled.walk
+        arrays, cuts = blocks_of(graph, walk.end == self.receiving, block)
+        reads = [values[node] for node in compiled.reads]
+        results: list[Any] = [None] * len(walk.sinks)
+        stores = [_store(sink) for sink in walk.sinks]
+        for start, stop in zip(cuts, cuts[1:]):
+            part = Block(arrays, start, stop)
+            for i, found in enumerate(compiled.run(part, reads, sizes)):
+                results[i] = stores[i](results[i], found, part, sizes, cuts[-1])
+        values.update(zip(walk.sinks, results))
+
+
+def _store(sink: Node) -> Callable:
+    """How a block's part of a sink joins the parts of the blocks before."""
+    dim = space_of(sink).dim
+    if is_total(sink):
+        return lambda whole, part, *_: part if whole is None else whole.add_(part)
+    if is_fold(sink):
+
+        def rows(whole, part, block, sizes, count):
+            if block.count == count:
+                return part
+            if isinstance(part, tuple):
+                return tuple(rows(w, p, block, sizes, count) for w, p in zip(whole or (None,) * len(part), part))
+            if part is None:
+                return None
+            if whole is None:
+                whole = part.new_empty([count if d == dim else n for d, n in enumerate(part.shape)])
+            whole.narrow(dim, block.start, block.count).copy_(part)
+            return whole
+
+        return rows
+
+    def by_edge(whole, part, block, sizes, count):
+        if whole is None:
+            whole = part.new_empty([sizes.edges if d == dim else n for d, n in enumerate(part.shape)])
+        return whole.index_copy_(dim, block.ids, part)
+
+    return by_edge
+
+
+def _number(value, traced: Sizes, real: Sizes):
+    """A number of a trace, with the real sizes where it is a multiple of a traced one."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value or value != value:
+        return value
+    for kind in ("edge", "source", "destination"):
+        if value % traced.of(kind) == 0:
+            return type(value)(value // traced.of(kind) * real.of(kind))
+    return value
+
+
+def call_whole(node: Node, values: dict, traced: Sizes, real: Sizes):
+    """The result of an op of a graph over whole tensors."""
+
+    def argument(a):
+        if isinstance(a, Node):
+            return values[a]
+        if isinstance(a, (list, tuple)):
+            return [argument(x) for x in a]
+        return _number(a, traced, real)
+
+    return node.target(*map(argument, node.args), **{k: argument(v) for k, v in node.kwargs.items()})
+
+
+# Walks as Python functions ------------------------------------------------------------------------------------------
+
+
+def _compile(walk: Walk, sizes: Sizes, needed: set[Node]) -> Compiled:
+    return _Writer(walk, sizes, needed).compile()
+
+
+class _Writer:
+    """Writes the function of a walk."""
+
+    def __init__(self, walk: Walk, sizes: Sizes, needed: set[Node]):
+        self.walk, self.sizes, self.needed = walk, sizes, needed
+        self.names: dict[Any, str] = {}  # what a block has computed
+        self.constants: list[Any] = []
+        self.reads: list[Node] = []
+        self.lines: list[str] = []
+
+    def compile(self) -> Compiled:
+        for node in self.walk.ops:
+            self.op(node)
+        for sink in self.walk.sinks:
+            space = space_of(sink)
+            if space.kind == EDGE and shape_of(sink)[space.dim] != self.sizes.edges:
+                raise Refused("a result by edge has rows that were joined")
+        results = ", ".join(self.names[sink] for sink in self.walk.sinks)
+        body = "\n".join(f"    {line}" for line in [*self.lines, f"return ({results},)"])
+        text = f"def walk(b, v, n):\n{body}\n"
+        scope: dict[str, Any] = {"c": self.constants, "fold_rows": ops.fold_rows}
+        scope.update(argument_rows=ops.argument_rows, share_rows=ops.share_rows, scale_rows=ops.scale_rows)
+        exec(compile(text, "<walk over a block of edges>", "exec"), scope)
+        return Compiled(self.walk, scope["walk"], text, self.reads)
+
+    def let(self, key, expression: str) -> str:
+        if key not in self.names:
+            self.names[key] = f"t{len(self.names)}"
+            self.lines.append(f"{self.names[key]} = {expression}")
+        return self.names[key]
+
+    def constant(self, value) -> str:
+        for i, other in enumerate(self.constants):
+            if other is value:
+                return f"c[{i}]"
+        self.constants.append(value)
+        return f"c[{len(self.constants) - 1}]"
+
+    def read(self, node: Node) -> str:
+        """A value from outside of the walk, as a whole."""
+        if node not in self.reads:
+            self.reads.append(node)
+        return f"v[{self.reads.index(node)}]"
+
+    def on_edges(self, node: Node) -> str:
+        """A value as an op on edges reads it."""
+        if node in self.names:
+            return self.names[node]
+        space = space_of(node)
+        if space.is_ends:
+            raise NotImplementedError("edge_index is read as a whole")
+        if space.kind == EDGE:
+            return self.let(node, f"b.by_edge({self.read(node)}, {space.dim})")
+        return self.read(node)
+
+    def on_rows(self, node: Node) -> str:
+        """A value as an op on the walk's rows reads it."""
+        if node in self.names:
+            return self.names[node]
+        space = space_of(node)
+        if not space.rows:
+            return self.read(node)
+        joined = shape_of(node)[space.dim] // self.sizes.of(space.kind)
+        return self.let(("rows", node), f"b.rows({self.read(node)}, {space.dim}, {joined})")
+
+    def op(self, node: Node) -> None:
+        space, target = space_of(node), node.target
+        if target is ops.gather_rows:
+            x, dim = node.args[0], node.args[3]
+            own = node.args[2] == self.walk.end
+            source = self.on_rows(x) if own else self.read(x)
+            self.let(node, f"{source}.index_select({dim}, b.{'own' if own else 'near'})")
+        elif target is ops.fold:
+            src, _, _, dim, _, reduce = node.args
+            self.let(node, f"fold_rows({self.on_edges(src)}, b.own, {dim}, b.count, {reduce!r})")
+        elif target is ops.extremum:
+            src, _, _, _, dim, _, reduce = node.args
+            src = self.on_edges(src)
+            best = self.let(("best", node), f"fold_rows({src}, b.own, {dim}, b.count, {reduce!r})")
+            wants = any(u.target is operator.getitem and u.args[1] == 1 and u in self.needed for u in node.users)
+            arg = f"argument_rows({src}, {best}, b.own, b.ids, {dim})" if wants else "None"
+            self.let(node, f"({best}, {arg})")
+        elif target is ops.share:
+            self.let(node, f"share_rows({', '.join(map(self.on_edges, node.args[:3]))}, b.ids)")
+        elif target is ops.dropout_scale:
+            like, seed, _, key, p = node.args
+            self.let(node, f"scale_rows({self.on_edges(like)}, {self.read(seed)}, b.ids, {key}, {p!r})")
+        elif space.kind == EDGE and space.end is not None and name_of(node) in ("select", "unbind"):
+            self.ids_of(node)
+        elif space.kind == EDGE or is_total(node):
+            self.let(node, self.expression(node, self.on_edges, "b.edges"))
+        else:
+            self.let(node, self.expression(node, self.on_rows, "b.count"))
+
+    def ids_of(self, node: Node) -> None:
+        """The node ids of an end, as a value."""
+        ids = ["b.own + b.start", "b.near.long()"]
+        if name_of(node) == "select":
+            self.let(node, ids[space_of(node).end != self.walk.end])
+        else:
+            self.let(node, f"({', '.join(ids[end != self.walk.end] for end in (0, 1))})")
+
+    def expression(self, node: Node, read: Callable, rows: str) -> str:
+        if node.target is operator.getitem:
+            return f"{read(node.args[0])}[{node.args[1]}]"
+
+        def argument(a) -> str:
+            if isinstance(a, Node):
+                return read(a)
+            if isinstance(a, (list, tuple)):
+                return f"[{', '.join(map(argument, a))}]"
+            if isinstance(a, (int, float)) and not isinstance(a, bool) and a == a and a not in (float("inf"), -float("inf")):
+                return self.number(a, node, rows)
+            return repr(a) if a is None or isinstance(a, (bool, str)) else self.constant(a)
+
+        parts = [*map(argument, node.args), *(f"{name}={argument(a)}" for name, a in node.kwargs.items())]
+        return f"{self.constant(node.target)}({', '.join(parts)})"
+
+    def number(self, value, node: Node, rows: str) -> str:
+        """A number, in which a multiple of a size is one of the block's or, in arithmetic, of the whole graph's."""
+        kinds = ("edge", "source", "destination")
+        for kind in kinds if value else ():
+            if value % self.sizes.of(kind):
+                continue
+            factor = value // self.sizes.of(kind)
+            own = "edge" if rows == "b.edges" else {0: "source", 1: "destination"}[self.walk.end]
+            here = kind == own or (kind != "edge" and own != "edge" and self.sizes.one_set)
+            if here and isinstance(value, int) and not is_pointwise(node):
+                return f"{factor} * {rows}"
+            return f"{factor} * n.of({kind!r})"
+        return repr(value)

@@ -1,0 +1,167 @@
+"""The check of a program at its first use: on a small random graph in float64 it must agree with the original function.
+
+It is the only guard against what a trace cannot see, such as closures that change. The sample has rows of the call's
+own tensors, so that ids stay valid and numbers in their range; a second one has random numbers in their place, since
+parameters often begin with zeros, which hide errors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from ..graph import Graph
+from .modes import Modes
+from .program import FIRST, Program, _sizes_of
+from .spaces import EDGE, Argument, Refused, Sizes
+
+_SIZES, _ONE_SET = (11, 14, 58), (13, 13, 58)
+_BLOCK = 9
+_TOLERANCE = 1e-9
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check(program: Program, function: Callable, arguments: Sequence[Argument], one_set: bool) -> None:
+    """Compares a program with the function that it was traced from, values and gradients.
+
+    Args:
+        function, arguments, one_set: as given to :class:`Program`; the arguments' values are read and not changed.
+    Raises:
+        Refused: they differ, or the function fails on the sample.
+    """
+    sizes = Sizes(*(_ONE_SET if one_set else _SIZES))
+    generator = torch.Generator().manual_seed(20)
+    ends = _sample_ends(sizes, generator)
+    graph = Graph.from_edge_index(ends if program.receiving == 1 else ends.flip(0), *_node_counts(sizes, program))
+    with torch.random.fork_rng(devices=()), torch.enable_grad(), in_double(program):
+        for own in (True, False):
+            tensors = [_sample(a, sizes, generator, own) for a in arguments[FIRST:]]
+            _compare(program, function, sizes, ends, graph, arguments[FIRST:], tensors, generator)
+
+
+def _node_counts(sizes: Sizes, program: Program) -> tuple[int, int]:
+    counts = (sizes.sources, sizes.destinations)
+    return counts if program.receiving == 1 else counts[::-1]
+
+
+def _sample_ends(sizes: Sizes, generator) -> Tensor:
+    """Edges with repeated ones, loops where there can be some, and a node without edges at each end. The last nodes
+    have edges.
+    """
+    ends = torch.stack(
+        [torch.randint(1, n, (sizes.edges,), generator=generator) for n in (sizes.sources, sizes.destinations)]
+    )
+    ends[:, 1] = ends[:, 0]
+    ends[:, 2] = torch.tensor([sizes.sources, sizes.destinations]) - 1
+    ends[:, 3:5] = 2
+    return ends
+
+
+def _sample(argument: Argument, sizes: Sizes, generator, own: bool) -> Tensor:
+    """A tensor in place of an argument, with its own values or with others."""
+    value, space = argument.value.detach().cpu(), argument.space
+    if space.rows:
+        rows = sizes.of(space.kind)
+        if value.size(space.dim) == 0:
+            value = value.new_zeros([1 if d == space.dim else n for d, n in enumerate(value.shape)])
+        value = value.index_select(space.dim, torch.randint(value.size(space.dim), (rows,), generator=generator))
+    else:
+        value = value.clone()
+    if not value.is_floating_point():
+        return value
+    value = value.double()
+    if space.rows and not own:
+        return torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    noise = torch.rand(value.shape, generator=generator, dtype=torch.float64)
+    if own:
+        return value * (1 + 0.1 * noise) if space.rows else value
+    return value + 0.2 * noise
+
+
+def _compare(program, function, sizes, ends, graph, arguments, tensors, generator) -> None:
+    seed, ids = torch.tensor([7]), torch.arange(sizes.edges)
+    wanted = [position - FIRST for position in program.wanted]
+    ours, theirs = ([t.clone() for t in tensors] for _ in range(2))
+    for given in (ours, theirs):
+        for position in wanted:
+            given[position].requires_grad_(True)
+    modes = Modes(ends, ids, seed, sizes, tracing=False) if program.draws else contextlib.nullcontext()
+    try:
+        with modes:
+            expected = list(function(sizes, ends, ids, seed, *theirs))[: program.results]
+    except Exception as error:
+        raise Refused(f"the layer itself fails on a sample, {type(error).__name__}: {str(error)[:160]}") from error
+    written = [theirs[position - FIRST] for position in program.written]
+    got = program(graph, ours, seed, block=_BLOCK)
+    for what, a, b in zip(("result",) * program.results + ("buffer",) * len(written), got, [*expected, *written]):
+        if a.shape != b.shape or not _agree(a, b):
+            raise Refused(f"a {what} differs from the layer's own, {_difference(a, b)}")
+    pairs = [(a, b) for a, b in zip(got, expected) if b.requires_grad]
+    if not wanted or not pairs:
+        return
+    weights = [torch.randn(b.shape, generator=generator, dtype=b.dtype) for _, b in pairs]
+    grads = [
+        torch.autograd.grad(outputs, [given[p] for p in wanted], weights, allow_unused=True)
+        for outputs, given in (([a for a, _ in pairs], ours), ([b for _, b in pairs], theirs))
+    ]
+    for position, a, b in zip(wanted, *grads):
+        a, b = (torch.zeros_like(tensors[position]) if g is None else g for g in (a, b))
+        if not _agree(a, b):
+            raise Refused(f"a gradient differs from the layer's own, {_difference(a, b)}")
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    if not b.is_floating_point():
+        return torch.equal(a, b)
+    finite = b.isfinite()
+    if not torch.equal(a.isfinite(), finite) or not torch.equal(a.isnan(), b.isnan()):
+        return False
+    a, b = a.detach()[finite].double(), b.detach()[finite].double()
+    return bool((a - b).norm() <= _TOLERANCE * max(float(b.norm()), 1e-6))
+
+
+def _difference(a: Tensor, b: Tensor) -> str:
+    if a.shape != b.shape:
+        return f"shape {list(a.shape)} and not {list(b.shape)}"
+    a, b = a.detach().double(), b.detach().double()
+    return f"by {float((a - b).norm() / b.norm().clamp(min=1e-300)):.1e} relative by norm"
+
+
+@contextlib.contextmanager
+def in_double(program: Program):
+    """Computes a program in float64: casts to shorter types become casts to it."""
+    changed, constants = [], []
+
+    def cast(a):
+        if isinstance(a, (list, tuple)):
+            return type(a)(map(cast, a))
+        return torch.float64 if isinstance(a, torch.dtype) and a in _FLOATS else a
+
+    for module in program.modules():
+        for node in module.graph.nodes:
+            args, kwargs = cast(tuple(node.args)), {name: cast(value) for name, value in node.kwargs.items()}
+            if _dtypes(args, kwargs) != _dtypes(node.args, node.kwargs):
+                changed.append((node, node.args, node.kwargs))
+                node.args, node.kwargs = args, kwargs
+            if node.op == "get_attr" and getattr(module, node.target).dtype in _FLOATS:
+                constants.append((module, node.target, getattr(module, node.target)))
+                setattr(module, node.target, constants[-1][2].double())
+    try:
+        if changed or constants:
+            program.compile()
+        yield
+    finally:
+        for node, args, kwargs in changed:
+            node.args, node.kwargs = args, kwargs
+        for module, name, value in constants:
+            setattr(module, name, value)
+        if changed or constants:
+            program.compile()
+
+
+def _dtypes(args, kwargs) -> list[Optional[torch.dtype]]:
+    return [a for a in [*args, *kwargs.values()] if isinstance(a, torch.dtype)]

@@ -1,0 +1,231 @@
+"""A program: a traced function with the schedules of its forward and of its backward, as one function of autograd."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from ..dropout import seed_tensor
+from ..graph import Graph
+from . import index_rules, ops
+from .blocks import Interpreter, call_whole
+from .passes import rewrite
+from .rules import Inference, space_of, value_of
+from .schedule import Schedule, is_fold, is_total, operands, schedule, steps_text, values_text
+from .spaces import Argument, Refused, Sizes
+from .tracing import outputs_of, retrace, set_outputs, trace_function, trace_gradients
+
+FIRST = 3  # the arguments before the caller's: ends, ids, seed
+
+
+class Program:
+    """A message function that runs on any graph.
+
+    Args:
+        function: called as ``function(sizes, ends, ids, seed, *tensors)``; returns a tuple of tensors.
+        arguments: of ``ends``, ``ids``, ``seed`` and the tensors.
+        one_set: whether sources and destinations are the same nodes.
+        receiving: the row of ``edge_index`` whose nodes receive: 1, or 0 for the reverse flow.
+        wanted: positions of the arguments whose gradients are computed.
+
+    Raises:
+        Refused: the function cannot run without an edge tensor, or not surely right.
+
+    Attributes:
+        draws, needs_last, written: as in :class:`edgeless.programs.tracing.Traced`.
+        notes: what the passes did, in words.
+    """
+
+    def __init__(
+        self, function: Callable, arguments: Sequence[Argument], one_set: bool, receiving: int, wanted: Sequence[int]
+    ):
+        self.receiving, self.wanted = receiving, list(wanted)
+        # A program lives longer than the call that it was traced for, whose tensors it must not keep.
+        arguments = [Argument(a.value.detach().to("meta"), a.space, a.written) for a in arguments]
+        traced = trace_function(function, arguments, one_set)
+        self.sizes, self.written, self.draws, self.needs_last = (
+            traced.sizes,
+            traced.written,
+            traced.draws,
+            traced.needs_last,
+        )
+        infer = Inference(self.sizes)
+        infer.annotate(traced.module, arguments)
+        index_rules.normalise(traced.module, arguments)
+        rewritten, self.notes = rewrite(traced.module, self.sizes)
+        self.module = retrace(rewritten, arguments, self.sizes)
+        infer.annotate(self.module, arguments)
+        self.outputs = outputs_of(self.module)
+        self.results = len(self.outputs) - len(self.written)
+        self.plan = schedule(self.module, self.sizes, receiving)
+        self.saved: list[Node] = []
+        self.backward_plan: Schedule | None = None
+        if self.wanted:
+            self._add_backward(infer, arguments)
+        self.compile()
+
+    def _add_backward(self, infer: Inference, arguments: list[Argument]) -> None:
+        """Traces the gradients; what folds of the forward they need is kept by the forward."""
+        computed = {node for step in self.plan.steps for node in step.ops}
+        candidates = [
+            node
+            for node in self.module.graph.nodes
+            if _is_kept(node) and (node.args[0] if node.target is operator.getitem else node) in computed
+        ]
+        set_outputs(self.module, [*self.outputs, *candidates])
+        cotangents = [_like(node) for node in self.outputs[: self.results]]
+        try:
+            joint, self.depends = trace_gradients(self.module, arguments, cotangents, self.wanted, self.sizes)
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(f"its gradients cannot be traced, {type(error).__name__}: {str(error)[:160]}") from error
+        infer.annotate(joint, [*arguments, *cotangents])
+        results = outputs_of(joint)
+        first, last = len(self.outputs), len(self.outputs) + len(candidates)
+        pairs = {joint_node: node for joint_node, node in zip(results[first:last], candidates)}
+        set_outputs(joint, results[last:])
+        alive = set(joint.graph.nodes)
+        given = [node for node in pairs if node in alive and node.op == "call_function"]
+        self.backward_plan = schedule(joint, self.sizes, self.receiving, given)
+        used = {a for step in self.backward_plan.steps for node in step.ops for a in operands(node)}
+        used |= set(self.backward_plan.outputs)
+        self.backward_plan.given = [node for node in given if node in used]
+        self.saved = [pairs[node] for node in self.backward_plan.given]
+        set_outputs(self.module, [*self.outputs, *self.saved])
+        self.plan = schedule(self.module, self.sizes, self.receiving)
+        holders = [node for node in joint.graph.nodes if node.op == "placeholder"]
+        self.reads = [i for i, node in enumerate(holders[: len(arguments)]) if i >= 2 and node in used]
+
+    def compile(self) -> None:
+        """Writes the walks' functions."""
+        self.forward = Interpreter(self.plan, self.receiving)
+        self.backward = Interpreter(self.backward_plan, self.receiving) if self.backward_plan else None
+
+    def modules(self) -> list[GraphModule]:
+        """The graphs of the forward and of the backward."""
+        return [plan.module for plan in (self.plan, self.backward_plan) if plan is not None]
+
+    def __call__(self, graph: Graph, tensors: Sequence[Tensor], seed: Tensor | None = None, **options) -> list[Tensor]:
+        """The results of the function on a graph, differentiable any number of times, then the new values of what it
+        writes.
+
+        Args:
+            graph: its destinations are the nodes at the receiving end.
+            tensors: the arguments behind ``ends``, ``ids`` and ``seed``.
+            seed: of dropout, int64 ``[1]``; None draws one from torch's generator.
+        """
+        if self.draws and seed is None:
+            seed = seed_tensor(None, tensors[0].device if tensors else "cpu")
+        nothing = torch.empty(0, dtype=torch.int64)
+        return list(_Run.apply(self, graph, options, nothing, nothing, nothing if seed is None else seed, *tensors))
+
+    def run_whole(self, graph: Graph, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The results by ops over all edges at once, which autograd differentiates any number of times.
+
+        Args:
+            tensors: all arguments; ``ends`` and ``ids`` are not read.
+        """
+        ends = graph.edge_index()
+        ends = ends if self.receiving == 1 else ends.flip(0)
+        ids = torch.arange(graph.num_edges, device=ends.device)
+        sizes = _sizes_of(graph, self.receiving)
+        values: dict[Node, Any] = {}
+        holders = iter([ends, ids, *tensors[2:]])
+        for node in self.module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(holders)
+            elif node.op == "get_attr":
+                values[node] = getattr(self.module, node.target)
+            elif node.op == "call_function":
+                values[node] = call_whole(node, values, self.sizes, sizes)
+        return [values[node] for node in self.outputs]
+
+    def text(self) -> str:
+        """Both levels in words."""
+        parts = [values_text(self.module), "forward:", steps_text(self.plan, self.receiving)]
+        if self.backward_plan is not None:
+            parts += ["backward:", steps_text(self.backward_plan, self.receiving)]
+        return "\n".join(parts)
+
+
+def _sizes_of(graph: Graph, receiving: int) -> Sizes:
+    ends = (graph.num_src, graph.num_dst) if receiving == 1 else (graph.num_dst, graph.num_src)
+    return Sizes(*ends, graph.num_edges)
+
+
+def _like(node: Node) -> Argument:
+    """The gradient of a result as an argument."""
+    value, space = value_of(node), space_of(node).plain()
+    shape = [1 if space.rows and d == space.dim else int(n) for d, n in enumerate(value.shape)]
+    return Argument(torch.empty(shape, dtype=value.dtype, device="meta"), space)
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether a forward may keep the value for its backward: a fold, a sum over all edges, or an extremum's parts."""
+    if node.target is operator.getitem:
+        return is_fold(node.args[0])
+    if node.op != "call_function":
+        return False
+    return node.target is ops.fold or (is_total(node) and isinstance(value_of(node), Tensor))
+
+
+@contextlib.contextmanager
+def _as_traced(device: torch.device):
+    """Autocast is off, since its casts are ops of the trace."""
+    with torch.autocast(device.type, enabled=False), torch.no_grad():
+        yield
+
+
+class _Run(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, program: Program, graph: Graph, options: dict, *tensors):
+        with _as_traced(graph.device):
+            values = program.forward(list(tensors), graph, **options)
+        count = len(program.outputs)
+        ctx.program, ctx.graph, ctx.options, ctx.count = program, graph, options, len(tensors)
+        if program.backward is not None:
+            # Second derivatives read every argument, whose gradients may want all the others.
+            ctx.save_for_backward(*tensors, *values[count:])
+        results = tuple(values[:count])
+        ctx.mark_non_differentiable(
+            *results[program.results :], *(r for r in results[: program.results] if not r.is_floating_point())
+        )
+        return results
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        program, count = ctx.program, ctx.count
+        tensors, saved = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        cotangents = cotangents[: program.results]
+        if torch.is_grad_enabled():
+            return (None, None, None, *_differentiable(program, ctx.graph, tensors, cotangents))
+        given = dict(zip(program.backward_plan.given, saved))
+        with _as_traced(ctx.graph.device):
+            found = iter(program.backward([*tensors, *cotangents], ctx.graph, given, **ctx.options))
+        grads: list[Tensor | None] = [None] * count
+        for position, depends in zip(program.wanted, program.depends):
+            if depends:
+                grads[position] = next(found)
+        return (None, None, None, *grads)
+
+
+def _differentiable(program: Program, graph: Graph, tensors, cotangents) -> list[Tensor | None]:
+    """Gradients that can be differentiated themselves."""
+    with torch.autocast(graph.device.type, enabled=False):
+        outputs = program.run_whole(graph, tensors)[: program.results]
+        wanted = [tensors[position] for position in program.wanted]
+        pairs = [(o, c) for o, c in zip(outputs, cotangents) if o.requires_grad]
+        found = torch.autograd.grad(
+            [o for o, _ in pairs], wanted, [c for _, c in pairs], create_graph=True, allow_unused=True
+        )
+    grads: list[Tensor | None] = [None] * len(tensors)
+    for position, grad in zip(program.wanted, found):
+        grads[position] = grad
+    return grads

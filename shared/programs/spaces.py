@@ -1,0 +1,120 @@
+"""Index spaces: what the rows of a value belong to, and the sizes by which a trace recognises them.
+
+A value of a program belongs to one space. A parameter has no rows. A value of sources, destinations or, where both ends
+are the same nodes, of nodes has one row for each of them; a value of edges has one row for each edge. The dimension
+with the rows is part of the space, since a message may be transposed or have batches in front.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from torch import Tensor
+
+PARAMETER, NODE, SOURCE, DESTINATION, EDGE = "parameter", "node", "source", "destination", "edge"
+
+
+class Refused(Exception):
+    """A call that the generator does not take; its text is a clause that says why."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The space of a value.
+
+    Attributes:
+        kind: one of the five names of this module.
+        dim: the dimension that has the rows; 0 for a parameter.
+        end: the row of ``edge_index`` that an index tensor is, else None.
+        is_ends: whether the value is ``edge_index`` itself.
+        fill: the number that all elements of a constant have, else None.
+        local: whether a row depends on the same row of the operands alone.
+        cross: how the op of a value goes from one space to another: ``("gather", end)``, ``("fold", end, reduce)`` or
+            ``("total",)``, a sum over all edges; None for other values.
+    """
+
+    kind: str = PARAMETER
+    dim: int = 0
+    end: Optional[int] = None
+    is_ends: bool = False
+    fill: Optional[float] = None
+    local: bool = True
+    cross: Optional[tuple] = None
+
+    @property
+    def rows(self) -> bool:
+        """Whether the value has rows."""
+        return self.kind != PARAMETER
+
+    def plain(self) -> Space:
+        """The same rows, without what is known of the value."""
+        return Space(self.kind, self.dim)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Numbers of sources, destinations and edges. While a program is traced they are primes, by which a dimension is
+    recognised.
+    """
+
+    sources: int
+    destinations: int
+    edges: int
+
+    @property
+    def one_set(self) -> bool:
+        """Whether both ends of the edges are the same nodes."""
+        return self.sources == self.destinations
+
+    def of(self, kind: str) -> int:
+        """The number of rows of a space."""
+        return {EDGE: self.edges, DESTINATION: self.destinations}.get(kind, self.sources)
+
+    def side(self, end: int) -> str:
+        """The space of the nodes at an end of the edges: row 0 or 1 of ``edge_index``."""
+        return NODE if self.one_set else (SOURCE, DESTINATION)[end]
+
+    def space_of(self, shape) -> Space:
+        """The space that a shape shows; a parameter if no dimension is a multiple of a size."""
+        kinds = (EDGE, NODE) if self.one_set else (EDGE, SOURCE, DESTINATION)
+        for dim, extent in enumerate(shape):
+            for kind in kinds:
+                if extent and extent % self.of(kind) == 0:
+                    return Space(kind, dim)
+        return Space()
+
+
+# Large primes, so that every threshold that somebody compares a size with lies below; and small ones, with fewer edges
+# than nodes. A number that was computed from a size differs between the two otherwise than by a multiple.
+_LARGE, _SMALL = (1_000_000_007, 1_000_000_009, 1_000_000_021), (11, 13, 7)
+
+
+def traced_sizes(one_set: bool, small: bool = False) -> Sizes:
+    """The sizes that stand for the real ones in a trace."""
+    sources, destinations, edges = _SMALL if small else _LARGE
+    return Sizes(sources, sources if one_set else destinations, edges)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a traced function.
+
+    Attributes:
+        value: the tensor of the call at hand, of which dtype, device and the extents of other dimensions are kept.
+        space: its space.
+        written: whether the function may write into it, as a norm does into its statistics.
+    """
+
+    value: Tensor
+    space: Space = Space()
+    written: bool = False
+
+    def shape(self, sizes: Sizes) -> list[int]:
+        """Its shape where the graph has these sizes."""
+        shape = list(self.value.shape)
+        if self.space.is_ends:
+            return [2, sizes.edges]
+        if self.space.rows:
+            shape[self.space.dim] = sizes.of(self.space.kind)
+        return shape

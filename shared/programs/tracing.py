@@ -1,0 +1,250 @@
+"""Traces a function of graph arguments to ATen ops, with primes for the numbers of nodes and edges."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx import GraphModule, Node
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from .modes import Modes, NoCustomFunctions, at
+from .spaces import Argument, Refused, Sizes, traced_sizes
+
+aten = torch.ops.aten
+_DECOMPOSITIONS = get_decompositions(
+    [
+        aten.native_layer_norm,
+        aten.native_layer_norm_backward,
+        aten.native_group_norm,
+        aten.native_group_norm_backward,
+        aten._log_softmax_backward_data,
+    ]
+)
+_SAME = (aten.alias.default, aten.lift_fresh_copy.default, aten.lift_fresh.default, aten.lift.default)
+
+
+class Traced:
+    """A traced function.
+
+    Attributes:
+        module: its ATen ops; outputs are a tuple.
+        sizes: the sizes in it.
+        draws: whether it has dropout, and so takes a seed.
+        needs_last: whether it holds only for graphs whose last node of both ends has an edge.
+        written: positions of the arguments that are written; their new values follow the outputs.
+    """
+
+    def __init__(self, module: GraphModule, sizes: Sizes, modes: Modes | None = None, written=()):
+        self.module, self.sizes, self.written = module, sizes, list(written)
+        self.draws = modes is not None and modes.draws > 0
+        self.needs_last = modes is not None and modes.largest
+
+
+def stand_ins(arguments: Sequence[Argument], sizes: Sizes) -> list[Tensor]:
+    """Tensors without contents in place of the arguments; to be called under a FakeTensorMode."""
+    return [torch.empty(a.shape(sizes), dtype=a.value.dtype, device=a.value.device) for a in arguments]
+
+
+def trace_function(function: Callable, arguments: Sequence[Argument], one_set: bool) -> Traced:
+    """Traces ``function(sizes, *tensors)``, whose first three tensors are ``ends``, ``ids`` and ``seed``.
+
+    It is traced twice, with large and with small sizes, and must be the same up to multiples of them.
+
+    Raises:
+        Refused: the function does what no program can do; the text names the line.
+    """
+    large, small = (_trace(function, arguments, traced_sizes(one_set, small)) for small in (False, True))
+    _compare(large, small)
+    return large
+
+
+def _trace(function: Callable, arguments: Sequence[Argument], sizes: Sizes) -> Traced:
+    seen: list[Modes] = []
+
+    def run(*tensors):
+        modes = Modes(*tensors[:3], sizes, tracing=True)
+        seen.append(modes)
+        with torch.enable_grad(), modes, NoCustomFunctions(modes):
+            results = function(sizes, *tensors)
+        if modes.reason:
+            raise Refused(modes.reason)
+        return tuple(results)
+
+    try:
+        module = _make_fx(run, arguments, sizes, first=True)
+    except Refused:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise Refused(f"the values of a tensor decide what message() does{at(_line_of(error, seen))}") from error
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0][:160]
+        if "data-dependent" in str(error) or "DataDependent" in type(error).__name__:
+            text = "the values of a tensor decide"
+        raise Refused(
+            f"message() cannot be traced, {type(error).__name__}: {text}{at(_line_of(error, seen))}"
+        ) from error
+    return Traced(module, sizes, seen[-1], _writes(module, arguments))
+
+
+def _make_fx(
+    function: Callable, arguments: Sequence[Argument], sizes: Sizes, functional: bool = True, first: bool = False
+) -> GraphModule:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = stand_ins(arguments, sizes)
+        with fx_traceback.preserve_node_meta(), _no_autocast_cache():
+            called = torch.func.functionalize(function) if functional else function
+            module = make_fx(called, tracing_mode="real", decomposition_table=_DECOMPOSITIONS)(*tensors)
+    for node in list(module.graph.nodes) if first else ():
+        if node.op == "get_attr":
+            _check_constant(node)
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in _SAME:
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+    return module
+
+
+def retrace(module: GraphModule, arguments: Sequence[Argument], sizes: Sizes) -> GraphModule:
+    """The ATen graph of a graph that a pass has made, with the shapes of its values."""
+    return _make_fx(module, arguments, sizes)
+
+
+def trace_gradients(
+    module: GraphModule, arguments: Sequence[Argument], cotangents: Sequence[Argument], wanted: Sequence[int], sizes
+) -> tuple[GraphModule, list[bool]]:
+    """Traces the gradients of a traced function: all its results, then the gradients of the ``wanted`` arguments.
+
+    The first ``len(cotangents)`` results are differentiated. Returns the graph, and for each wanted argument whether
+    anything depends on it; those on which nothing depends have no result.
+    """
+    given = [*arguments, *cotangents]
+    depends: list[bool] = []
+
+    def joint(*tensors):
+        inputs, grads = list(tensors[: len(arguments)]), tensors[len(arguments) :]
+        with torch.enable_grad():
+            for position in wanted:
+                inputs[position] = inputs[position].detach().requires_grad_(True)
+            results = module(*inputs)
+            pairs = [(r, g) for r, g in zip(results, grads) if r.requires_grad]
+            found = [None] * len(wanted)
+            if pairs:
+                outputs, weights = zip(*pairs)
+                found = torch.autograd.grad(outputs, [inputs[p] for p in wanted], weights, allow_unused=True)
+        depends[:] = [grad is not None for grad in found]
+        return (*(r.detach() for r in results), *(grad for grad in found if grad is not None))
+
+    traced = _make_fx(joint, given, sizes, functional=False)
+    for node in list(traced.graph.nodes):  # autograd's own; those of the user have done their work
+        if node.op == "call_function" and node.target is aten.detach.default:
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+    traced.recompile()
+    return _make_fx(traced, given, sizes), list(depends)
+
+
+@contextlib.contextmanager
+def _no_autocast_cache():
+    """A cast that autocast keeps for later would keep a stand-in."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def _check_constant(node: Node) -> None:
+    """A tensor that the function made of numbers is a constant; any other would go stale, or lose its gradient."""
+    if any(user.target not in _SAME for user in node.users):
+        raise Refused(
+            "message() reads a tensor that is no argument, parameter, buffer or attribute of the layer"
+            + at(next(iter(node.users)).stack_trace)
+        )
+
+
+def _writes(module: GraphModule, arguments: Sequence[Argument]) -> list[int]:
+    """Turns writes into arguments into further outputs, and returns which arguments they are."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    written: dict[int, Node] = {}
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target is aten.copy_.default:
+            if node.args[0] not in placeholders:
+                raise Refused(f"a tensor is written in place in a way that cannot be followed{at(node.stack_trace)}")
+            position = placeholders.index(node.args[0])
+            if not arguments[position].written:
+                raise Refused(f"message() writes into its arguments{at(node.stack_trace)}")
+            written[position] = node.args[1]
+            node.replace_all_uses_with(node.args[1])
+            module.graph.erase_node(node)
+    results = output.args[0]
+    results = [results] if isinstance(results, Node) else list(results)
+    output.args = (tuple([*results, *written.values()]),)
+    module.graph._codegen = torch.fx.graph.CodeGen()
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return list(written)
+
+
+def _line_of(error: BaseException, seen: list[Modes]) -> str | None:
+    """The innermost line of the user's, or else of PyG's, in an error's traceback."""
+    best = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = frame.filename.replace("\\", "/")
+        if path.startswith("<") or "/torch/" in path or "/edgeless/" in path or "/shared/programs/" in path:
+            continue
+        best = f"{frame.filename}:{frame.lineno}"
+    return (seen[-1].line if seen else None) or best
+
+
+def _compare(large: Traced, small: Traced) -> None:
+    """Refuses two traces that differ otherwise than by multiples of the sizes."""
+    ours, theirs = list(large.module.graph.nodes), list(small.module.graph.nodes)
+    place, other = ({node: i for i, node in enumerate(nodes)} for nodes in (ours, theirs))
+    if len(ours) != len(theirs) or large.written != small.written:
+        raise Refused("what message() does depends on the number of nodes or edges")
+    pairs = {(large.sizes.of(k), small.sizes.of(k)) for k in ("source", "destination", "edge")}
+
+    def same(a, b) -> bool:
+        if isinstance(a, Node):
+            return isinstance(b, Node) and place[a] == other[b]
+        if isinstance(a, (list, tuple)):
+            return isinstance(b, (list, tuple)) and len(a) == len(b) and all(map(same, a, b))
+        if isinstance(a, (int, float)) and not isinstance(a, bool):
+            if a == b or (a != a and b != b):
+                return True
+            return any(a % n == 0 and a // n * m == b for n, m in pairs)
+        return a == b
+
+    for a, b in zip(ours, theirs):
+        if a.op != b.op or (a.op == "call_function" and a.target is not b.target):
+            raise Refused(f"what message() does depends on the number of nodes or edges{at(a.stack_trace)}")
+        if not same(a.args, b.args) or not same(tuple(a.kwargs.values()), tuple(b.kwargs.values())):
+            raise Refused(f"a number is computed from the number of nodes or edges{at(a.stack_trace)}")
+
+
+def outputs_of(module: GraphModule) -> list[Node]:
+    """The results of a graph, as a list of nodes."""
+    output = next(node for node in module.graph.nodes if node.op == "output").args[0]
+    return [output] if isinstance(output, Node) else list(output)
+
+
+def set_outputs(module: GraphModule, outputs: Sequence[Node]) -> None:
+    """Makes these nodes the results of a graph, and drops what no result needs."""
+    node = next(node for node in module.graph.nodes if node.op == "output")
+    node.args = (tuple(outputs),)
+    module.graph._codegen = torch.fx.graph.CodeGen()
+    module.graph.eliminate_dead_code()
+    module.recompile()
