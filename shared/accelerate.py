@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .backends import FAMILIES, LAYERS
+from .backends import FAMILIES, GENERATORS, LAYERS
 from .capture import Capture
 from .capture import capture as capture_calls
 
@@ -33,7 +33,8 @@ class AccelerateReport:
     def __str__(self) -> str:
         lines = [f"swapped {len(self.swapped)}, kept {len(self.kept)}"]
         for name, old, new in self.swapped:
-            lines.append(f"  {name or '(the model)'}: {old.__name__} -> {new.__module__}.{new.__name__}")
+            how = ", generated" if hasattr(new, "_runs_generated") else ""
+            lines.append(f"  {name or '(the model)'}: {old.__name__} -> {new.__module__}.{new.__name__}{how}")
         for name, cls, why in self.kept:
             lines.append(f"  {name or '(the model)'}: {cls.__name__} kept, {why}")
         return "\n".join(lines)
@@ -41,6 +42,8 @@ class AccelerateReport:
 
 def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateReport:
     """Swaps every upstream layer inside ``model``, at any depth, that edgeless has a fused version of.
+
+    Layers of PyG without one, and those of the user's own classes, get a class that generates their messages.
 
     The modules stay the same objects: parameters, the optimizer's references to them, hooks, buffers and training mode
     are kept; only the class changes. A second call changes nothing.
@@ -65,6 +68,9 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
         if cls in LAYERS:
             module.__class__ = LAYERS[cls]
             report.swapped.append((name, cls, LAYERS[cls]))
+        elif generated := _generated_class(module):
+            module.__class__ = generated
+            report.swapped.append((name, cls, generated))
         elif why := _why_kept(module):
             report.kept.append((name, cls, why))
     if capture:
@@ -72,10 +78,18 @@ def accelerate(model: torch.nn.Module, *, capture: bool = False) -> AccelerateRe
     return report
 
 
+def _generated_class(module: torch.nn.Module) -> type | None:
+    """Returns the class that generates the messages of a layer without kernels of its own, or None."""
+    for framework, is_layer in FAMILIES.items():
+        if framework in GENERATORS and is_layer(module):
+            return GENERATORS[framework](type(module))
+    return None
+
+
 def _why_kept(module: torch.nn.Module) -> str | None:
     """Returns the reason why a graph layer is not swapped; None for fused layers and for other modules."""
     cls = type(module)
-    if hasattr(module, "_fusion_refusals"):
+    if hasattr(module, "_fusion_refusals") or hasattr(module, "_explanation"):
         return None
     for stock in cls.__mro__[1:]:
         if stock in LAYERS:

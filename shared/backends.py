@@ -78,17 +78,30 @@ def backend(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The result of :func:`explain`. It is true in a boolean context when the call runs fused."""
+    """The result of :func:`explain`. It is true in a boolean context when the call runs fused.
+
+    Attributes:
+        layer: the name of its class.
+        fused: whether nothing of it runs by the upstream code.
+        reasons: why it does not, in words.
+        plan: the ops of a layer that has kernels of its own.
+        how: for a layer whose messages are generated, "generated" or the op that they landed on.
+        levels: for such a layer, what is computed and how.
+    """
 
     layer: str
     fused: bool
     reasons: tuple[str, ...]
     plan: tuple[Step, ...] = ()
+    how: str = ""
+    levels: str = ""
 
     def __bool__(self) -> bool:
         return self.fused
 
     def __str__(self) -> str:
+        if self.fused and self.how:
+            return f"{self.layer} runs fused, {self.how}." + (f"\n{self.levels}" if self.levels else "")
         if self.fused:
             said = f"{self.layer} runs fused."
             return said if not self.plan else said + "\n" + table(self.plan)
@@ -113,7 +126,7 @@ def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Ex
     if not callable(layer):
         raise TypeError(f"explain: layer must be a torch.nn.Module or a function, got {type(layer).__name__}")
     name = getattr(layer, "__name__", type(layer).__name__)
-    if not hasattr(layer, "_fusion_refusals"):
+    if not hasattr(layer, "_fusion_refusals") and not hasattr(layer, "_explanation"):
         reason = f"{name} is not a layer of edgeless"
         if isinstance(layer, torch.nn.Module) and any(hasattr(m, "_fusion_refusals") for m in layer.modules()):
             reason += ", but holds some, which are to be explained one by one"
@@ -126,6 +139,8 @@ def explain(layer: torch.nn.Module, *inputs, plan: bool = False, **kwargs) -> Ex
         inspect.signature(called).bind(*inputs, **kwargs)
     except TypeError as error:
         raise TypeError(f"explain: {name} cannot be called with these arguments: {error}") from None
+    if hasattr(layer, "_explanation"):
+        return layer._explanation(inputs, kwargs, plan)
     reasons = layer._fusion_refusals(*inputs, **kwargs)
     if current_backend() == "reference":
         reasons = ['edgeless.backend("reference") is in force', *reasons]
@@ -174,6 +189,8 @@ def transform_refusal() -> Optional[str]:
 # Upstream layer class -> the class of edgeless that replaces it; framework -> the predicate of its graph layers.
 LAYERS: dict[type, type] = {}
 FAMILIES: dict[str, Callable[[torch.nn.Module], bool]] = {}
+# Framework -> the function from a layer's class to the class whose messages are generated, or None.
+GENERATORS: dict[str, Callable[[type], Optional[type]]] = {}
 
 
 def register_layer(stock: type, fused: type) -> None:
@@ -191,6 +208,19 @@ def register_layer(stock: type, fused: type) -> None:
     LAYERS[stock] = fused
 
 
-def register_family(framework: str, is_layer: Callable[[torch.nn.Module], bool]) -> None:
-    """Lets ``edgeless.accelerate`` report the layers of a framework for which edgeless has no fused version."""
+def register_family(
+    framework: str,
+    is_layer: Callable[[torch.nn.Module], bool],
+    generated: Optional[Callable[[type], Optional[type]]] = None,
+) -> None:
+    """Lets ``edgeless.accelerate`` know the layers of a framework for which edgeless has no fused version.
+
+    Args:
+        framework: its name.
+        is_layer: whether a module is a layer of it.
+        generated: the class that generates the messages of a layer of a class, or None where there is none. Without it
+            such layers are reported only.
+    """
     FAMILIES[framework] = is_layer
+    if generated is not None:
+        GENERATORS[framework] = generated

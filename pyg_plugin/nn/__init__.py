@@ -5,11 +5,13 @@ subclasses its upstream layer: constructor, state_dict, seeded initialisation, r
 Calls that the kernels do not support run the upstream forward; ``edgeless.explain(layer, *inputs)`` says why.
 """
 
-from torch_geometric.nn.conv import MessagePassing
+from torch_geometric.nn import conv as _conv
+from torch_geometric.nn.conv import MessagePassing as _StockMessagePassing
 
 from edgeless.backends import register_family, register_layer
 from edgeless.stand_in import stand_in
 
+from ..generated import MessagePassing, class_to_swap, generated_class
 from . import aggr
 from .aggr import MaxAggregation, MinAggregation
 from .agnn_conv import AGNNConv
@@ -39,6 +41,7 @@ __all__ = [
     "HeteroDictLinear",
     "HeteroLinear",
     "MaxAggregation",
+    "MessagePassing",
     "MinAggregation",
     "RGATConv",
     "RGCNConv",
@@ -67,7 +70,23 @@ _LAYERS = [
     TransformerConv,
 ]
 
+# PyG's layers without kernels of their own, whose messages are generated.
+_GENERATED = [
+    *("APPNP", "ARMAConv", "CGConv", "ChebConv", "ClusterGCNConv", "DNAConv", "DynamicEdgeConv", "EGConv", "EdgeConv"),
+    *("FAConv", "FeaStConv", "FiLMConv", "GCN2Conv", "GENConv", "GINEConv", "GMMConv", "GatedGraphConv", "GeneralConv"),
+    *("GravNetConv", "HANConv", "HEATConv", "HypergraphConv", "LEConv", "LGConv", "MFConv", "MixHopConv", "NNConv"),
+    *("PANConv", "PDNConv", "PNAConv", "PPFConv", "PointGNNConv", "PointNetConv", "PointTransformerConv"),
+    *("ResGatedGraphConv", "SGConv", "SSGConv", "SignedConv", "SimpleConv", "SuperGATConv", "TAGConv"),
+    "WLConvContinuous",
+]
+
 for _layer in _LAYERS:
     register_layer(_layer.stock, _layer)
-register_family("torch_geometric", lambda module: isinstance(module, MessagePassing))
+for _name in _GENERATED:
+    if (_stock := getattr(_conv, _name, None)) is not None:  # not every version of PyG has them all
+        globals()[_name] = generated_class(_stock, __name__)
+        register_layer(_stock, globals()[_name])
+        __all__.append(_name)  # noqa: PYI056
+register_layer(_StockMessagePassing, MessagePassing)
+register_family("torch_geometric", lambda module: isinstance(module, _StockMessagePassing), class_to_swap)
 stand_in(__name__, "torch_geometric.nn")

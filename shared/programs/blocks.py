@@ -71,7 +71,7 @@ def blocks_of(graph: Graph, receiving: bool, edges: int):
 
     def build(_):
         indptr = (graph.csr if receiving else graph.csc).indptr.long()
-        limits = torch.arange(edges, max(graph.num_edges, 1), edges, device=indptr.device)
+        limits = torch.arange(edges, max(graph.num_edges, edges), edges, device=indptr.device)
         cuts = torch.unique(torch.searchsorted(indptr, limits, right=True) - 1)
         inner = [int(cut) for cut in cuts if 0 < cut < indptr.numel() - 1]
         return [0, *inner, indptr.numel() - 1]

@@ -19,7 +19,7 @@ from .passes import rewrite
 from .rules import Inference, space_of, value_of
 from .schedule import Schedule, is_fold, is_total, operands, schedule, steps_text, values_text
 from .spaces import Argument, Refused, Sizes
-from .tracing import outputs_of, retrace, set_outputs, trace_function, trace_gradients
+from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
 
 FIRST = 3  # the arguments before the caller's: ends, ids, seed
 
@@ -40,12 +40,16 @@ class Program:
     Attributes:
         draws, needs_last, written: as in :class:`edgeless.programs.tracing.Traced`.
         notes: what the passes did, in words.
+        form: what the caller keeps with the program.
+        landing: the existing op that computes it, or None.
     """
 
     def __init__(
         self, function: Callable, arguments: Sequence[Argument], one_set: bool, receiving: int, wanted: Sequence[int]
     ):
         self.receiving, self.wanted = receiving, list(wanted)
+        self.form: Any = None
+        self.landing: Any = None
         # A program lives longer than the call that it was traced for, whose tensors it must not keep.
         arguments = [Argument(a.value.detach().to("meta"), a.space, a.written) for a in arguments]
         traced = trace_function(function, arguments, one_set)
@@ -59,7 +63,8 @@ class Program:
         infer.annotate(traced.module, arguments)
         index_rules.normalise(traced.module, arguments)
         rewritten, self.notes = rewrite(traced.module, self.sizes)
-        self.module = retrace(rewritten, arguments, self.sizes)
+        self.module = rewritten
+        add_values(self.module, arguments, self.sizes)
         infer.annotate(self.module, arguments)
         self.outputs = outputs_of(self.module)
         self.results = len(self.outputs) - len(self.written)
@@ -101,7 +106,15 @@ class Program:
         set_outputs(self.module, [*self.outputs, *self.saved])
         self.plan = schedule(self.module, self.sizes, self.receiving)
         holders = [node for node in joint.graph.nodes if node.op == "placeholder"]
-        self.reads = [i for i, node in enumerate(holders[: len(arguments)]) if i >= 2 and node in used]
+        own = [node for node in self.module.graph.nodes if node.op == "placeholder"]
+        pairs = enumerate(zip(holders, own))
+        # Second derivatives compute the forward again. A wanted argument is differentiated even if nothing reads it.
+        self.reads = {i for i, (a, b) in pairs if i >= 2 and (a in used or b.users or i in self.wanted)}
+
+    @property
+    def how(self) -> str:
+        """How it runs, in words."""
+        return "generated" if self.landing is None else f"landed on {self.landing.name}"
 
     def compile(self) -> None:
         """Writes the walks' functions."""
@@ -191,8 +204,7 @@ class _Run(torch.autograd.Function):
         count = len(program.outputs)
         ctx.program, ctx.graph, ctx.options, ctx.count = program, graph, options, len(tensors)
         if program.backward is not None:
-            # Second derivatives read every argument, whose gradients may want all the others.
-            ctx.save_for_backward(*tensors, *values[count:])
+            ctx.save_for_backward(*(t if i in program.reads else None for i, t in enumerate(tensors)), *values[count:])
         results = tuple(values[:count])
         ctx.mark_non_differentiable(
             *results[program.results :], *(r for r in results[: program.results] if not r.is_floating_point())

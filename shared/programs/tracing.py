@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,9 @@ from torch._subclasses.fake_tensor import (
 from torch.fx import GraphModule, Node
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
+from . import ops
 from .modes import Modes, NoCustomFunctions, at
 from .spaces import Argument, Refused, Sizes, traced_sizes
 
@@ -115,9 +118,24 @@ def _make_fx(
     return module
 
 
-def retrace(module: GraphModule, arguments: Sequence[Argument], sizes: Sizes) -> GraphModule:
-    """The ATen graph of a graph that a pass has made, with the shapes of its values."""
-    return _make_fx(module, arguments, sizes)
+def add_values(module: GraphModule, arguments: Sequence[Argument], sizes: Sizes) -> None:
+    """Computes the shapes of a graph that a pass has made; both results of an extremum get a node."""
+    for node in list(module.graph.nodes):
+        if node.target is ops.extremum:
+            have = {user.args[1] for user in node.users}
+            with module.graph.inserting_after(node):
+                for place in {0, 1} - have:
+                    module.graph.call_function(operator.getitem, (node, place))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = iter(stand_ins(arguments, sizes))
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                node.meta["val"] = next(tensors)
+            elif node.op == "get_attr":
+                node.meta["val"] = getattr(module, node.target)
+            elif node.op == "call_function":
+                args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+                node.meta["val"] = node.target(*args, **kwargs)
 
 
 def trace_gradients(
@@ -151,7 +169,13 @@ def trace_gradients(
             node.replace_all_uses_with(node.args[0])
             traced.graph.erase_node(node)
     traced.recompile()
-    return _make_fx(traced, given, sizes), list(depends)
+    if any(_writes_in_place(node) for node in traced.graph.nodes):  # autograd adds gradients so
+        traced = _make_fx(traced, given, sizes)
+    return traced, list(depends)
+
+
+def _writes_in_place(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 @contextlib.contextmanager

@@ -1,0 +1,380 @@
+"""Layers whose ``propagate()`` the generator runs: PyG's that have no kernels of their own, and users'.
+
+:class:`GeneratedLayer` stands before a layer's class and replaces its ``propagate()`` and ``edge_updater()``. Each call
+runs as a program of :mod:`edgeless.programs`, or as the stock method wherever that is not surely right or would be
+slower.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch_geometric import EdgeIndex
+from torch_geometric.nn.conv import message_passing as stock
+from torch_geometric.typing import SparseTensor
+from torch_geometric.utils import to_edge_index
+
+from edgeless.backends import Explanation, current_backend, transform_refusal
+from edgeless.graph_checks import compiling
+from edgeless.programs import Program, ProgramCache, Refused
+
+from .convert import SPARSE, for_stock, kind_of
+from .conv import _HOOKS, Scriptable, sizes_of
+from .messages import Call
+
+# The original methods, which PyG's generated ones of a class are faster copies of.
+_ORIGINAL = {
+    step: vars(stock.MessagePassing).get(f"_orig_{step}", vars(stock.MessagePassing)[step])
+    for step in ("propagate", "edge_updater")
+}
+CHOICES = ("auto", "off", "land", "on")
+# From this number of edges on a program on the CPU is not slower than PyG's ops, however narrow its rows are.
+LEAST_EDGES = 200_000
+PROGRAMS = ProgramCache()
+_NARROW = (torch.int32, torch.int64)
+
+
+class _Recording(threading.local):
+    """What the calls of a thread did, while somebody wants to know."""
+
+    calls: Optional[list[tuple[str, Optional[str]]]] = None
+
+
+_recording = _Recording()
+
+
+def generate_choice() -> str:
+    """The value of ``EDGELESS_GENERATE``: ``"off"``: no programs; ``"land"``: only those that existing ops compute;
+    ``"on"``: all; ``"auto"``, the default: all where they are not slower than PyG's ops.
+
+    Raises:
+        ValueError: it has another value.
+    """
+    choice = os.environ.get("EDGELESS_GENERATE", "") or "auto"
+    if choice not in CHOICES:
+        raise ValueError(f"EDGELESS_GENERATE must be one of {', '.join(CHOICES)}, got {choice!r}")
+    return choice
+
+
+class GeneratedLayer(Scriptable):
+    """Mixin of layers whose messages the generator runs; it precedes the layer's class and has no state."""
+
+    _runs_generated = True
+
+    def propagate(self, edge_index, *args, **kwargs):
+        """The stock method's result, without an edge tensor where a program can compute it."""
+        return _run_step(self, "propagate", self._user_args, edge_index, args, kwargs)
+
+    def edge_updater(self, edge_index, *args, **kwargs):
+        """The stock method's result, of which nothing but the result itself has a row for each edge."""
+        return _run_step(self, "edge_updater", self._edge_user_args, edge_index, args, kwargs)
+
+    def _explanation(self, inputs: tuple, kwargs: dict, plan: bool) -> Explanation:
+        """What :func:`edgeless.explain` says; it runs a copy of the layer once."""
+        name = type(self).__name__
+        layer, devices = copy.deepcopy(self), []
+        before, _recording.calls = _recording.calls, []
+        try:
+            with torch.random.fork_rng(devices=devices):
+                layer(*inputs, **kwargs)
+            calls = _recording.calls
+        finally:
+            _recording.calls = before
+        reasons = [outcome for outcome, text in calls if text is None]
+        if not calls:
+            reasons = ["it does not propagate messages by itself"]
+        how = "; ".join(dict.fromkeys(outcome for outcome, text in calls if text is not None))
+        texts = "\n".join(dict.fromkeys(text for _, text in calls if text)) if plan else ""
+        return Explanation(name, not reasons, tuple(dict.fromkeys(reasons)), how=how, levels=texts)
+
+    # PyG's ways of making and pickling layers -----------------------------------------------------------------------
+
+    def _set_jittable_templates(self, *args, **kwargs):
+        # PyG writes an optimized propagate() into the class of an instance, where it would hide ours.
+        cls = type(self)
+        if "_stock_steps_of" in vars(cls):
+            return
+        base = vars(cls).get("_generated_from")
+        if base is not None:
+            self.inspector._cls = base
+            self.__class__ = base
+        try:
+            stock.MessagePassing._set_jittable_templates(self, *args, **kwargs)
+        finally:
+            self.__class__ = cls
+        _keep_stock_steps(cls, base)
+
+    def __reduce_ex__(self, protocol):
+        base = vars(type(self)).get("_generated_from")
+        if base is None:
+            return super().__reduce_ex__(protocol)
+        return _rebuild, (base,), self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+
+    def __prepare_scriptable__(self):
+        base = vars(type(self)).get("_generated_from")
+        cls = base or _scriptable(type(self))
+        scriptable = cls.__new__(cls)
+        scriptable.__dict__ = self.__dict__
+        return scriptable
+
+
+class _MessagePassingType(type):
+    """PyG's own layers, and ours with kernels, are instances of our MessagePassing as well."""
+
+    def __instancecheck__(cls, instance) -> bool:
+        if cls.__dict__.get("_is_base"):
+            return isinstance(instance, stock.MessagePassing)
+        return super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, subclass) -> bool:
+        if cls.__dict__.get("_is_base"):
+            return issubclass(subclass, stock.MessagePassing)
+        return super().__subclasscheck__(subclass)
+
+
+class MessagePassing(GeneratedLayer, stock.MessagePassing, metaclass=_MessagePassingType):
+    """The base of users' layers, :class:`torch_geometric.nn.MessagePassing` in all but how messages are computed.
+
+    A class of a user's runs without an edge tensor where its ``message()``, ``aggregate()`` and ``update()`` can be
+    traced; ``edgeless.explain(layer, *inputs)`` says whether, and if not, why.
+    """
+
+    _is_base = True
+    stock = stock.MessagePassing
+
+
+def _keep_stock_steps(cls: type, base: Optional[type]) -> None:
+    """Notes the stock methods of a class, and takes those that PyG has written into it out of our methods' way."""
+    steps = {}
+    for step in _ORIGINAL:
+        holder = base or cls
+        written = vars(holder).get(step)
+        if written is not None and written is vars(holder).get(f"_jinja_{step}"):
+            steps[step] = written
+            if holder is cls:
+                delattr(cls, step)
+        else:
+            steps[step] = None
+    cls._stock_steps_of = steps
+
+
+def stock_step(layer, step: str):
+    """The stock method ``step`` of a layer, as a function of the layer."""
+    if layer._explain or layer._decomposed_layers != 1:
+        return _ORIGINAL[step]
+    steps = vars(type(layer)).get("_stock_steps_of")
+    if steps is None:  # made from an instance whose class PyG has completed
+        _keep_stock_steps(type(layer), vars(type(layer)).get("_generated_from"))
+        steps = vars(type(layer))["_stock_steps_of"]
+    return steps[step] or _ORIGINAL[step]
+
+
+_MADE: dict[type, type] = {}
+_MAKING = threading.Lock()
+
+
+def generated_class(cls: type, module: Optional[str] = None) -> type:
+    """The class that is ``cls`` with :class:`GeneratedLayer` before it; the same one every time.
+
+    Args:
+        cls: a subclass of PyG's MessagePassing.
+        module: the module that shows the class; by default that of ``cls``.
+    """
+    with _MAKING:
+        if cls not in _MADE:
+            body = {
+                "__module__": module or cls.__module__,
+                "__qualname__": cls.__qualname__,
+                "__doc__": cls.__doc__,
+                "stock": cls,
+                "_generated_from": cls,
+            }
+            _MADE[cls] = type(cls)(cls.__name__, (GeneratedLayer, cls), body)
+        return _MADE[cls]
+
+
+def class_to_swap(cls: type) -> Optional[type]:
+    """The class that ``edgeless.accelerate`` gives to a layer of a class without kernels; None to leave it."""
+    ours = hasattr(cls, "_fusion_refusals") or issubclass(cls, GeneratedLayer)
+    if ours or generate_choice() == "off" or any(_overrides(cls, step) for step in _ORIGINAL):
+        return None
+    return generated_class(cls)
+
+
+def _rebuild(base: type):
+    cls = generated_class(base)
+    return cls.__new__(cls)
+
+
+def _scriptable(cls: type) -> type:
+    """A class with PyG's own methods, which TorchScript compiles."""
+    steps = {step: method for step, method in (vars(cls).get("_stock_steps_of") or {}).items() if method}
+    return type(cls.__name__, (cls,), {**steps, "__module__": cls.__module__, "_stock_steps_of": {}})
+
+
+# One call -----------------------------------------------------------------------------------------------------------
+
+
+def _run_step(layer, step: str, names, edge_index, args: tuple, kwargs: dict) -> Any:
+    method = stock_step(layer, step)
+    if compiling():
+        return method(layer, edge_index, *args, **kwargs)
+    try:
+        result, program = _generated(layer, step, method, names, edge_index, args, kwargs)
+        outcome, text = program.how, program.text() if _recording.calls is not None else ""
+    except Refused as error:
+        if _recording.calls is not None:
+            _recording.calls.append((str(error), None))
+        return method(layer, for_stock(edge_index), *args, **kwargs)
+    if _recording.calls is not None:
+        _recording.calls.append((outcome, text))
+    return result
+
+
+def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tuple[Any, Program]:
+    choice = generate_choice()
+    _check_state(layer, step, choice)
+    if args:
+        if len(args) != 1 or method is not _ORIGINAL[step]:
+            raise Refused(f"{step}() is called with arguments by position")
+        kwargs = {"size": args[0], **kwargs}
+    kwargs = dict(kwargs)
+    size = kwargs.pop("size", None)
+    given = edge_index
+    edge_index, counts, kwargs = _plain_edges(layer, edge_index, kwargs, names)
+    size = counts if counts is not None else sizes_of(size) if size is not None else None
+    if step == "edge_updater":
+        size = counts
+    num_edges = edge_index.size(1)
+    if choice == "auto" and (num_edges < LEAST_EDGES or not edge_index.is_cpu):
+        raise Refused(_too_small(edge_index, num_edges))
+    if num_edges < 1:
+        raise Refused("there are no edges")
+    if not isinstance(size, (tuple, list, type(None))) or any(
+        isinstance(n, torch.SymInt) for n in size or () if n is not None
+    ):
+        raise Refused("the sizes are no numbers")
+    call = Call(layer, method, names, num_edges, size, kwargs)
+    if call.device != edge_index.device or any(t.device != call.device for t in call.tensors):
+        raise Refused("the tensors are on several devices")
+    if min(call.counts) < 1:
+        raise Refused("there are no nodes")
+    program = PROGRAMS.get(
+        call.key(), call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form
+    )
+    if choice == "land" and program.landing is None:
+        raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
+    try:
+        graph = kind_of(given).graph(
+            given, call.counts[1 - call.receiving], call.counts[call.receiving], layer.flow, False
+        )
+    except (IndexError, ValueError, TypeError) as error:
+        raise Refused(f"the graph is refused: {error}") from error
+    if program.needs_last and not _last_have_edges(graph):
+        raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
+    return _results(call, program, program(graph, call.tensors)), program
+
+
+def _too_small(edge_index: Tensor, num_edges: int) -> str:
+    if not edge_index.is_cpu:
+        return "on this device programs are not faster yet (EDGELESS_GENERATE=on runs them all the same)"
+    return (
+        f"{num_edges} edges are fewer than the {LEAST_EDGES} from which a program is faster "
+        "(EDGELESS_GENERATE=on runs it all the same)"
+    )
+
+
+def _check_state(layer, step: str, choice: str) -> None:
+    """Refuses a call because of the layer's state or torch's modes."""
+    if choice == "off":
+        raise Refused("EDGELESS_GENERATE is off")
+    if current_backend() == "reference":
+        raise Refused('edgeless.backend("reference") is in force')
+    if layer._explain:
+        raise Refused("explain mode is on")
+    if layer._decomposed_layers != 1:
+        raise Refused(f"decomposed_layers is {layer._decomposed_layers}")
+    if any(map(layer.__dict__.get, _HOOKS)):
+        raise Refused("a message passing hook is registered")
+    if torch.jit.is_tracing():
+        raise Refused("the call is being traced by torch.jit")
+    if transform := transform_refusal():
+        raise Refused(transform)
+    if torch.is_inference_mode_enabled():
+        raise Refused("inference mode is on")
+    modes = torch.overrides._get_current_function_mode_stack()
+    if modes or torch.utils._python_dispatch._get_current_dispatch_mode_stack():
+        raise Refused("a mode of torch that sees every op is active")
+    if _overrides(type(layer), step):
+        raise Refused(f"{step}() is overridden")
+
+
+def _overrides(cls: type, step: str) -> bool:
+    """Whether a class of a user's has its own driver."""
+    known = {_ORIGINAL[step], GeneratedLayer.__dict__[step]}
+    for base in cls.__mro__:
+        found = vars(base).get(step)
+        if found is not None and found not in known and found is not vars(base).get(f"_jinja_{step}"):
+            return True
+    return False
+
+
+def _plain_edges(layer, edge_index, kwargs: dict, names) -> tuple[Tensor, Optional[tuple], dict]:
+    """The edges as a tensor ``[2, E]``, the sizes that a matrix knows, and the arguments with its values added."""
+    if isinstance(edge_index, EdgeIndex):
+        if layer.fuse and layer.SUPPORTS_FUSED_EDGE_INDEX:
+            raise Refused("edge_index is an EdgeIndex, for which the layer has its own message_and_aggregate()")
+        return _checked(edge_index.as_tensor()), (edge_index.num_rows, edge_index.num_cols), kwargs
+    if kind_of(edge_index) in SPARSE:
+        return _edges_of_matrix(layer, edge_index, dict(kwargs), names)
+    if not isinstance(edge_index, Tensor):
+        raise Refused(f"edge_index is a {type(edge_index).__name__}")
+    return _checked(edge_index), None, kwargs
+
+
+def _edges_of_matrix(layer, adj_t, kwargs: dict, names):
+    if layer.fuse:
+        raise Refused("edge_index is a sparse matrix, for which the layer has its own message_and_aggregate()")
+    if layer.flow != "source_to_target":
+        raise Refused("edge_index is a sparse matrix, and the flow is reversed")
+    if isinstance(adj_t, SparseTensor):
+        row, col, values = adj_t.coo()
+        features = values
+    else:
+        (row, col), values = to_edge_index(adj_t)
+        features = values if values.dim() > 1 else None
+    for name, value in (("edge_weight", values), ("edge_attr", features), ("edge_type", values)):
+        if name in names and kwargs.get(name) is None and value is not None:
+            kwargs[name] = value
+    return torch.stack((col, row)), (adj_t.size(1), adj_t.size(0)), kwargs
+
+
+def _checked(edge_index: Tensor) -> Tensor:
+    if type(edge_index) is not Tensor or edge_index.dim() != 2 or edge_index.size(0) != 2:
+        raise Refused("edge_index is no plain tensor of shape [2, E]")
+    if edge_index.dtype not in _NARROW:
+        raise Refused(f"edge_index has the dtype {edge_index.dtype}")
+    return edge_index
+
+
+def _last_have_edges(graph) -> bool:
+    return all(bool(rows.indptr[-1] > rows.indptr[-2]) for rows in (graph.csr, graph.csc))
+
+
+def _results(call: Call, program: Program, values: list[Tensor]) -> Any:
+    """The stock method's result; buffers and attributes that it writes are written."""
+    structure, writes = program.form
+    with torch.no_grad():
+        for position, value in zip(program.written, values[program.results :]):
+            call.tensors[position - 3].copy_(value)
+    values = values[: program.results]
+    modules = dict(call.layer.named_modules())
+    for (path, name), value in zip(writes, values[structure.num_leaves :]):
+        setattr(modules[path], name, value)
+    return pytree.tree_unflatten(values[: structure.num_leaves], structure)

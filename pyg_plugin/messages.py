@@ -1,0 +1,277 @@
+"""What a call of ``propagate()`` or ``edge_updater()`` gives to the generator: its tensors with their index spaces, a key
+of everything else, and the stock method as a function of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import stateless
+from torch.utils import _pytree as pytree
+
+from edgeless.autocast import rounds_to
+from edgeless.graph_checks import PLAIN
+from edgeless.programs import EDGE, FIRST, PARAMETER, Argument, Refused, Sizes, Space
+from edgeless.programs.keys import globals_key, module_key, value_key
+
+_SKIPPED = frozenset(("inspector", "training_hooks", "propagate", "edge_updater"))
+_STEPS = ("message", "aggregate", "update", "edge_update", "message_and_aggregate")
+_CONTAINERS = ("_parameters", "_buffers", "_modules")
+
+
+class Call:
+    """One call of a layer's ``propagate()`` or ``edge_updater()``.
+
+    Args:
+        layer: the layer.
+        method: the stock method, called as ``method(layer, edge_index, size=..., **kwargs)``.
+        names: names of the arguments of the layer's steps, such as ``x_j``.
+        num_edges: ``E``.
+        size: numbers of nodes that row 0 and row 1 of ``edge_index`` refer to, None where they are not known.
+        kwargs: what the layer passes.
+
+    Raises:
+        Refused: the arguments do not fit together, or cannot be told apart.
+
+    Attributes:
+        counts: the numbers of nodes of the two rows.
+        receiving: the row whose nodes receive.
+        tensors: all tensors of the call, those of the layer last.
+    """
+
+    def __init__(self, layer, method: Callable, names: Sequence[str], num_edges: int, size, kwargs: dict[str, Any]):
+        self.layer, self.method, self.num_edges = layer, method, num_edges
+        self.receiving = 1 if layer.flow == "source_to_target" else 0
+        self.lifted = {name[:-2]: name for name in names if name[-2:] in ("_i", "_j")}
+        self.names = frozenset(names)
+        self.counts = self._counts(size, kwargs)
+        self.one_set = self.counts[0] == self.counts[1]
+        self.sizes = Sizes(*self.counts, num_edges)
+        self.tensors: list[Tensor] = []
+        self.spaces: list[Space] = []
+        self.given = {name: self._spec(name, value) for name, value in kwargs.items()}
+        self.first_own = len(self.tensors)
+        self._add_state()
+
+    # Arguments ------------------------------------------------------------------------------------------------------
+
+    def _counts(self, size, kwargs) -> tuple[int, int]:
+        counts: list[Optional[int]] = list(size) if size is not None else [None, None]
+        for name in self.lifted:
+            value = kwargs.get(name)
+            pair = value if isinstance(value, (tuple, list)) else None
+            if pair is not None and len(pair) != 2:
+                raise Refused(f"{name} has {len(pair)} parts")
+            for row in (0, 1):
+                x = pair[row] if pair is not None else value
+                used = pair is not None or f"{name}_{'i' if row == self.receiving else 'j'}" in self.names
+                if isinstance(x, Tensor) and used:
+                    if x.dim() < 1 or not -x.dim() <= self.layer.node_dim < x.dim():
+                        raise Refused(f"{name} has no dimension {self.layer.node_dim}")
+                    rows = x.size(self.layer.node_dim)
+                    if counts[row] not in (None, rows):
+                        raise Refused(f"{name} has {rows} rows where {counts[row]} are expected")
+                    counts[row] = rows
+        first, second = counts
+        if first is None and second is None:
+            raise Refused("the number of nodes is not known before it is computed from edge_index")
+        return (second if first is None else first, first if second is None else second)
+
+    def _spec(self, name: str, value: Any):
+        if name in self.lifted:
+            if isinstance(value, (tuple, list)):
+                return tuple, [self._node_rows(x, row) for row, x in enumerate(value)]
+            both = f"{name}_i" in self.names and f"{name}_j" in self.names
+            row = self.receiving if f"{name}_i" in self.names else 1 - self.receiving
+            if both and not self.one_set and isinstance(value, Tensor):
+                raise Refused(f"{name} has rows for {self.counts[0]} and {self.counts[1]} nodes")
+            return self._node_rows(value, row)
+        if isinstance(value, (tuple, list)) and any(isinstance(x, Tensor) for x in value):
+            return type(value), [self._other(name, x) for x in value]
+        return self._other(name, value)
+
+    def _node_rows(self, value: Any, row: int):
+        if not isinstance(value, Tensor):
+            return self._constant(value)
+        return self._add(value, Space(self.sizes.side(row), self.layer.node_dim % value.dim()))
+
+    @staticmethod
+    def _constant(value: Any):
+        if not isinstance(value, (int, float, str, type(None))) and not callable(value):
+            raise Refused(f"an argument is a {type(value).__name__}")
+        return "constant", value
+
+    def _other(self, name: str, value: Any):
+        if not isinstance(value, Tensor):
+            return self._constant(value)
+        rows = value.size(0) if value.dim() else -1
+        by_edge, by_node = rows == self.num_edges, rows in self.counts
+        if by_edge and by_node:
+            raise Refused(f"{name} has {rows} rows, which are both the nodes' and the edges' number")
+        if by_edge:
+            return self._add(value, Space(EDGE, 0))
+        if by_node:
+            row = self.receiving if self.counts[self.receiving] == rows else 1 - self.receiving
+            return self._add(value, Space(self.sizes.side(row), 0))
+        return self._add(value, Space())
+
+    def _add(self, value: Tensor, space: Space):
+        if type(value) not in PLAIN or value.layout is not torch.strided or value.is_nested or value.is_complex():
+            raise Refused(f"an argument is a {type(value).__name__} of layout {value.layout} and dtype {value.dtype}")
+        self.tensors.append(value)
+        self.spaces.append(space)
+        return "tensor", len(self.tensors) - 1
+
+    def _add_state(self) -> None:
+        """Adds parameters, buffers and tensors in attributes, by their names."""
+        layer = self.layer
+        self.parameters = [name for name, _ in layer.named_parameters()]
+        self.buffers = [name for name, _ in layer.named_buffers()]
+        for value in (*layer.parameters(), *layer.buffers()):
+            if is_lazy(value):
+                raise Refused("a parameter is not initialised")
+            self._add(value, Space())
+        self.attributes = []
+        for module in layer.modules():
+            for key, value in module.__dict__.items():
+                if isinstance(value, Tensor):
+                    self.attributes.append((module, key))
+                    self._add(value, Space())
+
+    def key(self) -> Hashable:
+        """What a program of this call depends on."""
+        layer = self.layer
+        tensors = tuple(
+            (
+                value.dtype,
+                value.device,
+                space,
+                tuple(n for d, n in enumerate(value.shape) if not (space.kind != PARAMETER and d == space.dim)),
+                value.requires_grad,
+            )
+            for value, space in zip(self.tensors, self.spaces)
+        )
+        methods = (type(layer), self.method, *(getattr(type(layer), step) for step in _STEPS))
+        state = (
+            rounds_to(self.device.type),
+            torch.is_grad_enabled(),
+            torch.get_default_dtype(),
+            self.receiving,
+            self.one_set,
+            value_key(tuple(self.given.items())),
+            tuple(self.parameters),
+            tuple(self.buffers),
+        )
+        return tensors, state, globals_key(type(layer), methods), module_key(layer, _SKIPPED)
+
+    def form(self) -> tuple:
+        """The structure of the results of the last :meth:`run`, and the attributes that it wrote."""
+        return self.structure, self.writes
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first tensor."""
+        return self.tensors[0].device if self.tensors else torch.device("cpu")
+
+    def arguments(self) -> list[Argument]:
+        """The arguments of :meth:`run`."""
+        first, last = self.first_own + len(self.parameters), self.first_own + len(self.parameters) + len(self.buffers)
+        ends = torch.zeros(2, 1, dtype=torch.int64, device=self.device)
+        return [
+            Argument(ends, Space(EDGE, 1, is_ends=True)),
+            Argument(ends[0], Space(EDGE, 0)),
+            Argument(ends[0], Space()),
+            *(Argument(t, s, first <= i < last) for i, (t, s) in enumerate(zip(self.tensors, self.spaces))),
+        ]
+
+    def wanted(self) -> list[int]:
+        """Positions among the arguments of those that need a gradient."""
+        if not torch.is_grad_enabled():
+            return []
+        return [FIRST + i for i, t in enumerate(self.tensors) if t.requires_grad and t.is_floating_point()]
+
+    # The stock method as a function ---------------------------------------------------------------------------------
+
+    def run(self, sizes: Sizes, ends: Tensor, ids: Tensor, seed: Tensor, *tensors: Tensor) -> tuple:
+        """The stock method's results for other tensors, then the tensors that it writes into attributes.
+
+        Sets ``structure`` and ``writes``. The layer's state is as before afterwards.
+        """
+        layer, own = self.layer, self.first_own
+        names = [*self.parameters, *self.buffers]
+        state = dict(zip(names, tensors[own:]))
+
+        def value(spec):
+            kind, what = spec
+            if kind == "tensor":
+                return tensors[what]
+            return what if kind == "constant" else kind(value(part) for part in what)
+
+        kwargs = {name: value(spec) for name, spec in self.given.items()}
+        modules = list(layer.modules())
+        before = [_Snapshot(module) for module in modules]
+        try:
+            for (module, name), tensor in zip(self.attributes, tensors[own + len(names) :]):
+                module.__dict__[name] = tensor
+            expected = [dict(module.__dict__) for module in modules]
+            with stateless._reparametrize_module(layer, state, tie_weights=True):
+                out = self.method(layer, ends, size=(sizes.sources, sizes.destinations), **kwargs)
+            self.writes, written = [], []
+            for (path, module), old in zip(layer.named_modules(), expected):
+                for name, new in module.__dict__.items():
+                    if name in _CONTAINERS or (name in old and old[name] is new):
+                        continue
+                    if not isinstance(new, Tensor):
+                        raise Refused(f"message() writes self.{name}, which is no tensor")
+                    self.writes.append((path, name))
+                    written.append(new)
+                if old.keys() - module.__dict__.keys():
+                    raise Refused("message() deletes an attribute")
+            if any(snapshot.changed() for snapshot in before):
+                raise Refused("message() changes a list or a dictionary of the layer")
+        finally:
+            for snapshot in before:
+                snapshot.restore()
+        leaves, self.structure = pytree.tree_flatten(out)
+        if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+            raise Refused("propagate() returns something else than tensors")
+        return (*leaves, *written)
+
+
+class _Snapshot:
+    """The attributes of a module, and the contents of those that are containers."""
+
+    def __init__(self, module: torch.nn.Module):
+        self.module, self.attributes = module, dict(module.__dict__)
+        self.contents = {
+            name: type(value)(value)
+            for name, value in self.attributes.items()
+            if type(value) in (list, dict, set) and name not in _CONTAINERS
+        }
+
+    def changed(self) -> bool:
+        for name, content in self.contents.items():
+            value = self.attributes[name]
+            if len(value) != len(content):
+                return True
+            pairs = zip(value, content) if not isinstance(value, dict) else zip(value.items(), content.items())
+            if isinstance(value, dict):
+                pairs = ((a, b) for x, y in pairs for a, b in zip(x, y))
+            if any(a is not b for a, b in pairs):
+                return True
+        return False
+
+    def restore(self) -> None:
+        state = self.module.__dict__
+        if state.keys() != self.attributes.keys() or any(state[k] is not v for k, v in self.attributes.items()):
+            state.clear()
+            state.update(self.attributes)
+        if self.changed():
+            for name, content in self.contents.items():
+                value = self.attributes[name]
+                value.clear()
+                (value.extend if isinstance(value, list) else value.update)(content)

@@ -1,0 +1,71 @@
+"""The store of programs: one for a key, or the reason why there is none."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Union
+
+from .checking import check
+from .program import Program
+from .spaces import Argument, Refused
+
+_MOST = 512
+
+
+class ProgramCache:
+    """Programs and refusals by key, the least recently used of which is dropped first."""
+
+    def __init__(self, most: int = _MOST):
+        self._entries: OrderedDict[Hashable, Union[Program, str]] = OrderedDict()
+        self._most, self._lock = most, threading.RLock()
+        self.traces = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(
+        self,
+        key: Hashable,
+        function: Callable,
+        arguments: Callable[[], Sequence[Argument]],
+        one_set: bool,
+        receiving: int,
+        wanted: Sequence[int],
+        form: Callable[[], Any] = lambda: None,
+    ) -> Program:
+        """The program of a key, traced and checked at its first use.
+
+        The arguments are those of :class:`Program`, computed where a program has to be made. What ``form`` returns
+        after the trace becomes the program's attribute ``form``.
+
+        Raises:
+            Refused: there can be none.
+        """
+        found = self._entries.get(key)
+        if found is None:
+            with self._lock:
+                found = self._entries.get(key)
+                if found is None:
+                    found = self._make(function, arguments(), one_set, receiving, wanted, form)
+                    self._entries[key] = found
+                    while len(self._entries) > self._most:
+                        self._entries.popitem(last=False)
+        if isinstance(found, str):
+            raise Refused(found)
+        return found
+
+    def _make(self, function, arguments, one_set, receiving, wanted, form) -> Union[Program, str]:
+        self.traces += 1
+        try:
+            program = Program(function, arguments, one_set, receiving, wanted)
+            check(program, function, arguments, one_set)
+        except Refused as error:
+            return str(error)
+        program.form = form()
+        return program
+
+    def clear(self) -> None:
+        """Forgets all programs."""
+        self._entries.clear()
