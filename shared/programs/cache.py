@@ -63,6 +63,8 @@ class ProgramCache:
             check(program, function, arguments, one_set)
         except Refused as error:
             return str(error)
+        except Exception as error:  # whatever a trace breaks at, the stock layer runs
+            return f"the generator fails, {type(error).__name__}: {str(error).strip()[:160]}"
         program.form = form()
         return program
 

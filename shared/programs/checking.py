@@ -21,7 +21,7 @@ from .spaces import EDGE, Argument, Refused, Sizes
 
 _SIZES, _ONE_SET = (11, 14, 58), (13, 13, 58)
 _BLOCK = 9
-_TOLERANCE = 1e-9
+_TOLERANCE, _SCALE = 1e-9, 1e-3  # relative by norm; what is smaller than the scale, such as a 0, is compared with it
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -121,7 +121,7 @@ def _agree(a: Tensor, b: Tensor) -> bool:
     if not torch.equal(a.isfinite(), finite) or not torch.equal(a.isnan(), b.isnan()):
         return False
     a, b = a.detach()[finite].double(), b.detach()[finite].double()
-    return bool((a - b).norm() <= _TOLERANCE * max(float(b.norm()), 1e-6))
+    return bool((a - b).norm() <= _TOLERANCE * max(float(b.norm()), _SCALE))
 
 
 def _difference(a: Tensor, b: Tensor) -> str:

@@ -258,10 +258,10 @@ class _Rewriter:
         return rest[0][1] if len(rest) == 1 and rest[0][0] == 1 else Sum(rest)
 
     def as_cat(self, node: Node) -> bool:
-        dims = len(shape_of(node))
-        if name_of(node) != "cat" or space_of(node).dim == dims - 1:
+        if name_of(node) != "cat":
             return False
-        if from_front(node.args[1] if len(node.args) > 1 else 0, dims) != dims - 1:
+        dims = len(shape_of(node))
+        if space_of(node).dim == dims - 1 or from_front(node.args[1] if len(node.args) > 1 else 0, dims) != dims - 1:
             return False
         self.forms[node] = Cat([(self.form(part), shape_of(part)[-1]) for part in node.args[0]])
         return True

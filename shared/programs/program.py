@@ -51,7 +51,7 @@ class Program:
         self.form: Any = None
         self.landing: Any = None
         # A program lives longer than the call that it was traced for, whose tensors it must not keep.
-        arguments = [Argument(a.value.detach().to("meta"), a.space, a.written) for a in arguments]
+        arguments = [argument.described() for argument in arguments]
         traced = trace_function(function, arguments, one_set)
         self.sizes, self.written, self.draws, self.needs_last = (
             traced.sizes,
@@ -177,7 +177,7 @@ def _like(node: Node) -> Argument:
     """The gradient of a result as an argument."""
     value, space = value_of(node), space_of(node).plain()
     shape = [1 if space.rows and d == space.dim else int(n) for d, n in enumerate(value.shape)]
-    return Argument(torch.empty(shape, dtype=value.dtype, device="meta"), space)
+    return Argument(torch.empty(shape, dtype=value.dtype, device="meta"), space, device=value.device)
 
 
 def _is_kept(node: Node) -> bool:
@@ -204,7 +204,10 @@ class _Run(torch.autograd.Function):
         count = len(program.outputs)
         ctx.program, ctx.graph, ctx.options, ctx.count = program, graph, options, len(tensors)
         if program.backward is not None:
-            ctx.save_for_backward(*(t if i in program.reads else None for i, t in enumerate(tensors)), *values[count:])
+            kept = [t if i in program.reads else None for i, t in enumerate(tensors)]
+            for position in program.written:  # the caller writes the new value there before the backward
+                kept[position] = None if kept[position] is None else kept[position].clone()
+            ctx.save_for_backward(*kept, *values[count:])
         results = tuple(values[:count])
         ctx.mark_non_differentiable(
             *results[program.results :], *(r for r in results[: program.results] if not r.is_floating_point())

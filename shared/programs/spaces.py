@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
+import torch
 from torch import Tensor
 
 PARAMETER, NODE, SOURCE, DESTINATION, EDGE = "parameter", "node", "source", "destination", "edge"
@@ -104,11 +105,22 @@ class Argument:
         value: the tensor of the call at hand, of which dtype, device and the extents of other dimensions are kept.
         space: its space.
         written: whether the function may write into it, as a norm does into its statistics.
+        device: that of the tensor, where ``value`` has no contents any more.
     """
 
     value: Tensor
     space: Space = Space()
     written: bool = False
+    device: Optional[torch.device] = None
+
+    def described(self) -> Argument:
+        """The same without the tensor's contents."""
+        value = torch.empty(self.value.shape, dtype=self.value.dtype, device="meta")
+        return Argument(value, self.space, self.written, self.device or self.value.device)
+
+    def stand_in(self, sizes: Sizes) -> Tensor:
+        """A new tensor of its dtype and device where the graph has these sizes."""
+        return torch.empty(self.shape(sizes), dtype=self.value.dtype, device=self.device or self.value.device)
 
     def shape(self, sizes: Sizes) -> list[int]:
         """Its shape where the graph has these sizes."""

@@ -56,7 +56,7 @@ class Traced:
 
 def stand_ins(arguments: Sequence[Argument], sizes: Sizes) -> list[Tensor]:
     """Tensors without contents in place of the arguments; to be called under a FakeTensorMode."""
-    return [torch.empty(a.shape(sizes), dtype=a.value.dtype, device=a.value.device) for a in arguments]
+    return [argument.stand_in(sizes) for argument in arguments]
 
 
 def trace_function(function: Callable, arguments: Sequence[Argument], one_set: bool) -> Traced:
