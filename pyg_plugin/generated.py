@@ -155,7 +155,7 @@ def _keep_stock_steps(cls: type, base: Optional[type]) -> None:
     for step in _ORIGINAL:
         holder = base or cls
         written = vars(holder).get(step)
-        if written is not None and written is vars(holder).get(f"_jinja_{step}"):
+        if _is_template(written, holder, step):
             steps[step] = written
             if holder is cls:
                 delattr(cls, step)
@@ -320,9 +320,14 @@ def _overrides(cls: type, step: str) -> bool:
     known = {_ORIGINAL[step], GeneratedLayer.__dict__[step]}
     for base in cls.__mro__:
         found = vars(base).get(step)
-        if found is not None and found not in known and found is not vars(base).get(f"_jinja_{step}"):
+        if found is not None and found not in known and not _is_template(found, base, step):
             return True
     return False
+
+
+def _is_template(function: Any, cls: type, step: str) -> bool:
+    """Whether a class's driver is the one that PyG writes for it."""
+    return getattr(function, "__module__", "").endswith(f"_{cls.__name__}_{step}")
 
 
 def _plain_edges(layer, edge_index, kwargs: dict, names) -> tuple[Tensor, Optional[tuple], dict]:

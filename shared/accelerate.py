@@ -92,7 +92,7 @@ def _why_kept(module: torch.nn.Module) -> str | None:
     if hasattr(module, "_fusion_refusals") or hasattr(module, "_explanation"):
         return None
     for stock in cls.__mro__[1:]:
-        if stock in LAYERS:
+        if stock in LAYERS and "_is_base" not in vars(LAYERS[stock]):
             return f"it is a subclass of {stock.__name__}, whose changes the fused layer does not know"
     if any(is_layer(module) for is_layer in FAMILIES.values()):
         return f"edgeless has no fused {cls.__name__}"

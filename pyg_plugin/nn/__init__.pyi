@@ -14,6 +14,7 @@ from torch_geometric.nn.norm import *
 from torch_geometric.nn.pool import *
 from torch_geometric.nn.unpool import *
 
+from ..generated import MessagePassing as MessagePassing
 from . import aggr as aggr
 from .aggr import MaxAggregation as MaxAggregation
 from .aggr import MinAggregation as MinAggregation

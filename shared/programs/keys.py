@@ -60,15 +60,21 @@ def value_key(value: Any, depth: int = 0) -> Hashable:
         if type(value).__module__.partition(".")[0] == "numpy" and hasattr(value, "tobytes"):
             return type(value), value.tobytes()
         if hasattr(value, "__dict__") and not isinstance(value, (torch.nn.Module, types.ModuleType)):
-            return Same(value), tuple((k, value_key(v, depth + 1)) for k, v in vars(value).items())
+            state = tuple((k, value_key(v, depth + 1)) for k, v in vars(value).items())
+            return Same(value), state, class_key(type(value), depth + 1)
     return Same(value)
 
 
 def function_key(function: types.FunctionType, depth: int = 0) -> Hashable:
-    """A key of a function: itself, what it closes over and its defaults."""
+    """A key of a function: itself, what it closes over, its defaults and the globals that it reads."""
     cells = function.__closure__ or ()
     contents = tuple(value_key(c.cell_contents, depth + 1) for c in cells if _is_filled(c))
-    return Same(function), contents, value_key(function.__defaults__, depth + 1)
+    return Same(function), contents, value_key(function.__defaults__, depth + 1), _watched(function, depth)
+
+
+def class_key(cls: type, depth: int = 0) -> Hashable:
+    """A key of the globals and closures that the methods of a class read."""
+    return None if _is_library(cls.__module__) else _watched(cls, depth)
 
 
 def _is_filled(cell) -> bool:
@@ -97,60 +103,84 @@ def module_key(module: torch.nn.Module, skipped: frozenset[str] = frozenset()) -
             for key, value in state.items()
             if key not in skipped and key not in _CONTAINERS and not key.endswith("_hooks")
         )
-        found.append((name, type(inner), attributes))
+        found.append((name, type(inner), attributes, None if inner is module else class_key(type(inner))))
     return tuple(found)
 
 
 class Watch:
-    """The global values that methods of a class read, found once for a class."""
+    """The global values that a function, or the methods of a class, read; found once."""
 
-    def __init__(self, cls: type):
+    def __init__(self, source: Any):
         self.places: list[tuple[dict, str]] = []
         self.closures: list[types.FunctionType] = []
-        seen: set[int] = set()
-        for base in cls.__mro__:
-            if base.__module__.partition(".")[0] in _LIBRARIES:
-                continue
-            for value in vars(base).values():
+        self.seen: set[int] = set()
+        if isinstance(source, types.FunctionType):
+            self._add(source, source.__code__, 0)
+            self.closures = [function for function in self.closures if function is not source]
+            return
+        for base in source.__mro__:
+            for value in () if _is_library(base.__module__) else list(vars(base).values()):
                 function = getattr(value, "__func__", getattr(value, "fget", value))
                 if isinstance(function, types.FunctionType):
-                    self._add(function, function.__code__, seen, 0)
+                    self._add(function, function.__code__, 0)
 
-    def _add(self, function: types.FunctionType, code, seen: set[int], depth: int) -> None:
-        if id(code) in seen or depth > 3:
+    def _add(self, function: types.FunctionType, code, depth: int) -> None:
+        if id(code) in self.seen or depth > 3:
             return
-        seen.add(id(code))
+        self.seen.add(id(code))
         scope = function.__globals__
         if function.__code__ is code and function.__closure__:
             self.closures.append(function)
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
-                self._add(function, constant, seen, depth)
+                self._add(function, constant, depth)
         for name in code.co_names:
-            if name not in scope:
-                continue
-            value = scope[name]
+            value = scope.get(name)
             if isinstance(value, types.ModuleType):
-                if value.__name__.partition(".")[0] not in _LIBRARIES:
+                if not _is_library(value.__name__):
                     self.places += [(vars(value), n) for n in code.co_names if _is_data(vars(value).get(n))]
             elif isinstance(value, types.FunctionType):
                 self.places.append((scope, name))
-                if value.__module__.partition(".")[0] not in _LIBRARIES:
-                    self._add(value, value.__code__, seen, depth + 1)
-            elif not isinstance(value, type):
+                if not _is_library(value.__module__):
+                    self._add(value, value.__code__, depth + 1)
+            elif name in scope and not isinstance(value, type):
                 self.places.append((scope, name))
 
-    def key(self) -> Hashable:
+    def key(self, depth: int) -> Hashable:
         """The values now."""
-        values = tuple(value_key(scope.get(name)) for scope, name in self.places)
-        return values, tuple(function_key(function) for function in self.closures)
+        values = tuple(_global_key(scope.get(name), depth) for scope, name in self.places)
+        cells = tuple(
+            value_key(cell.cell_contents, depth + 1)
+            for function in self.closures
+            for cell in function.__closure__
+            if _is_filled(cell)
+        )
+        return values, cells
+
+
+def _global_key(value: Any, depth: int) -> Hashable:
+    """A key of a global value; functions are watched with the code that calls them."""
+    return Same(value) if isinstance(value, types.FunctionType) else value_key(value, depth + 1)
 
 
 def _is_data(value: Any) -> bool:
     return value is not None and not isinstance(value, (type, types.ModuleType))
 
 
-_WATCHES: weakref.WeakKeyDictionary[type, tuple[Hashable, Watch]] = weakref.WeakKeyDictionary()
+def _is_library(module: str) -> bool:
+    return (module or "").partition(".")[0] in _LIBRARIES
+
+
+_WATCHES: weakref.WeakKeyDictionary[Any, tuple[Hashable, Watch]] = weakref.WeakKeyDictionary()
+
+
+def _watched(source: Any, depth: int, methods: Hashable = None) -> Hashable:
+    if depth >= _DEPTH or (isinstance(source, types.FunctionType) and _is_library(source.__module__)):
+        return None
+    entry = _WATCHES.get(source)
+    if entry is None or entry[0] != methods:
+        entry = _WATCHES[source] = (methods, Watch(source))
+    return entry[1].key(depth + 1)
 
 
 def globals_key(cls: type, methods: Hashable) -> Hashable:
@@ -159,14 +189,4 @@ def globals_key(cls: type, methods: Hashable) -> Hashable:
     Args:
         methods: the methods that may have been replaced since; the search is repeated when they differ.
     """
-    entry = _WATCHES.get(cls)
-    if entry is None or entry[0] != methods:
-        entry = _WATCHES[cls] = (methods, Watch(cls))
-    return methods, entry[1].key()
-
-
-def modes_key(device: torch.device) -> Hashable:
-    """A key of torch's modes that change what ops compute."""
-    from ..autocast import rounds_to
-
-    return rounds_to(device.type), torch.get_default_dtype()
+    return methods, _watched(cls, 0, methods)

@@ -88,7 +88,7 @@ class Sizes:
 
 # Large primes, so that every threshold that somebody compares a size with lies below; and small ones, with fewer edges
 # than nodes. A number that was computed from a size differs between the two otherwise than by a multiple.
-_LARGE, _SMALL = (1_000_000_007, 1_000_000_009, 1_000_000_021), (11, 13, 7)
+_LARGE, _SMALL = (100_000_007, 100_000_037, 100_000_039), (11, 13, 7)
 
 
 def traced_sizes(one_set: bool, small: bool = False) -> Sizes:

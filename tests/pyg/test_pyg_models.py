@@ -76,12 +76,29 @@ def test_accelerate_reports_what_it_keeps():
         {"a": stock.GATConv(IN, 4), "b": stock.ChebConv(IN, 4, 2), "c": Mine(IN, 4), "d": fused.GATConv(IN, 4)}
     )
     report = edgeless.accelerate(model)
-    assert report.swapped == [("a", stock.GATConv, fused.GATConv)]
-    assert [(name, cls) for name, cls, _ in report.kept] == [("b", stock.ChebConv), ("c", Mine)]
-    assert report.kept[0][2] == "edgeless has no fused ChebConv"
-    assert report.kept[1][2] == "it is a subclass of GATConv, whose changes the fused layer does not know"
-    assert str(report).splitlines()[0] == "swapped 1, kept 2"
-    assert type(model["c"]) is Mine
+    assert report.swapped[:2] == [("a", stock.GATConv, fused.GATConv), ("b", stock.ChebConv, fused.ChebConv)]
+    assert report.swapped[2][:2] == ("c", Mine) and issubclass(report.swapped[2][2], Mine)
+    lines = str(report).splitlines()
+    assert lines[0] == "swapped 3, kept 0"
+    assert lines[2] == "  b: ChebConv -> edgeless.pyg.nn.ChebConv, generated" and lines[3].endswith("Mine, generated")
+    assert isinstance(model["c"], Mine)
+
+
+def test_accelerate_reports_what_it_keeps_where_nothing_is_generated(monkeypatch):
+    class Mine(stock.GATConv):
+        pass
+
+    class Driven(stock.MessagePassing):
+        def propagate(self, edge_index, size=None, **kwargs):
+            return kwargs["x"]
+
+    model = torch.nn.ModuleDict({"a": Mine(IN, 4), "b": Driven()})
+    assert [name for name, _, _ in edgeless.accelerate(torch.nn.ModuleDict({"b": Driven()})).kept] == ["b"]
+    monkeypatch.setenv("EDGELESS_GENERATE", "off")
+    report = edgeless.accelerate(model)
+    assert report.kept[0][2] == "it is a subclass of GATConv, whose changes the fused layer does not know"
+    assert report.kept[1][2] == "edgeless has no fused Driven"
+    assert type(model["a"]) is Mine and str(report).splitlines()[0] == "swapped 0, kept 2"
 
 
 # Heterogeneous graphs --------------------------------------------------------------------------------------------
