@@ -162,7 +162,7 @@ class Call:
             torch.get_default_dtype(),
             self.receiving,
             self.one_set,
-            value_key(tuple(self.given.items())),
+            tuple((name, _spec_key(spec)) for name, spec in self.given.items()),
             tuple(self.parameters),
             tuple(self.buffers),
         )
@@ -240,6 +240,13 @@ class Call:
         if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
             raise Refused("propagate() returns something else than tensors")
         return (*leaves, *written)
+
+
+def _spec_key(spec) -> Hashable:
+    kind, what = spec
+    if kind == "tensor":
+        return spec
+    return kind, value_key(what) if kind == "constant" else tuple(map(_spec_key, what))
 
 
 class _Snapshot:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from .. import _C  # noqa: F401  registers the sum
 from ..graph import Graph
 from . import ops
 from .rules import is_pointwise, name_of, shape_of, space_of
@@ -24,6 +25,7 @@ from .schedule import Nodes, Schedule, Walk, is_fold, is_total
 from .spaces import EDGE, Refused, Sizes
 
 BLOCK_EDGES = 4096
+_SUM, _SUMMED = torch.ops.edgeless.spmm.default, (torch.float32, torch.float64)  # faster than index_add_ on the CPU
 
 
 class Block:
@@ -34,7 +36,7 @@ class Block:
         own: the row of each edge, counted from ``start``, ``[e]`` int64.
     """
 
-    __slots__ = ("start", "count", "edges", "near", "own", "_ids", "_slice")
+    __slots__ = ("start", "count", "edges", "near", "own", "_ids", "_slice", "_rows", "_csr")
 
     def __init__(self, arrays, start: int, stop: int):
         indptr, indices, ids = arrays
@@ -47,6 +49,7 @@ class Block:
         self.own = torch.repeat_interleave(rows, degrees, output_size=self.edges)
         self._ids = None if ids is None else ids[first:last]
         self._slice = slice(first, last)
+        self._rows, self._csr = indptr[start : stop + 1], None
 
     @property
     def ids(self) -> Tensor:
@@ -54,6 +57,15 @@ class Block:
         if self._ids is None:
             return torch.arange(self._slice.start, self._slice.stop, device=self.near.device)
         return self._ids.long()
+
+    def fold(self, src: Tensor, dim: int, reduce: str) -> Tensor:
+        """The rows of edges ``src`` reduced into rows of this block; see :func:`edgeless.programs.ops.fold_rows`."""
+        if reduce == "sum" and dim == 0 and src.dim() == 2 and src.size(1) > 2 and src.dtype in _SUMMED and src.is_cpu:
+            if self._csr is None:
+                rows = self._rows - self._rows[0]
+                self._csr = [rows, torch.arange(self.edges, dtype=rows.dtype)]
+            return _SUM(src.contiguous(), None, None, None, self._csr, [], src.dtype, [])
+        return ops.fold_rows(src, self.own, dim, self.count, reduce)
 
     def by_edge(self, x: Tensor, dim: int) -> Tensor:
         """The rows of these edges in a tensor by edge."""
@@ -223,7 +235,7 @@ class _Writer:
         results = ", ".join(self.names[sink] for sink in self.walk.sinks)
         body = "\n".join(f"    {line}" for line in [*self.lines, f"return ({results},)"])
         text = f"def walk(b, v, n):\n{body}\n"
-        scope: dict[str, Any] = {"c": self.constants, "fold_rows": ops.fold_rows}
+        scope: dict[str, Any] = {"c": self.constants}
         scope.update(argument_rows=ops.argument_rows, share_rows=ops.share_rows, scale_rows=ops.scale_rows)
         exec(compile(text, "<walk over a block of edges>", "exec"), scope)
         return Compiled(self.walk, scope["walk"], text, self.reads)
@@ -277,11 +289,11 @@ class _Writer:
             self.let(node, f"{source}.index_select({dim}, b.{'own' if own else 'near'})")
         elif target is ops.fold:
             src, _, _, dim, _, reduce = node.args
-            self.let(node, f"fold_rows({self.on_edges(src)}, b.own, {dim}, b.count, {reduce!r})")
+            self.let(node, f"b.fold({self.on_edges(src)}, {dim}, {reduce!r})")
         elif target is ops.extremum:
             src, _, _, _, dim, _, reduce = node.args
             src = self.on_edges(src)
-            best = self.let(("best", node), f"fold_rows({src}, b.own, {dim}, b.count, {reduce!r})")
+            best = self.let(("best", node), f"b.fold({src}, {dim}, {reduce!r})")
             wants = any(u.target is operator.getitem and u.args[1] == 1 and u in self.needed for u in node.users)
             arg = f"argument_rows({src}, {best}, b.own, b.ids, {dim})" if wants else "None"
             self.let(node, f"({best}, {arg})")

@@ -21,7 +21,7 @@ from .spaces import Refused
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, enum.Enum, type)
 _CONTAINERS = ("_parameters", "_buffers", "_modules")
 _LIBRARIES = ("torch", "torch_geometric", "edgeless", "numpy", "math", "typing", "builtins", "dgl")
-_DEPTH = 4
+_DEPTH = 6
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -46,7 +46,10 @@ def value_key(value: Any, depth: int = 0) -> Hashable:
         return (type(value), value) if value == value else (type(value), "nan")
     if isinstance(value, Tensor):
         return Tensor, tuple(value.shape), value.dtype, value.device, value.requires_grad
-    if depth < _DEPTH:
+    if depth >= _DEPTH:
+        if isinstance(value, (list, tuple, dict, set, frozenset)) or hasattr(value, "__dict__"):
+            raise Refused(f"a value of {type(value).__name__} is nested too deeply to be followed")
+    else:
         if isinstance(value, (list, tuple)):
             return type(value), tuple(value_key(v, depth + 1) for v in value)
         if isinstance(value, dict):

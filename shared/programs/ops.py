@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..dropout import _philox
+from .spaces import Refused
 
 _LIBRARY = torch.library.Library("edgeless_programs", "DEF")
 _LIBRARY.define("gather_rows(Tensor x, Tensor ends, int end, int dim) -> Tensor")
@@ -148,8 +149,8 @@ class _Fold(torch.autograd.Function):
     def forward(ctx, src, ends, end, dim, rows, reduce):
         ctx.save_for_backward(ends)
         ctx.options = end, dim
-        if reduce != "sum":
-            raise NotImplementedError(f"a fold by {reduce} has no gradient")
+        if reduce != "sum" and ctx.needs_input_grad[0]:
+            raise Refused("the gradient of a product of a node's messages is not supported")
         with torch._C._AutoDispatchBelowAutograd():
             return fold(src, ends, end, dim, rows, reduce)
 

@@ -18,7 +18,7 @@ from .blocks import Interpreter, call_whole
 from .passes import rewrite
 from .rules import Inference, space_of, value_of
 from .schedule import Schedule, is_fold, is_total, operands, schedule, steps_text, values_text
-from .spaces import Argument, Refused, Sizes
+from .spaces import EDGE, Argument, Refused, Sizes
 from .tracing import add_values, outputs_of, set_outputs, trace_function, trace_gradients
 
 FIRST = 3  # the arguments before the caller's: ends, ids, seed
@@ -116,6 +116,12 @@ class Program:
         """How it runs, in words."""
         return "generated" if self.landing is None else f"landed on {self.landing.name}"
 
+    @property
+    def width(self) -> int:
+        """The most numbers that a value has for an edge."""
+        sizes = [value_of(n) for n in self.module.graph.nodes if n.op != "output" and _is_by_edge(n)]
+        return max((v.numel() // self.sizes.edges for v in sizes if isinstance(v, Tensor)), default=0)
+
     def compile(self) -> None:
         """Writes the walks' functions."""
         self.forward = Interpreter(self.plan, self.receiving)
@@ -178,6 +184,10 @@ def _like(node: Node) -> Argument:
     value, space = value_of(node), space_of(node).plain()
     shape = [1 if space.rows and d == space.dim else int(n) for d, n in enumerate(value.shape)]
     return Argument(torch.empty(shape, dtype=value.dtype, device="meta"), space, device=value.device)
+
+
+def _is_by_edge(node: Node) -> bool:
+    return space_of(node).kind == EDGE and not space_of(node).is_ends
 
 
 def _is_kept(node: Node) -> bool:

@@ -57,8 +57,8 @@ BINARY = {
     "dot": lambda a, b: (a * b).sum(-1, keepdim=True) * b,
     "outer": lambda a, b: torch.einsum("...a,...b->...ab", a[..., :2], b[..., :3]).flatten(-2),
 }
-AGGREGATIONS = ["sum", "sum", "mean", "max", "min", "std", "var", ["sum", "max"], ["mean", "std", "min"], "mul"]
-AGGREGATIONS += ["softmax", "powermean"]
+AGGREGATIONS = ["sum", "sum", "mean", "max", "min", "std", "var", ["sum", "max"], ["mean", "std", "min"]]
+AGGREGATIONS += ["softmax", "powermean", "mul", "max", "mean", "sum", "sum", "min", "std", "sum"]
 LEAVES = ["x_i", "x_j", "x_j", "e", "w", "z_j", "z_i", "type", "vector"]
 
 
