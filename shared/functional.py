@@ -47,6 +47,7 @@ from .functional_checks import promoted as _promoted
 from .functional_checks import runs_reference as _runs_reference
 from .graph import Graph
 from .graph_checks import check_number, opmath_dtype
+from .message_passing import message_passing
 from .relational import gather_mm, relational_sum, segment_mm
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "gat_attention",
     "gather_mm",
     "gatv2_attention",
+    "message_passing",
     "neighbor_reduce",
     "relational_sum",
     "sddmm_dot",
