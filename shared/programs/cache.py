@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Union
 
 from .checking import check
+from .landing import land
 from .program import Program
 from .spaces import Argument, Refused
 
@@ -61,6 +62,7 @@ class ProgramCache:
         try:
             program = Program(function, arguments, one_set, receiving, wanted)
             check(program, function, arguments, one_set)
+            _try_landing(program, function, arguments, one_set)
         except Refused as error:
             return str(error)
         except Exception as error:  # whatever a trace breaks at, the stock layer runs
@@ -71,3 +73,13 @@ class ProgramCache:
     def clear(self) -> None:
         """Forgets all programs."""
         self._entries.clear()
+
+
+def _try_landing(program: Program, function: Callable, arguments: Sequence[Argument], one_set: bool) -> None:
+    """Lets existing ops compute a program where they do so, and rightly."""
+    try:
+        program.landing = land(program)
+        if program.landing is not None:
+            check(program, function, arguments, one_set)
+    except Exception:  # it runs as it was checked before
+        program.landing = None

@@ -140,6 +140,10 @@ class Program:
             tensors: the arguments behind ``ends``, ``ids`` and ``seed``.
             seed: of dropout, int64 ``[1]``; None draws one from torch's generator.
         """
+        if self.landing is not None:
+            with torch.autocast(graph.device.type, enabled=False):
+                nothing = torch.empty(0, dtype=torch.int64)
+                return self.landing(graph, [nothing, nothing, nothing, *tensors])
         if self.draws and seed is None:
             seed = seed_tensor(None, tensors[0].device if tensors else "cpu")
         nothing = torch.empty(0, dtype=torch.int64)
