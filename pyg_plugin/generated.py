@@ -34,8 +34,9 @@ _ORIGINAL = {
     for step in ("propagate", "edge_updater")
 }
 CHOICES = ("auto", "off", "land", "on")
-# From this number of edges on a program on the CPU is not slower than PyG's ops, however narrow its rows are.
-LEAST_EDGES = 200_000
+# On the CPU a program that lands on an op is not slower than PyG's ops from the first number of edges on, and any other
+# from the second number of numbers by edge on, its widest value's. Below, PyG's tensors stay in the caches.
+LEAST_EDGES, LEAST_NUMBERS = 30_000, 1 << 25
 PROGRAMS = ProgramCache()
 _NARROW = (torch.int32, torch.int64)
 
@@ -268,8 +269,8 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     program = PROGRAMS.get(
         call.key(), call.run, call.arguments, call.one_set, call.receiving, call.wanted(), form=call.form
     )
-    if choice == "land" and program.landing is None:
-        raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
+    if program.landing is None and choice in ("land", "auto"):
+        _check_worth(program, choice, num_edges)
     try:
         graph = kind_of(given).graph(
             given, call.counts[1 - call.receiving], call.counts[call.receiving], layer.flow, False
@@ -279,6 +280,21 @@ def _generated(layer, step: str, method, names, edge_index, args, kwargs) -> tup
     if program.needs_last and not _last_have_edges(graph):
         raise Refused("the number of nodes is computed from edge_index, whose last node has no edge")
     return _results(call, program, program(graph, call.tensors)), program
+
+
+def _check_worth(program: Program, choice: str, num_edges: int) -> None:
+    """Refuses a program that lands on no op where it could be slower than PyG's ops."""
+    if choice == "land":
+        raise Refused("EDGELESS_GENERATE=land, and it lands on no op")
+    if num_edges * program.width < LEAST_NUMBERS:
+        raise Refused(
+            f"{num_edges} edges with {program.width} numbers each are fewer than the {LEAST_NUMBERS} numbers from which "
+            "a program is faster (EDGELESS_GENERATE=on runs it all the same)"
+        )
+    if program.divides_extrema:
+        raise Refused(
+            "the gradient of a minimum or maximum of messages is not faster yet (EDGELESS_GENERATE=on runs it all the same)"
+        )
 
 
 def _too_small(edge_index: Tensor, num_edges: int) -> str:

@@ -296,7 +296,7 @@ class Landing:
 
     def _gatv2(self, node: Node, vector: Node, value: Node, heads: int, dims: int) -> Callable:
         other, own, edge = self._ends(node.args[0])
-        if own is None or edge is not None or other is not value or len(shape_of(other)) != dims:
+        if own is None or edge is not None or _through_views(other) is not _through_views(value):
             raise _NoMatch
         slope = self._slope(node)
         self._visit(vector)

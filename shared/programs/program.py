@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -116,7 +117,13 @@ class Program:
         """How it runs, in words."""
         return "generated" if self.landing is None else f"landed on {self.landing.name}"
 
-    @property
+    @functools.cached_property
+    def divides_extrema(self) -> bool:
+        """Whether its backward computes gradients of extrema."""
+        plan = self.backward_plan
+        return plan is not None and any(node.target is ops.share for step in plan.steps for node in step.ops)
+
+    @functools.cached_property
     def width(self) -> int:
         """The most numbers that a value has for an edge."""
         sizes = [value_of(n) for n in self.module.graph.nodes if n.op != "output" and _is_by_edge(n)]
@@ -247,6 +254,9 @@ class _Run(torch.autograd.Function):
 
 def _differentiable(program: Program, graph: Graph, tensors, cotangents) -> list[Tensor | None]:
     """Gradients that can be differentiated themselves."""
+    tensors = list(tensors)
+    for position in program.wanted:  # one tensor may be several arguments, each of which has a gradient of its own
+        tensors[position] = tensors[position].view_as(tensors[position])
     with torch.autocast(graph.device.type, enabled=False):
         outputs = program.run_whole(graph, tensors)[: program.results]
         wanted = [tensors[position] for position in program.wanted]
